@@ -38,7 +38,7 @@ Start with:
   lm list 't5/*'                              rows of the T5 paper's tables
   lm diff t5/6-corruption-rate/50             what a row changes
   lm sweep t5/6-corruption-rate               train a table and print it beside the paper's
-  lm run t5/1-baseline/baseline --model.d_ff 512 --pretraining.steps 200
+  lm run t5/1-baseline/baseline --model.mlp.d_ff 512 --pretraining.steps 200
 
 Exit codes: {codes}."""
 

@@ -20,7 +20,7 @@ IGNORED = ("batch_size", "max_batch_size", "device", "trust_remote_code")  # tha
 class StudyModel(LM):
     """A run's pre-trained model, or the one fine-tuned on ``mixture``.
 
-    ``max_length``: tokens read at once, where that is not ``model.max_length``.
+    ``max_length``: tokens read at once, where that is not ``model.positions.max_length``.
     """
 
     def __init__(self, run: str, mixture: str = "", max_length: int | None = None, **others: Any):

@@ -66,6 +66,7 @@ FORBIDDEN = {
     "lm.config": {"flax"},
     "lm.config.base": {"jax", "numpy"},
     "lm.config.model": {"jax", "numpy"},
+    "lm.config.layers": {"jax", "numpy"},
     "lm.data": {"jax", "flax"},
     "lm.objectives": {"jax", "flax"},
     "lm.tokenizers": {"jax", "flax"},

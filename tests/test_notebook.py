@@ -9,6 +9,7 @@ from paths import GOLDEN, ROOT
 
 from lm import convert
 from lm.config.base import SettingError
+from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.model import ModelConfig, SpecialTokens
 from lm.config.training import OptimizerConfig
 from lm.notebook import PairTraining, load_model, make_model, text_model, train_model
@@ -18,7 +19,14 @@ from lm.tokenizers.tokenizer import EOS, PAD
 
 DOCS = (ROOT / "docs" / "notebook.md").read_text("utf-8")
 FAST = OptimizerConfig(name="adamw", schedule="constant", learning_rate=0.01)
-SMALL = ModelConfig(vocab_size=384, num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, d_kv=4)
+SMALL = ModelConfig(
+    vocab_size=384,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    d_model=8,
+    mlp=MlpConfig(d_ff=8),
+    attention=AttentionConfig(d_kv=4),
+)
 
 
 def test_the_example_of_the_docs_learns_its_pairs_and_leaves_the_first_model_as_it_was(capsys):

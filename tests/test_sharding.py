@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
 from math import prod
@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from sharded_training import MODEL, trained, transformer_batch
 
 from lm import sharding
-from lm.config.base import SettingError
+from lm.config.base import SettingError, changes
 from lm.config.mesh import MeshConfig
 from lm.config.training import OptimizerConfig
 from lm.evaluate.generate import greedy
@@ -55,7 +55,8 @@ def test_a_mesh_takes_the_devices_that_are_left_and_must_multiply_to_all():
             (1, 1, 4),
             8,
             1,
-            r"model.num_heads of size 2 .* mesh.tensor=4: make it a multiple of 4, or .* one of 1, 2",
+            r"model.attention.num_heads of size 2 .* mesh.tensor=4: make it a multiple of 4, or .* one of 1, "
+            "2",
         ),
         ((1, 1, 2), 7, 2, "batch_size=7 should be a multiple of microbatches=2"),
         ((2, 2, 1), 6, 1, r"batch_size of size 6 .* mesh.data=2, mesh.fsdp=2"),
@@ -213,7 +214,15 @@ EVERY = [
 
 
 def steps_on(config, devices, **optimizer):
-    model = replace(MODEL, architecture="encoder-decoder", num_heads=8, d_kv=2, layers="unroll")
+    model = changes(
+        MODEL,
+        {
+            "architecture": "encoder-decoder",
+            "attention.num_heads": 8,
+            "attention.d_kv": 2,
+            "compile.layers": "unroll",
+        },
+    )
     optimizer = OptimizerConfig(**{"factor_from": 16} | optimizer)
     return build(StepSpec(model, optimizer), sharding.make_mesh(config, devices))
 

@@ -235,8 +235,8 @@ def test_settings_of_any_kind_survive_json_and_have_no_nan_or_are_refused(tmp_pa
 
 
 def test_a_setting_that_is_no_number_is_refused():
-    with pytest.raises(SettingError, match="norm_epsilon"):
-        from_json(Experiment, to_json(BASELINE).replace('"norm_epsilon": 1e-06', '"norm_epsilon": NaN'))
+    with pytest.raises(SettingError, match="norm.epsilon"):
+        from_json(Experiment, to_json(BASELINE).replace('"epsilon": 1e-06', '"epsilon": NaN'))
 
 
 @each_count

@@ -85,9 +85,10 @@ def likelihood(
         out: file for the results as JSON lines, in the order of the file.
     """
     stages = stages_of(run)
-    if all(stage.settings.model.logits == "none" for stage in stages):
+    if all(stage.settings.model.output.logits == "none" for stage in stages):
         raise SettingError(
-            f"{run}: its model has no output matrix (model.logits=none), so that no token has a probability"
+            f"{run}: its model has no output matrix (model.output.logits=none), so that no token "
+            "has a probability"
         )
     is_corpus = file.partition(":")[0].partition("/")[0] in CORPUS_KINDS
     is_corpus = is_corpus and not Path(file).exists()
@@ -240,7 +241,9 @@ def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) 
         return
     if config.special.start is None and not config.has_encoder:  # the first token is then not scored
         scored = [*run.vocabulary.encode_framed("", begin, None), *scored]
-    length = min(scoring.length, config.max_length) if config.positions == "learned" else scoring.length
+    length = scoring.length
+    if config.positions.kind == "learned":
+        length = min(length, config.positions.max_length)
     length -= 2 * (not config.has_decoder)  # which are framed
     yield from windows(scored, Window(length, min(scoring.stride, length)), config)
 

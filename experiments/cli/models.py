@@ -351,7 +351,7 @@ def _written(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
     vocabulary, config = run.vocabulary, run.config
     ids, sentinels = run.encode_gaps(text)
     longest = LONGEST_SPAN * text.count(MASK) + (len(sentinels) if sentinels else len(ids)) + 1
-    longest = min(longest, config.max_length) if config.positions == "learned" else longest
+    longest = min(longest, config.positions.max_length) if config.positions.kind == "learned" else longest
     answers, shares = infill(run.model, run.batch([ids], longest), max_length=longest, k=filling.top)
     found: dict[str, float] = {}  # text -> its probability, of all answers that read alike
     for answer, share in zip(answers[0].tolist(), shares[0].tolist(), strict=True):

@@ -52,7 +52,8 @@ class Rows:
     # split of the data sets; may be one of TFDS's expressions, such as 'validation[:10%]'
     split: str = "validation"
     limit: int = 0  # use only the first N rows of each task (0: all)
-    prompt_length: int = 0  # longest prompt of TASK@K (0: model.max_length, with room for an answer) [tokens]
+    # longest prompt of TASK@K (0: model.positions.max_length, with room for an answer) [tokens]
+    prompt_length: int = 0
     runs: Path = RUNS  # folder that holds the prepared data; of a run it is found beside it
 
     def of(self, task: Scored, cache: Path) -> Sequence[Row]:
@@ -218,7 +219,8 @@ def prompted_rows(
     run: "Trained", task: Prompted, rows: Sequence[Row], prepared: Path, longest: int
 ) -> list[Row]:
     """The rows with a ``prompt`` each, of at most ``longest`` tokens; 0: as long as the model reads."""
-    room = longest or run.config.max_length - (0 if run.config.has_encoder else prompted_length(task))
+    answer = 0 if run.config.has_encoder else prompted_length(task)
+    room = longest or run.config.positions.max_length - answer
     train = task.rows("train", prepared) if task.shots else ()
     drawn = draw_examples(task, train, rows)
 

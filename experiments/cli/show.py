@@ -37,7 +37,7 @@ from experiments.study.registry import (
 )
 from experiments.study.scales import DEFAULT_SCALE
 from experiments.study.words import setting_words
-from lm.config.base import SettingError, at_least, comments, leaves
+from lm.config.base import SettingError, at_least, changes, comments, leaves
 from lm.config.model import ModelConfig
 from lm.nn.presets import PRESETS
 
@@ -82,8 +82,8 @@ def show_rows(
 class CostedRows:
     """The rows for which costs are shown."""
 
-    # of a row with --costs, on each side of an encoder-decoder; None: 2,048, or model.max_length where
-    # positions are learned and that is less [tokens]
+    # of a row with --costs, on each side of an encoder-decoder; None: 2,048, or
+    # model.positions.max_length where positions are learned and that is less [tokens]
     length: int | None = None
     batch: int = 1  # that are decoded at once, with --costs [rows]
     dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of the cache, with --costs
@@ -151,7 +151,7 @@ def show_costs(model: ModelConfig, title: str, rows: CostedRows) -> None:
     from lm.train.flops import cache_bytes, costs, longest_row  # needs jax, which settings do not
 
     at_least(rows, "--", length=1, batch=1, tokens=0)
-    model = replace(model, dtype=rows.dtype, attention="auto")
+    model = changes(model, {"dtype": rows.dtype, "attention.implementation": "auto"})
     length = longest_row(model, 2_048) if rows.length is None else rows.length
     found = costs(model, length)
     grid = listing("what", "how much", title=f"{title}: rows of {length:,} tokens")

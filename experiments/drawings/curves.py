@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from experiments.drawings.panels import Plot, plots
 from lm.config.attention import RotaryConfig
 from lm.config.base import SettingError
+from lm.config.layers import MixerConfig, PositionsConfig
 from lm.config.model import ModelConfig
 from lm.evaluate.rnn_states import state_gradients
 from lm.nn.rnn import Direction
@@ -26,7 +27,10 @@ Curve = tuple[np.ndarray, np.ndarray]  # places and heights
 def bucket_curves(reach: int, config: ModelConfig) -> dict[str, Curve]:
     """T5's bucket of each distance up to ``reach``, of encoders and of decoders."""
     distance = np.arange(-reach, reach + 1)
-    sizes = {"num_buckets": config.relative_buckets, "max_distance": config.relative_max_distance}
+    sizes = {
+        "num_buckets": config.positions.relative_buckets,
+        "max_distance": config.positions.relative_max_distance,
+    }
 
     def bucket(both: bool) -> np.ndarray:
         return np.asarray(relative_position_bucket(jnp.asarray(distance), bidirectional=both, **sizes))
@@ -59,9 +63,9 @@ def rotary_curves(reach: int, width: int, config: RotaryConfig) -> dict[str, Cur
 def bias_plots(model: Transformer) -> list[Plot]:
     """What each head adds to scores by distance, a panel a stack; SettingError for other positions."""
     config = model.config
-    if config.positions != "relative":
-        raise SettingError(f"model.positions={config.positions!r} should be 'relative', T5's bias")
-    reach, panels = round(1.25 * config.relative_max_distance), []
+    if config.positions.kind != "relative":
+        raise SettingError(f"model.positions.kind={config.positions.kind!r} should be 'relative', T5's bias")
+    reach, panels = round(1.25 * config.positions.relative_max_distance), []
     distance = np.arange(-reach, reach + 1)
     for side in ("encoder", "decoder"):
         stack = getattr(model, side)
@@ -92,7 +96,9 @@ def starting_gradients(width: int, length: int, gain: float) -> dict[str, Curve]
     x = jax.random.normal(jax.random.key(1), (length, width))
 
     def layer(mixer: Any) -> Direction:
-        config = ModelConfig("decoder", mixer=mixer, positions="none", d_model=width)
+        config = ModelConfig(
+            "decoder", mixer=MixerConfig(kind=mixer), positions=PositionsConfig(kind="none"), d_model=width
+        )
         return Direction(config, nnx.Rngs(params=jax.random.key(0)))
 
     louder = layer("rnn")

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm.config.attention import SparsityConfig
+from lm.config.layers import PositionsConfig
 from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import Batch, make_attention_inputs, make_cross_mask
 from lm.ops.attention import attention_weights
@@ -27,7 +28,9 @@ class Sight:
         sparsity = SparsityConfig(**self.model)
         kinds = {"encoder": "encoder", "cross": "encoder-decoder"}
         kind: Any = "prefix-decoder" if "prefix" in self.features else kinds.get(self.side, "decoder")
-        config = ModelConfig(kind, positions="none", sparsity=sparsity, max_length=length)
+        config = ModelConfig(
+            kind, positions=PositionsConfig(kind="none", max_length=length), sparsity=sparsity
+        )
         batch = self.batch(length)
         if self.side == "cross":
             segments = batch["decoder_segment_ids"], batch["encoder_segment_ids"]

@@ -13,6 +13,7 @@ from jax import Array
 from jax.stages import Compiled
 
 from lm.config.base import SettingError
+from lm.config.layers import AttentionConfig, MlpConfig, PositionsConfig
 from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import Batch, make_attention_inputs
 from lm.nn.mixers import MIXERS, Mixer
@@ -26,9 +27,9 @@ SMALL_DECODER = ModelConfig(
     vocab_size=4_096,
     num_decoder_layers=4,
     d_model=256,
-    d_ff=1_024,
-    num_heads=4,
-    positions="rotary",
+    mlp=MlpConfig(d_ff=1_024),
+    attention=AttentionConfig(num_heads=4),
+    positions=PositionsConfig(kind="rotary"),
 )
 
 
@@ -73,8 +74,10 @@ def decoding_costs(model: Transformer, lengths: Sequence[int]) -> dict[str, list
     config = model.config
     if not config.has_decoder:
         raise SettingError("model.architecture='encoder' writes no text: nothing to measure")
-    if config.positions == "learned" and max(lengths) > config.max_length:
-        raise SettingError(f"--lengths {max(lengths)} is above model.max_length={config.max_length}")
+    if config.positions.kind == "learned" and max(lengths) > config.positions.max_length:
+        raise SettingError(
+            f"--lengths {max(lengths)} is above model.positions.max_length={config.positions.max_length}"
+        )
 
     def batch(length: int) -> Batch:
         features = {"decoder_input_tokens": jnp.ones((1, length), jnp.int32)}
@@ -110,7 +113,7 @@ def _mixer_call(config: ModelConfig, length: int) -> tuple[Callable, tuple[objec
             x, make_attention_inputs(config, {"decoder_input_tokens": tokens}, "decoder", None), None, {}
         )[0]
 
-    mixer = MIXERS[config.mixer](config, nnx.Rngs(params=jax.random.key(0)), False)
+    mixer = MIXERS[config.mixer.kind](config, nnx.Rngs(params=jax.random.key(0)), False)
     return call, (mixer, jax.random.normal(jax.random.key(length), (1, length, config.d_model), config.dtype))
 
 

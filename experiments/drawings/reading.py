@@ -100,7 +100,7 @@ def draw_heads(reading: Reading, most: int = 0) -> Figure:
     """
     labels, panels, maps = reading.labels, [], reading.maps
     if not maps:
-        raise SettingError(f"model.mixer={reading.model.config.mixer!r} has no attention to draw")
+        raise SettingError(f"model.mixer.kind={reading.model.config.mixer.kind!r} has no attention to draw")
     wide = max(len(heads) for layers in maps.values() for heads in layers)
     marks: list[float] = []
     for name, layers in maps.items():
@@ -124,7 +124,7 @@ def draw_alignment(reading: Reading) -> Figure:
             f"model.architecture={config.architecture!r} has no cross-attention: see lm draw attention"
         )
     if "cross" not in (maps := reading.maps):
-        raise SettingError(f"{config.mixer!r}: this decoder has no cross-attention to draw")
+        raise SettingError(f"{config.mixer.kind!r}: this decoder has no cross-attention to draw")
     rows, columns = reading.labels["decoder"], reading.labels["encoder"]
     panels = [
         Heat(f"layer {layer}, mean of {len(heads)} heads", heads.mean(0), WEIGHT, rows, columns)
@@ -168,8 +168,8 @@ def draw_gates(reading: Reading) -> Figure:
     for layer, (direction, x) in enumerate(reading_layers(reading.model, reading.batch), 1):
         arrays = {name: np.asarray(each[0, : len(columns)].T) for name, each in gates(direction, x).items()}
         if set(arrays) <= set(STATES):
-            mixer = direction.config.mixer
-            raise SettingError(f"model.mixer={mixer!r} has no gates: open a run of 'lstm' or 'gru'")
+            mixer = direction.config.mixer.kind
+            raise SettingError(f"model.mixer.kind={mixer!r} has no gates: open a run of 'lstm' or 'gru'")
         for name, values in arrays.items():
             title, scale = f"layer {layer}, {name}", STATE if name in STATES else OPENNESS
             if name == MEMORY:  # as the output gate gets it

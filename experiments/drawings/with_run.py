@@ -131,7 +131,7 @@ class SimilarityPicture(Picture):
             lines = similarity_lines(run, (self.text, self.other), self.word)
             names = ["embedding", *layer_names(len(lines["mean of other pairs of tokens"][0]) - 1)]
             config = run.config
-            title = f"{config.architecture}, {config.mixer}"
+            title = f"{config.architecture}, {config.mixer.kind}"
             panels.append(
                 Plot(title, "layer", "cosine of two states", lines, ticks=names, span=(-0.05, 1.05))
             )
@@ -190,7 +190,7 @@ class GradientPicture(Picture):
             raise SettingError(f"--text has {tokens} tokens: a curve over their distances needs at least 3")
         curves: dict[str, Curve] = {}
         for layer, (direction, x) in enumerate(reading_layers(read_text.model, read_text.batch), 1):
-            name = f"layer {layer}, {direction.config.mixer}"
+            name = f"layer {layer}, {direction.config.mixer.kind}"
             curves |= gradient_curves(name, state_gradients(direction, x[0, :tokens]))
         return draw_gradients(f"{tokens} tokens, forward direction", curves)
 

@@ -11,7 +11,8 @@ from experiments.drawings.masks import MASKS, score_stages
 from experiments.drawings.measured import machine, milliseconds, mixer_costs
 from experiments.drawings.panels import Heat, Picture, Plot, Scale, heatmaps, plots
 from lm.config.attention import RotaryConfig, SparsityConfig
-from lm.config.base import SettingError, at_least
+from lm.config.base import SettingError, at_least, changes
+from lm.config.layers import AttentionConfig, PositionsConfig
 from lm.config.model import ModelConfig
 from lm.ops.positions import sinusoids
 
@@ -120,15 +121,14 @@ class LengthPicture(Picture):
         at_least(self, "--", window=0, heads=1, width=1)
         sizes = ModelConfig(
             "decoder",
-            positions="none",
+            positions=PositionsConfig(kind="none"),
             d_model=self.heads * self.width,
-            num_heads=self.heads,
-            d_kv=self.width,
+            attention=AttentionConfig(num_heads=self.heads, d_kv=self.width),
         )
         layers = {
             "attention": sizes,
             f"attention, window of {self.window}": replace(sizes, sparsity=SparsityConfig(self.window)),
-            "LSTM": replace(sizes, mixer="lstm"),
+            "LSTM": changes(sizes, {"mixer.kind": "lstm"}),
         }
         costs = dict(zip(layers, mixer_costs([*layers.values()], self.lengths), strict=True))
         time = {name: (self.lengths, milliseconds(each)) for name, each in costs.items()}

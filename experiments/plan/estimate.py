@@ -16,7 +16,7 @@ from experiments.plan.step import Compiled, PlannedStep
 from experiments.runs.prepare import tuning_lengths
 from experiments.runs.stages import stages
 from lm import sharding
-from lm.config.base import SettingError
+from lm.config.base import SettingError, changes
 from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
@@ -147,7 +147,7 @@ def candidates(step: PlannedStep) -> list[PlannedStep]:
     fitting = sorted((guess for guess in rough if guess[0] < step.slices.room), key=lambda guess: guess[1])
     fastest: dict[tuple[MeshConfig, str], PlannedStep] = {}
     for _, _, plan in fitting:
-        fastest.setdefault((plan.experiment.mesh, plan.experiment.model.remat), plan)
+        fastest.setdefault((plan.experiment.mesh, plan.experiment.model.compile.remat), plan)
     tried = list(fastest.values())[:TRIED]
     return tried if leanest in tried else [*tried[: TRIED - 1], leanest]
 
@@ -165,7 +165,8 @@ def arrangements(step: PlannedStep) -> Iterator[PlannedStep]:
             check_mesh(experiment.model, mesh.sizes(step.slices.devices), phase.batch_size, parts)
         except SettingError:
             continue
-        model, pretraining = replace(experiment.model, remat=remat), replace(phase, microbatches=parts)
+        model = changes(experiment.model, {"compile.remat": remat})
+        pretraining = replace(phase, microbatches=parts)
         yield replace(step, experiment=replace(experiment, mesh=mesh, model=model, pretraining=pretraining))
 
 
@@ -175,29 +176,30 @@ def memory(step: PlannedStep, parameters: int) -> float:
     tensor, width = sizes["tensor"], step.width
     rows = phase.batch_size / phase.microbatches / sharding.batch_shards(sizes) / sizes["sequence"]
     # that a block makes at a position
-    hidden = 0 if model.mlp == "none" else model.d_ff
+    hidden = 0 if model.mlp.activation == "none" else model.mlp.d_ff
     features = 3 * model.d_model + (_mixed_features(model, width) + hidden) / tensor
-    saved_features = {"full": model.d_model, "dots": features, "none": 2 * features}[model.remat]
+    saved_features = {"full": model.d_model, "dots": features, "none": 2 * features}[model.compile.remat]
     words = row_length(model.architecture, step.lengths) if model.has_decoder else step.lengths.inputs
     saved, working = 0.0, 10 * rows * words * model.vocab_size / tensor  # logits
     for layers, queries, scores in _stacks(model, step.lengths):
         saved += layers * rows * queries * width * saved_features
-        block = 3 * width * queries * features + 12 * model.num_heads / tensor * scores
+        block = 3 * width * queries * features + 12 * model.attention.num_heads / tensor * scores
         working = max(working, rows * block)
-    states = 2 + _remembered(replace(model, remat="none"), phase.optimizer)  # parameters, gradients
+    # parameters, gradients, and what the optimiser remembers
+    states = 2 + _remembered(changes(model, {"compile.remat": "none"}), phase.optimizer)
     gathered = (sizes["fsdp"] > 1) * 4 * width * parameters / tensor / model.num_decoder_layers
     return 4 * parameters * states / (sizes["fsdp"] * tensor) + saved + working + gathered
 
 
 def _mixed_features(model: ModelConfig, width: int) -> float:
     """What a mixer makes at a position, in numbers of ``width`` bytes; of a recurrent one in float32."""
-    heads = 2 * model.num_heads * (model.d_kv + model.value_width)
+    heads = 2 * model.attention.num_heads * (model.attention.d_kv + model.attention.value_width)
     if model.has_scores:
         return heads
     across = heads * (model.has_encoder and model.has_decoder)
-    if (cell := CELLS.get(model.mixer)) is not None:
+    if (cell := CELLS.get(model.mixer.kind)) is not None:
         return across + (2 * cell.gates + cell.states) * model.state_width * 4 / width
-    return across + {"window": model.state_width}.get(model.mixer, 0)
+    return across + {"window": model.state_width}.get(model.mixer.kind, 0)
 
 
 def seconds(step: PlannedStep, parameters: int) -> float:
@@ -219,7 +221,7 @@ def seconds(step: PlannedStep, parameters: int) -> float:
     # four sums over activations in a block, there and back
     sent += 8 * tokens * model.d_model * width * (1 - 1 / tensor) / slices.bandwidth(("tensor",), tensor)
     moved = 2 * memory(step, parameters) * parts * slices.chip.devices / slices.chip.bandwidth
-    return arithmetic * REPEATED[model.remat] / REACHED + moved + sent / 2
+    return arithmetic * REPEATED[model.compile.remat] / REACHED + moved + sent / 2
 
 
 @cache
@@ -240,13 +242,13 @@ def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
 
     def scores(queries: int, keys: int) -> int:
         by_length = max(queries, keys) > SHORT or fits_short_rows(model, queries * keys)
-        kernel = {"auto": by_length, "flash": True}.get(model.attention, False)
+        kernel = {"auto": by_length, "flash": True}.get(model.attention.implementation, False)
         return 0 if kernel and not model.sparsity.random_blocks else queries * keys
 
     attends = model.has_scores  # else only across
     # of one head, if the states are read as they are; in additive scores each is a sum over features
-    share = {"heads": 1.0, "none": 0.0, "additive": model.d_model / model.num_heads}
-    across = share.get(model.cross_attention, 1 / model.num_heads) * model.has_encoder
+    share = {"heads": 1.0, "none": 0.0, "additive": model.d_model / model.attention.num_heads}
+    across = share.get(model.cross_attention.kind, 1 / model.attention.num_heads) * model.has_encoder
     encoder = [(model.num_encoder_layers, inputs, scores(inputs, inputs) * attends)] * model.has_encoder
     most = max(scores(targets, targets) * attends, round(scores(targets, inputs) * across))
     return encoder + [(model.num_decoder_layers, targets, most)] * model.has_decoder

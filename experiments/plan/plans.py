@@ -26,10 +26,10 @@ from lm.nn.presets import PRESETS
 from lm.train.step import check_mesh
 
 PROGRAMS_AT_ONCE = 4  # programs that are compiled side by side, at up to 3 GB each
-SHAPE = ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "d_kv", "num_heads")
+SHAPE = "num_encoder_layers num_decoder_layers d_model mlp.d_ff attention.d_kv attention.num_heads".split()
 SMALLER: tuple[Changes, ...] = (  # what to try, in this order, on a step that does not fit
-    {"model.remat": "dots"},
-    *({"model.remat": "full", "pretraining.microbatches": parts} for parts in (1, 2, 4, 8, 16)),
+    {"model.compile.remat": "dots"},
+    *({"model.compile.remat": "full", "pretraining.microbatches": parts} for parts in (1, 2, 4, 8, 16)),
 )
 
 
@@ -124,9 +124,9 @@ def _check(step: PlannedStep) -> None:
     """SettingError if the model has no such step, or the step cannot be spread over the slice."""
     model, phase, lengths = step.experiment.model, step.experiment.pretraining, step.lengths
     check_heads(step.experiment)
-    if not model.has_decoder and model.logits == "none" and "replaced-token" not in model.heads:
+    if not model.has_decoder and model.output.logits == "none" and "replaced-token" not in model.heads:
         what = "planned is the step of pre-training, by which an encoder predicts hidden tokens"
-        raise SettingError(f"{what}: this one has no output matrix (model.logits='none')")
+        raise SettingError(f"{what}: this one has no output matrix (model.output.logits='none')")
     check_mesh(model, step.sizes, phase.batch_size, phase.microbatches)
     sharding.check_length(max(lengths.inputs, row_length(model.architecture, lengths)), step.sizes)
 

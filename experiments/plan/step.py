@@ -35,7 +35,7 @@ class PlannedStep:
         """Mesh, and rematerialisation with micro-batches, as they are shown."""
         parts = self.experiment.pretraining.microbatches
         mesh = " ".join(f"{axis} {size}" for axis, size in self.sizes.items() if size > 1) or "1"
-        return mesh, self.experiment.model.remat + f", {parts} parts" * (parts > 1)
+        return mesh, self.experiment.model.compile.remat + f", {parts} parts" * (parts > 1)
 
     def flops(self, batch_size: int, lengths: Lengths) -> float:
         """Floating-point operations of a step with this batch."""

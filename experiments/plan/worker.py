@@ -82,7 +82,7 @@ def read_by_writing(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -
         "encoder.",
         *(f"decoder.blocks.{name}." for name in ("cross.key", "cross.value", "attention.first")),
     ]
-    skipped += ["embed."] if model.logits.startswith("separate") else []
+    skipped += ["embed."] if model.output.logits.startswith("separate") else []
     layers = model.num_decoder_layers if model.shared_layers else 1
     return sum(
         prod(shape) * (layers if name.startswith("decoder.blocks.") else 1)

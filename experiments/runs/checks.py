@@ -5,7 +5,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -28,7 +27,7 @@ from experiments.runs.stages import Stage, stages, start_of
 from experiments.study.experiment import Experiment, setting_changes
 from experiments.study.folders import home_of
 from lm import sharding
-from lm.config.base import SettingError, check_numbers, leaves
+from lm.config.base import SettingError, changes, check_numbers, leaves
 from lm.data.batches import check_size
 from lm.data.checks import check_architecture
 from lm.data.corpus.spec import corpus_shards
@@ -117,7 +116,7 @@ def check_room(experiment: Experiment, sizes: Mapping[str, int]) -> None:
         named = f"data.inputs_length={data.inputs_length}, pretraining.steps_per_row={phase.steps_per_row}"
         # which are cut into steps before they come to a device
         check_rows(
-            replace(model, mixer="none"),
+            changes(model, {"mixer.kind": "none"}),
             sizes,
             phase.batch_size,
             data.inputs_length * phase.steps_per_row,
@@ -207,9 +206,10 @@ def check_length(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
     rows = [max(length.inputs, row_length(model.architecture, length)) for length in (*lengths, *tasks)]
     longest = max(*rows, tuning.inputs_length, 0)
     sharding.check_length(max(rows, default=1), experiment.mesh.sizes(jax.device_count()))
-    if model.positions == "learned" and longest > model.max_length:
+    if model.positions.kind == "learned" and longest > model.positions.max_length:
         raise SettingError(
-            f"model.max_length={model.max_length} is less than the {longest} of the longest row"
+            f"model.positions.max_length={model.positions.max_length} is less than the {longest} of the "
+            "longest row"
         )
 
 
@@ -261,8 +261,10 @@ def tell_heads_that_stay(experiment: Experiment, say: Callable[[str], object]) -
 
 def check_output(experiment: Experiment, named: str) -> None:
     """SettingError if a model that is to predict tokens, as ``named`` asks, has nothing to do it with."""
-    if experiment.model.logits == "none":
-        raise SettingError(f"model.logits='none': this model has no output matrix, which {named} needs")
+    if experiment.model.output.logits == "none":
+        raise SettingError(
+            f"model.output.logits='none': this model has no output matrix, which {named} needs"
+        )
 
 
 def check_mixing(experiment: Experiment) -> None:
@@ -353,10 +355,10 @@ def check_start_parameters(experiment: Experiment, home: Path) -> None:
         )
     if not experiment.pretraining.steps:
         return
-    if not model.has_decoder and model.logits == "none" and "replaced-token" not in model.heads:
+    if not model.has_decoder and model.output.logits == "none" and "replaced-token" not in model.heads:
         raise SettingError(
             f"pretraining.steps={experiment.pretraining.steps}: {given.name} has no output matrix "
-            "(model.logits='none'), by which an encoder predicts hidden tokens; tune it as it is"
+            "(model.output.logits='none'), by which an encoder predicts hidden tokens; tune it as it is"
         )
     path = manifest.steps(given.folder / "checkpoints").get(0)
     names = manifest.read_manifest(path, 0)["arrays"] if path else ()

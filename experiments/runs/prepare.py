@@ -290,7 +290,7 @@ def check_lasting(experiment: Experiment) -> None:
     """SettingError where rows should last several steps and no state is carried from one to the next."""
     model, objective, phase = experiment.model, experiment.objective, experiment.pretraining
     due: dict[str, tuple[object, tuple[object, ...]]] = {
-        "model.mixer": (model.mixer, RECURRENT),
+        "model.mixer.kind": (model.mixer.kind, RECURRENT),
         "model.architecture": (model.architecture, ("decoder",)),
         "model.heads": (model.heads, ((),)),
         "objective.noise": (objective.noise, ("everything",)),

@@ -29,7 +29,7 @@ from experiments.runs.prepare import (
 from experiments.runs.stages import Stage
 from experiments.study.experiment import Experiment
 from lm import sharding
-from lm.config.base import SettingError
+from lm.config.base import SettingError, changes
 from lm.config.model import HeadConfig
 from lm.config.training import CheckpointConfig, Weights
 from lm.data.batches import Batch, Batches, stream
@@ -93,7 +93,7 @@ def text_spec(experiment: Experiment) -> StepSpec:
         freeze = optimizers.train_lora
     elif experiment.tuning.unfreezing == "gradual":
         freeze = optimizers.GradualUnfreezing(model, training.steps)
-    model = replace(model, adapter_width=round(adapters * model.d_model), lora=lora)
+    model = changes(model, {"mlp.adapter_width": round(adapters * model.d_model), "lora": lora})
     parts, guard = training.microbatches, experiment.guard
     return StepSpec(model, training.optimizer, freeze=freeze, microbatches=parts, guard=guard)
 

@@ -23,6 +23,7 @@ from experiments.runs.stages import Stage, saved_steps
 from experiments.study.experiment import result_settings
 from lm import sharding
 from lm.classical.word2vec import Tables, as_large, initial_tables, mean_loss, train_epoch
+from lm.config.base import changes
 from lm.data.batches import Batch, Batches, LastingRows, stream
 from lm.data.corpus.prefetch import encoding_ahead
 from lm.data.corpus.token_cache import Tokens
@@ -85,7 +86,7 @@ def flops(stage: Stage, lengths: Lengths) -> float:
     """Of one step."""
     model = stage.settings.model
     if stage.kind == "head":
-        model = replace(model, logits="none")  # the head itself costs next to nothing
+        model = changes(model, {"output.logits": "none"})  # the head itself costs next to nothing
     targets = row_length(model.architecture, lengths)
     return step_flops(model, stage.training.batch_size, lengths.inputs, targets)
 

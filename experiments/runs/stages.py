@@ -11,13 +11,14 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
 from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
 from experiments.study.folders import cache_of, home_of, start_folder
 from experiments.study.own import needed_study
-from lm.config.base import SettingError, diff, from_json, nearest, to_json
+from lm.config.base import SettingError, changes, diff, from_json, nearest, to_json
 from lm.data.tasks.names import task_name
 from lm.files import json_with_checksum, matches_checksum, parse_with_checksum, write
 from lm.train.runtime import manifest
@@ -268,12 +269,12 @@ def _vectors(member: int | None, settings: Experiment, folders: tuple[Path, Path
 
 def _vectors_settings(experiment: Experiment) -> Experiment:
     """The settings that vectors depend on: of the model only the size of its embedding."""
-    names = ("vocab_size", "d_model", "d_embed", "logits", "logits_transform")
-    kept = {name: getattr(experiment.model, name) for name in names}
+    paths = ("vocab_size", "d_model", "embedding.d_embed", "output.logits", "output.transform")
+    kept = {path: attrgetter(path)(experiment.model) for path in paths}
     data = replace(experiment.data, repeats=0, inputs_length=BASELINE.data.inputs_length, **_FREE_DATA)
     return replace(
         BASELINE,
-        model=replace(BASELINE.model, **kept),
+        model=changes(BASELINE.model, kept),
         data=data,
         vectors=replace(experiment.vectors, embedding=BASELINE.vectors.embedding),
         pretraining=replace(BASELINE.pretraining, steps=0),  # so that no pre-training has the same folder

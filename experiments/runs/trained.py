@@ -120,9 +120,11 @@ class Trained:
             raise SettingError("a text without tokens gives the model nothing to continue")
         shape = (-(-len(rows) // self.devices) * self.devices, max(map(len, rows)))
         longest = max(shape[1], answer) if config.has_encoder else shape[1] + answer - 1
-        if config.positions == "learned" and longest > config.max_length:
+        if config.positions.kind == "learned" and longest > config.positions.max_length:
             text = f"{shape[1]} tokens of text and {answer} of answer"
-            raise SettingError(f"{text} do not fit in model.max_length={config.max_length}")
+            raise SettingError(
+                f"{text} do not fit in model.positions.max_length={config.positions.max_length}"
+            )
         tokens, segments = np.full(shape, config.special.pad, np.int32), np.zeros(shape, np.int32)
         for i, row in enumerate(rows):
             tokens[i, : len(row)], segments[i, : len(row)] = row, 1
@@ -194,9 +196,10 @@ def masked(folder: Path) -> list[Stage]:
     if not model.has_encoder:
         what = "writes what follows a text and fills no gaps"
         raise SettingError(f"{text} {what}; use `lm generate {folder} --prompt ...`")
-    if not model.has_decoder and model.logits == "none":
+    if not model.has_decoder and model.output.logits == "none":
         raise SettingError(
-            f"{text} and logits={model.logits!r} is no masked LM; name the run of one, such as bert/base"
+            f"{text} and output.logits={model.output.logits!r} is no masked LM; "
+            f"name the run of one, such as bert/base"
         )
     if model.has_decoder and not model.published and shown in UNMARKED:
         what = f"and objective.inputs={shown!r} never read a gap that is marked"

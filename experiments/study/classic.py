@@ -17,23 +17,25 @@ def two_thirds(number: int, _experiment: Experiment) -> int:
 NO_NSP: Changes = {
     "objective.pairs": "none",
     "objective.eos": "between-documents",
-    "model.type_vocab_size": 0,
+    "model.embedding.type_vocab_size": 0,
     "model.heads": (),
 }
 ORDER: Changes = {"objective.pairs": "sentence-order", "model.heads": ("pooler", "sentence-order")}
 BART = family("bart-base") | objective("text-infilling") | HEADS | ADAMW
-ELECTRA = BERT | NO_NSP | family("electra-base") | objective("electra") | {"model.type_vocab_size": 0}
+ELECTRA = BERT | NO_NSP | family("electra-base") | objective("electra")
+ELECTRA |= {"model.embedding.type_vocab_size": 0}
 
 DECODER: Changes = GPT | {
     # sinusoids are as long as sqrt(d_model / 2): else they would drown the tokens
-    "model.embed_scale": "sqrt",
+    "model.embedding.scale": "sqrt",
     "finetuning.steps": 0,
     "data.inputs_length": 64,
     "data.held_out_lengths": (1, 2, 4, 8),
 }
 
 # By rotary positions a token at a distance is soon found: without a mask, the one that is to be predicted.
-ROTARY_DECODER: Changes = DECODER | {"model.positions": "rotary"}
+ROTARY_DECODER: Changes = DECODER | {"model.positions.kind": "rotary"}
+RELATIVE = {"model.positions.kind": "relative", "model.positions.relative_bias_start": "normal"}
 LONG_ROWS: Changes = ROTARY_DECODER | {
     "data.inputs_length": 256,
     "pretraining.batch_size": times(1 / 4),
@@ -63,7 +65,8 @@ ROWS = {
     ("gpt", "Decoders"): {
         "base": GPT,
         "post-norm": GPT | {"model.residual": "post-norm"},
-        "llama": GPT | family("llama-7b") | {"model.d_ff": two_thirds},  # of three matrices instead of two
+        # three matrices instead of two
+        "llama": GPT | family("llama-7b") | {"model.mlp.d_ff": two_thirds},
         "start-delim-extract": GPT | {"tuning.layout": "start-delim-extract"},
         "no-pretraining": GPT | {"pretraining.steps": 0},
     },
@@ -81,21 +84,21 @@ ROWS = {
     # seed; perplexity of the first six 105.2 (rotary) - 129.0 (none) at 64 tokens, 103.3 (ALiBi) - 169.4
     # (sinusoidal) at 512
     ("positions", "Trained on short rows, tested on long ones"): {
-        name: DECODER | {"model.positions": name}
+        name: DECODER | {"model.positions.kind": name}
         for name in ("none", "learned", "sinusoidal", "relative", "rotary", "alibi")
     }
     | {
-        "relative": DECODER | {"model.positions": "relative", "model.relative_bias_start": "normal"},
-        "rotary-pairs": DECODER | {"model.positions": "rotary", "model.rotary.layout": "pairs"},
+        "relative": DECODER | RELATIVE,
+        "rotary-pairs": ROTARY_DECODER | {"model.positions.rotary.layout": "pairs"},
     },
     # lm sweep block --scale nano: 6 rows, about a minute each; perplexity 131 - 251, without a mask 1.1
     ("block", "A decoder's block without one of its parts"): {
         "base": ROTARY_DECODER,
-        "no-mask": ROTARY_DECODER | {"model.mask": "none"},
-        "no-feed-forward": ROTARY_DECODER | {"model.mlp": "none"},
+        "no-mask": ROTARY_DECODER | {"model.attention.mask": "none"},
+        "no-feed-forward": ROTARY_DECODER | {"model.mlp.activation": "none"},
         "no-residual": ROTARY_DECODER | {"model.residual": "none"},
-        "no-norm": ROTARY_DECODER | {"model.norm": "none"},
-        "no-positions": ROTARY_DECODER | {"model.positions": "none"},
+        "no-norm": ROTARY_DECODER | {"model.norm.kind": "none"},
+        "no-positions": ROTARY_DECODER | {"model.positions.kind": "none"},
     },
     # lm sweep sparse --scale nano: 5 rows, about two minutes each; perplexity 142 (window) - 160 (dilated)
     ("sparse", "What attention may skip in rows of 256 to 1,024 tokens"): {

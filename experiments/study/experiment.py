@@ -202,7 +202,7 @@ class PretrainingConfig(PhaseConfig):
     evaluate_every: int = 0  # between evaluations of held-out text; 0: one at each checkpoint [steps]
     # that a row of text lasts, of which each reads the next data.inputs_length tokens; a recurrent state is
     # carried from one to the next (truncated backpropagation through time) [steps]
-    steps_per_row: int = setting(1, {"model.mixer": RECURRENT, "model.architecture": ("decoder",)})
+    steps_per_row: int = setting(1, {"model.mixer.kind": RECURRENT, "model.architecture": ("decoder",)})
 
     @property
     def tbptt(self) -> TruncatedBPTT | None:

@@ -132,7 +132,7 @@ def _added(
 
 def _let_settings_take(added: Mapping[str, Mapping[str, Any]]) -> None:
     """Settings that choose by name take the new names, and tasks that can be tuned on alone are mixtures."""
-    from lm.config.model import ModelConfig
+    from lm.config.layers import MixerConfig
     from lm.config.training import OPTIMIZERS, Schedule
     from lm.data.tasks.mixtures import MIXTURES, alone
     from lm.objectives.corruption import NOISES
@@ -144,7 +144,7 @@ def _let_settings_take(added: Mapping[str, Mapping[str, Any]]) -> None:
     if added.get("MIXERS"):
         from lm.nn.mixers import MIXERS
 
-        set_choices(ModelConfig, "mixer", MIXERS)
+        set_choices(MixerConfig, "kind", MIXERS)
 
 
 def _go_along() -> None:

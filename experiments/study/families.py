@@ -7,8 +7,9 @@ from lm.nn.presets import PRESETS
 from lm.objectives.denoising import OBJECTIVES
 
 # What stays as the scale has it: the size, the vocabulary and its special tokens, and how it is compiled.
-_OF_SCALE = """vocab_size num_encoder_layers num_decoder_layers d_model d_ff d_kv num_heads d_embed
-    num_key_value_heads special.pad special.eos special.start dropout dtype layers remat""".split()
+_OF_SCALE = """vocab_size num_encoder_layers num_decoder_layers d_model mlp.d_ff attention.d_kv
+    attention.num_heads attention.num_key_value_heads embedding.d_embed special.pad special.eos special.start
+    dropout dtype compile.layers compile.remat""".split()
 
 # No encoder or decoder of these was published with Adafactor; a ramp keeps post-norm stacks from diverging.
 _RAMP: dict[str, Any] = {"clip_norm": 1.0, "weight_decay": 0.01, "warmup_steps": 50}

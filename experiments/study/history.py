@@ -17,13 +17,14 @@ STATE_MATRICES = {"rnn": 1, "gru": 3, "lstm": 4}  # matrices of a recurrent laye
 def of_equal_size(
     mixer: str, layers: int, both_ways: bool = False
 ) -> Callable[[int | None, Experiment], int]:
-    """The even ``mixer_width`` with which ``layers`` of a mixer are as large as the Transformer's blocks."""
+    """The even ``mixer.width`` with which ``layers`` of a mixer are as large as the Transformer's blocks."""
 
     def width(_: int | None, experiment: Experiment) -> int:
         model = experiment.model
-        d, inner = model.d_model, model.num_heads * model.d_kv
+        d, inner = model.d_model, model.attention.num_heads * model.attention.d_kv
         blocks = model.num_encoder_layers if both_ways else model.num_decoder_layers
-        target = blocks * (4 * d * inner + 3 * inner + 2 * d * model.d_ff + model.d_ff + 6 * d) / layers
+        d_ff = model.mlp.d_ff
+        target = blocks * (4 * d * inner + 3 * inner + 2 * d * d_ff + d_ff + 6 * d) / layers
 
         def numbers(h: int) -> int:
             """Of a layer of width h: the mixer, its projection, two norms and a feed-forward layer 1 wide."""
@@ -42,15 +43,15 @@ def network(changes: Changes, mixer: str, layers: int) -> Changes:
     """``changes`` with layers of a mixer in the place of the Transformer's blocks."""
     encodes = changes["model.architecture"] == "encoder"
     own: Changes = {
-        "model.positions": "none",
+        "model.positions.kind": "none",
         # asks for the Transformer's sizes, so it comes before what changes them
-        "model.mixer_width": of_equal_size(mixer, layers, encodes),
-        "model.mixer": mixer,
-        "model.d_ff": 1,
+        "model.mixer.width": of_equal_size(mixer, layers, encodes),
+        "model.mixer.kind": mixer,
+        "model.mlp.d_ff": 1,
         f"model.num_{'encoder' if encodes else 'decoder'}_layers": layers,
     }
     if mixer == "window":
-        own["model.mixer_window"] = WINDOW_CONTEXT
+        own["model.mixer.window"] = WINDOW_CONTEXT
     return {path: value for path, value in changes.items() if path not in own} | own
 
 
@@ -60,7 +61,7 @@ LANGUAGE_MODEL: Changes = (
     | objective("causal-lm")
     | ADAMW
     | {
-        "model.positions": "rotary",  # which have no parameters
+        "model.positions.kind": "rotary",  # which have no parameters
         "start.steps": 0,
         "pretraining.steps": times(4),
         "pretraining.save_every": times(4),
@@ -78,7 +79,7 @@ TAGGING: Changes = (
     | objective("masked-lm")
     | ADAMW
     | {
-        "model.type_vocab_size": 0,
+        "model.embedding.type_vocab_size": 0,
         "model.heads": (),
         "tuning.mixtures": (),
         "tuning.heads": ("roles",),

@@ -20,7 +20,7 @@ from lm.config.base import SettingError, check_used, diff, leaves, nearest, unus
 from lm.objectives.denoising import OBJECTIVES
 
 # where a row starts from a checkpoint, these settings of a model stay the row's, those of data are not
-OF_TRAINING = ("dropout", "dtype", "attention", "layers", "remat")
+OF_TRAINING = ("dropout", "dtype", "attention.implementation", "compile.layers", "compile.remat")
 OF_VOCABULARY = ("vocabulary", "vocabulary_texts", "vocabulary_size", "unknown", "sentinels")
 BASELINE_ROW = "t5/1-baseline/baseline"
 

@@ -21,7 +21,7 @@ _DOCUMENTATION: Changes = {
     "mixing.limit": 2_000,
     # A decoder that has predicted so few tokens does not find out by itself where to look in its inputs. With
     # both of these it does within 400 steps of the baseline's objective, with one alone not within 1,000.
-    "model.relative_bias_start": "slopes",
+    "model.positions.relative_bias_start": "slopes",
     "start.steps": 200,
     # short runs learn faster at a rate of 0.02, and have no time to decay
     "pretraining.optimizer.timescale": 2_500,
@@ -34,10 +34,10 @@ _NANO: Changes = _DOCUMENTATION | {
     "model.num_encoder_layers": 2,
     "model.num_decoder_layers": 2,
     "model.d_model": 64,
-    "model.d_ff": 256,
-    "model.d_kv": 16,
-    "model.num_heads": 4,
-    "model.layers": "unroll",  # with two layers as quick to compile, and quicker to run
+    "model.mlp.d_ff": 256,
+    "model.attention.d_kv": 16,
+    "model.attention.num_heads": 4,
+    "model.compile.layers": "unroll",  # with two layers as quick to compile, and quicker to run
     "model.dropout": 0.0,  # no text is seen twice
     "pretraining.steps": 300,
     "pretraining.batch_size": 32,
@@ -54,8 +54,8 @@ _NANO: Changes = _DOCUMENTATION | {
 
 _MINI: Changes = _NANO | {
     "model.d_model": 128,
-    "model.d_ff": 512,
-    "model.d_kv": 32,
+    "model.mlp.d_ff": 512,
+    "model.attention.d_kv": 32,
     "pretraining.steps": 600,
     "pretraining.evaluate_every": 100,
     "tuning.branches": (0.25, 1.0),
@@ -82,9 +82,9 @@ _SMALL: Changes = _DOCUMENTATION | {
     "model.num_encoder_layers": 4,
     "model.num_decoder_layers": 4,
     "model.d_model": 256,
-    "model.d_ff": 1_024,
-    "model.d_kv": 64,
-    "model.num_heads": 4,
+    "model.mlp.d_ff": 1_024,
+    "model.attention.d_kv": 64,
+    "model.attention.num_heads": 4,
     "start.steps": 400,
     "pretraining.steps": 15_000,  # the text about 50 times over
     "pretraining.batch_size": 64,
@@ -107,11 +107,11 @@ _MEDIUM: Changes = _SMALL | {
     "model.num_encoder_layers": 6,
     "model.num_decoder_layers": 6,
     "model.d_model": 768,
-    "model.d_ff": 3_072,
-    "model.num_heads": 12,
+    "model.mlp.d_ff": 3_072,
+    "model.attention.num_heads": 12,
     "model.dtype": "bfloat16",  # of activations
     "start.steps": 0,  # of so many tokens the baseline needs none
-    "model.relative_bias_start": "normal",
+    "model.positions.relative_bias_start": "normal",
     "pretraining.steps": 20_000,
     "pretraining.batch_size": 128,
     "pretraining.optimizer.timescale": 10_000,

@@ -21,15 +21,17 @@ SCRATCH: Changes = {
 TRANSFORMER = family("transformer-base") | SCRATCH
 # Everything but what mixes positions and reads the encoder is as in the Transformer.
 RECURRENT_MODEL: Changes = {
-    path: value for path, value in TRANSFORMER.items() if path not in ("model.sinusoid", "model.scores")
+    path: value
+    for path, value in TRANSFORMER.items()
+    if path not in ("model.positions.sinusoid", "model.attention.scores")
 }
-RECURRENT_MODEL |= {"model.mixer": "lstm", "model.positions": "none"}
+RECURRENT_MODEL |= {"model.mixer.kind": "lstm", "model.positions.kind": "none"}
 
 ROWS = {
     # lm sweep seq2seq --scale nano: 5 rows, one seed; docs/sequences.md has what came out
     ("seq2seq", "Encoder-decoders from scratch: what the decoder sees of what is read"): {
         **{
-            name: RECURRENT_MODEL | {"model.cross_attention": name}
+            name: RECURRENT_MODEL | {"model.cross_attention.kind": name}
             for name in ("none", "dot", "multiplicative", "additive")
         },
         "transformer-2017": TRANSFORMER,

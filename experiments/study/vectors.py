@@ -12,7 +12,7 @@ ON_TASKS: Changes = {
     "finetuning.steps": times(2),
     "finetuning.optimizer.learning_rate": 1e-3,
 }
-LSTM: Changes = GPT | ON_TASKS | {"model.mixer": "lstm", "model.positions": "none"}
+LSTM: Changes = GPT | ON_TASKS | {"model.mixer.kind": "lstm", "model.positions.kind": "none"}
 ELMO: Changes = LSTM | {"model.heads": ("backward",)}
 MASKED: Changes = BERT | ON_TASKS
 MIXED: Changes = {"tuning.layers": "mixed-frozen", "finetuning.optimizer.learning_rate": 1e-2}
@@ -22,13 +22,13 @@ AS_INITIALISED: Changes = {"pretraining.steps": 0}
 # Models of the next token whose embedding is a table of its own, so that it may stay as it is. Their only
 # blocks are a mixer and a feed-forward layer.
 NEXT: Changes = GPT | {
-    "model.logits": "separate",
-    "model.positions": "none",
+    "model.output.logits": "separate",
+    "model.positions.kind": "none",
     "model.num_decoder_layers": 1,
     "finetuning.steps": 0,
 }
-BENGIO: Changes = NEXT | {"model.mixer": "window", "model.mixer_window": 4}
-LSTM_LM: Changes = NEXT | {"model.mixer": "lstm"}
+BENGIO: Changes = NEXT | {"model.mixer.kind": "window", "model.mixer.window": 4}
+LSTM_LM: Changes = NEXT | {"model.mixer.kind": "lstm"}
 SKIPGRAM: Changes = {"vectors.epochs": 1}
 # The softmax moves all contexts at every centre, so that fewer of these may share an update.
 SOFTMAX: Changes = SKIPGRAM | {"vectors.negatives": 0, "vectors.batch": 64}

@@ -38,12 +38,13 @@ class RotaryConfig:
     beta_slow: float = setting(1.0, YARN)
 
     def __post_init__(self):
-        above_0(self, "model.rotary.", "base factor low_frequency_factor beta_slow")
-        at_least(self, "model.rotary.", original_length=1)
+        above_0(self, "model.positions.rotary.", "base factor low_frequency_factor beta_slow")
+        at_least(self, "model.positions.rotary.", original_length=1)
         for low, high in (("low_frequency_factor", "high_frequency_factor"), ("beta_slow", "beta_fast")):
             least, most = getattr(self, low), getattr(self, high)
             if not least < most:
-                raise SettingError(f"model.rotary.{low}={least} should be below model.rotary.{high}={most}")
+                limit = f"model.positions.rotary.{high}={most}"
+                raise SettingError(f"model.positions.rotary.{low}={least} should be below {limit}")
 
     def frequencies(self, width: int) -> tuple[np.ndarray, float]:
         """float32 [R/2] radians a position, of heads ``width`` wide, and a factor of cosines and sines.

@@ -1,8 +1,8 @@
 """Settings as values: change, compare, print and store nested frozen dataclasses.
 
-A setting is addressed by its dotted path (``"model.d_ff"``). Its meaning, with its unit in square brackets,
-is the comment behind its field or above it: ``comments`` reads it for ``lm show``, and tyro for ``--help``.
-``setting`` declares there with which values of other settings it is used. A setting that is given by hand
+A setting is addressed by its dotted path (``"model.mlp.d_ff"``). Its meaning, with its unit in square
+brackets, is the comment behind its field or above it: ``comments`` reads it for ``lm show``, and tyro for
+``--help``. ``setting`` declares there with which values of other settings it is used. A setting that is given by hand
 but not used is refused (``check_used``): it would make another experiment with equal numbers.
 """
 

@@ -139,12 +139,20 @@ def _open_files(folder: Path, exit_stack: ExitStack) -> dict[str, Any]:
 def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
     """Raise SettingError for a size that no tensors of these shapes can have, before memory is allocated."""
     count, numbers = len(shapes), sum(map(prod, shapes))
-    sizes = "vocab_size d_model d_ff d_kv num_heads d_embed type_vocab_size adapter_width".split()
+    sizes = [
+        "vocab_size",
+        "d_model",
+        "attention.d_kv",
+        "attention.num_heads",
+        "mlp.d_ff",
+        "mlp.adapter_width",
+    ]
+    sizes += ["embedding.d_embed", "embedding.type_vocab_size"]
     sizes += ["encoder.d_ff", "encoder.d_kv", "encoder.num_heads"]
-    if config.positions == "learned":
-        sizes += ["max_length", "position_offset"]
-    if config.positions.startswith("relative"):
-        sizes += ["relative_buckets"]
+    if config.positions.kind == "learned":
+        sizes += ["positions.max_length", "positions.offset"]
+    if config.positions.kind.startswith("relative"):
+        sizes += ["positions.relative_buckets"]
     limits = dict.fromkeys(sizes, numbers)
     for has_side, layers in (
         (config.has_encoder, "num_encoder_layers"),
@@ -289,7 +297,7 @@ def _published_tensors(
     fine-tuned head, and without pre-training heads except the pooler.
     """
     found = tensors(family, config, {path: array.shape for path, array in arrays.items()})
-    is_base_model = bare and config.logits == "none" and pretraining_heads_of(config) <= {"pooler"}
+    is_base_model = bare and config.output.logits == "none" and pretraining_heads_of(config) <= {"pooler"}
     if not is_base_model:
         return found
     return {name.removeprefix(family.tensor_prefix): tensor for name, tensor in found.items()}
@@ -299,7 +307,9 @@ def _sinusoids(hf_config: HFConfig, config: ModelConfig) -> dict[str, np.ndarray
     """Return DistilBERT's table of sinusoids, which its files hold and which is no parameter of ours."""
     if not hf_config.get("sinusoidal_pos_embds"):
         return {}
-    table = sinusoids(jnp.arange(config.max_length), config.d_model, layout=config.sinusoid)
+    table = sinusoids(
+        jnp.arange(config.positions.max_length), config.d_model, layout=config.positions.sinusoid
+    )
     return {"encoder.positions.table": np.asarray(table)}
 
 

@@ -51,7 +51,7 @@ def pretraining_heads_in(hf_config: HFConfig, tensor_names: Collection[str]) -> 
 
 def pretraining_heads_of(config: ModelConfig) -> set[str]:
     """Return the pre-training heads of one of our models."""
-    return {*config.heads, "logits"} if config.logits_bias else {*config.heads}
+    return {*config.heads, "logits"} if config.output.bias else {*config.heads}
 
 
 # --- from config.json to settings
@@ -75,11 +75,11 @@ def model_config(hf_config: HFConfig, heads: Collection[str], *, untied: bool = 
                 raise SettingError(f"config.json: {given} should be {settings[path]!r} here too")
     settings |= _pretraining_head_settings(family, heads)
     if untied and family.tie_flag_unreliable:
-        settings["logits"] = settings["logits"].replace("tied", "separate")
+        settings["output.logits"] = settings["output.logits"].replace("tied", "separate")
     for path, derive in family.derived.items():
         settings[path] = derive(settings)
-    for side in ("", "encoder."):
-        _set_attention_head_width(settings, side)
+    for group in ("attention", "encoder"):
+        _set_attention_head_width(settings, group)
     return _replace_settings(family.template, settings)
 
 
@@ -89,21 +89,24 @@ def _pretraining_head_settings(family: Family, heads: Collection[str]) -> Settin
     has_logits = "logits" in known
     settings: Settings = {
         "heads": [name for name in known if name != "logits"],
-        "logits_bias": has_logits or family.template.logits_bias,
+        "output.bias": has_logits or family.template.output.bias,
     }
     if family.has_masked_lm_head:
-        settings |= {"logits": "tied" if has_logits else "none", "logits_transform": has_logits}
+        settings |= {
+            "output.logits": "tied" if has_logits else "none",
+            "output.transform": has_logits,
+        }
     return settings
 
 
-def _set_attention_head_width(settings: Settings, side: str) -> None:
-    """Set the width of attention heads to an equal share of d_model, unless a field has set it."""
-    num_heads = settings.get(f"{side}num_heads")
-    if num_heads is None or f"{side}d_kv" in settings:
+def _set_attention_head_width(settings: Settings, group: str) -> None:
+    """Set the width of a group's attention heads to an equal share of d_model, unless a field has set it."""
+    num_heads = settings.get(f"{group}.num_heads")
+    if num_heads is None or f"{group}.d_kv" in settings:
         return
     if num_heads < 1 or settings["d_model"] % num_heads:
         raise SettingError(f"{num_heads} heads should divide a width of {settings['d_model']}")
-    settings[f"{side}d_kv"] = settings["d_model"] // num_heads
+    settings[f"{group}.d_kv"] = settings["d_model"] // num_heads
 
 
 def _replace_settings(template: ModelConfig, settings: Settings) -> ModelConfig:
@@ -160,7 +163,7 @@ def _candidates(config: ModelConfig) -> Iterator[tuple[Family, Callable[[Family,
 
 def _read_back(hf_config: HFConfig, config: ModelConfig) -> ModelConfig:
     """Return the settings of a config.json, for a model that has the heads and matrices of ``config``."""
-    untied = config.logits.startswith("separate")
+    untied = config.output.logits.startswith("separate")
     return model_config(hf_config, pretraining_heads_of(config), untied=untied)
 
 
@@ -199,10 +202,9 @@ _NON_SEMANTIC = (
     "special.",
     "dropout",
     "dtype",
-    "layers",
-    "remat",
-    "relative_bias_start",
-    "cross_attention_start",
+    "compile.",
+    "positions.relative_bias_start",
+    "cross_attention.start",
 )
 
 
@@ -212,23 +214,23 @@ def semantic_settings(config: ModelConfig) -> Settings:
     Two configs whose models compute the same function have equal settings here.
     """
     settings = dict(leaves(config)) | {
-        "num_key_value_heads": config.key_value_heads,
-        "d_v": config.value_width,
-        "mlp_bias": config.mlp_has_bias,
-        "qkv_bias": config.qkv_has_bias,
+        "attention.num_key_value_heads": config.attention.key_value_heads,
+        "attention.d_v": config.attention.value_width,
+        "mlp.bias": config.mlp_has_bias,
+        "attention.qkv_bias": config.qkv_has_bias,
         "heads": tuple(sorted(config.heads)),
     }
     # beginnings of settings -> whether the model reads them
     conditions = {
         ("num_encoder_layers",): config.has_encoder,
         ("num_decoder_layers",): config.has_decoder,
-        ("max_length", "position_offset"): config.positions == "learned",
-        ("sinusoid",): config.positions == "sinusoidal",
-        ("relative_",): config.positions.startswith("relative"),
-        ("rotary.",): config.positions == "rotary",
-        ("projected",): bool(config.d_embed),
+        ("positions.max_length", "positions.offset"): config.positions.kind == "learned",
+        ("positions.sinusoid",): config.positions.kind == "sinusoidal",
+        ("positions.relative_",): config.positions.kind.startswith("relative"),
+        ("positions.rotary.",): config.positions.kind == "rotary",
+        ("embedding.projected",): bool(config.embedding.d_embed),
     }
     unread = [start for starts, is_read in conditions.items() if not is_read for start in starts]
-    unread += [f"rotary.{name}" for name in unused_rope_settings(config.rotary.scaling)]
+    unread += [f"positions.rotary.{name}" for name in unused_rope_settings(config.positions.rotary.scaling)]
     beginnings = (*_NON_SEMANTIC, *unread)
     return {path: value for path, value in settings.items() if not path.startswith(beginnings)}

@@ -8,6 +8,8 @@ block; names of fields and tensors, and defaults of fields, are those of ``confi
 from dataclasses import replace
 
 from lm.config.attention import RotaryConfig, SparsityConfig
+from lm.config.base import changes
+from lm.config.layers import AttentionConfig, EmbeddingConfig, NormConfig, OutputConfig, PositionsConfig
 from lm.config.model import ModelConfig, SpecialTokens
 from lm.convert.fields import (
     GATED_ACTIVATIONS,
@@ -55,8 +57,8 @@ from lm.convert.windows import gpt_neo_windows, longformer_windows, mistral_wind
 SIZE_FIELDS: Fields = (
     Field("vocab_size", "vocab_size"),
     Field("hidden_size", "d_model"),
-    Field("num_attention_heads", "num_heads"),
-    Field("intermediate_size", "d_ff"),
+    Field("num_attention_heads", "attention.num_heads"),
+    Field("intermediate_size", "mlp.d_ff"),
 )
 NO_START = SpecialTokens(start=None)  # no token starts the decoder
 
@@ -98,13 +100,17 @@ def _t5_stack(side: str) -> tuple[Parameters, ...]:
 T5 = Family(
     model_type="t5",
     architectures={"T5ForConditionalGeneration": ()},
-    template=ModelConfig(architecture="encoder-decoder", positions="relative", scores="dot"),
+    template=ModelConfig(
+        architecture="encoder-decoder",
+        positions=PositionsConfig(kind="relative"),
+        attention=AttentionConfig(scores="dot"),
+    ),
     fields=(
         Field("vocab_size", "vocab_size"),
         Field("d_model", "d_model"),
-        Field("d_kv", "d_kv"),
-        Field("d_ff", "d_ff"),
-        Field("num_heads", "num_heads"),
+        Field("d_kv", "attention.d_kv"),
+        Field("d_ff", "mlp.d_ff"),
+        Field("num_heads", "attention.num_heads"),
         Field("num_layers", "num_encoder_layers"),
         Field(
             "num_decoder_layers",
@@ -113,9 +119,9 @@ T5 = Family(
             lambda n, hf_config: n or hf_config["num_layers"],
         ),
         Field("dropout_rate", "dropout", 0.1),
-        Field("relative_attention_num_buckets", "relative_buckets"),
+        Field("relative_attention_num_buckets", "positions.relative_buckets"),
         T5_MAX_DISTANCE,
-        Field("layer_norm_epsilon", "norm_epsilon", 1e-6),
+        Field("layer_norm_epsilon", "norm.epsilon", 1e-6),
         t5_activation(),
         t5_logits(),
         pad_token(0),
@@ -140,7 +146,7 @@ UMT5 = replace(
     T5,
     model_type="umt5",
     architectures={"UMT5ForConditionalGeneration": ()},
-    template=replace(T5.template, positions="relative-per-layer"),
+    template=changes(T5.template, {"positions.kind": "relative-per-layer"}),
 )
 
 
@@ -174,29 +180,30 @@ BART = Family(
     architectures={"BartForConditionalGeneration": ()},
     template=ModelConfig(
         architecture="encoder-decoder",
-        positions="learned",
-        position_offset=2,  # the table of positions has two unused rows in front
-        scores="scaled-dot",
-        norm="layer",
-        norm_epsilon=1e-5,
+        positions=PositionsConfig(
+            kind="learned",
+            offset=2,  # the table of positions has two unused rows in front
+        ),
+        attention=AttentionConfig(scores="scaled-dot"),
+        norm=NormConfig(kind="layer", epsilon=1e-5),
         bias=True,
         residual="post-norm",
-        embed_norm=True,
-        logits="tied",
+        embedding=EmbeddingConfig(norm=True),
+        output=OutputConfig(logits="tied"),
     ),
     fields=(
         Field("vocab_size", "vocab_size"),
         Field("d_model", "d_model"),
         Field("encoder_layers", "num_encoder_layers"),
         Field("decoder_layers", "num_decoder_layers"),
-        Field("decoder_attention_heads", "num_heads"),
-        encoder_size("encoder_attention_heads", "num_heads", "decoder_attention_heads"),
-        Field("decoder_ffn_dim", "d_ff"),
-        encoder_size("encoder_ffn_dim", "d_ff", "decoder_ffn_dim"),
-        Field("max_position_embeddings", "max_length"),
+        Field("decoder_attention_heads", "attention.num_heads"),
+        encoder_size("encoder_attention_heads", "attention.num_heads", "decoder_attention_heads"),
+        Field("decoder_ffn_dim", "mlp.d_ff"),
+        encoder_size("encoder_ffn_dim", "mlp.d_ff", "decoder_ffn_dim"),
+        Field("max_position_embeddings", "positions.max_length"),
         Field("dropout", "dropout", 0.1),
         activation("activation_function", "gelu"),
-        choice("scale_embedding", "embed_scale", {False: "none", True: "sqrt"}, False),
+        choice("scale_embedding", "embedding.scale", {False: "none", True: "sqrt"}, False),
         pad_token(1),
         eos_token(2),
         Field("decoder_start_token_id", "special.start", 2),
@@ -225,8 +232,14 @@ MARIAN = replace(
     BART,
     model_type="marian",
     architectures={"MarianMTModel": ()},
-    template=replace(
-        BART.template, positions="sinusoidal", sinusoid="halves", position_offset=0, embed_norm=False
+    template=changes(
+        BART.template,
+        {
+            "positions.kind": "sinusoidal",
+            "positions.sinusoid": "halves",
+            "positions.offset": 0,
+            "embedding.norm": False,
+        },
     ),
     fields=(*BART.fields, Field("decoder_vocab_size", "vocab_size", OPTIONAL)),
     supported_values={
@@ -263,9 +276,9 @@ _GPT2_ATTRIBUTE_MAP = {
 # What most decoders share.
 _DECODER = ModelConfig(
     architecture="decoder",
-    positions="learned",
-    scores="scaled-dot",
-    norm="layer",
+    positions=PositionsConfig(kind="learned"),
+    attention=AttentionConfig(scores="scaled-dot"),
+    norm=NormConfig(kind="layer"),
     bias=True,
     special=NO_START,
 )
@@ -279,9 +292,9 @@ GPT2 = Family(
         Field("vocab_size", "vocab_size"),
         Field("n_embd", "d_model"),
         Field("n_layer", "num_decoder_layers"),
-        Field("n_head", "num_heads"),
-        Field("n_positions", "max_length"),
-        Field("layer_norm_epsilon", "norm_epsilon", 1e-5),
+        Field("n_head", "attention.num_heads"),
+        Field("n_positions", "positions.max_length"),
+        Field("layer_norm_epsilon", "norm.epsilon", 1e-5),
         Field("resid_pdrop", "dropout", 0.1),
         activation("activation_function", "gelu_new"),
         tied_embeddings(True),
@@ -312,11 +325,16 @@ OPENAI_GPT = replace(
     architectures={"OpenAIGPTLMHeadModel": ()},
     template=replace(GPT2.template, residual="post-norm"),
     fields=override(
-        without(GPT2.fields, "d_ff"),
+        without(GPT2.fields, "mlp.d_ff"),
         # What its files call GELU is the tanh form.
-        choice("afn", "mlp", {"gelu": "gelu-tanh", "relu": "relu", "silu": "silu", "swish": "silu"}, "gelu"),
+        choice(
+            "afn",
+            "mlp.activation",
+            {"gelu": "gelu-tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
+            "gelu",
+        ),
     ),
-    derived={"d_ff": lambda settings: 4 * settings["d_model"]},
+    derived={"mlp.d_ff": lambda settings: 4 * settings["d_model"]},
     supported_values={},
     base_model=(
         embedding("embed", "tokens_embed"),
@@ -330,7 +348,7 @@ GPT_BIGCODE = replace(
     GPT2,
     model_type="gpt_bigcode",
     architectures={"GPTBigCodeForCausalLM": ()},
-    template=replace(GPT2.template, num_key_value_heads=1),
+    template=changes(GPT2.template, {"attention.num_key_value_heads": 1}),
     supported_values={
         "multi_query": True,
         "num_key_value_heads": 1,
@@ -353,12 +371,12 @@ GPT_BIGCODE = replace(
 GPT_NEOX = Family(
     model_type="gpt_neox",
     architectures={"GPTNeoXForCausalLM": ()},
-    template=replace(_DECODER, positions="rotary"),
+    template=changes(_DECODER, {"positions.kind": "rotary"}),
     fields=(
         *SIZE_FIELDS,
         Field("num_hidden_layers", "num_decoder_layers"),
-        Field("max_position_embeddings", "max_length", 2_048),
-        Field("layer_norm_eps", "norm_epsilon", 1e-5),
+        Field("max_position_embeddings", "positions.max_length", 2_048),
+        Field("layer_norm_eps", "norm.epsilon", 1e-5),
         Field("hidden_dropout", "dropout", 0.0),
         activation("hidden_act", "gelu"),
         tied_embeddings(False),
@@ -391,19 +409,21 @@ GPT_NEOX = Family(
 BLOOM = Family(
     model_type="bloom",
     architectures={"BloomForCausalLM": ()},
-    template=replace(_DECODER, positions="alibi", embed_norm=True, mlp="gelu-tanh"),
+    template=changes(
+        _DECODER, {"positions.kind": "alibi", "embedding.norm": True, "mlp.activation": "gelu-tanh"}
+    ),
     fields=(
         Field("vocab_size", "vocab_size"),
         Field("hidden_size", "d_model"),
         Field("n_layer", "num_decoder_layers"),
-        Field("n_head", "num_heads"),
-        Field("layer_norm_epsilon", "norm_epsilon", 1e-5),
+        Field("n_head", "attention.num_heads"),
+        Field("layer_norm_epsilon", "norm.epsilon", 1e-5),
         Field("hidden_dropout", "dropout", 0.0),
         tied_embeddings(True),
         pad_token(3),
         eos_token(2),
     ),
-    derived={"d_ff": lambda settings: 4 * settings["d_model"]},
+    derived={"mlp.d_ff": lambda settings: 4 * settings["d_model"]},
     supported_values={"apply_residual_connection_post_layernorm": False},
     attribute_map={
         "n_embed": "hidden_size",
@@ -433,22 +453,24 @@ BLOOM = Family(
 GPTJ = Family(
     model_type="gptj",
     architectures={"GPTJForCausalLM": ("logits",)},
-    template=replace(
+    template=changes(
         _DECODER,
-        positions="rotary",
-        rotary=RotaryConfig(layout="pairs"),
-        bias=False,
-        mlp_bias=True,
-        residual="parallel-one-norm",
-        logits_bias=True,
+        {
+            "positions.kind": "rotary",
+            "positions.rotary": RotaryConfig(layout="pairs"),
+            "bias": False,
+            "mlp.bias": True,
+            "residual": "parallel-one-norm",
+            "output.bias": True,
+        },
     ),
     fields=(
         Field("vocab_size", "vocab_size"),
         Field("n_embd", "d_model"),
         Field("n_layer", "num_decoder_layers"),
-        Field("n_head", "num_heads"),
-        Field("n_positions", "max_length"),
-        Field("layer_norm_epsilon", "norm_epsilon", 1e-5),
+        Field("n_head", "attention.num_heads"),
+        Field("n_positions", "positions.max_length"),
+        Field("layer_norm_epsilon", "norm.epsilon", 1e-5),
         Field("resid_pdrop", "dropout", 0.0),
         activation("activation_function", "gelu_new"),
         tied_embeddings(False),
@@ -457,7 +479,7 @@ GPTJ = Family(
         feed_forward_width("n_inner", "n_embd"),
         Field(
             "rotary_dim",  # how many features of a head are rotated
-            "rotary.fraction",
+            "positions.rotary.fraction",
             64,
             lambda width, hf_config: width / (hf_config["n_embd"] // hf_config["n_head"]),
             lambda _, config: config.rotary_width,
@@ -484,15 +506,15 @@ GPTJ = Family(
 GPT_NEO = Family(
     model_type="gpt_neo",
     architectures={"GPTNeoForCausalLM": ()},
-    template=replace(_DECODER, scores="dot", qkv_bias=False),
+    template=changes(_DECODER, {"attention.scores": "dot", "attention.qkv_bias": False}),
     fields=(
         Field("vocab_size", "vocab_size"),
         Field("hidden_size", "d_model"),
         Field("num_layers", "num_decoder_layers"),
-        Field("num_heads", "num_heads"),
+        Field("num_heads", "attention.num_heads"),
         Field("resid_dropout", "dropout", 0.0),
-        Field("max_position_embeddings", "max_length", 2_048),
-        Field("layer_norm_epsilon", "norm_epsilon", 1e-5),
+        Field("max_position_embeddings", "positions.max_length", 2_048),
+        Field("layer_norm_epsilon", "norm.epsilon", 1e-5),
         activation("activation_function", "gelu_new"),
         tied_embeddings(True),
         pad_token(0),
@@ -523,14 +545,16 @@ GPT_NEO = Family(
 OPT = Family(
     model_type="opt",
     architectures={"OPTForCausalLM": ()},
-    template=replace(_DECODER, position_offset=2, norm_epsilon=1e-5, projected="tokens"),
+    template=changes(
+        _DECODER, {"positions.offset": 2, "norm.epsilon": 1e-5, "embedding.projected": "tokens"}
+    ),
     fields=(
         Field("vocab_size", "vocab_size"),
         Field("hidden_size", "d_model"),
         Field("num_hidden_layers", "num_decoder_layers"),
-        Field("num_attention_heads", "num_heads"),
-        Field("ffn_dim", "d_ff"),
-        Field("max_position_embeddings", "max_length", 2_048),
+        Field("num_attention_heads", "attention.num_heads"),
+        Field("ffn_dim", "mlp.d_ff"),
+        Field("max_position_embeddings", "positions.max_length", 2_048),
         Field("dropout", "dropout", 0.1),
         activation("activation_function", "relu"),
         tied_embeddings(True),
@@ -565,7 +589,7 @@ OPT = Family(
 
 _HEAD_DIM = Field(
     "head_dim",
-    "d_kv",
+    "attention.d_kv",
     None,
     lambda value, hf_config: value or hf_config["hidden_size"] // hf_config["num_attention_heads"],
 )
@@ -574,12 +598,12 @@ _HEAD_DIM = Field(
 LLAMA = Family(
     model_type="llama",
     architectures={"LlamaForCausalLM": ()},
-    template=replace(_DECODER, positions="rotary", norm="rms", bias=False),
+    template=changes(_DECODER, {"positions.kind": "rotary", "norm.kind": "rms", "bias": False}),
     fields=(
         *SIZE_FIELDS,
         Field("num_hidden_layers", "num_decoder_layers"),
-        Field("max_position_embeddings", "max_length", 2_048),
-        Field("rms_norm_eps", "norm_epsilon", 1e-6),
+        Field("max_position_embeddings", "positions.max_length", 2_048),
+        Field("rms_norm_eps", "norm.epsilon", 1e-6),
         Field("attention_dropout", "dropout", 0.0),
         Field("attention_bias", "bias", False),
         tied_embeddings(False),
@@ -587,10 +611,10 @@ LLAMA = Family(
         eos_token(2),
         key_value_heads(),
         _HEAD_DIM,
-        choice("hidden_act", "mlp", GATED_ACTIVATIONS, "silu"),
+        choice("hidden_act", "mlp.activation", GATED_ACTIVATIONS, "silu"),
         Field(
             "mlp_bias",
-            "mlp_bias",
+            "mlp.bias",
             False,
             none_if_equal("attention_bias", False),
             lambda _, config: config.mlp_has_bias,
@@ -612,7 +636,7 @@ LLAMA = Family(
         ),
     ),
 )
-_LLAMA_FIELDS_WITHOUT_BIAS = without(LLAMA.fields, "bias", "mlp_bias")
+_LLAMA_FIELDS_WITHOUT_BIAS = without(LLAMA.fields, "bias", "mlp.bias")
 
 # Jiang et al. 2023
 MISTRAL = replace(
@@ -628,7 +652,7 @@ QWEN2 = replace(
     LLAMA,
     model_type="qwen2",
     architectures={"Qwen2ForCausalLM": ()},
-    template=replace(LLAMA.template, qkv_bias=True),
+    template=changes(LLAMA.template, {"attention.qkv_bias": True}),
     fields=(*_LLAMA_FIELDS_WITHOUT_BIAS, qwen_windows()),
     ignored=(),
 )
@@ -638,8 +662,8 @@ QWEN3 = replace(
     LLAMA,
     model_type="qwen3",
     architectures={"Qwen3ForCausalLM": ()},
-    template=replace(LLAMA.template, mlp_bias=False, qk_norm=True),
-    fields=override(without(LLAMA.fields, "mlp_bias"), replace(_HEAD_DIM, default=128), qwen_windows()),
+    template=changes(LLAMA.template, {"mlp.bias": False, "attention.qk_norm": True}),
+    fields=override(without(LLAMA.fields, "mlp.bias"), replace(_HEAD_DIM, default=128), qwen_windows()),
     ignored=(),
     base_model=(
         *LLAMA.base_model,
@@ -671,15 +695,15 @@ def _masked_lm_head(dense: str, layer_norm: str, bias: str) -> tuple[Parameters,
 
 
 # The output layer of these families has GELU, whatever hidden_act is in the blocks.
-_GELU = choice("hidden_act", "mlp", {"gelu": "gelu"}, "gelu")
+_GELU = choice("hidden_act", "mlp.activation", {"gelu": "gelu"}, "gelu")
 _ENCODER = ModelConfig(
     architecture="encoder",
-    positions="learned",
-    scores="scaled-dot",
-    norm="layer",
+    positions=PositionsConfig(kind="learned"),
+    attention=AttentionConfig(scores="scaled-dot"),
+    norm=NormConfig(kind="layer"),
     bias=True,
     residual="post-norm",
-    embed_norm=True,
+    embedding=EmbeddingConfig(norm=True),
 )
 
 # Sanh et al. 2019
@@ -687,19 +711,21 @@ DISTILBERT = Family(
     model_type="distilbert",
     architectures={"DistilBertForMaskedLM": ("logits",), "DistilBertModel": ()},
     task_classes=task_classes("DistilBert", "tokens", "span"),
-    template=replace(_ENCODER, norm_epsilon=1e-12, sinusoid="interleaved", special=NO_START),
+    template=changes(
+        _ENCODER, {"norm.epsilon": 1e-12, "positions.sinusoid": "interleaved", "special": NO_START}
+    ),
     fields=(
         Field("vocab_size", "vocab_size"),
         Field("dim", "d_model"),
         Field("n_layers", "num_encoder_layers"),
-        Field("n_heads", "num_heads"),
-        Field("hidden_dim", "d_ff"),
-        Field("max_position_embeddings", "max_length"),
+        Field("n_heads", "attention.num_heads"),
+        Field("hidden_dim", "mlp.d_ff"),
+        Field("max_position_embeddings", "positions.max_length"),
         Field("dropout", "dropout", 0.1),
         activation("activation", "gelu"),
         pad_token(0),
         eos_token(None),
-        choice("sinusoidal_pos_embds", "positions", {False: "learned", True: "sinusoidal"}, False),
+        choice("sinusoidal_pos_embds", "positions.kind", {False: "learned", True: "sinusoidal"}, False),
     ),
     attribute_map={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
     base_model_prefix="distilbert",
@@ -731,14 +757,14 @@ BERT = Family(
     fields=(
         *SIZE_FIELDS,
         Field("num_hidden_layers", "num_encoder_layers"),
-        Field("max_position_embeddings", "max_length"),
-        Field("layer_norm_eps", "norm_epsilon", 1e-12),
+        Field("max_position_embeddings", "positions.max_length"),
+        Field("layer_norm_eps", "norm.epsilon", 1e-12),
         Field("hidden_dropout_prob", "dropout", 0.1),
         activation("hidden_act", "gelu"),
         pad_token(0),
         eos_token(None),
         # Published models have one type of tokens at least.
-        Field("type_vocab_size", "type_vocab_size", 2, to_field=lambda value, _: max(value, 1)),
+        Field("type_vocab_size", "embedding.type_vocab_size", 2, to_field=lambda value, _: max(value, 1)),
     ),
     supported_values={
         "is_decoder": False,
@@ -784,7 +810,7 @@ ROBERTA = replace(
         POSITIONS_AFTER_PADDING,
         _GELU,
     ),
-    derived={"position_offset": lambda settings: settings["special.pad"] + 1},
+    derived={"positions.offset": lambda settings: settings["special.pad"] + 1},
     base_model_prefix="roberta",
     output_layers=_masked_lm_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
     output_matrix="lm_head.decoder",

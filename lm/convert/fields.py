@@ -1,6 +1,7 @@
 """Fields of config.json that several families share, and those whose values are converted."""
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from lm.config.base import SettingError, nearest
@@ -56,12 +57,12 @@ GATED_ACTIVATIONS = {
 
 def activation(name: str, default: str) -> Field:
     """Map the activation of the feed-forward layer."""
-    return choice(name, "mlp", ACTIVATIONS, default)
+    return choice(name, "mlp.activation", ACTIVATIONS, default)
 
 
 def tied_embeddings(default: bool) -> Field:
     """Map whether the output matrix is the embedding."""
-    return choice("tie_word_embeddings", "logits", {True: "tied", False: "separate"}, default)
+    return choice("tie_word_embeddings", "output.logits", {True: "tied", False: "separate"}, default)
 
 
 def pad_token(default: int) -> Field:
@@ -80,16 +81,16 @@ def eos_token(default: int | None) -> Field:
 
 def feed_forward_width(name: str, width: str) -> Field:
     """Map the width of the feed-forward layer, by default four times the field ``width``."""
-    return Field(name, "d_ff", None, lambda value, hf_config: value or 4 * hf_config[width])
+    return Field(name, "mlp.d_ff", None, lambda value, hf_config: value or 4 * hf_config[width])
 
 
 def key_value_heads(default: int | None = None) -> Field:
     """Map the number of key and value heads; None: that of query heads."""
     return Field(
         "num_key_value_heads",
-        "num_key_value_heads",
+        "attention.num_key_value_heads",
         default,
-        to_field=lambda _, config: config.key_value_heads,
+        to_field=lambda _, config: config.attention.key_value_heads,
     )
 
 
@@ -108,23 +109,23 @@ def encoder_size(name: str, setting: str, decoder_field: str) -> Field:
     """Map a size of the encoder's blocks, None where the decoder's ``decoder_field`` is the same."""
     return Field(
         name,
-        f"encoder.{setting}",
+        f"encoder.{setting.rpartition('.')[2]}",
         to_setting=none_if_equal(decoder_field),
-        to_field=lambda value, config: value or getattr(config, setting),
+        to_field=lambda value, config: value or attrgetter(setting)(config),
     )
 
 
 def embedding_width(name: str, default: int | None, to_setting: Callable[[Any, HFConfig], Any]) -> Field:
     """Map the width of the embedding before it is projected to that of the blocks."""
-    return Field(name, "d_embed", default, to_setting, lambda _, config: config.embed_width)
+    return Field(name, "embedding.d_embed", default, to_setting, lambda _, config: config.embed_width)
 
 
 # RoBERTa numbers positions from the id of padding plus one; the rows before them are unused.
 POSITIONS_AFTER_PADDING = Field(
     "max_position_embeddings",
-    "max_length",
+    "positions.max_length",
     to_setting=lambda value, hf_config: value - (hf_config.get("pad_token_id", 1) or 0) - 1,
-    to_field=lambda value, config: value + config.position_offset,
+    to_field=lambda value, config: value + config.positions.offset,
 )
 
 
@@ -146,13 +147,15 @@ def _t5_max_distance(value: Any, hf_config: HFConfig) -> int:
     return value
 
 
-T5_MAX_DISTANCE = Field("relative_attention_max_distance", "relative_max_distance", 128, _t5_max_distance)
+T5_MAX_DISTANCE = Field(
+    "relative_attention_max_distance", "positions.relative_max_distance", 128, _t5_max_distance
+)
 
 
 def t5_activation() -> FieldGroup:
     """Map feed_forward_proj, and the two fields in which files of transformers repeat what it says."""
     kinds = ("relu", "gated-gelu", "gated-silu", "gated-relu", "gelu", "silu")
-    feed_forward = choice("feed_forward_proj", "mlp", {kind: kind for kind in kinds}, "relu")
+    feed_forward = choice("feed_forward_proj", "mlp.activation", {kind: kind for kind in kinds}, "relu")
 
     def repeated(kind: str) -> HFConfig:
         # gated-gelu of T5 1.1 is the tanh form; plain gelu is that of the error function.
@@ -161,11 +164,11 @@ def t5_activation() -> FieldGroup:
 
     def read(hf_config: HFConfig) -> Settings:
         settings = feed_forward.read(hf_config)
-        for name, expected in repeated(settings["mlp"]).items():
+        for name, expected in repeated(settings["mlp.activation"]).items():
             if hf_config.get(name, expected) != expected:
                 raise SettingError(
                     f"config.json: {name}={hf_config[name]!r} contradicts "
-                    f"feed_forward_proj={settings['mlp']!r}"
+                    f"feed_forward_proj={settings['mlp.activation']!r}"
                 )
         return settings
 
@@ -173,7 +176,7 @@ def t5_activation() -> FieldGroup:
         field = feed_forward.write(config)
         return field | repeated(field["feed_forward_proj"])
 
-    return FieldGroup(("feed_forward_proj", "is_gated_act", "dense_act_fn"), ("mlp",), read, write)
+    return FieldGroup(("feed_forward_proj", "is_gated_act", "dense_act_fn"), ("mlp.activation",), read, write)
 
 
 def t5_logits() -> FieldGroup:
@@ -191,13 +194,16 @@ def t5_logits() -> FieldGroup:
         for name, value in zip(names, (tied, scaled), strict=True):
             check_boolean(name, value)
         matrix = "tied" if tied else "separate"
-        return {"logits": f"{matrix}-scaled" if scaled else matrix}
+        return {"output.logits": f"{matrix}-scaled" if scaled else matrix}
 
     def write(config: ModelConfig) -> HFConfig:
         # Both are true of a separate matrix whose states are scaled.
-        return {names[0]: config.logits != "separate", names[1]: config.logits.endswith("scaled")}
+        return {
+            names[0]: config.output.logits != "separate",
+            names[1]: config.output.logits.endswith("scaled"),
+        }
 
-    return FieldGroup(names, ("logits",), read, write)
+    return FieldGroup(names, ("output.logits",), read, write)
 
 
 # --- rotary positions
@@ -245,22 +251,22 @@ def rope_fields(
             given = f"partial_rotary_factor={rotated_fraction!r}"
             raise SettingError(f"config.json: {given} is not supported, only {default_fraction}")
         settings = {
-            "rotary.base": base,
-            "rotary.fraction": rotated_fraction,
-            "rotary.scaling": ROPE_TYPES[rope_type],
+            "positions.rotary.base": base,
+            "positions.rotary.fraction": rotated_fraction,
+            "positions.rotary.scaling": ROPE_TYPES[rope_type],
         }
         if rope_type != "default":
-            settings["rotary.original_length"] = hf_config.get("max_position_embeddings", 2_048)
+            settings["positions.rotary.original_length"] = hf_config.get("max_position_embeddings", 2_048)
         for name, value in values.items():
             if value is None or (name, value) == ("truncate", True):
                 continue
             if name not in ROPE_SCALING_FIELDS:
                 raise SettingError(f"config.json: {name}={value!r} of rotary positions is not supported")
-            settings[f"rotary.{ROPE_SCALING_FIELDS[name][0]}"] = value
+            settings[f"positions.rotary.{ROPE_SCALING_FIELDS[name][0]}"] = value
         return settings
 
     def write(config: ModelConfig) -> HFConfig:
-        rotary = config.rotary
+        rotary = config.positions.rotary
         hf_config: HFConfig = {theta: rotary.base, "rope_scaling": None}
         if fraction is not None:
             hf_config[fraction] = rotary.fraction
@@ -278,7 +284,7 @@ def rope_fields(
     settings = ("base", "fraction", "scaling", *(setting for setting, _ in ROPE_SCALING_FIELDS.values()))
     return FieldGroup(
         tuple(dict.fromkeys((*names, "max_position_embeddings", *own_names))),
-        tuple(f"rotary.{setting}" for setting in settings),
+        tuple(f"positions.rotary.{setting}" for setting in settings),
         read,
         write,
         superseded=("rope_parameters",),

@@ -66,10 +66,10 @@ def tensors(family: Family, config: ModelConfig, shapes: Mapping[str, Shape]) ->
     named: dict[str, Tensor] = {}
     for parameter in dict.fromkeys(parameters[path] for path in shapes):
         paths = [path for path in parameter.paths if path in shapes]
-        num_heads = config.num_heads if parameter.per_head else None
+        num_heads = config.attention.num_heads if parameter.per_head else None
         layers = [None] if parameter.stack is None else range(shapes[paths[0]][0])
         for layer in layers:
-            name = parameter.tensor_name(layer, gated=config.mlp.startswith("gated"))
+            name = parameter.tensor_name(layer, gated=config.mlp.activation.startswith("gated"))
             sources = tuple((path, layer) for path in paths)
             part_shapes = tuple(shapes[path] if layer is None else shapes[path][1:] for path in paths)
             named[name] = Tensor(sources, part_shapes, parameter.transform, num_heads)
@@ -87,12 +87,12 @@ def is_buffer(name: str, tensor: np.ndarray, config: ModelConfig) -> bool:
     if name.endswith("masked_bias"):  # what GPT-2 writes to masked scores
         return tensor.size == 1 and bool((tensor <= -1e4).all())
     if name.endswith("rotary_emb.inv_freq"):
-        frequencies = config.rotary.base ** -(np.arange(size) * 2 / config.rotary_width)
+        frequencies = config.positions.rotary.base ** -(np.arange(size) * 2 / config.rotary_width)
         return 2 * size == config.rotary_width and np.allclose(tensor, frequencies, rtol=1e-2)
     is_table = name.endswith(("embed_positions.weight", "position_embeddings.weight"))
-    if is_table and config.positions == "sinusoidal" and tensor.ndim == 2:
+    if is_table and config.positions.kind == "sinusoidal" and tensor.ndim == 2:
         rounding = max(1e-5, float(finfo(tensor.dtype).eps))
-        table = sinusoids(jnp.arange(len(tensor)), size, layout=config.sinusoid)
+        table = sinusoids(jnp.arange(len(tensor)), size, layout=config.positions.sinusoid)
         return np.allclose(tensor, table, atol=rounding)
     # The first export of T5 wrote it, and nothing reads it: cross-attention has no relative biases.
     return name == "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"

@@ -187,21 +187,22 @@ def _rows(
 
 def check_mask(config: ModelConfig) -> None:
     """SettingError if a model reads the very tokens whose probability is asked for."""
-    if config.mask == "none":
+    if config.attention.mask == "none":
         raise SettingError(
-            "model.mask='none' reads the tokens whose likelihood it should tell: choose 'causal', or generate"
+            "model.attention.mask='none' reads the tokens whose likelihood it should tell: choose "
+            "'causal', or generate"
         )
 
 
 def _check_length(config: ModelConfig, length: int) -> None:
     if length > (most := _longest(config)):
-        raise SettingError(f"a row of {length} tokens exceeds model.max_length={most}")
+        raise SettingError(f"a row of {length} tokens exceeds model.positions.max_length={most}")
 
 
 def _longest(config: ModelConfig) -> int:
     """The longest row that a model reads [tokens]."""
-    bounded = config.positions == "learned" or config.sparsity.random_blocks
-    return config.max_length if bounded else 2**31
+    bounded = config.positions.kind == "learned" or config.sparsity.random_blocks
+    return config.positions.max_length if bounded else 2**31
 
 
 def _asked(

@@ -11,7 +11,8 @@ from lm.nn.rnn import Direction, Recurrent
 from lm.nn.transformer import Transformer
 from lm.ops.recurrence import States, rnn_scan
 
-GATES = {  # by model.mixer: the products of a cell that go through a sigmoid, in their order; None: another
+# by model.mixer.kind: the products of a cell that go through a sigmoid, in their order; None: another
+GATES = {
     "rnn": (None,),
     "gru": ("reset gate", "update gate", None),
     "lstm": ("input gate", "forget gate", None, "output gate"),
@@ -30,8 +31,8 @@ def reading_layers(model: Transformer, batch: Batch) -> list[tuple[Direction, Ar
     mixer = stack.blocks.attention
     if not isinstance(mixer, Recurrent):
         raise SettingError(
-            f"model.mixer={model.config.mixer!r} carries no state along a row: open a run with model.mixer "
-            "'rnn', 'gru' or 'lstm'"
+            f"model.mixer.kind={model.config.mixer.kind!r} carries no state along a row: open a run with "
+            "model.mixer.kind 'rnn', 'gru' or 'lstm'"
         )
     inputs, kept = model.mixer_inputs(batch)[side], len(mixer.forward.bias[...])
     layer = [jax.tree.map(lambda leaf, i=i: leaf[i % kept], mixer.forward) for i in range(len(inputs))]
@@ -50,7 +51,7 @@ def gates(direction: Direction, x: Array) -> dict[str, Array]:
     products = inputs + jnp.matmul(before.astype(weights.kernel.dtype), weights.kernel)
     products = products if weights.bias is None else products + broadcast_to_rank(weights.bias, products)
     parts = jnp.split(products, direction.cell.gates, axis=-1)
-    names = GATES[direction.config.mixer]
+    names = GATES[direction.config.mixer.kind]
     found = {name: jax.nn.sigmoid(part) for name, part in zip(names, parts, strict=True) if name is not None}
     found |= dict(zip(STATES, states, strict=False))
     return {name: array.astype(jnp.float32).swapaxes(0, 1) for name, array in found.items()}

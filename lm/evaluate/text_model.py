@@ -38,14 +38,14 @@ class TextModel:
     decode: Callable[[Iterable[int]], str]
     prefix: int | None  # what a text without a context is behind: BOS, else EOS
     masking: Masking | None = None  # of an encoder
-    max_length: int | None = None  # that is read at once; None: model.max_length [tokens]
+    max_length: int | None = None  # that is read at once; None: model.positions.max_length [tokens]
 
     @property
     def longest(self) -> int:
         """Tokens that are read, the start token that is not in a prompt left out."""
         config = self.model.config
         starts = not config.has_encoder and config.special.start is not None
-        return (self.max_length or config.max_length) - starts
+        return (self.max_length or config.positions.max_length) - starts
 
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """Log-probability [nats] of each continuation behind its context, and whether it is greedy."""
@@ -69,7 +69,7 @@ class TextModel:
             groups[decoding_of(settings)].append(number)
         answers = [""] * len(prompts)
         for (decoding, seed), numbers in groups.items():
-            room = self.max_length or self.model.config.max_length
+            room = self.max_length or self.model.config.positions.max_length
             room -= 0 if self.model.config.has_encoder else decoding.max_length
             if room < 1:
                 raise SettingError(f"max_gen_toks={decoding.max_length} leaves no room for a prompt")
@@ -130,8 +130,8 @@ class TextModel:
         width = NARROWEST
         while width < max(map(len, rows)):
             width *= 2
-        if not config.has_encoder and config.positions == "learned":
-            width = min(width, config.max_length + 1 - decoding.max_length)
+        if not config.has_encoder and config.positions.kind == "learned":
+            width = min(width, config.positions.max_length + 1 - decoding.max_length)
         tokens = np.full((-(-PROMPTS // parts) * parts, width), config.special.pad, np.int32)
         segments = np.zeros(tokens.shape, np.int32)
         for number, ids in enumerate(rows):

@@ -36,7 +36,7 @@ class LuongAttention(Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         self.query: nnx.Module = Identity()
-        self.key = Identity() if config.cross_attention == "dot" else _square(config, rngs, "kv")
+        self.key = Identity() if config.cross_attention.kind == "dot" else _square(config, rngs, "kv")
         self.out = _square(config, rngs, "embed")
 
     def key_value(self, x: Array, _positions: None) -> KeyValue:

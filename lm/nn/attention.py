@@ -20,10 +20,10 @@ from lm.sharding import constrain
 def attention_scale(config: ModelConfig) -> float:
     """Return what products of queries and keys are multiplied by."""
     # T5 does not scale products: its query kernels start smaller instead.
-    if config.scores == "dot":
+    if config.attention.scores == "dot":
         return 1.0
     # Vaswani et al. 2017. Bilinear weights keep the size of a query, so it fits them too.
-    return config.d_kv**-0.5
+    return config.attention.d_kv**-0.5
 
 
 class Projections(Module):
@@ -32,19 +32,23 @@ class Projections(Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         d_model, use_bias = config.d_model, config.qkv_has_bias
-        query_width = config.num_heads * config.d_kv
-        key_width = config.key_value_heads * config.d_kv
-        value_features = config.key_value_heads * config.value_width
+        query_width = config.attention.num_heads * config.attention.d_kv
+        key_width = config.attention.key_value_heads * config.attention.d_kv
+        value_features = config.attention.key_value_heads * config.attention.value_width
         std = d_model**-0.5  # gives queries of size 1; T5 starts query kernels H^-0.5 smaller instead
-        query_std = std * config.d_kv**-0.5 if config.scores == "dot" else std
+        query_std = std * config.attention.d_kv**-0.5 if config.attention.scores == "dot" else std
         key_axes = ("embed", self._key_axis)
         self.query = Linear(
             rngs, (d_model, query_width), ("embed", "heads"), std=query_std, use_bias=use_bias
         )
         self.key = Linear(rngs, (d_model, key_width), key_axes, std=std, use_bias=use_bias)
         self.value = Linear(rngs, (d_model, value_features), key_axes, std=std, use_bias=use_bias)
-        self.query_norm = make_norm(config, config.d_kv) if config.qk_norm else Identity()
-        self.key_norm = make_norm(config, config.d_kv) if config.qk_norm else Identity()
+        self.query_norm = (
+            make_norm(config.norm, config.attention.d_kv) if config.attention.qk_norm else Identity()
+        )
+        self.key_norm = (
+            make_norm(config.norm, config.attention.d_kv) if config.attention.qk_norm else Identity()
+        )
 
     def queries(self, x: Array, positions: Array | None) -> Array:
         """Return queries [B,T,N,H] of x [B,T,D]."""
@@ -60,17 +64,17 @@ class Projections(Module):
     @property
     def _key_axis(self) -> str:
         # The axis by which kernels are sharded: a device count that divides N may not divide K.
-        return "heads" if self.config.num_key_value_heads is None else "kv_heads"
+        return "heads" if self.config.attention.num_key_value_heads is None else "kv_heads"
 
     def _split_heads(self, x: Array, length: str, axis: str) -> Array:
-        heads = self.config.num_heads if axis == "heads" else self.config.key_value_heads
+        heads = self.config.attention.num_heads if axis == "heads" else self.config.attention.key_value_heads
         return constrain(x.reshape(*x.shape[:-1], heads, -1), "batch", length, axis, "kv")
 
     def _rotate(self, x: Array, positions: Array | None) -> Array:
-        if self.config.positions != "rotary" or positions is None:
+        if self.config.positions.kind != "rotary" or positions is None:
             return x
-        rotary = self.config.rotary
-        return rotate(x, positions, *rotary.frequencies(self.config.d_kv), rotary.layout)
+        rotary = self.config.positions.rotary
+        return rotate(x, positions, *rotary.frequencies(self.config.attention.d_kv), rotary.layout)
 
 
 class Attention(Projections, TokenMixer):
@@ -85,13 +89,13 @@ class Attention(Projections, TokenMixer):
         self, config: ModelConfig, rngs: nnx.Rngs, _bidirectional: bool = False, *, is_cross: bool = False
     ):
         super().__init__(config, rngs)
-        inner = config.num_heads * config.value_width
+        inner = config.attention.num_heads * config.attention.value_width
         self.out = Linear(
             rngs, (inner, config.d_model), ("heads", "embed"), std=inner**-0.5, use_bias=config.bias
         )
-        if is_cross and config.cross_attention_start == "mimetic":
+        if is_cross and config.cross_attention.start == "mimetic":
             self._start_queries_as_keys()
-        self.bilinear = _bilinear_weight(config, rngs) if config.scores == "bilinear" else None
+        self.bilinear = _bilinear_weight(config, rngs) if config.attention.scores == "bilinear" else None
         # Global positions of a Longformer have projections of their own.
         separate = config.sparsity.projections == "separate" and not is_cross
         self.globals = Projections(config, rngs) if separate else None
@@ -142,18 +146,18 @@ class Attention(Projections, TokenMixer):
     @property
     def options(self) -> AttentionOptions:
         """Return the options of attention that the settings ask for."""
-        return AttentionOptions(scale=attention_scale(self.config), logit_cap=self.config.logit_cap)
+        return AttentionOptions(scale=attention_scale(self.config), logit_cap=self.config.attention.logit_cap)
 
     @property
     def heads(self) -> int:
         """Return N."""
-        return self.config.num_heads
+        return self.config.attention.num_heads
 
     def init_carry(self, rows: int, length: int) -> LayerCache:
         """Return an empty cache [B,K,S,H] for ``length`` positions; masks hide what has not been written."""
-        config, shape = self.config, (rows, self.config.key_value_heads, length)
-        key = jnp.zeros((*shape, config.d_kv), config.dtype)
-        value = jnp.zeros((*shape, config.value_width), config.dtype)
+        config, shape = self.config, (rows, self.config.attention.key_value_heads, length)
+        key = jnp.zeros((*shape, config.attention.d_kv), config.dtype)
+        value = jnp.zeros((*shape, config.attention.value_width), config.dtype)
         return LayerCache(key, value)
 
     def flops(self, length: int, visible: int, /) -> int:
@@ -182,7 +186,8 @@ class Attention(Projections, TokenMixer):
 
     def _score_flops(self, queries: int, keys: int) -> int:
         """Return the FLOPs of the scores of all heads, and of the weighted sums of values."""
-        return 2 * queries * keys * self.config.num_heads * (self.config.d_kv + self.config.value_width)
+        sizes = self.config.attention
+        return 2 * queries * keys * sizes.num_heads * (sizes.d_kv + sizes.value_width)
 
     def _has_globals(self, inputs: AttentionInputs) -> bool:
         return self.globals is not None and inputs.global_tokens is not None
@@ -201,13 +206,15 @@ class Attention(Projections, TokenMixer):
         Trockman and Kolter 2023), so equal features get the highest logits.
         """
         config = self.config
-        by_head = self.key.kernel[...].reshape(config.d_model, config.key_value_heads, config.d_kv)
-        kernel = jnp.repeat(by_head, config.num_heads // config.key_value_heads, axis=1)
-        size = config.d_kv**-0.5 if config.scores == "dot" else 1.0
+        by_head = self.key.kernel[...].reshape(
+            config.d_model, config.attention.key_value_heads, config.attention.d_kv
+        )
+        kernel = jnp.repeat(by_head, config.attention.num_heads // config.attention.key_value_heads, axis=1)
+        size = config.attention.d_kv**-0.5 if config.attention.scores == "dot" else 1.0
         self.query.kernel = param(size * kernel.reshape(config.d_model, -1), "embed", "heads")
 
 
 def _bilinear_weight(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
     """Return the weight [N,H,H] of bilinear scores, whose columns have length 1."""
-    shape = config.num_heads, config.d_kv, config.d_kv
-    return param(normal(rngs, shape, config.d_kv**-0.5), "bias_heads", "kv", "kv")
+    shape = config.attention.num_heads, config.attention.d_kv, config.attention.d_kv
+    return param(normal(rngs, shape, config.attention.d_kv**-0.5), "bias_heads", "kv", "kv")

@@ -69,15 +69,17 @@ def choose_implementation(
 
     "xla" and "cudnn" take masks as arrays or not, "xla" biases too; "flash" takes neither as an array,
     "short-rows" only the bias. A single query, and a mask that is an array, always go to "xla". SettingError
-    if ``model.attention`` names one that lacks an option in use.
+    if ``model.attention.implementation`` names one that lacks an option in use.
     """
-    asked = config.attention
+    asked = config.attention.implementation
     if asked != "auto" and (lacking := options.in_use - IMPLEMENTATIONS[asked].options):
         names = " and ".join(sorted(lacking))
-        raise SettingError(f"model.attention={asked!r} does not implement {names}: choose 'auto'")
+        raise SettingError(
+            f"model.attention.implementation={asked!r} does not implement {names}: choose 'auto'"
+        )
     if asked == "cudnn" and (_platform() != "gpu" or _is_length_sharded()):
         where = "where mesh.sequence > 1" if _is_length_sharded() else f"on {_platform()!r}"
-        raise SettingError(f"model.attention='cudnn' is not available {where}: choose 'auto'")
+        raise SettingError(f"model.attention.implementation='cudnn' is not available {where}: choose 'auto'")
     candidates = _candidates(config, length, key_length, mask, bias)
     chosen = [name for name in candidates if options.in_use <= IMPLEMENTATIONS[name].options]
     if not chosen:
@@ -88,7 +90,7 @@ def choose_implementation(
 
 def _candidates(config: ModelConfig, length: int, key_length: int, mask: AnyMask, bias: AnyBias) -> list[str]:
     """Return what could compute this attention whatever its options, the fastest first."""
-    asked, platform = config.attention, _platform()
+    asked, platform = config.attention.implementation, _platform()
     if asked == "cudnn" and length > 1:
         return ["cudnn"]
     if length == 1 or isinstance(mask, Array) or has_random_blocks(mask):
@@ -104,7 +106,9 @@ def _candidates(config: ModelConfig, length: int, key_length: int, mask: AnyMask
     if platform not in ("gpu", "tpu") or max(length, key_length) <= SHORT:
         return [*candidates, "xla"]
     is_plain = (mask is None or mask == CAUSAL) and bias is None and config.dtype == "bfloat16"
-    cudnn_takes_widths = config.value_width == config.d_kv and config.d_kv in range(8, 129, 8)
+    cudnn_takes_widths = (
+        config.attention.value_width == config.attention.d_kv and config.attention.d_kv in range(8, 129, 8)
+    )
     if platform == "gpu" and not _is_length_sharded() and is_plain and cudnn_takes_widths:
         candidates.append("cudnn")
     return [*candidates, "flash", "xla"]
@@ -125,8 +129,8 @@ def fits_short_rows(config: ModelConfig, logits: int) -> bool:
     from lm.ops.kernels.short_rows import MAX_LOGITS, heads_per_register
 
     devices = jax.sharding.get_abstract_mesh().shape.get(ACTIVATION_AXES["heads"], 1)
-    fills_registers = heads_per_register(config.num_heads // devices, config.d_kv) > 0
-    return logits <= MAX_LOGITS and config.value_width == config.d_kv and fills_registers
+    fills_registers = heads_per_register(config.attention.num_heads // devices, config.attention.d_kv) > 0
+    return logits <= MAX_LOGITS and config.attention.value_width == config.attention.d_kv and fills_registers
 
 
 def _platform() -> str:

@@ -45,11 +45,15 @@ def check_features(batch: Batch) -> None:
 def check_row_length(config: ModelConfig, batch: Batch, side: str) -> None:
     """Raise SettingError for rows longer than learned positions, unless the batch names their positions."""
     length = batch[f"{side}_input_tokens"].shape[1]
-    if config.positions == "learned" and length > config.max_length and f"{side}_positions" not in batch:
+    if (
+        config.positions.kind == "learned"
+        and length > config.positions.max_length
+        and f"{side}_positions" not in batch
+    ):
         raise SettingError(
-            f"rows of {length} tokens are longer than model.max_length={config.max_length}, up to which "
-            f"positions are learned: cut {side}_input_tokens or, of several short texts in a row, name their "
-            f"{side}_positions"
+            f"rows of {length} tokens are longer than model.positions.max_length="
+            f"{config.positions.max_length}, up to which positions are learned: cut {side}_input_tokens or, "
+            f"of several short texts in a row, name their {side}_positions"
         )
 
 
@@ -86,12 +90,12 @@ def make_attention_inputs(
     """Return the inputs of the stack ``side``, "encoder" or "decoder", for whole rows [B,T].
 
     Rows attend to themselves, or to a cache of ``cache_length`` positions that holds them. With a cache a
-    decoder is causal even if ``model.mask`` is "none", since later keys are not written yet.
+    decoder is causal even if ``model.attention.mask`` is "none", since later keys are not written yet.
     """
     check_features(batch)
     check_row_length(config, batch, side)
     length, is_decoder = batch[f"{side}_input_tokens"].shape[1], side == "decoder"
-    causal = is_decoder and (config.mask == "causal" or cache_length is not None)
+    causal = is_decoder and (config.attention.mask == "causal" or cache_length is not None)
     key_length = length if cache_length is None else cache_length
     segments, given_positions = batch.get(f"{side}_segment_ids"), batch.get(f"{side}_positions")
     positions = positions_in_segments(length, segments) if given_positions is None else given_positions
@@ -114,7 +118,7 @@ def make_attention_inputs(
     def mask_of(window: int | None) -> AttentionMask | None:
         return _make_mask(_mask_spec(config, causal, window, length), ids, key_length)
 
-    options = AttentionOptions(logit_cap=config.logit_cap)
+    options = AttentionOptions(logit_cap=config.attention.logit_cap)
     implementation = choose_implementation(
         config, length, key_length, mask_of(config.sparsity.window), None, options
     )
@@ -176,7 +180,7 @@ def make_cross_mask(
         encoder_segments = (encoder_segments > 0) * 1
     mask = AttentionMask({"segment": segments}, {"segment": key_segments(encoder_segments)}, MaskSpec())
     key_length = encoder_segments.shape[1]
-    options = AttentionOptions(logit_cap=config.logit_cap)
+    options = AttentionOptions(logit_cap=config.attention.logit_cap)
     if choose_implementation(config, length, key_length, mask, None, options) == "xla":
         return mask.materialize(segments.shape[1], key_length)
     return mask
@@ -221,11 +225,12 @@ def _mask_spec(config: ModelConfig, causal: bool, window: int | None, length: in
     spec = MaskSpec(causal, Window(behind=reach, ahead=reach, step=sparsity.dilation))
     if not sparsity.random_blocks:
         return spec
-    if length > config.max_length:
+    if length > config.positions.max_length:
         raise SettingError(
-            f"model.max_length={config.max_length} is less than the {length} positions of a row"
+            f"model.positions.max_length={config.positions.max_length} is less than the {length} positions "
+            "of a row"
         )
-    total = -(-config.max_length // sparsity.block)
+    total = -(-config.positions.max_length // sparsity.block)
     return spec._replace(random_blocks=RandomBlocks(per_query_block=sparsity.random_blocks, total=total))
 
 
@@ -265,8 +270,8 @@ def _with_biases(
         return prepare(table(bidirectional))
 
     bias = None if relative is None else learned(relative)
-    if config.positions == "alibi":
-        bias = prepare(AlibiBias(jnp.asarray(alibi_slopes(config.num_heads))))
+    if config.positions.kind == "alibi":
+        bias = prepare(AlibiBias(jnp.asarray(alibi_slopes(config.attention.num_heads))))
     return inputs._replace(bias=bias, layer_bias=learned)
 
 

@@ -31,18 +31,20 @@ class Block(Module):
         self.config = config
         bidirectional = config.reads_both_ways(has_cross_attention)
         shares_norm = config.residual == "parallel-one-norm"
-        self.attention_norm = make_norm(config, config.d_model)
+        self.attention_norm = make_norm(config.norm, config.d_model)
         # Checkpoints call it attention, whichever mixer it is.
         self.attention: Mixer = make_mixer(config, rngs, bidirectional)
-        has_own_bias = config.positions == "relative-per-layer"
+        has_own_bias = config.positions.kind == "relative-per-layer"
         self.relative = RelativePositionBias(config, rngs, bidirectional) if has_own_bias else None
-        self.cross = CROSS_ATTENTION[config.cross_attention](config, rngs) if has_cross_attention else None
+        self.cross = (
+            CROSS_ATTENTION[config.cross_attention.kind](config, rngs) if has_cross_attention else None
+        )
         has_cross_norm = self.cross is not None and not shares_norm
-        self.cross_norm = make_norm(config, config.d_model) if has_cross_norm else None
-        has_mlp_norm = config.mlp != "none" and not shares_norm
-        self.mlp_norm = make_norm(config, config.d_model) if has_mlp_norm else None
-        self.mlp = MLP(config, rngs) if config.mlp != "none" else None
-        self.adapter = Adapter(config, rngs) if config.adapter_width else None
+        self.cross_norm = make_norm(config.norm, config.d_model) if has_cross_norm else None
+        has_mlp_norm = config.mlp.activation != "none" and not shares_norm
+        self.mlp_norm = make_norm(config.norm, config.d_model) if has_mlp_norm else None
+        self.mlp = MLP(config, rngs) if config.mlp.activation != "none" else None
+        self.adapter = Adapter(config, rngs) if config.mlp.adapter_width else None
         add_lora(config, rngs, self)
 
     def __call__(
@@ -91,9 +93,9 @@ class Block(Module):
         config, out = self.config, (1, self.config.d_model)
         shapes = self.attention.dropout_shapes(length) | {"attention_out": out}
         if self.mlp is not None:
-            shapes |= {"mlp": (1, config.d_ff), "mlp_out": out}
+            shapes |= {"mlp": (1, config.mlp.d_ff), "mlp_out": out}
         if self.adapter is not None:
-            shapes |= {"adapter": (1, config.adapter_width), "adapter_out": out}
+            shapes |= {"adapter": (1, config.mlp.adapter_width), "adapter_out": out}
         if encoded_length is not None:
             shapes |= {"cross": (self.cross.heads, 1, encoded_length), "cross_out": out}
         return shapes

@@ -1,6 +1,5 @@
 """ELECTRA: a generator that replaces tokens, and a discriminator that finds them (Clark et al. 2020)."""
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -8,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from lm.config.base import changes
 from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import Batch
 from lm.nn.dropout import split_key
@@ -50,16 +50,18 @@ class Electra(Module):
 
 def generator_config(model: ModelConfig, share: float) -> ModelConfig:
     """Return the settings of a generator as deep as ``model`` and ``share`` as wide, with its embedding."""
-    heads = max(int(model.num_heads * share), 1)
-    return replace(
+    heads = max(int(model.attention.num_heads * share), 1)
+    return changes(
         model,
-        d_model=heads * model.d_kv,
-        d_ff=max(int(model.d_ff * share), 1),
-        num_heads=heads,
-        num_key_value_heads=None,
-        d_embed=model.embed_width,
-        logits="tied",
-        logits_transform=True,
-        logits_bias=True,
-        heads=(),
+        {
+            "d_model": heads * model.attention.d_kv,
+            "mlp.d_ff": max(int(model.mlp.d_ff * share), 1),
+            "attention.num_heads": heads,
+            "attention.num_key_value_heads": None,
+            "embedding.d_embed": model.embed_width,
+            "output.logits": "tied",
+            "output.transform": True,
+            "output.bias": True,
+            "heads": (),
+        },
     )

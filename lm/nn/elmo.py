@@ -79,6 +79,9 @@ class SkipGramTables(Module):
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        shape, std = (config.vocab_size, config.embed_width), embedding_std(config, config.embed_width)
+        shape, std = (
+            (config.vocab_size, config.embed_width),
+            embedding_std(config.output.logits, config.embed_width),
+        )
         self.embed = Embed(rngs, shape, "vocab", std=std, dtype=config.dtype)
         self.contexts = Embed(rngs, shape, "vocab", std=std, dtype=config.dtype)

@@ -26,10 +26,10 @@ class MLMTransform(Module):
         self.config = config
         shape, std = (config.d_model, config.embed_width), config.d_model**-0.5
         self.dense = Linear(rngs, shape, ("embed", "kv"), std=std, use_bias=config.bias)
-        self.norm = make_norm(config, config.embed_width)
+        self.norm = make_norm(config.norm, config.embed_width)
 
     def __call__(self, x: Array) -> Array:
-        return self.norm(ACTIVATIONS[self.config.mlp](self.dense(x)))
+        return self.norm(ACTIVATIONS[self.config.mlp.activation](self.dense(x)))
 
 
 class ReplacedTokenHead(Module):
@@ -42,7 +42,7 @@ class ReplacedTokenHead(Module):
         self.out = Linear(rngs, (width, 1), ("embed", "classes"), std=std, use_bias=use_bias)
 
     def __call__(self, x: Array) -> Array:
-        return self.out(ACTIVATIONS[self.config.mlp](self.dense(x)))[..., 0].astype(jnp.float32)
+        return self.out(ACTIVATIONS[self.config.mlp.activation](self.dense(x)))[..., 0].astype(jnp.float32)
 
 
 def _take_position(x: Array, position: Array) -> Array:

@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from lm.config.base import SettingError
-from lm.config.model import ModelConfig
+from lm.config.layers import Logits, NormConfig
 from lm.sharding import PARAMETER_AXES, constrain
 
 M = TypeVar("M", bound=nnx.Module)
@@ -188,13 +188,13 @@ class Embed(Module):
         return dense(x, self.table[...].astype(x.dtype).T, jnp.float32)
 
 
-def embedding_std(config: ModelConfig, width: int) -> float:
+def embedding_std(logits: Logits, width: int) -> float:
     """Return the standard deviation with which a table of embeddings of this width starts.
 
     Rows of length 1 give logits of size 1, here or in ELECTRA's generator, which shares them. T5's rows are
     sqrt(D) long, which is why its tied logits are scaled down.
     """
-    return width**-0.5 if config.logits in ("tied", "none") else 1.0
+    return width**-0.5 if logits in ("tied", "none") else 1.0
 
 
 class RMSNorm(Module):
@@ -230,19 +230,19 @@ def _over_root_mean_square(x: Array, scale: Array, epsilon: float) -> Array:
     return x * (jax.lax.rsqrt(mean_square + epsilon) * broadcast_to_rank(scale, x))
 
 
-NORMS: dict[str, Callable[[int, float], nnx.Module]] = {  # by model.norm; of a width and an epsilon
+NORMS: dict[str, Callable[[int, float], nnx.Module]] = {  # by model.norm.kind; of a width and an epsilon
     "rms": RMSNorm,
     "layer": LayerNorm,
     "none": lambda width, epsilon: Identity(),
 }
 
 
-def make_norm(config: ModelConfig, width: int) -> nnx.Module:
+def make_norm(norm: NormConfig, width: int) -> nnx.Module:
     """Return the norm that the model's settings name, for inputs of this width."""
-    return NORMS[config.norm](width, config.norm_epsilon)
+    return NORMS[norm.kind](width, norm.epsilon)
 
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {  # by model.mlp
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {  # by model.mlp.activation
     "relu": jax.nn.relu,
     "gelu": partial(jax.nn.gelu, approximate=False),  # by the error function, as BERT
     "gelu-tanh": jax.nn.gelu,  # as GPT-2

@@ -44,7 +44,7 @@ class Mixer(Protocol):
 
 
 class NGramMLP(TokenMixer):
-    """tanh(W [x_(t-n+1); ...; x_t] + b): a hidden layer over the last n = ``mixer_window`` tokens.
+    """tanh(W [x_(t-n+1); ...; x_t] + b): a hidden layer over the last n = ``mixer.window`` tokens.
 
     Without a feed-forward layer after it, the model is that of Bengio et al. 2003, whose n counts the target
     too. Each place of the window has its own rows of W. An encoder's window reaches as far ahead, so that it
@@ -53,7 +53,7 @@ class NGramMLP(TokenMixer):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, bidirectional: bool):
         self.config = config
-        self.behind = config.mixer_window - 1
+        self.behind = config.mixer.window - 1
         self.ahead = self.behind if bidirectional else 0
         inner, width = (self.behind + 1 + self.ahead) * config.d_model, config.state_width
         self.hidden = Linear(rngs, (inner, width), ("embed", "mlp"), std=inner**-0.5, use_bias=True)
@@ -117,7 +117,7 @@ class NoMixing(TokenMixer):
 
 CrossAttention = Attention | LuongAttention
 
-# By model.cross_attention; of the settings and random keys.
+# By model.cross_attention.kind; of the settings and random keys.
 CROSS_ATTENTION: dict[str, Callable[[ModelConfig, nnx.Rngs], CrossAttention | None]] = {
     "heads": lambda config, rngs: Attention(config, rngs, is_cross=True),
     "dot": LuongAttention,
@@ -126,7 +126,7 @@ CROSS_ATTENTION: dict[str, Callable[[ModelConfig, nnx.Rngs], CrossAttention | No
     "none": lambda config, rngs: None,
 }
 
-# By model.mixer; made of the settings, random keys, and whether the stack is bidirectional.
+# By model.mixer.kind; made of the settings, random keys, and whether the stack is bidirectional.
 MIXERS |= {
     "attention": Attention,
     "rnn": Recurrent,
@@ -139,10 +139,10 @@ MIXERS |= {
 
 def make_mixer(config: ModelConfig, rngs: nnx.Rngs, bidirectional: bool) -> Mixer:
     """Return the mixer that the settings name; SettingError if it hides that it has scores."""
-    mixer = MIXERS[config.mixer](config, rngs, bidirectional)
+    mixer = MIXERS[config.mixer.kind](config, rngs, bidirectional)
     if getattr(mixer, "has_scores", False) != config.has_scores:
         raise SettingError(
-            f"MIXERS[{config.mixer!r}] should say has_scores={not config.has_scores}, as what it makes does: "
-            "put the class there, or set that attribute of the function"
+            f"MIXERS[{config.mixer.kind!r}] should say has_scores={not config.has_scores}, as what it "
+            "makes does: put the class there, or set that attribute of the function"
         )
     return mixer

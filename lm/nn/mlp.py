@@ -22,10 +22,10 @@ class MLP(Module):
         def linear(shape: tuple[int, int], axes: tuple[str, str]) -> Linear:
             return Linear(rngs, shape, axes, std=shape[0] ** -0.5, use_bias=config.mlp_has_bias)
 
-        inward, is_gated = (config.d_model, config.d_ff), config.mlp.startswith("gated")
+        inward, is_gated = (config.d_model, config.mlp.d_ff), config.mlp.activation.startswith("gated")
         self.hidden = linear(inward, ("embed", "mlp"))
         self.linear = linear(inward, ("embed", "mlp")) if is_gated else None
-        self.out = linear((config.d_ff, config.d_model), ("mlp", "embed"))
+        self.out = linear((config.mlp.d_ff, config.d_model), ("mlp", "embed"))
 
     def __call__(self, x: Array, dropout_mask: Array | None) -> Array:
         """Return [B,T,D] of x [B,T,D]; ``dropout_mask`` bool [B,1,F]."""
@@ -37,7 +37,7 @@ class MLP(Module):
 
     @remat  # all but the product, which its gradients do not ask for
     def _activate_and_project(self, hidden: Array, linear: Array | None, dropout_mask: Array | None) -> Array:
-        hidden = ACTIVATIONS[self.config.mlp](hidden)
+        hidden = ACTIVATIONS[self.config.mlp.activation](hidden)
         if linear is not None:
             hidden = hidden * linear
         return self.out(dropout(hidden, dropout_mask, self.config.dropout))
@@ -53,8 +53,8 @@ class Adapter(Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        width, inner, use_bias = config.d_model, config.adapter_width, config.bias
-        self.norm = make_norm(config, width)
+        width, inner, use_bias = config.d_model, config.mlp.adapter_width, config.bias
+        self.norm = make_norm(config.norm, width)
         self.hidden = Linear(rngs, (width, inner), ("embed", "adapter"), std=width**-0.5, use_bias=use_bias)
         self.out = Linear(rngs, (inner, width), ("adapter", "embed"), std=1e-2, use_bias=use_bias)
 

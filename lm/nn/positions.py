@@ -17,12 +17,14 @@ class RelativePositionBias(Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, bidirectional: bool):
         self.config = config
-        table = normal(rngs, (config.relative_buckets, config.num_heads), config.d_model**-0.5)
-        if config.relative_bias_start == "slopes":
-            bias = BucketedBias(table, bidirectional, config.relative_max_distance)
-            table = jnp.asarray(-bias.mean_distances[:, None] * initial_slopes(config.num_heads))
+        table = normal(
+            rngs, (config.positions.relative_buckets, config.attention.num_heads), config.d_model**-0.5
+        )
+        if config.positions.relative_bias_start == "slopes":
+            bias = BucketedBias(table, bidirectional, config.positions.relative_max_distance)
+            table = jnp.asarray(-bias.mean_distances[:, None] * initial_slopes(config.attention.num_heads))
         self.table = param(table, "buckets", "bias_heads")
 
     def __call__(self, bidirectional: bool) -> BucketedBias:
         """Return the bias of relative positions, with buckets for both directions or for one."""
-        return BucketedBias(self.table[...], bidirectional, self.config.relative_max_distance)
+        return BucketedBias(self.table[...], bidirectional, self.config.positions.relative_max_distance)

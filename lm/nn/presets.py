@@ -4,104 +4,187 @@ from dataclasses import replace
 from typing import Any
 
 from lm.config.attention import RotaryConfig, SparsityConfig
+from lm.config.base import changes
+from lm.config.layers import AttentionConfig, MlpConfig, NormConfig, OutputConfig
 from lm.config.model import ModelConfig, SpecialTokens
+
+Changes = dict[str, Any]  # dotted path of a setting of ModelConfig -> its value
 
 
 def _family(
-    base: ModelConfig, vocab_size: int, special: tuple[int, int | None, int | None], **new: Any
+    base: ModelConfig,
+    vocab_size: int,
+    special: tuple[int, int | None, int | None],
+    new: Changes | None = None,
 ) -> ModelConfig:
     """``base`` with a vocabulary whose ``special`` ids pad, end and start, and with ``new`` settings."""
-    return replace(base, vocab_size=vocab_size, special=SpecialTokens(*special), **new)
+    return changes(base, {"vocab_size": vocab_size, "special": SpecialTokens(*special)} | (new or {}))
 
 
 def _sized(
-    family: ModelConfig, layers: int, d_model: int, num_heads: int, *, d_ff: int = 0, **new: Any
+    family: ModelConfig,
+    layers: int,
+    d_model: int,
+    num_heads: int,
+    new: Changes | None = None,
+    *,
+    d_ff: int = 0,
+    d_kv: int = 0,
 ) -> ModelConfig:
     """A model of ``family`` with the usual proportions: d_ff is 4 d_model, heads share d_model."""
-    layer = {"num_heads": num_heads, "d_ff": d_ff or 4 * d_model, "d_kv": d_model // num_heads}
-    layers_of = {"num_encoder_layers": layers, "num_decoder_layers": layers}
-    return replace(family, d_model=d_model, **layers_of | layer | new)
+    sizes: Changes = {
+        "num_encoder_layers": layers,
+        "num_decoder_layers": layers,
+        "d_model": d_model,
+        "attention.num_heads": num_heads,
+        "attention.d_kv": d_kv or d_model // num_heads,
+        "mlp.d_ff": d_ff or 4 * d_model,
+    }
+    return changes(family, sizes | (new or {}))
 
 
 _T5 = ModelConfig()
-_T5_1_1 = replace(_T5, mlp="gated-gelu", logits="separate")
-_UMT5 = replace(_T5_1_1, positions="relative-per-layer", vocab_size=256_384)  # Chung et al. 2023
+_T5_1_1 = changes(_T5, {"mlp.activation": "gated-gelu", "output.logits": "separate"})
+_UMT5 = changes(_T5_1_1, {"positions.kind": "relative-per-layer", "vocab_size": 256_384})  # Chung et al. 2023
 
 # All the others have scaled scores, layer norm, biases, and an output matrix that is the embedding.
 _CLASSIC = ModelConfig(
-    scores="scaled-dot", norm="layer", norm_epsilon=1e-5, bias=True, logits="tied", mlp="gelu"
+    attention=AttentionConfig(scores="scaled-dot"),
+    norm=NormConfig(kind="layer", epsilon=1e-5),
+    bias=True,
+    output=OutputConfig(logits="tied"),
+    mlp=MlpConfig(activation="gelu"),
 )
-_POST_NORM = replace(_CLASSIC, positions="learned", residual="post-norm")
-_WAVES = replace(_CLASSIC, positions="sinusoidal", residual="post-norm", embed_scale="sqrt")
-_MASKED: dict[str, Any] = {"embed_norm": True, "logits_transform": True, "logits_bias": True}
+_POST_NORM = changes(_CLASSIC, {"positions.kind": "learned", "residual": "post-norm"})
+_WAVES = changes(
+    _CLASSIC, {"positions.kind": "sinusoidal", "residual": "post-norm", "embedding.scale": "sqrt"}
+)
+_MASKED: Changes = {"embedding.norm": True, "output.transform": True, "output.bias": True}
 
 # Vaswani et al. 2017
-_TRANSFORMER = replace(_WAVES, vocab_size=37_000, sinusoid="tensor2tensor", mlp="relu")
-_MARIAN = _family(  # Junczys-Dowmunt et al. 2018; Tiedemann and Thottingal 2020
-    _WAVES, 58_101, (58_100, 0, 58_100), sinusoid="halves", mlp="silu", logits_bias=True
+_TRANSFORMER = changes(
+    _WAVES, {"vocab_size": 37_000, "positions.sinusoid": "tensor2tensor", "mlp.activation": "relu"}
 )
-_BART = _family(  # Lewis et al. 2020
-    _POST_NORM, 50_265, (1, 2, 2), max_length=1_024, position_offset=2, embed_norm=True, logits_bias=True
+# Junczys-Dowmunt et al. 2018; Tiedemann and Thottingal 2020
+_MARIAN = _family(
+    _WAVES,
+    58_101,
+    (58_100, 0, 58_100),
+    {"positions.sinusoid": "halves", "mlp.activation": "silu", "output.bias": True},
+)
+# Lewis et al. 2020
+_BART = _family(
+    _POST_NORM,
+    50_265,
+    (1, 2, 2),
+    {"positions.max_length": 1_024, "positions.offset": 2, "embedding.norm": True, "output.bias": True},
 )
 
-_BIDIRECTIONAL = replace(_POST_NORM, architecture="encoder", norm_epsilon=1e-12, type_vocab_size=2, **_MASKED)
-# Devlin et al. 2019
-_BERT = _family(_BIDIRECTIONAL, 30_522, (0, None, None), heads=("pooler", "next-sentence"))
-_ROBERTA = _family(  # Liu et al. 2019
-    _BERT, 50_265, (1, 2, 0), position_offset=2, type_vocab_size=1, norm_epsilon=1e-5, heads=()
+_BIDIRECTIONAL = changes(
+    _POST_NORM, {"architecture": "encoder", "norm.epsilon": 1e-12, "embedding.type_vocab_size": 2, **_MASKED}
 )
-_DISTILBERT = replace(_BERT, type_vocab_size=0, heads=())  # Sanh et al. 2019
-_ALBERT = replace(_BERT, vocab_size=30_000, d_embed=128, shared_layers=True, mlp="gelu-tanh")
-_ALBERT = replace(_ALBERT, heads=("pooler", "sentence-order"))  # Lan et al. 2020
-_ELECTRA = replace(_BERT, logits="none", logits_transform=False, logits_bias=False, heads=("replaced-token",))
-_ELECTRA_GENERATOR = replace(_BERT, heads=())  # Clark et al. 2020
+# Devlin et al. 2019
+_BERT = _family(_BIDIRECTIONAL, 30_522, (0, None, None), {"heads": ("pooler", "next-sentence")})
+# Liu et al. 2019
+_ROBERTA = _family(
+    _BERT,
+    50_265,
+    (1, 2, 0),
+    {"positions.offset": 2, "embedding.type_vocab_size": 1, "norm.epsilon": 1e-5, "heads": ()},
+)
+_DISTILBERT = changes(_BERT, {"embedding.type_vocab_size": 0, "heads": ()})  # Sanh et al. 2019
+_ALBERT = changes(
+    _BERT,
+    {"vocab_size": 30_000, "embedding.d_embed": 128, "shared_layers": True, "mlp.activation": "gelu-tanh"},
+)
+_ALBERT = changes(_ALBERT, {"heads": ("pooler", "sentence-order")})  # Lan et al. 2020
+_ELECTRA = changes(
+    _BERT,
+    {"output.logits": "none", "output.transform": False, "output.bias": False, "heads": ("replaced-token",)},
+)
+_ELECTRA_GENERATOR = changes(_BERT, {"heads": ()})  # Clark et al. 2020
 _LONG = SparsityConfig(window=256, projections="separate")
-_LONGFORMER = replace(_ROBERTA, max_length=4_096, sparsity=_LONG)  # Beltagy et al. 2020
+_LONGFORMER = changes(_ROBERTA, {"positions.max_length": 4_096, "sparsity": _LONG})  # Beltagy et al. 2020
 
 # Radford et al. 2018, 2019
-_GPT = _family(_POST_NORM, 40_478, (0, None, None), architecture="decoder", mlp="gelu-tanh")
-_GPT2 = _family(_GPT, 50_257, (0, 50_256, None), max_length=1_024, residual="pre-norm")
-_GPT3 = replace(_GPT2, max_length=2_048)  # Brown et al. 2020, table 2.1; its sparse layers are not published
-# Ben Allal et al. 2023; Li et al. 2023
-_BIGCODE = _family(_GPT2, 49_152, (0, 0, None), num_key_value_heads=1, max_length=8_192)
-_ROTARY = replace(_GPT2, positions="rotary", logits="separate")
-_NEOX = _family(  # Black et al. 2022; Biderman et al. 2023
-    _ROTARY, 50_432, (0, 0, None), rotary=RotaryConfig(fraction=0.25), residual="parallel", mlp="gelu"
+_GPT = _family(
+    _POST_NORM, 40_478, (0, None, None), {"architecture": "decoder", "mlp.activation": "gelu-tanh"}
 )
-_PYTHIA = replace(_NEOX, vocab_size=50_304)
-_GPT_J = _family(  # Wang and Komatsuzaki 2021
+_GPT2 = _family(_GPT, 50_257, (0, 50_256, None), {"positions.max_length": 1_024, "residual": "pre-norm"})
+# Brown et al. 2020, table 2.1; its sparse layers are not published
+_GPT3 = changes(_GPT2, {"positions.max_length": 2_048})
+# Ben Allal et al. 2023; Li et al. 2023
+_BIGCODE = _family(
+    _GPT2, 49_152, (0, 0, None), {"attention.num_key_value_heads": 1, "positions.max_length": 8_192}
+)
+_ROTARY = changes(_GPT2, {"positions.kind": "rotary", "output.logits": "separate"})
+# Black et al. 2022; Biderman et al. 2023
+_NEOX = _family(
+    _ROTARY,
+    50_432,
+    (0, 0, None),
+    {"positions.rotary": RotaryConfig(fraction=0.25), "residual": "parallel", "mlp.activation": "gelu"},
+)
+_PYTHIA = changes(_NEOX, {"vocab_size": 50_304})
+# Wang and Komatsuzaki 2021
+_GPT_J = _family(
     _ROTARY,
     50_400,
     (0, 50_256, None),
-    rotary=RotaryConfig(fraction=0.25, layout="pairs"),
-    residual="parallel-one-norm",
-    bias=False,
-    mlp_bias=True,
-    logits_bias=True,
+    {
+        "positions.rotary": RotaryConfig(fraction=0.25, layout="pairs"),
+        "residual": "parallel-one-norm",
+        "bias": False,
+        "mlp.bias": True,
+        "output.bias": True,
+    },
 )
 # Black et al. 2021: every second layer sees 256 tokens
-_GPT_NEO = replace(_GPT2, max_length=2_048, scores="dot", qkv_bias=False)
-_OPT = _family(  # Zhang et al. 2022
-    _GPT2, 50_272, (1, 2, None), max_length=2_048, position_offset=2, mlp="relu", projected="tokens"
+_GPT_NEO = changes(
+    _GPT2, {"positions.max_length": 2_048, "attention.scores": "dot", "attention.qkv_bias": False}
 )
-_BLOOM = _family(_GPT2, 250_880, (3, 2, None), positions="alibi", embed_norm=True)  # Le Scao et al. 2022
-_LLAMA = _family(  # Touvron et al. 2023
-    _ROTARY, 32_000, (0, 2, None), norm="rms", norm_epsilon=1e-6, bias=False, mlp="gated-silu"
+# Zhang et al. 2022
+_OPT = _family(
+    _GPT2,
+    50_272,
+    (1, 2, None),
+    {
+        "positions.max_length": 2_048,
+        "positions.offset": 2,
+        "mlp.activation": "relu",
+        "embedding.projected": "tokens",
+    },
 )
-_GROUPED: dict[str, Any] = {"num_heads": 32, "num_key_value_heads": 8}
-_LLAMA2 = replace(_LLAMA, norm_epsilon=1e-5)
+# Le Scao et al. 2022
+_BLOOM = _family(_GPT2, 250_880, (3, 2, None), {"positions.kind": "alibi", "embedding.norm": True})
+# Touvron et al. 2023
+_LLAMA = _family(
+    _ROTARY,
+    32_000,
+    (0, 2, None),
+    {"norm.kind": "rms", "norm.epsilon": 1e-6, "bias": False, "mlp.activation": "gated-silu"},
+)
+_GROUPED: Changes = {"attention.num_heads": 32, "attention.num_key_value_heads": 8}
+_LLAMA2 = changes(_LLAMA, {"norm.epsilon": 1e-5})
 # Jiang et al. 2023: each layer sees 4,096 tokens
-_MISTRAL = replace(_LLAMA2, sparsity=SparsityConfig(window=4_095), **_GROUPED)
-_QWEN2 = _family(  # Yang et al. 2024: Qwen2, Qwen2.5
-    _LLAMA, 151_936, (151_643, 151_643, None), qkv_bias=True, rotary=RotaryConfig(base=1e6)
+_MISTRAL = changes(_LLAMA2, {"sparsity": SparsityConfig(window=4_095), **_GROUPED})
+# Yang et al. 2024: Qwen2, Qwen2.5
+_QWEN2 = _family(
+    _LLAMA,
+    151_936,
+    (151_643, 151_643, None),
+    {"attention.qkv_bias": True, "positions.rotary": RotaryConfig(base=1e6)},
 )
-_QWEN2_LARGE = replace(_QWEN2, vocab_size=152_064)
-_QWEN2_LARGER = replace(_QWEN2_LARGE, norm_epsilon=1e-5, **_GROUPED)
-_QWEN3 = replace(_QWEN2, qkv_bias=None, qk_norm=True, **_GROUPED)  # Yang et al. 2025
+_QWEN2_LARGE = changes(_QWEN2, {"vocab_size": 152_064})
+_QWEN2_LARGER = changes(_QWEN2_LARGE, {"norm.epsilon": 1e-5, **_GROUPED})
+# Yang et al. 2025
+_QWEN3 = changes(_QWEN2, {"attention.qkv_bias": None, "attention.qk_norm": True, **_GROUPED})
+_TIED: Changes = {"output.logits": "tied"}
+_TWO_TIED = {"attention.num_key_value_heads": 2, **_TIED}
 _LLAMA3_1 = RotaryConfig(base=500_000.0, scaling="llama3", factor=8.0, original_length=8_192)
 _LLAMA3_2 = replace(_LLAMA3_1, factor=32.0)
 # Grattafiori et al. 2024
-_LLAMA3 = _family(_LLAMA2, 128_256, (0, 128_001, None), rotary=_LLAMA3_1, **_GROUPED)
+_LLAMA3 = _family(_LLAMA2, 128_256, (0, 128_001, None), {"positions.rotary": _LLAMA3_1, **_GROUPED})
 
 
 def _alternating(layers: int) -> SparsityConfig:
@@ -130,8 +213,8 @@ PRESETS = {
     "bert-base": _sized(_BERT, 12, 768, 12),
     "bert-large": _sized(_BERT, 24, 1_024, 16),
     # Joshi et al. 2020
-    "spanbert-base": _sized(replace(_BERT, vocab_size=28_996, heads=("pooler",)), 12, 768, 12),
-    "spanbert-large": _sized(replace(_BERT, vocab_size=28_996, heads=("pooler",)), 24, 1_024, 16),
+    "spanbert-base": _sized(changes(_BERT, {"vocab_size": 28_996, "heads": ("pooler",)}), 12, 768, 12),
+    "spanbert-large": _sized(changes(_BERT, {"vocab_size": 28_996, "heads": ("pooler",)}), 24, 1_024, 16),
     "roberta-base": _sized(_ROBERTA, 12, 768, 12),
     "roberta-large": _sized(_ROBERTA, 24, 1_024, 16),
     "distilbert": _sized(_DISTILBERT, 6, 768, 12),
@@ -139,12 +222,12 @@ PRESETS = {
     "albert-large": _sized(_ALBERT, 24, 1_024, 16),
     "albert-xlarge": _sized(_ALBERT, 24, 2_048, 16),
     "albert-xxlarge": _sized(_ALBERT, 12, 4_096, 64),
-    "electra-small": _sized(_ELECTRA, 12, 256, 4, d_embed=128),
+    "electra-small": _sized(_ELECTRA, 12, 256, 4, {"embedding.d_embed": 128}),
     "electra-base": _sized(_ELECTRA, 12, 768, 12),
     "electra-large": _sized(_ELECTRA, 24, 1_024, 16),
-    "electra-small-generator": _sized(_ELECTRA_GENERATOR, 12, 256, 4, d_embed=128),
-    "electra-base-generator": _sized(_ELECTRA_GENERATOR, 12, 256, 4, d_embed=768),
-    "electra-large-generator": _sized(_ELECTRA_GENERATOR, 24, 256, 4, d_embed=1_024),
+    "electra-small-generator": _sized(_ELECTRA_GENERATOR, 12, 256, 4, {"embedding.d_embed": 128}),
+    "electra-base-generator": _sized(_ELECTRA_GENERATOR, 12, 256, 4, {"embedding.d_embed": 768}),
+    "electra-large-generator": _sized(_ELECTRA_GENERATOR, 24, 256, 4, {"embedding.d_embed": 1_024}),
     "longformer-base": _sized(_LONGFORMER, 12, 768, 12),
     "longformer-large": _sized(_LONGFORMER, 24, 1_024, 16),
     "gpt": _sized(_GPT, 12, 768, 12),
@@ -162,10 +245,12 @@ PRESETS = {
     "gpt3-13b": _sized(_GPT3, 40, 5_140, 40, d_kv=128),
     "gpt3": _sized(_GPT3, 96, 12_288, 96),
     "starcoder": _sized(_BIGCODE, 40, 6_144, 48),
-    "santacoder": _sized(replace(_BIGCODE, vocab_size=49_280, max_length=2_048), 24, 2_048, 16),
-    "gpt-neo-125m": _sized(_GPT_NEO, 12, 768, 12, sparsity=_alternating(12)),
-    "gpt-neo-1.3b": _sized(_GPT_NEO, 24, 2_048, 16, sparsity=_alternating(24)),
-    "gpt-neo-2.7b": _sized(_GPT_NEO, 32, 2_560, 20, sparsity=_alternating(32)),
+    "santacoder": _sized(
+        changes(_BIGCODE, {"vocab_size": 49_280, "positions.max_length": 2_048}), 24, 2_048, 16
+    ),
+    "gpt-neo-125m": _sized(_GPT_NEO, 12, 768, 12, {"sparsity": _alternating(12)}),
+    "gpt-neo-1.3b": _sized(_GPT_NEO, 24, 2_048, 16, {"sparsity": _alternating(24)}),
+    "gpt-neo-2.7b": _sized(_GPT_NEO, 32, 2_560, 20, {"sparsity": _alternating(32)}),
     "gpt-j-6b": _sized(_GPT_J, 28, 4_096, 16),
     "pythia-70m": _sized(_PYTHIA, 6, 512, 8),
     "pythia-160m": _sized(_PYTHIA, 12, 768, 12),
@@ -174,14 +259,14 @@ PRESETS = {
     "pythia-1.4b": _sized(_PYTHIA, 24, 2_048, 16),
     "pythia-2.8b": _sized(_PYTHIA, 32, 2_560, 32),
     "pythia-6.9b": _sized(_NEOX, 32, 4_096, 32),
-    "pythia-12b": _sized(replace(_NEOX, vocab_size=50_688), 36, 5_120, 40),
+    "pythia-12b": _sized(changes(_NEOX, {"vocab_size": 50_688}), 36, 5_120, 40),
     "gpt-neox-20b": _sized(_NEOX, 44, 6_144, 64),
     "bloom-560m": _sized(_BLOOM, 24, 1_024, 16),
     "bloom-1b7": _sized(_BLOOM, 24, 2_048, 16),
     "bloom-7b1": _sized(_BLOOM, 30, 4_096, 32),
     "bloom": _sized(_BLOOM, 70, 14_336, 112),
     "opt-125m": _sized(_OPT, 12, 768, 12),
-    "opt-350m": _sized(_OPT, 24, 1_024, 16, d_embed=512, residual="post-norm"),
+    "opt-350m": _sized(_OPT, 24, 1_024, 16, {"embedding.d_embed": 512, "residual": "post-norm"}),
     "opt-1.3b": _sized(_OPT, 24, 2_048, 32),
     "opt-2.7b": _sized(_OPT, 32, 2_560, 32),
     "opt-6.7b": _sized(_OPT, 32, 4_096, 32),
@@ -194,21 +279,23 @@ PRESETS = {
     "llama-65b": _sized(_LLAMA2, 80, 8_192, 64, d_ff=22_016),
     "llama-2-7b": _sized(_LLAMA2, 32, 4_096, 32, d_ff=11_008),
     "llama-2-13b": _sized(_LLAMA2, 40, 5_120, 40, d_ff=13_824),
-    "llama-2-70b": _sized(_LLAMA2, 80, 8_192, 64, d_ff=28_672, num_key_value_heads=8),
+    "llama-2-70b": _sized(_LLAMA2, 80, 8_192, 64, {"attention.num_key_value_heads": 8}, d_ff=28_672),
     "llama-3.1-8b": _sized(_LLAMA3, 32, 4_096, 32, d_ff=14_336),
     "llama-3.1-70b": _sized(_LLAMA3, 80, 8_192, 64, d_ff=28_672),
-    "llama-3.2-1b": _sized(_LLAMA3, 16, 2_048, 32, d_ff=8_192, logits="tied", rotary=_LLAMA3_2),
+    "llama-3.2-1b": _sized(
+        _LLAMA3, 16, 2_048, 32, {"output.logits": "tied", "positions.rotary": _LLAMA3_2}, d_ff=8_192
+    ),
     "mistral-7b": _sized(_MISTRAL, 32, 4_096, 32, d_ff=14_336),  # version 0.1
-    "qwen2.5-0.5b": _sized(_QWEN2, 24, 896, 14, d_ff=4_864, num_key_value_heads=2, logits="tied"),
-    "qwen2.5-1.5b": _sized(_QWEN2, 28, 1_536, 12, d_ff=8_960, num_key_value_heads=2, logits="tied"),
-    "qwen2.5-3b": _sized(_QWEN2, 36, 2_048, 16, d_ff=11_008, num_key_value_heads=2, logits="tied"),
-    "qwen2.5-7b": _sized(_QWEN2_LARGE, 28, 3_584, 28, d_ff=18_944, num_key_value_heads=4),
+    "qwen2.5-0.5b": _sized(_QWEN2, 24, 896, 14, _TWO_TIED, d_ff=4_864),
+    "qwen2.5-1.5b": _sized(_QWEN2, 28, 1_536, 12, _TWO_TIED, d_ff=8_960),
+    "qwen2.5-3b": _sized(_QWEN2, 36, 2_048, 16, _TWO_TIED, d_ff=11_008),
+    "qwen2.5-7b": _sized(_QWEN2_LARGE, 28, 3_584, 28, {"attention.num_key_value_heads": 4}, d_ff=18_944),
     "qwen2.5-14b": _sized(_QWEN2_LARGER, 48, 5_120, 40, d_ff=13_824),
     "qwen2.5-32b": _sized(_QWEN2_LARGER, 64, 5_120, 40, d_ff=27_648),
     "qwen2.5-72b": _sized(_QWEN2_LARGER, 80, 8_192, 64, d_ff=29_568),
-    "qwen3-0.6b": _sized(_QWEN3, 28, 1_024, 16, d_ff=3_072, d_kv=128, logits="tied"),
-    "qwen3-1.7b": _sized(_QWEN3, 28, 2_048, 16, d_ff=6_144, d_kv=128, logits="tied"),
-    "qwen3-4b": _sized(_QWEN3, 36, 2_560, 32, d_ff=9_728, d_kv=128, logits="tied"),
+    "qwen3-0.6b": _sized(_QWEN3, 28, 1_024, 16, _TIED, d_ff=3_072, d_kv=128),
+    "qwen3-1.7b": _sized(_QWEN3, 28, 2_048, 16, _TIED, d_ff=6_144, d_kv=128),
+    "qwen3-4b": _sized(_QWEN3, 36, 2_560, 32, _TIED, d_ff=9_728, d_kv=128),
     "qwen3-8b": _sized(_QWEN3, 36, 4_096, 32, d_ff=12_288, d_kv=128),
     "qwen3-14b": _sized(_QWEN3, 40, 5_120, 40, d_ff=17_408, d_kv=128),
     "qwen3-32b": _sized(_QWEN3, 64, 5_120, 64, d_ff=25_600, d_kv=128),

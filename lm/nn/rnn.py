@@ -19,7 +19,7 @@ from lm.sharding import constrain
 
 
 class Direction(Module):
-    """One direction through a row, with h = ``mixer_width`` features and G gates: G*h*(h+D+1) parameters.
+    """One direction through a row, with h = ``mixer.width`` features and G gates: G*h*(h+D+1) parameters.
 
     One bias per gate, as the equations have it; torch has two, which add up. Only where GRU's reset gate
     multiplies a product of the state is the second (``state_bias`` [h]) one more set of parameters.
@@ -27,16 +27,16 @@ class Direction(Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        cell, d_model, width = CELLS[config.mixer], config.d_model, config.state_width
+        cell, d_model, width = CELLS[config.mixer.kind], config.d_model, config.state_width
         columns = cell.gates * width
         # Gates are not sharded: each device would wait for the others at each position.
         self.input = param(normal(rngs, (d_model, columns), d_model**-0.5), "embed", "gates")
         self.state = param(normal(rngs, (width, columns), width**-0.5), "state", "gates")
         bias = jnp.zeros((columns,), jnp.float32)
-        if config.mixer == "lstm":  # forgets little at first (Jozefowicz et al. 2015)
+        if config.mixer.kind == "lstm":  # forgets little at first (Jozefowicz et al. 2015)
             bias = bias.at[width : 2 * width].set(1.0)
         self.bias = param(bias, "gates")
-        is_gru = config.mixer == "gru"
+        is_gru = config.mixer.kind == "gru"
         self.state_bias = param(jnp.zeros((width,), jnp.float32), "gates") if is_gru else None
 
     def __call__(
@@ -51,7 +51,7 @@ class Direction(Module):
         if segments is not None:
             resets = segment_resets(segments)._replace(states=start_states)
         weights, inputs = self.state_weights(x.dtype), self.input_products(x)
-        return rnn_scan(self.cell, weights, inputs, state, resets, self.config.truncation)
+        return rnn_scan(self.cell, weights, inputs, state, resets, self.config.mixer.truncation)
 
     def input_products(self, x: Array) -> Array:
         """Return x [B,T,D] times the input's kernel, plus the bias: [T,B,G*h]."""
@@ -73,7 +73,7 @@ class Direction(Module):
     @property
     def cell(self) -> RecurrentCell:
         """Return the cell that the settings name."""
-        return CELLS[self.config.mixer]
+        return CELLS[self.config.mixer.kind]
 
 
 class Recurrent(TokenMixer):
@@ -99,8 +99,8 @@ class Recurrent(TokenMixer):
 
         is_plain = width == config.d_model and not bidirectional
         self.out = Identity() if is_plain else linear((width, config.d_model), ("gates", "embed"))
-        starts_from_encoder = config.cross_attention == "none" and not bidirectional
-        first = config.d_model, config.state_width * CELLS[config.mixer].states
+        starts_from_encoder = config.cross_attention.kind == "none" and not bidirectional
+        first = config.d_model, config.state_width * CELLS[config.mixer.kind].states
         self.first = linear(first, ("embed", "gates")) if starts_from_encoder else None
 
     def __call__(
@@ -135,7 +135,7 @@ class Recurrent(TokenMixer):
         ``encoder_state`` [B,T|1,D] is the encoder's last state for each position.
         """
         values = jnp.tanh(self.first(encoder_state).astype(jnp.float32))
-        starts = tuple(jnp.split(values, CELLS[self.config.mixer].states, axis=-1))
+        starts = tuple(jnp.split(values, CELLS[self.config.mixer.kind].states, axis=-1))
         if segments is None:
             return tuple(array[:, 0] for array in starts), None
         starts = tuple(jnp.broadcast_to(x, (*segments.shape, x.shape[-1])) for x in starts)

@@ -32,15 +32,17 @@ class Stack(Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, num_layers: int, has_cross_attention: bool):
         self.config = config
         self.num_layers = num_layers
-        width, std = config.sum_width, embedding_std(config, config.sum_width)
+        width, std = config.sum_width, embedding_std(config.output.logits, config.sum_width)
 
         def table(rows: int, axis: str) -> Embed:
             return Embed(rngs, (rows, width), axis, std=std, dtype=config.dtype)
 
-        rows = config.max_length + config.position_offset
-        self.positions = table(rows, "length") if config.positions == "learned" else None
-        self.types = table(config.type_vocab_size, "classes") if config.type_vocab_size else None
-        self.embed_norm = make_norm(config, width) if config.embed_norm else Identity()
+        rows = config.positions.max_length + config.positions.offset
+        self.positions = table(rows, "length") if config.positions.kind == "learned" else None
+        self.types = (
+            table(config.embedding.type_vocab_size, "classes") if config.embedding.type_vocab_size else None
+        )
+        self.embed_norm = make_norm(config.norm, width) if config.embedding.norm else Identity()
         self.projection = _input_projection(config, rngs)
         keys = jax.random.split(rngs.params(), 1 if config.shared_layers else num_layers)
 
@@ -50,11 +52,11 @@ class Stack(Module):
         # vmap initialises the blocks side by side, each with its key: this makes the leading axis.
         self.blocks: Any = add_layers_axis(jax.vmap(block)(keys))
         bidirectional = config.reads_both_ways(has_cross_attention)
-        has_bias = config.positions == "relative"
+        has_bias = config.positions.kind == "relative"
         self.relative = RelativePositionBias(config, rngs, bidirectional) if has_bias else None
         # Post-norm blocks end with a norm already.
         is_post_norm = config.residual == "post-norm"
-        self.norm = Identity() if is_post_norm else make_norm(config, config.d_model)
+        self.norm = Identity() if is_post_norm else make_norm(config.norm, config.d_model)
 
     def __call__(
         self,
@@ -139,14 +141,14 @@ class Stack(Module):
         config = self.config
         if isinstance(self.blocks, nnx.List):
             return self._run_decoding(step, x, layers, inputs)
-        is_scanned = config.layers == "scan" and not inputs.layer_masks
+        is_scanned = config.compile.layers == "scan" and not inputs.layer_masks
 
         def one_layer(block, x, layer, mask):
             return step(block, x, layer, inputs._replace(mask=mask))
 
-        if config.remat != "none":
+        if config.compile.remat != "none":
             # Without a scan, XLA would merge the recomputation with the original unless CSE is prevented.
-            policy = REMAT_POLICIES[config.remat]
+            policy = REMAT_POLICIES[config.compile.remat]
             one_layer = jax.checkpoint(one_layer, policy=policy, prevent_cse=not is_scanned)
         if not is_scanned:
             return self._run_unrolled(one_layer, x, layers, inputs)
@@ -204,20 +206,22 @@ class Stack(Module):
         d_model comes before positions if it projects tokens (OPT), last if it projects the sum (ALBERT).
         """
         config = self.config
-        if config.embed_scale == "sqrt":
+        if config.embedding.scale == "sqrt":
             x = x * config.d_model**0.5
-        if config.projected == "tokens":
+        if config.embedding.projected == "tokens":
             x = self.projection(x)
         if self.positions is not None:
             # A negative position stays negative, for which Embed gives NaN: the offset could make it valid.
-            rows = jnp.where(inputs.positions < 0, -1, inputs.positions + config.position_offset)
+            rows = jnp.where(inputs.positions < 0, -1, inputs.positions + config.positions.offset)
             x = x + self.positions(rows)
-        if config.positions == "sinusoidal":
-            x = x + sinusoids(inputs.positions, config.sum_width, layout=config.sinusoid).astype(x.dtype)
+        if config.positions.kind == "sinusoidal":
+            x = x + sinusoids(inputs.positions, config.sum_width, layout=config.positions.sinusoid).astype(
+                x.dtype
+            )
         if self.types is not None:
             x = x + self.types(jnp.zeros(x.shape[:2], jnp.int32) if types is None else types)
         x = dropout(self.embed_norm(x), dropout_mask, config.dropout)
-        if config.projected == "sum":
+        if config.embedding.projected == "sum":
             x = self.projection(x)
         return constrain(x, "batch", "length", "embed")
 
@@ -251,7 +255,7 @@ def _input_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
 
     It has a bias only where it projects the sum of all embeddings (ALBERT); OPT's has none.
     """
-    if config.d_embed is None:
+    if config.embedding.d_embed is None:
         return Identity()
-    width, use_bias = config.embed_width, config.bias and config.projected == "sum"
+    width, use_bias = config.embed_width, config.bias and config.embedding.projected == "sum"
     return Linear(rngs, (width, config.d_model), ("kv", "embed"), std=width**-0.5, use_bias=use_bias)

@@ -46,7 +46,10 @@ class Transformer(Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         d_model, heads = config.d_model, config.heads
-        shape, std = (config.vocab_size, config.embed_width), embedding_std(config, config.embed_width)
+        shape, std = (
+            (config.vocab_size, config.embed_width),
+            embedding_std(config.output.logits, config.embed_width),
+        )
         self.embed = Embed(rngs, shape, "vocab", std=std, dtype=config.dtype)
         # A stack that both sides share is the decoder.
         has_own_encoder = config.architecture in ("encoder-decoder", "encoder")
@@ -59,9 +62,9 @@ class Transformer(Module):
         self.encoder = stack(*encoder) if has_own_encoder else None
         self.decoder = stack(*decoder) if config.has_decoder else None
         self.narrowing = _output_projection(config, rngs)
-        self.transform = MLMTransform(config, rngs) if config.logits_transform else Identity()
-        self.head = _output_matrix(config, rngs) if config.logits.startswith("separate") else None
-        self.logits_bias = param(jnp.zeros(config.vocab_size), "vocab") if config.logits_bias else None
+        self.transform = MLMTransform(config, rngs) if config.output.transform else Identity()
+        self.head = _output_matrix(config, rngs) if config.output.logits.startswith("separate") else None
+        self.logits_bias = param(jnp.zeros(config.vocab_size), "vocab") if config.output.bias else None
 
         def linear(width: int, axis: str) -> Linear:
             shape, axes = (d_model, width), ("embed", axis)
@@ -97,10 +100,12 @@ class Transformer(Module):
     def logits(self, x: Array) -> Array:
         """Return float32 [B,T,V] of last hidden states x [B,T,D]."""
         config = self.config
-        if config.logits == "none":
-            raise SettingError("model.logits='none': no output matrix; use the model's features or its heads")
+        if config.output.logits == "none":
+            raise SettingError(
+                "model.output.logits='none': no output matrix; use the model's features or its heads"
+            )
         x = self.transform(self.narrowing(x))
-        if config.logits.endswith("scaled"):
+        if config.output.logits.endswith("scaled"):
             x = x * config.d_model**-0.5
         if self.head is not None:
             logits = dense(x, self.head.kernel[...].astype(x.dtype), jnp.float32)
@@ -160,7 +165,7 @@ class Transformer(Module):
         attention = make_attention_inputs(self.config, batch, "decoder", self.decoder.relative)
         if encoded is not None:
             segments = batch.get("decoder_segment_ids"), batch.get("encoder_segment_ids")
-            if self.config.cross_attention == "none":
+            if self.config.cross_attention.kind == "none":
                 states = last_encoder_states(encoded, *segments)
                 attention = attention._replace(encoder_state=states)
             else:
@@ -180,7 +185,7 @@ class Transformer(Module):
         encoder_kv = cross_mask = encoder_state = None
         if config.has_encoder:
             encoded, segments = self.encode(batch), batch.get("encoder_segment_ids")
-            if config.cross_attention == "none":
+            if config.cross_attention.kind == "none":
                 encoder_state = last_encoder_states(encoded, None, segments)
             else:
                 encoder_kv = self.decoder.encoder_key_value(encoded)
@@ -231,8 +236,8 @@ class Transformer(Module):
 
 def _output_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
     """Return the kernel [D,d_embed] that brings states back to a tied embedding's width, if needed (OPT)."""
-    is_back_already = config.logits_transform or not config.logits.startswith("tied")
-    if config.projected == "sum" or config.d_embed is None or is_back_already:
+    is_back_already = config.output.transform or not config.output.logits.startswith("tied")
+    if config.embedding.projected == "sum" or config.embedding.d_embed is None or is_back_already:
         return Identity()
     shape, std = (config.d_model, config.embed_width), config.d_model**-0.5
     return Linear(rngs, shape, ("embed", "kv"), std=std, use_bias=False)
@@ -240,6 +245,6 @@ def _output_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
 
 def _output_matrix(config: ModelConfig, rngs: nnx.Rngs) -> Linear:
     """Return the kernel [D,V]. Its std is larger where states are scaled down, so logits start at size 1."""
-    std = 1.0 if config.logits.endswith("scaled") else config.d_model**-0.5
+    std = 1.0 if config.output.logits.endswith("scaled") else config.d_model**-0.5
     shape = config.d_model, config.vocab_size
     return Linear(rngs, shape, ("embed", "vocab"), std=std, use_bias=False)

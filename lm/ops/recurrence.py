@@ -63,7 +63,7 @@ def _lstm(x: Gates, h: Gates, state: States) -> States:
     return _sigmoid(output_gate) * jnp.tanh(cell), cell
 
 
-CELLS = {  # by model.mixer; gates in torch's order, whose weights are these transposed
+CELLS = {  # by model.mixer.kind; gates in torch's order, whose weights are these transposed
     "rnn": RecurrentCell(1, 1, _elman),  # Elman 1990: tanh
     # Cho et al. 2014: reset, update, new; the reset gate comes after the product, as in cuDNN
     "gru": RecurrentCell(3, 1, _gru),

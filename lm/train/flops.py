@@ -44,7 +44,7 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     a step takes three forward passes. What rematerialisation repeats is not counted, nor is the half of
     causal scores that a kernel may skip, nor ELECTRA's generator. Scores outside of windows are counted.
     """
-    vocab_size = 0 if config.logits == "none" else config.vocab_size
+    vocab_size = 0 if config.output.logits == "none" else config.vocab_size
     predicted = targets if config.has_decoder else inputs
     forward = 2 * predicted * config.embed_width * vocab_size
     if config.has_encoder:
@@ -85,7 +85,8 @@ class Costs(NamedTuple):
 
 def longest_row(config: ModelConfig, length: int) -> int:
     """Return ``length`` or, if less, the longest row that learned positions reach [tokens]."""
-    return min(length, config.max_length) if config.positions == "learned" else length
+    positions = config.positions
+    return min(length, positions.max_length) if positions.kind == "learned" else length
 
 
 def costs(config: ModelConfig, length: int) -> Costs:
@@ -100,8 +101,8 @@ def costs(config: ModelConfig, length: int) -> Costs:
     """
     if length > longest_row(config, length):
         raise SettingError(
-            f"rows of {length} tokens are longer than model.max_length={config.max_length}, up to which "
-            "positions are learned"
+            f"rows of {length} tokens are longer than model.positions.max_length="
+            f"{config.positions.max_length}, up to which positions are learned"
         )
     key = jax.eval_shape(lambda: jax.random.key(0))
     model = jax.eval_shape(lambda key: Transformer(config, nnx.Rngs(params=key)), key)

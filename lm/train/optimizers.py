@@ -200,7 +200,7 @@ class GradualUnfreezing:
         def trained_from(name: str, ndim: int) -> int | np.ndarray:
             """Return how many layers must be unfrozen for this parameter to be trained, or for each layer."""
             module, _, rest = name.removeprefix(BODY).removeprefix(FORWARD).partition(".")
-            if module == "embed" and not model.logits.startswith("tied"):
+            if module == "embed" and not model.output.logits.startswith("tied"):
                 return episodes
             if module not in depths or rest.startswith("norm."):
                 return 1

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import prod
+from operator import attrgetter
 from typing import NamedTuple
 
 import jax
@@ -282,12 +283,12 @@ def build(spec: StepSpec, mesh: Mesh) -> Steps:
 
 def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, microbatches: int = 1) -> None:
     """Raise SettingError for what cannot be split over mesh ``sizes``; cheap, before anything is compiled."""
-    axes = {"vocab_size": "tensor", "num_heads": "tensor", "d_ff": "tensor", "d_model": "fsdp"}
-    for field, axis in axes.items():
+    axes = {"vocab_size": "tensor", "attention.num_heads": "tensor", "mlp.d_ff": "tensor", "d_model": "fsdp"}
+    for path, axis in axes.items():
         for side in (model, model.encoder_side):
-            sharding.check_division(f"model.{field}", getattr(side, field), {axis: sizes[axis]})
-    if model.mixer_width is not None:
-        sharding.check_division("model.mixer_width", model.mixer_width, {"fsdp": sizes["fsdp"]})
+            sharding.check_division(f"model.{path}", attrgetter(path)(side), {axis: sizes[axis]})
+    if model.mixer.width is not None:
+        sharding.check_division("model.mixer.width", model.mixer.width, {"fsdp": sizes["fsdp"]})
     if microbatches < 1 or batch_size % microbatches:
         raise SettingError(f"batch_size={batch_size} should be a multiple of microbatches={microbatches}")
     what = "batch_size" if microbatches == 1 else f"batch_size={batch_size} / microbatches={microbatches}"
@@ -303,8 +304,8 @@ def check_memory(model: ModelConfig, mesh: Mesh) -> None:
     needed = sum(2 * 4 * prod(layout.shard_shape(leaves[name].shape)) for name, layout in layouts.items())
     available = device_memory()
     if needed > available:
-        names = ("vocab_size", "d_model", "d_ff", "num_encoder_layers", "num_decoder_layers")
-        sizes = ", ".join(f"model.{name}={getattr(model, name)}" for name in names)
+        paths = ("vocab_size", "d_model", "mlp.d_ff", "num_encoder_layers", "num_decoder_layers")
+        sizes = ", ".join(f"model.{path}={attrgetter(path)(model)}" for path in paths)
         raise SettingError(
             f"the model needs {needed / 2**30:,.1f} GiB of each device for parameters and gradients, and "
             f"there are {available / 2**30:,.1f}: make it smaller ({sizes}) or use more devices (mesh.fsdp)"
@@ -319,7 +320,7 @@ def check_rows(model: ModelConfig, sizes: Mapping[str, int], rows: int, length: 
     """
     own_rows, own_length = -(-rows // sharding.batch_shards(sizes)), -(-length // sizes["sequence"])
     states = own_rows * own_length * model.d_model * (2 if model.dtype == "bfloat16" else 4)
-    stores_logits = jax.default_backend() == "cpu" and model.attention in ("auto", "xla")
+    stores_logits = jax.default_backend() == "cpu" and model.attention.implementation in ("auto", "xla")
     logits = own_length * length * 4 if stores_logits and model.has_scores else 0
     needed, available = states + logits, device_memory()
     if needed > available:

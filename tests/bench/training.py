@@ -28,26 +28,26 @@ STEPS, BLOCKS = 3, 9
 
 def our_settings(shape: str):
     """The model's settings, and its loss."""
-    from dataclasses import replace
 
     from experiments.study.registry import build
+    from lm.config.base import changes
     from lm.nn.presets import PRESETS
     from lm.train.losses import language_model, masked_lm
 
     *_, length, pieces = SHAPES[shape]
-    common = {"vocab_size": pieces, "layers": "unroll"}
-    wide = common | {"d_model": 256, "d_ff": 1_024, "d_kv": 64, "num_heads": 4}
-    four = wide | {"num_encoder_layers": 4, "num_decoder_layers": 4, "max_length": length}
+    common = {"vocab_size": pieces, "compile.layers": "unroll"}
+    wide = common | {"d_model": 256, "mlp.d_ff": 1_024, "attention.d_kv": 64, "attention.num_heads": 4}
+    four = wide | {"num_encoder_layers": 4, "num_decoder_layers": 4, "positions.max_length": length}
     if shape == "t5":
         two = {"num_encoder_layers": 2, "num_decoder_layers": 2, "dropout": 0.1}
-        return replace(PRESETS["t5-small"], **wide | two), language_model
+        return changes(PRESETS["t5-small"], wide | two), language_model
     if shape == "bert":
-        return replace(PRESETS["bert-base"], **four, dropout=0.1, heads=()), masked_lm
+        return changes(PRESETS["bert-base"], {**four, "dropout": 0.1, "heads": ()}), masked_lm
     if shape == "gpt":
-        return replace(PRESETS["gpt2"], **four, dropout=0.0, mlp="gelu"), language_model
+        return changes(PRESETS["gpt2"], {**four, "dropout": 0.0, "mlp.activation": "gelu"}), language_model
     layers, width, state = LSTMS[shape]
-    sizes = {"num_decoder_layers": layers, "d_model": width, "mixer_width": state, "mlp": "none"}
-    return replace(build("history/lstm", "mini").model, **common | sizes), language_model
+    sizes = {"num_decoder_layers": layers, "d_model": width, "mixer.width": state, "mlp.activation": "none"}
+    return changes(build("history/lstm", "mini").model, common | sizes), language_model
 
 
 def our_batch(rows: int, read: int, predicted: int, pieces: int, model) -> dict:

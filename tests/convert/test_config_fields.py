@@ -43,7 +43,7 @@ REFUSED = {  # legal, and told by the field's name
     "gpt_bigcode/scale_attn_weights": SCALE_GPT,
     "gpt_bigcode/multi_query": "multi_query=False is not supported",
     "gpt_neox/attention_bias": "attention_bias=False is not supported",
-    "gpt_neox/num_attention_heads": "rotary.fraction=0.25 turns 1 of model.d_kv=4",
+    "gpt_neox/num_attention_heads": "rotary.fraction=0.25 turns 1 of model.attention.d_kv=4",
     "gpt_neo/attention_layers": "attention_layers should be those of attention_types",
     "bloom/apply_residual_connection_post_layernorm": "apply_residual_connection_post_layernorm=True",
     "llama/dynamic": "rope_type='dynamic' is not supported",
@@ -148,7 +148,7 @@ def test_states_are_scaled_before_the_output_as_the_file_says_or_where_it_does_n
     theirs, _ = variant(f"{family}/base")
     theirs |= {"tie_word_embeddings": tied, "scale_decoder_outputs": scaled}
     theirs = {name: value for name, value in theirs.items() if value is not None}
-    assert model_config(theirs, (), untied=own_matrix).logits == due
+    assert model_config(theirs, (), untied=own_matrix).output.logits == due
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

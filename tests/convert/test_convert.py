@@ -18,7 +18,8 @@ from safetensors.numpy import load_file, save_file
 from experiments.cli.convert import export_checkpoint, import_checkpoint
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run
-from lm.config.base import SettingError, change
+from lm.config.base import SettingError, change, changes
+from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
 from lm.config.training import CheckpointConfig, OptimizerConfig
@@ -230,7 +231,11 @@ def test_both_spellings_of_rotary_settings_mean_the_same(kind):
     old = model_config(theirs | {"rope_scaling": stretch}, ())
     del theirs["rope_theta"], theirs["rope_scaling"]
     assert old == model_config(theirs | {"rope_parameters": stretch | {"rope_theta": 500.0}}, ())
-    assert (old.rotary.scaling, old.rotary.factor, old.rotary.base) == (kind, stretch["factor"], 500.0)
+    assert (old.positions.rotary.scaling, old.positions.rotary.factor, old.positions.rotary.base) == (
+        kind,
+        stretch["factor"],
+        500.0,
+    )
     assert model_config(config_json(old), ()) == old
 
 
@@ -250,12 +255,12 @@ def test_a_head_is_known_by_its_tensors_where_the_class_does_not_name_it():
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("scores", "bilinear"),
+        ("attention.scores", "bilinear"),
         ("architecture", "prefix-decoder"),
         ("sparsity.dilation", 2),
-        ("mask", "none"),
-        ("mlp", "none"),
-        ("norm", "none"),
+        ("attention.mask", "none"),
+        ("mlp.activation", "none"),
+        ("norm.kind", "none"),
         ("residual", "none"),
     ],
 )
@@ -267,7 +272,12 @@ def test_a_model_of_no_family_is_refused_by_the_setting(path, value, tmp_path):
 
 def test_a_folder_that_is_there_is_not_written_to(tmp_path):
     config = ModelConfig(
-        vocab_size=16, d_model=8, d_ff=8, d_kv=4, num_heads=2, num_encoder_layers=1, num_decoder_layers=1
+        vocab_size=16,
+        d_model=8,
+        mlp=MlpConfig(d_ff=8),
+        attention=AttentionConfig(d_kv=4, num_heads=2),
+        num_encoder_layers=1,
+        num_decoder_layers=1,
     )
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").touch()
@@ -305,14 +315,16 @@ def test_the_library_example_of_the_docs_runs_as_it_stands(tmp_path, monkeypatch
         (ROOT / "docs" / "library.md").read_text("utf-8"),
         re.DOTALL,
     )[1]
-    small = replace(
+    small = changes(
         PRESETS["t5-small"],
-        vocab_size=64,
-        d_model=16,
-        d_ff=32,
-        num_heads=2,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
+        {
+            "vocab_size": 64,
+            "d_model": 16,
+            "mlp.d_ff": 32,
+            "attention.num_heads": 2,
+            "num_encoder_layers": 1,
+            "num_decoder_layers": 1,
+        },
     )
     monkeypatch.setitem(PRESETS, "t5-small", small)
     monkeypatch.chdir(tmp_path)

@@ -66,7 +66,7 @@ def batch_of(model, arrays, source="in/"):
 def outputs(model, batch):
     """What the reference calls logits, and BERT's next-sentence logits."""
     x = model.features(batch)
-    found = {"logits": model.logits(x) if model.config.logits != "none" else model.replaced(x)}
+    found = {"logits": model.logits(x) if model.config.output.logits != "none" else model.replaced(x)}
     return found | ({} if model.next_sentence is None else {"pair": model.next_sentence(model.pooled(x))})
 
 
@@ -167,7 +167,7 @@ def loss(model, batch, arrays):
     """The loss as the reference has it."""
     found, labels = outputs(model, batch), arrays["in/labels"]
     logits, weights = found["logits"], labels != -100
-    if model.config.logits == "none":
+    if model.config.output.logits == "none":
         bits = optax.sigmoid_binary_cross_entropy(logits, labels)
         return (bits * arrays["in/attention_mask"]).sum() / arrays["in/attention_mask"].sum()
     if not model.config.has_encoder:

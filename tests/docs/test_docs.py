@@ -103,7 +103,7 @@ def test_the_page_of_settings_has_each_with_its_choices_values_and_meaning(monke
     page = settings_page()
     for name, _ in leaves(BASELINE):
         assert page.count(f"| `{name}` |") == 1, name
-    assert "| `model.d_ff` | whole number | `256` | `3072` |" in page
+    assert "| `model.mlp.d_ff` | whole number | `256` | `3072` |" in page
     assert "`spans`" in page and "| `guard.spikes` | number or none | `none` | `none` |" in page
     lacking = re.findall(r"(?m)^\| (`\S+`) .*\|  \|$", page)
     assert not lacking, "a setting's comment is its meaning"

@@ -176,7 +176,7 @@ def test_an_ensemble_is_asked_as_one():
 def test_a_row_that_is_too_long_or_has_no_beginning_is_refused():
     model, text = make("decoder, learned"), texts(7, [17])[0]
     assert np.isfinite(continuation_log_probs(model, [(text[:8], text[8:16])], put)).all()
-    with pytest.raises(SettingError, match="a row of 17 tokens exceeds model.max_length=16"):
+    with pytest.raises(SettingError, match="a row of 17 tokens exceeds model.positions.max_length=16"):
         continuation_log_probs(model, [(text[:8], text[8:])], put)
     unstarted = make("decoder", special=SpecialTokens(start=None))
     with pytest.raises(SettingError, match="model.special.start=None"):

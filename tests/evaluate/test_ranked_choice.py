@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.model import ModelConfig
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.choices import choices_of
@@ -109,7 +110,12 @@ def test_what_is_measured_is_the_models_and_the_metrics_are_means_of_rows(monkey
 
 def test_a_model_that_does_not_read_its_inputs_is_at_chance_where_inputs_are_chosen():
     config = ModelConfig(
-        vocab_size=400, num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, d_kv=4
+        vocab_size=400,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        d_model=8,
+        mlp=MlpConfig(d_ff=8),
+        attention=AttentionConfig(d_kv=4),
     )
     model = Transformer(config, nnx.Rngs(params=jax.random.key(0)))
     state = nnx.state(model)

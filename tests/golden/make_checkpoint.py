@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from lm import sharding
+from lm.config.layers import AttentionConfig, MlpConfig, PositionsConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
 from lm.config.training import CheckpointConfig, OptimizerConfig
@@ -28,12 +29,10 @@ MODEL = ModelConfig(
     vocab_size=40,
     num_decoder_layers=1,
     d_model=8,
-    d_ff=16,
-    d_kv=4,
-    num_heads=2,
+    mlp=MlpConfig(d_ff=16),
+    attention=AttentionConfig(d_kv=4, num_heads=2),
     dropout=0.1,
-    relative_buckets=8,
-    relative_max_distance=6,
+    positions=PositionsConfig(relative_buckets=8, relative_max_distance=6),
 )
 
 

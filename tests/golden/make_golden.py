@@ -62,7 +62,7 @@ HOOKS = {  # family: module whose output is recorded -> as what; "#" is the numb
         "transformer.h.#": "block_#",
         "transformer.ln_f": "final",
     },
-    "llama": {"model.embed_tokens": "embed", "model.layers.#": "block_#", "model.norm": "final"},
+    "llama": {"model.embed_tokens": "embed", "model.layers.#": "block_#", "model.norm.kind": "final"},
     "opt": {"model.decoder.layers.#": "block_#", "model.decoder.final_layer_norm": "final"},
     "gpt_neox": {"gpt_neox.layers.#": "block_#", "gpt_neox.final_layer_norm": "final"},
     "albert": {

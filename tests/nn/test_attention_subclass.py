@@ -9,7 +9,8 @@ from flax import nnx
 
 from experiments.plan import estimate
 from lm.config.attention import SparsityConfig
-from lm.config.base import SettingError, unused_settings
+from lm.config.base import SettingError, changes, unused_settings
+from lm.config.layers import AttentionConfig, MixerConfig, MlpConfig
 from lm.config.model import WITH_SCORES, LoraConfig, ModelConfig
 from lm.nn.attention import Attention
 from lm.nn.layers import Linear
@@ -20,7 +21,21 @@ from lm.objectives.denoising import Lengths
 from lm.sharding import named
 from lm.train.flops import cache_bytes, costs, step_flops
 
-TINY = ModelConfig("decoder", 40, 2, 2, d_model=16, d_ff=24, d_kv=8, num_heads=2, dropout=0.0)
+TINY = ModelConfig(
+    "decoder",
+    40,
+    2,
+    2,
+    d_model=16,
+    mlp=MlpConfig(d_ff=24),
+    attention=AttentionConfig(d_kv=8, num_heads=2),
+    dropout=0.0,
+)
+
+
+def with_mixer(config, kind, **new):
+    """The settings with a mixer that ``changes`` does not know as a choice."""
+    return replace(config, mixer=MixerConfig(kind, **new))
 
 
 class Own(Attention):
@@ -45,30 +60,30 @@ def registered(monkeypatch):
 def test_classes_and_settings_agree_on_which_mixers_have_scores():
     said = {name for name, make in MIXERS.items() if getattr(make, "has_scores", False)}
     assert said - {"own", "wider"} == set(WITH_SCORES)
-    monkey = replace(TINY, mixer="own")
-    assert monkey.has_scores and replace(TINY, mixer="wider").has_scores
+    monkey = with_mixer(TINY, "own")
+    assert monkey.has_scores and with_mixer(TINY, "wider").has_scores
 
 
 @pytest.mark.parametrize(
     "new",
     [
-        {"positions": "relative"},
-        {"positions": "relative-per-layer"},
-        {"positions": "rotary"},
-        {"positions": "alibi"},
-        {"positions": "rotary", "sparsity": SparsityConfig(window=1)},
+        {"positions.kind": "relative"},
+        {"positions.kind": "relative-per-layer"},
+        {"positions.kind": "rotary"},
+        {"positions.kind": "alibi"},
+        {"positions.kind": "rotary", "sparsity": SparsityConfig(window=1)},
         {"lora": LoraConfig(rank=2, matrices=("query", "key", "value", "out"))},
         {"architecture": "prefix-decoder"},
         {"architecture": "shared-encoder-decoder"},
         {"architecture": "encoder", "sparsity": SparsityConfig(1, global_tokens=1, projections="separate")},
-        {"architecture": "encoder-decoder", "cross_attention_start": "mimetic"},
-        {"mask": "none"},
+        {"architecture": "encoder-decoder", "cross_attention.start": "mimetic"},
+        {"attention.mask": "none"},
     ],
     ids=lambda new: ", ".join(map(str, new.values()))[:40],
 )
 def test_a_subclass_takes_what_attention_takes_and_computes_and_costs_the_same(new):
-    config = replace(TINY, **new)
-    own = replace(config, mixer="own")
+    config = changes(TINY, new)
+    own = with_mixer(config, "own")
     models = [Transformer(each, nnx.Rngs(params=jax.random.key(0))) for each in (config, own)]
     batch = {"decoder_causal_attention": np.ones((2, 6), np.int32)}
     batch |= {f"{side}_input_tokens": np.arange(12).reshape(2, 6) for side in ("encoder", "decoder")}
@@ -81,13 +96,13 @@ def test_a_subclass_takes_what_attention_takes_and_computes_and_costs_the_same(n
 
 def test_a_plan_of_ones_own_attention_is_that_of_attention():
     gpt, lengths = PRESETS["gpt2"], Lengths(512, 512, 512)
-    own = replace(gpt, mixer="own")
+    own = with_mixer(gpt, "own")
     assert estimate._mixed_features(own, 2) == estimate._mixed_features(gpt, 2)
     assert estimate._stacks(own, lengths) == estimate._stacks(gpt, lengths)
 
 
 def test_a_matrix_that_a_subclass_adds_is_counted():
-    plain, wider = replace(TINY, mixer="own"), replace(TINY, mixer="wider")
+    plain, wider = with_mixer(TINY, "own"), with_mixer(TINY, "wider")
     more = step_flops(wider, 3, 0, 7) - step_flops(plain, 3, 0, 7)
     assert more == 6 * 3 * 7 * TINY.num_decoder_layers * TINY.d_model**2
 
@@ -149,11 +164,12 @@ def test_a_subclass_with_another_cache_needs_no_count_of_its_own(monkeypatch):
 def test_a_function_that_hides_what_it_makes_is_refused(monkeypatch):
     monkeypatch.setitem(MIXERS, "hidden", lambda config, rngs, bidirectional: Own(config, rngs))
     with pytest.raises(SettingError, match=r"MIXERS\['hidden'\] should say has_scores=True"):
-        Transformer(replace(TINY, mixer="hidden", positions="none"), nnx.Rngs(params=0))
+        Transformer(with_mixer(changes(TINY, {"positions.kind": "none"}), "hidden"), nnx.Rngs(params=0))
 
 
 def test_a_mixer_of_ones_own_may_read_what_any_mixer_reads():
-    own = replace(TINY, mixer="own", mixer_width=8, mixer_window=2, scores="scaled-dot")
-    paths = ("mixer_width", "mixer_window", "scores", "d_kv", "num_heads", "mask", "sparsity.window")
+    own = with_mixer(changes(TINY, {"attention.scores": "scaled-dot"}), "own", width=8, window=2)
+    paths = ("mixer.width", "mixer.window", "attention.scores", "attention.d_kv")
+    paths += ("attention.num_heads", "attention.mask", "sparsity.window")
     assert unused_settings(own, paths) == {}
-    assert unused_settings(replace(own, mixer="attention"), paths).keys() == {"mixer_width", "mixer_window"}
+    assert unused_settings(with_mixer(own, "attention"), paths).keys() == {"mixer.width", "mixer.window"}

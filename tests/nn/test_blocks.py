@@ -9,7 +9,7 @@ from flax import nnx
 from small_models import POSITIONS, TINY, example, features, influence, make, padded, run
 
 from lm.config.attention import SparsityConfig
-from lm.config.base import SettingError
+from lm.config.base import SettingError, changes
 from lm.config.model import ModelConfig
 from lm.evaluate.generate import greedy
 from lm.evaluate.loglikelihood import continuation_log_probs
@@ -17,8 +17,8 @@ from lm.nn.transformer import Transformer
 from lm.sharding import named
 from lm.train.flops import step_flops
 
-DECODER = replace(TINY, architecture="decoder", positions="none", dropout=0.0)
-ALL_POSITIONS = [TINY.positions, *POSITIONS]
+DECODER = changes(TINY, {"architecture": "decoder", "positions.kind": "none", "dropout": 0.0})
+ALL_POSITIONS = [TINY.positions.kind, *POSITIONS]
 
 
 def named_parameters(config: ModelConfig) -> set[str]:
@@ -28,7 +28,7 @@ def named_parameters(config: ModelConfig) -> set[str]:
 def of(config: ModelConfig, **settings):
     """A model, and with the same parameters that of other ``settings``."""
     model = Transformer(config, nnx.Rngs(params=jax.random.key(0)))
-    other = jax.eval_shape(lambda: Transformer(replace(config, **settings), nnx.Rngs(params=0)))
+    other = jax.eval_shape(lambda: Transformer(changes(config, settings), nnx.Rngs(params=0)))
     leaves = {name.removeprefix("decoder."): leaf for name, leaf in named(model).items()}
     found = [leaves[name.removeprefix("decoder.").removeprefix("encoder.")] for name in named(other)]
     return model, jax.tree.unflatten(jax.tree.structure(other), found)
@@ -47,12 +47,12 @@ def scaled(config: ModelConfig, factors: dict[str, int]) -> Transformer:
 
 @pytest.mark.parametrize(
     ("setting", "part"),
-    [({"mlp": "none"}, "mlp"), ({"norm": "none"}, "norm"), ({"residual": "none"}, "nothing")],
+    [({"mlp.activation": "none"}, "mlp"), ({"norm.kind": "none"}, "norm"), ({"residual": "none"}, "nothing")],
 )
 @pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
 def test_what_is_left_out_has_no_parameters_and_nothing_else_loses_any(setting, part, architecture):
     config = replace(TINY, architecture=architecture)
-    whole, lacking = named_parameters(config), named_parameters(replace(config, **setting))
+    whole, lacking = named_parameters(config), named_parameters(changes(config, setting))
     assert lacking == {name for name in whole if part not in name}
     assert (lacking == whole) == (part == "nothing")
 
@@ -61,7 +61,7 @@ def test_silent_sublayers_leave_the_residual_stream_as_it_is_and_without_it_noth
     batch = example(1, 1, 5)
     for norm in ("rms", "none"):
         stream, none = (
-            scaled(replace(DECODER, norm=norm, residual=residual), {".out.": 0})
+            scaled(changes(DECODER, {"norm.kind": norm, "residual": residual}), {".out.": 0})
             for residual in ("pre-norm", "none")
         )
         expected = stream.decoder.norm(stream.embed(batch["decoder_input_tokens"]))
@@ -72,7 +72,10 @@ def test_silent_sublayers_leave_the_residual_stream_as_it_is_and_without_it_noth
 def test_without_feed_forward_and_norm_a_block_of_averages_is_linear_in_its_embedding():
     """Uniform attention (queries of zeros) is the one thing left, and it is linear."""
     once, thrice = (
-        scaled(replace(DECODER, mlp="none", norm="none"), {".query.": 0, "embed.table": size})
+        scaled(
+            changes(DECODER, {"mlp.activation": "none", "norm.kind": "none"}),
+            {".query.": 0, "embed.table": size},
+        )
         for size in (1, 3)
     )
     batch = example(1, 1, 5)
@@ -83,7 +86,9 @@ def test_without_feed_forward_and_norm_a_block_of_averages_is_linear_in_its_embe
 def test_a_decoder_without_a_mask_reads_as_an_encoder(positions):
     """So it sees each token before it is to predict it, in its own segment and not in padding."""
     leak, encoder = of(
-        replace(DECODER, positions=positions, mask="none"), mask="causal", architecture="encoder"
+        changes(DECODER, {"positions.kind": positions, "attention.mask": "none"}),
+        architecture="encoder",
+        **{"attention.mask": "causal"},
     )
     batch = padded(example(1, 6, 6), 8)
     batch |= {f"encoder_{name}": batch[f"decoder_{name}"] for name in ("input_tokens", "segment_ids")}
@@ -91,10 +96,10 @@ def test_a_decoder_without_a_mask_reads_as_an_encoder(positions):
 
 
 def test_without_a_mask_biases_that_start_as_slopes_do_so_both_ways():
-    config = replace(DECODER, positions="relative", relative_bias_start="slopes")
+    config = changes(DECODER, {"positions.kind": "relative", "positions.relative_bias_start": "slopes"})
     leak, encoder, causal = (
-        named(Transformer(replace(config, **new), nnx.Rngs(params=0)))
-        for new in ({"mask": "none"}, {"architecture": "encoder"}, {})
+        named(Transformer(changes(config, new), nnx.Rngs(params=0)))
+        for new in ({"attention.mask": "none"}, {"architecture": "encoder"}, {})
     )
     table = leak["decoder.relative.table"]
     np.testing.assert_array_equal(table, encoder["encoder.relative.table"])
@@ -118,8 +123,8 @@ SPARSE = SparsityConfig(window=2, global_tokens=1)
 )
 def test_when_it_writes_a_decoder_without_a_mask_sees_what_is_written(positions, sparsity):
     """As a prefix decoder does, whose biases know both directions too, with nothing in its prefix."""
-    config = replace(DECODER, positions=positions, sparsity=sparsity, mask="none")
-    leak, causal = of(config, mask="causal", architecture="prefix-decoder")
+    config = changes(DECODER, {"positions.kind": positions, "sparsity": sparsity, "attention.mask": "none"})
+    leak, causal = of(config, architecture="prefix-decoder", **{"attention.mask": "causal"})
     batch = example(2, 1, 9)
     whole = run(causal, batch)
     for given in (batch, {"decoder_input_tokens": batch["decoder_input_tokens"]}):
@@ -133,10 +138,10 @@ def test_when_it_writes_a_decoder_without_a_mask_sees_what_is_written(positions,
 def test_a_decoder_without_a_mask_writes_and_refuses_to_tell_a_likelihood():
     model = make("no mask")
     assert greedy(model, example(3, 1, 4), max_length=3).shape == (1, 3)
-    with pytest.raises(SettingError, match="model.mask='none' reads the tokens"):
+    with pytest.raises(SettingError, match="model.attention.mask='none' reads the tokens"):
         continuation_log_probs(model, [((3, 4), (5,))], lambda batch: batch)
 
 
 def test_a_step_without_feed_forward_costs_its_products_less():
-    cost = step_flops(TINY, 8, 10, 6) - step_flops(replace(TINY, mlp="none"), 8, 10, 6)
-    assert cost == 6 * 8 * 2 * (10 + 6) * 2 * TINY.d_model * TINY.d_ff
+    cost = step_flops(TINY, 8, 10, 6) - step_flops(changes(TINY, {"mlp.activation": "none"}), 8, 10, 6)
+    assert cost == 6 * 8 * 2 * (10 + 6) * 2 * TINY.d_model * TINY.mlp.d_ff

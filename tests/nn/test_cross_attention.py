@@ -14,7 +14,7 @@ import sharded_training
 import small_models
 from flax import nnx
 
-from lm.config.base import SettingError
+from lm.config.base import SettingError, changes
 from lm.config.decoding import Decoding
 from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig, SpecialTokens
@@ -35,7 +35,8 @@ STATES = ("dot", "multiplicative", "additive")  # kinds that read the encoder's 
 
 
 def config_of(kind, mixer="lstm", **new):
-    return replace(small_models.TINY, mixer=mixer, positions="none", cross_attention=kind, **new)
+    settings = {"mixer.kind": mixer, "positions.kind": "none", "cross_attention.kind": kind}
+    return changes(small_models.TINY, settings | new)
 
 
 @cache
@@ -215,7 +216,7 @@ def test_a_truncated_model_computes_the_same_and_its_gradient_stays_in_a_chunk()
     config = replace(config_of("heads"), architecture="decoder", dropout=0.0, truncation=3)
     cut, whole = (
         Transformer(each, nnx.Rngs(params=jax.random.key(0)))
-        for each in (config, replace(config, truncation=None))
+        for each in (config, changes(config, {"mixer.truncation": None}))
     )
     batch = {"decoder_input_tokens": np.arange(2, 10)[None]}
     np.testing.assert_array_equal(small_models.run(cut, batch), small_models.run(whole, batch))
@@ -237,7 +238,7 @@ def test_a_truncated_model_computes_the_same_and_its_gradient_stays_in_a_chunk()
 @pytest.mark.parametrize("kind", ["none", "additive"])
 def test_scores_of_beams_are_those_of_the_whole_answers(kind):
     """A beam that goes on from another's state would have the scores of an answer that it is not."""
-    model = model_of(kind, logits="separate")
+    model = model_of(kind, **{"output.logits": "separate"})
     source = {"encoder_input_tokens": np.array([[3, 5, 4, 8], [7, 2, 0, 0]])}
     source["encoder_segment_ids"] = (source["encoder_input_tokens"] > 0) * 1
     tokens, scores = beam_search(model, source, Decoding(5, 4, 0.0), special=SpecialTokens(eos=None))
@@ -260,7 +261,7 @@ def test_scanned_unrolled_and_recomputed_stacks_give_the_same_loss_and_gradients
     )
     one, *others = (
         small_models.loss_and_gradients(small_models.make(name, **settings), batch, key)
-        for settings in ({}, {"layers": "unroll"}, {"remat": "full"})
+        for settings in ({}, {"compile.layers": "unroll"}, {"compile.remat": "full"})
     )
     for other in others:
         for parameter, value in one.items():
@@ -270,14 +271,16 @@ def test_scanned_unrolled_and_recomputed_stacks_give_the_same_loss_and_gradients
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["none", "additive"])
 def test_a_model_trains_alike_on_one_device_and_on_eight(kind):
-    sizes = {"num_heads": 8, "d_kv": 2, "layers": "unroll"}
-    model = replace(
+    sizes = {"attention.num_heads": 8, "attention.d_kv": 2, "compile.layers": "unroll"}
+    model = changes(
         sharded_training.MODEL,
-        architecture="encoder-decoder",
-        mixer="gru",
-        positions="none",
-        cross_attention=kind,
-        **sizes,
+        {
+            "architecture": "encoder-decoder",
+            "mixer.kind": "gru",
+            "positions.kind": "none",
+            "cross_attention.kind": kind,
+            **sizes,
+        },
     )
     spec = StepSpec(model, OptimizerConfig(factor_from=16))
     meshes = (MeshConfig(), 1), (MeshConfig(data=2, fsdp=2, tensor=2), 8)
@@ -300,7 +303,7 @@ def test_the_alignment_is_shown_of_one_head_and_none_of_a_decoder_that_reads_one
 
 def test_a_step_counts_the_products_of_each_kind():
     def flops(kind):
-        return step_flops(config_of(kind, mixer_width=12), 1, inputs=10, targets=7)
+        return step_flops(config_of(kind, **{"mixer.width": 12}), 1, inputs=10, targets=7)
 
     layers, d, h, inputs, targets = 2, 16, 12, 10, 7
     without = flops("none") - 6 * layers * targets * d * 2 * h  # the first state, of each position
@@ -337,25 +340,31 @@ def test_what_writing_remembers_is_counted_from_the_arrays_that_it_does():
     ("new", "message"),
     [
         (
-            {"cross_attention": "none", "mixer": "window"},
-            "cross_attention='none' needs model.mixer.*not 'window'",
+            {"cross_attention.kind": "none", "mixer.kind": "window"},
+            "cross_attention.kind='none' needs model.mixer.*not 'window'",
         ),
-        ({"cross_attention": "none"}, "cross_attention='none' needs model.mixer='rnn', 'gru' or 'lstm'"),
         (
-            {"cross_attention": "dot", "architecture": "decoder"},
-            "cross_attention='dot' reads an encoder.*'decoder'",
+            {"cross_attention.kind": "none"},
+            "cross_attention.kind='none' needs model.mixer.kind='rnn', 'gru' or 'lstm'",
         ),
-        ({"cross_attention": "additive", "architecture": "encoder"}, "cross_attention='additive' reads"),
-        ({"cross_attention": "dot", "cross_attention_start": "mimetic"}, "start='mimetic' is of heads"),
-        ({"truncation": 4}, "model.truncation=4 needs model.mixer.*not 'attention'"),
-        ({"truncation": 0, "mixer": "gru"}, "model.truncation=0 should be at least 1"),
+        (
+            {"cross_attention.kind": "dot", "architecture": "decoder"},
+            "cross_attention.kind='dot' reads an encoder.*'decoder'",
+        ),
+        (
+            {"cross_attention.kind": "additive", "architecture": "encoder"},
+            "cross_attention.kind='additive' reads",
+        ),
+        ({"cross_attention.kind": "dot", "cross_attention.start": "mimetic"}, "start='mimetic' is of heads"),
+        ({"mixer.truncation": 4}, "model.mixer.truncation=4 needs model.mixer.*not 'attention'"),
+        ({"mixer.truncation": 0, "mixer.kind": "gru"}, "model.mixer.truncation=0 should be at least 1"),
     ],
 )
 def test_what_a_kind_cannot_do_is_refused_by_the_names_of_both_settings(new, message):
     with pytest.raises(SettingError, match=message):
-        ModelConfig(**{"positions": "none"} | new)
+        changes(ModelConfig(), {"positions.kind": "none"} | new)
 
 
 def test_no_published_family_reads_states_as_they_are():
-    with pytest.raises(SettingError, match="model.cross_attention='dot'"):
-        config_json(replace(PRESETS["t5-small"], cross_attention="dot"))
+    with pytest.raises(SettingError, match="model.cross_attention.kind='dot'"):
+        config_json(changes(PRESETS["t5-small"], {"cross_attention.kind": "dot"}))

@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 from lm.config.attention import RotaryConfig, SparsityConfig
-from lm.config.base import SettingError, change
+from lm.config.base import SettingError, change, changes
+from lm.config.layers import AttentionConfig, MlpConfig, OutputConfig, PositionsConfig
 from lm.config.model import ModelConfig, SideConfig
 from lm.convert.config_json import config_json, model_config
 from lm.nn.presets import PRESETS
@@ -22,23 +23,25 @@ BASE = ModelConfig(
     num_encoder_layers=4,
     num_decoder_layers=4,
     d_model=16,
-    d_ff=24,
-    d_kv=4,
-    num_heads=4,
-    positions="rotary",
-    scores="scaled-dot",
-    logits="separate",
-    max_length=16,
+    mlp=MlpConfig(d_ff=24),
+    attention=AttentionConfig(d_kv=4, num_heads=4, scores="scaled-dot"),
+    positions=PositionsConfig(kind="rotary", max_length=16),
+    output=OutputConfig(logits="separate"),
 )
 ALTERNATING = SparsityConfig(layer_windows=(None, 1, None, 1))
 VALUES = {
-    "value-width": {"d_v": 6, "num_key_value_heads": 2},
-    "narrow-values": {"d_v": 2, "qkv_bias": True},
-    "query-and-key-norms": {"qk_norm": True, "num_key_value_heads": 1},
-    "one-norm": {"residual": "parallel-one-norm", "rotary": RotaryConfig(layout="pairs")},
+    "value-width": {"attention.d_v": 6, "attention.num_key_value_heads": 2},
+    "narrow-values": {"attention.d_v": 2, "attention.qkv_bias": True},
+    "query-and-key-norms": {"attention.qk_norm": True, "attention.num_key_value_heads": 1},
+    "one-norm": {"residual": "parallel-one-norm", "positions.rotary": RotaryConfig(layout="pairs")},
     "alternating-windows": {"sparsity": ALTERNATING},
-    "unrolled-windows": {"sparsity": ALTERNATING, "layers": "unroll", "remat": "full"},
-    "projected-tokens": {"d_embed": 8, "projected": "tokens", "logits": "tied", "positions": "learned"},
+    "unrolled-windows": {"sparsity": ALTERNATING, "compile.layers": "unroll", "compile.remat": "full"},
+    "projected-tokens": {
+        "embedding.d_embed": 8,
+        "embedding.projected": "tokens",
+        "output.logits": "tied",
+        "positions.kind": "learned",
+    },
 }
 # by test_parity.py too, with published weights
 DECODED = {"query-and-key-norms", "one-norm", "unrolled-windows", "projected-tokens"}
@@ -69,7 +72,7 @@ def logits(model, tokens=TOKENS):
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in DECODED)) for name in VALUES]
 )
 def test_decoding_with_a_cache_gives_the_logits_of_the_whole_row(name):
-    model = made(replace(BASE, **VALUES[name]))
+    model = made(changes(BASE, VALUES[name]))
     whole = logits(model)
     found, held = jax.jit(Transformer.prefill, static_argnums=2)(
         model, {"decoder_input_tokens": TOKENS[:, :3]}, 9
@@ -83,28 +86,30 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole_row(name):
 
 def parameters(**settings):
     """``{name: shape}``"""
-    config = replace(BASE, **settings)
+    config = changes(BASE, settings)
     model = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
     return {name: leaf.shape for name, leaf in named(model).items()}
 
 
 def test_values_have_a_width_of_their_own_in_kernels_and_cache():
-    shapes = parameters(d_v=6, num_key_value_heads=2)
+    shapes = parameters(**{"attention.d_v": 6, "attention.num_key_value_heads": 2})
     kernels = [shapes[f"decoder.blocks.attention.{part}.kernel"] for part in ("query", "key", "value", "out")]
     assert kernels == [(4, 16, 16), (4, 16, 8), (4, 16, 12), (4, 24, 16)]
-    model = made(replace(BASE, **VALUES["value-width"]))
+    model = made(changes(BASE, VALUES["value-width"]))
     held = jax.eval_shape(lambda: model.decoder.init_carry(3, 5))
     assert (held.key.shape, held.value.shape) == ((4, 3, 2, 5, 4), (4, 3, 2, 5, 6))
 
 
 def test_an_encoder_whose_heads_are_narrower_may_have_the_decoders_values():
-    config = replace(BASE, architecture="encoder-decoder", d_v=6, encoder=SideConfig(d_kv=2))
+    config = changes(
+        BASE, {"architecture": "encoder-decoder", "attention.d_v": 6, "encoder": SideConfig(d_kv=2)}
+    )
     batch = {"encoder_input_tokens": TOKENS, "decoder_input_tokens": TOKENS}
     assert np.isfinite(jax.jit(Transformer.__call__)(made(config), batch)).all()
 
 
 def test_a_scale_of_queries_or_keys_does_not_matter_once_they_are_normalised():
-    model = made(replace(BASE, qk_norm=True, norm_epsilon=1e-12))
+    model = made(changes(BASE, {"attention.qk_norm": True, "norm.epsilon": 1e-12}))
     before = logits(model)
     for part in ("query", "key", "value"):
         louder = jax.tree.map(lambda leaf: leaf, model)
@@ -117,8 +122,8 @@ def test_biases_of_queries_keys_and_values_are_a_setting_of_their_own():
     def biased(**settings):
         return {name.split(".")[-2] for name in parameters(**settings) if name.endswith("bias")}
 
-    assert biased(bias=True, qkv_bias=False) == {"out", "hidden"}
-    assert biased(qkv_bias=True) == {"query", "key", "value"}
+    assert biased(bias=True, **{"attention.qkv_bias": False}) == {"out", "hidden"}
+    assert biased(**{"attention.qkv_bias": True}) == {"query", "key", "value"}
 
 
 def test_a_block_of_one_norm_is_a_parallel_one_whose_norms_are_equal():
@@ -157,7 +162,7 @@ def test_a_window_of_each_layer_is_one_window_where_all_are_alike():
 
 
 def test_tokens_are_projected_before_positions_are_added_and_states_back_without_biases():
-    model = made(replace(BASE, bias=True, **VALUES["projected-tokens"]))
+    model = made(changes(BASE, {"bias": True, **VALUES["projected-tokens"]}))
     shapes = {name: leaf.shape for name, leaf in named(model).items()}
     assert shapes["decoder.positions.table"] == (16, 16) and shapes["embed.table"] == (23, 8)
     assert {name for name in shapes if name.startswith(("decoder.projection", "narrowing"))} == {
@@ -172,16 +177,24 @@ def test_tokens_are_projected_before_positions_are_added_and_states_back_without
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"d_v": 0}, "model.d_v=0"),
-        ({"attention": "cudnn", "dtype": "bfloat16", "d_kv": 8, "d_v": 16}, "model.d_v"),
+        ({"attention.d_v": 0}, "model.attention.d_v=0"),
+        (
+            {
+                "attention.implementation": "cudnn",
+                "dtype": "bfloat16",
+                "attention.d_kv": 8,
+                "attention.d_v": 16,
+            },
+            "model.attention.d_v",
+        ),
         ({"sparsity": SparsityConfig(layer_windows=(None, 1))}, "2 windows.*num_decoder_layers=4"),
         ({"architecture": "encoder-decoder", "sparsity": ALTERNATING}, "'encoder-decoder'"),
-        ({"d_embed": 8, "logits": "tied"}, "model.projected='tokens'"),
+        ({"embedding.d_embed": 8, "output.logits": "tied"}, "model.embedding.projected='tokens'"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_setting(settings, message):
     with pytest.raises(SettingError, match=message):
-        replace(BASE, **settings)
+        changes(BASE, settings)
 
 
 @pytest.mark.parametrize("windows", [(1, 2, 2), (None, -1), (3, None)])
@@ -193,12 +206,12 @@ def test_the_widest_window_of_the_layers_is_the_models(windows):
 @pytest.mark.parametrize(
     ("size", "path", "value"),
     [
-        ("llama-7b", "d_v", 64),
-        ("llama-7b", "rotary.layout", "pairs"),
-        ("gpt-j-6b", "rotary.layout", "halves"),
-        ("gpt-neo-125m", "scores", "scaled-dot"),
-        ("opt-350m", "d_v", 32),
-        ("qwen3-8b", "qkv_bias", True),
+        ("llama-7b", "attention.d_v", 64),
+        ("llama-7b", "positions.rotary.layout", "pairs"),
+        ("gpt-j-6b", "positions.rotary.layout", "halves"),
+        ("gpt-neo-125m", "attention.scores", "scaled-dot"),
+        ("opt-350m", "attention.d_v", 32),
+        ("qwen3-8b", "attention.qkv_bias", True),
     ],
 )
 def test_a_model_that_no_family_computes_is_not_exported_as_one_that_does(size, path, value):

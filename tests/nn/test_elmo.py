@@ -13,7 +13,7 @@ from experiments.runs.checks import check_heads
 from experiments.runs.recipes import head_spec, prefix_of, pretraining_spec
 from experiments.runs.stages import stages
 from experiments.study.registry import build
-from lm.config.base import SettingError
+from lm.config.base import SettingError, changes
 from lm.config.model import HeadConfig
 from lm.config.training import LossConfig
 from lm.data.packing import shift_right
@@ -26,14 +26,16 @@ from lm.train.flops import step_flops
 from lm.train.losses import both_directions, language_model
 from lm.train.optimizers import GradualUnfreezing
 
-CONFIG = replace(
+CONFIG = changes(
     TINY,
-    architecture="decoder",
-    mixer="lstm",
-    positions="none",
-    num_decoder_layers=2,
-    dropout=0.0,
-    heads=("backward",),
+    {
+        "architecture": "decoder",
+        "mixer.kind": "lstm",
+        "positions.kind": "none",
+        "num_decoder_layers": 2,
+        "dropout": 0.0,
+        "heads": ("backward",),
+    },
 )
 MODEL = BidirectionalLM(CONFIG, nnx.Rngs(params=jax.random.key(0)))
 

@@ -9,7 +9,7 @@ from decode_prompts import prompts
 from flax import nnx
 from small_models import TINY, make
 
-from lm.config.base import SettingError
+from lm.config.base import SettingError, changes
 from lm.config.decoding import Decoding
 from lm.evaluate.beam_search import T5_RULES
 from lm.evaluate.generate import beam_search, greedy
@@ -20,7 +20,9 @@ BATCH = prompts("decoder")
 
 
 def other(**settings):
-    return Transformer(replace(TINY, architecture="decoder", **settings), nnx.Rngs(params=jax.random.key(1)))
+    return Transformer(
+        changes(TINY, {"architecture": "decoder", **settings}), nnx.Rngs(params=jax.random.key(1))
+    )
 
 
 def test_a_model_with_itself_writes_what_it_writes_alone():

@@ -12,6 +12,7 @@ from small_models import CONFIGS, example, joined, padded, tiny
 from experiments.runs.prepare import reader_of
 from experiments.runs.recipes import head_spec
 from experiments.study.registry import build
+from lm.config.base import changes
 from lm.config.model import HeadConfig
 from lm.config.training import LossConfig
 from lm.data.tasks.labelled import find_labelled
@@ -24,8 +25,9 @@ from lm.tokenizers.sentencepiece import Bytes
 from lm.train import losses
 
 RECURRENT = {
-    f"{mixer} {architecture}": replace(
-        CONFIGS[architecture], mixer=mixer, mixer_width=12, positions="none", layers="unroll"
+    f"{mixer} {architecture}": changes(
+        CONFIGS[architecture],
+        {"mixer.kind": mixer, "mixer.width": 12, "positions.kind": "none", "compile.layers": "unroll"},
     )
     for mixer, architecture in (("lstm", "encoder"), ("gru", "decoder"))
 }
@@ -159,7 +161,12 @@ def test_a_label_that_is_no_class_is_nan_and_without_a_weight_nothing(label):
 
 
 def test_electras_generator_writes_only_what_was_hidden_and_the_embedding_is_shared():
-    generator = tiny("electra-small-generator", d_model=8, num_heads=1, d_embed=8, dropout=0.0)
+    generator = tiny(
+        "electra-small-generator",
+        d_model=8,
+        dropout=0.0,
+        **{"attention.num_heads": 1, "embedding.d_embed": 8},
+    )
     model = Electra(tiny("electra-small", dropout=0.0), generator, nnx.Rngs(params=0))
     assert [name for name in named(model) if name.endswith("embed.table")] == ["discriminator.embed.table"]
     text = example(12, 9, 1)

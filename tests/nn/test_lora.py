@@ -16,6 +16,7 @@ from experiments.starts import imported
 from experiments.study.experiment import Experiment
 from lm import convert, sharding
 from lm.config.base import SettingError, changes
+from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import HeadConfig, LoraConfig, ModelConfig
 from lm.config.training import CheckpointConfig, OptimizerConfig
@@ -71,7 +72,16 @@ def test_a_new_model_equals_the_one_without_updates_and_a_merged_one_the_one_wit
 
 
 def built(mesh, devices, **settings):
-    model = replace(TINY, num_heads=8, d_kv=2, dropout=0.0, layers="unroll", lora=ALL)
+    model = changes(
+        TINY,
+        {
+            "attention.num_heads": 8,
+            "attention.d_kv": 2,
+            "dropout": 0.0,
+            "compile.layers": "unroll",
+            "lora": ALL,
+        },
+    )
     return build(StepSpec(model, DECAYING, freeze=train_lora, **settings), sharding.make_mesh(mesh, devices))
 
 
@@ -111,7 +121,15 @@ def test_a_new_head_is_trained_with_the_updates():
 
 
 def test_updates_cost_their_parameters_at_every_position_they_read():
-    config = ModelConfig("decoder", 100, 1, 2, d_model=64, d_ff=128, d_kv=16, num_heads=4)
+    config = ModelConfig(
+        "decoder",
+        100,
+        1,
+        2,
+        d_model=64,
+        mlp=MlpConfig(d_ff=128),
+        attention=AttentionConfig(d_kv=16, num_heads=4),
+    )
     for matrices in (("query", "value"), ("key", "out"), ("mlp",)):
         new = replace(config, lora=LoraConfig(rank=4, matrices=matrices))
         sizes = [
@@ -138,7 +156,10 @@ def tuned(**new):
 
 def test_a_tuned_run_is_read_as_the_plain_model(tmp_path):
     """By all that generates, scores and exports."""
-    plain = replace(PRESETS["t5-small"], vocab_size=40, d_model=16, d_ff=32, num_heads=2, d_kv=8)
+    plain = changes(
+        PRESETS["t5-small"],
+        {"vocab_size": 40, "d_model": 16, "mlp.d_ff": 32, "attention.num_heads": 2, "attention.d_kv": 8},
+    )
     plain = replace(plain, num_encoder_layers=1, num_decoder_layers=1, dropout=0.0)
     new = {"tuning.mixtures": ("glue/cola",), "tuning.lora": ALL}
     stage = next(s for s in stages(changes(imported(plain), new), tmp_path) if s.kind == "text")
@@ -180,13 +201,21 @@ def test_what_makes_no_sense_with_low_rank_updates_is_refused(new, message):
 @pytest.mark.parametrize(
     ("model", "matrices", "message"),
     [
-        ({"mixer": "lstm", "positions": "none"}, ("query",), r"model.mixer='lstm' has no attention for lora"),
-        ({"mlp": "none"}, ("query", "mlp"), r"model.mlp='none' has no matrix for lora.matrices"),
+        (
+            {"mixer.kind": "lstm", "positions.kind": "none"},
+            ("query",),
+            r"model.mixer.kind='lstm' has no attention for lora",
+        ),
+        (
+            {"mlp.activation": "none"},
+            ("query", "mlp"),
+            r"model.mlp.activation='none' has no matrix for lora.matrices",
+        ),
     ],
 )
 def test_matrices_that_a_model_lacks_are_refused_by_their_names(model, matrices, message):
     lora = LoraConfig(rank=2, matrices=matrices)
-    experiment = replace(Experiment(), model=replace(TINY, **model))
+    experiment = replace(Experiment(), model=changes(TINY, model))
     experiment = replace(experiment, tuning=replace(experiment.tuning, lora=lora))
     with pytest.raises(SettingError, match=message):
         text_spec(experiment)

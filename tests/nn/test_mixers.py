@@ -1,6 +1,5 @@
 """Laws of the mixers beside attention. Packing and decoding of them are in test_transformer.py too."""
 
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -14,8 +13,9 @@ from flax import nnx
 from paths import GOLDEN
 
 from lm.config.attention import SparsityConfig
-from lm.config.base import SettingError
+from lm.config.base import SettingError, changes
 from lm.config.decoding import Decoding
+from lm.config.layers import MixerConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig, SpecialTokens
 from lm.config.training import OptimizerConfig
@@ -35,11 +35,12 @@ CELL_NAMES = sorted(CELLS)
 
 
 def config_of(mixer, architecture="decoder", **new):
-    return replace(small_models.TINY, mixer=mixer, architecture=architecture, positions="none", **new)
+    settings = {"mixer.kind": mixer, "architecture": architecture, "positions.kind": "none"}
+    return changes(small_models.TINY, settings | new)
 
 
 def mixer_of(config, both_ways=False):
-    return MIXERS[config.mixer](config, nnx.Rngs(params=jax.random.key(0)), both_ways)
+    return MIXERS[config.mixer.kind](config, nnx.Rngs(params=jax.random.key(0)), both_ways)
 
 
 def as_torch(mixer, arrays):
@@ -68,7 +69,7 @@ def as_torch(mixer, arrays):
 @pytest.mark.parametrize("name", CELL_NAMES)
 def test_outputs_and_gradients_are_torchs_of_the_same_weights(name, ways):
     arrays = {what.split("/", 2)[2]: TORCH[what] for what in TORCH if what.startswith(f"{name}/{ways}/")}
-    config = replace(config_of(name), d_model=6, mixer_width=6 if ways == "one" else 3)
+    config = changes(config_of(name), {"d_model": 6, "mixer.width": 6 if ways == "one" else 3})
     mixer = as_torch(mixer_of(config, ways == "both"), arrays)
 
     def total(mixer, x):
@@ -171,17 +172,17 @@ def test_a_forget_gate_of_1_and_an_input_gate_of_0_keep_the_memory_exactly():
     ("name", "numbers"), [("rnn", 393_728), ("lstm", 1_574_912), ("gru", 3 * 393_728 + 512)]
 )
 def test_a_layer_of_512_features_that_reads_256_has_as_many_parameters_as_the_course_prints(name, numbers):
-    config = replace(config_of(name), d_model=256, mixer_width=512)
+    config = changes(config_of(name), {"d_model": 256, "mixer.width": 512})
     assert count(jax.eval_shape(lambda: Direction(config, nnx.Rngs(params=0)))) == numbers
 
 
 def test_the_matrix_of_a_window_grows_with_it_and_has_rows_of_its_own_for_each_place():
     for size in (1, 2, 5):
-        mixer = mixer_of(config_of("window", mixer_window=size, mixer_width=7))
+        mixer = mixer_of(config_of("window", **{"mixer.window": size, "mixer.width": 7}))
         assert mixer.hidden.kernel.shape == (size * 16, 7)
     x = jax.random.normal(jax.random.key(2), (1, 4, 16))
     swapped = x[:, jnp.array([1, 0, 2, 3])]
-    mixer = mixer_of(config_of("window", mixer_window=3))
+    mixer = mixer_of(config_of("window", **{"mixer.window": 3}))
     one, other = (mixer(each, AttentionInputs(), None, {})[0] for each in (x, swapped))
     assert np.abs(one - other)[0, 2].max() > 1e-2  # reads both, in another order
 
@@ -199,7 +200,7 @@ SEEN = {  # by one layer that reads back, and by one that reads both ways
 @pytest.mark.parametrize("mixer", ["gru", "lstm", "window"])
 def test_scores_of_beams_are_those_of_the_whole_rows(mixer):
     """A beam that goes on from another's state would have the scores of a text that it is not."""
-    model = Transformer(config_of(mixer, logits="separate"), nnx.Rngs(params=jax.random.key(4)))
+    model = Transformer(config_of(mixer, **{"output.logits": "separate"}), nnx.Rngs(params=jax.random.key(4)))
     prompt = jnp.array([[3, 5, 4], [7, 2, 9]])
     free = SpecialTokens(eos=None)
     tokens, scores = beam_search(model, {"decoder_input_tokens": prompt}, Decoding(5, 4, 0.0), special=free)
@@ -235,7 +236,7 @@ def test_scanned_and_unrolled_recurrent_stacks_give_the_same_loss_and_gradients(
     batch, key = small_models.example(4, 5, 6), jax.random.key(7)
     one, *others = (
         small_models.loss_and_gradients(small_models.make("lstm encoder-decoder", **settings), batch, key)
-        for settings in ({}, {"layers": "unroll"}, {"remat": "full"})
+        for settings in ({}, {"compile.layers": "unroll"}, {"compile.remat": "full"})
     )
     for other in others:
         for name, value in one.items():
@@ -249,21 +250,23 @@ def test_scanned_and_unrolled_recurrent_stacks_give_the_same_loss_and_gradients(
         ("window", {}),
         ("gru", {}),
         ("lstm", {}),
-        ("rnn", {"layers": "scan"}),
-        ("lstm", {"cross_attention": "dot"}),
-        ("gru", {"cross_attention": "multiplicative", "layers": "scan"}),
+        ("rnn", {"compile.layers": "scan"}),
+        ("lstm", {"cross_attention.kind": "dot"}),
+        ("gru", {"cross_attention.kind": "multiplicative", "compile.layers": "scan"}),
     ],
 )
 def test_a_recurrent_model_trains_alike_on_one_device_and_on_eight(mixer, new):
-    model = replace(
+    model = changes(
         sharded_training.MODEL,
-        architecture="encoder-decoder",
-        mixer=mixer,
-        mixer_width=12,
-        positions="none",
-        num_heads=8,
-        d_kv=2,
-        **{"layers": "unroll"} | new,
+        {
+            "architecture": "encoder-decoder",
+            "mixer.kind": mixer,
+            "mixer.width": 12,
+            "positions.kind": "none",
+            "attention.num_heads": 8,
+            "attention.d_kv": 2,
+            **{"compile.layers": "unroll"} | new,
+        },
     )
     spec = StepSpec(model, OptimizerConfig(factor_from=16))
     meshes = (MeshConfig(), 1), (MeshConfig(data=2, fsdp=2, tensor=2), 8)
@@ -298,7 +301,7 @@ def test_a_step_counts_the_products_with_inputs_and_with_states():
         return step_flops(config_of(mixer, architecture, **new), 1, 10, 10)
 
     d, h, layers, positions = 16, 12, 2, 10
-    found = flops("lstm", mixer_width=h) - flops("none")
+    found = flops("lstm", **{"mixer.width": h}) - flops("none")
     assert found == 6 * layers * positions * (4 * h * (h + d) + h * d)
     found = flops("gru", "encoder") - flops("none", "encoder")
     assert found == 6 * layers * positions * (2 * 3 * d * 2 * d + 2 * d * d)
@@ -306,23 +309,27 @@ def test_a_step_counts_the_products_with_inputs_and_with_states():
 
 
 @pytest.mark.parametrize(
-    "new", [{"positions": p} for p in ("rotary", "relative", "alibi", "relative-per-layer")]
+    "new", [{"positions.kind": p} for p in ("rotary", "relative", "alibi", "relative-per-layer")]
 )
 def test_positions_that_live_in_scores_need_attention(new):
-    with pytest.raises(SettingError, match=f"model.mixer='lstm'.*model.positions='{new['positions']}'"):
-        ModelConfig("decoder", mixer="lstm", **new)
+    with pytest.raises(
+        SettingError, match=f"model.mixer.kind='lstm'.*model.positions.kind='{new['positions.kind']}'"
+    ):
+        changes(ModelConfig("decoder", mixer=MixerConfig(kind="lstm")), new)
 
 
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        ({"sparsity": SparsityConfig(window=2)}, "model.mixer='gru' has no mask for model.sparsity"),
-        ({"architecture": "prefix-decoder"}, "model.mixer='gru'.*model.architecture='prefix-decoder'"),
+        ({"sparsity": SparsityConfig(window=2)}, "model.mixer.kind='gru' has no mask for model.sparsity"),
+        ({"architecture": "prefix-decoder"}, "model.mixer.kind='gru'.*model.architecture='prefix-decoder'"),
         ({"architecture": "shared-encoder-decoder"}, "model.architecture='shared-encoder-decoder'"),
-        ({"mixer_width": 0}, "model.mixer_width=0"),
-        ({"mixer_window": 0}, "model.mixer_window=0"),
+        ({"mixer.width": 0}, "model.mixer.width=0"),
+        ({"mixer.window": 0}, "model.mixer.window=0"),
     ],
 )
 def test_what_a_mixer_cannot_do_is_refused_by_the_names_of_both_settings(new, message):
     with pytest.raises(SettingError, match=message):
-        ModelConfig(**{"architecture": "decoder", "mixer": "gru", "positions": "none"} | new)
+        changes(
+            ModelConfig(), {"architecture": "decoder", "mixer.kind": "gru", "positions.kind": "none"} | new
+        )

@@ -1,7 +1,6 @@
 """Laws of the Transformer, for every architecture, family and way to tell positions apart."""
 
 import json
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -28,7 +27,7 @@ from small_models import (
 )
 
 from lm.config.attention import RotaryConfig, SparsityConfig
-from lm.config.base import SettingError
+from lm.config.base import SettingError, changes
 from lm.config.mesh import MeshConfig
 from lm.evaluate.generate import greedy
 from lm.nn.dropout import draw_dropout_masks, dropout
@@ -79,13 +78,13 @@ def test_a_packed_example_sees_only_itself_and_padding_changes_nothing(name):
 
 @pytest.mark.parametrize(
     "name",
-    but_for(PUBLISHED | LIKE_OTHERS, (name for name in DECODERS if CONFIGS[name].mask == "causal")),
+    but_for(PUBLISHED | LIKE_OTHERS, (name for name in DECODERS if CONFIGS[name].attention.mask == "causal")),
 )
 def test_a_step_over_the_cache_gives_what_the_whole_row_gives(name):
     model, batch = make(name), example(3, 5, 9)
     del batch["decoder_causal_attention"]
     batch |= {"decoder_causal_attention": np.zeros((1, 9), int)} if "prefix" in name else {}
-    if model.config.logits == "none":
+    if model.config.output.logits == "none":
         pytest.skip("no logits")
     full = run(model, batch)
     prompt = {key: value[:, :4] if key.startswith("decoder") else value for key, value in batch.items()}
@@ -120,7 +119,7 @@ SCANNED = ["decoder", "adapters", "albert-base"]
 def test_scanned_unrolled_and_recomputed_stacks_give_the_same_loss_and_gradients(architecture):
     batch, key = example(4, 5, 6, prefix=2), jax.random.key(7)
     expected = loss_and_gradients(make(architecture), batch, key)
-    for settings in ({"remat": "full"}, {"remat": "dots", "layers": "unroll"}):
+    for settings in ({"compile.remat": "full"}, {"compile.remat": "dots", "compile.layers": "unroll"}):
         found = loss_and_gradients(make(architecture, **settings), batch, key)
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=f"{settings} {name}")
@@ -131,7 +130,7 @@ def test_remat_recomputes():
 
     def products(remat):
         gradient = jax.jit(jax.grad(lambda m: m(batch).sum()))
-        return gradient.lower(make("decoder", remat=remat)).as_text().count("dot_general")
+        return gradient.lower(make("decoder", **{"compile.remat": remat})).as_text().count("dot_general")
 
     assert products("none") <= products("dots") < products("full")
 
@@ -159,15 +158,17 @@ def test_dropout_keeps_the_mean_and_one_mask_for_the_whole_length():
 
 
 def test_each_parameter_starts_with_the_standard_deviation_of_its_formula():
-    config = replace(
+    config = changes(
         TINY,
-        vocab_size=2_000,
-        d_model=64,
-        d_ff=128,
-        d_kv=16,
-        relative_buckets=64,
-        mlp="gated-gelu",
-        logits="separate",
+        {
+            "vocab_size": 2_000,
+            "d_model": 64,
+            "mlp.d_ff": 128,
+            "attention.d_kv": 16,
+            "positions.relative_buckets": 64,
+            "mlp.activation": "gated-gelu",
+            "output.logits": "separate",
+        },
     )
     model = Transformer(config, nnx.Rngs(params=jax.random.key(0)))
     attention = {"query": (64 * 16) ** -0.5, "key": 64**-0.5, "value": 64**-0.5, "out": (4 * 16) ** -0.5}
@@ -189,7 +190,7 @@ def test_each_parameter_starts_with_the_standard_deviation_of_its_formula():
 @pytest.mark.parametrize("name", ["encoder-decoder", "gpt-neox-20b", "bart-base"])
 def test_a_new_adapter_changes_next_to_nothing_and_no_other_parameter(name):
     plain, batch = make(name), example(14, 5, 6)
-    adapted = made(replace(CONFIGS[name], adapter_width=4))
+    adapted = made(changes(CONFIGS[name], {"mlp.adapter_width": 4}))
     for parameter, value in named(plain).items():
         np.testing.assert_array_equal(named(adapted)[parameter], value)
     before, after = features(plain, batch), features(adapted, batch)
@@ -202,7 +203,11 @@ def test_adapters_are_as_large_as_the_papers():
     due = json.loads(SETUP.read_text())["finetune_methods"]["adapters"]["value"]
     for width, more in due["computed_new_params_24_adapters_incl_norm"].items():
         plain, adapted = (
-            count(jax.eval_shape(partial(Transformer, replace(BASE, adapter_width=each)), nnx.Rngs(params=0)))
+            count(
+                jax.eval_shape(
+                    partial(Transformer, changes(BASE, {"mlp.adapter_width": each})), nnx.Rngs(params=0)
+                )
+            )
             for each in (0, int(width))
         )
         assert adapted - plain == more
@@ -226,9 +231,12 @@ def test_the_bias_laid_out_along_diagonals_is_the_bias_of_each_distance(bidirect
 @pytest.mark.parametrize("positions", ["relative", "relative-per-layer"])
 def test_a_start_with_slopes_is_alibis_bias_but_for_the_buckets(architecture, positions):
     """In each bucket the mean of ALiBi's bias, with slopes from 1 down; all other parameters are as ever."""
-    new = {"architecture": architecture, "positions": positions, "relative_max_distance": 12}
-    config = replace(TINY, **new, relative_bias_start="slopes")
-    start, normal = named(made(config)), named(made(replace(config, relative_bias_start="normal")))
+    new = {"architecture": architecture, "positions.kind": positions, "positions.relative_max_distance": 12}
+    config = changes(TINY, {**new, "positions.relative_bias_start": "slopes"})
+    start, normal = (
+        named(made(config)),
+        named(made(changes(config, {"positions.relative_bias_start": "normal"}))),
+    )
     tables = {name: value for name, value in start.items() if "relative" in name}
     assert tables and all((start[name] == normal[name]).all() for name in start.keys() - tables.keys())
     alibi = AlibiBias(jnp.array([1, 1 / 2, 1 / 4, 1 / 8])).materialize(13, 13)[0]
@@ -249,11 +257,11 @@ def test_a_start_with_slopes_is_alibis_bias_but_for_the_buckets(architecture, po
             )
 
 
-@pytest.mark.parametrize("new", [{}, {"scores": "scaled-dot", "num_key_value_heads": 2}])
+@pytest.mark.parametrize("new", [{}, {"attention.scores": "scaled-dot", "attention.num_key_value_heads": 2}])
 def test_a_mimetic_start_lets_cross_attention_look_at_the_same_feature(new):
     """Query times key kernel of each head is about a multiple of the unit matrix, and all else as ever."""
-    config = replace(TINY, d_model=256, d_kv=64, cross_attention_start="mimetic", **new)
-    start, normal = named(made(config)), named(made(replace(config, cross_attention_start="normal")))
+    config = changes(TINY, {"d_model": 256, "attention.d_kv": 64, "cross_attention.start": "mimetic", **new})
+    start, normal = named(made(config)), named(made(changes(config, {"cross_attention.start": "normal"})))
     changed = {name for name, value in start.items() if not (value == normal[name]).all()}
     assert changed == {"decoder.blocks.cross.query.kernel"}
     query, key = (start[f"decoder.blocks.cross.{side}.kernel"] for side in ("query", "key"))
@@ -303,7 +311,7 @@ def test_rows_longer_than_positions_are_learned_are_refused_before_anything_is_c
         return jax.eval_shape(lambda: model(batch)).shape
 
     assert shapes(16) == (1, 16, 40)
-    with pytest.raises(SettingError, match="rows of 17 tokens are longer than model.max_length=16"):
+    with pytest.raises(SettingError, match="rows of 17 tokens are longer than model.positions.max_length=16"):
         shapes(17)
     with pytest.raises(SettingError, match="rows of 17 tokens"):
         shapes(17, decoder_segment_ids=jnp.ones((1, 17), jnp.int32))
@@ -370,25 +378,28 @@ def test_flax_is_told_where_parameters_live(name):
 @pytest.mark.parametrize(
     ("settings", "named_setting"),
     [
-        ({"num_key_value_heads": 3}, "num_key_value_heads"),
-        ({"num_key_value_heads": -4}, "num_key_value_heads"),
-        ({"type_vocab_size": -1}, "type_vocab_size"),
+        ({"attention.num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"attention.num_key_value_heads": -4}, "num_key_value_heads"),
+        ({"embedding.type_vocab_size": -1}, "type_vocab_size"),
         ({"heads": ("next-sentence",)}, "heads"),
-        ({"adapter_width": -1}, "adapter_width"),
-        ({"positions": "rotary", "rotary": RotaryConfig(fraction=1.5)}, "rotary.fraction"),
-        ({"positions": "sinusoidal", "d_model": 15}, "d_model"),
-        ({"logits": "tied", "d_embed": 8}, "logits_transform"),
+        ({"mlp.adapter_width": -1}, "adapter_width"),
+        ({"positions.kind": "rotary", "positions.rotary": RotaryConfig(fraction=1.5)}, "rotary.fraction"),
+        ({"positions.kind": "sinusoidal", "d_model": 15}, "d_model"),
+        ({"output.logits": "tied", "embedding.d_embed": 8}, "output.transform"),
         ({"sparsity": SparsityConfig(window=1, projections="separate")}, "sparsity.projections"),
-        ({"mask": "none", "architecture": "encoder"}, "mask='none' is of decoders"),
-        ({"mask": "none", "mixer": "lstm", "positions": "none"}, "mixer='lstm' has no mask"),
-        ({"residual": "none", "mixer": "none", "positions": "none"}, "residual='none'"),
-        ({"mlp": "none", "logits_transform": True}, "mlp='none'"),
-        ({"mlp": "none", "heads": ("replaced-token",)}, "mlp='none'"),
+        ({"attention.mask": "none", "architecture": "encoder"}, "mask='none' is of decoders"),
+        (
+            {"attention.mask": "none", "mixer.kind": "lstm", "positions.kind": "none"},
+            "mixer.kind='lstm' has no mask",
+        ),
+        ({"residual": "none", "mixer.kind": "none", "positions.kind": "none"}, "residual='none'"),
+        ({"mlp.activation": "none", "output.transform": True}, "mlp.activation='none'"),
+        ({"mlp.activation": "none", "heads": ("replaced-token",)}, "mlp.activation='none'"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused_by_the_name_of_its_setting(settings, named_setting):
     with pytest.raises(SettingError, match=named_setting):
-        replace(TINY, **settings)
+        changes(TINY, settings)
 
 
 def test_global_tokens_and_random_blocks_need_a_window():
@@ -398,9 +409,11 @@ def test_global_tokens_and_random_blocks_need_a_window():
 
 @pytest.mark.parametrize("name", ["bert-base", "electra-small", "gpt2", "t5-base", "t5-1.1-base", "llama-7b"])
 def test_first_logits_are_of_the_size_of_one(name):
-    model = Transformer(tiny(name, d_model=64, d_embed=None), nnx.Rngs(params=jax.random.key(0)))
+    model = Transformer(
+        tiny(name, d_model=64, **{"embedding.d_embed": None}), nnx.Rngs(params=jax.random.key(0))
+    )
     x = jax.random.normal(jax.random.key(1), (1, 4, 64))
-    scale = 64**-0.5 if model.config.logits == "tied-scaled" else 1.0
+    scale = 64**-0.5 if model.config.output.logits == "tied-scaled" else 1.0
     logits = model.embed.logits(x * scale) if model.head is None else model.logits(x)
     assert 0.5 < logits.std() < 2
 

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from lm.config.base import SettingError
+from lm.config.layers import AttentionConfig, PositionsConfig
 from lm.config.model import ModelConfig
 from lm.nn.attention import Attention
 from lm.nn.attention_dispatch import IMPLEMENTATIONS, choose_implementation
@@ -173,7 +174,9 @@ def test_multi_head_attention_projects_attends_and_projects_back():
 
 def test_the_layer_computes_multi_head_attention():
     config = ModelConfig(
-        d_model=12, num_heads=4, num_key_value_heads=2, d_kv=6, dtype="float32", scores="scaled-dot"
+        d_model=12,
+        attention=AttentionConfig(num_heads=4, num_key_value_heads=2, d_kv=6, scores="scaled-dot"),
+        dtype="float32",
     )
     layer = Attention(config, nnx.Rngs(0))
     x, mask = draw(2, 5, 12, seed=0), jnp.tril(jnp.ones((1, 1, 5, 5), bool))
@@ -209,7 +212,11 @@ def test_weights_sum_to_1_in_float32_whatever_the_inputs_are():
 
 def test_an_option_that_an_implementation_lacks_is_refused_by_name_and_never_lost(monkeypatch):
     capped = AttentionOptions(logit_cap=50.0)
-    config = ModelConfig(dtype="bfloat16", positions="rotary", d_kv=64, logit_cap=50.0)
+    config = ModelConfig(
+        dtype="bfloat16",
+        positions=PositionsConfig(kind="rotary"),
+        attention=AttentionConfig(d_kv=64, logit_cap=50.0),
+    )
     monkeypatch.setattr("lm.nn.attention_dispatch._platform", lambda: "gpu")
     mask = AttentionMask({}, {}, MaskSpec(causal=True))
 
@@ -218,7 +225,11 @@ def test_an_option_that_an_implementation_lacks_is_refused_by_name_and_never_los
 
     assert chosen(config, AttentionOptions()) == "cudnn"
     assert chosen(config, capped) == "flash"
-    asked = ModelConfig(dtype="bfloat16", positions="rotary", d_kv=64, attention="cudnn")
+    asked = ModelConfig(
+        dtype="bfloat16",
+        positions=PositionsConfig(kind="rotary"),
+        attention=AttentionConfig(d_kv=64, implementation="cudnn"),
+    )
     with pytest.raises(SettingError, match="'cudnn' does not implement logit_cap"):
         chosen(asked, capped)
 

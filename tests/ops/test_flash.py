@@ -15,6 +15,7 @@ from flax import nnx
 from paths import ROOT, SUPPORT, TESTS
 
 from lm.config.base import SettingError, change
+from lm.config.layers import AttentionConfig, MlpConfig, PositionsConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
 from lm.nn.attention_dispatch import choose_implementation
@@ -157,13 +158,11 @@ TINY = ModelConfig(
     "encoder-decoder",
     vocab_size=40,
     d_model=16,
-    d_ff=16,
-    d_kv=4,
-    num_heads=4,
+    mlp=MlpConfig(d_ff=16),
+    attention=AttentionConfig(d_kv=4, num_heads=4),
     num_encoder_layers=1,
     num_decoder_layers=1,
-    relative_buckets=8,
-    relative_max_distance=12,
+    positions=PositionsConfig(relative_buckets=8, relative_max_distance=12),
 )
 
 
@@ -325,9 +324,17 @@ def test_what_computes_attention_goes_by_device_length_mask_and_bias(
 
 def test_what_an_implementation_cannot_do_is_refused_by_name():
     with pytest.raises(SettingError, match="'cudnn' needs model.dtype='bfloat16'.*'float32'"):
-        ModelConfig("decoder", positions="rotary", attention="cudnn")
-    with pytest.raises(SettingError, match="that are no bias, not 'bfloat16', 64, None and 'relative'"):
-        ModelConfig(dtype="bfloat16", attention="cudnn")
+        ModelConfig(
+            "decoder",
+            positions=PositionsConfig(kind="rotary"),
+            attention=AttentionConfig(implementation="cudnn"),
+        )
+    with pytest.raises(SettingError, match="that is no bias, not 'bfloat16', 64, None and 'relative'"):
+        ModelConfig(dtype="bfloat16", attention=AttentionConfig(implementation="cudnn"))
     with pytest.raises(SettingError, match="'cudnn' is not available on 'cpu'"):
-        config = ModelConfig(dtype="bfloat16", positions="rotary", attention="cudnn")
+        config = ModelConfig(
+            dtype="bfloat16",
+            positions=PositionsConfig(kind="rotary"),
+            attention=AttentionConfig(implementation="cudnn"),
+        )
         choose_implementation(config, 8, 8, None, None, AttentionOptions())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lm.config.attention import SparsityConfig
+from lm.config.layers import PositionsConfig
 from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import make_attention_inputs, make_decode_inputs
 from lm.ops.masks import (
@@ -70,7 +71,7 @@ BLOCKS = SparsityConfig(window=0, block=2, global_tokens=1, random_blocks=1)
 @pytest.mark.parametrize("sparsity", [SparsityConfig(), WINDOW, BLOCKS], ids=["all", "window", "blocks"])
 @pytest.mark.parametrize("architecture", ["encoder", "decoder", "prefix-decoder"])
 def test_what_a_model_sees_is_what_its_conditions_say(architecture, sparsity):
-    config = ModelConfig(architecture, sparsity=sparsity, max_length=8)
+    config = ModelConfig(architecture, sparsity=sparsity, positions=PositionsConfig(max_length=8))
     side = "encoder" if architecture == "encoder" else "decoder"
     expected = dense.same_segment(SEGMENTS, SEGMENTS)
     if side == "decoder":
@@ -94,7 +95,7 @@ def test_what_a_model_sees_is_what_its_conditions_say(architecture, sparsity):
 
 @pytest.mark.parametrize("sparsity", [SparsityConfig(), WINDOW, BLOCKS], ids=["all", "window", "blocks"])
 def test_a_step_of_decoding_sees_what_the_last_token_of_the_whole_row_sees(sparsity):
-    config = ModelConfig("decoder", sparsity=sparsity, max_length=8)
+    config = ModelConfig("decoder", sparsity=sparsity, positions=PositionsConfig(max_length=8))
     whole = make_attention_inputs(
         config, {"decoder_input_tokens": jnp.ones((1, 8), jnp.int32)}, "decoder", None
     ).mask

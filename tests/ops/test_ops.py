@@ -13,6 +13,7 @@ from paths import ROOT
 
 from lm.config.attention import RotaryConfig
 from lm.config.decoding import Decoding
+from lm.config.layers import AttentionConfig
 from lm.config.model import ModelConfig
 from lm.evaluate.sampling import next_token
 from lm.nn.attention import attention_scale
@@ -86,7 +87,9 @@ def test_a_bilinear_score_is_query_times_weight_times_key():
         found, jax.nn.softmax(jnp.einsum("btnh,nhg,bsng->bnts", query, weight, key)), atol=1e-5
     )
     kinds = "dot", "scaled-dot", "bilinear"
-    scales = {scores: attention_scale(ModelConfig(scores=scores)) for scores in kinds}
+    scales = {
+        scores: attention_scale(ModelConfig(attention=AttentionConfig(scores=scores))) for scores in kinds
+    }
     assert scales == {"dot": 1.0, "scaled-dot": 1 / 8, "bilinear": 1 / 8}
 
 

@@ -153,7 +153,7 @@ def model(spec, shapes):
     def mean(params, batch, key):
         return spec.loss(params, batch, key, spec.loss_config)
 
-    if spec.model.mixer in RECURRENT:  # of which some settings are of gradients alone
+    if spec.model.mixer.kind in RECURRENT:  # of which some settings are of gradients alone
         mean = jax.grad(mean, has_aux=True)
     initial, parameters = jax.make_jaxpr(spec.make_model, return_shape=True)(key)
     return digest([traced(initial), traced(jax.make_jaxpr(mean)(parameters, batch, key))])

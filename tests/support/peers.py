@@ -16,6 +16,7 @@ from flax import nnx
 
 from lm.c4 import filters
 from lm.config.attention import RotaryConfig
+from lm.config.layers import NormConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
 from lm.data.batches import uniforms
@@ -105,7 +106,7 @@ def smoothed_loss(logits, labels, epsilon):
 
 
 def norm(kind, x, eps, **weights):
-    made = make_norm(ModelConfig(norm=kind, norm_epsilon=eps), len(x[0]))
+    made = make_norm(ModelConfig(norm=NormConfig(kind=kind, epsilon=eps)), len(x[0]))
     nnx.update(made, {name: jnp.array(value) for name, value in weights.items()})
     return made(jnp.array(x)[None])[0]
 

@@ -1,13 +1,13 @@
 """Tiny checkpoints in the published format, each with a tokenizer and special ids of its own kind."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import jax
 from flax import nnx
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from lm.config.base import changes
 from lm.config.model import SpecialTokens
 from lm.convert import save
 from lm.nn.presets import PRESETS
@@ -16,9 +16,9 @@ from lm.nn.transformer import Transformer
 WORDS = "the a cat dog sat on mat ran far and was seen by us true false yes no question context".split()
 SMALL = {
     "d_model": 16,
-    "d_ff": 32,
-    "d_kv": 8,
-    "num_heads": 2,
+    "mlp.d_ff": 32,
+    "attention.d_kv": 8,
+    "attention.num_heads": 2,
     "num_encoder_layers": 1,
     "num_decoder_layers": 1,
 }
@@ -80,8 +80,10 @@ def write(family: str, folder: Path, seed: int = 0, **settings) -> Path:
     tokenizer = tokenizer_of(family)
     special = SpecialTokens(*ids)
     rows = tokenizer.get_vocab_size()
-    config = replace(PRESETS[size], **SMALL, vocab_size=rows, special=special, max_length=256)
-    config = replace(config, num_key_value_heads=None, **settings)
+    config = changes(
+        PRESETS[size], {**SMALL, "vocab_size": rows, "special": special, "positions.max_length": 256}
+    )
+    config = changes(config, {"attention.num_key_value_heads": None, **settings})
     model = Transformer(config, nnx.Rngs(params=jax.random.key(seed)))
     names = {"tokenizer.json": tokenizer.to_str().encode()}
     save(model, folder, beside=names | {"tokenizer_config.json": json.dumps({}).encode()})

@@ -16,7 +16,7 @@ from lm.train.runtime.checkpoints import Checkpoints
 
 SMALL = TINY | {
     "data.vocabulary": "bytes",
-    "model.logits": "separate",  # tied ones of a new model repeat what was read: padding
+    "model.output.logits": "separate",  # tied ones of a new model repeat what was read: padding
     "tuning.inputs_length": 36,  # cuts the first translation, not the second
 }
 HEADS = {"tuning.mixtures": (), "tuning.heads": ("cola",), "model.architecture": "encoder"}

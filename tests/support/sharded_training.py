@@ -2,11 +2,21 @@
 
 import numpy as np
 
+from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.model import ModelConfig
 from lm.nn.transformer import Transformer
 
 # only V is 40
-MODEL = ModelConfig("decoder", 40, 1, 1, d_model=16, d_ff=32, d_kv=4, num_heads=2, dropout=0.0)
+MODEL = ModelConfig(
+    "decoder",
+    40,
+    1,
+    1,
+    d_model=16,
+    mlp=MlpConfig(d_ff=32),
+    attention=AttentionConfig(d_kv=4, num_heads=2),
+    dropout=0.0,
+)
 
 
 def transformer_batch(step):

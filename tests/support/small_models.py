@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 from functools import cache
+from operator import attrgetter
 
 import jax
 import numpy as np
 from flax import nnx
 
 from lm.config.attention import RotaryConfig, SparsityConfig
+from lm.config.base import changes
+from lm.config.layers import AttentionConfig, MlpConfig, PositionsConfig
 from lm.config.model import ModelConfig
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
@@ -19,25 +22,22 @@ TINY = ModelConfig(
     num_encoder_layers=2,
     num_decoder_layers=2,
     d_model=16,
-    d_ff=24,
-    d_kv=8,
-    num_heads=4,
+    mlp=MlpConfig(d_ff=24),
+    attention=AttentionConfig(d_kv=8, num_heads=4),
     dropout=0.1,
-    relative_buckets=8,
-    relative_max_distance=6,
-    max_length=16,
+    positions=PositionsConfig(relative_buckets=8, relative_max_distance=6, max_length=16),
 )
 SHAPE = {
-    name: getattr(TINY, name)
-    for name in (
+    path: attrgetter(path)(TINY)
+    for path in (
         "vocab_size",
         "num_encoder_layers",
         "num_decoder_layers",
         "d_model",
-        "d_ff",
-        "d_kv",
-        "num_heads",
-        "max_length",
+        "mlp.d_ff",
+        "attention.d_kv",
+        "attention.num_heads",
+        "positions.max_length",
     )
 }
 ARCHITECTURES = ["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
@@ -48,12 +48,16 @@ BLOCKS = {"sparsity": SparsityConfig(window=0, global_tokens=1, block=2, random_
 
 def tiny(size, **new):
     """The family of a published size, as small as TINY."""
-    return replace(PRESETS[size], **SHAPE | {"d_embed": 8 if PRESETS[size].d_embed else None} | new)
+    return changes(
+        PRESETS[size], SHAPE | {"embedding.d_embed": 8 if PRESETS[size].embedding.d_embed else None} | new
+    )
 
 
 CONFIGS = {a: replace(TINY, architecture=a) for a in ARCHITECTURES}
 CONFIGS |= {
-    f"{a}, {p}": replace(TINY, architecture=a, positions=p, rotary=RotaryConfig(fraction=0.5))
+    f"{a}, {p}": changes(
+        TINY, {"architecture": a, "positions.kind": p, "positions.rotary": RotaryConfig(fraction=0.5)}
+    )
     for a in ("encoder-decoder", "decoder", "encoder")
     for p in POSITIONS
 }
@@ -76,29 +80,32 @@ CONFIGS |= {
     )
 }
 CONFIGS |= {
-    "llama-3.1-8b": tiny("llama-3.1-8b", num_key_value_heads=2),
-    "santacoder": tiny("santacoder", num_key_value_heads=1),
+    "llama-3.1-8b": tiny("llama-3.1-8b", **{"attention.num_key_value_heads": 2}),
+    "santacoder": tiny("santacoder", **{"attention.num_key_value_heads": 1}),
     "longformer-base": tiny("longformer-base", **WINDOW),
-    "sparse decoder": replace(TINY, architecture="decoder", **BLOCKS),
+    "sparse decoder": changes(TINY, {"architecture": "decoder", **BLOCKS}),
     "windowed decoder": replace(TINY, architecture="decoder", sparsity=SparsityConfig(window=1, dilation=2)),
-    "bilinear": replace(TINY, scores="bilinear"),
-    "adapters": replace(TINY, adapter_width=4),
-    "no mask": replace(TINY, architecture="decoder", mask="none"),
-    "no feed-forward": replace(TINY, mlp="none"),
+    "bilinear": changes(TINY, {"attention.scores": "bilinear"}),
+    "adapters": changes(TINY, {"mlp.adapter_width": 4}),
+    "no mask": changes(TINY, {"architecture": "decoder", "attention.mask": "none"}),
+    "no feed-forward": changes(TINY, {"mlp.activation": "none"}),
     "no residual": replace(TINY, residual="none"),
-    "no norm": replace(TINY, norm="none", adapter_width=4),
+    "no norm": changes(TINY, {"norm.kind": "none", "mlp.adapter_width": 4}),
 }
 CONFIGS |= {
-    f"{mixer} encoder-decoder": replace(TINY, mixer=mixer, mixer_width=12, positions="none")
+    f"{mixer} encoder-decoder": changes(
+        TINY, {"mixer.kind": mixer, "mixer.width": 12, "positions.kind": "none"}
+    )
     for mixer in ("rnn", "gru", "lstm", "window", "none")
 }
 CONFIGS |= {
-    f"{mixer} decoder, {cross} cross-attention": replace(
-        TINY, mixer=mixer, mixer_width=12, positions="none", cross_attention=cross
+    f"{mixer} decoder, {cross} cross-attention": changes(
+        TINY,
+        {"mixer.kind": mixer, "mixer.width": 12, "positions.kind": "none", "cross_attention.kind": cross},
     )
     for mixer, cross in (("lstm", "none"), ("gru", "none"), ("lstm", "dot"), ("lstm", "additive"))
 }
-CONFIGS |= {"multiplicative cross-attention": replace(TINY, cross_attention="multiplicative")}
+CONFIGS |= {"multiplicative cross-attention": changes(TINY, {"cross_attention.kind": "multiplicative"})}
 
 
 @cache
@@ -108,7 +115,7 @@ def made(config):
 
 def make(name, **settings):
     """The same parameters for all ``settings``, none of which changes their shapes."""
-    config = replace(CONFIGS[name], **settings)
+    config = changes(CONFIGS[name], settings)
     structure = jax.tree.structure(jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0))))
     return jax.tree.unflatten(structure, jax.tree.leaves(made(CONFIGS[name])))
 

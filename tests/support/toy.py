@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
 from lm.config.training import EVERY_UPDATE, CheckpointConfig, LoopConfig, OptimizerConfig
@@ -19,7 +20,12 @@ from lm.train.runtime.log import Log
 from lm.train.step import StepSpec, build
 
 MODEL = ModelConfig(
-    architecture="decoder", vocab_size=32, d_model=16, d_ff=32, d_kv=4, num_heads=4, dropout=0.5
+    architecture="decoder",
+    vocab_size=32,
+    d_model=16,
+    mlp=MlpConfig(d_ff=32),
+    attention=AttentionConfig(d_kv=4, num_heads=4),
+    dropout=0.5,
 )
 OPTIMIZER = OptimizerConfig(factor_from=8)
 ROWS, LENGTH = 16, 6
@@ -32,9 +38,9 @@ class Toy(nnx.Module):
         keys = jax.random.split(rngs.params(), 3)
         self.rate = config.dropout
         self.table = param(jax.random.normal(keys[0], (config.vocab_size, config.d_model)), "vocab", "embed")
-        stack = 0.1 * jax.random.normal(keys[1], (2, config.d_model, config.d_ff))
+        stack = 0.1 * jax.random.normal(keys[1], (2, config.d_model, config.mlp.d_ff))
         self.blocks = nnx.Param(stack, axes=("embed", "mlp"))
-        self.scale = nnx.Param(jnp.ones((2, config.d_ff)), axes=("norm",))
+        self.scale = nnx.Param(jnp.ones((2, config.mlp.d_ff)), axes=("norm",))
 
     def __call__(self, batch, key=None):
         x = constrain(self.table[...][batch["decoder_input_tokens"]], "batch", "length", "embed")

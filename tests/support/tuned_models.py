@@ -1,7 +1,5 @@
 """Models with a head or parameters that fine-tuning moves, built and trained for a few steps."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +7,13 @@ from flax import nnx
 from small_models import TINY
 
 from lm import sharding
+from lm.config.base import changes
 from lm.config.mesh import MeshConfig
 from lm.config.training import OptimizerConfig
 from lm.nn.transformer import Transformer
 from lm.train.step import StepSpec, build
 
-MODEL = replace(TINY, num_encoder_layers=3, adapter_width=4, dropout=0.0)
+MODEL = changes(TINY, {"num_encoder_layers": 3, "mlp.adapter_width": 4, "dropout": 0.0})
 DECAYING = OptimizerConfig(name="adamw", schedule="constant", learning_rate=0.1, weight_decay=0.5)
 
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from experiments.cli.doctor import verify
 from experiments.runs.stages import save_settings, stages
 from experiments.study.registry import build
-from lm.config.base import SettingError
+from lm.config.base import SettingError, changes
 from lm.config.training import CheckpointConfig, GuardConfig, OptimizerConfig
 from lm.files import json_with_checksum
 from lm.train.loop import _scores_and_losses
@@ -151,7 +151,7 @@ def test_a_checkpoint_moves_between_meshes_bit_for_bit(tmp_path, old, new):
 
 def test_another_shape_name_or_dtype_is_refused(saved):
     folder, _ = saved
-    cases = {"wider": toy.steps(model=replace(toy.MODEL, d_ff=64)).abstract}
+    cases = {"wider": toy.steps(model=changes(toy.MODEL, {"mlp.d_ff": 64})).abstract}
     cases["other optimiser"] = toy.steps(optimizer=OptimizerConfig(name="adamw")).abstract
     half = toy.steps().abstract
     place = half.params["table"].sharding
@@ -259,7 +259,7 @@ def test_one_checkpoint_an_hour_is_kept_also_by_a_clock_that_jumps():
 
 
 def test_training_may_go_on_while_a_state_is_being_written(tmp_path):
-    big = toy.steps(model=replace(toy.MODEL, d_model=256, d_ff=4096))
+    big = toy.steps(model=changes(toy.MODEL, {"d_model": 256, "mlp.d_ff": 4096}))
     state, step = big.init(0), big.train_step(0)
     numbers = toy.numbers(state)
     with opened(tmp_path) as checkpoints:

@@ -9,6 +9,7 @@ from flax import nnx
 
 from experiments.__main__ import dispatch
 from experiments.cli.show import binary
+from lm.config.base import changes
 from lm.nn.layers import count
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
@@ -18,7 +19,7 @@ KIB = 1024
 
 
 def sized(name, **new):
-    return replace(PRESETS[name], dtype="bfloat16", **new)
+    return changes(PRESETS[name], {"dtype": "bfloat16", **new})
 
 
 @pytest.mark.parametrize(
@@ -43,8 +44,8 @@ def test_an_encoder_decoder_holds_the_encoders_keys_and_values_too():
 
 
 def test_values_of_another_width_and_recurrent_states_are_held_as_they_are():
-    assert cache_bytes(sized("llama-7b", d_v=64), 1, 0) == 384 * KIB
-    lstm = sized("gpt2", mixer="lstm", mixer_width=100)
+    assert cache_bytes(sized("llama-7b", **{"attention.d_v": 64}), 1, 0) == 384 * KIB
+    lstm = sized("gpt2", **{"mixer.kind": "lstm", "mixer.width": 100})
     assert cache_bytes(lstm, 1, 0) == cache_bytes(lstm, 1_000, 0) > 0
 
 
@@ -53,7 +54,7 @@ def test_a_decoders_token_takes_six_operations_a_parameter_and_twelve_a_score(na
     config = PRESETS[name]
     found, scores = (
         costs(config, 1_000),
-        12 * config.num_decoder_layers * 1_000 * config.num_heads * config.d_kv,
+        12 * config.num_decoder_layers * 1_000 * config.attention.num_heads * config.attention.d_kv,
     )
     assert found.scores == scores
     assert found.training == 6 * found.parameters + scores == 3 * found.generating
@@ -70,7 +71,7 @@ def test_scores_out_of_a_window_do_not_count():
     mistral = PRESETS["mistral-7b"]
     assert costs(mistral, 16_384).scores == costs(mistral, 4_096).scores > costs(mistral, 2_048).scores
     neo = PRESETS["gpt-neo-125m"]
-    each = 12 * neo.num_heads * neo.d_kv
+    each = 12 * neo.attention.num_heads * neo.attention.d_kv
     assert costs(neo, 2_048).scores == each * (6 * 2_048 + 6 * 256)
     long = PRESETS["longformer-base"]
     assert costs(long, 4_096).scores == 12 * 12 * 768 * (2 * 256 + 1)
@@ -90,7 +91,7 @@ def test_a_token_of_an_encoder_decoder_passes_one_of_two_stacks():
 
 
 def test_scores_are_those_of_a_step():
-    gpt, none = PRESETS["gpt2"], replace(PRESETS["gpt2"], num_heads=1, d_kv=1)
+    gpt, none = PRESETS["gpt2"], changes(PRESETS["gpt2"], {"attention.num_heads": 1, "attention.d_kv": 1})
     apart = 12 * 2 * 768 * (768 - 1)  # the narrow model's projections are smaller: query, key, value and out
     difference = (step_flops(gpt, 1, 0, 512) - step_flops(none, 1, 0, 512)) / 512 - 6 * 2 * apart
     assert difference == costs(gpt, 512).scores - costs(none, 512).scores
@@ -109,7 +110,7 @@ def test_a_bert_is_costed_in_rows_that_it_can_have(capsys):
         assert "rows of 512 tokens" in said
         assert "1.793e+20 FLOP, 1.652e+20 of it 6 N D" in said
     assert dispatch(["show", "bert-base", "--costs", "--length", "513"]) == 2
-    assert "rows of 513 tokens are longer than --model.max_length=512" in capsys.readouterr().err
+    assert "rows of 513 tokens are longer than --model.positions.max_length=512" in capsys.readouterr().err
     assert dispatch(["show", "llama-7b", "--costs"]) == 0
     assert "rows of 2,048 tokens" in capsys.readouterr().out
 

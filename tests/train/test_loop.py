@@ -16,7 +16,8 @@ import pytest
 import toy
 from paths import ROOT
 
-from lm.config.base import SettingError
+from lm.config.base import SettingError, changes
+from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.model import ModelConfig
 from lm.config.training import CheckpointConfig, LossConfig, OptimizerConfig
 from lm.sharding import named
@@ -276,9 +277,17 @@ def test_a_loss_that_is_not_finite_stops_the_run_its_batch_is_kept_and_no_state_
 
 
 def test_step_flops_are_six_for_every_weight_and_position_and_the_scores():
-    config = ModelConfig("decoder", 1000, 1, 2, d_model=64, d_ff=128, d_kv=16, num_heads=4)
+    config = ModelConfig(
+        "decoder",
+        1000,
+        1,
+        2,
+        d_model=64,
+        mlp=MlpConfig(d_ff=128),
+        attention=AttentionConfig(d_kv=16, num_heads=4),
+    )
     weights = 1000 * 64 + 2 * (4 * 64 * 64 + 2 * 64 * 128)
     scores = 2 * 2 * 2 * 32 * 32 * 64  # layers x (scores, sum) x 2 x T x T x N H
     assert step_flops(config, 8, 0, 32) == 8 * (6 * weights * 32 + 3 * scores)
-    bare = replace(config, logits="none")
+    bare = changes(config, {"output.logits": "none"})
     assert step_flops(config, 8, 0, 32) - step_flops(bare, 8, 0, 32) == 8 * 6 * 1000 * 64 * 32

@@ -14,7 +14,8 @@ import toy
 from flax import nnx
 
 from lm import sharding
-from lm.config.base import SettingError
+from lm.config.base import SettingError, changes
+from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OPTIMIZERS, OptimizerConfig
 from lm.nn.transformer import Transformer
@@ -27,7 +28,12 @@ from lm.train.optimizers import (
 )
 
 MODEL = ModelConfig(
-    vocab_size=8, d_model=6, d_ff=9, d_kv=2, num_heads=3, num_encoder_layers=2, num_decoder_layers=2
+    vocab_size=8,
+    d_model=6,
+    mlp=MlpConfig(d_ff=9),
+    attention=AttentionConfig(d_kv=2, num_heads=3),
+    num_encoder_layers=2,
+    num_decoder_layers=2,
 )
 
 
@@ -155,7 +161,9 @@ def test_muon_is_that_of_optax():
 
 def test_with_muon_all_but_the_matrices_of_layers_change_by_adamw():
     model = jax.eval_shape(
-        lambda: Transformer(replace(MODEL, positions="relative-per-layer", bias=True), nnx.Rngs(0))
+        lambda: Transformer(
+            changes(MODEL, {"positions.kind": "relative-per-layer", "bias": True}), nnx.Rngs(0)
+        )
     )
     axes, rng = sharding.axes(model), np.random.default_rng(0)
     grads = {

@@ -12,7 +12,7 @@ from golden.make_batches import pretraining
 
 from experiments.runs.prepare import check_lasting
 from experiments.study.registry import build
-from lm.config.base import SettingError
+from lm.config.base import SettingError, changes
 from lm.config.mesh import MeshConfig
 from lm.config.training import GuardConfig, OptimizerConfig, TruncatedBPTT
 from lm.data.batches import Batches, LastingRows, stream
@@ -49,8 +49,8 @@ def test_the_parts_of_a_row_one_after_the_other_are_the_row_whoever_asks_for_whi
 
 
 def model_of(mixer, **new):
-    tiny = {"architecture": "decoder", "positions": "none", "vocab_size": 400, "mixer": mixer}
-    return replace(small_models.TINY, **tiny | new)
+    tiny = {"architecture": "decoder", "positions.kind": "none", "vocab_size": 400, "mixer.kind": mixer}
+    return changes(small_models.TINY, tiny | new)
 
 
 def losses(spec, batches, count):
@@ -70,7 +70,7 @@ SLOW = [pytest.param(*pair, marks=pytest.mark.slow) for pair in (("gru", "scan")
 @pytest.mark.parametrize("mixer, layers", [("lstm", "unroll"), *SLOW])
 def test_a_model_that_does_not_learn_has_over_the_parts_of_a_row_the_loss_of_the_row(mixer, layers):
     lasting, whole = batches()
-    spec = StepSpec(model_of(mixer, layers=layers, dropout=0.0), STILL)
+    spec = StepSpec(model_of(mixer, dropout=0.0, **{"compile.layers": layers}), STILL)
     parts = losses(replace(spec, tbptt=TruncatedBPTT(ROWS, PARTS)), lasting, 2 * PARTS)
     rows = losses(spec, whole, 2)
     sums = (parts[:, 0] * parts[:, 1]).reshape(2, PARTS).sum(1)
@@ -109,8 +109,15 @@ def test_a_run_in_two_sessions_is_the_run_in_one_bit_for_bit_in_the_midst_of_row
 
 @pytest.mark.slow
 def test_a_carried_state_trains_alike_on_one_device_and_on_eight():
-    model = replace(
-        sharded_training.MODEL, mixer="lstm", mixer_width=12, positions="none", num_heads=8, d_kv=2
+    model = changes(
+        sharded_training.MODEL,
+        {
+            "mixer.kind": "lstm",
+            "mixer.width": 12,
+            "positions.kind": "none",
+            "attention.num_heads": 8,
+            "attention.d_kv": 2,
+        },
     )
     rows = len(sharded_training.transformer_batch(0)["decoder_input_tokens"])
     spec = StepSpec(model, OptimizerConfig(factor_from=16), tbptt=TruncatedBPTT(rows, PARTS))
@@ -127,7 +134,7 @@ def test_a_carried_state_trains_alike_on_one_device_and_on_eight():
 @pytest.mark.parametrize(
     "row, new, named",
     [
-        ("history/transformer", {}, "model.mixer='attention'"),
+        ("history/transformer", {}, "model.mixer.kind='attention'"),
         ("history/lstm", {"objective.eos": "each-example"}, "objective.eos='each-example'"),
         ("history/lstm", {"pretraining.microbatches": 2}, "pretraining.microbatches=2"),
         ("seq2seq/dot", {}, "model.architecture='encoder-decoder'"),

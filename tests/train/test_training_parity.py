@@ -9,6 +9,7 @@ import pytest
 from paths import GOLDEN
 
 from lm import sharding
+from lm.config.base import changes
 from lm.config.mesh import MeshConfig
 from lm.config.training import LossConfig, OptimizerConfig
 from lm.convert import load
@@ -86,7 +87,7 @@ def trained(name, kind):
     """(losses, parameters after the last step by name, the model's settings), without dropout."""
     config, model = load(GOLDEN / name)
     loss = masked_lm if name == "bert" else language_model
-    settings = replace(config, dropout=0.0, layers="unroll")
+    settings = changes(config, {"dropout": 0.0, "compile.layers": "unroll"})
     optimizer = OPTIMIZERS[kind]
     rate = optimizer.learning_rate * RATES.get(name, 1.0)
     spec = StepSpec(

@@ -7,6 +7,7 @@ import pytest
 from sharded_training import transformer_batch
 from tuned_models import MODEL, built, layers, trained
 
+from lm.config.base import changes
 from lm.config.model import HeadConfig
 from lm.config.training import CheckpointConfig
 from lm.nn.finetune import ModelWithHead
@@ -17,7 +18,7 @@ from lm.train.runtime.checkpoints import Checkpoints
 HEAD = HeadConfig("classes", classes=2)
 
 
-DECODER = replace(MODEL, architecture="decoder", logits_bias=True)
+DECODER = changes(MODEL, {"architecture": "decoder", "output.bias": True})
 
 
 @pytest.mark.parametrize("tune", [train_adapters, GradualUnfreezing(DECODER, 6)])
@@ -58,7 +59,9 @@ def test_layers_thaw_from_the_top_of_both_stacks_and_the_softmax_is_never_frozen
 
 
 def test_what_enters_the_stacks_thaws_last_unless_it_is_the_softmax():
-    bert = replace(MODEL, architecture="encoder", positions="learned", logits="separate")
+    bert = changes(
+        MODEL, {"architecture": "encoder", "positions.kind": "learned", "output.logits": "separate"}
+    )
     found = trained(GradualUnfreezing(bert, 30), 19, lambda rngs: Transformer(bert, rngs))
     assert {name for name, which in found.items() if not any(which)} == {
         "embed.table",
@@ -80,7 +83,7 @@ def test_a_new_head_is_always_trained(tune):
 
 
 def test_a_checkpoint_without_adapters_starts_a_model_with_them(tmp_path):
-    plain, new = built(replace(DECODER, adapter_width=0)), built(DECODER)
+    plain, new = built(changes(DECODER, {"mlp.adapter_width": 0})), built(DECODER)
     saved, fresh = plain.init(0), new.init(1)
     with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
         checkpoints.save(saved)

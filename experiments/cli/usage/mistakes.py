@@ -50,18 +50,18 @@ SAME_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (  # settings, options and
     (LAYERS, "layers num-layers n-layer n-layers num-hidden-layers num-blocks n-blocks depth"),
     (LAYERS[:1], "encoder-layers num-encoder-blocks"),
     (LAYERS[1:], "decoder-layers num-decoder-blocks"),
-    (("model.num_heads", "tuning.heads"), "heads"),
-    (("model.num_heads",), "n-head n-heads num-attention-heads attention-heads nhead"),
-    (("model.num_key_value_heads",), "kv-heads num-kv-heads n-kv-heads n-kv-head num-query-groups"),
-    (("model.d_kv",), "d-head head-dim d-k head-size dim-head kv-channels"),
+    (("model.attention.num_heads", "tuning.heads"), "heads"),
+    (("model.attention.num_heads",), "n-head n-heads num-attention-heads attention-heads nhead"),
+    (("model.attention.num_key_value_heads",), "kv-heads num-kv-heads n-kv-heads n-kv-head num-query-groups"),
+    (("model.attention.d_kv",), "d-head head-dim d-k head-size dim-head kv-channels"),
     (("model.d_model",), "hidden-size hidden-dim width dim n-embd emb-dim embed-dim embedding-dim dmodel"),
     (
-        ("model.d_ff",),
+        ("model.mlp.d_ff",),
         "ffn ff d-ffn d-hidden d-inner n-inner ffn-dim mlp-dim mlp-width intermediate-size ffn-hidden-size "
         "feed-forward-dim dim-feedforward",
     ),
     (
-        ("model.mlp",),
+        ("model.mlp.activation",),
         "activation activation-function act act-fn hidden-act nonlinearity feed-forward feed-forward-proj "
         "gelu swiglu geglu",
     ),
@@ -71,21 +71,27 @@ SAME_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (  # settings, options and
         "hidden-dropout-prob attention-probs-dropout-prob",
     ),
     (
-        ("model.positions",),
+        ("model.positions.kind",),
         "position-encoding positional-encoding position-embedding-type pos-emb pos-encoding rope rotary "
         "alibi relative-positions",
     ),
-    (("model.rotary.base",), "rope-theta rope-base rotary-base"),
-    (("model.max_length",), "max-len max-position-embeddings n-positions n-ctx"),
-    (("model.norm",), "layernorm layer-norm rmsnorm rms-norm norm-type normalization"),
+    (("model.positions.rotary.base",), "rope-theta rope-base rotary-base"),
+    (("model.positions.max_length",), "max-len max-position-embeddings n-positions n-ctx"),
+    (("model.norm.kind",), "layernorm layer-norm rmsnorm rms-norm norm-type normalization"),
     (("model.residual",), "pre-norm prenorm post-norm postnorm norm-first"),
-    (("model.norm_epsilon",), "norm-eps layer-norm-eps layer-norm-epsilon rms-norm-eps"),
-    (("model.logits",), "tie-embeddings tie-word-embeddings tied tied-embeddings weight-tying"),
+    (("model.norm.epsilon",), "norm-eps layer-norm-eps layer-norm-epsilon rms-norm-eps"),
+    (("model.output.logits",), "tie-embeddings tie-word-embeddings tied tied-embeddings weight-tying"),
     (("model.bias",), "use-bias"),
     (("model.sparsity.window",), "sliding-window attention-window local-window"),
-    (("model.attention",), "flash flash-attention attn-implementation attention-implementation attn-impl"),
+    (
+        ("model.attention.implementation",),
+        "flash flash-attention attn-implementation attention-implementation attn-impl",
+    ),
     (("model.dtype",), "precision mixed-precision bf16 fp16 bfloat16 amp"),
-    (("model.remat",), "gradient-checkpointing activation-checkpointing grad-checkpointing recompute"),
+    (
+        ("model.compile.remat",),
+        "gradient-checkpointing activation-checkpointing grad-checkpointing recompute",
+    ),
     (("model.architecture",), "arch model-type"),
     (("model.lora.rank", "tuning.lora.rank"), "lora lora-rank lora-r"),
     (("data.inputs_length", "tuning.inputs_length"), "seq-len seq-length sequence-length sequence-len"),
@@ -154,8 +160,8 @@ def required(taken: Sequence[Taken]) -> list[Taken]:
 def as_typed(message: str, names: Collection[str]) -> str:
     """Return an error's message with the settings and options of these ``names`` as a user types them.
 
-    A setting such as ``model.d_ff`` is known by its name, an option such as ``beams`` only with its value.
-    Names before a colon, as in a list of what differs, stay.
+    A setting such as ``model.mlp.d_ff`` is known by its name, an option such as ``beams`` only with its
+    value. Names before a colon, as in a list of what differs, stay.
     """
     dotted = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if "." in name)
     plain = "|".join(re.escape(name) for name in names if "." not in name)

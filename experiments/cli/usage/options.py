@@ -37,7 +37,7 @@ KINDS = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
 class Taken(NamedTuple):
     """One argument of a command."""
 
-    name: str  # "row" of what stands in a place, "model.d_ff" of an option
+    name: str  # "row" of what stands in a place, "model.mlp.d_ff" of an option
     kind: Any  # its type
     default: Any  # or NO_DEFAULT
     in_place: bool  # known by its place, not by a flag

@@ -68,9 +68,10 @@ def temperature(value: float) -> Changes:
 
 def larger(layers: float) -> Changes:
     """The width of BERT-large (4/3 of 768 is 1,024), and so many times the layers."""
-    widths = dict.fromkeys(("model.d_model", "model.d_ff"), times(4 / 3, 8))  # so that meshes can divide them
+    # multiples of 8, so that meshes can divide them
+    widths = dict.fromkeys(("model.d_model", "model.mlp.d_ff"), times(4 / 3, 8))
     depths = dict.fromkeys(("model.num_encoder_layers", "model.num_decoder_layers"), times(layers))
-    return widths | {"model.num_heads": times(4 / 3)} | depths
+    return widths | {"model.attention.num_heads": times(4 / 3)} | depths
 
 
 # (name of the table, title): {row: changes}. The number in a table's name is the paper's; {}: the baseline.

@@ -53,7 +53,7 @@ MISTAKES = [  # a command line, and what its one line of error names
     (f"run {ROW} --epochs 3", "--pretraining.steps or --finetuning.steps or --data.repeats?"),
     (f"run {ROW} --dropout 0.1", "did you mean --model.dropout?"),
     (f"run {ROW} --layers 3", "--model.num-encoder-layers or --model.num-decoder-layers?"),
-    (f"run {ROW} --heads 3", "did you mean --model.num-heads or --tuning.heads?"),
+    (f"run {ROW} --heads 3", "did you mean --model.attention.num-heads or --tuning.heads?"),
     (f"run {ROW} --resume", "the same command resumes where it stopped"),
     (f"sweep {ROW} --output-dir x", "did you mean --runs?"),
     (f"run {ROW} --pretraining.step 3", "did you mean --pretraining.steps"),
@@ -68,7 +68,7 @@ MISTAKES = [  # a command line, and what its one line of error names
     (f"run {ROW} --objective.rate 1.5", "lm: --objective.rate=1.5 should lie"),
     (f"run {ROW} --seed -1", "lm: --seed=-1 should be a whole number"),
     (f"generate {RUN} --prompt a --beams 0", "lm: --beams=0 should be at least 1"),
-    (f"run {ROW} --model.positions rotery", "did you mean 'rotary'?"),
+    (f"run {ROW} --model.positions.kind rotery", "did you mean 'rotary'?"),
     (f"run {ROW} --data.held-out-lengths 1 two", "'two' should be a whole number"),
     (
         f"run {ROW} --finetuning.optimizer.learning-rate -1",
@@ -254,8 +254,8 @@ def test_the_command_that_a_sweep_records_means_the_same_experiment_for_every_ro
     "given",
     [
         {"data.held_out_lengths": (1, 2), "model.shared_layers": True},
-        {"tuning.mixtures": (), "model.qkv_bias": True, "model.mlp_bias": False},
-        {"model.d_v": 4, "guard.spikes": 5.5, "model.special.eos": None},
+        {"tuning.mixtures": (), "model.attention.qkv_bias": True, "model.mlp.bias": False},
+        {"model.attention.d_v": 4, "guard.spikes": 5.5, "model.special.eos": None},
         {"pretraining.optimizer.clip_rms": None, "pretraining.optimizer.learning_rate": 1e-5},
         {"data.corpus": "-my book's/*.txt + jsonl:b (1).jsonl", "mesh.fsdp": -1, "mesh.data": 1},
         {"data.corpus": "--scale", "data.vocabulary": ""},
@@ -285,11 +285,12 @@ def test_an_error_names_a_setting_as_it_is_typed():
 
 
 def test_settings_in_an_errors_message_are_named_as_they_are_typed_and_folders_stay():
-    names = ["model.d_ff", "model.d_ff_x", "beams", "runs"]
-    told = "model.d_ff=3, beams=0 (model.d_ff) of runs/a,model.d_ff=3/beams; 'model.d_ff' --model.d_ff=1"
-    due = told.replace("model.d_ff=3, beams=0 (", "--model.d_ff=3, --beams=0 (--", 1)
+    names = ["model.mlp.d_ff", "model.d_ff_x", "beams", "runs"]
+    told = "model.mlp.d_ff=3, beams=0 (model.mlp.d_ff) of runs/a,model.mlp.d_ff=3/beams; "
+    told += "'model.mlp.d_ff' --model.mlp.d_ff=1"
+    due = told.replace("model.mlp.d_ff=3, beams=0 (", "--model.mlp.d_ff=3, --beams=0 (--", 1)
     assert as_typed(told, names) == due
-    assert as_typed("\n  model.d_ff: 32 -> 64", names) == "\n  model.d_ff: 32 -> 64"
+    assert as_typed("\n  model.mlp.d_ff: 32 -> 64", names) == "\n  model.mlp.d_ff: 32 -> 64"
 
 
 def test_show_and_diff_take_settings_as_run_does(capsys):
@@ -303,27 +304,27 @@ def test_show_and_diff_take_settings_as_run_does(capsys):
 
 
 OTHERS_CALL = {  # what a user may type -> the first of the settings that it leads to
-    "activation model.activation hidden_act act_fn": "--model.mlp",
+    "activation model.activation hidden_act act_fn": "--model.mlp.activation",
     "hidden_size model.hidden_size n_embd width embed_dim": "--model.d-model",
     "n_layer num_layers num_hidden_layers model.num_layers depth": "--model.num-encoder-layers",
-    "n_head num_attention_heads": "--model.num-heads",
-    "d_head head_dim": "--model.d-kv",
-    "ffn intermediate_size mlp_dim": "--model.d-ff",
+    "n_head num_attention_heads": "--model.attention.num-heads",
+    "d_head head_dim": "--model.attention.d-kv",
+    "ffn intermediate_size mlp_dim": "--model.mlp.d-ff",
     "warmup num_warmup_steps": "--pretraining.optimizer.warmup-steps",
     "lr learning_rate pretraining.lr optimizer.lr": "--pretraining.optimizer.learning-rate",
     "finetuning.lr": "--finetuning.optimizer.learning-rate",
     "weight_decay wd": "--pretraining.optimizer.weight-decay",
     "max_grad_norm grad_clip": "--pretraining.optimizer.clip-norm",
     "seq_len max_seq_length block_size context_length": "--data.inputs-length",
-    "max_position_embeddings n_positions": "--model.max-length",
+    "max_position_embeddings n_positions": "--model.positions.max-length",
     "max_steps num_train_steps": "--pretraining.steps",
     "dropout_rate hidden_dropout_prob attn_pdrop": "--model.dropout",
     "vocab tokenizer": "--data.vocabulary",
     "vocab_size": "--data.vocabulary-size",
-    "num_kv_heads": "--model.num-key-value-heads",
-    "rope_theta": "--model.rotary.base",
-    "tie_word_embeddings": "--model.logits",
-    "gradient_checkpointing": "--model.remat",
+    "num_kv_heads": "--model.attention.num-key-value-heads",
+    "rope_theta": "--model.positions.rotary.base",
+    "tie_word_embeddings": "--model.output.logits",
+    "gradient_checkpointing": "--model.compile.remat",
     "eval_interval": "--pretraining.evaluate-every",
 }
 
@@ -392,14 +393,14 @@ VALUES = {
     "data.corpus": "text:my books/*.txt + jsonl:b (1).jsonl",
     "data.vocabulary": "/home/me/it's mine",
     "tuning.branches": (0.5, 1.0),
-    "model.d_ff": 200,
+    "model.mlp.d_ff": 200,
 }
 
 
 def test_the_name_of_a_runs_folder_needs_no_quoting_in_a_shell():
     folder = run_folder(Path("runs"), "nano", ROW, 0, VALUES)
     assert shlex.quote(str(folder).replace("=", "")) == str(folder).replace("=", "")
-    assert ",model.d_ff=200," in folder.parent.name and ",tuning.branches=0.5:1.0," in folder.parent.name
+    assert ",model.mlp.d_ff=200," in folder.parent.name and ",tuning.branches=0.5:1.0," in folder.parent.name
     others = [run_folder(Path("runs"), "nano", ROW, 0, {"data.corpus": f"text:a{sign}b"}) for sign in " +*("]
     assert len(set(others)) == len(others)
 

@@ -320,7 +320,7 @@ def test_lines_are_as_likely_as_the_runs_model_finds_their_bytes(given, runs, tm
 
 
 def test_a_model_without_an_output_matrix_is_refused_before_a_corpus_is_made(tmp_path, capsys):
-    bare = {"model.architecture": "encoder", "model.logits": "none", "model.logits_bias": False}
+    bare = {"model.architecture": "encoder", "model.output.logits": "none", "model.output.bias": False}
     save_settings(tmp_path, changes(Experiment(), SMALL | HEADS | bare | {"pretraining.steps": 0}))
     with pytest.raises(SettingError, match="no output matrix"):
         likelihood(tmp_path, "documentation")

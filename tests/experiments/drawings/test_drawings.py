@@ -29,7 +29,8 @@ from experiments.drawings.with_run import (
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run
 from lm.config.attention import RotaryConfig
-from lm.config.base import SettingError
+from lm.config.base import SettingError, changes
+from lm.config.layers import MixerConfig, PositionsConfig
 from lm.config.model import ModelConfig
 from lm.evaluate.lens import logit_lens, mean_similarity, word_similarity
 from lm.evaluate.rnn_states import gates, reading_layers, state_gradients
@@ -41,9 +42,9 @@ from lm.ops.recurrence import CELLS, rnn_scan
 from lm.tokenizers.huggingface import find_tokenizer
 from lm.tokenizers.sentencepiece import Bytes
 
-DECODER = replace(small_models.TINY, architecture="decoder", dropout=0.0, positions="none")
+DECODER = changes(small_models.TINY, {"architecture": "decoder", "dropout": 0.0, "positions.kind": "none"})
 SENTENCE = "a key of a set"
-LSTM = {"model.architecture": "encoder-decoder", "model.mixer": "lstm", "model.positions": "none"}
+LSTM = {"model.architecture": "encoder-decoder", "model.mixer.kind": "lstm", "model.positions.kind": "none"}
 
 
 def model_of(config):
@@ -51,7 +52,9 @@ def model_of(config):
 
 
 def direction_of(mixer, width=6):
-    config = ModelConfig("decoder", mixer=mixer, positions="none", d_model=width)
+    config = ModelConfig(
+        "decoder", mixer=MixerConfig(kind=mixer), positions=PositionsConfig(kind="none"), d_model=width
+    )
     return Direction(config, nnx.Rngs(params=jax.random.key(1)))
 
 
@@ -125,7 +128,7 @@ def test_alibi_falls_evenly_and_a_decoders_bucket_of_a_near_distance_is_the_dist
 
 
 def test_a_learnt_bias_is_the_one_that_is_added_to_scores():
-    model = model_of(replace(DECODER, positions="relative"))
+    model = model_of(changes(DECODER, {"positions.kind": "relative"}))
     (panel,) = bias_plots(model)
     distance, drawn = panel.lines["head 2"]
     added = model.decoder.relative(False).materialize(9, 9)[0, 1]
@@ -202,7 +205,7 @@ def test_gates_of_a_gru_mix_the_state_before_with_a_new_one():
 @pytest.mark.parametrize("residual", ["pre-norm", "post-norm"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_layers_states_are_those_of_its_direction_reading_what_the_mixer_reads(residual, shared):
-    config = replace(DECODER, mixer="lstm", residual=residual, shared_layers=shared)
+    config = changes(DECODER, {"mixer.kind": "lstm", "residual": residual, "shared_layers": shared})
     model, batch = model_of(config), {"decoder_input_tokens": jnp.array([[3, 1, 4, 1, 5]])}
     layers, hidden = reading_layers(model, batch), model.hidden_states(batch)["decoder"]
     assert len(layers) == 2
@@ -250,7 +253,7 @@ def test_a_word_has_one_embedding_and_two_states(encoder):
 
 
 def test_of_elmo_a_word_has_states_that_were_read_from_both_ends(runs):
-    given = {"model.architecture": "decoder", "model.mixer": "lstm", "model.positions": "none"}
+    given = {"model.architecture": "decoder", "model.mixer.kind": "lstm", "model.positions.kind": "none"}
     given |= {"model.heads": ("backward",), "tuning.mixtures": (), "tuning.heads": ("cola",)}
     folder = scored_runs.run_of(runs, "elmo", given | {"objective": OBJECTIVES["causal-lm"]})[0]
     run = open_run(folder, stages_of(folder))
@@ -281,8 +284,8 @@ def test_shares_of_layers_are_what_a_head_weighs_them_by():
 
 def test_what_a_layer_sets_aside_grows_with_the_square_of_the_length_but_for_recurrence(monkeypatch):
     monkeypatch.setattr(measured, "TIMINGS", 1)
-    config = replace(DECODER, d_model=8, num_heads=2, d_kv=4)
-    full, recurrent = mixer_costs([config, replace(config, mixer="lstm")], (64, 256))
+    config = changes(DECODER, {"d_model": 8, "attention.num_heads": 2, "attention.d_kv": 4})
+    full, recurrent = mixer_costs([config, changes(config, {"mixer.kind": "lstm"})], (64, 256))
     assert full[1].temporaries > 8 * full[0].temporaries
     assert recurrent[1].temporaries < 5 * recurrent[0].temporaries
     assert all(cost.seconds > 0 for cost in (*full, *recurrent))
@@ -406,12 +409,15 @@ def test_a_picture_that_needs_no_run_can_have_one(what, lstm, tmp_path, monkeypa
         (["gradients", "LSTM"], "--text is empty"),
         (
             ["gradients", "ENCODER", "--text", SENTENCE],
-            "model.mixer='attention' carries no state along a row",
+            "model.mixer.kind='attention' carries no state along a row",
         ),
-        (["gates", "ENCODER", "--text", SENTENCE], "model.mixer='attention' carries no state along a row"),
+        (
+            ["gates", "ENCODER", "--text", SENTENCE],
+            "model.mixer.kind='attention' carries no state along a row",
+        ),
         (["alignment", "ENCODER", "--text", SENTENCE], "'encoder' has no cross-attention"),
         (["decoding", "ENCODER"], "model.architecture='encoder' writes no text"),
-        (["bias", "LSTM"], "model.positions='none' should be 'relative'"),
+        (["bias", "LSTM"], "model.positions.kind='none' should be 'relative'"),
         (["mixture", "ENCODER"], "mixes no layers"),
         (["next", "ENCODER", "--text", SENTENCE * 9], "at most 40 can be read in this picture"),
         (["next", "LSTM", "--text", SENTENCE, "--k", "0"], "--k=0 should be at least 1"),
@@ -428,12 +434,12 @@ def test_what_cannot_be_drawn_is_said(arguments, message, lstm, encoder, tmp_pat
 
 
 def test_a_model_without_attention_has_no_heads_to_draw_and_an_elman_network_no_gates():
-    model = model_of(replace(DECODER, mixer="rnn", vocab_size=400))
+    model = model_of(changes(DECODER, {"mixer.kind": "rnn", "vocab_size": 400}))
     ids = [3, 4, 5]
     reading = Reading(model, Bytes(100), {"decoder_input_tokens": jnp.array([ids])}, {"decoder": ids})
-    with pytest.raises(SettingError, match="model.mixer='rnn' has no attention to draw"):
+    with pytest.raises(SettingError, match="model.mixer.kind='rnn' has no attention to draw"):
         draw_heads(reading)
-    with pytest.raises(SettingError, match="model.mixer='rnn' has no gates"):
+    with pytest.raises(SettingError, match="model.mixer.kind='rnn' has no gates"):
         draw_gates(reading)
 
 

@@ -22,6 +22,7 @@ from experiments.plan.step import Compiled, PlannedStep
 from experiments.study.experiment import Experiment
 from experiments.study.registry import build
 from lm.config.base import SettingError, changes
+from lm.config.layers import CompileConfig, PositionsConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OPTIMIZERS, OptimizerConfig
 from lm.objectives.denoising import Lengths
@@ -195,8 +196,8 @@ def test_writing_reads_no_encoder_nor_what_makes_the_cache_and_a_shared_block_as
         "decoder.blocks.attention.first.kernel": (11,),
         "decoder.blocks.x": (7,),
     }
-    cases = ({}, 2 + 7), ({"logits": "separate"}, 7), ({"shared_layers": True}, 2 + 12 * 7)
-    assert all(worker.read_by_writing(ModelConfig(**new), shapes) == read for new, read in cases)
+    cases = ({}, 2 + 7), ({"output.logits": "separate"}, 7), ({"shared_layers": True}, 2 + 12 * 7)
+    assert all(worker.read_by_writing(changes(ModelConfig(), new), shapes) == read for new, read in cases)
 
 
 def test_what_overflows_hbm_does_not_fit_and_what_overflows_other_memory_has_failed():
@@ -251,7 +252,7 @@ def test_rows_that_compile_to_the_same_program_are_compiled_once_and_what_does_n
     }
     plans.show_plans(rows, plans.PlanOptions(price=1.0, runs=tmp_path))
     assert len(asked) == 1
-    assert capsys.readouterr().out.count("does not fit. Try --model.remat") == 2
+    assert capsys.readouterr().out.count("does not fit. Try --model.compile.remat") == 2
 
 
 @pytest.mark.parametrize(
@@ -274,7 +275,7 @@ def test_a_mesh_that_cannot_be_is_refused_before_anything_is_compiled(mesh, mess
 @pytest.mark.parametrize(
     ("row", "settings", "message"),
     [
-        ("bert/no-nsp", {"model.logits": "none", "model.logits_bias": False}, "has no output matrix"),
+        ("bert/no-nsp", {"model.output.logits": "none", "model.output.bias": False}, "has no output matrix"),
         ("bert/base", {"model.heads": ("pooler",)}, "needs next-sentence and pooler in model.heads"),
     ],
 )
@@ -288,7 +289,12 @@ def test_a_model_that_cannot_be_pre_trained_is_refused_before_anything_is_compil
 
 def test_a_published_size_takes_the_place_of_the_scales_and_rows_change_it():
     model = plans.row_of("t5/2-architecture/encoder-decoder-6-layers", "nano", "t5-11b", "").model
-    assert (model.num_encoder_layers, model.d_ff, model.num_heads, model.d_kv) == (12, 65_536, 128, 128)
+    assert (model.num_encoder_layers, model.mlp.d_ff, model.attention.num_heads, model.attention.d_kv) == (
+        12,
+        65_536,
+        128,
+        128,
+    )
 
 
 def test_without_libtpu_the_message_says_what_to_install(monkeypatch):
@@ -308,7 +314,7 @@ def test_the_search_compiles_different_arrangements_that_fit_by_the_rough_count(
     found = [
         step.experiment for step in candidates(planned(plans.row_of(ROW, "base", "t5-3b", ""), "v5e:8x8"))
     ]
-    assert len({(each.mesh, each.model.remat) for each in found}) == len(found) > 1
+    assert len({(each.mesh, each.model.compile.remat) for each in found}) == len(found) > 1
     assert all(each.mesh.fsdp * each.mesh.tensor > 1 for each in found)  # 3B parameters fit on no chip
 
 
@@ -321,28 +327,38 @@ def test_the_search_tries_the_leanest_arrangement_too(slice_):
 
 def test_the_rough_count_holds_scores_of_one_layer_at_a_time_none_of_a_kernels_and_an_encoders_logits():
     def counted(**new):
-        model = ModelConfig(architecture="encoder", remat="full", **new)
+        model = changes(ModelConfig(architecture="encoder", compile=CompileConfig(remat="full")), new)
         experiment = replace(build(ROW, "base"), model=model)
         return memory(planned(experiment, "v5e:4x4", Lengths(4_096, 4_096, 0)), 10**8)
 
-    assert (scores := counted(attention="xla") - counted()) > 2**30
-    assert counted(attention="xla", num_encoder_layers=24) - counted(num_encoder_layers=24) == pytest.approx(
-        scores
-    )
+    assert (scores := counted(**{"attention.implementation": "xla"}) - counted()) > 2**30
+    assert counted(num_encoder_layers=24, **{"attention.implementation": "xla"}) - counted(
+        num_encoder_layers=24
+    ) == pytest.approx(scores)
     assert counted(vocab_size=10**6) > counted(vocab_size=10**5)
 
 
 def test_the_rough_count_holds_what_a_recurrent_layer_makes():
     def counted(**new):
-        model = ModelConfig(architecture="decoder", num_decoder_layers=2, positions="none", **new)
+        model = changes(
+            ModelConfig(architecture="decoder", num_decoder_layers=2, positions=PositionsConfig(kind="none")),
+            new,
+        )
         experiment = replace(build(ROW, "base"), model=model)
         return memory(planned(experiment, "v5e:1x1", Lengths(512, 0, 512)), 10**8)
 
     rows = build(ROW, "base").pretraining.batch_size
-    one, two = (counted(mixer="lstm", mixer_width=width, remat="dots") for width in (512, 1_024))
+    one, two = (
+        counted(**{"mixer.kind": "lstm", "mixer.width": width, "compile.remat": "dots"})
+        for width in (512, 1_024)
+    )
     # layers, positions, gates and states, float32; and what is remembered of other parameters
     assert two - one == pytest.approx(2 * rows * 512 * (2 * 4 + 2) * 512 * 4, rel=1e-4)
-    assert counted(mixer="rnn") < counted(mixer="gru") < counted(mixer="lstm")
+    assert (
+        counted(**{"mixer.kind": "rnn"})
+        < counted(**{"mixer.kind": "gru"})
+        < counted(**{"mixer.kind": "lstm"})
+    )
 
 
 def test_the_rough_count_holds_what_any_optimiser_remembers(monkeypatch):
@@ -366,7 +382,10 @@ def test_the_rough_count_holds_what_any_optimiser_remembers(monkeypatch):
 @libtpu
 def test_a_step_is_compiled_for_a_slice_that_is_not_there_and_remembered(monkeypatch, tmp_path):
     small = {"model.architecture": "decoder", "model.num_decoder_layers": 1, "model.dropout": 0.0}
-    small |= {"model.d_model": 256, "model.d_kv": 64}  # so that a device's part fills the chip's tiles of 128
+    small |= {
+        "model.d_model": 256,
+        "model.attention.d_kv": 64,
+    }  # so that a device's part fills the chip's tiles of 128
     experiment = changes(plans.row_of(ROW, "nano", "", "fsdp=2,tensor=2"), small)
     step = planned_step(experiment, find_slice("v5e:2x4"))
     found = compile_step(step, tmp_path, print)
@@ -377,7 +396,7 @@ def test_a_step_is_compiled_for_a_slice_that_is_not_there_and_remembered(monkeyp
     assert {axis for _, axes, *_ in found.collectives for axis in axes} >= {"data", "fsdp", "tensor"}
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert compile_step(step, tmp_path, print) == found
-    wider, key = changes(experiment, {"model.d_ff": 512}), program_key(step)
+    wider, key = changes(experiment, {"model.mlp.d_ff": 512}), program_key(step)
     assert program_key(replace(step, experiment=wider)) != key
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=1")
     assert program_key(step) != key
@@ -403,7 +422,7 @@ def test_published_sizes_stay_below_the_figures_and_gather_nothing_that_need_not
 ):
     new = {
         "model.dtype": "bfloat16",
-        "model.remat": remat,
+        "model.compile.remat": remat,
         "objective.noise": "spans",
         "pretraining.batch_size": batch,
     }
@@ -428,7 +447,7 @@ USES = [
 def test_the_estimated_use_of_the_chips_stays_above_the_figures(
     size, slice_, mesh, remat, noise, least, tmp_path
 ):
-    new = {"model.remat": remat, "objective.noise": noise}
+    new = {"model.compile.remat": remat, "objective.noise": noise}
     experiment = changes(plans.row_of(ROW, "base", size, mesh), new)
     step = planned_step(experiment, find_slice(slice_))
     found = compile_step(step, tmp_path, print)

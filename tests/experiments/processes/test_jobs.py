@@ -163,7 +163,7 @@ def test_how_many_runs_train_at_once_follows_from_the_size_of_their_models_at_an
     at_once = {name: train._job_count(0, [RowRun(ROW, build(ROW, name), Path())]) for name in names}
     assert at_once == {"nano": 4, "mini": 4, "mini-real": 4, "small": 1, "medium": 1, "base": 1}
     monkeypatch.setitem(SCALES, "width", SCALES["nano"] | {"model.d_model": 96})
-    monkeypatch.setitem(SCALES, "wide", SCALES["nano"] | {"model.d_model": 1024, "model.d_ff": 4096})
+    monkeypatch.setitem(SCALES, "wide", SCALES["nano"] | {"model.d_model": 1024, "model.mlp.d_ff": 4096})
     small, large = (RowRun(ROW, build(ROW, name), Path()) for name in ("width", "wide"))
     assert [train._job_count(0, wanted) for wanted in ([small], [large], [small, large, small])] == [4, 1, 4]
 

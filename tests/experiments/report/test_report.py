@@ -271,7 +271,9 @@ def test_no_two_sets_of_tables_share_the_folder_of_their_report(own_tables):
 
 def test_a_row_of_ones_own_lies_on_the_axis_of_the_table_that_it_is_added_to(own_tables, tmp_path):
     name = "t5/6-corruption-rate"
-    own_tables(name, {"30": {"objective.rate": 0.3}, "30-wide": {"objective.rate": 0.3, "model.d_ff": 512}})
+    own_tables(
+        name, {"30": {"objective.rate": 0.3}, "30-wide": {"objective.rate": 0.3, "model.mlp.d_ff": 512}}
+    )
     (table,) = tables(find(name))
     at = plots.axis_of(table, {row.name: build(row.name, "nano") for row in table.rows})
     assert {row.rpartition("/")[2]: x for row, x in at.items()} == {
@@ -295,7 +297,7 @@ NO_TASKS = {"tuning.heads": (), "finetuning.steps": 0}
 
 def without_tasks(add, runs: Path, seeds: int = 4) -> report.Report:
     """The report on a table of ones own, whose rows have a loss on held-out text alone."""
-    rows = {name: GPT | NO_TASKS | {"model.d_ff": 64 + place} for place, name in enumerate(LOSSES)}
+    rows = {name: GPT | NO_TASKS | {"model.mlp.d_ff": 64 + place} for place, name in enumerate(LOSSES)}
     rows["masked"] |= objective("prefix-lm")
     add("own", rows)
     for place, (name, loss) in enumerate(LOSSES.items()):
@@ -431,13 +433,15 @@ def test_rows_whose_settings_name_other_text_are_not_compared_in_it(tmp_path):
 
 def test_a_run_in_several_folders_counts_once_and_what_does_not_count_is_named(tmp_path):
     here, there = study(tmp_path / "here"), study(tmp_path / "there", seeds=3)
-    save_settings(run_folder(here, "nano", NAMES[0], 0, {}), change(build(NAMES[0], "nano"), "model.d_ff", 3))
+    save_settings(
+        run_folder(here, "nano", NAMES[0], 0, {}), change(build(NAMES[0], "nano"), "model.mlp.d_ff", 3)
+    )
     (run_folder(here, "nano", NAMES[2], 0, {}) / "scores.json").write_text('{"columns": {"GLUE": NaN}, "tas')
     (run_folder(here, "nano", NAMES[3], 1, {}) / "scores.json").unlink()
     made, text = written([here, there, tmp_path / "nowhere"])
     assert made.path.is_relative_to(here)
     for said in (
-        "model.d_ff: 3 -> ",
+        "model.mlp.d_ff: 3 -> ",
         "10/seed-0 belongs",
         "is not JSON",
         "seed-1 has not finished",
@@ -638,13 +642,13 @@ def test_at_80_columns_no_number_and_no_value_that_a_row_changes_is_cut(monkeypa
 
 
 def test_a_report_on_settings_given_by_hand_reads_the_runs_that_had_them(tmp_path):
-    overrides = {"model.d_ff": 200}
+    overrides = {"model.mlp.d_ff": 200}
     finish(tmp_path, NAMES[0], 0, 12.5)
     finish(tmp_path, NAMES[0], 0, 37.5, **overrides)
     made = report.write_report(RATES, "nano", tmp_path, overrides=overrides)
     text = made.path.read_text("utf-8")
-    assert ("37.50" in text, "12.50" in text, "`model.d_ff=200`" in text) == (True, False, True)
-    assert made.path.parent.name == "t5-6-corruption-rate,model.d_ff=200"
+    assert ("37.50" in text, "12.50" in text, "`model.mlp.d_ff=200`" in text) == (True, False, True)
+    assert made.path.parent.name == "t5-6-corruption-rate,model.mlp.d_ff=200"
 
 
 def test_runs_with_settings_given_by_hand_stand_beside_plain_ones_in_one_report(tmp_path, capsys):
@@ -652,7 +656,7 @@ def test_runs_with_settings_given_by_hand_stand_beside_plain_ones_in_one_report(
     for name in (NAMES[0], NAMES[1]):
         for seed in (0, 1):
             finish(tmp_path, name, seed, 40.0 + seed)
-            finish(tmp_path, name, seed, 50.0 + seed, **{"model.d_ff": 64, "tuning.branches": (0.5, 1.0)})
+            finish(tmp_path, name, seed, 50.0 + seed, **{"model.mlp.d_ff": 64, "tuning.branches": (0.5, 1.0)})
     finish(tmp_path, NAMES[1], 0, 60.0, **{"objective.rate": 0.5})
     command = ["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--variants"]
     assert dispatch(command) == 0
@@ -663,7 +667,7 @@ def test_runs_with_settings_given_by_hand_stand_beside_plain_ones_in_one_report(
     assert "50.50" in text and "40.50" in text and "60.00" not in text
     assert "has the settings of t5/6-corruption-rate/50, under which it is not counted" in said
     assert REGISTRY == known
-    assert dispatch([*command, "--model.d_ff", "64"]) == 2
+    assert dispatch([*command, "--model.mlp.d_ff", "64"]) == 2
 
 
 def test_runs_that_started_from_a_checkpoint_are_rows_of_its_name(tmp_path, capsys):

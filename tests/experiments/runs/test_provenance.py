@@ -49,14 +49,14 @@ NOW = {
     "packages": {"jax": "0.10"},
 }
 OTHER = {
-    "settings": NOW["settings"] | {"model.d_ff": 9},
+    "settings": NOW["settings"] | {"model.mlp.d_ff": 9},
     "vocabulary": {"fingerprint": "w"},
     "data": {"corpus": "d"},
     "code": {"lm/config/base.py": "2", "lm/new.py": "1"},
     "packages": {"jax": "0.11"},
 }
 SAID = {
-    "settings": ["settings: model.d_ff: 3072 -> 9"],
+    "settings": ["settings: model.mlp.d_ff: 3072 -> 9"],
     "vocabulary": ["vocabulary: fingerprint: v -> w"],
     "data": ["data: corpus: c -> d"],
     "packages": ["packages: jax: 0.10 -> 0.11"],

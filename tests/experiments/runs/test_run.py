@@ -164,8 +164,8 @@ def test_of_checkpoints_that_score_alike_the_one_with_the_likeliest_answers_is_t
 
 
 def test_a_folder_of_other_settings_is_refused_with_the_difference(swept):
-    other = change(build(RATE, "tiny"), "model.d_ff", 64)
-    with pytest.raises(SettingError, match=r"model\.d_ff: 32 -> 64"):
+    other = change(build(RATE, "tiny"), "model.mlp.d_ff", 64)
+    with pytest.raises(SettingError, match=r"model\.mlp\.d_ff: 32 -> 64"):
         check(other, folder_of(swept, RATE), swept / "cache", print)
     assert read_result(folder_of(swept, RATE)) is not None
 
@@ -238,7 +238,7 @@ def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
         ({"data.vocabulary_size": 30}, "data.vocabulary_size=30 does not suit"),
         ({"data.sentinels": 400}, "model.vocab_size=512 is less than the vocabulary's 700.*set it to 768"),
         ({"mesh.data": 3}, "mesh.data=3.* devices and there are 8"),
-        ({"mesh.data": 1, "mesh.tensor": 8}, "model.num_heads of size 2.*make it a multiple of 8"),
+        ({"mesh.data": 1, "mesh.tensor": 8}, "model.attention.num_heads of size 2.*make it a multiple of 8"),
         ({"pretraining.batch_size": 12}, "batch_size of size 12.*make it a multiple of 8"),
         ({"tuning.mixtures": ("gleu",)}, "did you mean 'glue'"),
         ({"tuning.mixtures": ("glue",)}, "dataset 'glue/.*' is not prepared"),
@@ -250,7 +250,7 @@ def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
         ({"model.special.start": None}, "model.special=.* start=None.* should have pad 0 and start 0"),
         (BERT | TEXT, "model.architecture='encoder' writes no text"),
         (BERT | {"tuning.inputs_length": 4}, "tuning.inputs_length=4 should be at least 8"),
-        ({"model.mask": "none"}, "model.mask='none' reads the tokens whose likelihood"),
+        ({"model.attention.mask": "none"}, "model.attention.mask='none' reads the tokens whose likelihood"),
         (
             BERT | {"tuning.layout": "start-delim-extract"},
             "tuning.layout=.* needs model.architecture='decoder'",
@@ -262,7 +262,7 @@ def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
         ),
         (ELECTRA | {"model.heads": ()}, "objective.targets='replaced' needs .* in model.heads="),
         (ELECTRA | {"objective.targets": "in-place"}, "model.heads=.* needs objective.targets='replaced'"),
-        (GPT | TEXT | {"model.max_length": 30}, "model.max_length=30 is less than"),
+        (GPT | TEXT | {"model.positions.max_length": 30}, "model.positions.max_length=30 is less than"),
         ({"seed": -1}, "seed=-1 should be a whole number from 0 to 4294967295"),
         ({"seed": 10**20}, f"seed={10**20} should be a whole number from 0"),
         (
@@ -428,12 +428,12 @@ def test_a_run_that_diverged_fails_by_itself_with_the_loss(tmp_path, monkeypatch
 
 
 def test_a_finished_run_of_other_settings_is_not_counted_and_not_touched(swept, monkeypatch, capsys):
-    monkeypatch.setitem(SCALES, "tiny", SMALL | {"model.d_ff": 64})
+    monkeypatch.setitem(SCALES, "tiny", SMALL | {"model.mlp.d_ff": 64})
     with pytest.raises(SystemExit) as stopped:
         train_rows("t5/6-corruption-rate/50", 1, {}, Options("tiny", swept))
     assert stopped.value.code == 2
     assert "belongs to a run with other settings" in (said := capsys.readouterr().out)
-    assert "\n  model.d_ff: 32 -> 64" in said
+    assert "\n  model.mlp.d_ff: 32 -> 64" in said
     assert read_result(folder_of(swept, RATE)) is not None
 
 
@@ -460,7 +460,7 @@ def test_a_run_whose_folder_is_deleted_while_it_trains_says_so(runs, monkeypatch
         shutil.rmtree(folder)
         raise ValueError("No ArrayMetadata found")
 
-    experiment = build(BASELINE, "tiny", {"model.d_ff": 16, "pretraining.steps": 2})
+    experiment = build(BASELINE, "tiny", {"model.mlp.d_ff": 16, "pretraining.steps": 2})
     folder = runs / "deleted"
     monkeypatch.setattr("experiments.runs.run.fit", deleted)
     with reporting(2) as reporter:

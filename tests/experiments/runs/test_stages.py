@@ -56,7 +56,7 @@ def test_rows_of_one_model_and_corpus_share_the_start_whatever_they_pretrain_on(
     "changes",
     [
         {"seed": 1},
-        {"model.d_ff": 32},
+        {"model.mlp.d_ff": 32},
         {"data.corpus": "text:a"},
         {"start.steps": 4},
         {"start.objective.rate": 0.2},

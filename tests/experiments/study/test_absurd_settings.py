@@ -120,12 +120,27 @@ def test_every_setting_at_all_of_its_borders_is_refused_or_can_be_trained_with(r
         ("gpt", "finetuning.batch_size", 2**30, r"finetuning\.batch_size=1073741824: .* needs at least"),
         ("gpt", "tuning.adapters", 0.001, r"tuning\.adapters=0.001 should be at least"),
         ("gpt", "tuning.lora.rank", 2**31, r"lora|model needs"),
-        ("gpt", "model.d_embed", 0, r"model\.d_embed=0 should be at least 1"),
-        ("gpt", "model.norm_epsilon", 0.0, r"model\.norm_epsilon=0.0 should be above 0"),
-        ("t5", "model.num_heads", 2**31, r"model\.num_heads=2147483648 should be at most"),
-        ("t5", "model.relative_buckets", 1, r"model\.relative_buckets=1 should be at least 2"),
-        ("t5", "model.relative_buckets", 2**20, r"model\.relative_buckets=1048576 should be at most"),
-        ("lstm", "model.logits", "none", "no output matrix, which objective.targets='everything'"),
+        ("gpt", "model.embedding.d_embed", 0, r"model\.embedding\.d_embed=0 should be at least 1"),
+        ("gpt", "model.norm.epsilon", 0.0, r"model\.norm\.epsilon=0.0 should be above 0"),
+        (
+            "t5",
+            "model.attention.num_heads",
+            2**31,
+            r"model\.attention\.num_heads=2147483648 should be at most",
+        ),
+        (
+            "t5",
+            "model.positions.relative_buckets",
+            1,
+            r"model\.positions\.relative_buckets=1 should be at least 2",
+        ),
+        (
+            "t5",
+            "model.positions.relative_buckets",
+            2**20,
+            r"model\.positions\.relative_buckets=1048576 should be at most",
+        ),
+        ("lstm", "model.output.logits", "none", "no output matrix, which objective.targets='everything'"),
         ("gpt", "ensemble.members", 10**9, r"ensemble\.members=1000000000 should be at most"),
         ("t5", "objective.rate", 0.999999, r"objective\.rate=0.999999 should lie between"),
         ("t5", "mixing.temperature", 1e-6, r"mixing\.temperature=1e-06 should be at least 0.1"),
@@ -143,10 +158,12 @@ def test_a_batch_of_skip_gram_that_no_memory_holds_is_refused(cache):
 
 
 def test_rotary_scalings_have_a_range():
-    rotary = build("positions/rotary", "nano").model.rotary
-    with pytest.raises(SettingError, match="beta_slow=40.0 should be below model.rotary.beta_fast=32.0"):
+    rotary = build("positions/rotary", "nano").model.positions.rotary
+    with pytest.raises(
+        SettingError, match="beta_slow=40.0 should be below model.positions.rotary.beta_fast=32.0"
+    ):
         replace(rotary, scaling="yarn", beta_slow=40.0)
-    with pytest.raises(SettingError, match=r"model\.rotary\.base=0.0 should be above 0"):
+    with pytest.raises(SettingError, match=r"model\.positions\.rotary\.base=0.0 should be above 0"):
         replace(rotary, base=0.0)
 
 

@@ -78,7 +78,7 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
         experiment = build(name, "pico")
         assert from_json(type(experiment), to_json(experiment)) == experiment
     assert build("hidden/even", "nano").objective.noise == "every-other"
-    assert build("mixing/running-mean", "nano").model.mixer == "running-mean"
+    assert build("mixing/running-mean", "nano").model.mixer.kind == "running-mean"
     assert build("attention-variants/gated", "nano").model.has_scores
     assert not build("mixing/running-mean", "nano").model.has_scores
     assert [row.name for row in find("t5/6-corruption-rate")][-1] == "t5/6-corruption-rate/30"
@@ -103,7 +103,7 @@ def test_a_command_finds_rows_wherever_the_module_is_named(place, tmp_path):
     words = ["diff", "width/wide"]
     words[place:place] = ["--study", "my_rows.py"]
     done = lm(tmp_path, *words)
-    assert "model.d_ff: 256" in done.stdout, done.stderr
+    assert "model.mlp.d_ff: 256" in done.stdout, done.stderr
 
 
 def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
@@ -118,8 +118,8 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
         ("\n\nnonsense\n", r"my\.py:3: NameError: name 'nonsense' is not defined"),
         ("x = (\n", r"my\.py:1: SyntaxError: '\(' was never closed"),
         (
-            "from experiments.study.registry import add_rows\nadd_rows('a', {'b': {'model.d_fff': 1}})\n",
-            r"my\.py:2: row 'a/b': ModelConfig has no setting 'd_fff'; did you mean 'd_ff'",
+            "from experiments.study.registry import add_rows\nadd_rows('a', {'b': {'model.mlp.d_fff': 1}})\n",
+            r"my\.py:2: row 'a/b': MlpConfig has no setting 'd_fff'; did you mean 'd_ff'",
         ),
         (
             "from experiments.study.families import BERT\nfrom experiments.study.registry import add_rows\n"
@@ -139,12 +139,13 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
             r"my\.py:2: NOISES\['iid'\] is the project's own; choose another name",
         ),
         (
-            "from experiments.study.scales import SCALES\nSCALES['tiny'] = {'model.d_ff': 'wide'}\n",
+            "from experiments.study.scales import SCALES\nSCALES['tiny'] = {'model.mlp.d_ff': 'wide'}\n",
             r"my\.py:2: scale 'tiny': d_ff='wide' should be of type int",
         ),
         (
             "def half(number, experiment):\n    return number / zero\n\n"
-            "from experiments.study.registry import add_rows\nadd_rows('a', {'b': {'model.d_ff': half}})\n",
+            "from experiments.study.registry import add_rows\n"
+            "add_rows('a', {'b': {'model.mlp.d_ff': half}})\n",
             r"my\.py:2: row 'a/b': name 'zero' is not defined",
         ),
         (
@@ -201,7 +202,7 @@ OUTSIDE = (
     ("pretraining", "b"),
     ("reports/a", "b"),
     ("a", "seed-0"),
-    ("gpt", "base,model.d_ff=64"),
+    ("gpt", "base,model.mlp.d_ff=64"),
     ("t5", "1-baseline"),
 )
 

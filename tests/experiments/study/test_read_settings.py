@@ -34,9 +34,9 @@ HOW = {
     "data.workers": "who prepares batches",
     "data.encoders": "who encodes text ahead",
     "data.cache_size": "how much encoded text is kept",
-    "model.attention": "which kernel computes the same attention",
-    "model.layers": "how the stack is compiled",
-    "model.remat": "what the backward pass computes again",
+    "model.attention.implementation": "which kernel computes the same attention",
+    "model.compile.layers": "how the stack is compiled",
+    "model.compile.remat": "what the backward pass computes again",
     "pretraining.microbatches": "in how many parts a batch is computed",
     "pretraining.keep_hours": "which checkpoints are kept",
     "pretraining.log_every": "how often numbers are written",
@@ -69,9 +69,9 @@ OTHERS = {
     "tuning.branches": ((0.5, 1.0),),
     "tuning.lora.matrices": (("mlp",),),
     "model.lora.matrices": (("mlp",),),
-    "model.num_key_value_heads": (1,),
-    "model.mlp_bias": (False, True),
-    "model.qkv_bias": (False, True),
+    "model.attention.num_key_value_heads": (1,),
+    "model.mlp.bias": (False, True),
+    "model.attention.qkv_bias": (False, True),
     "model.encoder.num_heads": (1,),
     "pretraining.optimizer.factor_from": (8,),
     "finetuning.optimizer.factor_from": (8,),
@@ -160,7 +160,7 @@ def test_what_is_refused_would_have_changed_nothing(row, cache):
 
 
 IDLE = {  # of HOW, in these rows: what they are of is not there
-    "lstm": {"model.attention", *(path for path in HOW if path.startswith("finetuning."))},
+    "lstm": {"model.attention.implementation", *(path for path in HOW if path.startswith("finetuning."))},
     "ngram": {path for path in HOW if path.startswith(("model.", "pretraining.", "finetuning."))},
 }
 
@@ -259,8 +259,8 @@ def test_a_row_that_leaves_out_a_phase_of_another_keeps_what_that_says_of_it():
         ),
         (
             "t5/1-baseline/baseline",
-            "--model.rotary.base 5",
-            "model.rotary.base is read by rotary, not by relative",
+            "--model.positions.rotary.base 5",
+            "model.positions.rotary.base is read by rotary, not by relative",
         ),
         (
             "t5/1-baseline/baseline",
@@ -277,7 +277,11 @@ def test_a_row_that_leaves_out_a_phase_of_another_keeps_what_that_says_of_it():
             "--finetuning.steps 0 --tuning.adapters 0.5",
             "tuning.adapters is read with finetuning.steps above 0",
         ),
-        ("history/lstm", "--model.num-heads 2", "model.num_heads is read by attention or by models with an"),
+        (
+            "history/lstm",
+            "--model.attention.num-heads 2",
+            "model.attention.num_heads is read by attention or by models with an",
+        ),
         (
             "history/trigram",
             "--pretraining.optimizer.learning-rate 0.1",
@@ -357,7 +361,9 @@ def test_a_declaration_can_be_printed():
         "inner.of_both": "inner.kind=b; or outer above 0",
         "named": "name given and inner.kind=a",
     }
-    assert conditions(ModelConfig)["relative_buckets"] == "positions=relative|relative-per-layer"
+    assert (
+        conditions(ModelConfig)["positions.relative_buckets"] == "positions.kind=relative|relative-per-layer"
+    )
 
 
 def test_a_choice_that_is_added_reads_all_but_what_it_ignores():

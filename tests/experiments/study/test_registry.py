@@ -174,8 +174,8 @@ def test_a_network_is_listed_without_settings_of_models_made_of_counts():
     named = {path for changed in listed.values() for path in changed}
     assert "counts.order" not in {path for name in listed if "gram" not in name for path in listed[name]}
     assert (
-        "model.mixer_window" in listed["history/window"]
-        and "model.mixer_window" not in listed["history/lstm"]
+        "model.mixer.window" in listed["history/window"]
+        and "model.mixer.window" not in listed["history/lstm"]
     )
     assert named <= {path for path, _ in leaves(BASELINE)}
 
@@ -252,16 +252,16 @@ def test_a_sweep_takes_the_settings_that_a_run_takes_for_every_row_and_reports_t
     wanted, reported = [], []
     monkeypatch.setattr("experiments.cli.train.train_unfinished", lambda runs, *_: wanted.extend(runs) or 0)
     monkeypatch.setattr("experiments.report.report.print_report", lambda *all: reported.append(all[3]))
-    given = {"objective.rate": 0.15, "model.d_ff": 200}
+    given = {"objective.rate": 0.15, "model.mlp.d_ff": 200}
     assert (
-        cli.dispatch(["sweep", "t5/6-corruption-rate/10", "--objective.rate", "0.15", "--model.d-ff=2e2"])
+        cli.dispatch(["sweep", "t5/6-corruption-rate/10", "--objective.rate", "0.15", "--model.mlp.d-ff=2e2"])
         == 0
     )
     assert reported == [given]
     row, baseline = "t5/6-corruption-rate/10", "t5/1-baseline/baseline"
     assert {str(folder): run for _, run, folder in wanted} == {
-        f"runs/nano/{row},model.d_ff=200,objective.rate=0.15/seed-0": build(row, "nano", given),
-        f"runs/nano/{baseline},model.d_ff=200/seed-0": build(baseline, "nano", given),
+        f"runs/nano/{row},model.mlp.d_ff=200,objective.rate=0.15/seed-0": build(row, "nano", given),
+        f"runs/nano/{baseline},model.mlp.d_ff=200/seed-0": build(baseline, "nano", given),
     }
     assert cli.dispatch(["sweep", "t5/6-corruption-rate/10", "--seed", "3"]) == 2
 

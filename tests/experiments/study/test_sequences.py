@@ -61,10 +61,17 @@ def test_each_mixture_has_a_task_for_each_length_and_room_for_the_longest():
 def test_rows_of_encoder_decoders_differ_in_what_reads_the_encoder_and_are_trained_on_tasks_alone(scale):
     rows = {name: build(f"seq2seq/{name}", scale) for name in (*KINDS, "transformer-2017")}
     for name in KINDS[1:]:
-        assert diff(rows["none"], rows[name]) == {"model.cross_attention": ("none", name)}
-    changed = {"model.mixer", "model.positions", "model.cross_attention"}
-    changed |= {"model.scores", "model.sinusoid"}  # which only attention and sinusoids read
+        assert diff(rows["none"], rows[name]) == {"model.cross_attention.kind": ("none", name)}
+    changed = {"model.mixer.kind", "model.positions.kind", "model.cross_attention.kind"}
+    changed |= {
+        "model.attention.scores",
+        "model.positions.sinusoid",
+    }  # which only attention and sinusoids read
     assert diff(rows["none"], rows["transformer-2017"]).keys() == changed
     model = rows["transformer-2017"].model
-    assert (model.residual, model.positions, model.scores) == ("post-norm", "sinusoidal", "scaled-dot")
+    assert (model.residual, model.positions.kind, model.attention.scores) == (
+        "post-norm",
+        "sinusoidal",
+        "scaled-dot",
+    )
     assert {(stage.kind, stage.parent) for row in rows.values() for stage in stages(row)} == {("text", None)}

@@ -1,0 +1,196 @@
+"""Settings of the parts of a Transformer: a group for each, with the checks that concern it alone.
+
+Sources: of T5 Raffel et al. 2020, sections 3.1.2 and 3.7; of the others the paper named beside them and,
+where that is silent, the configuration released with the weights.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from lm.config.attention import RotaryConfig
+from lm.config.base import GIVEN, Condition, SettingError, Values, above_0, at_least, at_most, setting
+
+MixerName = Literal["attention", "rnn", "gru", "lstm", "window", "none"]
+CrossName = Literal["heads", "dot", "multiplicative", "additive", "none"]
+Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
+Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu", "none"]
+Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
+
+BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
+RECURRENT = ("rnn", "gru", "lstm")  # mixers that carry a state
+
+
+@dataclass(frozen=True)
+class Mixers(Values):
+    """Mixers that read a setting: some of the built-in ones, and any of a user's own, which may read all."""
+
+    def has(self, value: Any) -> bool:
+        """Return whether the mixer of this name is one of them."""
+        return value in self.among or value not in get_args(MixerName)
+
+
+# ``read_if`` of settings: on which others of their group they depend
+LEARNED: Condition = {"kind": ("learned",)}
+RELATIVE: Condition = {"kind": ("relative", "relative-per-layer")}
+FEED_FORWARD: Condition = {"activation": Values(but=("none",))}
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Multi-head attention; cross-attention has the same heads."""
+
+    num_heads: int = 12  # attention heads [heads]
+    # of keys and values, which query heads share; None: num_heads
+    num_key_value_heads: int | None = None
+    d_kv: int = 64  # width of one attention head [features]
+    d_v: int | None = None  # width of its values; None: d_kv, that of its queries and keys [features]
+    scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"  # query times key; in T5 not scaled by d_kv^-0.5
+    # attention logits c become cap * tanh(c / cap), within (-cap, cap) (Gemma 2); None: no cap
+    logit_cap: float | None = None
+    # whether linear layers of queries, keys and values add a bias; None: if model.bias
+    qkv_bias: bool | None = None
+    qk_norm: bool = False  # whether each head's queries and keys are normalised (Qwen3)
+    # of a decoder's self-attention; none: it sees what it is to predict, and when it writes what is written
+    mask: Literal["causal", "none"] = "causal"
+    # auto: by device and length; CPU: xla
+    implementation: Literal["auto", "xla", "cudnn", "flash"] = "auto"
+
+    def __post_init__(self):
+        at_least(self, "model.attention.", d_kv=1, num_heads=1, num_key_value_heads=1, d_v=1)
+        at_most(self, "model.attention.", num_heads=2**16)  # a table of so many numbers is made on the host
+        if self.num_heads % self.key_value_heads:
+            heads = f"model.attention.num_key_value_heads={self.num_key_value_heads}"
+            raise SettingError(f"{heads} should divide model.attention.num_heads={self.num_heads}")
+
+    @property
+    def key_value_heads(self) -> int:
+        return self.num_key_value_heads or self.num_heads
+
+    @property
+    def value_width(self) -> int:
+        return self.d_v or self.d_kv
+
+
+@dataclass(frozen=True)
+class CrossAttentionConfig:
+    """How a decoder reads its encoder."""
+
+    # heads as in self-attention, one mean of the encoder's states (Luong et al. 2015, additive: Bahdanau et
+    # al. 2015), or none: a recurrent decoder starts from the encoder's last state (Sutskever et al. 2014)
+    kind: CrossName = "heads"
+    # how it starts: at random, or each head's queries as its keys, so that a position of the decoder looks
+    # where the encoder has the same token (Trockman and Kolter 2023)
+    start: Literal["normal", "mimetic"] = setting("normal", {"kind": ("heads",)})
+
+    def __post_init__(self):
+        if self.start != "normal" and self.kind != "heads":
+            raise SettingError(
+                f"model.cross_attention.start={self.start!r} is of heads, not "
+                f"model.cross_attention.kind={self.kind!r}"
+            )
+
+
+@dataclass(frozen=True)
+class MixerConfig:
+    """What mixes the positions of a row."""
+
+    # attention, a recurrent layer (Elman's, GRU, LSTM), the concatenated last tokens (Bengio et al. 2003), or
+    # nothing; what reads the encoder: cross_attention
+    kind: MixerName = "attention"
+    # of a state or a window's hidden layer; None: d_model [features]
+    width: int | None = setting(None, {"kind": Mixers((*RECURRENT, "window"))})
+    # tokens that a window reads, the current one included, to each side [tokens]
+    window: int = setting(3, {"kind": Mixers(("window",))})
+    # chunks that gradients of recurrent states stay in; None: rows [tokens]
+    truncation: int | None = setting(None, {"kind": Mixers(RECURRENT)})
+
+    def __post_init__(self):
+        at_least(self, "model.mixer.", window=1, width=1, truncation=1)
+        if self.truncation is not None and self.kind not in RECURRENT:
+            wants = f"needs model.mixer.kind='rnn', 'gru' or 'lstm', not {self.kind!r}"
+            raise SettingError(f"model.mixer.truncation={self.truncation} {wants}")
+
+
+@dataclass(frozen=True)
+class MlpConfig:
+    """The feed-forward layer, and the adapter after it."""
+
+    activation: Activation = "relu"  # of the feed-forward layer; none: there is no such layer
+    d_ff: int = setting(3_072, FEED_FORWARD)  # width of the feed-forward layer [features]
+    # whether its linear layers add a bias; None: if model.bias
+    bias: bool | None = setting(None, FEED_FORWARD)
+    adapter_width: int = 0  # inner width of the adapter after each feed-forward layer; 0: none [features]
+
+    def __post_init__(self):
+        at_least(self, "model.mlp.", d_ff=1, adapter_width=0)
+
+
+@dataclass(frozen=True)
+class PositionsConfig:
+    """How a model knows the order of its tokens."""
+
+    kind: Positions = "relative"  # position encoding
+    max_length: int = 512  # longest row with learned positions or random blocks [tokens]
+    # unused rows in front of the learned positions; 2 in BART and RoBERTa [rows]
+    offset: int = setting(0, LEARNED)
+    # order of sines and cosines
+    sinusoid: Literal["interleaved", "halves", "tensor2tensor"] = setting(
+        "interleaved", {"kind": ("sinusoidal",)}
+    )
+    relative_buckets: int = setting(32, RELATIVE)  # rows of the relative-position bias table [buckets]
+    # distance from which on all positions share a bucket [tokens]
+    relative_max_distance: int = setting(128, RELATIVE)
+    # how that table starts: at random as in T5, or as ALiBi's slopes, 1 and its halves over the heads
+    relative_bias_start: Literal["normal", "slopes"] = setting("normal", RELATIVE)
+    rotary: RotaryConfig = setting(RotaryConfig(), {"kind": ("rotary",)})
+
+    def __post_init__(self):
+        at_least(self, "model.positions.", relative_max_distance=1, max_length=1, offset=0)
+        at_least(self, "model.positions.", relative_buckets=2)
+        # tables of so many numbers are made on the host
+        at_most(self, "model.positions.", relative_buckets=2**16, relative_max_distance=2**20)
+
+
+@dataclass(frozen=True)
+class EmbeddingConfig:
+    """The embeddings of tokens and of their types, and what happens to them before the first block."""
+
+    d_embed: int | None = None  # width of the embedding, if it is projected to d_model [features]
+    # what is: the sum of all embeddings (ALBERT), or tokens alone, without a bias, and states back (OPT)
+    projected: Literal["sum", "tokens"] = setting("sum", {"d_embed": GIVEN})
+    norm: bool = False  # whether embeddings are normalised too (BERT, BART, BLOOM)
+    scale: Literal["none", "sqrt"] = "none"  # sqrt: embeddings times d_model^0.5 (Vaswani et al. 2017)
+    type_vocab_size: int = 0  # kinds of tokens with an embedding: first and second sentence (BERT) [types]
+
+    def __post_init__(self):
+        at_least(self, "model.embedding.", d_embed=1, type_vocab_size=0)
+
+
+@dataclass(frozen=True)
+class NormConfig:
+    """The norm that all blocks have; model.residual says where."""
+
+    kind: Literal["rms", "layer", "none"] = "rms"  # T5 and Llama leave out the mean and the bias
+    # added to the (mean) square before its root is taken
+    epsilon: float = setting(1e-6, {"kind": ("rms", "layer")})
+
+    def __post_init__(self):
+        above_0(self, "model.norm.", "epsilon")
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """How the last states become logits."""
+
+    logits: Logits = "tied-scaled"  # output matrix: the embedding or its own; scaled by d_model^-0.5 (T5 1.0)
+    transform: bool = False  # whether a dense layer and a norm come before it (BERT's masked LM)
+    bias: bool = False  # whether each token has a bias (BERT, BART)
+
+
+@dataclass(frozen=True)
+class CompileConfig:
+    """How a model is compiled; the numbers are the same."""
+
+    layers: Literal["scan", "unroll"] = "scan"  # how the stack is compiled
+    # the backward pass recomputes nothing, all but products with parameters, or all
+    remat: Literal["none", "dots", "full"] = "none"
