@@ -2,8 +2,8 @@
 
 A setting is addressed by its dotted path (``"model.mlp.d_ff"``). Its meaning, with its unit in square
 brackets, is the comment behind its field or above it: ``comments`` reads it for ``lm show``, and tyro for
-``--help``. ``setting`` declares there with which values of other settings it is used. A setting that is given by hand
-but not used is refused (``check_used``): it would make another experiment with equal numbers.
+``--help``. ``setting`` declares there with which values of other settings it is used. A setting that is given
+by hand but not used is refused (``check_used``): it would make another experiment with equal numbers.
 """
 
 import dataclasses
