@@ -83,6 +83,9 @@ def fill_rows(sizes: np.ndarray, room: np.ndarray) -> np.ndarray:
     """sizes [examples, sides], room [sides] -> [rows + 1]: each row's first example, then their number.
 
     Examples stay in order, and the first that does not fit, on one side or another, begins the next row.
+
+    >>> fill_rows(np.array([[3], [4], [2], [5]]), np.array([8])).tolist()
+    [0, 2, 4]
     """
     if len(sizes) and (sizes.max(axis=0) > room).any():
         raise SettingError(f"an example of {sizes.max(axis=0)} tokens does not fit in a row of {room}")

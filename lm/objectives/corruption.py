@@ -1,4 +1,4 @@
-"""Where noise falls in a text. A new kind of noise is one entry of NOISES, and its name in NoiseName.
+"""Corruption masks: which tokens of a text are noise. A new kind is an entry of NOISES and its NoiseName.
 
 Sources: Raffel et al. 2020 (i.i.d., spans; T5's code where the paper is silent), Devlin et al. 2019 with the
 whole-word masking of its code, Joshi et al. 2020 (SpanBERT), Lewis et al. 2020 (BART).
@@ -20,7 +20,7 @@ Selection = tuple[np.ndarray, np.ndarray]  # int32 [B,L], and bool [B,L]: which 
 
 
 class Amount(Protocol):
-    """How much noise there is: the settings of an objective that noise reads."""
+    """The settings of an objective that say how much of a text is corrupted."""
 
     @property
     def rate(self) -> float: ...
@@ -29,7 +29,7 @@ class Amount(Protocol):
 
 
 class Drawn(NamedTuple):
-    """Texts of which noise is to be drawn."""
+    """Lengths of texts and the random numbers from which their corruption masks are drawn."""
 
     lengths: np.ndarray  # int [B]
     u: np.ndarray  # uniform random numbers, float32 [B,draws,L]
@@ -73,19 +73,19 @@ class Noise(NamedTuple):
 
 
 def length_mask(lengths: np.ndarray, width: int) -> np.ndarray:
-    """bool [B,L]: the positions before each row's length."""
+    """Return which positions lie before each row's length, bool [B,L]."""
     return np.arange(width, dtype=lengths.dtype) < lengths[:, None]  # 3 x as fast as mixing two types
 
 
 def runs_of(mask: np.ndarray) -> np.ndarray:
-    """bool [B,L]: where a run of True begins."""
+    """Return where each run of True begins, bool [B,L]."""
     starts = mask.copy()
     starts[:, 1:] &= ~mask[:, :-1]
     return starts
 
 
 def latest(starts: np.ndarray) -> np.ndarray:
-    """bool [B,L] -> int [B,L]: the last start at or before each position, 0 where there is none."""
+    """Return the last start at or before each position, int [B,L]; 0 where there is none."""
     return np.maximum.accumulate(np.where(starts, np.arange(starts.shape[1]), 0), axis=1)
 
 
@@ -106,7 +106,7 @@ def _smallest(u: np.ndarray, among: np.ndarray, count: np.ndarray) -> np.ndarray
 
 
 def span_counts(amount: Amount, lengths: np.ndarray, _u: np.ndarray | None = None) -> Counts:
-    """The same for every draw: T5's, in float32, half to even."""
+    """Return T5's numbers of noise tokens and spans [B], in float32, half to even, whatever is drawn."""
     length = np.maximum(lengths, 2)
     noise = np.round(length.astype(np.float32) * np.float32(amount.rate)).astype(np.int32)
     noise = np.clip(noise, 1, length - 1)
@@ -126,6 +126,13 @@ def random_spans_noise_mask(amount: Amount, text: Drawn) -> np.ndarray:
     """Return the mask of T5's span corruption, bool [B,L]: text, noise, text, ..., noise.
 
     The lengths of text and of noise are random compositions of fixed totals.
+
+    >>> from lm.objectives.denoising import Objective
+    >>> u = np.random.default_rng(0).random((1, 1, 8), np.float32)
+    >>> objective = Objective("spans", rate=0.4, mean_span_length=2.0)
+    >>> mask = random_spans_noise_mask(objective, Drawn(np.array([8]), u, num_sentinels=100))
+    >>> int(mask.sum()), int(runs_of(mask).sum()), bool(mask[0, 0])
+    (3, 2, False)
     """
     u = text.u[:, 0]
     batch, width = u.shape
@@ -156,7 +163,7 @@ def _suffix(_amount: Amount, text: Drawn) -> np.ndarray:
 
 
 def _whole_words(amount: Amount, text: Drawn) -> np.ndarray:
-    """The number drawn at the beginning of a word decides for all of it."""
+    """Return a whole-word mask, bool [B,L]: the number drawn where a word begins decides for all of it."""
     return np.take_along_axis(text.u[:, 0], latest(text.starts), axis=1) < amount.rate
 
 
@@ -191,7 +198,7 @@ def _geometric_spans(amount: Amount, text: Drawn) -> np.ndarray:
 
 
 def geometric(u: np.ndarray) -> np.ndarray:
-    """Uniforms -> lengths from 1 to LONGEST_SPAN, each GEOMETRIC less likely than the one before."""
+    """Turn uniforms into lengths from 1 to LONGEST_SPAN, each GEOMETRIC less likely than the one before."""
     stay = 1 - GEOMETRIC
     lengths = 1 + np.log1p(-u * (1 - stay**LONGEST_SPAN)) / math.log(stay)
     return np.minimum(lengths, LONGEST_SPAN).astype(np.int32)

@@ -1,4 +1,4 @@
-"""What inputs and targets show of a text with noise, and the order and the places of its sentences.
+"""Input and target formats of a text under a corruption mask, and how its sentences are ordered and split.
 
 A new way to show noise is one entry of INPUTS or TARGETS and its name. Tokens, noise and uniforms are [B,L].
 """
@@ -32,8 +32,13 @@ class Side(NamedTuple):
     draws: int = 0  # random numbers per token
 
 
-def _sentinels(tokens: np.ndarray, noise: np.ndarray, _u: np.ndarray, vocabulary: Vocabulary) -> Selection:
-    """Each run of noise becomes one sentinel; they count down from the top of the vocabulary."""
+def noise_span_to_unique_sentinel(
+    tokens: np.ndarray, noise: np.ndarray, _u: np.ndarray, vocabulary: Vocabulary
+) -> Selection:
+    """Replace each noise span by a unique sentinel; sentinels count down from the top of the vocabulary.
+
+    T5's ``noise_span_to_unique_sentinel``, and with the mask inverted its nonnoise form for targets.
+    """
     starts = runs_of(noise)
     counts = np.count_nonzero(starts, axis=1)
     order = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -58,7 +63,7 @@ def _or_same(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: V
 
 
 def _shuffle(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, _vocabulary: Vocabulary) -> Selection:
-    """The noise tokens change places among themselves."""
+    """Permute the noise tokens among their places (deshuffling)."""
     order = np.argsort(np.where(noise, tie_broken(u), np.inf), axis=1)
     shuffled = tokens.copy()
     shuffled[noise] = np.take_along_axis(tokens, order, axis=1)[length_mask(noise.sum(1), noise.shape[1])]
@@ -66,7 +71,7 @@ def _shuffle(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, _vocabulary: 
 
 
 INPUTS: dict[InputsName, Side] = {
-    "sentinels": Side(_sentinels, lambda text, noise, runs: text - noise + runs),
+    "sentinels": Side(noise_span_to_unique_sentinel, lambda text, noise, runs: text - noise + runs),
     "masks": Side(_masks),
     "masks-or-random": Side(_or_random, draws=1),
     "masks-random-or-same": Side(_or_same, draws=1),
@@ -76,7 +81,7 @@ INPUTS: dict[InputsName, Side] = {
 }
 TARGETS: dict[TargetsName, Side] = {
     "sentinels": Side(
-        lambda tokens, noise, u, vocabulary: _sentinels(tokens, ~noise, u, vocabulary),
+        lambda tokens, noise, u, vocabulary: noise_span_to_unique_sentinel(tokens, ~noise, u, vocabulary),
         lambda text, noise, runs: noise + runs,
     ),
     "drop": Side(lambda tokens, noise, *_: (tokens, noise), lambda text, noise, runs: noise),
@@ -88,7 +93,10 @@ TARGETS: dict[TargetsName, Side] = {
 
 
 def sentence_starts(tokens: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """bool [B,L]: where a word follows the end of a sentence, or anything an EOS; never the first token."""
+    """Return where sentences begin, bool [B,L]; never the first token.
+
+    A sentence begins where a word follows the end of one, or anything an EOS.
+    """
     starts = np.zeros(tokens.shape, bool)
     before = tokens[:, :-1]
     starts[:, 1:] = vocabulary.sentence_ends[before] & vocabulary.word_starts[tokens[:, 1:]]
@@ -106,7 +114,7 @@ def permutation(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabula
 def split_points(
     tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Vocabulary
 ) -> np.ndarray:
-    """[B]: where a second part begins, one or more tokens from either end; uniforms [B].
+    """Return where to split each text, int [B]: one or more tokens from either end; uniforms [B].
 
     Any sentence is as likely, any word where there is one sentence only, any token where there is one word.
     """

@@ -5,7 +5,14 @@ from importlib import import_module
 
 import pytest
 
-MODULES = "lm.ops.masks", "lm.ops.positions", "lm.nn.attention_inputs", "lm.train.optimizers"
+MODULES = (
+    "lm.data.packing",
+    "lm.objectives.corruption",
+    "lm.ops.masks",
+    "lm.ops.positions",
+    "lm.nn.attention_inputs",
+    "lm.train.optimizers",
+)
 
 
 @pytest.mark.parametrize("name", MODULES)
