@@ -3,23 +3,26 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_nn
 import test_sharding
 import toy
+from flax import nnx
 from golden.make_batches import pretraining
 
 from experiments.runs.prepare import check_lasting
 from experiments.study.registry import build
 from lm.config.base import SettingError
 from lm.config.mesh import MeshConfig
-from lm.config.training import GuardConfig, OptimizerConfig, TruncatedBPTT
+from lm.config.training import GuardConfig, LossConfig, OptimizerConfig, TruncatedBPTT
 from lm.data.batches import Batches, LastingRows, stream
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import OBJECTIVES
 from lm.sharding import make_mesh
 from lm.train import step as training
+from lm.train.losses import carried_language_model, language_model, masked_lm
 from lm.train.step import StepSpec
 
 PARTS, LENGTH, ROWS = 3, 16, 6
@@ -79,6 +82,25 @@ def test_a_model_that_does_not_learn_has_over_the_parts_of_a_row_the_loss_of_the
     starts = np.arange(2 * PARTS) % PARTS == 0
     np.testing.assert_allclose(alone[starts], parts[starts], rtol=1e-6)
     assert (np.abs(alone[~starts, 0] - parts[~starts, 0]) > 1e-4).all()
+
+
+def test_a_carry_goes_in_as_an_argument_and_comes_out_as_a_result_and_is_no_metric():
+    lasting, _ = batches()
+    model = Transformer(model_of("lstm"), nnx.Rngs(params=0))
+    batch, zeros = lasting(0, slice(None)), model.decoder.init_carry(ROWS, 0)
+    loss, sums, carry = carried_language_model(model, batch, zeros, None, LossConfig())
+    alone, alone_sums = language_model(model, batch, None, LossConfig())
+    np.testing.assert_allclose(loss, alone, rtol=1e-6)
+    assert sums.keys() == alone_sums.keys()
+    assert jax.tree.map(jnp.shape, carry) == jax.tree.map(jnp.shape, zeros)
+    later = carried_language_model(model, lasting(1, slice(None)), carry, None, LossConfig()).loss
+    assert abs(later - language_model(model, lasting(1, slice(None)), None, LossConfig())[0]) > 1e-3
+
+
+@pytest.mark.parametrize("new", [{"loss": masked_lm}, {"microbatches": 2}])
+def test_a_loss_that_carries_no_state_is_refused(new):
+    with pytest.raises(SettingError, match="tbptt carries the state of a language_model"):
+        StepSpec(model_of("lstm"), tbptt=TruncatedBPTT(ROWS, PARTS), **new)
 
 
 def test_an_update_that_is_left_out_leaves_the_state_as_it_was():

@@ -30,7 +30,7 @@ _SIDE_FEATURES = "input_tokens segment_ids positions token_types target_tokens l
 FEATURES = {f"{side}_{name}" for side in ("encoder", "decoder") for name in _SIDE_FEATURES}
 FEATURES |= {"encoder_global_attention", "decoder_causal_attention"}
 FEATURES |= set("text_loss_weights sentence_labels sentence_loss_weights labels label_loss_weights".split())
-FEATURES |= {"frequent_pieces", "carry"}
+FEATURES |= {"frequent_pieces"}
 
 
 def check_features(batch: Batch) -> None:

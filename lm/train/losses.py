@@ -9,7 +9,7 @@ key: no dropout.
 
 from collections.abc import Callable
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jax import Array
 
 from lm.config.training import LossConfig
 from lm.nn.attention_inputs import Batch
+from lm.nn.cache import Carry
 from lm.ops.losses import accuracy, cross_entropy, is_known
 
 Sums = dict[str, tuple[Array, Array]]
@@ -34,15 +35,24 @@ FEW = 0.28
 
 
 def language_model(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Cross-entropy of ``decoder_target_tokens`` [B,T].
+    """Cross-entropy of ``decoder_target_tokens`` [B,T]."""
+    return _tokens(model(batch, key), batch, "decoder", config)
 
-    Of a batch whose rows go on from recurrent states, a ``carry`` [layers,B,h]: also those after them.
-    """
-    if "carry" not in batch:
-        return _tokens(model(batch, key), batch, "decoder", config)
-    x, carry = model.features_from_carry(batch, batch["carry"], key)
-    loss, sums = _tokens(model.logits(x), batch, "decoder", config)
-    return loss, sums | {"carry": (carry, jnp.ones(()))}
+
+class CarriedLoss(NamedTuple):
+    """The loss of rows that each go on from a recurrent state."""
+
+    loss: Array  # to minimise
+    sums: Sums  # reported
+    carry: Carry  # the states [layers,B,h] after the rows
+
+
+def carried_language_model(
+    model: Any, batch: Batch, carry: Carry, key: Key, config: LossConfig
+) -> CarriedLoss:
+    """Return ``language_model`` of rows that go on from the recurrent states ``carry`` [layers,B,h]."""
+    x, carry = model.features_from_carry(batch, carry, key)
+    return CarriedLoss(*_tokens(model.logits(x), batch, "decoder", config), carry)
 
 
 def both_directions(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
