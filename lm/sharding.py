@@ -7,16 +7,25 @@ A module names the axes of its parameters and activations and knows no mesh. Wit
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-import numpy as np
 from flax import nnx
 from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from lm.batch import FEATURES as BATCH_FEATURES
+from lm.batch import Batch, Side
 from lm.config.base import SettingError, nearest
 from lm.config.mesh import MeshConfig, describe_mesh
+
+Tree = TypeVar("Tree")
+
+# Leaves come in the order of feature names, decoder before encoder.
+_SIDE_FIELDS = [field for side, field in BATCH_FEATURES.values() if side == "encoder"]
+_BATCH_FIELDS = ["decoder", "encoder", *(field for side, field in BATCH_FEATURES.values() if not side)]
+jax.tree_util.register_dataclass(Side, data_fields=_SIDE_FIELDS, meta_fields=[])
+jax.tree_util.register_dataclass(Batch, data_fields=_BATCH_FIELDS, meta_fields=[])
 
 BATCH = ("slice", "data", "fsdp")  # the mesh axes over which the rows of a batch are spread
 
@@ -247,11 +256,14 @@ def rows_of_process(mesh: Mesh, batch_size: int) -> list[slice]:
     return [slice(*span) for span in sorted({index[0].indices(batch_size)[:2] for index in indices if index})]
 
 
-def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """The global batch on the devices, from the rows that this process feeds (``rows_of_process``)."""
+def put_batch(batch: Tree, mesh: Mesh) -> Tree:
+    """The global batch on the devices, from the rows that this process feeds (``rows_of_process``).
+
+    ``batch`` is a ``Batch`` or any tree of arrays whose first axis is the row.
+    """
     place = batches(mesh)
     if jax.process_count() == 1:
-        return jax.device_put(dict(batch), place)
+        return jax.device_put(batch, place)
     parts = batch_parts(mesh.shape)
     held = {rows.start: number for number, rows in enumerate(rows_of_process(mesh, parts))}
 
@@ -264,7 +276,7 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
 
         return jax.make_array_from_callback((size * parts, *values.shape[1:]), place, part)
 
-    return {name: spread(values) for name, values in batch.items()}
+    return jax.tree.map(spread, batch)
 
 
 def _spec(names: tuple[str, ...], shape: tuple[int, ...], table: Mapping[str, Any], what: str, mesh: Any):

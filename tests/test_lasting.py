@@ -42,13 +42,14 @@ def test_the_parts_of_a_row_one_after_the_other_are_the_row_whoever_asks_for_whi
     assert lasting.lengths.targets == LENGTH
     for row in range(2):
         parts = [lasting(row * PARTS + part, slice(None)) for part in range(PARTS)]
-        for name, values in whole(row, slice(None)).items():
-            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts], axis=1), values)
+        features = [part.features() for part in parts]
+        for name, values in whole(row, slice(None)).features().items():
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in features], axis=1), values)
     some = slice(1, 4)
     hosts = stream(lasting, 0, 2 * PARTS, rows=(some,), workers=1)
     for step, batch in enumerate(hosts):
-        for name, values in lasting(step, slice(None)).items():
-            np.testing.assert_array_equal(batch[name], values[some])
+        for name, values in lasting(step, slice(None)).features().items():
+            np.testing.assert_array_equal(batch.features()[name], values[some])
 
 
 def model_of(mixer, **new):
@@ -113,7 +114,7 @@ def test_an_update_that_is_left_out_leaves_the_state_as_it_was():
     first = lasting(0, slice(None))
     state, _ = train(state, steps.shard_batch(first))
     before = jax.device_get(state.carry)
-    bad = first | {"decoder_loss_weights": first["decoder_loss_weights"] * np.nan}
+    bad = replace(first, decoder=replace(first.decoder, loss_weights=first.decoder.loss_weights * np.nan))
     state, metrics = train(state, steps.shard_batch(bad))
     assert metrics["skipped_updates"] == 1
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.carry), before)
@@ -132,7 +133,7 @@ def test_a_run_in_two_sessions_is_the_run_in_one_bit_for_bit_in_the_midst_of_row
 @pytest.mark.slow
 def test_a_carried_state_trains_alike_on_one_device_and_on_eight():
     model = replace(test_sharding.MODEL, mixer="lstm", mixer_width=12, positions="none", num_heads=8, d_kv=2)
-    rows = len(test_sharding.transformer_batch(0)["decoder_input_tokens"])
+    rows = len(test_sharding.transformer_batch(0).decoder.tokens)
     spec = StepSpec(model, OptimizerConfig(factor_from=16), tbptt=TruncatedBPTT(rows, PARTS))
     meshes = (MeshConfig(), 1), (MeshConfig(data=2, fsdp=2, tensor=2), 8)
     (one, params), (eight, others) = (

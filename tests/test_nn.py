@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from lm.batch import Batch, Side
 from lm.config.attention import RotaryConfig, SparsityConfig
 from lm.config.base import SettingError
 from lm.config.mesh import MeshConfig
@@ -131,23 +132,30 @@ def make(name, **settings):
 def example(seed, source, target, prefix=0):
     """One sequence pair alone in a batch; ``prefix`` positions of the target see one another."""
     random = np.random.default_rng(seed)
-    return {
-        "encoder_input_tokens": random.integers(2, 40, (1, source)),
-        "encoder_segment_ids": np.ones((1, source), int),
-        "decoder_input_tokens": random.integers(2, 40, (1, target)),
-        "decoder_segment_ids": np.ones((1, target), int),
-        "decoder_causal_attention": (np.arange(target) < prefix)[None].astype(int),
-    }
+    prefix = (np.arange(target) < prefix)[None].astype(int)
+    source, target = (random.integers(2, 40, (1, length)) for length in (source, target))
+    return Batch(
+        encoder=Side(tokens=source, segment_ids=np.ones_like(source)),
+        decoder=Side(tokens=target, segment_ids=np.ones_like(target), causal_attention=prefix),
+    )
 
 
 def joined(examples):
     """The examples packed into one row."""
-    numbered = [b | {n: v * (k + 1) for n, v in b.items() if "segment" in n} for k, b in enumerate(examples)]
-    return {name: np.concatenate([b[name] for b in numbered], axis=1) for name in numbered[0]}
+    numbered = [
+        b.map_sides(lambda side, k=k: replace(side, segment_ids=side.segment_ids * (k + 1)))
+        for k, b in enumerate(examples)
+    ]
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=1), *numbered)
+
+
+def with_side(batch, name, **new):
+    """The batch with other arrays on one side."""
+    return replace(batch, **{name: replace(batch.side(name), **new)})
 
 
 def padded(batch, length):
-    return {name: np.pad(value, ((0, 0), (0, length - value.shape[1]))) for name, value in batch.items()}
+    return batch.map(lambda value: np.pad(value, ((0, 0), (0, length - value.shape[1]))))
 
 
 run = jax.jit(lambda model, batch, key=None: model(batch, key))
@@ -180,7 +188,7 @@ def test_a_packed_example_sees_only_itself_and_padding_changes_nothing(name):
         packed[: sum(ends)], np.concatenate([first[: ends[0]], second[: ends[1]]]), atol=1e-5
     )
     if name in ARCHITECTURES:
-        without = {key: value for key, value in examples[0].items() if "segment" not in key}
+        without = examples[0].map_sides(lambda side: replace(side, segment_ids=None))
         np.testing.assert_allclose(features(model, without)[0], first[: ends[0]], atol=1e-5)
 
 
@@ -190,17 +198,16 @@ def test_a_packed_example_sees_only_itself_and_padding_changes_nothing(name):
 )
 def test_a_step_over_the_cache_gives_what_the_whole_row_gives(name):
     model, batch = make(name), example(3, 5, 9)
-    del batch["decoder_causal_attention"]
-    batch |= {"decoder_causal_attention": np.zeros((1, 9), int)} if "prefix" in name else {}
+    batch = with_side(batch, "decoder", causal_attention=np.zeros((1, 9), int) if "prefix" in name else None)
     if model.config.logits == "none":
         pytest.skip("no logits")
     full = run(model, batch)
-    prompt = {key: value[:, :4] if key.startswith("decoder") else value for key, value in batch.items()}
+    prompt = replace(batch, decoder=batch.decoder.map(lambda value: value[:, :4]))
     logits, cached = jax.jit(Transformer.prefill, static_argnums=2)(model, prompt, 11)
     step = jax.jit(Transformer.step)
     for place in range(4, 9):
         np.testing.assert_allclose(logits[0], full[0, place - 1], atol=2e-5)
-        logits, cached = step(model, batch["decoder_input_tokens"][:, place], cached)
+        logits, cached = step(model, batch.decoder.tokens[:, place], cached)
     np.testing.assert_allclose(logits[0], full[0, 8], atol=2e-5)
 
 
@@ -224,7 +231,7 @@ def influence(name, prefix=0):
     model, batch = make(name), example(3, 6, 6, prefix=prefix)
     if model.config.has_decoder and model.config.has_encoder:
         # not under test: nobody sees the encoder's output
-        batch["encoder_segment_ids"] = np.zeros((1, 6), int)
+        batch = with_side(batch, "encoder", segment_ids=np.zeros((1, 6), int))
     side = "decoder" if model.config.has_decoder else "encoder"
 
     def outputs(embedded):
@@ -232,7 +239,7 @@ def influence(name, prefix=0):
         changed.embed = Given(embedded)
         return changed.features(batch)[0]
 
-    jacobian = jax.jit(jax.jacobian(outputs))(model.embed(batch[f"{side}_input_tokens"]))
+    jacobian = jax.jit(jax.jacobian(outputs))(model.embed(batch.side(side).tokens))
     return np.abs(jacobian[:, :, 0]).max((1, 3)) > 0
 
 
@@ -258,8 +265,8 @@ SCANNED = ["decoder", "adapters", "albert-base"]
 def loss_and_gradients(model, batch, key):
     def loss(model):
         side = "decoder" if model.config.has_decoder else "encoder"
-        targets = np.roll(batch[f"{side}_input_tokens"], -1, axis=1)
-        weights = batch[f"{side}_segment_ids"] > 0
+        targets = np.roll(batch.side(side).tokens, -1, axis=1)
+        weights = batch.side(side).segment_ids > 0
         return cross_entropy(model(batch, key), targets, weights, z_loss=1e-4, label_smoothing=0.0)[0]
 
     value, gradients = jax.jit(jax.value_and_grad(loss))(model)
@@ -428,9 +435,9 @@ def test_bfloat16_activations_leave_parameters_and_logits_in_float32():
 @pytest.mark.parametrize("outside", [40, -1, -100])
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_token_outside_the_vocabulary_is_not_trained_on_silently(outside, rows):
-    batch = {"decoder_input_tokens": np.full((rows, 6), outside)}
+    batch = Batch(decoder=Side(tokens=np.full((rows, 6), outside)))
     assert np.isnan(run(make("decoder"), batch)).all()
-    inside = batch | {"decoder_input_tokens": np.full((rows, 6), 39)}
+    inside = Batch(decoder=Side(tokens=np.full((rows, 6), 39)))
     assert np.isfinite(run(make("decoder"), inside)).all()
 
 
@@ -438,8 +445,8 @@ def test_a_token_outside_the_vocabulary_is_not_trained_on_silently(outside, rows
 @pytest.mark.parametrize("outside", [-1, -2, -3, 16])
 def test_a_position_that_is_not_learned_is_no_other_position(name, outside):
     def last(position):
-        positions = {"decoder_positions": np.array([[0, 1, 2, 3, 4, position]])}
-        return run(make(name), example(8, 5, 6) | positions)[0, 5]
+        positions = np.array([[0, 1, 2, 3, 4, position]])
+        return run(make(name), with_side(example(8, 5, 6), "decoder", positions=positions))[0, 5]
 
     assert np.isnan(last(outside)).all()
     assert np.isfinite(last(0)).all() and np.isfinite(last(15)).all()
@@ -449,34 +456,28 @@ def test_rows_longer_than_positions_are_learned_are_refused_before_anything_is_c
     model = make("decoder, learned")
 
     def shapes(length, **new):
-        batch = {"decoder_input_tokens": jnp.ones((1, length), jnp.int32)} | new
+        batch = Batch(decoder=Side(tokens=jnp.ones((1, length), jnp.int32), **new))
         return jax.eval_shape(lambda: model(batch)).shape
 
     assert shapes(16) == (1, 16, 40)
     with pytest.raises(SettingError, match="rows of 17 tokens are longer than model.max_length=16"):
         shapes(17)
     with pytest.raises(SettingError, match="rows of 17 tokens"):
-        shapes(17, decoder_segment_ids=jnp.ones((1, 17), jnp.int32))
+        shapes(17, segment_ids=jnp.ones((1, 17), jnp.int32))
     packed = jnp.arange(20)[None] % 10  # two texts, neither of which is too long
-    assert shapes(20, decoder_segment_ids=jnp.ones_like(packed), decoder_positions=packed) == (1, 20, 40)
+    assert shapes(20, segment_ids=jnp.ones_like(packed), positions=packed) == (1, 20, 40)
     assert jax.eval_shape(lambda: make("decoder, rotary")(example(1, 4, 30))).shape == (1, 30, 40)
 
 
-def test_a_feature_that_nothing_reads_is_refused_with_the_nearest_that_is():
+def test_a_side_that_the_batch_lacks_is_named():
     model, batch = make("encoder-decoder"), example(8, 5, 6)
-    misspelt = batch | {"decoder_segment_id": np.ones((1, 6), np.int32)}
-    wrong = "feature 'decoder_segment_id' of the batch is read by nothing; did you mean 'decoder_segment_ids'"
-    for call in (
-        model,
-        model.encode,
-        model.hidden_states,
-        partial(model.prefill, max_length=8),
-        partial(decode, model),
-    ):
-        with pytest.raises(SettingError, match=wrong):
-            call(misspelt)
-    with pytest.raises(SettingError, match="feature 'segment_ids'.*did you mean '(en|de)coder_segment_ids'"):
-        model(batch | {"segment_ids": np.ones((1, 6), np.int32)})
+    calls = (model, model.hidden_states, partial(model.prefill, max_length=8))
+    for call in calls:
+        with pytest.raises(SettingError, match=r"the batch has no decoder side.*Batch\(decoder=Side\("):
+            call(replace(batch, decoder=None))
+    for call in (*calls, model.encode, partial(decode, model)):
+        with pytest.raises(SettingError, match="the batch has no encoder side"):
+            call(replace(batch, encoder=None))
 
 
 def decode(model, batch):

@@ -20,6 +20,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from lm import sharding
+from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
@@ -171,8 +172,8 @@ def test_gradients_are_laid_out_as_their_parameters():
     spec, mesh = StepSpec(MODEL), sharding.make_mesh(mesh_of(1, 4, 2))
     steps, seed = build(spec, mesh), jax.ShapeDtypeStruct((), np.uint32)
     tokens = jax.ShapeDtypeStruct((8, 4), np.int32)
-    batch = {f"decoder_{name}_tokens": tokens for name in ("input", "target")}
-    batch["decoder_loss_weights"] = jax.ShapeDtypeStruct((8, 4), np.float32)
+    weights = jax.ShapeDtypeStruct((8, 4), np.float32)
+    batch = Batch(decoder=Side(tokens=tokens, targets=tokens, loss_weights=weights))
     program = str(steps.train.trace(steps.abstract, batch, seed).jaxpr)
     constrained = re.findall(r":(f32\[[\d,]+\]) = sharding_constraint\[", program)
     shapes = [f"f32[{','.join(map(str, x.shape))}]" for x in steps.abstract.params.values()]
@@ -202,14 +203,10 @@ def test_a_process_feeds_each_row_that_its_devices_hold_once(monkeypatch):
 def transformer_batch(step):
     rng = np.random.default_rng(step)
     weights = (np.arange(6) < rng.integers(0, 7, (8, 1))).astype(np.float32)
-    tokens = {
-        name: rng.integers(3, 32, (8, length), np.int32) for name, length in (("encoder_input_tokens", 10),)
-    }
-    tokens |= {
-        name: rng.integers(3, 32, (8, 6), np.int32)
-        for name in ("decoder_input_tokens", "decoder_target_tokens")
-    }
-    return tokens | {"decoder_loss_weights": weights, "decoder_segment_ids": (weights > 0).astype(np.int32)}
+    source, tokens, targets = (rng.integers(3, 32, (8, length), np.int32) for length in (10, 6, 6))
+    segments = (weights > 0).astype(np.int32)
+    decoder = Side(tokens=tokens, segment_ids=segments, targets=targets, loss_weights=weights)
+    return Batch(encoder=Side(tokens=source), decoder=decoder)
 
 
 def arrangements(devices, axes):

@@ -17,9 +17,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lm import sharding
+from lm.batch import Batch
 from lm.config.base import SettingError
 from lm.config.training import LoopConfig
-from lm.nn.attention_inputs import Batch
 from lm.train.runtime.checkpoints import CheckpointError, Checkpoints
 from lm.train.runtime.log import Log, NonFiniteLoss
 from lm.train.runtime.meter import Meter, Profile
@@ -30,7 +30,6 @@ from lm.train.step import Metrics, Steps
 # Tries of an evaluation during which the process is killed. Two kills from outside may hit the same one by
 # chance, three hardly: then it is the evaluation's fault, such as too much memory.
 TRIES = 3
-HostBatch = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Run:
     """What is trained: from what data and which state, and where that is saved, logged and evaluated."""
 
     seed: int
-    data: Callable[[int], Iterable[HostBatch]]  # first step -> this process's parts of the batches from it on
+    data: Callable[[int], Iterable[Batch]]  # first step -> this process's parts of the batches from it on
     checkpoints: Checkpoints
     log: Log
     evaluate: Callable[[State], dict[str, float]]
@@ -96,7 +95,7 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
 class Prefetched(Iterator[Batch]):
     """Batches on the devices, ``ahead`` of them copied before they are needed; ValueError after the last."""
 
-    def __init__(self, data: Iterable[HostBatch], mesh: Mesh, ahead: int, meter: Meter):
+    def __init__(self, data: Iterable[Batch], mesh: Mesh, ahead: int, meter: Meter):
         self._source, self._mesh, self._ahead, self._meter = iter(data), mesh, ahead, meter
         self._queue: deque[Batch] = deque()
 
@@ -235,7 +234,7 @@ def _bad_batch_saved(run: Run) -> Iterator[None]:
     except NonFiniteLoss as error:
         path = run.log.folder / f"batch-{error.step}-{jax.process_index()}.npz"
         with suppress(OSError):
-            batch: dict[str, Any] = next(iter(run.data(error.step - 1)))
+            batch: dict[str, Any] = next(iter(run.data(error.step - 1))).features()
             np.savez(path, **batch)
             error.add(f"its batch is in {path}")
         with suppress(CheckpointError):

@@ -1,7 +1,7 @@
 """What training makes small: (model, batch, key, settings) -> a sum to minimise, and what is reported.
 
-Every term is a sum over the weights of one of the batch's features ``*_loss_weights``; the step divides each
-feature by its total over the whole batch first, so that micro-batches, hosts and terms of different weight
+Every term is a sum over one of the batch's arrays of loss weights; the step divides each
+array by its total over the whole batch first, so that micro-batches, hosts and terms of different weight
 simply add up. Reported are (sum, sum of weights) by name, which ``Steps.evaluate`` adds up over batches and
 divides; content too, of batches with ``frequent_pieces`` int [B,10], as those of held-out text have them. No
 key: no dropout.
@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from lm.batch import Batch, Side
 from lm.config.training import LossConfig
-from lm.nn.attention_inputs import Batch
 from lm.nn.cache import Carry
 from lm.ops.losses import accuracy, cross_entropy, is_known
 
@@ -35,8 +35,8 @@ FEW = 0.28
 
 
 def language_model(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Cross-entropy of ``decoder_target_tokens`` [B,T]."""
-    return _tokens(model(batch, key), batch, "decoder", config)
+    """Cross-entropy of the decoder's targets [B,T]."""
+    return _tokens(model(batch, key), batch.side("decoder"), batch.frequent_pieces, config)
 
 
 class CarriedLoss(NamedTuple):
@@ -52,25 +52,25 @@ def carried_language_model(
 ) -> CarriedLoss:
     """Return ``language_model`` of rows that go on from the recurrent states ``carry`` [layers,B,h]."""
     x, carry = model.features_from_carry(batch, carry, key)
-    return CarriedLoss(*_tokens(model.logits(x), batch, "decoder", config), carry)
+    loss, sums = _tokens(model.logits(x), batch.side("decoder"), batch.frequent_pieces, config)
+    return CarriedLoss(loss, sums, carry)
 
 
 def both_directions(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """The mean of the cross-entropies of ``decoder_target_tokens`` [B,T] read from either end."""
-    losses = [_tokens(logits, batch, "decoder", config) for logits in model(batch, key)]
+    """The mean of the cross-entropies of the decoder's targets [B,T] read from either end."""
+    side, frequent = batch.side("decoder"), batch.frequent_pieces
+    losses = [_tokens(logits, side, frequent, config) for logits in model(batch, key)]
     return jax.tree.map(lambda forward, backward: (forward + backward) / 2, *losses)
 
 
 def masked_lm(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Cross-entropy of ``encoder_target_tokens`` [B,S] and, of pairs, of their ``sentence_labels`` [B]."""
+    """Cross-entropy of the encoder's targets [B,S] and, of pairs, of their ``sentence_labels`` [B]."""
     x = model.features(batch, key)
     loss, sums = _predicted(model, x, batch, config)
-    if "sentence_labels" not in batch:
+    if batch.sentence_labels is None:
         return loss, sums
     head = model.next_sentence if model.sentence_order is None else model.sentence_order
-    pair, pair_sums = _classes(
-        head(model.pooled(x)), batch["sentence_labels"], batch["sentence_loss_weights"]
-    )
+    pair, pair_sums = _classes(head(model.pooled(x)), batch.sentence_labels, batch.sentence_loss_weights)
     return loss + pair, sums | {f"sentence_{name}": value for name, value in pair_sums.items()}
 
 
@@ -79,8 +79,9 @@ def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
     # evaluation always draws alike
     sample, key = (jax.random.key(0), None) if key is None else jax.random.split(key)
     logits, tokens, replaced = model(batch, sample, key)
-    loss, sums = _tokens(logits, batch, "encoder", config)
-    weights, is_replaced = batch["text_loss_weights"], tokens != batch["encoder_target_tokens"]
+    side = batch.side("encoder")
+    loss, sums = _tokens(logits, side, batch.frequent_pieces, config)
+    weights, is_replaced = batch.text_loss_weights, tokens != side.targets
     discrimination = (optax.sigmoid_binary_cross_entropy(replaced, is_replaced) * weights).sum()
     right = (((replaced > 0) == is_replaced) * weights).sum()
     sums |= {"replaced_loss": (discrimination, weights.sum()), "replaced_accuracy": (right, weights.sum())}
@@ -89,7 +90,7 @@ def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
 
 def labelled(model: Any, batch: Batch, key: Key, _config: LossConfig) -> LossAndSums:
     """Of a head's outputs for ``labels``: classes [B] or [B,L], numbers [B], or spans [B,2]."""
-    outputs, labels, weights = model(batch, key), batch["labels"], batch["label_loss_weights"]
+    outputs, labels, weights = model(batch, key), batch.labels, batch.label_loss_weights
     kind = model.settings.kind
     if kind == "regression":
         loss = (jnp.square(outputs - labels) * weights).sum()
@@ -101,32 +102,30 @@ def labelled(model: Any, batch: Batch, key: Key, _config: LossConfig) -> LossAnd
 
 def _predicted(model: Any, x: Array, batch: Batch, config: LossConfig) -> LossAndSums:
     """As ``_tokens`` of an encoder's states x [B,T,D]; logits of what is predicted alone, if that is FEW."""
-    names = [f"encoder_{name}" for name in ("loss_weights", "target_tokens", "content")]
-    features = {name: batch[name] for name in names if name in batch}
-    weights, rest = features[names[0]], {name: x for name, x in batch.items() if name == "frequent_pieces"}
+    side, weights = batch.side("encoder"), batch.side("encoder").loss_weights
     room = ceil(FEW * weights.shape[1])
 
     @jax.checkpoint  # else the choice would remember the logits of both
-    def of(x: Array, features: Batch) -> LossAndSums:
-        return _tokens(model.logits(x), features | rest, "encoder", config)
+    def of(x: Array, side: Side) -> LossAndSums:
+        return _tokens(model.logits(x), side, batch.frequent_pieces, config)
 
-    def of_few(x: Array, features: Batch) -> LossAndSums:
+    def of_few(x: Array, side: Side) -> LossAndSums:
         places = jax.lax.top_k(weights, room)[1]  # the others of these have no weight
-        few = {name: jnp.take_along_axis(feature, places, axis=1) for name, feature in features.items()}
+        few = side.map(lambda array: jnp.take_along_axis(array, places, axis=1))
         return of(jnp.take_along_axis(x, places[:, :, None], axis=1), few)
 
-    return jax.lax.cond(((weights > 0).sum(1) <= room).all(), of_few, of, x, features)
+    return jax.lax.cond(((weights > 0).sum(1) <= room).all(), of_few, of, x, side)
 
 
-def _tokens(logits: Array, batch: Batch, side: str, config: LossConfig) -> LossAndSums:
-    targets, weights = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
+def _tokens(logits: Array, side: Side, frequent: Array | None, config: LossConfig) -> LossAndSums:
+    targets, weights = side.targets, side.loss_weights
     loss, total, z_loss = cross_entropy(
         logits, targets, weights, z_loss=config.z_loss, label_smoothing=config.label_smoothing
     )
     right, _ = accuracy(logits, targets, weights)
     sums = {"loss": (loss - z_loss, total), "z_loss": (z_loss, total), "accuracy": (right, total)}
-    if "frequent_pieces" in batch:
-        sums |= _content(logits, targets, batch[f"{side}_content"], batch["frequent_pieces"])
+    if frequent is not None:
+        sums |= _content(logits, targets, side.content, frequent)
     return loss, sums
 
 

@@ -15,10 +15,10 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from lm import sharding
+from lm.batch import Batch
 from lm.config.base import SettingError
 from lm.config.model import HeadConfig, ModelConfig
 from lm.config.training import EVERY_UPDATE, GuardConfig, LossConfig, OptimizerConfig, TruncatedBPTT
-from lm.nn.attention_inputs import Batch
 from lm.nn.cache import Carry
 from lm.nn.transformer import Transformer
 from lm.train.losses import Loss, carried_language_model, language_model
@@ -161,28 +161,29 @@ def compute_gradients(
 
 def normalize_loss_weights(batch: Batch) -> tuple[Batch, Metrics]:
     """Return the batch with loss weights that sum to 1, and how many target tokens there were."""
-    totals = {name: x.sum(dtype=jnp.float32) for name, x in batch.items() if name.endswith("_loss_weights")}
-    batch = batch | {name: batch[name] / jnp.maximum(total, 1) for name, total in totals.items()}
+    weights = batch.loss_weights()
+    totals = {name: x.sum(dtype=jnp.float32) for name, x in weights.items()}
+    normalized = {name: weights[name] / jnp.maximum(total, 1) for name, total in totals.items()}
     # An encoder's batch also has weights of sentence pairs, which are fewer than its tokens.
     metrics = {"tokens": jnp.stack(list(totals.values())).max()}
-    for name, content in batch.items():
-        if name.endswith("_content"):  # labelled tasks have none
-            metrics["content_tokens"] = content.sum(dtype=jnp.float32)
-    return batch, metrics
+    for side in batch.sides.values():
+        if side.content is not None:  # labelled tasks have none
+            metrics["content_tokens"] = side.content.sum(dtype=jnp.float32)
+    return Batch.from_features(batch.features() | normalized), metrics
 
 
 def _sum_over_microbatches(
     gradient: Callable, count: int, params: dict[str, jax.Array], batch: Batch, key: jax.Array
 ) -> tuple[dict[str, jax.Array], tuple[Metrics, None]]:
     # Each part takes every count-th row, so that devices exchange no rows.
-    parts = {name: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1) for name, x in batch.items()}
+    parts = batch.map(lambda x: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1))
 
     def add(sums, numbered_part):
         index, part = numbered_part
         (_, metrics), gradients = gradient(params, part, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, sums, (gradients, metrics)), None
 
-    first = {name: x[0] for name, x in parts.items()}
+    first = parts.map(lambda x: x[0])
     (_, metrics), gradients = jax.eval_shape(gradient, params, first, key)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (gradients, metrics))
     (gradients, metrics), _ = jax.lax.scan(add, zeros, (jnp.arange(count), parts))
@@ -233,12 +234,12 @@ class Steps:
         seed = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(self.mesh))
         self.train.lower(self.abstract, sharding.described(batch), seed).compile()
 
-    def shard_batch(self, batch: dict[str, np.ndarray]) -> Batch:
-        """Return a batch of an evaluation on the devices; a signal may end the evaluation here."""
+    def shard_batch(self, batch: sharding.Tree) -> sharding.Tree:
+        """Return a batch of an evaluation, or any tree of rows, on the devices; a signal may end it here."""
         alive()
         return sharding.put_batch(batch, self.mesh)
 
-    def evaluate(self, state: State, batches: Iterable[dict[str, np.ndarray]]) -> dict[str, float]:
+    def evaluate(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
         """Return mean metrics over ``batches``, of which each process has its rows, and ``tokens``."""
         totals = None
         for batch in batches:
