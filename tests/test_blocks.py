@@ -125,7 +125,7 @@ def test_when_it_writes_a_decoder_without_a_mask_sees_what_is_written(positions,
     batch = example(2, 1, 9)
     whole = run(causal, batch)
     for given in (batch, Batch(decoder=Side(tokens=batch.decoder.tokens))):
-        prompt = {name: x[:, :4] for name, x in given.items() if name.startswith("decoder")}
+        prompt = Batch(decoder=given.decoder.map(lambda x: x[:, :4]))
         logits, cache = jax.jit(Transformer.prefill, static_argnums=2)(leak, prompt, 11)
         for place in range(4, 9):
             np.testing.assert_allclose(logits[0], whole[0, place - 1], atol=2e-5)

@@ -293,10 +293,9 @@ def test_no_device_ever_holds_the_logits_of_the_whole_vocabulary():
     def program(fsdp, tensor):
         steps = steps_on(MeshConfig(data=1, fsdp=fsdp, tensor=tensor), jax.devices()[: fsdp * tensor])
         batch = jax.eval_shape(lambda: steps.shard_batch(transformer_batch(0)))
-        batch = {
-            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.batches(steps.mesh))
-            for name, x in batch.items()
-        }
+        batch = batch.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.batches(steps.mesh))
+        )
         seed = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(steps.mesh))
         return steps.train.lower(steps.abstract, batch, seed).compile().as_text()
 
