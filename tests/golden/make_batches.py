@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from lm.batch import Batch
+from lm.batch import Batch, concatenate
 from lm.config.base import SettingError
 from lm.data.batches import Batches, stream
 from lm.data.classification import Labelled, Reader, labelled_eval_batches
@@ -145,7 +145,7 @@ def evaluation(architecture: str) -> Callable[[int, slice], Batch]:
         made = eval_batches(
             examples(step % 9 + 1), architecture=architecture, lengths=Lengths(0, 20, 15), batch_size=4
         )
-        return {name: np.concatenate([batch[name] for batch in made]) for name in made[0]}
+        return concatenate(made)
 
     return batches
 
