@@ -7,16 +7,25 @@ A module names the axes of its parameters and activations and knows no mesh. Wit
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-import numpy as np
 from flax import nnx
 from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from lm.batch import FEATURES as BATCH_FEATURES
+from lm.batch import Batch, Side
 from lm.config.base import SettingError, nearest
 from lm.config.mesh import MeshConfig, describe_mesh
+
+Tree = TypeVar("Tree")
+
+# Leaves come in the order of feature names, decoder before encoder.
+_SIDE_FIELDS = [field for side, field in BATCH_FEATURES.values() if side == "encoder"]
+_BATCH_FIELDS = ["decoder", "encoder", *(field for side, field in BATCH_FEATURES.values() if not side)]
+jax.tree_util.register_dataclass(Side, data_fields=_SIDE_FIELDS, meta_fields=[])
+jax.tree_util.register_dataclass(Batch, data_fields=_BATCH_FIELDS, meta_fields=[])
 
 BATCH = ("slice", "data", "fsdp")  # the mesh axes over which the rows of a batch are spread
 
@@ -254,11 +263,14 @@ def process_rows(mesh: Mesh, batch_size: int) -> list[slice]:
     return [slice(*span) for span in sorted({index[0].indices(batch_size)[:2] for index in indices if index})]
 
 
-def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Return the global batch on the devices, from the rows that this process feeds (``process_rows``)."""
+def put_batch(batch: Tree, mesh: Mesh) -> Tree:
+    """Return the global batch on the devices, from the rows that this process feeds (``process_rows``).
+
+    ``batch`` is a ``Batch`` or any tree of arrays whose first axis is the row.
+    """
     sharding = batch_sharding(mesh)
     if jax.process_count() == 1:
-        return jax.device_put(dict(batch), sharding)
+        return jax.device_put(batch, sharding)
     parts = batch_shards(mesh.shape)
     held = {rows.start: number for number, rows in enumerate(process_rows(mesh, parts))}
 
@@ -271,7 +283,7 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
 
         return jax.make_array_from_callback((size * parts, *values.shape[1:]), sharding, part)
 
-    return {name: spread(values) for name, values in batch.items()}
+    return jax.tree.map(spread, batch)
 
 
 def _spec(names: tuple[str, ...], shape: tuple[int, ...], table: Mapping[str, Any], what: str, mesh: Any):

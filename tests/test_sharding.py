@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from sharded_training import MODEL, trained, transformer_batch
 
 from lm import sharding
+from lm.batch import Batch, Side
 from lm.config.base import SettingError, changes
 from lm.config.mesh import MeshConfig
 from lm.config.training import OptimizerConfig
@@ -169,8 +170,8 @@ def test_gradients_are_laid_out_as_their_parameters():
     spec, mesh = StepSpec(MODEL), sharding.make_mesh(mesh_of(1, 4, 2))
     steps, seed = build(spec, mesh), jax.ShapeDtypeStruct((), np.uint32)
     tokens = jax.ShapeDtypeStruct((8, 4), np.int32)
-    batch = {f"decoder_{name}_tokens": tokens for name in ("input", "target")}
-    batch["decoder_loss_weights"] = jax.ShapeDtypeStruct((8, 4), np.float32)
+    weights = jax.ShapeDtypeStruct((8, 4), np.float32)
+    batch = Batch(decoder=Side(tokens=tokens, targets=tokens, loss_weights=weights))
     program = str(steps.train.trace(steps.abstract, batch, seed).jaxpr)
     constrained = re.findall(r":(f32\[[\d,]+\]) = sharding_constraint\[", program)
     shapes = [f"f32[{','.join(map(str, x.shape))}]" for x in steps.abstract.params.values()]
@@ -279,10 +280,9 @@ def test_no_device_ever_holds_the_logits_of_the_whole_vocabulary():
     def program(fsdp, tensor):
         steps = steps_on(MeshConfig(data=1, fsdp=fsdp, tensor=tensor), jax.devices()[: fsdp * tensor])
         batch = jax.eval_shape(lambda: steps.shard_batch(transformer_batch(0)))
-        batch = {
-            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.batch_sharding(steps.mesh))
-            for name, x in batch.items()
-        }
+        batch = batch.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.batch_sharding(steps.mesh))
+        )
         seed = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(steps.mesh))
         return steps.train.lower(steps.abstract, batch, seed).compile().as_text()
 

@@ -32,9 +32,9 @@ from experiments.starts import started_from
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.registry import build, check_start
 from experiments.study.scales import DEFAULT_SCALE
+from lm.batch import Batch
 from lm.config.base import SettingError, at_least, changes, check_seed
 from lm.config.decoding import Decoding
-from lm.data.batches import Batch
 from lm.data.seq2seq import eval_batches
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture
@@ -177,27 +177,31 @@ def _labelled(task: LabelledTask, row: Row) -> Iterator[Part]:
 
 def _parts(batch: Batch, row: int, vocabulary: "Vocabulary | MaskShown") -> Iterator[Part]:
     """The inputs and targets of each example of a row, and what the encoder has to predict."""
-    sides = [side for side in ("encoder", "decoder") if f"{side}_segment_ids" in batch]
-    kinds = {"inputs": ("encoder", "encoder_input_tokens"), "targets": ("decoder", "decoder_target_tokens")}
-    for example in range(1, batch[f"{sides[-1]}_segment_ids"][row].max() + 1):
-        for kind, (side, tokens) in kinds.items():
-            if tokens in batch:
-                ids = batch[tokens][row][batch[f"{side}_segment_ids"][row] == example]
-                text = " ⏎ ".join(filter(None, map(vocabulary.decode, _sentences(ids, vocabulary.eos))))
-                yield kind, f"{len(ids)} tokens", text
+    kinds = {}
+    if batch.encoder is not None:
+        kinds["inputs"] = batch.encoder.tokens[row], batch.encoder.segment_ids[row]
+    if batch.decoder is not None:
+        kinds["targets"] = batch.decoder.targets[row], batch.decoder.segment_ids[row]
+    last_segments = [*batch.sides.values()][-1].segment_ids[row]
+    for example in range(1, last_segments.max() + 1):
+        for kind, (tokens, segments) in kinds.items():
+            ids = tokens[segments == example]
+            text = " ⏎ ".join(filter(None, map(vocabulary.decode, _sentences(ids, vocabulary.eos))))
+            yield kind, f"{len(ids)} tokens", text
         yield from _content(batch, row, example, vocabulary)
-    if "encoder_target_tokens" in batch:
-        ids = batch["encoder_target_tokens"][row][batch["encoder_loss_weights"][row] > 0]
+    if batch.encoder is not None and batch.encoder.targets is not None:
+        ids = batch.encoder.targets[row][batch.encoder.loss_weights[row] > 0]
         yield "hidden", f"{len(ids)} tokens", " · ".join(vocabulary.decode([token]) for token in ids)
-    if "sentence_labels" in batch:
-        yield "label", "", "a changed pair" if batch["sentence_labels"][row] else "a pair as in the text"
+    if batch.sentence_labels is not None:
+        yield "label", "", "a changed pair" if batch.sentence_labels[row] else "a pair as in the text"
 
 
 def _content(batch: Batch, row: int, example: int, vocabulary: "Vocabulary | MaskShown") -> Iterator[Part]:
     """The content tokens of a decoder's example, unless they are all that it predicts but EOS."""
-    if "decoder_content" in batch:
-        inside = batch["decoder_segment_ids"][row] == example
-        ids, content = batch["decoder_target_tokens"][row][inside], batch["decoder_content"][row][inside]
+    side = batch.decoder
+    if side is not None and side.content is not None:
+        inside = side.segment_ids[row] == example
+        ids, content = side.targets[row][inside], side.content[row][inside]
         if content.sum() < (ids != vocabulary.eos).sum():
             words = " · ".join(vocabulary.decode([token]) for token in ids[content])
             yield "content", f"{content.sum()} tokens", words

@@ -19,6 +19,7 @@ from experiments.runs.stages import Stage, load_settings, stages_of
 from experiments.runs.vocabularies import rows_of
 from experiments.study.folders import cache_of
 from lm import files
+from lm.batch import Batch
 from lm.config.base import SettingError, nearest, parse_json
 from lm.data.tasks.benchmarks import TASKS, find_task
 from lm.data.tasks.choices import Choices
@@ -261,7 +262,7 @@ def answers_to_prompts(
     return [task.written(text) for text in written(models, task, rows, inputs, length)], metrics
 
 
-def prompts(run: "Trained", inputs: Sequence[str], width: int, answer: int) -> list[dict[str, np.ndarray]]:
+def prompts(run: "Trained", inputs: Sequence[str], width: int, answer: int) -> list[Batch]:
     """Inputs as the run's model reads them, cut to ``width`` tokens, in batches of one shape."""
     config = run.config
     width += not config.has_encoder  # a decoder's begin with a token of its own
@@ -271,7 +272,7 @@ def prompts(run: "Trained", inputs: Sequence[str], width: int, answer: int) -> l
         for start in range(0, len(texts), BATCH_ROWS)
     ]
     shape = (-(-BATCH_ROWS // run.devices) * run.devices, max(map(len, texts)))
-    return [{name: _pad_to(x, shape) for name, x in batch.items()} for batch in batches]
+    return [batch.map(lambda x: _pad_to(x, shape)) for batch in batches]
 
 
 def _pad_to(array: np.ndarray, shape: tuple[int, int]) -> np.ndarray:

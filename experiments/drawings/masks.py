@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lm.batch import Batch, Side
 from lm.config.attention import SparsityConfig
 from lm.config.layers import PositionsConfig
 from lm.config.model import ModelConfig
-from lm.nn.attention_inputs import Batch, make_attention_inputs, make_cross_mask
+from lm.nn.attention_inputs import make_attention_inputs, make_cross_mask
 from lm.ops.attention import attention_weights
 from lm.ops.masks import CAUSAL, materialize_mask
 
@@ -33,7 +34,7 @@ class Sight:
         )
         batch = self.batch(length)
         if self.side == "cross":
-            segments = batch["decoder_segment_ids"], batch["encoder_segment_ids"]
+            segments = batch.side("decoder").segment_ids, batch.side("encoder").segment_ids
             mask = make_cross_mask(config, length, *segments)
         else:
             mask = make_attention_inputs(config, batch, self.side, None).mask
@@ -42,13 +43,16 @@ class Sight:
     def batch(self, length: int) -> Batch:
         """Tokens, of which the mask knows nothing, and segments and a prefix of the places in a row."""
         place = jnp.arange(length, dtype=jnp.int32)[None]
-        batch = {f"{side}_input_tokens": place for side in ("encoder", "decoder")}
         segments = {"padded": 1 * (place < length * 3 // 4), "packed": 1 + place // -(-length // 3)}
-        for name in {"padded", "packed"} & {*self.features}:
-            batch |= {f"{side}_segment_ids": segments[name] for side in ("encoder", "decoder")}
+        named = next((segments[name] for name in segments if name in self.features), None)
+        source = named
         if self.side == "cross":  # sources are longer than what is made of them
-            batch["encoder_segment_ids"] = 1 + (place >= length // 2) + (place >= length * 5 // 6)
-        return batch | {"decoder_causal_attention": 1 * (place < length // 3)}
+            source = 1 + (place >= length // 2) + (place >= length * 5 // 6)
+        prefix = 1 * (place < length // 3)
+        return Batch(
+            encoder=Side(tokens=place, segment_ids=source),
+            decoder=Side(tokens=place, segment_ids=named, causal_attention=prefix),
+        )
 
 
 BIG_BIRD = {"window": 1, "block": 2, "global_tokens": 1, "random_blocks": 1}

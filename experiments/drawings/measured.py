@@ -12,10 +12,11 @@ from flax import nnx
 from jax import Array
 from jax.stages import Compiled
 
+from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.config.layers import AttentionConfig, MlpConfig, PositionsConfig
 from lm.config.model import ModelConfig
-from lm.nn.attention_inputs import Batch, make_attention_inputs
+from lm.nn.attention_inputs import make_attention_inputs
 from lm.nn.mixers import MIXERS, Mixer
 from lm.nn.transformer import Transformer
 
@@ -80,12 +81,11 @@ def decoding_costs(model: Transformer, lengths: Sequence[int]) -> dict[str, list
         )
 
     def batch(length: int) -> Batch:
-        features = {"decoder_input_tokens": jnp.ones((1, length), jnp.int32)}
-        if config.architecture == "prefix-decoder":
-            features["decoder_causal_attention"] = jnp.zeros((1, length), jnp.int32)
-        if config.has_encoder:
-            features["encoder_input_tokens"] = jnp.ones((1, SOURCE), jnp.int32)
-        return features
+        prefix = jnp.zeros((1, length), jnp.int32) if config.architecture == "prefix-decoder" else None
+        decoder = Side(tokens=jnp.ones((1, length), jnp.int32), causal_attention=prefix)
+        if not config.has_encoder:
+            return Batch(decoder=decoder)
+        return Batch(encoder=Side(tokens=jnp.ones((1, SOURCE), jnp.int32)), decoder=decoder)
 
     def whole(model: Transformer, batch: Batch) -> Array:
         return model.logits(model.features(batch)[:, -1:])
@@ -110,7 +110,7 @@ def _mixer_call(config: ModelConfig, length: int) -> tuple[Callable, tuple[objec
     def call(mixer: Mixer, x: Array) -> Array:
         tokens = jnp.zeros(x.shape[:2], jnp.int32)
         return mixer(
-            x, make_attention_inputs(config, {"decoder_input_tokens": tokens}, "decoder", None), None, {}
+            x, make_attention_inputs(config, Batch(decoder=Side(tokens=tokens)), "decoder", None), None, {}
         )[0]
 
     mixer = MIXERS[config.mixer.kind](config, nnx.Rngs(params=jax.random.key(0)), False)

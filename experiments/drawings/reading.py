@@ -8,11 +8,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.drawings.panels import Heat, Scale, heatmaps
+from lm.batch import Batch
 from lm.config.base import SettingError
 from lm.evaluate.lens import logit_lens
 from lm.evaluate.mask_filling import likeliest_tokens
 from lm.evaluate.rnn_states import MEMORY, STATES, gates, reading_layers
-from lm.nn.attention_inputs import Batch
 from lm.nn.transformer import Transformer
 from lm.tokenizers.tokenizer import Vocabulary
 

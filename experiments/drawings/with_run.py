@@ -1,6 +1,6 @@
 """Pictures of what a run's model does, most of them with a text."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -26,11 +26,11 @@ from experiments.runs.recipes import trained
 from experiments.runs.stages import Stage, stages_of
 from experiments.runs.trained import Trained, open_run
 from lm import sharding
+from lm.batch import Batch, Side
 from lm.config.base import SettingError, at_least
 from lm.evaluate.generate import greedy
 from lm.evaluate.lens import mean_similarity, word_similarity
 from lm.evaluate.rnn_states import reading_layers, state_gradients
-from lm.nn.attention_inputs import Batch
 from lm.nn.elmo import BidirectionalLM
 from lm.nn.finetune import ModelWithHead
 from lm.nn.transformer import Transformer
@@ -232,7 +232,7 @@ def open_text(run: Trained, text: str) -> Reading:
         start = [] if config.special.start is None else [config.special.start]
         tokens["decoder"] = start + answer[:end]
         rows = np.tile(np.array(tokens["decoder"], np.int32), (run.devices, 1))
-        batch |= run.put({"decoder_input_tokens": rows})
+        batch = replace(batch, decoder=run.put(Side(tokens=rows)))
     masks = "mask" in run.stage.settings.objective.inputs and not config.published
     return Reading(run.model, run.vocabulary, batch, tokens, masks)
 
@@ -263,9 +263,10 @@ def text_states(run: Trained, model: Transformer | BidirectionalLM, ids: list[in
     batch: Batch = run.batch([ids])
     side = "encoder" if run.config.has_encoder else "decoder"
     if run.config.has_encoder and run.config.has_decoder:
-        batch |= run.put({"decoder_input_tokens": np.zeros((run.devices, 1), np.int32)})
+        starts = np.zeros((run.devices, 1), np.int32)
+        batch = replace(batch, decoder=run.put(Side(tokens=starts)))
     states = np.asarray(model.hidden_states(batch)[side][:, 0, : len(ids)], np.float32)
-    embedded = np.asarray(run.model.embed(batch[f"{side}_input_tokens"])[0, : len(ids)], np.float32)
+    embedded = np.asarray(run.model.embed(batch.side(side).tokens)[0, : len(ids)], np.float32)
     wide = np.zeros((1, *states.shape[1:]), np.float32)  # embeddings may be narrower: zeros change no cosine
     wide[0, :, : embedded.shape[-1]] = embedded
     return np.concatenate([wide, states])

@@ -55,7 +55,7 @@ def planned_step(experiment: Experiment, slices: Slice) -> PlannedStep:
         architecture = experiment.model.architecture
         (batch,) = eval_batches([([3], [3])], architecture=architecture, lengths=lengths, batch_size=1)
     rows = experiment.pretraining.batch_size
-    features = {name: ([rows, *x.shape[1:]], x.dtype.name) for name, x in batch.items()}
+    features = {name: ([rows, *x.shape[1:]], x.dtype.name) for name, x in batch.features().items()}
     return PlannedStep(experiment, slices, features, lengths)
 
 

@@ -23,6 +23,7 @@ from experiments.plan.step import Compiled, Features
 from experiments.runs.recipes import pretraining_spec
 from experiments.study.experiment import Experiment
 from lm import sharding
+from lm.batch import Batch
 from lm.config.base import SettingError, from_json
 from lm.config.model import ModelConfig
 from lm.files import write
@@ -38,7 +39,8 @@ def compile_here(experiment: Experiment, batch: Features, slices: Slice) -> Comp
         options["chips_per_host_bounds"] = [1, 1, 1]
     devices = topologies.get_topology_desc(platform="tpu", topology_name=slices.name, **options).devices
     steps = build(pretraining_spec(experiment), sharding.make_mesh(experiment.mesh, list(devices)))
-    arrays = {feature: jax.ShapeDtypeStruct(shape, dtype) for feature, (shape, dtype) in batch.items()}
+    shapes_of_features = {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in batch.items()}
+    arrays = Batch.from_features(shapes_of_features)
     began = perf_counter()
     lowered = steps.train.lower(steps.abstract, arrays, jax.ShapeDtypeStruct((), "uint32"))
     print(f"traced in {perf_counter() - began:.0f} s; the compiler is at work", flush=True)

@@ -29,10 +29,11 @@ from experiments.runs.prepare import (
 from experiments.runs.stages import Stage
 from experiments.study.experiment import Experiment
 from lm import sharding
+from lm.batch import Batch
 from lm.config.base import SettingError, changes
 from lm.config.model import HeadConfig
 from lm.config.training import CheckpointConfig, Weights
-from lm.data.batches import Batch, Batches, stream
+from lm.data.batches import Batches, stream
 from lm.data.classification import Labelled, labelled_eval_batches
 from lm.data.content import without_context
 from lm.data.seq2seq import Mixed, eval_batches
@@ -167,7 +168,7 @@ def watched_batches(
     text = prepared.validation.first(UNIGRAMS).tokens
     reference, frequent = without_context(every, prepared.vocabulary, text)
     pieces = np.tile(frequent, (size, 1))
-    return _of_process(mesh, size, [batch | {"frequent_pieces": pieces} for batch in every]), reference
+    return _of_process(mesh, size, [replace(batch, frequent_pieces=pieces) for batch in every]), reference
 
 
 def _held_out(
@@ -249,7 +250,7 @@ _head_output = jax.jit(finetune.ModelWithHead.__call__)  # model, batch -> what 
 def _of_process(mesh: Mesh, size: int, batches: Sequence[Batch]) -> list[Batch]:
     """This process's rows of global batches of ``size`` rows."""
     rows = np.concatenate([np.arange(size)[rows] for rows in sharding.process_rows(mesh, size)])
-    return [{feature: values[rows] for feature, values in batch.items()} for batch in batches]
+    return [batch.map(lambda values: values[rows]) for batch in batches]
 
 
 def _no_network(stage: Stage, *_: object) -> NoReturn:

@@ -22,9 +22,10 @@ from experiments.runs.prepare import Prepared, fingerprints, in_own_order, store
 from experiments.runs.stages import Stage, saved_steps
 from experiments.study.experiment import result_settings
 from lm import sharding
+from lm.batch import Batch
 from lm.classical.word2vec import Tables, as_large, initial_tables, mean_loss, train_epoch
 from lm.config.base import changes
-from lm.data.batches import Batch, Batches, LastingRows, stream
+from lm.data.batches import Batches, LastingRows, stream
 from lm.data.corpus.prefetch import encoding_ahead
 from lm.data.corpus.token_cache import Tokens
 from lm.data.masked_lm import Masked

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -17,13 +17,13 @@ from experiments.runs.stages import Stage, load_settings, model_of_run, stages_o
 from experiments.study.experiment import Experiment
 from experiments.study.folders import cache_of
 from lm import sharding
+from lm.batch import Batch
 from lm.classical.word_vectors import WordVectors
 from lm.config.base import SettingError, nearest
 from lm.config.decoding import Decoding
 from lm.config.model import ModelConfig
-from lm.evaluate.generate import decode
+from lm.evaluate.generate import decode, prompt_batch
 from lm.evaluate.text_model import TextModel
-from lm.nn.attention_inputs import Batch
 from lm.nn.transformer import Transformer
 from lm.notebook import text_model
 from lm.tokenizers.tokenizer import MASK, Vocabulary
@@ -57,7 +57,7 @@ class Trained:
     stage: Stage
     vocabulary: Vocabulary
     model: Transformer
-    put: Callable[[dict[str, np.ndarray]], Batch]
+    put: Callable[[Any], Any]
     devices: int  # rows of a batch are a multiple of it
     which: str = ""  # words that tell the run and the stage, and which other models the run has
 
@@ -113,7 +113,7 @@ class Trained:
         """``host_batch`` on the devices."""
         return self.put(self.host_batch(rows, answer))
 
-    def host_batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> dict[str, np.ndarray]:
+    def host_batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> Batch:
         """Rows of ids as a padded batch; SettingError if there is no room for ``answer`` more tokens."""
         config = self.config
         if not rows or not all(rows):
@@ -128,11 +128,7 @@ class Trained:
         tokens, segments = np.full(shape, config.special.pad, np.int32), np.zeros(shape, np.int32)
         for i, row in enumerate(rows):
             tokens[i, : len(row)], segments[i, : len(row)] = row, 1
-        side = "encoder" if config.has_encoder else "decoder"
-        batch = {f"{side}_input_tokens": tokens, f"{side}_segment_ids": segments}
-        if config.architecture == "prefix-decoder":
-            batch["decoder_causal_attention"] = segments
-        return batch
+        return prompt_batch(config, tokens, segments)
 
 
 def open_run(folder: Path, stages: Sequence[Stage], name: str = "") -> Trained:
@@ -262,14 +258,15 @@ def sample_texts(experiment: Experiment, folder: Path) -> Iterator[str]:
     yield f"  in the text: {vocabulary.decode(true)}"
 
 
-def first_example(batch: Mapping[str, np.ndarray], has_inputs: bool) -> tuple[list[int], list[int]]:
+def first_example(batch: Batch, has_inputs: bool) -> tuple[list[int], list[int]]:
     """Ids of what is read of the first example of a batch, and of what the model should write then."""
-    segments = batch["decoder_segment_ids"][0] == 1
-    targets, inputs = batch["decoder_target_tokens"][0][segments], batch["decoder_input_tokens"][0][segments]
-    if "encoder_input_tokens" in batch:
-        read = batch["encoder_input_tokens"][0][batch["encoder_segment_ids"][0] == 1]
+    decoder = batch.side("decoder").map(lambda values: values[0])
+    segments = decoder.segment_ids == 1
+    targets, inputs = decoder.targets[segments], decoder.tokens[segments]
+    if batch.encoder is not None:
+        read = batch.encoder.tokens[0][batch.encoder.segment_ids[0] == 1]
         return read.tolist(), targets.tolist()
-    prefix = int(batch["decoder_causal_attention"][0][segments].sum())
+    prefix = int(decoder.causal_attention[segments].sum())
     place = prefix if has_inputs else min(READ, len(inputs) // 2)
     return inputs[:place].tolist(), targets[place - 1 :][: WRITING.max_length].tolist()
 

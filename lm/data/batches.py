@@ -11,10 +11,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from lm.batch import Batch, concatenate
 from lm.config.base import SettingError
 from lm.objectives.denoising import Lengths
 
-Batch = dict[str, np.ndarray]
 BatchFunction = Callable[[int, slice], Batch]
 Item = TypeVar("Item")
 
@@ -38,7 +38,7 @@ class RowSource(Protocol):
     def lengths(self) -> Lengths: ...
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        """Numbers of successive rows, counted through all epochs, int64 [B] -> their features [B,...]."""
+        """Numbers of successive rows, counted through all epochs, int64 [B] -> their batch of B rows."""
 
 
 Rows = TypeVar("Rows", bound=RowSource, covariant=True)
@@ -75,7 +75,7 @@ class LastingRows(Uncached, Generic[Rows]):
         step, row = np.divmod(numbers, self.batch_size)
         whole = self.whole(tuple((step // self.steps * self.batch_size + row).tolist()))
         part = np.arange(len(numbers)), step % self.steps
-        return {name: x.reshape(len(x), self.steps, -1)[part] for name, x in whole.items()}
+        return whole.map(lambda x: x.reshape(len(x), self.steps, -1)[part])
 
     @functools.cached_property
     def whole(self) -> Callable[[tuple[int, ...]], Batch]:
@@ -138,8 +138,7 @@ def shuffled(numbers: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 def _of_host(batches: BatchFunction, rows: Sequence[slice], step: int) -> Batch:
     """This host's rows of the step's batch."""
-    parts = [batches(int(step), part) for part in rows]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return concatenate([batches(int(step), part) for part in rows])
 
 
 def stream(

@@ -10,14 +10,15 @@ matter are encoded one by one: for most tokenizers that gives the pieces of the 
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from lm.batch import Batch, Side
 from lm.config.base import SettingError
-from lm.data.batches import Batch, in_parts, shuffled
+from lm.data.batches import in_parts, shuffled
 from lm.data.checks import check_architecture, check_symbols
 from lm.data.packing import DECODERS
 from lm.data.tasks.labelled import LabelledTask
@@ -214,7 +215,7 @@ class Reader:
         return LabelledExample([words.row], [words.begin[touched[0]], words.end[touched[-1]] - 1], 1.0)
 
     def batch(self, rows: Sequence[Row], size: int) -> Batch:
-        """Features of ``size`` rows, those behind ``rows`` being padding, and their ``labels``."""
+        """A batch of ``size`` rows, those behind ``rows`` being padding, with their ``labels``."""
         examples = [self.example(row) for row in rows]
         choices = len(examples[0].rows)
         tokens, types = (np.full((size * choices, self.length), PAD, np.int32) for _ in range(2))
@@ -223,27 +224,31 @@ class Reader:
             counts[i] = len(row.tokens)
             tokens[i, : counts[i]], types[i, : counts[i]] = row.tokens, row.types
         text = length_mask(counts, self.length).astype(np.int32)
-        features = self._features(tokens, types, text)
         shape = (size, choices, self.length) if self.task.kind == "choice" else (size, self.length)
-        batch = {name: values.reshape(shape) for name, values in features.items()}
+        batch = self._sides(tokens, types, text).map(lambda values: values.reshape(shape))
         number = np.float32 if self.task.kind == "regression" else np.int32
         labels = np.array([example.label for example in examples], number)
         weights = np.array([example.weight for example in examples], np.float32)
-        for name, values in (("labels", labels), ("label_loss_weights", weights)):
-            batch[name] = np.zeros((size, *values.shape[1:]), values.dtype)
-            batch[name][: len(values)] = values
-        return batch
+        return replace(
+            batch, labels=_padded_rows(labels, size), label_loss_weights=_padded_rows(weights, size)
+        )
 
-    def _features(self, tokens: np.ndarray, types: np.ndarray, text: np.ndarray) -> Batch:
-        """Of each side that the architecture has."""
+    def _sides(self, tokens: np.ndarray, types: np.ndarray, text: np.ndarray) -> Batch:
+        """Each side that the architecture has, which reads the same."""
         positions = np.arange(self.length, dtype=np.int32) * text
-        side = {"input_tokens": tokens, "segment_ids": text, "positions": positions}
+        side = Side(tokens=tokens, segment_ids=text, positions=positions)
         if self.architecture == "encoder":
-            return {f"encoder_{name}": values for name, values in (side | {"token_types": types}).items()}
+            return Batch(encoder=replace(side, token_types=types))
         if self.architecture == "prefix-decoder":
-            side["causal_attention"] = text  # all of the text sees all of it
-        sides = ("decoder",) if self.architecture in DECODERS else ("encoder", "decoder")
-        return {f"{which}_{name}": values for which in sides for name, values in side.items()}
+            side = replace(side, causal_attention=text)  # all of the text sees all of it
+        return Batch(encoder=None if self.architecture in DECODERS else side, decoder=side)
+
+
+def _padded_rows(values: np.ndarray, size: int) -> np.ndarray:
+    """Values [N,...] -> [size,...], with zeros behind them."""
+    padded = np.zeros((size, *values.shape[1:]), values.dtype)
+    padded[: len(values)] = values
+    return padded
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A target is content unless it is a sentinel, an EOS, or shown at the same place by the inputs: an unchanged
 word of a text that is written again, or the prefix of a prefix decoder. Batches mark them, bool [B,T], in
-``decoder_content`` or, of an encoder, in ``encoder_content``: its hidden tokens. In the answers to a task all
+the decoder's ``content`` or, of an encoder, in its own: its hidden tokens. In the answers to a task all
 tokens but EOS are content.
 """
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.data.batches import Batch
+from lm.batch import Batch
 from lm.tokenizers.tokenizer import Vocabulary
 
 TOP = 10  # of the most frequent pieces, which a model that does not yet learn from its context predicts
@@ -30,11 +30,9 @@ def without_context(batches: Sequence[Batch], vocabulary: Vocabulary, text: np.n
     The loss is the entropy of single pieces plus the surprise that a word comes next and no sentinel. Counted
     in a few thousand content tokens the entropy would be too low, the more so the fewer an objective has.
     """
-    side = "decoder" if "decoder_content" in batches[0] else "encoder"
-    names = ("target_tokens", "content", "segment_ids")
-    targets, content, segments = (
-        np.concatenate([batch[f"{side}_{name}"] for batch in batches]) for name in names
-    )
+    sides = [batch.encoder if batch.decoder is None else batch.decoder for batch in batches]
+    names = ("targets", "content", "segment_ids")
+    targets, content, segments = (np.concatenate([getattr(side, name) for side in sides]) for name in names)
     pieces = targets[content]
     own = np.bincount(pieces, minlength=vocabulary.size)
     counts = own + np.bincount(text, minlength=vocabulary.size)

@@ -6,12 +6,13 @@ document. Half of the pairs are changed, and the model classifies which: next-se
 takes B from another document, sentence-order (Lan et al. 2020) puts B first.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from lm.data.batches import Batch, uniforms
+from lm.batch import Batch, Side
+from lm.data.batches import uniforms
 from lm.data.segments import SEGMENTS, Corpus, CorpusReading, WindowRows
 from lm.objectives.corruption import Drawn, length_mask
 from lm.objectives.denoising import Lengths
@@ -68,7 +69,8 @@ class Masked:
         if not self.paired:
             return batch
         weights = np.ones(len(numbers), np.float32)
-        return batch | {"sentence_labels": shown.changed.astype(np.int32), "sentence_loss_weights": weights}
+        labels = shown.changed.astype(np.int32)
+        return replace(batch, sentence_labels=labels, sentence_loss_weights=weights)
 
     def _shown(self, rows: WindowRows, u: np.ndarray) -> Shown:
         segments = self.reading.order(rows.place)[rows.numbers]
@@ -102,19 +104,18 @@ class Masked:
         frame = np.where(positions > 0, vocabulary.sep, vocabulary.cls) * row + PAD * ~row
         source = np.clip(positions - 1 - second, 0, self.lengths.raw - 1)
         visible, text, noise = (np.take_along_axis(side, source, axis=1) for side in (visible, text, noise))
-        batch = {
-            "encoder_input_tokens": np.where(words, visible, frame).astype(np.int32),
-            "encoder_target_tokens": np.where(words, text, frame).astype(np.int32),
-            "encoder_loss_weights": (words & noise).astype(np.float32),
-            "encoder_content": words & noise,
-            "encoder_segment_ids": row.astype(np.int32),
-            "encoder_positions": (positions * row).astype(np.int32),
-        }
-        if paired:
-            batch["encoder_token_types"] = (second * row).astype(np.int32)
-        if objective.targets == "replaced":  # the discriminator judges every token
-            batch["text_loss_weights"] = row.astype(np.float32)
-        return batch
+        side = Side(
+            tokens=np.where(words, visible, frame).astype(np.int32),
+            segment_ids=row.astype(np.int32),
+            positions=(positions * row).astype(np.int32),
+            token_types=(second * row).astype(np.int32) if paired else None,
+            targets=np.where(words, text, frame).astype(np.int32),
+            loss_weights=(words & noise).astype(np.float32),
+            content=words & noise,
+        )
+        # The discriminator judges every token.
+        judged = row.astype(np.float32) if objective.targets == "replaced" else None
+        return Batch(encoder=side, text_loss_weights=judged)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Ragged examples -> the features of a batch, several examples to a row where they fit.
+"""Ragged examples -> a batch, several examples to a row where they fit.
 
 Names and rules are those of seqio's converters, but every batch is written as a packed one: a row with one
 example is a row with one segment. Segment 0 is padding; segments count from 1, positions from 0 in each
@@ -7,10 +7,12 @@ start token, until ``with_start`` puts that of another model there.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.objectives.corruption import length_mask
 from lm.objectives.denoising import Lengths
@@ -113,38 +115,40 @@ def row_room(architecture: str, lengths: Lengths) -> np.ndarray:
 
 def features(
     inputs: Ragged, targets: Ragged, rows: np.ndarray, architecture: str, lengths: Lengths, batch_size: int
-) -> dict[str, np.ndarray]:
-    """Examples, EOS included, and the row [examples] of each, ascending -> features [batch_size, S or T]."""
+) -> Batch:
+    """Examples, EOS included, and the row [examples] of each, ascending -> sides [batch_size, S or T]."""
     if architecture in ENCODER_DECODERS:
-        names = ("encoder_input_tokens", "encoder_segment_ids", "encoder_positions")
-        batch = dict(zip(names, _laid_out(inputs, rows, (batch_size, lengths.inputs))[:3], strict=True))
+        tokens, segments, positions, _ = _laid_out(inputs, rows, (batch_size, lengths.inputs))
+        encoder = Side(tokens=tokens, segment_ids=segments, positions=positions)
     else:
         if architecture == "prefix-decoder":  # where it predicts its inputs it sees them
             inputs = inputs._replace(content=np.zeros_like(inputs.content))
-        targets, batch = join_sides(inputs, targets), {}
+        targets, encoder = join_sides(inputs, targets), None
     shape = (batch_size, row_length(architecture, lengths))
     tokens, segments, positions, content = _laid_out(targets, rows, shape)
-    text = segments > 0
-    batch |= {
-        "decoder_input_tokens": shift_right(tokens, segments),
-        "decoder_target_tokens": tokens,
-        "decoder_segment_ids": segments,
-        "decoder_positions": positions,
-        "decoder_loss_weights": text.astype(np.float32),
-        "decoder_content": content,
-    }
+    text, causal_attention = segments > 0, None
     if architecture not in ENCODER_DECODERS:
         # one position more than there are inputs: where their EOS is read and the first target is predicted
         prefix = np.zeros(shape, np.int32)
         prefix[text] = np.repeat(inputs.lengths, targets.lengths)
-        batch["decoder_causal_attention"] = (text & (positions <= prefix)).astype(np.int32)
-    return batch
+        causal_attention = (text & (positions <= prefix)).astype(np.int32)
+    decoder = Side(
+        tokens=shift_right(tokens, segments),
+        segment_ids=segments,
+        positions=positions,
+        causal_attention=causal_attention,
+        targets=tokens,
+        loss_weights=text.astype(np.float32),
+        content=content,
+    )
+    return Batch(encoder=encoder, decoder=decoder)
 
 
-def with_start(batch: dict[str, np.ndarray], start: int) -> dict[str, np.ndarray]:
+def with_start(batch: Batch, start: int) -> Batch:
     """A batch whose decoder reads ``start`` at the beginning of each segment."""
-    first = (batch["decoder_positions"] == 0) & (batch["decoder_segment_ids"] > 0)
-    return batch | {"decoder_input_tokens": np.where(first, np.int32(start), batch["decoder_input_tokens"])}
+    side = batch.side("decoder")
+    first = (side.positions == 0) & (side.segment_ids > 0)
+    return replace(batch, decoder=replace(side, tokens=np.where(first, np.int32(start), side.tokens)))
 
 
 def shift_right(tokens: np.ndarray, segments: np.ndarray) -> np.ndarray:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.data.batches import Batch, Uncached, uniforms
+from lm.batch import Batch
+from lm.data.batches import Uncached, uniforms
 from lm.data.checks import check_architecture, check_objective
 from lm.data.corpus.sampler import Streams, WindowPlace
 from lm.data.masked_lm import Masked

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from lm.batch import Batch
 from lm.config.base import SettingError
-from lm.data.batches import Batch, Uncached, in_parts
+from lm.data.batches import Uncached, in_parts
 from lm.data.checks import check_architecture
 from lm.data.packing import DECODERS, Ids, Marked, Ragged, features, fill_rows, ragged, row_room, with_start
 from lm.data.pretraining import Denoised

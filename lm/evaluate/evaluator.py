@@ -11,6 +11,7 @@ from jax import Array
 from jax.experimental import multihost_utils
 
 from lm import files
+from lm.batch import Batch
 from lm.data.tasks.choices import Choices
 from lm.data.tasks.labelled import AnyTask
 from lm.data.tasks.task import Row
@@ -24,7 +25,7 @@ class Questions:
 
     task: AnyTask
     rows: Sequence[Row]  # to answer; may be fewer than those of ``choices``
-    batches: Sequence[dict[str, np.ndarray]]  # this process's parts of the global batches
+    batches: Sequence[Batch]  # this process's parts of the global batches
     output: Callable[[Any, Any], Array]  # model, batch -> for each row tokens, or what a head gives
     answer: Callable[[Row, np.ndarray], Any]  # row, its output -> prediction
     choices: Choices | None = None  # the right answers in words whose likelihood is measured; None: none
@@ -40,7 +41,7 @@ def predict(model: Any, questions: Questions, put: Callable) -> list[Any]:
     """The model's prediction for every row, in order; ``put`` places this process's part of a batch."""
     outputs: list[np.ndarray] = []
     for batch in map(put, questions.batches):
-        with jax.set_mesh(next(iter(batch.values())).sharding.mesh):  # by which a model places activations
+        with jax.set_mesh(jax.tree.leaves(batch)[0].sharding.mesh):  # by which a model places activations
             outputs.extend(multihost_utils.process_allgather(questions.output(model, batch), tiled=True))
     pairs = zip(questions.rows, outputs, strict=False)  # the last batch is filled up with rows of padding
     return [questions.answer(row, np.asarray(output)) for row, output in pairs]

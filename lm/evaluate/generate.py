@@ -6,26 +6,28 @@ first answer follows. Rows may differ in length and be padded on either side: pa
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.config.decoding import Decoding
-from lm.config.model import SpecialTokens
+from lm.config.model import ModelConfig, SpecialTokens
 from lm.evaluate import beam_search as beam_steps
 from lm.evaluate.beam_search import T5_RULES, BeamRules, Search
 from lm.evaluate.sampling import next_token
-from lm.nn.attention_inputs import Batch, check_features
 from lm.nn.cache import Cache
 from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Transformer
 
-# Features of a prompt; positions follow from them.
-PROMPT = ("input_tokens", "segment_ids", "token_types", "causal_attention", "global_attention")
+# The fields of a prompt's side; positions follow from them.
+PROMPT = ("tokens", "segment_ids", "token_types", "causal_attention", "global_attention")
 
 Model = Transformer | Ensemble
 
@@ -74,13 +76,21 @@ def beam_search(
     return _beam_search(model, _prompt(model, batch), search=Search(decoding, rules), special=special)
 
 
+def prompt_batch(config: ModelConfig, tokens: np.ndarray, segment_ids: np.ndarray) -> Batch:
+    """The batch of prompts [B,T], which the encoder reads, if any; all is a prefix decoder's prefix."""
+    if config.has_encoder:
+        return Batch(encoder=Side(tokens=tokens, segment_ids=segment_ids))
+    prefix = segment_ids if config.architecture == "prefix-decoder" else None
+    return Batch(decoder=Side(tokens=tokens, segment_ids=segment_ids, causal_attention=prefix))
+
+
 def _prompt(model: Model, batch: Batch) -> Batch:
-    """The features that are read; others may change without anything being compiled anew."""
+    """The arrays that are read; others may change without anything being compiled anew."""
     if not model.config.has_decoder:
         raise SettingError("model.architecture='encoder' has no decoder to write with")
-    check_features(batch)
-    side = "encoder" if model.config.has_encoder else "decoder"
-    return {f"{side}_{name}": batch[f"{side}_{name}"] for name in PROMPT if f"{side}_{name}" in batch}
+    name = "encoder" if model.config.has_encoder else "decoder"
+    side = batch.side(name)
+    return Batch(**{name: Side(**{field: getattr(side, field) for field in PROMPT})})
 
 
 @partial(jax.jit, static_argnames=("decoding", "special", "record"))
@@ -114,18 +124,20 @@ def _decode(model, batch, key, *, decoding, special, record):
 
 def _first_logits(model, batch, max_length, special):
     """Logits [B,V] of the first token, the cache for the others, and which rows [B] are all padding."""
-    side = "encoder" if model.config.has_encoder else "decoder"
-    tokens = batch[f"{side}_input_tokens"]
-    segments = batch.get(f"{side}_segment_ids", jnp.ones_like(tokens))
+    side = batch.side("encoder" if model.config.has_encoder else "decoder")
+    tokens = side.tokens
+    segments = jnp.ones_like(tokens) if side.segment_ids is None else side.segment_ids
     # A cache holds a row's text from its first slot on, so padding moves to the right.
     order = jnp.argsort(segments == 0, axis=1, stable=True)
-    batch = {name: jnp.take_along_axis(values, order, axis=1) for name, values in batch.items()}
+    batch = batch.map(lambda values: jnp.take_along_axis(values, order, axis=1))
     if model.config.has_encoder:
         if special.start is None:
             message = "model.special.start=None: an encoder-decoder needs a token to start answers with"
             raise SettingError(message)
-        batch["decoder_input_tokens"] = jnp.full((len(tokens), 1), special.start, jnp.int32)
-    logits, cache = model.prefill(batch, batch["decoder_input_tokens"].shape[1] + max_length - 1)
+        start = jnp.full((len(tokens), 1), special.start, jnp.int32)
+        batch = replace(batch, decoder=Side(tokens=start))
+    prompt_length = batch.side("decoder").tokens.shape[1]
+    logits, cache = model.prefill(batch, prompt_length + max_length - 1)
     return logits, cache, ~(segments > 0).any(-1)
 
 

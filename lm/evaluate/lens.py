@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from lm.nn.attention_inputs import Batch
+from lm.batch import Batch
 from lm.nn.transformer import Transformer
 
 

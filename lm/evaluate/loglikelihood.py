@@ -22,16 +22,16 @@ from jax import Array
 from jax.experimental import multihost_utils
 
 from lm import sharding
+from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.evaluate.bucketing import Asked, batches_by_length
 from lm.evaluate.generate import Model
-from lm.nn.attention_inputs import FEATURES, Batch
 from lm.nn.ensemble import Ensemble
 
 TokenIds = Sequence[int] | np.ndarray
 Continued = tuple[TokenIds, TokenIds]  # a context, and what continues it
-Put = Callable[[dict[str, np.ndarray]], Batch]
+Put = Callable[[Any], Any]  # places a tree of rows, such as a batch
 
 
 class Masking(NamedTuple):
@@ -42,14 +42,19 @@ class Masking(NamedTuple):
     end: tuple[int, ...] = ()  # ids behind it, such as [SEP]
 
 
-FEATURES.update(("asked", "asked_lengths", "place"))  # of a batch, besides what the model reads
-
-
 class Window(NamedTuple):
     """How a text that may be longer than a row is cut."""
 
     length: int  # tokens of a row, scored or context
     stride: int  # tokens that each row but the first scores; the others before them are their context
+
+
+class _Asked(NamedTuple):
+    """What is asked about the rows of a batch."""
+
+    tokens: Any  # int32 [B,T], or [B,C,T] of C candidates
+    lengths: Any  # int32 [B] or [B,C]
+    place: Any  # int32 [B]: where the first token is predicted
 
 
 class _Row(NamedTuple):
@@ -214,12 +219,12 @@ def _asked(
     parts = batches_by_length(sizes, partial(_cost, config), multiple, _longest(config))
     outputs = []
     for part in parts:
-        batch = _batch(config, [rows[k] for k in part.questions], part)
+        rows_and_asked = _batch(config, [rows[k] for k in part.questions], part)
         if mesh is not None:
             mine = np.concatenate([np.arange(part.rows)[s] for s in sharding.process_rows(mesh, part.rows)])
-            batch = {name: values[mine] for name, values in batch.items()}
+            rows_and_asked = jax.tree.map(lambda values, mine=mine: values[mine], rows_and_asked)
         with nullcontext() if mesh is None else jax.set_mesh(mesh):
-            outputs.append(program(model, put(batch)))
+            outputs.append(program(model, *put(rows_and_asked)))
     answers: list[Any] = [None] * len(rows)
     for part, output in zip(parts, outputs, strict=True):
         values = np.asarray(multihost_utils.process_allgather(output, tiled=True), np.float64)
@@ -237,28 +242,26 @@ def _cost(config: ModelConfig, lengths: np.ndarray) -> np.ndarray:
     return encoder + decoder + (1 + logit) * asked * candidates[0]
 
 
-def _batch(config: ModelConfig, rows: Sequence[_Row], part: Asked) -> dict[str, np.ndarray]:
-    """Features of ``part.rows`` rows, those behind ``rows`` being padding, and what is asked.
+def _batch(config: ModelConfig, rows: Sequence[_Row], part: Asked) -> tuple[Batch, _Asked]:
+    """The batch of ``part.rows`` rows, those behind ``rows`` being padding, and what is asked.
 
-    ``asked`` int32 [B,C,T] with ``asked_lengths`` [B,C]; [B,T] and [B] where each row has one continuation,
-    which its decoder then reads too. ``place`` [B]: where the first token is predicted.
+    The decoder also reads what is asked where each row has one continuation.
     """
     source, target, *candidates, length = part.lengths
-    batch: dict[str, np.ndarray] = {}
+    encoder = decoder = None
     if config.has_encoder:
         tokens, lengths = _padded([row.encoder for row in rows], (part.rows, source))
         segments = np.arange(source)[None] < lengths[:, None]
-        batch |= {"encoder_input_tokens": tokens, "encoder_segment_ids": segments.astype(np.int32)}
+        encoder = Side(tokens=tokens, segment_ids=segments.astype(np.int32))
     prompts = np.zeros(part.rows, np.int32)
     prompts[: len(rows)] = [len(row.decoder) for row in rows]
     if config.has_decoder:
         read = [row.decoder if candidates else [*row.decoder, *row.asked[0][:-1]] for row in rows]
-        batch["decoder_input_tokens"], _ = _padded(read, (part.rows, target))
+        tokens, _ = _padded(read, (part.rows, target))
         visible = (np.arange(target)[None] < prompts[:, None]).astype(np.int32)
-        if candidates:
-            batch["decoder_segment_ids"] = visible
-        if config.architecture == "prefix-decoder":
-            batch["decoder_causal_attention"] = visible
+        prompt_segments = visible if candidates else None
+        prefix = visible if config.architecture == "prefix-decoder" else None
+        decoder = Side(tokens=tokens, segment_ids=prompt_segments, causal_attention=prefix)
     count = candidates[0] if candidates else 1
     asked = [row.asked[k] if k < len(row.asked) else () for row in rows for k in range(count)]
     tokens, lengths = _padded(asked, (part.rows * count, length))
@@ -267,7 +270,7 @@ def _batch(config: ModelConfig, rows: Sequence[_Row], part: Asked) -> dict[str, 
     place = np.maximum(prompts - 1, 0)
     if not config.has_decoder:
         place[: len(rows)] = [row.place for row in rows]
-    return batch | {"asked": tokens, "asked_lengths": lengths, "place": place}
+    return Batch(encoder=encoder, decoder=decoder), _Asked(tokens, lengths, place)
 
 
 def _padded(texts: Sequence[TokenIds], shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -279,10 +282,10 @@ def _padded(texts: Sequence[TokenIds], shape: tuple[int, int]) -> tuple[np.ndarr
 
 
 @jax.jit
-def _log_probs(model, batch):
-    """float32 [B,2]: of what is asked, ``asked`` [B,T]; and how many of it are not the likeliest tokens."""
-    asked = batch["asked"]
-    places = jnp.arange(asked.shape[1])[None] + batch["place"][:, None]
+def _log_probs(model, batch, question):
+    """float32 [B,2]: of what is asked; and how many of its tokens [B,T] are not the likeliest."""
+    asked, lengths = question.tokens, question.lengths
+    places = jnp.arange(asked.shape[1])[None] + question.place[:, None]
 
     def logits(member):
         x = member.features(batch)
@@ -291,17 +294,16 @@ def _log_probs(model, batch):
 
     members = model.members if isinstance(model, Ensemble) else [model]
     found = sum(map(logits, members)) / len(members)
-    lengths = batch["asked_lengths"]
     others = (found.argmax(-1) != asked) & (jnp.arange(asked.shape[1])[None] < lengths[:, None])
     return jnp.stack([_sums(found, asked, lengths), others.sum(-1).astype(jnp.float32)], axis=-1)
 
 
 @jax.jit
-def _candidate_log_probs(model, batch):
-    """float32 [B,C]: of each candidate, ``asked`` [B,C,T], after a prompt that is read once."""
-    asked, lengths = batch["asked"], batch["asked_lengths"]
+def _candidate_log_probs(model, batch, question):
+    """float32 [B,C]: of each candidate's tokens [B,C,T], after a prompt that is read once."""
+    asked, lengths = question.tokens, question.lengths
     rows, count, length = asked.shape
-    first, cache = model.prefill(batch, batch["decoder_input_tokens"].shape[1] + length - 1)
+    first, cache = model.prefill(batch, batch.side("decoder").tokens.shape[1] + length - 1)
     first = jax.nn.log_softmax(first)
     total = jnp.where(lengths > 0, jnp.take_along_axis(first, asked[:, :, 0], axis=1), 0.0)
     if length > 1:

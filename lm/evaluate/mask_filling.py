@@ -5,6 +5,7 @@ and has as many tokens for a mask as it likes.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -12,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lm.batch import Batch
 from lm.config.decoding import Decoding
 from lm.evaluate.generate import beam_search
-from lm.nn.attention_inputs import Batch
 from lm.nn.transformer import Transformer
 
 
@@ -34,8 +35,14 @@ def likeliest_tokens(model: Transformer, batch: Batch, *, k: int) -> tuple[Array
 
 def _masked(batch: Batch, mask: int) -> Array:
     """bool [B,S]: the masks of the text."""
-    tokens = jnp.asarray(batch["encoder_input_tokens"])
-    return (tokens == mask) & (jnp.asarray(batch.get("encoder_segment_ids", jnp.ones_like(tokens))) > 0)
+    side = batch.side("encoder")
+    is_mask = jnp.asarray(side.tokens) == mask
+    return is_mask if side.segment_ids is None else is_mask & (jnp.asarray(side.segment_ids) > 0)
+
+
+def _reading(batch: Batch, tokens: Array) -> Batch:
+    """The batch whose encoder reads ``tokens`` [B,S]."""
+    return replace(batch, encoder=replace(batch.side("encoder"), tokens=tokens))
 
 
 @partial(jax.jit, static_argnames=("iterations", "mask"))
@@ -53,12 +60,12 @@ def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int
         remaining = count * (iterations - t) // iterations
         rank = jnp.argsort(jnp.argsort(jnp.where(first, confidence, jnp.inf), axis=-1), axis=-1)
         masked = (rank < remaining[:, None]) & first
-        inputs = batch | {"encoder_input_tokens": jnp.where(masked, mask, tokens)}
+        inputs = _reading(batch, jnp.where(masked, mask, tokens))
         probabilities = jax.nn.softmax(model(inputs).at[:, :, mask].set(-jnp.inf))
         tokens = jnp.where(masked, probabilities.argmax(-1), tokens).astype(jnp.int32)
         return tokens, jnp.where(masked, probabilities.max(-1), confidence)
 
-    tokens = jnp.asarray(batch["encoder_input_tokens"], jnp.int32)
+    tokens = jnp.asarray(batch.side("encoder").tokens, jnp.int32)
     confidence = jnp.zeros(tokens.shape, jnp.float32)
     return jax.lax.fori_loop(0, iterations, predict_again, (tokens, confidence))[0]
 
@@ -80,14 +87,14 @@ def gibbs(model: Transformer, batch: Batch, key: Array, *, iterations: int, mask
         shuffled = jax.random.uniform(jax.random.fold_in(key, 2 * (step // visits)), first.shape)
         position = jnp.argsort(jnp.where(first, shuffled, jnp.inf), axis=-1)[:, place]
         here = (jnp.arange(first.shape[1])[None] == position[:, None]) & (place < count)[:, None]
-        inputs = batch | {"encoder_input_tokens": jnp.where(here, mask, tokens)}
+        inputs = _reading(batch, jnp.where(here, mask, tokens))
         logits = jnp.take_along_axis(model(inputs), position[:, None, None], axis=1)[:, 0]
         drawn = jax.random.categorical(
             jax.random.fold_in(key, 2 * step + 1), logits.at[:, mask].set(-jnp.inf)
         )
         return jnp.where(here, drawn[:, None], tokens).astype(jnp.int32)
 
-    tokens = jnp.asarray(batch["encoder_input_tokens"], jnp.int32)
+    tokens = jnp.asarray(batch.side("encoder").tokens, jnp.int32)
     return jax.lax.fori_loop(0, iterations * visits, visit, tokens)
 
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from lm.batch import Batch
 from lm.config.base import SettingError
-from lm.nn.attention_inputs import Batch
 from lm.nn.layers import broadcast_to_rank
 from lm.nn.rnn import Direction, Recurrent
 from lm.nn.transformer import Transformer

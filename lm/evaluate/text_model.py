@@ -16,7 +16,7 @@ import numpy as np
 from lm import sharding
 from lm.config.base import SettingError, nearest
 from lm.config.decoding import Decoding
-from lm.evaluate.generate import Model, beam_search, decode
+from lm.evaluate.generate import Model, beam_search, decode, prompt_batch
 from lm.evaluate.loglikelihood import Continued, Masking, Put, TokenIds, scored_continuations
 
 PROMPTS = 32  # prompts that are answered together [rows]
@@ -136,11 +136,7 @@ class TextModel:
         segments = np.zeros(tokens.shape, np.int32)
         for number, ids in enumerate(rows):
             tokens[number, : len(ids)], segments[number, : len(ids)] = ids, 1
-        side = "encoder" if config.has_encoder else "decoder"
-        batch = {f"{side}_input_tokens": tokens, f"{side}_segment_ids": segments}
-        if config.architecture == "prefix-decoder":
-            batch["decoder_causal_attention"] = segments
-        placed = self.put(batch)
+        placed = self.put(prompt_batch(config, tokens, segments))
         if decoding.beams > 1:
             return np.asarray(beam_search(self.model, placed, decoding)[0][:, 0])
         return np.asarray(decode(self.model, placed, decoding, key=jax.random.key(seed)).tokens)

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lm.config.base import SettingError, nearest
+from lm.batch import Batch, Side
+from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.nn.attention_dispatch import choose_implementation
 from lm.nn.positions import RelativePositionBias
@@ -23,37 +24,15 @@ from lm.ops.masks import (
 )
 from lm.ops.positions import AlibiBias, AnyBias, PositionBias, alibi_slopes
 
-Batch = dict[str, Array]  # features by name, such as decoder_input_tokens [B,T]
 
-_SIDE_FEATURES = "input_tokens segment_ids positions token_types target_tokens loss_weights content".split()
-# Every feature that models and losses read. If you write a loss, add what it reads.
-FEATURES = {f"{side}_{name}" for side in ("encoder", "decoder") for name in _SIDE_FEATURES}
-FEATURES |= {"encoder_global_attention", "decoder_causal_attention"}
-FEATURES |= set("text_loss_weights sentence_labels sentence_loss_weights labels label_loss_weights".split())
-FEATURES |= {"frequent_pieces", "carry"}
-
-
-def check_features(batch: Batch) -> None:
-    """Raise SettingError for a feature that nothing reads, such as a misspelt one."""
-    for name in batch.keys() - FEATURES:
-        raise SettingError(
-            f"feature {name!r} of the batch is read by nothing{nearest(name, FEATURES)}; if your own loss "
-            "reads it, add it to lm.nn.attention_inputs.FEATURES"
-        )
-
-
-def check_row_length(config: ModelConfig, batch: Batch, side: str) -> None:
+def check_row_length(config: ModelConfig, side: Side, name: str) -> None:
     """Raise SettingError for rows longer than learned positions, unless the batch names their positions."""
-    length = batch[f"{side}_input_tokens"].shape[1]
-    if (
-        config.positions.kind == "learned"
-        and length > config.positions.max_length
-        and f"{side}_positions" not in batch
-    ):
+    length, max_length = side.tokens.shape[1], config.positions.max_length
+    if config.positions.kind == "learned" and length > max_length and side.positions is None:
         raise SettingError(
-            f"rows of {length} tokens are longer than model.positions.max_length="
-            f"{config.positions.max_length}, up to which positions are learned: cut {side}_input_tokens or, "
-            f"of several short texts in a row, name their {side}_positions"
+            f"rows of {length} tokens are longer than model.positions.max_length={max_length}, up to which "
+            f"positions are learned: cut the {name}'s tokens or, of several short texts in a row, give "
+            "their positions"
         )
 
 
@@ -92,20 +71,22 @@ def make_attention_inputs(
     Rows attend to themselves, or to a cache of ``cache_length`` positions that holds them. With a cache a
     decoder is causal even if ``model.attention.mask`` is "none", since later keys are not written yet.
     """
-    check_features(batch)
-    check_row_length(config, batch, side)
-    length, is_decoder = batch[f"{side}_input_tokens"].shape[1], side == "decoder"
+    read, is_decoder = batch.side(side), side == "decoder"
+    check_row_length(config, read, side)
+    length = read.tokens.shape[1]
     causal = is_decoder and (config.attention.mask == "causal" or cache_length is not None)
     key_length = length if cache_length is None else cache_length
-    segments, given_positions = batch.get(f"{side}_segment_ids"), batch.get(f"{side}_positions")
+    segments, given_positions = read.segment_ids, read.positions
     positions = positions_in_segments(length, segments) if given_positions is None else given_positions
 
     ids: dict[str, Array | None] = {"segment": segments}
     if config.architecture == "prefix-decoder":
-        ids["prefix"] = batch["decoder_causal_attention"] > 0
+        if read.causal_attention is None:
+            raise SettingError("a prefix decoder needs the causal_attention of its side: 1 in the prefix")
+        ids["prefix"] = read.causal_attention > 0
     global_mask = _make_mask(MaskSpec(causal), ids, key_length)
     # Only encoders read global positions from the batch: a decoder's cache does not hold them.
-    given_globals = None if is_decoder else batch.get("encoder_global_attention")
+    given_globals = None if is_decoder else read.global_attention
     global_tokens = _global_tokens(config, positions, given_globals)
     if config.sparsity.has_window:
         # Unless the batch gives positions, a window compares indices in the row: within a segment they differ

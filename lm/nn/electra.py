@@ -1,5 +1,6 @@
 """ELECTRA: a generator that replaces tokens, and a discriminator that finds them (Clark et al. 2020)."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -7,9 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from lm.batch import Batch
 from lm.config.base import changes
 from lm.config.model import ModelConfig
-from lm.nn.attention_inputs import Batch
 from lm.nn.dropout import split_key
 from lm.nn.layers import Module
 from lm.nn.transformer import Transformer
@@ -35,15 +36,16 @@ class Electra(Module):
         del self.generator.embed  # the discriminator's is used
 
     def __call__(self, batch: Batch, sample_key: Array, key: Array | None = None) -> ElectraOutputs:
-        """Return the outputs of both, with samples where ``encoder_loss_weights`` are above 0."""
+        """Return the outputs of both, with samples where the encoder's loss weights are above 0."""
         generator_key, discriminator_key = split_key(key, 2)
         generator = jax.tree.map(lambda leaf: leaf, self.generator)  # a copy, to which the embedding is added
         generator.embed = self.discriminator.embed
         logits = generator(batch, generator_key)
         samples = jax.random.categorical(sample_key, jax.lax.stop_gradient(logits)).astype(jnp.int32)
-        tokens = jnp.where(batch["encoder_loss_weights"] > 0, samples, batch["encoder_target_tokens"])
+        side = batch.side("encoder")
+        tokens = jnp.where(side.loss_weights > 0, samples, side.targets)
         tokens = constrain(tokens, "batch", "length")
-        corrupted = batch | {"encoder_input_tokens": tokens}
+        corrupted = replace(batch, encoder=replace(side, tokens=tokens))
         x = self.discriminator.features(corrupted, discriminator_key)
         return ElectraOutputs(logits, tokens, self.discriminator.replaced(x))
 

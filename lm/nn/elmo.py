@@ -1,12 +1,14 @@
 """A bidirectional language model, and skip-gram's tables: models of words in context and without."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from lm.batch import Batch, Side
 from lm.config.model import ModelConfig
-from lm.nn.attention_inputs import Batch
 from lm.nn.dropout import split_key
 from lm.nn.layers import Embed, Module, embedding_std
 from lm.nn.stack import Stack
@@ -28,18 +30,18 @@ class BidirectionalLM(Module):
         self.backward = Stack(config, rngs, config.num_decoder_layers, has_cross_attention=False)
 
     def __call__(self, batch: Batch, key: Array | None = None) -> tuple[Array, Array]:
-        """Return logits float32 [B,T,V] of ``decoder_target_tokens`` [B,T], twice.
+        """Return logits float32 [B,T,V] of the decoder's targets [B,T], twice.
 
         Each token is predicted from those before it, and from those after it in its segment.
         """
         forward_key, backward_key = split_key(key, 2)
-        flipped = _flip(batch)
-        flipped["decoder_input_tokens"] = _shift_right(flipped, self.config.special.pad)
-        backward = self._backward_model(flipped, backward_key)
+        flipped = _flip(batch).side("decoder")
+        flipped = replace(flipped, tokens=_shift_right(flipped, self.config.special.pad))
+        backward = self._backward_model(Batch(decoder=flipped), backward_key)
         return self.forward(batch, forward_key), backward[:, ::-1]
 
     def features(self, batch: Batch, key: Array | None = None) -> Array:
-        """Return [B,T,2D]: the last states at each of ``decoder_input_tokens``, in both directions."""
+        """Return [B,T,2D]: the last states at each of the decoder's tokens, in both directions."""
         forward_key, backward_key = split_key(key, 2)
         forward = self.forward.features(batch, forward_key)
         backward = self._backward_model.features(_flip(batch), backward_key)
@@ -60,14 +62,14 @@ class BidirectionalLM(Module):
 
 
 def _flip(batch: Batch) -> Batch:
-    """Return features [B,T] from right to left, without positions, which count from the other end now."""
-    return {name: x[:, ::-1] for name, x in batch.items() if name != "decoder_positions" and x.ndim == 2}
+    """Return the decoder's side from right to left, without positions: they count from the other end now."""
+    return Batch(decoder=replace(batch.side("decoder"), positions=None).map(lambda x: x[:, ::-1]))
 
 
-def _shift_right(batch: Batch, pad: int) -> Array:
+def _shift_right(side: Side, pad: int) -> Array:
     """Return int32 [B,T]: the target before each position, and ``pad`` at the start of a segment."""
-    targets = batch["decoder_target_tokens"]
-    segments = batch.get("decoder_segment_ids", jnp.ones_like(targets))
+    targets = side.targets
+    segments = jnp.ones_like(targets) if side.segment_ids is None else side.segment_ids
     has_previous = jnp.pad(segments[:, 1:] == segments[:, :-1], ((0, 0), (1, 0)))
     return jnp.where(has_previous, jnp.pad(targets[:, :-1], ((0, 0), (1, 0))), pad)
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from flax import nnx
 from jax import Array
 
+from lm.batch import Batch
 from lm.config.base import SettingError
-from lm.nn.attention_inputs import Batch
 from lm.nn.cache import Cache
 from lm.nn.layers import Module
 from lm.nn.transformer import Transformer

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from lm.batch import Batch
 from lm.config.model import HeadConfig, LoraConfig, ModelConfig
-from lm.nn.attention_inputs import Batch
 from lm.nn.dropout import split_key
 from lm.nn.electra import DISCRIMINATOR
 from lm.nn.elmo import FORWARD, BidirectionalLM
@@ -25,7 +25,7 @@ class ModelWithHead(Module):
     """A pre-trained ``body`` with a new ``head``; calls return what ``Head`` returns.
 
     The body is a ``Transformer`` or, with the pre-training head "backward", a ``BidirectionalLM``. The batch
-    is the body's; in multiple choice each feature is [B,C,L], with C candidates per row.
+    is the body's; in multiple choice each array of a side is [B,C,L], with C candidates per row.
     """
 
     def __init__(self, config: ModelConfig, head: HeadConfig, rngs: nnx.Rngs):
@@ -39,8 +39,8 @@ class ModelWithHead(Module):
     def __call__(self, batch: Batch, key: Array | None = None) -> Array:
         if self.settings.kind != "choice":
             return self._outputs(batch, key)
-        rows, choices, length = batch[f"{self._side}_input_tokens"].shape
-        flat = {name: x.reshape(rows * choices, length) for name, x in batch.items() if x.ndim == 3}
+        rows, choices, length = batch.side(self._side).tokens.shape
+        flat = batch.map_sides(lambda side: side.map(lambda x: x.reshape(rows * choices, length)))
         return self._outputs(flat, key).reshape(rows, choices)
 
     @property
@@ -56,8 +56,8 @@ class ModelWithHead(Module):
             x = jax.lax.stop_gradient(self.body.features(batch))
         else:
             x = self.body.features(batch, body_key)
-        tokens = batch[f"{self._side}_input_tokens"]
-        segments = batch.get(f"{self._side}_segment_ids", jnp.ones_like(tokens))
+        side = batch.side(self._side)
+        segments = jnp.ones_like(side.tokens) if side.segment_ids is None else side.segment_ids
         if self.settings.kind not in ("tokens", "span"):
             x = self._pool(x, segments)
         return self.head(x, segments, head_key)

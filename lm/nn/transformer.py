@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from lm.batch import Batch
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import (
     AttentionInputs,
-    Batch,
     last_encoder_states,
     make_attention_inputs,
     make_cross_mask,
@@ -37,10 +37,8 @@ class StackInputs(NamedTuple):
 class Transformer(Module):
     """Logits of the next token, or of an encoder's masked tokens. Passing a key switches dropout on.
 
-    A batch holds ``encoder_input_tokens`` and ``decoder_input_tokens``, int32 [B,S] and [B,T], as far as
-    there are such stacks, and may hold for each ``_segment_ids`` (0: padding; absent: all is one text),
-    ``_positions`` (absent: counted from the start of each segment) and ``_token_types`` of the same shape;
-    ``encoder_global_attention`` marks positions that attend to all, and all to them, whatever the window.
+    A batch has a side for each stack (``lm.batch.Side``), with tokens int32 [B,S] or [B,T]; segment ids,
+    positions, token types and global attention may be left out.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
@@ -94,7 +92,7 @@ class Transformer(Module):
         return self.decoder(*self._decoder_inputs(batch, None), split_key(key, 2)[1], carry)
 
     def encode(self, batch: Batch, key: Array | None = None) -> Array:
-        """Return the encoder's output [B,S,D] for ``encoder_input_tokens``."""
+        """Return the encoder's output [B,S,D] for the tokens of its side."""
         return self._encoder(*self._encoder_inputs(batch), key)[0]
 
     def logits(self, x: Array) -> Array:
@@ -158,33 +156,33 @@ class Transformer(Module):
 
     def _encoder_inputs(self, batch: Batch) -> StackInputs:
         attention = make_attention_inputs(self._encoder.config, batch, "encoder", self._encoder.relative)
-        embeddings = self.embed(batch["encoder_input_tokens"])
-        return StackInputs(embeddings, batch.get("encoder_token_types"), attention)
+        side = batch.side("encoder")
+        return StackInputs(self.embed(side.tokens), side.token_types, attention)
 
     def _decoder_inputs(self, batch: Batch, encoded: Array | None) -> StackInputs:
         attention = make_attention_inputs(self.config, batch, "decoder", self.decoder.relative)
+        side = batch.side("decoder")
         if encoded is not None:
-            segments = batch.get("decoder_segment_ids"), batch.get("encoder_segment_ids")
+            segments = side.segment_ids, batch.side("encoder").segment_ids
             if self.config.cross_attention.kind == "none":
                 states = last_encoder_states(encoded, *segments)
                 attention = attention._replace(encoder_state=states)
             else:
-                length = batch["decoder_input_tokens"].shape[1]
+                length = side.tokens.shape[1]
                 cross_mask = make_cross_mask(self.config, length, *segments)
                 attention = attention._replace(encoded=encoded, cross_mask=cross_mask)
-        embeddings = self.embed(batch["decoder_input_tokens"])
-        return StackInputs(embeddings, batch.get("decoder_token_types"), attention)
+        return StackInputs(self.embed(side.tokens), side.token_types, attention)
 
     def prefill(self, batch: Batch, max_length: int) -> tuple[Array, Cache]:
         """Return logits [B,V] of the token after each row's prompt, and a cache with room for ``max_length``.
 
-        The prompt is ``decoder_input_tokens``, padded on the right; after an encoder often a start token.
+        The prompt is the decoder's tokens, padded on the right; after an encoder often a start token.
         """
-        prompt, config = batch["decoder_input_tokens"], self.config
-        rows = len(prompt)
+        side, config = batch.side("decoder"), self.config
+        prompt, rows = side.tokens, len(side.tokens)
         encoder_kv = cross_mask = encoder_state = None
         if config.has_encoder:
-            encoded, segments = self.encode(batch), batch.get("encoder_segment_ids")
+            encoded, segments = self.encode(batch), batch.side("encoder").segment_ids
             if config.cross_attention.kind == "none":
                 encoder_state = last_encoder_states(encoded, None, segments)
             else:
@@ -194,9 +192,9 @@ class Transformer(Module):
         inputs = inputs._replace(
             cross_mask=cross_mask, encoder_state=encoder_state, cache_index=jnp.zeros(rows, jnp.int32)
         )
-        types, carry = batch.get("decoder_token_types"), self.decoder.init_carry(rows, max_length)
-        x, carry = self.decoder(self.embed(prompt), types, inputs, None, carry, encoder_kv)
-        segments = batch.get("decoder_segment_ids", jnp.ones_like(prompt))
+        carry = self.decoder.init_carry(rows, max_length)
+        x, carry = self.decoder(self.embed(prompt), side.token_types, inputs, None, carry, encoder_kv)
+        segments = jnp.ones_like(prompt) if side.segment_ids is None else side.segment_ids
         lengths = (segments > 0).sum(-1, dtype=jnp.int32)
         last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
         return self.logits(last)[:, 0], Cache(carry, lengths, encoder_kv, cross_mask, max_length)

@@ -17,9 +17,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lm import sharding
+from lm.batch import Batch
 from lm.config.base import SettingError
 from lm.config.training import LoopConfig
-from lm.nn.attention_inputs import Batch
 from lm.train.runtime.checkpoints import CheckpointError, Checkpoints
 from lm.train.runtime.log import Log, NonFiniteLoss
 from lm.train.runtime.meter import MetricsWriter, Profile
@@ -30,7 +30,6 @@ from lm.train.step import Metrics, Steps
 # Evaluations of a step that may end the process. Two kills from outside may hit the same evaluation by
 # chance, three hardly: the evaluation is then the cause, such as by too much memory.
 MAX_EVALUATION_TRIES = 3
-HostBatch = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,7 @@ class Run:
     """What a run trains on and from, and how it saves, logs and evaluates."""
 
     seed: int
-    data: Callable[
-        [int], Iterable[HostBatch]
-    ]  # first step -> this process's shards of the batches from it on
+    data: Callable[[int], Iterable[Batch]]  # first step -> this process's rows of the batches from it on
     checkpoints: Checkpoints
     log: Log
     evaluate: Callable[[State], dict[str, float]]
@@ -104,7 +101,7 @@ class Prefetched(Iterator[Batch]):
     Raises ValueError after the last batch: data should last for all steps.
     """
 
-    def __init__(self, data: Iterable[HostBatch], mesh: Mesh, ahead: int, meter: MetricsWriter):
+    def __init__(self, data: Iterable[Batch], mesh: Mesh, ahead: int, meter: MetricsWriter):
         self._source, self._mesh, self._ahead, self._meter = iter(data), mesh, ahead, meter
         self._queue: deque[Batch] = deque()
 
@@ -250,7 +247,7 @@ def _save_bad_batch(run: Run) -> Iterator[None]:
     except NonFiniteLoss as error:
         path = run.log.folder / f"batch-{error.step}-{jax.process_index()}.npz"
         with suppress(OSError):
-            batch: dict[str, Any] = next(iter(run.data(error.step - 1)))
+            batch: dict[str, Any] = next(iter(run.data(error.step - 1))).features()
             np.savez(path, **batch)
             error.add(f"its batch is in {path}")
         with suppress(CheckpointError):

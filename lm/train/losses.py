@@ -1,7 +1,7 @@
 """Losses: functions (model, batch, key, settings) -> a sum to minimise, and sums to report.
 
-Every term is weighted by one of the batch's features ``*_loss_weights``. The step first divides each of these
-features by its total over the whole batch, so that micro-batches, hosts and terms of different weight simply
+Every term is weighted by one of the batch's arrays of loss weights. The step first divides each of these
+arrays by its total over the whole batch, so that micro-batches, hosts and terms of different weight simply
 add up. Reported are pairs (sum, sum of weights) by name, which ``Steps.evaluate`` adds up over batches and
 divides. Batches with ``frequent_pieces`` int [B,10], such as those of held-out text, are also reported on
 their content tokens. Without a key nothing is dropped out.
@@ -9,15 +9,16 @@ their content tokens. Without a key nothing is dropped out.
 
 from collections.abc import Callable
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
+from lm.batch import Batch, Side
 from lm.config.training import LossConfig
-from lm.nn.attention_inputs import Batch
+from lm.nn.cache import Carry
 from lm.ops.losses import accuracy, cross_entropy, is_known
 
 Sums = dict[str, tuple[Array, Array]]
@@ -35,34 +36,42 @@ MAX_PREDICTED_SHARE = 0.28
 
 
 def language_model(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Return the cross-entropy of ``decoder_target_tokens`` [B,T].
+    """Return the cross-entropy of the decoder's targets [B,T]."""
+    return _tokens(model(batch, key), batch.side("decoder"), batch.frequent_pieces, config)
 
-    If the batch has a ``carry`` [layers,B,h], recurrent states that its rows continue from, the sums hold
-    the carry after them too.
-    """
-    if "carry" not in batch:
-        return _tokens(model(batch, key), batch, "decoder", config)
-    x, carry = model.features_from_carry(batch, batch["carry"], key)
-    loss, sums = _tokens(model.logits(x), batch, "decoder", config)
-    return loss, sums | {"carry": (carry, jnp.ones(()))}
+
+class CarriedLoss(NamedTuple):
+    """The loss of rows that continue from a recurrent state."""
+
+    loss: Array  # to minimise
+    sums: Sums  # reported
+    carry: Carry  # the states [layers,B,h] after the rows
+
+
+def carried_language_model(
+    model: Any, batch: Batch, carry: Carry, key: Key, config: LossConfig
+) -> CarriedLoss:
+    """Return ``language_model`` of rows that continue from the recurrent states ``carry`` [layers,B,h]."""
+    x, carry = model.features_from_carry(batch, carry, key)
+    loss, sums = _tokens(model.logits(x), batch.side("decoder"), batch.frequent_pieces, config)
+    return CarriedLoss(loss, sums, carry)
 
 
 def both_directions(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Return the mean cross-entropy of ``decoder_target_tokens`` [B,T], read forward and backward."""
-    losses = [_tokens(logits, batch, "decoder", config) for logits in model(batch, key)]
+    """Return the mean cross-entropy of the decoder's targets [B,T], read forward and backward."""
+    side, frequent = batch.side("decoder"), batch.frequent_pieces
+    losses = [_tokens(logits, side, frequent, config) for logits in model(batch, key)]
     return jax.tree.map(lambda forward, backward: (forward + backward) / 2, *losses)
 
 
 def masked_lm(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Return the cross-entropy of ``encoder_target_tokens`` [B,S] and, for pairs, ``sentence_labels`` [B]."""
+    """Return the cross-entropy of the encoder's targets [B,S] and, for pairs, of ``sentence_labels`` [B]."""
     x = model.features(batch, key)
     loss, sums = _masked_tokens(model, x, batch, config)
-    if "sentence_labels" not in batch:
+    if batch.sentence_labels is None:
         return loss, sums
     head = model.next_sentence if model.sentence_order is None else model.sentence_order
-    pair, pair_sums = _classes(
-        head(model.pooled(x)), batch["sentence_labels"], batch["sentence_loss_weights"]
-    )
+    pair, pair_sums = _classes(head(model.pooled(x)), batch.sentence_labels, batch.sentence_loss_weights)
     return loss + pair, sums | {f"sentence_{name}": value for name, value in pair_sums.items()}
 
 
@@ -71,8 +80,9 @@ def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
     # Every evaluation draws the same samples.
     sample, key = (jax.random.key(0), None) if key is None else jax.random.split(key)
     logits, tokens, replaced = model(batch, sample, key)
-    loss, sums = _tokens(logits, batch, "encoder", config)
-    weights, is_replaced = batch["text_loss_weights"], tokens != batch["encoder_target_tokens"]
+    side = batch.side("encoder")
+    loss, sums = _tokens(logits, side, batch.frequent_pieces, config)
+    weights, is_replaced = batch.text_loss_weights, tokens != side.targets
     discrimination = (optax.sigmoid_binary_cross_entropy(replaced, is_replaced) * weights).sum()
     right = (((replaced > 0) == is_replaced) * weights).sum()
     sums |= {"replaced_loss": (discrimination, weights.sum()), "replaced_accuracy": (right, weights.sum())}
@@ -81,7 +91,7 @@ def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
 
 def labelled(model: Any, batch: Batch, key: Key, _config: LossConfig) -> LossAndSums:
     """Return the loss of a head for ``labels``: classes [B] or [B,L], numbers [B], or spans [B,2]."""
-    outputs, labels, weights = model(batch, key), batch["labels"], batch["label_loss_weights"]
+    outputs, labels, weights = model(batch, key), batch.labels, batch.label_loss_weights
     kind = model.settings.kind
     if kind == "regression":
         loss = (jnp.square(outputs - labels) * weights).sum()
@@ -93,35 +103,32 @@ def labelled(model: Any, batch: Batch, key: Key, _config: LossConfig) -> LossAnd
 
 def _masked_tokens(model: Any, x: Array, batch: Batch, config: LossConfig) -> LossAndSums:
     """Return the loss of an encoder's states x [B,T,D], with logits of predicted positions alone if few."""
-    names = [f"encoder_{name}" for name in ("loss_weights", "target_tokens", "content")]
-    features = {name: batch[name] for name in names if name in batch}
-    weights, rest = features[names[0]], {name: x for name, x in batch.items() if name == "frequent_pieces"}
+    side, weights = batch.side("encoder"), batch.side("encoder").loss_weights
     max_predicted = ceil(MAX_PREDICTED_SHARE * weights.shape[1])
 
     @jax.checkpoint  # otherwise the logits of both branches would be saved for the backward pass
-    def token_loss(x: Array, features: Batch) -> LossAndSums:
-        return _tokens(model.logits(x), features | rest, "encoder", config)
+    def token_loss(x: Array, side: Side) -> LossAndSums:
+        return _tokens(model.logits(x), side, batch.frequent_pieces, config)
 
-    def predicted_loss(x: Array, features: Batch) -> LossAndSums:
+    def predicted_loss(x: Array, side: Side) -> LossAndSums:
         positions = jax.lax.top_k(weights, max_predicted)[1]  # those beyond the predicted ones have no weight
-        few = {name: jnp.take_along_axis(feature, positions, axis=1) for name, feature in features.items()}
+        few = side.map(lambda array: jnp.take_along_axis(array, positions, axis=1))
         return token_loss(jnp.take_along_axis(x, positions[:, :, None], axis=1), few)
 
-    return jax.lax.cond(
-        ((weights > 0).sum(1) <= max_predicted).all(), predicted_loss, token_loss, x, features
-    )
+    few_predicted = ((weights > 0).sum(1) <= max_predicted).all()
+    return jax.lax.cond(few_predicted, predicted_loss, token_loss, x, side)
 
 
-def _tokens(logits: Array, batch: Batch, side: str, config: LossConfig) -> LossAndSums:
-    """Return the cross-entropy of logits [B,T,V] for the targets of ``side``, "encoder" or "decoder"."""
-    targets, weights = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
+def _tokens(logits: Array, side: Side, frequent: Array | None, config: LossConfig) -> LossAndSums:
+    """Return the cross-entropy of logits [B,T,V] for the targets of a side."""
+    targets, weights = side.targets, side.loss_weights
     loss, total, z_loss = cross_entropy(
         logits, targets, weights, z_loss=config.z_loss, label_smoothing=config.label_smoothing
     )
     right, _ = accuracy(logits, targets, weights)
     sums = {"loss": (loss - z_loss, total), "z_loss": (z_loss, total), "accuracy": (right, total)}
-    if "frequent_pieces" in batch:
-        sums |= _content(logits, targets, batch[f"{side}_content"], batch["frequent_pieces"])
+    if frequent is not None:
+        sums |= _content(logits, targets, side.content, frequent)
     return loss, sums
 
 

@@ -16,13 +16,13 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from lm import sharding
+from lm.batch import Batch
 from lm.config.base import SettingError
 from lm.config.model import HeadConfig, ModelConfig
 from lm.config.training import EVERY_UPDATE, GuardConfig, LossConfig, OptimizerConfig, TruncatedBPTT
-from lm.nn.attention_inputs import Batch
 from lm.nn.cache import Carry
 from lm.nn.transformer import Transformer
-from lm.train.losses import Loss, language_model
+from lm.train.losses import Loss, carried_language_model, language_model
 from lm.train.optimizers import (
     Freeze,
     Optimizer,
@@ -59,7 +59,12 @@ class StepSpec:
     freeze: Freeze = train_all  # zeroes updates of frozen parameters
     microbatches: int = 1  # parts of a batch, whose gradients are summed
     guard: GuardConfig = EVERY_UPDATE
-    tbptt: TruncatedBPTT | None = None  # set if a row spans several steps
+    # set if a row spans several steps; the loss is then that of ``carried_language_model``
+    tbptt: TruncatedBPTT | None = None
+
+    def __post_init__(self) -> None:
+        if self.tbptt is not None and (self.loss is not language_model or self.microbatches > 1):
+            raise SettingError("tbptt carries the state of a language_model through whole batches only")
 
     def make_model(self, key: jax.Array) -> nnx.Module:
         """Return the model, initialised at random."""
@@ -76,10 +81,10 @@ def train_step(
 ) -> tuple[State, Metrics]:
     """Return the state after one update, and metrics float32 []; ``seed`` uint32 [] decides dropout."""
     key = dropout_key(seed, state.step)
+    carry = None
     if spec.tbptt is not None:
         carry = reset_carry(state.carry, state.step % spec.tbptt.chunks_per_row == 0)
-        batch = batch | {"carry": carry}
-    gradients, metrics, carry = compute_gradients(spec, state, batch, key)
+    gradients, metrics, carry = compute_gradients(spec, state, batch, key, carry)
     # Sharded like the parameters, so that devices exchange only the part of a gradient that they update.
     gradients = sharding.constrain_to_parameters(gradients, sharding.axes(state.model))
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)
@@ -128,51 +133,58 @@ class Gradients(NamedTuple):
     carry: Carry | None  # recurrent states after the batch, if a row spans several steps (tbptt)
 
 
-def compute_gradients(spec: StepSpec, state: State, batch: Batch, key: jax.Array) -> Gradients:
+def compute_gradients(
+    spec: StepSpec, state: State, batch: Batch, key: jax.Array, carry: Carry | None = None
+) -> Gradients:
     """Return gradients and metrics of the mean loss over a batch, split into micro-batches if asked.
 
     The weights of targets are divided by their sum over the whole batch first: losses and gradients of
-    micro-batches then simply add up.
+    micro-batches then simply add up. Rows go on from ``carry``, which is never split.
     """
     batch, metrics = normalize_loss_weights(batch)
 
     def mean_loss(params, batch, key):
-        loss, sums = spec.loss(state.with_params(params), batch, key, spec.loss_config)
-        return loss, {name: value for name, (value, _) in sums.items()}
+        model, after = state.with_params(params), None
+        if carry is None:
+            loss, sums = spec.loss(model, batch, key, spec.loss_config)
+        else:
+            loss, sums, after = carried_language_model(model, batch, carry, key, spec.loss_config)
+        return loss, ({name: value for name, (value, _) in sums.items()}, after)
 
     gradient = jax.value_and_grad(mean_loss, has_aux=True)
     if spec.microbatches == 1:
-        (_, means), gradients = gradient(state.params, batch, key)
+        (_, (means, carry_after)), gradients = gradient(state.params, batch, key)
     else:
-        gradients, means = _sum_over_microbatches(gradient, spec.microbatches, state.params, batch, key)
-    carry = means.pop("carry", None)  # a loss with a carry returns it among its sums
-    return Gradients(gradients, means | metrics, carry)
+        sums = _sum_over_microbatches(gradient, spec.microbatches, state.params, batch, key)
+        gradients, (means, carry_after) = sums
+    return Gradients(gradients, means | metrics, carry_after)
 
 
 def normalize_loss_weights(batch: Batch) -> tuple[Batch, Metrics]:
     """Return the batch with loss weights that sum to 1, and how many target tokens there were."""
-    totals = {name: x.sum(dtype=jnp.float32) for name, x in batch.items() if name.endswith("_loss_weights")}
-    batch = batch | {name: batch[name] / jnp.maximum(total, 1) for name, total in totals.items()}
+    weights = batch.loss_weights()
+    totals = {name: x.sum(dtype=jnp.float32) for name, x in weights.items()}
+    normalized = {name: weights[name] / jnp.maximum(total, 1) for name, total in totals.items()}
     # An encoder's batch also has weights of sentence pairs, which are fewer than its tokens.
     metrics = {"tokens": jnp.stack(list(totals.values())).max()}
-    for name, content in batch.items():
-        if name.endswith("_content"):  # labelled tasks have none
-            metrics["content_tokens"] = content.sum(dtype=jnp.float32)
-    return batch, metrics
+    for side in batch.sides.values():
+        if side.content is not None:  # labelled tasks have none
+            metrics["content_tokens"] = side.content.sum(dtype=jnp.float32)
+    return Batch.from_features(batch.features() | normalized), metrics
 
 
 def _sum_over_microbatches(
     gradient: Callable, count: int, params: dict[str, jax.Array], batch: Batch, key: jax.Array
-) -> tuple[dict[str, jax.Array], Metrics]:
+) -> tuple[dict[str, jax.Array], tuple[Metrics, None]]:
     # Each part takes every count-th row, so that devices exchange no rows.
-    parts = {name: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1) for name, x in batch.items()}
+    parts = batch.map(lambda x: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1))
 
     def add(sums, numbered_part):
         index, part = numbered_part
         (_, metrics), gradients = gradient(params, part, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, sums, (gradients, metrics)), None
 
-    first = {name: x[0] for name, x in parts.items()}
+    first = parts.map(lambda x: x[0])
     (_, metrics), gradients = jax.eval_shape(gradient, params, first, key)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (gradients, metrics))
     (gradients, metrics), _ = jax.lax.scan(add, zeros, (jnp.arange(count), parts))
@@ -223,12 +235,12 @@ class Steps:
         seed = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(self.mesh))
         self.train.lower(self.abstract, sharding.abstract_arrays(batch), seed).compile()
 
-    def shard_batch(self, batch: dict[str, np.ndarray]) -> Batch:
-        """Return a batch of an evaluation on the devices; a signal may end the evaluation here."""
+    def shard_batch(self, batch: sharding.Tree) -> sharding.Tree:
+        """Return a batch of an evaluation, or any tree of rows, on the devices; a signal may end it here."""
         check_preemption()
         return sharding.put_batch(batch, self.mesh)
 
-    def evaluate(self, state: State, batches: Iterable[dict[str, np.ndarray]]) -> dict[str, float]:
+    def evaluate(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
         """Return mean metrics over ``batches``, of which each process has its rows, and ``tokens``."""
         totals = None
         for batch in batches:

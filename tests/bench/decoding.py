@@ -31,6 +31,7 @@ def our_call(shape: str) -> Step:
     import numpy as np
     from flax import nnx
 
+    from lm import batch
     from lm.config.decoding import Decoding
     from lm.evaluate.generate import beam_search, decode
     from lm.nn.presets import PRESETS
@@ -42,10 +43,10 @@ def our_call(shape: str) -> Step:
     endless = replace(config.special, eos=None)
     side = "encoder" if config.has_encoder else "decoder"
     ids = np.random.default_rng(0).integers(3, 30_000, (rows, read), np.int32)
-    batch = {f"{side}_input_tokens": ids, f"{side}_segment_ids": np.ones_like(ids)}
+    rows_read = batch.Batch(**{side: batch.Side(tokens=ids, segment_ids=np.ones_like(ids))})
     decoding = Decoding(written, beams)
     write = beam_search if beams > 1 else decode
-    return lambda: jax.block_until_ready(write(model, batch, decoding, special=endless))
+    return lambda: jax.block_until_ready(write(model, rows_read, decoding, special=endless))
 
 
 def torch_call(shape: str) -> Step:

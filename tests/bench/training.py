@@ -50,9 +50,11 @@ def our_settings(shape: str):
     return changes(build("history/lstm", "mini").model, common | sizes), language_model
 
 
-def our_batch(rows: int, read: int, predicted: int, pieces: int, model) -> dict:
+def our_batch(rows: int, read: int, predicted: int, pieces: int, model):
     """Rows of one segment each, with all features of a batch of `lm run`."""
     import numpy as np
+
+    from lm.batch import Batch
 
     draw = np.random.default_rng(0)
     batch, lengths = {}, {"encoder": read, "decoder": predicted}
@@ -66,7 +68,7 @@ def our_batch(rows: int, read: int, predicted: int, pieces: int, model) -> dict:
         batch[f"{side}_positions"] = np.tile(np.arange(shape[1], dtype=np.int32), (rows, 1))
     weights = draw.random(shape) < (0.15 if model.architecture == "encoder" else 1.0)
     batch |= {f"{side}_target_tokens": ids[:, 1:], f"{side}_loss_weights": weights.astype(np.float32)}
-    return batch | {f"{side}_content": weights}
+    return Batch.from_features(batch | {f"{side}_content": weights})
 
 
 def our_step(shape: str) -> Step:

@@ -12,6 +12,7 @@ from golden.drawn import drawn
 from paths import GOLDEN
 from safetensors.numpy import load_file, save_file
 
+from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.convert import load, save
 from lm.convert.config_json import model_config, pretraining_heads_in, semantic_settings
@@ -109,9 +110,10 @@ def published(name, arrays, folder):
 
 def logits(model):
     if model.config.has_encoder and model.config.has_decoder:
-        batch = {"encoder_input_tokens": INPUTS, "decoder_input_tokens": INPUTS[::-1, :5]}
+        batch = Batch(encoder=Side(tokens=INPUTS), decoder=Side(tokens=INPUTS[::-1, :5]))
     else:
-        batch = {f"{'encoder' if model.config.has_encoder else 'decoder'}_input_tokens": INPUTS}
+        side = "encoder" if model.config.has_encoder else "decoder"
+        batch = Batch(**{side: Side(tokens=INPUTS)})
     return jax.jit(Transformer.__call__)(model, batch)
 
 

@@ -16,6 +16,7 @@ from flax import nnx
 from jax.flatten_util import ravel_pytree
 from paths import GOLDEN
 
+from lm.batch import Batch, Side
 from lm.config.decoding import Decoding
 from lm.config.model import SpecialTokens
 from lm.convert import load
@@ -55,12 +56,11 @@ def batch_of(model, arrays, source="in/"):
     found, both = {}, model.config.has_encoder and model.config.has_decoder
     for theirs, ours in FEATURES.items():
         if f"{source}{theirs}" in arrays:
-            found[f"{'encoder' if model.config.has_encoder else 'decoder'}_{ours}"] = arrays[
-                f"{source}{theirs}"
-            ]
+            side = "encoder" if model.config.has_encoder else "decoder"
+            found[f"{side}_{ours}"] = arrays[f"{source}{theirs}"]
         if both and f"in/decoder_{theirs}" in arrays:
             found[f"decoder_{ours}"] = arrays[f"in/decoder_{theirs}"]
-    return found
+    return Batch.from_features(found)
 
 
 def outputs(model, batch):
@@ -244,7 +244,7 @@ def test_padding_on_the_left_changes_nothing(name):
 @pytest.mark.parametrize("name", having("long/enc_final"))
 def test_long_inputs_reach_the_last_buckets_as_in_the_reference(name):
     model, arrays, _ = golden(name)
-    encoded = jax.jit(Transformer.encode)(model, {"encoder_input_tokens": arrays["long/input_ids"]})
+    encoded = jax.jit(Transformer.encode)(model, Batch(encoder=Side(tokens=arrays["long/input_ids"])))
     np.testing.assert_allclose(encoded, arrays["long/enc_final"], atol=1e-5)
 
 
@@ -256,7 +256,7 @@ def test_a_decoder_with_a_visible_prefix_gives_the_logits_of_the_reference(name)
     model = jax.tree.unflatten(jax.tree.structure(abstract), jax.tree.leaves(model))
     tokens = arrays["prefix_lm/input_ids"]
     prefix = np.arange(tokens.shape[1]) < arrays["prefix_lm/prefix_len"][:, None]
-    batch = {"decoder_input_tokens": tokens, "decoder_causal_attention": prefix.astype(np.int32)}
+    batch = Batch(decoder=Side(tokens=tokens, causal_attention=prefix.astype(np.int32)))
     np.testing.assert_allclose(
         jax.jit(Transformer.__call__)(model, batch), arrays["prefix_lm/logits"], atol=1e-5
     )
@@ -265,15 +265,14 @@ def test_a_decoder_with_a_visible_prefix_gives_the_logits_of_the_reference(name)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_packed_texts_have_the_logits_that_the_reference_gives_each_alone(name):
     model, arrays, _ = golden(name)
-    count, batch = sum(key.startswith("pack/logits") for key in arrays), {}
+    count, batch = sum(key.startswith("pack/logits") for key in arrays), Batch()
     for side in ("encoder", "decoder"):
         theirs = f"pack/{'decoder_' if side == 'decoder' and model.config.has_encoder else ''}input_ids"
         if getattr(model, side) is not None:
             parts = [arrays[f"{theirs}_{k}"] for k in range(count)]
-            batch[f"{side}_input_tokens"] = np.concatenate(parts, axis=1)
-            batch[f"{side}_segment_ids"] = np.concatenate(
-                [np.full_like(p, k + 1) for k, p in enumerate(parts)], 1
-            )
+            segments = [np.full_like(p, k + 1) for k, p in enumerate(parts)]
+            read = Side(tokens=np.concatenate(parts, axis=1), segment_ids=np.concatenate(segments, axis=1))
+            batch = replace(batch, **{side: read})
     expected = np.concatenate([arrays[f"pack/logits_{k}"] for k in range(count)], axis=1)
     np.testing.assert_allclose(jax.jit(outputs)(model, batch)["logits"], expected, atol=1e-5)
 

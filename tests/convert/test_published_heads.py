@@ -12,6 +12,7 @@ from golden.drawn import drawn
 from paths import GOLDEN
 from safetensors.numpy import load_file
 
+from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.config.model import HeadConfig
 from lm.convert import class_of, load, save
@@ -24,7 +25,7 @@ KINDS = {
     "TokenClassification": HeadConfig("tokens", 3),
     "QuestionAnswering": HeadConfig("span"),
 }
-FEATURES = {"input_ids": "input_tokens", "attention_mask": "segment_ids", "token_type_ids": "token_types"}
+FEATURES = {"input_ids": "tokens", "attention_mask": "segment_ids", "token_type_ids": "token_types"}
 with np.load(GOLDEN / "heads.npz") as arrays:
     RECORDED = dict(arrays)
 
@@ -58,7 +59,8 @@ def test_a_head_gives_what_its_class_of_transformers_gives_and_is_written_as_its
         given = {
             ours: golden[f"in/{theirs}"] for theirs, ours in FEATURES.items() if f"in/{theirs}" in golden
         }
-    batch = {f"encoder_{name}": x[None] if head.kind == "choice" else x for name, x in given.items()}
+    side = Side(**given)
+    batch = Batch(encoder=side.map(lambda x: x[None]) if head.kind == "choice" else side)
     found, expected = np.asarray(model(batch)), RECORDED[recorded]
     if head.kind == "span":
         found = found.swapaxes(1, 2)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lm.batch import concatenate
 from lm.config.base import SettingError
 from lm.data.batches import Batches, stream
 from lm.data.corpus.sampler import Streams, WindowPlace
@@ -73,6 +74,7 @@ def tasks():
 
 
 def same(one, other):
+    one, other = one.features(), other.features()
     assert one.keys() == other.keys()
     assert all((one[name] == other[name]).all() for name in one)
 
@@ -83,9 +85,9 @@ def test_a_batch_is_the_same_whole_in_parts_and_made_anew(batches, dealt, name, 
     for step in (40, 2, 7):  # over several epochs, and not in order
         whole = first(step, slice(None))
         parts = [second(step, slice(start, start + 2)) for start in (6, 0, 4, 2)]
-        same(whole, {key: np.concatenate([parts[i][key] for i in (1, 3, 2, 0)]) for key in whole})
+        same(whole, concatenate([parts[i] for i in (1, 3, 2, 0)]))
     other = batches(name, architecture, dealt, seed=6)(7, slice(None))
-    assert any((other[key] != whole[key]).any() for key in whole)
+    assert any((value != whole.features()[key]).any() for key, value in other.features().items())
 
 
 @pytest.mark.parametrize(("name", "architecture"), PAIRS)
@@ -96,17 +98,17 @@ def test_rows_have_their_shape_and_where_examples_end_every_segment_ends_with_eo
     batch = made(3, slice(None))
     inputs, targets = made.lengths[1:]
     length = targets if architecture in ENCODER_DECODERS else inputs + targets
-    assert batch["decoder_target_tokens"].shape == (8, length)
+    assert batch.decoder.targets.shape == (8, length)
     assert all(
         value.dtype == {"decoder_loss_weights": np.float32, "decoder_content": bool}.get(key, np.int32)
-        for key, value in batch.items()
+        for key, value in batch.features().items()
     )
-    ids, segments = batch["decoder_target_tokens"], batch["decoder_segment_ids"]
+    ids, segments = batch.decoder.targets, batch.decoder.segment_ids
     ends = (segments > 0) & (np.pad(segments, ((0, 0), (0, 1)))[:, 1:] != segments)
     assert (ids[ends] == EOS).all() != made.rows.reading.objective.eos_between_documents
     if architecture in ENCODER_DECODERS:
-        assert (batch["encoder_segment_ids"].max(1) == segments.max(1)).all()
-        assert batch["encoder_input_tokens"].shape == (8, inputs)
+        assert (batch.encoder.segment_ids.max(1) == segments.max(1)).all()
+        assert batch.encoder.tokens.shape == (8, inputs)
 
 
 def epoch_rows(made, epoch):
@@ -128,14 +130,14 @@ def test_an_epoch_holds_every_token_once_and_the_next_has_another_order_and_nois
             if name == "prefix-lm"
             else ("decoder_target_tokens",)
         )
-        ids = np.concatenate([batch[side].ravel() for batch in epoch for side in sides])
+        ids = np.concatenate([batch.features()[side].ravel() for batch in epoch for side in sides])
         assert np.sort(ids[ids > EOS]).tolist() == np.sort(corpus.first().tokens).tolist()
         key = "encoder_input_tokens" if OBJECTIVES[name].has_inputs else "decoder_target_tokens"
-        seen.append(np.concatenate([batch[key].ravel() for batch in epoch]))
+        seen.append(np.concatenate([batch.features()[key].ravel() for batch in epoch]))
     assert len(seen[0]) != len(seen[1]) or (seen[0] != seen[1]).any()
     if name == "mass-style":
-        order = [sorted(batch["decoder_target_tokens"][0].tolist() for batch in epoch) for epoch in epochs]
-        noise = [sorted(batch["encoder_input_tokens"][0].tolist() for batch in epoch) for epoch in epochs]
+        order = [sorted(batch.decoder.targets[0].tolist() for batch in epoch) for epoch in epochs]
+        noise = [sorted(batch.encoder.tokens[0].tolist() for batch in epoch) for epoch in epochs]
         assert order[0] == order[1]
         assert noise[0] != noise[1]
 
@@ -144,7 +146,7 @@ def test_an_epoch_holds_every_token_once_and_the_next_has_another_order_and_nois
 def test_a_corpus_of_one_segment_has_other_noise_every_epoch(batches, tmp_path, name):
     read = encode_texts(["abcdefghijklmnopqrstuvwxyz" * 4], VOCABULARY, tmp_path)
     made = batches(name, read=read, inputs_length=128)
-    assert len(np.unique(made.rows(np.arange(6))["encoder_input_tokens"], axis=0)) >= 4
+    assert len(np.unique(made.rows(np.arange(6)).encoder.tokens, axis=0)) >= 4
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_one_eos_stands_between_two_documents_and_none_at_a_cut(batches, corpus,
     """
     made = batches(name, architecture, batch_size=1)
     rows = [made(step, slice(None)) for step in range(epoch_rows(made, 0))]
-    rows = [row["decoder_target_tokens"][row["decoder_segment_ids"] > 0].tolist() for row in rows]
+    rows = [row.decoder.targets[row.decoder.segment_ids > 0].tolist() for row in rows]
     order = np.argsort(made.rows.reading.order(WindowPlace(0, 0, 0, 0, 0, 0)))
     tokens, offsets, *_ = corpus.first()
     documents = [tokens[begin:end].tolist() for begin, end in itertools.pairwise(offsets)]
@@ -197,7 +199,7 @@ def test_documents_are_strung_together_or_kept_apart(batches, corpus, name):
 
 def test_two_full_prefix_lm_examples_fill_a_row_of_a_decoder(batches, tmp_path):
     made = batches("prefix-lm", "decoder", encode_texts(["x" * 3000], VOCABULARY, tmp_path))
-    assert made.rows(np.arange(8))["decoder_loss_weights"].all()
+    assert made.rows(np.arange(8)).decoder.loss_weights.all()
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow), 2])
@@ -221,14 +223,14 @@ def test_two_hosts_together_have_the_batch_of_one_and_a_resumed_stream_goes_on(b
             order = np.argsort([*range(2), *range(6, 8), *range(2, 6)])
             same(
                 whole[step],
-                {k: np.concatenate([host[step][k] for host in hosts])[order] for k in whole[step]},
+                concatenate([host[step] for host in hosts]).map(lambda rows, order=order: rows[order]),
             )
             if step >= 2:
                 same(whole[step], resumed[step - 2])
 
 
 def test_tasks_are_mixed_by_rate_and_each_epoch_reshuffled(tasks):
-    ids = np.concatenate([tasks(step, slice(None))["encoder_input_tokens"] for step in range(30)])
+    ids = np.concatenate([tasks(step, slice(None)).encoder.tokens for step in range(30)])
     few, many = ids[(ids > 1) & (ids < 100)], ids[ids >= 100]
     assert len(few) == 120  # two examples a row
     assert len(many) == 360
@@ -253,9 +255,7 @@ def test_a_corpus_is_a_task_of_a_mixture_with_new_noise_on_each_pass(batches):
         assert passes[0] != passes[1]
     tasks = {"text": examples, "few": [([5], [6])]}
     mixed = Mixed(tasks, {"text": 1.0, "few": 1.0}, "encoder-decoder", source.lengths, seed=0)(np.arange(8))
-    firsts = mixed["decoder_target_tokens"][
-        (mixed["decoder_positions"] == 0) & (mixed["decoder_segment_ids"] > 0)
-    ]
+    firsts = mixed.decoder.targets[(mixed.decoder.positions == 0) & (mixed.decoder.segment_ids > 0)]
     assert abs((firsts == 6).mean() - 0.5) <= 1 / len(firsts)
 
 
@@ -266,9 +266,9 @@ def test_a_mixture_fills_each_row_in_order_and_makes_any_row_alone(architecture)
     lengths = Lengths(0, 24, 20)
     mixed = Mixed({"task": examples}, {"task": 1.0}, architecture, lengths, seed=0)
     whole, order = mixed(np.arange(300)), draw.permutation(300)
-    for name, rows in mixed(order).items():
-        assert (rows == whole[name][order]).all()
-    segments = [whole[name] for name in ("encoder_segment_ids", "decoder_segment_ids") if name in whole]
+    for name, rows in mixed(order).features().items():
+        assert (rows == whole.features()[name][order]).all()
+    segments = [side.segment_ids for side in whole.sides.values()]
     room = [24, 20] if len(segments) == 2 else [44]
     used = np.stack([(side > 0).sum(1) for side in segments], axis=1)
     first = np.stack([(side == 1).sum(1) for side in segments], axis=1)
@@ -276,7 +276,7 @@ def test_a_mixture_fills_each_row_in_order_and_makes_any_row_alone(architecture)
     assert (used <= room).all()
     assert ((used[:-1] + first[1:])[joined] > room).any(axis=1).all()
     read = sum(segments[-1].max(1)[:128])
-    tokens = [row[row > 1] for row in whole["decoder_target_tokens"][:128]]
+    tokens = [row[row > 1] for row in whole.decoder.targets[:128]]
     expected = [mixed._dataset[number] for number in range(read)]
     sides = slice(1, 2) if len(segments) == 2 else slice(None)
     assert np.concatenate(tokens).tolist() == [
@@ -287,9 +287,9 @@ def test_a_mixture_fills_each_row_in_order_and_makes_any_row_alone(architecture)
 def test_evaluation_takes_every_example_once_in_order_and_fills_up_with_padding():
     examples = [([10 + i], [20 + i]) for i in range(5)]
     found = eval_batches(examples, architecture="encoder-decoder", lengths=LIMITS, batch_size=4)
-    ids = np.concatenate([batch["decoder_target_tokens"] for batch in found])
+    ids = np.concatenate([batch.decoder.targets for batch in found])
     assert ids[:, 0].tolist() == [20, 21, 22, 23, 24, 0, 0, 0]
-    assert found[1]["decoder_segment_ids"].sum(1).tolist() == [2, 0, 0, 0]
+    assert found[1].decoder.segment_ids.sum(1).tolist() == [2, 0, 0, 0]
     assert eval_batches([], architecture="decoder", lengths=LIMITS, batch_size=4) == []
 
 

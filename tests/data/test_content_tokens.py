@@ -33,11 +33,9 @@ def test_of_an_encoder_decoder_the_tokens_that_inputs_lack_are_content(name):
     """With the unchanged tokens of the inputs, where those can be told, they make up the text."""
     objective = replace(OBJECTIVES[name], eos="each-example")
     batch = pretraining(objective, "encoder-decoder")(0, slice(None))
-    targets, content = batch["decoder_target_tokens"], batch["decoder_content"]
+    targets, content = batch.decoder.targets, batch.decoder.content
     assert content.dtype == bool and content.any(1).all()
-    assert not (
-        content & ((targets == 1) | (targets >= SENTINELS) | (batch["decoder_segment_ids"] == 0))
-    ).any()
+    assert not (content & ((targets == 1) | (targets >= SENTINELS) | (batch.decoder.segment_ids == 0))).any()
     if objective.inputs in ("shuffle", "drop", "sentinels") or objective.targets == "drop":
         words = (targets > 1) & (targets < SENTINELS)
         assert (content == words).all()
@@ -49,11 +47,11 @@ def test_of_an_encoder_decoder_the_tokens_that_inputs_lack_are_content(name):
 def test_words_that_inputs_show_at_the_same_place_are_no_content():
     for name in ("mass-style", "bert-style"):
         batch = pretraining(OBJECTIVES[name], "encoder-decoder")(0, slice(None))
-        width = batch["encoder_input_tokens"].shape[1]
-        same = batch["decoder_target_tokens"][:, :width] == batch["encoder_input_tokens"]
-        differ = batch["decoder_content"][:, :width] & same
+        width = batch.encoder.tokens.shape[1]
+        same = batch.decoder.targets[:, :width] == batch.encoder.tokens
+        differ = batch.decoder.content[:, :width] & same
         assert differ.sum() <= 1  # a random token may be the text's
-        assert (batch["decoder_content"][:, :width] | same).all()
+        assert (batch.decoder.content[:, :width] | same).all()
 
 
 def test_infilled_text_has_as_content_what_no_input_shows_whatever_the_order_of_sentences():
@@ -61,9 +59,9 @@ def test_infilled_text_has_as_content_what_no_input_shows_whatever_the_order_of_
         objective = replace(OBJECTIVES["text-infilling"], sentences=sentences)
         batch = pretraining(objective, "encoder-decoder")(0, slice(None))
         for row in range(6):
-            shown = text_of(batch["encoder_input_tokens"][row])
-            hidden = text_of(batch["decoder_target_tokens"][row][batch["decoder_content"][row]])
-            everything = text_of(batch["decoder_target_tokens"][row])
+            shown = text_of(batch.encoder.tokens[row])
+            hidden = text_of(batch.decoder.targets[row][batch.decoder.content[row]])
+            everything = text_of(batch.decoder.targets[row])
             assert sorted([*shown, *hidden]) == sorted(everything)
 
 
@@ -75,10 +73,10 @@ def test_of_a_causal_decoder_every_word_is_content_once_and_a_prefix_decoder_cop
     objective = OBJECTIVES[name]
     batch = pretraining(objective, architecture)(0, slice(None))
     paired = None if name == "causal-lm" else pretraining(objective, "encoder-decoder")(0, slice(None))
-    content, tokens = batch["decoder_content"], batch["decoder_target_tokens"]
+    content, tokens = batch.decoder.content, batch.decoder.targets
     # 1 at the positions that see the inputs; of n inputs these are 0 to n
     prefix = np.zeros_like(content)
-    prefix[:, :-1] = batch["decoder_causal_attention"][:, 1:] > 0
+    prefix[:, :-1] = batch.decoder.causal_attention[:, 1:] > 0
     assert not (content & ((tokens == 1) | (tokens >= SENTINELS))).any()
     if architecture == "prefix-decoder":
         assert not (content & prefix).any()
@@ -88,12 +86,12 @@ def test_of_a_causal_decoder_every_word_is_content_once_and_a_prefix_decoder_cop
         assert not (content & prefix).any()
     if paired is not None and not objective.corruption.per_document:
         of_targets = (content & ~prefix).sum(1)
-        assert of_targets.tolist() == paired["decoder_content"].sum(1).tolist()
+        assert of_targets.tolist() == paired.decoder.content.sum(1).tolist()
 
 
 def test_of_an_encoder_the_hidden_tokens_are_content():
     batch = pretraining(OBJECTIVES["masked-lm"], "encoder")(0, slice(None))
-    assert (batch["encoder_content"] == (batch["encoder_loss_weights"] > 0)).all()
+    assert (batch.encoder.content == (batch.encoder.loss_weights > 0)).all()
 
 
 def test_of_mixtures_answers_but_for_eos_are_content_and_the_corpus_keeps_its_own():
@@ -102,13 +100,13 @@ def test_of_mixtures_answers_but_for_eos_are_content_and_the_corpus_keeps_its_ow
     batch = Mixed(tasks, {"task": 1.0, "corpus": 1.0}, "encoder-decoder", Lengths(0, 60, 60), 0)(
         np.arange(40)
     )
-    text, targets = batch["decoder_segment_ids"] > 0, batch["decoder_target_tokens"]
-    shares = batch["decoder_content"].sum(1) / (text & (targets != 1)).sum(1)
+    text, targets = batch.decoder.segment_ids > 0, batch.decoder.targets
+    shares = batch.decoder.content.sum(1) / (text & (targets != 1)).sum(1)
     answered = shares == 1
     assert answered.sum() == 20
     assert shares[~answered].mean() == pytest.approx(0.15, abs=0.05)
     short = Mixed({"task": examples(9)}, {"task": 1.0}, "decoder", Lengths(0, 6, 4), 0)(np.arange(9))
-    assert (short["decoder_content"] == (short["decoder_target_tokens"] > 1)).all()  # those that were cut too
+    assert (short.decoder.content == (short.decoder.targets > 1)).all()  # those that were cut too
 
 
 # ---- without context
@@ -153,8 +151,8 @@ def test_without_context_a_model_knows_how_frequent_pieces_are_and_how_often_a_r
 def test_a_few_content_tokens_are_judged_like_many():
     """Their own entropy would be far lower than that of the text: 3.9 of 4.6 nats here."""
     batches, tokens = drawn_text("drop-tokens", length=60)
-    few = [{name: values[:8] for name, values in batches[0].items()}]
-    assert few[0]["decoder_content"].sum() < 100
+    few = [batches[0].map(lambda values: values[:8])]
+    assert few[0].decoder.content.sum() < 100
     assert without_context(few, MANY, tokens).loss == pytest.approx(ENTROPY, abs=0.5)
 
 
@@ -182,28 +180,32 @@ def test_a_plateau_is_left_at_the_first_evaluation_a_fifth_of_a_nat_below_no_con
 # ---- steps
 
 
+def with_content(batch, content):
+    return replace(batch, decoder=replace(batch.decoder, content=content))
+
+
 def test_evaluation_tells_the_loss_of_content_and_how_often_a_frequent_piece_is_likeliest():
     steps = toy.steps(model=replace(toy.MODEL, dropout=0.0))
     state, batch = steps.init(0), toy.batch(0)
     assert "content_loss" not in steps.evaluate(state, [batch])
-    content = np.random.default_rng(1).random(batch["decoder_loss_weights"].shape) < 0.5
-    batch |= {"decoder_content": content & (batch["decoder_loss_weights"] > 0)}
+    content = np.random.default_rng(1).random(batch.decoder.loss_weights.shape) < 0.5
+    batch = with_content(batch, content & (batch.decoder.loss_weights > 0))
     logits = np.asarray(state.model(batch), np.float64)
-    best = logits.argmax(-1)[batch["decoder_content"]]
+    best = logits.argmax(-1)[batch.decoder.content]
     pieces = np.array([*np.unique(best)[:2], -1], np.int32)
-    batch |= {"frequent_pieces": np.tile(pieces, (toy.ROWS, 1))}
+    batch = replace(batch, frequent_pieces=np.tile(pieces, (toy.ROWS, 1)))
     logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    due = -np.take_along_axis(logs, batch["decoder_target_tokens"][..., None], -1)[..., 0]
+    due = -np.take_along_axis(logs, batch.decoder.targets[..., None], -1)[..., 0]
     values = steps.evaluate(state, [batch])
-    assert values["content_loss"] == pytest.approx(due[batch["decoder_content"]].mean(), rel=1e-5)
+    assert values["content_loss"] == pytest.approx(due[batch.decoder.content].mean(), rel=1e-5)
     share = np.isin(best, pieces).mean()
     assert values["top_ten_share"] == pytest.approx(share) and 0 < share < 1
-    halves = [{name: x[rows] for name, x in batch.items()} for rows in (slice(0, 4), slice(4, None))]
+    halves = [batch.map(lambda x, rows=rows: x[rows]) for rows in (slice(0, 4), slice(4, None))]
     assert steps.evaluate(state, halves) == pytest.approx(values, rel=1e-5)
 
 
 def test_a_step_counts_its_content_tokens_whatever_its_micro_batches():
     steps, batch = toy.steps(microbatches=4), toy.batch(0)
-    batch |= {"decoder_content": batch["decoder_loss_weights"] * (np.arange(toy.LENGTH) % 2) > 0}
+    batch = with_content(batch, batch.decoder.loss_weights * (np.arange(toy.LENGTH) % 2) > 0)
     _, metrics = steps.train_step(0)(steps.init(0), steps.shard_batch(batch))
-    assert metrics["content_tokens"] == batch["decoder_content"].sum()
+    assert metrics["content_tokens"] == batch.decoder.content.sum()

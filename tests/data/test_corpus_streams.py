@@ -32,8 +32,8 @@ from lm.data.corpus.token_cache import EncodedCorpus
 
 def text_of(batch):
     """Of mass-style, whose targets are the text."""
-    ids = batch["decoder_target_tokens"]
-    return ids[batch["decoder_loss_weights"] > 0]
+    ids = batch.decoder.targets
+    return ids[batch.decoder.loss_weights > 0]
 
 
 @pytest.mark.parametrize("name", ["mass-style", "prefix-lm"])
@@ -93,7 +93,7 @@ def test_going_on_reads_nothing_before_and_gives_the_same_rows_whatever_the_note
             shards, tmp_path / f"c{change('1 2 3 4 5 6 7 8 9')}", notes=notes, name=name
         )
         batch = resumed(601, slice(None))
-        assert all((batch[key] == expected[601][key]).all() for key in batch)
+        assert all((value == expected[601].features()[key]).all() for key, value in batch.features().items())
         if change is str:
             assert sum(len(set(shard.read_windows)) for shard in shards) <= 4 * 3
     del first
@@ -125,8 +125,8 @@ def test_every_epoch_has_its_own_batches_and_the_first_128_are_the_recorded_ones
     hashes = []
     for epoch in EPOCHS:
         batch = rows_from_epoch(epoch, tmp_path / str(epoch), name)(1, slice(None))
-        assert (batch["decoder_loss_weights"].sum(1) > 0).all()
-        joined = b"".join(values.tobytes() for _, values in sorted(batch.items()))
+        assert (batch.decoder.loss_weights.sum(1) > 0).all()
+        joined = b"".join(values.tobytes() for _, values in sorted(batch.features().items()))
         hashes.append(hashlib.sha256(joined).hexdigest()[:8])
     assert len({*hashes}) == len(EPOCHS)
     assert hashes[: len(recorded.split())] == recorded.split()
@@ -297,8 +297,8 @@ def test_another_number_of_hosts_goes_on_with_the_same_data(tmp_path, name):
             parts.append([*stream(made, step, step + 20, rows=(rows,))])
         for nth in range(20):
             expected = whole(step + nth, slice(None))
-            for key, values in expected.items():
-                assert (np.concatenate([part[nth][key] for part in parts]) == values).all()
+            for key, values in expected.features().items():
+                assert (np.concatenate([part[nth].features()[key] for part in parts]) == values).all()
         step += 20
 
 
@@ -344,7 +344,7 @@ def test_processes_that_encode_ahead_keep_what_the_streams_read_next(tmp_path):
     alone = rows_in_streams(Watched.several(), tmp_path / "alone")
     for step in range(12):
         batch, expected = again(step, slice(None)), alone(step, slice(None))
-        assert all((batch[key] == expected[key]).all() for key in batch)
+        assert all((value == expected.features()[key]).all() for key, value in batch.features().items())
     assert not any(shard.read_windows for shard in watched)
 
 

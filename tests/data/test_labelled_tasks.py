@@ -53,18 +53,18 @@ def test_right_outputs_are_read_as_right_answers(name, architecture):
     task, rows = LABELLED[name], DOCUMENTATION[name]
     reader = Reader(task, VOCABULARY, architecture, 100)
     found = labelled_eval_batches(reader, rows, 3)
-    labels = np.concatenate([batch["labels"] for batch in found])
-    weights = np.concatenate([batch["label_loss_weights"] for batch in found])
+    labels = np.concatenate([batch.labels for batch in found])
+    weights = np.concatenate([batch.label_loss_weights for batch in found])
     answers = [
         reader.answer(row, exact(task.kind, label, 100)) for row, label in zip(rows, labels, strict=False)
     ]
     assert task.evaluate(rows, answers)["score"] == pytest.approx(100)
     assert weights[: len(rows)].reshape(len(rows), -1).any(1).all()
     assert not weights[len(rows) :].any()
-    assert len(found[-1]["labels"]) == 3
+    assert len(found[-1].labels) == 3
     for batch in found:
-        assert {"decoder_input_tokens", "encoder_input_tokens"} & set(batch)
-        assert all(len(values) == 3 for values in batch.values())
+        assert batch.sides
+        assert all(len(values) == 3 for values in batch.features().values())
 
 
 def test_a_row_is_framed_as_each_architecture_reads_it():
@@ -73,12 +73,14 @@ def test_a_row_is_framed_as_each_architecture_reads_it():
         one: labelled_eval_batches(Reader(LABELLED["follows"], VOCABULARY, one, 20), row, 1)[0]
         for one in ARCHITECTURES
     }
-    assert batches["encoder"]["encoder_input_tokens"][0].tolist() == [CLS, *a, EOS, *b, EOS, 0, 0]
-    assert batches["encoder"]["encoder_token_types"][0].tolist() == [0] * 9 + [1] * 9 + [0, 0]
+    assert batches["encoder"].encoder.tokens[0].tolist() == [CLS, *a, EOS, *b, EOS, 0, 0]
+    assert batches["encoder"].encoder.token_types[0].tolist() == [0] * 9 + [1] * 9 + [0, 0]
     for side in ("encoder", "decoder"):
-        assert batches["encoder-decoder"][f"{side}_input_tokens"][0].tolist() == [*a, EOS, *b, EOS, 0, 0, 0]
-        assert batches["encoder-decoder"][f"{side}_segment_ids"][0].tolist() == [1] * 17 + [0] * 3
-    assert set(batches["prefix-decoder"]) - set(batches["decoder"]) == {"decoder_causal_attention"}
+        assert batches["encoder-decoder"].side(side).tokens[0].tolist() == [*a, EOS, *b, EOS, 0, 0, 0]
+        assert batches["encoder-decoder"].side(side).segment_ids[0].tolist() == [1] * 17 + [0] * 3
+    assert set(batches["prefix-decoder"].features()) - set(batches["decoder"].features()) == {
+        "decoder_causal_attention"
+    }
 
 
 @pytest.mark.parametrize("architecture", ["decoder", "prefix-decoder"])
@@ -88,18 +90,18 @@ def test_in_gpts_layout_a_row_starts_is_divided_and_ends_with_the_token_that_the
     for name, texts in (("follows", ["first 0", "second 0"]), ("acceptability", ["sentence 0"])):
         reader = Reader(LABELLED[name], VOCABULARY, architecture, 24, "start-delim-extract")
         (batch,) = labelled_eval_batches(reader, DOCUMENTATION[name][:1], 1)
-        tokens = batch["decoder_input_tokens"][0].tolist()
+        tokens = batch.decoder.tokens[0].tolist()
         inner = sum(([delim, *VOCABULARY.encode(text)] for text in texts), [])[1:]
         count = len(inner) + 2
         assert tokens == [start, *inner, extract, *[0] * (24 - count)]
-        assert batch["decoder_segment_ids"][0].tolist() == [1] * count + [0] * (24 - count)
+        assert batch.decoder.segment_ids[0].tolist() == [1] * count + [0] * (24 - count)
 
 
 @pytest.mark.parametrize("name", DOCUMENTATION)
 def test_in_gpts_layout_right_outputs_are_read_as_right_answers(name):
     task, rows = LABELLED[name], DOCUMENTATION[name]
     reader = Reader(task, VOCABULARY, "decoder", 100, "start-delim-extract")
-    labels = np.concatenate([batch["labels"] for batch in labelled_eval_batches(reader, rows, 3)])
+    labels = np.concatenate([batch.labels for batch in labelled_eval_batches(reader, rows, 3)])
     pairs = zip(rows, labels, strict=False)
     answers = [reader.answer(row, exact(task.kind, label, 100)) for row, label in pairs]
     assert task.evaluate(rows, answers)["score"] == pytest.approx(100)
@@ -110,7 +112,7 @@ def test_in_gpts_layout_a_choice_has_a_row_for_each_candidate_and_what_is_too_lo
     (batch,) = labelled_eval_batches(
         reader, [{"sentences": ["s" * 9, "u"], "following": "t" * 9, "label": 0}], 1
     )
-    rows = batch["decoder_input_tokens"][0]
+    rows = batch.decoder.tokens[0]
     for row in rows:
         ends = row[:1], row[row == VOCABULARY.delim], row[row > 0][-1:]
         assert [end.tolist() for end in ends] == [[getattr(VOCABULARY, name)] for name in GPT_MARKS]
@@ -132,18 +134,18 @@ def test_what_is_too_long_keeps_its_frame_and_what_is_cut_off_has_no_weight(arch
         return labelled_eval_batches(Reader(LABELLED[name], VOCABULARY, architecture, 16), [row], 1)[0]
 
     batch = read("follows", long)
-    tokens = next(values[0] for name, values in batch.items() if name.endswith("input_tokens"))
+    tokens = next(side.tokens[0] for side in batch.sides.values())
     assert (tokens == EOS).sum() == 2
     assert tokens[-1] == EOS
     assert abs((tokens == 100).sum() - (tokens == 101).sum()) <= 1  # a and b are bytes 97 and 98
-    assert batch["label_loss_weights"].tolist() == [0]  # an unknown label
+    assert batch.label_loss_weights.tolist() == [0]  # an unknown label
     batch = read("extract", DOCUMENTATION["extract"][0])
-    assert batch["label_loss_weights"].tolist() == [0]
+    assert batch.label_loss_weights.tolist() == [0]
     row = {"tokens": ["one", "two", "three", "four", "five"], "upos": [1, 2, 3, 4, 5]}
     batch = read("pos", row)
-    seen = batch["label_loss_weights"][0] > 0
-    assert batch["labels"][0][seen].tolist() == [1, 2, 3, 4]
-    answer = Reader(LABELLED["pos"], VOCABULARY, architecture, 16).answer(row, np.eye(20)[batch["labels"][0]])
+    seen = batch.label_loss_weights[0] > 0
+    assert batch.labels[0][seen].tolist() == [1, 2, 3, 4]
+    answer = Reader(LABELLED["pos"], VOCABULARY, architecture, 16).answer(row, np.eye(20)[batch.labels[0]])
     assert answer == [1, 2, 3, 4, -1]
 
 
@@ -198,17 +200,14 @@ def test_both_halves_of_a_minimal_pair_are_asked_in_turn():
 def test_training_sees_every_row_once_an_epoch_and_a_batch_is_the_same_in_parts():
     rows = [{"sentence": f"s{i}", "label": 0} for i in range(12)]
     made = Batches(Labelled(Reader(LABELLED["acceptability"], VOCABULARY, "encoder", 8), rows, seed=1), 4)
-    epochs = [
-        [made(step, slice(None))["encoder_input_tokens"] for step in steps]
-        for steps in (range(3), range(3, 6))
-    ]
+    epochs = [[made(step, slice(None)).encoder.tokens for step in steps] for steps in (range(3), range(3, 6))]
     texts = [[unframed(row) for batch in epoch for row in batch[:, 1:]] for epoch in epochs]
     assert [sorted(epoch) for epoch in texts] == [sorted(row["sentence"] for row in rows)] * 2
     assert texts[0] != texts[1]
     other = pickle.loads(pickle.dumps(made))
     halves = [other(4, slice(start, start + 2)) for start in (0, 2)]
-    for key, values in made(4, slice(None)).items():
-        assert (np.concatenate([half[key] for half in halves]) == values).all()
+    for key, values in made(4, slice(None)).features().items():
+        assert (np.concatenate([half.features()[key] for half in halves]) == values).all()
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def batches(name="masked-lm", pairs="none", **settings):
 
 def pieces(batch):
     """The texts of each row, as its targets have them, without the frame."""
-    for row, segments in zip(batch["encoder_target_tokens"], batch["encoder_segment_ids"], strict=True):
+    for row, segments in zip(batch.encoder.targets, batch.encoder.segment_ids, strict=True):
         text = row[segments > 0]
         assert text[0] == CLS
         assert text[-1] == EOS
@@ -65,10 +65,8 @@ def pieces(batch):
 @pytest.mark.parametrize("name", NAMES)
 def test_targets_in_place_are_the_framed_text_and_no_part_of_the_frame_is_noise(name, pairs):
     batch = batches(name, pairs)(5, slice(None))
-    tokens, targets, segments = (
-        batch[f"encoder_{key}"] for key in ("input_tokens", "target_tokens", "segment_ids")
-    )
-    noise = batch["encoder_loss_weights"] > 0
+    tokens, targets, segments = (getattr(batch.encoder, key) for key in ("tokens", "targets", "segment_ids"))
+    noise = batch.encoder.loss_weights > 0
     assert not noise[np.isin(targets, (CLS, EOS)) | (segments == 0)].any()
     assert (tokens[~noise] == targets[~noise]).all()
     assert (targets[segments == 0] == 0).all()
@@ -82,12 +80,12 @@ def test_targets_in_place_are_the_framed_text_and_no_part_of_the_frame_is_noise(
             assert (np.diff(stream[stream != EOS]) == 1).all()
             assert (begins[1:] == (stream[:-1] == EOS)).all()
     if pairs == "none":
-        assert "encoder_token_types" not in batch
+        assert batch.encoder.token_types is None
         assert segments.all()
     else:
         types = np.cumsum(np.pad(targets == EOS, ((0, 0), (1, 0)))[:, :-1], axis=1) * segments
-        assert (batch["encoder_token_types"] == types).all()
-    assert ("text_loss_weights" in batch) == (name == "electra")
+        assert (batch.encoder.token_types == types).all()
+    assert (batch.text_loss_weights is not None) == (name == "electra")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +93,7 @@ def test_targets_in_place_are_the_framed_text_and_no_part_of_the_frame_is_noise(
 )
 def test_noise_has_its_rate_and_that_on_words_hides_them_whole(name, room):
     batch = batches(name, inputs_length=256, batch_size=60)(0, slice(None))
-    noise, text = batch["encoder_loss_weights"][:, 1:-1] > 0, batch["encoder_target_tokens"][:, 1:-1]
+    noise, text = batch.encoder.loss_weights[:, 1:-1] > 0, batch.encoder.targets[:, 1:-1]
     rate = noise.mean()
     # words of up to 3 tokens
     assert abs(rate - 0.15) < 5 * np.sqrt(0.15 * 0.85 * 3 / noise.size) + room / 254
@@ -113,23 +111,23 @@ def test_noise_has_its_rate_and_that_on_words_hides_them_whole(name, room):
 
 def test_of_a_masked_lms_noise_80_percent_is_masked_10_any_token_10_unchanged_and_electra_masks_all():
     batch = batches(inputs_length=512, batch_size=48)(0, slice(None))
-    noise = batch["encoder_loss_weights"] > 0
-    shown, targets = batch["encoder_input_tokens"][noise], batch["encoder_target_tokens"][noise]
+    noise = batch.encoder.loss_weights > 0
+    shown, targets = batch.encoder.tokens[noise], batch.encoder.targets[noise]
     masked, same = (shown == MASK).mean(), (shown == targets).mean()
     assert [masked, same, 1 - masked - same] == pytest.approx(
         [0.8, 0.1, 0.1], abs=5 * 0.4 / np.sqrt(noise.sum())
     )
     batch = batches("electra")(0, slice(None))
-    assert ((batch["encoder_input_tokens"] == MASK) == (batch["encoder_loss_weights"] > 0)).all()
-    assert (batch["text_loss_weights"] == batch["encoder_segment_ids"]).all()
+    assert ((batch.encoder.tokens == MASK) == (batch.encoder.loss_weights > 0)).all()
+    assert (batch.text_loss_weights == batch.encoder.segment_ids).all()
 
 
 @pytest.mark.parametrize("pairs", PAIRS[1:])
 def test_half_of_the_pairs_are_changed_and_labels_lengths_and_beginnings_are_honest(pairs):
     batch = batches(pairs=pairs, batch_size=2000)(0, slice(None))
-    labels = batch["sentence_labels"]
+    labels = batch.sentence_labels
     assert abs(labels.mean() - 0.5) < 5 * 0.5 / np.sqrt(2000)
-    assert batch["sentence_loss_weights"].tolist() == [1] * 2000
+    assert batch.sentence_loss_weights.tolist() == [1] * 2000
     begins = 0
     for (first, second), label in zip(pieces(batch), labels, strict=True):
         second = second[1:]  # behind [SEP]
@@ -140,7 +138,7 @@ def test_half_of_the_pairs_are_changed_and_labels_lengths_and_beginnings_are_hon
         assert follows or pairs == "next-sentence" or first[0] == second[-1] + 1
         begins += VOCABULARY.sentence_ends[(first if pairs == "sentence-order" and label else second)[0] - 1]
     assert begins > 1200  # where there is but one sentence, a word does
-    size = batch["encoder_segment_ids"].sum(1)
+    size = batch.encoder.segment_ids.sum(1)
     error = size.std() * np.sqrt(2 / 1000)
     assert abs(size[labels == 0].mean() - size[labels == 1].mean()) < 4 * error
 
@@ -149,9 +147,7 @@ def test_half_of_the_pairs_are_changed_and_labels_lengths_and_beginnings_are_hon
 def test_an_epoch_has_all_text_once_and_the_next_has_it_in_another_order(pairs):
     made = batches(pairs=pairs, batch_size=1)
     count = made.rows.rows_of_epoch(10_000)
-    epochs = [
-        [made(e * count + i, slice(None))["encoder_target_tokens"] for i in range(count)] for e in (0, 1)
-    ]
+    epochs = [[made(e * count + i, slice(None)).encoder.targets for i in range(count)] for e in (0, 1)]
     text = (
         CORPUS.tokens
         if pairs == "none"
@@ -169,12 +165,12 @@ def test_a_batch_is_the_same_whole_in_parts_and_in_another_process(name, pairs):
     made, step = batches(name, pairs), 200
     whole, other = made(step, slice(None)), pickle.loads(pickle.dumps(made))
     hosts = [other(step, slice(start, start + 4)) for start in (0, 4, 8, 12)]
-    for key, values in whole.items():
-        assert (np.concatenate([host[key] for host in hosts]) == values).all()
+    for key, values in whole.features().items():
+        assert (np.concatenate([host.features()[key] for host in hosts]) == values).all()
         kinds = {"weights": np.float32, "content": bool}
         assert values.dtype == kinds.get(key.rpartition("_")[2], np.int32)
     changed = batches(name, pairs, seed=4)(step, slice(None))
-    assert (changed["encoder_input_tokens"] != whole["encoder_input_tokens"]).any()
+    assert (changed.encoder.tokens != whole.encoder.tokens).any()
 
 
 def test_permuted_sentences_stay_whole_and_change_places():

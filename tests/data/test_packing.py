@@ -18,8 +18,8 @@ def test_padding_is_told_by_length_and_not_by_id():
         Ragged(np.array([[0, 1]]), np.array([2]), np.ones((1, 2), bool)),
     )
     found = packed(inputs, targets, "encoder-decoder", Lengths(0, 4, 3))
-    assert found["encoder_segment_ids"].tolist() == [[1, 1, 1, 0]]
-    assert found["decoder_loss_weights"].tolist() == [[1, 1, 0]]
+    assert found.encoder.segment_ids.tolist() == [[1, 1, 1, 0]]
+    assert found.decoder.loss_weights.tolist() == [[1, 1, 0]]
 
 
 @settings(max_examples=50, deadline=None)
@@ -35,13 +35,13 @@ def test_packing_keeps_every_token_in_order_and_never_overfills(sizes, architect
     found = packed(inputs, targets, architecture, Lengths(0, 12, 8))
     whole = targets if architecture == "encoder-decoder" else join_sides(inputs, targets)
     expected = np.concatenate([row[:n] for row, n in zip(whole.tokens, whole.lengths, strict=True)])
-    text = found["decoder_segment_ids"] > 0
-    assert found["decoder_target_tokens"][text].tolist() == expected.tolist()
-    assert (found["decoder_target_tokens"][~text] == 0).all()
-    begins = (found["decoder_positions"] == 0) & text
+    text = found.decoder.segment_ids > 0
+    assert found.decoder.targets[text].tolist() == expected.tolist()
+    assert (found.decoder.targets[~text] == 0).all()
+    begins = (found.decoder.positions == 0) & text
     assert begins.sum() == len(sizes)
-    assert (np.cumsum(begins, axis=1)[text] == found["decoder_segment_ids"][text]).all()
-    assert (found["decoder_input_tokens"][begins] == 0).all()
+    assert (np.cumsum(begins, axis=1)[text] == found.decoder.segment_ids[text]).all()
+    assert (found.decoder.tokens[begins] == 0).all()
 
 
 def test_an_example_longer_than_a_row_is_an_error_and_not_cut():

@@ -15,6 +15,7 @@ from decode_prompts import LENGTHS, prompts
 from recorded_cases import PEERS, left_out
 from small_models import ARCHITECTURES, make, run
 
+from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.config.decoding import Decoding
 from lm.config.model import ModelConfig, SpecialTokens
@@ -33,18 +34,18 @@ def with_answers(batch, answers):
     """The batch of the full forward pass in which each row's prompt is followed by its answer, and where they
     begin.
     """
-    if "encoder_input_tokens" in batch:
+    if batch.encoder is not None:
         tokens = np.concatenate([np.zeros((3, 1), int), answers], axis=1)
-        return batch | {"decoder_input_tokens": tokens}, np.zeros(3, int)
+        return replace(batch, decoder=Side(tokens=tokens)), np.zeros(3, int)
     tokens, prefix = (
         np.zeros((3, 5 + STEPS), int),
-        np.pad(batch["decoder_causal_attention"], ((0, 0), (0, STEPS))),
+        np.pad(batch.decoder.causal_attention, ((0, 0), (0, STEPS))),
     )
     for row, length in enumerate(LENGTHS):
-        tokens[row, : length + STEPS] = [*batch["decoder_input_tokens"][row, :length], *answers[row]]
+        tokens[row, : length + STEPS] = [*batch.decoder.tokens[row, :length], *answers[row]]
     segments = np.arange(5 + STEPS)[None] < LENGTHS[:, None] + STEPS
-    features = {"decoder_segment_ids": segments.astype(int), "decoder_causal_attention": prefix}
-    return features | {"decoder_input_tokens": tokens}, LENGTHS - 1
+    side = Side(tokens=tokens, segment_ids=segments.astype(int), causal_attention=prefix)
+    return Batch(decoder=side), LENGTHS - 1
 
 
 @pytest.mark.parametrize("architecture", WRITING)
@@ -62,13 +63,10 @@ def test_greedy_decoding_over_a_cache_takes_the_likeliest_tokens_of_the_full_for
 @pytest.mark.parametrize("architecture", ["encoder-decoder", "prefix-decoder"])
 def test_prompts_generate_the_same_wherever_their_padding_is_and_whatever_it_holds(architecture):
     model, batch = make(architecture), prompts(architecture)
-    tokens, segments = (next(name for name in batch if kind in name) for kind in ("tokens", "segment"))
-    batch[tokens][0, 1] = 0  # text that looks like padding
-    left = {
-        name: np.stack([np.roll(row, -n) for row, n in zip(v, LENGTHS, strict=True)])
-        for name, v in batch.items()
-    }
-    left[tokens] += 7 * (left[segments] == 0)
+    ((name, side),) = batch.sides.items()
+    side.tokens[0, 1] = 0  # text that looks like padding
+    left = side.map(lambda v: np.stack([np.roll(row, -n) for row, n in zip(v, LENGTHS, strict=True)]))
+    left = Batch(**{name: replace(left, tokens=left.tokens + 7 * (left.segment_ids == 0))})
     first, second = (decode(model, rows, Decoding(4), record=jnp.asarray) for rows in (batch, left))
     np.testing.assert_array_equal(first.tokens, second.tokens)
     np.testing.assert_array_equal(first.record[:2], second.record[:2])
@@ -86,8 +84,8 @@ class Chain:
         return ModelConfig(architecture="decoder", special=SpecialTokens(start=None))
 
     def prefill(self, batch, size):
-        lengths = (batch["decoder_segment_ids"] > 0).sum(-1)
-        last = jnp.take_along_axis(batch["decoder_input_tokens"], lengths[:, None] - 1, axis=1)[:, 0]
+        lengths = (batch.decoder.segment_ids > 0).sum(-1)
+        last = jnp.take_along_axis(batch.decoder.tokens, lengths[:, None] - 1, axis=1)[:, 0]
         return self.step(last, Cache(self.tables[None], jnp.zeros_like(lengths), None, None, size))
 
     def unstack(self, cache):
@@ -131,7 +129,8 @@ def test_equal_shapes_compile_once():
     batch = prompts("decoder")
     greedy(model, batch, max_length=3)
     compiled = decoding._decode._cache_size()
-    greedy(other, batch | {"decoder_target_tokens": batch["decoder_input_tokens"]}, max_length=3)
+    with_targets = replace(batch.decoder, targets=batch.decoder.tokens)
+    greedy(other, Batch(decoder=with_targets), max_length=3)
     assert decoding._decode._cache_size() == compiled
 
 
@@ -155,7 +154,7 @@ def chain_and_prompts(args):
         tables[tables <= -1e10] = -np.inf  # T5X takes nothing below -1e7 for a sequence
     lengths = np.array([len(np.trim_zeros(row, "b")) or 1 for row in inputs])
     segments = (np.arange(lengths.max())[None] < lengths[:, None]).astype(int)
-    batch = {"decoder_input_tokens": inputs[:, : lengths.max()], "decoder_segment_ids": segments}
+    batch = Batch(decoder=Side(tokens=inputs[:, : lengths.max()], segment_ids=segments))
     return (
         Chain(jnp.asarray(tables, jnp.float32)),
         batch,

@@ -8,6 +8,7 @@ import pytest
 from small_models import ARCHITECTURES, CONFIGS, TINY, make, run
 
 from lm import sharding
+from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.config.mesh import MeshConfig
 from lm.config.model import SpecialTokens
@@ -51,11 +52,12 @@ def by_hand(name, model, context, continuation):
     start = [] if config.special.start is None else [config.special.start]
     row = [*start, *continuation] if config.has_encoder else [*start, *context, *continuation]
     first = len(row) - len(continuation)
-    batch = {"decoder_input_tokens": np.array([row])}
+    prefix = (np.arange(len(row)) < first)[None].astype(int)
+    batch = Batch(decoder=Side(tokens=np.array([row]), causal_attention=prefix))
     if config.has_encoder:
-        batch["encoder_input_tokens"] = np.array([context or [0]])
-        batch["encoder_segment_ids"] = np.full_like(batch["encoder_input_tokens"], bool(context))
-    batch["decoder_causal_attention"] = (np.arange(len(row)) < first)[None].astype(int)
+        tokens = np.array([context or [0]])
+        source = Side(tokens=tokens, segment_ids=np.full_like(tokens, bool(context)))
+        batch = replace(batch, encoder=source)
     log_probs = jax.nn.log_softmax(run(model, batch)[0])
     return sum(float(log_probs[place - 1, row[place]]) for place in range(first, len(row)))
 
@@ -65,7 +67,7 @@ def masked_by_hand(model, context, continuation):
     text = [*BERT.begin, *context, *continuation, *BERT.end]
     for place in range(start, start + len(continuation)):
         hidden = [BERT.mask if k == place else token for k, token in enumerate(text)]
-        logits = run(model, {"encoder_input_tokens": np.array([hidden])})[0, place]
+        logits = run(model, Batch(encoder=Side(tokens=np.array([hidden]))))[0, place]
         total += float(jax.nn.log_softmax(logits)[text[place]])
     return total
 
@@ -154,7 +156,7 @@ def test_a_document_begins_behind_the_end_of_another_which_is_not_scored(start):
 def by_hand_started(model, start, context, text):
     """As ``by_hand``, of a decoder that reads ``start`` first or, if it is None, nothing."""
     row = [*([] if start is None else [start]), *context, *text]
-    log_probs = jax.nn.log_softmax(run(model, {"decoder_input_tokens": np.array([row])})[0])
+    log_probs = jax.nn.log_softmax(run(model, Batch(decoder=Side(tokens=np.array([row]))))[0])
     return sum(float(log_probs[place - 1, row[place]]) for place in range(len(row) - len(text), len(row)))
 
 

@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 from small_models import make
 
+from lm.batch import Batch, Side
 from lm.config.model import ModelConfig
 from lm.evaluate.loglikelihood import continuation_log_probs
 from lm.evaluate.mask_filling import answered_spans, fill, gibbs, infill, mask_predict
 
 MASK, VOCABULARY = 1, 8
-TEXT = {
-    "encoder_input_tokens": np.array([[5, MASK, 3, MASK, 0], [MASK, 4, MASK, MASK, MASK]]),
-    "encoder_segment_ids": np.array([[1, 1, 1, 1, 0], [1, 1, 1, 1, 0]]),
-}
+TEXT = Batch(
+    encoder=Side(
+        tokens=np.array([[5, MASK, 3, MASK, 0], [MASK, 4, MASK, MASK, MASK]]),
+        segment_ids=np.array([[1, 1, 1, 1, 0], [1, 1, 1, 1, 0]]),
+    )
+)
 
 
 @jax.tree_util.register_dataclass
@@ -30,7 +33,7 @@ class Neighbour:
     strength: jax.Array
 
     def __call__(self, batch):
-        before = jnp.pad(batch["encoder_input_tokens"], ((0, 0), (1, 0)), constant_values=2)[:, :-1]
+        before = jnp.pad(batch.encoder.tokens, ((0, 0), (1, 0)), constant_values=2)[:, :-1]
         following = jnp.where(before == MASK, VOCABULARY - 1, (before + 1) % VOCABULARY)
         sureness = jnp.where(before == MASK, 0.1, before) * self.strength
         return jax.nn.one_hot(following, VOCABULARY) * sureness[..., None]
@@ -63,7 +66,7 @@ def test_the_least_sure_of_the_masks_are_predicted_again_from_the_others():
 def test_a_mask_is_never_an_answer():
     class Stubborn(Neighbour):
         def __call__(self, batch):
-            return jax.nn.one_hot(jnp.full(batch["encoder_input_tokens"].shape, MASK), VOCABULARY)
+            return jax.nn.one_hot(jnp.full(batch.encoder.tokens.shape, MASK), VOCABULARY)
 
     jax.tree_util.register_dataclass(Stubborn, data_fields=["strength"], meta_fields=[])
     assert (mask_predict(Stubborn(jnp.float32(1.0)), TEXT, iterations=2, mask=MASK)[:, :4] != MASK).all()
@@ -78,7 +81,7 @@ class Joint:
     table: jax.Array
 
     def __call__(self, batch):
-        tokens = batch["encoder_input_tokens"]
+        tokens = batch.encoder.tokens
         known = jnp.pad(self.table, ((0, 1), (0, 1)))  # 4: nothing stands there
         left = jnp.pad(tokens, ((0, 0), (1, 0)), constant_values=4)[:, :-1]
         right = jnp.pad(tokens, ((0, 0), (0, 1)), constant_values=4)[:, 1:]
@@ -89,7 +92,7 @@ class Joint:
 
 TABLE = np.zeros((4, 4))  # of the tokens 2 and 3
 TABLE[2:, 2:] = [[0.45, 0.05], [0.2, 0.3]]
-PAIRS = {"encoder_input_tokens": np.full((4096, 2), MASK)}
+PAIRS = Batch(encoder=Side(tokens=np.full((4096, 2), MASK)))
 
 
 def test_gibbs_sampling_from_the_conditionals_of_a_joint_distribution_draws_from_it():
@@ -110,7 +113,7 @@ def test_a_pass_visits_each_position_once_in_an_order_of_each_rows_own():
 
 
 def many(batch):
-    return {name: np.tile(values, (64, 1)) for name, values in batch.items()}
+    return batch.map(lambda values: np.tile(values, (64, 1)))
 
 
 def test_a_key_repeats_gibbs_sampling_and_neither_what_is_given_nor_padding_changes():
@@ -120,14 +123,14 @@ def test_a_key_repeats_gibbs_sampling_and_neither_what_is_given_nor_padding_chan
     )
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
-    given = many(TEXT)["encoder_input_tokens"]
-    hidden = (given == MASK) & (many(TEXT)["encoder_segment_ids"] > 0)
+    given = many(TEXT).encoder.tokens
+    hidden = (given == MASK) & (many(TEXT).encoder.segment_ids > 0)
     np.testing.assert_array_equal(first[~hidden], given[~hidden])
     assert (first[hidden] != MASK).all()
 
 
 def test_a_text_without_a_mask_stays_as_it_is():
-    given = {"encoder_input_tokens": np.array([[5, 3, 4]])}
+    given = Batch(encoder=Side(tokens=np.array([[5, 3, 4]])))
     np.testing.assert_array_equal(
         gibbs(MODEL, given, jax.random.key(0), iterations=2, mask=MASK), [[5, 3, 4]]
     )
@@ -137,7 +140,7 @@ def test_a_text_without_a_mask_stays_as_it_is():
 def test_answers_that_fill_gaps_have_the_probability_of_their_tokens_the_likeliest_first(name):
     model = make(name)
     text = [5, 6, 7, 3]
-    batch = {"encoder_input_tokens": np.array([text]), "encoder_segment_ids": np.ones((1, 4), np.int32)}
+    batch = Batch(encoder=Side(tokens=np.array([text]), segment_ids=np.ones((1, 4), np.int32)))
     answers, shares = infill(model, batch, max_length=3, k=4)
     eos = model.config.special.eos
     ids = [row[: row.index(eos) + 1] if eos in row else row for row in answers[0].tolist()]

@@ -68,11 +68,11 @@ def test_texts_are_framed_by_the_ids_of_the_checkpoint_and_no_others(runs, famil
     (stage,) = stages(experiment, runs / "tiny" / family, runs / "tiny")
     batch = RECIPES["text"].batches(stage, prepared)(0, slice(0, 1))
     tokenizer, (_, eos, start) = Tokenizer.from_file(str(runs / family / "tokenizer.json")), ids_of(family)
-    targets = whole(batch["decoder_target_tokens"], batch["decoder_segment_ids"])
-    assert whole(batch["decoder_input_tokens"], batch["decoder_segment_ids"]) == [start, *targets[:-1]]
+    targets = whole(batch.decoder.targets, batch.decoder.segment_ids)
+    assert whole(batch.decoder.tokens, batch.decoder.segment_ids) == [start, *targets[:-1]]
     sides = [targets]
     if experiment.model.has_encoder:
-        sides += [whole(batch["encoder_input_tokens"], batch["encoder_segment_ids"])]
+        sides += [whole(batch.encoder.tokens, batch.encoder.segment_ids)]
         assert all(ids == tokenizer.encode(tokenizer.decode(ids)).ids for ids in sides)
     else:
         question, answer = targets[: targets.index(eos)], targets[targets.index(eos) + 1 : -1]

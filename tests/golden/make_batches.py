@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from lm.batch import Batch, concatenate
 from lm.config.base import SettingError
-from lm.data.batches import Batch, Batches, stream
+from lm.data.batches import Batches, stream
 from lm.data.classification import Labelled, Reader, labelled_eval_batches
 from lm.data.corpus.sampler import Streams
 from lm.data.corpus.token_cache import Tokens
@@ -144,7 +145,7 @@ def evaluation(architecture: str) -> Callable[[int, slice], Batch]:
         made = eval_batches(
             examples(step % 9 + 1), architecture=architecture, lengths=Lengths(0, 20, 15), batch_size=4
         )
-        return {name: np.concatenate([batch[name] for batch in made]) for name in made[0]}
+        return concatenate(made)
 
     return batches
 
@@ -222,7 +223,7 @@ def legal() -> Iterator[tuple[str, Callable]]:
 
 
 def add(total: "hashlib._Hash", batch: Batch) -> None:
-    for name, values in sorted(batch.items()):
+    for name, values in sorted(batch.features().items()):
         total.update(
             f"{name} {values.dtype} {values.shape}".encode() + np.ascontiguousarray(values).tobytes()
         )

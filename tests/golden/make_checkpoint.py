@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from lm import sharding
+from lm.batch import Batch, Side
 from lm.config.layers import AttentionConfig, MlpConfig, PositionsConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
@@ -42,15 +43,17 @@ def steps() -> Steps:
     return build(StepSpec(MODEL, OptimizerConfig(factor_from=8)), mesh)
 
 
-def batch(step: int) -> dict[str, np.ndarray]:
+def batch(step: int) -> Batch:
     """Eight rows of six tokens."""
     targets = np.random.default_rng(step).integers(3, MODEL.vocab_size, (8, 6), np.int32)
-    return {
-        "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0))),
-        "decoder_segment_ids": np.ones_like(targets),
-        "decoder_target_tokens": targets,
-        "decoder_loss_weights": np.ones(targets.shape, np.float32),
-    }
+    return Batch(
+        decoder=Side(
+            tokens=np.pad(targets[:, :-1], ((0, 0), (1, 0))),
+            segment_ids=np.ones_like(targets),
+            targets=targets,
+            loss_weights=np.ones(targets.shape, np.float32),
+        )
+    )
 
 
 def next_step(made: Steps, state: State) -> tuple[State, float]:

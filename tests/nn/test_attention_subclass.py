@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from experiments.plan import estimate
+from lm.batch import Batch, Side
 from lm.config.attention import SparsityConfig
 from lm.config.base import SettingError, changes, unused_settings
 from lm.config.layers import AttentionConfig, MixerConfig, MlpConfig
@@ -85,8 +86,9 @@ def test_a_subclass_takes_what_attention_takes_and_computes_and_costs_the_same(n
     config = changes(TINY, new)
     own = with_mixer(config, "own")
     models = [Transformer(each, nnx.Rngs(params=jax.random.key(0))) for each in (config, own)]
-    batch = {"decoder_causal_attention": np.ones((2, 6), np.int32)}
-    batch |= {f"{side}_input_tokens": np.arange(12).reshape(2, 6) for side in ("encoder", "decoder")}
+    tokens = np.arange(12).reshape(2, 6)
+    decoder = Side(tokens=tokens, causal_attention=np.ones((2, 6), np.int32))
+    batch = Batch(encoder=Side(tokens=tokens), decoder=decoder)
     first, second = (named(model) for model in models)
     assert first.keys() == second.keys() and all((first[name] == second[name]).all() for name in first)
     np.testing.assert_array_equal(models[0](batch), models[1](batch))

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 from small_models import POSITIONS, TINY, example, features, influence, make, padded, run
 
+from lm.batch import Batch, Side
 from lm.config.attention import SparsityConfig
 from lm.config.base import SettingError, changes
 from lm.config.model import ModelConfig
@@ -64,7 +65,7 @@ def test_silent_sublayers_leave_the_residual_stream_as_it_is_and_without_it_noth
             scaled(changes(DECODER, {"norm.kind": norm, "residual": residual}), {".out.": 0})
             for residual in ("pre-norm", "none")
         )
-        expected = stream.decoder.norm(stream.embed(batch["decoder_input_tokens"]))
+        expected = stream.decoder.norm(stream.embed(batch.decoder.tokens))
         np.testing.assert_allclose(features(stream, batch), expected, atol=1e-6)
         assert not features(none, batch).any()
 
@@ -91,7 +92,8 @@ def test_a_decoder_without_a_mask_reads_as_an_encoder(positions):
         **{"attention.mask": "causal"},
     )
     batch = padded(example(1, 6, 6), 8)
-    batch |= {f"encoder_{name}": batch[f"decoder_{name}"] for name in ("input_tokens", "segment_ids")}
+    side = replace(batch.decoder, causal_attention=None)
+    batch = Batch(encoder=side, decoder=side)
     np.testing.assert_allclose(features(leak, batch)[0, :6], features(encoder, batch)[0, :6], atol=1e-5)
 
 
@@ -127,12 +129,12 @@ def test_when_it_writes_a_decoder_without_a_mask_sees_what_is_written(positions,
     leak, causal = of(config, architecture="prefix-decoder", **{"attention.mask": "causal"})
     batch = example(2, 1, 9)
     whole = run(causal, batch)
-    for given in (batch, {"decoder_input_tokens": batch["decoder_input_tokens"]}):
-        prompt = {name: x[:, :4] for name, x in given.items() if name.startswith("decoder")}
+    for given in (batch, Batch(decoder=Side(tokens=batch.decoder.tokens))):
+        prompt = Batch(decoder=given.decoder.map(lambda x: x[:, :4]))
         logits, cache = jax.jit(Transformer.prefill, static_argnums=2)(leak, prompt, 11)
         for place in range(4, 9):
             np.testing.assert_allclose(logits[0], whole[0, place - 1], atol=2e-5)
-            logits, cache = jax.jit(Transformer.step)(leak, batch["decoder_input_tokens"][:, place], cache)
+            logits, cache = jax.jit(Transformer.step)(leak, batch.decoder.tokens[:, place], cache)
 
 
 def test_a_decoder_without_a_mask_writes_and_refuses_to_tell_a_likelihood():

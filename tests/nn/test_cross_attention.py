@@ -14,6 +14,7 @@ import sharded_training
 import small_models
 from flax import nnx
 
+from lm.batch import Batch, Side
 from lm.config.base import SettingError, changes
 from lm.config.decoding import Decoding
 from lm.config.mesh import MeshConfig
@@ -218,7 +219,7 @@ def test_a_truncated_model_computes_the_same_and_its_gradient_stays_in_a_chunk()
         Transformer(each, nnx.Rngs(params=jax.random.key(0)))
         for each in (config, changes(config, {"mixer.truncation": None}))
     )
-    batch = {"decoder_input_tokens": np.arange(2, 10)[None]}
+    batch = Batch(decoder=Side(tokens=np.arange(2, 10)[None]))
     np.testing.assert_array_equal(small_models.run(cut, batch), small_models.run(whole, batch))
 
     def reached(model):
@@ -227,7 +228,7 @@ def test_a_truncated_model_computes_the_same_and_its_gradient_stays_in_a_chunk()
             changed.embed = small_models.Given(embedded)
             return changed.features(batch)[0]
 
-        jacobian = jax.jit(jax.jacobian(outputs))(model.embed(batch["decoder_input_tokens"]))
+        jacobian = jax.jit(jax.jacobian(outputs))(model.embed(batch.decoder.tokens))
         return np.abs(jacobian[:, :, 0]).max((1, 3)) > 0
 
     chunk = np.arange(8) // 3
@@ -239,13 +240,13 @@ def test_a_truncated_model_computes_the_same_and_its_gradient_stays_in_a_chunk()
 def test_scores_of_beams_are_those_of_the_whole_answers(kind):
     """A beam that goes on from another's state would have the scores of an answer that it is not."""
     model = model_of(kind, **{"output.logits": "separate"})
-    source = {"encoder_input_tokens": np.array([[3, 5, 4, 8], [7, 2, 0, 0]])}
-    source["encoder_segment_ids"] = (source["encoder_input_tokens"] > 0) * 1
+    tokens = np.array([[3, 5, 4, 8], [7, 2, 0, 0]])
+    source = Batch(encoder=Side(tokens=tokens, segment_ids=(tokens > 0) * 1))
     tokens, scores = beam_search(model, source, Decoding(5, 4, 0.0), special=SpecialTokens(eos=None))
     for row in range(2):
         written = tokens[row]
-        batch = {name: np.tile(value[row], (4, 1)) for name, value in source.items()}
-        batch["decoder_input_tokens"] = jnp.pad(written[:, :-1], ((0, 0), (1, 0)))
+        batch = source.map(lambda value, row=row: np.tile(value[row], (4, 1)))
+        batch = replace(batch, decoder=Side(tokens=jnp.pad(written[:, :-1], ((0, 0), (1, 0)))))
         logits = jax.nn.log_softmax(small_models.run(model, batch))
         expected = jnp.take_along_axis(logits, written[:, :, None], axis=-1).sum((1, 2))
         np.testing.assert_allclose(scores[row], expected, atol=1e-4)

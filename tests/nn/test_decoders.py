@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from lm.batch import Batch, Side
 from lm.config.attention import RotaryConfig, SparsityConfig
 from lm.config.base import SettingError, change, changes
 from lm.config.layers import AttentionConfig, MlpConfig, OutputConfig, PositionsConfig
@@ -65,7 +66,7 @@ def made(config):
 
 
 def logits(model, tokens=TOKENS):
-    return jax.jit(Transformer.__call__)(model, {"decoder_input_tokens": tokens})
+    return jax.jit(Transformer.__call__)(model, Batch(decoder=Side(tokens=tokens)))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole_row(name):
     model = made(changes(BASE, VALUES[name]))
     whole = logits(model)
     found, held = jax.jit(Transformer.prefill, static_argnums=2)(
-        model, {"decoder_input_tokens": TOKENS[:, :3]}, 9
+        model, Batch(decoder=Side(tokens=TOKENS[:, :3])), 9
     )
     step = jax.jit(Transformer.step)
     for place in range(3, 9):
@@ -104,7 +105,7 @@ def test_an_encoder_whose_heads_are_narrower_may_have_the_decoders_values():
     config = changes(
         BASE, {"architecture": "encoder-decoder", "attention.d_v": 6, "encoder": SideConfig(d_kv=2)}
     )
-    batch = {"encoder_input_tokens": TOKENS, "decoder_input_tokens": TOKENS}
+    batch = Batch(encoder=Side(tokens=TOKENS), decoder=Side(tokens=TOKENS))
     assert np.isfinite(jax.jit(Transformer.__call__)(made(config), batch)).all()
 
 
@@ -169,7 +170,7 @@ def test_tokens_are_projected_before_positions_are_added_and_states_back_without
         "decoder.projection.kernel",
         "narrowing.kernel",
     }
-    x = jax.jit(Transformer.hidden_states)(model, {"decoder_input_tokens": TOKENS})["decoder"][0]
+    x = jax.jit(Transformer.hidden_states)(model, Batch(decoder=Side(tokens=TOKENS)))["decoder"][0]
     tokens = model.embed.table[...][TOKENS] @ model.decoder.projection.kernel[...]
     np.testing.assert_allclose(x, tokens + model.decoder.positions.table[...][None, :9], atol=1e-5)
 

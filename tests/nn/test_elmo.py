@@ -13,6 +13,7 @@ from experiments.runs.checks import check_heads
 from experiments.runs.recipes import head_spec, prefix_of, pretraining_spec
 from experiments.runs.stages import stages
 from experiments.study.registry import build
+from lm.batch import Batch, Side
 from lm.config.base import SettingError, changes
 from lm.config.model import HeadConfig
 from lm.config.training import LossConfig
@@ -43,13 +44,15 @@ MODEL = BidirectionalLM(CONFIG, nnx.Rngs(params=jax.random.key(0)))
 def batch_of(targets, segments=None):
     targets = np.atleast_2d(targets).astype(np.int32)
     segments = np.ones_like(targets) if segments is None else np.atleast_2d(segments).astype(np.int32)
-    return {
-        "decoder_input_tokens": shift_right(targets, segments),
-        "decoder_target_tokens": targets,
-        "decoder_segment_ids": segments,
-        "decoder_loss_weights": (segments > 0).astype(np.float32),
-        "decoder_content": segments > 0,
-    }
+    return Batch(
+        decoder=Side(
+            tokens=shift_right(targets, segments),
+            segment_ids=segments,
+            targets=targets,
+            loss_weights=(segments > 0).astype(np.float32),
+            content=segments > 0,
+        )
+    )
 
 
 def texts(*lengths):
@@ -94,7 +97,8 @@ def test_packed_texts_are_read_in_both_directions_as_if_each_were_alone():
 
 def test_the_features_of_each_layer_are_both_directions_side_by_side():
     batch, width = batch_of(texts(6)[0]), CONFIG.d_model
-    reversed_batch = batch | {"decoder_input_tokens": batch["decoder_input_tokens"][:, ::-1]}
+    tokens = batch.decoder.tokens[:, ::-1]
+    reversed_batch = Batch(decoder=replace(batch.decoder, tokens=tokens))
     backward = jax.tree.map(lambda leaf: leaf, MODEL.forward)
     backward.decoder = MODEL.backward
     *_, features, hidden = outputs(MODEL, batch)
@@ -108,7 +112,7 @@ def test_the_features_of_each_layer_are_both_directions_side_by_side():
 def test_a_word_has_one_vector_in_every_text_and_another_in_each_from_the_layers_above():
     word = 17
     rows = np.array([[5, 6, word, 7, 8], [9, 9, word, 4, 3]])
-    batch = batch_of(rows) | {"decoder_input_tokens": rows.astype(np.int32)}
+    batch = Batch(decoder=replace(batch_of(rows).decoder, tokens=rows.astype(np.int32)))
     vectors = np.asarray(outputs(MODEL, batch)[-1])[:, :, 2]
     np.testing.assert_array_equal(vectors[0, 0], vectors[0, 1])
     for layer in (1, 2):
@@ -147,10 +151,8 @@ def test_frozen_layers_stay_bit_for_bit_whatever_decays_and_the_head_reads_both_
     state = steps.init(0)
     before = {name: np.asarray(value) for name, value in state.params.items()}
     assert before["head.out.kernel"].shape == (2 * CONFIG.d_model, 2)
-    batch = batch_of(np.stack(texts(6) * 8)) | {
-        "labels": np.arange(8, dtype=np.int32) % 2,
-        "label_loss_weights": np.ones(8, np.float32),
-    }
+    labels, weights = np.arange(8, dtype=np.int32) % 2, np.ones(8, np.float32)
+    batch = replace(batch_of(np.stack(texts(6) * 8)), labels=labels, label_loss_weights=weights)
     for _ in range(2):
         state, _ = steps.train_step(0)(state, steps.shard_batch(batch))
     moved = {name for name, value in state.params.items() if (np.asarray(value) != before[name]).any()}

@@ -12,6 +12,7 @@ from small_models import CONFIGS, example, joined, padded, tiny
 from experiments.runs.prepare import reader_of
 from experiments.runs.recipes import head_spec
 from experiments.study.registry import build
+from lm.batch import Batch, Side
 from lm.config.base import changes
 from lm.config.model import HeadConfig
 from lm.config.training import LossConfig
@@ -57,11 +58,8 @@ def test_a_head_reads_the_text_and_not_its_padding(name, head, shape):
     model, batch = tuned(name, **head), padded(example(10, 6, 6), 8)
     found = jax.jit(ModelWithHead.__call__)(model, batch)
     assert found.shape == shape
-    text = np.asarray(batch["encoder_segment_ids"]) > 0
-    noisy = batch | {
-        f"{side}_input_tokens": np.where(text, batch[f"{side}_input_tokens"], 9)
-        for side in ("encoder", "decoder")
-    }
+    text = np.asarray(batch.encoder.segment_ids) > 0
+    noisy = batch.map_sides(lambda side: replace(side, tokens=np.where(text, side.tokens, 9)))
     again = jax.jit(ModelWithHead.__call__)(model, noisy)
     where = np.broadcast_to(text[:, :, None], shape) if head["kind"] == "tokens" else np.ones(shape, bool)
     np.testing.assert_allclose(again[where], found[where], atol=1e-6)
@@ -101,7 +99,7 @@ def test_a_text_in_a_packed_row_is_pooled_as_if_it_were_alone(name, pool):
     states = jax.jit(type(body).features)
 
     def pooled(batch, number):
-        return POOLINGS[pool](states(body, batch), batch[f"{side}_segment_ids"] == number)
+        return POOLINGS[pool](states(body, batch), batch.side(side).segment_ids == number)
 
     packed = padded(joined(texts), 12)
     for number, text in enumerate(texts, 1):
@@ -130,10 +128,10 @@ def test_a_head_reads_what_its_settings_say_and_by_default_where_its_architectur
 def test_each_choice_is_scored_as_if_it_were_alone():
     model = tuned("bert-base", kind="choice")
     candidates = [padded(example(seed, 5, 5), 8) for seed in range(3)]
-    together = {key: np.stack([c[key] for c in candidates], axis=1) for key in candidates[0]}
+    together = jax.tree.map(lambda *arrays: np.stack(arrays, axis=1), *candidates)
     score = jax.jit(ModelWithHead.__call__)
-    alone = [score(model, {key: value[:, None] for key, value in c.items()})[0, 0] for c in candidates]
-    np.testing.assert_allclose(score(model, together | {"labels": np.zeros(1, int)})[0], alone, atol=1e-5)
+    alone = [score(model, c.map(lambda value: value[:, None]))[0, 0] for c in candidates]
+    np.testing.assert_allclose(score(model, replace(together, labels=np.zeros(1, int)))[0], alone, atol=1e-5)
 
 
 def test_a_mixture_of_layers_is_their_mean_at_first_and_leaves_the_model_as_it_is():
@@ -149,10 +147,11 @@ def test_a_mixture_of_layers_is_their_mean_at_first_and_leaves_the_model_as_it_i
 def test_a_label_that_is_no_class_is_nan_and_without_a_weight_nothing(label):
     head = HeadConfig("classes", 3)
     model = ModelWithHead(replace(CONFIGS["encoder"], dropout=0.0), head, nnx.Rngs(params=0))
-    batch = {"encoder_input_tokens": np.arange(12).reshape(3, 4), "labels": np.array([0, 2, label])}
+    tokens, labels = np.arange(12).reshape(3, 4), np.array([0, 2, label])
+    batch = Batch(encoder=Side(tokens=tokens), labels=labels)
 
     def sums(weights, **new):
-        weighted = batch | {"label_loss_weights": np.array(weights, np.float32)} | new
+        weighted = replace(batch, **{"label_loss_weights": np.array(weights, np.float32)} | new)
         loss, found = losses.labelled(model, weighted, None, LossConfig())
         return loss, found["accuracy"][0]
 
@@ -171,14 +170,12 @@ def test_electras_generator_writes_only_what_was_hidden_and_the_embedding_is_sha
     assert [name for name in named(model) if name.endswith("embed.table")] == ["discriminator.embed.table"]
     text = example(12, 9, 1)
     hidden = (np.arange(9) % 3 == 0)[None]
-    batch = {
-        "encoder_input_tokens": np.where(hidden, 39, text["encoder_input_tokens"]),
-        "encoder_target_tokens": text["encoder_input_tokens"],
-        "encoder_loss_weights": hidden.astype(np.float32),
-    }
+    tokens = text.encoder.tokens
+    shown = np.where(hidden, 39, tokens)
+    batch = Batch(encoder=Side(tokens=shown, targets=tokens, loss_weights=hidden.astype(np.float32)))
     sampled = jax.jit(lambda key: model(batch, key)[1])
     drawn = np.concatenate([sampled(jax.random.key(seed)) for seed in range(20)])
-    assert (drawn[:, ~hidden[0]] == batch["encoder_target_tokens"][:, ~hidden[0]]).all()
+    assert (drawn[:, ~hidden[0]] == batch.encoder.targets[:, ~hidden[0]]).all()
     assert len(np.unique(drawn[:, hidden[0]])) > 10
 
 
@@ -187,12 +184,13 @@ def test_a_masked_lm_learns_the_same_whichever_logits_are_computed(predicted, mo
     config = replace(CONFIGS["bert-base"], dropout=0.0, heads=())
     model, text = Transformer(config, nnx.Rngs(params=jax.random.key(0))), example(13, 8, 1)
     weights = np.random.default_rng(0).permutation(np.arange(8) < predicted)[None] / 4
-    batch = text | {
-        "encoder_target_tokens": text["encoder_input_tokens"][:, ::-1],
-        "encoder_loss_weights": weights.astype(np.float32),
-        "encoder_content": weights > 0,
-        "frequent_pieces": np.arange(10)[None],
-    }
+    side = replace(
+        text.encoder,
+        targets=text.encoder.tokens[:, ::-1],
+        loss_weights=weights.astype(np.float32),
+        content=weights > 0,
+    )
+    batch = replace(text, encoder=side, frequent_pieces=np.arange(10)[None])
 
     def learnt(few):
         monkeypatch.setattr(losses, "MAX_PREDICTED_SHARE", few)

@@ -12,6 +12,7 @@ import toy
 from flax import nnx
 from paths import GOLDEN
 
+from lm.batch import Batch, Side
 from lm.config.attention import SparsityConfig
 from lm.config.base import SettingError, changes
 from lm.config.decoding import Decoding
@@ -203,10 +204,10 @@ def test_scores_of_beams_are_those_of_the_whole_rows(mixer):
     model = Transformer(config_of(mixer, **{"output.logits": "separate"}), nnx.Rngs(params=jax.random.key(4)))
     prompt = jnp.array([[3, 5, 4], [7, 2, 9]])
     free = SpecialTokens(eos=None)
-    tokens, scores = beam_search(model, {"decoder_input_tokens": prompt}, Decoding(5, 4, 0.0), special=free)
+    tokens, scores = beam_search(model, Batch(decoder=Side(tokens=prompt)), Decoding(5, 4, 0.0), special=free)
     for row, written, found in zip(prompt, tokens, scores, strict=True):
         rows = jnp.concatenate([jnp.tile(row, (4, 1)), written], axis=1)
-        logits = jax.nn.log_softmax(small_models.run(model, {"decoder_input_tokens": rows}))[:, 2:-1]
+        logits = jax.nn.log_softmax(small_models.run(model, Batch(decoder=Side(tokens=rows))))[:, 2:-1]
         expected = jnp.take_along_axis(logits, written[:, :, None], axis=-1).sum((1, 2))
         np.testing.assert_allclose(found, expected, atol=1e-4)
 

@@ -1,6 +1,7 @@
 """Laws of the Transformer, for every architecture, family and way to tell positions apart."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -24,8 +25,10 @@ from small_models import (
     padded,
     run,
     tiny,
+    with_side,
 )
 
+from lm.batch import Batch, Side
 from lm.config.attention import RotaryConfig, SparsityConfig
 from lm.config.base import SettingError, changes
 from lm.config.mesh import MeshConfig
@@ -72,7 +75,7 @@ def test_a_packed_example_sees_only_itself_and_padding_changes_nothing(name):
         packed[: sum(ends)], np.concatenate([first[: ends[0]], second[: ends[1]]]), atol=1e-5
     )
     if name in ARCHITECTURES:
-        without = {key: value for key, value in examples[0].items() if "segment" not in key}
+        without = examples[0].map_sides(lambda side: replace(side, segment_ids=None))
         np.testing.assert_allclose(features(model, without)[0], first[: ends[0]], atol=1e-5)
 
 
@@ -82,17 +85,16 @@ def test_a_packed_example_sees_only_itself_and_padding_changes_nothing(name):
 )
 def test_a_step_over_the_cache_gives_what_the_whole_row_gives(name):
     model, batch = make(name), example(3, 5, 9)
-    del batch["decoder_causal_attention"]
-    batch |= {"decoder_causal_attention": np.zeros((1, 9), int)} if "prefix" in name else {}
+    batch = with_side(batch, "decoder", causal_attention=np.zeros((1, 9), int) if "prefix" in name else None)
     if model.config.output.logits == "none":
         pytest.skip("no logits")
     full = run(model, batch)
-    prompt = {key: value[:, :4] if key.startswith("decoder") else value for key, value in batch.items()}
+    prompt = replace(batch, decoder=batch.decoder.map(lambda value: value[:, :4]))
     logits, cached = jax.jit(Transformer.prefill, static_argnums=2)(model, prompt, 11)
     step = jax.jit(Transformer.step)
     for place in range(4, 9):
         np.testing.assert_allclose(logits[0], full[0, place - 1], atol=2e-5)
-        logits, cached = step(model, batch["decoder_input_tokens"][:, place], cached)
+        logits, cached = step(model, batch.decoder.tokens[:, place], cached)
     np.testing.assert_allclose(logits[0], full[0, 8], atol=2e-5)
 
 
@@ -286,9 +288,9 @@ def test_bfloat16_activations_leave_parameters_and_logits_in_float32():
 @pytest.mark.parametrize("outside", [40, -1, -100])
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_token_outside_the_vocabulary_is_not_trained_on_silently(outside, rows):
-    batch = {"decoder_input_tokens": np.full((rows, 6), outside)}
+    batch = Batch(decoder=Side(tokens=np.full((rows, 6), outside)))
     assert np.isnan(run(make("decoder"), batch)).all()
-    inside = batch | {"decoder_input_tokens": np.full((rows, 6), 39)}
+    inside = Batch(decoder=Side(tokens=np.full((rows, 6), 39)))
     assert np.isfinite(run(make("decoder"), inside)).all()
 
 
@@ -296,8 +298,8 @@ def test_a_token_outside_the_vocabulary_is_not_trained_on_silently(outside, rows
 @pytest.mark.parametrize("outside", [-1, -2, -3, 16])
 def test_a_position_that_is_not_learned_is_no_other_position(name, outside):
     def last(position):
-        positions = {"decoder_positions": np.array([[0, 1, 2, 3, 4, position]])}
-        return run(make(name), example(8, 5, 6) | positions)[0, 5]
+        positions = np.array([[0, 1, 2, 3, 4, position]])
+        return run(make(name), with_side(example(8, 5, 6), "decoder", positions=positions))[0, 5]
 
     assert np.isnan(last(outside)).all()
     assert np.isfinite(last(0)).all() and np.isfinite(last(15)).all()
@@ -307,34 +309,28 @@ def test_rows_longer_than_positions_are_learned_are_refused_before_anything_is_c
     model = make("decoder, learned")
 
     def shapes(length, **new):
-        batch = {"decoder_input_tokens": jnp.ones((1, length), jnp.int32)} | new
+        batch = Batch(decoder=Side(tokens=jnp.ones((1, length), jnp.int32), **new))
         return jax.eval_shape(lambda: model(batch)).shape
 
     assert shapes(16) == (1, 16, 40)
     with pytest.raises(SettingError, match="rows of 17 tokens are longer than model.positions.max_length=16"):
         shapes(17)
     with pytest.raises(SettingError, match="rows of 17 tokens"):
-        shapes(17, decoder_segment_ids=jnp.ones((1, 17), jnp.int32))
+        shapes(17, segment_ids=jnp.ones((1, 17), jnp.int32))
     packed = jnp.arange(20)[None] % 10  # two texts, neither of which is too long
-    assert shapes(20, decoder_segment_ids=jnp.ones_like(packed), decoder_positions=packed) == (1, 20, 40)
+    assert shapes(20, segment_ids=jnp.ones_like(packed), positions=packed) == (1, 20, 40)
     assert jax.eval_shape(lambda: make("decoder, rotary")(example(1, 4, 30))).shape == (1, 30, 40)
 
 
-def test_a_feature_that_nothing_reads_is_refused_with_the_nearest_that_is():
+def test_a_side_that_the_batch_lacks_is_named():
     model, batch = make("encoder-decoder"), example(8, 5, 6)
-    misspelt = batch | {"decoder_segment_id": np.ones((1, 6), np.int32)}
-    wrong = "feature 'decoder_segment_id' of the batch is read by nothing; did you mean 'decoder_segment_ids'"
-    for call in (
-        model,
-        model.encode,
-        model.hidden_states,
-        partial(model.prefill, max_length=8),
-        partial(decode, model),
-    ):
-        with pytest.raises(SettingError, match=wrong):
-            call(misspelt)
-    with pytest.raises(SettingError, match="feature 'segment_ids'.*did you mean '(en|de)coder_segment_ids'"):
-        model(batch | {"segment_ids": np.ones((1, 6), np.int32)})
+    calls = (model, model.hidden_states, partial(model.prefill, max_length=8))
+    for call in calls:
+        with pytest.raises(SettingError, match=r"the batch has no decoder side.*Batch\(decoder=Side\("):
+            call(replace(batch, decoder=None))
+    for call in (*calls, model.encode, partial(decode, model)):
+        with pytest.raises(SettingError, match="the batch has no encoder side"):
+            call(replace(batch, encoder=None))
 
 
 def decode(model, batch):

@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 from paths import ROOT, SUPPORT, TESTS
 
+from lm.batch import Batch, Side
 from lm.config.base import SettingError, change
 from lm.config.layers import AttentionConfig, MlpConfig, PositionsConfig
 from lm.config.mesh import MeshConfig
@@ -168,14 +169,11 @@ TINY = ModelConfig(
 
 def example(rows):
     """A packed batch: two texts a row, and padding."""
-    rng, batch = np.random.default_rng(0), {}
+    rng, sides = np.random.default_rng(0), {}
     for side, lengths in (("encoder", (7, 5, 4)), ("decoder", (3, 4, 1))):
         segments = np.tile(np.repeat([1, 2, 0], lengths), (rows, 1)).astype(np.int32)
-        batch |= {
-            f"{side}_input_tokens": rng.integers(2, 40, segments.shape),
-            f"{side}_segment_ids": segments,
-        }
-    return {name: jnp.asarray(x, jnp.int32) for name, x in batch.items()}
+        sides[side] = Side(tokens=rng.integers(2, 40, segments.shape), segment_ids=segments)
+    return Batch(**sides).map(lambda x: jnp.asarray(x, jnp.int32))
 
 
 def gradients(attention, sizes):
@@ -183,7 +181,7 @@ def gradients(attention, sizes):
     model, batch = Transformer(config, nnx.Rngs(params=0)), example(4)
 
     def loss(model):
-        text = (batch["decoder_segment_ids"] > 0)[:, :, None]
+        text = (batch.decoder.segment_ids > 0)[:, :, None]
         return jnp.where(text, model(batch, jax.random.key(1)) ** 2, 0).sum()
 
     with jax.set_mesh(make_mesh(MeshConfig(**sizes), jax.devices()[: prod(sizes.values())])):
@@ -210,9 +208,8 @@ def test_a_model_is_the_same_by_whole_rows_on_devices_that_share_out_rows_and_he
 def test_nothing_as_large_as_the_scores_is_made_where_flash_is_taken():
     config = change(TINY, "attention", "flash")
     ones = jnp.ones((1, 640), jnp.int32)
-    batch = {
-        f"{side}_{what}": ones for side in ("encoder", "decoder") for what in ("input_tokens", "segment_ids")
-    }
+    side = Side(tokens=ones, segment_ids=ones)
+    batch = Batch(encoder=side, decoder=side)
     model = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
     program = jax.make_jaxpr(jax.grad(lambda m: m.features(batch, jax.random.key(0)).sum()))(model)
     shapes = [shape.split(",") for shape in re.findall(r"\w\[([\d,]+)\]", str(program))]

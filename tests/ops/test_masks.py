@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lm.batch import Batch, Side
 from lm.config.attention import SparsityConfig
 from lm.config.layers import PositionsConfig
 from lm.config.model import ModelConfig
@@ -60,8 +61,8 @@ def test_masks_print_as_they_should(rule, length, numbers, expected):
 
 
 def batch(side):
-    features = {f"{side}_input_tokens": SEGMENTS, f"{side}_segment_ids": SEGMENTS}
-    return features | {"decoder_causal_attention": PREFIX, "encoder_global_attention": GLOBAL}
+    read = Side(tokens=SEGMENTS, segment_ids=SEGMENTS, causal_attention=PREFIX, global_attention=GLOBAL)
+    return Batch(**{side: read})
 
 
 WINDOW = SparsityConfig(window=1, dilation=2, global_tokens=1)
@@ -97,7 +98,7 @@ def test_what_a_model_sees_is_what_its_conditions_say(architecture, sparsity):
 def test_a_step_of_decoding_sees_what_the_last_token_of_the_whole_row_sees(sparsity):
     config = ModelConfig("decoder", sparsity=sparsity, positions=PositionsConfig(max_length=8))
     whole = make_attention_inputs(
-        config, {"decoder_input_tokens": jnp.ones((1, 8), jnp.int32)}, "decoder", None
+        config, Batch(decoder=Side(tokens=jnp.ones((1, 8), jnp.int32))), "decoder", None
     ).mask
     for length in range(8):
         step = make_decode_inputs(config, jnp.array([length]), 8, None).mask

@@ -23,6 +23,7 @@ from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
+from lm.batch import Batch
 from lm.classical.word2vec import train_skipgram
 from lm.config.model import RECURRENT
 from lm.data.documentation import corpus
@@ -115,12 +116,12 @@ def trained(stage, prepared, mesh):
     """Of a network: its parameters at the start, its step, its first batches, and what it is evaluated on."""
     batches = RECIPES[stage.kind].batches(stage, prepared)
     first = batches(0, slice(0, batches.batch_size))
-    shapes = tuple((name, x.shape, str(x.dtype)) for name, x in first.items())
+    shapes = tuple((name, x.shape, str(x.dtype)) for name, x in first.features().items())
     spec = RECIPES[stage.kind].step(stage)
     alone = StepSpec(spec.model, loss=spec.loss, module=spec.module, parts=spec.parts)
     found = {"model": model(alone, shapes)}
     found["update"] = digest([update(spec.optimizer), spec.freeze, spec.guard.spikes, spec.tbptt])
-    found["batch"] = arrays([first, batches(1, slice(0, batches.batch_size))])
+    found["batch"] = arrays([first.features(), batches(1, slice(0, batches.batch_size)).features()])
     found["loads as"] = digest(stage.settings.model.special)
     for half in ("validation", "report"):
         asked = RECIPES[stage.kind].questions(stage, prepared, mesh, half)
@@ -128,7 +129,7 @@ def trained(stage, prepared, mesh):
     if stage.kind == "pretrain" and not stage.is_start:
         lengths = stage.settings.data.held_out_lengths
         held_out = [_held_out(stage.settings, prepared, mesh, times, 1)[0] for times in lengths]
-        found["held out"] = digest([arrays(each(0, slice(0, 1))) for each in held_out])
+        found["held out"] = digest([arrays(each(0, slice(0, 1)).features()) for each in held_out])
         if stage.settings.data.held_out_documents:
             found["documents"] = digest(held_out_text(stage.settings, prepared))
     return found
@@ -140,7 +141,7 @@ def question(asked):
         asked.task.name,
         len(asked.rows),
         asked.size,
-        arrays(asked.batches[:1]),
+        arrays([batch.features() for batch in asked.batches[:1]]),
         repr(getattr(asked.output, "keywords", None)),
     )
 
@@ -148,7 +149,8 @@ def question(asked):
 @cache
 def model(spec, shapes):
     """A digest of the initial parameters and of the loss of a spec, for batches of these shapes."""
-    key, batch = jax.random.key(0), {name: jax.ShapeDtypeStruct(*each) for name, *each in shapes}
+    key = jax.random.key(0)
+    batch = Batch.from_features({name: jax.ShapeDtypeStruct(*each) for name, *each in shapes})
 
     def mean(params, batch, key):
         return spec.loss(params, batch, key, spec.loss_config)

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from lm.batch import Batch, Side
+
 LENGTHS = np.array([5, 2, 0])  # of the prompts; the last row is padding
 
 
@@ -10,9 +12,6 @@ def prompts(architecture):
     tokens = np.random.default_rng(0).integers(2, 40, (3, 5))
     valid = (np.arange(5)[None] < LENGTHS[:, None]).astype(int)
     if "encoder" in architecture:
-        return {"encoder_input_tokens": tokens * valid, "encoder_segment_ids": valid}
-    return {
-        "decoder_input_tokens": tokens * valid,
-        "decoder_segment_ids": valid,
-        "decoder_causal_attention": valid,  # the whole prompt is the prefix
-    }
+        return Batch(encoder=Side(tokens=tokens * valid, segment_ids=valid))
+    # The whole prompt is the prefix.
+    return Batch(decoder=Side(tokens=tokens * valid, segment_ids=valid, causal_attention=valid))

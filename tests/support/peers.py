@@ -14,6 +14,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from lm.batch import Batch, Side
 from lm.c4 import filters
 from lm.config.attention import RotaryConfig
 from lm.config.layers import NormConfig
@@ -49,11 +50,10 @@ def attention_mask(query_input, key_input, **_):
 def decoder_mask(decoder_target_tokens, decoder_segment_ids=None, decoder_causal_attention=None, **_):
     tokens = jnp.array(decoder_target_tokens)
     segments = tokens > 0 if decoder_segment_ids is None else jnp.array(decoder_segment_ids)
-    batch = {"decoder_input_tokens": tokens, "decoder_segment_ids": segments.astype(jnp.int32)}
-    if decoder_causal_attention is None:
-        return make_attention_inputs(ModelConfig("decoder"), batch, "decoder", None).mask
-    batch["decoder_causal_attention"] = jnp.array(decoder_causal_attention)
-    return make_attention_inputs(ModelConfig("prefix-decoder"), batch, "decoder", None).mask
+    prefix = None if decoder_causal_attention is None else jnp.array(decoder_causal_attention)
+    side = Side(tokens=tokens, segment_ids=segments.astype(jnp.int32), causal_attention=prefix)
+    config = ModelConfig("decoder" if prefix is None else "prefix-decoder")
+    return make_attention_inputs(config, Batch(decoder=side), "decoder", None).mask
 
 
 def attention(q, k, v, mask, bias, scale, **_):
@@ -265,7 +265,7 @@ def converted(architecture, config, examples, task_feature_lengths):
     room, pack = task_feature_lengths, config["pack"]
     inputs, targets = ([example.get(name, []) for example in examples] for name in ("inputs", "targets"))
     limits = Lengths(0, room.get("inputs", 0), room["targets"])
-    found = packed(from_lists(inputs), from_lists(targets), architecture, limits, pack)
+    found = packed(from_lists(inputs), from_lists(targets), architecture, limits, pack).features()
     padding, visible = found["decoder_segment_ids"] == 0, found.get("decoder_causal_attention", 0)
     # Where padding is read, theirs has a last EOS when nothing is packed; and it may be visible to the
     # prefix.
@@ -280,7 +280,7 @@ def converted(architecture, config, examples, task_feature_lengths):
 def packed_rows(dataset, feature_lengths, **_):
     room, ours = feature_lengths, {"inputs": "encoder_input_tokens", "targets": "decoder_target_tokens"}
     sides = (from_lists([row[name][: room[name]] for row in dataset]) for name in ours)
-    found = packed(*sides, "encoder-decoder", Lengths(0, room["inputs"], room["targets"]))
+    found = packed(*sides, "encoder-decoder", Lengths(0, room["inputs"], room["targets"])).features()
     for name, side in (("inputs", "encoder"), ("targets", "decoder")):
         ours |= {f"{name}_{what}": f"{side}_{what}" for what in ("segment_ids", "positions")}
     return [

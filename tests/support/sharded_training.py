@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from lm.batch import Batch, Side
 from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.model import ModelConfig
 from lm.nn.transformer import Transformer
@@ -22,14 +23,10 @@ MODEL = ModelConfig(
 def transformer_batch(step):
     rng = np.random.default_rng(step)
     weights = (np.arange(6) < rng.integers(0, 7, (8, 1))).astype(np.float32)
-    tokens = {
-        name: rng.integers(3, 32, (8, length), np.int32) for name, length in (("encoder_input_tokens", 10),)
-    }
-    tokens |= {
-        name: rng.integers(3, 32, (8, 6), np.int32)
-        for name in ("decoder_input_tokens", "decoder_target_tokens")
-    }
-    return tokens | {"decoder_loss_weights": weights, "decoder_segment_ids": (weights > 0).astype(np.int32)}
+    source, tokens, targets = (rng.integers(3, 32, (8, length), np.int32) for length in (10, 6, 6))
+    segments = (weights > 0).astype(np.int32)
+    decoder = Side(tokens=tokens, segment_ids=segments, targets=targets, loss_weights=weights)
+    return Batch(encoder=Side(tokens=source), decoder=decoder)
 
 
 def trained(steps):

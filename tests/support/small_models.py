@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from lm.batch import Batch, Side
 from lm.config.attention import RotaryConfig, SparsityConfig
 from lm.config.base import changes
 from lm.config.layers import AttentionConfig, MlpConfig, PositionsConfig
@@ -123,23 +124,30 @@ def make(name, **settings):
 def example(seed, source, target, prefix=0):
     """One sequence pair alone in a batch; ``prefix`` positions of the target see one another."""
     random = np.random.default_rng(seed)
-    return {
-        "encoder_input_tokens": random.integers(2, 40, (1, source)),
-        "encoder_segment_ids": np.ones((1, source), int),
-        "decoder_input_tokens": random.integers(2, 40, (1, target)),
-        "decoder_segment_ids": np.ones((1, target), int),
-        "decoder_causal_attention": (np.arange(target) < prefix)[None].astype(int),
-    }
+    prefix = (np.arange(target) < prefix)[None].astype(int)
+    source, target = (random.integers(2, 40, (1, length)) for length in (source, target))
+    return Batch(
+        encoder=Side(tokens=source, segment_ids=np.ones_like(source)),
+        decoder=Side(tokens=target, segment_ids=np.ones_like(target), causal_attention=prefix),
+    )
 
 
 def joined(examples):
     """The examples packed into one row."""
-    numbered = [b | {n: v * (k + 1) for n, v in b.items() if "segment" in n} for k, b in enumerate(examples)]
-    return {name: np.concatenate([b[name] for b in numbered], axis=1) for name in numbered[0]}
+    numbered = [
+        b.map_sides(lambda side, k=k: replace(side, segment_ids=side.segment_ids * (k + 1)))
+        for k, b in enumerate(examples)
+    ]
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=1), *numbered)
+
+
+def with_side(batch, name, **new):
+    """The batch with other arrays on one side."""
+    return replace(batch, **{name: replace(batch.side(name), **new)})
 
 
 def padded(batch, length):
-    return {name: np.pad(value, ((0, 0), (0, length - value.shape[1]))) for name, value in batch.items()}
+    return batch.map(lambda value: np.pad(value, ((0, 0), (0, length - value.shape[1]))))
 
 
 run = jax.jit(lambda model, batch, key=None: model(batch, key))
@@ -166,7 +174,7 @@ def influence(name, prefix=0):
     model, batch = make(name), example(3, 6, 6, prefix=prefix)
     if model.config.has_decoder and model.config.has_encoder:
         # not under test: nobody sees the encoder's output
-        batch["encoder_segment_ids"] = np.zeros((1, 6), int)
+        batch = with_side(batch, "encoder", segment_ids=np.zeros((1, 6), int))
     side = "decoder" if model.config.has_decoder else "encoder"
 
     def outputs(embedded):
@@ -174,15 +182,15 @@ def influence(name, prefix=0):
         changed.embed = Given(embedded)
         return changed.features(batch)[0]
 
-    jacobian = jax.jit(jax.jacobian(outputs))(model.embed(batch[f"{side}_input_tokens"]))
+    jacobian = jax.jit(jax.jacobian(outputs))(model.embed(batch.side(side).tokens))
     return np.abs(jacobian[:, :, 0]).max((1, 3)) > 0
 
 
 def loss_and_gradients(model, batch, key):
     def loss(model):
         side = "decoder" if model.config.has_decoder else "encoder"
-        targets = np.roll(batch[f"{side}_input_tokens"], -1, axis=1)
-        weights = batch[f"{side}_segment_ids"] > 0
+        targets = np.roll(batch.side(side).tokens, -1, axis=1)
+        weights = batch.side(side).segment_ids > 0
         return cross_entropy(model(batch, key), targets, weights, z_loss=1e-4, label_smoothing=0.0)[0]
 
     value, gradients = jax.jit(jax.value_and_grad(loss))(model)

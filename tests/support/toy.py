@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from lm.batch import Batch, Side
 from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
@@ -43,7 +44,7 @@ class Toy(nnx.Module):
         self.scale = nnx.Param(jnp.ones((2, config.mlp.d_ff)), axes=("norm",))
 
     def __call__(self, batch, key=None):
-        x = constrain(self.table[...][batch["decoder_input_tokens"]], "batch", "length", "embed")
+        x = constrain(self.table[...][batch.decoder.tokens], "batch", "length", "embed")
         if key is not None and self.rate:
             x *= jax.random.bernoulli(key, 1 - self.rate, x.shape) / (1 - self.rate)
         for kernel, scale in zip(self.blocks[...], self.scale[...], strict=True):
@@ -61,7 +62,7 @@ def batch(step, poison=()):
     if step in poison:
         weights[0] = np.nan
     inputs = np.pad(tokens[:, :-1], ((0, 0), (1, 0)))
-    return {"decoder_input_tokens": inputs, "decoder_target_tokens": tokens, "decoder_loss_weights": weights}
+    return Batch(decoder=Side(tokens=inputs, targets=tokens, loss_weights=weights))
 
 
 def steps(data=1, fsdp=1, tensor=1, model=MODEL, **settings):
@@ -96,7 +97,7 @@ def run(
     rows = process_rows(made.mesh, ROWS)
 
     def part(step):
-        return {name: np.concatenate([x[each] for each in rows]) for name, x in batch(step, poison).items()}
+        return batch(step, poison).map(lambda x: np.concatenate([x[each] for each in rows]))
 
     def data(start):
         for step in range(start, total):

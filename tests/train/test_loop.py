@@ -51,12 +51,12 @@ def test_a_step_counts_every_target_alike():
     steps = toy.steps(model=NO_DROPOUT, loss_config=LossConfig(z_loss=0.0))
     state, batch = steps.init(0), toy.batch(0)
     logits = np.asarray(state.model(batch), np.float64)
-    logs, targets = logits - np.log(np.exp(logits).sum(-1, keepdims=True)), batch["decoder_target_tokens"]
+    logs, targets = logits - np.log(np.exp(logits).sum(-1, keepdims=True)), batch.decoder.targets
     loss = -np.take_along_axis(logs, targets[..., None], -1)[..., 0]
-    weights = batch["decoder_loss_weights"]
+    weights = batch.decoder.loss_weights
     due = (loss * weights).sum() / weights.sum()
     assert steps.evaluate(state, [batch])["loss"] == pytest.approx(due, rel=1e-5)
-    halves = [{name: x[rows] for name, x in batch.items()} for rows in (slice(0, 4), slice(4, None))]
+    halves = [batch.map(lambda x, rows=rows: x[rows]) for rows in (slice(0, 4), slice(4, None))]
     assert steps.evaluate(state, halves)["loss"] == pytest.approx(due, rel=1e-5)
     _, metrics = steps.train_step(0)(state, steps.shard_batch(batch))
     assert metrics["loss"] == pytest.approx(due, rel=1e-5) and metrics["tokens"] == weights.sum()
@@ -271,7 +271,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_its_batch_is_kept_and_no_state_
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
     assert f"NonFiniteLoss: step {bad}" in json.loads((tmp_path / "run.json").read_text())["status"]
     with np.load(tmp_path / f"batch-{bad}-0.npz") as kept:
-        for name, due in toy.batch(bad - 1, poison).items():
+        for name, due in toy.batch(bad - 1, poison).features().items():
             np.testing.assert_array_equal(kept[name], due)
     assert int(toy.run(tmp_path, 8).step) == 8
 

@@ -3,23 +3,26 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import sharded_training
 import small_models
 import toy
+from flax import nnx
 from golden.make_batches import pretraining
 
 from experiments.runs.prepare import check_lasting
 from experiments.study.registry import build
 from lm.config.base import SettingError, changes
 from lm.config.mesh import MeshConfig
-from lm.config.training import GuardConfig, OptimizerConfig, TruncatedBPTT
+from lm.config.training import GuardConfig, LossConfig, OptimizerConfig, TruncatedBPTT
 from lm.data.batches import Batches, LastingRows, stream
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import OBJECTIVES
 from lm.sharding import make_mesh
 from lm.train import step as training
+from lm.train.losses import carried_language_model, language_model, masked_lm
 from lm.train.step import StepSpec
 
 PARTS, LENGTH, ROWS = 3, 16, 6
@@ -39,13 +42,14 @@ def test_the_parts_of_a_row_one_after_the_other_are_the_row_whoever_asks_for_whi
     assert lasting.lengths.targets == LENGTH
     for row in range(2):
         parts = [lasting(row * PARTS + part, slice(None)) for part in range(PARTS)]
-        for name, values in whole(row, slice(None)).items():
-            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts], axis=1), values)
+        features = [part.features() for part in parts]
+        for name, values in whole(row, slice(None)).features().items():
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in features], axis=1), values)
     some = slice(1, 4)
     hosts = stream(lasting, 0, 2 * PARTS, rows=(some,), workers=1)
     for step, batch in enumerate(hosts):
-        for name, values in lasting(step, slice(None)).items():
-            np.testing.assert_array_equal(batch[name], values[some])
+        for name, values in lasting(step, slice(None)).features().items():
+            np.testing.assert_array_equal(batch.features()[name], values[some])
 
 
 def model_of(mixer, **new):
@@ -81,6 +85,25 @@ def test_a_model_that_does_not_learn_has_over_the_parts_of_a_row_the_loss_of_the
     assert (np.abs(alone[~starts, 0] - parts[~starts, 0]) > 1e-4).all()
 
 
+def test_a_carry_goes_in_as_an_argument_and_comes_out_as_a_result_and_is_no_metric():
+    lasting, _ = batches()
+    model = Transformer(model_of("lstm"), nnx.Rngs(params=0))
+    batch, zeros = lasting(0, slice(None)), model.decoder.init_carry(ROWS, 0)
+    loss, sums, carry = carried_language_model(model, batch, zeros, None, LossConfig())
+    alone, alone_sums = language_model(model, batch, None, LossConfig())
+    np.testing.assert_allclose(loss, alone, rtol=1e-6)
+    assert sums.keys() == alone_sums.keys()
+    assert jax.tree.map(jnp.shape, carry) == jax.tree.map(jnp.shape, zeros)
+    later = carried_language_model(model, lasting(1, slice(None)), carry, None, LossConfig()).loss
+    assert abs(later - language_model(model, lasting(1, slice(None)), None, LossConfig())[0]) > 1e-3
+
+
+@pytest.mark.parametrize("new", [{"loss": masked_lm}, {"microbatches": 2}])
+def test_a_loss_that_carries_no_state_is_refused(new):
+    with pytest.raises(SettingError, match="tbptt carries the state of a language_model"):
+        StepSpec(model_of("lstm"), tbptt=TruncatedBPTT(ROWS, PARTS), **new)
+
+
 def test_an_update_that_is_left_out_leaves_the_state_as_it_was():
     spec = StepSpec(
         model_of("lstm"), STILL, tbptt=TruncatedBPTT(ROWS, PARTS), guard=GuardConfig(non_finite="skip")
@@ -91,7 +114,7 @@ def test_an_update_that_is_left_out_leaves_the_state_as_it_was():
     first = lasting(0, slice(None))
     state, _ = train(state, steps.shard_batch(first))
     before = jax.device_get(state.carry)
-    bad = first | {"decoder_loss_weights": first["decoder_loss_weights"] * np.nan}
+    bad = replace(first, decoder=replace(first.decoder, loss_weights=first.decoder.loss_weights * np.nan))
     state, metrics = train(state, steps.shard_batch(bad))
     assert metrics["skipped_updates"] == 1
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.carry), before)
@@ -119,7 +142,7 @@ def test_a_carried_state_trains_alike_on_one_device_and_on_eight():
             "attention.d_kv": 2,
         },
     )
-    rows = len(sharded_training.transformer_batch(0)["decoder_input_tokens"])
+    rows = len(sharded_training.transformer_batch(0).decoder.tokens)
     spec = StepSpec(model, OptimizerConfig(factor_from=16), tbptt=TruncatedBPTT(rows, PARTS))
     meshes = (MeshConfig(), 1), (MeshConfig(data=2, fsdp=2, tensor=2), 8)
     (one, params), (eight, others) = (

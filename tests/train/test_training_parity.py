@@ -9,6 +9,7 @@ import pytest
 from paths import GOLDEN
 
 from lm import sharding
+from lm.batch import Batch, Side
 from lm.config.base import changes
 from lm.config.mesh import MeshConfig
 from lm.config.training import LossConfig, OptimizerConfig
@@ -56,31 +57,24 @@ def batch_of(name):
     ids, seen, labels = given["input_ids"], given["attention_mask"], given["labels"]
     weights = (labels != -100).astype(np.float32)
     targets = np.where(labels == -100, 0, labels)
+    predicted = {"targets": targets, "loss_weights": weights}
     if name == "bert":
-        return {
-            "encoder_input_tokens": ids,
-            "encoder_segment_ids": seen,
-            "encoder_token_types": given["token_type_ids"],
-            "encoder_target_tokens": targets,
-            "encoder_loss_weights": weights,
-            "sentence_labels": given["next_sentence_label"],
-            "sentence_loss_weights": np.ones(len(ids), np.float32),
-        }
+        return Batch(
+            encoder=Side(tokens=ids, segment_ids=seen, token_types=given["token_type_ids"], **predicted),
+            sentence_labels=given["next_sentence_label"],
+            sentence_loss_weights=np.ones(len(ids), np.float32),
+        )
     if "decoder_input_ids" in given:
-        return {
-            "encoder_input_tokens": ids,
-            "encoder_segment_ids": seen,
-            "decoder_input_tokens": given["decoder_input_ids"],
-            "decoder_segment_ids": given["decoder_attention_mask"],
-            "decoder_target_tokens": targets,
-            "decoder_loss_weights": weights,
-        }
-    return {
-        "decoder_input_tokens": ids[:, :-1],
-        "decoder_segment_ids": seen[:, :-1],
-        "decoder_target_tokens": targets[:, 1:],
-        "decoder_loss_weights": weights[:, 1:],
-    }
+        tokens, segments = given["decoder_input_ids"], given["decoder_attention_mask"]
+        return Batch(
+            encoder=Side(tokens=ids, segment_ids=seen),
+            decoder=Side(tokens=tokens, segment_ids=segments, **predicted),
+        )
+    return Batch(
+        decoder=Side(
+            tokens=ids[:, :-1], segment_ids=seen[:, :-1], targets=targets[:, 1:], loss_weights=weights[:, 1:]
+        )
+    )
 
 
 def trained(name, kind):

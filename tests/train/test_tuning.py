@@ -26,7 +26,8 @@ def test_what_is_frozen_stays_bit_for_bit_whatever_decays_and_all_else_moves(tun
     steps = built(DECODER, freeze=tune)
     state, step = steps.init(0), steps.train_step(0)
     before = {name: np.asarray(value) for name, value in state.params.items()}
-    batch = transformer_batch(0) | {"decoder_loss_weights": np.ones((8, 6), np.float32)}
+    batch = transformer_batch(0)
+    batch = replace(batch, decoder=replace(batch.decoder, loss_weights=np.ones((8, 6), np.float32)))
     for _ in range(2):
         state, _ = step(state, steps.shard_batch(batch))
     moved = {name: layers(name, np.asarray(value) != before[name]) for name, value in state.params.items()}

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from lm.batch import Batch
 from lm.config.training import LoopConfig
-from lm.nn.attention_inputs import Batch
 from lm.train.flops import peak_flops
 from lm.train.runtime.log import Log, NonFiniteLoss
 from lm.train.step import Metrics
@@ -85,7 +85,7 @@ class MetricsWriter:
                 self.since, self.first, self.waited = time.perf_counter(), before, 0.0
             if before % self.config.log_every == 0:
                 self.read(before)
-        self.tokens_per_batch = sum(x.size for name, x in batch.items() if name.endswith("_input_tokens"))
+        self.tokens_per_batch = sum(side.tokens.size for side in batch.sides.values())
         self.pending.append((step, metrics))
 
     def read(self, last: int) -> None:

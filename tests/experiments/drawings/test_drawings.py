@@ -28,6 +28,7 @@ from experiments.drawings.with_run import (
 )
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run
+from lm.batch import Batch, Side
 from lm.config.attention import RotaryConfig
 from lm.config.base import SettingError, changes
 from lm.config.layers import MixerConfig, PositionsConfig
@@ -206,7 +207,7 @@ def test_gates_of_a_gru_mix_the_state_before_with_a_new_one():
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_layers_states_are_those_of_its_direction_reading_what_the_mixer_reads(residual, shared):
     config = changes(DECODER, {"mixer.kind": "lstm", "residual": residual, "shared_layers": shared})
-    model, batch = model_of(config), {"decoder_input_tokens": jnp.array([[3, 1, 4, 1, 5]])}
+    model, batch = model_of(config), Batch(decoder=Side(tokens=jnp.array([[3, 1, 4, 1, 5]])))
     layers, hidden = reading_layers(model, batch), model.hidden_states(batch)["decoder"]
     assert len(layers) == 2
     for layer, (direction, x) in enumerate(layers):
@@ -221,7 +222,7 @@ def test_a_layers_states_are_those_of_its_direction_reading_what_the_mixer_reads
 def test_the_lens_on_the_last_layer_is_the_model(architecture):
     model = model_of(replace(DECODER, architecture=architecture))
     tokens = jnp.array([[3, 1, 4, 1, 5]])
-    batch = {f"{side}_input_tokens": tokens for side in ("encoder", "decoder")}
+    batch = Batch(encoder=Side(tokens=tokens), decoder=Side(tokens=tokens))
     lens = logit_lens(model, batch)
     assert lens.shape == (3, 1, 5, 40)
     np.testing.assert_allclose(lens[-1], model(batch), atol=1e-5)
@@ -436,7 +437,7 @@ def test_what_cannot_be_drawn_is_said(arguments, message, lstm, encoder, tmp_pat
 def test_a_model_without_attention_has_no_heads_to_draw_and_an_elman_network_no_gates():
     model = model_of(changes(DECODER, {"mixer.kind": "rnn", "vocab_size": 400}))
     ids = [3, 4, 5]
-    reading = Reading(model, Bytes(100), {"decoder_input_tokens": jnp.array([ids])}, {"decoder": ids})
+    reading = Reading(model, Bytes(100), Batch(decoder=Side(tokens=jnp.array([ids]))), {"decoder": ids})
     with pytest.raises(SettingError, match="model.mixer.kind='rnn' has no attention to draw"):
         draw_heads(reading)
     with pytest.raises(SettingError, match="model.mixer.kind='rnn' has no gates"):

@@ -96,7 +96,7 @@ def epoch_of(batches):
         walk = reading.walk(stream, batches.rows.rows_of, batches.rows.kind)
         nth = np.arange(walk.rows_of_epoch(10**6))
         rows = batches.rows(nth // share * reading.batch_size + stream * share + nth % share)
-        read.append(rows["decoder_target_tokens"][rows["decoder_segment_ids"] > 0])
+        read.append(rows.decoder.targets[rows.decoder.segment_ids > 0])
     return np.concatenate(read)
 
 

@@ -52,12 +52,12 @@ def test_what_is_read_and_what_should_be_written_are_an_example_of_the_objective
     batch = pretraining_batches(experiment, data, "validation")(0, slice(0, 1))
     read, true = first_example(batch, experiment.objective.has_inputs)
     assert read and true
-    if "encoder_input_tokens" in batch:
-        assert read == batch["encoder_input_tokens"][0][batch["encoder_segment_ids"][0] == 1].tolist()
+    if batch.encoder is not None:
+        assert read == batch.encoder.tokens[0][batch.encoder.segment_ids[0] == 1].tolist()
         return
-    ids = [*batch["decoder_input_tokens"][0][:1], *batch["decoder_target_tokens"][0]]
+    ids = [*batch.decoder.tokens[0][:1], *batch.decoder.targets[0]]
     assert read + true == ids[: len(read + true)] and len(true) <= WRITING.max_length
-    prefix = batch["decoder_causal_attention"][0].sum()
+    prefix = batch.decoder.causal_attention[0].sum()
     assert len(read) == (prefix if experiment.objective.has_inputs else READ)
 
 
