@@ -1,4 +1,4 @@
-"""Pre-training rows of models with a decoder: inputs and targets of noisy text, packed several to a row.
+"""Pre-training rows of models with a decoder: inputs and targets of corrupted text, packed into rows.
 
 Shapes: B examples of at most L raw tokens. A batch is a function of (seed, row numbers) alone: every random
 number is drawn by the number of its example.
@@ -33,7 +33,10 @@ def pretraining_rows(
     batch_size: int,
     frame: TextFrame = T5_FRAME,
 ) -> "Denoised | Masked":
-    """The rows of a corpus under an objective, of encoders ``Masked``; checks every setting first."""
+    """Return the rows of a corpus under an objective: ``Masked`` for encoders, ``Denoised`` for all others.
+
+    SettingError if objective, architecture and vocabulary do not fit together.
+    """
     check_architecture(architecture, streams.seed or 0)
     check_objective(objective, architecture, streams.corpus.vocabulary)
     lengths = compute_lengths(objective, inputs_length)
@@ -45,7 +48,10 @@ def pretraining_rows(
 
 
 def noise_mask(objective: Objective, text: Drawn, room: int) -> np.ndarray:
-    """bool [B,L], True on noise, whose targets take at most ``room`` tokens, EOS included."""
+    """Return the corruption mask, bool [B,L], True on noise.
+
+    Its targets take at most ``room`` tokens, EOS included.
+    """
     inside = length_mask(text.lengths, text.u.shape[2])
     mask = objective.corruption.mask(objective, text) & inside
     if not objective.corruption.bounded:
@@ -59,11 +65,11 @@ def noise_mask(objective: Objective, text: Drawn, room: int) -> np.ndarray:
 def denoise(
     objective: Objective, text: Ragged, u: np.ndarray, vocabulary: Vocabulary, limits: Lengths
 ) -> tuple[Ragged, Ragged]:
-    """text [B,L], random numbers u [B,draws,L] -> inputs and targets that fit in ``limits``, ending with EOS.
+    """Return inputs and targets of texts [B,L], within ``limits`` and ending with EOS.
 
-    The last of the ``draws`` numbers per token orders sentences, if the objective permutes them, the one
-    before it decides what inputs show, and the first ones where noise falls. Content of the inputs is what
-    they show of the text, content of the targets what they do not show of it.
+    Of the uniform numbers u [B,draws,L] the first ones draw the corruption mask, the next one the format of
+    the inputs and, if the objective permutes sentences, the last one their order. Content tokens of the
+    inputs are those of the text that they show, content tokens of the targets those that inputs hide.
     """
     tokens, lengths, words = text
     eos, inside, order = None if objective.eos_between_documents else vocabulary.eos, text.mask, None
@@ -87,7 +93,7 @@ def denoise(
 
 
 def _gather(tokens: np.ndarray, keep: np.ndarray, content: np.ndarray, eos: int | None) -> Ragged:
-    """Each [B,L] -> the tokens to keep from the left and, unless it is None, ``eos``."""
+    """Return the tokens to keep, moved to the left, and after them ``eos`` unless it is None."""
     counts = np.count_nonzero(keep, axis=1).astype(np.int32)
     shape = len(tokens), int(counts.max(initial=0)) + (eos is not None)
     gathered, marks = np.full(shape, PAD, np.int32), np.zeros(shape, bool)
@@ -100,7 +106,7 @@ def _gather(tokens: np.ndarray, keep: np.ndarray, content: np.ndarray, eos: int 
 
 
 def _prefixed(text: Ragged, before: tuple[int, ...]) -> Ragged:
-    """The texts [B,L] behind the ids ``before``."""
+    """Return the texts [B,L] with the ids ``before`` in front of each."""
     count, rows = len(before), len(text.lengths)
     tokens = np.concatenate([np.tile(np.array(before, np.int32), (rows, 1)), text.tokens], axis=1)
     content = np.concatenate([np.zeros((rows, count), bool), text.content], axis=1)
@@ -108,7 +114,7 @@ def _prefixed(text: Ragged, before: tuple[int, ...]) -> Ragged:
 
 
 class Packed(NamedTuple):
-    """The rows that the segments of a window fill in their order, and numbers that decide how many fit."""
+    """How the segments of a window, in their order, are packed into rows."""
 
     bounds: np.ndarray  # each row's first place in the order [rows + 1]
     draws: np.ndarray  # first random number of each place [segments]
@@ -146,22 +152,22 @@ class Denoised(Uncached):
         return with_start(batch, self.frame.start)
 
     def rows_of_epoch(self, most: int) -> int:
-        """Of the first epoch of a corpus in one stream, at most ``most``."""
+        """Return the number of rows of the first epoch of a corpus in one stream, at most ``most``."""
         return self.reading.rows_of_epoch(most, self.rows_of, self.kind)
 
     @property
     def kind(self) -> str:
-        """What is counted of a window: the rows that it fills."""
+        """Return the name under which rows of windows are counted, which depends on the packing."""
         return SEGMENTS if self.objective.concatenates else f"packed {self.architecture}"
 
     def rows_of(self, place: WindowPlace) -> int:
-        """How many rows a window fills."""
+        """Return how many rows a window fills."""
         if self.objective.concatenates:
             return self.reading.segments_of(place)
         return len(self.packed(place).bounds) - 1
 
     def _texts(self, rows: WindowRows, numbers: np.ndarray) -> "Excerpts":
-        """One segment a row."""
+        """Return the texts of rows that hold one segment each."""
         segments = self.reading.order(rows.place)[rows.numbers]
         seeds = np.full(len(segments), self.reading.seed)
         return Excerpts(self._read(rows.place, segments), seeds, numbers[rows.at], None, rows.at)
@@ -183,14 +189,14 @@ class Denoised(Uncached):
     def _denoised(
         self, text: Ragged, seeds: np.ndarray | int, keys: np.ndarray, draws: np.ndarray | None
     ) -> tuple[Ragged, Ragged]:
-        """Inputs and targets of texts whose noise is drawn by seed and key; ``draws``: the first uniforms."""
+        """Return inputs and targets of texts, with noise drawn by seed and key, or by given first draws."""
         u = uniforms(seeds, keys, self.objective.draws, self.lengths.raw)
         if draws is not None:
             u[:, 0, 0] = draws
         return denoise(self.objective, text, u, self.reading.vocabulary, self.reading.lengths)
 
     def example(self, number: int) -> tuple[Ragged, Ragged]:
-        """An example alone, of a mixture: the streams take turns, each goes on through its segments."""
+        """Return example ``number`` of a mixture; streams take turns, each in the order of its segments."""
         count = np.array([self.reading.streams.count])
         (rows,) = self.reading.at(number % count, number // count, self.reading.segments_of, SEGMENTS)
         segments = self.reading.order(rows.place)[rows.numbers]
@@ -199,7 +205,7 @@ class Denoised(Uncached):
 
     @functools.cached_property
     def packed(self) -> Callable[[WindowPlace], Packed]:
-        """The rows of a window."""
+        """Return the function that packs a window, with a cache."""
         return functools.lru_cache(maxsize=KEPT * self.reading.streams.count)(self._packed)
 
     def _packed(self, place: WindowPlace) -> Packed:
@@ -213,7 +219,7 @@ class Denoised(Uncached):
 
 
 class Excerpts(NamedTuple):
-    """Segments of one or more windows."""
+    """Segments of one or more windows, and what their noise is drawn by."""
 
     text: Ragged
     seeds: np.ndarray  # of their noise, int64 [B]
@@ -223,7 +229,7 @@ class Excerpts(NamedTuple):
 
 
 def _joined(parts: Sequence[Excerpts]) -> Excerpts:
-    """In the order of their rows."""
+    """Return all segments in the order of their rows."""
     at = np.concatenate([part.at for part in parts])
     order = np.argsort(at, kind="stable")
     text = Ragged(

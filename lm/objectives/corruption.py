@@ -51,7 +51,7 @@ class Infilled(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """One way for noise to fall: a mask of the tokens, or an infilling that is more than a mask."""
+    """One kind of noise: a function that draws a mask of the tokens, or an infilling, which is more."""
 
     mask: Callable[[Amount, Drawn], np.ndarray]  # bool [B,L], True on noise
     infill: Callable[[Amount, np.ndarray, np.ndarray], Infilled] | None = None  # of lengths and uniforms
@@ -64,10 +64,10 @@ class Noise(NamedTuple):
 
     @property
     def bounded(self) -> bool:
-        """Whether inputs and targets are known to fit before all noise is drawn.
+        """Return whether inputs and targets are known to fit before the noise is drawn.
 
-        The first random number says how many tokens and runs are noise, or there are no more than the text
-        has tokens. Noise that is not bounded is drawn first and limited then.
+        Either the first random number determines the number of noise tokens and spans, or there are no more
+        of them than the text has tokens. Noise that is not bounded is drawn first and trimmed afterwards.
         """
         return self.infill is not None or self.counts is not None
 
@@ -90,19 +90,22 @@ def latest(starts: np.ndarray) -> np.ndarray:
 
 
 def tie_broken(u: np.ndarray) -> np.ndarray:
-    """float64 [B,L]: the same order, ties broken by column, so that every machine sorts alike."""
+    """Return numbers of the same order with ties broken by column, float64 [B,L].
+
+    Every machine then sorts alike.
+    """
     return u + np.arange(u.shape[1]) * (2.0**-24 / u.shape[1])  # float32 draws are multiples of 2^-24
 
 
 def _smallest(u: np.ndarray, among: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """bool [B,L]: the ``count`` [B] positions with the smallest numbers, of at least as many ``among``."""
+    """Return the ``count`` [B] positions with the smallest numbers ``among`` others, bool [B,L]."""
     order = tie_broken(u)
     np.putmask(order, ~among, np.inf)
     bounds = np.sort(order, axis=1)[np.arange(len(u)), count - 1]
     return order <= np.where(count > 0, bounds, -np.inf)[:, None]
 
 
-# --- where noise falls
+# --- masks
 
 
 def span_counts(amount: Amount, lengths: np.ndarray, _u: np.ndarray | None = None) -> Counts:
@@ -115,7 +118,7 @@ def span_counts(amount: Amount, lengths: np.ndarray, _u: np.ndarray | None = Non
 
 
 def _compose(u: np.ndarray, total: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Totals [B] split into positive parts, all compositions equally likely: running sums, flat."""
+    """Return random compositions of totals [B] into positive parts, as running sums in one flat array."""
     columns = np.arange(max(int(total.max()), 1))
     ends = _smallest(u[:, : len(columns)], columns < total[:, None] - 1, parts - 1)
     ends[np.arange(len(u)), total - 1] = True
@@ -154,7 +157,7 @@ def random_spans_noise_mask(amount: Amount, text: Drawn) -> np.ndarray:
 
 
 def prefix_lengths(lengths: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """[B], uniforms [B] -> [B]: uniform in [1, L-1]; a single token is all prefix."""
+    """Return prefix lengths, int [B], uniform in [1, L-1]; a single token is all prefix."""
     return 1 + (u * np.maximum(lengths - 1, 0)).astype(np.int32)
 
 
@@ -168,9 +171,10 @@ def _whole_words(amount: Amount, text: Drawn) -> np.ndarray:
 
 
 def _geometric_spans(amount: Amount, text: Drawn) -> np.ndarray:
-    """Spans that begin at random words, one after the other, until noise has its share; the last one is cut.
+    """Return SpanBERT's mask, bool [B,L]: spans from random words on until enough is noise.
 
-    All words begin a span, in the order of their numbers; a word is noise once a span over it is drawn.
+    Words begin a span in the order of their random numbers, and the last span is cut at the share. A word is
+    noise if one of the spans over it was drawn.
     """
     lengths, u = text.lengths, text.u
     inside = length_mask(lengths, u.shape[2])
@@ -205,14 +209,14 @@ def geometric(u: np.ndarray) -> np.ndarray:
 
 
 def _infill(amount: Amount, lengths: np.ndarray, u: np.ndarray) -> Infilled:
-    """Lengths [B], uniforms [B,2,L]: each span becomes one mask, no two are neighbours.
+    """Return BART's text infilling of lengths [B] and uniforms [B,2,L]: each span becomes one mask.
 
-    Noise has its share of the tokens exactly. Span lengths are Poisson, and one of 0 puts a mask between two
-    tokens. Spans follow each other until they hold the noise. The last one, which is also the last in the
-    text, takes what remains of it. Mostly that cuts it, as in BART. It is lengthened where no other span has
-    room: each needs a visible token before the next, and a noise token, so that inputs never outgrow the
-    text. That is rare but for texts of a few tokens (at a rate of 0.15, one in 20 of 2 to 9 tokens) and
-    rates above mean / (mean + 1).
+    The share of noise is exact. Span lengths are Poisson, and one of 0 inserts a mask between two tokens; no
+    two masks are neighbours. Spans are drawn until they hold the noise. The last one drawn, which is also the
+    last in the text, takes what remains of it. Mostly that cuts it, as in BART. It is lengthened where no
+    other span has room: each needs a visible token before the next, and a noise token, so that inputs never
+    outgrow the text. That is rare except for texts of a few tokens (at a rate of 0.15, one in 20 of 2 to 9
+    tokens) and rates above mean / (mean + 1).
 
     BART's code counts words, lets spans overlap, so that less may be hidden than asked for, and adds a mask
     for every empty span.
@@ -239,7 +243,7 @@ def _infill(amount: Amount, lengths: np.ndarray, u: np.ndarray) -> Infilled:
 
 
 def _poisson(mean: float) -> np.ndarray:
-    """float64: the probability of at most 0, 1, 2, ..., as far as float32 draws can tell them apart."""
+    """Return the Poisson distribution function at 0, 1, 2, ..., float64, as far as float32 resolves it."""
     count = np.arange(int(mean + 10 * math.sqrt(mean)) + 10)
     return np.cumsum(np.exp(count * math.log(mean) - mean - [math.lgamma(k + 1) for k in count]))[:-1]
 
@@ -267,13 +271,14 @@ NOISES: dict[str, Noise] = {
 }
 
 
-# --- noise that is left out where there is no room for it
+# --- noise that is dropped where it does not fit
 
 
 def cap_sentinels(noise: np.ndarray, inside: np.ndarray, u: np.ndarray, num_sentinels: int) -> np.ndarray:
-    """Noise of rows with enough sentinels; elsewhere random runs of it, one fewer than there are sentinels.
+    """Return noise, bool [B,L], with random spans dropped in rows that have fewer sentinels than spans.
 
-    Among noise tokens u is uniform whatever the mask, so it can choose; k runs leave at most k + 1 of text.
+    One span fewer is kept than there are sentinels, since k spans leave at most k + 1 runs of text. Whatever
+    the mask, u is uniform among noise tokens, so that it can also choose the spans.
     """
     starts = runs_of(noise)
     scarce = np.maximum(starts.sum(1), runs_of(inside & ~noise).sum(1)) > num_sentinels

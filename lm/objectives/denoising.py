@@ -1,17 +1,18 @@
-"""Pre-training objectives: which tokens are hidden, what is predicted of them, and how long that gets.
+"""Pre-training objectives: which tokens are corrupted, what is predicted, and how long both get.
 
-A denoising objective is three independent choices: which tokens are noise, what stands for them in the
-inputs, and what the targets are. Short words here: L tokens of a text, p = ``rate``, a run or span is
-consecutive tokens of noise, a sentinel is the special token that stands for one.
+A denoising objective is three independent choices: the corruption mask (which tokens are noise), the format
+of the inputs (what replaces noise) and the format of the targets. Here L is the number of tokens of a text,
+p is ``rate``, a span is a run of consecutive noise tokens, and a sentinel is the special token that stands
+for a span.
 Sources: Raffel et al. 2020, sections 3.1.4 and 3.3; of encoders Devlin et al. 2019, Joshi et al. 2020
 (SpanBERT) and Clark et al. 2020 (ELECTRA); of text infilling Lewis et al. 2020 (BART). T5 differs in two
 points, both because nothing may be cut and inputs and targets must together give back the text:
 
-* *Too few sentinels.* T5 let them run over into word pieces. Here "spans" draws at most as many spans as
-  there are sentinels (fewer and longer; the number of noise tokens stays), and noise by chance loses runs,
-  chosen uniformly, until those that stay can be told apart on both sides.
-* *Too long targets.* T5 cut them. Here ``compute_lengths`` leaves room for all but about 1 in 30,000 draws of
-  noise by chance, and such a draw loses the noise that does not fit.
+* *Too few sentinels.* T5 lets their ids run over into word pieces. Here "spans" draws at most as many spans
+  as there are sentinels (fewer and longer ones, with the same number of noise tokens). Noise of random amount
+  drops spans, chosen uniformly, until there are enough sentinels for inputs and targets.
+* *Too long targets.* T5 truncates them. Here ``compute_lengths`` leaves room for all but about 1 in 30,000
+  draws of random amount, and such a draw drops the noise that does not fit.
 """
 
 import math
@@ -33,7 +34,7 @@ SHORTEST_MASKED = 7  # [CLS], two [SEP], and a token for each random number that
 
 
 def _reads(field: str) -> Values:
-    """The kinds of noise that read a setting of their amount."""
+    """Return the kinds of noise that use a setting of their amount."""
     return Values(tuple(name for name, noise in NOISES.items() if field not in noise.ignores))
 
 
@@ -53,7 +54,7 @@ Ends = Literal["each-example", "between-documents"]
 
 @dataclass(frozen=True)
 class Objective:
-    """Which tokens of a text are hidden, and what is predicted of them."""
+    """An objective: corruption mask x format of inputs x format of targets."""
 
     noise: NoiseName = "iid"  # which tokens are noise
     inputs: InputsName = "sentinels"  # what replaces noise
@@ -79,22 +80,22 @@ class Objective:
 
     @property
     def corruption(self) -> Noise:
-        """The kind of noise: which tokens it takes, and whether their number is fixed."""
+        """Return the entry of NOISES that draws the corruption mask."""
         return NOISES[self.noise]
 
     @property
     def is_mlm(self) -> bool:
-        """Whether targets stand where the inputs hide them, as encoders predict them."""
+        """Return whether targets are predicted in place, at the masked positions, as by encoders."""
         return self.targets in IN_PLACE
 
     @property
     def has_inputs(self) -> bool:
-        """False for the causal LM, whose inputs are absent: not even an EOS."""
+        """Return False for a causal LM, which has no inputs at all, not even an EOS."""
         return (self.noise, self.inputs) != ("everything", "drop")
 
     @property
     def concatenates(self) -> bool:
-        """Whether documents are concatenated before they are split into segments.
+        """Return whether documents are concatenated before they are split into segments.
 
         Not for pairs of sentences, nor where the split of a document is what is learnt (prefix LM).
         """
@@ -102,12 +103,12 @@ class Objective:
 
     @property
     def eos_between_documents(self) -> bool:
-        """Whether EOS stands between concatenated documents, and not at the end of examples."""
+        """Return whether EOS stands between concatenated documents instead of at the end of each example."""
         return self.concatenates and self.eos == "between-documents"
 
     @property
     def draws(self) -> int:
-        """Random numbers per token: for the noise, for what inputs show of it, for the order of sentences."""
+        """Return the random numbers per token, for mask, format of inputs and order of sentences."""
         return self.corruption.draws + INPUTS[self.inputs].draws + (self.sentences == "permuted")
 
 
@@ -143,11 +144,12 @@ class Lengths(NamedTuple):
 
 
 def sizes(objective: Objective, lengths: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens of inputs, tokens of targets) [B] with EOS, of raw lengths [B] and first random numbers u [B].
+    """Return the numbers of input and of target tokens, int [B] each, EOS included.
 
-    Not for noise whose amount is left to chance. A run costs a sentinel, in inputs and in targets.
+    They follow from the raw lengths [B] and the first uniform number u [B] of each text, for noise whose
+    amount is not random. Each span adds a sentinel to inputs and to targets.
     """
-    assert objective.corruption.counts is not None, "the amount of noise is left to chance"
+    assert objective.corruption.counts is not None, "the amount of noise is random"
     noise, runs = objective.corruption.counts(objective, lengths, u)
     inputs = INPUTS[objective.inputs].size(lengths, noise, np.where(noise, runs, 0)) + 1
     targets = TARGETS[objective.targets].size(lengths, noise, np.where(noise < lengths, runs, 0)) + 1
@@ -155,7 +157,13 @@ def sizes(objective: Objective, lengths: np.ndarray, u: np.ndarray) -> tuple[np.
 
 
 def compute_lengths(objective: Objective, inputs_length: int) -> Lengths:
-    """The most raw tokens whose inputs fit in ``inputs_length``, and the room for their targets."""
+    """Return the most raw tokens whose inputs fit in ``inputs_length``, and the room for their targets.
+
+    T5's ``random_spans_helper``. SettingError if ``inputs_length`` is too short for one example.
+
+    >>> compute_lengths(Objective(noise="spans"), 512)
+    Lengths(raw=568, inputs=512, targets=114)
+    """
     shortest = SHORTEST_MASKED if objective.is_mlm else SHORTEST_INPUTS
     if inputs_length < shortest:
         raise SettingError(f"data.inputs_length={inputs_length} should be at least {shortest}, such as 512")
@@ -171,7 +179,7 @@ def compute_lengths(objective: Objective, inputs_length: int) -> Lengths:
 
 
 def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
-    """Of a fixed amount of noise: at 15 %, in spans of 3, 512 inputs read 568 tokens and have 114 targets."""
+    """Return the lengths for noise of a fixed amount."""
     # A share of 1 - rate of the raw tokens stays in the inputs, so that far longer texts cannot fit; the
     # factor 2 leaves room for rounding.
     raw = np.arange(2, math.ceil(inputs_length * 2 / (1 - objective.rate)) + 2)
@@ -183,7 +191,9 @@ def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
 
 
 def _room_by_chance(objective: Objective, raw: int) -> int:
-    """Room for targets of L raw tokens, each noise with probability p: the mean plus DEVIATIONS deviations.
+    """Return the room for targets of L raw tokens, each noise with probability p.
+
+    It is the mean number of targets plus DEVIATIONS standard deviations.
 
     "drop" predicts the noise: binomial, mean Lp, variance Lp(1-p). "sentinels" has a target where a token is
     noise or the one before it is (and one at the very start, either way): all L but those with

@@ -23,7 +23,7 @@ TargetsName = Literal["sentinels", "drop", "everything", "in-place", "replaced"]
 
 
 class Side(NamedTuple):
-    """What one side of an example, inputs or targets, shows of a text with noise."""
+    """The format of one side of an example, inputs or targets: what it shows of a corrupted text."""
 
     # of tokens, noise and uniforms, each [B,L]
     show: Callable[[np.ndarray, np.ndarray, np.ndarray, Vocabulary], Selection]
@@ -105,7 +105,7 @@ def sentence_starts(tokens: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
 
 
 def permutation(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """int [B,L]: the positions of the text, its sentences in random order, each whole; uniforms [B,L]."""
+    """Return the positions of the text with its sentences in random order, int [B,L]; u uniform [B,L]."""
     order = np.take_along_axis(u, latest(sentence_starts(tokens, vocabulary)), axis=1)
     np.putmask(order, ~length_mask(lengths, u.shape[1]), np.inf)
     return np.argsort(order, axis=1, kind="stable")
@@ -114,7 +114,7 @@ def permutation(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabula
 def split_points(
     tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Vocabulary
 ) -> np.ndarray:
-    """Return where to split each text, int [B]: one or more tokens from either end; uniforms [B].
+    """Return where to split each text, int [B], at least one token from either end; u uniform [B].
 
     Any sentence is as likely, any word where there is one sentence only, any token where there is one word.
     """
