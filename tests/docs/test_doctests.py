@@ -8,6 +8,7 @@ import pytest
 MODULES = (
     "lm.data.packing",
     "lm.objectives.corruption",
+    "lm.objectives.denoising",
     "lm.ops.masks",
     "lm.ops.positions",
     "lm.nn.attention_inputs",
