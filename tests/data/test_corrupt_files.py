@@ -22,6 +22,7 @@ from experiments.runs.prepare import fingerprints
 from experiments.runs.stages import stages
 from experiments.runs.vocabularies import find_vocabulary
 from experiments.study.experiment import Experiment
+from lm.batch import Batch
 from lm.c4 import pages
 from lm.config.base import DataError, SettingError, change, changes
 from lm.data import batches
@@ -213,7 +214,7 @@ class Lengths:
         self.found = found
 
     def __call__(self, step, chosen):
-        return {"lengths": np.array([len(self.found[step]["text"])])}
+        return Batch(labels=np.array([len(self.found[step]["text"])]))
 
 
 def files(folder):

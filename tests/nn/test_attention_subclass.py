@@ -135,7 +135,8 @@ class Running(nnx.Module):
 
 def test_a_mixer_that_counts_its_own_costs_is_counted_by_that(monkeypatch):
     monkeypatch.setitem(MIXERS, "convolution", Convolution)
-    none, own = (replace(TINY, mixer=name, positions="none") for name in ("none", "convolution"))
+    base = changes(TINY, {"positions.kind": "none"})
+    none, own = (with_mixer(base, name) for name in ("none", "convolution"))
     layers = TINY.num_decoder_layers
     assert step_flops(own, 3, 0, 7) - step_flops(none, 3, 0, 7) == 3 * 3 * layers * 7 * 7
     assert costs(own, 7).scores == 3 * layers * 7
@@ -144,7 +145,8 @@ def test_a_mixer_that_counts_its_own_costs_is_counted_by_that(monkeypatch):
 
 def test_a_mixer_that_does_not_is_counted_by_its_matrices_and_its_carry(monkeypatch):
     monkeypatch.setitem(MIXERS, "running", Running)
-    none, own = (replace(TINY, mixer=name, positions="none") for name in ("none", "running"))
+    base = changes(TINY, {"positions.kind": "none"})
+    none, own = (with_mixer(base, name) for name in ("none", "running"))
     layers = TINY.num_decoder_layers
     assert step_flops(own, 3, 0, 7) - step_flops(none, 3, 0, 7) == 6 * 3 * 7 * layers * 16 * 16
     assert costs(own, 7).scores == 0
@@ -160,7 +162,7 @@ class Latent(Attention):
 
 def test_a_subclass_with_another_cache_needs_no_count_of_its_own(monkeypatch):
     monkeypatch.setitem(MIXERS, "latent", Latent)
-    assert cache_bytes(replace(TINY, mixer="latent"), 5, 0) == TINY.num_decoder_layers * 5 * 3 * 4
+    assert cache_bytes(with_mixer(TINY, "latent"), 5, 0) == TINY.num_decoder_layers * 5 * 3 * 4
 
 
 def test_a_function_that_hides_what_it_makes_is_refused(monkeypatch):

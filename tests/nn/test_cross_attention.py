@@ -214,7 +214,7 @@ def test_truncated_gradients_are_those_of_chunks_that_are_given_the_state_before
 
 
 def test_a_truncated_model_computes_the_same_and_its_gradient_stays_in_a_chunk():
-    config = replace(config_of("heads"), architecture="decoder", dropout=0.0, truncation=3)
+    config = changes(config_of("heads"), {"architecture": "decoder", "dropout": 0.0, "mixer.truncation": 3})
     cut, whole = (
         Transformer(each, nnx.Rngs(params=jax.random.key(0)))
         for each in (config, changes(config, {"mixer.truncation": None}))

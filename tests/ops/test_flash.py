@@ -177,7 +177,7 @@ def example(rows):
 
 
 def gradients(attention, sizes):
-    config = change(TINY, "attention", attention)
+    config = change(TINY, "attention.implementation", attention)
     model, batch = Transformer(config, nnx.Rngs(params=0)), example(4)
 
     def loss(model):
@@ -206,7 +206,7 @@ def test_a_model_is_the_same_by_whole_rows_on_devices_that_share_out_rows_and_he
 
 
 def test_nothing_as_large_as_the_scores_is_made_where_flash_is_taken():
-    config = change(TINY, "attention", "flash")
+    config = change(TINY, "attention.implementation", "flash")
     ones = jnp.ones((1, 640), jnp.int32)
     side = Side(tokens=ones, segment_ids=ones)
     batch = Batch(encoder=side, decoder=side)

@@ -130,7 +130,8 @@ def fed(folder):
     batches = rows_in_streams(shards, folder / f"tokens-{jax.process_count()}-{jax.process_index()}")
     for step, batch in enumerate(stream(batches, 0, STEPS, rows=rows)):
         for place, number in enumerate(numbers):
-            values = b"".join(np.ascontiguousarray(batch[name][place]).tobytes() for name in sorted(batch))
+            features = sorted(batch.features().items())
+            values = b"".join(np.ascontiguousarray(array[place]).tobytes() for _, array in features)
             found[f"{step} {number}"] = hashlib.sha256(values).hexdigest()
     return found, sorted(shard.name for shard in shards if shard.read_windows)
 

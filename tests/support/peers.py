@@ -106,7 +106,7 @@ def smoothed_loss(logits, labels, epsilon):
 
 
 def norm(kind, x, eps, **weights):
-    made = make_norm(ModelConfig(norm=NormConfig(kind=kind, epsilon=eps)), len(x[0]))
+    made = make_norm(NormConfig(kind=kind, epsilon=eps), len(x[0]))
     nnx.update(made, {name: jnp.array(value) for name, value in weights.items()})
     return made(jnp.array(x)[None])[0]
 
