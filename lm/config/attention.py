@@ -47,11 +47,11 @@ class RotaryConfig:
                 raise SettingError(f"model.positions.rotary.{low}={least} should be below {limit}")
 
     def frequencies(self, width: int) -> tuple[np.ndarray, float]:
-        """float32 [R/2] radians a position, of heads ``width`` wide, and a factor of cosines and sines.
+        """Return the rotary frequencies of heads ``width`` wide, and a factor of cosines and sines.
 
-        A scaling decides which share of each frequency stays; the rest is divided by ``factor``, so that the
-        angles of ``factor`` times longer rows are those of the rows trained on. It goes by the turns in
-        ``original_length``.
+        The frequencies are float32 [R/2], in radians a position. A scaling decides which share of each
+        frequency stays; the rest is divided by ``factor``, so that the angles of ``factor`` times longer rows
+        are those of the rows trained on. It goes by the turns in ``original_length``.
         """
         width = int(self.fraction * width)
         frequencies = self.base ** -(np.arange(0, width, 2) / width)
@@ -103,5 +103,5 @@ class SparsityConfig:
 
     @property
     def has_window(self) -> bool:
-        """Whether there is one in any layer."""
+        """Return whether any layer has a window."""
         return self.window is not None or bool(self.layer_windows)

@@ -1,4 +1,4 @@
-"""The settings of a model made of counts."""
+"""Settings of models made of counts."""
 
 from dataclasses import dataclass
 from typing import Literal

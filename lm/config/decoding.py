@@ -1,4 +1,4 @@
-"""How answers are written; without jax, so that a command line can offer it."""
+"""Settings of decoding, without jax, so that a command line can offer them."""
 
 from dataclasses import dataclass
 

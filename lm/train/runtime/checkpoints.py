@@ -35,11 +35,11 @@ Scores = Mapping[str, float | None]
 
 
 class CheckpointError(RuntimeError):
-    """There are checkpoints and none can be used; the message says how each is damaged."""
+    """Raised if there are checkpoints and none can be used; the message says how each is damaged."""
 
 
 class SaveError(CheckpointError):
-    """A step was not saved; the message says why, which checkpoint is the newest good one, and what to do."""
+    """Raised if a step was not saved; tells why, which checkpoint is the newest good one, and what to do."""
 
 
 class Checkpoints:

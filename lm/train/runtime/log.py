@@ -44,7 +44,7 @@ WriteScalars = Callable[[int, Mapping[str, float]], None]  # the values of a ste
 
 
 class NonFiniteLoss(ArithmeticError):
-    """Loss or gradient is not finite, or too many updates were skipped; nothing was saved since."""
+    """Raised if loss or gradient is not finite, or too many updates were skipped; nothing was saved since."""
 
     def __init__(self, step: int, why: str):
         super().__init__(f"step {step} {why}")

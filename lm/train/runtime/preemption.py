@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked to stop; the state after ``step`` is saved and training resumes from it."""
+    """Raised after a signal asked to stop; the state after ``step`` is saved and training resumes from it."""
 
     def __init__(self, name: str, step: int):
         what = f"stopped after step {step}, which is saved" if step else "nothing was begun"
