@@ -48,9 +48,9 @@ class MarkovTagger:
     config: MarkovConfig
     tags: tuple[str, ...]
     words: tuple[str, ...]
-    first: np.ndarray  # int64 [K]: sentences that begin with a tag
-    pairs: np.ndarray  # int64 [K,K]: tag in row s followed by tag in column s'
-    emitted: np.ndarray  # int64 [W,K]: words with their tags
+    first: np.ndarray  # int64 [K]: sentences that begin with each tag
+    pairs: np.ndarray  # int64 [K,K]: how often tag s (row) is followed by tag s' (column)
+    emitted: np.ndarray  # int64 [W,K]: how often each word has each tag
 
     @functools.cached_property
     def totals(self) -> np.ndarray:

@@ -19,7 +19,7 @@ LARGEST_VOCABULARY = 2**16  # ids; keys of 2^46 different n-grams then fit in 63
 ALL = slice(None)
 KNESER_NEY = "Kneser-Ney"  # kind of a file of tables
 SCORED_AT_ONCE = 1 << 18  # more takes more memory and is not faster [tokens]
-DISCOUNT = 0.5  # of an order in which nothing occurs once, where none can be estimated
+DISCOUNT = 0.5  # where no n-gram of an order occurs once, so that it cannot be estimated
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def sample(counted: NGramCounts, rng: np.random.Generator, end: int, length: int
     """
     ngrams, tokens = counted.ngrams, list[int]()
     while len(tokens) < length and end not in tokens[-1:]:
-        wanted = min(ngrams.order, len(tokens) + 2)  # a context has been drawn, or is the begin
+        wanted = min(ngrams.order, len(tokens) + 2)  # the context was drawn, or is the start of the document
         found = [numbers for order, numbers in ngrams.contexts(tokens) if order == wanted]
         if wanted > 1 and not found:
             break
@@ -201,7 +201,7 @@ def kneser_ney(counted: NGramCounts) -> KneserNey:
             preceded = np.bincount(suffixes[order], minlength=len(count))
             count = np.where(preceded > 0, preceded, count)
         if order == 1:
-            count = np.append(count[: ngrams.vocab_size], 0)  # the begin of a document is not predicted
+            count = np.append(count[: ngrams.vocab_size], 0)  # the start of a document is not predicted
         discount, prefixes = _discount(count), ngrams.prefixes(order)
         total = np.bincount(prefixes, count, contexts)
         saved = discount * np.bincount(prefixes, count > 0, contexts)

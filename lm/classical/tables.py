@@ -11,7 +11,7 @@ import numpy as np
 from lm.config.base import DataError
 from lm.files import CHECKSUM, matches_checksum, write_with_checksum
 
-KIND = "kind"  # the array that says of what model a file has the tables
+KIND = "kind"  # name of the array that tells which kind of model a file holds
 
 
 def save_tables(path: Path, kind: str, tables: Mapping[str, np.ndarray]) -> None:
@@ -34,7 +34,7 @@ def load_tables(path: Path, kind: str) -> dict[str, np.ndarray]:
         raise DataError(
             f"{path} is damaged: {why}; estimate the model again, or put back a copy that is whole"
         )
-    with np.load(path) as arrays:  # objects it refuses by default
+    with np.load(path) as arrays:  # numpy refuses pickled objects by default
         tables = dict(arrays)
     found = unpacked(tables.pop(KIND)) if KIND in tables else ["something else"]
     if found != [kind]:

@@ -69,5 +69,5 @@ def noise_of(counts: np.ndarray) -> AliasTable:
         threshold[high] -= 1 - threshold[low]
         if threshold[high] < 1:
             poor.append(rich.pop())
-    threshold[poor + rich] = 1  # but for rounding
+    threshold[poor + rich] = 1  # they are 1 up to rounding
     return AliasTable(threshold.astype(np.float32), alias)

@@ -19,7 +19,7 @@ from lm.classical.skipgram import negative_gradients, negative_loss, softmax_gra
 from lm.classical.windows import AliasTable, Text, join_documents, keep_probabilities, noise_of, pad_text
 from lm.config.skipgram import SkipGramConfig
 
-SCANNED = 64  # of one compiled scan [batches]
+SCANNED = 64  # batches of one compiled scan
 
 
 class Tables(NamedTuple):
@@ -32,10 +32,10 @@ class Tables(NamedTuple):
 class CentreBatches(NamedTuple):
     """The S batches of B centres that one scan goes over."""
 
-    places: Array  # int [S,B], in ``Text.words``
+    places: Array  # int [S,B]: indices in ``Text.words``
     reach: Array  # int [S,B]: contexts on either side; 0 fills up the last batch
     rates: Array  # float [S]
-    keys: Array  # [S], of the negatives
+    keys: Array  # [S]: random keys of the negatives
 
 
 class Pairs(NamedTuple):

@@ -20,7 +20,7 @@ WINDOWED: Conditions = ({"window": GIVEN}, {"layer_windows": GIVEN})
 
 @dataclass(frozen=True)
 class RotaryConfig:
-    """How rotary positions turn queries and keys, and are stretched to rows longer than in training."""
+    """Rotary positions (RoPE), and how they are stretched to rows longer than in training."""
 
     base: float = 10_000.0  # slowest wavelength over 2 pi, of an infinitely wide head [tokens]
     fraction: float = 1.0  # share of a head's features that are turned, from the first on
@@ -76,7 +76,7 @@ class RotaryConfig:
 
 @dataclass(frozen=True)
 class SparsityConfig:
-    """Which positions self-attention skips; distances are counted in blocks of ``block`` positions."""
+    """Sparse self-attention; distances are counted in blocks of ``block`` positions."""
 
     window: int | None = None  # how far is seen to each side; None: everything [blocks]
     dilation: int = setting(1, WINDOWED)  # step of the window; 2 leaves out every other block [blocks]

@@ -9,9 +9,9 @@ from lm.config.base import SettingError
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """How the devices are arranged; one size may be -1: all the devices that the others leave.
+    """The mesh of devices; one size may be -1: all the devices that the others leave.
 
-    The axes are in the order of their traffic, the least first: what is far apart talks the least.
+    The axes are in the order of their traffic, the least first: devices that are far apart communicate least.
     """
 
     # slices of a TPU that only a data-centre network joins; each holds all parameters [slices]

@@ -72,7 +72,7 @@ LOW_RANK: Condition = {"rank": ABOVE_0}
 
 @dataclass(frozen=True)
 class SideConfig:
-    """Sizes of an encoder's blocks that differ from its decoder's (BART, Marian); None: they do not."""
+    """Sizes of an encoder's blocks where they differ from its decoder's (BART, Marian); None: they do not."""
 
     d_ff: int | None = None  # width of the feed-forward layer [features]
     d_kv: int | None = None  # width of one attention head [features]
@@ -85,7 +85,7 @@ class SideConfig:
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Low-rank updates of matrices, which are tuned in their place (LoRA, Hu et al. 2021)."""
+    """Low-rank updates of matrices, trained instead of the matrices (LoRA, Hu et al. 2021)."""
 
     rank: int = 0  # inner width of an update; 0: there are none [features]
     alpha: float = setting(8.0, LOW_RANK)  # over the rank: what updates are multiplied by
@@ -99,7 +99,7 @@ class LoraConfig:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids that decoding knows."""
+    """Ids of the special tokens that decoding uses."""
 
     pad: int = 0  # written after the end
     eos: int | None = 1  # ends a text; None: nothing does
@@ -108,7 +108,7 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A Transformer: what concerns all of it, and a group of settings for each part."""
+    """A Transformer: settings of the whole model, and a group of settings for each part."""
 
     architecture: Architecture = "encoder-decoder"  # which stacks there are, and what each position sees
     vocab_size: int = 32_128  # rows of the embedding; at least the vocabulary with its sentinels [tokens]
@@ -343,7 +343,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What a model is fine-tuned to predict instead of the next token (lm.nn.heads)."""
+    """The head of a fine-tuned model, which replaces the prediction of the next token (lm.nn.heads)."""
 
     kind: HeadKind  # classes and regression: of a text; tokens, span: of its positions; choice: of texts
     classes: int = 1  # of "classes" and "tokens" [classes]

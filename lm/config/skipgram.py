@@ -8,7 +8,7 @@ from lm.config.base import ABOVE_0, SettingError, above_0, at_least, setting
 
 @dataclass(frozen=True)
 class SkipGramTraining:
-    """How skip-gram's tables are trained, whatever their size."""
+    """Settings of the training of skip-gram's tables, whatever their size."""
 
     window: int = 5  # contexts on either side of a centre, at most [words]
     # contexts on either side: all of the window, or a number drawn from 1..window for each centre (word2vec)

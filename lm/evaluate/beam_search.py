@@ -20,12 +20,12 @@ from lm.config.decoding import Decoding
 class BeamRules:
     """The rules in which implementations of beam search differ."""
 
-    penalty: Callable[[Any, float], Any]  # (tokens of a sequence, exponent) -> what its sum is divided by
+    penalty: Callable[[Any, float], Any]  # (length, exponent) -> divisor of the sum
     ending: int  # a sequence ends if its EOS is among the best ``ending`` times K continuations
-    # Beams without EOS at the end count like finished ones, or only for want of those.
+    # Whether beams that are cut at max_length count as finished, or only where fewer than K have finished.
     cut: Literal["finished", "spare"]
-    # With K finished, stop: True at once; False when no running beam, as long as it is then, could score
-    # higher; "never" when none could at any length.
+    # When to stop once K have finished. True: at once; False: when no running beam scores higher at its
+    # current length; "never": when none could at any length.
     early_stopping: bool | Literal["never"]
 
     def __post_init__(self):
@@ -58,7 +58,7 @@ class Beams(NamedTuple):
     sums: Array  # float32 [B,K]
     finished: Array  # int32 [B,K,T], best first
     scores: Array  # float32 [B,K]
-    done: Array  # bool [B]: nothing running can change what is finished
+    done: Array  # bool [B]: no running beam can change the finished ones
 
 
 def begin(search: Search, rows: Array, pad: int) -> Beams:
@@ -77,7 +77,7 @@ def advance(
     """
     count, vocabulary, length = search.decoding.beams, log_probabilities.shape[-1], step + 1
     sums = (beams.sums[:, :, None] + log_probabilities).reshape(len(beams.sums), -1)
-    sums, index = highest(sums, 2 * count)  # so that K can run on even if K end
+    sums, index = highest(sums, 2 * count)  # 2 K, so that K can run on even if K end
     parent, token = index // vocabulary, (index % vocabulary).astype(jnp.int32)
     tokens = _take(beams.tokens, parent).at[:, :, step].set(token)
     ends = jnp.zeros_like(token, bool) if eos is None else token == eos
@@ -106,7 +106,7 @@ def highest(values: Array, count: int) -> tuple[Array, Array]:
         return jax.lax.top_k(values, count)
     padded = jnp.pad(values, ((0, 0), (0, -values.shape[1] % block)), constant_values=-jnp.inf)
     padded = padded.reshape(len(values), -1, block)
-    chosen = jnp.sort(jax.lax.top_k(padded.max(-1), count)[1], axis=1)  # of equal values the first counts
+    chosen = jnp.sort(jax.lax.top_k(padded.max(-1), count)[1], axis=1)  # so ties go to the first
     best, place = jax.lax.top_k(_take(padded, chosen).reshape(len(values), -1), count)
     return best, _take(chosen, place // block) * block + place % block
 

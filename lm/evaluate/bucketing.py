@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-TOKENS = 4_096  # of a batch on each device, padding included
+TOKENS = 4_096  # tokens of a batch on each device, padding included
 PROGRAM = 200_000  # tokens that a small model reads while a program is compiled: padding may cost as much
-MOST = 8  # programs, whatever padding costs
+MOST = 8  # the most programs to compile, whatever the padding costs
 
 
 class Asked(NamedTuple):
     """A batch of questions: ``rows`` rows, of which the last ones are padding, and its padded lengths."""
 
-    questions: np.ndarray  # int64 [rows or fewer]: their places among all
+    questions: np.ndarray  # int64 [rows or fewer]: their indices among all
     rows: int
     lengths: tuple[int, ...]
 

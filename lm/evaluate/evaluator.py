@@ -26,10 +26,10 @@ class Questions:
     task: AnyTask
     rows: Sequence[Row]  # to answer; may be fewer than those of ``choices``
     batches: Sequence[Batch]  # this process's parts of the global batches
-    output: Callable[[Any, Any], Array]  # model, batch -> for each row tokens, or what a head gives
+    output: Callable[[Any, Any], Array]  # model, batch -> tokens or a head's outputs of each row
     answer: Callable[[Row, np.ndarray], Any]  # row, its output -> prediction
     choices: Choices | None = None  # the right answers in words whose likelihood is measured; None: none
-    fit: Choices | None = None  # of rows that tell how sharp its choices should be; None: the same
+    fit: Choices | None = None  # rows to find the sharpness of choices on; None: ``choices``
 
     @property
     def size(self) -> int:
@@ -44,7 +44,7 @@ def predict(model: Any, questions: Questions, put: Callable) -> list[Any]:
     """
     outputs: list[np.ndarray] = []
     for batch in map(put, questions.batches):
-        with jax.set_mesh(jax.tree.leaves(batch)[0].sharding.mesh):  # by which a model places activations
+        with jax.set_mesh(jax.tree.leaves(batch)[0].sharding.mesh):  # a model shards activations by it
             outputs.extend(multihost_utils.process_allgather(questions.output(model, batch), tiled=True))
     pairs = zip(questions.rows, outputs, strict=False)  # the last batch is filled up with rows of padding
     return [questions.answer(row, np.asarray(output)) for row, output in pairs]

@@ -54,7 +54,7 @@ class _Asked(NamedTuple):
 
     tokens: Any  # int32 [B,T], or [B,C,T] of C candidates
     lengths: Any  # int32 [B] or [B,C]
-    place: Any  # int32 [B]: where the first token is predicted
+    place: Any  # int32 [B]: position that predicts the first token
 
 
 class _Row(NamedTuple):
@@ -62,9 +62,9 @@ class _Row(NamedTuple):
 
     encoder: TokenIds  # read by the encoder
     decoder: TokenIds  # read by the decoder, up to what it is asked about: the prompt
-    asked: tuple[TokenIds, ...]  # what may follow, a candidate each; of an encoder the token behind the mask
-    place: int = 0  # of an encoder's mask
-    question: int = 0  # to which the answer belongs
+    asked: tuple[TokenIds, ...]  # candidates that may follow; of an encoder the masked token
+    place: int = 0  # position of an encoder's mask
+    question: int = 0  # index of the question that the answer is added to
 
 
 def continuation_log_probs(

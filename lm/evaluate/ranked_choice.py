@@ -12,7 +12,7 @@ import numpy as np
 from lm.data.tasks.choices import Choices, IdPair
 from lm.evaluate.loglikelihood import candidate_log_probs, continuation_log_probs
 
-Values = dict[str, np.ndarray]  # of every row
+Values = dict[str, np.ndarray]  # name -> a value of every row
 
 
 def gold_values(model: Any, choices: Choices, put: Callable, fit: Choices | None = None) -> Values:

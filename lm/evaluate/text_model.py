@@ -20,9 +20,9 @@ from lm.evaluate.generate import Model, beam_search, decode, prompt_batch
 from lm.evaluate.loglikelihood import Continued, Masking, Put, TokenIds, scored_continuations
 
 PROMPTS = 32  # prompts that are answered together [rows]
-NARROWEST = 16  # of the lengths, powers of two, to which prompts are padded [tokens]
-DEFAULT_LENGTH = 256  # of a request that names no length: the harness's [tokens]
-# names of one setting
+NARROWEST = 16  # smallest of the powers of two to which prompts are padded [tokens]
+DEFAULT_LENGTH = 256  # longest answer where a request names no length, as in the harness [tokens]
+# names that requests use for the longest answer
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "num_beams", "seed")
 
@@ -36,9 +36,9 @@ class TextModel:
     encode: Callable[[str], list[int]]  # a text alone
     framed: Callable[[str], list[int]]  # a prompt, with the ids around it
     decode: Callable[[Iterable[int]], str]
-    prefix: int | None  # what a text without a context is behind: BOS, else EOS
-    masking: Masking | None = None  # of an encoder
-    max_length: int | None = None  # that is read at once; None: model.positions.max_length [tokens]
+    prefix: int | None  # stands before a text without a context: BOS, else EOS
+    masking: Masking | None = None  # for encoders only
+    max_length: int | None = None  # longest row; None: model.positions.max_length [tokens]
 
     @property
     def longest(self) -> int:
