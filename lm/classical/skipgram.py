@@ -46,9 +46,9 @@ def negative_loss(u: Array, positive: Array, negative: Array, weights: Array) ->
 def negative_gradients(u: Array, positive: Array, negative: Array, weights: Array) -> tuple[Array, Array]:
     """Return the gradients of ``negative_loss`` with respect to u, and to positive and negative in one array.
 
-    They are [B,D] and [B,C+K,D]. For one pair: with respect to u_t, (sigma(u_t v_c) - 1) v_c + sum_i
-    sigma(u_t v_i) v_i; with respect to v_c, (sigma(u_t v_c) - 1) u_t; with respect to v_i, sigma(u_t v_i)
-    u_t.
+    They are [B,D] and [B,C+K,D]. For one pair: with respect to u_t,
+    (sigma(u_t v_c) - 1) v_c + sum_i sigma(u_t v_i) v_i; with respect to v_c, (sigma(u_t v_c) - 1) u_t; with
+    respect to v_i, sigma(u_t v_i) u_t.
     """
     v = jnp.concatenate([positive, negative], axis=1)
     pairs = jnp.broadcast_to(weights.sum(axis=1, keepdims=True), negative.shape[:2])
