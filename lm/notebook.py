@@ -1,4 +1,4 @@
-"""A model in a few lines: made or loaded, trained on pairs of texts, asked in texts (docs/notebook.md)."""
+"""Make or load a model, train it on pairs of texts and ask it in texts, in a few lines (docs/notebook.md)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ PAIRS = "pairs"  # the name of the one task
 
 @dataclass(frozen=True)
 class PairTraining:
-    """How a model is trained on pairs of texts."""
+    """Settings of training on pairs of texts."""
 
     steps: int = 100  # updates [steps]
     batch_size: int = 8  # rows, into each of which as many pairs go as fit [sequences]
@@ -46,20 +46,23 @@ class PairTraining:
 
 @dataclass(frozen=True)
 class TrainableModel(TextModel):
-    """A model that is asked in texts, with the vocabulary in which it is trained on more of them."""
+    """A model that is asked in texts, with its vocabulary, so that it can be trained on more of them."""
 
     vocabulary: Vocabulary = field(kw_only=True)
 
 
 def make_model(config: ModelConfig, vocabulary: Vocabulary, seed: int) -> TrainableModel:
-    """A new model, with random parameters; SettingError if the vocabulary is larger than its embedding."""
+    """Return a new model with random parameters.
+
+    Raises SettingError if the vocabulary is larger than the model's embedding.
+    """
     if vocabulary.size > config.vocab_size:
         raise SettingError(f"vocab_size={config.vocab_size} is less than the vocabulary's {vocabulary.size}")
     return text_model(Transformer(config, nnx.Rngs(params=jax.random.key(seed))), vocabulary)
 
 
 def load_model(folder: str | Path) -> TrainableModel:
-    """A published checkpoint with its tokenizer: config.json, safetensors and tokenizer files."""
+    """Load a published checkpoint with its tokenizer: config.json, safetensors and tokenizer files."""
     config, model = convert.load(folder)
     return text_model(model, find_tokenizer(Path(folder), config.vocab_size))
 
@@ -67,10 +70,11 @@ def load_model(folder: str | Path) -> TrainableModel:
 def train_model(
     texts: TrainableModel, pairs: Sequence[tuple[str, str]], training: PairTraining
 ) -> tuple[TrainableModel, list[float]]:
-    """The model after training on (input, answer) pairs, and the loss of each step [nats a token].
+    """Return the model trained on (input, answer) pairs, and the loss of each step [nats a token].
 
     ``texts`` itself stays as it is. A decoder then reads a prompt as in training: start token, prompt, EOS.
-    SettingError for a model that writes no text, and for one whose texts end otherwise than its vocabulary's.
+    Raises SettingError for a model that writes no text, and for one whose texts end otherwise than its
+    vocabulary's.
     """
     vocabulary, seed = texts.vocabulary, training.seed
     config = replace(texts.model.config, special=special_ids(texts.model.config, vocabulary))
@@ -106,7 +110,10 @@ def text_model(
     framed: tuple[int | None, int | None] | None = None,
     max_length: int | None = None,
 ) -> TrainableModel:
-    """A model and its vocabulary; ``framed``: the ids around a prompt, by default ``prompt_frame``'s."""
+    """Return a model with its vocabulary, to be asked in texts.
+
+    ``framed`` are the ids around a prompt, by default ``prompt_frame``'s.
+    """
     config, (begin, end) = model.config, framed or prompt_frame(model.config, vocabulary)
     masking = None
     if not config.has_decoder:

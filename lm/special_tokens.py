@@ -1,4 +1,4 @@
-"""The ids around texts as a model reads and writes them: its own, and where it names none its tokenizer's."""
+"""The special ids around a model's texts: the model's own, and where it names none its tokenizer's."""
 
 import json
 from dataclasses import replace
@@ -10,7 +10,7 @@ from lm.tokenizers.tokenizer import PAD, TextFrame, Vocabulary
 
 
 def special_ids(config: ModelConfig, vocabulary: Vocabulary) -> SpecialTokens:
-    """Those of the model; where config.json names none, those of its tokenizer.
+    """Return the special ids of the model, or of its tokenizer where config.json names none.
 
     A decoder's first token is what its tokenizer puts before a text, else its bos_token_id, else its EOS, as
     GPT-2 has it.
@@ -26,7 +26,7 @@ def special_ids(config: ModelConfig, vocabulary: Vocabulary) -> SpecialTokens:
 
 
 def check_special(config: ModelConfig, vocabulary: Vocabulary, named: str) -> None:
-    """SettingError if a decoder's special ids are not those with which its vocabulary frames texts."""
+    """Raise SettingError if a decoder's special ids are not those with which its vocabulary frames texts."""
     special = config.special
     if not config.has_decoder:
         return
@@ -43,7 +43,7 @@ def check_special(config: ModelConfig, vocabulary: Vocabulary, named: str) -> No
 
 
 def prompt_frame(config: ModelConfig, vocabulary: Vocabulary) -> tuple[int | None, int | None]:
-    """The ids that begin and end a text that the model shall answer."""
+    """Return the ids that begin and end a prompt; None where there is none."""
     if config.architecture == "encoder":
         return vocabulary.cls, vocabulary.sep
     if config.has_encoder:
@@ -53,7 +53,7 @@ def prompt_frame(config: ModelConfig, vocabulary: Vocabulary) -> tuple[int | Non
 
 
 def text_frame(config: ModelConfig, vocabulary: Vocabulary) -> TextFrame:
-    """The ids around the inputs and targets on which a model with a decoder is trained."""
+    """Return the ids around the inputs and targets on which a model with a decoder is trained."""
     special, affixes = config.special, vocabulary.affixes
     before = affixes.before if affixes and config.architecture in ENCODER_DECODERS else ()
     start = special.pad if special.start is None else special.start

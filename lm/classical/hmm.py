@@ -1,8 +1,8 @@
 """A hidden Markov model that tags words: estimates from counts, joint probabilities, and beam search.
 
 The decoder reads a ``Lattice``, log-probabilities of one sentence, and knows nothing of words. Words are
-cased. An unknown one is tagged by its looks: as rare words of training with the same ending, where words with
-and without a capital in front are told apart.
+cased. An unknown word is tagged by its suffix and capitalisation: as the rare words of training with the same
+ending, where words with and without a capital in front are told apart.
 """
 
 import functools
@@ -40,34 +40,40 @@ class TagPath(NamedTuple):
 
 @dataclass(frozen=True)
 class MarkovTagger:
-    """Counts of tagged sentences. The order of tags is that of the alphabet; the lower wins a tie."""
+    """A tagger made of the counts of tagged sentences.
+
+    Tags are in alphabetical order; the lower number wins a tie.
+    """
 
     config: MarkovConfig
     tags: tuple[str, ...]
     words: tuple[str, ...]
-    first: np.ndarray  # int64 [K]: sentences that begin with a tag
-    pairs: np.ndarray  # int64 [K,K]: tag in row s followed by tag in column s'
-    emitted: np.ndarray  # int64 [W,K]: words with their tags
+    first: np.ndarray  # int64 [K]: sentences that begin with each tag
+    pairs: np.ndarray  # int64 [K,K]: how often tag s (row) is followed by tag s' (column)
+    emitted: np.ndarray  # int64 [W,K]: how often each word has each tag
 
     @functools.cached_property
     def totals(self) -> np.ndarray:
-        """int64 [K]: words of each tag, those that end a sentence included."""
+        """Return the number of words of each tag, those that end a sentence included: int64 [K]."""
         return self.emitted.sum(0)
 
     @functools.cached_property
     def initial(self) -> np.ndarray:
-        """float64 [K]: P(s_1)."""
+        """Return P(s_1), float64 [K]."""
         counts = self.first + self.config.smoothing
         return counts / counts.sum()
 
     @functools.cached_property
     def transitions(self) -> np.ndarray:
-        """float64 [K,K]: P(s'|s). A row need not sum to 1: what is missing is the end of a sentence."""
+        """Return P(s'|s), float64 [K,K]: s in rows, s' in columns.
+
+        A row need not sum to 1: what is missing is the probability that the sentence ends.
+        """
         smoothing = self.config.smoothing
         return (self.pairs + smoothing) / (self.totals[:, None] + smoothing * len(self.tags))
 
     def emissions(self, words: Sequence[str]) -> np.ndarray:
-        """float64 [T,K]: P(o|s), of an unknown word up to a factor that is the same for all tags."""
+        """Return P(o|s), float64 [T,K]; of an unknown word up to a factor that is the same for all tags."""
         known = [self.numbers.get(word) for word in words]
         rows = [
             self._unknown(word) if k is None else self.emitted[k]
@@ -76,34 +82,37 @@ class MarkovTagger:
         return np.array(rows).reshape(-1, len(self.tags)) / self.totals
 
     def lattice(self, words: Sequence[str]) -> Lattice:
-        """What ``words`` are tagged by."""
+        """Return the log-probabilities by which ``words`` are tagged."""
         with np.errstate(divide="ignore"):
             return Lattice(*map(np.log, (self.initial, self.transitions, self.emissions(words))))
 
     def names(self, states: Iterable[int]) -> list[str]:
-        """The tags that a decoder found as numbers."""
+        """Return the tags of the numbers that a decoder found."""
         return [self.tags[state] for state in states]
 
     def states(self, tags: Sequence[str]) -> np.ndarray:
-        """int64 [T]: the numbers of tags; SettingError for one that was not seen."""
+        """Return the numbers of tags, int64 [T]; raise SettingError for one that was not seen."""
         numbers = {tag: number for number, tag in enumerate(self.tags)}
         if unseen := [tag for tag in tags if tag not in numbers]:
             raise SettingError(f"tag {unseen[0]!r} should be one of training: {', '.join(self.tags)}")
         return np.array([numbers[tag] for tag in tags], np.int64)
 
     def most_frequent(self, words: Sequence[str]) -> list[str]:
-        """The tag that each word has most often, alone; unknown: the most frequent tag."""
+        """Return the tag that each word has most often, whatever its context.
+
+        An unknown word gets the most frequent tag.
+        """
         rows = [self.totals if k is None else self.emitted[k] for k in map(self.numbers.get, words)]
         return self.names(int(row.argmax()) for row in rows)
 
     @functools.cached_property
     def numbers(self) -> dict[str, int]:
-        """Row of ``emitted`` by word."""
+        """Return the row of ``emitted`` of each word."""
         return {word: number for number, word in enumerate(self.words)}
 
     @functools.cached_property
     def endings(self) -> dict[tuple[bool, str], np.ndarray]:
-        """int64 [K] by first capital and ending: the tags of rare words."""
+        """Return how often rare words have each tag, int64 [K], by (first letter is a capital, ending)."""
         counts: dict[tuple[bool, str], np.ndarray] = defaultdict(lambda: np.zeros(len(self.tags), np.int64))
         occurrences = self.emitted.sum(1)
         for number in np.flatnonzero(occurrences <= self.config.rare).tolist():
@@ -112,9 +121,10 @@ class MarkovTagger:
         return dict(counts)
 
     def _unknown(self, word: str) -> np.ndarray:
-        """float64 [K]: P(s|looks), which is P(o|s) P(s) up to a factor (Brants 2000, section 2.3).
+        """Return P(s|looks), float64 [K], which is P(o|s) P(s) up to a factor (Brants 2000, section 2.3).
 
-        From the distribution of all tags by ever longer endings, as far as rare words have them.
+        It interpolates the distribution of all tags with those of ever longer endings, as far as rare words
+        have them.
         """
         probs, shorter = self.totals / self.totals.sum(), self.config.shorter
         for look in _looks(word, self.config.suffix):
@@ -126,7 +136,10 @@ class MarkovTagger:
 
 
 def estimate_tagger(sentences: Iterable[Tagged], config: MarkovConfig) -> MarkovTagger:
-    """The counts of tagged sentences; those without words are skipped. SettingError if none is left."""
+    """Count tagged sentences; those without words are skipped.
+
+    Raises SettingError if none is left.
+    """
     texts = [list(sentence) for sentence in sentences if sentence]
     if not texts:
         raise SettingError("a tagger needs one tagged sentence with a word at least")
@@ -144,18 +157,18 @@ def estimate_tagger(sentences: Iterable[Tagged], config: MarkovConfig) -> Markov
 
 
 def joint_log_prob(lattice: Lattice, states: np.ndarray) -> float:
-    """Nats: log P(S, O) of tags [T] and the words of the lattice."""
+    """Return log P(S, O) of tags int [T] and the words of the lattice [nats]."""
     moves = lattice.transitions[states[:-1], states[1:]]
     emitted = lattice.emissions[np.arange(len(states)), states]
     return float(lattice.initial[states[0]] + moves.sum() + emitted.sum())
 
 
 def beam(lattice: Lattice, width: int) -> TagPath:
-    """The best path of those through the ``width`` best tags of each word but the last: O(T K width).
+    """Return the best path of those through the ``width`` best tags of each word but the last: O(T K width).
 
     A tag's best predecessor is chosen among the ``width`` tags of the word before to which the best partial
-    paths lead. Width 1 is greedy; width K is the algorithm of Viterbi, which finds the most probable path.
-    Equally probable: the lower tag.
+    paths lead. Width 1 is greedy; width K is the Viterbi algorithm, which finds the most probable path. Of
+    equally probable tags the lower number is chosen.
     """
     score = lattice.initial + lattice.emissions[0]
     back = np.zeros(lattice.emissions.shape, np.int64)
@@ -171,7 +184,10 @@ def beam(lattice: Lattice, width: int) -> TagPath:
 
 
 def tag(model: MarkovTagger, words: Sequence[str], width: int) -> list[str]:
-    """A tag for each word, by ``beam``; SettingError where that finds no path of probability above 0."""
+    """Return a tag for each word, by ``beam``.
+
+    Raises SettingError where that finds no path of probability above 0.
+    """
     if width < 1:
         raise SettingError(f"width={width} of a beam should be at least 1, which is greedy")
     if not words:
@@ -191,12 +207,12 @@ def save_tagger(model: MarkovTagger, path: Path) -> None:
 
 
 def load_tagger(path: Path) -> MarkovTagger:
-    """The tagger that was saved; DataError if the file is missing, damaged or another model's."""
+    """Return the saved tagger; raise DataError if the file is missing, damaged or another model's."""
     tables = load_tables(path, TAGGER)
     (config,), tags, words = (unpacked(tables.pop(name)) for name in ("config", "tags", "words"))
     return MarkovTagger(from_json(MarkovConfig, config), tuple(tags), tuple(words), **tables)
 
 
 def _looks(word: str, suffix: int) -> list[tuple[bool, str]]:
-    """First capital and ending of 0 to ``suffix`` characters."""
+    """Return (first letter is a capital, ending) for endings of 0 to ``suffix`` characters."""
     return [(word[:1].isupper(), word[len(word) - n :]) for n in range(min(suffix, len(word)) + 1)]

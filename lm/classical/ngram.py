@@ -1,8 +1,8 @@
-"""n-grams of token ids: counts, texts drawn from them, and interpolated Kneser-Ney probabilities.
+"""n-grams of token ids: counts, texts sampled from them, and interpolated Kneser-Ney probabilities.
 
 A text is ``tokens`` int [N] and ``offsets`` int [documents + 1], as a corpus is stored: document d is
-``tokens[offsets[d]:offsets[d + 1]]``. Contexts end at the begin of a document, in front of which stands one
-symbol that is never predicted. Whether a document's end is, is up to the caller, who puts an EOS there.
+``tokens[offsets[d]:offsets[d + 1]]``. Contexts do not cross the start of a document, in front of which stands
+one symbol that is never predicted. The end of a document is predicted if the caller puts an EOS there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ LARGEST_VOCABULARY = 2**16  # ids; keys of 2^46 different n-grams then fit in 63
 ALL = slice(None)
 KNESER_NEY = "Kneser-Ney"  # kind of a file of tables
 SCORED_AT_ONCE = 1 << 18  # more takes more memory and is not faster [tokens]
-DISCOUNT = 0.5  # of an order in which nothing occurs once, where none can be estimated
+DISCOUNT = 0.5  # where no n-gram of an order occurs once, so that it cannot be estimated
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class NGrams:
 
     @property
     def begin(self) -> int:
-        """The symbol in front of a document."""
+        """Return the id of the symbol in front of a document."""
         return self.vocab_size
 
     @property
@@ -48,11 +48,14 @@ class NGrams:
         return self.vocab_size + 1
 
     def size(self, order: int) -> int:
-        """How many n-grams of that order there are."""
+        """Return the number of n-grams of that order."""
         return self.base if order == 1 else len(self.keys[order - 2])
 
     def prefixes(self, order: int, numbers: slice | np.ndarray = ALL) -> np.ndarray:
-        """int64 [n-grams]: the numbers of the prefixes; a single token has the empty one, number 0."""
+        """Return the numbers of the prefixes, int64 [n-grams].
+
+        A single token has the empty prefix, number 0.
+        """
         return (
             np.zeros(self.base, np.int64)[numbers]
             if order == 1
@@ -60,13 +63,13 @@ class NGrams:
         )
 
     def lasts(self, order: int, numbers: slice | np.ndarray = ALL) -> np.ndarray:
-        """int64 [n-grams]: the last tokens."""
+        """Return the last tokens, int64 [n-grams]."""
         return np.arange(self.base)[numbers] if order == 1 else self.keys[order - 2][numbers] % self.base
 
     def find(self, order: int, prefix: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """int64 [n]: numbers of n-grams given as the numbers of their prefixes, -1 for none, and last tokens.
+        """Return the numbers of n-grams, int64 [n], from the numbers of their prefixes and their last tokens.
 
-        -1 for an n-gram that was not seen.
+        A prefix is -1 for none. An n-gram that was not seen gets -1.
         """
         keys, wanted = self.keys[order - 2], prefix * self.base + last
         if not len(keys):
@@ -77,7 +80,10 @@ class NGrams:
         return np.where(keys[place] == wanted, place, -1)
 
     def suffixes(self) -> Iterator[np.ndarray]:
-        """int64 [n-grams] of each order: the numbers, an order below, of all tokens but the first."""
+        """Yield for each order the numbers of its n-grams' suffixes, int64 [n-grams].
+
+        A suffix is all tokens but the first; its number is among the n-grams an order below.
+        """
         suffix = np.zeros(self.base, np.int64)
         for order in range(1, self.order + 1):
             if order == 2:
@@ -87,9 +93,9 @@ class NGrams:
             yield suffix
 
     def contexts(self, tokens: Sequence[int]) -> Iterator[tuple[int, slice]]:
-        """(order, numbers) of the n-grams that continue the end of ``tokens``, short contexts first.
+        """Yield (order, numbers) of the n-grams that continue the end of ``tokens``, short contexts first.
 
-        ``tokens`` start at the begin of a document. Contexts that were not seen are left out.
+        ``tokens`` start at the start of a document. Contexts that were not seen are left out.
         """
         text = [self.begin, *tokens]
         for order in range(2, min(self.order, len(text) + 1) + 1):
@@ -103,13 +109,13 @@ class NGrams:
 
 @dataclass(frozen=True)
 class NGramCounts:
-    """How often each n-gram of a text occurs."""
+    """The count of each n-gram of a text."""
 
     ngrams: NGrams
     counts: tuple[np.ndarray, ...]  # int64 [n-grams] of each order from 1; of ``begin`` that of documents
 
     def table(self, order: int) -> dict[tuple[int, ...], int]:
-        """All n-grams of that order as ids, with their counts."""
+        """Return all n-grams of that order as tuples of ids, with their counts."""
         numbers, columns = np.arange(self.ngrams.size(order)), []
         for length in range(order, 0, -1):
             columns.append(self.ngrams.lasts(length, numbers))
@@ -136,7 +142,10 @@ class KneserNey:
 
 
 def count_ngrams(tokens: np.ndarray, offsets: np.ndarray, order: int, vocab_size: int) -> NGramCounts:
-    """The n-grams of a text, of orders 1 to ``order``; SettingError for what cannot be counted."""
+    """Count the n-grams of a text, of orders 1 to ``order``.
+
+    Raises SettingError for an order, vocabulary or text that cannot be counted.
+    """
     if not 1 <= order <= HIGHEST_ORDER:
         raise SettingError(f"order={order} of n-grams should be from 1 to {HIGHEST_ORDER}")
     if not 1 <= vocab_size <= LARGEST_VOCABULARY:
@@ -160,13 +169,13 @@ def count_ngrams(tokens: np.ndarray, offsets: np.ndarray, order: int, vocab_size
 
 
 def sample(counted: NGramCounts, rng: np.random.Generator, end: int, length: int) -> list[int]:
-    """A document drawn token by token in proportion to the counts of the highest order, unsmoothed.
+    """Return a document sampled token by token in proportion to the counts of the highest order, unsmoothed.
 
     It ends with the id ``end``, with a token that nothing follows in training, or after ``length`` tokens.
     """
     ngrams, tokens = counted.ngrams, list[int]()
     while len(tokens) < length and end not in tokens[-1:]:
-        wanted = min(ngrams.order, len(tokens) + 2)  # a context has been drawn, or is the begin
+        wanted = min(ngrams.order, len(tokens) + 2)  # the context was drawn, or is the start of the document
         found = [numbers for order, numbers in ngrams.contexts(tokens) if order == wanted]
         if wanted > 1 and not found:
             break
@@ -177,12 +186,12 @@ def sample(counted: NGramCounts, rng: np.random.Generator, end: int, length: int
 
 
 def kneser_ney(counted: NGramCounts) -> KneserNey:
-    """Interpolated Kneser-Ney with one discount an order (Chen and Goodman 1999, section 4.1.6).
+    """Estimate interpolated Kneser-Ney with one discount an order (Chen and Goodman 1999, section 4.1.6).
 
     Below the highest order an n-gram counts by how many different tokens precede it; those that begin a
     document, which nothing precedes, count by how often they occur. Order 1 is interpolated with the uniform
-    distribution over the vocabulary, so that every id has a probability in every context. A discount is
-    n1 / (n1 + 2 n2) of the n-grams that count once and twice.
+    distribution over the vocabulary, so that every id has a probability in every context. A discount is n1 /
+    (n1 + 2 n2) of the n-grams that count once and twice.
     """
     ngrams, suffixes = counted.ngrams, list(counted.ngrams.suffixes())
     probs, backoffs, discounts = [], [], []
@@ -192,7 +201,7 @@ def kneser_ney(counted: NGramCounts) -> KneserNey:
             preceded = np.bincount(suffixes[order], minlength=len(count))
             count = np.where(preceded > 0, preceded, count)
         if order == 1:
-            count = np.append(count[: ngrams.vocab_size], 0)  # the begin of a document is not predicted
+            count = np.append(count[: ngrams.vocab_size], 0)  # the start of a document is not predicted
         discount, prefixes = _discount(count), ngrams.prefixes(order)
         total = np.bincount(prefixes, count, contexts)
         saved = discount * np.bincount(prefixes, count > 0, contexts)
@@ -207,7 +216,7 @@ def kneser_ney(counted: NGramCounts) -> KneserNey:
 
 
 def token_log_probs(model: KneserNey, tokens: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """float64 [N] nats: of each token of a text given those before it in its document."""
+    """Return the log-probability of each token given those before it in its document, float64 [N] nats."""
     text = _with_begins(tokens, offsets, model.ngrams.vocab_size)
     before, found = model.ngrams.order - 1, np.empty(len(text))
     for start in range(0, len(text), SCORED_AT_ONCE):
@@ -219,7 +228,10 @@ def token_log_probs(model: KneserNey, tokens: np.ndarray, offsets: np.ndarray) -
 
 
 def next_probs(model: KneserNey, tokens: Sequence[int]) -> np.ndarray:
-    """float64 [V]: of each id after ``tokens``, which start at the begin of a document."""
+    """Return the probability of each id after ``tokens``, float64 [V].
+
+    ``tokens`` start at the start of a document.
+    """
     probs = model.probs[0][: model.ngrams.vocab_size].copy()
     for order, followers in model.ngrams.contexts(tokens):
         probs *= model.backoffs[order - 2][model.ngrams.prefixes(order, followers)[0]]
@@ -238,7 +250,7 @@ def save_kneser_ney(model: KneserNey, path: Path) -> None:
 
 
 def load_kneser_ney(path: Path) -> KneserNey:
-    """The model that was saved; DataError if the file is missing, damaged or another model's."""
+    """Return the saved model; raise DataError if the file is missing, damaged or another model's."""
     tables = load_tables(path, KNESER_NEY)
     discounts, vocab_size = tables.pop("discounts").tolist(), int(tables.pop("vocab_size"))
     lists: dict[str, list[np.ndarray]] = {"keys": [], "probs": [], "backoffs": []}
@@ -249,7 +261,10 @@ def load_kneser_ney(path: Path) -> KneserNey:
 
 
 def _with_begins(tokens: np.ndarray, offsets: np.ndarray, vocab_size: int) -> np.ndarray:
-    """int64 [N + documents]: the text with a symbol in front of each document."""
+    """Return the text with the begin symbol in front of each document, int64 [N + documents].
+
+    Raises SettingError for offsets or ids out of range.
+    """
     tokens, offsets = np.asarray(tokens, np.int64), np.asarray(offsets, np.int64)
     if not len(offsets) or offsets[0] or offsets[-1] != len(tokens) or (np.diff(offsets) < 0).any():
         ends = "no offsets" if not len(offsets) else f"offsets from {offsets[0]} to {offsets[-1]}"
@@ -266,7 +281,10 @@ def _discount(counts: np.ndarray) -> float:
 
 
 def _probs(model: KneserNey, text: np.ndarray) -> np.ndarray:
-    """float64, of each symbol of a text with begins; what stands in front of it is not known."""
+    """Return the probability of each symbol of a text with begins, float64.
+
+    Nothing is known of what stands in front of the text.
+    """
     numbers, probs = text, model.probs[0][text]
     for order, (seen, backoff) in enumerate(zip(model.probs[1:], model.backoffs, strict=True), 2):
         contexts = np.concatenate([[-1], numbers[:-1]])

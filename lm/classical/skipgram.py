@@ -11,7 +11,7 @@ from jax import Array
 
 
 def softmax_loss(u: Array, v: Array, targets: Array, weights: Array) -> Array:
-    """Sum of -log P(c|t), P(c|t) = exp(u_t v_c) / sum_k exp(u_t v_k).
+    """Return the sum of -log P(c|t), where P(c|t) = exp(u_t v_c) / sum_k exp(u_t v_k).
 
     ``u`` [B,D] are rows of centres, ``v`` [V,D] is the whole table, ``targets`` int [B,C] the contexts in it.
     """
@@ -20,9 +20,9 @@ def softmax_loss(u: Array, v: Array, targets: Array, weights: Array) -> Array:
 
 
 def softmax_gradients(u: Array, v: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
-    """Of ``softmax_loss`` with respect to u [B,D] and v [V,D], for one pair:
+    """Return the gradients of ``softmax_loss`` with respect to u [B,D] and v [V,D].
 
-    with respect to u_t, -v_c + sum_k P(k|t) v_k; with respect to v_k, (P(k|t) - [k = c]) u_t.
+    For one pair: with respect to u_t, -v_c + sum_k P(k|t) v_k; with respect to v_k, (P(k|t) - [k = c]) u_t.
     """
     pairs = weights.sum(axis=1, keepdims=True)
     expected = jax.nn.softmax(u @ v.T) * pairs
@@ -32,11 +32,11 @@ def softmax_gradients(u: Array, v: Array, targets: Array, weights: Array) -> tup
 
 
 def negative_loss(u: Array, positive: Array, negative: Array, weights: Array) -> Array:
-    """Sum of -log sigma(u_t v_c) - sum_i log sigma(-u_t v_i) over pairs, i over the negatives of the centre.
+    """Return the sum of -log sigma(u_t v_c) - sum_i log sigma(-u_t v_i) over all pairs: negative sampling.
 
-    ``u`` [B,D] are rows of centres, ``positive`` [B,C,D] of their contexts, ``negative`` [B,K,D] of words
-    drawn from noise. The pairs of a centre share its K draws, which leaves the expectation as it is and
-    gathers C times fewer rows than draws for each pair.
+    i runs over the negatives of the centre. ``u`` [B,D] are rows of centres, ``positive`` [B,C,D] of their
+    contexts, ``negative`` [B,K,D] of words drawn from noise. The pairs of a centre share its K draws, which
+    leaves the expectation as it is and gathers C times fewer rows than draws for each pair.
     """
     near, far = jnp.einsum("bd,bcd->bc", u, positive), jnp.einsum("bd,bkd->bk", u, negative)
     pairs = weights.sum(axis=1, keepdims=True)
@@ -44,10 +44,11 @@ def negative_loss(u: Array, positive: Array, negative: Array, weights: Array) ->
 
 
 def negative_gradients(u: Array, positive: Array, negative: Array, weights: Array) -> tuple[Array, Array]:
-    """Of ``negative_loss`` with respect to u [B,D], and to positive and negative in one array [B,C+K,D].
+    """Return the gradients of ``negative_loss`` with respect to u, and to positive and negative in one array.
 
-    For one pair: with respect to u_t, (sigma(u_t v_c) - 1) v_c + sum_i sigma(u_t v_i) v_i; with respect to
-    v_c, (sigma(u_t v_c) - 1) u_t; with respect to v_i, sigma(u_t v_i) u_t.
+    They are [B,D] and [B,C+K,D]. For one pair: with respect to u_t,
+    (sigma(u_t v_c) - 1) v_c + sum_i sigma(u_t v_i) v_i; with respect to v_c, (sigma(u_t v_c) - 1) u_t; with
+    respect to v_i, sigma(u_t v_i) u_t.
     """
     v = jnp.concatenate([positive, negative], axis=1)
     pairs = jnp.broadcast_to(weights.sum(axis=1, keepdims=True), negative.shape[:2])

@@ -1,4 +1,4 @@
-"""Arrays by name in one file (npz), with its checksum beside it."""
+"""Saves and loads named arrays in one file (npz), with its checksum beside it."""
 
 import io
 import json
@@ -11,7 +11,7 @@ import numpy as np
 from lm.config.base import DataError
 from lm.files import CHECKSUM, matches_checksum, write_with_checksum
 
-KIND = "kind"  # the array that says of what model a file has the tables
+KIND = "kind"  # name of the array that tells which kind of model a file holds
 
 
 def save_tables(path: Path, kind: str, tables: Mapping[str, np.ndarray]) -> None:
@@ -23,7 +23,10 @@ def save_tables(path: Path, kind: str, tables: Mapping[str, np.ndarray]) -> None
 
 
 def load_tables(path: Path, kind: str) -> dict[str, np.ndarray]:
-    """What ``save_tables`` wrote; DataError if the file is missing, damaged or of a model of another kind."""
+    """Return what ``save_tables`` wrote.
+
+    Raises DataError if the file is missing, damaged or of a model of another kind.
+    """
     if not path.exists():
         raise DataError(f"{path} does not exist; estimate the model again, or name the file that it is in")
     if not matches_checksum(path):
@@ -31,7 +34,7 @@ def load_tables(path: Path, kind: str) -> dict[str, np.ndarray]:
         raise DataError(
             f"{path} is damaged: {why}; estimate the model again, or put back a copy that is whole"
         )
-    with np.load(path) as arrays:  # objects it refuses by default
+    with np.load(path) as arrays:  # numpy refuses pickled objects by default
         tables = dict(arrays)
     found = unpacked(tables.pop(KIND)) if KIND in tables else ["something else"]
     if found != [kind]:
@@ -40,10 +43,10 @@ def load_tables(path: Path, kind: str) -> dict[str, np.ndarray]:
 
 
 def packed(texts: Sequence[str]) -> np.ndarray:
-    """uint8 [bytes]: texts as one array, which takes as much room as they do."""
+    """Return texts as one array, uint8 [bytes], which takes as much room as they do."""
     return np.frombuffer(json.dumps(texts).encode(), np.uint8)
 
 
 def unpacked(array: np.ndarray) -> list[str]:
-    """The texts that ``packed`` put into an array."""
+    """Return the texts that ``packed`` put into an array."""
     return json.loads(array.tobytes())

@@ -1,4 +1,4 @@
-"""Which words are contexts of which, and what negatives are drawn from."""
+"""The text, subsampling and noise distribution of skip-gram."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,16 +18,16 @@ class Text(NamedTuple):
 
 
 class AliasTable(NamedTuple):
-    """A distribution over V words as Walker's alias table: a draw costs two numbers, whatever V is."""
+    """A distribution over V words as Walker's alias table: a draw costs two random numbers, whatever V is."""
 
     threshold: np.ndarray  # float32 [V]: with this probability a cell gives its own word
     alias: np.ndarray  # int32 [V]: the word that it gives otherwise
 
 
 def join_documents(documents: Sequence[np.ndarray], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(words int32 [N], the number of each word's document int32 [N]) of id sequences.
+    """Concatenate documents of ids; return the words, and the number of each word's document, both int32 [N].
 
-    SettingError if there is no word, or one that is not in 0..vocab_size - 1.
+    Raises SettingError if there is no word, or one that is not in 0..vocab_size - 1.
     """
     words = np.concatenate([np.zeros(0, np.int32), *documents]).astype(np.int32)
     if not len(words):
@@ -41,15 +41,16 @@ def join_documents(documents: Sequence[np.ndarray], vocab_size: int) -> tuple[np
 
 
 def pad_text(words: np.ndarray, documents: np.ndarray, window: int, length: int) -> Text:
-    """A text of N <= ``length`` words, with ``window`` places before it and the others behind."""
+    """Return a text of N <= ``length`` words, with ``window`` places before it and the others behind."""
     sides = (window, window + length - len(words))
     return Text(np.pad(words, sides), np.pad(documents, sides, constant_values=-1))
 
 
 def keep_probabilities(counts: np.ndarray, threshold: float) -> np.ndarray:
-    """float [V]: sqrt(threshold / frequency), at most 1; 1 for all if ``threshold`` is 0.
+    """Return the probability with which subsampling keeps each word, float [V].
 
-    Words more frequent than ``threshold`` are left out of the text at random [section 2.3].
+    It is sqrt(threshold / frequency), at most 1; 1 for all if ``threshold`` is 0. Words more frequent than
+    ``threshold`` are left out of the text at random [section 2.3].
     """
     if not threshold:
         return np.ones(len(counts))
@@ -57,7 +58,7 @@ def keep_probabilities(counts: np.ndarray, threshold: float) -> np.ndarray:
 
 
 def noise_of(counts: np.ndarray) -> AliasTable:
-    """The unigram distribution of int [V] ``counts`` to the power NOISE_POWER, divided by its sum."""
+    """Return the noise distribution: unigram ``counts`` int [V] to the power NOISE_POWER, normalised."""
     p = counts.astype(np.float64) ** NOISE_POWER
     threshold, alias = p * (len(p) / p.sum()), np.arange(len(p), dtype=np.int32)
     poor = [*np.flatnonzero(threshold < 1).tolist()]
@@ -68,5 +69,5 @@ def noise_of(counts: np.ndarray) -> AliasTable:
         threshold[high] -= 1 - threshold[low]
         if threshold[high] < 1:
             poor.append(rich.pop())
-    threshold[poor + rich] = 1  # but for rounding
+    threshold[poor + rich] = 1  # they are 1 up to rounding
     return AliasTable(threshold.astype(np.float32), alias)

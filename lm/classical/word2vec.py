@@ -1,7 +1,7 @@
-"""Training of skip-gram's tables: a scan over batches of centres that updates only their rows.
+"""Trains skip-gram's tables: a scan over batches of centres that updates only their rows.
 
-On one core of a shared CPU, the documentation by words (1.16 million, V = 9,067), window 5, 5 negatives and
-D = 100: 590,000 words a second compiled and 410,000 with compiling in two epochs; gensim 4.4, which draws
+On one core of a shared CPU, the documentation by words (1.16 million, V = 9,067), window 5, 5 negatives and D
+= 100: 590,000 words a second compiled and 410,000 with compiling in two epochs; gensim 4.4, which draws
 negatives for each pair, 215,000 (medians of three interleaved runs, CPU time). After 5 epochs the held-out
 loss of a pair is 2.458 nats, gensim's 2.460.
 """
@@ -19,27 +19,27 @@ from lm.classical.skipgram import negative_gradients, negative_loss, softmax_gra
 from lm.classical.windows import AliasTable, Text, join_documents, keep_probabilities, noise_of, pad_text
 from lm.config.skipgram import SkipGramConfig
 
-SCANNED = 64  # of one compiled scan [batches]
+SCANNED = 64  # batches of one compiled scan
 
 
 class Tables(NamedTuple):
-    """Two vectors for each word; the embedding is that of the centre."""
+    """The two vectors of each word; its embedding is that as a centre."""
 
     centres: Array  # u [V,D]
     contexts: Array  # v [V,D]
 
 
 class CentreBatches(NamedTuple):
-    """What a scan goes over: S batches of B centres."""
+    """The S batches of B centres that one scan goes over."""
 
-    places: Array  # int [S,B], in ``Text.words``
+    places: Array  # int [S,B]: indices in ``Text.words``
     reach: Array  # int [S,B]: contexts on either side; 0 fills up the last batch
     rates: Array  # float [S]
-    keys: Array  # [S], of the negatives
+    keys: Array  # [S]: random keys of the negatives
 
 
 class Pairs(NamedTuple):
-    """A batch: centres, their contexts and negatives, by the numbers of words."""
+    """A batch of centres, with their contexts and negatives, by the numbers of words."""
 
     centres: Array  # int [B]
     contexts: Array  # int [B,C]
@@ -50,9 +50,10 @@ class Pairs(NamedTuple):
 def train_skipgram(
     documents: Sequence[np.ndarray], vocab_size: int, config: SkipGramConfig, seed: int
 ) -> Tables:
-    """Tables [V,D] from documents of ids; the same seed gives the same tables.
+    """Train tables [V,D] on documents of ids; the same seed gives the same tables.
 
-    A window does not reach into another document. SettingError if there is no text, or an id not below V.
+    A window does not reach into another document. Raises SettingError if there is no text, or an id not below
+    V.
     """
     tables = initial_tables(jax.random.key(seed), vocab_size, config.d_model)
     for epoch in range(config.epochs):
@@ -63,9 +64,10 @@ def train_skipgram(
 def train_epoch(
     tables: Tables, documents: Sequence[np.ndarray], config: SkipGramConfig, seed: int, epoch: int
 ) -> Tables:
-    """The tables, which it consumes, after one more pass over the documents; ``epoch`` counts from 0.
+    """Return the tables after one more pass over the documents; ``epoch`` counts from 0.
 
-    A pure function, so that training may be resumed after any epoch.
+    The given ``tables`` are consumed (their buffers are donated). The result depends on the arguments only,
+    so that training may be resumed after any epoch.
     """
     words, numbers = join_documents(documents, len(tables.contexts))
     noise, rng = _noise(words, len(tables.contexts)), np.random.default_rng((seed, epoch))
@@ -76,7 +78,10 @@ def train_epoch(
 
 
 def mean_loss(tables: Tables, documents: Sequence[np.ndarray], config: SkipGramConfig, seed: int) -> float:
-    """Loss of a pair of held-out documents, with windows and negatives as in training [nats]."""
+    """Return the mean loss of a pair of held-out documents [nats].
+
+    Windows and negatives are drawn as in training.
+    """
     words, numbers = join_documents(documents, len(tables.contexts))
     noise, rng = _noise(words, len(tables.contexts)), np.random.default_rng((seed, 0))
     text, total = _padded(words, numbers, config.window, len(words)), np.zeros(2)
@@ -86,21 +91,24 @@ def mean_loss(tables: Tables, documents: Sequence[np.ndarray], config: SkipGramC
 
 
 def initial_tables(key: Array, vocab_size: int, d_model: int) -> Tables:
-    """As word2vec begins: centres uniform within 1/2D of 0, contexts 0."""
+    """Return tables as word2vec begins: centres uniform within 1/2D of 0, contexts 0."""
     centres = jax.random.uniform(key, (vocab_size, d_model), minval=-0.5 / d_model, maxval=0.5 / d_model)
     return Tables(centres, jnp.zeros((vocab_size, d_model)))
 
 
 def as_large(tables: Tables, like: Array) -> Tables:
-    """The same products of centres and contexts, from centres with the root mean square of ``like``."""
+    """Rescale the tables so that centres have the root mean square of ``like``.
+
+    The products of centres and contexts stay the same.
+    """
     factor = jnp.sqrt(jnp.square(like).mean() / jnp.square(tables.centres).mean())
     return Tables(tables.centres * factor, tables.contexts / factor)
 
 
 def context_windows(text: Text, places: Array, reach: Array, window: int) -> tuple[Array, Array, Array]:
-    """(centres int [B], contexts int [B,2m], weights float [B,2m]) of the words at ``places`` [B].
+    """Return centres int [B], contexts int [B,2m] and their weights float [B,2m] at ``places`` [B] of a text.
 
-    A context lies within ``reach`` [B] of its centre, and in the same document.
+    A context has weight 1 if it lies within ``reach`` [B] of its centre and in the same document, else 0.
     """
     offsets = jnp.asarray([offset for offset in range(-window, window + 1) if offset])[None, :]
     near = places[:, None] + offsets
@@ -113,7 +121,7 @@ def context_windows(text: Text, places: Array, reach: Array, window: int) -> tup
 
 
 def draw_noise(key: Array, noise: AliasTable, shape: tuple[int, ...]) -> Array:
-    """Words int, each with the probability that ``noise`` gives to it."""
+    """Sample words of this shape, int, each with the probability that ``noise`` gives to it."""
     cell_key, side_key = jax.random.split(key)
     cells = jax.random.randint(cell_key, shape, 0, len(noise.alias))
     return jnp.where(jax.random.uniform(side_key, shape) < noise.threshold[cells], cells, noise.alias[cells])
@@ -126,21 +134,21 @@ def _noise(words: np.ndarray, vocab_size: int) -> AliasTable:
 def _thinned(
     words: np.ndarray, numbers: np.ndarray, vocab_size: int, config: SkipGramConfig, rng: np.random.Generator
 ) -> Text:
-    """The text of an epoch, without the frequent words that are left out; as long as all of it."""
+    """Return the text of an epoch after subsampling of frequent words, padded to the length of all of it."""
     keep = keep_probabilities(np.bincount(words, minlength=vocab_size), config.subsample)[words]
     kept = rng.random(len(words)) < keep
     return _padded(words[kept], numbers[kept], config.window, len(words))
 
 
 def _padded(words: np.ndarray, numbers: np.ndarray, window: int, length: int) -> Text:
-    """On the device, once for all scans of an epoch."""
+    """Return the padded text on the device: placed once for all scans of an epoch."""
     return jax.device_put(pad_text(words, numbers, window, length))
 
 
 def _batches(
     text: Text, epoch: int, config: SkipGramConfig, rng: np.random.Generator
 ) -> Iterator[CentreBatches]:
-    """All centres of an epoch in random order, by SCANNED batches."""
+    """Yield all centres of an epoch in random order, SCANNED batches at a time."""
     places = rng.permutation(np.flatnonzero(np.asarray(text.documents) >= 0))
     least = config.window if config.reach == "whole" else 1
     reach = rng.integers(least, config.window + 1, len(places))
@@ -175,7 +183,7 @@ def _scan(
 def _losses(
     tables: Tables, text: Text, noise: AliasTable, batches: CentreBatches, config: SkipGramConfig
 ) -> Array:
-    """[2]: the sum of losses, and the number of pairs."""
+    """Return the sum of losses and the number of pairs, [2]."""
 
     def step(total: Array, batch: CentreBatches) -> tuple[Array, None]:
         pairs = _drawn(text, noise, batch, config)
@@ -195,7 +203,7 @@ def _drawn(text: Text, noise: AliasTable, batch: CentreBatches, config: SkipGram
 
 
 def _update_negative(tables: Tables, pairs: Pairs, rate: Array) -> Tables:
-    """A step of SGD, whose work does not depend on V."""
+    """Apply a step of SGD, whose cost does not depend on V."""
     u, v = tables
     words = jnp.concatenate([pairs.contexts, pairs.negatives], axis=1)
     d_u, d_v = negative_gradients(u[pairs.centres], v[pairs.contexts], v[pairs.negatives], pairs.weights)
@@ -203,7 +211,7 @@ def _update_negative(tables: Tables, pairs: Pairs, rate: Array) -> Tables:
 
 
 def _update_softmax(tables: Tables, pairs: Pairs, rate: Array) -> Tables:
-    """A step of SGD; the softmax moves every word as a context."""
+    """Apply a step of SGD; the softmax updates every word as a context."""
     u, v = tables
     d_u, d_v = softmax_gradients(u[pairs.centres], v, pairs.contexts, pairs.weights)
     return Tables(u.at[pairs.centres].add(-rate * d_u), v - rate * d_v)

@@ -1,4 +1,4 @@
-"""Words and their vectors: made from texts, looked up, compared, saved and loaded."""
+"""Word vectors: trained on texts, looked up, compared, saved and loaded."""
 
 import io
 import re
@@ -18,7 +18,7 @@ from lm.files import matches_checksum, write_with_checksum
 
 @dataclass(frozen=True)
 class WordVectors:
-    """The words of a text, by number, and skip-gram's two tables of them."""
+    """The words of a text, by number, and skip-gram's two tables of their vectors."""
 
     words: tuple[str, ...]  # [V]
     centres: np.ndarray  # u float32 [V,D]
@@ -32,13 +32,13 @@ class WordVectors:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Of each word."""
+        """Return the number of each word."""
         return {word: number for number, word in enumerate(self.words)}
 
     def vectors(self, words: Sequence[str]) -> np.ndarray:
-        """[T,D], of words as centres: whatever stands around it, a word has this one vector.
+        """Return the vectors of words as centres, [T,D]; a word has one vector whatever stands around it.
 
-        SettingError for a word that the text lacked, with the nearest.
+        Raises SettingError for a word that the text lacked, and names the nearest.
         """
         for word in words:
             if word not in self.numbers:
@@ -46,7 +46,10 @@ class WordVectors:
         return self.centres[[self.numbers[word] for word in words]]
 
     def neighbours(self, word: str, count: int) -> list[tuple[str, float]]:
-        """The ``count`` other words with the largest cosine to ``word``, and the cosines, largest first."""
+        """Return the ``count`` other words with the highest cosine to ``word``, and their cosines.
+
+        The highest comes first.
+        """
         own = self.vectors([word])[0]
         lengths = np.linalg.norm(self.centres, axis=1) * np.linalg.norm(own)
         cosines = self.centres @ own / np.maximum(lengths, np.finfo(np.float32).tiny)
@@ -62,13 +65,13 @@ class WordVectors:
 
 
 def train_word_vectors(texts: Iterable[str], config: SkipGramConfig, *, least: int, seed: int) -> WordVectors:
-    """Vectors of the words that occur ``least`` times in ``texts``; the same seed gives the same vectors."""
+    """Train vectors of the words that occur ``least`` times or more; equal seeds give equal vectors."""
     words, ids = number_words(texts, least)
     return WordVectors(words, *map(np.asarray, train_skipgram(ids, len(words), config, seed)))
 
 
 def load_word_vectors(path: Path) -> WordVectors:
-    """What ``WordVectors.save`` wrote; DataError if it is missing or was changed."""
+    """Return what ``WordVectors.save`` wrote; raise DataError if it is missing or was changed."""
     if not matches_checksum(Path(path)):
         raise DataError(
             f"{path} is missing or damaged: it does not fit its checksum; train the vectors again"
@@ -78,14 +81,15 @@ def load_word_vectors(path: Path) -> WordVectors:
 
 
 def split_words(text: str) -> list[str]:
-    """Runs of letters, digits and underscores, in small letters."""
+    """Return the words of a text: runs of letters, digits and underscores, in lower case."""
     return re.findall(r"\w+", text.lower())
 
 
 def number_words(texts: Iterable[str], least: int) -> tuple[tuple[str, ...], list[np.ndarray]]:
-    """(words by falling count, the numbers of each text's words int32) of words that occur ``least`` times.
+    """Return the words that occur at least ``least`` times, by falling count, and each text as their numbers.
 
-    Rarer words are left out of the texts, as in word2vec: their neighbours move together.
+    The numbers are int32. Rarer words are left out of the texts, as in word2vec: their neighbours move
+    together.
     """
     split = [split_words(text) for text in texts]
     counts = Counter(word for words in split for word in words)

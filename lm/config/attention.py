@@ -20,7 +20,7 @@ WINDOWED: Conditions = ({"window": GIVEN}, {"layer_windows": GIVEN})
 
 @dataclass(frozen=True)
 class RotaryConfig:
-    """How rotary positions turn queries and keys, and are stretched to rows longer than in training."""
+    """Rotary positions (RoPE), and how they are stretched to rows longer than in training."""
 
     base: float = 10_000.0  # slowest wavelength over 2 pi, of an infinitely wide head [tokens]
     fraction: float = 1.0  # share of a head's features that are turned, from the first on
@@ -47,11 +47,11 @@ class RotaryConfig:
                 raise SettingError(f"model.positions.rotary.{low}={least} should be below {limit}")
 
     def frequencies(self, width: int) -> tuple[np.ndarray, float]:
-        """float32 [R/2] radians a position, of heads ``width`` wide, and a factor of cosines and sines.
+        """Return the rotary frequencies of heads ``width`` wide, and a factor of cosines and sines.
 
-        A scaling decides which share of each frequency stays; the rest is divided by ``factor``, so that the
-        angles of ``factor`` times longer rows are those of the rows trained on. It goes by the turns in
-        ``original_length``.
+        The frequencies are float32 [R/2], in radians a position. A scaling decides which share of each
+        frequency stays; the rest is divided by ``factor``, so that the angles of ``factor`` times longer rows
+        are those of the rows trained on. It goes by the turns in ``original_length``.
         """
         width = int(self.fraction * width)
         frequencies = self.base ** -(np.arange(0, width, 2) / width)
@@ -76,7 +76,7 @@ class RotaryConfig:
 
 @dataclass(frozen=True)
 class SparsityConfig:
-    """Which positions self-attention skips; distances are counted in blocks of ``block`` positions."""
+    """Sparse self-attention; distances are counted in blocks of ``block`` positions."""
 
     window: int | None = None  # how far is seen to each side; None: everything [blocks]
     dilation: int = setting(1, WINDOWED)  # step of the window; 2 leaves out every other block [blocks]
@@ -103,5 +103,5 @@ class SparsityConfig:
 
     @property
     def has_window(self) -> bool:
-        """Whether there is one in any layer."""
+        """Return whether any layer has a window."""
         return self.window is not None or bool(self.layer_windows)

@@ -1,4 +1,4 @@
-"""The settings of a model made of counts."""
+"""Settings of models made of counts."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +12,7 @@ HIGHEST_ORDER = 5
 
 @dataclass(frozen=True)
 class MarkovConfig:
-    """How counts become probabilities. Without smoothing these are the relative frequencies."""
+    """Estimation of probabilities from counts; without smoothing they are the relative frequencies."""
 
     # added to the count of every first tag and pair of tags; above 0, every sentence can be tagged
     smoothing: float = 0.0
@@ -26,7 +26,7 @@ class MarkovConfig:
 
 @dataclass(frozen=True)
 class CountsConfig:
-    """A model made of counts in the place of a network, which is then neither pre-trained nor fine-tuned."""
+    """A model made of counts instead of a network, which is then neither pre-trained nor fine-tuned."""
 
     # ngram: interpolated Kneser-Ney, of the text that pre-training would read, once over
     # tagger: hidden Markov, of each of tuning.heads

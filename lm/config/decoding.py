@@ -1,4 +1,4 @@
-"""How answers are written; without jax, so that a command line can offer it."""
+"""Settings of decoding, without jax, so that a command line can offer them."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from lm.config.base import SettingError, at_least
 
 @dataclass(frozen=True)
 class Decoding:
-    """Greedy by default; sampled with a temperature, or the best of a beam search."""
+    """How answers are decoded: greedily, by sampling with a temperature, or by beam search."""
 
     max_length: int = 64  # longest answer [tokens]
     beams: int = 1  # answers searched side by side; 1: no search

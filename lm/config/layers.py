@@ -22,7 +22,10 @@ RECURRENT = ("rnn", "gru", "lstm")  # mixers that carry a state
 
 @dataclass(frozen=True)
 class Mixers(Values):
-    """Mixers that read a setting: some of the built-in ones, and any of a user's own, which may read all."""
+    """Values of model.mixer.kind that read a setting.
+
+    They are some of the built-in mixers, and any of a user's own, which may read all settings.
+    """
 
     def has(self, value: Any) -> bool:
         """Return whether the mixer of this name is one of them."""
@@ -73,7 +76,7 @@ class AttentionConfig:
 
 @dataclass(frozen=True)
 class CrossAttentionConfig:
-    """How a decoder reads its encoder."""
+    """Cross-attention: how a decoder reads its encoder."""
 
     # heads as in self-attention, one mean of the encoder's states (Luong et al. 2015, additive: Bahdanau et
     # al. 2015), or none: a recurrent decoder starts from the encoder's last state (Sutskever et al. 2014)
@@ -92,7 +95,7 @@ class CrossAttentionConfig:
 
 @dataclass(frozen=True)
 class MixerConfig:
-    """What mixes the positions of a row."""
+    """The token mixer: what mixes the positions of a row."""
 
     # attention, a recurrent layer (Elman's, GRU, LSTM), the concatenated last tokens (Bengio et al. 2003), or
     # nothing; what reads the encoder: cross_attention
@@ -127,7 +130,7 @@ class MlpConfig:
 
 @dataclass(frozen=True)
 class PositionsConfig:
-    """How a model knows the order of its tokens."""
+    """Position encoding: how a model knows the order of its tokens."""
 
     kind: Positions = "relative"  # position encoding
     max_length: int = 512  # longest row with learned positions or random blocks [tokens]
@@ -180,7 +183,7 @@ class NormConfig:
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """How the last states become logits."""
+    """The output layer: how the last hidden states become logits."""
 
     logits: Logits = "tied-scaled"  # output matrix: the embedding or its own; scaled by d_model^-0.5 (T5 1.0)
     transform: bool = False  # whether a dense layer and a norm come before it (BERT's masked LM)
@@ -189,7 +192,7 @@ class OutputConfig:
 
 @dataclass(frozen=True)
 class CompileConfig:
-    """How a model is compiled; the numbers are the same."""
+    """How a model is compiled, which does not change what it computes."""
 
     layers: Literal["scan", "unroll"] = "scan"  # how the stack is compiled
     # the backward pass recomputes nothing, all but products with parameters, or all

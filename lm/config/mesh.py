@@ -1,4 +1,4 @@
-"""How devices are arranged: settings only, so that listing experiments needs no jax."""
+"""Settings of the device mesh, without jax, so that listing experiments does not import it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -9,9 +9,9 @@ from lm.config.base import SettingError
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """How the devices are arranged; one size may be -1: all the devices that the others leave.
+    """The mesh of devices; one size may be -1: all the devices that the others leave.
 
-    The axes are in the order of their traffic, the least first: what is far apart talks the least.
+    The axes are in the order of their traffic, the least first: devices that are far apart communicate least.
     """
 
     # slices of a TPU that only a data-centre network joins; each holds all parameters [slices]
@@ -23,7 +23,10 @@ class MeshConfig:
     tensor: int = 1  # devices that share out heads, feed-forward width and vocabulary [devices]
 
     def sizes(self, devices: int) -> dict[str, int]:
-        """``{mesh axis: size}`` on so many devices; SettingError if the sizes do not multiply to that."""
+        """Return ``{mesh axis: size}`` on so many devices.
+
+        Raises SettingError if the sizes do not multiply to that.
+        """
         sizes = asdict(self)
         rest = [name for name, size in sizes.items() if size == -1]
         fixed = prod(size for size in sizes.values() if size != -1)
@@ -40,6 +43,6 @@ class MeshConfig:
 
 
 def describe_mesh(sizes: Mapping[str, int]) -> str:
-    """``"mesh.data=2, mesh.fsdp=4"``: the axes that are used, or else ``"mesh.data=1"``."""
+    """Return the axes that are used, as in ``"mesh.data=2, mesh.fsdp=4"``, or else ``"mesh.data=1"``."""
     used = {axis: size for axis, size in sizes.items() if size != 1} or {"data": 1}
     return ", ".join(f"mesh.{axis}={size}" for axis, size in used.items())

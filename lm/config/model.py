@@ -1,4 +1,4 @@
-"""The settings of a Transformer: what concerns the whole, and what its parts need of each other.
+"""The settings of a Transformer: those of the whole model, and the checks of its parts against each other.
 
 The groups of settings for its parts, and the sources, are in lm.config.layers.
 """
@@ -72,7 +72,7 @@ LOW_RANK: Condition = {"rank": ABOVE_0}
 
 @dataclass(frozen=True)
 class SideConfig:
-    """Sizes of an encoder's blocks that differ from its decoder's (BART, Marian); None: they do not."""
+    """Sizes of an encoder's blocks where they differ from its decoder's (BART, Marian); None: they do not."""
 
     d_ff: int | None = None  # width of the feed-forward layer [features]
     d_kv: int | None = None  # width of one attention head [features]
@@ -85,7 +85,7 @@ class SideConfig:
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Low-rank updates of matrices, which are tuned in their place (LoRA, Hu et al. 2021)."""
+    """Low-rank updates of matrices, trained instead of the matrices (LoRA, Hu et al. 2021)."""
 
     rank: int = 0  # inner width of an update; 0: there are none [features]
     alpha: float = setting(8.0, LOW_RANK)  # over the rank: what updates are multiplied by
@@ -99,7 +99,7 @@ class LoraConfig:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids that decoding knows."""
+    """Ids of the special tokens that decoding uses."""
 
     pad: int = 0  # written after the end
     eos: int | None = 1  # ends a text; None: nothing does
@@ -108,7 +108,7 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A Transformer: what concerns all of it, and a group of settings for each part."""
+    """A Transformer: settings of the whole model, and a group of settings for each part."""
 
     architecture: Architecture = "encoder-decoder"  # which stacks there are, and what each position sees
     vocab_size: int = 32_128  # rows of the embedding; at least the vocabulary with its sentinels [tokens]
@@ -152,7 +152,7 @@ class ModelConfig:
         self._check_stacks()
 
     def _check_heads(self) -> None:
-        """Heads of pre-training, and the output matrix."""
+        """Check that pre-training heads, and the output matrix, have what they need."""
         if {"next-sentence", "sentence-order"} & set(self.heads) and "pooler" not in self.heads:
             raise SettingError(f"model.heads={self.heads} needs 'pooler' too, which judges pairs of texts")
         if "backward" in self.heads and self.architecture != "decoder":
@@ -179,7 +179,7 @@ class ModelConfig:
             )
 
     def _check_attention(self) -> None:
-        """What a sparse model or an implementation of attention cannot do."""
+        """Check that sparse masks and the implementation of attention fit the model."""
         if self.sparsity.projections == "separate" and self.has_decoder:
             message = "model.sparsity.projections='separate' needs model.architecture='encoder'"
             raise SettingError(f"{message}, not {self.architecture!r}")
@@ -206,7 +206,7 @@ class ModelConfig:
             )
 
     def _check_mixer(self) -> None:
-        """What only attention has, and what has one direction."""
+        """Check that a mixer without attention scores has no settings that need them."""
         if self.has_scores:
             return
         mixer = f"model.mixer.kind={self.mixer.kind!r}"
@@ -234,7 +234,7 @@ class ModelConfig:
             )
 
     def _check_cross(self) -> None:
-        """What needs a state to carry, or an encoder to read."""
+        """Check that a decoder has an encoder to read, or carries its state if it does not attend."""
         cross = f"model.cross_attention.kind={self.cross_attention.kind!r}"
         if self.cross_attention.kind == "none" and self.mixer.kind not in RECURRENT:
             raise SettingError(
@@ -244,7 +244,7 @@ class ModelConfig:
             raise SettingError(f"{cross} reads an encoder, not of model.architecture={self.architecture!r}")
 
     def _check_stacks(self) -> None:
-        """An encoder and a decoder that differ, that share their parameters, or that lack a part."""
+        """Check stacks that differ in size, share their parameters, or lack a part."""
         if self.attention.mask == "none" and not self.has_decoder:
             raise SettingError(
                 "model.attention.mask='none' is of decoders: model.architecture='encoder' has no mask"
@@ -280,14 +280,14 @@ class ModelConfig:
 
     @property
     def has_scores(self) -> bool:
-        """Whether positions weigh each other by scores, which take biases, masks and windows."""
+        """Return whether positions weigh each other by scores, which take biases, masks and windows."""
         if self.mixer.kind in MIXERS:
             return getattr(MIXERS[self.mixer.kind], "has_scores", False)
         return self.mixer.kind in WITH_SCORES
 
     @property
     def encoder_side(self) -> "ModelConfig":
-        """The settings as the encoder's blocks have them."""
+        """Return the settings as the encoder's blocks have them."""
         paths = {"d_ff": "mlp.d_ff", "d_kv": "attention.d_kv", "num_heads": "attention.num_heads"}
         sizes = {paths[name]: value for name, value in asdict(self.encoder).items() if value is not None}
         return changes(replace(self, encoder=SideConfig()), sizes) if sizes else self
@@ -302,7 +302,7 @@ class ModelConfig:
 
     @property
     def state_width(self) -> int:
-        """Features of a recurrent state, or of a window's hidden layer."""
+        """Return the width of a recurrent state, or of a window's hidden layer [features]."""
         return self.mixer.width or self.d_model
 
     @property
@@ -311,33 +311,39 @@ class ModelConfig:
 
     @property
     def sees_ahead(self) -> bool:
-        """Whether positions of a decoder see later ones: those of a prefix, or all without a mask."""
+        """Return whether positions of a decoder see later ones: those of a prefix, or all without a mask."""
         return self.architecture == "prefix-decoder" or self.attention.mask == "none"
 
     @property
     def sum_width(self) -> int:
-        """Width in which embeddings of tokens, positions and types are added up."""
+        """Return the width in which embeddings of tokens, positions and types are added up [features]."""
         return self.embed_width if self.embedding.projected == "sum" else self.d_model
 
     @property
     def feature_width(self) -> int:
-        """Features of a position that a head reads: of both directions of a bidirectional language model."""
+        """Return the width of the features that a head reads at a position.
+
+        A bidirectional language model has those of both directions.
+        """
         return self.d_model * (1 + ("backward" in self.heads))
 
     def reads_both_ways(self, crosses: bool) -> bool:
-        """Whether a stack, with cross-attention or without, reads ahead too; True of one that is shared."""
+        """Return whether a stack reads ahead too; ``crosses``: whether it has cross-attention.
+
+        True of a stack that encoder and decoder share.
+        """
         own = not crosses if self.architecture == "encoder-decoder" else self.architecture != "decoder"
         return own or self.sees_ahead
 
     @property
     def rotary_width(self) -> int:
-        """Features of a head that rotary positions turn."""
+        """Return how many features of a head rotary positions rotate."""
         return int(self.positions.rotary.fraction * self.attention.d_kv)
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What a model is fine-tuned to predict instead of the next token (lm.nn.heads)."""
+    """The head of a fine-tuned model, which replaces the prediction of the next token (lm.nn.heads)."""
 
     kind: HeadKind  # classes and regression: of a text; tokens, span: of its positions; choice: of texts
     classes: int = 1  # of "classes" and "tokens" [classes]

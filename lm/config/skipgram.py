@@ -8,7 +8,7 @@ from lm.config.base import ABOVE_0, SettingError, above_0, at_least, setting
 
 @dataclass(frozen=True)
 class SkipGramTraining:
-    """How skip-gram's tables are trained, whatever their size."""
+    """Settings of the training of skip-gram's tables, whatever their size."""
 
     window: int = 5  # contexts on either side of a centre, at most [words]
     # contexts on either side: all of the window, or a number drawn from 1..window for each centre (word2vec)
@@ -22,7 +22,10 @@ class SkipGramTraining:
     batch: int = 256
 
     def check(self, prefix: str, least: int) -> None:
-        """SettingError for numbers without sense, or fewer epochs than ``least``; names follow ``prefix``."""
+        """Raise SettingError for numbers without sense, or fewer epochs than ``least``.
+
+        Names in messages begin with ``prefix``.
+        """
         at_least(self, prefix, window=1, negatives=0, subsample=0, epochs=least, batch=1)
         at_least(self, prefix, learning_rate=0, last_rate=0)
 
@@ -55,7 +58,7 @@ class VectorsConfig(SkipGramTraining):
             raise SettingError("vectors.embedding='frozen' needs vectors.epochs above 0, or it stays random")
 
     def of_width(self, d_model: int) -> SkipGramConfig:
-        """The settings of tables with so many columns."""
+        """Return the settings of tables with ``d_model`` columns."""
         return SkipGramConfig(
             **{x.name: getattr(self, x.name) for x in fields(SkipGramTraining)}, d_model=d_model
         )

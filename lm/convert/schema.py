@@ -27,7 +27,7 @@ PretrainingHead = Literal["logits", "pooler", "next-sentence", "sentence-order",
 
 
 class Absent(enum.Enum):
-    """What a field without a default value means where config.json lacks it."""
+    """The meaning of a field without a default value where config.json lacks it."""
 
     REQUIRED = enum.auto()  # an error
     OPTIONAL = enum.auto()  # nothing: it repeats what another field says
@@ -261,24 +261,24 @@ class Family:
 
     @property
     def tensor_prefix(self) -> str:
-        """How names of the base model's tensors begin in a class with heads."""
+        """Return how names of the base model's tensors begin in a class with heads."""
         return f"{self.base_model_prefix}." if self.base_model_prefix else ""
 
     @property
     def parameters(self) -> dict[str, Parameter]:
-        """The path of each of our parameters -> the tensor that holds it, in a class with heads."""
+        """Return ``{path of our parameter: published tensor that holds it}``, in a class with heads."""
         base = (replace(p, prefix=self.tensor_prefix) for module in self.base_model for p in module)
         outputs = (p for module in self.output_layers for p in module)
         return {path: parameter for parameter in (*base, *outputs) for path in parameter.paths}
 
     @property
     def copies(self) -> dict[str, str]:
-        """Tensors that repeat another in some files -> the path of the parameter that they repeat."""
+        """Return ``{tensor: path of our parameter}`` for tensors that repeat another one in some files."""
         modules = (*self.tied_modules, self.output_matrix)
         weights = {f"{module}.weight": "embed.table" for module in modules}
         return weights | {f"{self.output_matrix}.bias": "logits_bias"}
 
     @property
     def has_masked_lm_head(self) -> bool:
-        """Whether a dense layer and a norm come before the masked LM's logits, as in BERT."""
+        """Return whether a dense layer and a norm come before the masked LM's logits, as in BERT."""
         return "transform.dense.kernel" in self.parameters

@@ -1,4 +1,4 @@
-"""The tensors that a model is published as: names, shapes, and which of our arrays each holds."""
+"""The published tensors of a model: their names and shapes, and which of our arrays each holds."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class Tensor:
 
     @property
     def shape(self) -> Shape:
-        """The shape of the published tensor."""
+        """Return the shape of the published tensor."""
         fused = (*self.shapes[0][:-1], sum(shape[-1] for shape in self.shapes))
         return self.transform.publish(np.broadcast_to(np.float32(0), fused)).shape  # takes no memory
 

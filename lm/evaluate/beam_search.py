@@ -1,4 +1,4 @@
-"""What beam search remembers, and one step of it, for any model: only log-probabilities come in.
+"""The state of a beam search and one step of it, for any model: it takes only log-probabilities.
 
 B rows, each with K running beams and the K best finished sequences; a score is the sum of a sequence's
 log-probabilities, its EOS included, over a penalty for its length.
@@ -18,14 +18,14 @@ from lm.config.decoding import Decoding
 
 @dataclass(frozen=True)
 class BeamRules:
-    """In what implementations of beam search differ."""
+    """The rules in which implementations of beam search differ."""
 
-    penalty: Callable[[Any, float], Any]  # (tokens of a sequence, exponent) -> what its sum is divided by
+    penalty: Callable[[Any, float], Any]  # (length, exponent) -> divisor of the sum
     ending: int  # a sequence ends if its EOS is among the best ``ending`` times K continuations
-    # Beams without EOS at the end count like finished ones, or only for want of those.
+    # Whether beams that are cut at max_length count as finished, or only where fewer than K have finished.
     cut: Literal["finished", "spare"]
-    # With K finished, stop: True at once; False when no running beam, as long as it is then, could score
-    # higher; "never" when none could at any length.
+    # When to stop once K have finished. True: at once; False: when no running beam scores higher at its
+    # current length; "never": when none could at any length.
     early_stopping: bool | Literal["never"]
 
     def __post_init__(self):
@@ -47,7 +47,7 @@ class Search(NamedTuple):
     rules: BeamRules
 
     def score(self, sums: Array, length: Array | int) -> Array:
-        """The scores of sequences of ``length`` tokens."""
+        """Return the scores of sequences of ``length`` tokens, from their summed log-probabilities."""
         return sums / self.rules.penalty(jnp.float32(length), self.decoding.length_penalty)
 
 
@@ -58,11 +58,11 @@ class Beams(NamedTuple):
     sums: Array  # float32 [B,K]
     finished: Array  # int32 [B,K,T], best first
     scores: Array  # float32 [B,K]
-    done: Array  # bool [B]: nothing running can change what is finished
+    done: Array  # bool [B]: no running beam can change the finished ones
 
 
 def begin(search: Search, rows: Array, pad: int) -> Beams:
-    """One empty beam for each of ``rows`` bool [B] that is True; the others are done."""
+    """Return one empty beam for each of ``rows`` bool [B] that is True; the other rows are done."""
     shape = (rows.shape[0], search.decoding.beams)
     tokens, none = jnp.full((*shape, search.decoding.max_length), pad, jnp.int32), jnp.full(shape, -jnp.inf)
     return Beams(tokens, none.at[:, 0].set(jnp.where(rows, 0.0, -jnp.inf)), tokens, none, ~rows)
@@ -71,10 +71,13 @@ def begin(search: Search, rows: Array, pad: int) -> Beams:
 def advance(
     search: Search, beams: Beams, log_probabilities: Array, step: Array, eos: int | None
 ) -> tuple[Beams, Array, Array]:
-    """The beams after token number ``step`` of [B,K,V], and of each running one [B,K] parent and token."""
+    """Extend the beams by token number ``step``, from log-probabilities [B,K,V].
+
+    Returns the new beams and, of each running one, its parent beam and its token, both [B,K].
+    """
     count, vocabulary, length = search.decoding.beams, log_probabilities.shape[-1], step + 1
     sums = (beams.sums[:, :, None] + log_probabilities).reshape(len(beams.sums), -1)
-    sums, index = highest(sums, 2 * count)  # so that K can run on even if K end
+    sums, index = highest(sums, 2 * count)  # 2 K, so that K can run on even if K end
     parent, token = index // vocabulary, (index % vocabulary).astype(jnp.int32)
     tokens = _take(beams.tokens, parent).at[:, :, step].set(token)
     ends = jnp.zeros_like(token, bool) if eos is None else token == eos
@@ -93,22 +96,27 @@ def advance(
 
 
 def highest(values: Array, count: int) -> tuple[Array, Array]:
-    """As ``jax.lax.top_k`` of values [B,L], which sorts all: here only ``count`` blocks with highest maxima.
+    """Return the ``count`` highest of values [B,L] and their indices, as ``jax.lax.top_k`` does.
 
-    No other block can hold one of the highest values.
+    That sorts all values; this sorts only the ``count`` blocks with the highest maxima. No other block can
+    hold one of the highest values.
     """
     block = 128
     if values.shape[1] // block <= count:
         return jax.lax.top_k(values, count)
     padded = jnp.pad(values, ((0, 0), (0, -values.shape[1] % block)), constant_values=-jnp.inf)
     padded = padded.reshape(len(values), -1, block)
-    chosen = jnp.sort(jax.lax.top_k(padded.max(-1), count)[1], axis=1)  # of equal values the first counts
+    chosen = jnp.sort(jax.lax.top_k(padded.max(-1), count)[1], axis=1)  # so ties go to the first
     best, place = jax.lax.top_k(_take(padded, chosen).reshape(len(values), -1), count)
     return best, _take(chosen, place // block) * block + place % block
 
 
 def _settled(search: Search, best: Array, worst: Array, length: Array) -> Array:
-    """bool [B]: K are finished, and by the rule no running beam counts; from the best sum and worst score."""
+    """Return where the search is over, bool [B]: K are finished and no running beam can improve them.
+
+    ``best`` [B] is the highest sum of a running beam, ``worst`` [B] the lowest score of a finished one.
+    ``early_stopping`` says what running beams may still reach.
+    """
     bound = search.score(best, length)
     if search.rules.early_stopping == "never":  # sums only fall, but a longer sequence may divide by more
         bound = jnp.maximum(bound, search.score(best, search.decoding.max_length))
@@ -117,7 +125,7 @@ def _settled(search: Search, best: Array, worst: Array, length: Array) -> Array:
 
 
 def ranked(search: Search, beams: Beams, length: Array, pad: int) -> tuple[Array, Array]:
-    """tokens [B,K,T] and scores [B,K], best first; running beams of ``length`` tokens come last."""
+    """Return tokens [B,K,T] and scores [B,K], best first; running beams of ``length`` tokens come last."""
     scores = jnp.concatenate([beams.scores, search.score(beams.sums, length)], axis=1)
     count = search.decoding.beams
     unfinished = (jnp.arange(scores.shape[1]) >= count)[None] | (scores == -jnp.inf)
@@ -128,5 +136,5 @@ def ranked(search: Search, beams: Beams, length: Array, pad: int) -> tuple[Array
 
 
 def _take(values: Array, index: Array) -> Array:
-    """[B,L,...] of values [B,K,...] at index [B,L]."""
+    """Return values [B,K,...] at the indices [B,L] of their second axis: [B,L,...]."""
     return jnp.take_along_axis(values, index.reshape(*index.shape, *(1,) * (values.ndim - 2)), axis=1)

@@ -1,4 +1,4 @@
-"""Questions of unequal lengths in batches of few shapes: every shape is a program to compile."""
+"""Batches questions of unequal lengths in few shapes, since each shape is a program to compile."""
 
 from collections.abc import Callable
 from math import ceil, floor, log2
@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-TOKENS = 4_096  # of a batch on each device, padding included
+TOKENS = 4_096  # tokens of a batch on each device, padding included
 PROGRAM = 200_000  # tokens that a small model reads while a program is compiled: padding may cost as much
-MOST = 8  # programs, whatever padding costs
+MOST = 8  # the most programs to compile, whatever the padding costs
 
 
 class Asked(NamedTuple):
-    """Questions that are asked in one batch of ``rows`` rows, the last ones padding, and its lengths."""
+    """A batch of questions: ``rows`` rows, of which the last ones are padding, and its padded lengths."""
 
-    questions: np.ndarray  # int64 [rows or fewer]: their places among all
+    questions: np.ndarray  # int64 [rows or fewer]: their indices among all
     rows: int
     lengths: tuple[int, ...]
 
@@ -22,10 +22,10 @@ class Asked(NamedTuple):
 def batches_by_length(
     sizes: np.ndarray, cost: Callable[[np.ndarray], np.ndarray], multiple: int, longest: int
 ) -> list[Asked]:
-    """All questions, by their lengths ``sizes`` int [N,dimensions], in batches of a ``multiple`` of rows.
+    """Return batches of all questions, grouped by their lengths ``sizes`` int [N,dimensions].
 
-    ``cost`` of lengths [...,dimensions] is what a row of them costs, counted in tokens [...]. None is padded
-    beyond ``longest``.
+    ``cost`` maps lengths [...,dimensions] to what a row of them costs, counted in tokens [...]. The rows of a
+    batch are a multiple of ``multiple``. No length is padded beyond ``longest``.
     """
     shapes, group = np.unique(np.minimum(rounded(sizes), longest), axis=0, return_inverse=True)
     shapes, merged = _merged(shapes, np.bincount(group.ravel()), cost)
@@ -39,14 +39,21 @@ def batches_by_length(
 
 
 def rounded(sizes: np.ndarray) -> np.ndarray:
-    """Each size, or the next of 1 to 8, 10, 12, 14, 16, 20, ...: at most a quarter more, 4 to a doubling."""
+    """Round each size up to one of 1 to 8, 10, 12, 14, 16, 20, ...: four to a doubling.
+
+    A size becomes at most a quarter larger.
+    """
     sizes = np.maximum(sizes, 1)
     step = np.maximum(2 ** np.floor(np.log2(sizes)).astype(np.int64) // 4, 1)
     return -(-sizes // step) * step
 
 
 def _merged(shapes: np.ndarray, counts: np.ndarray, cost: Callable) -> tuple[np.ndarray, np.ndarray]:
-    """Shapes, two of which become one while padding costs less than a program, and what each became."""
+    """Merge pairs of shapes as long as the padding costs less than compiling a program.
+
+    ``counts`` [shapes] are the questions of each. Returns the shapes that are left, and the index among them
+    of what each shape became.
+    """
     became = np.arange(len(shapes))
     while len(shapes) > 1:
         both = np.maximum(shapes[:, None], shapes[None])
@@ -63,6 +70,9 @@ def _merged(shapes: np.ndarray, counts: np.ndarray, cost: Callable) -> tuple[np.
 
 
 def _rows(fitting: float, count: int, multiple: int) -> int:
-    """``multiple`` times a power of 2: at most ``fitting``, and no more than ``count`` questions need."""
+    """Return the rows of a batch: ``multiple`` times a power of 2.
+
+    The power is at most ``fitting``, and no larger than ``count`` questions need.
+    """
     needed = 2 ** ceil(log2(max(count / multiple, 1)))
     return multiple * min(2 ** floor(log2(max(fitting, 1))), needed)

@@ -1,4 +1,4 @@
-"""Task -> a model's answers, and how likely it finds the right ones -> metrics."""
+"""Evaluates a model on a task: metrics of its answers, and of how likely it finds the right ones."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,22 +26,25 @@ class Questions:
     task: AnyTask
     rows: Sequence[Row]  # to answer; may be fewer than those of ``choices``
     batches: Sequence[Batch]  # this process's parts of the global batches
-    output: Callable[[Any, Any], Array]  # model, batch -> for each row tokens, or what a head gives
+    output: Callable[[Any, Any], Array]  # model, batch -> tokens or a head's outputs of each row
     answer: Callable[[Row, np.ndarray], Any]  # row, its output -> prediction
     choices: Choices | None = None  # the right answers in words whose likelihood is measured; None: none
-    fit: Choices | None = None  # of rows that tell how sharp its choices should be; None: the same
+    fit: Choices | None = None  # rows to find the sharpness of choices on; None: ``choices``
 
     @property
     def size(self) -> int:
-        """Rows that are measured or answered."""
+        """Return the number of rows that are measured or answered."""
         return max(len(self.rows), len(self.choices.right) if self.choices else 0)
 
 
 def predict(model: Any, questions: Questions, put: Callable) -> list[Any]:
-    """The model's prediction for every row, in order; ``put`` places this process's part of a batch."""
+    """Return the model's prediction for every row, in order.
+
+    ``put`` places this process's part of a batch.
+    """
     outputs: list[np.ndarray] = []
     for batch in map(put, questions.batches):
-        with jax.set_mesh(jax.tree.leaves(batch)[0].sharding.mesh):  # by which a model places activations
+        with jax.set_mesh(jax.tree.leaves(batch)[0].sharding.mesh):  # a model shards activations by it
             outputs.extend(multihost_utils.process_allgather(questions.output(model, batch), tiled=True))
     pairs = zip(questions.rows, outputs, strict=False)  # the last batch is filled up with rows of padding
     return [questions.answer(row, np.asarray(output)) for row, output in pairs]
@@ -50,9 +53,10 @@ def predict(model: Any, questions: Questions, put: Callable) -> list[Any]:
 def score_task(
     model: Any, questions: Questions, put: Callable, path: Path | None
 ) -> tuple[dict[str, Value], Values]:
-    """Metrics of the model's answers, which go to ``path``, and of the right ones; and values of each row.
+    """Return the metrics of a task, and the values of each row that are behind them.
 
-    ``score`` is what counts of the task, its ``measure``.
+    The metrics are of the model's answers, which are written to ``path``, and of the right answers; the
+    values are of the right answers. ``score`` is the task's main metric, its ``measure``.
     """
     task, metrics, values = questions.task, dict[str, Value](), Values()
     if questions.rows:
@@ -68,7 +72,10 @@ def score_task(
 
 
 def write_predictions(path: Path, task: AnyTask, rows: Iterable[Row], predictions: Iterable[Any]) -> None:
-    """As JSON lines, each with a checksum of itself and of the line before; the first process writes them."""
+    """Write predictions as JSON lines, in the first process.
+
+    Each line has a checksum of itself and of the line before.
+    """
     if jax.process_index() == 0:
         pairs = zip(map(task.to_text, rows), predictions, strict=True)
         lines = ({"inputs": text, "target": target, "prediction": answer} for (text, target), answer in pairs)

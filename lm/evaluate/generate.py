@@ -1,4 +1,4 @@
-"""Writing tokens one after another, over a cache: greedily, by sampling, or with beams.
+"""Autoregressive decoding with a KV cache: greedy, by sampling, or by beam search.
 
 A batch is encoder features, or the prompts of a decoder, shifted, so that the last token is the one that the
 first answer follows. Rows may differ in length and be padded on either side: padding is where segment ids are
@@ -33,7 +33,7 @@ Model = Transformer | Ensemble
 
 
 class Decoded(NamedTuple):
-    """What was written."""
+    """The tokens that were written, and what was recorded of their logits."""
 
     tokens: Array  # int32 [B,max_length], padded after EOS
     lengths: Array  # int32 [B]: tokens written, EOS counted; the highest is the number of steps
@@ -41,7 +41,7 @@ class Decoded(NamedTuple):
 
 
 def greedy(model: Model, batch: Batch, *, max_length: int) -> Array:
-    """int32 [B,max_length]: the likeliest token at each step, up to and with EOS, then padding."""
+    """Return the likeliest token at each step, int32 [B,max_length], up to and with EOS, then padding."""
     return decode(model, batch, Decoding(max_length)).tokens
 
 
@@ -54,10 +54,11 @@ def decode(
     special: SpecialTokens | None = None,
     record: Callable[[Array], Array] | None = None,
 ) -> Decoded:
-    """The likeliest tokens, or sampled ones; compiles once for equal shapes, ``decoding`` and ``record``.
+    """Write the likeliest tokens, or sampled ones, one by one.
 
     ``key`` is needed to sample. ``special``: ids that pad, end and start, the model's own by default.
-    ``record`` maps the logits [B,V] of a step to what is recorded of them.
+    ``record`` maps the logits [B,V] of a step to what is recorded of them. Compiles once for equal shapes,
+    ``decoding`` and ``record``.
     """
     special = special or model.config.special
     return _decode(model, _prompt(model, batch), key, decoding=decoding, special=special, record=record)
@@ -71,13 +72,19 @@ def beam_search(
     rules: BeamRules = T5_RULES,
     special: SpecialTokens | None = None,
 ) -> tuple[Array, Array]:
-    """tokens int32 [B,beams,max_length], padded after EOS, and scores float32 [B,beams], best first."""
+    """Return the answers of a beam search, best first, and their scores.
+
+    The tokens are int32 [B,beams,max_length], padded after EOS, the scores float32 [B,beams].
+    """
     special = special or model.config.special
     return _beam_search(model, _prompt(model, batch), search=Search(decoding, rules), special=special)
 
 
 def prompt_batch(config: ModelConfig, tokens: np.ndarray, segment_ids: np.ndarray) -> Batch:
-    """The batch of prompts [B,T], which the encoder reads, if any; all is a prefix decoder's prefix."""
+    """Return the batch of prompts [B,T]: the inputs of the encoder if there is one, else of the decoder.
+
+    A prefix decoder sees all of a prompt as its prefix.
+    """
     if config.has_encoder:
         return Batch(encoder=Side(tokens=tokens, segment_ids=segment_ids))
     prefix = segment_ids if config.architecture == "prefix-decoder" else None
@@ -85,7 +92,7 @@ def prompt_batch(config: ModelConfig, tokens: np.ndarray, segment_ids: np.ndarra
 
 
 def _prompt(model: Model, batch: Batch) -> Batch:
-    """The arrays that are read; others may change without anything being compiled anew."""
+    """Return a batch of only the fields that decoding reads, so that others never cause a recompilation."""
     if not model.config.has_decoder:
         raise SettingError("model.architecture='encoder' has no decoder to write with")
     name = "encoder" if model.config.has_encoder else "decoder"
@@ -123,7 +130,11 @@ def _decode(model, batch, key, *, decoding, special, record):
 
 
 def _first_logits(model, batch, max_length, special):
-    """Logits [B,V] of the first token, the cache for the others, and which rows [B] are all padding."""
+    """Prefill the cache with the prompts.
+
+    Returns the logits [B,V] of the first token, the cache for the others, and which rows are all padding,
+    bool [B].
+    """
     side = batch.side("encoder" if model.config.has_encoder else "decoder")
     tokens = side.tokens
     segments = jnp.ones_like(tokens) if side.segment_ids is None else side.segment_ids
@@ -170,5 +181,5 @@ def _beam_search(model, batch, *, search, special):
 
 
 def _map_caches(change, cache):
-    """``change`` of a cache, or of each member's of an ensemble."""
+    """Return ``change`` of a cache, or of the cache of each member of an ensemble."""
     return change(cache) if isinstance(cache, Cache) else tuple(map(change, cache))

@@ -1,13 +1,13 @@
 """Log-probabilities of texts under a model: of continuations, of candidates, of a long text by windows.
 
-Texts are ids. What the caller does not put there is not scored: an EOS belongs to a continuation whose end
-counts. What a model reads before its first token, and what frames an encoder's row, is added here. A prefix
-decoder sees the context both ways, an encoder-decoder reads it in the encoder. An encoder has no probability
-of a text: each token of the continuation is masked in turn, and predicted from all others (pseudo-likelihood:
-Salazar et al. 2020).
+Texts are token ids. Only what the caller passes is scored: an EOS belongs to a continuation whose end counts.
+The start token of a decoder, and what frames an encoder's row, are added here. A prefix decoder sees the
+context both ways, an encoder-decoder reads it in the encoder. An encoder has no probability of a text: each
+token of the continuation is masked in turn, and predicted from all others (pseudo-likelihood: Salazar et al.
+2020).
 
-All are asked in batches of few shapes (``lm.evaluate.bucketing``), which ``put`` places as that of a
-``Steps`` does, and answered in the order of the questions. Logits are computed of scored positions only.
+Questions are answered in batches of few shapes (``lm.evaluate.bucketing``), which ``put`` places as that of a
+``Steps`` does; answers are in the order of the questions. Logits are computed of scored positions only.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ Put = Callable[[Any], Any]  # places a tree of rows, such as a batch
 
 
 class Masking(NamedTuple):
-    """How an encoder reads a text, and a token of it that it shall predict."""
+    """The ids with which an encoder reads a text and the mask that it shall predict."""
 
     mask: int  # the id that hides a token
     begin: tuple[int, ...] = ()  # ids in front of every row, such as [CLS]
@@ -43,36 +43,37 @@ class Masking(NamedTuple):
 
 
 class Window(NamedTuple):
-    """How a text that may be longer than a row is cut."""
+    """A sliding window, which cuts a text that may be longer than a row."""
 
     length: int  # tokens of a row, scored or context
     stride: int  # tokens that each row but the first scores; the others before them are their context
 
 
 class _Asked(NamedTuple):
-    """What is asked about the rows of a batch."""
+    """The tokens whose probability is asked for, of each row of a batch."""
 
     tokens: Any  # int32 [B,T], or [B,C,T] of C candidates
     lengths: Any  # int32 [B] or [B,C]
-    place: Any  # int32 [B]: where the first token is predicted
+    place: Any  # int32 [B]: position that predicts the first token
 
 
 class _Row(NamedTuple):
-    """What a model reads, and what it is then asked about."""
+    """The inputs of a model in one row, and the tokens whose probability is then asked for."""
 
     encoder: TokenIds  # read by the encoder
     decoder: TokenIds  # read by the decoder, up to what it is asked about: the prompt
-    asked: tuple[TokenIds, ...]  # what may follow, a candidate each; of an encoder the token behind the mask
-    place: int = 0  # of an encoder's mask
-    question: int = 0  # to which the answer belongs
+    asked: tuple[TokenIds, ...]  # candidates that may follow; of an encoder the masked token
+    place: int = 0  # position of an encoder's mask
+    question: int = 0  # index of the question that the answer is added to
 
 
 def continuation_log_probs(
     model: Model, pairs: Sequence[Continued], put: Put, masking: Masking | None = None
 ) -> np.ndarray:
-    """float64 [N] nats: log-probability of each continuation given its context; encoders need ``masking``.
+    """Return the log-probability of each continuation given its context, float64 [N] nats.
 
-    SettingError for a row that is too long for the model, or a first token that nothing comes before.
+    Encoders need ``masking``. Raises SettingError for a row that is too long for the model, or a first token
+    that nothing comes before.
     """
     return scored_continuations(model, pairs, put, masking)[0]
 
@@ -80,7 +81,7 @@ def continuation_log_probs(
 def scored_continuations(
     model: Model, pairs: Sequence[Continued], put: Put, masking: Masking | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``continuation_log_probs``, and bool [N]: whether every token is the likeliest in its place."""
+    """Return ``continuation_log_probs``, and bool [N]: whether every token is the likeliest in its place."""
     rows = [
         row
         for number, (context, continuation) in enumerate(pairs)
@@ -104,7 +105,7 @@ def candidate_log_probs(
     put: Put,
     masking: Masking | None = None,
 ) -> list[np.ndarray]:
-    """float64 [C] nats for each context: as ``continuation_log_probs`` of each of its C candidates.
+    """Return ``continuation_log_probs`` of each context's C candidates: for each context float64 [C] nats.
 
     A model with a decoder reads the context once for all of them.
     """
@@ -129,7 +130,7 @@ def candidate_log_probs(
 def text_log_prob(
     model: Model, ids: TokenIds, window: Window, put: Put, masking: Masking | None = None
 ) -> tuple[float, int]:
-    """(nats, tokens): log-probability of a text by ``windows``, and how many of its tokens were scored."""
+    """Return the log-probability of a text by ``windows`` [nats], and how many of its tokens were scored."""
     pairs = list(windows(ids, window, model.config))
     log_probs = continuation_log_probs(model, pairs, put, masking)
     return float(log_probs.sum()), sum(len(scored) for _, scored in pairs)
@@ -138,9 +139,10 @@ def text_log_prob(
 def documents_log_prob(
     model: Model, documents: Sequence[Sequence[int]], window: Window, eos: int, put: Put
 ) -> float:
-    """Nats: log-probability of whole documents by ``windows``, each behind an ``eos``, which is not scored.
+    """Return the log-probability of whole documents by ``windows`` [nats].
 
-    So documents begin where models of running text read them: behind the end of another.
+    Each is read behind an ``eos``, which is not scored: so documents begin where models of running text read
+    them, behind the end of another.
     """
     pairs: list[Continued] = []
     for ids in documents:
@@ -151,7 +153,11 @@ def documents_log_prob(
 
 
 def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Continued]:
-    """Pairs in which every token of a text is scored once, but for a first one that nothing comes before."""
+    """Yield (context, continuation) pairs in which every token of a text is scored once.
+
+    A first token that nothing comes before is not scored. Raises SettingError for a stride that is not from 1
+    to the length of the window.
+    """
     if not 0 < window.stride <= window.length:
         raise SettingError(f"a window of {window.length} tokens cannot be moved by {window.stride}")
     begin, end = 0, window.length
@@ -169,7 +175,7 @@ def _rows(
     question: int,
     masking: Masking | None,
 ) -> Iterator[_Row]:
-    """The row of a context and what is asked about it; of an encoder, one for each token."""
+    """Yield the row of a context and what is asked about it; for an encoder, one row for each token."""
     check_mask(config)
     start = [] if config.special.start is None else [config.special.start]
     if config.architecture == "encoder":
@@ -191,7 +197,7 @@ def _rows(
 
 
 def check_mask(config: ModelConfig) -> None:
-    """SettingError if a model reads the very tokens whose probability is asked for."""
+    """Raise SettingError if a model reads the very tokens whose probability is asked for."""
     if config.attention.mask == "none":
         raise SettingError(
             "model.attention.mask='none' reads the tokens whose likelihood it should tell: choose "
@@ -205,7 +211,7 @@ def _check_length(config: ModelConfig, length: int) -> None:
 
 
 def _longest(config: ModelConfig) -> int:
-    """The longest row that a model reads [tokens]."""
+    """Return the length of the longest row that a model reads [tokens]."""
     bounded = config.positions.kind == "learned" or config.sparsity.random_blocks
     return config.positions.max_length if bounded else 2**31
 
@@ -213,7 +219,10 @@ def _longest(config: ModelConfig) -> int:
 def _asked(
     program: Callable, model: Model, rows: list[_Row], sizes: np.ndarray, put: Put
 ) -> list[np.ndarray]:
-    """``program``'s answer float64 for each row, in order, from batches of few shapes; ``sizes`` [N,...]."""
+    """Return ``program``'s answer for each row, float64, in order, computed in batches of few shapes.
+
+    ``sizes`` int [N,...] are the lengths of each row.
+    """
     config, mesh = model.config, getattr(jax.tree.leaves(model)[0].sharding, "mesh", None)
     multiple = 1 if mesh is None else sharding.batch_shards(mesh.shape)
     parts = batches_by_length(sizes, partial(_cost, config), multiple, _longest(config))
@@ -234,7 +243,7 @@ def _asked(
 
 
 def _cost(config: ModelConfig, lengths: np.ndarray) -> np.ndarray:
-    """Tokens that a row of these lengths [...,3|4] costs; logits count by the memory that they take."""
+    """Return what a row of these lengths [...,3|4] costs [tokens]; logits count by the memory they take."""
     logit = 1 + config.vocab_size / (16 * config.d_model)
     encoder, decoder, *candidates, asked = np.moveaxis(lengths, -1, 0)
     if not candidates:
@@ -243,7 +252,7 @@ def _cost(config: ModelConfig, lengths: np.ndarray) -> np.ndarray:
 
 
 def _batch(config: ModelConfig, rows: Sequence[_Row], part: Asked) -> tuple[Batch, _Asked]:
-    """The batch of ``part.rows`` rows, those behind ``rows`` being padding, and what is asked.
+    """Return the batch of ``part.rows`` rows, those behind ``rows`` being padding, and what is asked of them.
 
     The decoder also reads what is asked where each row has one continuation.
     """
@@ -274,7 +283,7 @@ def _batch(config: ModelConfig, rows: Sequence[_Row], part: Asked) -> tuple[Batc
 
 
 def _padded(texts: Sequence[TokenIds], shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """int32 [B,L] and the lengths [B] of texts, in rows from the left."""
+    """Return texts as left-aligned rows int32 [B,L], padded with 0, and their lengths int32 [B]."""
     tokens, lengths = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32)
     for number, text in enumerate(texts):
         tokens[number, : len(text)], lengths[number] = text, len(text)
@@ -283,7 +292,7 @@ def _padded(texts: Sequence[TokenIds], shape: tuple[int, int]) -> tuple[np.ndarr
 
 @jax.jit
 def _log_probs(model, batch, question):
-    """float32 [B,2]: of what is asked; and how many of its tokens [B,T] are not the likeliest."""
+    """Return float32 [B,2]: the log-probability of the asked tokens, and how many are not the likeliest."""
     asked, lengths = question.tokens, question.lengths
     places = jnp.arange(asked.shape[1])[None] + question.place[:, None]
 
@@ -300,7 +309,7 @@ def _log_probs(model, batch, question):
 
 @jax.jit
 def _candidate_log_probs(model, batch, question):
-    """float32 [B,C]: of each candidate's tokens [B,C,T], after a prompt that is read once."""
+    """Return the log-probability of each candidate's tokens [B,C,T], float32 [B,C]; a prompt is read once."""
     asked, lengths = question.tokens, question.lengths
     rows, count, length = asked.shape
     first, cache = model.prefill(batch, batch.side("decoder").tokens.shape[1] + length - 1)
@@ -314,7 +323,10 @@ def _candidate_log_probs(model, batch, question):
 
 
 def _sums(logits: Array, targets: Array, lengths: Array) -> Array:
-    """float32 [B]: the log-probabilities of the first ``lengths`` [B] targets [B,T] by logits [B,T,V]."""
+    """Return the summed log-probabilities of the first ``lengths`` [B] targets [B,T], float32 [B].
+
+    ``logits`` are [B,T,V].
+    """
     target = jnp.take_along_axis(logits, targets[:, :, None], axis=-1)[:, :, 0]
     log_probs = target - jax.nn.logsumexp(logits, axis=-1)
     return jnp.where(jnp.arange(targets.shape[1])[None] < lengths[:, None], log_probs, 0.0).sum(-1)

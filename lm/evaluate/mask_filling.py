@@ -1,7 +1,7 @@
-"""What a model puts in place of what is hidden: candidates for each mask, or whole texts.
+"""Fills masks: the likeliest tokens for each, or a whole text.
 
 A masked language model gives tokens for each mask, or a text over several passes; an encoder-decoder writes,
-and has as many tokens for a mask as it likes.
+and may use any number of tokens for a mask.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,10 @@ from lm.nn.transformer import Transformer
 
 
 def fill(model: Transformer, batch: Batch, *, mask: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ``k`` likeliest tokens int32 [M,k] and their probabilities [M,k] at each of M masks, row by row."""
+    """Return the ``k`` likeliest tokens at each of M masks, row by row, and their probabilities.
+
+    The tokens are int32 [M,k], the probabilities [M,k].
+    """
     tokens, probabilities = likeliest_tokens(model, batch, k=min(k, model.config.vocab_size))
     masked = np.asarray(_masked(batch, mask))
     return np.asarray(tokens)[masked], np.asarray(probabilities)[masked]
@@ -28,26 +31,29 @@ def fill(model: Transformer, batch: Batch, *, mask: int, k: int) -> tuple[np.nda
 
 @partial(jax.jit, static_argnames="k")
 def likeliest_tokens(model: Transformer, batch: Batch, *, k: int) -> tuple[Array, Array]:
-    """The ``k`` likeliest tokens int32 [B,T,k] of every position, the first most, and their probabilities."""
+    """Return the ``k`` likeliest tokens of every position, the likeliest first, and their probabilities.
+
+    The tokens are int32 [B,T,k], the probabilities [B,T,k].
+    """
     probabilities, tokens = jax.lax.top_k(jax.nn.softmax(model(batch)), k)
     return tokens, probabilities
 
 
 def _masked(batch: Batch, mask: int) -> Array:
-    """bool [B,S]: the masks of the text."""
+    """Return where the encoder's text has a mask, bool [B,S]."""
     side = batch.side("encoder")
     is_mask = jnp.asarray(side.tokens) == mask
     return is_mask if side.segment_ids is None else is_mask & (jnp.asarray(side.segment_ids) > 0)
 
 
 def _reading(batch: Batch, tokens: Array) -> Batch:
-    """The batch whose encoder reads ``tokens`` [B,S]."""
+    """Return the batch with ``tokens`` [B,S] as the encoder's inputs."""
     return replace(batch, encoder=replace(batch.side("encoder"), tokens=tokens))
 
 
 @partial(jax.jit, static_argnames=("iterations", "mask"))
 def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int) -> Array:
-    """int32 [B,S]: the text with every mask filled (Ghazvininejad et al. 2019).
+    """Fill every mask of the text by mask-predict (Ghazvininejad et al. 2019); returns the text, int32 [B,S].
 
     Each pass predicts all that is masked at once. Of n positions that were masked at first, the n (T - t) / T
     that the model was least sure of are masked again before pass t of T.
@@ -72,11 +78,12 @@ def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int
 
 @partial(jax.jit, static_argnames="mask")
 def gibbs(model: Transformer, batch: Batch, key: Array, *, iterations: int, mask: int) -> Array:
-    """int32 [B,S]: the text with every mask filled by Gibbs sampling (Wang and Cho 2019); ``key`` repeats it.
+    """Fill every mask by Gibbs sampling (Wang and Cho 2019); returns the text, int32 [B,S].
 
     Each pass visits all that was masked at first, one position after another, in another order for each row
     and pass: the position is masked again, and its token sampled from what the model then gives. If these are
-    the conditional probabilities of one joint distribution, the text is drawn from that in the end.
+    the conditional probabilities of one joint distribution, the text is drawn from that in the end. The same
+    ``key`` gives the same text.
     """
     first = _masked(batch, mask)
     count = first.sum(-1)
@@ -99,18 +106,20 @@ def gibbs(model: Transformer, batch: Batch, key: Array, *, iterations: int, mask
 
 
 def infill(model: Transformer, batch: Batch, *, max_length: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Answers int32 [B,k,max_length] of an encoder-decoder, the likeliest by beams, and probabilities [B,k].
+    """Return the ``k`` best answers of an encoder-decoder by beam search, and their probabilities.
 
-    One of BART is the whole text (Lewis et al. 2020), one of T5 what the sentinels hide (``answered_spans``).
+    The answers are int32 [B,k,max_length], the probabilities [B,k]. An answer of BART is the whole text
+    (Lewis et al. 2020), one of T5 what the sentinels hide (``answered_spans``).
     """
     tokens, scores = beam_search(model, batch, Decoding(max_length, beams=k, length_penalty=0.0))
     return np.asarray(tokens), np.exp(np.asarray(scores))
 
 
 def answered_spans(answer: Sequence[int], sentinels: Sequence[int], end: int) -> list[list[int] | None]:
-    """The ids that an answer of T5 has behind each of ``sentinels`` (Raffel et al. 2020); None: it lacks it.
+    """Return the ids that an answer of T5 has behind each of ``sentinels``, None for one that it lacks.
 
-    A span ends where another sentinel stands, one of the ids from ``end`` on, or the answer.
+    A span ends where another sentinel stands, one of the ids from ``end`` on, or the answer (Raffel et al.
+    2020).
     """
     found: dict[int, list[int]] = {}
     span: list[int] = []

@@ -1,4 +1,4 @@
-"""How likely a model finds the right answers of a task: bits, beside what it answers.
+"""Measures how likely a model finds the right answers of a task, in bits, whatever it would answer itself.
 
 Unlike an answer, which a small model has almost never right, these say how far it is from right.
 """
@@ -12,11 +12,11 @@ import numpy as np
 from lm.data.tasks.choices import Choices, IdPair
 from lm.evaluate.loglikelihood import candidate_log_probs, continuation_log_probs
 
-Values = dict[str, np.ndarray]  # of every row
+Values = dict[str, np.ndarray]  # name -> a value of every row
 
 
 def gold_values(model: Any, choices: Choices, put: Callable, fit: Choices | None = None) -> Values:
-    """Of every row the ``gold`` [bits] of its answer and its ``bytes``; of a choice ``bits``, ``ranked`` too.
+    """Return ``gold`` [bits] and ``bytes`` of each row's answer; of a choice ``bits`` and ``ranked`` too.
 
     ``bits`` are those above chance: log2 |C| + log2 p^s of the right pair over the sum of all p^s, where p is
     that of its answer, and s the one ``sharpness`` that suits the rows of ``fit`` best, by default these: a
@@ -32,7 +32,10 @@ def gold_values(model: Any, choices: Choices, put: Callable, fit: Choices | None
 def measured(
     nats: Sequence[np.ndarray], choices: Choices, fit: Sequence[tuple[np.ndarray, int]] | None = None
 ) -> Values:
-    """``gold_values`` from log p [nats] of each row's pairs; ``fit``: (log p, right one) of other rows."""
+    """Return ``gold_values`` from log p [nats] of each row's pairs.
+
+    ``fit`` are (log p, right one) of other rows, to find the sharpness by.
+    """
     logs = [values / log(2) for values in nats]
     rows = list(zip(logs, choices.right, strict=True))
     values = {
@@ -48,13 +51,16 @@ def measured(
 
 
 def likeliest(nats: Sequence[np.ndarray], choices: Choices) -> np.ndarray:
-    """int64 [N]: of every row the pair with the highest log p a byte of its answer."""
+    """Return for every row the index of the pair whose answer has the highest log p a byte, int64 [N]."""
     pairs = zip(nats, choices.sizes, strict=True)
     return np.array([np.argmax(values / np.array(sizes)) for values, sizes in pairs])
 
 
 def log_probs(model: Any, pairs: Sequence[Sequence[IdPair]], put: Callable) -> list[np.ndarray]:
-    """[C] of every row: log p [nats] of each pair's answer, given its inputs; equal inputs are read once."""
+    """Return log p [nats] of each pair's answer given its inputs: [C] of every row.
+
+    Inputs are read once where all pairs of a row have the same.
+    """
     contexts = [{tuple(inputs) for inputs, _ in row} for row in pairs]
     if all(len(one) == 1 for one in contexts) and any(len(row) > 1 for row in pairs):
         answers = [[answer for _, answer in row] for row in pairs]
@@ -64,7 +70,10 @@ def log_probs(model: Any, pairs: Sequence[Sequence[IdPair]], put: Callable) -> l
 
 
 def sharpness(rows: Sequence[tuple[np.ndarray, int]]) -> float:
-    """The power of p, 0 to 4, by which rows of (bits [C], right one) come to most bits above chance."""
+    """Return the power of p, 0 to 4, by which rows have the most bits above chance on average.
+
+    A row is (log2 p [C] of its candidates, the right one).
+    """
     from scipy.optimize import minimize_scalar
 
     def cost(power: float) -> float:
@@ -74,13 +83,16 @@ def sharpness(rows: Sequence[tuple[np.ndarray, int]]) -> float:
 
 
 def above_chance(logs: np.ndarray, right: int) -> float:
-    """Bits [C] of log2 p of what is chosen from -> those of the right one above chance."""
+    """Return the bits above chance of the right candidate, from log2 p of all candidates [C]."""
     highest = logs.max()
     return float(np.log2(len(logs)) + logs[right] - highest - np.log2(np.exp2(logs - highest).sum()))
 
 
 def gold_metrics(values: Values) -> dict[str, float]:
-    """``bits_per_byte`` of right answers and, of a choice, ``bits_above_chance`` and ``ranked_accuracy``."""
+    """Return ``bits_per_byte`` of right answers.
+
+    Of a choice also ``bits_above_chance`` and ``ranked_accuracy`` [percent].
+    """
     metrics = {"bits_per_byte": float(values["gold"].sum() / values["bytes"].sum())}
     if "bits" in values:
         metrics["bits_above_chance"] = float(values["bits"].mean())
@@ -89,7 +101,7 @@ def gold_metrics(values: Values) -> dict[str, float]:
 
 
 def example_values(values: Values) -> Values:
-    """What is kept of every row: ``bits`` and ``ranked`` of a choice, else ``bits`` and ``bytes``."""
+    """Return what is kept of every row: ``bits`` and ``ranked`` of a choice, else ``bits`` and ``bytes``."""
     if "bits" in values:
         return {"bits": values["bits"], "ranked": values["ranked"]}
     return {"bits": values["gold"], "bytes": values["bytes"]}

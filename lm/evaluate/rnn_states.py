@@ -1,4 +1,4 @@
-"""Recurrent layers while they read: what their gates do, and what later states owe to earlier ones."""
+"""Looks inside recurrent layers while they read: their gates, and how later states depend on earlier ones."""
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,10 @@ STATES = ("state h", MEMORY)  # arrays of a state, in their order
 
 
 def reading_layers(model: Transformer, batch: Batch) -> list[tuple[Direction, Array]]:
-    """Of each layer of the stack that reads the text: its forward direction, and that one's input [B,T,D].
+    """Return the forward direction and its input [B,T,D] of each layer of the stack that reads the text.
 
-    Of the encoder if there is one, else of the decoder. SettingError if the layers are not recurrent.
+    That is the encoder if there is one, else the decoder. Raises SettingError if the layers are not
+    recurrent.
     """
     side = "encoder" if model.config.has_encoder else "decoder"
     stack = model.encoder if model.config.has_encoder else model.decoder
@@ -40,9 +41,10 @@ def reading_layers(model: Transformer, batch: Batch) -> list[tuple[Direction, Ar
 
 
 def gates(direction: Direction, x: Array) -> dict[str, Array]:
-    """float32 [B,T,h] of each gate and of each array of the state, from what a direction reads, x [B,T,D].
+    """Return each gate and each array of the state by name, float32 [B,T,h].
 
-    A gate is the share, 0 to 1, of what it lets through at a position; the state is that after it.
+    x [B,T,D] is what the direction reads. A gate is the share, 0 to 1, of what it lets through at a position;
+    the state is that after it.
     """
     inputs, weights = direction.input_products(x), direction.state_weights(x.dtype)
     first = direction.initial_state(len(x))
@@ -59,10 +61,11 @@ def gates(direction: Direction, x: Array) -> dict[str, Array]:
 
 @jax.jit
 def state_gradients(direction: Direction, x: Array) -> States:
-    """float32 [T-1] of each array of the state: the size of d h_T / d state_(T-n) at distances n = 1 ... T-1.
+    """Return the size of d h_T / d state_(T-n) at distances n = 1 ... T-1, float32 [T-1].
 
-    x [T,D] is what the direction reads. The size is the root mean square of what the Jacobian [h,h] does to a
-    vector's length, |J|_F / sqrt(h): 1 for the identity. Pulled back step by step, as backpropagation does.
+    There is one for each array of the state. x [T,D] is what the direction reads. The size is the root mean
+    square of what the Jacobian [h,h] does to a vector's length, |J|_F / sqrt(h): 1 for the identity. The
+    Jacobian is pulled back step by step, as in backpropagation.
     """
     cell, weights = direction.cell, direction.state_weights(x.dtype)
     inputs, first = direction.input_products(x[None]), direction.initial_state(1)

@@ -1,4 +1,4 @@
-"""From the logits of the next token to the token."""
+"""Chooses the next token from its logits."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,10 @@ from lm.config.decoding import Decoding
 
 
 def next_token(decoding: Decoding, logits: Array, key: Array | None) -> Array:
-    """int32 [B]: the likeliest token of logits [B,V], or with a temperature one sampled with ``key``."""
+    """Return the likeliest token of logits [B,V], or with a temperature a sampled one: int32 [B].
+
+    Sampling needs a ``key``.
+    """
     if not decoding.temperature:
         return logits.argmax(-1).astype(jnp.int32)
     assert key is not None, "sampling needs a key"
@@ -16,11 +19,11 @@ def next_token(decoding: Decoding, logits: Array, key: Array | None) -> Array:
 
 
 def warp(decoding: Decoding, logits: Array) -> Array:
-    """Logits [B,V] over the temperature, minus infinity where a token is not to be sampled.
+    """Divide logits [B,V] by the temperature, and mask those of tokens that are not to be sampled with -inf.
 
     ``top_k`` tokens stay (0: all), and of these as many of the likeliest as it takes to reach the share
-    ``top_p`` of their probability, the one that crosses it included (Holtzman et al. 2020). Equals of the
-    last one stay too.
+    ``top_p`` of their probability, the one that crosses it included (nucleus sampling: Holtzman et al. 2020).
+    Tokens as likely as the last one stay too.
     """
     logits = logits / decoding.temperature
     if decoding.top_k or decoding.top_p < 1:

@@ -1,8 +1,8 @@
-"""A model with its tokenizer: likelihoods of texts, and texts behind prompts, by the questions of
-lm-evaluation-harness [Gao et al. 2021].
+"""A model with its tokenizer, which scores texts and answers prompts as lm-evaluation-harness asks it to.
 
-A context and its continuation are encoded together and cut where the tokens of the context end, blanks at the
-end of a context belonging to the continuation. What is longer than the model reads loses its beginning.
+Its requests are those of the harness [Gao et al. 2021]. A context and its continuation are encoded together
+and cut where the tokens of the context end, blanks at the end of a context belonging to the continuation.
+What is longer than the model reads loses its beginning.
 """
 
 from collections import defaultdict
@@ -20,39 +20,39 @@ from lm.evaluate.generate import Model, beam_search, decode, prompt_batch
 from lm.evaluate.loglikelihood import Continued, Masking, Put, TokenIds, scored_continuations
 
 PROMPTS = 32  # prompts that are answered together [rows]
-NARROWEST = 16  # of the lengths, powers of two, to which prompts are padded [tokens]
-DEFAULT_LENGTH = 256  # of a request that names no length: the harness's [tokens]
-# names of one setting
+NARROWEST = 16  # smallest of the powers of two to which prompts are padded [tokens]
+DEFAULT_LENGTH = 256  # longest answer where a request names no length, as in the harness [tokens]
+# names that requests use for the longest answer
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "num_beams", "seed")
 
 
 @dataclass(frozen=True)
 class TextModel:
-    """What is asked in texts; ``put`` places a batch as that of a ``Steps`` does."""
+    """A model that is asked in texts; ``put`` places a batch as that of a ``Steps`` does."""
 
     model: Model
     put: Put
     encode: Callable[[str], list[int]]  # a text alone
     framed: Callable[[str], list[int]]  # a prompt, with the ids around it
     decode: Callable[[Iterable[int]], str]
-    prefix: int | None  # what a text without a context is behind: BOS, else EOS
-    masking: Masking | None = None  # of an encoder
-    max_length: int | None = None  # that is read at once; None: model.positions.max_length [tokens]
+    prefix: int | None  # stands before a text without a context: BOS, else EOS
+    masking: Masking | None = None  # for encoders only
+    max_length: int | None = None  # longest row; None: model.positions.max_length [tokens]
 
     @property
     def longest(self) -> int:
-        """Tokens that are read, the start token that is not in a prompt left out."""
+        """Return how many tokens are read at most, without the start token that is not in a prompt."""
         config = self.model.config
         starts = not config.has_encoder and config.special.start is not None
         return (self.max_length or config.positions.max_length) - starts
 
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """Log-probability [nats] of each continuation behind its context, and whether it is greedy."""
+        """Return log-probability [nats] of each continuation given its context, and whether it is greedy."""
         return self._scored([self.pair(*pair) for pair in pairs])
 
     def rolling(self, texts: Sequence[str]) -> list[float]:
-        """Log-probability [nats] of whole texts, of any length, each token scored once."""
+        """Return the log-probability [nats] of whole texts, of any length, each token scored once."""
         windows = [
             [*rolling_windows(self._bare(self.framed(text)), self._start(), self.longest)] for text in texts
         ]
@@ -60,9 +60,9 @@ class TextModel:
         return [sum(next(scores)[0] for _ in few) for few in windows]
 
     def generate(self, prompts: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-        """What is written behind each prompt, up to the first of the texts ``until`` among its settings.
+        """Return the answer to each prompt, up to the first of the texts ``until`` among its settings.
 
-        Greedily unless its settings sample or search; SettingError for a setting that is not known.
+        Decoding is greedy unless the settings sample or search. Raises SettingError for an unknown setting.
         """
         groups = defaultdict[tuple[Decoding, int], list[int]](list)
         for number, (_, settings) in enumerate(prompts):
@@ -81,7 +81,7 @@ class TextModel:
         return answers
 
     def pair(self, context: str, continuation: str) -> Continued:
-        """The ids of a context and of what continues it."""
+        """Return the ids of a context and of its continuation."""
         if not context:
             scored = self.encode(continuation)
             start = self._start()
@@ -102,7 +102,7 @@ class TextModel:
         return [] if self.prefix is None else [self.prefix]
 
     def _bare(self, ids: list[int]) -> list[int]:
-        """Without a start token that ``lm.evaluate.loglikelihood`` puts there itself."""
+        """Return ids without the start token, which ``lm.evaluate.loglikelihood`` adds itself."""
         config = self.model.config
         starts = not config.has_encoder and config.special.start is not None
         return ids[1:] if starts and ids[:1] == [config.special.start] else ids
@@ -114,7 +114,7 @@ class TextModel:
         return list(zip(log_probs.tolist(), greedy.tolist(), strict=True))
 
     def _cut(self, context: TokenIds, scored: TokenIds, both: bool) -> Continued:
-        """Without the beginning of what is too long."""
+        """Drop the beginning of a context that is too long; SettingError if the continuation alone is."""
         if len(scored) > self.longest:
             raise SettingError(
                 f"a continuation of {len(scored)} tokens exceeds the {self.longest} of the model"
@@ -124,7 +124,7 @@ class TextModel:
         return context[max(len(context) - room, 0) :], scored
 
     def _written(self, rows: Sequence[Sequence[int]], decoding: Decoding, seed: int) -> np.ndarray:
-        """int32 [rows or more,max_length]: the answers."""
+        """Return the answers to prompts of ids, int32 [rows or more,max_length]."""
         config, mesh = self.model.config, getattr(jax.tree.leaves(self.model)[0].sharding, "mesh", None)
         parts = 1 if mesh is None else sharding.batch_shards(mesh.shape)
         width = NARROWEST
@@ -143,7 +143,10 @@ class TextModel:
 
 
 def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Continued]:
-    """Pairs in which every token is scored once, each row as full as it can be, behind one token at least."""
+    """Yield (context, continuation) pairs in which every token is scored once.
+
+    Each row is as full as it can be, and has one token at least as context.
+    """
     if len(ids):
         yield prefix, ids[:length]
     for begin in range(length, len(ids), length):
@@ -152,7 +155,7 @@ def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Co
 
 
 def decoding_of(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
-    """How an answer is written by the settings of a request, and the seed; SettingError for unknown ones."""
+    """Return how the settings of a request decode, and the seed; raise SettingError for unknown settings."""
     known = {*LENGTH_NAMES, *SAMPLING, "until"}
     if unknown := sorted(settings.keys() - known):
         raise SettingError(f"generation_kwargs: {unknown[0]!r} is unknown{nearest(unknown[0], known)}")
@@ -166,13 +169,13 @@ def decoding_of(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
 
 
 def until(text: str, stops: str | Sequence[str] | None) -> str:
-    """A text up to the first of ``stops`` in it."""
+    """Return a text up to the first of ``stops`` in it."""
     for stop in [stops] if isinstance(stops, str) else stops or ():
         text = text.split(stop)[0] if stop else text
     return text
 
 
 def _batches(rows: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
-    """The numbers of rows, those of like length together."""
+    """Yield the numbers of at most PROMPTS rows at a time, those of similar length together."""
     order = sorted(rows, key=lambda number: len(rows[number]))
     yield from (order[start : start + PROMPTS] for start in range(0, len(order), PROMPTS))

@@ -1,4 +1,4 @@
-"""Published models by name, each a change to its family's first; their sources stand beside them."""
+"""Published models by name, each a change to the first of its family; sources stand beside them."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ def _family(
     special: tuple[int, int | None, int | None],
     new: Changes | None = None,
 ) -> ModelConfig:
-    """``base`` with a vocabulary whose ``special`` ids pad, end and start, and with ``new`` settings."""
+    """Return ``base`` with ``new`` settings and a vocabulary whose ``special`` ids are (pad, eos, start)."""
     return changes(base, {"vocab_size": vocab_size, "special": SpecialTokens(*special)} | (new or {}))
 
 
@@ -31,7 +31,7 @@ def _sized(
     d_ff: int = 0,
     d_kv: int = 0,
 ) -> ModelConfig:
-    """A model of ``family`` with the usual proportions: d_ff is 4 d_model, heads share d_model."""
+    """Return a model of ``family`` with the usual proportions: d_ff is 4 d_model, heads share d_model."""
     sizes: Changes = {
         "num_encoder_layers": layers,
         "num_decoder_layers": layers,
@@ -188,7 +188,7 @@ _LLAMA3 = _family(_LLAMA2, 128_256, (0, 128_001, None), {"positions.rotary": _LL
 
 
 def _alternating(layers: int) -> SparsityConfig:
-    """Windows of GPT-Neo: none, 256 tokens, none, ..."""
+    """Return the windows of GPT-Neo's layers: none, 256 tokens, none, ..."""
     return SparsityConfig(layer_windows=(None, 255) * (layers // 2))
 
 

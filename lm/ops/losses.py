@@ -18,11 +18,12 @@ def cross_entropy(
     z_loss: float,
     label_smoothing: float,
 ) -> tuple[Float32[Array, ""], Float32[Array, ""], Float32[Array, ""]]:
-    """(sum of loss, sum of weights, sum of z-loss) from logits [B,T,V], targets int [B,T], weights [B,T].
+    """Return the sums of the loss, of the weights and of the z-loss.
 
-    ``z_loss`` times the squared log-partition function is added: it keeps logits from drifting (in the first
-    sum, and by itself in the third). ``label_smoothing`` is spread evenly over the V - 1 wrong tokens, and
-    the entropy of the smoothed target is subtracted, so that a perfect prediction costs 0.
+    ``logits`` are [B,T,V], ``targets`` int [B,T] and ``weights`` [B,T]. ``z_loss`` times the squared
+    log-partition function is added: it keeps logits from drifting (in the first sum, and by itself in the
+    third). ``label_smoothing`` is spread evenly over the V - 1 wrong tokens, and the entropy of the smoothed
+    target is subtracted, so that a perfect prediction costs 0.
 
     A target outside of [0, V) gives NaN, in the loss and its gradient, where its weight is not 0; with weight
     0 it gives exactly 0 in both, whatever number stands for "ignore".
@@ -38,9 +39,10 @@ def accuracy(
     targets: Int[Array | np.ndarray, "B T"],
     weights: Shaped[Array | np.ndarray, "B T"],
 ) -> tuple[Float32[Array, ""], Float32[Array, ""]]:
-    """(sum of weights where no token is likelier than the target, sum of weights) from logits [B,T,V].
+    """Return the sum of weights where no token is likelier than the target, and the sum of all weights.
 
-    A target outside of [0, V) gives NaN where its weight is not 0.
+    ``logits`` are [B,T,V], ``targets`` int [B,T] and ``weights`` [B,T]. A target outside of [0, V) gives NaN
+    where its weight is not 0.
     """
     weights = jnp.asarray(weights, jnp.float32)
     targets = jnp.where(weights == 0, 0, targets)
@@ -51,7 +53,10 @@ def accuracy(
 
 
 def is_known(targets: Int[Array, "*shape"], classes: int) -> Bool[Array, "*shape"]:
-    """bool, as targets: which are from 0 to ``classes`` - 1; of negative ones indexing reads the last."""
+    """Return which targets are from 0 to ``classes`` - 1, bool.
+
+    Negative ones have to be found, since indexing would count them from the end.
+    """
     return (targets >= 0) & (targets < classes)
 
 
@@ -91,5 +96,5 @@ _token_loss.defvjp(_token_loss_forward, _token_loss_backward)
 
 
 def _smoothed(vocabulary, label_smoothing):
-    """The probabilities that a smoothed target gives to the right token and to each wrong one."""
+    """Return the probabilities that a smoothed target gives to the right token and to each wrong one."""
     return 1 - label_smoothing, label_smoothing / (vocabulary - 1)

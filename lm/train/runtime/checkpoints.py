@@ -35,11 +35,11 @@ Scores = Mapping[str, float | None]
 
 
 class CheckpointError(RuntimeError):
-    """There are checkpoints and none can be used; the message says how each is damaged."""
+    """Raised if there are checkpoints and none can be used; the message says how each is damaged."""
 
 
 class SaveError(CheckpointError):
-    """A step was not saved; the message says why, which checkpoint is the newest good one, and what to do."""
+    """Raised if a step was not saved; tells why, which checkpoint is the newest good one, and what to do."""
 
 
 class Checkpoints:
@@ -53,7 +53,7 @@ class Checkpoints:
         self.folder, self.config, self._stops = Path(folder).absolute(), config, guard.failed_save == "stop"
         ocp = _orbax()
         _silence_orbax()
-        # Parameters hardly get smaller: by a twelfth, for which saving takes twice the time of the processor.
+        # Compression saves a twelfth of the size of parameters, and doubles the processor time of a save.
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: tuple[int, Future[Exception | None]] | None = (

@@ -38,13 +38,13 @@ RESTART = "LM_RESTART"  # in the environment: which restart of the command this 
 PACKAGES = """jax jaxlib flax optax orbax-checkpoint grain numpy scipy scikit-learn sentencepiece tokenizers
     sacrebleu rouge-score""".split()  # the packages that results depend on
 QUEUE_SIZE = 1_000  # records that may wait to be written by a tracker
-CLOSE_TIMEOUT = 5.0  # for writing the records that wait at the end [seconds]
+CLOSE_TIMEOUT = 5.0  # time to write the queued records at the end [seconds]
 
 WriteScalars = Callable[[int, Mapping[str, float]], None]  # the values of a step, by name
 
 
 class NonFiniteLoss(ArithmeticError):
-    """Loss or gradient is not finite, or too many updates were skipped; nothing was saved since."""
+    """Raised if loss or gradient is not finite, or too many updates were skipped; nothing was saved since."""
 
     def __init__(self, step: int, why: str):
         super().__init__(f"step {step} {why}")
@@ -102,7 +102,7 @@ class Log:
             except OSError as fault:
                 if error is None:
                     raise
-                _warn(str(fault))  # beside the error that came first
+                _warn(str(fault))  # the error that came first is raised
 
     def start(self, step: int) -> None:
         """Resume after ``step``: delete all later records, since training writes them again."""
@@ -124,7 +124,7 @@ class Log:
             return
         assert self._file is not None, "start comes first"
         values = {name: value for name, value in values.items() if value is not None}
-        if not self._path.exists():  # what is written into a file that has no name any more is lost
+        if not self._path.exists():  # writes to a file that was deleted are lost
             raise FileNotFoundError(ENOENT, "deleted or moved while the run trained", str(self.folder))
         with name_file_in_errors(self._path):
             line = self._line({"step": step, "kind": kind, "time": round(time.time(), 3), **values})
@@ -165,7 +165,7 @@ class Log:
         return self.folder / "metrics.jsonl"
 
     def _close(self) -> None:
-        file, self._file = self._file, None  # once, whatever comes of it
+        file, self._file = self._file, None  # closed once, even if that fails
         if file is not None:
             with name_file_in_errors(self._path), file:
                 file.flush()

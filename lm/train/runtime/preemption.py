@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked to stop; the state after ``step`` is saved and training resumes from it."""
+    """Raised after a signal asked to stop; the state after ``step`` is saved and training resumes from it."""
 
     def __init__(self, name: str, step: int):
         what = f"stopped after step {step}, which is saved" if step else "nothing was begun"
@@ -120,7 +120,7 @@ class PreemptionHandler:
         while (seconds := self._last_heartbeat + self.patience - time.monotonic()) > 0:
             if self._ended.wait(seconds):
                 return
-        exit_after(WRITE_STACKS_WITHIN, STEP_TIMEOUT)  # should the disk of the stacks be what hangs
+        exit_after(WRITE_STACKS_WITHIN, STEP_TIMEOUT)  # in case the disk of ``stacks`` is what hangs
         message = f"nothing was done for {self.patience:.0f} s (LM_STEP_TIMEOUT)"
         try:
             with self.stacks.open("w") as file:
