@@ -304,7 +304,7 @@ def train_sentencepiece(
 
 
 def sampled_lines(texts: Iterable[str], count: int) -> Iterator[str]:
-    """Yield the lines of the first texts, about ``count`` characters in all; long lines are cut."""
+    """Yield the lines of the first texts, at most ``count`` characters in all; long lines are split."""
     for text in texts:
         for line in text[:count].splitlines():
             yield from (line[start : start + LONGEST_LINE] for start in range(0, len(line), LONGEST_LINE))

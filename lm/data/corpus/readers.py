@@ -69,7 +69,7 @@ def document(path: Path, start: int, end: int) -> str:
 
 
 def pieces(path: Path, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (start, end, text) of each document of a file that is not blank, between two byte offsets.
+    """Yield (start, end, text) of each nonblank document of a file between two byte offsets.
 
     SettingError where the file is not UTF-8 text.
     """
@@ -140,7 +140,7 @@ def read_json_lines(paths: Sequence[Path], number: int, size: int, corrupt: Corr
 
 
 def _lines(path: Path, number: int, size: int) -> list[tuple[int, bytes]] | None:
-    """Return (byte offset, line) of each nonblank line that begins in the window; None behind the last."""
+    """Return (byte offset, line) of each nonblank line that begins in the window; None after the last."""
     opened = COMPRESSED.get(path.suffix.lower())
     if opened is not None:
         return _compressed_window(path, number, size)
