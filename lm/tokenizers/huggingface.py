@@ -40,7 +40,7 @@ UNNAMED = ("bos", "eos", "unk", "sep", "pad", "cls")  # special tokens that no p
 # Limits of a tokenizer.json, which is not trusted
 LARGEST_FILE = 1 << 28  # the largest published ones have 40 MB [bytes]
 LARGEST_GROWTH = 100  # factor by which all replacements together may lengthen a text; published ones: 3
-# that may be added before a text or replace one character [characters], or be put around a text [ids]
+# what may be added before a text or replace one character [characters], or be put around a text [ids]
 LONGEST_ADDED = 1_000
 
 
@@ -284,7 +284,7 @@ def open_vocabulary(source: str | Path, sentinels: int, vocab_size: int) -> Voca
 
     A file is a SentencePiece model or, as .txt, a list of word pieces. A folder holds a vocabulary trained
     here or a published model's tokenizer. ``sentinels`` is how many are added to one trained here; one of a
-    published model must fit into ``vocab_size`` rows. SettingError if there is no such vocabulary.
+    published model must fit an embedding of ``vocab_size`` rows. SettingError if there is no such vocabulary.
     """
     path = Path(source)
     if source == "bytes":
@@ -354,7 +354,7 @@ def usable(path: Path) -> Iterator[None]:
     """Raise any error of a tokenizer's package, panics in Rust included, as a SettingError with ``path``."""
     try:
         yield
-    except BaseException as error:  # the packages raise nothing narrower, and a panic in Rust is no Exception
+    except BaseException as error:  # no narrower class is raised, and a panic in Rust is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise SettingError(f"{path} is not a tokenizer that works: {error}") from error
@@ -382,7 +382,7 @@ def check_tokenizer_json(path: Path) -> None:
 
 
 def _typed_steps(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield every object with a ``type`` in the sections of a tokenizer.json other than its model."""
+    """Yield every object with a ``type``, at any depth, in a tokenizer.json outside of its vocabulary."""
     sections = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
     todo = [value[key] for key in sections if key in value] if isinstance(value, dict) else []
     while todo:

@@ -34,10 +34,10 @@ REQUIRED = string.digits + string.ascii_letters + string.punctuation  # pieces, 
 ROOM = 10  # a smaller vocabulary has no room for characters that the text lacks [pieces per required one]
 LONGEST_LINE = 1_000  # the trainer drops lines of more than 4,192 bytes [characters]
 PieceKind = Literal["unigram", "bpe"]  # of a SentencePiece model
-Unknown = Literal["unk", "bytes"]  # what stands for a character without a piece: <unk>, or those of its bytes
-# types of a piece, in sentencepiece_model.proto: of text, and one that stands for a byte
+Unknown = Literal["unk", "bytes"]  # how a character without a piece is encoded: as <unk> or as its bytes
+# types of a piece in sentencepiece_model.proto: NORMAL and BYTE
 TEXT_PIECE, BYTE_PIECE = 1, 6
-MODEL = "vocabulary.model"  # its name where a vocabulary is saved
+MODEL = "vocabulary.model"  # file name of a saved vocabulary
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
@@ -45,7 +45,7 @@ class Own(Vocabulary):
     """Implement what the vocabularies trained here share: special ids, sentinels and export."""
 
     sentinels: int
-    joint: ClassVar[str]  # stands between texts and sentinels when decoded
+    joint: ClassVar[str]  # separates texts and sentinels when decoded
 
     def __post_init__(self) -> None:
         if self.sentinels < 0:
@@ -67,7 +67,7 @@ class Own(Vocabulary):
         for is_sentinel, run in itertools.groupby(ids, lambda token: token >= size - self.sentinels):
             tokens = [*run]
             shown = [f"<extra_id_{size - 1 - k}>" for k in tokens] if is_sentinel else [self._plain(tokens)]
-            goes_on = not is_sentinel and not self.word_starts[tokens[0]]  # with the word that is hidden
+            goes_on = not is_sentinel and not self.word_starts[tokens[0]]  # continues the hidden word
             parts += [("" if goes_on else self.joint) + part for part in shown if part]
         return "".join(parts).removeprefix(self.joint)
 
@@ -195,13 +195,13 @@ class SentencePiece(Own):
             ids, unk = {piece: token for token, (piece, _) in enumerate(pieces)}, pieces[UNK][0]
             table = models.BPE(ids, _merges(model), unk_token=unk, fuse_unk=True, byte_fallback=has_bytes)
         tokenizer = tokenizers.Tokenizer(table)
-        # What sentencepiece does with blanks: none at the ends, one between words, one in front.
+        # Blanks as in sentencepiece: stripped at the ends, one between words, then one before the text.
         steps = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
         if charsmap := model.normalizer_spec.precompiled_charsmap:
             steps.insert(0, normalizers.Precompiled(charsmap))
         tokenizer.normalizer = normalizers.Sequence(steps)
         words = pre_tokenizers.Metaspace(prepend_scheme="always")
-        # Where a text spells the name of a byte's piece, that is not meant.
+        # A text that spells the name of a byte's piece must not become that byte.
         names = pre_tokenizers.Split(Regex("<(?=0x[0-9A-F]{2}>)"), "merged_with_previous")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, names]) if has_bytes else words
         joined = decoders.Metaspace(prepend_scheme="always")
@@ -296,7 +296,7 @@ def train_sentencepiece(
             **settings,
         )
     except RuntimeError as error:
-        # the trainer's message without the line of its source; it has none for a text that is empty
+        # the trainer's message without the line of its source; for an empty text it is empty
         reason = str(error).rpartition("] ")[2].strip() or "there is none"
         raise SettingError(f"data.vocabulary_size={size} does not suit the text: {reason}") from error
     write_with_checksum(Path(path), model.getvalue())

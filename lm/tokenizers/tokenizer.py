@@ -21,7 +21,7 @@ BLANK = "\u2581"  # how SentencePiece writes the blank before a word
 # the algorithms that can be trained here: unigram language model [Kudo 2018], byte-pair encoding [Sennrich et
 # al. 2016], and WordPiece, whose ##X continues a word [Schuster and Nakajima 2012]
 TrainedKind = Literal["unigram", "bpe", "wordpiece"]
-# the layout of one or two texts for a head: each ends with EOS or [SEP], or START text DELIM text EXTRACT
+# the layout of one or two texts for a head: each with its end token, or START text DELIM text EXTRACT
 Layout = Literal["ended", "start-delim-extract"]
 # whose names the special tokens get: BERT's for encoders; with a decoder T5's sentinels or BART's masks
 Family = Literal["bert", "t5", "bart"]
@@ -35,7 +35,7 @@ class TextFrame(NamedTuple):
 
     eos: int = EOS  # ends inputs and targets
     start: int = PAD  # what a decoder reads first
-    before: tuple[int, ...] = ()  # in front of inputs, and of targets, of an encoder-decoder
+    before: tuple[int, ...] = ()  # precedes the inputs and the targets of an encoder-decoder
 
 
 T5_FRAME = TextFrame()
@@ -64,7 +64,7 @@ class Vocabulary(abc.ABC):
     delim = property(lambda self: self.sentinel(3))
     extract = property(lambda self: self.sentinel(4))
     first_piece = UNK + 1  # lowest id that a random token may have
-    blanks_are_tokens = False  # else the blank before a word is a part of it
+    blanks_are_tokens = False  # otherwise the blank before a word is part of its piece
 
     @property
     @abc.abstractmethod

@@ -22,10 +22,10 @@ from lm.files import write_with_checksum
 from lm.tokenizers.sentencepiece import REQUIRED, ROOM, TRAINED_ON, Own, sampled_lines
 from lm.tokenizers.tokenizer import UNK
 
-PIECES = "wordpieces.txt"  # its name where a vocabulary is saved: a piece a line, in the order of ids
+PIECES = "wordpieces.txt"  # file name of a saved vocabulary: a piece per line, in the order of ids
 CONTINUES = "##"
 SPECIAL = ("[PAD]", "</s>", "[UNK]")  # ids 0, 1, 2
-COVERED = 0.9995  # share of a text's characters that get pieces, the most frequent; as SentencePiece's
+COVERED = 0.9995  # share of a text's characters, the most frequent, that get pieces; as in SentencePiece
 LONGEST_WORD = 100  # a longer one is [UNK], as in BERT [characters]
 
 
@@ -54,7 +54,7 @@ class WordPiece(Own):
 
     @functools.cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:
-        # [PAD] and </s> are no text, wherever a text spells them
+        # without [PAD] and </s>: a text that spells them must not become special tokens
         return _tokenizer(self.ids)
 
     @property
@@ -117,7 +117,7 @@ def _tokenizer(ids: Mapping[str, int]) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(model)
     clean = normalizers.BertNormalizer(handle_chinese_chars=False, strip_accents=False, lowercase=False)
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), clean])  # clean: no control characters
-    # A word may not begin as a piece that continues one: where several # follow each other, each is a word.
+    # A word must not begin with the prefix ##, which continues one: each # of several in a row is a word.
     marks = pre_tokenizers.Split(Regex("(?<=#)#|#(?=#)"), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), marks])
     tokenizer.decoder = decoders.WordPiece(CONTINUES, cleanup=False)
@@ -137,8 +137,8 @@ def train_wordpieces(texts: Iterable[str], size: int, path: Path) -> Path:
     characters = _alphabet(lines, REQUIRED if size >= ROOM * 2 * len(REQUIRED) else "")
     known = {*characters}
     lines = [" ".join(filter(known.issuperset, line.split())) for line in lines]
-    # All pieces of one character are given, in order: the trainer's own get their ids, by which it decides
-    # between equally frequent pairs, in another order in every process.
+    # All pieces of one character are given, in order: the trainer would assign their ids, by which it breaks
+    # ties between equally frequent pairs, in a different order in every process.
     first = [*SPECIAL, *characters, *(CONTINUES + character for character in characters)]
     trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=first, show_progress=False)
     tokenizer.train_from_iterator(lines, trainer, length=len(lines))

@@ -98,7 +98,7 @@ def _end_of_document(window: bytes) -> int:
         if (end := window.rfind(mark, half)) >= 0:
             return end + 1
     end = len(window)
-    while end > half and window[end - 1] & 0xC0 == 0x80:  # inside a UTF-8 sequence
+    while end > half and window[end - 1] & 0xC0 == 0x80:  # a continuation byte of UTF-8
         end -= 1
     return end - 1 if window[end - 1] & 0x80 else end
 

@@ -27,8 +27,8 @@ from lm.data.corpus.tfds import (
     stamp,
 )
 
-LARGEST_WINDOW = 1 << 23  # of a file as it is stored [bytes]
-SMALLEST_WINDOW = 1 << 16  # even if a corpus has less for each stream [bytes]
+LARGEST_WINDOW = 1 << 23  # of a window, in the file as it is stored [bytes]
+SMALLEST_WINDOW = 1 << 16  # of a window, even if the corpus has less for each stream [bytes]
 WINDOWS = 4  # per stream of a small corpus [windows]
 DIGESTED_AT_ONCE = 32  # files whose ends are read in parallel [files]
 SAMPLED = 16  # windows of a sample are as large as if so many streams read the corpus [streams]

@@ -24,8 +24,8 @@ from lm.files import matches_checksum, write_with_checksum
 
 Row = dict[str, Any]
 Corrupt = Literal["stop", "skip"]  # how records to train on that cannot be read are handled
-CLASSES = "tensorflow_datasets."  # features.json names classes to import, which runs their module
-READ_AT_ONCE = 1_024  # in the search for corrupt ones [records]
+CLASSES = "tensorflow_datasets."  # importing a class named in features.json runs its module; only TFDS's may
+READ_AT_ONCE = 1_024  # in a search for corrupt records [records]
 MEND = "restore the files, or delete the folder and prepare the set again"
 MACHINE = re.compile(r"\w\(\) failed:")  # errors of the machine: "open() failed: Too many open files"
 SLICES = "a part reads NAME, NAME[FROM:TO] or NAME[FROM%:TO%] with FROM below TO, such as validation[:10%]"
@@ -236,7 +236,7 @@ def _count_records(path: Path, _size: int, _changed: int) -> int | str:
         reader = ArrayRecordReader(str(path))
         records = reader.num_records()
         if not reader.ok():
-            reader.read([0])  # says why
+            reader.read([0])  # raises the reason
         reader.close()
     except (RuntimeError, ValueError, OSError, IndexError) as error:
         return str(error)
