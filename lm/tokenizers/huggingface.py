@@ -1,4 +1,4 @@
-"""The tokenizers of published models, used as they are: through ``tokenizers`` or sentencepiece."""
+"""Use the tokenizers of published models unchanged, through ``tokenizers`` or ``sentencepiece``."""
 
 import base64
 import contextlib
@@ -22,33 +22,33 @@ from lm.tokenizers.sentencepiece import MODEL, TOKENIZER_CONFIG, Bytes, Sentence
 from lm.tokenizers.tokenizer import BLANK, MASK, TRAINED_KINDS, Affixes, Vocabulary
 from lm.tokenizers.wordpiece import PIECES, WordPiece
 
-SPELLINGS = {  # what a special token is for, and its usual spellings
+SPELLINGS = {  # the usual spellings of each special token
     "pad": ("[PAD]", "<pad>"),
     "eos": ("</s>", "<|endoftext|>", "<|end_of_text|>"),
     "mask": ("[MASK]", "<mask>"),
     "cls": ("[CLS]", "<s>"),
     "sep": ("[SEP]", "</s>"),
 }
-PROBE = "a"  # a text, to see what stands around it
-BYTE_BLANK = "\u0120"  # how GPT-2's pieces of bytes write the blank before a word
-SENTINELS = 100  # of T5, above the pieces of its SentencePiece model [tokens]
+PROBE = "a"  # is encoded to find the special tokens of the template
+BYTE_BLANK = "\u0120"  # how GPT-2's byte-level BPE writes the blank before a word
+SENTINELS = 100  # T5's, above the pieces of its SentencePiece model [tokens]
 SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm")
 MAIN_FILES = ("tokenizer.json", "vocab.txt", *SENTENCEPIECE_FILES)  # the first that exists is used
 FILES = (*MAIN_FILES, "target.spm", "vocab.json", "merges.txt", TOKENIZER_CONFIG, MODEL, PIECES)
 UNNAMED = ("bos", "eos", "unk", "sep", "pad", "cls")  # special tokens that no prompt can name
 
-# What a tokenizer.json may ask for
+# Limits of a tokenizer.json, which is not trusted
 LARGEST_FILE = 1 << 28  # the largest published ones have 40 MB [bytes]
-LARGEST_GROWTH = 100  # how many times longer all replacements may make a text; in published ones 3
-# in front of a text or in the place of one character [characters], or around a text [ids]
+LARGEST_GROWTH = 100  # factor by which all replacements together may lengthen a text; published ones: 3
+# what may be added before a text or replace one character [characters], or be put around a text [ids]
 LONGEST_ADDED = 1_000
 
 
 class Published(Vocabulary):
-    """What all published tokenizers share."""
+    """Implement what all published tokenizers share: special tokens by their spelling, and their files."""
 
     path: Path
-    first_piece = 0  # as in the code of BERT: the special tokens have no common place
+    first_piece = 0  # as in BERT's code: special tokens have no common range of ids
 
     @property
     def size(self) -> int:
@@ -71,12 +71,15 @@ class Published(Vocabulary):
         return {use: first((*self._configured(use), *names)) for use, names in SPELLINGS.items()}
 
     def _configured(self, _use: str) -> tuple[str, ...]:
-        """The token that the tokenizer's settings name for a use, if they do."""
+        """Return the token that tokenizer_config.json names for ``_use`` as a tuple, empty if none."""
         return ()
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
-        """bool [size]; BERT marks the pieces that continue a word, the others those that begin one."""
+        """Return a mask of the pieces that begin a word, bool [size].
+
+        BERT's vocabulary marks the pieces that continue a word, the others mark those that begin one.
+        """
         if any(token.startswith("##") for token in self.ids):
             return self.marks(lambda token: not token.startswith("##"))
         return self.marks(lambda token: token.startswith((BLANK, BYTE_BLANK)))
@@ -95,7 +98,7 @@ class Published(Vocabulary):
 
 @dataclass(frozen=True)
 class Fast(Published):
-    """A tokenizer.json with all it takes, or the vocab.txt of BERT's word pieces."""
+    """Tokenize with a tokenizer.json or with BERT's vocab.txt, through the package ``tokenizers``."""
 
     path: Path
     config: str  # JSON of tokenizer_config.json
@@ -120,7 +123,7 @@ class Fast(Published):
         return self.tokenizer.get_vocab(with_added_tokens=True)
 
     def _configured(self, use: str) -> tuple[str, ...]:
-        if use in ("pad", "eos"):  # a model that continues texts may be told another token for their end
+        if use in ("pad", "eos"):  # a causal model may be given another EOS
             return ()
         token = json.loads(self.config).get(f"{use}_token")
         token = token.get("content") if isinstance(token, dict) else token
@@ -139,7 +142,7 @@ class Fast(Published):
 
     @functools.cached_property
     def _special_tokens(self) -> frozenset[str]:
-        """The spellings of the special tokens."""
+        """Return the spellings of the special tokens that have more than one character."""
         added = self.tokenizer.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if token.special and len(token.content) > 1)
 
@@ -149,10 +152,10 @@ class Fast(Published):
 
     @functools.cached_property
     def _literal(self) -> tokenizers.Tokenizer:
-        """The same tokenizer, to which the spelling of a special token is text."""
+        """Return the same tokenizer, but one that encodes the spelling of a special token as text."""
         tokenizer = tokenizers.Tokenizer.from_str(self.tokenizer.to_str())
         tokenizer.encode_special_tokens = True
-        # nor is it a piece: it is cut behind its first character
+        # the spelling must not match a piece either: split it after its first character
         names = (f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in sorted(self._special_tokens))
         cut = pre_tokenizers.Split(Regex("|".join(names)), "merged_with_previous")
         before = [tokenizer.pre_tokenizer] if tokenizer.pre_tokenizer else []
@@ -160,7 +163,7 @@ class Fast(Published):
         return tokenizer
 
     def encode_framed(self, text: str, _begin: int | None, _end: int | None) -> list[int]:
-        """``text`` with the special tokens that the file puts around one."""
+        """Return the ids of a prompt with the special tokens of the file's template around it."""
         text = self._with_its_mask(text)
         if self._unnamed is None or not self._unnamed.search(text):
             return self.framed(text)[0]
@@ -172,7 +175,7 @@ class Fast(Published):
 
     @functools.cached_property
     def _around(self) -> tuple[list[int], list[int]]:
-        """The special tokens that the file puts before and behind one text."""
+        """Return the special ids that the file's template puts before and after a single text."""
         text, whole = self.encode(PROBE), self.framed(PROBE)[0]
         ends = range(len(text), len(whole) + 1)
         end = next((end for end in ends if whole[end - len(text) : end] == text), len(whole))
@@ -190,13 +193,13 @@ class Fast(Published):
         return ids
 
     def _with_its_mask(self, text: str) -> str:
-        """``text`` with the tokenizer's own spelling of MASK."""
+        """Return ``text`` with MASK replaced by the tokenizer's own spelling of the mask."""
         spelling = next((token for token, number in self.ids.items() if number == self.mask), MASK)
         return text.replace(MASK, spelling)
 
     @functools.cached_property
     def _unnamed_tokens(self) -> frozenset[str]:
-        """The spellings of special tokens that a prompt cannot name."""
+        """Return the spellings of special tokens that are encoded as text even in a prompt."""
         config, usual = json.loads(self.config), ("<unk>", "[UNK]")
         found = [token for use, names in SPELLINGS.items() if use != "mask" for token in names]
         for use in UNNAMED:
@@ -209,7 +212,7 @@ class Fast(Published):
         return _any_of(self._unnamed_tokens)
 
     def framed(self, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
-        """(ids, token types) of one or two texts with the special tokens that the file puts around them."""
+        """Return ids and token types of one or two texts with the special tokens of the file's template."""
         with usable(self.path):
             encoding = self.tokenizer.encode(first, second)
         return encoding.ids, encoding.type_ids
@@ -236,14 +239,17 @@ class Fast(Published):
 
 @dataclass(frozen=True)
 class PublishedPieces(Published):
-    """A SentencePiece model; in a vocab.json beside it, Marian's, pieces have other ids than in the model."""
+    """Tokenize with a published SentencePiece model.
+
+    Marian has a vocab.json beside it, in which pieces have other ids than in the model.
+    """
 
     path: Path
-    sentinels: int  # above the pieces, the first at the top
+    sentinels: int  # number of ids above the pieces; sentinel 0 is the last id
 
     @functools.cached_property
     def processors(self) -> tuple[sentencepiece.SentencePieceProcessor, ...]:
-        """Those of the source and, in Marian another, of the target language."""
+        """Return the models of the source and the target language, which differ only in Marian."""
         target = self.path.with_name("target.spm") if self.path.suffix == ".spm" else self.path
         return tuple(map(read_sentencepiece, (self.path, target)))
 
@@ -274,10 +280,11 @@ class PublishedPieces(Published):
 
 
 def open_vocabulary(source: str | Path, sentinels: int, vocab_size: int) -> Vocabulary:
-    """The vocabulary ``bytes``, of a file (a SentencePiece model, or .txt: word pieces), or in a folder.
+    """Return the vocabulary that ``source`` names: ``bytes``, a file or a folder.
 
-    A folder holds one of ours, or a published model's.
-    ``sentinels`` are added to those of ours; the embedding has ``vocab_size`` rows.
+    A file is a SentencePiece model or, as .txt, a list of word pieces. A folder holds a vocabulary trained
+    here or a published model's tokenizer. ``sentinels`` is how many are added to one trained here; one of a
+    published model must fit an embedding of ``vocab_size`` rows. SettingError if there is no such vocabulary.
     """
     path = Path(source)
     if source == "bytes":
@@ -285,15 +292,15 @@ def open_vocabulary(source: str | Path, sentinels: int, vocab_size: int) -> Voca
     if path.is_dir():
         return _own(path, sentinels) or find_tokenizer(path, vocab_size)
     kind = str(source).partition(":")[0]
-    if not path.exists() and kind.isalpha():  # no path: a kind, misspelt
+    if not path.exists() and kind.isalpha():  # not a path but a misspelt kind
         raise SettingError(f"data.vocabulary={source!s} is unknown{nearest(kind, (*TRAINED_KINDS, 'bytes'))}")
     return WordPiece(path, sentinels) if path.suffix == ".txt" else SentencePiece(path, sentinels)
 
 
 def _own(folder: Path, sentinels: int) -> Vocabulary | None:
-    """The vocabulary of ours in a folder, if there is one.
+    """Return the vocabulary trained here that ``folder`` holds, or None.
 
-    One that was exported has as many sentinels as its settings name, else there are ``sentinels``.
+    It has as many sentinels as its tokenizer_config.json lists, if it was exported, else ``sentinels``.
     """
     path = next((folder / name for name in (MODEL, PIECES) if (folder / name).exists()), None)
     if path is None:
@@ -305,13 +312,16 @@ def _own(folder: Path, sentinels: int) -> Vocabulary | None:
 
 
 def _any_of(spellings: Collection[str]) -> re.Pattern[str] | None:
-    """Finds any of these; None if there are none."""
+    """Return a pattern that matches any of ``spellings``, longest first, or None if there are none."""
     longest_first = sorted(spellings, key=lambda spelling: (-len(spelling), spelling))
     return re.compile("|".join(map(re.escape, longest_first))) if spellings else None
 
 
 def find_tokenizer(folder: Path, vocab_size: int) -> Vocabulary:
-    """The tokenizer in ``folder`` of a model whose embedding has ``vocab_size`` rows."""
+    """Return the tokenizer in ``folder`` of a model whose embedding has ``vocab_size`` rows.
+
+    SettingError if there is none, or if it has ids beyond those rows.
+    """
     if (own := _own(folder, 0)) is not None:
         if own.size > vocab_size:
             ids, rows = f"ids up to {own.size - 1}", f"the model's embedding {vocab_size} rows"
@@ -328,7 +338,7 @@ def find_tokenizer(folder: Path, vocab_size: int) -> Vocabulary:
         tokenizer: Published = Fast(path, json.dumps(config))
     else:
         tokenizer = PublishedPieces(path, 0)
-        # T5's have sentinels that the model file does not know of
+        # T5's tokenizer has sentinels that are not in the model file
         extra = config.get("extra_ids", SENTINELS if path.name == SENTENCEPIECE_FILES[0] else 0)
         has_room = tokenizer.size + extra <= vocab_size
         if has_room and "<extra_id_0>" not in tokenizer.ids and "[CLS]" not in tokenizer.ids:
@@ -341,19 +351,20 @@ def find_tokenizer(folder: Path, vocab_size: int) -> Vocabulary:
 
 @contextlib.contextmanager
 def usable(path: Path) -> Iterator[None]:
-    """Turns any error of a tokenizer's package about its file into a SettingError."""
+    """Raise any error of a tokenizer's package, panics in Rust included, as a SettingError with ``path``."""
     try:
         yield
-    except BaseException as error:  # the packages raise nothing narrower, and a panic in Rust is no Exception
+    except BaseException as error:  # no narrower class is raised, and a panic in Rust is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise SettingError(f"{path} is not a tokenizer that works: {error}") from error
 
 
 def check_tokenizer_json(path: Path) -> None:
-    """SettingError for a file that would take any time or memory, before its package reads it.
+    """Raise SettingError for a tokenizer.json that could take unbounded time or memory, before it is loaded.
 
-    A text may not become a thousand times longer, nor be framed by a million ids.
+    Checked are the size of the file, how much its replacements may lengthen a text, and how many characters
+    or ids it adds: a text may not become a thousand times longer, nor get a million ids around it.
     """
     if (size := path.stat().st_size) > LARGEST_FILE:
         raise SettingError(f"{path} has {size} bytes; a tokenizer has {LARGEST_FILE} at most")
@@ -371,7 +382,7 @@ def check_tokenizer_json(path: Path) -> None:
 
 
 def _typed_steps(value: Any) -> Iterator[dict[str, Any]]:
-    """Every object with a type, at any depth, outside of the vocabulary itself."""
+    """Yield every object with a ``type``, at any depth, in a tokenizer.json outside of its vocabulary."""
     sections = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
     todo = [value[key] for key in sections if key in value] if isinstance(value, dict) else []
     while todo:
@@ -399,7 +410,7 @@ def _added(step: dict[str, Any]) -> int:
         return sum(ids.get(piece["SpecialToken"]["id"], 0) for piece in both if "SpecialToken" in piece)
     if step["type"] == "Precompiled" and step["precompiled_charsmap"]:
         charsmap = base64.b64decode(step["precompiled_charsmap"])
-        contents = charsmap[4 + int.from_bytes(charsmap[:4], "little") :]  # behind a trie of that many bytes
+        contents = charsmap[4 + int.from_bytes(charsmap[:4], "little") :]  # after a trie of that many bytes
         return max(map(len, contents.split(b"\0")), default=0)
     texts = (step.get(key) for key in ("prepend", "content"))
     return max((len(text) for text in texts if isinstance(text, str)), default=0)

@@ -1,7 +1,8 @@
-"""Our own vocabularies: SentencePiece and bytes, with T5's special ids and with sentinels at the top.
+"""Train and use SentencePiece and byte vocabularies, with T5's special ids and with sentinels at the top.
 
-Id 0 pads, 1 ends a sequence, 2 is unknown. Sentinel k is decoded as ``<extra_id_k>``, as in T5; when noise
-uses no sentinels, the first is the mask and the second begins an encoder's row.
+Id 0 is padding, 1 is EOS and 2 is the unknown token. Sentinel k is decoded as ``<extra_id_k>``, as in T5.
+Where the noise uses no sentinels, the first sentinel is the mask and the second is ``[CLS]``, which begins an
+encoder's input.
 """
 
 import abc
@@ -27,24 +28,24 @@ from lm.files import write_with_checksum
 from lm.tokenizers.tokenizer import BLANK, EOS, PAD, UNK, Family, Vocabulary
 
 TRAINED_ON = 750  # text; twice as much saves under 1 % of the tokens [characters per piece]
-# candidates per piece when training starts; the trainer's default, a million in all, is slower, no better
+# seed pieces per piece of the result; the trainer's default, a million in all, is slower and no better
 CANDIDATES_PER_PIECE = 5
 REQUIRED = string.digits + string.ascii_letters + string.punctuation  # pieces, however rare in the text
 ROOM = 10  # a smaller vocabulary has no room for characters that the text lacks [pieces per required one]
 LONGEST_LINE = 1_000  # the trainer drops lines of more than 4,192 bytes [characters]
 PieceKind = Literal["unigram", "bpe"]  # of a SentencePiece model
-Unknown = Literal["unk", "bytes"]  # what stands for a character without a piece: <unk>, or those of its bytes
-# types of a piece, in sentencepiece_model.proto: of text, and one that stands for a byte
+Unknown = Literal["unk", "bytes"]  # how a character without a piece is encoded: as <unk> or as its bytes
+# types of a piece in sentencepiece_model.proto: NORMAL and BYTE
 TEXT_PIECE, BYTE_PIECE = 1, 6
-MODEL = "vocabulary.model"  # its name where a vocabulary is saved
+MODEL = "vocabulary.model"  # file name of a saved vocabulary
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 class Own(Vocabulary):
-    """What our vocabularies share."""
+    """Implement what the vocabularies trained here share: special ids, sentinels and export."""
 
     sentinels: int
-    joint: ClassVar[str]  # stands between texts and sentinels when decoded
+    joint: ClassVar[str]  # separates texts and sentinels when decoded
 
     def __post_init__(self) -> None:
         if self.sentinels < 0:
@@ -66,16 +67,19 @@ class Own(Vocabulary):
         for is_sentinel, run in itertools.groupby(ids, lambda token: token >= size - self.sentinels):
             tokens = [*run]
             shown = [f"<extra_id_{size - 1 - k}>" for k in tokens] if is_sentinel else [self._plain(tokens)]
-            goes_on = not is_sentinel and not self.word_starts[tokens[0]]  # with the word that is hidden
+            goes_on = not is_sentinel and not self.word_starts[tokens[0]]  # continues the hidden word
             parts += [("" if goes_on else self.joint) + part for part in shown if part]
         return "".join(parts).removeprefix(self.joint)
 
     @abc.abstractmethod
     def _plain(self, ids: list[int]) -> str:
-        """The text of ids that are no sentinels."""
+        """Return the text of ``ids``, none of which is a sentinel."""
 
     def special_names(self, family: Family) -> Mapping[int, str]:
-        """As the tokenizers of a family spell them: T5's sentinels and BERT's marks share their ids here."""
+        """Return the spelling of each special id, as the tokenizers of ``family`` spell it.
+
+        T5's sentinels and BERT's ``[MASK]`` and ``[CLS]`` share their ids here.
+        """
         names = {self.size - 1 - k: f"<extra_id_{k}>" for k in range(self.num_sentinels)}
         names |= {PAD: "[PAD]", EOS: "[SEP]"} if family == "bert" else {PAD: "<pad>", EOS: "</s>"}
         marks = {} if family == "t5" else {self.mask: "[MASK]"}
@@ -84,13 +88,17 @@ class Own(Vocabulary):
 
     @property
     def sentinel_names(self) -> list[str]:
-        """In the order of their ids."""
+        """Return the names of the sentinels in the order of their ids."""
         return [f"<extra_id_{k}>" for k in reversed(range(self.num_sentinels))]
 
     def tokenizer_files(
         self, tokenizer: tokenizers.Tokenizer, begin: int | None, end: int | None
     ) -> Mapping[str, bytes]:
-        """``tokenizer``, which has our ids, made to add special tokens and to frame a text; its settings."""
+        """Return ``{name: contents}`` of tokenizer.json and tokenizer_config.json for transformers.
+
+        ``tokenizer`` has our ids; it is changed in place: special tokens are added, and a template that puts
+        ``begin`` and ``end`` around a text.
+        """
         order = ("pad", "eos", "unk", "mask", "cls", "sep", "bos")
         special = {**self.special, "unk": UNK, "bos": begin}
         named = {
@@ -121,7 +129,7 @@ class Own(Vocabulary):
 
 @dataclass(frozen=True)
 class SentencePiece(Own):
-    """A trained model file, and sentinels above its pieces."""
+    """Tokenize with a trained SentencePiece model; sentinels have the ids above its pieces."""
 
     path: Path
     sentinels: int
@@ -165,7 +173,7 @@ class SentencePiece(Own):
 
     @functools.cached_property
     def _within_words(self) -> sentencepiece.SentencePieceProcessor:
-        """The same model, to which a text does not begin a word."""
+        """Return the same model without the dummy prefix, so that text may begin within a word."""
         model = sentencepiece_model_pb2.ModelProto.FromString(self.processor.serialized_model_proto())
         model.normalizer_spec.add_dummy_prefix = False
         return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
@@ -177,7 +185,7 @@ class SentencePiece(Own):
         return {MODEL: Path(self.path).read_bytes()}
 
     def exported(self, begin: int | None, end: int | None) -> Mapping[str, bytes]:
-        """A tokenizer.json with the same ids, its settings, and the model, by which it is read here."""
+        """Return tokenizer.json with the same ids, its settings, and the model file, to be read here."""
         model = sentencepiece_model_pb2.ModelProto.FromString(self.processor.serialized_model_proto())
         pieces = [(piece.piece, piece.score) for piece in model.pieces]
         pieces += [(name, 0.0) for name in self.sentinel_names]
@@ -187,13 +195,13 @@ class SentencePiece(Own):
             ids, unk = {piece: token for token, (piece, _) in enumerate(pieces)}, pieces[UNK][0]
             table = models.BPE(ids, _merges(model), unk_token=unk, fuse_unk=True, byte_fallback=has_bytes)
         tokenizer = tokenizers.Tokenizer(table)
-        # What sentencepiece does with blanks: none at the ends, one between words, one in front.
+        # Blanks as in sentencepiece: stripped at the ends, one between words, then one before the text.
         steps = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
         if charsmap := model.normalizer_spec.precompiled_charsmap:
             steps.insert(0, normalizers.Precompiled(charsmap))
         tokenizer.normalizer = normalizers.Sequence(steps)
         words = pre_tokenizers.Metaspace(prepend_scheme="always")
-        # Where a text spells the name of a byte's piece, that is not meant.
+        # A text that spells the name of a byte's piece must not become that byte.
         names = pre_tokenizers.Split(Regex("<(?=0x[0-9A-F]{2}>)"), "merged_with_previous")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, names]) if has_bytes else words
         joined = decoders.Metaspace(prepend_scheme="always")
@@ -203,7 +211,7 @@ class SentencePiece(Own):
 
 @dataclass(frozen=True)
 class Bytes(Own):
-    """UTF-8: byte b has the id b + 3."""
+    """Tokenize text as UTF-8 bytes: byte b has the id b + 3."""
 
     sentinels: int
     joint = ""
@@ -233,12 +241,12 @@ class Bytes(Own):
         return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) + UNK + 1 for text in texts]
 
     def _plain(self, ids: list[int]) -> str:
-        """Bytes that are not UTF-8 are dropped, as are EOS and the unknown token."""
+        """Return the text of ``ids``; bytes that are not UTF-8, EOS and the unknown token are dropped."""
         return bytes(token - UNK - 1 for token in ids if token > UNK).decode(errors="ignore")
 
 
 def read_sentencepiece(path: Path) -> sentencepiece.SentencePieceProcessor:
-    """The model in a file; SettingError if it is damaged or something else."""
+    """Return the SentencePiece model in a file; raise SettingError if it is damaged or of another format."""
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
         for token in range(processor.get_piece_size()):
@@ -250,7 +258,7 @@ def read_sentencepiece(path: Path) -> sentencepiece.SentencePieceProcessor:
 
 
 def _merges(model: Any) -> list[tuple[str, str]]:
-    """The pairs of pieces that make a piece, of a BPE model: of the piece with the best score first."""
+    """Return the merges of a BPE model: the pairs that form each piece, in descending order of its score."""
     ranked = sorted(
         (piece for piece in model.pieces if piece.type == TEXT_PIECE), key=lambda piece: -piece.score
     )
@@ -263,11 +271,12 @@ def _merges(model: Any) -> list[tuple[str, str]]:
 def train_sentencepiece(
     texts: Iterable[str], size: int, path: Path, unknown: Unknown = "unk", kind: PieceKind = "unigram"
 ) -> Path:
-    """Train a model of ``size`` pieces on the first of ``texts`` and ``write_with_checksum`` it.
+    """Train a SentencePiece model of ``size`` pieces, write it to ``path`` and return ``path``.
 
-    The same texts give the same model. As in T5, normalisation is nmt_nfkc and unknown characters have id 2;
-    94 required characters cover all of ASCII. With ``unknown="bytes"`` 256 of the pieces are bytes, by which
-    any other character is written and decoded again: id 2 never occurs.
+    It is trained on the first of ``texts``, deterministically, and written with a checksum. As in T5,
+    normalisation is nmt_nfkc and unknown characters have id 2; 94 required characters cover all of ASCII.
+    With ``unknown="bytes"`` (byte fallback) 256 of the pieces are bytes, so that any other character can be
+    encoded and decoded, and id 2 never occurs. SettingError if ``size`` does not suit the text.
     """
     model, bytes_ = io.BytesIO(), 256 if unknown == "bytes" else 0
     settings: dict[str, Any] = {
@@ -287,7 +296,7 @@ def train_sentencepiece(
             **settings,
         )
     except RuntimeError as error:
-        # the trainer's message without the line of its source; it has none for a text that is empty
+        # the trainer's message without the line of its source; for an empty text it is empty
         reason = str(error).rpartition("] ")[2].strip() or "there is none"
         raise SettingError(f"data.vocabulary_size={size} does not suit the text: {reason}") from error
     write_with_checksum(Path(path), model.getvalue())
@@ -295,7 +304,7 @@ def train_sentencepiece(
 
 
 def sampled_lines(texts: Iterable[str], count: int) -> Iterator[str]:
-    """Lines of ``count`` characters in all, from the first text on."""
+    """Yield the lines of the first texts, at most ``count`` characters in all; long lines are split."""
     for text in texts:
         for line in text[:count].splitlines():
             yield from (line[start : start + LONGEST_LINE] for start in range(0, len(line), LONGEST_LINE))

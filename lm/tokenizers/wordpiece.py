@@ -1,8 +1,8 @@
-"""WordPiece vocabularies trained here [Schuster and Nakajima 2012]: X begins a word, ##X continues one.
+"""Train and use WordPiece vocabularies [Schuster and Nakajima 2012]: X begins a word, ##X continues one.
 
-A word is cut greedily into the longest pieces from its start on, as in BERT. It is all that stands between
-two blanks, marks included (BERT's own also cuts at marks), so that a text comes back as it was. A word with a
-character that the vocabulary lacks becomes one [UNK].
+Each word is split greedily into the longest pieces from left to right, as in BERT. A word is everything
+between two blanks, punctuation included (BERT's tokenizer also splits at punctuation), so that decoding
+gives the text back. A word with a character that the vocabulary lacks becomes one [UNK].
 """
 
 import functools
@@ -22,16 +22,16 @@ from lm.files import write_with_checksum
 from lm.tokenizers.sentencepiece import REQUIRED, ROOM, TRAINED_ON, Own, sampled_lines
 from lm.tokenizers.tokenizer import UNK
 
-PIECES = "wordpieces.txt"  # its name where a vocabulary is saved: a piece a line, in the order of ids
+PIECES = "wordpieces.txt"  # file name of a saved vocabulary: a piece per line, in the order of ids
 CONTINUES = "##"
 SPECIAL = ("[PAD]", "</s>", "[UNK]")  # ids 0, 1, 2
-COVERED = 0.9995  # share of a text's characters that get pieces, the most frequent; as SentencePiece's
+COVERED = 0.9995  # share of a text's characters, the most frequent, that get pieces; as in SentencePiece
 LONGEST_WORD = 100  # a longer one is [UNK], as in BERT [characters]
 
 
 @dataclass(frozen=True)
 class WordPiece(Own):
-    """A file of pieces, and sentinels above them."""
+    """Tokenize with a file of word pieces; sentinels have the ids above them."""
 
     path: Path
     sentinels: int
@@ -39,7 +39,10 @@ class WordPiece(Own):
 
     @functools.cached_property
     def pieces(self) -> tuple[str, ...]:
-        """In the order of their ids, special ones first; SettingError if the file is damaged or another."""
+        """Return the pieces in the order of their ids, special ones first.
+
+        SettingError if the file is damaged or of another format.
+        """
         try:
             pieces = tuple(self.path.read_bytes().decode().removesuffix("\n").split("\n"))
         except (OSError, ValueError) as error:
@@ -51,7 +54,7 @@ class WordPiece(Own):
 
     @functools.cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:
-        # [PAD] and </s> are no text, wherever a text spells them
+        # without [PAD] and </s>: a text that spells them must not become special tokens
         return _tokenizer(self.ids)
 
     @property
@@ -81,7 +84,7 @@ class WordPiece(Own):
         return self._continued(word) + self.encode(blank + rest)
 
     def _continued(self, word: str) -> list[int]:
-        """The longest pieces, from the start on, of what goes on with a word."""
+        """Return the ids of text that continues a word, split greedily into the longest ##pieces."""
         ids, begin = list[int](), 0
         while begin < len(word):
             ends = range(len(word), begin, -1)
@@ -98,13 +101,13 @@ class WordPiece(Own):
         return {PIECES: Path(self.path).read_bytes()}
 
     def exported(self, begin: int | None, end: int | None) -> Mapping[str, bytes]:
-        """A tokenizer.json with the same ids, its settings, and the pieces, by which it is read here."""
+        """Return tokenizer.json with the same ids, its settings, and the file of pieces, to be read here."""
         ids = {piece: token for token, piece in enumerate([*self.pieces, *self.sentinel_names])}
         return {**self.tokenizer_files(_tokenizer(ids), begin, end), **self.files()}
 
 
 def _tokenizer(ids: Mapping[str, int]) -> tokenizers.Tokenizer:
-    """Cuts the words of a text into pieces, greedily."""
+    """Return a ``tokenizers`` tokenizer that splits words greedily into the pieces in ``ids``."""
     model = models.WordPiece(
         dict(ids),
         unk_token=SPECIAL[UNK],
@@ -114,7 +117,7 @@ def _tokenizer(ids: Mapping[str, int]) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(model)
     clean = normalizers.BertNormalizer(handle_chinese_chars=False, strip_accents=False, lowercase=False)
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), clean])  # clean: no control characters
-    # A word may not begin as a piece that continues one: where several # follow each other, each is a word.
+    # A word must not begin with the prefix ##, which continues one: each # of several in a row is a word.
     marks = pre_tokenizers.Split(Regex("(?<=#)#|#(?=#)"), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), marks])
     tokenizer.decoder = decoders.WordPiece(CONTINUES, cleanup=False)
@@ -122,19 +125,20 @@ def _tokenizer(ids: Mapping[str, int]) -> tokenizers.Tokenizer:
 
 
 def train_wordpieces(texts: Iterable[str], size: int, path: Path) -> Path:
-    """Train ``size`` pieces on a sample of ``texts`` and write them with a checksum; deterministic.
+    """Train ``size`` word pieces on the first of ``texts``, write them to ``path`` and return ``path``.
 
-    Pairs of pieces are merged by how often they stand side by side, as BPE's. Each character is a piece with
-    and without ##, so that every word of known characters has pieces; those of ASCII are known whatever the
-    text, where there is room.
+    Training is deterministic, and the file has a checksum. The most frequent pair of adjacent pieces is
+    merged first, as in BPE. Each character is a piece with and without ##, so that every word of known
+    characters can be encoded; those of ASCII are known whatever the text, where ``size`` leaves room.
+    SettingError if ``size`` does not suit the text.
     """
     tokenizer = _tokenizer({SPECIAL[UNK]: UNK})
     lines = [tokenizer.normalizer.normalize_str(line) for line in sampled_lines(texts, size * TRAINED_ON)]
     characters = _alphabet(lines, REQUIRED if size >= ROOM * 2 * len(REQUIRED) else "")
     known = {*characters}
     lines = [" ".join(filter(known.issuperset, line.split())) for line in lines]
-    # All pieces of one character are given, in order: the trainer's own get their ids, by which it decides
-    # between equally frequent pairs, in another order in every process.
+    # All pieces of one character are given, in order: the trainer would assign their ids, by which it breaks
+    # ties between equally frequent pairs, in a different order in every process.
     first = [*SPECIAL, *characters, *(CONTINUES + character for character in characters)]
     trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=first, show_progress=False)
     tokenizer.train_from_iterator(lines, trainer, length=len(lines))
@@ -150,7 +154,7 @@ def train_wordpieces(texts: Iterable[str], size: int, path: Path) -> Path:
 
 
 def _alphabet(lines: Iterable[str], required: str) -> list[str]:
-    """The most frequent characters, until they are COVERED of all, and those required, sorted."""
+    """Return the characters, sorted, that cover a share COVERED of the text, and those in ``required``."""
     counts = Counter(required)
     for line in lines:
         counts.update(line)

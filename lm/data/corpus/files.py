@@ -1,7 +1,8 @@
-"""Shards of a user's own files: UTF-8 text, JSON lines (plain, gzip, bzip2 or xz) and parquet.
+"""Make shards of a user's own files: UTF-8 text, JSON lines (plain, gzip, bzip2 or xz) and parquet.
 
-Files named for a split (valid, val, dev, test) are that split; where none is named for validation, a share of
-the documents is held out by their content. Text files are cut into documents at blank lines.
+Files named for a split (valid, val, dev, test), or in a folder that is, are that split. Where none is named
+for validation, the held-out split is a share of the documents, chosen by a hash of their content. Text files
+are split into documents at blank lines.
 """
 
 import functools
@@ -27,13 +28,13 @@ from lm.data.corpus.shards import (
 )
 from lm.data.corpus.tfds import Corrupt, stamp
 
-SAMPLE = 1 << 24  # of a corpus, from its start, whose documents say where the held-out share ends [bytes]
+SAMPLE = 1 << 24  # of text from the start of a corpus; sets the largest digest that is held out [characters]
 TEXT_SPLITS = dict.fromkeys(("valid", "val", "dev", "validation"), "validation") | {"test": "test"}
 Split = Literal["train", "validation"]
 
 
 class HeldOut(NamedTuple):
-    """Which documents a split has: those whose digest is at most ``edge`` are for validation."""
+    """Select the documents of a split: those whose digest is at most ``edge`` are held out for validation."""
 
     edge: bytes
     split: Split
@@ -48,11 +49,11 @@ def digest_of(text: str) -> bytes:
 
 @dataclass(frozen=True)
 class FileShard:
-    """One file, or small text files together."""
+    """Read one file, or several small text files together, as a shard."""
 
     paths: tuple[Path, ...]
     kind: str  # one of WINDOW_READERS
-    end: int  # what is read at either end of a file to tell it from others [bytes]
+    end: int  # read at either end of a file for its fingerprint [bytes]
     corrupt: Corrupt = "stop"
     held_out: HeldOut | None = None  # None: all documents
 
@@ -81,7 +82,7 @@ class FileShard:
 
 
 def file_shards(kind: str, pattern: str, split: Split, corrupt: Corrupt = "stop") -> tuple[FileShard, ...]:
-    """The shards of the files that a pattern names, of one split; SettingError if they hold no text."""
+    """Return the shards of one split of the files that match; raise SettingError if they hold no text."""
     files = tuple((path, *stamp(path)) for path in matches(kind, pattern))
     return _file_shards(kind, pattern, split, corrupt, files)
 
@@ -90,7 +91,10 @@ def file_shards(kind: str, pattern: str, split: Split, corrupt: Corrupt = "stop"
 def _file_shards(
     kind: str, pattern: str, split: Split, corrupt: Corrupt, files: tuple[tuple[Path, int, int], ...]
 ) -> tuple[FileShard, ...]:
-    """Of ``files``, (path, size, time of the last change): a sample is read once while they do not change."""
+    """Return the shards of ``files``, each (path, size, time of the last change).
+
+    The result is cached by these, so that a sample is read only once while the files do not change.
+    """
     paths = [path for path, *_ in files]
     base = Path(os.path.commonpath([path.parent for path in paths]))
     splits = [next(filter(None, map(_split_of, path.relative_to(base).parts)), "train") for path in paths]
@@ -115,8 +119,10 @@ def _file_shards(
 
 
 def _groups(kind: str, paths: Sequence[Path]) -> list[tuple[Path, ...]]:
-    """Text files in order, those together that fill no window alone, without empty ones; of other kinds each
-    file alone.
+    """Return the files of each shard, in order.
+
+    Small text files share a shard up to SMALLEST_WINDOW, and empty ones are dropped; every file of another
+    kind is a shard of its own.
     """
     groups, room = list[list[Path]](), 0
     for path in paths:
@@ -139,7 +145,7 @@ def _sample(shards: Sequence[Shard]) -> Iterator[str]:
 
 
 def matches(kind: str, pattern: str) -> list[Path]:
-    """The file or files that a pattern or a folder stands for, in order of name."""
+    """Return the sorted files that a path, glob or folder names; raise SettingError if there are none."""
     pattern = os.path.expanduser(pattern)
     if os.path.isdir(pattern):
         inner = [f"{glob.escape(pattern)}/**/*{ending}" for ending in FILE_ENDINGS[kind]]

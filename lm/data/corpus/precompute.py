@@ -1,4 +1,4 @@
-"""A corpus encoded before any model asks for it: by all cores, on as many machines as share its folder."""
+"""Tokenize a corpus ahead of training, on all cores and on every machine that shares the token cache."""
 
 import itertools
 import multiprocessing
@@ -15,12 +15,12 @@ from lm.config.base import SettingError
 from lm.data.corpus.sampler import Streams
 from lm.data.corpus.token_cache import EncodedCorpus, encode
 
-TASK = 16  # windows that a process encodes at a time, one after the other [windows]
-ABANDONED = 1800  # what another machine has claimed and not finished for so long is done again [seconds]
+TASK = 16  # that a process encodes in one task, one after the other [windows]
+ABANDONED = 1800  # a claim of another machine that was not renewed for so long is void [seconds]
 
 
 class EncodingCost(NamedTuple):
-    """What it takes to encode a part of a corpus, by a sample of it."""
+    """Hold an estimate, from a sample, of what it takes to tokenize a part of a corpus."""
 
     tokens: int
     bytes_read: int
@@ -29,7 +29,7 @@ class EncodingCost(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Successive windows of a shard, from ``first`` to ``end`` - 1; None: to the last."""
+    """Name consecutive windows of a shard, ``first`` to ``end`` - 1; an ``end`` of None means to the last."""
 
     shard: int
     first: int
@@ -37,7 +37,10 @@ class Windows(NamedTuple):
 
 
 def windows_of(streams: Streams, size: int | None) -> list[Windows]:
-    """What the streams read first, in the order in which they do: of ``size`` stored bytes, None: of all."""
+    """Return the windows that the streams read first, in that order, as tasks for ``encode_windows``.
+
+    They cover about ``size`` stored bytes, or the whole corpus if it is None.
+    """
     corpus = streams.corpus
     share = None if size is None else size / streams.count
     by_stream = [[*_of_stream(corpus, streams.shards(s, 0), share)] for s in range(streams.count)]
@@ -51,14 +54,17 @@ def _of_stream(corpus: EncodedCorpus, shards: list[int], size: float | None) -> 
         for first in range(0, count, TASK):
             if size is not None and size <= 0:
                 return
-            last = first + TASK >= count  # how many follow is not known of a compressed file
+            last = first + TASK >= count  # how many more a compressed file has is unknown
             yield Windows(shard, first, None if last else first + TASK)
             if size is not None:
                 size -= min(TASK, count - first) * stored / count
 
 
 def cost_of(streams: Streams, tokens: int | None) -> EncodingCost:
-    """Of the first ``tokens``, None: of all; SettingError if the corpus has none."""
+    """Estimate the cost of encoding the first ``tokens`` tokens, or all of them if it is None.
+
+    It is extrapolated from the first window of a shard; SettingError if that window has no text.
+    """
     corpus, sample = streams.corpus, streams.shards(0, 0)[0]
     begin = time.process_time()
     window = corpus.shards[sample].read(0, corpus.window)
@@ -76,9 +82,10 @@ def cost_of(streams: Streams, tokens: int | None) -> EncodingCost:
 def encode_ahead(
     streams: Streams, size: int | None, workers: int, advance: Callable[[int], object]
 ) -> list[Windows]:
-    """Encode what the streams read first, in ``workers`` processes; tasks that other machines have claimed.
+    """Encode what the streams read first in ``workers`` processes; return tasks claimed by other machines.
 
-    ``advance`` is called with the number of windows of each task that is done.
+    About ``size`` stored bytes are encoded, or the whole corpus if it is None. ``advance`` is called with the
+    number of windows of each task that is done.
     """
     tasks, spawn = windows_of(streams, size), multiprocessing.get_context("spawn")
     corpus, elsewhere = streams.corpus, list[Windows]()
@@ -96,7 +103,7 @@ def encode_ahead(
     return elsewhere
 
 
-_GIVEN: list[EncodedCorpus] = []  # to a process of the pool, once: opening its vocabulary takes a while
+_GIVEN: list[EncodedCorpus] = []  # set once in each process of the pool, since opening a vocabulary is slow
 
 
 def _give(corpus: EncodedCorpus) -> None:
@@ -108,7 +115,10 @@ def _encode_given(task: Windows) -> int | None:
 
 
 def encode_windows(corpus: EncodedCorpus, task: Windows) -> int | None:
-    """How many windows of a task there are, encoded now or before; None: another machine is at it."""
+    """Encode the windows of a task that the cache lacks and return how many windows the task has.
+
+    None if another process, on any machine, has claimed the task.
+    """
     claim = corpus.path(task.shard, task.first).with_suffix(".claim")
     if not claimed(claim):
         return None
@@ -116,7 +126,7 @@ def encode_windows(corpus: EncodedCorpus, task: Windows) -> int | None:
     done = 0
     try:
         for number in numbers:
-            # of a whole task what is kept need not be read; of an open one it may be the mark of the end
+            # a kept window needs no reading, except in an open-ended task, where it may mark the end
             known = task.end is not None and corpus.is_kept(task.shard, number)
             if not known and corpus.read(task.shard, number) is None:
                 break
@@ -128,13 +138,16 @@ def encode_windows(corpus: EncodedCorpus, task: Windows) -> int | None:
 
 
 def claimed(path: Path) -> bool:
-    """Whether this process may do what ``path`` stands for: nobody else does, on any machine."""
+    """Try to claim a task by creating the file ``path``; return whether this process now has it.
+
+    An abandoned claim of another process is taken over.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
         with suppress(FileExistsError), path.open("x") as file:
             file.write(f"{platform.node()} {os.getpid()}")
             return True
-        with suppress(FileNotFoundError):  # it is done meanwhile
+        with suppress(FileNotFoundError):  # the other process has finished meanwhile
             if not _abandoned(path):
                 return False
             path.unlink()
@@ -142,17 +155,17 @@ def claimed(path: Path) -> bool:
 
 
 def _abandoned(path: Path) -> bool:
-    """Whether the process that claimed it is gone, or has not been heard of for long."""
+    """Return whether the process that wrote a claim is gone, or has not renewed it for ABANDONED seconds."""
     age, (node, _, process) = time.time() - path.stat().st_mtime, path.read_text().partition(" ")
     return age > ABANDONED or (node == platform.node() and process.isdigit() and not _runs(int(process)))
 
 
 def _runs(process: int) -> bool:
-    """Whether there is a process of that number on this machine."""
+    """Return whether this machine has a process of that id."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # it belongs to another user
         return True
     return True

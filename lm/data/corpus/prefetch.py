@@ -1,7 +1,7 @@
-"""Windows that are encoded ahead of the batches made of them, by processes of their own.
+"""Tokenize windows ahead of the batches that are made of them, in background processes.
 
-They follow the notes of those who make batches, and fill the folder that these look into first. Without them
-every window is encoded when it is needed: what comes of it is the same.
+The processes follow the notes that say how far each stream has been read, and fill the token cache. Without
+them every window is encoded when it is first needed; the batches are the same.
 """
 
 import multiprocessing
@@ -14,15 +14,16 @@ from pathlib import Path
 
 from lm.data.corpus.sampler import Streams, WindowPlace, last_note
 
-LEAD = 2  # windows of each stream that are encoded ahead of the one that is read [windows]
-PAUSE = 0.5  # where nothing is to be done [seconds]
+LEAD = 2  # of each stream, encoded ahead of the one that is being read [windows]
+PAUSE = 0.5  # between polls when every stream is far enough ahead [seconds]
 
 
 @contextmanager
 def encoding_ahead(streams: Streams, notes: Mapping[int, Path | None], processes: int) -> Iterator[None]:
-    """Meanwhile ``processes`` encode what the streams in ``notes`` need next, each for some of them.
+    """Run ``processes`` background processes that encode what the streams in ``notes`` need next.
 
-    ``notes``: by stream, the file that tells how far it has been read.
+    ``notes`` maps each stream to the file that says how far it has been read; the streams are divided among
+    the processes, which end with the context.
     """
     spawn = multiprocessing.get_context("spawn")
     shares = [dict([*notes.items()][k::processes]) for k in range(processes)]
@@ -47,18 +48,18 @@ def _follow(streams: Streams, notes: Mapping[int, Path | None], parent: int) -> 
 
 
 class Lead:
-    """How far one stream is encoded, and how far it has been read."""
+    """Track how far one stream is encoded, and how far it has been read."""
 
     def __init__(self, streams: Streams, stream: int, notes: Path | None):
         self._streams, self._stream, self._notes = streams, stream, notes
-        self._places: list[WindowPlace | None] = [None]  # the one that is read, and those encoded after it
+        self._places: list[WindowPlace | None] = [None]  # the one being read, and those encoded after it
         self._next = streams.places(stream)
 
     def advance(self) -> bool:
-        """Encode the next window, unless it is far enough ahead; whether it did."""
+        """Encode the next window unless LEAD windows are ready already; return whether one was encoded."""
         noted = last_note(self._notes)
         read = noted[1] if noted else None
-        if read not in self._places:  # reading began elsewhere, or was faster
+        if read not in self._places:  # reading started elsewhere, or overtook this process
             self._places, self._next = [read], self._streams.places(self._stream, read)
         self._places = self._places[self._places.index(read) :]
         if len(self._places) > LEAD:

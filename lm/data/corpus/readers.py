@@ -1,6 +1,6 @@
-"""Windows of files: UTF-8 text, JSON lines (plain, gzip, bzip2 or xz) and parquet.
+"""Read windows of files: UTF-8 text, JSON lines (plain, gzip, bzip2 or xz) and parquet.
 
-Text is cut into documents at blank lines. What cannot be read is a DataError with its file and place.
+Text is split into documents at blank lines. What cannot be read raises DataError with its file and place.
 """
 
 import bz2
@@ -18,7 +18,7 @@ from lm.config.base import DataError, SettingError
 from lm.data.corpus.shards import WindowText
 from lm.data.corpus.tfds import Corrupt
 
-DOCUMENT = 8192  # a longer text is cut, at a blank line if there is one in the second half [bytes]
+DOCUMENT = 8192  # longest one; a longer text is split, at a blank line if its second half has one [bytes]
 BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 TEXT_FIELD = "text"  # of JSON lines and parquet
 COMPRESSED: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -28,7 +28,11 @@ COMPRESSED: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.op
 
 
 def read_text(paths: Sequence[Path], number: int, size: int, _corrupt: Corrupt) -> WindowText | None:
-    """Of the files end to end, cut behind a blank line where a window ends inside of one."""
+    """Return the documents in window ``number`` of ``size`` bytes of the files, read as if concatenated.
+
+    Where a window ends within a file, it is extended to the next end of a document. None after the last
+    window.
+    """
     begin, stop, documents = number * size, (number + 1) * size, list[str]()
     lengths = [path.stat().st_size for path in paths]
     if number and begin >= sum(lengths):
@@ -42,7 +46,7 @@ def read_text(paths: Sequence[Path], number: int, size: int, _corrupt: Corrupt) 
 
 
 def _cut(path: Path, place: int, length: int) -> int:
-    """The first end of a document behind ``place``, within a file."""
+    """Return the first byte offset from ``place`` on at which a document ends, from 0 to ``length``."""
     if place <= 0 or place >= length:
         return min(max(place, 0), length)
     with path.open("rb") as file:
@@ -65,7 +69,10 @@ def document(path: Path, start: int, end: int) -> str:
 
 
 def pieces(path: Path, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int, bytes]]:
-    """(start, end, text) of a file's documents that hold text; SettingError where it is not UTF-8."""
+    """Yield (start, end, text) of each nonblank document of a file between two byte offsets.
+
+    SettingError where the file is not UTF-8 text.
+    """
     size = path.stat().st_size if end is None else end
     if start >= size:
         return
@@ -80,7 +87,10 @@ def pieces(path: Path, start: int = 0, end: int | None = None) -> Iterator[tuple
 
 
 def _end_of_document(window: bytes) -> int:
-    """Behind the last blank line of the second half, else behind its last line, word or character."""
+    """Return the byte offset in ``window`` at which its document ends.
+
+    It is after the last blank line of the second half; without one after its last line, word or character.
+    """
     half = len(window) // 2
     if blank := list(BLANK_LINE.finditer(window, half)):
         return blank[-1].end()
@@ -88,7 +98,7 @@ def _end_of_document(window: bytes) -> int:
         if (end := window.rfind(mark, half)) >= 0:
             return end + 1
     end = len(window)
-    while end > half and window[end - 1] & 0xC0 == 0x80:  # inside a UTF-8 sequence
+    while end > half and window[end - 1] & 0xC0 == 0x80:  # a continuation byte of UTF-8
         end -= 1
     return end - 1 if window[end - 1] & 0x80 else end
 
@@ -108,7 +118,11 @@ def _check_text(piece: bytes, path: Path, start: int) -> None:
 
 
 def read_json_lines(paths: Sequence[Path], number: int, size: int, corrupt: Corrupt) -> WindowText | None:
-    """Lines whose first byte, after decompression, lies in the window."""
+    """Return the texts of the lines whose first byte, after decompression, lies in the window.
+
+    A line that is not ``{"text": "..."}`` raises DataError, or is counted and skipped if ``corrupt`` is
+    ``"skip"``. None after the last window.
+    """
     (path,) = paths
     lines = _lines(path, number, size)
     if lines is None:
@@ -126,7 +140,7 @@ def read_json_lines(paths: Sequence[Path], number: int, size: int, corrupt: Corr
 
 
 def _lines(path: Path, number: int, size: int) -> list[tuple[int, bytes]] | None:
-    """(first byte, line) of those that begin in the window and hold anything; None behind the end."""
+    """Return (byte offset, line) of each nonblank line that begins in the window; None after the last."""
     opened = COMPRESSED.get(path.suffix.lower())
     if opened is not None:
         return _compressed_window(path, number, size)
@@ -135,7 +149,7 @@ def _lines(path: Path, number: int, size: int) -> list[tuple[int, bytes]] | None
     with path.open("rb") as file:
         if number:
             file.seek(number * size - 1)
-            file.readline()  # the rest of a line that began before
+            file.readline()  # skips the rest of a line that began in the window before
         return [*_lines_until(file, (number + 1) * size)]
 
 
@@ -146,7 +160,7 @@ def _lines_until(file: IO[bytes], stop: int) -> Iterator[tuple[int, bytes]]:
 
 
 class _Reader:
-    """A compressed file that is read from its start: going on from one window to the next costs nothing."""
+    """Read a compressed file sequentially: the next window needs no decompression from the start."""
 
     def __init__(self, path: Path, size: int):
         self.file: Any = COMPRESSED[path.suffix.lower()](path)
@@ -163,8 +177,8 @@ class _Reader:
         return None if number and self.file.tell() == begin and not self.file.peek(1) else lines
 
 
-_READERS: dict[tuple[Path, int], _Reader] = {}  # of this process, the newest last
-KEPT_OPEN = 32  # compressed files [files]
+_READERS: dict[tuple[Path, int], _Reader] = {}  # those of this process, most recently used last
+KEPT_OPEN = 32  # compressed files that stay open [files]
 
 
 def _compressed_window(path: Path, number: int, size: int) -> list[tuple[int, bytes]] | None:
@@ -185,7 +199,10 @@ def _compressed_window(path: Path, number: int, size: int) -> list[tuple[int, by
 
 
 def read_parquet(paths: Sequence[Path], number: int, size: int, _corrupt: Corrupt) -> WindowText | None:
-    """Row groups, as many as fill the window; they are the least that can be read."""
+    """Return the texts of the row groups that make up a window; a row group is the smallest unit to read.
+
+    DataError if the file is damaged or has no column ``text``. None after the last window.
+    """
     import pyarrow
     from pyarrow import parquet
 
@@ -207,13 +224,13 @@ def read_parquet(paths: Sequence[Path], number: int, size: int, _corrupt: Corrup
 
 
 def _row_groups(sizes: Sequence[int], size: int) -> list[list[int]]:
-    """Row groups in order, those together that do not fill a window."""
+    """Return the numbers of the row groups of each window: those whose first byte lies in it."""
     ends = itertools.accumulate(sizes)
     window = [(end - own) // size for end, own in zip(ends, sizes, strict=True)]
     return [[i for i, _ in group] for _, group in itertools.groupby(enumerate(window), lambda pair: pair[1])]
 
 
-# paths, number of the window, its size, what becomes of damage -> the window
+# (paths, number of the window, its size, what to do with corrupt records) -> the window
 WINDOW_READERS: Mapping[str, Callable[[Sequence[Path], int, int, Corrupt], WindowText | None]] = {
     "text": read_text,
     "jsonl": read_json_lines,

@@ -1,9 +1,9 @@
-"""Which window of a corpus each row of a batch is read from.
+"""Find the window of a corpus from which each row of a batch is read.
 
-The rows of a global batch are dealt to a fixed number of streams, as many in a row to each. A stream has
-shards of its own, which it reads window by window, in another order every epoch; what is within a window is
-shuffled by those who make rows of it. So a host reads the shards of its own rows alone, and a row is a
-function of its number: of the windows before it only how many rows they have is needed, and that is noted.
+The rows of a global batch are divided among a fixed number of streams, an equal run of consecutive rows to
+each. A stream has its own shards, which it reads window by window, in a new order every epoch; the code that
+makes rows of a window shuffles it. So a host reads only the shards of its own rows, and a row is a function
+of its number: of the windows before it only their numbers of rows are needed, and these are noted in a file.
 """
 
 import functools
@@ -23,45 +23,49 @@ from lm.config.base import SettingError
 from lm.data.corpus.shards import SMALLEST_WINDOW
 from lm.data.corpus.token_cache import EncodedCorpus, Tokens, join
 
-SHARDS, ORDERS = 2**62, 2**61  # first keys of random numbers: those that deal shards, and that order them
-USUAL = 16  # streams of a batch that divides by them
-MOST_STREAMS = 1 << 12  # streams; and of an epoch of one, no more than 2^20 windows of 2^24 examples
-KEYED_EPOCHS = 1 << 7  # epochs whose keys of random numbers fit in an int64
-LAST_NOTES = 1 << 12  # of a file of notes, among which the newest is found [bytes]
-LEAST_ROWS = 64  # rows of a stream in an epoch; a corpus of fewer has fewer streams [rows]
+SHARDS, ORDERS = 2**62, 2**61  # first random keys: to deal shards to streams, to order them
+USUAL = 16  # streams by default, if the batch size is divisible by it [streams]
+# so that random keys are distinct; likewise an epoch of a stream has up to 2^20 windows of 2^24 examples
+MOST_STREAMS = 1 << 12
+KEYED_EPOCHS = 1 << 7  # epochs whose random keys fit in an int64
+LAST_NOTES = 1 << 12  # read at the end of a file of notes to find the newest [bytes]
+LEAST_ROWS = 64  # per stream and epoch; a smaller corpus gets fewer streams [rows]
 
 
 class WindowPlace(NamedTuple):
-    """A window of a stream."""
+    """Locate a window in a stream, and in the corpus."""
 
     stream: int
     epoch: int
     number: int  # among the windows of the stream in this epoch
     shard: int
     window: int  # of the shard
-    before: int  # tokens of the stream in this epoch in front of it
+    before: int  # tokens of the stream in this epoch before the window
 
     @property
     def order_key(self) -> int:
-        """The key that orders this window's segments in this epoch."""
+        """Return the random key that orders this window's segments in this epoch."""
         return ((self.epoch << 20) | self.number) << 12 | self.stream
 
     @property
     def key(self) -> int:
-        """The first key of this window's examples, below 2^63: every other window's is 2^24 away or more.
+        """Return the first random key of this window's examples, below 2^63.
 
-        After KEYED_EPOCHS the keys begin again, under another seed (``seed``).
+        Keys of different windows are at least 2^24 apart. After KEYED_EPOCHS the keys repeat, under another
+        seed (``seed``).
         """
         return (((self.epoch % KEYED_EPOCHS) << 20 | self.number) << 12 | self.stream) << 24
 
     def seed(self, seed: int) -> int:
-        """``seed`` (32 bits) with the epochs that ``key`` leaves out above them."""
+        """Return ``seed`` (32 bits) with the part of the epoch that ``key`` omits in the bits above."""
         return (self.epoch // KEYED_EPOCHS) << 32 | seed
 
 
 def stream_count(wanted: int, batch_size: int, size: int) -> int:
-    """How many streams read a corpus of ``size`` bytes: ``wanted``; with 0 as many as divide a batch, 16 at
-    most, and fewer of a small corpus.
+    """Return how many streams read a corpus of ``size`` bytes.
+
+    That is ``wanted``, or SettingError if it does not divide the batch or is too large. With 0 it is
+    the greatest common divisor of the batch size and 16, reduced to a smaller divisor for a small corpus.
     """
     if wanted:
         if batch_size % wanted or wanted > MOST_STREAMS:
@@ -74,26 +78,26 @@ def stream_count(wanted: int, batch_size: int, size: int) -> int:
 
 
 def largest_divisor(number: int, most: int) -> int:
-    """Of a number, that is at most ``most``; 1 if none is."""
+    """Return the largest divisor of ``number`` that is at most ``most``, but at least 1."""
     return max(n for n in range(1, number + 1) if not number % n and (n <= most or n == 1))
 
 
 @dataclass(frozen=True)
 class Streams:
-    """The order in which the windows of a corpus are read."""
+    """Determine the order in which the windows of a corpus are read, by stream and epoch."""
 
     corpus: EncodedCorpus
     count: int
-    seed: int | None = None  # None: the corpus in its own order
-    unique: int | None = None  # tokens of an epoch, of all streams; None: all there are [tokens]
-    notes: Path | None = None  # folder of how many rows windows have that were read before
+    seed: int | None = None  # None: read the corpus in its own order
+    unique: int | None = None  # per epoch, over all streams; None: the whole corpus [tokens]
+    notes: Path | None = None  # folder of notes of how many rows each window has
 
     @property
     def fingerprint(self) -> str:
         return f"{self.corpus.fingerprint} {self.count} {self.seed} {self.unique}"
 
     def shards(self, stream: int, epoch: int) -> list[int]:
-        """The shards of a stream in the order of an epoch; with ``unique`` tokens it is always the same."""
+        """Return the shards of a stream in the order of an epoch; with ``unique`` epochs do not differ."""
         own = np.arange(len(self.corpus.shards))
         if self.seed is None:
             return own[stream :: self.count].tolist()
@@ -102,9 +106,9 @@ class Streams:
         return _random(self.seed, order).permutation(own).tolist()
 
     def places(self, stream: int, last: WindowPlace | None = None) -> Iterator[WindowPlace]:
-        """The windows of a stream that hold tokens, without end, from its begin or behind the ``last`` one.
+        """Yield the nonempty windows of a stream, epoch after epoch, from its start or after ``last``.
 
-        They are encoded on the way. SettingError if the stream has no token.
+        Windows that are not in the token cache are encoded. SettingError if the stream has no tokens.
         """
         for epoch in count(last.epoch if last else 0):
             found = False
@@ -136,13 +140,13 @@ class Streams:
             first = 0
 
     def tokens(self, place: WindowPlace) -> Tokens:
-        """Of a window, as far as the epoch goes."""
+        """Return the tokens of a window, cut where the ``unique`` tokens of the epoch end."""
         tokens = self._read(place.shard, place.window)
         assert tokens is not None, place
         return tokens.cut(self.unique // self.count - place.before) if self.unique else tokens
 
     def epoch(self) -> Tokens:
-        """All that is read once, in memory."""
+        """Return all tokens of the first epoch of all streams, in memory."""
         first = (takewhile(lambda place: not place.epoch, self.places(s)) for s in range(self.count))
         return join([self.tokens(place) for place in chain.from_iterable(first)])
 
@@ -150,7 +154,7 @@ class Streams:
         return _read_once(self.corpus, shard, window)
 
 
-@functools.lru_cache(maxsize=2)  # a window is looked for, and then read
+@functools.lru_cache(maxsize=2)  # a window is located, and then read
 def _read_once(corpus: EncodedCorpus, shard: int, window: int) -> Tokens | None:
     return corpus.read(shard, window)
 
@@ -160,10 +164,10 @@ def _random(seed: int, key: int) -> np.random.Generator:
 
 
 class Walk:
-    """How many rows the windows of one stream have, in the order in which they are read.
+    """Count the rows of the windows of one stream, in reading order, to find the window of any row.
 
-    Windows are counted as far as rows are asked for. What was counted is noted in a file, so that another
-    process, or a run that goes on, need not read again what lies before.
+    Windows are counted lazily, as far as rows are asked for. The counts are noted in a file, so that another
+    process, or a resumed run, need not read the windows before again.
     """
 
     def __init__(self, streams: Streams, stream: int, size: Callable[[WindowPlace], int], notes: Path | None):
@@ -171,13 +175,13 @@ class Walk:
         self._begin(0, None)
 
     def _begin(self, rows: int, place: WindowPlace | None) -> None:
-        """From the begin, or at a place with so many rows before it."""
+        """Restart counting at ``place``, which has ``rows`` rows before it, or at the start of the stream."""
         self._places, self._starts = ([place], [rows]) if place else ([], [])
         self._end = rows + (self._size(place) if place else 0)
         self._next = self._streams.places(self._stream, place)
 
     def find(self, row: int) -> tuple[WindowPlace, int]:
-        """The window of a row of the stream, counted through all epochs, and which row of it that is."""
+        """Return the window of row ``row`` of the stream, counted over all epochs, and its index in it."""
         if not self._starts or not self._starts[0] <= row < self._end:
             self._jump(row)
         while row >= self._end:
@@ -186,14 +190,14 @@ class Walk:
         return self._places[index], row - self._starts[index]
 
     def rows_of_epoch(self, most: int) -> int:
-        """Of the first epoch, if there are no more than ``most``, else ``most``."""
+        """Return the number of rows in the first epoch of the stream, but at most ``most``."""
         while self._end < most and (not self._places or not self._places[-1].epoch):
             self._count_next()
         later = [start for start, place in zip(self._starts, self._places, strict=True) if place.epoch]
         return min([most, self._end, *later])
 
     def _jump(self, row: int) -> None:
-        """To the noted window that is nearest in front of a row, unless that is known."""
+        """Restart counting at the last noted window before ``row``, unless what is counted includes it."""
         known = max((note for note in self._noted() if note[0] <= row), default=(0, None))
         if not self._starts or not self._starts[0] <= known[0] <= self._end:
             self._begin(*known)
@@ -223,7 +227,7 @@ class Walk:
 
 
 def read_notes(path: Path | None, end: int | None = None) -> Iterator[tuple[int, WindowPlace]]:
-    """(rows before it, window) of a file of notes, or of its last ``end`` bytes, without damaged lines."""
+    """Yield (rows before the window, window) from a file of notes or its last ``end`` bytes, if undamaged."""
     if path is None or not path.exists():
         return
     with path.open("rb") as file:
@@ -238,5 +242,5 @@ def read_notes(path: Path | None, end: int | None = None) -> Iterator[tuple[int,
 
 
 def last_note(path: Path | None) -> tuple[int, WindowPlace] | None:
-    """The newest of a file of notes."""
+    """Return the newest entry of a file of notes, or None if it has none."""
     return next(iter([*read_notes(path, LAST_NOTES)][::-1]), None)

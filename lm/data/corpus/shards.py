@@ -1,7 +1,7 @@
-"""A corpus as shards: files that are read in order, a window of some megabytes at a time, by any process.
+"""Read a corpus as shards: files that any process reads in order, in windows of up to some megabytes.
 
-Listing the shards of a corpus reads next to nothing of them. A window is the least that is read, shuffled,
-encoded and kept; what it holds depends on its shard, its number and the size of windows alone.
+Listing the shards of a corpus reads almost nothing of them. A window is the unit that is read, shuffled,
+encoded and cached; its contents depend only on its shard, its number and the size of windows.
 """
 
 import functools
@@ -27,48 +27,48 @@ from lm.data.corpus.tfds import (
     stamp,
 )
 
-LARGEST_WINDOW = 1 << 23  # of a file, as it is stored [bytes]
-SMALLEST_WINDOW = 1 << 16  # of a corpus that has less than that for every stream [bytes]
-WINDOWS = 4  # of a small corpus, for every stream
-DIGESTED_AT_ONCE = 32  # ends of files [files]
-SAMPLED = 16  # a sample of a small corpus is of windows as so many streams have [streams]
-HELD_OUT = 0.05  # share of the documents that are validation where nothing is named for it
-# what is read of a corpus to tell it from others: both ends of every file, of each at least so much [bytes]
+LARGEST_WINDOW = 1 << 23  # of a window, in the file as it is stored [bytes]
+SMALLEST_WINDOW = 1 << 16  # of a window, even if the corpus has less for each stream [bytes]
+WINDOWS = 4  # per stream of a small corpus [windows]
+DIGESTED_AT_ONCE = 32  # files whose ends are read in parallel [files]
+SAMPLED = 16  # windows of a sample are as large as if so many streams read the corpus [streams]
+HELD_OUT = 0.05  # share of the documents held out where no validation split is named
+# read for the fingerprint at either end of files: of all files together, and at least of each [bytes]
 DIGESTED, LEAST_DIGESTED = 1 << 26, 1 << 16
 
 
 class WindowText(NamedTuple):
-    """What a window of a shard holds."""
+    """Hold the documents of a window of a shard."""
 
     documents: list[str]
     left_out: int  # corrupt records that were skipped
 
 
 class Shard(Protocol):
-    """A part of a corpus."""
+    """Specify the interface of a shard, a part of a corpus that is read window by window."""
 
     @property
     def name(self) -> str:
-        """For messages: the file's, with its place where it is not the whole file."""
+        """Return the name for messages: that of the file and, if it is only a part of it, which part."""
 
     @property
     def size(self) -> int:
-        """As it is stored [bytes]."""
+        """Return the size of the shard as it is stored [bytes]."""
 
     @property
     def fingerprint(self) -> str:
-        """Of its size and what stands at its ends, whatever becomes of corrupt records."""
+        """Return a fingerprint of size and both ends, whatever is done with corrupt records."""
 
     def read(self, number: int, size: int) -> WindowText | None:
-        """The window of that number, of about ``size`` bytes; None: the one before was the last.
+        """Return window ``number`` of about ``size`` bytes, or None after the last window.
 
-        DataError, with the name of the file, for what is missing or cannot be read.
+        DataError, with the name of the file, if something is missing or cannot be read.
         """
 
 
 @dataclass(frozen=True)
 class ShardPart:
-    """Every so-many-th window of a shard, as a shard of its own."""
+    """Read every ``every``-th window of another shard, from window ``first`` on, as a shard of its own."""
 
     shard: Shard
     first: int
@@ -92,7 +92,7 @@ class ShardPart:
 
 @dataclass(frozen=True)
 class Texts:
-    """Documents that are there already."""
+    """Serve documents in memory as a shard."""
 
     documents: tuple[str, ...]
     name: str = "texts"
@@ -113,25 +113,34 @@ class Texts:
 
 
 def window_of(documents: Sequence[str], number: int, stored: int, size: int) -> WindowText | None:
-    """The window of that number of ``documents`` that take ``stored`` bytes: as many in each."""
+    """Return window ``number`` of ``documents``, which take ``stored`` bytes in all, or None after the last.
+
+    Each window has about the same number of documents, as many as take ``size`` bytes on average.
+    """
     bounds = record_range(len(documents), number, stored, size)
     return None if bounds is None else WindowText([documents[i] for i in range(*bounds)], 0)
 
 
 def record_range(count: int, number: int, stored: int, size: int) -> tuple[int, int] | None:
-    """First and last of ``count`` records in a window, where all of them take ``stored`` bytes."""
+    """Return the bounds [first, end) of the records in window ``number``, or None after the last window.
+
+    All ``count`` records take ``stored`` bytes, and a window about ``size`` bytes.
+    """
     windows = min(max(round(stored / size), 1), count)
     return None if number >= windows else (count * number // windows, count * (number + 1) // windows)
 
 
 def window_size(shards: Sequence[Shard], streams: int) -> int:
-    """So large that streams switch windows seldom, and so small that all have several [bytes]."""
+    """Return the size of a window [bytes].
+
+    It is large, so that streams switch windows seldom, but leaves every stream WINDOWS windows if it can.
+    """
     fair = sum(shard.size for shard in shards) // (WINDOWS * streams)
     return min(max(fair, SMALLEST_WINDOW), LARGEST_WINDOW)
 
 
 def deal(shards: Sequence[Shard], streams: int) -> list[Shard]:
-    """At least as many shards as streams: where there are fewer, each is dealt in parts."""
+    """Return at least as many shards as streams: if there are fewer, each is divided into parts."""
     parts = -(-streams // max(len(shards), 1))
     return (
         [ShardPart(shard, first, parts) for shard in shards for first in range(parts)]
@@ -141,7 +150,7 @@ def deal(shards: Sequence[Shard], streams: int) -> list[Shard]:
 
 
 def documents_of(shards: Sequence[Shard], size: int = LARGEST_WINDOW) -> Iterator[str]:
-    """All documents, in order."""
+    """Yield all documents of the shards in order."""
     for shard in shards:
         number = 0
         while (window := shard.read(number, size)) is not None:
@@ -150,7 +159,7 @@ def documents_of(shards: Sequence[Shard], size: int = LARGEST_WINDOW) -> Iterato
 
 
 def sample_documents(shards: Sequence[Shard]) -> Iterator[str]:
-    """The documents of windows in random order: as many windows are read as are asked for."""
+    """Yield documents, window by window in random order; windows are read lazily. Deterministic."""
     size = window_size(shards, SAMPLED)
     windows = [(shard, number) for shard in shards for number in range(max(round(shard.size / size), 1))]
     for index in np.random.Generator(np.random.Philox(key=[0, 0])).permutation(len(windows)).tolist():
@@ -160,23 +169,23 @@ def sample_documents(shards: Sequence[Shard]) -> Iterator[str]:
 
 
 def fingerprint_of(shards: Sequence[Shard]) -> str:
-    """Of all shards in their order; read in part, as each of them says."""
+    """Return a SHA-256 digest of the fingerprints of all shards in order."""
     return hashlib.sha256("\n".join(fingerprints_of(shards)).encode()).hexdigest()
 
 
 def fingerprints_of(shards: Sequence[Shard]) -> tuple[str, ...]:
-    """Of each shard; many are read at once, since a bucket takes its time to answer."""
+    """Return the fingerprint of each shard; they are read in parallel, since a bucket is slow to answer."""
     with ThreadPoolExecutor(DIGESTED_AT_ONCE) as pool:
         return tuple(pool.map(lambda shard: shard.fingerprint, shards))
 
 
 def digested(files: int) -> int:
-    """What is read at either end of each of so many files [bytes]."""
+    """Return how much is read at either end of each of so many files for a fingerprint [bytes]."""
     return max(DIGESTED // max(files, 1), LEAST_DIGESTED)
 
 
 def file_digest(path: Path, end: int) -> str:
-    """SHA-256 of a file's size and of ``end`` bytes at both ends; DataError if it cannot be read."""
+    """Return the SHA-256 of a file's size and ``end`` bytes at both ends; DataError if it is unreadable."""
     try:
         return _file_digest(path, end, *stamp(path))
     except OSError as error:
@@ -197,15 +206,15 @@ def _file_digest(path: Path, end: int, size: int, _changed: int) -> str:
 
 @dataclass(frozen=True)
 class StoredShard:
-    """The records of one file of a split of a TFDS set, or those among them that are ``chosen``."""
+    """Read the records of one file of a split of a TFDS set, or those among them that are ``chosen``."""
 
     rows: StoredRows
     path: Path
     first: int  # number of its first record in the split
-    skipped: int  # records of the file in front of that
-    count: int  # of its records
+    skipped: int  # records of the file before that
+    count: int  # of its records in the split
     feature: str
-    end: int  # what is read at either end to tell it from others [bytes]
+    end: int  # read at either end for the fingerprint [bytes]
     corrupt: Corrupt = "stop"
     chosen: tuple[int, ...] | None = None  # numbers in the split; None: all
 
@@ -229,12 +238,12 @@ class StoredShard:
             return None
         if self.chosen is None and "array_record" in self.path.name:
             begin, end = (self.skipped + bound for bound in bounds)
-            with suppress(Exception):  # array_record, protobuf: each has its own, and neither says of which
+            with suppress(Exception):  # errors of array_record and protobuf do not name the record
                 return WindowText(read_texts(self.path, begin, end, self.feature), 0)
         return self._row_by_row(numbers[slice(*bounds)])
 
     def _row_by_row(self, numbers: Sequence[int]) -> WindowText:
-        """With the number of the first record that cannot be read, or without those that cannot."""
+        """Read records one by one: raise DataError for the first corrupt one, or skip and count them."""
         if self.corrupt == "stop":
             return WindowText([row[self.feature] for row in self.rows.several(numbers)], 0)
         documents = [text for number in numbers if (text := self._readable(number)) is not None]
@@ -248,7 +257,7 @@ class StoredShard:
 
 
 def read_texts(path: Path, first: int, last: int, feature: str) -> list[str]:
-    """A text feature of records ``first`` to ``last`` - 1 of an array_record file: no other is decoded."""
+    """Return ``feature`` of records ``first`` to ``last`` - 1 of an array_record file; decode no other."""
     from array_record.python.array_record_module import ArrayRecordReader
     from tensorflow_datasets.proto import tf_example_pb2
 
@@ -262,7 +271,11 @@ def read_texts(path: Path, first: int, last: int, feature: str) -> list[str]:
 
 
 def tfds_shards(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> tuple[StoredShard, ...]:
-    """The files of a TFDS set; the last records of ``train`` are held out if it has no validation split."""
+    """Return the files of a split of a TFDS set as shards.
+
+    Without a validation split, the last records of ``train``, a share HELD_OUT, are held out. SettingError if
+    it is unclear which feature is the text.
+    """
     folder = find_prepared(name, cache)
     info = open_set(folder).info
     features = [key for key, feature in info.features.items() if type(feature).__name__ == "Text"]
@@ -285,7 +298,7 @@ def tfds_shards(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -
 def chosen_records(
     shards: Sequence[StoredShard], is_chosen: Callable[[Row], bool]
 ) -> tuple[StoredShard, ...]:
-    """The records with such a row; reads them all."""
+    """Return the shards, limited to records whose row ``is_chosen``; all rows are read."""
     chosen = []
     for shard in shards:
         numbers = range(shard.first, shard.first + shard.count)

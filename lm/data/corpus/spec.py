@@ -1,9 +1,11 @@
-"""A corpus or a dataset by its name. The documentation is written when it is first needed.
+"""Open a corpus or a dataset by its name. The documentation corpus is written when it is first needed.
 
-A corpus is ``documentation`` (what is installed here) or ``documentation/PART``, ``text:PATH``,
-``jsonl:PATH`` or ``parquet:PATH`` (a file, a folder or a glob; of the last two the field "text"), or
-``tfds:NAME[:VERSION]`` (a TFDS set prepared as array_record, such as ``tfds:c4/en``), or several with " + "
-between them.
+The name of a corpus is one of these, or several joined by " + ":
+
+- ``documentation`` (that of the packages installed here) or ``documentation/PART``
+- ``text:PATH``, ``jsonl:PATH`` or ``parquet:PATH``: a file, a folder or a glob; the last two have the text in
+  their field "text"
+- ``tfds:NAME[:VERSION]``: a TFDS set prepared as array_record, such as ``tfds:c4/en``
 """
 
 import os
@@ -20,9 +22,9 @@ from lm.data.corpus.tfds import Corrupt, StoredRows
 
 
 def corpus_shards(spec: str, split: Split, cache: Path, corrupt: Corrupt = "stop") -> tuple[Shard, ...]:
-    """The shards of a corpus, ``train`` or ``validation``; next to nothing of them is read.
+    """Return the shards of the ``train`` or ``validation`` split of a corpus, reading almost nothing of them.
 
-    ``corrupt="skip"`` skips records that cannot be read.
+    ``corrupt="skip"`` skips records that cannot be read. SettingError for an unknown corpus or split.
     """
     if split not in ("train", "validation"):
         raise SettingError(f"split={split!r} of a corpus should be 'train' or 'validation'")
@@ -48,9 +50,10 @@ def corpus_shards(spec: str, split: Split, cache: Path, corrupt: Corrupt = "stop
 
 
 def examples(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> StoredRows | TableRows:
-    """``prepared_rows`` of a dataset; those of the documentation are written first if need be.
+    """Return the rows of one split of a dataset.
 
-    Of ``file:FOLDER`` a split is a file there; ``hf:NAME`` is a set of the Hugging Face Hub.
+    ``file:FOLDER`` has a file for each split, and ``hf:NAME`` is a dataset of the Hugging Face Hub. Any other
+    name is a TFDS set (``tfds.prepared_rows``); those of the documentation are written first if missing.
     """
     kind, _, place = name.partition(":")
     if kind == "file":
@@ -62,7 +65,7 @@ def examples(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> S
 
 
 def write_documentation(name: str, cache: Path) -> None:
-    """Writes ``documentation/SET`` unless it is there; does nothing for any other name."""
+    """Write the dataset ``documentation/SET`` unless it exists; do nothing for any other name."""
     kind, _, part = name.partition(":")[0].partition("/")
     if kind == "documentation" and part:
         from lm.data.documentation import corpus

@@ -1,7 +1,7 @@
-"""Rows of a user's own tables: CSV, JSON lines and parquet files, and data sets of the Hugging Face Hub.
+"""Read a user's own tables: CSV, TSV, JSON lines and parquet files, and datasets of the Hugging Face Hub.
 
-A row is ``{column: value}``; values of CSV are texts. All rows are read at once: these are the examples of a
-task, and no corpus. What is not of the columns is a DataError with its file and line.
+A row is ``{column: value}``; values of CSV are strings. All rows are read at once, since these are the
+examples of a task and not a corpus. A malformed row raises DataError with its file and line.
 """
 
 import csv
@@ -17,24 +17,24 @@ from lm.config.base import DataError, SettingError, nearest, parse_json
 from lm.data.corpus.readers import COMPRESSED
 from lm.data.corpus.tfds import Row, stamp
 
-LARGEST_CELL = 1 << 27  # of CSV [characters]
+LARGEST_CELL = 1 << 27  # of a CSV file [characters]
 
 
 class TableRow(NamedTuple):
-    """A row, and where it stands."""
+    """Hold a row of a table and its line number."""
 
-    line: int  # of its file, from 1; of parquet and the Hub its number
+    line: int  # in its file, from 1; for parquet and the Hub the number of the row
     row: Row
 
 
 @dataclass(frozen=True)
 class TableRows(Sequence[Row]):
-    """The rows of one split, in the interface of ``StoredRows``."""
+    """Hold the rows of one split, with the interface of ``StoredRows``."""
 
     name: str  # of the file, or of the set and its split
     numbered: tuple[TableRow, ...]
     fingerprint: str  # of their contents
-    left_out: tuple[int, ...] = ()  # nothing is: a bad row is an error
+    left_out: tuple[int, ...] = ()  # always empty: a bad row is an error
 
     def __len__(self) -> int:
         return len(self.numbered)
@@ -43,14 +43,14 @@ class TableRows(Sequence[Row]):
         return self.numbered[index].row
 
     def location(self, index: int) -> str:
-        """Such as ``train.csv, line 7``."""
+        """Return where a row stands, such as ``train.csv, line 7``."""
         return f"{self.name}, line {self.numbered[index].line}"
 
 
 def read_table(path: Path) -> TableRows:
-    """All rows of a file, by the kind that its ending names; read once while it does not change.
+    """Return all rows of a file in the format that its ending names, cached while the file does not change.
 
-    SettingError for a file that is missing, empty, or of another kind.
+    SettingError if the file is missing, empty or of another format; DataError if it cannot be read.
     """
     if not path.is_file():
         raise SettingError(f"{path} is missing{nearest(path.name, _beside(path))}")
@@ -73,7 +73,7 @@ def _read_table(path: Path, size: int, _changed: int) -> TableRows:
 
 
 def _beside(path: Path) -> list[str]:
-    """The tables in the folder of a file."""
+    """Return the names of the tables in the folder of ``path``."""
     files = path.parent.iterdir() if path.parent.is_dir() else ()
     return [file.name for file in files if TABLE_READERS.keys() & set(file.suffixes)]
 
@@ -87,7 +87,7 @@ def _text(path: Path, **kind: Any) -> Any:
 
 
 def _read_csv(path: Path, delimiter: str = ",") -> Iterator[TableRow]:
-    """Of a file whose first line names the columns; lines without anything are left out."""
+    """Yield the rows of a CSV file whose first line names the columns; empty lines are skipped."""
     csv.field_size_limit(LARGEST_CELL)
     with _text(path, newline="") as file:
         lines = csv.reader(file, delimiter=delimiter, strict=True)
@@ -144,9 +144,9 @@ TABLE_READERS: Mapping[str, Callable[[Path], Iterator[TableRow]]] = {  # by the 
 
 @functools.lru_cache(maxsize=32)
 def read_hub(name: str, split: str) -> TableRows:
-    """All rows of a split of ``NAME`` or ``NAME:CONFIG`` on the Hub, by the package ``datasets``.
+    """Return all rows of a split of ``NAME`` or ``NAME:CONFIG`` on the Hub, using the package ``datasets``.
 
-    SettingError without that package, without a network, and for a set or a split that there is not.
+    SettingError if that package or the network is missing, or the dataset or split does not exist.
     """
     try:
         from datasets import load_dataset
@@ -155,7 +155,7 @@ def read_hub(name: str, split: str) -> TableRows:
     path, _, config = name.partition(":")
     try:
         rows = [dict(row) for row in load_dataset(path, config or None, split=split)]
-    except Exception as error:  # of the network, of the Hub, of the set: it has dozens
+    except Exception as error:  # datasets raises dozens, for the network, the Hub or the dataset
         reason = next(iter(str(error).splitlines()), "")
         raise SettingError(
             f"hf:{name}, split {split!r}, cannot be loaded: {reason or repr(error)}"

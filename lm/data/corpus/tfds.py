@@ -1,6 +1,6 @@
-"""TFDS sets that were prepared as array_record: found, checked before anything is read, then read row by row.
+"""Find prepared TFDS datasets (array_record or parquet), check their files, and read them by row.
 
-array_record stores a hash with every record and with the index behind them, so no damage to what is read goes
+array_record stores a hash with every record and with the index after them, so no damage to what is read goes
 unnoticed; each file is opened, and its records counted, before training begins. A record is read when needed.
 """
 
@@ -23,21 +23,22 @@ from lm.config.base import DataError, SettingError, nearest, parse_json, read_ob
 from lm.files import matches_checksum, write_with_checksum
 
 Row = dict[str, Any]
-Corrupt = Literal["stop", "skip"]  # what becomes of records to train on that cannot be read
-CLASSES = "tensorflow_datasets."  # features.json names classes to import, which runs their module
-READ_AT_ONCE = 1_024  # records, to find the corrupt ones
+Corrupt = Literal["stop", "skip"]  # how records to train on that cannot be read are handled
+CLASSES = "tensorflow_datasets."  # importing a class named in features.json runs its module; only TFDS's may
+READ_AT_ONCE = 1_024  # in a search for corrupt records [records]
 MEND = "restore the files, or delete the folder and prepare the set again"
-MACHINE = re.compile(r"\w\(\) failed:")  # the machine's fault: "open() failed: Too many open files"
+MACHINE = re.compile(r"\w\(\) failed:")  # errors of the machine: "open() failed: Too many open files"
 SLICES = "a part reads NAME, NAME[FROM:TO] or NAME[FROM%:TO%] with FROM below TO, such as validation[:10%]"
-LISTED_FAULTS = 5  # of a set's faults are listed; all are counted
-OPENED = 64  # a corpus of more files is not opened before it is read [files]
+LISTED_FAULTS = 5  # faults of a dataset that are listed; all are counted
+OPENED = 64  # files of a larger corpus are not opened before they are read [files]
 
 
 def prepared_rows(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> "StoredRows":
-    """The rows of a prepared TFDS set, text as str; ``split`` may be an expression of TFDS (``train[:10%]``).
+    """Return the rows of a split of a prepared TFDS dataset, text as str.
 
-    SettingError or DataError if the set or a file of the split is missing or damaged. Corrupt records are
-    skipped with ``corrupt="skip"``, else reading one is a DataError.
+    ``split`` may be an expression of TFDS (``train[:10%]``). SettingError or DataError if the dataset or a
+    file of the split is missing or damaged. With ``corrupt="skip"`` corrupt records are skipped, else reading
+    one raises DataError.
     """
     folder = find_prepared(name, cache)
     info = open_set(folder).info
@@ -50,7 +51,10 @@ def prepared_rows(name: str, split: str, cache: Path, corrupt: Corrupt = "stop")
 
 
 def prepared_split(name: str, split: str, cache: Path) -> "StoredRows":
-    """Rows of a corpus: where it has many files, they are only looked for, and opened when they are read."""
+    """Return the rows of a split of a corpus; raise SettingError if it has none.
+
+    If it has more than OPENED files, these are only checked to exist and are opened when they are read.
+    """
     folder = find_prepared(name, cache)
     check_files(folder, split, OPENED)
     rows = StoredRows(folder, split)
@@ -60,7 +64,7 @@ def prepared_split(name: str, split: str, cache: Path) -> "StoredRows":
 
 
 def find_prepared(name: str, cache: Path) -> Path:
-    """The folder that ``name[:version]`` was prepared in; without a version, the newest."""
+    """Return the folder of prepared ``name[:version]``, the newest without a version; else SettingError."""
     name, _, version = name.partition(":")
     if folder := newest(name, version or "*.*.*", cache):
         return folder
@@ -73,22 +77,22 @@ def find_prepared(name: str, cache: Path) -> Path:
 
 
 def newest(name: str, version: str, cache: Path) -> Path | None:
-    """The newest prepared version that matches, in the first folder that has one; None: there is none."""
+    """Return the newest prepared version that matches, from the first folder that has one, or None."""
     matches = (list((folder / name).glob(f"{version}/dataset_info.json")) for folder in tfds_folders(cache))
     versions = [path.parent for path in next(filter(None, matches), [])]
     return max(versions, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)], default=None)
 
 
 def tfds_folders(cache: Path) -> list[Path]:
-    """Where prepared sets are looked for, in order."""
-    # "~" stays as it is where there is no home
+    """Return the folders that are searched for prepared datasets, in order."""
+    # expanduser leaves "~" as it is if there is no home
     variable, home = os.environ.get("TFDS_DATA_DIR"), os.path.expanduser("~")
     usual = [] if home == "~" else [Path(home) / "tensorflow_datasets"]
     return [Path(cache) / "tfds", *([Path(variable)] if variable else []), *usual]
 
 
 def prepared(cache: Path) -> list[str]:
-    """``name:version`` or ``name/config:version`` of every prepared set."""
+    """Return ``name:version`` or ``name/config:version`` of every prepared dataset, sorted."""
     patterns = ("[!.]*/*.*.*/dataset_info.json", "[!.]*/*/*.*.*/dataset_info.json")
     folders = tfds_folders(cache)
     paths = ((folder, path) for folder in folders for pattern in patterns for path in folder.glob(pattern))
@@ -97,14 +101,18 @@ def prepared(cache: Path) -> list[str]:
 
 
 def preparation(name: str, folder: Path) -> str:
-    """The command that prepares a TFDS set so that it can be read here."""
+    """Return the command that prepares a TFDS dataset in a format that can be read here."""
     options = f"--file_format=array_record --data_dir={folder}"
     return f"tfds build {name} {options} (some sets need TensorFlow for this)"
 
 
 @functools.lru_cache(maxsize=32)
 def open_set(folder: Path) -> Any:
-    """TFDS's builder of a prepared set; DataError if its description is damaged or would run foreign code."""
+    """Return TFDS's builder of a prepared dataset.
+
+    DataError if its description is damaged or would run code from outside TFDS; SettingError if its files
+    have no random access.
+    """
     import tensorflow_datasets as tfds  # takes seconds, hence not at the top
 
     _description(folder / "dataset_info.json")
@@ -115,7 +123,7 @@ def open_set(folder: Path) -> Any:
     try:
         builder = tfds.builder_from_directory(folder)
         formats = {file_format.value for file_format in builder.info.available_file_formats()}
-    except Exception as error:  # TFDS and protobuf have many for a damaged file
+    except Exception as error:  # TFDS and protobuf raise many kinds for a damaged file
         raise DataError(f"{folder} cannot be read as a TFDS set ({error!r:.500}): {MEND}") from error
     if not formats & {"array_record", "parquet"}:
         name = f"{builder.info.name}/{builder.info.config_name or ''}".rstrip("/")
@@ -135,7 +143,7 @@ def _description(path: Path) -> Row:
 
 
 def _imported_classes(description: Any) -> Iterator[str]:
-    """What features.json has TFDS import, in its present form, its former one, and JSON within JSON."""
+    """Yield the classes that features.json has TFDS import, in its current and old form and nested JSON."""
     for key, value in description.items() if isinstance(description, dict) else enumerate(description):
         if isinstance(value, dict | list):
             yield from _imported_classes(value)
@@ -146,7 +154,7 @@ def _imported_classes(description: Any) -> Iterator[str]:
 
 
 def split_sizes(folder: Path) -> dict[str, int]:
-    """Rows of each split as dataset_info.json says, read without TFDS."""
+    """Return the number of rows of each split according to dataset_info.json, without importing TFDS."""
     path = folder / "dataset_info.json"
     try:
         return {split["name"]: sum(map(int, split["shardLengths"])) for split in _description(path)["splits"]}
@@ -155,17 +163,23 @@ def split_sizes(folder: Path) -> dict[str, int]:
 
 
 def serialized(example: Any) -> bytes:
-    """A row, a tf.train.Example, as it is stored; protobuf's usual order of the fields varies by process."""
+    """Return the bytes of a tf.train.Example, the same in every process.
+
+    Protobuf's default order of the fields varies by process.
+    """
     return example.SerializeToString(deterministic=True)
 
 
 def files_of(folder: Path, split: str) -> list[Any]:
-    """TFDS's instructions of which records of which files make up ``split``."""
+    """Return TFDS's file instructions: which records of which files make up ``split``.
+
+    SettingError if the split is unknown, reversed or empty.
+    """
     try:
         splits = open_set(folder).info.splits
         files = splits[split].file_instructions
         is_reversed = _is_reversed(split, splits)
-    except Exception as error:  # for instance of an expression that TFDS does not know
+    except Exception as error:  # for example for an expression that TFDS cannot parse
         reason = str(error).strip().rpartition("\n")[2]
         raise SettingError(f"{folder} has no part {split!r}: {reason:.200}; {SLICES}") from error
     if is_reversed:  # TFDS reads [3:2] as all rows from 3 on
@@ -184,9 +198,9 @@ def _is_reversed(split: str, splits: Any) -> bool:
 
 
 def check_files(folder: Path, split: str, opened: int | None = None) -> None:
-    """DataError unless all files of ``split`` are there with as many records as dataset_info.json says.
+    """Raise DataError unless all files of ``split`` exist with the record counts of dataset_info.json.
 
-    The records are not counted of more than ``opened`` files, if that is given.
+    If there are more than ``opened`` files, their records are not counted; None: always count.
     """
     files = {Path(file.filename): file.examples_in_shard for file in files_of(folder, split)}
     if outside := [path for path in files if path.parent != folder]:
@@ -212,14 +226,17 @@ def _fault(path: Path, count: int, counted: bool) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def _count_records(path: Path, _size: int, _changed: int) -> int | str:
-    """The records of a file that has this size and was last ``changed`` at this time, or why it has none."""
+    """Return the number of records in an array_record file, or why it cannot be opened.
+
+    The result is cached by the file's size and time of the last change.
+    """
     from array_record.python.array_record_module import ArrayRecordReader  # only needed to count records
 
     try:
         reader = ArrayRecordReader(str(path))
         records = reader.num_records()
         if not reader.ok():
-            reader.read([0])  # says why
+            reader.read([0])  # raises the reason
         reader.close()
     except (RuntimeError, ValueError, OSError, IndexError) as error:
         return str(error)
@@ -227,7 +244,7 @@ def _count_records(path: Path, _size: int, _changed: int) -> int | str:
 
 
 def corrupt_records(rows: "StoredRows", cache: Path) -> tuple[int, ...]:
-    """Numbers of the records that cannot be read; searched for once, then cached in ``cache``."""
+    """Return the numbers of the records that cannot be read; found once and then stored in ``cache``."""
     files = files_of(rows.folder, rows.split)
     key = repr([(file.filename, file.skip, file.take, stamp(file.filename)) for file in files])
     path = Path(cache) / "corrupt" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
@@ -253,15 +270,16 @@ def _is_readable(rows: "StoredRows", number: int) -> bool:
 
 
 def stamp(path: str | Path) -> tuple[int, int]:
-    """Size [bytes] and time of the last change [nanoseconds] of a file."""
+    """Return the size [bytes] and the time of the last change [nanoseconds] of a file."""
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns
 
 
 class StoredRows(Sequence[Row]):
-    """Rows of one split of a TFDS set, without those ``left_out``; opened on first use, in any process.
+    """Read the rows of one split of a TFDS dataset, without those ``left_out``, as a sequence.
 
-    A record that cannot be read is a DataError with its file and number.
+    Files are opened on first use, in each process. A record that cannot be read raises DataError with its
+    file and number.
     """
 
     def __init__(self, folder: Path, split: str, left_out: tuple[int, ...] = ()):
@@ -270,7 +288,7 @@ class StoredRows(Sequence[Row]):
 
     @functools.cached_property
     def source(self) -> Any:
-        with suppress(OSError, ValueError):  # a reader has each of its files open
+        with suppress(OSError, ValueError):  # a reader keeps all its files open
             resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
         return open_set(self.folder).as_data_source(split=self.split)
 
@@ -287,7 +305,7 @@ class StoredRows(Sequence[Row]):
         number += bisect.bisect_right(self._shifts, number)
         try:
             return {name: plain_values(value) for name, value in self.source[number].items()}
-        except Exception as error:  # array_record, TFDS and protobuf each have their own
+        except Exception as error:  # array_record, TFDS and protobuf raise their own
             if isinstance(error, OSError | MemoryError) or MACHINE.search(str(error)):
                 raise
             raise DataError(
@@ -297,10 +315,10 @@ class StoredRows(Sequence[Row]):
             ) from error
 
     def several(self, numbers: Sequence[int]) -> list[Row]:
-        """Rows of these numbers, read together; DataError for the first that cannot be read."""
+        """Return the rows of ``numbers``, read together; raise DataError for the first that is unreadable."""
         try:
             return [plain_values(row) for row in self.source.__getitems__([*numbers])]
-        except Exception:  # says nothing of which it was
+        except Exception:  # it does not name the record
             return [self[number] for number in numbers]
 
     def _location(self, number: int) -> str:
@@ -312,7 +330,10 @@ class StoredRows(Sequence[Row]):
 
     @property
     def fingerprint(self) -> str:
-        """Of the stored bytes of the split's files; of a file larger than 64 MiB, of both its ends."""
+        """Return a SHA-256 digest of the split, ``left_out`` and the stored bytes of its files.
+
+        Of a file larger than 64 MiB only both ends are digested.
+        """
         files = sorted({Path(file.filename) for file in files_of(self.folder, self.split)})
         digest = hashlib.sha256(" ".join([self.split, *map(str, self.left_out)]).encode())
         for path in files:
@@ -322,7 +343,7 @@ class StoredRows(Sequence[Row]):
 
 @functools.lru_cache(maxsize=4096)
 def _digest(path: Path, size: int, _changed: int) -> bytes:
-    """The SHA-256 of a file's name, its size and both its ends."""
+    """Return the SHA-256 of a file's name, its size and both its ends, 32 MiB each."""
     with path.open("rb") as file:
         end = 1 << 25
         digest = hashlib.sha256(f"{path.name} {size}".encode() + file.read(end))
@@ -332,7 +353,7 @@ def _digest(path: Path, size: int, _changed: int) -> bytes:
 
 
 def plain_values(value: Any) -> Any:
-    """str, numbers, lists and dicts from what TFDS decodes."""
+    """Convert what TFDS decodes to str, numbers, lists and dicts."""
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="replace")
     if isinstance(value, dict):

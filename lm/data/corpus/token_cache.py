@@ -1,7 +1,7 @@
-"""A corpus as tokens: each window of its shards is encoded when it is first needed, by any process, and kept.
+"""Keep a corpus as tokens: a cache of its windows, each encoded by the process that first needs it.
 
-A file of tokens is complete or absent, is named by all that it depends on, and is checked when it is read: a
-damaged one is made again. So processes, runs and machines share a folder without knowing of each other.
+A file of tokens is complete or absent, is named by a hash of all that it depends on, and is checked when it
+is read: a damaged one is encoded again. So processes, runs and machines share a folder without coordination.
 """
 
 import contextlib
@@ -25,22 +25,22 @@ from lm.data.corpus.tfds import Corrupt
 from lm.files import atomic_file, name_file_in_errors
 from lm.tokenizers.tokenizer import Vocabulary
 
-ENCODED_AT_ONCE = 1 << 20  # text of one call of the tokenizer [characters]
-TRIMMED_EVERY = 32  # windows that a process writes between looks at how much is kept [windows]
-TOKENS_FOLDER = "tokens"  # in a cache: the folder of what is kept
+ENCODED_AT_ONCE = 1 << 20  # text per call of the tokenizer [characters]
+TRIMMED_EVERY = 32  # that a process writes between checks of the cache's size [windows]
+TOKENS_FOLDER = "tokens"  # name of the folder of encoded windows in a cache
 GIGABYTE = 10**9
 
 
 class Tokens(NamedTuple):
-    """Encoded documents without EOS, one after the other."""
+    """Hold encoded documents without EOS, concatenated."""
 
     tokens: np.ndarray  # uint16 or uint32 [tokens]
     offsets: np.ndarray  # int64 [documents + 1]: document d is tokens[offsets[d]:offsets[d + 1]]
     left_out: int = 0  # corrupt records that were skipped
-    goes_on: bool = False  # the last document is cut
+    goes_on: bool = False  # the last document is truncated
 
     def cut(self, count: int) -> "Tokens":
-        """The first ``count`` tokens; the last document may be cut."""
+        """Return the first ``count`` tokens; the last document may be truncated."""
         if count >= len(self.tokens):
             return self
         offsets = np.append(self.offsets[self.offsets < count], count)
@@ -49,15 +49,15 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class EncodedCorpus:
-    """The shards of a corpus as the windows of tokens that they become; cheap to send to another process."""
+    """Read the windows of a corpus's shards as tokens, through a cache; cheap to send to another process."""
 
     shards: tuple[Shard, ...]  # at least as many as streams
     vocabulary: Vocabulary
-    folder: Path  # of the windows that are kept
+    folder: Path  # of the token cache
     window: int  # [bytes]
-    streams: int  # that its shards can be dealt to
-    corrupt: Corrupt = "stop"  # what its shards do with corrupt records
-    most: float = 0.0  # kept in the folder; beyond that those last read longest ago go; 0: all [gigabytes]
+    streams: int  # among which its shards can be divided
+    corrupt: Corrupt = "stop"  # how its shards handle corrupt records
+    most: float = 0.0  # size of the cache; least recently read windows are evicted; 0: no limit [gigabytes]
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -66,23 +66,26 @@ class EncodedCorpus:
 
     @functools.cached_property
     def fingerprints(self) -> tuple[str, ...]:
-        """Of each shard when this was first asked, in this process or in that which sent the corpus to it."""
+        """Return the fingerprints of the shards, as they were when first asked for.
+
+        They are pickled with the corpus, so that a process that receives it does not read them again.
+        """
         return fingerprints_of(self.shards)
 
     def path(self, shard: int, number: int) -> Path:
-        """Where a window of a shard is kept; DataError if the shard is not what it was."""
+        """Return the cache file of a window of a shard; raise DataError if the shard has changed."""
         if self.shards[shard].fingerprint != self.fingerprints[shard]:
             raise DataError(f"{self.shards[shard].name} has changed since it was first read: restore it")
-        skips = "skip" * (self.corrupt == "skip")  # a window without some records is another
+        skips = "skip" * (self.corrupt == "skip")  # skipping records changes a window
         key = f"{self.fingerprints[shard]} {number} {self.window} {self.vocabulary.fingerprint} {skips}"
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
         return self.folder / name[:2] / f"{name}.npz"
 
     def read(self, shard: int, number: int) -> Tokens | None:
-        """The tokens of a window of a shard, encoded if need be; None: the window before was the last."""
+        """Return the tokens of a window of a shard, encoded if not cached, or None after the last window."""
         path = self.path(shard, number)
         if (kept := _load(path)) is None:
-            with _alone(path):  # another process may be at it
+            with _alone(path):  # another process may be encoding it
                 if (kept := _load(path)) is None:
                     kept = self._encode(shard, number)
                     _save(path, kept)
@@ -102,7 +105,7 @@ class EncodedCorpus:
         return _Kept(encode(window.documents, self.vocabulary)._replace(left_out=window.left_out), False)
 
     def first(self, count: int | None = None) -> Tokens:
-        """The first ``count`` tokens of the corpus in its own order, or all of them, in memory."""
+        """Return the first ``count`` tokens of the corpus in its own order, or all of them, in memory."""
         parts, room = list[Tokens](), count
         for shard in range(len(self.shards)):
             number = 0
@@ -114,7 +117,7 @@ class EncodedCorpus:
         return joined if count is None else joined.cut(count)
 
     def _trim(self) -> None:
-        """Once in TRIMMED_EVERY windows: delete those last read longest ago until ``most`` is kept."""
+        """Once in TRIMMED_EVERY calls, evict least recently read windows beyond ``most`` gigabytes."""
         _WRITTEN[self.folder] = _WRITTEN.get(self.folder, 0) + 1
         if not self.most or _WRITTEN[self.folder] % TRIMMED_EVERY:
             return
@@ -132,21 +135,21 @@ class EncodedCorpus:
 
 
 def kept_bytes(folder: Path) -> int:
-    """How much encoded text a folder holds [bytes]."""
+    """Return the total size of the token files in a folder [bytes]."""
     sizes = 0
     for path in folder.glob("*/*.npz"):
-        with contextlib.suppress(OSError):  # another process deletes them
+        with contextlib.suppress(OSError):  # another process may delete it
             sizes += path.stat().st_size
     return sizes
 
 
-_WRITTEN: dict[Path, int] = {}  # windows, by this process
+_WRITTEN: dict[Path, int] = {}  # number of windows that this process wrote, by folder
 
 
 def encoded_corpus(
     shards: Sequence[Shard], vocabulary: Vocabulary, folder: Path, streams: int
 ) -> EncodedCorpus:
-    """Shards as ``streams`` read them."""
+    """Return the encoded corpus of ``shards``, divided so that ``streams`` streams can read it."""
     size = window_size(shards, streams)
     return EncodedCorpus(tuple(deal(shards, streams)), vocabulary, Path(folder), size, streams)
 
@@ -154,12 +157,12 @@ def encoded_corpus(
 def encode_texts(
     documents: Sequence[str], vocabulary: Vocabulary, folder: Path, streams: int = 1
 ) -> EncodedCorpus:
-    """A corpus of documents that are there already."""
+    """Return the encoded corpus of documents in memory."""
     return encoded_corpus([Texts(tuple(documents))], vocabulary, folder, streams)
 
 
 def encode(documents: Sequence[str], vocabulary: Vocabulary) -> Tokens:
-    """Documents -> their tokens, one after the other."""
+    """Return the tokens of ``documents``, concatenated; uint16 if the vocabulary fits, else uint32."""
     dtype = np.dtype(np.uint16 if vocabulary.size <= 2**16 else np.uint32)
     counts, parts = [np.zeros(1, np.int64)], [np.zeros(0, dtype)]
     for texts in _chunks(documents):
@@ -170,7 +173,7 @@ def encode(documents: Sequence[str], vocabulary: Vocabulary) -> Tokens:
 
 
 def join(parts: Sequence[Tokens]) -> Tokens:
-    """One after the other."""
+    """Concatenate the documents of ``parts``."""
     if not parts:
         return Tokens(np.zeros(0, np.uint16), np.zeros(1, np.int64))
     before = np.cumsum([0, *(len(part.tokens) for part in parts)])
@@ -196,7 +199,7 @@ def _chunks(documents: Sequence[str]) -> Iterator[list[str]]:
 
 class _Kept(NamedTuple):
     tokens: Tokens
-    ended: bool  # there is no such window
+    ended: bool  # the shard has no such window
 
 
 def _save(path: Path, kept: _Kept) -> None:
@@ -211,7 +214,7 @@ def _save(path: Path, kept: _Kept) -> None:
 
 
 def _load(path: Path) -> _Kept | None:
-    """What is kept; None: nothing, or it is damaged (zip files have a checksum of each array)."""
+    """Return what a cache file holds; None if it is missing or damaged (zip has a checksum per array)."""
     try:
         with np.load(path) as arrays:
             lengths, (left_out, ended) = arrays["lengths"], arrays["numbers"].tolist()
@@ -223,14 +226,14 @@ def _load(path: Path) -> _Kept | None:
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError):
         print(f"warning: {path} is damaged, and is encoded again", flush=True)
         return None
-    with contextlib.suppress(OSError):  # what was read last is kept longest
+    with contextlib.suppress(OSError):  # recently read files are evicted last
         os.utime(path)
     return _Kept(tokens, bool(ended))
 
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """No other process of this machine makes ``path`` meanwhile; where nothing can be locked, one may."""
+    """Hold a lock, so that no other process of this machine writes ``path``; does nothing without flock."""
     lock = path.with_suffix(".lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
