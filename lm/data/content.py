@@ -18,7 +18,7 @@ TOP = 10  # most frequent tokens, which a model predicts that does not yet use t
 
 
 class WithoutContext(NamedTuple):
-    """What a model reaches on content tokens that knows the frequency of each token, and nothing else."""
+    """The unigram baseline: what a model reaches on content tokens that knows token frequencies only."""
 
     loss: float  # [nats per content token]
     frequent: np.ndarray  # int32 [TOP]: the most frequent tokens; -1 where there are fewer

@@ -21,9 +21,9 @@ KEPT = 2  # windows of each stream kept in memory, the last ones read [windows]
 
 
 class Segments(NamedTuple):
-    """Where the segments of a text lie; each field is int64 [segments]."""
+    """Starts, lengths and documents of the segments of a text, each int64 [segments]."""
 
-    starts: np.ndarray  # first token of each, in the flat array of tokens
+    starts: np.ndarray  # position of the first token of each in the text
     lengths: np.ndarray
     documents: np.ndarray
 

@@ -234,7 +234,7 @@ Maker = Callable[[Sequence[Document], random.Random], Iterator[Row]]
 
 
 def makers(groups: Groups) -> dict[str, Maker]:
-    """Return, by task, the function that makes its rows of documents; ``groups`` are of ``word_groups``."""
+    """Return the functions that make rows of documents, by task; ``groups`` are those of ``word_groups``."""
     return {
         "cloze": partial(cloze, groups=groups),
         "extract": extract,

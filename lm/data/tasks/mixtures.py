@@ -32,7 +32,7 @@ class Mixture:
 
 
 def alone() -> dict[str, Mixture]:
-    """Return, by name, a mixture of each task alone that a model can be fine-tuned on alone."""
+    """Return mixtures of a single task, by name: of each task with a ``targets_length`` of its own."""
     return {
         name: Mixture((name,), task.targets_length) for name, task in TASKS.items() if task.targets_length
     }
