@@ -1,13 +1,13 @@
-"""`lm clean` on many machines: the passes of ``sieve`` as an Apache Beam pipeline.
+"""`lm clean` on many machines: the passes of ``lm.c4.passes`` as an Apache Beam pipeline.
 
     parts - filter -+- pages ------------------------------+
                     +- spans, cut by hash - find repeats --+- by part - write
                     +- record ------------------------------+
 
 Beam's runner carries what the passes exchange; only the source and the finished shards are files, which all
-machines have to see under the same paths. Pages are numbered, and the tables of a range of hashes are put in
-order of part before they are compared: which copy stays does not depend on who was faster, and the bytes are
-those that one machine writes.
+machines have to see under the same paths. Pages are numbered, and the tables of a range of hashes are sorted
+by part before they are compared, so that the copy that is kept does not depend on which machine was faster,
+and the bytes written are those that one machine writes.
 """
 
 import contextlib
@@ -33,16 +33,17 @@ except ImportError as error:
         f"beam_options need Apache Beam ({error}): pip install --constraint constraints-beam.txt '.[beam]'"
     ) from error
 
-# Of the source, as stored, for each range of hashes: with a span in 100 bytes, 20 million spans of 16 bytes
-# where no filter drops any page, and as much again while they are sorted.
+# Bytes of the source, as stored, for each range of hashes: with a span in 100 bytes that is 20 million spans
+# of 16 bytes if no filter drops any page, and as much again while they are sorted.
 RANGE_BYTES = 1 << 31
 PAGES, SPANS, RECORDS, REPEATS = "pages", "spans", "records", "repeats"
 
 
 def runner_options(pairs: Iterable[str]) -> PipelineOptions:
-    """Beam's options of ``KEY=VALUE ...`` (``KEY`` alone: a flag); SettingError for one that nothing reads.
+    """Return Beam's options from ``KEY=VALUE`` pairs; ``KEY`` alone is a flag.
 
-    Job servers of Flink and Spark have options of their own: of what they do not know, Beam warns.
+    SettingError for an option that nothing reads, except with the job servers of Flink and Spark: they have
+    options of their own, and Beam warns of those that they do not know.
     """
     flags = []
     for pair in pairs:
@@ -69,9 +70,12 @@ def runner_options(pairs: Iterable[str]) -> PipelineOptions:
 def run_pipeline(
     work: Path, settings: Cleaning, parts: list[list[pages.Piece]], options: PipelineOptions
 ) -> None:
-    """counts/PART.json, written/PART.json and the shards of every part; returns when the job is done."""
+    """Run the passes, and return when the job is done.
+
+    Written below ``work`` are counts/PART.json, written/PART.json and the shards of every part.
+    """
     ranges = 1 + sum(piece.end - piece.start for part in parts for piece in part) // RANGE_BYTES
-    numbered = [(i, json.dumps(part)) for i, part in enumerate(parts)]  # a path may be no UTF-8
+    numbered = [(i, json.dumps(part)) for i, part in enumerate(parts)]  # JSON, since a path may not be UTF-8
     with apache_beam.Pipeline(options=options) as pipeline:
         filtering = apache_beam.FlatMap(filtered_elements, settings, ranges)
         comparing = apache_beam.FlatMapTuple(repeats_by_part)
@@ -88,9 +92,12 @@ def run_pipeline(
 
 
 def filtered_elements(numbered: tuple[int, str], settings: Cleaning, ranges: int) -> Iterator[Any]:
-    """PAGES: part, (number, text, address, spans); SPANS: range, SPAN bytes; RECORDS: part, JSON.
+    """Filter the pages of a part, and yield keyed elements of three outputs.
 
-    ``numbered``: a part, and its pieces as JSON.
+    PAGES: part, (number, text, address, number of spans). SPANS: range of hashes, bytes of SPAN [spans].
+    RECORDS: part, JSON of its record.
+
+    ``numbered``: the number of a part, and its pieces as JSON.
     """
     part, pieces = numbered
     record, hashes = passes.new_record(), []
@@ -108,7 +115,7 @@ def filtered_elements(numbered: tuple[int, str], settings: Cleaning, ranges: int
 
 
 def repeats_by_part(_range: int, tables: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """The spans of a range of hashes that occurred before: part, their numbers in it as uint32 bytes."""
+    """Yield the spans of a range of hashes that occurred before: part, their numbers in it as uint32."""
     in_order = sorted((np.frombuffer(table, SPAN) for table in tables), key=lambda spans: spans["part"][0])
     repeated = passes.repeated_spans(in_order)
     parts, starts = np.unique(repeated["part"], return_index=True)

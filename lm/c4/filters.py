@@ -3,10 +3,10 @@
 A page is a list of lines. A filter maps it to the lines that remain, or to None when it drops the page.
 
 The order is that of TFDS's code, which made C4: filters of lines come first, so that a page is judged by the
-lines that remain. The paper's rules are about pages as they are: it removes any page with "lorem ipsum" or a
-curly bracket. Here, as in C4, such a page stays where the bracket stands in a line that an earlier filter
-drops, such as one without an end mark. Two parts are not C4's: py3langid identifies the language, not
-langdetect, and a regular expression finds sentences, not NLTK. docs/corpora.md says what differs.
+lines that remain. The paper's rules are about whole pages: any page with "lorem ipsum" or a curly bracket is
+removed. Here, as in C4, such a page is kept if the bracket is in a line that an earlier filter drops, such as
+one without terminal punctuation. Two parts differ from C4: py3langid identifies the language instead of
+langdetect, and a regular expression finds sentences instead of NLTK. docs/corpora.md says what differs.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ Unit = Literal["spans", "lines"]
 END_MARKS = (".", "?", "!", '"')
 POLICY = re.compile("terms of use|(?:privacy|cookie) policy|(?:uses|use of|use) cookies", re.IGNORECASE)
 CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
-IDENTIFIED = 2000  # of a page, to identify its language, which takes most of the time [characters]
+IDENTIFIED = 2000  # of a page, by which its language is identified, the slowest filter [characters]
 # An end mark, closing quotes or brackets, a blank, and something that can start a sentence.
 BOUNDARY = re.compile(r"(?<=[.?!])([\"')\]]*)\s+(?=[\"'(\[]*[A-Z0-9])")
 ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|cf|vs|etc|al|Fig|Eqs?|Sec|No|Vol|pp|Mrs?|Ms|Dr|St|Jr|[A-Z])\.$")
@@ -51,9 +51,9 @@ class Rules:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text, split where an end mark is followed by a blank and a capital or a digit.
+    """Return the sentences of a text, split where an end mark is followed by a blank and a capital or digit.
 
-    C4's were found by NLTK's Punkt, which learnt its abbreviations from text; these are a short list.
+    C4's were found by NLTK's Punkt, which learnt its abbreviations from text; here they are a short list.
     """
     parts, start = [], 0
     for boundary in BOUNDARY.finditer(text):
@@ -68,7 +68,10 @@ def ends_a_sentence(line: str) -> bool:
 
 
 def has_paragraphs(lines: Lines, count: int, length: int) -> bool:
-    """Whether there are ``count`` lines and the three longest have ``length`` characters; 0: any will do."""
+    """Return whether there are ``count`` lines, and the three longest have ``length`` characters, at least.
+
+    With ``count`` 0 it is always true.
+    """
     return not count or (len(lines) >= count and all(size >= length for size in sorted(map(len, lines))[-3:]))
 
 
@@ -78,7 +81,7 @@ def long_enough(lines: Iterable[str], rules: Rules) -> bool:
 
 
 def without_bad_words(words: Iterable[str], language: str) -> Callable[[str], bool]:
-    """A test that a text passes without any of the words, whole ones where the language has blanks."""
+    """Return a test that texts with any of the words fail; whole words count if the language has blanks."""
     phrases = "|".join(re.escape(word.strip()) for word in words if word.strip())
     if not phrases:
         return lambda text: True
@@ -102,17 +105,17 @@ def is_language(text: str, language: str, probability: float) -> bool:
 
 
 def lines_that(test: Callable[[str], bool]) -> Filter:
-    """Drops the lines that fail."""
+    """Return a filter that drops the lines that fail the test."""
     return lambda lines: [line for line in lines if test(line)]
 
 
 def no_line_that(test: Callable[[str], bool]) -> Filter:
-    """Drops a page with a line that passes."""
+    """Return a filter that drops a page with any line that passes the test."""
     return lambda lines: None if any(map(test, lines)) else lines
 
 
 def pages_that(test: Callable[[Lines], bool]) -> Filter:
-    """Drops a page whose lines together fail."""
+    """Return a filter that drops a page whose lines together fail the test."""
     return lambda lines: lines if test(lines) else None
 
 
@@ -122,8 +125,8 @@ def _bad_words(rules: Rules) -> Filter:
     return pages_that(lambda lines: test("\n".join(lines)))
 
 
-# In the order of TFDS. Those of lines stand between those of pages; "lorem-ipsum" and "curly-braces" drop
-# pages, by the lines that those before them leave.
+# In the order of TFDS. The filters of lines are between those of pages; "lorem-ipsum" and "curly-braces" drop
+# pages, by the lines that the filters before them leave.
 LINE_FILTERS: Mapping[str, Callable[[Rules], Filter]] = {
     "blanks": lambda rules: lambda lines: [text for line in lines if (text := line.strip())],
     "long-words": lambda rules: lines_that(
@@ -149,11 +152,14 @@ FILTERS: Mapping[str, Callable[[Rules], Filter]] = {
         lambda lines: is_language("\n".join(lines), rules.language, rules.probability)
     ),
 }
-DUPLICATES = "duplicates"  # the one filter that sees more than a page: span_hashes and without_spans
+DUPLICATES = "duplicates"  # the one filter that needs more than one page: span_hashes and without_spans
 
 
 def switched_off(names: Iterable[str]) -> tuple[str, ...]:
-    """The filters that ``names`` switch off; "all" stands for all but the language, as in the paper."""
+    """Return the filters that ``names`` switch off; "all" stands for all but the language, as in the paper.
+
+    SettingError with the nearest name if there is no such filter.
+    """
     names, choices = set(names), (*FILTERS, DUPLICATES, "all")
     for name in sorted(names - set(choices)):
         raise SettingError(f"there is no filter {name!r}{nearest(name, choices)}")
@@ -167,7 +173,10 @@ def filters(rules: Rules, names: Iterable[str]) -> Mapping[str, Filter]:
 def cleaned(
     lines: Lines, steps: Mapping[str, Filter], counts: Mapping[str, np.ndarray] | None = None
 ) -> Lines | None:
-    """What the filters leave, None if nothing; ``counts[name]`` grows by what each of them ``removed``."""
+    """Return the lines that the filters ``steps`` leave, None if there are none.
+
+    ``counts[name]`` grows by what each filter ``removed``.
+    """
     for name, step in steps.items():
         after = step(lines)
         if counts is not None and after is not lines:
@@ -179,7 +188,7 @@ def cleaned(
 
 
 def removed(before: Lines, after: Lines | None) -> np.ndarray:
-    """[pages, lines, characters]"""
+    """Return how many pages, lines and characters were removed, int64 [3]."""
     after = after or []
     characters = sum(map(len, before)) - sum(map(len, after))
     return np.array([not after, len(before) - len(after), characters], np.int64)
@@ -189,11 +198,11 @@ def removed(before: Lines, after: Lines | None) -> np.ndarray:
 
 
 def match_key(line: str) -> str:
-    """Equal for lines or sentences that count as the same."""
+    """Return a key that is equal for lines or sentences that count as duplicates."""
     return line.lower().strip()
 
 
-# how a line is split, and how many units make a span
+# the function that splits a line into units, and how many units make a span
 UNITS: Mapping[str, tuple[Callable[[str], list[str]], int]] = {
     "spans": (sentences, 3),
     "lines": (lambda line: [line] if line.strip() else [], 1),
@@ -201,7 +210,7 @@ UNITS: Mapping[str, tuple[Callable[[str], list[str]], int]] = {
 
 
 def span_hashes(lines: Lines, unit: Unit) -> np.ndarray:
-    """uint64 [spans]: of each span that starts with a unit of the page; a page of fewer units is one span."""
+    """Return the hash of the span from each unit on, uint64 [spans]; a page of fewer units is one span."""
     split, width = UNITS[unit]
     keys = [match_key(text) for line in lines for text in split(line)]
     spans = ["\n".join(keys[i : i + width]) for i in range(max(1, len(keys) - width + 1) if keys else 0)]
@@ -209,15 +218,15 @@ def span_hashes(lines: Lines, unit: Unit) -> np.ndarray:
 
 
 def repeated(hashes: np.ndarray) -> np.ndarray:
-    """[repeats] Where in uint64 [spans] stands what stood before, in order."""
+    """Return where ``hashes``, uint64 [spans], repeat an earlier one, in ascending order, int64 [repeats]."""
     order = np.argsort(hashes, kind="stable")
     return np.sort(order[1:][hashes[order[1:]] == hashes[order[:-1]]])
 
 
 def without_spans(lines: Lines, marked: np.ndarray, unit: Unit) -> Lines:
-    """The lines without the units that a span of bool ``marked`` [spans] covers.
+    """Return the lines without the units that a marked span covers; ``marked`` is bool [spans].
 
-    Of each text one copy stays: the first, unless a span before it in the corpus holds a part of it.
+    Of each text one copy is kept: the first, unless a span before it in the corpus holds a part of it.
     """
     split, width = UNITS[unit]
     covered = np.convolve(marked, np.ones(width, int)) > 0
@@ -237,12 +246,12 @@ def without_spans(lines: Lines, marked: np.ndarray, unit: Unit) -> Lines:
 
 
 def normalize_url(url: str) -> str:
-    """Without scheme, "www.", what only says where a reader came from, and slashes at the end."""
+    """Return the address without scheme, "www.", tracking parameters, and slashes at the end."""
     return re.sub(r"\?(?:utm_|ref|feed).*", "", re.sub(r"^https?://(?:www\.)?", "", url)).rstrip("/")
 
 
 def in_domains(url: str, domains: Collection[str]) -> bool:
-    """Whether the address's host, or a domain that it is part of, is listed."""
+    """Return whether the address's host, or a domain that it is part of, is listed."""
     host = re.split(r"[/?#]", normalize_url(url))[0].rpartition("@")[2].partition(":")[0].lower().split(".")
     return any(".".join(host[i:]) in domains for i in range(len(host)))
 

@@ -1,4 +1,4 @@
-"""Pages of text files, JSON lines and WET files (C4's own input), a part at a time; damage is named."""
+"""Read pages of text files, JSON lines and WET files (C4's own input), a part at a time; report damage."""
 
 import functools
 import gzip
@@ -14,11 +14,11 @@ from typing import BinaryIO, NamedTuple
 from lm.config.base import SettingError
 from lm.data.corpus.readers import BLANK_LINE, document, pieces
 
-# what one process reads at a time, of small sources less; a compressed file is never split [bytes]
+# most that one process reads at a time, less for small sources; a compressed file is never split [bytes]
 PART = 1 << 26
-PART_COUNT = 64  # of a source, if they have a mebibyte at least
+PART_COUNT = 64  # parts of a source, unless they would have less than a mebibyte
 LONGEST_PAGE = 1 << 27  # in JSON lines [bytes]
-FIELDS = 1_000  # no record of a WET file has as many headers
+FIELDS = 1_000  # most headers of a record of a WET file
 LONGEST_RECORD = 1 << 30  # in a WET file [bytes]
 
 
@@ -39,7 +39,10 @@ class Damage(NamedTuple):
 
 
 def find_parts(source: Path) -> list[list[Piece]]:
-    """The files below ``source`` by name, split and grouped into parts of equal size, at most PART."""
+    """Return the parts of a source: its files by name, split and grouped into parts of at most PART bytes.
+
+    SettingError if no file has an ending of READERS.
+    """
     paths = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
     usable = [path for path in paths if kind(path) and path.stat().st_size]
     if not usable:
@@ -57,14 +60,17 @@ def find_parts(source: Path) -> list[list[Piece]]:
 
 
 def kind(path: Path) -> str | None:
-    """The ending that says how to read a file; None if no reader does."""
+    """Return the ending, a key of READERS, that says how to read a file; None if there is no reader."""
     name = path.name.lower()
     end = Path(name.removesuffix(".gz")).suffix
     return end if end in READERS and not name.endswith(".txt.gz") else None
 
 
 def split_file(path: Path, part: int) -> Iterator[Piece]:
-    """Cut at the first mark behind each multiple of ``part``; compressed and WET files stay in one piece."""
+    """Yield the pieces of a file, cut at the first mark behind each multiple of ``part`` bytes.
+
+    Compressed and WET files stay in one piece.
+    """
     size, mark, cuts = path.stat().st_size, MARKS.get(path.suffix.lower()), [0]
     if mark and size > part:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -75,12 +81,12 @@ def split_file(path: Path, part: int) -> Iterator[Piece]:
 
 
 def read_pages(piece: Piece) -> Iterator[Page | Damage]:
-    """The pages of a piece that hold text, and what could not be read."""
+    """Yield the pages of a piece that hold text, and a Damage for what could not be read."""
     try:
         for page in READERS[kind(Path(piece.path)) or ""](piece):
             if isinstance(page, Damage):
                 yield page
-            elif page.text.strip():  # JSON may hold half characters
+            elif page.text.strip():  # JSON may hold lone surrogates
                 yield Page(*(text.encode(errors="replace").decode() for text in page))
     except (OSError, EOFError, zlib.error, SettingError) as error:
         yield Damage(piece.path, f"{error}; the rest of it is skipped")
@@ -91,7 +97,7 @@ def _decompressed(path: str) -> gzip.GzipFile | BinaryIO:
 
 
 def _lines(file: gzip.GzipFile | BinaryIO) -> Iterator[bytes]:
-    """The lines, cut to LONGEST_PAGE bytes: a longer one is not JSON."""
+    """Yield the lines, truncated to LONGEST_PAGE bytes: a longer one is not JSON."""
     for line in iter(lambda: file.readline(LONGEST_PAGE), b""):
         end = line
         while len(end) == LONGEST_PAGE and not end.endswith(b"\n"):
@@ -100,7 +106,7 @@ def _lines(file: gzip.GzipFile | BinaryIO) -> Iterator[bytes]:
 
 
 def text_pages(piece: Piece) -> Iterator[Page]:
-    """Documents cut as the corpus ``text:PATH`` cuts them."""
+    """Yield the documents of a text file as pages, split as the corpus ``text:PATH`` splits them."""
     for start, end, _ in pieces(Path(piece.path), piece.start, piece.end):
         yield Page(document(Path(piece.path), start, end), "")
 
@@ -128,7 +134,7 @@ def _lines_before(piece: Piece) -> int:
 
 
 def wet_pages(piece: Piece) -> Iterator[Page | Damage]:
-    """The records of WARC/1.0 (ISO 28500) that hold the text of a page."""
+    """Yield the records of WARC/1.0 (ISO 28500) that hold the text of a page, and damaged ones."""
     with _decompressed(piece.path) as file:
         number, lost = 1, False
         for line in _lines(file):

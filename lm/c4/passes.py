@@ -1,9 +1,11 @@
 """The three passes of `lm clean` over the parts of a crawl, each a function of files written before.
 
-1. Filter a part's pages and note the hashes of their spans, sorted. 2. For a range of hashes, find the spans
-that occurred before. 3. Take those out of a part and write its share of the dataset. What a pass has written
-appears complete and is not written again, so a killed command resumes; none holds more than a part or range.
-What each pass computes stands in functions without files, of which ``beam`` makes the same passes.
+1. Filter a part's pages and write the hashes of their spans, sorted.
+2. For a range of hashes, find the spans that occurred before.
+3. Remove those from a part and write its share of the dataset.
+
+Files appear complete and are not written again, so that a killed command resumes. No pass holds more than a
+part or a range in memory. The computations are functions without files, which ``lm.c4.beam`` uses too.
 """
 
 import bisect
@@ -28,12 +30,12 @@ from lm.data.corpus.tfds import serialized
 PAGE_FEATURES = tfds.features.FeaturesDict({"text": tfds.features.Text(), "url": tfds.features.Text()})
 BOTH_SPLITS = ("train", "validation")
 SPAN = np.dtype([("hash", "<u8"), ("part", "<u4"), ("number", "<u4")])
-LISTED_DAMAGES = 20  # so many damaged places are named; all are counted
+LISTED_DAMAGES = 20  # damaged places that are listed; all are counted
 
 
 @dataclasses.dataclass(frozen=True)
 class Cleaning:
-    """All that decides what is written."""
+    """All settings and inputs that decide what is written."""
 
     source: str
     files: str  # digest of names and contents, and of the lists of words and hosts
@@ -48,21 +50,24 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def spans_within(path: Path, field: str, bounds: tuple[int, int]) -> np.ndarray:
-    """SPAN [spans]: those of a table, sorted by ``field``, in which it is within bounds."""
+    """Return the spans, SPAN [spans], whose ``field``, by which the table is sorted, is within ``bounds``."""
     table = np.load(path, mmap_mode="r")
     first, last = (bisect.bisect_left(table, bound, key=lambda span: span[field]) for bound in bounds)
     return np.array(table[first:last])
 
 
 def new_record() -> dict[str, Any]:
-    """Of what ``filtered`` does to a part: counts by filter, damaged places, spans of what remains."""
+    """Return an empty record for ``filtered``: counts by filter, damaged places, spans of what remains."""
     return {"spans": 0, "damaged": 0, "damages": [], "counts": defaultdict(lambda: np.zeros(3, np.int64))}
 
 
 def filtered(
     settings: Cleaning, pieces: list[pages.Piece], record: dict[str, Any]
 ) -> Iterator[tuple[str, str, np.ndarray]]:
-    """(text, address, uint64 [spans]) of the pages that the filters leave; ``record`` grows by the others."""
+    """Yield (text, address, hashes of spans, uint64 [spans]) for each page that the filters leave.
+
+    What they remove, and damaged places, are counted in ``record``.
+    """
     rules, counts = settings.rules, record["counts"]
     steps = filters.filters(rules, (name for name in filters.FILTERS if name not in settings.without))
     domains = frozenset(Path(rules.domains).read_text("utf-8").lower().split()) if rules.domains else None
@@ -84,7 +89,10 @@ def filtered(
 
 
 def sorted_spans(part: int, hashes: list[np.ndarray]) -> np.ndarray:
-    """SPAN [spans], sorted by hash and by number where they are equal, of the uint64 [spans] of its pages."""
+    """Return the spans of a part, SPAN [spans], sorted by hash, equal ones by number.
+
+    ``hashes``: uint64 [spans] of each of its pages, in order.
+    """
     joined = np.concatenate([np.zeros(0, "<u8"), *hashes])
     spans = np.full(len(joined), part, SPAN)
     spans["number"] = np.argsort(joined, kind="stable")
@@ -93,13 +101,20 @@ def sorted_spans(part: int, hashes: list[np.ndarray]) -> np.ndarray:
 
 
 def repeated_spans(tables: Sequence[np.ndarray]) -> np.ndarray:
-    """SPAN: all but the first of each hash, sorted by part; the tables, a part each, are in order of part."""
+    """Return all spans but the first of each hash, SPAN [repeats], sorted by part.
+
+    ``tables``: the spans of each part, in order of part.
+    """
     spans = np.concatenate(tables)
     return spans[filters.repeated(spans["hash"])]
 
 
 def filter_part(work: Path, settings: Cleaning, part: int, pieces: list[pages.Piece]) -> None:
-    """pages/PART: [text, address, spans] a line; spans/PART: SPAN, sorted by hash; counts/PART."""
+    """Filter a part; write pages/PART, spans/PART.npy and counts/PART.json.
+
+    ``pages`` has [text, address, number of spans] in JSON a line, ``spans`` SPAN [spans] sorted by hash,
+    ``counts`` the record of ``filtered``.
+    """
     record, hashes = new_record(), []
     with files.atomic_file(work / "pages" / str(part)) as file:
         for text, url, of_page in filtered(settings, pieces, record):
@@ -111,14 +126,14 @@ def filter_part(work: Path, settings: Cleaning, part: int, pieces: list[pages.Pi
 
 
 def find_repeats(work: Path, bounds: tuple[int, int], number: int, parts: int) -> None:
-    """repeats/NUMBER: SPAN, sorted by part: each span whose hash is within bounds and occurred before."""
+    """Write repeats/NUMBER.npy: the spans whose hash is in ``bounds`` and occurred before, sorted by part."""
     tables = (work / "spans" / f"{part}.npy" for part in range(parts))
     with files.atomic_file(work / "repeats" / f"{number}.npy") as file:
         np.save(file, repeated_spans([spans_within(table, "hash", bounds) for table in tables]))
 
 
 def write_part(work: Path, settings: Cleaning, part: int, total: int) -> None:
-    """The shards of a part, out of the files of the passes before."""
+    """Write the shards of a part from the files of the passes before; ``total``: its number of spans."""
     repeated = np.zeros(total, bool)
     for path in (work / "repeats").glob("*.npy"):
         repeated[spans_within(path, "part", (part, part + 1))["number"]] = True
@@ -129,9 +144,9 @@ def write_part(work: Path, settings: Cleaning, part: int, total: int) -> None:
 def write_shards(
     work: Path, settings: Cleaning, part: int, rows: Iterable[Sequence], repeated: np.ndarray
 ) -> None:
-    """shards/SPLIT-PART, an array_record a split, and written/PART.json, their counts.
+    """Write shards/SPLIT-PART, an ArrayRecord file a split, and written/PART.json, their sizes and counts.
 
-    ``rows``: (text, address, number of spans) of each page in order; ``repeated``: bool [spans of all].
+    ``rows``: (text, address, number of spans) of each page in order. ``repeated``: bool [spans of all pages].
     """
     paths = {split: work / "shards" / f"{split}-{part}" for split in BOTH_SPLITS}
     drafts = {split: files.temporary_path(path) for split, path in paths.items()}
@@ -156,7 +171,7 @@ def write_shards(
 def unique_pages(
     rows: Iterable[Sequence], settings: Cleaning, repeated: np.ndarray, counts: dict[str, np.ndarray]
 ) -> Iterator[tuple[str, str]]:
-    """(text, address) of what remains of a part's pages without the repeated spans."""
+    """Yield (text, address) for each page that is left without the repeated spans; ``counts`` grows."""
     first, checks_length = 0, "sentences-per-page" not in settings.without
     for text, url, spans in rows:
         marked, first = repeated[first : first + spans], first + spans

@@ -18,27 +18,27 @@ from lm.objectives.denoising import Lengths
 BatchFunction = Callable[[int, slice], Batch]
 Item = TypeVar("Item")
 
-RECENT = 8  # calls for whole rows that last several steps, whose rows are kept
-AHEAD = 2  # batches prepared while the device works
+RECENT = 8  # calls whose whole rows are cached, where rows last several steps
+AHEAD = 2  # batches prefetched while the device works
 EPOCH = 2**63  # first key of the random numbers of an epoch, beyond those of the examples
 
 
 @dataclass(frozen=True)
 class Uncached:
-    """A dataclass that leaves its cached properties behind when it is sent to another process."""
+    """A dataclass that is pickled without its cached properties."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class RowSource(Protocol):
-    """What an objective or a task makes of the rows of batches; it can be sent to another process."""
+    """Makes batches of rows from their numbers, as an objective or a task defines them; it can be pickled."""
 
     @property
     def lengths(self) -> Lengths: ...
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        """Numbers of successive rows, counted through all epochs, int64 [B] -> their batch of B rows."""
+        """Return the batch of these B rows; ``numbers``, int64 [B], count the rows of all epochs."""
 
 
 Rows = TypeVar("Rows", bound=RowSource, covariant=True)
@@ -46,10 +46,10 @@ Rows = TypeVar("Rows", bound=RowSource, covariant=True)
 
 @dataclass(frozen=True)
 class Batches(Generic[Rows]):
-    """The batch function of training: ``batches(step, rows)`` are these rows of that step's global batch."""
+    """The batch function of training: ``batches(step, rows)`` returns rows of the step's global batch."""
 
     rows: Rows
-    batch_size: int  # of all hosts [rows]
+    batch_size: int  # global, over all hosts [rows]
 
     def __post_init__(self) -> None:
         check_size(self.batch_size)
@@ -64,11 +64,14 @@ class Batches(Generic[Rows]):
 
 @dataclass(frozen=True)
 class LastingRows(Uncached, Generic[Rows]):
-    """Rows that last several steps: each reads the next part, with the recurrent state of the one before."""
+    """Rows that last several steps, for truncated backpropagation through time.
+
+    Each step reads the next part of a row and continues from the recurrent state of the part before.
+    """
 
     rows: Rows  # as long as all parts together
     lengths: Lengths  # of a part
-    batch_size: int  # of all hosts [rows]
+    batch_size: int  # global, over all hosts [rows]
     steps: int  # parts of a row
 
     def __call__(self, numbers: np.ndarray) -> Batch:
@@ -79,7 +82,7 @@ class LastingRows(Uncached, Generic[Rows]):
 
     @functools.cached_property
     def whole(self) -> Callable[[tuple[int, ...]], Batch]:
-        """The whole rows of these numbers; those of the last calls are kept for the next parts."""
+        """Return the whole rows with these numbers; the last calls are cached for the parts that follow."""
         return functools.lru_cache(maxsize=RECENT)(lambda numbers: self.rows(np.array(numbers, np.int64)))
 
 
@@ -89,7 +92,7 @@ def check_size(batch_size: int) -> None:
 
 
 def in_parts(rows: Sequence[Item], batch_size: int) -> list[list[Item]]:
-    """``rows``, which need not know slices, in batches for evaluation."""
+    """Return ``rows``, which need not support slices, in batches for evaluation; the last may be smaller."""
     check_size(batch_size)
     starts = range(0, len(rows), batch_size)
     return [[rows[i] for i in range(start, min(start + batch_size, len(rows)))] for start in starts]
@@ -99,23 +102,23 @@ def in_parts(rows: Sequence[Item], batch_size: int) -> list[list[Item]]:
 
 
 def uniforms(seed: np.ndarray | int, rows: np.ndarray, count: int, length: int) -> np.ndarray:
-    """float32 [B,count,length] in [0, 1): those of row r are ``Generator(Philox(key=[seed, r]))``'s.
+    """Return uniform random numbers in [0, 1), float32 [B,count,length].
 
-    So an example depends on its seed and number alone, and not on its batch, host or worker. Rows may have
-    seeds of their own, int64 [B].
+    Those of row r are drawn by ``Generator(Philox(key=[seed, r]))``, so that an example depends on its seed
+    and number alone, and not on its batch, host or worker. Rows may have seeds of their own, int64 [B].
     """
     bits = np.random.Philox(key=[0, 0])
     random, state = np.random.Generator(bits), bits.state
     numbers = np.empty((len(rows), count, length), np.float32)
     for key, out in zip(np.stack(np.broadcast_arrays(seed, rows), axis=1), numbers, strict=True):
-        state["state"]["key"][:] = key  # a new state is six times as fast to set as a new generator to make
+        state["state"]["key"][:] = key  # setting a state is six times as fast as making a new generator
         bits.state = state
         random.random(out=out, dtype=np.float32)
     return numbers
 
 
 def generator(seed: int, epoch: int) -> np.random.Generator:
-    """Of an epoch's order."""
+    """Return the random generator that draws the order of an epoch."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, EPOCH + epoch], np.uint64)))
 
 
@@ -125,7 +128,10 @@ def _order(seed: int, epoch: int, count: int) -> np.ndarray:
 
 
 def shuffled(numbers: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Row numbers, counted through all epochs -> which of ``count`` items each is: all once an epoch."""
+    """Return the item of each row, int64 [B]: every epoch has all ``count`` items once, in its own order.
+
+    ``numbers``: the rows, counted through all epochs, int64 [B].
+    """
     epochs = numbers // count
     items = np.empty(len(numbers), np.int64)
     for epoch in np.unique(epochs).tolist():
@@ -137,16 +143,17 @@ def shuffled(numbers: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 
 def _of_host(batches: BatchFunction, rows: Sequence[slice], step: int) -> Batch:
-    """This host's rows of the step's batch."""
+    """Return this host's rows of the step's batch."""
     return concatenate([batches(int(step), part) for part in rows])
 
 
 def stream(
     batches: BatchFunction, start: int, stop: int, *, rows: Sequence[slice] = (slice(None),), workers: int = 0
 ) -> Iterator[Batch]:
-    """``rows`` of the batches of steps start to stop - 1, prepared by a thread or by ``workers`` processes.
+    """Yield ``rows`` of the batches of steps start to stop - 1.
 
-    With workers the calling script needs its ``if __name__ == "__main__":``, since they import it.
+    A thread prefetches them, or ``workers`` processes. With workers the calling script needs its
+    ``if __name__ == "__main__":``, since they import it. SettingError if ``workers`` is negative.
     """
     if workers < 0:
         raise SettingError(f"data.workers={workers} should be 0 or more [processes]")

@@ -1,4 +1,4 @@
-"""Which settings of data go together: refused by name before any work is done."""
+"""Checks that the settings of data go together, before any work is done; errors name the setting."""
 
 from lm.config.base import SettingError, nearest
 from lm.data.packing import ARCHITECTURES, ENCODER_DECODERS
@@ -10,7 +10,10 @@ ONE_FOR_ONE = ("masks", "masks-or-random", "masks-random-or-same")
 
 
 def check_architecture(architecture: str, seed: int = 0, writes: bool = False) -> None:
-    """Of any batches; ``writes``: of those whose model answers in words."""
+    """Raise SettingError for an unknown architecture or a seed out of range.
+
+    ``writes``: the model has to answer in words, so that an encoder is an error too.
+    """
     if architecture not in ARCHITECTURES:
         raise SettingError(
             f"model.architecture={architecture!r} is unknown{nearest(architecture, ARCHITECTURES)}"
@@ -22,7 +25,7 @@ def check_architecture(architecture: str, seed: int = 0, writes: bool = False) -
 
 
 def _needs() -> list[tuple[str, str, str, tuple[str, ...]]]:
-    """A choice of the objective, and the choices of another setting that it allows, by all noises."""
+    """Return rows (setting, value, other setting, values of that one that go with it) of an objective."""
     anywhere = tuple(name for name, noise in NOISES.items() if not noise.bounded)
     infilled = tuple(name for name, noise in NOISES.items() if noise.infill)
     return [
@@ -37,7 +40,7 @@ def _needs() -> list[tuple[str, str, str, tuple[str, ...]]]:
 
 
 def check_objective(objective: Objective, architecture: str, vocabulary: Vocabulary) -> None:
-    """The choices within an objective, and its fit with architecture and vocabulary."""
+    """Raise SettingError if an objective contradicts itself, the architecture or the vocabulary."""
     for field, value, other, allowed in _needs():
         chosen = getattr(objective, other)
         if getattr(objective, field) == value and chosen not in allowed:
@@ -63,7 +66,10 @@ def check_objective(objective: Objective, architecture: str, vocabulary: Vocabul
 
 
 def check_symbols(vocabulary: Vocabulary, names: list[str], architecture: str) -> None:
-    """Special tokens: ``names``, and those that frame what an encoder reads, or end what others do."""
+    """Raise SettingError if the vocabulary lacks a special token.
+
+    Needed are ``names``, and CLS and SEP of an encoder, EOS of all other architectures.
+    """
     names = [*names, "cls", "sep"] if architecture == "encoder" else [*names, "eos"]
     if lacking := [name for name in names if getattr(vocabulary, name) is None]:
         tokens, least = ", ".join(lacking), 5 if "extract" in lacking else 2

@@ -1,10 +1,10 @@
-"""Rows of labelled tasks -> features and labels for a head, and a head's outputs -> what metrics compare.
+"""Turn rows of labelled tasks into features and labels for a head, and its outputs into what metrics compare.
 
-A row reads [CLS] A [SEP] B [SEP] for an encoder, A <eos> B <eos> for all others, whose head reads the last
+A row is [CLS] A [SEP] B [SEP] for an encoder, A <eos> B <eos> for all others, whose head reads the last
 token; a published tokenizer puts its own tokens around texts, as RoBERTa's <s> A </s></s> B </s>. Both sides
 of an encoder-decoder read the same, unshifted (Lewis et al. 2020, section 3.1). A decoder may read START A
 DELIM B EXTRACT instead, and its head EXTRACT (Radford et al. 2018, section 3.3). Words whose labels or places
-matter are encoded one by one: for most tokenizers that gives the pieces of the whole text.
+matter are encoded one by one: for most tokenizers that gives the same tokens as encoding the whole text.
 """
 
 import functools
@@ -28,14 +28,14 @@ from lm.objectives.denoising import Lengths
 from lm.tokenizers.tokenizer import PAD, Layout, Vocabulary
 
 WORD = re.compile(r"\w+|[^\w\s]")  # answers in a context begin and end with a word or a punctuation mark
-ANSWER_WORDS = 30  # words; in the code of Devlin et al. 2019 pieces
-SHORTEST_ROW = 8  # tokens
-GPT_MARKS = ("start", "delim", "extract")  # the tokens of its layout
-NONE = -1  # the label of a word that was cut off or has no pieces
+ANSWER_WORDS = 30  # longest answer [words]; Devlin et al. 2019 count it in tokens (in their code)
+SHORTEST_ROW = 8  # [tokens]
+GPT_MARKS = ("start", "delim", "extract")  # the special tokens of GPT's layout
+NONE = -1  # predicted label of a word that was cut off or has no tokens
 
 
 class RowFrame(NamedTuple):
-    """The ids around the texts of a row."""
+    """The special tokens, as ids, around the texts of a row."""
 
     begin: tuple[int, ...]
     between: tuple[int, ...]  # behind each text but the last
@@ -44,7 +44,7 @@ class RowFrame(NamedTuple):
 
 
 class Framed(NamedTuple):
-    """A row of tokens and their types, and where in it the last part of the text begins and ends."""
+    """A row of tokens and token types, int32 [tokens], and where in it the last text begins and ends."""
 
     tokens: np.ndarray
     types: np.ndarray
@@ -53,20 +53,20 @@ class Framed(NamedTuple):
 
 
 class Words(NamedTuple):
-    """The words of the last part of a row; where each begins and ends in the row, int [words]."""
+    """The words of the last text of a row, and where the tokens of each begin and end in it, int [words]."""
 
     row: Framed
     begin: np.ndarray
     end: np.ndarray
-    spans: list[tuple[int, int]]  # where each stands in a context [characters)
+    spans: list[tuple[int, int]]  # span of each word in the context, end excluded [characters]
 
     def visible(self, pieces: np.ndarray) -> np.ndarray:
-        """bool [words]: the word has pieces, and that at this place is in the row."""
+        """Return whether each word has tokens and the one at index ``pieces`` is in the row, bool [words]."""
         return (self.end > self.begin) & (pieces < self.row.end)
 
 
 class LabelledExample(NamedTuple):
-    """One row or, of a choice, one for each candidate; their label [...] and its weight [...]."""
+    """An example: one row or, for a choice, one for each candidate; its label [...] and loss weight [...]."""
 
     rows: list[Framed]
     label: Any
@@ -74,7 +74,7 @@ class LabelledExample(NamedTuple):
 
 
 def shortened(sizes: Sequence[int], room: int) -> list[int]:
-    """One part or two, of which the longest loses its end until both fit."""
+    """Return the lengths to which one or two texts are truncated, longest first, to fit ``room`` tokens."""
     if len(sizes) == 1:
         return [min(sizes[0], room)]
     first = min(sizes[0], max(room - sizes[1], (room + 1) // 2))
@@ -83,9 +83,12 @@ def shortened(sizes: Sequence[int], room: int) -> list[int]:
 
 @functools.lru_cache(maxsize=100_000)
 def word_pieces(vocabulary: Vocabulary, lead: str, word: str) -> tuple[int, ...]:
-    """A word behind the character ``lead``: behind a blank, which most tokenizers read into the word, as it
-    is; else as the pieces that follow those of ``lead``, since a word may have other pieces within text than
-    alone."""
+    """Return the token ids of a word that follows the character ``lead``.
+
+    A word may have other tokens within a text than alone: it has those that follow the tokens of ``lead``.
+    After a blank, which most tokenizers make a part of the word, all tokens are the word's. Where the tokens
+    of ``lead`` change before the word, the word is encoded alone.
+    """
     whole, head = vocabulary.encode(lead + word), vocabulary.encode(lead) if lead.strip() else []
     follows = len(whole) > len(head) and whole[: len(head)] == head
     return tuple(whole[len(head) :] if follows else vocabulary.encode(word))
@@ -93,7 +96,7 @@ def word_pieces(vocabulary: Vocabulary, lead: str, word: str) -> tuple[int, ...]
 
 @dataclass(frozen=True)
 class Reader:
-    """From a task's rows to examples, and from a head's outputs to answers."""
+    """Turns a task's rows into examples for a head, and the head's outputs into answers."""
 
     task: LabelledTask
     vocabulary: Vocabulary
@@ -128,9 +131,14 @@ class Reader:
         return LabelledExample(rows, target if known else 0, float(known))
 
     def answer(self, row: Row, output: np.ndarray) -> Any:
-        """classes [classes], choice [C]: the highest; regression []: the number; tokens [L,classes]: the
-        classes of all words, NONE for one that was cut off; span [2,L]: the text of the best place in the
-        context."""
+        """Return the answer to a row that the output of a head gives, by the kind of the task.
+
+        - classes [classes] or choice [C]: the index of the highest logit.
+        - regression []: the number.
+        - tokens [L,classes]: the class of each word, NONE for one that was cut off.
+        - span [2,L]: the text of the span of at most ANSWER_WORDS words with the highest sum of its two
+          logits; "" if no word of the context is in the row.
+        """
         if self.task.kind == "regression":
             return float(output)
         if self.task.kind in ("classes", "choice"):
@@ -163,7 +171,7 @@ class Reader:
             return RowFrame(*affixes)
         if self.architecture == "encoder":
             return RowFrame((self.vocabulary.cls,), sep, sep)
-        return RowFrame(affixes.before if affixes else (), eos, eos)  # of Llama only <s> before it
+        return RowFrame(affixes.before if affixes else (), eos, eos)  # before: <s> for Llama
 
     def _framed(self, parts: Sequence[np.ndarray]) -> Framed:
         begin, between, end, second_type = self._frame
@@ -180,7 +188,7 @@ class Reader:
         return Framed(tokens, types, len(tokens) - len(pieces[-1]), len(tokens) - len(end))
 
     def _words(self, row: Row) -> Words:
-        """The last part of the text, word by word."""
+        """Return the words of the row's last text, which is one text or a list of words."""
         *before, words = self.task.texts(row)
         leads, spans = ["", *[" "] * (len(words) - 1)], []
         if isinstance(words, str):
@@ -195,7 +203,7 @@ class Reader:
         return Words(framed, end - counts, end, spans)
 
     def _labels(self, words: Words, target: Sequence[int] | None) -> LabelledExample:
-        """The first piece of each word has its label."""
+        """Return the example in which the first token of each word has the word's label."""
         labels, weights = np.zeros(self.length, np.int32), np.zeros(self.length, np.float32)
         if target is None:
             return LabelledExample([words.row], labels, weights)
@@ -206,7 +214,10 @@ class Reader:
 
     @staticmethod
     def _span(words: Words, answer: tuple[int, int] | None) -> LabelledExample:
-        """First and last piece of the words that the answer touches; weight 0 unless all are in the row."""
+        """Return the example whose label is the first and last token of the words that overlap the answer.
+
+        Its weight is 0 unless all are in the row. ``answer``: its [start, end) in the context [characters].
+        """
         start, stop = answer or (0, 0)
         touched = [i for i, (begin, end) in enumerate(words.spans) if begin < stop and end > start]
         touched = [i for i in touched if words.end[i] > words.begin[i]]
@@ -215,7 +226,7 @@ class Reader:
         return LabelledExample([words.row], [words.begin[touched[0]], words.end[touched[-1]] - 1], 1.0)
 
     def batch(self, rows: Sequence[Row], size: int) -> Batch:
-        """A batch of ``size`` rows, those behind ``rows`` being padding, with their ``labels``."""
+        """Return a batch of ``size`` examples with their labels; those beyond ``rows`` are padding."""
         examples = [self.example(row) for row in rows]
         choices = len(examples[0].rows)
         tokens, types = (np.full((size * choices, self.length), PAD, np.int32) for _ in range(2))
@@ -234,18 +245,18 @@ class Reader:
         )
 
     def _sides(self, tokens: np.ndarray, types: np.ndarray, text: np.ndarray) -> Batch:
-        """Each side that the architecture has, which reads the same."""
+        """Return a batch in which each side that the architecture has reads the same tokens [B,L]."""
         positions = np.arange(self.length, dtype=np.int32) * text
         side = Side(tokens=tokens, segment_ids=text, positions=positions)
         if self.architecture == "encoder":
             return Batch(encoder=replace(side, token_types=types))
         if self.architecture == "prefix-decoder":
-            side = replace(side, causal_attention=text)  # all of the text sees all of it
+            side = replace(side, causal_attention=text)  # bidirectional: all of the text is prefix
         return Batch(encoder=None if self.architecture in DECODERS else side, decoder=side)
 
 
 def _padded_rows(values: np.ndarray, size: int) -> np.ndarray:
-    """Values [N,...] -> [size,...], with zeros behind them."""
+    """Return the values [N,...] padded with zeros to [size,...]."""
     padded = np.zeros((size, *values.shape[1:]), values.dtype)
     padded[: len(values)] = values
     return padded
@@ -253,7 +264,7 @@ def _padded_rows(values: np.ndarray, size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Labelled:
-    """Every row of a labelled task once an epoch, each epoch in an order of its own."""
+    """Rows of a labelled task for training: all of them once an epoch, each epoch in an order of its own."""
 
     reader: Reader
     rows: Sequence[Row]
@@ -276,5 +287,5 @@ class Labelled:
 
 
 def labelled_eval_batches(reader: Reader, rows: Sequence[Row], batch_size: int) -> list[Batch]:
-    """All rows in order; the last batch is filled up with padding, whose labels have no weight."""
+    """Return all rows in order; the last batch is filled up with padding, whose labels have no weight."""
     return [reader.batch(part, batch_size) for part in in_parts(rows, batch_size)]

@@ -1,8 +1,8 @@
-"""Content tokens: which predictions say something about a text, and how well no context predicts them.
+"""Content tokens, whose predictions say something about a text, and the unigram loss on them as a baseline.
 
 A target is content unless it is a sentinel, an EOS, or shown at the same place by the inputs: an unchanged
-word of a text that is written again, or the prefix of a prefix decoder. Batches mark them, bool [B,T], in
-the decoder's ``content`` or, of an encoder, in its own: its hidden tokens. In the answers to a task all
+word of a text that is reconstructed, or the prefix of a prefix decoder. ``Side.content``, bool [B,T], marks
+them in the decoder or, if there is none, in the encoder: its masked tokens. In the answers to a task all
 tokens but EOS are content.
 """
 
@@ -14,21 +14,22 @@ import numpy as np
 from lm.batch import Batch
 from lm.tokenizers.tokenizer import Vocabulary
 
-TOP = 10  # of the most frequent pieces, which a model that does not yet learn from its context predicts
+TOP = 10  # most frequent tokens, which a model predicts that does not yet use the context
 
 
 class WithoutContext(NamedTuple):
-    """What a model reaches on content tokens that knows how frequent each piece is, and nothing else."""
+    """The unigram baseline: what a model reaches on content tokens that knows token frequencies only."""
 
-    loss: float  # nats a content token
-    frequent: np.ndarray  # int32 [TOP]: the most frequent pieces; -1 where there are fewer
+    loss: float  # [nats per content token]
+    frequent: np.ndarray  # int32 [TOP]: the most frequent tokens; -1 where there are fewer
 
 
 def without_context(batches: Sequence[Batch], vocabulary: Vocabulary, text: np.ndarray) -> WithoutContext:
-    """Of the content of held-out ``batches``; ``text`` int [tokens]: what they are made of, to count pieces.
+    """Return the unigram baseline on the content tokens of held-out ``batches``.
 
-    The loss is the entropy of single pieces plus the surprise that a word comes next and no sentinel. Counted
-    in a few thousand content tokens the entropy would be too low, the more so the fewer an objective has.
+    The loss is the unigram cross-entropy plus the surprise that a content token comes next and no sentinel.
+    Frequencies are counted in ``batches`` and in ``text``, int [tokens], which they are made of: in a few
+    thousand content tokens alone the entropy would be too low, the more so the fewer an objective has.
     """
     sides = [batch.encoder if batch.decoder is None else batch.decoder for batch in batches]
     names = ("targets", "content", "segment_ids")
@@ -44,9 +45,10 @@ def without_context(batches: Sequence[Batch], vocabulary: Vocabulary, text: np.n
 
 
 def _surprise(content: np.ndarray, sentinels: np.ndarray, segments: np.ndarray) -> float:
-    """Nats a content token: that it is none of the ``sentinels``, given whether the target before it is one.
+    """Return the surprise that a content token is no sentinel, given whether the target before it is one.
 
-    0.28 of i.i.d. noise at 15 %, where 15 % of the words follow a word, and each of these costs -ln 0.15.
+    It is in nats per content token; all arrays are bool or int [B,T]. For i.i.d. noise at 15 % it is 0.28:
+    15 % of the words follow a word, and each of these costs -ln 0.15.
     """
     either = content | sentinels
     follows = either[:, 1:] & either[:, :-1] & (segments[:, 1:] == segments[:, :-1])

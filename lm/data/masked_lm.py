@@ -1,6 +1,6 @@
-"""Rows of an encoder: running text or pairs of pieces, in which some tokens are hidden and predicted.
+"""Rows of masked language modeling for encoders, of running text or of pairs of segments.
 
-A row reads [CLS] text [SEP], its text running on through the documents with a [SEP] between two (RoBERTa's
+A row is [CLS] text [SEP], its text running on through the documents with a [SEP] between two (RoBERTa's
 full sentences: Liu et al. 2019, section 4.2); or [CLS] A [SEP] B [SEP], where A and B are cut from one
 document. Half of the pairs are changed, and the model classifies which: next-sentence (Devlin et al. 2019)
 takes B from another document, sentence-order (Lan et al. 2020) puts B first.
@@ -19,28 +19,28 @@ from lm.objectives.denoising import Lengths
 from lm.objectives.formatting import INPUTS, split_points
 from lm.tokenizers.tokenizer import PAD
 
-CHANGED = 0.5  # share of pairs that are not as in the text [Devlin et al. 2019, 3.1; Lan et al. 2020, 3.1]
+CHANGED = 0.5  # probability that a pair is changed [Devlin et al. 2019, 3.1; Lan et al. 2020, 3.1]
 
 
 class Pair(NamedTuple):
-    """Of each row two stretches of the text, int64 [B,2]; the second is empty where there is one piece."""
+    """The one or two pieces of text of each row, int64 [B,2]; of a single piece, the second is empty."""
 
     starts: np.ndarray
     lengths: np.ndarray
 
 
 class Shown(NamedTuple):
-    """The texts of rows, before any of it is hidden."""
+    """The texts of rows before masking."""
 
     text: np.ndarray  # int32 [B,raw]: the first piece, the second, and then whatever follows
     lengths: np.ndarray  # of both pieces, int64 [B,2]
     changed: np.ndarray  # bool [B]: the pair is not as in the text
-    at: np.ndarray  # their rows in the batch, int64 [B]
+    at: np.ndarray  # their indices in the batch, int64 [B]
 
 
 @dataclass(frozen=True)
 class Masked:
-    """Every segment once an epoch, one a row."""
+    """Rows of masked language modeling: each has one segment, and every segment comes once an epoch."""
 
     reading: CorpusReading
 
@@ -48,14 +48,14 @@ class Masked:
     def lengths(self) -> Lengths:
         return self.reading.lengths
 
-    kind = SEGMENTS  # what is counted of a window
+    kind = SEGMENTS  # the kind of row that is counted in a window
 
     @property
     def paired(self) -> bool:
         return self.reading.objective.pairs != "none"
 
     def rows_of_epoch(self, most: int) -> int:
-        """Of the first epoch of a corpus in one stream, at most ``most``."""
+        """Return how many rows the first epoch has, at most ``most``; the corpus is read in one stream."""
         return self.reading.rows_of_epoch(most, self.reading.segments_of, self.kind)
 
     def __call__(self, numbers: np.ndarray) -> Batch:
@@ -79,11 +79,11 @@ class Masked:
         return Shown(pairs.read(pair), pair.lengths, changed, rows.at)
 
     def _noise(self, shown: Shown, u: np.ndarray) -> np.ndarray:
-        """bool [B,raw]; a [SEP] between documents is never hidden."""
+        """Return the corruption mask, bool [B,raw]; a [SEP] between documents is never masked."""
         objective, vocabulary, starts = self.reading.objective, self.reading.vocabulary, None
         text = shown.text
         between = text == vocabulary.sep
-        if objective.corruption.on_words:  # and a piece or a document begins one, whatever came before it
+        if objective.corruption.on_words:  # a piece or a document begins a word, whatever comes before it
             second = np.arange(self.lengths.raw) == shown.lengths[:, :1]
             starts = vocabulary.word_starts[text] | second | between
             starts[:, 1:] |= between[:, :-1]
@@ -113,25 +113,25 @@ class Masked:
             loss_weights=(words & noise).astype(np.float32),
             content=words & noise,
         )
-        # The discriminator judges every token.
+        # ELECTRA's discriminator judges every token of the row.
         judged = row.astype(np.float32) if objective.targets == "replaced" else None
         return Batch(encoder=side, text_loss_weights=judged)
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """What pieces of the documents of a window rows consist of."""
+    """Draws the one or two pieces of text of each row from the documents of one window."""
 
     corpus: Corpus
     raw: int
 
     def alone(self, segments: np.ndarray) -> tuple[Pair, np.ndarray]:
-        """Segments [B] as they are."""
+        """Return the segments [B] as single pieces, and that none is changed, bool [B]."""
         pair = Pair(*(values[segments, None] * np.array([1, 0]) for values in self.corpus.segments[:2]))
         return pair, np.zeros(len(segments), bool)
 
     def read(self, pair: Pair) -> np.ndarray:
-        """int32 [B,raw]: the first piece, the second, and then whatever follows."""
+        """Return the text of pairs, int32 [B,raw]: the first piece, the second, and then whatever follows."""
         positions = np.arange(self.raw)
         first, second = pair.starts[:, :1], pair.starts[:, 1:] - pair.lengths[:, :1]
         if pair.lengths[:, 1].any():
@@ -143,10 +143,11 @@ class Pieces:
         return split_points(self.read(self.alone(segments)[0]), lengths, u, self.corpus.vocabulary)
 
     def of(self, segments: np.ndarray, u: np.ndarray) -> tuple[Pair, np.ndarray]:
-        """Segments [B], uniforms [B,4 or more] -> their pieces, and which pairs are not as in the text.
+        """Return the pairs that the segments [B] are split into, and which of them are changed, bool [B].
 
-        The numbers: where it is cut, whether it is changed, what by, where that is cut. The label of changed
-        pairs is 1: of next-sentence as in the code of BERT, where 0 is "is next".
+        The uniform numbers u [B,4 or more] of a pair draw where the segment is split, whether the pair is
+        changed, which segment replaces the second piece, and where that one is split. The label of changed
+        pairs is 1; for next-sentence that is as in BERT's code, where 0 is "is next".
         """
         begin, length = self.corpus.segments.starts[segments], self.corpus.segments.lengths[segments]
         cut, changed = self._split_points(segments, u[:, 0]), u[:, 1] < CHANGED
@@ -157,12 +158,12 @@ class Pieces:
             return Pair(*swapped), changed
         place, room = self._elsewhere(segments, u[:, 2:])
         starts[:, 1] = np.where(changed, place, starts[:, 1])
-        # of true pairs too, or short ones would give away the others
+        # true pairs too are cut to this room, or short second pieces would give away the changed ones
         lengths[:, 1] = np.minimum(lengths[:, 1], room)
         return Pair(starts, lengths), changed
 
     def _elsewhere(self, segments: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """[B]: where in another document a second piece could begin, and how much of the document follows."""
+        """Return a random position in another document, and how many of its tokens follow, both int64 [B]."""
         documents = self.corpus.segments.documents  # ascending, so that those of one document are neighbours
         low, high = (np.searchsorted(documents, documents[segments], side=side) for side in ("left", "right"))
         other = (u[:, 0] * (len(documents) - high + low)).astype(np.int64)

@@ -1,9 +1,9 @@
-"""Ragged examples -> a batch, several examples to a row where they fit.
+"""Pack ragged examples into a batch, several examples to a row where they fit.
 
 Names and rules are those of seqio's converters, but every batch is written as a packed one: a row with one
 example is a row with one segment. Segment 0 is padding; segments count from 1, positions from 0 in each
 segment; the decoder reads the targets shifted right by one within each segment, beginning with padding, T5's
-start token, until ``with_start`` puts that of another model there.
+start token, which ``with_start`` replaces by that of another model.
 """
 
 from collections.abc import Sequence
@@ -24,20 +24,20 @@ ARCHITECTURES = (*ENCODER_DECODERS, *DECODERS, "encoder")
 
 
 class Ragged(NamedTuple):
-    """Sequences from the left, then padding, which only ``lengths`` tells from text."""
+    """A ragged batch: sequences padded on the right; only ``lengths`` tells padding from text."""
 
     tokens: np.ndarray  # int32 [B,L]
     lengths: np.ndarray  # int32 [B]
-    content: np.ndarray  # bool [B,L]: content tokens, if they are to be predicted
+    content: np.ndarray  # bool [B,L]: the tokens that are content where they are predicted
 
     @property
     def mask(self) -> np.ndarray:
-        """bool [B,L]: the tokens that are no padding."""
+        """Return the padding mask, bool [B,L], True on tokens that are no padding."""
         return length_mask(self.lengths, self.tokens.shape[1])
 
 
 class Marked(NamedTuple):
-    """Token ids without EOS, and which of them are content; of ids alone, all are."""
+    """Token ids without EOS, and which of them are content; where only ids are given, all are."""
 
     ids: Sequence[int] | np.ndarray  # [L]
     content: np.ndarray  # bool [L]
@@ -47,9 +47,9 @@ Ids = Sequence[int] | np.ndarray | Marked
 
 
 def ragged(sequences: Sequence[Ids], room: int, frame: TextFrame = T5_FRAME) -> Ragged:
-    """Token ids alone -> [B,L] with those of ``frame`` before and behind them.
+    """Return the sequences as a ragged batch, with the special tokens of ``frame`` around each of them.
 
-    What exceeds ``room`` is cut off before the EOS.
+    A sequence longer than ``room``, EOS included, loses its end but keeps its EOS.
     """
     marked = [_marked(ids, frame.before) for ids in sequences]
     lengths = np.array([min(len(ids), room - 1) for ids, _ in marked], np.int32) + 1
@@ -62,7 +62,7 @@ def ragged(sequences: Sequence[Ids], room: int, frame: TextFrame = T5_FRAME) -> 
 
 
 def _marked(ids: Ids, before: tuple[int, ...]) -> Marked:
-    """Ids and what of them is content, behind the ids ``before``, which are not."""
+    """Return ``ids`` with their content mask, behind the ids ``before``, which are no content."""
     ids, content = ids if isinstance(ids, Marked) else Marked(ids, np.ones(len(ids), bool))
     if not before:
         return Marked(ids, content)
@@ -70,7 +70,7 @@ def _marked(ids: Ids, before: tuple[int, ...]) -> Marked:
 
 
 def join_sides(inputs: Ragged, targets: Ragged) -> Ragged:
-    """[B,S] and [B,T] -> [B,L]: the inputs of each example followed by its targets."""
+    """Return the inputs [B,S] of each example followed by its targets [B,T], as one ragged batch [B,L]."""
     kept = np.flatnonzero(np.concatenate([inputs.mask, targets.mask], axis=1))
     lengths = inputs.lengths + targets.lengths
     shape = (len(lengths), int(lengths.max(initial=0)))
@@ -82,9 +82,10 @@ def join_sides(inputs: Ragged, targets: Ragged) -> Ragged:
 
 
 def fill_rows(sizes: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """sizes [examples, sides], room [sides] -> [rows + 1]: each row's first example, then their number.
+    """Return the first example of each row, and last the number of examples, int64 [rows + 1].
 
-    Examples stay in order, and the first that does not fit, on one side or another, begins the next row.
+    ``sizes`` [examples, sides] and ``room`` [sides] are in tokens. Examples stay in order: the first that
+    does not fit, on any side, begins the next row. SettingError if an example exceeds a whole row.
 
     >>> fill_rows(np.array([[3], [4], [2], [5]]), np.array([8])).tolist()
     [0, 2, 4]
@@ -103,12 +104,12 @@ def fill_rows(sizes: np.ndarray, room: np.ndarray) -> np.ndarray:
 
 
 def row_length(architecture: str, lengths: Lengths) -> int:
-    """Tokens of a decoder's row: the targets, after the inputs where there is no encoder for them."""
+    """Return the length of a decoder's row: that of targets, and of inputs where no encoder reads them."""
     return lengths.inputs + lengths.targets if architecture in DECODERS else lengths.targets
 
 
 def row_room(architecture: str, lengths: Lengths) -> np.ndarray:
-    """[sides]: the room of a row for ``fill_rows``."""
+    """Return the capacity of a row for ``fill_rows``, [sides], in tokens."""
     side = row_length(architecture, lengths)
     return np.array([lengths.inputs, side] if architecture in ENCODER_DECODERS else [side])
 
@@ -116,12 +117,15 @@ def row_room(architecture: str, lengths: Lengths) -> np.ndarray:
 def features(
     inputs: Ragged, targets: Ragged, rows: np.ndarray, architecture: str, lengths: Lengths, batch_size: int
 ) -> Batch:
-    """Examples, EOS included, and the row [examples] of each, ascending -> sides [batch_size, S or T]."""
+    """Return the batch of packed examples, its sides [batch_size, S or T].
+
+    ``inputs`` and ``targets`` include EOS; ``rows`` [examples], ascending, is the row of each example.
+    """
     if architecture in ENCODER_DECODERS:
         tokens, segments, positions, _ = _laid_out(inputs, rows, (batch_size, lengths.inputs))
         encoder = Side(tokens=tokens, segment_ids=segments, positions=positions)
     else:
-        if architecture == "prefix-decoder":  # where it predicts its inputs it sees them
+        if architecture == "prefix-decoder":  # it sees the inputs that it predicts
             inputs = inputs._replace(content=np.zeros_like(inputs.content))
         targets, encoder = join_sides(inputs, targets), None
     shape = (batch_size, row_length(architecture, lengths))
@@ -145,22 +149,23 @@ def features(
 
 
 def with_start(batch: Batch, start: int) -> Batch:
-    """A batch whose decoder reads ``start`` at the beginning of each segment."""
+    """Return the batch with ``start`` as the first token that its decoder reads in each segment."""
     side = batch.side("decoder")
     first = (side.positions == 0) & (side.segment_ids > 0)
     return replace(batch, decoder=replace(side, tokens=np.where(first, np.int32(start), side.tokens)))
 
 
 def shift_right(tokens: np.ndarray, segments: np.ndarray) -> np.ndarray:
-    """[B,T] -> [B,T]: the token before, and PAD at the beginning of a segment and in padding."""
+    """Return tokens [B,T] shifted right by one within each segment; PAD where one begins and in padding."""
     shifted = np.zeros_like(tokens)
     shifted[:, 1:] = tokens[:, :-1] * (segments[:, 1:] == segments[:, :-1])
     return shifted
 
 
 def _laid_out(examples: Ragged, rows: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, ...]:
-    """tokens, segment ids and positions int32 [B,L], content bool [B,L]: the examples of each row side by
-    side, from the left.
+    """Return tokens, segment ids and positions, int32 [B,L], and content, bool [B,L], of packed rows.
+
+    The examples of a row follow each other from the left. SettingError if they exceed ``shape``.
     """
     filled = np.bincount(rows, weights=examples.lengths, minlength=shape[0]).astype(np.int64)
     if len(filled) > shape[0] or (filled > shape[1]).any():

@@ -1,4 +1,4 @@
-"""The text of a window of a corpus, cut into the segments that rows are made of, in the order of an epoch."""
+"""Cut each window of a corpus into segments, from which rows are made, in the order of an epoch."""
 
 import functools
 import hashlib
@@ -15,27 +15,27 @@ from lm.data.corpus.token_cache import Tokens
 from lm.objectives.denoising import Lengths, Objective
 from lm.tokenizers.tokenizer import Vocabulary
 
-SEGMENTS = "segments"  # what is counted of a window, if not what they are packed into
+SEGMENTS = "segments"  # the kind of row that is counted in a window, unless segments are packed into rows
 DRAWS = 1 << 41  # set in the keys of the segments' first random numbers, and in none that orders segments
-KEPT = 2  # windows of a stream in memory, those last read [windows]
+KEPT = 2  # windows of each stream kept in memory, the last ones read [windows]
 
 
 class Segments(NamedTuple):
-    """Pieces of text, int64 [segments]."""
+    """Starts, lengths and documents of the segments of a text, each int64 [segments]."""
 
-    starts: np.ndarray  # in the flat array of tokens
+    starts: np.ndarray  # position of the first token of each in the text
     lengths: np.ndarray
     documents: np.ndarray
 
 
 class RunningText(NamedTuple):
-    """Documents strung together as one text, with ``separator`` between two of them if there is one.
+    """Documents concatenated into one text, with ``separator``, if there is one, between each two of them.
 
-    Where it marks a document's end, it stands behind the last one too, unless that is cut.
+    A separator that marks the end of a document (EOS) also follows the last one, unless that is truncated.
     """
 
     tokens: np.ndarray  # of all documents, one after the other [tokens]
-    separators: np.ndarray  # positions in the text, int64, ascending
+    separators: np.ndarray  # positions of separators in the text, int64, ascending
     separator: int | None
 
     @property
@@ -43,7 +43,7 @@ class RunningText(NamedTuple):
         return len(self.tokens) + len(self.separators)
 
     def read(self, positions: np.ndarray) -> np.ndarray:
-        """int32: the tokens at ``positions`` of the text; beyond its end the last one."""
+        """Return the tokens at ``positions`` of the text, int32; beyond its end, the last token."""
         before = np.searchsorted(self.separators, positions) if len(self.separators) else 0
         tokens = self.tokens[np.minimum(positions - before, len(self.tokens) - 1)].astype(np.int32)
         if self.separator is not None and len(self.separators):
@@ -55,14 +55,17 @@ class RunningText(NamedTuple):
 def running(
     tokens: np.ndarray, offsets: np.ndarray, separator: int | None, *, behind_last: bool
 ) -> RunningText:
-    """The documents ``tokens[offsets[d]:offsets[d + 1]]`` as one text; empty ones leave no trace in it."""
+    """Return the documents ``tokens[offsets[d]:offsets[d + 1]]`` as one text; empty ones are left out.
+
+    ``behind_last``: a separator follows the last document too.
+    """
     ends = np.unique(offsets)[1:] if behind_last else np.unique(offsets)[1:-1]
     separators = ends + np.arange(len(ends)) if separator is not None else ends[:0]
     return RunningText(tokens, separators, separator)
 
 
 def full(offsets: np.ndarray, raw: int) -> Segments:
-    """Documents split into ``raw`` tokens each; the last piece has what remains."""
+    """Return the documents split into segments of ``raw`` tokens; the last of each has what remains."""
     sizes = np.diff(offsets)
     documents, nth = _pieces(-(-sizes // raw))
     starts = offsets[documents] + nth * raw
@@ -70,7 +73,7 @@ def full(offsets: np.ndarray, raw: int) -> Segments:
 
 
 def even(offsets: np.ndarray, raw: int) -> Segments:
-    """Documents split evenly into pieces of at most ``raw`` tokens; those of one token are skipped."""
+    """Return the documents split evenly into segments of at most ``raw`` tokens; those of one are skipped."""
     sizes = np.diff(offsets)
     counts = np.where(sizes > 1, -(-sizes // raw), 0)
     documents, nth = _pieces(counts)
@@ -79,14 +82,17 @@ def even(offsets: np.ndarray, raw: int) -> Segments:
 
 
 def _pieces(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pieces of each document -> the document of every piece, and which of its pieces it is."""
+    """Return the document of each piece, and its index among the pieces of that document, int64 [pieces].
+
+    ``counts``: how many pieces each document has, int64 [documents].
+    """
     before = np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(np.arange(len(counts)), counts), np.arange(counts.sum()) - before
 
 
 @dataclass(frozen=True)
 class Corpus(Uncached):
-    """Documents as an objective reads them."""
+    """The documents of one window, concatenated and cut into segments as an objective needs them."""
 
     tokens: Tokens
     objective: Objective
@@ -103,9 +109,9 @@ class Corpus(Uncached):
 
     @functools.cached_property
     def segments(self) -> Segments:
-        """Of the whole text where the objective concatenates documents, else of each document.
+        """Return the segments: of the whole text if the objective concatenates documents, else of each one.
 
-        None where pairs need another document and there is one alone.
+        There are none if next-sentence pairs need a second document and the window has only one.
         """
         if self.objective.pairs == "none":
             whole = np.array([0, self.text.length])
@@ -117,19 +123,19 @@ class Corpus(Uncached):
 
 
 class WindowRows(NamedTuple):
-    """Rows of one window, and where in the batch they stand."""
+    """The rows of a batch that are read from one window."""
 
     place: WindowPlace
-    numbers: np.ndarray  # among the rows of the window, int64 [rows]
-    at: np.ndarray  # in the batch, int64 [rows]
+    numbers: np.ndarray  # indices among the rows of the window, int64 [rows]
+    at: np.ndarray  # their indices in the batch, int64 [rows]
 
 
-Size = Callable[[WindowPlace], int]  # how many rows a window has
+Size = Callable[[WindowPlace], int]  # returns how many rows a window has
 
 
 @dataclass(frozen=True)
 class CorpusReading(Uncached):
-    """How the rows of batches read a corpus: which window each is of, and the segments of that."""
+    """Finds the window that each row of a batch is read from, and the segments of that window."""
 
     streams: Streams
     objective: Objective
@@ -145,13 +151,16 @@ class CorpusReading(Uncached):
         return self.streams.corpus.vocabulary
 
     def rows(self, numbers: np.ndarray, size: Size, what: str) -> list[WindowRows]:
-        """Rows by number, from the first batch on, int64 [B]; ``what`` names those that ``size`` counts."""
+        """Return the windows of the rows with these numbers, int64 [B], counted from the first batch on.
+
+        ``size`` counts the rows of a window; ``what`` names the kind of row that it counts.
+        """
         share = self.batch_size // self.streams.count
         streams = numbers % self.batch_size // share
         return self.at(streams, numbers // self.batch_size * share + numbers % share, size, what)
 
     def at(self, streams: np.ndarray, nth: np.ndarray, size: Size, what: str) -> list[WindowRows]:
-        """The nth rows of their streams, int64 [B], those of each window together."""
+        """Return the ``nth`` rows of ``streams``, both int64 [B], grouped by window."""
         pairs = zip(streams.tolist(), nth.tolist(), strict=True)
         found = [self.walk(stream, size, what).find(row) for stream, row in pairs]
         numbers = np.array([number for _, number in found])
@@ -163,20 +172,20 @@ class CorpusReading(Uncached):
         ]
 
     def walk(self, stream: int, size: Size, what: str) -> Walk:
-        """Through the windows of a stream, which it counts once."""
+        """Return the walk through the windows of a stream; one for each stream and kind of row."""
         if (stream, what) not in self._walks:
             self._walks[stream, what] = Walk(self.streams, stream, size, self.notes(stream, what))
         return self._walks[stream, what]
 
     def notes(self, stream: int, what: str) -> Path | None:
-        """The file of a walk's notes."""
+        """Return the file in which a walk notes its counts of rows; None if there is no folder of notes."""
         if self.streams.notes is None:
             return None
         key = f"{self.streams.fingerprint} {self.objective} {self.lengths} {what}"
         return self.streams.notes / hashlib.sha256(key.encode()).hexdigest()[:16] / f"{stream}.txt"
 
     def streams_of(self, rows: Sequence[slice]) -> list[int]:
-        """The streams that rows of a batch are dealt to."""
+        """Return the streams that the given rows of a batch are dealt to, ascending."""
         numbers = np.concatenate([np.arange(self.batch_size)[part] for part in rows])
         return np.unique(numbers * self.streams.count // self.batch_size).tolist()
 
@@ -186,32 +195,32 @@ class CorpusReading(Uncached):
 
     @functools.cached_property
     def corpus(self) -> Callable[[WindowPlace], Corpus]:
-        """The documents of a window."""
+        """Return the documents of a window; the last windows read are cached."""
         return functools.lru_cache(maxsize=KEPT * self.streams.count)(self._corpus)
 
     def _corpus(self, place: WindowPlace) -> Corpus:
         return Corpus(self.streams.tokens(place), self.objective, self.vocabulary, self.lengths.raw)
 
     def segments_of(self, place: WindowPlace) -> int:
-        """How many there are in a window."""
+        """Return how many segments a window has."""
         return len(self.corpus(place).segments.starts)
 
     def rows_of_epoch(self, most: int, size: Size, what: str) -> int:
-        """Of the first epoch of a corpus in one stream, at most ``most``."""
+        """Return how many rows the first epoch has, at most ``most``; the corpus is read in one stream."""
         return self.walk(0, size, what).rows_of_epoch(most)
 
     @functools.cached_property
     def order(self) -> Callable[[WindowPlace], np.ndarray]:
-        """int64 [segments]: the segments of a window in the order of its epoch."""
+        """Return the segments of a window in the order of its epoch, int64 [segments]."""
         return functools.lru_cache(maxsize=KEPT * self.streams.count)(self._order)
 
     def _order(self, place: WindowPlace) -> np.ndarray:
         return generator(self.seed, place.order_key).permutation(self.segments_of(place))
 
     def first_draws(self, place: WindowPlace) -> np.ndarray:
-        """float32 [segments]: the first random number of each segment of a window, in the order of its epoch.
+        """Return the first random number of each segment of a window, in epoch order, float32 [segments].
 
-        How much room a segment takes follows from it.
+        It decides how much room the segment takes in a row.
         """
         random = generator(place.seed(self.seed), place.key >> 24 | DRAWS)
         return random.random(self.segments_of(place), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Rows of tasks as text: mixtures of tasks, with a corpus among them if there is one, and evaluation sets."""
+"""Text-to-text rows: of mixtures of tasks, with a corpus among them if there is one, and for evaluation."""
 
 import functools
 import zlib
@@ -19,15 +19,15 @@ from lm.data.tasks.task import Row, Task
 from lm.objectives.denoising import Lengths
 from lm.tokenizers.tokenizer import T5_FRAME, TextFrame, Vocabulary
 
-Example = tuple[Ids, Ids]  # of inputs and of targets, without EOS
+Example = tuple[Ids, Ids]  # (inputs, targets), without EOS
 
-ROWS_A_BLOCK = 128  # whose examples are read together, to know where a row begins [rows]
-ENDLESS = 2**31  # examples of a corpus; grain numbers fewer than 2^32
+ROWS_A_BLOCK = 128  # rows that are packed together: a row begins where the one before it is full [rows]
+ENDLESS = 2**31  # length of a corpus, as a task [examples]; grain numbers fewer than 2^32
 
 
 @dataclass(frozen=True)
 class Unsupervised(Sequence[Example]):
-    """A corpus as one task of a mixture: its segments in random order, in every epoch with other noise."""
+    """A corpus as one task of a mixture: its segments in random order, with new noise in every epoch."""
 
     source: Denoised
 
@@ -46,8 +46,9 @@ class Unsupervised(Sequence[Example]):
 
 @dataclass(frozen=True)
 class Encoded(Sequence[Example]):
-    """The rows of a task as (input ids, target ids), encoded as they are asked for; DataError for one without
-    a label.
+    """The rows of a task as (input ids, target ids), encoded when they are read.
+
+    DataError for a row without a label.
     """
 
     task: Task
@@ -71,12 +72,14 @@ def _without_eos(example: Ragged) -> Marked:
 
 @dataclass(frozen=True)
 class Mixed(Uncached):
-    """Examples of tasks in fixed proportions, each task reshuffled every epoch, packed: a row holds as many
-    as fit in their order (Raffel et al. 2020, section 3.1.2).
+    """Packed rows of examples that are drawn from several tasks in fixed proportions.
 
-    Inputs and targets that are too long lose their end, but keep their EOS. Rows are filled in blocks, each
-    of which begins as many examples after the last as fill the first: a row is made without all those before
-    it, and where blocks meet an example in fifty or so is left out or comes twice.
+    Each task is reshuffled every epoch. A row holds as many successive examples as fit (Raffel et al. 2020,
+    section 3.1.2). Inputs and targets that are too long lose their end, but keep their EOS.
+
+    Rows are packed in blocks of ROWS_A_BLOCK, and each block begins as many examples after the one before it
+    as fill the first block. So a row is made without all rows before it; where two blocks meet, an example in
+    fifty or so is left out or comes twice.
     """
 
     examples_by_task: Mapping[str, Sequence[Example]]
@@ -98,12 +101,12 @@ class Mixed(Uncached):
 
     @functools.cached_property
     def _dataset(self) -> Any:
-        """All rows there will ever be, by number; shuffled before repeated, each epoch has its own order."""
+        """Return the endless sequence of examples; shuffled before it is repeated, so that epochs differ."""
         import grain
 
         def endless(name: str) -> grain.MapDataset:
             examples = grain.MapDataset.source(self.examples_by_task[name])
-            if isinstance(self.examples_by_task[name], Unsupervised):  # has an order of its own
+            if isinstance(self.examples_by_task[name], Unsupervised):  # is shuffled already
                 return examples.repeat()
             return examples.shuffle(seed=zlib.crc32(f"{self.seed} {name}".encode())).repeat()
 
@@ -120,7 +123,7 @@ class Mixed(Uncached):
 
     @functools.cached_property
     def _block(self) -> Callable[[int], list[list[Example]]]:
-        """Number of a block -> the examples of each of its rows."""
+        """Return the examples of each row of a block, given its number; the last two blocks are cached."""
         return functools.lru_cache(2)(self._fill)
 
     @functools.cached_property
@@ -150,7 +153,7 @@ def eval_batches(
     batch_size: int,
     frame: TextFrame = T5_FRAME,
 ) -> list[Batch]:
-    """All examples in order, one a row; the last batch is filled up with rows of padding (segment 0)."""
+    """Return all examples in order, one a row; rows of padding (segment 0) fill up the last batch."""
     check_architecture(architecture, writes=True)
     parts = in_parts(examples, batch_size)
     batches = [
@@ -161,6 +164,6 @@ def eval_batches(
 
 
 def _sides(examples: Sequence[Example], lengths: Lengths, frame: TextFrame) -> tuple[Ragged, Ragged]:
-    """The inputs and the targets of examples, cut to these lengths."""
+    """Return the inputs and the targets of examples, truncated to ``lengths``, with EOS."""
     inputs = ragged([inputs for inputs, _ in examples], lengths.inputs, frame)
     return inputs, ragged([targets for _, targets in examples], lengths.targets, frame)

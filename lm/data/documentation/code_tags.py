@@ -1,8 +1,8 @@
-"""Lines of Python code whose words are tagged by their role: a tagged set that is right by construction.
+"""Lines of Python code with a role tag for each word: sequence labelling, right by construction.
 
-Keywords, numbers, strings and marks are told by Python's tokenizer; names by the syntax tree, since the same
-name may be a variable here, and there an attribute, a parameter or a function that is called. Only a tagger
-that looks at the words around it can tell.
+Python's tokenizer tags keywords, numbers, strings and punctuation, the syntax tree tags names. The same name
+may be a variable in one place and an attribute, a parameter or a called function in another, so that a model
+has to use the context.
 """
 
 import ast
@@ -25,21 +25,22 @@ ROLES = (
     *"call method argument attribute variable value".split(),
 )
 PUNCTUATION = frozenset("( ) [ ] { } , : . ;".split())
-SOFT = frozenset(keyword.softkwlist) - {"_"}  # keywords only where the syntax tree has no such name
+SOFT = frozenset(keyword.softkwlist) - {"_"}  # soft keywords: names where the syntax tree has them
 LAYOUT = {tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT}
 LITERAL = re.compile(r"[rbuRBU]*['\"]")  # not an f-string, whose tokens differ between Python versions
-STRING = '""'  # stands for every string
-LENGTHS = range(4, 41)  # words of a line
-# a module is in train if its share is below the first, in validation below the second, else in report
+STRING = '""'  # replaces every string
+LENGTHS = range(4, 41)  # of a line [words]
+# a module is in train if its hash is below the first, in validation if below the second, else in report
 TRAIN_SHARE, VALIDATION_SHARE = 0.8, 0.9
 
-Begin = tuple[int, int]  # of a word: line from 1, column from 0
+Begin = tuple[int, int]  # where a word begins: line from 1, column from 0
 
 
 def role_rows(packages: Iterable[str] = STDLIB) -> dict[str, list[Row]]:
-    """``{split: rows}`` with a module's ``name``, ``tokens`` and ``roles``, numbers in ROLES, of each line.
+    """Return ``{split: rows}``, a row for each line of code, and no line twice in all splits.
 
-    A module is in train, validation or report by its name alone. No line occurs twice in all of them.
+    A row has the ``name`` of the module, the ``tokens`` of the line and their ``roles``, indices in ROLES.
+    The split of a module, train, validation or report, depends on its name alone.
     """
     splits: dict[str, list[Row]] = {"train": [], "validation": [], "report": []}
     seen: set[tuple[str, ...]] = set()
@@ -56,11 +57,11 @@ def role_rows(packages: Iterable[str] = STDLIB) -> dict[str, list[Row]]:
 
 
 def tagged_lines(source: str) -> Iterator[list[tuple[str, str]]]:
-    """The words of each logical line with their roles; none of a source that is not ASCII or not Python."""
+    """Yield the words of each logical line with their roles; nothing for source that is not ASCII Python."""
     if not source.isascii():
         return
     try:
-        with warnings.catch_warnings(action="ignore"):  # of escapes that Python will not know for ever
+        with warnings.catch_warnings(action="ignore"):  # about invalid escapes
             tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return
@@ -80,10 +81,10 @@ def tagged_lines(source: str) -> Iterator[list[tuple[str, str]]]:
 
 
 def name_roles(tree: ast.AST) -> dict[Begin, str]:
-    """The role of every name in an expression, and of parameters, by the place where the name begins."""
+    """Return the role of every name in an expression, and of parameters, by where the name begins."""
     roles: dict[Begin, str] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call):  # its parts are walked later and do not replace this
+        if isinstance(node, ast.Call):  # its parts are walked later and do not replace the role
             if isinstance(node.func, ast.Name):
                 roles[node.func.lineno, node.func.col_offset] = "call"
             elif isinstance(node.func, ast.Attribute):
@@ -101,7 +102,7 @@ def name_roles(tree: ast.AST) -> dict[Begin, str]:
 
 
 def _attribute(node: ast.Attribute) -> Begin:
-    """Where the name behind the dot begins."""
+    """Return where the name behind the dot begins."""
     assert node.end_lineno is not None and node.end_col_offset is not None
     return node.end_lineno, node.end_col_offset - len(node.attr)
 
@@ -113,7 +114,7 @@ def _is_plain(token: TokenInfo) -> bool:
 
 
 def _tagged(token: TokenInfo, before: str, first: str, roles: dict[Begin, str]) -> tuple[str, str]:
-    """A word and its role; ``before`` is the word in front of it, ``first`` that which begins the line."""
+    """Return a word and its role; ``before`` is the word in front of it, ``first`` the first of the line."""
     word = token.string
     if token.type == tokenize.STRING:
         return STRING, "string"

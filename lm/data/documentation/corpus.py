@@ -1,10 +1,10 @@
 """The default corpus and its tasks: installed documentation as TFDS sets, written once per machine.
 
-``corpus`` holds a document per module, ``unfiltered`` what it would be without C4's rules. The tasks of
-``exercises`` are made of the corpus's validation and test documents only, and are split by document
-themselves: nothing is seen twice. ``validation`` is the half of their held-out rows by which a checkpoint is
-chosen, ``report`` the half on which it is then scored. ``roles`` is made of the standard library's code,
-``sequences-4`` and those of longer ones of words drawn at random.
+``corpus`` holds a document per module, ``unfiltered`` the same modules without C4's rules. The tasks of
+``lm.data.documentation.tasks`` are made of the corpus's validation and test documents only, and are split by
+document themselves: nothing is seen twice. ``validation`` is the part of their held-out rows by which a
+checkpoint is chosen, ``report`` the part on which it is then scored. ``roles`` is made of the standard
+library's code, ``sequences-4`` and those of longer sequences of words drawn at random.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ from lm.data.documentation.docstrings import DEFAULT, STDLIB, Document, harvest,
 from lm.data.documentation.drawn_words import LONGEST_SEQUENCES, random_sequences
 from lm.data.documentation.tasks import makers, word_groups
 
-# a document is in train if its share is below the first, in validation below the second, else in test
+# a document is in train if its hash is below the first, in validation if below the second, else in test
 TRAIN, VALIDATION = 0.8, 0.9
-# so of the others, which the tasks are made of: train, validation (checkpoints are chosen by it), report
+# likewise for the others, which tasks are made of: train, validation (to choose a checkpoint), report
 TASK_TRAIN, TASK_VALIDATION = 0.5, 0.6
-# rows of a task, at most: the standard error of an accuracy is 2 % and 1 %
+# most rows of a task: the standard error of an accuracy is about 2 % (validation) and 1 % (report)
 EVALUATED = {"validation": 500, "report": 2_000}
 
 TEXT = tfds.features.Text()
@@ -54,7 +54,7 @@ FEATURES = {
     "roles": {"tokens": TEXTS, "roles": tfds.features.Sequence(np.int64)},
     **{f"sequences-{longest}": {"text": TEXT} for longest in LONGEST_SEQUENCES},
 }
-# Parts of the corpus, as lists of domains are parts of C4: by a module's package, for their topic and style
+# Parts of the corpus by package, as parts of C4 are by domain, for their topic and style
 SCIENCE = """
 contourpy einops flax grain jax jaxlib joblib matplotlib ml_dtypes mpl_toolkits numpy opt_einsum optax orbax
 scipy sklearn tensorboardX tensorflow_datasets tensorstore treescope
@@ -62,19 +62,19 @@ scipy sklearn tensorboardX tensorflow_datasets tensorstore treescope
 TOPICS = """
 docstring_parser fontTools help lxml markdown_it narwhals nltk pygments pyparsing regex rich rouge_score
 sacrebleu sentencepiece yaml
-"""  # the language's own help topics, and what reads and writes texts
+"""  # the help topics of Python itself, and packages that process text
 CORPUS_PARTS = {"libraries": STDLIB, "science": SCIENCE.split(), "topics": TOPICS.split()}
 
 
 Splits = Mapping[str, Iterable[Row]]  # rows by split
-Report = Callable[[str], object]  # of a line
+Report = Callable[[str], object]  # shows a line
 
 
 def _sequences(longest: int, _packages: Iterable[str]) -> dict[str, list[Row]]:
     return random_sequences(longest)
 
 
-# sets that are written when they are named, some from packages; the others are written all at once
+# makers of the sets that are written alone, when they are named; the other sets are written all at once
 ALONE: Mapping[str, Callable[[Iterable[str]], Mapping[str, list[Row]]]] = {
     "unfiltered": lambda packages: by_split(unfiltered(packages)),
     "roles": lambda packages: at_most(EVALUATED, role_rows({*packages} & {*STDLIB}), "roles"),
@@ -83,7 +83,7 @@ ALONE: Mapping[str, Callable[[Iterable[str]], Mapping[str, list[Row]]]] = {
 
 
 class DeterministicWriter(ExampleWriter):
-    """Equal rows give equal files, and so an equal fingerprint, in every process."""
+    """Writes equal rows as equal files, and so with an equal fingerprint, in every process."""
 
     def write(self, path: Any, examples: Iterable[tuple[Any, bytes]]) -> Any:
         parse = tf_example_pb2.Example.FromString
@@ -99,7 +99,7 @@ class PreparedSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         self.features, self.rows = tfds.features.FeaturesDict(features), rows
         config = config and tfds.core.BuilderConfig(name=config)
         tfds.disable_progress_bar()
-        logging.set_verbosity(logging.ERROR)  # a configuration that TFDS does not know is no news
+        logging.set_verbosity(logging.ERROR)  # TFDS warns about a configuration that it does not know
         super().__init__(config=config, file_format="array_record", **rest)
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -128,9 +128,10 @@ def prepare_sets(
     packages: Iterable[str] = DEFAULT,
     report: Report = lambda line: None,
 ) -> Path:
-    """cache/tfds/documentation, written first if it is missing; every set appears complete or not at all.
+    """Return the folder cache/tfds/documentation, after writing the set ``name`` if it is missing.
 
-    Those of ALONE are written when they are named, the other sets all at once.
+    The sets of ALONE are written when they are named, the other sets all at once; a set appears complete or
+    not at all. SettingError if the folder cannot be written.
     """
     home = Path(cache) / "tfds" / "documentation"
     names = [name] if name in ALONE else [key for key in FEATURES if key not in ALONE]
@@ -154,7 +155,7 @@ def prepare_sets(
 
 
 def write_set(name: str, rows: Mapping[str, list[Row]], draft: Path, folder: Path) -> None:
-    """One of FEATURES, made in ``draft`` and moved to ``folder`` when it is complete."""
+    """Write one of the sets of FEATURES in ``draft``, and move it to ``folder`` when it is complete."""
     with contextlib.redirect_stdout(io.StringIO()):
         builder = Documentation({"name": TEXT, **FEATURES[name]}, rows, name, data_dir=draft)
         builder.download_and_prepare()
@@ -166,7 +167,10 @@ def write_set(name: str, rows: Mapping[str, list[Row]], draft: Path, folder: Pat
 def documentation_shards(
     part: str, split: Split, cache: Path, corrupt: Corrupt = "stop"
 ) -> tuple[StoredShard, ...]:
-    """The whole corpus (""), "unfiltered", or a view of the modules of one of CORPUS_PARTS."""
+    """Return the shards of a part of the corpus: "" (all of it), "unfiltered", or one of CORPUS_PARTS.
+
+    SettingError with the nearest name if there is no such part.
+    """
     if part in ("", "unfiltered"):
         return tfds_shards(f"documentation/{part or 'corpus'}", split, cache, corrupt)
     if part not in CORPUS_PARTS:
@@ -177,7 +181,7 @@ def documentation_shards(
 
 
 def make_sets(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
-    """``{set: {split: rows}}`` of the corpus and the tasks."""
+    """Return ``{set: {split: rows}}`` of the corpus and the tasks; SettingError for too few documents."""
     documents = list(documents)
     corpus = by_split(documents)
     parts: dict[str, list[Document]] = {"train": [], "validation": [], "report": []}
@@ -197,7 +201,7 @@ def make_sets(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
 
 
 def at_most(most: Mapping[str, int], splits: Mapping[str, list[Row]], name: str) -> dict[str, list[Row]]:
-    """The splits, with a sample of those that ``most`` names and that have more rows; ``name`` seeds it."""
+    """Return the splits, those that ``most`` names sampled down to that many rows; ``name`` is the seed."""
     return {
         split: random.Random(name).sample(rows, min(len(rows), most[split])) if split in most else rows
         for split, rows in splits.items()
@@ -205,7 +209,10 @@ def at_most(most: Mapping[str, int], splits: Mapping[str, list[Row]], name: str)
 
 
 def by_split(documents: Iterable[Document]) -> dict[str, list[Row]]:
-    """A document's split depends on its name alone: no set trains on what another is evaluated on."""
+    """Return the rows of documents by split.
+
+    The split of a document depends on its name alone: no set trains on what another is evaluated on.
+    """
     splits: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
     for document in documents:
         number = hash_fraction(document.name, "corpus")

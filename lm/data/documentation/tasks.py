@@ -1,7 +1,7 @@
-"""The tasks on the documentation, as rows: a model of a million parameters learns a part of each.
+"""Make the rows of the tasks on the documentation; a model of a million parameters learns a part of each.
 
-Contexts and answers are cut so that they fit the inputs and targets of the small scales. Where an answer is
-chosen, neither its frequency nor its place tells it from the others.
+Contexts and answers are short enough for the inputs and targets of the small scales. Where there are
+candidates, neither frequency nor position tells the right one from the others.
 """
 
 import random
@@ -16,13 +16,13 @@ from lm.c4.filters import sentences
 from lm.data.corpus.tfds import Row
 from lm.data.documentation.docstrings import Document
 
-CONTEXT = 36  # of an input, at most [words]
-ANSWER = 16  # of a text to be written, at most [words]
-FOLLOWING = 20  # of the sentences of "next", at most [words]
+CONTEXT = 36  # most words of an input
+ANSWER = 16  # most words of a target
+FOLLOWING = 20  # most words of a sentence of "next"
 CANDIDATES = 10  # of a cloze
-SENTENCES = 4  # to choose from in "next"
-FREQUENT = 40  # occurrences of a word in the corpus that make it a candidate [words]
-BAND = 1.5  # how much more frequent the candidates of a word may be than each other, within a class
+SENTENCES = 4  # candidates of "next"
+FREQUENT = 40  # least occurrences in the corpus of a word that is a candidate
+BAND = 1.5  # largest ratio of the frequencies of two candidates
 
 BEFORE_NOUNS = frozenset(
     "a an the this that these those its their each any all no some every another".split()
@@ -37,11 +37,11 @@ CUES = frozenset(
 )
 SUFFIXES = ("ing", "ed", "ly", "ion", "ment", "able", "al", "er", "s")
 
-Groups = Mapping[str, Mapping[str, int]]  # word -> the words like it, itself included, and how often each is
+Groups = Mapping[str, Mapping[str, int]]  # by word, the words like it, itself included, and their counts
 
 
 def docstrings_of(documents: Iterable[Document]) -> Iterator[tuple[str, list[str]]]:
-    """(name of the document, sentences) of each docstring."""
+    """Yield (name of the document, sentences) for each docstring."""
     for name, text in documents:
         for docstring in text.split("\n\n"):
             yield name, sentences(docstring.replace("\n", " "))
@@ -51,12 +51,12 @@ def docstrings_of(documents: Iterable[Document]) -> Iterator[tuple[str, list[str
 
 
 def word_groups(texts: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Words of one class that are about as frequent as each other.
+    """Return, for each frequent word, the words of its class that are about as frequent, with their counts.
 
-    A class is what a word ends in and what stands beside it: the first of SUFFIXES that fits, the kind of
+    A class is given by the end of a word and by its neighbours: the first of SUFFIXES that fits, the kind of
     function word that is most often before it, and whether a content word or something else comes after it
-    more often. No tagger is needed; nouns and verbs that look
-    and stand alike, such as "returns" and "values" at the start of a clause, are not told apart.
+    more often. No tagger is needed; nouns and verbs with equal ends and neighbours, such as "returns" and
+    "values" at the start of a clause, are not told apart.
     """
     counts: Counter[str] = Counter()
     before: dict[str, Counter[int]] = defaultdict(Counter)
@@ -87,7 +87,7 @@ def _bands(classes: Iterable[list[str]], counts: Counter[str]) -> Iterator[tuple
     for words in classes:
         words.sort(key=lambda word: (-counts[word], word))
         band: dict[str, int] = {}
-        for word in [*words, ""]:  # which ends the last band
+        for word in [*words, ""]:  # "" ends the last band
             if band and counts[word] * BAND < next(iter(band.values())):
                 if len(band) > CANDIDATES:
                     yield from ((one, band) for one in band)
@@ -96,9 +96,10 @@ def _bands(classes: Iterable[list[str]], counts: Counter[str]) -> Iterator[tuple
 
 
 def cloze(documents: Iterable[Document], rng: random.Random, groups: Groups) -> Iterator[Row]:
-    """A sentence lacks a word; nine others of its class and band are drawn as often as they occur.
+    """Yield sentences that lack a word, with ten candidates for it.
 
-    None of the ten is anywhere else in the input. The order is that of a hash.
+    Nine other words of its class and band are drawn in proportion to their counts. None of the ten occurs
+    elsewhere in the input. Their order is that of a hash.
     """
     for name, parts in docstrings_of(documents):
         for previous, sentence in pairwise(["", *parts]):
@@ -128,7 +129,7 @@ def cloze(documents: Iterable[Document], rng: random.Random, groups: Groups) -> 
 
 
 def weighted_sample(counts: Mapping[str, int], number: int, rng: random.Random) -> list[str]:
-    """Different words, each drawn in proportion to its count among those that are left."""
+    """Return ``number`` different words, each drawn in proportion to its count among those that are left."""
     left, drawn = dict(counts), []
     for _ in range(number):
         word = rng.choices(list(left), list(left.values()))[0]
@@ -141,7 +142,10 @@ def weighted_sample(counts: Mapping[str, int], number: int, rng: random.Random) 
 
 
 def extract(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """The one to four words behind a cue, such as "if" or "by", up to the next mark or small word."""
+    """Yield cues, such as "if" or "by", in a context, with the one to four words that follow as the answer.
+
+    The answer ends at the next punctuation mark or before the next small word.
+    """
     for name, parts in docstrings_of(documents):
         for previous, sentence in pairwise(["", *parts]):
             words = " ".join([previous, sentence]).split()[-CONTEXT:]
@@ -157,7 +161,7 @@ def extract(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
 
 
 def _span_length(words: Sequence[str]) -> int:
-    """Words up to the first that ends in a mark, or before the first small word: one to four."""
+    """Return the words of an answer, one to four: up to one that ends in a mark, or before a small word."""
     for i, word in enumerate(words[:4]):
         if i and word in (SMALL_WORDS | CUES) - BEFORE_NOUNS:
             return i
@@ -167,7 +171,7 @@ def _span_length(words: Sequence[str]) -> int:
 
 
 def acceptability(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """A sentence, the same with words inside moved, and the sentence before: a minimal pair."""
+    """Yield minimal pairs: a sentence and the same with words moved; the context is the sentence before."""
     for name, parts in docstrings_of(documents):
         for previous, sentence in pairwise(["", *parts]):
             words = sentence.split()
@@ -178,7 +182,7 @@ def acceptability(documents: Iterable[Document], rng: random.Random) -> Iterator
 
 
 def damaged(words: list[str], rng: random.Random) -> list[str]:
-    """Two neighbours exchanged, or four words in another order, but the first and the last."""
+    """Return the words with two or four neighbours in another order, the first and the last excepted."""
     other = words
     while other == words:
         length = rng.choice((2, 4))
@@ -188,7 +192,7 @@ def damaged(words: list[str], rng: random.Random) -> list[str]:
 
 
 def first_sentence(documents: Iterable[Document], _rng: random.Random) -> Iterator[Row]:
-    """The opening sentence of a docstring from what follows it, where the two share a word."""
+    """Yield the first sentences of docstrings and what follows them, where the two share a content word."""
     for name, (summary, *rest) in docstrings_of(documents):
         body = " ".join(" ".join(rest).split()[:CONTEXT])
         is_long = len(body.split()) >= 6 and len(summary.split()) <= ANSWER
@@ -197,10 +201,10 @@ def first_sentence(documents: Iterable[Document], _rng: random.Random) -> Iterat
 
 
 def next_sentence(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """A sentence, and four of which it follows one: the other three are of other documents.
+    """Yield sentences, each with four of which it follows one; the other three are of other documents.
 
-    Told by what the sentences have to do with each other alone: all four are followed by some such sentence,
-    and what is scored is the same sentence after each, so that neither length nor frequency counts.
+    Only the relation between sentences tells which: each of the four is followed by such a sentence in its
+    document, and what is scored is the same sentence after each, so that neither length nor frequency counts.
     """
     pairs = []
     for name, parts in docstrings_of(documents):
@@ -217,7 +221,7 @@ def next_sentence(documents: Iterable[Document], rng: random.Random) -> Iterator
 
 
 def restore(documents: Iterable[Document], _rng: random.Random) -> Iterator[Row]:
-    """A sentence without its small words (the, of, to, ...), and the sentence."""
+    """Yield sentences without their small words (the, of, to, ...), and the whole sentences as answers."""
     for name, text in documents:
         for sentence in sentences(text.replace("\n", " ")):
             words = sentence.split()
@@ -230,7 +234,7 @@ Maker = Callable[[Sequence[Document], random.Random], Iterator[Row]]
 
 
 def makers(groups: Groups) -> dict[str, Maker]:
-    """Task -> what makes its rows of documents; ``groups`` are those of ``word_groups``."""
+    """Return the functions that make rows of documents, by task; ``groups`` are those of ``word_groups``."""
     return {
         "cloze": partial(cloze, groups=groups),
         "extract": extract,
@@ -250,5 +254,5 @@ def bare(word: str) -> str:
 
 
 def content(text: str) -> set[str]:
-    """The words of a text that say what it is about: five letters or more."""
+    """Return the content words of a text: those of five letters or more, in lower case."""
     return set(re.findall(r"[a-z]{5,}", text.lower()))

@@ -1,4 +1,4 @@
-"""Every task that is answered in words, by name: six on the installed documentation, copying, the paper's.
+"""All text-to-text tasks by name: six on the installed documentation, copying and reversing, and the paper's.
 
 The paper's are GLUE, SuperGLUE, DPR, SQuAD, CNN/Daily Mail and three of WMT; appendix D of Raffel et al. 2020
 shows their formats, and what is odd about them. Smaller sets stand in where the last four cannot be had.
@@ -23,7 +23,7 @@ MATTHEWS = {"matthews": metrics.matthews}
 F1_ACCURACY = {"f1": metrics.binary_f1} | ACCURACY
 F1_OF_3 = {"f1": metrics.macro_f1(3)} | ACCURACY
 BOTH = MATTHEWS | ACCURACY
-EXACT = {"exact_match": metrics.accuracy}  # letter by letter
+EXACT = {"exact_match": metrics.accuracy}  # equal texts, without normalisation
 SQUAD = {"exact_match": metrics.exact_match, "f1": metrics.answer_f1}
 STSB = {"pearson": metrics.pearson, "spearman": metrics.spearman}
 MULTIRC = {"f1": metrics.ungrouped(metrics.binary_f1), "exact_match": metrics.group_exact_match}
@@ -46,7 +46,10 @@ LANGUAGES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}
 def classification(
     source: str, inputs: str, labels: tuple[str, ...], scores: Mapping[str, Any], column: str, **rest: Any
 ) -> Task:
-    """A task whose answer is one of ``labels`` and that reads the fields ``inputs``; the source names it."""
+    """Return a task whose answer is one of ``labels``.
+
+    ``inputs``: the fields to read, with blanks between them. The name is the last part of ``source``.
+    """
     name = source.rpartition("/")[2]
 
     def to_text(row: Row) -> tuple[str, str]:
@@ -58,7 +61,10 @@ def classification(
 
 
 def summarisation(source: str, document: str, summary: str, targets_length: int) -> Task:
-    """A task that shortens the field ``document`` to the field ``summary``; the source names it."""
+    """Return a task that summarises the field ``document`` as the field ``summary``.
+
+    The name is the last part of ``source``.
+    """
 
     def to_text(row: Row) -> tuple[str, str]:
         return f"summarize: {row[document]}", row[summary]
@@ -69,7 +75,7 @@ def summarisation(source: str, document: str, summary: str, targets_length: int)
 
 
 def translation(name: str, source: str, column: Column, language: str, targets_length: int) -> Task:
-    """A task that translates the field ``en`` to the field ``language``."""
+    """Return a task that translates the field ``en`` to the field ``language``."""
 
     def to_text(row: Row) -> tuple[str, str]:
         return translate(row, "en", language)
@@ -82,13 +88,16 @@ def translate(row: Row, source: str, target: str) -> tuple[str, str]:
     return f"translate {LANGUAGES[source]} to {LANGUAGES[target]}: {row[source]}", row[target]
 
 
-# The documentation's
+# Tasks on the documentation
 
 
 def on_documentation(
     name: str, like: Column, to_text: Callable[[Row], tuple[str, str]], scores: Mapping[str, Any], **rest: Any
 ) -> Task:
-    """A task on the documentation, in a column of its own; metrics compare with the text of the answer."""
+    """Return a task on the documentation, in a column of its own.
+
+    ``like``: the paper's column of the same kind. Without ``target``, metrics compare with the answer.
+    """
     settings: dict[str, Any] = {"report": "report", "like": like, "measure": "bits_per_byte"} | rest
     target = settings.pop("target", lambda row: to_text(row)[1])
     return Task(name, f"documentation/{name}", name, target, scores, to_text, **settings)
@@ -114,7 +123,7 @@ def preceding(row: Row) -> tuple[str, ...]:
 
 
 def stsb_text(row: Row) -> tuple[str, str]:
-    """The score, rounded to the nearest fifth, is the target."""
+    """Return inputs and target, which is the score rounded to the nearest 0.2."""
     label = label_of(row)
     score = UNKNOWN if label is None else f"{round(label * 5) / 5:.1f}"
     return f"stsb sentence1: {row['sentence1']} sentence2: {row['sentence2']}", score
@@ -124,14 +133,17 @@ def stsb_text(row: Row) -> tuple[str, str]:
 
 
 def multirc_text(row: Row) -> tuple[str, str]:
-    """Fields in this order, and without the mark-up of the paragraph."""
+    """Return inputs, with the fields in T5's order and without the mark-up of the paragraph, and target."""
     names = ("question", "answer", "paragraph")
     plain = {name: re.sub("</?b>", "", row[name].replace("<br>", " ")) for name in names}
     return fields("multirc", plain, names), label_word(TRUTH, row)
 
 
 def multirc_key(row: Row) -> tuple[Any, int] | None:
-    """The question, by whichever fields the dataset numbers it, and the class of one answer to it."""
+    """Return the question, by the indices that the dataset gives it, and the class of one answer to it.
+
+    None for a row without a label.
+    """
     if label_of(row) is None:
         return None
     return tuple(row["idx"][key] for key in sorted(row["idx"]) if key != "answer"), row["label"]
@@ -141,7 +153,7 @@ def multirc_key(row: Row) -> tuple[Any, int] | None:
 
 
 def record_text(row: Row) -> tuple[str, str]:
-    """Highlights become sentences of the passage."""
+    """Return inputs, in which highlights become sentences of the passage, and the first answer as target."""
     passage = re.sub(r"([.?!\"']?)\n@highlight\n", lambda end: f"{end[1] or '.'} ", row["passage"])
     entities = ", ".join(row["entities"])
     answers = record_answers(row) or [UNKNOWN]
@@ -149,12 +161,12 @@ def record_text(row: Row) -> tuple[str, str]:
 
 
 def record_answers(row: Row) -> list[str] | None:
-    """The right answers; None of a row of the test set."""
+    """Return the right answers; None for a row of the test set."""
     return row["answers"] or None
 
 
 def record_rows(row: Row) -> list[Row]:
-    """One example per answer."""
+    """Return one example for each right answer."""
     return [row | {"answers": [answer]} for answer in record_answers(row) or ()]
 
 
@@ -162,7 +174,7 @@ def record_rows(row: Row) -> list[Row]:
 
 
 def with_marks(text: str, index: int, pronoun: str) -> str:
-    """The text with asterisks around the first ``pronoun`` at or after word ``index``."""
+    """Return T5's input: the text with asterisks around the first ``pronoun`` at or after word ``index``."""
     before, word = rf"((?:\S+\s+){{{index}}}.*?)", rf"(?<!\w)({re.escape(pronoun)})(?!\w)"
     return "wsc: " + re.sub(f"^{before}{word}", r"\1*\2*", text, count=1, flags=re.DOTALL)
 
@@ -172,7 +184,7 @@ def wsc_text(row: Row) -> tuple[str, str]:
 
 
 def right(row: Row) -> list[Row]:
-    """Only rows whose candidate is right say what to write."""
+    """Return the row, to train on, if its candidate is right: no other row says what to write."""
     return [row] if row["label"] == 1 else []
 
 
@@ -186,16 +198,17 @@ def dpr_target(row: Row) -> str | None:
 
 
 def wnli_text(row: Row) -> tuple[str, str]:
-    """As in T5, a punctuation mark behind the pronoun is separated from it."""
+    """Return inputs and target; as in T5, a blank separates the pronoun from a punctuation mark behind it."""
     text, ((start, end), name) = row["sentence1"], replaced(row)
     rest = re.sub(r"^([.,?!])(?!\S)", r" \1", text[end:])
     return f"wsc: {text[:start]}*{text[start:end]}*{rest}", name
 
 
 def replaced(row: Row) -> tuple[tuple[int, int], str]:
-    """Span [characters) of a pronoun in the premise, and what the hypothesis, a part of it, has instead.
+    """Return the [start, end) of a pronoun in the premise, in characters, and the words that replace it.
 
-    It is the pronoun with the most words of the hypothesis around it, those before it in the same sentence.
+    The hypothesis repeats a part of the premise with the pronoun replaced. The pronoun found is the one with
+    the most words of the hypothesis around it, those before it in the same sentence.
     """
     premise = list(re.finditer(r"\w[\w'-]*|[.!?]", row["sentence1"]))
     hypothesis = re.findall(r"\w[\w'-]*", row["sentence2"])
@@ -210,7 +223,10 @@ def replaced(row: Row) -> tuple[tuple[int, int], str]:
 
 
 def refers(text: str, row: Row) -> int:
-    """1 if prediction or candidate has all words of the other but determiners; NO_CLASS without words."""
+    """Return 1 if the prediction names the candidate, else 0; NO_CLASS if it has no words but determiners.
+
+    It does if one of the two has all words of the other but determiners, and both or neither are possessive.
+    """
     answer, candidate = ({*value.lower().split()} - {*DETERMINERS} for value in (text, row["span1_text"]))
     if not answer:
         return NO_CLASS
@@ -226,7 +242,7 @@ def wnli_refers(text: str, row: Row) -> int:
 
 
 def spaced(text: str) -> str:
-    """Blanks around every punctuation mark, single ones everywhere."""
+    """Return the text with single blanks between words and around every punctuation mark."""
     return re.sub(r"\s+", " ", re.sub(r"([^\w\s]|_)", r" \1 ", text))
 
 
@@ -240,7 +256,7 @@ def squad_target(row: Row) -> list[str] | None:
     return [spaced(answer) for answer in row["answers"]["text"]] or None
 
 
-# The columns of Task: name, source, column of the paper's tables, target, metrics, text
+# Positional fields of Task: name, source, column of the paper's tables, target, metrics, to_text
 _TABLE = (
     on_documentation(
         "cloze",
@@ -327,7 +343,7 @@ TASKS: dict[str, Task] = {task.name: task for task in _TABLE}
 
 
 def find_task(name: str) -> Task:
-    """``TASKS[name]``, or that of a file; SettingError with the nearest name."""
+    """Return ``TASKS[name]``, or the task that a file declares; SettingError names the nearest."""
     if is_task_file(name):
         return declared_task(name)
     if name not in TASKS:
@@ -335,4 +351,4 @@ def find_task(name: str) -> Task:
     return TASKS[name]
 
 
-copyreg.pickle(Task, lambda task: (find_task, (task.handle,)))  # its functions do not pickle, its name does
+copyreg.pickle(Task, lambda task: (find_task, (task.handle,)))  # by name: its functions do not pickle

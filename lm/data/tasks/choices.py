@@ -1,4 +1,4 @@
-"""What the likelihoods of a task are measured of: answers to choose from, or the right one alone, as ids."""
+"""The answers, as token ids, whose likelihoods a task compares, or the right answer alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +11,15 @@ IdPair = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True)
 class Choices:
-    """Of every row of a task the pairs to choose from, the bytes of their answers, and which pair is right.
+    """The (inputs, answer) pairs of each row of a task that are ranked by the likelihood of the answer.
 
-    A pair is the ids of inputs and of an answer, with all that frames them.
-
-    Rows with one pair let choose nothing: how likely their answer is counts alone.
+    A pair is token ids with their special tokens. In a row with one pair there is no choice: only the
+    likelihood of its answer counts.
     """
 
     pairs: Sequence[Sequence[IdPair]]
-    sizes: Sequence[Sequence[int]]
-    right: Sequence[int]
+    sizes: Sequence[Sequence[int]]  # of the answer of each pair [bytes]
+    right: Sequence[int]  # index of the right pair of each row
 
     @property
     def choose(self) -> bool:
@@ -34,9 +33,9 @@ def choices_of(
     lengths: tuple[int, int],
     frame: TextFrame = T5_FRAME,
 ) -> Choices:
-    """The likelihoods to measure of ``rows``, framed as in training.
+    """Return the pairs of ``rows``, with special tokens as in training.
 
-    ``lengths``: to which inputs and answers are cut, all that frames them counted [tokens].
+    ``lengths``: the tokens to which inputs and answers are truncated, special tokens included.
     """
     inputs_length, targets_length = lengths
 
@@ -56,6 +55,6 @@ def choices_of(
 
 
 def answer_bytes(answer: str, ids: Sequence[int], vocabulary: Vocabulary) -> int:
-    """UTF-8 bytes of an answer, or of what is left of it when it was cut; 1 at least."""
+    """Return the UTF-8 bytes of an answer, or of what is left of it if it was truncated; at least 1."""
     whole = len(vocabulary.encode(answer)) < len(ids)
     return max(len((answer if whole else vocabulary.decode(ids)).encode()), 1)

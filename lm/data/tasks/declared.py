@@ -1,6 +1,6 @@
-"""A user's own task: a TOML file that says where its rows are, what is read and answered, and what counts.
+"""User-defined tasks: a TOML file names the splits, the inputs and targets, and the metrics.
 
-Text to text, of columns in braces::
+A text-to-text task has templates with columns in braces::
 
     inputs = "translate English to French: {en}"
     targets = "{fr}"
@@ -11,7 +11,7 @@ Text to text, of columns in braces::
     train = "train.csv"
     validation = "valid.csv"
 
-or labelled, with a text or a pair, to be answered by a head or in words::
+A labelled task classifies a text or a pair, by a head or in words::
 
     source = "tfds:glue/rte"
     text = ["sentence1", "sentence2"]
@@ -38,12 +38,12 @@ from lm.data.corpus.tfds import stamp
 from lm.data.tasks.task import UNKNOWN, LabelledTask, Row, Task, field_texts, to_class
 from lm.tokenizers.tokenizer import Vocabulary
 
-SOURCES = ("tfds", "hf")  # of sets; without a source the splits are files
-PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")  # of a column in a template, or a brace that stands for itself
+SOURCES = ("tfds", "hf")  # prefixes of data sets; without a source the splits are files
+PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")  # a column in a template, or an escaped brace
 DeclaredSplit = Literal["train", "validation", "report"]
 LongTargets = Literal["stop", "cut"]
 
-LABEL_METRICS: dict[str, Any] = {  # of the number of labels
+LABEL_METRICS: dict[str, Any] = {  # functions from the number of labels to a metric
     "accuracy": lambda count: metrics.accuracy,
     "f1": lambda count: metrics.binary_f1,
     "macro_f1": metrics.macro_f1,
@@ -62,15 +62,15 @@ TEXT_METRICS: dict[str, metrics.Metric] = {
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a task file says; SettingError for what does not go together, without the name of the file."""
+    """The content of a task file; SettingError, without the file's name, for what does not go together."""
 
     splits: dict[str, str]  # train, validation, report: a file beside this one, or a split of the source
     metrics: list[str]  # whose mean is the score
     source: str = ""  # tfds:NAME[:VERSION] or hf:NAME[:CONFIG]
-    inputs: str = ""  # template of what is read; of a labelled task by default name and columns, as T5's
-    targets: str = ""  # template of what is to be written
-    targets_length: int = 64  # EOS counted [tokens]
-    longer_targets: LongTargets = "stop"  # cut: they lose their end in training, as T5's do
+    inputs: str = ""  # template of the inputs; default of a labelled task: name and columns in T5's format
+    targets: str = ""  # template of the targets
+    targets_length: int = 64  # EOS included [tokens]
+    longer_targets: LongTargets = "stop"  # stop: an error; cut: they lose their end in training, as in T5
     text: list[str] | str = ""  # column that is classified, or the columns of a pair
     label: str = ""  # column of the class: a name in labels or, unless these are numbers, a number from 0
     labels: list[str] | None = None  # names of the classes
@@ -99,22 +99,25 @@ class Declaration:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the classes."""
+        """Return the names of the classes."""
         return tuple(self.labels or ())
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """That are classified."""
+        """Return the columns of the one or two texts that are classified."""
         return tuple([self.text] * bool(self.text) if isinstance(self.text, str) else self.text)
 
     @property
     def read(self) -> list[str]:
-        """All columns that are needed."""
+        """Return all columns that are read, each once."""
         templates = [*columns_in(self.inputs), *columns_in(self.targets)]
         return list(dict.fromkeys([*templates, *self.columns, *filter(None, [self.label])]))
 
     def class_of(self, row: Row) -> int | None:
-        """The number of a row's class; None where it is not known (-1); LookupError for one that it lacks."""
+        """Return the index of a row's class; None where it is not known (-1).
+
+        LookupError if the value is neither a name in labels nor the number of one.
+        """
         value = row[self.label]
         if str(value) in self.names:
             return self.names.index(str(value))
@@ -125,17 +128,17 @@ class Declaration:
 
 
 def columns_in(template: str) -> list[str]:
-    """The names in braces."""
+    """Return the names in braces of a template."""
     return [match[1] for match in PLACE.finditer(template) if match[1] is not None]
 
 
 def filled(template: str, row: Row) -> str:
-    """A template with the values of a row; doubled braces are single ones."""
+    """Return a template filled with the values of a row; doubled braces become single ones."""
     return PLACE.sub(lambda match: match[0][0] if match[1] is None else str(row[match[1]]), template)
 
 
 def read_declaration(path: Path) -> Declaration:
-    """What a task file says; SettingError, with the file, for a name or a value that it cannot have."""
+    """Read a task file; SettingError, with the file's name, for a key or a value that is not allowed."""
     try:
         given = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
@@ -159,7 +162,7 @@ def read_declaration(path: Path) -> Declaration:
 
 
 def _check_splits(folder: Path, declaration: Declaration) -> None:
-    """SettingError if the rows to train on are those to score on."""
+    """Raise SettingError if the rows to train on are also those to score on."""
     splits = declaration.splits
     places = {
         name: split if declaration.source else (folder / split).resolve() for name, split in splits.items()
@@ -173,7 +176,7 @@ def _check_splits(folder: Path, declaration: Declaration) -> None:
 
 
 def _check_kind(name: str, value: Any) -> None:
-    """SettingError if a value is not of the kind that the field of a Declaration has."""
+    """Raise SettingError if a value is not of the type of this field of a Declaration."""
     texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
     if name == "splits":
         fits = isinstance(value, dict) and all(isinstance(split, str) for split in value.values())
@@ -199,13 +202,13 @@ def _declaration(path: Path, _size: int, _changed: int) -> Declaration:
 
 
 def _known(name: str) -> tuple[Path, Declaration]:
-    """A task file and what it says, read once while it does not change."""
+    """Return the path of a task file and its content, read once while the file does not change."""
     path = Path(name)
     return path, _declaration(path, *stamp(path)) if path.is_file() else read_declaration(path)
 
 
 def declared_task(name: str) -> Task:
-    """The task of a file, answered in words; a labelled one in those of ``labels``."""
+    """Return the text-to-text task of a file; a labelled one is answered in the words of ``labels``."""
     path, told = _known(name)
     inputs = told.inputs or field_texts(path.stem, told.columns)
 
@@ -224,7 +227,7 @@ def declared_task(name: str) -> Task:
 
 
 def declared_head(name: str) -> LabelledTask:
-    """The task of a file, answered by a head; SettingError if it is not labelled."""
+    """Return the task of a file, to be answered by a head; SettingError if it has no label."""
     path, told = _known(name)
     if not told.label:
         raise SettingError(f"tuning.heads: {path} has no label; name it in tuning.mixtures, to be written")
@@ -238,7 +241,7 @@ def declared_head(name: str) -> LabelledTask:
 
 
 def _shared(path: Path, told: Declaration) -> dict[str, Any]:
-    """What both kinds of tasks have in common."""
+    """Return the arguments that both kinds of tasks have in common."""
     kind, _, name = told.source.partition(":")
     source = {"": f"file:{path.parent}", "tfds": name, "hf": told.source}[kind]
     known: Any = TEXT_METRICS
@@ -251,7 +254,11 @@ def _shared(path: Path, told: Declaration) -> dict[str, Any]:
 
 
 def check_rows(path: Path, told: Declaration, rows: Sequence[Row]) -> None:
-    """SettingError for a column or a label that the other side lacks, DataError for a row without a value."""
+    """Check that rows fit their task file.
+
+    SettingError for a column of the file that the rows lack, or a label of the rows that the file lacks.
+    DataError for a row without a value, or with a target that is no number where a metric needs one.
+    """
 
     def place(number: int) -> str:
         return rows.location(number) if isinstance(rows, TableRows) else f"row {number}"
@@ -290,9 +297,9 @@ def _is_number(text: str) -> bool:
 def check_declared(
     tasks: Sequence[Task | LabelledTask], cache: Path, vocabulary: Vocabulary, say: Callable[[str], object]
 ) -> None:
-    """SettingError if rows do not fit the file that declares their task, or targets are longer than it says.
+    """Raise SettingError if rows do not fit the file that declares their task, or targets exceed its length.
 
-    Where it has them cut, it is said how many are.
+    Where the file has longer targets cut, ``say`` reports how many are.
     """
     for task in tasks:
         for split in filter(None, ("train", "validation", "report" if task.report else None)):

@@ -1,4 +1,4 @@
-"""Tasks answered by a head not in words: classes, numbers, word labels, spans, choices."""
+"""Tasks that are answered by a head instead of in words: classes, numbers, word labels, spans, choices."""
 
 import copyreg
 import re
@@ -14,7 +14,7 @@ from lm.data.tasks.declared import declared_head
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import Kind, LabelledTask, Row, Task, Texts
 
-HALVES = ("sentence", "damaged")  # of a minimal pair
+HALVES = ("sentence", "damaged")  # fields of a minimal pair
 UPOS = tuple("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X _".split())
 
 
@@ -22,7 +22,7 @@ AnyTask = Task | LabelledTask
 
 
 def find_labelled(name: str) -> LabelledTask:
-    """``LABELLED[name]``, or that of a file; SettingError with the nearest name."""
+    """Return ``LABELLED[name]``, or the task that a file declares; SettingError names the nearest."""
     if is_task_file(name):
         return declared_head(name)
     if name not in LABELLED:
@@ -31,7 +31,10 @@ def find_labelled(name: str) -> LabelledTask:
 
 
 def with_head(words: str, kind: Kind, texts: str | Texts, **settings: Any) -> LabelledTask:
-    """The task in ``words`` of that name, with a head; ``texts`` may be the fields of a row to read."""
+    """Return the text-to-text task that is named ``words`` as a task with a head.
+
+    ``texts``: what is read of a row, or the names of its fields, with blanks between them.
+    """
     shared = ["source", "column", "target", "metrics", "beside", "report", "like"]
     shared += ["labels"] if kind == "classes" else []
     inherited = {field: getattr(TASKS[words], field) for field in shared if field not in settings}
@@ -40,7 +43,7 @@ def with_head(words: str, kind: Kind, texts: str | Texts, **settings: Any) -> La
 
 
 def behind_cue(row: Row) -> tuple[int, int] | None:
-    """Where the context has the answer behind the cue that is asked for."""
+    """Return the [start, end) of the answer behind the cue in the context [characters]; None if not there."""
     cue, answer = re.escape(row["question"]), re.escape(row["answers"][0])
     match = re.search(rf"(?<!\S){cue}\s+\W*({answer})(?!\w)", row["context"])
     return match and match.span(1)
@@ -51,7 +54,10 @@ def answer_texts(row: Row) -> list[str] | None:
 
 
 def word_labels(field: str) -> Callable[[Row], Sequence[int] | None]:
-    """The classes of a row's words; None where one is not known, which data sets write as -1 or -100."""
+    """Return a function that reads the classes of a row's words from ``field``.
+
+    It returns None where one is not known, which data sets write as -1 or -100.
+    """
 
     def labels(row: Row) -> Sequence[int] | None:
         return row[field] if all(label >= 0 for label in row[field]) else None
@@ -71,7 +77,7 @@ def first_answer(row: Row) -> tuple[int, int] | None:
 
 
 def pairs(rows: Sequence[Row]) -> list[Row]:
-    """Two sentences, of which the second follows the first in every other row."""
+    """Return rows of two sentences, of which the second follows the first in every other row."""
     return [
         {
             "sentence1": row["sentences"][(row["label"] + i % 2) % len(row["sentences"])],
@@ -83,7 +89,7 @@ def pairs(rows: Sequence[Row]) -> list[Row]:
 
 
 def halves(rows: Sequence[Row]) -> list[Row]:
-    """Both sentences of each minimal pair, the damaged one first in every other."""
+    """Return both sentences of each minimal pair as rows; in every other pair the damaged one is first."""
     both = [[{"sentence": row[key], "label": int(key == "sentence")} for key in HALVES] for row in rows]
     return [half for i, pair in enumerate(both) for half in pair[:: 1 - 2 * (i % 2)]]
 
@@ -98,7 +104,7 @@ def copa(row: Row) -> tuple[tuple[str, str], ...]:
 
 
 def multiple_choice(name: str, source: str, stem: str, candidates: Texts, **settings: Any) -> LabelledTask:
-    """Which of the candidates goes with the field ``stem``."""
+    """Return a task to choose the candidate that goes with the field ``stem``."""
 
     def texts(row: Row) -> tuple[tuple[str, str], ...]:
         return tuple((row[stem], text) for text in candidates(row))

@@ -1,4 +1,4 @@
-"""Tasks that are fine-tuned together, and how often each is drawn."""
+"""Mixtures: tasks that a model is fine-tuned on together, and the rate at which each is drawn."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from lm.data.tasks.task import Task
 
 @dataclass(frozen=True)
 class Mixture:
-    """Names of tasks, or a task file, and the length beyond which targets are cut, EOS counted [tokens]."""
+    """Names of tasks, or a task file, and the length to which targets are cut, EOS included [tokens]."""
 
     tasks: tuple[str, ...]
     targets_length: int
@@ -22,17 +22,17 @@ class Mixture:
         return map(find_task, self.tasks)
 
     def has(self, task: str) -> bool:
-        """Whether a task of this name is in it."""
+        """Return whether a task of this name is in the mixture."""
         return task in [each.name for each in self]
 
     @property
     def evaluated(self) -> list[Task]:
-        """The tasks that are not for training only."""
+        """Return the tasks that have a validation split, and so are not for training only."""
         return [task for task in self if task.validation]
 
 
 def alone() -> dict[str, Mixture]:
-    """A mixture of each task that can be fine-tuned on alone, by its name."""
+    """Return mixtures of a single task, by name: of each task with a ``targets_length`` of its own."""
     return {
         name: Mixture((name,), task.targets_length) for name, task in TASKS.items() if task.targets_length
     }
@@ -43,12 +43,12 @@ MIXTURES: dict[str, Mixture] = {
     # the paper's (Raffel et al. 2020, section 2.3), with the lengths of the released code; all else is alone
     "glue": Mixture(("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"), 84),
     "super_glue": Mixture(SUPER_GLUE, 62),
-    # what can be had at smaller scales
+    # those of smaller scales
     "documentation": Mixture(("cloze", "extract", "acceptability", "first-sentence", "next", "restore"), 40),
-    # in two halves, so that pre-training on tasks can leave one out; of one shape, which compiles once
+    # its two halves, so that pre-training on tasks can hold one out; of the same shape, to compile once
     "documentation-words": Mixture(("cloze", "extract", "acceptability"), 40),
     "documentation-sentences": Mixture(("first-sentence", "next", "restore"), 40),
-    # accuracy by length
+    # for accuracy by length
     "copy": Mixture(tuple(task.name for task in COPY), TARGETS_LENGTH),
     "reverse": Mixture(tuple(task.name for task in REVERSE), TARGETS_LENGTH),
     "glue_small": Mixture(("cola", "sst2", "mrpc", "stsb", "qnli", "rte"), 16),
@@ -59,7 +59,7 @@ MIXTURES: dict[str, Mixture] = {
 
 
 def mixture(name: str) -> Mixture:
-    """The mixture of that name, or a task file alone; SettingError with the nearest name."""
+    """Return the mixture of that name, or of a task file alone; SettingError names the nearest."""
     if is_task_file(name):
         return Mixture((name,), find_task(name).targets_length or 0)
     if name not in MIXTURES:
@@ -73,9 +73,10 @@ TWINS = {"rte", "super_glue_rte"}  # the same data
 def rates(
     sizes: Mapping[str, int], *, kind: Literal["proportional", "equal"], limit: int | None, temperature: float
 ) -> dict[str, float]:
-    """Shares, of sum 1, of tasks by their number of examples e (section 3.5.2 of the paper).
+    """Return the mixing rates of tasks, of sum 1, by their numbers of examples ``sizes``.
 
-    Proportional is min(e, limit) ** (1 / temperature), where tasks with the same data count half each.
+    Equal rates are the same for all tasks. Proportional ones are min(e, limit) ** (1 / temperature) for e
+    examples (section 3.5.2 of the paper), where tasks with the same data count half each.
     """
     if kind == "equal":
         return dict.fromkeys(sizes, 1 / len(sizes))

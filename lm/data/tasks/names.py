@@ -1,4 +1,4 @@
-"""What tasks are called: by a name of this package, or by the file that declares one."""
+"""Names of tasks: one of this package, or the path of a file that declares a task."""
 
 from pathlib import PurePath
 
@@ -6,10 +6,10 @@ TASK_FILE = ".toml"
 
 
 def is_task_file(name: str) -> bool:
-    """Whether a name is the path of a file that declares a task (``lm.data.tasks.declared``)."""
+    """Return whether a name is the path of a file that declares a task (``lm.data.tasks.declared``)."""
     return name.endswith(TASK_FILE)
 
 
 def task_name(name: str) -> str:
-    """The name of a task in records and folders: of ``tasks/reviews.toml`` it is ``reviews.toml``."""
+    """Return the name of a task in records and folders: ``reviews.toml`` for ``tasks/reviews.toml``."""
     return PurePath(name).name if is_task_file(name) else name

@@ -1,7 +1,7 @@
-"""Tasks as prompts of a model that was tuned for none [Radford et al. 2019; Brown et al. 2020].
+"""Tasks as zero-shot and few-shot prompts for a pre-trained model [Radford et al. 2019; Brown et al. 2020].
 
-``squad@3`` is the task ``squad`` after three of its training rows with their answers, ``squad@0`` the
-question alone. Answers are written up to the end of a line, or the likeliest of what there is to choose from.
+``squad@3`` puts three training rows with their answers before each question of ``squad``, ``squad@0`` none.
+An answer is generated up to the end of a line, or it is the likeliest of the candidates.
 """
 
 import dataclasses
@@ -16,26 +16,26 @@ from lm.data.tasks.benchmarks import EXACT, TASKS
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import Row, Task
 
-BETWEEN = "\n\n"  # examples
+BETWEEN = "\n\n"  # separates examples
 AT = "@"  # between the name of a task and the number of its examples
-SPARE = 8  # examples drawn besides, in the place of those that are scored themselves
+SPARE = 8  # more examples drawn than needed, to replace those that are scored themselves
 
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """How a task is put to a model that continues text: an answer stands behind the question and a blank."""
+    """A prompt template: the answer follows the question and a blank."""
 
     question: Callable[[Row], str]
-    body: str | None  # the field whose end is left out where a prompt is too long; None: nothing may be
-    cue: str  # of the next question, which ends an answer as a newline does: some vocabularies have none
-    option: Callable[[Row, str], str] = lambda row, answer: answer  # an answer of the task -> what is read
-    right: Callable[[Row], str] | None = None  # the answer; None: that of the task
-    target: Callable[[Row], object] | None = None  # what metrics compare with; None: that of the task
+    body: str | None  # the field that is truncated where a prompt is too long; None: no field may be
+    cue: str  # begins the next question; ends an answer, as some vocabularies have no newline
+    option: Callable[[Row, str], str] = lambda row, answer: answer  # an answer of the task, as in prompts
+    right: Callable[[Row], str] | None = None  # returns the right answer; None: as the task
+    target: Callable[[Row], object] | None = None  # returns what metrics compare with; None: as the task
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompted(Task):
-    """A task by prompts; the text of a row is in its field ``prompt``."""
+    """A few-shot task; the prompt of a row, once it is made, is in its field ``prompt``."""
 
     _: dataclasses.KW_ONLY
     template: Template
@@ -43,30 +43,33 @@ class Prompted(Task):
 
     @property
     def asked(self) -> str:
-        """The name of the task without the number of examples."""
+        """Return the name of the task without the number of examples."""
         return self.name.partition(AT)[0]
 
     def right(self, row: Row) -> str:
-        """The right answer, in the task's words."""
+        """Return the right answer, in the task's words."""
         return self.to_text(row)[1]
 
     def texts(self, row: Row) -> list[str]:
-        """What may stand behind the prompt: all that there is to choose from, or the right answer."""
+        """Return the answers as they may follow the prompt: all candidates, or the right answer alone."""
         answers = [self.right(row)] if self.candidates is None else self.candidates(row)
         return [self.template.option(row, answer) for answer in answers]
 
     def place(self, row: Row) -> int:
-        """Which of ``texts`` is right; 0 where a test set does not tell."""
+        """Return the index of the right answer in ``texts``; 0 where a test set withholds it."""
         answers = () if self.candidates is None else self.candidates(row)
         return answers.index(self.right(row)) if self.right(row) in answers else 0
 
     def prompt(self, row: Row, examples: Sequence[Row]) -> str:
-        """Examples with their answers, and the question."""
+        """Return the prompt: the examples with their answers, then the question."""
         solved = [f"{self.template.question(one)} {self.texts(one)[self.place(one)]}" for one in examples]
         return BETWEEN.join([*solved, self.template.question(row)])
 
     def fitted(self, row: Row, examples: Sequence[Row], fits: Callable[[str], bool]) -> str:
-        """The prompt with the most words of the question's body that fit; SettingError if it never does."""
+        """Return the prompt with as many words of the question's body as fit, found by bisection.
+
+        SettingError if it does not fit without any.
+        """
         if fits(whole := self.prompt(row, examples)):
             return whole
         body = self.template.body
@@ -75,7 +78,7 @@ class Prompted(Task):
         def shortened(count: int) -> str:
             return self.prompt(row | {body or "": " ".join(words[:count])}, examples)
 
-        least, most = -1, len(words)  # the words that are known to fit, and that are known not to
+        least, most = -1, len(words)  # numbers of words that are known to fit, and known not to
         while most - least > 1:
             middle = (least + most) // 2
             least, most = (middle, most) if fits(shortened(middle)) else (least, middle)
@@ -85,15 +88,16 @@ class Prompted(Task):
         return shortened(least)
 
     def written(self, text: str) -> str:
-        """The answer in what a model wrote: up to a newline, or the cue of another question."""
+        """Return the answer in generated text: up to a newline, or the cue of another question."""
         ends = rf"\n|{re.escape(self.template.cue)}"
         return re.split(ends, text.strip(), maxsplit=1)[0].strip()
 
 
 def draw_examples(task: Prompted, train: Sequence[Row], scored: Sequence[Row]) -> list[list[Row]]:
-    """As many rows of ``train`` for each of ``scored``: the same in every run, and none that is scored.
+    """Return ``task.shots`` rows of ``train`` for each row of ``scored``, the same ones in every run.
 
-    As in GPT-3, every question has its own (Brown et al. 2020, section 2.4).
+    As in GPT-3, every question has its own (Brown et al. 2020, section 2.4). No row that is scored is among
+    them. SettingError if too few rows are left.
     """
     tested, drawn = {*map(_identity, scored)} if task.shots else set(), []
     for number in range(len(scored)):
@@ -117,12 +121,12 @@ def _identity(row: Row) -> str:
 
 
 def is_prompted(name: str) -> bool:
-    """Whether a name is one of a task by prompts."""
+    """Return whether a name is one of a few-shot task, ``TASK@K``."""
     return AT in name and not is_task_file(name)
 
 
 def find_prompted(name: str) -> Prompted:
-    """``TASK@K``; SettingError with the nearest name, or what K may be."""
+    """Return the task ``TASK@K``; SettingError with the nearest name, or with what K may be."""
     stem, _, shots = name.partition(AT)
     if stem not in TEMPLATES:
         raise SettingError(f"--tasks {name}: there is no prompt for {stem!r}{nearest(stem, TEMPLATES)}")
@@ -141,23 +145,23 @@ def bare_first_word(text: str, _row: Row) -> str:
 
 
 def last_word(row: Row) -> tuple[str, str]:
-    """Two sentences without their last word, and that word [LAMBADA: Paperno et al. 2016]."""
+    """Return two sentences without their last word, and that word [LAMBADA: Paperno et al. 2016]."""
     text, _, word = f"{row['sentences'][row['label']]} {row['following']}".rpartition(" ")
     return text, bare_first_word(word, row)
 
 
 def summarised(document: str) -> Template:
-    """Of a field [Radford et al. 2019, section 3.6]."""
+    """Return the template that summarises a field [Radford et al. 2019, section 3.6]."""
     return Template(lambda row: f"{row[document]}\nTL;DR:", document, "TL;DR:")
 
 
 def translation_to(language: str) -> Template:
-    """From English [Radford et al. 2019, section 3.7]."""
+    """Return the template that translates from English [Radford et al. 2019, section 3.7]."""
     return Template(lambda row: f"English: {row['en']}\n{language}:", "en", "English:")
 
 
 def gap(row: Row) -> tuple[str, str]:
-    """What stands before and behind the gap of a cloze."""
+    """Return the text before and behind the gap of a cloze, with the context in front."""
     before, _, behind = row["question"].partition("_")
     return f"{row['context']} {before}".strip(), behind
 
@@ -176,21 +180,21 @@ def lower_first(text: str) -> str:
 
 
 TEMPLATES: Mapping[str, Template] = {
-    # on the documentation
+    # of the documentation
     "first-sentence": summarised("document"),
     "extract": Template(
         lambda row: f'{row["context"]}\nQuestion: what follows "{row["question"]}"?\nAnswer:',
         "context",
         "Question:",
     ),
-    # of ten candidates the one with the likeliest rest of the sentence, as in CBT [Hill et al. 2016]
+    # of ten candidates the one with which the rest of the sentence is likeliest, as in CBT [Hill et al. 2016]
     "cloze": Template(
         lambda row: gap(row)[0], None, BETWEEN, option=lambda row, word: f"{word}{gap(row)[1]}"
     ),
     "last-word": Template(lambda row: last_word(row)[0], None, BETWEEN, right=lambda row: last_word(row)[1]),
-    # of two sentences of the same words the likelier
+    # of two sentences of the same words, the likelier
     "acceptability": Template(lambda row: f"Text: {row['context']}".strip(), None, "Text:"),
-    # the paper's, and what stands in for them
+    # the paper's, and smaller sets that stand in for them
     "cnn_dailymail": summarised("article"),
     "scitldr": summarised("document"),
     "squad": Template(

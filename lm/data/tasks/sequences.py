@@ -1,7 +1,7 @@
-"""Copy and reverse: sequences of random words, a task for each range of lengths, so that scores go by length.
+"""Copy and reverse sequences of random words: a task for each range of lengths, so that scores are by length.
 
-What a course shows with them is the bottleneck: a decoder that starts from one vector knows less of a longer
-text, and one with attention as much of each (Sutskever et al. 2014; Bahdanau et al. 2015).
+They show the bottleneck of recurrent encoder-decoders: a decoder that starts from one vector knows less of a
+longer text, one with attention as much of any (Sutskever et al. 2014; Bahdanau et al. 2015).
 """
 
 from collections.abc import Callable
@@ -10,16 +10,19 @@ from lm import metrics
 from lm.data.documentation.drawn_words import LONGEST_SEQUENCES
 from lm.data.tasks.task import Row, Task
 
-TARGETS_LENGTH = 40  # of all, so that they share compiled programs; EOS counted [tokens]
+TARGETS_LENGTH = 40  # the same for all, so that they share compiled programs; EOS included [tokens]
 
 
 def backwards(text: str) -> str:
-    """The words in the opposite order."""
+    """Return the words in reverse order."""
     return " ".join(reversed(text.split()))
 
 
 def _rewriting(name: str, longest: int, answer: Callable[[str], str]) -> Task:
-    """Write ``answer`` of a sequence of ``longest`` / 2 + 1 to ``longest`` words; words in place count."""
+    """Return a task to write ``answer`` of a sequence of ``longest`` // 2 + 1 to ``longest`` words.
+
+    The score is the accuracy of words in their places.
+    """
 
     def to_text(row: Row) -> tuple[str, str]:
         return f"{name}: {row['text']}", answer(row["text"])
