@@ -23,11 +23,11 @@ class Side:
     segment_ids: Array = None  # int32, 0: padding; None: each row is one text
     positions: Array = None  # int32; None: counted from the start of each segment
     token_types: Array = None  # int32: 0 in the first text of a row, 1 in the second
-    causal_attention: Array = None  # int32, 1: the prefix of a prefix decoder, visible to all of it
+    causal_attention: Array = None  # int32, 1: a prefix, which all attend to (prefix decoders)
     global_attention: Array = None  # 1: an encoder's positions that attend to all, whatever the window
     targets: Array = None  # int32: the token that is predicted at each position
     loss_weights: Array = None  # float32: the weight of each target in the loss
-    content: Array = None  # bool: targets that are content tokens (``lm.data.content``)
+    content: Array = None  # bool: targets that are text, no sentinel, EOS or copy (``lm.data.content``)
 
     def map(self, function: Callable[[Array], Array]) -> "Side":
         """Return the side with ``function`` applied to each array that there is."""
@@ -40,12 +40,12 @@ class Batch:
 
     encoder: Side | None = None
     decoder: Side | None = None
-    text_loss_weights: Array = None  # float32 [B,S]: 1 where ELECTRA's discriminator judges
-    sentence_labels: Array = None  # int32 [B]: 1 for a changed pair of sentences
+    text_loss_weights: Array = None  # float32 [B,S]: 1 for tokens that ELECTRA's discriminator judges
+    sentence_labels: Array = None  # int32 [B]: 1 if the second text is random (NSP) or both are swapped (SOP)
     sentence_loss_weights: Array = None  # float32 [B]
-    labels: Array = None  # of a head: classes [B] or [B,T], numbers [B], spans [B,2]
+    labels: Array = None  # of a fine-tuning head: classes [B] or [B,T], numbers [B], spans [B,2]
     label_loss_weights: Array = None  # float32 [B] or [B,T]
-    frequent_pieces: Array = None  # int32 [B,10]: the most frequent pieces of held-out text, or -1
+    frequent_pieces: Array = None  # int32 [B,10]: the most frequent content tokens of held-out text; -1 pads
 
     @property
     def sides(self) -> dict[str, Side]:

@@ -1,7 +1,7 @@
 """Pre-training rows of models with a decoder: inputs and targets of corrupted text, packed into rows.
 
-Shapes: B examples of at most L raw tokens. A batch is a function of (seed, row numbers) alone: every random
-number is drawn by the number of its example.
+Shapes: B examples of at most L raw tokens. A batch is a function of (seed, row numbers) alone: random
+numbers are a function of (seed, number of the example).
 """
 
 import functools
@@ -41,7 +41,7 @@ def pretraining_rows(
     check_objective(objective, architecture, streams.corpus.vocabulary)
     lengths = compute_lengths(objective, inputs_length)
     if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
-        # A prefix LM puts inputs and targets into one row, both with an EOS: one raw token less makes room.
+        # A prefix LM has two EOS in its row, after inputs and after targets: its text is a token shorter.
         lengths = lengths._replace(raw=max(lengths.raw - 1, 1))
     reading = CorpusReading(streams, objective, lengths, batch_size)
     return Masked(reading) if architecture == "encoder" else Denoised(reading, architecture, frame)
@@ -122,10 +122,13 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class Denoised(Uncached):
-    """Inputs and targets of segments, packed unless their objective concatenates documents.
+    """The rows of pre-training: inputs and targets of segments.
 
-    Concatenated segments fill a row each. Documents that are kept apart are packed in the order of the epoch,
-    within a window: their noise decides how many fit.
+    If documents are concatenated, each segment fills one row. Otherwise segments are packed in the order of
+    the epoch, within a window; how many fit depends on their noise.
+
+    A call goes from row numbers to the windows that hold them, to the segments of each row (``Excerpts``), to
+    ragged inputs and targets, to a ``Batch``.
     """
 
     reading: CorpusReading

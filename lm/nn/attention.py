@@ -63,7 +63,7 @@ class Projections(Module):
 
     @property
     def _key_axis(self) -> str:
-        # The axis by which kernels are sharded: a device count that divides N may not divide K.
+        # Matrices of keys are sharded by heads of their own: a device count that divides N may not divide K.
         return "heads" if self.config.attention.num_key_value_heads is None else "kv_heads"
 
     def _split_heads(self, x: Array, length: str, axis: str) -> Array:
@@ -103,7 +103,7 @@ class Attention(Projections, TokenMixer):
     def __call__(
         self, x: Array, inputs: AttentionInputs, cache: LayerCache | None, dropout_masks: DropoutMasks
     ) -> tuple[Array, LayerCache | None]:
-        """Return [B,T,D]: x [B,T,D] attends to itself, and to earlier tokens if there is a cache."""
+        """Return [B,T,D], of x [B,T,D] that attends to itself and to the cache, and the updated cache."""
         kv = self.key_value(x, inputs.positions)
         if cache is not None:
             cache = cache.write(kv, inputs.cache_index)

@@ -12,7 +12,7 @@ import numpy as np
 
 GEOMETRIC, LONGEST_SPAN = 0.2, 10  # mean 3.8, as SpanBERT's [Joshi et al. 2020, 3.1; words]
 
-# Poisson spans may be empty: then something is missing where nothing was.
+# A Poisson span may have length 0: a mask is inserted and no token is hidden.
 NoiseName = Literal["iid", "whole-words", "spans", "geometric-spans", "poisson-spans", "suffix", "everything"]
 
 Counts = tuple[np.ndarray, np.ndarray]  # [B]: noise tokens, and the runs they fall in
@@ -145,7 +145,7 @@ def random_spans_noise_mask(amount: Amount, text: Drawn) -> np.ndarray:
     visible = np.maximum(text.lengths, 2) - noise
     # none is empty, and there is a sentinel for each
     spans = np.minimum(spans, np.minimum(np.minimum(noise, visible), text.num_sentinels))
-    # Noise takes its numbers from the left, text from the right: together they need no more than L - 2.
+    # Noise uses the first numbers and text the last, together at most L - 2, so that none is used twice.
     noise_ends, text_ends = _compose(u, noise, spans), _compose(u[:, ::-1], visible, spans)
     before = np.roll(noise_ends, 1)
     before[np.cumsum(spans) - spans] = 0
@@ -173,8 +173,8 @@ def _whole_words(amount: Amount, text: Drawn) -> np.ndarray:
 def _geometric_spans(amount: Amount, text: Drawn) -> np.ndarray:
     """Return SpanBERT's mask, bool [B,L]: spans from random words on until enough is noise.
 
-    Words begin a span in the order of their random numbers, and the last span is cut at the share. A word is
-    noise if one of the spans over it was drawn.
+    Words begin a span in the order of their random numbers. The last span is cut at the first end of a word
+    that reaches the share. A word is noise if one of the spans over it was drawn.
     """
     lengths, u = text.lengths, text.u
     inside = length_mask(lengths, u.shape[2])
@@ -202,7 +202,7 @@ def _geometric_spans(amount: Amount, text: Drawn) -> np.ndarray:
 
 
 def geometric(u: np.ndarray) -> np.ndarray:
-    """Turn uniforms into lengths from 1 to LONGEST_SPAN, each GEOMETRIC less likely than the one before."""
+    """Turn uniforms into lengths from 1 to LONGEST_SPAN, each 20 % less likely than the one before."""
     stay = 1 - GEOMETRIC
     lengths = 1 + np.log1p(-u * (1 - stay**LONGEST_SPAN)) / math.log(stay)
     return np.minimum(lengths, LONGEST_SPAN).astype(np.int32)
@@ -213,9 +213,9 @@ def _infill(amount: Amount, lengths: np.ndarray, u: np.ndarray) -> Infilled:
 
     The share of noise is exact. Span lengths are Poisson, and one of 0 inserts a mask between two tokens; no
     two masks are neighbours. Spans are drawn until they hold the noise. The last one drawn, which is also the
-    last in the text, takes what remains of it. Mostly that cuts it, as in BART. It is lengthened where no
-    other span has room: each needs a visible token before the next, and a noise token, so that inputs never
-    outgrow the text. That is rare except for texts of a few tokens (at a rate of 0.15, one in 20 of 2 to 9
+    last in the text, takes what remains of it. Mostly that cuts it, as in BART. It is lengthened if no
+    further span fits: a span needs one noise token, and one visible token before the next span, so that
+    inputs never outgrow the text. That is rare except for texts of a few tokens (at a rate of 0.15, one in 20 of 2 to 9
     tokens) and rates above mean / (mean + 1).
 
     BART's code counts words, lets spans overlap, so that less may be hidden than asked for, and adds a mask
@@ -277,8 +277,9 @@ NOISES: dict[str, Noise] = {
 def cap_sentinels(noise: np.ndarray, inside: np.ndarray, u: np.ndarray, num_sentinels: int) -> np.ndarray:
     """Return noise, bool [B,L], with random spans dropped in rows that have fewer sentinels than spans.
 
-    One span fewer is kept than there are sentinels, since k spans leave at most k + 1 runs of text. Whatever
-    the mask, u is uniform among noise tokens, so that it can also choose the spans.
+    One span fewer is kept than there are sentinels, since the text around k spans has up to k + 1 runs, each
+    of which needs a sentinel too. The numbers u at their starts choose the spans: given the mask they are
+    uniform for i.i.d. and whole-word noise, and only nearly so for geometric spans.
     """
     starts = runs_of(noise)
     scarce = np.maximum(starts.sum(1), runs_of(inside & ~noise).sum(1)) > num_sentinels
@@ -290,7 +291,7 @@ def cap_sentinels(noise: np.ndarray, inside: np.ndarray, u: np.ndarray, num_sent
 
 
 def trim_targets(noise: np.ndarray, inside: np.ndarray, sentinels: bool, room: int) -> np.ndarray:
-    """Drop the noise that does not fit in ``room``, less one sentinel for the text after it and one EOS."""
+    """Drop the noise whose targets do not fit in ``room``, which includes EOS and a closing sentinel."""
     targets = noise | runs_of(inside & ~noise) if sentinels else noise
     over = targets.sum(1) > room - 1
     if over.any():

@@ -25,10 +25,10 @@ def scaled_dot_product_attention(
 ) -> Float[Array, "B T N Hv"]:
     """Return softmax(Q K^T / sqrt(H) + bias) V (Vaswani et al. 2017, equation 1).
 
-    query [B,T,N,H], key and value [B,S,K,H] with N % K == 0; mask bool, True where a query attends to a key,
-    and bias float, both [B|1,N|1,T|1,S|1]; dropout_factors float32 [B|1,N|1,T|1,S] -> [B,T,N,H], with the
-    width of the values. The default scale is that of ``jax.nn.dot_product_attention``, whose argument order
-    differs: the bias comes before the mask.
+    query [B,T,N,H], key [B,S,K,H] and value [B,S,K,Hv] with N % K == 0; mask bool, True where a query attends
+    to a key, and bias float, both [B|1,N|1,T|1,S|1]; dropout_factors float32 [B|1,N|1,T|1,S|1] ->
+    [B,T,N,Hv]. The default scale is that of ``jax.nn.dot_product_attention``, whose argument order differs:
+    the bias comes before the mask.
 
     With K < N this is grouped-query attention (Ainslie et al. 2023), with K = 1 multi-query (Shazeer 2019).
     A query that may attend to nothing gives zeros. Logits and softmax are float32 whatever the inputs are.
@@ -131,8 +131,8 @@ def drop_values(
 ) -> tuple[Float[Array, "B S N H"], Float[Array, "B S N Hv"]]:
     """Return keys and values [B,S,N,H], the values times ``dropout_factors`` [B,N,1,S].
 
-    A mask that all queries of a row share can multiply the values instead of the weights, which a fused
-    kernel does not expose. It has no gradient.
+    Fused kernels do not expose the weights. A dropout mask that all queries of a row share can scale the
+    values instead. No gradient flows to the factors.
     """
     key, value = (repeat_heads(x, dropout_factors.shape[1]) for x in (key, value))
     factor = jax.lax.stop_gradient(dropout_factors)[:, :, 0].swapaxes(1, 2)[..., None]

@@ -29,15 +29,15 @@ Loss = Callable[[Any, Batch, Key, LossConfig], LossAndSums]
 # Weight of the discriminator's loss beside the generator's (Clark et al. 2020, section 3.1).
 DISCRIMINATOR_WEIGHT = 50.0
 
-# Share of a row's positions for which logits are computed, unless a row of the batch predicts more: then
-# for all. With 15 % of tokens masked at random it is 8 standard deviations above the mean in rows
-# of 512 tokens, 4 in rows of 128.
+# Logits are computed for this share of a row's positions, or for all if a row of the batch predicts more.
+# With 15 % of tokens masked at random it is 8 standard deviations above the mean in rows of 512 tokens, 4 in
+# rows of 128.
 MAX_PREDICTED_SHARE = 0.28
 
 
 def language_model(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Return the cross-entropy of the decoder's targets [B,T]."""
-    return _tokens(model(batch, key), batch.side("decoder"), batch.frequent_pieces, config)
+    return _token_loss(model(batch, key), batch.side("decoder"), batch.frequent_pieces, config)
 
 
 class CarriedLoss(NamedTuple):
@@ -53,25 +53,25 @@ def carried_language_model(
 ) -> CarriedLoss:
     """Return ``language_model`` of rows that continue from the recurrent states ``carry`` [layers,B,h]."""
     x, carry = model.features_from_carry(batch, carry, key)
-    loss, sums = _tokens(model.logits(x), batch.side("decoder"), batch.frequent_pieces, config)
+    loss, sums = _token_loss(model.logits(x), batch.side("decoder"), batch.frequent_pieces, config)
     return CarriedLoss(loss, sums, carry)
 
 
 def both_directions(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Return the mean cross-entropy of the decoder's targets [B,T], read forward and backward."""
     side, frequent = batch.side("decoder"), batch.frequent_pieces
-    losses = [_tokens(logits, side, frequent, config) for logits in model(batch, key)]
+    losses = [_token_loss(logits, side, frequent, config) for logits in model(batch, key)]
     return jax.tree.map(lambda forward, backward: (forward + backward) / 2, *losses)
 
 
 def masked_lm(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Return the cross-entropy of the encoder's targets [B,S] and, for pairs, of ``sentence_labels`` [B]."""
     x = model.features(batch, key)
-    loss, sums = _masked_tokens(model, x, batch, config)
+    loss, sums = _masked_token_loss(model, x, batch, config)
     if batch.sentence_labels is None:
         return loss, sums
     head = model.next_sentence if model.sentence_order is None else model.sentence_order
-    pair, pair_sums = _classes(head(model.pooled(x)), batch.sentence_labels, batch.sentence_loss_weights)
+    pair, pair_sums = _class_loss(head(model.pooled(x)), batch.sentence_labels, batch.sentence_loss_weights)
     return loss + pair, sums | {f"sentence_{name}": value for name, value in pair_sums.items()}
 
 
@@ -81,7 +81,7 @@ def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
     sample, key = (jax.random.key(0), None) if key is None else jax.random.split(key)
     logits, tokens, replaced = model(batch, sample, key)
     side = batch.side("encoder")
-    loss, sums = _tokens(logits, side, batch.frequent_pieces, config)
+    loss, sums = _token_loss(logits, side, batch.frequent_pieces, config)
     weights, is_replaced = batch.text_loss_weights, tokens != side.targets
     discrimination = (optax.sigmoid_binary_cross_entropy(replaced, is_replaced) * weights).sum()
     right = (((replaced > 0) == is_replaced) * weights).sum()
@@ -98,20 +98,23 @@ def labelled(model: Any, batch: Batch, key: Key, _config: LossConfig) -> LossAnd
         return loss, {"loss": (loss, weights.sum())}
     if kind == "span":
         weights = weights[:, None] / 2 * jnp.ones(2)[None, :]
-    return _classes(outputs, labels, weights)
+    return _class_loss(outputs, labels, weights)
 
 
-def _masked_tokens(model: Any, x: Array, batch: Batch, config: LossConfig) -> LossAndSums:
-    """Return the loss of an encoder's states x [B,T,D], with logits of predicted positions alone if few."""
+def _masked_token_loss(model: Any, x: Array, batch: Batch, config: LossConfig) -> LossAndSums:
+    """Return the loss of an encoder's states x [B,T,D].
+
+    Logits are computed where something is predicted alone, if these positions are few.
+    """
     side, weights = batch.side("encoder"), batch.side("encoder").loss_weights
     max_predicted = ceil(MAX_PREDICTED_SHARE * weights.shape[1])
 
     @jax.checkpoint  # otherwise the logits of both branches would be saved for the backward pass
     def token_loss(x: Array, side: Side) -> LossAndSums:
-        return _tokens(model.logits(x), side, batch.frequent_pieces, config)
+        return _token_loss(model.logits(x), side, batch.frequent_pieces, config)
 
     def predicted_loss(x: Array, side: Side) -> LossAndSums:
-        positions = jax.lax.top_k(weights, max_predicted)[1]  # those beyond the predicted ones have no weight
+        positions = jax.lax.top_k(weights, max_predicted)[1]  # slots left over point at positions of weight 0
         few = side.map(lambda array: jnp.take_along_axis(array, positions, axis=1))
         return token_loss(jnp.take_along_axis(x, positions[:, :, None], axis=1), few)
 
@@ -119,7 +122,7 @@ def _masked_tokens(model: Any, x: Array, batch: Batch, config: LossConfig) -> Lo
     return jax.lax.cond(few_predicted, predicted_loss, token_loss, x, side)
 
 
-def _tokens(logits: Array, side: Side, frequent: Array | None, config: LossConfig) -> LossAndSums:
+def _token_loss(logits: Array, side: Side, frequent: Array | None, config: LossConfig) -> LossAndSums:
     """Return the cross-entropy of logits [B,T,V] for the targets of a side."""
     targets, weights = side.targets, side.loss_weights
     loss, total, z_loss = cross_entropy(
@@ -128,12 +131,12 @@ def _tokens(logits: Array, side: Side, frequent: Array | None, config: LossConfi
     right, _ = accuracy(logits, targets, weights)
     sums = {"loss": (loss - z_loss, total), "z_loss": (z_loss, total), "accuracy": (right, total)}
     if frequent is not None:
-        sums |= _content(logits, targets, side.content, frequent)
+        sums |= _content_metrics(logits, targets, side.content, frequent)
     return loss, sums
 
 
-def _content(logits: Array, targets: Array, content: Array, frequent: Array) -> Sums:
-    """Return the loss of content tokens, and on how many a ``frequent`` piece is the likeliest."""
+def _content_metrics(logits: Array, targets: Array, content: Array, frequent: Array) -> Sums:
+    """Return the loss of content tokens, and how often the likeliest token is one of ``frequent``."""
     loss, total, _ = cross_entropy(logits, targets, content, z_loss=0.0, label_smoothing=0.0)
     # The loss computes the same maximum. XLA's argmax would take as long on CPUs as the whole evaluation.
     of_frequent = jnp.take_along_axis(logits, jnp.maximum(frequent, 0)[:, None, :], axis=-1)
@@ -141,7 +144,7 @@ def _content(logits: Array, targets: Array, content: Array, frequent: Array) -> 
     return {"content_loss": (loss, total), "top_ten_share": ((is_frequent & content).sum(), total)}
 
 
-def _classes(logits: Array, labels: Array, weights: Array) -> LossAndSums:
+def _class_loss(logits: Array, labels: Array, weights: Array) -> LossAndSums:
     """Return the cross-entropy for labels from 0 on; an unknown label gives NaN unless its weight is 0."""
     labels = jnp.where(weights == 0, 0, labels)
     known = is_known(labels, logits.shape[-1])

@@ -161,7 +161,10 @@ def compute_gradients(
 
 
 def normalize_loss_weights(batch: Batch) -> tuple[Batch, Metrics]:
-    """Return the batch with loss weights that sum to 1, and how many target tokens there were."""
+    """Return the batch with loss weights that sum to 1, and how many tokens it trains on.
+
+    For ELECTRA these are the tokens that the discriminator judges.
+    """
     weights = batch.loss_weights()
     totals = {name: x.sum(dtype=jnp.float32) for name, x in weights.items()}
     normalized = {name: weights[name] / jnp.maximum(total, 1) for name, total in totals.items()}
@@ -194,7 +197,7 @@ def _sum_over_microbatches(
 def skip_bad_update(
     config: GuardConfig, before: State, after: State, metrics: Metrics
 ) -> tuple[State, Metrics]:
-    """Return ``after``, or ``before`` with the next step's number if the guard finds the update bad.
+    """Return ``after``, or ``before`` with the next step's number if the guard skips the update.
 
     This is no optax transformation: a recurrent carry and the average of parameters must stay too, and
     changing the guard must not rename the optimiser's state in checkpoints.
@@ -236,12 +239,18 @@ class Steps:
         self.train.lower(self.abstract, sharding.abstract_arrays(batch), seed).compile()
 
     def shard_batch(self, batch: sharding.Tree) -> sharding.Tree:
-        """Return a batch of an evaluation, or any tree of rows, on the devices; a signal may end it here."""
+        """Return a batch, or any tree of arrays by row, sharded over the devices.
+
+        Raises if a signal has asked the process to end.
+        """
         check_preemption()
         return sharding.put_batch(batch, self.mesh)
 
     def evaluate(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
-        """Return mean metrics over ``batches``, of which each process has its rows, and ``tokens``."""
+        """Return metrics averaged over ``batches``, and their number of ``tokens``.
+
+        Each process passes its own rows of every batch.
+        """
         totals = None
         for batch in batches:
             sums = self.eval(state, self.shard_batch(batch))
