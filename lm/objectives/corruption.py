@@ -215,8 +215,8 @@ def _infill(amount: Amount, lengths: np.ndarray, u: np.ndarray) -> Infilled:
     two masks are neighbours. Spans are drawn until they hold the noise. The last one drawn, which is also the
     last in the text, takes what remains of it. Mostly that cuts it, as in BART. It is lengthened if no
     further span fits: a span needs one noise token, and one visible token before the next span, so that
-    inputs never outgrow the text. That is rare except for texts of a few tokens (at a rate of 0.15, one in 20 of 2 to 9
-    tokens) and rates above mean / (mean + 1).
+    inputs never outgrow the text. That is rare except for texts of a few tokens (at a rate of 0.15, one in
+    20 of 2 to 9 tokens) and rates above mean / (mean + 1).
 
     BART's code counts words, lets spans overlap, so that less may be hidden than asked for, and adds a mask
     for every empty span.
