@@ -5,6 +5,7 @@ import platform
 import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from importlib import metadata
@@ -20,7 +21,7 @@ from experiments.processes.supervisor import RESUMABLE, print_line, supervise
 from experiments.study.extension import load_study
 from experiments.study.own import study_files, without_study
 from lm.config.base import SettingError, nearest
-from lm.train.runtime.preemption import exit_after
+from lm.train.runtime.preemption import COMPILER_THREAD, exit_after
 
 AFTER_SIGNAL = 5.0  # from a signal that there is nothing to save for to the end, at most [seconds]
 _HELP = """lm: train Transformer language models and compare their objectives and architectures.
@@ -99,6 +100,11 @@ def main() -> None:
     _unread()
     if report is not None:
         report(code if isinstance(code, int) else EXIT_CODES["failed" if code else "done"])
+    if isinstance(code, int) and any(thread.name == COMPILER_THREAD for thread in threading.enumerate()):
+        # Python would stop this thread inside of the compiler, which aborts the process with another code.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -23,7 +23,7 @@ from lm.config.training import LoopConfig
 from lm.train.runtime.checkpoints import CheckpointError, Checkpoints
 from lm.train.runtime.log import Log, NonFiniteLoss
 from lm.train.runtime.meter import MetricsWriter, Profile
-from lm.train.runtime.preemption import PreemptionHandler
+from lm.train.runtime.preemption import COMPILER_THREAD, PreemptionHandler
 from lm.train.state import State
 from lm.train.step import Metrics, Steps
 
@@ -139,7 +139,7 @@ class CompiledStep:
             except BaseException as error:
                 self._compiled.set_exception(error)
 
-        threading.Thread(target=compile_ahead, name="compile", daemon=True).start()
+        threading.Thread(target=compile_ahead, name=COMPILER_THREAD, daemon=True).start()
 
     def wait(self, stopping: PreemptionHandler, start: int) -> None:
         """Wait until the step is compiled; raise Interrupted at a signal, since step ``start`` is saved."""

@@ -15,11 +15,11 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
+COMPILER_THREAD = "compile"  # name of the thread that compiles the training step, which nothing interrupts
 STEP_TIMEOUT = 43  # exit code of a process that the watchdog ended
 WRITE_STACKS_WITHIN = 10.0  # [seconds]
-SAME_SIGNAL_WITHIN = (
-    2.0  # before this a second signal counts as the first: a launcher may send it to several [seconds]
-)
+# Before this a second signal counts as the first: a launcher may send it to several processes [seconds].
+SAME_SIGNAL_WITHIN = 2.0
 
 _sync_points = count(1)  # numbers the times at which all processes look for a signal, over all stages
 _active: "PreemptionHandler | None" = None  # the innermost context

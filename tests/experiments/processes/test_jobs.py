@@ -22,7 +22,8 @@ from lm.data.documentation import corpus
 
 ROW = "t5/1-baseline/baseline"
 ROWS = "t5/6-corruption-rate/10"  # and the baseline
-CHANGES = TINY | {"pretraining.steps": 3, "finetuning.steps": 0}
+PRETRAINING = {name: value for name, value in TINY.items() if not name.startswith(("finetuning.", "tuning."))}
+CHANGES = PRETRAINING | {"pretraining.steps": 3, "finetuning.steps": 0}
 # A worker's runs are what this says: the code with which it ends each, or a signal that kills it.
 JOBS = """
 import os, signal, sys, time
