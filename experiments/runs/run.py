@@ -284,9 +284,7 @@ def scores_alone(stage: Stage, session: Session, at: int | None = None) -> dict[
         lambda: {task.name: best_of(task, folder, at) for task in tasks["validation"] if not task.report}
     )
     if tasks["report"]:
-        best = partial(manifest.best, name="score", kind="highest")
-        saved = agreed(lambda: manifest.manifests(folder / "checkpoints"))
-        step = at or best(saved) or max(saved)  # where the score of none is defined, the last
+        step = at or agreed(lambda: best_step(folder / "checkpoints"))
         kept = agreed(lambda: reported(answers))
         if kept.get("step") != step:
             model = trained(stage, session.mesh, step).model
@@ -295,6 +293,12 @@ def scores_alone(stage: Stage, session: Session, at: int | None = None) -> dict[
                 write_reported(answers, kept)
         scores |= kept["tasks"]
     return scores
+
+
+def best_step(checkpoints: Path) -> int:
+    """Return the step whose checkpoint has the highest mean score, or the last where none is defined."""
+    saved = manifest.manifests(checkpoints)
+    return manifest.best(saved, name="score", kind="highest") or max(saved)
 
 
 def scores_of_counts(stage: Stage, session: Session) -> dict[str, dict]:
