@@ -12,9 +12,7 @@ from paths import FILES, ROOT
 
 from experiments.cli import COMMANDS, HELP
 
-BELOW_CLI = (
-    "console study processes runs starts report plan drawings"  # the last three never import each other
-)
+BELOW_CLI = "console study processes runs report plan drawings"  # the last three never import each other
 # A package may import itself and what is listed; lm.batch, lm.config and lm.files are open to all.
 ALLOWED = {
     "lm": set(),
@@ -54,7 +52,7 @@ ALLOWED = {
     "experiments.study": {"lm"},
     "experiments.processes": {"lm"},
     "experiments.runs": {"lm", "experiments.study", "experiments.processes"},
-    "experiments.starts": {"lm", "experiments.study", "experiments.runs"},
+    "experiments.runs.init_from": {"lm", "experiments.study", "experiments.runs"},
     "experiments.harness": {"lm", "experiments.runs"},
     "experiments.report": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
     "experiments.plan": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
@@ -163,10 +161,10 @@ def test_nothing_escapes_the_formatter():
     assert [module(path) for path in FILES if "fmt: " + "skip" in path.read_text()] == []
 
 
-def test_only_stages_makes_or_reads_the_name_of_a_stage():
-    """Other modules ask a stage for its group, member and kind, so that its name can be anything."""
+def test_only_paths_makes_or_reads_the_name_of_a_stage():
+    """Other modules ask a stage for its base name and member, so that its name can be anything."""
     name = re.compile("startswith.[\"']pretrain|= [\"']pretraining[\"']|/member-|/without-|[\"']pretraining/")
-    home = ROOT / "experiments" / "runs" / "stages.py"
+    home = ROOT / "experiments" / "runs" / "paths.py"
     assert name.search(home.read_text())
     others = [path for path in ROOT.glob("experiments/**/*.py") if path != home]
     assert not [module(path) for path in others if name.search(path.read_text())]
@@ -174,7 +172,7 @@ def test_only_stages_makes_or_reads_the_name_of_a_stage():
 
 def test_comparing_rows_needs_no_jax_and_data_needs_neither_jax_nor_tensorflow():
     code = (
-        "import sys, experiments.runs.stages, experiments.study.registry, experiments.__main__\n"
+        "import sys, experiments.runs.result, experiments.study.registry, experiments.__main__\n"
         "light = set(sys.modules)\n"
         "import lm.data.seq2seq, lm.data.classification, lm.data.corpus.files, lm.data.corpus.token_cache\n"
         "print([n for n in ('jax', 'flax', 'tyro', 'grain', 'matplotlib') if n in light],"

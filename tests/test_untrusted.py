@@ -21,7 +21,7 @@ from paths import FILES, GOLDEN
 from trained_tokenizers import TEXTS, byte_pairs
 
 from experiments.cli.score import Rows, score_file
-from experiments.runs.stages import load_settings
+from experiments.runs.paths import load_settings
 from experiments.study.experiment import BASELINE, Experiment
 from lm.c4 import pages
 from lm.config.base import SettingError, from_json, leaves, to_json

@@ -10,9 +10,9 @@ from experiments.cli import EXAMPLES
 from experiments.cli.usage.arguments import name_first, parse
 from experiments.cli.usage.page import HELP_WORDS, help_page
 from experiments.console import UNBROKEN
-from experiments.runs.prepare import FOLDER, stored_vocabulary
-from experiments.runs.stages import PRETRAINING, stages_of
-from experiments.starts import import_published
+from experiments.runs.init_from import import_published
+from experiments.runs.paths import PRETRAINING, describe_model
+from experiments.runs.vocabulary import FOLDER, stored_vocabulary
 from lm.config.base import SettingError, nearest
 from lm.config.training import Weights
 
@@ -95,17 +95,17 @@ def export_checkpoint(
             themselves; scored: the average where one is kept, as everywhere.
         head: drop: write only the model below it.
     """
-    from experiments.runs.recipes import trained_body, trained_whole
-    from experiments.runs.stages import which_model
-    from experiments.runs.trained import chosen, frame
+    from experiments.runs.kinds.head import HeadFinetuning
+    from experiments.runs.stages import stages_of
+    from experiments.runs.trained import chosen, frame, networks
     from lm import convert, sharding
     from lm.data.tasks.labelled import find_labelled
 
-    models = {stage.name: stage for stage in stages_of(run) if stage.has_model}
+    models = {stage.name: stage for stage in networks(stages_of(run)) if stage.has_model}
     stage = chosen(run, models, mixture)
     mesh, what, labels = sharding.make_mesh(stage.settings.mesh), "model", tuple[str, ...]()
-    if stage.kind == "head" and head == "keep":
-        tuned = trained_whole(stage, mesh, weights)
+    if isinstance(stage, HeadFinetuning) and head == "keep":
+        tuned = stage.trained_with_head(mesh, weights)
         try:
             what = convert.class_of(tuned)
         except SettingError as error:
@@ -116,11 +116,11 @@ def export_checkpoint(
         model: Transformer | ModelWithHead = tuned
         labels = find_labelled(*stage.on).labels
     else:
-        model = trained_body(stage, mesh, weights)
+        model = stage.trained_body(mesh, weights)
     files: dict[str, bytes] = {}
     tokenizer = stage.folder / FOLDER
     if not tokenizer.is_dir() or any(tokenizer.iterdir()):  # else imported without one
         vocabulary = stored_vocabulary(stage.folder, stage.settings)
         files |= vocabulary.exported(*frame(stage, vocabulary))
     convert.save(model, folder, labels=labels, beside=files)
-    UNBROKEN.print(f"exported the {what} of {which_model(run, stage.name, models)} to {folder}")
+    UNBROKEN.print(f"exported the {what} of {describe_model(run, stage.name, models)} to {folder}")

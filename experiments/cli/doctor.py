@@ -15,7 +15,7 @@ from rich.markup import escape
 from experiments.console import CONSOLE, RUNS, UNBROKEN, Cell, Sheet, show_sheet
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.memory import has_glibc, tunables
-from experiments.runs.stages import COUNTS_FILE, stages_of
+from experiments.runs.paths import COUNTS_FILE
 from lm.config.base import DataError, SettingError, nearest
 from lm.data.corpus import tfds
 from lm.data.corpus.token_cache import TOKENS_FOLDER, kept_bytes
@@ -171,5 +171,7 @@ def _parents(folder: Path) -> Iterator[Path]:
             names.remove("checkpoints")
             yield Path(up, "checkpoints")
     if (folder / "settings.json").exists():
+        from experiments.runs.stages import stages_of  # with jax
+
         for stage in stages_of(folder):
             yield stage.folder / "checkpoints"

@@ -14,8 +14,7 @@ from rich.markup import escape
 from experiments.cli.usage.arguments import FLAT
 from experiments.cli.usage.page import HELP_WORDS
 from experiments.console import CONSOLE, UNBROKEN, listing
-from experiments.runs.stages import Stage, stages_of
-from experiments.study.folders import cache_of
+from experiments.runs.paths import find_cache
 from lm import files
 from lm.config.base import SettingError, at_least, parse_json
 from lm.data.corpus.files import Split
@@ -25,6 +24,7 @@ from lm.data.corpus.spec import corpus_shards
 from lm.tokenizers.tokenizer import Vocabulary
 
 if TYPE_CHECKING:  # with jax, which takes a second
+    from experiments.runs.kinds.stage import Stage
     from experiments.runs.trained import Trained
     from lm.evaluate.loglikelihood import Continued, Masking
 
@@ -84,6 +84,8 @@ def likelihood(
             text:PATH, jsonl:PATH, parquet:PATH or tfds:NAME; the texts of one split are scored together.
         out: file for the results as JSON lines, in the order of the file.
     """
+    from experiments.runs.stages import stages_of
+
     stages = stages_of(run)
     if all(stage.settings.model.output.logits == "none" for stage in stages):
         raise SettingError(
@@ -93,12 +95,12 @@ def likelihood(
     is_corpus = file.partition(":")[0].partition("/")[0] in CORPUS_KINDS
     is_corpus = is_corpus and not Path(file).exists()
     if is_corpus:
-        texts = corpus_texts(file, scoring, cache := cache_of(run))
+        texts = corpus_texts(file, scoring, cache := find_cache(run))
         UNBROKEN.print(f"Data: {cache}")
     else:
         texts = texts_of(Path(file))
     reads = as_data if is_corpus else as_prompt
-    by = by_counts if any(stage.kind == "count" for stage in stages) else by_network
+    by = by_counts if any(stage.is_counted for stage in stages) else by_network
     results = by(run, stages, texts, scoring, reads)
     for result, (_, text) in zip(results, texts, strict=True):
         result |= {"bytes": len(text.encode()), "characters": len(text)}
@@ -120,18 +122,18 @@ def as_prompt(vocabulary: Vocabulary, text: str) -> list[int]:
 
 def by_counts(
     _run: Path,
-    stages: Sequence[Stage],
+    stages: "Sequence[Stage]",
     texts: Sequence[tuple[str, str]],
     scoring: Scoring,
     reads: Callable[[Vocabulary, str], list[int]],
 ) -> list[dict[str, Any]]:
     """Log-probability and tokens of each continuation by n-grams; a context begins a document."""
-    from experiments.runs.counted import counts_of, texts_as_counted
-    from experiments.runs.prepare import stored_vocabulary
+    from experiments.runs.kinds.counts import Ngrams, texts_as_counted
+    from experiments.runs.vocabulary import stored_vocabulary
     from lm.classical.ngram import token_log_probs
 
     stage = stages[0]
-    if stage.settings.counts.model != "ngram":
+    if not isinstance(stage, Ngrams):
         raise SettingError(
             f"{stage.folder}: counts.model={stage.settings.counts.model!r} is no language model"
         )
@@ -139,7 +141,7 @@ def by_counts(
     contexts = [reads(vocabulary, context) for context, _ in texts]
     scored = [[*reads(vocabulary, text), *[vocabulary.eos] * scoring.end] for _, text in texts]
     tokens, offsets = texts_as_counted([a + b for a, b in zip(contexts, scored, strict=True)])
-    log_probs = token_log_probs(counts_of(stage), tokens, offsets)
+    log_probs = token_log_probs(stage.model(), tokens, offsets)
     ends = zip(offsets[1:].tolist(), scored, strict=True)
     sums = [(float(log_probs[end - len(ids) : end].sum()), ids) for end, ids in ends]
     return [
@@ -149,7 +151,7 @@ def by_counts(
 
 def by_network(
     run: Path,
-    stages: Sequence[Stage],
+    stages: "Sequence[Stage]",
     texts: Sequence[tuple[str, str]],
     scoring: Scoring,
     reads: Callable[[Vocabulary, str], list[int]],

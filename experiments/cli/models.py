@@ -20,22 +20,14 @@ from experiments.cli.usage.arguments import (
     scale_of,
 )
 from experiments.console import RUNS, UNBROKEN
-from experiments.runs.prepare import (
-    Encoded,
-    Prepared,
-    prepare,
-    reads_corpus,
-    training_batches,
-    tuning_lengths,
-)
-from experiments.starts import started_from
+from experiments.runs.init_from import started_from
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.registry import build, check_start
 from experiments.study.scales import DEFAULT_SCALE
 from lm.batch import Batch
 from lm.config.base import SettingError, at_least, changes, check_seed
 from lm.config.decoding import Decoding
-from lm.data.seq2seq import eval_batches
+from lm.data.seq2seq import Encoded, eval_batches
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
@@ -44,6 +36,7 @@ from lm.special_tokens import text_frame
 from lm.tokenizers.tokenizer import BLANK, MASK, Vocabulary
 
 if TYPE_CHECKING:  # with jax, which takes a second
+    from experiments.runs.inputs import Inputs
     from experiments.runs.trained import Trained
 
 GAP = re.compile(r"<mask>|<extra_id_\d+>")  # how published models write what is [MASK] here
@@ -94,12 +87,15 @@ def examples_command(arguments: Sequence[str]) -> None:
 
 def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
     """Print ``count`` examples of each kind that an experiment trains on."""
+    from experiments.runs.inputs import mixture_lengths, reads_corpus
+    from experiments.runs.prepare import prepare
+
     data, tuning = prepare(experiment, cache, UNBROKEN.print), experiment.tuning
     if reads_corpus(experiment):
         _show_pretraining(experiment, data, count)
     frame = text_frame(experiment.model, data.vocabulary)
     for name in tuning.mixtures:
-        lengths, architecture = tuning_lengths(experiment, (name,)), experiment.model.architecture
+        lengths, architecture = mixture_lengths(experiment, (name,)), experiment.model.architecture
         for task in mixture(name):
             source = task.rows("train", cache, experiment.data.corrupt_records)
             task.check(source)
@@ -120,9 +116,11 @@ def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
         _print_examples(_labelled(labelled, source[index]) for index in range(min(count, len(source))))
 
 
-def _show_pretraining(experiment: Experiment, data: Prepared, count: int) -> None:
-    """Rows of the first batch."""
-    batches = training_batches(experiment, data)
+def _show_pretraining(experiment: Experiment, data: "Inputs", count: int) -> None:
+    """Print rows of the first batch."""
+    from experiments.runs.kinds.pretraining import corpus_batches
+
+    batches = corpus_batches(experiment, data)
     UNBROKEN.print(f"[bold]pre-training[/], rows of step 0: {described(batches.lengths)}")
     few_rows = range(min(count, experiment.pretraining.batch_size))
     # "mask" stands for itself, not for a sentinel, the first of which is the mask of our own vocabularies
@@ -386,9 +384,9 @@ def show_neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage:
         stage: whose embedding it is: by default skip-gram's, if the run has it, or the pre-trained one.
     """
     from experiments.runs.stages import stages_of
-    from experiments.runs.trained import embedding_of
+    from experiments.runs.trained import embedding_of, networks
 
-    stages = {each.name: each for each in stages_of(run)}
+    stages = {each.name: each for each in networks(stages_of(run))}
     vectors, which = embedding_of(run, stages, stage)
     UNBROKEN.print(f"[dim]{escape(which)}[/]")
     for word in words:

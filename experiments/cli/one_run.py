@@ -8,11 +8,10 @@ from typing import Annotated, NamedTuple
 from experiments.cli.usage.arguments import FLAT
 from experiments.console import RUNS
 from experiments.processes.progress import NO_TOOLS, Tools
-from experiments.runs import origin
+from experiments.runs import provenance
 from experiments.runs.result import check_settings, read_result
-from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
-from experiments.study.folders import home_of, lead_to
+from experiments.study.folders import lead_to
 from experiments.study.registry import by_hand, row_folder, run_folder
 from experiments.study.scales import DEFAULT_SCALE
 from lm.config.base import SettingError
@@ -37,7 +36,7 @@ class Options:
 
     @property
     def allowed(self) -> frozenset[str]:
-        return origin.allowed(self.allow)
+        return provenance.allowed(self.allow)
 
 
 NO_OPTIONS = Options()
@@ -53,6 +52,8 @@ class RowRun(NamedTuple):
     @property
     def steps(self) -> int:
         """Return the training steps of all its stages."""
+        from experiments.runs.stages import stages  # with jax
+
         return sum(stage.training.steps for stage in stages(self.experiment))
 
 
@@ -86,8 +87,10 @@ def is_finished(run: RowRun, options: Options) -> bool:
 
 def check_data(run: RowRun, options: Options, say: Callable[[str], object]) -> None:
     """SettingError if the finished run was trained or scored on other data than there are now."""
-    from experiments.runs.prepare import fingerprints
+    from experiments.runs.sources import Sources
+    from experiments.runs.stages import stages
 
-    for stage in stages(run.experiment, run.folder, home_of(run.folder, options.cache)):
-        data = {"data": fingerprints(stage, options.cache)}
-        origin.check(stage.folder, data, "finished", options.allowed, say)
+    sources = Sources(options.cache, run.experiment.data.corrupt_records)
+    for stage in stages(run.experiment, run.folder, options.cache):
+        data = {"data": stage.fingerprints(sources)}
+        provenance.check(stage.folder, data, "finished", options.allowed, say)

@@ -20,9 +20,7 @@ from experiments.cli.usage.arguments import (
 )
 from experiments.console import RUNS, UNBROKEN
 from experiments.processes.jobs import cores
-from experiments.runs.prepare import prepare as find_data
-from experiments.runs.prepare import training_streams
-from experiments.starts import started_from
+from experiments.runs.init_from import started_from
 from experiments.study.experiment import BASELINE, Experiment, apply
 from experiments.study.registry import build, check_given, find
 from experiments.study.scales import DEFAULT_SCALE
@@ -113,9 +111,12 @@ def without_tasks(experiment: Experiment) -> Experiment:
 
 def prepare_corpus(experiment: Experiment, cache: Path, ahead: AheadOptions) -> None:
     """Say what it takes to encode what a row reads of its corpus, and encode it."""
+    from experiments.runs.inputs import training_streams
+    from experiments.runs.prepare import prepare
+
     cache.mkdir(parents=True, exist_ok=True)
-    prepared = find_data(without_tasks(experiment), cache, UNBROKEN.print)
-    streams = training_streams(experiment, prepared)
+    inputs = prepare(without_tasks(experiment), cache, UNBROKEN.print)
+    streams = training_streams(experiment, inputs)
     phase = experiment.pretraining
     wanted = int(ahead.tokens) or phase.steps * phase.batch_size * experiment.data.inputs_length
     cost, workers = cost_of(streams, wanted), ahead.workers or cores()

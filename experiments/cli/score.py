@@ -12,12 +12,11 @@ from rich.markup import escape
 
 from experiments.cli.usage.arguments import FLAT
 from experiments.console import CONSOLE, RUNS, UNBROKEN, listing
-from experiments.runs import origin
-from experiments.runs.prepare import stored_vocabulary
+from experiments.runs import provenance
+from experiments.runs.paths import find_cache, load_settings
 from experiments.runs.result import UNDEFINED
-from experiments.runs.stages import Stage, load_settings, stages_of
-from experiments.runs.vocabularies import rows_of
-from experiments.study.folders import cache_of
+from experiments.runs.sources import Sources
+from experiments.runs.vocabulary import stored_vocabulary
 from lm import files
 from lm.batch import Batch
 from lm.config.base import SettingError, nearest, parse_json
@@ -31,6 +30,7 @@ from lm.data.tasks.task import Row, Scored, Task
 from lm.metrics import Undefined, Value, reasons, shown
 
 if TYPE_CHECKING:  # with jax, which takes a second
+    from experiments.runs.kinds.stage import Stage
     from experiments.runs.trained import Trained
 
 KNOWN = {*TASKS, *LABELLED}
@@ -100,7 +100,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
     from experiments.runs.trained import open_run
     from lm.evaluate.evaluator import write_predictions
 
-    width, prepared, lines = load_settings(folder).tuning.inputs_length, cache_of(folder), []
+    width, prepared, lines = load_settings(folder).tuning.inputs_length, find_cache(folder), []
     opened = cache(lambda stage: open_run(folder, [stage]))
     teams = [team_of(folder, name, mixture) for name in named_tasks(names)]
     references = [rows.of(task, prepared) for task, _ in teams]
@@ -109,7 +109,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
             task.check_labels(examples)
     for (task, team), examples in zip(teams, references, strict=True):
         more: dict[str, Value] = {}
-        if team[0].kind == "count":
+        if team[0].is_counted:
             answers = answers_by_counts(team[0], examples)
         elif isinstance(task, LabelledTask):
             answers = answers_by_head(task, team[0], examples)
@@ -122,7 +122,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
         warn_of_other_rows(task, rows.split, team[0], prepared)
         labelled = any(map(task.is_labelled, examples))  # the labels of many test sets are not public
         metrics = task.evaluate(examples, answers) | more if labelled else {}
-        place = folder / "scores" / team[0].group / task.name / rows.split
+        place = folder / "scores" / team[0].base_name / task.name / rows.split
         write_predictions(place / "predictions.jsonl", task, examples, answers)
         values = {name: None if isinstance(value, Undefined) else value for name, value in metrics.items()}
         record: dict[str, Any] = {"rows": len(examples), "metrics": values}
@@ -134,11 +134,12 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
     UNBROKEN.print(f"Answers and scores: {folder / 'scores'}/PHASE/TASK/{rows.split}")
 
 
-def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, list[Stage]]:
+def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, "list[Stage]"]:
     """A task as the run in ``folder`` answers it, in words or by a head, and the stages that answer together.
 
     That is ``wanted``, else the first that was tuned for the task, else pre-training, with all its members.
     """
+    from experiments.runs.stages import stages_of
     from experiments.runs.trained import chosen
 
     experiment = load_settings(folder)
@@ -149,10 +150,10 @@ def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, list[Stage]]
     tuned += [task_name(each) for each in known if asked == task_name(each) or mixture(each).has(asked)]
     teams: dict[str, list[Stage]] = {}
     for stage in stages:
-        teams.setdefault(stage.group, []).append(stage)
+        teams.setdefault(stage.base_name, []).append(stage)
     default = next((group for group in tuned if group in teams), "")
     team = chosen(folder, {stage.name: [stage] for stage in stages} | teams, wanted or default)
-    head = team[0].on[0] if team[0].on and team[0].kind in ("head", "count") else None
+    head = team[0].labelled_task
     if head is not None and task_name(head) == asked:
         return find_labelled(name), team[:1]
     if head is None and writes and (name in TASKS or is_task_file(name) or is_prompted(name)):
@@ -163,24 +164,26 @@ def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, list[Stage]]
     raise SettingError(f"{folder} has no model that answers {name!r}: {reason}")
 
 
-def answers_by_head(task: LabelledTask, stage: Stage, rows: Sequence[Row]) -> list[Any]:
+def answers_by_head(task: LabelledTask, stage: "Stage", rows: Sequence[Row]) -> list[Any]:
     """One for each row, of the kind that the task has."""
-    from experiments.runs.recipes import questions, steps_of, trained
+    from experiments.runs.kinds.answers import questions
+    from experiments.runs.trained import networks
     from lm import sharding
     from lm.evaluate.evaluator import predict
 
-    experiment = stage.settings
+    (network,), experiment = networks([stage]), stage.settings
     mesh = sharding.make_mesh(experiment.mesh)
     vocabulary = stored_vocabulary(stage.folder, experiment)
     asked = questions(experiment, vocabulary, mesh, task, rows, 0)
-    return predict(trained(stage, mesh).model, asked, steps_of(stage, mesh).shard_batch)
+    return predict(network.trained(mesh).model, asked, network.steps(mesh).shard_batch)
 
 
-def answers_by_counts(stage: Stage, rows: Sequence[Row]) -> list[Any]:
+def answers_by_counts(stage: "Stage", rows: Sequence[Row]) -> list[Any]:
     """The classes of the words of each row, by a tagger."""
-    from experiments.runs.counted import counts_of, tagged_by
+    from experiments.runs.kinds.counts import Tagger
 
-    return tagged_by(counts_of(stage), stage, rows)
+    assert isinstance(stage, Tagger), "of counts only taggers answer tasks"
+    return stage.tags(stage.model(), rows)
 
 
 def answers_in_words(models: "Sequence[Trained]", task: Task, rows: Sequence[Row], width: int) -> list[str]:
@@ -286,10 +289,11 @@ def _shortened(ids: list[int], width: int, eos: int | None) -> list[int]:
     return [*ids[: width - 1], ids[-1]] if ids[-1] == eos else ids[:width]
 
 
-def warn_of_other_rows(task: Scored, split: str, stage: Stage, prepared: Path) -> None:
+def warn_of_other_rows(task: Scored, split: str, stage: "Stage", prepared: Path) -> None:
     """Say so if a stage was trained or scored on other rows of this split than there are now."""
-    known = origin.read(stage.folder)["data"].get(f"{task.name} {split}")
-    if known and rows_of(task, split, stage.settings, prepared).fingerprint != known:
+    known = provenance.read(stage.folder)["data"].get(f"{task.name} {split}")
+    sources = Sources(prepared, stage.settings.data.corrupt_records)
+    if known and sources.stored(task, split).fingerprint != known:
         note = f"these rows are not those that {stage.name} was trained with"
         CONSOLE.print(f"[yellow]{task.name} {split}[/]: {note}")
 

@@ -20,9 +20,7 @@ from experiments.cli.usage.arguments import (
 )
 from experiments.console import CONSOLE, NARROW, RUNS, listing, print_line
 from experiments.report.results import results
-from experiments.runs.stages import Stage, saved_steps
-from experiments.runs.stages import stages as stages_of_run
-from experiments.starts import started_from
+from experiments.runs.init_from import started_from
 from experiments.study.experiment import BASELINE, Changes, Experiment, told_changes
 from experiments.study.own import study_words
 from experiments.study.registry import (
@@ -40,8 +38,6 @@ from experiments.study.words import setting_words
 from lm.config.base import SettingError, at_least, changes, comments, leaves
 from lm.config.model import ModelConfig
 from lm.nn.presets import PRESETS
-
-STARTS = {"count": "no counts"}  # kind of a stage without a parent -> what it starts from
 
 
 def show_rows(
@@ -125,7 +121,7 @@ def show_command(arguments: Sequence[str]) -> None:
             show_costs(settings.model, title, rows)
         elif stages:
             folder = run_folder(runs, scale, row, settings.seed, by_hand(row, scale, settings))
-            show_stages(stages_of_run(settings, folder, runs / scale), title)
+            show_stages(settings, folder, runs / "cache", title)
         else:
             show_settings(settings.model if published else settings, title)
 
@@ -177,14 +173,15 @@ def binary(count: int) -> str:
     return f"{count / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
-def show_stages(stages: Sequence[Stage], title: str) -> None:
-    """A line for each stage: what it is trained on, what it starts from, its steps and its folder."""
+def show_stages(experiment: Experiment, folder: Path, cache: Path, title: str) -> None:
+    """Print a line for each stage: what it is trained on, what it starts from, its steps and its folder."""
+    from experiments.runs.stages import stages  # with jax
+    from experiments.runs.status import saved_steps
+
     grid = listing("stage", "trained on", "starts from", "steps", "saved", "folder", title=title)
-    for stage in stages:
-        reads = stage.kind in ("pretrain", "vectors") or (stage.kind == "count" and not stage.on)
-        corpus = reads and stage.settings.mixing.pretraining != "tasks"
-        data = ", ".join((stage.settings.data.corpus, *stage.on) if corpus else stage.on)
-        parent = stage.parent.name if stage.parent else STARTS.get(stage.kind, "random parameters")
+    for stage in stages(experiment, folder, cache):
+        data = ", ".join((stage.settings.data.corpus, *stage.on) if stage.reads_corpus else stage.on)
+        parent = stage.parent.name if stage.parent else stage.parentless_start
         if stage.parent and stage.parent_step != stage.parent.training.steps:
             parent += f", step {stage.parent_step:,}"
         saved = max(saved_steps(stage.folder), default=0)

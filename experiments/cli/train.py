@@ -34,12 +34,10 @@ from experiments.processes.progress import (
     duration,
     reporting,
 )
-from experiments.report.ending import ending
+from experiments.runs.init_from import started_from
 from experiments.runs.result import check_settings, read_result, summary
-from experiments.runs.stages import stages
-from experiments.starts import started_from
 from experiments.study.experiment import BASELINE, Changes, Experiment
-from experiments.study.folders import check_runs, home_of
+from experiments.study.folders import check_runs
 from experiments.study.own import place_in_study, study_words
 from experiments.study.registry import (
     baseline_of,
@@ -232,6 +230,7 @@ def _train_in_jobs(
     wanted: Sequence[RowRun], todo: Sequence[int], options: Options, reporter: Reporter, count: int
 ) -> list[int]:
     """Train the runs with the numbers ``todo`` in so many processes at once; their exit codes."""
+    from experiments.runs.stages import stages
     from lm.train.runtime.log import is_finished
 
     several = len({run.experiment.seed for run in wanted}) > 1
@@ -248,7 +247,7 @@ def _train_in_jobs(
 
     def untrained(number: int) -> set[Path]:
         run = wanted[number]
-        every = stages(run.experiment, run.folder, home_of(run.folder, options.cache))
+        every = stages(run.experiment, run.folder, options.cache)
         return {stage.folder for stage in every if not is_finished(stage.folder)}
 
     jobs = Jobs(count, untrained, hear)
@@ -271,8 +270,7 @@ def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
 
 def train_or_refuse(run: RowRun, options: Options, reporter: Reporter) -> int:
     """The same, but for a SettingError, which is raised."""
-    from experiments.runs.run import RunDeleted
-    from experiments.runs.run import run as train
+    from experiments.runs.run import Run, RunDeleted
     from lm.train.runtime.checkpoints import CheckpointError
     from lm.train.runtime.log import NonFiniteLoss
     from lm.train.runtime.preemption import Interrupted
@@ -281,7 +279,7 @@ def train_or_refuse(run: RowRun, options: Options, reporter: Reporter) -> int:
     try:
         finished = agreed(lambda: read_result(run.folder) is not None)  # SettingError if it is damaged
         allowed = options.allowed - {"settings"} if finished else options.allowed
-        train(run.experiment, run.folder, options.cache, reporter, allowed, options.tools)
+        Run(run.experiment, run.folder, options.cache).train(reporter, allowed, options.tools)
         scores = agreed(lambda: summary(run.folder))
     except Interrupted as stopped:
         reporter.say(f"{run.name}: {stopped}. Run the same command to resume.")
@@ -324,7 +322,7 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
     """Train one run to its end and say where it lies; with ``check`` only see whether it could be started."""
     import jax
 
-    from experiments.runs.run import check as check_run
+    from experiments.runs.run import Run
     from experiments.runs.trained import sample_texts
 
     check_runs(options.runs)
@@ -333,11 +331,13 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
     with reporting(run.steps, quiet=jax.process_index() > 0) as reporter:
 
         def say_ending() -> None:
+            from experiments.report.ending import ending  # whose pictures take a while to import
+
             for line in ending(name, experiment, run.folder):
                 reporter.say(line)
 
         if check:
-            check_run(experiment, run.folder, options.cache, reporter.say, options.allowed)
+            Run(experiment, run.folder, options.cache).check(reporter.say, options.allowed)
             reporter.say(f"ready to train in {run.folder}")
             return
         if shared := share(name, experiment, options):

@@ -22,9 +22,9 @@ from experiments.drawings.reading import (
     draw_next,
     layer_names,
 )
-from experiments.runs.recipes import trained
-from experiments.runs.stages import Stage, stages_of
-from experiments.runs.trained import Trained, open_run
+from experiments.runs.kinds.network import NetworkStage
+from experiments.runs.stages import stages_of
+from experiments.runs.trained import Trained, networks, open_run
 from lm import sharding
 from lm.batch import Batch, Side
 from lm.config.base import SettingError, at_least
@@ -145,7 +145,7 @@ class MixturePicture(Picture):
     run: tyro.conf.Positional[Path]  # folder of a run
 
     def figure(self) -> Figure:
-        stages = [stage for stage in stages_of(self.run) if stage.kind == "head"]
+        stages = [stage for stage in networks(stages_of(self.run)) if stage.has_head]
         stages = [stage for stage in stages if stage.settings.tuning.layers == "mixed-frozen"]
         if not stages:
             raise SettingError(
@@ -252,9 +252,9 @@ def similarity_lines(run: Trained, texts: tuple[str, str], word: str) -> dict[st
 
 def reader_of_texts(run: Trained) -> Transformer | BidirectionalLM:
     """The model of a run; of ELMo's two language models both."""
-    if run.stage.kind == "text" or "backward" not in run.config.heads:
+    if run.stage.writes_answers or "backward" not in run.config.heads:
         return run.model
-    model = trained(run.stage, sharding.make_mesh(run.stage.settings.mesh)).model
+    model = run.stage.trained(sharding.make_mesh(run.stage.settings.mesh)).model
     return model.body if isinstance(model, ModelWithHead) else cast(BidirectionalLM, model)
 
 
@@ -281,9 +281,9 @@ def word_span(vocabulary: Vocabulary, ids: list[int], word: str) -> slice:
     raise SettingError(f"--word {word!r} is no run of tokens of {vocabulary.decode(ids)!r}")
 
 
-def mixture_shares(stage: Stage) -> np.ndarray:
+def mixture_shares(stage: NetworkStage) -> np.ndarray:
     """float32 [layers+1]: the weight of each layer in what the head of a stage reads."""
-    model = trained(stage, sharding.make_mesh(stage.settings.mesh)).model
+    model = stage.trained(sharding.make_mesh(stage.settings.mesh)).model
     assert isinstance(model, ModelWithHead) and model.mixture is not None, (
         "a head that reads a mixture of layers"
     )

@@ -17,8 +17,10 @@ from pathlib import Path
 
 from experiments.plan.slices import Slice
 from experiments.plan.step import Compiled, PlannedStep
-from experiments.runs import origin
-from experiments.runs.prepare import Prepared, pretraining_batches, tuning_lengths
+from experiments.runs import provenance
+from experiments.runs.inputs import Inputs, mixture_lengths
+from experiments.runs.kinds.pretraining import pretraining_batches
+from experiments.runs.sources import Sources
 from experiments.study.experiment import BASELINE, Experiment
 from lm.config.base import SettingError, to_json
 from lm.data.corpus.token_cache import encode_texts
@@ -46,11 +48,11 @@ def planned_step(experiment: Experiment, slices: Slice) -> PlannedStep:
     vocabulary = Bytes(max(experiment.data.sentinels, 2))
     with tempfile.TemporaryDirectory() as folder:
         tokens = encode_texts(["words and words. " * 400] * 4, vocabulary, Path(folder))
-        prepared = Prepared(vocabulary, tokens, tokens, Path(folder))
-        batches = pretraining_batches(experiment, prepared, "train", rows=1)
+        inputs = Inputs(vocabulary, tokens, tokens, Sources(Path(folder)))
+        batches = pretraining_batches(experiment, inputs, "train", rows=1)
         lengths, batch = batches.lengths, batches(0, slice(None))
     if experiment.mixing.pretraining != "corpus":
-        tuned = tuning_lengths(experiment, experiment.tuning.mixtures)
+        tuned = mixture_lengths(experiment, experiment.tuning.mixtures)
         lengths = Lengths(lengths.raw, *map(max, lengths[1:], tuned[1:]))
         architecture = experiment.model.architecture
         (batch,) = eval_batches([([3], [3])], architecture=architecture, lengths=lengths, batch_size=1)
@@ -69,9 +71,9 @@ def program_key(step: PlannedStep) -> str:
     versions += [os.environ.get(name, "") for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS")]
     target = [slices.name, slices.count, dict(slices.chip.options)]
     digest = hashlib.sha256(json.dumps([to_json(decisive), step.batch, target, versions]).encode())
-    digest.update(json.dumps(origin.code()).encode())
+    digest.update(json.dumps(provenance.code()).encode())
     for name in ("worker.py", "program.py"):
-        digest.update(origin.code_digest(Path(__file__).with_name(name).read_bytes()).encode())
+        digest.update(provenance.read_module(Path(__file__).with_name(name)).digest.encode())
     return digest.hexdigest()[:16]
 
 

@@ -13,7 +13,6 @@ import jax
 from flax import nnx
 
 from experiments.plan.step import Compiled, PlannedStep
-from experiments.runs.prepare import tuning_lengths
 from experiments.runs.stages import stages
 from lm import sharding
 from lm.config.base import SettingError, changes
@@ -24,7 +23,7 @@ from lm.data.packing import row_length
 from lm.nn.attention_dispatch import SHORT, fits_short_rows
 from lm.nn.layers import count
 from lm.nn.transformer import Transformer
-from lm.objectives.denoising import Lengths, compute_lengths
+from lm.objectives.denoising import Lengths
 from lm.ops.recurrence import CELLS
 from lm.train.flops import cache_bytes
 from lm.train.optimizers import optimizer_state_size
@@ -91,17 +90,13 @@ def estimate(step: PlannedStep, compiled: Compiled) -> Estimate:
 
 def _run_steps(step: PlannedStep, flops: float) -> tuple[float, float]:
     """Steps of pre-training and of fine-tuning in a run, in steps of pre-training, each of ``flops``."""
-    tuning, pretraining, finetuning = step.experiment.tuning, 0.0, 0.0
+    pretraining, finetuning = 0.0, 0.0
     for stage in filter(lambda stage: stage.has_model, stages(step.experiment)):
-        training, lengths = stage.training, Lengths(tuning.inputs_length, tuning.inputs_length, 0)
-        if stage.is_start:
-            lengths = compute_lengths(stage.settings.objective, stage.settings.data.inputs_length)
-        elif stage.kind == "pretrain":
+        training, lengths = stage.training, stage.lengths
+        if stage.is_pretraining and not stage.is_start:
             lengths = step.lengths
-        elif stage.kind == "text":
-            lengths = tuning_lengths(step.experiment, stage.on)
         steps = training.steps * step.flops(training.batch_size, lengths) / flops
-        if stage.kind == "pretrain":
+        if stage.is_pretraining:
             pretraining += steps
         else:
             finetuning += steps

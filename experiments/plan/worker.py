@@ -20,7 +20,7 @@ from jax.experimental import topologies
 from experiments.plan.program import read_program, unexpected_gathers
 from experiments.plan.slices import Slice, find_slice
 from experiments.plan.step import Compiled, Features
-from experiments.runs.recipes import pretraining_spec
+from experiments.runs.kinds.pretraining import pretraining_spec
 from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.batch import Batch

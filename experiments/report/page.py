@@ -85,7 +85,7 @@ def learnt(run: Result, experiment: Experiment) -> str:
 
 def samples(task: str, step: int, run: Result) -> str:
     """A few predictions of a run for ``task`` at its best checkpoint, as Markdown."""
-    folders = run.phase_folders().values()
+    folders = run.stage_folders().values()
     ensembles = [folder.parent / "predictions" / task / "ensemble.jsonl" for folder in folders]
     files = [*ensembles, *(folder / "predictions" / task / f"{step}.jsonl" for folder in folders)]
     head = f"{plain(task)}, seed {run.seed}, step {step}:"

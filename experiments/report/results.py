@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from experiments.report.comparison import Curves, Finished
-from experiments.runs import origin
+from experiments.runs import provenance
+from experiments.runs.paths import base_name, is_main, is_pretraining
 from experiments.runs.result import Result, check_settings, read_result
-from experiments.runs.stages import group_of, is_main
 from experiments.study.experiment import Changes, Experiment, Row
 from experiments.study.registry import build, by_hand, read_changes, run_folder
 from lm.config.base import DataError, SettingError
@@ -74,7 +74,7 @@ def curves(runs: Iterable[Result], complain: Complain) -> Curves:
     """
     drawn: dict[str, list] = {}
     for result in runs:
-        for stage, folder in result.phase_folders().items():
+        for stage, folder in result.stage_folders().items():
             try:
                 records = stage_records(folder, result.records.get(stage, 0))
             except (SettingError, OSError) as error:
@@ -93,9 +93,8 @@ def watched(stage: str) -> Mapping[str, tuple[str, ...]]:
     """What is drawn of a stage -> the kind of its records, and the values in them; of main ones alone."""
     if not is_main(stage):
         return {}
-    group, pretrains = group_of(stage)
-    if not pretrains:
-        return {f"{group}: mean of scores": ("eval", "score")}
+    if not is_pretraining(stage):
+        return {f"{base_name(stage)}: mean of scores": ("eval", "score")}
     train, held_out = "pre-training loss [nats/token]", "held-out loss [nats/token]"
     content, frequent = "content loss, and without context [nats]", "predictions that are a frequent piece"
     losses = {train: ("train", "loss"), held_out: ("eval", "loss")}
@@ -172,11 +171,11 @@ def ingredients(run: Result, experiment: Experiment) -> Iterator[tuple[tuple[Any
         tasks = experiment.tuning.mixtures if data.vocabulary_texts == "corpus+tasks" else ()
         texts = (corpus or data.corpus, data.corrupt_records, tasks)
         vocabulary = (kind, *texts, data.vocabulary_size, data.sentinels)
-    folders = run.phase_folders()
-    for stage in run.phases:
+    folders = run.stage_folders()
+    for stage in run.stages:
         if stage not in folders:
             raise SettingError(f"the folder of {stage} is missing")
-        record = origin.read(folders[stage])
+        record = provenance.read(folders[stage])
         for split, fingerprint in record["data"].items():
             setting = {"corpus": data.corpus, "vocabulary": data.vocabulary}.get(split.split()[0])
             yield ("other data", split, setting, data.corrupt_records), {split: fingerprint}

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.report.results import Complain, Folders, roots
-from experiments.runs.stages import load_settings
+from experiments.runs.paths import load_settings
 from experiments.study.experiment import Changes, Experiment, Row, Table, apply, new_row
 from experiments.study.registry import (
     REGISTRY,

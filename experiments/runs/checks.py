@@ -1,36 +1,28 @@
 """What can be wrong with a run's settings, data, devices and folder, found before anything compiles."""
 
-import fcntl
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import jax
 
-from experiments.processes.group import agreed, first_alone, gathered
-from experiments.runs import origin
-from experiments.runs.prepare import (
-    Prepared,
-    check_lasting,
-    fingerprints,
-    mixed_batches,
-    prepare,
-    pretraining_batches,
-    reader_of,
-    tuning_lengths,
-)
-from experiments.runs.recipes import head_config, text_spec
+from experiments.processes.group import agreed, gathered
+from experiments.runs import provenance
+from experiments.runs.inputs import Inputs, mixture_lengths
+from experiments.runs.kinds.finetuning import text_spec
+from experiments.runs.kinds.head import head_config
+from experiments.runs.kinds.pretraining import pretraining_batches
+from experiments.runs.kinds.stage import Stage
 from experiments.runs.result import check_settings
-from experiments.runs.stages import Stage, stages, start_of
+from experiments.runs.sources import Sources
+from experiments.runs.stages import given_checkpoint
 from experiments.study.experiment import Experiment, setting_changes
-from experiments.study.folders import home_of
 from lm import sharding
 from lm.config.base import SettingError, changes, check_numbers, leaves
+from lm.config.model import RECURRENT
 from lm.data.batches import check_size
 from lm.data.checks import check_architecture
-from lm.data.corpus.spec import corpus_shards
 from lm.data.corpus.token_cache import GIGABYTE, kept_bytes
 from lm.data.packing import row_length
 from lm.data.tasks.declared import check_declared
@@ -41,65 +33,66 @@ from lm.data.tasks.task import LabelledTask, Task
 from lm.evaluate.loglikelihood import check_mask
 from lm.objectives.denoising import Lengths
 from lm.special_tokens import text_frame
+from lm.tokenizers.tokenizer import Vocabulary
 from lm.train.runtime import manifest
 from lm.train.runtime.log import packages
 from lm.train.step import check_memory, check_mesh, check_rows, device_memory
 
 
-def check(
-    experiment: Experiment,
-    folder: Path,
-    cache: Path,
-    say: Callable[[str], object],
-    allow: frozenset[str] = frozenset(),
-) -> tuple[Prepared, jax.sharding.Mesh]:
-    """Data and mesh of a run that can be started in ``folder``, to which nothing is written yet.
-
-    "settings" in ``allow``: they may differ from those that the run was started with.
-    """
+def check_experiment(experiment: Experiment, sources: Sources) -> None:
+    """SettingError for settings that no data, device or folder could make right."""
     check_numbers(experiment)
-    check_names(experiment, cache)
+    check_names(experiment, sources)
     sizes = experiment.mesh.sizes(jax.device_count())
-    for phase in (experiment.pretraining, experiment.finetuning):
-        check_mesh(experiment.model, sizes, phase.batch_size, phase.microbatches)
-    pretrains = experiment.pretraining.steps > 0 and experiment.counts.model == "none"
-    if pretrains:
+    for training in (experiment.pretraining, experiment.finetuning):
+        check_mesh(experiment.model, sizes, training.batch_size, training.microbatches)
+    if pretrains(experiment):
         check_heads(experiment)
     check_mixing(experiment)
     check_lasting(experiment)
     check_counts(experiment)
     check_room(experiment, sizes)
-    architecture, tuning = experiment.model.architecture, experiment.tuning
-    tunes = experiment.finetuning.steps > 0 and experiment.counts.model == "none"
-    if tunes and tuning.mixtures:
-        check_architecture(architecture, writes=True)
+    tuning = experiment.tuning
+    if finetunes(experiment) and tuning.mixtures:
+        check_architecture(experiment.model.architecture, writes=True)
         check_output(experiment, f"tuning.mixtures={tuning.mixtures}")
         check_mask(experiment.model)
         check_size(experiment.finetuning.batch_size)
-    check_folder(experiment, folder, cache, say if "settings" in allow else None)
-    agreed(lambda: check_start_parameters(experiment, home_of(folder, cache)))
-    agreed(lambda: check_branches(stages(experiment, folder, home_of(folder, cache))))
-    declared = declared_tasks(experiment) if tunes or experiment.mixing.pretraining != "corpus" else []
-    prepared = first_alone(lambda: prepare_alone(experiment, cache, say))
-    agreed(lambda: check_declared(declared, prepared.cache, prepared.vocabulary, say))
-    check_alike(origin_of_run(experiment, prepared, cache))
-    agreed(lambda: check_space(experiment, prepared))
-    if experiment.mixing.pretraining != "corpus":
-        mixed_batches(experiment, experiment.tuning.mixtures, prepared)
+    declared_tasks(experiment)
+
+
+def pretrains(experiment: Experiment) -> bool:
+    """Return whether a network is pre-trained."""
+    return experiment.pretraining.steps > 0 and experiment.counts.model == "none"
+
+
+def finetunes(experiment: Experiment) -> bool:
+    """Return whether networks are fine-tuned."""
+    return experiment.finetuning.steps > 0 and experiment.counts.model == "none"
+
+
+def check_inputs(
+    experiment: Experiment, every: Sequence[Stage], inputs: Inputs, say: Callable[[str], object]
+) -> None:
+    """SettingError for data that the stages of an experiment, ``every``, cannot be trained with here."""
+    agreed(lambda: check_declared(declared_tasks(experiment), inputs.cache, inputs.vocabulary, say))
+    check_alike(provenance_of_run(experiment, every, inputs))
+    agreed(lambda: check_space(experiment, inputs))
+    for stage in every:
+        if (batches := stage.batches(inputs)) is not None:
+            inputs.batches[stage.name] = batches
     check_length(experiment, [])
-    for times in experiment.data.held_out_lengths if pretrains else ():  # and of objective and architecture
-        check_length(experiment, [pretraining_batches(experiment, prepared, "validation", times).lengths])
-    for start in (stage.settings for stage in stages(experiment) if stage.is_start):
-        check_heads(start)
-        check_length(start, [pretraining_batches(start, prepared, "validation").lengths])
-    check_answers(experiment, prepared)
-    for name in tuning.heads if tunes else ():
-        reader_of(experiment, find_labelled(name), prepared.vocabulary)
-    if tunes and experiment.start.model:
-        tell_heads_that_stay(experiment, say)
+    for times in experiment.data.held_out_lengths if pretrains(experiment) else ():
+        check_length(experiment, [pretraining_batches(experiment, inputs, "validation", times).lengths])
+    for stage in every:
+        if stage.is_start:
+            check_heads(stage.settings)
+            check_length(stage.settings, [inputs.batches[stage.name].lengths])
+    check_answers(experiment, inputs.vocabulary)
+    if finetunes(experiment) and experiment.start.model:
+        report_unexportable_heads(experiment, say)
     mesh = sharding.make_mesh(experiment.mesh)
-    check_memory(text_spec(experiment).model if tunes else experiment.model, mesh)
-    return prepared, mesh
+    check_memory(text_spec(experiment).model if finetunes(experiment) else experiment.model, mesh)
 
 
 def check_room(experiment: Experiment, sizes: Mapping[str, int]) -> None:
@@ -107,19 +100,19 @@ def check_room(experiment: Experiment, sizes: Mapping[str, int]) -> None:
     if experiment.counts.model != "none":
         return
     model, data, vectors = experiment.model, experiment.data, experiment.vectors
-    phase, tuning = experiment.pretraining, experiment.tuning
-    for times in data.held_out_lengths if phase.steps else ():
-        named = f"data.inputs_length={data.inputs_length}, pretraining.batch_size={phase.batch_size}"
+    training, tuning = experiment.pretraining, experiment.tuning
+    for times in data.held_out_lengths if training.steps else ():
+        named = f"data.inputs_length={data.inputs_length}, pretraining.batch_size={training.batch_size}"
         named += f", data.held_out_lengths={data.held_out_lengths}" if times > 1 else ""
-        check_rows(model, sizes, -(-phase.batch_size // times), data.inputs_length * times, named)
-    if phase.steps and phase.steps_per_row > 1:
-        named = f"data.inputs_length={data.inputs_length}, pretraining.steps_per_row={phase.steps_per_row}"
+        check_rows(model, sizes, -(-training.batch_size // times), data.inputs_length * times, named)
+    if training.steps and training.steps_per_row > 1:
+        named = f"data.inputs_length={data.inputs_length}, pretraining.steps_per_row={training.steps_per_row}"
         # which are cut into steps before they come to a device
         check_rows(
             changes(model, {"mixer.kind": "none"}),
             sizes,
-            phase.batch_size,
-            data.inputs_length * phase.steps_per_row,
+            training.batch_size,
+            data.inputs_length * training.steps_per_row,
             named,
         )
     if experiment.finetuning.steps and (tuning.mixtures or tuning.heads):
@@ -135,22 +128,14 @@ def check_room(experiment: Experiment, sizes: Mapping[str, int]) -> None:
         )
 
 
-def prepare_alone(experiment: Experiment, cache: Path, say: Callable[[str], object]) -> Prepared:
-    """What ``prepare`` gives, one run of this machine after another: what the first makes the others find."""
-    with (cache / "lock").open("a") as lock:
-        with suppress(OSError):  # all at once where the file system has no locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        return prepare(experiment, cache, say)
-
-
-def check_space(experiment: Experiment, prepared: Prepared) -> None:
+def check_space(experiment: Experiment, inputs: Inputs) -> None:
     """SettingError if the text that pre-training reads, encoded, does not fit where it is kept."""
-    phase, data, corpus = experiment.pretraining, experiment.data, prepared.train
+    training, data, corpus = experiment.pretraining, experiment.data, inputs.train
     stored = sum(shard.size for shard in corpus.shards) // CHARACTERS_A_TOKEN
-    read = phase.steps * phase.batch_size * data.inputs_length // max(data.repeats, 1)
-    needed = min(read, stored) * (2 if prepared.vocabulary.size <= 2**16 else 4)
+    read = training.steps * training.batch_size * data.inputs_length // max(data.repeats, 1)
+    needed = min(read, stored) * (2 if inputs.vocabulary.size <= 2**16 else 4)
     needed = min(needed, round(data.cache_size * GIGABYTE)) if data.cache_size else needed
-    free = shutil.disk_usage(prepared.cache).free
+    free = shutil.disk_usage(inputs.cache).free
     if needed > free and needed > free + kept_bytes(corpus.folder):
         raise SettingError(
             f"pre-training will keep {needed / GIGABYTE:,.0f} GB of encoded text in {corpus.folder}, where "
@@ -158,7 +143,7 @@ def check_space(experiment: Experiment, prepared: Prepared) -> None:
         )
 
 
-def check_names(experiment: Experiment, cache: Path) -> None:
+def check_names(experiment: Experiment, sources: Sources) -> None:
     """SettingError for tasks, a corpus or a vocabulary that are not there, before any is prepared."""
     data, tuning = experiment.data, experiment.tuning
     for name in tuning.mixtures:
@@ -170,28 +155,29 @@ def check_names(experiment: Experiment, cache: Path) -> None:
     reads = experiment.pretraining.steps > 0 and experiment.mixing.pretraining != "tasks"
     for part in map(str.strip, data.corpus.split(" + ") if reads else ()):
         if part.removeprefix("tfds:").partition("/")[0] != "documentation":
-            corpus_shards(part, "train", cache, data.corrupt_records)
+            sources.corpus(part, "train")
 
 
-def origin_of_run(experiment: Experiment, prepared: Prepared, cache: Path) -> origin.Origin:
-    """All settings and data that this process would train the run with, whichever stages are left."""
-    splits = [fingerprints(stage, cache) for stage in stages(experiment)]
+def provenance_of_run(
+    experiment: Experiment, every: Sequence[Stage], inputs: Inputs
+) -> provenance.Provenance:
+    """Return all settings and data that this process would train the run with, whichever stages are left."""
     return {
         "settings": {path: str(value) for path, value in leaves(experiment)},
-        "vocabulary": {"fingerprint": prepared.vocabulary.fingerprint},
-        "data": {name: fingerprint for stage in splits for name, fingerprint in stage.items()},
-        "code": origin.code(),
+        "vocabulary": {"fingerprint": inputs.vocabulary.fingerprint},
+        "data": {name: x for stage in every for name, x in stage.fingerprints(inputs.sources).items()},
+        "code": provenance.code(),
         "packages": packages(),
     }
 
 
-def check_alike(record: origin.Origin) -> None:
+def check_alike(record: provenance.Provenance) -> None:
     """SettingError, in all processes, if one would train the run with anything else than the first."""
     first, *others = gathered(record)
     lines = [
         f"\n  process {number}: {name}: {line}"
         for number, other in enumerate(others, 1)
-        for name in origin.ORIGINS
+        for name in provenance.PARTS
         for line in setting_changes(first[name], other[name])
     ]
     if lines:
@@ -202,7 +188,7 @@ def check_length(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
     """SettingError if rows, of these ``lengths`` or of tasks, exceed the positions that the model learned."""
     model, tuning = experiment.model, experiment.tuning
     has_tasks = experiment.finetuning.steps or experiment.mixing.pretraining != "corpus"
-    tasks = [tuning_lengths(experiment, (name,)) for name in tuning.mixtures if has_tasks]
+    tasks = [mixture_lengths(experiment, (name,)) for name in tuning.mixtures if has_tasks]
     rows = [max(length.inputs, row_length(model.architecture, length)) for length in (*lengths, *tasks)]
     longest = max(*rows, tuning.inputs_length, 0)
     sharding.check_length(max(rows, default=1), experiment.mesh.sizes(jax.device_count()))
@@ -246,8 +232,8 @@ def check_heads(experiment: Experiment) -> None:
         check_output(experiment, f"objective.targets={objective.targets!r}")
 
 
-def tell_heads_that_stay(experiment: Experiment, say: Callable[[str], object]) -> None:
-    """Say of which heads there is no class of transformers, so that they cannot be written back."""
+def report_unexportable_heads(experiment: Experiment, say: Callable[[str], object]) -> None:
+    """Say which heads `lm convert export` cannot write, since transformers has no class for them."""
     from lm.convert import head_class  # which takes a tenth of a second
 
     for name in experiment.tuning.heads:
@@ -287,6 +273,25 @@ def check_mixing(experiment: Experiment) -> None:
         )
 
 
+def check_lasting(experiment: Experiment) -> None:
+    """SettingError where rows should last several steps and no state is carried from one to the next."""
+    model, objective, training = experiment.model, experiment.objective, experiment.pretraining
+    due: dict[str, tuple[object, tuple[object, ...]]] = {
+        "model.mixer.kind": (model.mixer.kind, RECURRENT),
+        "model.architecture": (model.architecture, ("decoder",)),
+        "model.heads": (model.heads, ((),)),
+        "objective.noise": (objective.noise, ("everything",)),
+        "objective.eos": (objective.eos, ("between-documents",)),
+        "mixing.pretraining": (experiment.mixing.pretraining, ("corpus",)),
+        "pretraining.microbatches": (training.microbatches, (1,)),
+    }
+    for name, (value, right) in due.items() if training.tbptt else ():
+        if value not in right:
+            should = f"should be {' or '.join(map(repr, right))}"
+            last = f"pretraining.steps_per_row={training.steps_per_row}"
+            raise SettingError(f"{name}={value!r} {should} with {last}, for which a state is carried")
+
+
 def check_counts(experiment: Experiment) -> None:
     """SettingError if there is nothing to count, or held-out documents are asked of no language model."""
     counts, tuning, architecture = experiment.counts.model, experiment.tuning, experiment.model.architecture
@@ -312,8 +317,10 @@ def check_counts(experiment: Experiment) -> None:
 
 
 def declared_tasks(experiment: Experiment) -> list[Task | LabelledTask]:
-    """The tasks of files that a run is tuned on; SettingError if one has no rows to train or evaluate on."""
+    """Return the tasks of files that a run trains on; SettingError if one lacks rows to train or score on."""
     tuning = experiment.tuning
+    if not finetunes(experiment) and experiment.mixing.pretraining == "corpus":
+        return []
     tasks: list[Task | LabelledTask] = [
         task for name in tuning.mixtures if is_task_file(name) for task in mixture(name)
     ]
@@ -344,9 +351,9 @@ def check_branches(every: Sequence[Stage]) -> None:
             )
 
 
-def check_start_parameters(experiment: Experiment, home: Path) -> None:
+def check_start_parameters(experiment: Experiment, cache: Path) -> None:
     """SettingError if a checkpoint lacks what pre-training is to go on with, or there is nothing to tune."""
-    model, given = experiment.model, start_of(experiment, home, home)
+    model, given = experiment.model, given_checkpoint(experiment, cache)
     if given is None:
         return
     if experiment.counts.model != "none":
@@ -370,14 +377,14 @@ def check_start_parameters(experiment: Experiment, home: Path) -> None:
             )
 
 
-def check_answers(experiment: Experiment, prepared: Prepared) -> None:
+def check_answers(experiment: Experiment, vocabulary: Vocabulary) -> None:
     """SettingError if an answer to choose from is longer than its room: cut, it would never be right."""
-    frame = text_frame(experiment.model, prepared.vocabulary)
+    frame = text_frame(experiment.model, vocabulary)
     for name in experiment.tuning.mixtures if experiment.finetuning.steps else ():
         room = mixture(name).targets_length - len(frame.before) - 1
         for task in mixture(name):
-            longest = max(task.labels, key=lambda label: len(prepared.vocabulary.encode(label)), default="")
-            if (count := len(prepared.vocabulary.encode(longest))) > room:
+            longest = max(task.labels, key=lambda label: len(vocabulary.encode(label)), default="")
+            if (count := len(vocabulary.encode(longest))) > room:
                 raise SettingError(
                     f"tuning.mixtures: the answer {longest!r} of task {task.name!r} has {count} tokens here, "
                     f"and {name!r} has room for {room}"

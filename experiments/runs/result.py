@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from experiments.runs.paths import STAGE_FOLDER
 from experiments.study.experiment import Experiment, flatten, result_settings, setting_changes
 from lm.config.base import DataError, SettingError
 from lm.files import checksum, json_with_checksum, parse_with_checksum, write
@@ -36,7 +37,7 @@ class Result:
     tokens: int  # target tokens learnt from, padding not counted
     folder: Path
     length_losses: Mapping[str, float] = field(default_factory=dict)  # held-out, by length [x inputs_length]
-    phases: Mapping[str, str] = field(default_factory=dict)  # stage -> its folder, below that of the scale
+    stages: Mapping[str, str] = field(default_factory=dict)  # stage -> its folder, from that of the run
     # stage -> lines of metrics that it had in the end
     records: Mapping[str, int] = field(default_factory=dict)
     # task -> updates of pre-training -> as in tasks, of the fine-tuning that started there
@@ -90,8 +91,8 @@ class Result:
             *_items("records", self.records),
         ]:
             _check_range(name, count, 0, 1e300)
-        for _, path in _items("phases", self.phases):
-            if not isinstance(path, str) or Path(path).is_absolute() or ".." in Path(path).parts:
+        for _, path in _items("stages", self.stages):
+            if not isinstance(path, str) or not STAGE_FOLDER.fullmatch(path):
                 raise SettingError("the folder of a stage lies outside of the runs")
 
     def undefined(self, column: str) -> dict[str, str]:
@@ -120,7 +121,7 @@ class Result:
 
         DataError if the file is damaged or another run's, by the checksum beside the task's score.
         """
-        folders = self.phase_folders().values()
+        folders = self.stage_folders().values()
         places = [*folders, *(folder.parent for folder in folders)]  # of an ensemble beside its members
         paths = (place / "report" / f"{task}.npy" for place in places)
         path = next((path for path in paths if path.exists()), None)
@@ -132,12 +133,17 @@ class Result:
         values = np.load(io.BytesIO(contents))  # objects it refuses by default
         return {name: values[name] for name in values.dtype.names}
 
-    def phase_folders(self) -> dict[str, Path]:
-        """Stage -> the folder with its metrics and predictions; stages whose folder is gone are missing."""
-        ups = (self.folder, *self.folder.parents)  # so that a folder of runs may be moved
-        nearest = ((name, [up / path for up in ups]) for name, path in self.phases.items())
-        folders = {name: next((path for path in paths if path.exists()), None) for name, paths in nearest}
-        return {name: folder for name, folder in folders.items() if folder is not None}
+    def stage_folders(self) -> dict[str, Path]:
+        """Return stage -> the folder with its metrics and predictions, if it is there."""
+        folders = {name: self._folder(path) for name, path in self.stages.items()}
+        return {name: folder for name, folder in folders.items() if folder.exists()}
+
+    def _folder(self, path: str) -> Path:
+        """Return the folder at ``path`` from the run's own: a link, or in a bucket, which knows no ``..``."""
+        is_local = "://" not in str(self.folder)
+        folder, parts = self.folder.resolve() if is_local else self.folder, Path(path).parts
+        ups = parts.count("..")
+        return (folder.parents[ups - 1] if ups else folder).joinpath(*parts[ups:])
 
 
 def recorded(likelihood: Likelihood) -> dict[str, float]:

@@ -1,118 +1,177 @@
-"""The composition root: trains the stages of an experiment, one from another, and scores what they learnt.
+"""A run: an experiment in a folder, checked, trained stage by stage, and scored.
 
-A run is a folder: ``settings.json`` says whose it is; ``finetuning/MIXTURE/`` holds checkpoints,
-``metrics.jsonl``, ``run.json`` and predictions, as does the folder of its pre-training, which runs that
-pre-train alike share; ``scores.json`` appears when all is done and names the folders.
+The folder of a run has ``settings.json``, whose run it is, and ``paths.json``, where its cache is. Each stage
+has a folder of its own with checkpoints, ``metrics.jsonl``, ``run.json``, ``origin.json``, its vocabulary and
+its answers: ``finetuning/NAME`` in the run, or one beside the runs of its scale for what they share.
+``scores.json`` is written last, and names these folders.
 """
 
+import fcntl
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
 import jax
+from jax.sharding import Mesh
 
-from experiments.processes.group import agreed, trains
-from experiments.processes.place import wait
+from experiments.processes.group import agreed, first_alone
 from experiments.processes.progress import NO_TOOLS, Reporter, Tools
-from experiments.runs.checks import check
-from experiments.runs.counted import COUNT_MODELS, counts_of, tagged_by
-from experiments.runs.prepare import Half, HeldOutText, Prepared, held_out_text, rows_of_half, tasks_of
-from experiments.runs.recipes import (
-    RECIPES,
-    checkpoints_of,
-    held_out_batches,
-    start_from,
-    steps_of,
-    trained,
-    watched_batches,
-)
-from experiments.runs.result import recorded
-from experiments.runs.scores import (
-    best_of,
-    reported,
-    score_values,
-    task_score,
-    write_example_values,
-    write_reported,
-    write_scores,
-)
-from experiments.runs.session import (
-    Session,
-    ShownLog,
-    check_origin,
-    data,
-    finished,
-    flops,
-    locked,
-    train_vectors,
-)
-from experiments.runs.stages import COUNTS_FILE, Stage, save_settings, stages
+from experiments.runs import checks
+from experiments.runs.inputs import Inputs
+from experiments.runs.kinds.network import NetworkStage, ensemble_scores, model_parameters
+from experiments.runs.kinds.pretraining import Pretraining
+from experiments.runs.kinds.stage import Stage, TaskScores
+from experiments.runs.paths import SETTINGS, save_settings, scale_folder
+from experiments.runs.prepare import prepare_inputs
+from experiments.runs.result import Result, read_result
+from experiments.runs.scores import write_scores
+from experiments.runs.sources import Sources
+from experiments.runs.stages import stages
+from experiments.runs.status import StageLog, is_finished, locked
 from experiments.study.experiment import Experiment
-from experiments.study.folders import home_of
+from lm import sharding
 from lm.config.base import SettingError
-from lm.config.training import LoopConfig
-from lm.data.tasks.labelled import AnyTask
-from lm.evaluate.evaluator import score_task, write_predictions
-from lm.evaluate.loglikelihood import Window, documents_log_prob
-from lm.nn.ensemble import Ensemble
-from lm.nn.transformer import Transformer
-from lm.train.loop import Run, train
-from lm.train.runtime import manifest
-from lm.train.state import State
-from lm.train.step import Steps, StepSpec
 
-WATCHED = 512  # of held-out text, on which the loss of pre-training is watched [sequences]
-COMPARED = 1_000  # of held-out text, at most, on which rows of different lengths are compared [batches]
+NOTHING: frozenset[str] = frozenset()
 
 
-def run(
-    experiment: Experiment,
-    folder: Path,
-    cache: Path,
-    reporter: Reporter,
-    allow: frozenset[str] = frozenset(),
-    tools: Tools = NO_TOOLS,
-) -> None:
-    """Train and score the run in ``folder``, from where it stopped; SettingError before anything compiles.
+class Run:
+    """An experiment that is trained in ``folder``, with the data in ``cache``."""
 
-    ``allow``: which of origin.ORIGINS may have changed since it was started.
-    """
-    prepared, mesh = check(experiment, folder, cache, reporter.say, allow)
-    if jax.process_index() == 0:  # from now on the folder is this run's
-        save_settings(folder, experiment)
-    home = home_of(folder, cache)
-    title = os.path.relpath(folder.resolve(), home).replace("/", ".")[-200:]  # a file's name has 255 at most
-    session = Session(prepared, mesh, reporter, allow, title, tools)
-    every = stages(experiment, folder, home)
-    scores: dict[str, dict] = {}
-    branches: dict[str, dict[str, dict]] = {}
-    for _, group in groupby(every, lambda stage: stage.group):
-        models = list(group)
-        with unless_deleted(folder):
-            fit(models, session)
-        found = reported_scores(models, session)
-        scores |= found if models[0].is_main else {}
-        for step, at_step in scores_by_step(models[0], found, session).items():
-            for task, score in at_step.items():
-                branches.setdefault(task, {})[str(step)] = score
-    longer = length_losses(every, session)
-    if jax.process_index() == 0:
-        pretrainings = [stage for stage in every if stage.kind == "pretrain"]
-        spent = [(pretraining_flops(stage, prepared), stage.is_start) for stage in pretrainings]
-        values = {
-            "tasks": scores,
-            "branches": branches,
-            "length_losses": longer,
-            "flops": sum(flops for flops, _ in spent),
-            "start_flops": sum(flops for flops, is_start in spent if is_start),
-            "parameters": model_size(experiment, every),
+    def __init__(self, experiment: Experiment, folder: Path, cache: Path):
+        self.experiment, self.folder, self.cache = experiment, folder, cache
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the stages in the order in which they are trained."""
+        return stages(self.experiment, self.folder, self.cache)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """Return the devices."""
+        return sharding.make_mesh(self.experiment.mesh)
+
+    @property
+    def result(self) -> Result | None:
+        """Return what the run scored and cost; None until it has finished. SettingError if it is damaged."""
+        return read_result(self.folder)
+
+    def check(self, say: Callable[[str], object] = print, allow: frozenset[str] = NOTHING) -> Inputs:
+        """Return what the stages will read; SettingError for anything that would stop them, in seconds.
+
+        Nothing is compiled, and nothing is written to the run's folder. ``allow``: which of provenance.PARTS
+        may have changed since the run was started.
+        """
+        experiment, sources = self.experiment, Sources(self.cache, self.experiment.data.corrupt_records)
+        checks.check_experiment(experiment, sources)
+        checks.check_folder(experiment, self.folder, self.cache, say if "settings" in allow else None)
+        agreed(lambda: checks.check_start_parameters(experiment, self.cache))
+        agreed(lambda: checks.check_branches(self.stages))
+        inputs = first_alone(lambda: self._prepare(sources, say))
+        checks.check_inputs(experiment, self.stages, inputs, say)
+        return inputs
+
+    def train(
+        self, reporter: Reporter, allow: frozenset[str] = NOTHING, tools: Tools = NO_TOOLS
+    ) -> Result | None:
+        """Train and score what remains of the run, and return its result.
+
+        SettingError before anything compiles. RunDeleted if the folder goes while it trains. In other
+        processes than the first the result is None.
+        """
+        inputs = self.check(reporter.say, allow)
+        if jax.process_index() == 0:  # from now on the folder is this run's
+            save_settings(self.folder, self.experiment, self.cache)
+        scores: TaskScores = {}
+        branches: dict[str, dict[str, Any]] = {}  # task -> step of pre-training -> scores
+        for _, group in groupby(self.stages, lambda stage: stage.base_name):
+            members = list(group)
+            with unless_deleted(self.folder):
+                for stage in members:
+                    self._train_stage(stage, inputs, reporter, allow, tools)
+            found = self._scores(members, inputs, reporter)
+            if members[0].is_main:
+                scores |= found
+            for step, at_step in self._branch_scores(members[0], found, inputs).items():
+                for task, score in at_step.items():
+                    branches.setdefault(task, {})[str(step)] = score
+        costs = self._costs(inputs)
+        if jax.process_index() > 0:
+            return None
+        write_scores(self.folder, self.stages, costs | {"tasks": scores, "branches": branches})
+        return self.result
+
+    def _prepare(self, sources: Sources, say: Callable[[str], object]) -> Inputs:
+        """Prepare data, one run of this machine after another: what the first makes the others find."""
+        with (self.cache / "lock").open("a") as lock:
+            with suppress(OSError):  # all at once where the file system has no locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            return prepare_inputs(self.experiment, self.stages, sources, say)
+
+    def _train_stage(
+        self, stage: Stage, inputs: Inputs, reporter: Reporter, allow: frozenset[str], tools: Tools
+    ) -> None:
+        """Train what remains of a stage, in its folder, in which no other run trains meanwhile."""
+        steps = stage.training.steps
+        reporter.start(stage.title, stage.preparation)
+        with locked(stage.folder, reporter):
+            finished = is_finished(stage.folder, steps)
+            agreed(partial(stage.check_provenance, inputs, finished, allow, reporter.say))
+            if finished:
+                reporter.advance(steps)
+                return
+            settings = asdict(stage.settings) | {"corrupt_records_left_out": dict(inputs.left_out)}
+            title = self.title if stage.is_shared else ""
+            with StageLog(stage.folder, settings, reporter, title, tools.wandb) as log:
+                stage.train(inputs, self.mesh, log, reporter, tools.steps)
+
+    @property
+    def title(self) -> str:
+        """Return the run's row and seed, for readers of logs whose folder is called by a hash."""
+        scale = scale_folder(self.folder, self.cache)
+        name = os.path.relpath(self.folder.resolve(), scale).replace("/", ".")
+        return name[-200:]  # the name of a file has 255 letters at most
+
+    def _scores(self, members: Sequence[Stage], inputs: Inputs, reporter: Reporter) -> TaskScores:
+        """Return the scores of a stage, whose members answer together if they are several."""
+        stage = members[0]
+        if not stage.tasks["validation"]:
+            return {}
+        if len(members) == 1:
+            return stage.scores(inputs, self.mesh)
+        reporter.start(f"{len(members)} models together on {stage.base_name}")
+        return ensemble_scores(cast(Sequence[NetworkStage], members), inputs, self.mesh)
+
+    def _branch_scores(self, stage: Stage, scores: TaskScores, inputs: Inputs) -> dict[int, TaskScores]:
+        """Return the ``scores`` of a stage by the steps of pre-training behind them, in a run with branches.
+
+        A pre-training that is scored itself is scored at each of its branches.
+        """
+        if not scores or len(self.experiment.tuning.branches) == 1:
+            return {}
+        if stage.branch_steps:
+            earlier = stage.branch_steps[:-1]
+            found = {step: stage.scores(inputs, self.mesh, step) for step in earlier}
+            return found | {stage.training.steps: scores}
+        return {} if stage.parent_step is None else {stage.parent_step: scores}
+
+    def _costs(self, inputs: Inputs) -> dict[str, Any]:
+        """Return the size of the model, the FLOPs of pre-training, and its loss on longer rows."""
+        pretrainings = [stage for stage in self.stages if isinstance(stage, Pretraining)]
+        flops = {stage: stage.flops(inputs) for stage in pretrainings}
+        measured = next((stage for stage in pretrainings if not stage.is_start), None)
+        counted = sum(stage.parameters() for stage in self.stages if stage.is_counted)
+        return {
+            "length_losses": measured.length_losses(inputs, self.mesh) if measured else {},
+            "flops": sum(flops.values()),
+            "start_flops": sum(flops[stage] for stage in pretrainings if stage.is_start),
+            "parameters": counted or model_parameters(self.experiment.model),
         }
-        write_scores(folder, home, every, values)
 
 
 class RunDeleted(RuntimeError):
@@ -127,239 +186,9 @@ def unless_deleted(folder: Path) -> Iterator[None]:
     except SettingError:
         raise
     except Exception as error:
-        if (folder / "settings.json").exists():
+        if (folder / SETTINGS).exists():
             raise
         raise RunDeleted(
             f"the run's folder {folder} was deleted or moved while it trained; put it back, or run the same "
             "command to train it from the start"
         ) from error
-
-
-def pretraining_flops(stage: Stage, prepared: Prepared) -> float:
-    """Of all steps of a pre-training."""
-    return flops(stage, RECIPES[stage.kind].batches(stage, prepared).lengths) * stage.training.steps
-
-
-def fit(every: Iterable[Stage], session: Session) -> None:
-    """Train what remains of each stage, in its folder, which no other run trains in meanwhile."""
-    for stage in every:
-        titles = {"pretrain": "start of pre-training" if stage.is_start else "pre-training"}
-        titles |= {"vectors": "skip-gram", "count": f"counting for {stage.name}"}
-        title = titles.get(stage.kind, f"fine-tuning on {stage.group}")
-        session.reporter.start(title, "" if stage.kind == "count" else "preparing data, compiling")
-        with locked(stage.folder, session.reporter):
-            is_finished = finished(stage.folder, stage.training.steps)
-            agreed(partial(check_origin, stage, session, is_finished))
-            if is_finished:
-                session.reporter.advance(stage.training.steps)
-            elif stage.kind == "count":
-                _count(stage, session)
-            elif stage.kind == "vectors":
-                train_vectors(stage, session, steps_of(stage, session.mesh), checkpoints_of(stage))
-            else:
-                _train(stage, session)
-
-
-def _train(stage: Stage, session: Session) -> None:
-    steps, training = steps_of(stage, session.mesh), stage.training
-    batches = RECIPES[stage.kind].batches(stage, session.prepared)
-    looks = stage.settings.pretraining.evaluate_every if stage.kind == "pretrain" else 0
-    every, guard = (training.log_every, looks or training.save_every), stage.settings.guard
-    patience, profile = wait("LM_STEP_TIMEOUT"), session.tools.steps
-    loop = LoopConfig(training.steps, *every, "score", guard, patience, profile)
-    with checkpoints_of(stage) as checkpoints, ShownLog(stage, session) as log:
-        run = Run(
-            stage.settings.seed,
-            partial(data, stage, session, batches),
-            checkpoints,
-            log,
-            evaluation(stage, session, steps),
-            partial(start_from, stage.parent, steps, stage.parent_step) if stage.parent else None,
-            flops(stage, batches.lengths),
-        )
-        train(steps, run, loop)
-        agreed(lambda: None)  # the first process has written the last checkpoint
-        trains(False)
-
-
-def _count(stage: Stage, session: Session) -> None:
-    """Count all that a stage reads, save it, and score it: as one step."""
-    recipe, prepared = COUNT_MODELS[stage.settings.counts.model], session.prepared
-    with ShownLog(stage, session) as log:
-        log.start(0)
-        began = time.perf_counter()
-        model, tokens = recipe.estimate(stage, prepared)
-        spent = {"seconds_per_step": time.perf_counter() - began, "tokens": float(tokens)}
-        if jax.process_index() == 0:
-            recipe.save(model, stage.folder / COUNTS_FILE)
-        agreed(lambda: None)  # the first process has written the file
-        log.write(stage.training.steps, "train", spent)
-        log.write(stage.training.steps, "eval", recipe.evaluate(model, stage, prepared))
-    session.reporter.advance(stage.training.steps)
-
-
-def evaluation(stage: Stage, session: Session, steps: Steps) -> Callable[[State], dict[str, float]]:
-    """Of pre-training the held-out loss; of tasks all metrics of the validation half, and their ``score``.
-
-    More is better of every score here: of bits per byte it is less than 0. The answers of each step are
-    written. Tasks are evaluated at checkpoints only, among which they choose; held-out text, by the loop,
-    between them too.
-    """
-    prepared, mesh, training = session.prepared, session.mesh, stage.training
-    asked = RECIPES[stage.kind].questions(stage, prepared, mesh, "validation")
-    # made at the first evaluation: tasks need none of it
-    most = -(-WATCHED // training.batch_size)
-    held_out = cache(partial(watched_batches, stage.settings, prepared, mesh, most))
-    text = cache(partial(held_out_text, stage.settings, prepared))
-
-    def evaluate(state: State) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        if stage.kind == "pretrain":
-            batches, reference = held_out()
-            values = steps.evaluate(state, batches) | {"reference_loss": reference}
-            values |= document_values(state, text(), stage.settings, steps)
-        step = int(state.step)
-        if step % training.save_every and step not in (*stage.branch_steps, training.steps):
-            return values
-        for questions in asked:
-            path = answers_path(stage.folder, questions.task, step)
-            metrics, _ = score_task(state.model, questions, steps.shard_batch, path)
-            values |= score_values(questions.task, metrics)
-        names = [f"{each.task.name}/score" for each in asked]
-        if asked and values.keys() >= {*names}:
-            values["score"] = sum(values[name] for name in names) / len(names)
-        return values
-
-    return evaluate
-
-
-def document_values(
-    state: State, text: HeldOutText, experiment: Experiment, steps: Steps
-) -> dict[str, float]:
-    """What is recorded of held-out documents, read in rows as long as in training, half of each context."""
-    if not text.documents:
-        return {}
-    length = experiment.data.inputs_length
-    model, window = cast(Transformer, state.model), Window(length, -(-length // 2))
-    log_prob = documents_log_prob(model, text.documents, window, text.eos, steps.shard_batch)
-    return recorded(text.likelihood(log_prob))
-
-
-def answers_path(folder: Path, task: AnyTask, step: int | str) -> Path:
-    """The file of a model's answers to a task, in the folder of its stage."""
-    return folder / "predictions" / task.name / f"{step}.jsonl"
-
-
-def reported_scores(models: Sequence[Stage], session: Session) -> dict[str, dict]:
-    """``{task: scores}`` of the models of a group, which answer together if they are several."""
-    if not tasks_of(models[0])["validation"]:
-        return {}
-    if models[0].kind == "count":
-        return scores_of_counts(models[0], session)
-    return scores_alone(models[0], session) if len(models) == 1 else scores_together(models, session)
-
-
-def scores_by_step(stage: Stage, scores: dict[str, dict], session: Session) -> dict[int, dict[str, dict]]:
-    """The ``scores`` of a stage by the steps of pre-training behind them; nothing of a run without branches.
-
-    A pre-training that is scored itself is scored at each of its branches.
-    """
-    if len(stage.settings.tuning.branches) == 1 or not scores:
-        return {}
-    if stage.kind != "pretrain":
-        return {} if stage.parent_step is None else {stage.parent_step: scores}
-    earlier = {step: scores_alone(stage, session, step) for step in stage.branch_steps[:-1]}
-    return earlier | {stage.training.steps: scores}
-
-
-def scores_alone(stage: Stage, session: Session, at: int | None = None) -> dict[str, dict]:
-    """The best checkpoint by the mean score of the validation halves, scored once on the report halves.
-
-    A task that has no report half has the score of the best checkpoint by its own, as in the paper. With
-    ``at`` it is the checkpoint of that step, whose answers lie in a folder of their own.
-    """
-    tasks, folder = tasks_of(stage), stage.folder
-    answers = folder if at is None else folder / f"at-{at}"
-    scores = agreed(
-        lambda: {task.name: best_of(task, folder, at) for task in tasks["validation"] if not task.report}
-    )
-    if tasks["report"]:
-        step = at or agreed(lambda: best_step(folder / "checkpoints"))
-        kept = agreed(lambda: reported(answers))
-        if kept.get("step") != step:
-            model = trained(stage, session.mesh, step).model
-            kept = {"step": step, "tasks": scores_on("report", model, stage, session, (answers, step))}
-            if jax.process_index() == 0:
-                write_reported(answers, kept)
-        scores |= kept["tasks"]
-    return scores
-
-
-def best_step(checkpoints: Path) -> int:
-    """Return the step whose checkpoint has the highest mean score, or the last where none is defined."""
-    saved = manifest.manifests(checkpoints)
-    return manifest.best(saved, name="score", kind="highest") or max(saved)
-
-
-def scores_of_counts(stage: Stage, session: Session) -> dict[str, dict]:
-    """The scores of a tagger on the report half or, where there is none, on the validation half."""
-    model, step, scores = counts_of(stage), stage.training.steps, {}
-    for task in cast(list[AnyTask], tasks_of(stage)["validation"]):
-        rows = rows_of_half(stage, session.prepared, task, "report" if task.report else "validation")
-        answers = tagged_by(model, stage, rows)
-        if jax.process_index() == 0:
-            write_predictions(answers_path(stage.folder, task, step), task, rows, answers)
-        scores[task.name] = task_score(task, step, task.evaluate(rows, answers)) | {"rows": len(rows)}
-    return scores
-
-
-def model_size(experiment: Experiment, stages: Sequence[Stage]) -> int:
-    """Parameters of the Transformer or, of a run of counts, how many numbers its models consist of."""
-    counted = [COUNT_MODELS[experiment.counts.model].size(counts_of(x)) for x in stages if x.kind == "count"]
-    shapes = jax.eval_shape(StepSpec(experiment.model).make_model, jax.random.key(0))
-    return sum(counted) or sum(leaf.size for leaf in jax.tree.leaves(shapes))
-
-
-def scores_together(models: Sequence[Stage], session: Session) -> dict[str, dict]:
-    """The scores of the members' best models as an ensemble; its answers lie beside the members'."""
-    stage, mesh = models[0], session.mesh
-    session.reporter.start(f"{len(models)} models together on {stage.group}")
-    ensemble = Ensemble([cast(Transformer, trained(member, mesh).model) for member in models])
-    place = (stage.folder.parent, stage.training.steps)
-    return scores_on("validation", ensemble, stage, session, place) | scores_on(
-        "report", ensemble, stage, session, place
-    )
-
-
-def scores_on(
-    half: Half, model: Any, stage: Stage, session: Session, place: tuple[Path, int]
-) -> dict[str, dict]:
-    """The scores of a model on one half of the tasks of its stage, ``validation`` where they have no other.
-
-    ``place``: the folder for its answers and values of single rows, and its step.
-    """
-    (folder, step), scores = place, {}
-    name = "ensemble" if isinstance(model, Ensemble) else step
-    put = steps_of(stage, session.mesh).shard_batch
-    for questions in RECIPES[stage.kind].questions(stage, session.prepared, session.mesh, half):
-        task = questions.task
-        if half == "report" or not task.report:
-            metrics, values = score_task(model, questions, put, answers_path(folder, task, name))
-            scores[task.name] = task_score(task, step, metrics) | {"rows": questions.size}
-            scores[task.name] |= {"answered": len(questions.rows)}
-            if half == "report" and values and jax.process_index() == 0:
-                scores[task.name]["examples"] = write_example_values(folder, task.name, values)
-    return scores
-
-
-def length_losses(every: Sequence[Stage], session: Session) -> dict[str, float]:
-    """The loss on held-out text in longer rows than those trained on, by how many times as long they are."""
-    stage = next((stage for stage in every if stage.kind == "pretrain" and not stage.is_start), None)
-    if stage is None or stage.settings.data.held_out_lengths == (1,):
-        return {}
-    steps, prepared = steps_of(stage, session.mesh), session.prepared
-    state, losses = start_from(stage, steps), {}
-    for times in stage.settings.data.held_out_lengths:
-        batches = held_out_batches(stage.settings, prepared, session.mesh, times, COMPARED)
-        losses[str(times)] = steps.evaluate(state, batches)["loss"]
-    return losses

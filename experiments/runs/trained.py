@@ -11,11 +11,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.processes.group import cache_compiled
-from experiments.runs.prepare import Prepared, encoded_split, pretraining_batches, stored_vocabulary
-from experiments.runs.recipes import body_steps, trained, trained_body
-from experiments.runs.stages import Stage, load_settings, model_of_run, stages_of, which_model
+from experiments.runs.inputs import Inputs, encoded_split
+from experiments.runs.kinds.network import NetworkStage
+from experiments.runs.kinds.pretraining import Given, pretraining_batches
+from experiments.runs.kinds.stage import Stage
+from experiments.runs.paths import describe_model, find_cache, load_settings, model_of_run
+from experiments.runs.sources import Sources
+from experiments.runs.stages import stages_of
+from experiments.runs.vocabulary import stored_vocabulary
 from experiments.study.experiment import Experiment
-from experiments.study.folders import cache_of
 from lm import sharding
 from lm.batch import Batch
 from lm.classical.word_vectors import WordVectors
@@ -41,7 +45,7 @@ def frame(stage: Stage, vocabulary: Vocabulary) -> tuple[int | None, int | None]
     """The ids that begin and end a text as the model of a stage reads it."""
     experiment = stage.settings
     config, start = experiment.model, experiment.model.special.start
-    continues_text = stage.kind == "pretrain" and experiment.mixing.pretraining == "corpus"
+    continues_text = stage.is_pretraining and experiment.mixing.pretraining == "corpus"
     asks = not continues_text or experiment.objective.has_inputs  # EOS then ends the question
     return {
         "encoder": (vocabulary.cls, vocabulary.sep),
@@ -54,7 +58,7 @@ def frame(stage: Stage, vocabulary: Vocabulary) -> tuple[int | None, int | None]
 class Trained:
     """What came out of one stage of a run."""
 
-    stage: Stage
+    stage: NetworkStage
     vocabulary: Vocabulary
     model: Transformer
     put: Callable[[Any], Any]
@@ -71,14 +75,14 @@ class Trained:
         A decoder that was tuned reads it as in its tuning, whatever its tokenizer puts around a text.
         """
         begin, end = frame(self.stage, self.vocabulary)
-        if self.stage.kind == "text" and not self.config.has_encoder:
+        if self.stage.writes_answers and not self.config.has_encoder:
             return Vocabulary.encode_framed(self.vocabulary, text, begin, end)
         return self.vocabulary.encode_framed(text, begin, end)
 
     def encode_data(self, text: str) -> list[int]:
         """``text`` framed likewise, in which nothing is named: the inputs of a task."""
         ids, (begin, end) = self.vocabulary.encode(text), frame(self.stage, self.vocabulary)
-        if self.stage.kind == "text" and not self.config.has_encoder:
+        if self.stage.writes_answers and not self.config.has_encoder:
             return Vocabulary.framed_ids(self.vocabulary, ids, begin, end)
         return self.vocabulary.framed_ids(ids, begin, end)
 
@@ -136,13 +140,25 @@ def open_run(folder: Path, stages: Sequence[Stage], name: str = "") -> Trained:
 
     ``stages``: those of the run that will do.
     """
-    cache_compiled(cache_of(folder))
-    models = {stage.name: stage for stage in stages if stage.has_model}
+    cache_compiled(find_cache(folder))
+    models = {stage.name: stage for stage in networks(stages) if stage.has_model}
     stage = chosen(folder, models, name)
     mesh = sharding.make_mesh(stage.settings.mesh)
-    model, put = trained_body(stage, mesh), body_steps(stage, mesh).shard_batch
-    which = which_model(folder, stage.name, models)
+    model, put = stage.trained_body(mesh), stage.body_steps(mesh).shard_batch
+    which = describe_model(folder, stage.name, models)
     return Trained(stage, stored_vocabulary(stage.folder, stage.settings), model, put, mesh.size, which)
+
+
+def networks(stages: Sequence[Stage]) -> list[NetworkStage]:
+    """Return stages, which all train networks; SettingError for models made of counts."""
+    found = [stage for stage in stages if isinstance(stage, NetworkStage)]
+    for stage in stages:
+        if stage not in found:
+            model = stage.settings.counts.model
+            raise SettingError(
+                f"{stage.folder}: counts.model={model!r} is made of counts, and this needs a network"
+            )
+    return found
 
 
 def texts_of_run(trained: Trained, max_length: int | None = None) -> TextModel:
@@ -151,18 +167,18 @@ def texts_of_run(trained: Trained, max_length: int | None = None) -> TextModel:
     return text_model(trained.model, trained.vocabulary, trained.put, framed, max_length)
 
 
-def embedding_of(folder: Path, stages: Mapping[str, Stage], name: str) -> tuple[WordVectors, str]:
+def embedding_of(folder: Path, stages: Mapping[str, NetworkStage], name: str) -> tuple[WordVectors, str]:
     """Return the vectors of pieces after the stage ``name``, and the words that tell which it is.
 
     By default it is skip-gram's, or ``model_of_run``'s where there is none.
     """
     default = next((each for each, stage in stages.items() if not stage.has_model), "")
     stage = chosen(folder, stages, name or default)
-    params = trained(stage, sharding.make_mesh(stage.settings.mesh)).params
+    params = stage.trained(sharding.make_mesh(stage.settings.mesh)).params
     table = np.asarray(next(x for each, x in params.items() if f".{each}".endswith(EMBEDDING)))
     pieces = stored_vocabulary(stage.folder, stage.settings).ids
     rows = table[list(pieces.values())]
-    return WordVectors(tuple(pieces), rows, rows), which_model(folder, stage.name, stages, "--stage")
+    return WordVectors(tuple(pieces), rows, rows), describe_model(folder, stage.name, stages, "--stage")
 
 
 def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
@@ -177,14 +193,14 @@ def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
     return models[name or model_of_run(models)]
 
 
-def answering(folder: Path) -> list[Stage]:
+def answering(folder: Path) -> list[NetworkStage]:
     """Return the stages of a run whose model writes text."""
     if not load_settings(folder).model.has_decoder:
         raise SettingError("model.architecture='encoder' writes no text; `lm fill` predicts its [MASK]s")
-    return [stage for stage in stages_of(folder) if stage.has_model and stage.kind != "head"]
+    return [stage for stage in networks(stages_of(folder)) if stage.has_model and not stage.has_head]
 
 
-def masked(folder: Path) -> list[Stage]:
+def masked(folder: Path) -> list[NetworkStage]:
     """Pre-training of a model that fills gaps: a masked language model, or a denoising encoder-decoder."""
     experiment = load_settings(folder)
     model, shown = experiment.model, experiment.objective.inputs
@@ -200,7 +216,7 @@ def masked(folder: Path) -> list[Stage]:
     if model.has_decoder and not model.published and shown in UNMARKED:
         what = f"and objective.inputs={shown!r} never read a gap that is marked"
         raise SettingError(f"{text} {what}; name the run of another, such as bart/base")
-    stages = [stage for stage in stages_of(folder) if stage.kind == "pretrain"]
+    stages = [stage for stage in networks(stages_of(folder)) if stage.is_pretraining]
     if not stages:
         raise SettingError("--run: pretraining.steps=0: nothing was pre-trained; name another run")
     return stages
@@ -237,13 +253,17 @@ def sample_texts(experiment: Experiment, folder: Path) -> Iterator[str]:
     own = ":" in experiment.data.corpus and experiment.mixing.pretraining == "corpus"
     if not own or not experiment.model.has_decoder or experiment.counts.model != "none":
         return
-    trains = [stage for stage in stages_of(folder) if stage.kind == "pretrain" and stage.is_main]
+    trains = [stage for stage in networks(stages_of(folder)) if stage.is_pretraining and stage.is_main]
     if not trains or jax.process_count() > 1:
         return
     stage, after = trains[0], open_run(folder, trains)
-    vocabulary, mesh, cache = after.vocabulary, sharding.make_mesh(experiment.mesh), cache_of(folder)
-    text = encoded_split(experiment, "validation", vocabulary, cache)
-    batches = pretraining_batches(experiment, Prepared(vocabulary, text, text, cache), "validation")
+    vocabulary, mesh, sources = (
+        after.vocabulary,
+        sharding.make_mesh(experiment.mesh),
+        Sources(find_cache(folder)),
+    )
+    text = encoded_split(experiment, "validation", vocabulary, sources)
+    batches = pretraining_batches(experiment, Inputs(vocabulary, text, text, sources), "validation")
     rows = (batches(0, slice(row, row + 1)) for row in range(min(LOOKED_AT, batches.batch_size)))
     examples = [first_example(row, experiment.objective.has_inputs) for row in rows]
     # one that is read again when it is typed: not from the middle of a word, or of two documents
@@ -271,10 +291,10 @@ def first_example(batch: Batch, has_inputs: bool) -> tuple[list[int], list[int]]
     return inputs[:place].tolist(), targets[place - 1 :][: WRITING.max_length].tolist()
 
 
-def first_model(stage: Stage, mesh: Mesh) -> Transformer:
-    """The model that pre-training began with: a checkpoint's, or a random one."""
-    while stage.parent is not None and stage.parent.has_model:
+def first_model(stage: NetworkStage, mesh: Mesh) -> Transformer:
+    """Return the model that pre-training began with: a checkpoint's, or a random one."""
+    while isinstance(stage.parent, NetworkStage) and stage.parent.has_model:
         stage = stage.parent
-    if stage.kind == "given":
-        return trained_body(stage, mesh)
-    return cast(Transformer, body_steps(stage, mesh).init(stage.settings.seed).model)
+    if isinstance(stage, Given):
+        return stage.trained_body(mesh)
+    return cast(Transformer, stage.body_steps(mesh).init(stage.settings.seed).model)

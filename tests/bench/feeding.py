@@ -22,8 +22,10 @@ from statistics import median
 
 import numpy as np
 
-from experiments.runs.prepare import prepare, pretraining_batches, training_streams
-from experiments.runs.vocabularies import find_vocabulary
+from experiments.runs.inputs import training_streams
+from experiments.runs.kinds.pretraining import pretraining_batches
+from experiments.runs.prepare import prepare
+from experiments.runs.vocabulary import find_vocabulary
 from experiments.study.registry import build
 from lm.data.corpus.precompute import encode_ahead
 from lm.data.corpus.shards import documents_of

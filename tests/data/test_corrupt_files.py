@@ -18,9 +18,9 @@ from texts import TEXTS
 from toy import damages
 
 from experiments.cli import doctor
-from experiments.runs.prepare import fingerprints
+from experiments.runs.sources import Sources
 from experiments.runs.stages import stages
-from experiments.runs.vocabularies import find_vocabulary
+from experiments.runs.vocabulary import find_vocabulary
 from experiments.study.experiment import Experiment
 from lm.batch import Batch
 from lm.c4 import pages
@@ -276,7 +276,7 @@ def test_a_vocabulary_of_each_kind_is_trained_on_the_corpus_that_it_names(kind, 
     assert all(vocabulary.path.name.startswith(f"{kind}-{size}-") for vocabulary in vocabularies)
     for vocabulary, known, unknown in zip(vocabularies, ("fox", "FOX"), ("FOX", "fox"), strict=True):
         assert UNK not in vocabulary.encode(known) and UNK in vocabulary.encode(unknown)
-    splits = [fingerprints(stages(experiment)[0], tmp_path) for experiment in (own, named)]
+    splits = [stages(experiment)[0].fingerprints(Sources(tmp_path)) for experiment in (own, named)]
     assert set(splits[1]) - set(splits[0]) == {"vocabulary train"}
 
 

@@ -17,8 +17,9 @@ from tiny import TINY
 from experiments.cli.score import Rows, score_run, team_of
 from experiments.runs import prepare as data
 from experiments.runs.checks import declared_tasks
-from experiments.runs.prepare import fingerprints, tasks_of
-from experiments.runs.stages import save_settings, stages
+from experiments.runs.paths import save_settings
+from experiments.runs.sources import Sources
+from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
 from lm.config.base import SettingError, changes
 from lm.data.tasks.benchmarks import find_task
@@ -122,13 +123,13 @@ def test_a_run_knows_the_checksums_of_the_file_and_its_rows(files, cache):
     experiment = changes(Experiment(), TINY | given)
     (stage,) = stages(experiment, files / "run")
     assert (stage.name, stage.folder.name) == ("colours.toml", "colours.toml")
-    assert [task.name for task in tasks_of(stage)["validation"]] == ["colours.toml"]
+    assert [task.name for task in stage.tasks["validation"]] == ["colours.toml"]
 
-    before = fingerprints(stage, cache)
+    before = stage.fingerprints(Sources(cache))
     (files / "colours.toml").write_text(EXAMPLES["colours.toml"].replace("what colour", "which colour"))
-    second = fingerprints(stage, cache)
+    second = stage.fingerprints(Sources(cache))
     (files / "colours-train.csv").write_text("thing,colour\nmilk,white\n")
-    third = fingerprints(stage, cache)
+    third = stage.fingerprints(Sources(cache))
     assert {name for name in before if before[name] != second[name]} == {"colours.toml file"}
     assert {name for name in second if second[name] != third[name]} == {"colours.toml train"}
 

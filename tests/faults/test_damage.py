@@ -14,7 +14,6 @@ import lives
 import pytest
 import toy
 
-from experiments.runs.recipes import steps_of
 from experiments.runs.stages import stages_of
 from lm.config.mesh import MeshConfig
 from lm.config.training import CheckpointConfig
@@ -29,7 +28,7 @@ def trained(undisturbed):
     (settings,) = runs.glob("nano/t5/**/settings.json")
     (folder,) = runs.glob("nano/pretraining/*/checkpoints")
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    steps = steps_of(stages_of(settings.parent)[0], mesh)
+    steps = stages_of(settings.parent)[0].steps(mesh)
     old, new = sorted(int(path.name) for path in folder.iterdir())[-2:]
     return folder, steps, {step: numbers(folder, steps, step) for step in (old, new)}
 

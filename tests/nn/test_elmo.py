@@ -10,7 +10,8 @@ from small_models import TINY
 from tuned_models import built, trained
 
 from experiments.runs.checks import check_heads
-from experiments.runs.recipes import head_spec, prefix_of, pretraining_spec
+from experiments.runs.kinds.head import head_spec
+from experiments.runs.kinds.pretraining import pretraining_spec
 from experiments.runs.stages import stages
 from experiments.study.registry import build
 from lm.batch import Batch, Side
@@ -181,7 +182,7 @@ def test_a_run_of_both_directions_pre_trains_both_and_is_read_forward():
     experiment = build("elmo/mixed", "nano")
     spec = pretraining_spec(experiment)
     assert spec.module is BidirectionalLM and spec.loss is both_directions
-    assert {stage.kind: prefix_of(stage) for stage in stages(experiment)} == {
+    assert {stage.base_name: stage.prefix for stage in stages(experiment)} == {
         "pretrain": "forward.",
         "head": "body.forward.",
     }

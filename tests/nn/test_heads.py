@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 from small_models import CONFIGS, example, joined, padded, tiny
 
-from experiments.runs.prepare import reader_of
-from experiments.runs.recipes import head_spec
+from experiments.runs.kinds.answers import reader_of
+from experiments.runs.kinds.head import head_spec
 from experiments.study.registry import build
 from lm.batch import Batch, Side
 from lm.config.base import changes

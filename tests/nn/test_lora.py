@@ -10,9 +10,10 @@ from flax import nnx
 from sharded_training import transformer_batch
 from small_models import CONFIGS, TINY, example
 
-from experiments.runs.recipes import head_spec, text_spec, trained_body
+from experiments.runs.init_from import imported
+from experiments.runs.kinds.finetuning import text_spec
+from experiments.runs.kinds.head import head_spec
 from experiments.runs.stages import stages
-from experiments.starts import imported
 from experiments.study.experiment import Experiment
 from lm import convert, sharding
 from lm.config.base import SettingError, changes
@@ -169,7 +170,7 @@ def test_a_tuned_run_is_read_as_the_plain_model(tmp_path):
     model = with_updates(plain, {n: x for n, x in state.params.items() if ".lora." not in n}, seed=0)
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
         checkpoints.save(replace(state, step=jnp.int32(1), params=sharding.named(model)))
-    found = trained_body(stage, mesh)
+    found = stage.trained_body(mesh)
     convert.save(found, tmp_path / "out")
     published, read = convert.load(tmp_path / "out")
     assert replace(published, published="", dropout=0.0) == found.config == plain

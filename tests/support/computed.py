@@ -7,19 +7,20 @@ import hashlib
 import re
 import typing
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from types import NoneType
 
 import jax
 import numpy as np
 from tiny import TINY
 
-from experiments.runs.checks import check
-from experiments.runs.counted import COUNT_MODELS, tagged_by
-from experiments.runs.prepare import held_out_text, in_own_order, rows_of_half, tasks_of
-from experiments.runs.recipes import RECIPES, _held_out
-from experiments.runs.session import _documents
-from experiments.runs.stages import stages
+from experiments.runs.inputs import held_out_text, sequential_corpus
+from experiments.runs.kinds.counts import Ngrams, Tagger
+from experiments.runs.kinds.finetuning import Finetuning
+from experiments.runs.kinds.head import HeadFinetuning
+from experiments.runs.kinds.pretraining import Pretraining, _held_out
+from experiments.runs.kinds.vectors import Vectors, documents_of
+from experiments.runs.run import Run
 from experiments.study.experiment import Experiment
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
@@ -29,6 +30,15 @@ from lm.config.model import RECURRENT
 from lm.data.documentation import corpus
 from lm.train.optimizers import learning_rate, update_direction
 from lm.train.step import StepSpec
+
+KINDS = {
+    Pretraining: "pretrain",
+    Finetuning: "text",
+    HeadFinetuning: "head",
+    Ngrams: "count",
+    Tagger: "count",
+    Vectors: "vectors",
+}
 
 # A T5, a GPT, a BERT, an LSTM and an n-gram row, as small as they can be, and rows that read more settings.
 ROWS = {
@@ -75,11 +85,13 @@ def without_none(kind):
 
 def computed(experiment, cache):
     """``{what: digest}``; SettingError for a run that cannot be started."""
-    prepared, mesh = check(experiment, cache.parent / "new", cache, lambda line: None)
-    every = stages(experiment)
+    run = Run(experiment, cache.parent / "new", cache)
+    prepared, mesh, every = run.check(lambda line: None), run.mesh, run.stages
     found = {"stages": digest([described(stage) for stage in every])}
     for stage in every:
-        parts = {"count": counted, "vectors": vectors}.get(stage.kind, trained)(stage, prepared, mesh)
+        parts = {Ngrams: counted, Tagger: counted, Vectors: vectors}.get(type(stage), trained)(
+            stage, prepared, mesh
+        )
         found |= {f"{stage.name}: {name}": value for name, value in parts.items()}
     return found
 
@@ -87,9 +99,9 @@ def computed(experiment, cache):
 def described(stage):
     """A stage's place among the others, and when it is looked at."""
     training, settings = stage.training, stage.settings
-    looks = settings.pretraining.evaluate_every if stage.kind == "pretrain" else 0
+    looks = settings.pretraining.evaluate_every if stage.is_pretraining else 0
     parent = stage.parent and (stage.parent.name, stage.parent_step)
-    names = (stage.name, stage.kind, stage.on, stage.scored_on, parent, settings.seed)
+    names = (stage.name, KINDS[type(stage)], stage.on, stage.scored_on, parent, settings.seed)
     return *names, training.steps, training.save_every, looks, stage.branch_steps
 
 
@@ -114,19 +126,19 @@ def arrays(tree):
 
 def trained(stage, prepared, mesh):
     """Of a network: its parameters at the start, its step, its first batches, and what it is evaluated on."""
-    batches = RECIPES[stage.kind].batches(stage, prepared)
+    batches = prepared.batches[stage.name]
     first = batches(0, slice(0, batches.batch_size))
     shapes = tuple((name, x.shape, str(x.dtype)) for name, x in first.features().items())
-    spec = RECIPES[stage.kind].step(stage)
+    spec = stage.step_spec()
     alone = StepSpec(spec.model, loss=spec.loss, module=spec.module, parts=spec.parts)
     found = {"model": model(alone, shapes)}
     found["update"] = digest([update(spec.optimizer), spec.freeze, spec.guard.spikes, spec.tbptt])
     found["batch"] = arrays([first.features(), batches(1, slice(0, batches.batch_size)).features()])
     found["loads as"] = digest(stage.settings.model.special)
-    for half in ("validation", "report"):
-        asked = RECIPES[stage.kind].questions(stage, prepared, mesh, half)
-        found[half] = digest([question(each) for each in asked])
-    if stage.kind == "pretrain" and not stage.is_start:
+    for split in ("validation", "report"):
+        asked = stage.questions(prepared, mesh, split)
+        found[split] = digest([question(each) for each in asked])
+    if stage.is_pretraining and not stage.is_start:
         lengths = stage.settings.data.held_out_lengths
         held_out = [_held_out(stage.settings, prepared, mesh, times, 1)[0] for times in lengths]
         found["held out"] = digest([arrays(each(0, slice(0, 1)).features()) for each in held_out])
@@ -181,19 +193,16 @@ def traced(jaxpr):
 def vectors(stage, prepared, _mesh):
     """Tables that skip-gram learns from the text."""
     config, model = stage.settings.vectors, stage.settings.model
-    text = _documents(in_own_order(stage.settings, prepared).first(config.tokens))
+    text = documents_of(sequential_corpus(stage.settings, prepared).first(config.tokens))
     tables = train_skipgram(text, model.vocab_size, config.of_width(model.embed_width), stage.settings.seed)
     return {"tables": arrays(tuple(tables))}
 
 
 def counted(stage, prepared, _mesh):
     """The numbers of a model of counts, and what it makes of held-out text."""
-    recipe = COUNT_MODELS[stage.settings.counts.model]
-    model, _ = recipe.estimate(stage, prepared)
-    found = {"values": digest(recipe.evaluate(model, stage, prepared)), "size": digest(recipe.size(model))}
-    for half in ("validation", "report"):
-        tagged = partial(tagged_by, model, stage)
-        found[half] = digest(
-            [tagged(rows_of_half(stage, prepared, task, half)) for task in tasks_of(stage).get(half, [])]
-        )
+    model, _ = stage.estimate(prepared)
+    found = {"values": digest(stage.evaluate(model, prepared)), "size": digest(stage.size_of(model))}
+    for split in ("validation", "report"):
+        rows = [stage.scored_rows(task, split, prepared) for task in stage.tasks[split]]
+        found[split] = digest([stage.tags(model, each) for each in rows])
     return found

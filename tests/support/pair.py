@@ -101,11 +101,11 @@ def differ():
     """What is said where the second process would make the run of other things."""
     import jax
 
-    from experiments.runs import origin
+    from experiments.runs import provenance
     from experiments.runs.checks import check_alike
     from lm.config.base import SettingError
 
-    alike = {name: {"a": "1", "long": "x" * 2000} for name in origin.ORIGINS}
+    alike = {name: {"a": "1", "long": "x" * 2000} for name in provenance.PARTS}
     check_alike(alike)
     other = {name: {"a": "2"} for name in ("data", "code")} if jax.process_index() else {}
     try:

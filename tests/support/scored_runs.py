@@ -4,9 +4,9 @@ import json
 
 from tiny import TINY
 
-from experiments.runs import origin
-from experiments.runs.recipes import steps_of
-from experiments.runs.stages import save_settings, stages_of
+from experiments.runs import provenance
+from experiments.runs.paths import save_settings
+from experiments.runs.stages import stages_of
 from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.config.base import changes
@@ -28,12 +28,12 @@ def run_of(runs, name, given):
     save_settings(folder, experiment)
     mesh = sharding.make_mesh(experiment.mesh)
     for seed, stage in enumerate(stages_of(folder)):
-        steps = steps_of(stage, mesh)
+        steps = stage.steps(mesh)
         made[stage.name] = steps.init(seed), steps
         with Checkpoints(str(stage.folder / "checkpoints"), CheckpointConfig()) as checkpoints:
             checkpoints.save(made[stage.name][0])
-        record = dict.fromkeys(origin.ORIGINS, {}) | {"vocabulary": {"fingerprint": Bytes(100).fingerprint}}
-        origin.record(stage.folder, record)
+        record = dict.fromkeys(provenance.PARTS, {}) | {"vocabulary": {"fingerprint": Bytes(100).fingerprint}}
+        provenance.record(stage.folder, record)
     return folder, experiment, made
 
 

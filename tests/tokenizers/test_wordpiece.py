@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from texts import TEXTS
 from trained_tokenizers import ODD
 
-from experiments.runs.prepare import store_vocabulary
+from experiments.runs.vocabulary import store_vocabulary
 from experiments.study.experiment import Experiment
 from lm.config.base import SettingError, changes
 from lm.tokenizers import wordpiece

@@ -23,7 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.cli.doctor import verify
-from experiments.runs.stages import save_settings, stages
+from experiments.runs.paths import save_settings
+from experiments.runs.stages import stages
 from experiments.study.registry import build
 from lm.config.base import SettingError, changes
 from lm.config.training import CheckpointConfig, GuardConfig, OptimizerConfig

@@ -12,7 +12,7 @@ import toy
 from flax import nnx
 from golden.make_batches import pretraining
 
-from experiments.runs.prepare import check_lasting
+from experiments.runs.checks import check_lasting
 from experiments.study.registry import build
 from lm.config.base import SettingError, changes
 from lm.config.mesh import MeshConfig

@@ -18,7 +18,7 @@ from errno import ENOENT
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 import jax
 import numpy as np
@@ -59,7 +59,8 @@ class Log:
     """Writes the records of one run; use as a context, whose end becomes the status.
 
     ``settings`` go to ``run.json``, which describes this start of the run and, in "starts", all of them: one
-    that was killed has the status "vanished". TensorBoard names a run after its folder, and after ``title``
+    that was killed has the status "vanished". One that has "finished", which is written last, names the last
+    "step" and the number of "records". TensorBoard names a run after its folder, and after ``title``
     where readers do not know the folder. With a ``project`` the numbers also go to Weights & Biases.
 
     Raises OSError, with the name of the file, where a record cannot be written.
@@ -71,6 +72,7 @@ class Log:
         self._trackers: list[Tracker] = []
         self._file: TextIO | None = None
         self._checksum = ""  # of the last line
+        self._step = self._count = 0  # of the last record, and how many there are
         self._start = time.perf_counter()
         if not self._writes:
             return
@@ -87,7 +89,7 @@ class Log:
         }
         self._write_run()
 
-    def __enter__(self) -> "Log":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, _):
@@ -95,7 +97,11 @@ class Log:
             return
         for tracker in self._trackers:
             tracker.close()
-        self._life |= {"status": "finished" if kind is None else f"{kind.__name__}: {error}", "ended": now()}
+        if kind is None:
+            self._life |= {"status": "finished", "step": self._step, "records": self._count}
+        else:
+            self._life["status"] = f"{kind.__name__}: {error}"
+        self._life["ended"] = now()
         for finish in (self._close, self._write_run):
             try:
                 finish()
@@ -108,7 +114,9 @@ class Log:
         """Resume after ``step``: delete all later records, since training writes them again."""
         if not self._writes:
             return
-        lines = [self._line(record) for record in records(self.folder) if record["step"] <= step]
+        kept = [record for record in records(self.folder) if record["step"] <= step]
+        lines = [self._line(record) for record in kept]
+        self._step, self._count = step, len(lines)
         write(self._path, "".join(lines))
         self._file = self._path.open("a")
         self._life["from_step"] = step
@@ -130,6 +138,7 @@ class Log:
             line = self._line({"step": step, "kind": kind, "time": round(time.time(), 3), **values})
             self._file.write(line)
             self._file.flush()
+        self._step, self._count = step, self._count + 1
         if kind != "train":  # scores are read from the file, which a mounted bucket stores when it is closed
             self._close()
             self._file = self._path.open("a")
@@ -308,6 +317,22 @@ def status(folder: Path) -> str:
     """
     path = folder / "run.json"
     return str(parse_with_checksum(path.read_bytes(), path).get("status")) if path.exists() else "not begun"
+
+
+def finished_records(folder: Path, step: int) -> int | None:
+    """Return how many records a run had when it finished at ``step``; None if it has not.
+
+    None also if run.json is damaged, of which the next start warns.
+    """
+    path = folder / "run.json"
+    try:
+        run = parse_with_checksum(path.read_bytes(), path)
+    except (SettingError, OSError):
+        return None
+    if (run.get("status"), run.get("step")) != ("finished", step):
+        return None
+    count = run.get("records")
+    return count if isinstance(count, int) else None
 
 
 def is_finished(folder: Path) -> bool:

@@ -19,13 +19,13 @@ from experiments.cli.draw import attention, picture_of, write_picture
 from experiments.cli.likelihood import Scoring, likelihood, masking_of, show_likelihoods, text_rates, texts_of
 from experiments.cli.models import Filling, fill_in, generate
 from experiments.cli.score import Rows, score_file, score_run
-from experiments.runs import origin
-from experiments.runs.recipes import questions
-from experiments.runs.stages import save_settings, stages_of
+from experiments.runs import provenance
+from experiments.runs.init_from import started_from
+from experiments.runs.kinds.answers import questions
+from experiments.runs.paths import find_cache, save_settings
+from experiments.runs.stages import stages_of
 from experiments.runs.trained import answering, newest_masked, open_run
-from experiments.starts import started_from
 from experiments.study.experiment import Experiment
-from experiments.study.folders import cache_of
 from lm.config.base import SettingError, changes
 from lm.config.decoding import Decoding
 from lm.data.tasks.benchmarks import TASKS
@@ -100,7 +100,7 @@ def test_rows_that_are_others_than_in_training_are_scored_and_said(runs, capsys)
     place = next(stage.folder for stage in stages_of(folder) if stage.name == "xquad_enro")
     now = TASKS["xquad_enro"].rows("validation", runs / "cache").fingerprint
     for known, count in ((now, 0), ("other", 1)):
-        origin.record(place, origin.read(place) | {"data": {"xquad_enro validation": known}})
+        provenance.record(place, provenance.read(place) | {"data": {"xquad_enro validation": known}})
         score_run(folder, ["xquad_enro"], "", Rows(limit=1))
         assert capsys.readouterr().out.count("these rows are not those") == count
 
@@ -234,16 +234,16 @@ def test_a_run_reads_the_cache_of_its_folder_of_runs_or_none_above_it_and_says_w
     runs, tmp_path, monkeypatch, capsys
 ):
     folder, *_ = run_of(runs, "moved", TEXTS)
-    assert cache_of(folder) == runs / "cache"
+    assert find_cache(folder) == runs / "cache"
     score_run(folder, ["xquad_enro"], "", Rows(limit=1))
     assert f"Data: {runs / 'cache'}\n" in capsys.readouterr().out
     copied = tmp_path / "project" / "kept" / "moved"
     shutil.copytree(folder, copied)
     (tmp_path / "project" / "cache" / "thumbnails").mkdir(parents=True)  # another program's
     monkeypatch.chdir(tmp_path)
-    assert cache_of(copied) == Path("runs") / "cache"
+    assert find_cache(copied) == Path("runs") / "cache"
     (tmp_path / "project" / "cache" / "tokens").mkdir()
-    assert cache_of(copied) == tmp_path / "project" / "cache"
+    assert find_cache(copied) == tmp_path / "project" / "cache"
 
 
 def asked(folder, place, mixture):

@@ -26,10 +26,11 @@ from experiments.report import plots, report
 from experiments.report.ending import ending
 from experiments.report.page import samples
 from experiments.report.results import curves, results
-from experiments.runs import origin
+from experiments.runs import provenance
+from experiments.runs.paths import save_settings
 from experiments.runs.result import read_result, summary, write_result
-from experiments.runs.scores import best_of, columns, score_values
-from experiments.runs.stages import save_settings
+from experiments.runs.scores import columns
+from experiments.runs.task_scores import best_of, score_values
 from experiments.study.experiment import objective
 from experiments.study.families import GPT
 from experiments.study.registry import (
@@ -62,7 +63,7 @@ def finish(runs: Path, name: str, seed: int, score: float, **given) -> Path:
     phase = folder / "finetuning" / "cloze"
     (phase / "predictions" / "cloze").mkdir(parents=True)
     save_settings(folder, build(name, "nano", given | {"seed": seed}))
-    origin.record(phase, RECORD)
+    provenance.record(phase, RECORD)
     (phase / "metrics.jsonl").write_text(
         lines_with_checksum([{"step": 1, "kind": "eval", "score": 2}]) + '{"step": 2, "ki'
     )
@@ -396,7 +397,7 @@ def test_a_seed_made_of_other_things_than_its_neighbours_is_marked_whatever_fold
     elif other == "edited":
         (phase / "origin.json").write_text((phase / "origin.json").read_text().replace("0.10", "0.11"))
     else:
-        origin.record(phase, RECORD | other)
+        provenance.record(phase, RECORD | other)
     made, text = written(folders)
     label = REGISTRY[NAMES[2]].label
     sheet = made.sheets[RATES[0].name][""]
@@ -407,7 +408,7 @@ def test_a_seed_made_of_other_things_than_its_neighbours_is_marked_whatever_fold
 def test_a_baseline_trained_anew_is_marked_and_not_all_the_rows_beside_it(tmp_path):
     study(tmp_path, seeds=1)
     baseline = run_folder(tmp_path, "nano", FIRST.removesuffix(" seed 0"), 0, {})
-    origin.record(baseline / "finetuning" / "cloze", RECORD | {"code": {"lm/config/base.py": "2"}})
+    provenance.record(baseline / "finetuning" / "cloze", RECORD | {"code": {"lm/config/base.py": "2"}})
     shutil.rmtree(run_folder(tmp_path, "nano", NAMES[3], 0, {}))
     made, text = written(tmp_path)
     rows = [cell.text for cell in made.sheets[RATES[0].name][""]["row"]]
@@ -427,7 +428,7 @@ def test_rows_whose_settings_name_other_text_are_not_compared_in_it(tmp_path):
     (table,) = tables(find("t5/8-*"))
     for row in table.rows:
         phase = finish(tmp_path, row.name, 0, 1.0) / "finetuning" / "cloze"
-        origin.record(phase, RECORD | {"data": {"corpus train": build(row.name, "nano").data.corpus}})
+        provenance.record(phase, RECORD | {"data": {"corpus train": build(row.name, "nano").data.corpus}})
     assert "≠" not in report.write_report([table], "nano", tmp_path).path.read_text()
 
 

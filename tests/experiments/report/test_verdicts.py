@@ -11,7 +11,7 @@ from experiments.report.comparison import Evidence, Finished, grown
 from experiments.report.plots import draw_figures
 from experiments.report.records import table_data
 from experiments.runs.result import Result
-from experiments.runs.scores import write_example_values
+from experiments.runs.task_scores import write_example_values
 from experiments.study.registry import REGISTRY, build, find, tables
 from lm.config.base import change
 

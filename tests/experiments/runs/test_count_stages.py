@@ -15,9 +15,14 @@ from experiments.plan.plans import PlanOptions, show_plans
 from experiments.runs import counted
 from experiments.runs import run as running
 from experiments.runs.checks import check_counts
-from experiments.runs.prepare import prepare, pretraining_batches, rows_of_half, training_streams
+from experiments.runs.inputs import training_streams
+from experiments.runs.kinds.counts import COUNT_STAGES, Ngrams
+from experiments.runs.kinds.pretraining import pretraining_batches
+from experiments.runs.paths import COUNTS_FILE
+from experiments.runs.prepare import prepare
 from experiments.runs.result import read_result
-from experiments.runs.stages import COUNTS_FILE, saved_steps, stages, stages_of
+from experiments.runs.stages import stages, stages_of
+from experiments.runs.status import saved_steps
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm.classical.hmm import tag
@@ -143,15 +148,15 @@ def test_a_result_with_impossible_likelihoods_does_not_count(finished, damage):
     ("name", "step"), [(BIGRAM, "estimate"), (BIGRAM, "save"), (BIGRAM, "evaluate"), (TAGGER, "evaluate")]
 )
 def test_interrupted_counting_ends_as_uninterrupted_counting(runs, finished, monkeypatch, name, step):
-    kind = build(name, "tiny").counts.model
-    model = counted.COUNT_MODELS[kind]
+    kind = COUNT_STAGES[build(name, "tiny").counts.model]
+    whole_step = getattr(kind, step)
 
     def interrupted(*arguments):
-        getattr(model, step)(*arguments)
+        whole_step(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setitem(counted.COUNT_MODELS, kind, model._replace(**{step: interrupted}))
+        patch.setattr(kind, step, interrupted)
         with pytest.raises(KeyboardInterrupt):
             finish(runs, name, step)
     path, result = finish(runs, name, step)
@@ -163,7 +168,7 @@ def test_interrupted_counting_ends_as_uninterrupted_counting(runs, finished, mon
 
 
 def test_what_was_counted_is_not_counted_again(runs, finished, monkeypatch):
-    monkeypatch.setitem(counted.COUNT_MODELS, "ngram", counted.COUNT_MODELS["ngram"]._replace(estimate=None))
+    monkeypatch.setattr(Ngrams, "estimate", None)
     assert finish(runs, BIGRAM)[1] == finished[BIGRAM][1]
 
 
@@ -171,8 +176,8 @@ def test_what_was_counted_is_not_counted_again(runs, finished, monkeypatch):
 def test_a_tagger_run_scores_the_report_rows_as_its_model_tags_them(runs, finished, tagging):
     path, result = finish(runs, TAGGER, tagging, {"counts.tagging": tagging})
     (stage,), (_, prepared) = stages_of(path), prepared_of(runs, TAGGER)
-    model, task = counted.counts_of(stage), find_labelled("roles")
-    rows = rows_of_half(stage, prepared, task, "report")
+    model, task = stage.model(), find_labelled("roles")
+    rows = stage.scored_rows(task, "report", prepared)
     widths = {"greedy": 1, "beam": 4, "viterbi": len(model.tags)}
     words = [row["tokens"] for row in rows]
     tags = [
@@ -204,7 +209,7 @@ def test_lm_likelihood_of_a_bigram_run_is_the_sum_of_its_probabilities_and_the_c
     assert cli.dispatch(["likelihood", str(path), str(texts), "--out", str(out)]) == 0
     plain, continued = map(json.loads, out.read_text().splitlines())
     (stage,), (_, prepared) = stages_of(path), prepared_of(runs, BIGRAM)
-    model, encode = counted.counts_of(stage), prepared.vocabulary.encode
+    model, encode = stage.model(), prepared.vocabulary.encode
     whole = token_log_probs(model, *joined([encode("the file")]))
     assert plain["log_prob"] == pytest.approx(whole.sum()) and plain["tokens"] == len(whole)
     context, text = encode("the "), encode("file is read")
@@ -222,7 +227,7 @@ def test_verify_tells_damaged_counts_from_good_ones(runs, capsys):
     assert verify([path]) == 1 and "checksum" in capsys.readouterr().out
     assert not saved_steps(stage.folder)
     with pytest.raises(DataError, match="damaged"):
-        counted.counts_of(stage)
+        stage.model()
     finish(runs, BIGRAM, "damaged")  # counts again
     assert matches_checksum(file) and verify([path]) == 0
 

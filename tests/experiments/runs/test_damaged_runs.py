@@ -14,12 +14,12 @@ from texts import TEXTS
 
 from experiments.report.page import samples
 from experiments.report.results import curves, results
-from experiments.runs import origin
-from experiments.runs.prepare import store_vocabulary, stored_vocabulary
+from experiments.runs import provenance
+from experiments.runs.paths import load_settings, save_settings
 from experiments.runs.result import write_result
-from experiments.runs.scores import best_of, write_example_values
-from experiments.runs.session import finished
-from experiments.runs.stages import load_settings, save_settings
+from experiments.runs.status import is_finished
+from experiments.runs.task_scores import best_of, write_example_values
+from experiments.runs.vocabulary import store_vocabulary, stored_vocabulary
 from experiments.study.registry import REGISTRY, build, run_folder
 from lm.config.base import SettingError
 from lm.data.tasks.task import Scored
@@ -126,7 +126,7 @@ def run(tmp_path_factory):
         train_sentencepiece(TEXTS, 45, runs / "vocabulary.model"), experiment.data.sentinels
     )
     save_settings(folder, experiment)
-    origin.record(phase, RECORD | {"vocabulary": {"fingerprint": vocabulary.fingerprint}})
+    provenance.record(phase, RECORD | {"vocabulary": {"fingerprint": vocabulary.fingerprint}})
     store_vocabulary(phase, vocabulary)
 
     def evaluate(state):
@@ -173,11 +173,11 @@ def seen(folder: Path) -> tuple[list, list[str]]:
     look(lambda: curves(found, said.append))
     look(lambda: [samples("cloze", step, result) for result in found for step in (2, 4)])
     look(lambda: [{x: y.tolist() for x, y in result.example_values("cloze").items()} for result in found])
-    look(lambda: finished(phase, STEPS))
+    look(lambda: is_finished(phase, STEPS))
     look(lambda: status(phase))
     look(lambda: best_of(TASK, phase))
     look(lambda: load_settings(folder))
-    look(lambda: origin.read(phase))
+    look(lambda: provenance.read(phase))
     look(lambda: stored_vocabulary(phase, experiment).fingerprint)
     look(lambda: manifest.best(manifest.manifests(phase / "checkpoints"), "loss", "lowest"))
     faults = {

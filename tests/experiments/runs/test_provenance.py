@@ -23,13 +23,13 @@ from experiments.cli.one_run import Options
 from experiments.cli.train import train_row
 from experiments.processes.progress import reporting
 from experiments.report.results import results
-from experiments.runs import origin, session
-from experiments.runs.prepare import fingerprints
+from experiments.runs import provenance, status
 from experiments.runs.result import check_settings
-from experiments.runs.run import run
+from experiments.runs.run import Run
+from experiments.runs.sources import Sources
 from experiments.runs.stages import stages, stages_of
 from experiments.runs.trained import answering, open_run
-from experiments.runs.vocabularies import find_vocabulary
+from experiments.runs.vocabulary import find_vocabulary
 from experiments.study.experiment import BASELINE, result_settings
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
@@ -64,23 +64,24 @@ SAID = {
 }
 NONE = frozenset()
 ROW = "t5/1-baseline/baseline"
+CODE = "experiments/runs/kinds/pretraining.py"
 
 
-@pytest.mark.parametrize("name", origin.ORIGINS)
+@pytest.mark.parametrize("name", provenance.PARTS)
 def test_what_has_changed_is_shown_and_refused_unless_it_is_allowed_which_is_kept(tmp_path, name):
     told, now = [], NOW | {name: OTHER[name]}
-    origin.check(tmp_path, NOW, "new", NONE)
-    origin.check(tmp_path, NOW, "begun", NONE)
-    others = frozenset(origin.ORIGINS) - {name}
+    provenance.check(tmp_path, NOW, "new", NONE)
+    provenance.check(tmp_path, NOW, "begun", NONE)
+    others = frozenset(provenance.PARTS) - {name}
     with pytest.raises(SettingError, match=f"started with other {name}:\n(.|\n)*--allow {name}") as refused:
-        origin.check(tmp_path, now, "begun", others)
+        provenance.check(tmp_path, now, "begun", others)
     assert all(f"\n  {line}" in str(refused.value) for line in SAID[name])
     for _ in range(2):  # the second time nothing has changed
-        origin.check(tmp_path, now, "begun", frozenset({name}), told.append)
+        provenance.check(tmp_path, now, "begun", frozenset({name}), told.append)
     kept = json.loads((tmp_path / "origin.json").read_text())
     assert len(told) == 1 and kept[name] == OTHER[name]
     assert [each["changed"] for each in kept["allowed"]] == [SAID[name]]
-    origin.check(tmp_path, NOW, "begun", frozenset({name}), told.append)
+    provenance.check(tmp_path, NOW, "begun", frozenset({name}), told.append)
     assert len(json.loads((tmp_path / "origin.json").read_text())["allowed"]) == 2
 
 
@@ -110,7 +111,8 @@ class Step(Base, rate=1.50, **options):
 
 
 def test_comments_docstrings_layout_and_the_version_of_python_change_no_digest_of_code():
-    assert origin.code_digest(MODULE) == origin.code_digest(WRITTEN_OTHERWISE) == "d4bca64f52f8"
+    assert provenance.parse_module(MODULE).digest == provenance.parse_module(WRITTEN_OTHERWISE).digest
+    assert provenance.parse_module(MODULE).digest == "d4bca64f52f8"
 
 
 @pytest.mark.parametrize(
@@ -131,19 +133,25 @@ def test_comments_docstrings_layout_and_the_version_of_python_change_no_digest_o
 )
 def test_a_module_that_does_something_else_has_another_digest(old, new):
     assert old in MODULE
-    assert origin.code_digest(MODULE.replace(old, new)) != origin.code_digest(MODULE)
+    assert provenance.parse_module(MODULE.replace(old, new)).digest != provenance.parse_module(MODULE).digest
 
 
-@pytest.mark.parametrize("name", origin.ORIGINS)
+@pytest.mark.parametrize("name", provenance.PARTS)
 def test_of_what_is_finished_code_and_packages_may_be_others_and_what_it_was_trained_with_stays(
     tmp_path, name
 ):
-    origin.check(tmp_path, NOW, "new", NONE)
+    provenance.check(tmp_path, NOW, "new", NONE)
     text = (tmp_path / "origin.json").read_text()
-    if name in origin.FINISHED:
+    if name in provenance.PARTS_OF_FINISHED:
         with pytest.raises(SettingError, match=f"trained with other {name}"):
-            origin.check(tmp_path, NOW | {name: OTHER[name]}, "finished", NONE)
-    origin.check(tmp_path, NOW | {name: OTHER[name]}, "finished", frozenset({name} & {*origin.FINISHED}), str)
+            provenance.check(tmp_path, NOW | {name: OTHER[name]}, "finished", NONE)
+    provenance.check(
+        tmp_path,
+        NOW | {name: OTHER[name]},
+        "finished",
+        frozenset({name} & {*provenance.PARTS_OF_FINISHED}),
+        str,
+    )
     assert (tmp_path / "origin.json").read_text() == text
 
 
@@ -173,15 +181,15 @@ def test_a_record_that_is_missing_edited_or_damaged_is_not_taken_for_the_same(tm
     if text is not None:
         (tmp_path / "origin.json").write_text(text)
     with pytest.raises(SettingError, match=f"code: not known: .*origin.json {said}"):
-        origin.check(tmp_path, NOW, "begun", NONE)
-    origin.check(tmp_path, NOW, "begun", frozenset(origin.ORIGINS), str)
-    origin.check(tmp_path, NOW, "begun", NONE)
+        provenance.check(tmp_path, NOW, "begun", NONE)
+    provenance.check(tmp_path, NOW, "begun", frozenset(provenance.PARTS), str)
+    provenance.check(tmp_path, NOW, "begun", NONE)
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    assert origin.allowed("") == NONE and origin.allowed("code,data") == {"code", "data"}
+    assert provenance.allowed("") == NONE and provenance.allowed("code,data") == {"code", "data"}
     with pytest.raises(SettingError, match="--allow 'pakages' .*did you mean 'packages'"):
-        origin.allowed("code,pakages")
+        provenance.allowed("code,pakages")
 
 
 def test_a_run_goes_on_on_another_mesh_and_with_settings_that_came_since(tmp_path):
@@ -210,7 +218,7 @@ def written(tmp_path_factory):
     """A finished run on text, its settings, its phase and the folder of all runs."""
     home = tmp_path_factory.mktemp("written")
     (home / "text").mkdir()
-    for split, module in {"train": origin, "valid": session}.items():
+    for split, module in {"train": provenance, "valid": status}.items():
         (home / "text" / f"{split}.txt").write_text(Path(module.__file__).read_text())
     SCALES["written"] = SMALL | TEXT | {"data.corpus": f"text:{home / 'text'}"}
     experiment = build(ROW, "written")
@@ -255,20 +263,20 @@ def test_of_a_finished_run_whose_text_is_another_it_is_said_which(written, split
 
 def test_held_out_text_that_is_replaced_while_a_run_is_unfinished_is_noticed(written):
     home, experiment, _, place = written
-    before = origin.read(place)
+    before = provenance.read(place)
     with changed(home / "text" / "valid.txt", "other words " * 50):
-        now = before | {"data": fingerprints(stages(experiment)[0], home / "runs" / "cache")}
+        now = before | {"data": stages(experiment)[0].fingerprints(Sources(home / "runs" / "cache"))}
     with pytest.raises(
         SettingError, match=r"started with other data:\n  data: corpus validation: \S+ -> \S+\n[^\n]*$"
     ):
-        origin.check(place, now, "begun", NONE)
+        provenance.check(place, now, "begun", NONE)
 
 
 def test_a_run_is_read_with_its_own_vocabulary_when_text_and_cache_are_gone_or_it_is_refused(
     written, tmp_path
 ):
     home, experiment, folder, place = written
-    due = find_vocabulary(experiment, home / "runs" / "cache", print).encode("words and more")
+    due = find_vocabulary(experiment, Sources(home / "runs" / "cache"), print).encode("words and more")
     (home / "runs" / "cache").rename(tmp_path / "cache")
     (home / "text").rename(tmp_path / "text")
     (home / "runs" / "cache").mkdir()
@@ -337,7 +345,7 @@ def test_who_waits_is_told_for_whom_and_a_killed_one_leaves_no_lock(tmp_path, mo
     )
     assert holder.stdout.readline() == "has it\n"
     told = []
-    with session.locked(tmp_path, SimpleNamespace(say=lambda line: told.append(line) or holder.kill())):
+    with status.locked(tmp_path, SimpleNamespace(say=lambda line: told.append(line) or holder.kill())):
         assert told[0].startswith("process 7 on far")
         assert f"process {os.getpid()} on " in (tmp_path / "lock").read_text()
 
@@ -345,7 +353,7 @@ def test_who_waits_is_told_for_whom_and_a_killed_one_leaves_no_lock(tmp_path, mo
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with session.locked(tmp_path, SimpleNamespace(complain=told.append)):
+    with status.locked(tmp_path, SimpleNamespace(complain=told.append)):
         assert "the file system of --runs has no flock" in told[1]
 
 
@@ -367,7 +375,7 @@ module.locked = after_a_moment
 new = {"finetuning.steps": 0, "tuning.mixtures": ()}
 with reporting(0) as reporter:
     experiment = build("t5/1-baseline/baseline", "tiny", new)
-    module.run(experiment, Path(sys.argv[2]), Path(sys.argv[1], "cache"), reporter)
+    module.Run(experiment, Path(sys.argv[2]), Path(sys.argv[1], "cache")).train(reporter)
 """
 
 
@@ -393,22 +401,22 @@ def test_two_processes_of_one_run_train_it_once(runs, tmp_path):
     assert len(lines) == len(set(lines)) and {step for step, _ in lines} == {1, 2, 3, 4}
     assert len(json.loads((folder / "run.json").read_text())["starts"]) == 1
     about = json.loads((folder / "origin.json").read_text())
-    assert about.keys() == {*origin.ORIGINS, "allowed", "sha256"}
-    assert about["code"].keys() >= {"lm/config/base.py", "lm/nn/stack.py", "experiments/runs/recipes.py"}
-    origin.record(folder, about | {"data": about["data"] | {"corpus train": "other"}})
+    assert about.keys() == {*provenance.PARTS, "allowed", "sha256"}
+    assert about["code"].keys() >= {"lm/config/base.py", "lm/nn/stack.py", CODE}
+    provenance.record(folder, about | {"data": about["data"] | {"corpus train": "other"}})
     said = "trained with other data:\n  data: corpus train: other"
     with reporting(0) as reporter, pytest.raises(SettingError, match=said):
-        run(experiment, tmp_path, runs / "cache", reporter)
+        Run(experiment, tmp_path, runs / "cache").train(reporter)
 
 
 def test_a_stage_of_a_release_that_read_its_corpus_in_another_order_is_refused_with_that_word(tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "number {i}"}}\n' for i in range(50)))
     changes = {"data.corpus": f"jsonl:{tmp_path}/a.jsonl", "tuning.mixtures": (), "finetuning.steps": 0}
     *_, stage = stages(build(ROW, "nano", changes))
-    now = NOW | {"data": fingerprints(stage, tmp_path)}
+    now = NOW | {"data": stage.fingerprints(Sources(tmp_path))}
     earlier = NOW | {"data": {name: value for name, value in now["data"].items() if " train" in name}}
     for state in ("begun", "finished"):
         folder = tmp_path / state
-        origin.check(folder, earlier, "new", NONE)
+        provenance.check(folder, earlier, "new", NONE)
         with pytest.raises(SettingError, match="corpus is read: none -> in shards, by streams\n"):
-            origin.check(folder, now, state, NONE)
+            provenance.check(folder, now, state, NONE)

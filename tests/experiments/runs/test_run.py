@@ -20,11 +20,13 @@ from experiments.cli.one_run import Options, RowRun
 from experiments.cli.train import train_one, train_rows
 from experiments.processes.progress import reporting
 from experiments.report.ending import chance_of, ending, report_of, to_try
-from experiments.runs.recipes import start_from, steps_of
+from experiments.runs.kinds.stage import Stage
+from experiments.runs.paths import save_settings
 from experiments.runs.result import read_result, summary, write_result
-from experiments.runs.run import check, run
-from experiments.runs.scores import best_of, columns
-from experiments.runs.stages import Stage, save_settings, stages_of
+from experiments.runs.run import Run
+from experiments.runs.scores import columns
+from experiments.runs.stages import stages_of
+from experiments.runs.task_scores import best_of
 from experiments.study import registry
 from experiments.study.registry import REGISTRY, build, run_folder
 from experiments.study.scales import SCALES
@@ -166,7 +168,7 @@ def test_of_checkpoints_that_score_alike_the_one_with_the_likeliest_answers_is_t
 def test_a_folder_of_other_settings_is_refused_with_the_difference(swept):
     other = change(build(RATE, "tiny"), "model.mlp.d_ff", 64)
     with pytest.raises(SettingError, match=r"model\.mlp\.d_ff: 32 -> 64"):
-        check(other, folder_of(swept, RATE), swept / "cache", print)
+        Run(other, folder_of(swept, RATE), swept / "cache").check(print)
     assert read_result(folder_of(swept, RATE)) is not None
 
 
@@ -175,7 +177,7 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
     mesh, stage = sharding.make_mesh(experiment.mesh), pretraining_of(folder)
     steps = build_steps(StepSpec(experiment.model, experiment.finetuning.optimizer), mesh)
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
-        saved, start = checkpoints.restore(steps.abstract, 4), start_from(stage, steps)
+        saved, start = checkpoints.restore(steps.abstract, 4), stage.warm_start(steps)
     assert (int(saved.step), int(start.step)) == (4, 0)
     for name, value in saved.params.items():
         np.testing.assert_array_equal(value, start.params[name])
@@ -196,7 +198,7 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
 def test_a_classic_row_trains_tunes_its_heads_from_what_it_learnt_and_is_scored(name, new, runs, tmp_path):
     experiment = build(name, "tiny", new)
     with reporting(0) as reporter:
-        run(experiment, tmp_path / "run", runs / "cache", reporter)
+        Run(experiment, tmp_path / "run", runs / "cache").train(reporter)
         result = read_result(tmp_path / "run")
         tuned = experiment.tuning.heads if experiment.finetuning.steps else ()
         assert set(result.tasks) == set(tuned)
@@ -206,9 +208,9 @@ def test_a_classic_row_trains_tunes_its_heads_from_what_it_learnt_and_is_scored(
         if not tuned:
             return
     mesh, (stage, tuned, *_) = sharding.make_mesh(experiment.mesh), stages_of(tmp_path / "run")
-    state = start_from(stage, steps_of(tuned, mesh))
+    state = stage.warm_start(tuned.steps(mesh))
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
-        saved = checkpoints.restore(steps_of(stage, mesh).abstract).params
+        saved = checkpoints.restore(stage.steps(mesh).abstract).params
     came = [path for path in state.params if path.startswith("body.")]
     for path in came:
         bare = path.removeprefix("body.")
@@ -293,12 +295,12 @@ def test_bad_settings_are_refused_by_name_before_anything_compiles_and_leave_not
     monkeypatch.chdir(runs)
     folder = runs / "tiny" / "refused"
     with pytest.raises(SettingError, match=message):
-        check(registry.apply(build(BASELINE, "tiny"), overrides), folder, runs / "cache", print)
+        Run(registry.apply(build(BASELINE, "tiny"), overrides), folder, runs / "cache").check(print)
     assert not folder.exists()
 
 
 def test_a_check_leaves_no_folder_that_looks_like_a_run(runs):
-    check(build(BASELINE, "tiny"), runs / "tiny" / "checked", runs / "cache", print)
+    Run(build(BASELINE, "tiny"), runs / "tiny" / "checked", runs / "cache").check(print)
     assert not (runs / "tiny" / "checked").exists()
 
 
@@ -372,7 +374,7 @@ def test_a_score_is_told_beside_what_guessing_comes_to(task, measure, chance):
 def test_an_unwritable_folder_is_refused(runs, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingError, match="cannot be written to"):
-        check(build(BASELINE, "tiny"), tmp_path / "file" / "run", tmp_path / "file" / "cache", print)
+        Run(build(BASELINE, "tiny"), tmp_path / "file" / "run", tmp_path / "file" / "cache").check(print)
 
 
 def test_the_command_line_gives_an_exit_code_and_the_nearest_name(capsys):

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 from tiny import TINY
 
-from experiments.runs.prepare import prepare, pretraining_batches
-from experiments.runs.run import run
+from experiments.runs.kinds.pretraining import pretraining_batches
+from experiments.runs.prepare import prepare
+from experiments.runs.run import Run
 from experiments.runs.trained import READ, WRITING, first_example, sample_texts
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
@@ -36,7 +37,7 @@ def test_a_model_writes_before_and_after_it_has_learnt_a_text(own, tmp_path):
     fast = {"pretraining.optimizer.name": "adamw", "pretraining.optimizer.schedule": "constant"}
     fast |= {"pretraining.optimizer.learning_rate": 0.01} | dict.fromkeys(STEPS, 100)
     experiment, folder = own("gpt/base", fast), tmp_path / "tiny" / "gpt" / "base" / "seed-0"
-    run(experiment, folder, tmp_path / "cache", QUIET)
+    Run(experiment, folder, tmp_path / "cache").train(QUIET)
     text, before, after, true = sample_texts(experiment, folder)
     assert text.startswith("held-out text: ") and true.startswith("  in the text: ")
     known = set(VERSE.split())

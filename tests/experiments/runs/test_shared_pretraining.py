@@ -15,8 +15,8 @@ def places(name: str, seed: int = 0, **changes) -> set[Path]:
     experiment = build(
         name, "nano", {"seed": seed} | {path.replace("__", "."): new for path, new in changes.items()}
     )
-    trained = stages(experiment, Path("runs/nano") / name / f"seed-{seed}", Path("runs/nano"))
-    return {stage.folder for stage in trained if stage.kind == "pretrain" and not stage.is_start}
+    trained = stages(experiment, Path("runs/nano") / name / f"seed-{seed}", Path("runs/cache"))
+    return {stage.folder for stage in trained if stage.is_pretraining and not stage.is_start}
 
 
 @pytest.mark.parametrize("name", [name for name in REGISTRY if name.startswith("t5/10-")])
@@ -58,7 +58,7 @@ def test_pretraining_depends_on_all_that_shapes_it_and_on_nothing_that_comes_aft
 
 def test_leaving_one_out_pretrains_once_for_each_mixture_and_never_on_it():
     tuned = [
-        stage for stage in stages(build("t5/12-multi-task/leave-one-out", "nano")) if stage.kind == "text"
+        stage for stage in stages(build("t5/12-multi-task/leave-one-out", "nano")) if stage.writes_answers
     ]
     assert len(places("t5/12-multi-task/leave-one-out")) == len({stage.parent for stage in tuned}) == 2
     for stage in tuned:

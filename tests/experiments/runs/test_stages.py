@@ -8,10 +8,11 @@ import pytest
 from tiny import TINY
 
 from experiments.runs.checks import check_branches
-from experiments.runs.recipes import start_from, steps_of, trained
+from experiments.runs.kinds.stage import Stage
+from experiments.runs.paths import base_name
 from experiments.runs.result import read_result
-from experiments.runs.run import run
-from experiments.runs.stages import Stage, group_of, stages, stages_of
+from experiments.runs.run import Run
+from experiments.runs.stages import stages, stages_of
 from experiments.runs.trained import answering, chosen
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
@@ -100,7 +101,7 @@ def test_branches_are_fine_tunings_from_one_pretraining_that_does_not_depend_on_
     ]
     assert all(stage.parent == same for stage in tuned)
     assert [stage.is_main for stage in tuned] == 2 * [True, False, False]
-    assert group_of("at-0.5/cloze/member-1") == ("at-0.5/cloze", False)
+    assert base_name("at-0.5/cloze/member-1") == "at-0.5/cloze"
 
 
 @pytest.mark.parametrize("row", ["t5/1-baseline/no-pretraining", "t5/12-multi-task/multi-task"])
@@ -118,7 +119,7 @@ def test_shares_that_make_no_sense_are_refused(shares):
 def test_branches_that_are_one_or_whose_checkpoint_is_gone_are_refused_before_anything_starts(tmp_path):
     def branches(*shares):
         changes = UPDATES | NO_START | {"tuning.branches": shares, "tuning.mixtures": ("cloze",)}
-        return stages(build(BASELINE, "nano", changes), tmp_path / "run", tmp_path)
+        return stages(build(BASELINE, "nano", changes), tmp_path / "run", tmp_path / "cache")
 
     main, _, branch = every = branches(0.5, 1.0)
     check_branches(every)
@@ -150,7 +151,7 @@ def followed(experiment, folder: Path, cache: Path, steps: int = 0) -> tuple[Sta
 
     for _ in range(20):
         try:
-            run(experiment, folder, cache, Reporter())
+            Run(experiment, folder, cache).train(Reporter())
             return stages_of(folder)
         except Torn:
             continue
@@ -167,9 +168,9 @@ def test_pretraining_continues_from_the_start_with_its_memory_and_counts_from_0(
     first, main, tuned, branch = finished
     mesh = sharding.make_mesh(main.settings.mesh)
     assert (first.name, main.parent, tuned.parent) == ("start", first, main) and branch.parent == main
-    steps = steps_of(main, mesh)
+    steps = main.steps(mesh)
     with Checkpoints(first.folder / "checkpoints", CheckpointConfig()) as checkpoints:
-        saved, begun = checkpoints.restore(steps.abstract, 3), start_from(first, steps)
+        saved, begun = checkpoints.restore(steps.abstract, 3), first.warm_start(steps)
     assert (int(saved.step), int(begun.step)) == (3, 0)
     for name, value in sharding.named(saved).items():
         if name != "step":
@@ -195,8 +196,8 @@ def test_a_run_that_is_torn_from_every_stage_comes_to_what_it_does_without(finis
     mesh = sharding.make_mesh(torn[0].settings.mesh)
     for whole, other in zip(finished, torn, strict=True):
         assert whole.folder != other.folder
-        for name, value in trained(whole, mesh).params.items():
-            np.testing.assert_array_equal(value, trained(other, mesh).params[name])
+        for name, value in whole.trained(mesh).params.items():
+            np.testing.assert_array_equal(value, other.trained(mesh).params[name])
     begun = {stage.name: len(json.loads((stage.folder / "run.json").read_text())["starts"]) for stage in torn}
     assert begun["start"] == 1 and begun["pretraining"] > 2
 
@@ -208,7 +209,7 @@ def test_a_branch_learns_and_scores_what_a_run_does_whose_pretraining_ended_ther
     shorter = followed(short, cache.parent / "tiny" / "short" / "seed-0", cache)
     assert shorter[0].folder == finished[0].folder != main.folder != shorter[1].folder
     mesh = sharding.make_mesh(main.settings.mesh)
-    learnt, due = (trained(stage, mesh).params for stage in (branch, shorter[-1]))
+    learnt, due = (stage.trained(mesh).params for stage in (branch, shorter[-1]))
     for name, value in learnt.items():
         np.testing.assert_array_equal(value, due[name])
     result, other = (read_result(stage.folder.parents[1]) for stage in (tuned, shorter[-1]))
@@ -232,6 +233,6 @@ def test_a_pretraining_that_is_scored_itself_is_scored_at_each_branch(cache):
         build("t5/12-multi-task/multi-task", "tiny", changes), cache.parent / "tasks" / "run", cache
     )
     result = read_result(cache.parent / "tasks" / "run")
-    assert main.kind == "pretrain" and [*result.branches["cloze"]] == ["1", "4"]
+    assert main.is_pretraining and [*result.branches["cloze"]] == ["1", "4"]
     assert result.branches["cloze"]["4"] == result.tasks["cloze"]
     assert result.branches["cloze"]["1"]["step"] == 1

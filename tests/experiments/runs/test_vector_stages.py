@@ -7,10 +7,10 @@ import pytest
 from tiny import TINY
 
 from experiments.cli.models import show_neighbours
-from experiments.runs import session
-from experiments.runs.recipes import start_from, steps_of, trained
+from experiments.runs.kinds import vectors as skipgram
+from experiments.runs.kinds.vectors import Vectors
 from experiments.runs.result import read_result
-from experiments.runs.run import run
+from experiments.runs.run import Run
 from experiments.runs.stages import stages, stages_of
 from experiments.runs.trained import answering, open_run
 from experiments.study.registry import build
@@ -51,12 +51,12 @@ def tiny(row=ROW, **changes):
 
 def trained_run(cache, name, experiment):
     folder = cache.parent / "tiny" / name
-    run(experiment, folder, cache, Silent())
+    Run(experiment, folder, cache).train(Silent())
     return folder, stages_of(folder)
 
 
 def params(stage):
-    state = trained(stage, sharding.make_mesh(stage.settings.mesh))
+    state = stage.trained(sharding.make_mesh(stage.settings.mesh))
     return {name: np.asarray(value) for name, value in state.params.items()}
 
 
@@ -66,12 +66,12 @@ def finished(cache):
 
 
 def vectors_of(row, **changes):
-    (stage,) = (x for x in stages(build(row, "nano", changes)) if x.kind == "vectors")
+    (stage,) = (x for x in stages(build(row, "nano", changes)) if isinstance(x, Vectors))
     return stage.folder
 
 
 def pretraining_of(row, **changes):
-    (stage,) = (x for x in stages(build(row, "nano", changes)) if x.kind == "pretrain")
+    (stage,) = (x for x in stages(build(row, "nano", changes)) if x.is_pretraining)
     return stage.folder
 
 
@@ -116,7 +116,7 @@ def test_vectors_come_first_then_the_start_then_pretraining_of_every_member():
     assert order[:3] == ["vectors", "start", "pretraining"]
     for stage in every:
         assert stage.parent is None or every.index(stage.parent) < every.index(stage)
-    assert len({stage.folder for stage in every if stage.kind == "vectors"}) == 4
+    assert len({stage.folder for stage in every if isinstance(stage, Vectors)}) == 4
 
 
 def test_without_pretraining_the_tasks_start_from_the_vectors():
@@ -145,8 +145,8 @@ def test_vectors_start_the_embedding_wherever_it_is_in_a_model_and_nothing_else(
 def test_pretraining_starts_from_the_vectors_in_the_size_of_a_new_embedding(finished):
     vectors, pretraining = finished[1]
     mesh = sharding.make_mesh(pretraining.settings.mesh)
-    steps = steps_of(pretraining, mesh)
-    fresh, state = steps.init(0), start_from(vectors, steps, pretraining.parent_step)
+    steps = pretraining.steps(mesh)
+    fresh, state = steps.init(0), vectors.warm_start(steps, pretraining.parent_step)
     table, new = (np.asarray(x.params["embed.table"]) for x in (state, fresh))
     np.testing.assert_array_equal(table, params(vectors)["embed.table"])
     assert np.square(table).mean() == pytest.approx(np.square(new).mean(), rel=1e-5)
@@ -160,8 +160,8 @@ def test_frozen_vectors_stay_bit_for_bit_and_all_else_is_trained(cache, finished
     assert vectors == finished[1][0]
     before, after = params(vectors)["embed.table"], params(pretraining)
     np.testing.assert_array_equal(after["embed.table"], before)
-    steps = steps_of(pretraining, sharding.make_mesh(pretraining.settings.mesh))
-    fresh = start_from(vectors, steps, 2).params
+    steps = pretraining.steps(sharding.make_mesh(pretraining.settings.mesh))
+    fresh = vectors.warm_start(steps, 2).params
     assert {name for name in after if (after[name] == np.asarray(fresh[name])).all()} == {"embed.table"}
 
 
@@ -171,15 +171,15 @@ def test_vectors_that_were_interrupted_go_on_as_if_they_were_not(cache, finished
             raise KeyboardInterrupt
         return whole(tables, texts, config, seed, epoch)
 
-    whole = session.train_epoch
+    whole = skipgram.train_epoch
     experiment, folder = tiny("vectors/negative"), cache.parent / "other" / "again"
-    monkeypatch.setattr(session, "train_epoch", stopped)
+    monkeypatch.setattr(skipgram, "train_epoch", stopped)
     with pytest.raises(KeyboardInterrupt):
-        run(experiment, folder, cache, Silent())
+        Run(experiment, folder, cache).train(Silent())
     (stage,) = stages_of(folder)
     assert [line["step"] for line in records(stage.folder)] == [1]
-    monkeypatch.setattr(session, "train_epoch", whole)
-    run(experiment, folder, cache, Silent())
+    monkeypatch.setattr(skipgram, "train_epoch", whole)
+    Run(experiment, folder, cache).train(Silent())
     assert stage.folder != finished[1][0].folder
     for name, value in params(finished[1][0]).items():
         np.testing.assert_array_equal(params(stage)[name], value)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments.cli.models import Filling, generate
-from experiments.runs.checks import check
+from experiments.runs.run import Run
 from experiments.study.experiment import Experiment, apply
 from experiments.study.registry import build, check_given
 from lm.config.base import SettingError, leaves
@@ -63,7 +63,7 @@ def try_out(row, path, value, cache):
     try:
         changed = apply(built(row), {path: value})
         check_given([changed], [path])
-        check(changed, cache.parent / "new", cache, lambda line: None)
+        Run(changed, cache.parent / "new", cache).check(lambda line: None)
     except SettingError as error:
         assert str(error)
         return
@@ -148,13 +148,13 @@ def test_every_setting_at_all_of_its_borders_is_refused_or_can_be_trained_with(r
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_read(row, path, value, words, cache):
     with pytest.raises(SettingError, match=words):
-        check(apply(built(row), {path: value}), cache.parent / "new", cache, lambda line: None)
+        Run(apply(built(row), {path: value}), cache.parent / "new", cache).check(lambda line: None)
 
 
 def test_a_batch_of_skip_gram_that_no_memory_holds_is_refused(cache):
     changed = apply(built("lstm"), {"vectors.epochs": 1, "vectors.batch": 2**31})
     with pytest.raises(SettingError, match=r"vectors\.batch=2147483648, .* GiB"):
-        check(changed, cache.parent / "new", cache, lambda line: None)
+        Run(changed, cache.parent / "new", cache).check(lambda line: None)
 
 
 def test_rotary_scalings_have_a_range():

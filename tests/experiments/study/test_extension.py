@@ -12,8 +12,8 @@ import pytest
 from commands import accepted
 from paths import ROOT
 
-from experiments.runs import origin
-from experiments.runs.stages import load_settings, save_settings
+from experiments.runs import provenance
+from experiments.runs.paths import load_settings, save_settings
 from experiments.study import extension, own, registry
 from experiments.study.extension import load_study
 from experiments.study.own import STUDY, place_in_study, without_study
@@ -275,17 +275,17 @@ def test_an_error_in_what_a_module_added_names_its_line(loads):
 def test_a_run_is_not_resumed_without_its_modules_or_with_others(loads, tmp_path):
     def current():
         same = {"settings": {}, "vocabulary": {"fingerprint": ""}, "data": {}, "packages": {}}
-        return same | {"code": {k: v for k, v in origin.code().items() if k.startswith("--study")}}
+        return same | {"code": {k: v for k, v in provenance.code().items() if k.startswith("--study")}}
 
     loads(mine="x = 1\n")
-    origin.record(tmp_path, current())
-    origin.check(tmp_path, current(), "begun", frozenset())
+    provenance.record(tmp_path, current())
+    provenance.check(tmp_path, current(), "begun", frozenset())
     (tmp_path / "mine.py").write_text("x = 2\n")
     with pytest.raises(SettingError, match=r"code: --study mine\.py: \w{12} -> \w{12}\n"):
-        origin.check(tmp_path, current(), "begun", frozenset())
+        provenance.check(tmp_path, current(), "begun", frozenset())
     os.environ[STUDY] = ""
     with pytest.raises(SettingError, match=r"code: --study mine\.py: \w{12} -> none\n"):
-        origin.check(tmp_path, current(), "begun", frozenset())
+        provenance.check(tmp_path, current(), "begun", frozenset())
 
 
 def test_settings_that_only_a_module_knows_are_said_to_need_it(loads, tmp_path):
@@ -295,7 +295,7 @@ def test_settings_that_only_a_module_knows_are_said_to_need_it(loads, tmp_path):
     )
     run = tmp_path / "run"
     save_settings(run, build("gpt/base", "nano", {"objective.noise": "mine"}))
-    origin.record(run / "pretraining", {"code": origin.code()})
+    provenance.record(run / "pretraining", {"code": provenance.code()})
     assert load_settings(run).objective.noise == "mine"
     set_choices(Objective, "noise", {"iid": NOISES["iid"]})
     with pytest.raises(SettingError, match=r"it was trained with --study mine\.py$"):

@@ -9,8 +9,8 @@ from flax import nnx
 
 from experiments.report import plots, report
 from experiments.report.results import results
+from experiments.runs.paths import save_settings
 from experiments.runs.result import write_result
-from experiments.runs.stages import save_settings
 from experiments.study.history import TABLES
 from experiments.study.registry import REGISTRY, build, run_folder
 from lm.nn.transformer import Transformer

@@ -2,6 +2,7 @@
 
 import pytest
 
+from experiments.runs.kinds.finetuning import Finetuning
 from experiments.runs.stages import stages
 from experiments.study.registry import build
 from lm import metrics
@@ -74,4 +75,6 @@ def test_rows_of_encoder_decoders_differ_in_what_reads_the_encoder_and_are_train
         "sinusoidal",
         "scaled-dot",
     )
-    assert {(stage.kind, stage.parent) for row in rows.values() for stage in stages(row)} == {("text", None)}
+    assert {(type(stage), stage.parent) for row in rows.values() for stage in stages(row)} == {
+        (Finetuning, None)
+    }

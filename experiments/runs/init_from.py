@@ -1,6 +1,7 @@
 """What training starts from, made a run of its own: a published checkpoint, one of the hub, or a run's model.
 
-It lies in ``starts`` beside the runs, is named by the digest of its files, and is made once.
+It lies in ``starts`` beside the runs, is named by the digest of its files, and is made once. Modules with jax
+are imported where they are needed: most commands start from nothing.
 """
 
 import fcntl
@@ -10,19 +11,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from experiments.runs import origin
-from experiments.runs.prepare import FOLDER, UNKNOWN, store_vocabulary, stored_vocabulary
-from experiments.runs.stages import (
-    PRETRAINING,
-    Stage,
-    load_settings,
-    model_of_run,
-    save_settings,
-    stages,
-    stages_of,
-)
+from experiments.runs import provenance
+from experiments.runs.paths import PRETRAINING, SETTINGS, load_settings, model_of_run, save_settings
+from experiments.runs.vocabulary import FOLDER, UNKNOWN, store_vocabulary, stored_vocabulary
 from experiments.study.experiment import Experiment, StartConfig, result_settings
 from experiments.study.folders import STARTS_FOLDER, check_runs
 from experiments.study.registry import start_changes
@@ -34,14 +27,17 @@ from lm.tokenizers.huggingface import FILES, find_tokenizer
 from lm.tokenizers.sentencepiece import Own
 from lm.tokenizers.tokenizer import Vocabulary
 
+if TYPE_CHECKING:
+    from experiments.runs.kinds.network import NetworkStage
+
 HUB = "hf:"  # before the name of a checkpoint of the Hugging Face hub
 HUB_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", *FILES)
 DIGITS = 16  # of a digest in the name of a start
-SETTINGS, CONFIG = "settings.json", "config.json"
+CONFIG = "config.json"
 
 
 def started_from(where: str, runs: Path) -> dict[str, Any]:
-    """What a row takes over that starts from ``where``, which becomes a run below ``runs``; {} for "".
+    """Return what a row takes over that starts from ``where``, which becomes a run below ``runs``; {} for "".
 
     ``where``: a folder with config.json and safetensors, a run, RUN:STAGE, or hf:NAME. SettingError for
     anything else, and for a checkpoint whose files do not fit each other.
@@ -54,28 +50,28 @@ def started_from(where: str, runs: Path) -> dict[str, Any]:
         raise SettingError(f"--start {where}: it has no tokenizer: put one of {', '.join(FILES)} beside it")
     check_runs(runs)
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:DIGITS]
-    home = runs / STARTS_FOLDER
-    home.mkdir(parents=True, exist_ok=True)
-    with (home / "lock").open("a") as lock:
+    starts = runs / STARTS_FOLDER
+    starts.mkdir(parents=True, exist_ok=True)
+    with (starts / "lock").open("a") as lock:
         with suppress(OSError):  # all at once where the file system has no locks
             fcntl.flock(lock, fcntl.LOCK_EX)
-        place = next(home.glob(f"*-{digest}"), None)
-        if place is None:
-            place = home / f"{_kind(folder, stage)}-{digest}"
-            _copy_stage(stage, place, parts) if stage else import_published(folder, place)
-    return start_changes(_started(place))
+        run = next(starts.glob(f"*-{digest}"), None)
+        if run is None:
+            run = starts / f"{_kind(folder, stage)}-{digest}"
+            _copy_stage(stage, run, parts) if stage else import_published(folder, run)
+    return start_changes(_started(run))
 
 
-def _started(place: Path) -> Experiment:
-    """The settings of a start, with all special ids that training needs."""
-    experiment, (stage,) = load_settings(place), stages_of(place)
-    vocabulary = stored_vocabulary(stage.folder, experiment)
+def _started(run: Path) -> Experiment:
+    """Return the settings of a start, with all special ids that training needs."""
+    experiment = load_settings(run)
+    vocabulary = stored_vocabulary(run / PRETRAINING, experiment)
     model = replace(experiment.model, special=special_ids(experiment.model, vocabulary))
-    return replace(experiment, model=model, start=StartConfig(model=place.name))
+    return replace(experiment, model=model, start=StartConfig(model=run.name))
 
 
-def _found(where: str) -> tuple[Path, Stage | None]:
-    """A folder in the published format and None, or a run and the stage whose model is meant."""
+def _found(where: str) -> "tuple[Path, NetworkStage | None]":
+    """Return a folder in the published format and None, or a run and the stage whose model is meant."""
     if where.startswith(HUB):
         return _from_hub(where.removeprefix(HUB)), None
     folder, name = Path(where), ""
@@ -83,9 +79,12 @@ def _found(where: str) -> tuple[Path, Stage | None]:
         before, _, name = where.rpartition(":")
         folder = Path(before) if before and Path(before).is_dir() else folder
     if (folder / SETTINGS).exists():
-        models = {stage.name: stage for stage in stages_of(folder) if stage.has_model}
+        from experiments.runs.stages import stages_of
+        from experiments.runs.trained import networks
+
         if load_settings(folder).counts.model != "none":
             raise SettingError(f"--start {where}: its model is made of counts, and training needs a network")
+        models = {stage.name: stage for stage in networks(stages_of(folder)) if stage.has_model}
         if not models or name not in ("", *models):
             raise SettingError(f"--start {where}: {folder} has no stage {name!r}{nearest(name, models)}")
         return folder, models[name or model_of_run(models)]
@@ -99,7 +98,7 @@ def _found(where: str) -> tuple[Path, Stage | None]:
 
 
 def _from_hub(name: str) -> Path:
-    """The folder of a checkpoint of the hub, downloaded unless it is in the hub's cache."""
+    """Return the folder of a checkpoint of the hub, downloaded unless it is in the hub's cache."""
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -116,8 +115,8 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def _kind(folder: Path, stage: Stage | None) -> str:
-    """What kind of model it is, as its name begins."""
+def _kind(folder: Path, stage: "NetworkStage | None") -> str:
+    """Return the kind of model, as its name begins."""
     if stage is not None:
         return stage.settings.model.architecture
     kind = json.loads((folder / CONFIG).read_text()).get("model_type")
@@ -125,7 +124,7 @@ def _kind(folder: Path, stage: Stage | None) -> str:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """``{name: sha256}`` of the files of a published model."""
+    """Return ``{name: sha256}`` of the files of a published model."""
     paths = [folder / name for name in (CONFIG, *FILES)]
     found = sorted((*(path for path in paths if path.exists()), *folder.glob("*.safetensors")))
     sums = {}
@@ -135,8 +134,8 @@ def digests(folder: Path) -> dict[str, str]:
     return sums
 
 
-def _digests_of_run(folder: Path, stage: Stage) -> dict[str, str]:
-    """``{what: digest}`` of a stage's best checkpoint and its vocabulary."""
+def _digests_of_run(folder: Path, stage: "NetworkStage") -> dict[str, str]:
+    """Return ``{what: digest}`` of a stage's best checkpoint and its vocabulary."""
     from lm.train.runtime import manifest
 
     saved = {step: each for step, each in manifest.manifests(stage.folder / "checkpoints").items() if each}
@@ -144,7 +143,7 @@ def _digests_of_run(folder: Path, stage: Stage) -> dict[str, str]:
         raise SettingError(f"--start {folder}: {stage.folder} has no checkpoint yet; train the run first")
     step = manifest.best(saved, "score", "highest") or max(saved)
     arrays = json.dumps(saved[step]["files"], sort_keys=True)
-    vocabulary = origin.read(stage.folder)["vocabulary"]["fingerprint"]
+    vocabulary = provenance.read(stage.folder)["vocabulary"]["fingerprint"]
     return {"checkpoint": hashlib.sha256(arrays.encode()).hexdigest(), "vocabulary": vocabulary}
 
 
@@ -152,7 +151,10 @@ def _digests_of_run(folder: Path, stage: Stage) -> dict[str, str]:
 
 
 def import_published(folder: Path, run: Path) -> Experiment:
-    """Make ``run`` of a folder with config.json and safetensors; its settings. SettingError for a bad one."""
+    """Make ``run`` of a folder with config.json and safetensors, and return its settings.
+
+    SettingError for a checkpoint that cannot be used.
+    """
     from lm import convert, sharding
 
     _check_links(folder)
@@ -171,27 +173,28 @@ def import_published(folder: Path, run: Path) -> Experiment:
 
 
 def _prefixed(experiment: Experiment, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of a Transformer as pre-training calls them."""
-    from experiments.runs.recipes import prefix_of
+    """Return the parameters of a Transformer as pre-training calls them."""
+    from experiments.runs.stages import stages
+    from experiments.runs.trained import networks
 
-    return {prefix_of(stages(experiment)[0]) + name: array for name, array in params.items()}
+    (stage, *_) = networks(stages(experiment))
+    return {stage.prefix + name: array for name, array in params.items()}
 
 
-def _copy_stage(stage: Stage, run: Path, parts: Mapping[str, str]) -> None:
+def _copy_stage(stage: "NetworkStage", run: Path, parts: Mapping[str, str]) -> None:
     """Make ``run`` of the model of a stage of another, whose head is left behind."""
-    from experiments.runs.recipes import RECIPES, trained
     from lm import sharding
     from lm.nn.finetune import BODY
 
-    settings, state = stage.settings, trained(stage, sharding.make_mesh(stage.settings.mesh))
-    model = RECIPES[stage.kind].step(stage).model
+    settings, state = stage.settings, stage.trained(sharding.make_mesh(stage.settings.mesh))
+    model = stage.step_spec().model
     vocabulary = stored_vocabulary(stage.folder, settings)
     kept = {name: getattr(settings.data, name) for name in ("vocabulary_size", "unknown", "sentinels")}
     words = "bytes" if settings.data.vocabulary == "bytes" else FOLDER
     experiment = imported(model)
     experiment = replace(experiment, data=replace(experiment.data, vocabulary=words, **kept))
     params = state.scored_params
-    if stage.kind == "head":
+    if stage.has_head:
         params = {name.removeprefix(BODY): x for name, x in params.items() if name.startswith(BODY)}
     _save_run(run, experiment, vocabulary, dict(params), parts)
 
@@ -214,19 +217,19 @@ def _save_run(
     state = build(StepSpec(experiment.model, experiment.pretraining.optimizer), mesh).init(experiment.seed)
     record = {
         "settings": result_settings(experiment),
-        "code": origin.code(),
+        "code": provenance.code(),
         "packages": packages(),
         "data": dict(data),
         "vocabulary": {"fingerprint": vocabulary.fingerprint if vocabulary else UNKNOWN},
     }
     with atomic_folder(run) as draft:
-        phase = draft / PRETRAINING
-        (phase / FOLDER).mkdir(parents=True)
+        stage = draft / PRETRAINING
+        (stage / FOLDER).mkdir(parents=True)
         if vocabulary:
-            store_vocabulary(phase, vocabulary)
-        with Checkpoints(str(phase / "checkpoints"), CheckpointConfig()) as checkpoints:
+            store_vocabulary(stage, vocabulary)
+        with Checkpoints(str(stage / "checkpoints"), CheckpointConfig()) as checkpoints:
             checkpoints.save(replace(state, params=params))
-        origin.record(phase, record)
+        provenance.record(stage, record)
         save_settings(draft, experiment)
 
 
@@ -246,6 +249,6 @@ def _check_links(folder: Path) -> None:
 
 
 def imported(config: ModelConfig) -> Experiment:
-    """The settings of a run that holds a model trained elsewhere; its tokenizer lies in the run."""
+    """Return the settings of a run that holds a model trained elsewhere, with its tokenizer."""
     new = {"data.vocabulary": FOLDER, "data.corpus": "documentation", "tuning.mixtures": ()}
     return replace(changes(Experiment(), new), model=config)

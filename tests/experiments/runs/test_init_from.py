@@ -11,12 +11,15 @@ from tiny import TINY
 from tokenizers import Tokenizer
 
 from experiments.cli.convert import export_checkpoint
-from experiments.runs import origin
-from experiments.runs.checks import check, check_answers
-from experiments.runs.prepare import store_vocabulary
-from experiments.runs.recipes import RECIPES, steps_of
-from experiments.runs.stages import save_settings, stages, stages_of, start_of
-from experiments.starts import started_from
+from experiments.runs import provenance
+from experiments.runs.checks import check_answers
+from experiments.runs.init_from import started_from
+from experiments.runs.kinds.finetuning import Finetuning
+from experiments.runs.kinds.pretraining import Given, Pretraining
+from experiments.runs.paths import save_settings
+from experiments.runs.run import Run
+from experiments.runs.stages import given_checkpoint, stages, stages_of
+from experiments.runs.vocabulary import store_vocabulary
 from experiments.study.registry import build, by_hand, check_start, named_changes
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError
@@ -64,9 +67,9 @@ def whole(tokens, segments):
 )
 def test_texts_are_framed_by_the_ids_of_the_checkpoint_and_no_others(runs, family):
     experiment = started(runs, family)
-    prepared, _ = check(experiment, runs / "tiny" / family, runs / "cache", print)
-    (stage,) = stages(experiment, runs / "tiny" / family, runs / "tiny")
-    batch = RECIPES["text"].batches(stage, prepared)(0, slice(0, 1))
+    prepared = Run(experiment, runs / "tiny" / family, runs / "cache").check(print)
+    (stage,) = stages(experiment, runs / "tiny" / family, runs / "cache")
+    batch = stage.batches(prepared)(0, slice(0, 1))
     tokenizer, (_, eos, start) = Tokenizer.from_file(str(runs / family / "tokenizer.json")), ids_of(family)
     targets = whole(batch.decoder.targets, batch.decoder.segment_ids)
     assert whole(batch.decoder.tokens, batch.decoder.segment_ids) == [start, *targets[:-1]]
@@ -103,7 +106,10 @@ def test_pairs_for_a_head_are_framed_as_the_tokenizer_frames_them(runs, family, 
 @pytest.mark.parametrize("family", [pytest.param("bert", marks=pytest.mark.slow), "gpt2"])
 def test_training_starts_with_every_parameter_of_the_checkpoint(runs, family):
     experiment = started(runs, family, "bert/base", **{"tuning.mixtures": (), "tuning.heads": ("follows",)})
-    given, (stage,) = start_of(experiment, runs, runs / "tiny"), stages(experiment, runs / "tiny" / "x", runs)
+    given, (stage,) = (
+        given_checkpoint(experiment, runs / "cache"),
+        stages(experiment, runs / "tiny" / "x", runs / "cache"),
+    )
     assert (stage.parent.folder, stage.parent_step) == (given.folder, 0)
     with Checkpoints(given.folder / "checkpoints", CheckpointConfig()) as checkpoints:
         names = checkpoints.parameters(0)
@@ -132,17 +138,19 @@ def test_a_run_is_a_start_too_with_its_own_vocabulary(runs):
 
 def test_pre_training_goes_on_from_the_checkpoint_where_its_steps_are_named(runs):
     tuned, continued = (
-        stages(started(runs, "bart", **{"pretraining.steps": steps}), runs / "tiny" / "x", runs / "tiny")
+        stages(started(runs, "bart", **{"pretraining.steps": steps}), runs / "tiny" / "x", runs / "cache")
         for steps in (0, 3)
     )
-    assert [stage.kind for stage in tuned] == ["text"] and tuned[0].parent.kind == "given"
-    assert [(stage.kind, stage.parent.kind) for stage in continued] == [
-        ("pretrain", "given"),
-        ("text", "pretrain"),
+    assert [type(stage) for stage in tuned] == [Finetuning] and type(tuned[0].parent) is Given
+    assert [(type(stage), type(stage.parent)) for stage in continued] == [
+        (Pretraining, Given),
+        (Finetuning, Pretraining),
     ]
-    fresh = stages(build(ROW, "tiny", {"pretraining.steps": 3}), runs / "tiny" / "x", runs / "tiny")
-    assert continued[0].folder != next(s for s in fresh if s.kind == "pretrain").folder
-    control = stages(started(runs, "bart", **{"start.weights": "random"}), runs / "tiny" / "x", runs / "tiny")
+    fresh = stages(build(ROW, "tiny", {"pretraining.steps": 3}), runs / "tiny" / "x", runs / "cache")
+    assert continued[0].folder != next(s for s in fresh if s.is_pretraining).folder
+    control = stages(
+        started(runs, "bart", **{"start.weights": "random"}), runs / "tiny" / "x", runs / "cache"
+    )
     assert [stage.parent for stage in control] == [None]
 
 
@@ -209,7 +217,7 @@ def test_a_start_that_is_not_whole_is_refused_by_name(runs, tmp_path, spoil, mes
 def test_a_start_that_lacks_what_the_row_needs_is_refused(runs, family, row, settings, message):
     experiment = started(runs, family, row, **settings)
     with pytest.raises(SettingError, match=message):
-        check(experiment, runs / "tiny" / "refused", runs / "cache", print)
+        Run(experiment, runs / "tiny" / "refused", runs / "cache").check(print)
 
 
 def test_a_setting_that_contradicts_the_checkpoint_is_refused_and_one_of_training_is_not(runs):
@@ -260,7 +268,7 @@ def headed(runs, pool):
 @pytest.mark.parametrize(("pool", "count"), [("mean", 1), ("first", 0)])
 def test_a_head_that_cannot_be_exported_is_said_before_it_is_trained(runs, pool, count):
     said = []
-    check(headed(runs, pool), runs / "tiny" / "bert", runs / "cache", said.append)
+    Run(headed(runs, pool), runs / "tiny" / "bert", runs / "cache").check(said.append)
     told = [line for line in said if "`lm convert export` cannot write it" in line]
     assert len(told) == count
     assert all("the head for follows" in line and "should be 'first'" in line for line in told)
@@ -272,11 +280,11 @@ def test_a_head_is_exported_whole_or_not_at_all_unless_it_is_to_stay_behind(runs
     save_settings(folder, experiment)
     (stage,) = stages_of(folder)
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
-        checkpoints.save(steps_of(stage, make_mesh(experiment.mesh)).init(0))
+        checkpoints.save(stage.steps(make_mesh(experiment.mesh)).init(0))
     vocabulary = find_tokenizer(Path(checkpoint(runs, "bert")), 400)
     store_vocabulary(stage.folder, vocabulary)
     of_vocabulary = {"vocabulary": {"fingerprint": vocabulary.fingerprint}}
-    origin.record(stage.folder, dict.fromkeys(origin.ORIGINS, {}) | of_vocabulary)
+    provenance.record(stage.folder, dict.fromkeys(provenance.PARTS, {}) | of_vocabulary)
     with pytest.raises(SettingError, match=r"head for follows cannot be written: .*--head drop"):
         export_checkpoint(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -1,0 +1,124 @@
+"""What the stages of a run read: a vocabulary, a corpus as tokens, and tasks; runs share a cache of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from experiments.runs.sources import Sources
+from experiments.study.experiment import Experiment
+from lm.data.batches import Batches
+from lm.data.corpus.files import Split
+from lm.data.corpus.sampler import LEAST_ROWS, Streams, largest_divisor, stream_count
+from lm.data.corpus.shards import Shard, Texts, sample_documents
+from lm.data.corpus.token_cache import TOKENS_FOLDER, EncodedCorpus, encoded_corpus
+from lm.data.seq2seq import Encoded
+from lm.data.tasks.mixtures import mixture
+from lm.data.tasks.task import Row
+from lm.metrics import Likelihood
+from lm.objectives.denoising import Lengths
+from lm.tokenizers.tokenizer import Vocabulary
+
+WINDOW_ROWS = "rows"  # folder in the cache: how many rows each window of a corpus has
+EvalSplit = Literal["validation", "report"]  # checkpoints are chosen on the first, and scored on the second
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the stages of a run read."""
+
+    vocabulary: Vocabulary
+    train: EncodedCorpus
+    validation: EncodedCorpus
+    sources: Sources  # of the corpus and the tasks
+    left_out: Mapping[str, int] = field(default_factory=dict)  # corrupt records, by the name of their task
+    batches: dict[str, Batches] = field(default_factory=dict)  # of training, by the name of the stage
+
+    @property
+    def cache(self) -> Path:
+        """Return the folder that holds the encoded corpus and the tasks."""
+        return self.sources.cache
+
+
+def reads_corpus(experiment: Experiment) -> bool:
+    """Return whether a run reads its corpus: not where a checkpoint is fine-tuned as it is."""
+    return not experiment.start.model or experiment.pretraining.steps > 0
+
+
+def encoded_split(
+    experiment: Experiment,
+    split: Split,
+    vocabulary: Vocabulary,
+    sources: Sources,
+    streams: int | None = None,
+) -> EncodedCorpus:
+    """Return the corpus as tokens, encoded as it is read, by as many ``streams`` as suit it or are given."""
+    data = experiment.data
+    shards: Sequence[Shard] = [Texts(())]
+    if reads_corpus(experiment):
+        shards = sources.corpus(data.corpus, split)
+    size = sum(shard.size for shard in shards)
+    count = stream_count(data.streams, experiment.pretraining.batch_size, size) if split == "train" else 1
+    corpus = encoded_corpus(shards, vocabulary, sources.cache / TOKENS_FOLDER, streams or count)
+    return replace(corpus, corrupt=sources.corrupt(split), most=data.cache_size)
+
+
+def training_streams(experiment: Experiment, inputs: Inputs) -> Streams:
+    """Return the streams in which pre-training reads the corpus."""
+    corpus, data = inputs.train, experiment.data
+    unique, count = unique_tokens(experiment) if data.repeats else None, corpus.streams
+    if unique:  # of which every stream has a part
+        count = largest_divisor(count, unique // (LEAST_ROWS * data.inputs_length))
+    return Streams(corpus, count, experiment.seed, unique, inputs.cache / WINDOW_ROWS)
+
+
+def unique_tokens(experiment: Experiment) -> int:
+    """Return how many tokens pre-training reads ``data.repeats`` times; one row's at least."""
+    training, data = experiment.pretraining, experiment.data
+    return max(training.steps * training.batch_size * data.inputs_length // data.repeats, data.inputs_length)
+
+
+def sequential_corpus(experiment: Experiment, inputs: Inputs) -> EncodedCorpus:
+    """Return the training split, one shard after the other, whatever the batches of pre-training are."""
+    return encoded_split(experiment, "train", inputs.vocabulary, inputs.sources, streams=1)
+
+
+class HeldOutText(NamedTuple):
+    """Whole documents, of which every language model is asked how likely they and their ends are."""
+
+    documents: Sequence[Sequence[int]]  # ids of each, with EOS behind it
+    eos: int
+    words: int  # between blanks
+    bytes: int  # as UTF-8
+
+    def likelihood(self, log_prob: float) -> Likelihood:
+        """Return the likelihood by a model that gives texts and their ends this log-probability [nats]."""
+        return Likelihood(-log_prob, sum(map(len, self.documents)), self.words, self.bytes)
+
+
+def held_out_text(experiment: Experiment, inputs: Inputs) -> HeldOutText:
+    """Return ``data.held_out_documents`` of the validation split, from parts of it in random order."""
+    data, vocabulary = experiment.data, inputs.vocabulary
+    shards = inputs.sources.corpus(data.corpus, "validation")
+    documents = [*islice(sample_documents(shards), data.held_out_documents)]
+    ids = [[*text, vocabulary.eos] for text in vocabulary.encode_batch(documents)]
+    words = sum(len(document.split()) for document in documents)
+    return HeldOutText(ids, vocabulary.eos, words, sum(len(document.encode()) for document in documents))
+
+
+def encoded_tasks(mixtures: Sequence[str], inputs: Inputs) -> dict[str, Encoded]:
+    """Return the training sets of all tasks in the mixtures, by the name of the task."""
+    tasks = [task for name in mixtures for task in mixture(name) if task.train]
+    return {task.name: Encoded(task, inputs.sources.rows(task, "train"), inputs.vocabulary) for task in tasks}
+
+
+def mixture_lengths(experiment: Experiment, names: Sequence[str]) -> Lengths:
+    """Return the lengths of the inputs and targets of mixtures, EOS counted."""
+    inputs = experiment.tuning.inputs_length
+    return Lengths(raw=inputs, inputs=inputs, targets=max(mixture(name).targets_length for name in names))
+
+
+def first_rows(rows: Sequence[Row], limit: int) -> Sequence[Row]:
+    """Return the first ``limit`` rows; 0 means all."""
+    return [rows[i] for i in range(min(limit or len(rows), len(rows)))]

@@ -1,0 +1,91 @@
+"""The questions that models are asked: rows of tasks as batches, and how outputs become answers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from experiments.runs.inputs import EvalSplit, Inputs, first_rows
+from experiments.runs.kinds.network import NetworkStage, rows_of_process
+from experiments.study.experiment import Experiment
+from lm.data.classification import Reader, labelled_eval_batches
+from lm.data.seq2seq import eval_batches
+from lm.data.tasks.choices import choices_of
+from lm.data.tasks.labelled import AnyTask, LabelledTask
+from lm.data.tasks.mixtures import mixture
+from lm.data.tasks.task import Row, Task
+from lm.evaluate.evaluator import Questions
+from lm.evaluate.generate import greedy
+from lm.nn import finetune
+from lm.objectives.denoising import Lengths
+from lm.special_tokens import text_frame
+from lm.tokenizers.tokenizer import Vocabulary
+
+
+def text_questions(stage: NetworkStage, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[Questions]:
+    """Return the questions of all tasks that a stage answers in words."""
+    tasks = cast(list[Task], stage.tasks[split])
+    return [_text_questions(stage, inputs, mesh, task, split) for task in tasks]
+
+
+def _text_questions(
+    stage: NetworkStage, inputs: Inputs, mesh: Mesh, task: Task, split: EvalSplit
+) -> Questions:
+    """Return the rows of a task, whose right answers are all measured.
+
+    Of the report rows ``tuning.evaluation_examples`` are answered, of the validation rows those of tasks that
+    count by answers, and at the branches of a run of those alone.
+    """
+    settings, vocabulary = stage.settings, inputs.vocabulary
+    rows, limit = stage.scored_rows(task, split, inputs), settings.tuning.evaluation_examples
+    is_answered = task.measure == "score" or (split == "report" and stage.is_main)
+    answered = first_rows(rows, limit) if is_answered else []
+    length = max(mixture(name).targets_length for name in stage.scored_on if mixture(name).has(task.name))
+    asked = questions(settings, vocabulary, mesh, task, answered, length)
+    lengths, frame = (settings.tuning.inputs_length, length), text_frame(settings.model, vocabulary)
+    validation_rows = first_rows(inputs.sources.rows(task, "validation"), limit)
+    choices = partial(choices_of, task, vocabulary=vocabulary, lengths=lengths, frame=frame)
+    if split == "validation":
+        return replace(asked, choices=choices(validation_rows))
+    chooses = task.candidates or task.premises  # else nothing is to be fitted
+    return replace(asked, choices=choices(rows), fit=choices(validation_rows) if chooses else None)
+
+
+def questions(
+    experiment: Experiment,
+    vocabulary: Vocabulary,
+    mesh: Mesh,
+    task: AnyTask,
+    rows: Sequence[Row],
+    targets_length: int,
+) -> Questions:
+    """Return the questions of a task's ``rows``; answers in words have at most ``targets_length`` tokens."""
+    length, size = experiment.tuning.inputs_length, experiment.finetuning.batch_size
+    architecture = experiment.model.architecture
+    output: Callable[[Any, Any], jax.Array]
+    answer: Callable[[Row, np.ndarray], Any]
+    if isinstance(task, LabelledTask):
+        reader = reader_of(experiment, task, vocabulary)
+        batches, output, answer = labelled_eval_batches(reader, rows, size), _head_output, reader.answer
+    else:
+        prompts = [(vocabulary.encode(task.to_text(row)[0]), ()) for row in rows]
+        lengths = Lengths(raw=length, inputs=length, targets=1)
+        frame = text_frame(experiment.model, vocabulary)
+        batches = eval_batches(
+            prompts, architecture=architecture, lengths=lengths, batch_size=size, frame=frame
+        )
+        output, answer = partial(greedy, max_length=targets_length), lambda row, ids: vocabulary.decode(ids)
+    return Questions(task, rows, rows_of_process(mesh, size, batches), output, answer)
+
+
+_head_output = jax.jit(finetune.ModelWithHead.__call__)  # model, batch -> what its head gives
+
+
+def reader_of(experiment: Experiment, task: LabelledTask, vocabulary: Vocabulary) -> Reader:
+    """Return how the model of ``experiment`` reads a labelled task."""
+    tuning = experiment.tuning
+    return Reader(task, vocabulary, experiment.model.architecture, tuning.inputs_length, tuning.layout)

@@ -1,0 +1,74 @@
+"""Fine-tuning to answer tasks in words."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jax.sharding import Mesh
+
+from experiments.runs.inputs import EvalSplit, Inputs, encoded_tasks, mixture_lengths
+from experiments.runs.kinds.answers import text_questions
+from experiments.runs.kinds.network import NetworkStage
+from experiments.study.experiment import Experiment, PhaseConfig
+from lm.config.base import changes
+from lm.data.batches import Batches
+from lm.data.seq2seq import Mixed
+from lm.data.tasks.mixtures import rates
+from lm.evaluate.evaluator import Questions
+from lm.objectives.denoising import Lengths
+from lm.special_tokens import text_frame
+from lm.train import optimizers
+from lm.train.step import StepSpec
+
+
+@dataclass(frozen=True)
+class Finetuning(NetworkStage):
+    """Fine-tuning on the tasks of a mixture, which are answered in words."""
+
+    writes_answers: ClassVar[bool] = True
+
+    @property
+    def title(self) -> str:
+        return f"fine-tuning on {self.base_name}"
+
+    @property
+    def training(self) -> PhaseConfig:
+        return self.settings.finetuning
+
+    @property
+    def lengths(self) -> Lengths:
+        return mixture_lengths(self.settings, self.on)
+
+    @property
+    def prefix(self) -> str:
+        return ""
+
+    def step_spec(self) -> StepSpec:
+        return text_spec(self.settings)
+
+    def batches(self, inputs: Inputs) -> Batches:
+        settings, examples = self.settings, encoded_tasks(self.on, inputs)
+        sizes, limit = {task: len(rows) for task, rows in examples.items()}, settings.tuning.examples_limit
+        shares = rates(sizes, kind="proportional", limit=limit, temperature=1.0)
+        frame = text_frame(settings.model, inputs.vocabulary)
+        architecture = settings.model.architecture
+        rows = Mixed(examples, shares, architecture, self.lengths, settings.seed, frame)
+        return Batches(rows, self.training.batch_size)
+
+    def questions(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[Questions]:
+        return text_questions(self, inputs, mesh, split)
+
+
+def text_spec(experiment: Experiment) -> StepSpec:
+    """Return the step of fine-tuning: of all parameters, some layers first, adapters or LoRA alone."""
+    model, training, tuning = experiment.model, experiment.finetuning, experiment.tuning
+    freeze: optimizers.Freeze = optimizers.train_all
+    if tuning.adapters:
+        freeze = optimizers.train_adapters
+    elif tuning.lora.rank:
+        freeze = optimizers.train_lora
+    elif tuning.unfreezing == "gradual":
+        freeze = optimizers.GradualUnfreezing(model, training.steps)
+    width = round(tuning.adapters * model.d_model)
+    model = changes(model, {"mlp.adapter_width": width, "lora": tuning.lora})
+    microbatches, guard = training.microbatches, experiment.guard
+    return StepSpec(model, training.optimizer, freeze=freeze, microbatches=microbatches, guard=guard)

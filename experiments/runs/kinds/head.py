@@ -1,0 +1,100 @@
+"""Fine-tuning with a new head for a labelled task, which answers by labels."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, cast
+
+from jax.sharding import Mesh
+
+from experiments.runs.inputs import EvalSplit, Inputs
+from experiments.runs.kinds.answers import questions, reader_of
+from experiments.runs.kinds.finetuning import text_spec
+from experiments.runs.kinds.network import NetworkStage
+from experiments.study.experiment import Experiment, PhaseConfig
+from lm.config.base import changes
+from lm.config.model import HeadConfig, ModelConfig
+from lm.config.training import Weights
+from lm.data.batches import Batches
+from lm.data.classification import Labelled
+from lm.data.tasks.labelled import AnyTask, LabelledTask, find_labelled
+from lm.data.tasks.task import Scored
+from lm.evaluate.evaluator import Questions
+from lm.nn import elmo, finetune
+from lm.nn.transformer import Transformer
+from lm.train import optimizers
+from lm.train.losses import labelled
+from lm.train.step import StepSpec
+
+
+@dataclass(frozen=True)
+class HeadFinetuning(NetworkStage):
+    """Fine-tuning of a model with a head on one labelled task."""
+
+    has_head: ClassVar[bool] = True
+
+    @property
+    def title(self) -> str:
+        return f"fine-tuning on {self.base_name}"
+
+    @property
+    def training(self) -> PhaseConfig:
+        return self.settings.finetuning
+
+    @property
+    def task(self) -> LabelledTask:
+        """Return its task."""
+        return find_labelled(*self.on)
+
+    @property
+    def labelled_task(self) -> str:
+        return self.on[0]
+
+    @property
+    def tasks(self) -> dict[str, list[Scored]]:
+        tasks: list[Scored] = [self.task]
+        return {"train": tasks, "validation": tasks, "report": [task for task in tasks if task.report]}
+
+    @property
+    def prefix(self) -> str:
+        inner = elmo.FORWARD if "backward" in self.settings.model.heads else ""
+        return finetune.BODY + inner
+
+    @property
+    def model_of_flops(self) -> ModelConfig:
+        return changes(self.settings.model, {"output.logits": "none"})  # the head costs next to nothing
+
+    def step_spec(self) -> StepSpec:
+        return head_spec(self.settings, self.task)
+
+    def batches(self, inputs: Inputs) -> Batches:
+        reader = reader_of(self.settings, self.task, inputs.vocabulary)
+        rows = inputs.sources.rows(self.task, "train")
+        return Batches(Labelled(reader, rows, self.settings.seed), self.training.batch_size)
+
+    def questions(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[Questions]:
+        length, asked = self.settings.tuning.inputs_length, []
+        for task in self.tasks[split]:
+            rows = self.scored_rows(task, split, inputs)
+            asked.append(questions(self.settings, inputs.vocabulary, mesh, cast(AnyTask, task), rows, length))
+        return asked
+
+    def trained_with_head(self, mesh: Mesh, weights: Weights = "scored") -> finetune.ModelWithHead:
+        """Return its model with its head; low-rank updates are merged."""
+        model = cast(finetune.ModelWithHead, self.trained(mesh, weights=weights).model)
+        model.body = finetune.merge_lora(cast(Transformer, model.body))
+        return model
+
+
+def head_spec(experiment: Experiment, task: LabelledTask) -> StepSpec:
+    """Return the step of fine-tuning with a new head for a labelled task, and the model below it."""
+    spec, head = text_spec(experiment), head_config(experiment, task)
+    freeze = optimizers.freeze_body if head.layers.endswith("frozen") else spec.freeze
+    return replace(spec, loss=labelled, module=finetune.ModelWithHead, parts=(head,), freeze=freeze)
+
+
+def head_config(experiment: Experiment, task: LabelledTask) -> HeadConfig:
+    """Return the settings of the head for a labelled task."""
+    model, tuning = experiment.model, experiment.tuning
+    pool = tuning.pool or ("last" if model.has_decoder else "first")
+    if "backward" in model.heads and tuning.pool is None:
+        pool = "mean"  # no position has read the text from both ends
+    return HeadConfig(kind=task.kind, classes=max(len(task.labels), 1), pool=pool, layers=tuning.layers)

@@ -1,0 +1,135 @@
+"""Where a run, its stages and its cache lie, and how stages are called.
+
+A run's folder has ``settings.json``, whose run it is, and ``paths.json``, where its cache lies from there.
+All else follows from these two: beside the cache lie the folders of the scales, each with the pre-trainings
+that its runs share, and ``starts``, the checkpoints that runs start from. Only the standard library and
+settings are imported here.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from experiments.study.experiment import Experiment
+from experiments.study.folders import STARTS_FOLDER
+from experiments.study.own import needed_study
+from lm.config.base import SettingError, from_json, nearest, to_json
+from lm.files import json_with_checksum, parse_with_checksum, write
+
+SETTINGS, PATHS = "settings.json", "paths.json"  # in the folder of a run
+CACHE = (
+    "LM_CACHE"  # environment variable: the cache of all runs that are opened, in place of the recorded one
+)
+DEFAULT_CACHE = Path("runs") / "cache"
+
+# names of stages, and of the folders of pre-training and counting
+PRETRAINING = "pretraining"
+START = "start"  # a short pre-training before it, which rows share
+VECTORS = "vectors"  # before both
+COUNTS = "counts"
+BRANCH = "at-"  # before the share of pre-training after which a fine-tuning starts, if that is not all of it
+COUNTS_FILE = "counts.npz"  # in the folder of a stage of counts
+
+
+# ---- names of stages
+
+
+def member_name(base_name: str, member: int | None) -> str:
+    """Return the name of a stage of a member of an ensemble; None: of the only one."""
+    return base_name if member is None else f"{base_name}/member-{member}"
+
+
+def name_without(base_name: str, target: str) -> str:
+    """Return the name of the pre-training on all tasks but those of ``target``."""
+    return f"{base_name}/without-{target}"
+
+
+def branch_name(target: str, share: float) -> str:
+    """Return the name of the fine-tuning on ``target`` after this share of pre-training."""
+    return target if share == 1 else f"{BRANCH}{share}/{target}"
+
+
+def base_name(name: str) -> str:
+    """Return the name of a stage without the member of its ensemble."""
+    return "/".join(name.split("/")[: 1 + name.startswith(BRANCH)])
+
+
+def is_pretraining(name: str) -> bool:
+    """Return whether the stage of this name pre-trains."""
+    return base_name(name) in (START, PRETRAINING)
+
+
+def is_main(name: str) -> bool:
+    """Return whether runs are compared by the stage of this name: no vectors, start or branch."""
+    return base_name(name) not in (START, VECTORS) and not name.startswith(BRANCH)
+
+
+def model_of_run(names: Iterable[str]) -> str:
+    """Return the name of the stage whose model is meant where a run is named alone: of its pre-training.
+
+    A run pre-trains once and is fine-tuned any number of times, so that no fine-tuned model is the run's own.
+    It is the first one where nothing is pre-trained. All commands, ``--start`` and notebooks follow this.
+    """
+    return next(filter(is_main, names))
+
+
+def describe_model(folder: Path, name: str, names: Iterable[str], option: str = "--mixture") -> str:
+    """Return which model of the run in ``folder`` is used, and which others it has."""
+    others = ", ".join(other for other in names if other != name)
+    return f"{folder} after {name}" + (f"; by {option} also: {others}" if others else "")
+
+
+# ---- folders
+
+# from the folder of a run, that of a stage: in it, or one that the runs of a scale share
+STAGE_FOLDER = re.compile(r"(\.\./)+pretraining/[0-9a-f]{16}|(?!/)(?!.*\.\.(/|$)).*")
+
+
+def scale_folder(run: Path, cache: Path) -> Path:
+    """Return the folder of a run's scale, beside the cache; of a run that lies elsewhere its own folder."""
+    runs, run = cache.parent.resolve(), run.resolve()  # the cache may be a link
+    below = run.relative_to(runs).parts if run.is_relative_to(runs) else ()
+    return runs / below[0] if below else run
+
+
+def start_folder(name: str, cache: Path) -> Path:
+    """Return the folder of the checkpoint of this name that runs start from."""
+    return cache.parent / STARTS_FOLDER / name
+
+
+def find_cache(run: Path) -> Path:
+    """Return the cache of the run in ``run``: LM_CACHE, else the recorded one, else ``runs/cache``.
+
+    It is recorded as a path from the run's folder, so that a folder of runs may be moved and copied as a
+    whole. SettingError if the record is damaged.
+    """
+    if named := os.environ.get(CACHE):
+        return Path(named)
+    path = run / PATHS
+    if not path.exists():
+        return DEFAULT_CACHE
+    recorded = parse_with_checksum(path.read_bytes(), path).get("cache")
+    if not isinstance(recorded, str):
+        raise SettingError(f"{path} does not say where the run's cache is: name it by {CACHE}=FOLDER")
+    return Path(os.path.normpath(run.resolve() / recorded))
+
+
+def save_settings(run: Path, experiment: Experiment, cache: Path | None = None) -> None:
+    """Write the settings of the run in ``run`` and, if given, where its cache is, each with a checksum."""
+    write(run / SETTINGS, json_with_checksum(json.loads(to_json(experiment))))
+    if cache is not None:
+        write(run / PATHS, json_with_checksum({"cache": os.path.relpath(cache.resolve(), run.resolve())}))
+
+
+def load_settings(run: Path) -> Experiment:
+    """Return the settings of the run in ``run``; SettingError if it is no run."""
+    path = run / SETTINGS
+    if not path.exists():
+        runs = sorted(str(p.parent) for p in Path().glob(f"runs/**/{SETTINGS}"))
+        raise SettingError(f"{run} is no run: it has no {SETTINGS}{nearest(str(run), runs)}")
+    try:
+        return from_json(Experiment, json.dumps(parse_with_checksum(path.read_bytes(), path)))
+    except (SettingError, OSError) as error:
+        raise SettingError(f"{path} cannot be read: {error}{needed_study(run)}") from error

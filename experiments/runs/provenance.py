@@ -1,0 +1,217 @@
+"""What a stage was trained with: one record, which resuming, reading, comparing and pooling runs use.
+
+``origin.json`` in the folder of each stage holds it, with a checksum. Resuming with other settings, data,
+code or packages is refused, unless it is allowed. Of a finished stage, which others may start from, only
+settings, vocabulary and data must be the same: code can no longer change its numbers.
+"""
+
+import ast
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.study.experiment import setting_changes
+from experiments.study.own import ORIGIN_FILE, STUDY_OPTION, study_files
+from lm.config import base as config
+from lm.config.base import SettingError, nearest
+from lm.files import json_with_checksum, parse_with_checksum, write
+
+FILE = ORIGIN_FILE
+PARTS_OF_FINISHED = ("settings", "vocabulary", "data")  # what is compared of a finished stage
+PARTS = (*PARTS_OF_FINISHED, "code", "packages")  # and of one that resumes
+
+Provenance = Mapping[str, Mapping[str, Any]]  # one of PARTS -> name -> value
+
+
+def allowed(names: str) -> frozenset[str]:
+    """Return the PARTS named in the option --allow, separated by commas; SettingError for unknown ones."""
+    allow = frozenset(filter(None, names.split(",")))
+    for name in sorted(allow - set(PARTS)):
+        raise SettingError(f"--allow {name!r} is unknown{nearest(name, PARTS)}")
+    return allow
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return the record of the stage in ``folder``; SettingError if it is missing or damaged."""
+    path = folder / FILE
+    try:
+        recorded = parse_with_checksum(path.read_bytes(), path)
+    except FileNotFoundError as error:
+        raise SettingError(f"{path} is missing, which records what was trained there") from error
+    if wrong := [name for name in (*PARTS, "allowed") if not _is_valid(name, recorded.get(name))]:
+        raise SettingError(f"{path} lacks {', '.join(wrong)}: it was not written by this version")
+    return recorded
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    """Return whether this is what ``record`` writes under a name."""
+    if name == "allowed":
+        changes = value if isinstance(value, list) else [None]
+        return all(isinstance(change, dict) and isinstance(change.get("changed"), list) for change in changes)
+    if not isinstance(value, dict) or (name == "vocabulary" and "fingerprint" not in value):
+        return False
+    return name == "settings" or all(key.strip() and isinstance(text, str) for key, text in value.items())
+
+
+def record(folder: Path, current: Provenance, past: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Write what the stage in ``folder`` is trained with; ``past``: what changed since it was started."""
+    write(folder / FILE, json_with_checksum({**current, "allowed": [*past]}))
+
+
+def differences(folder: Path, current: Provenance, state: str) -> dict[str, list[str]]:
+    """Return which PARTS of the stage in ``folder`` changed, each with a line per change.
+
+    ``state``: "new", "begun" or "finished". A record that cannot be read differs in every part.
+    """
+    if state == "new":
+        return {}
+    compared = [name for name in (PARTS_OF_FINISHED if state == "finished" else PARTS) if name in current]
+    try:
+        recorded = read(folder)
+    except SettingError as error:
+        return {name: [f"{name}: not known: {error}"] for name in compared}
+    changes = {name: setting_changes(recorded[name], current[name]) for name in compared}
+    return {name: [f"{name}: {line}" for line in lines] for name, lines in changes.items() if lines}
+
+
+def check(
+    folder: Path, current: Provenance, state: str, allow: frozenset[str], say: Callable[[str], object] = print
+) -> None:
+    """Record the ``current`` provenance of the stage in ``folder``, which is "new", "begun" or "finished".
+
+    SettingError with what changed if that is not in ``allow``; allowed changes are reported and recorded.
+    """
+    changes = differences(folder, current, state)
+    text = "".join(f"\n  {line}" for lines in changes.values() for line in lines)
+    if refused := [name for name in changes if name not in allow]:
+        done, names = "trained" if state == "finished" else "started", " and ".join(refused)
+        raise SettingError(
+            f"{folder} was {done} with other {names}:{text}\nchoose other --runs, delete it, or accept the "
+            f"change with --allow {','.join(changes)}"
+        )
+    if changes:
+        say(f"{folder}: allowed:{text}")
+    if state == "new" or (changes and state == "begun"):
+        record(folder, current, _history(folder, changes))
+
+
+def _history(folder: Path, changes: Mapping[str, list[str]]) -> list[dict[str, Any]]:
+    """Return the allowed changes that the stage in ``folder`` records, with these."""
+    from lm.train.runtime import log  # brings jax along, which comparing settings need not wait for
+
+    if not changes:
+        return []
+    try:
+        past = read(folder)["allowed"]
+    except SettingError:
+        past = []
+    return [*past, {"time": log.now(), "changed": [line for lines in changes.values() for line in lines]}]
+
+
+# ---- code
+
+
+ROOT = Path(config.__file__).parents[2]
+TRAINERS = ROOT / "experiments/runs/kinds"  # what trains and scores stages
+# packages whose code can change a number; settings of the study are compared by themselves
+COUNTED = ("lm.", "experiments.runs.")
+
+
+def code() -> dict[str, str]:
+    """Return ``{file: digest}`` of the modules that train and score, all that they import, and own ones.
+
+    A digest is of what Python does, so that another comment, docstring or layout is no other code.
+    """
+    named = {str(path.relative_to(ROOT)): module for path, module in imported_modules(TRAINERS).items()}
+    named |= {f"{STUDY_OPTION} {file.name}": read_module(file) for file in study_files()}
+    return {name: named[name].digest for name in sorted(named)}
+
+
+class Module(NamedTuple):
+    """A module of Python: what it does and, by name, what it imports."""
+
+    digest: str  # start of the SHA-256 of its syntax tree, the same on every version of Python
+    imports: frozenset[str]  # modules, and what is in them: a name may be either
+
+
+@cache
+def imported_modules(folder: Path) -> Mapping[Path, Module]:
+    """Return the modules of COUNTED in ``folder``, and all that these import, directly or not."""
+    found: dict[Path, Module] = {}
+    todo = sorted(folder.glob("*.py"))
+    while todo:
+        path = todo.pop()
+        if path in found:
+            continue
+        found[path] = read_module(path)
+        for name in found[path].imports:
+            if name.startswith(COUNTED):
+                todo += files_of(name)
+    return found
+
+
+def files_of(name: str) -> list[Path]:
+    """Return the file of the module, or of the module with the class or function, of this name."""
+    paths = (ROOT / each.replace(".", "/") for each in (name, name.rpartition(".")[0]))
+    files = (file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py"))
+    return [file for file in files if file.exists()]
+
+
+def read_module(path: Path) -> Module:
+    """Return what the module in a file does and imports."""
+    return parse_module(path.read_bytes())
+
+
+@cache  # a process asks several times, and reading the syntax of all files takes a quarter of a second
+def parse_module(source: bytes) -> Module:
+    """Return what a module does and imports, by its source."""
+    tree = ast.parse(source)
+    parts: list[str] = []
+    imports: set[str] = set()
+    _write_syntax(tree, parts, imports)
+    return Module(hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12], frozenset(imports))
+
+
+def _write_syntax(node: Any, parts: list[str], imports: set[str]) -> None:
+    """Append to ``parts`` what a node consists of, and add to ``imports`` what it imports.
+
+    Strings that are statements are left out: they do nothing. ``ast.dump`` and ``ast.unparse`` write one tree
+    differently from version to version. What is absent is left out, since versions add fields.
+    """
+    if isinstance(node, list):
+        for each in node:
+            _write_syntax(each, parts, imports)
+        parts.append("]")
+    elif isinstance(node, ast.AST):
+        if _is_text_alone(node):
+            return
+        if isinstance(node, ast.Import):
+            imports.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imports.update(f"{node.module}.{alias.name}" for alias in node.names)
+        parts.append(type(node).__name__)
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(node, ast.JoinedStr):  # some versions end it with an empty text
+                value = [each for each in node.values if not _is_empty_text(each)]
+            if value is not None and value != [] and name != "kind":  # the u of u"text"
+                parts.append(name)
+                _write_syntax(value, parts, imports)
+        parts.append(")")
+    else:
+        parts.append(ascii(node))
+
+
+def _is_text_alone(node: ast.AST) -> bool:
+    """Return whether a node is a statement that is only a string, such as a docstring."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _is_empty_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value == ""

@@ -1,0 +1,58 @@
+"""Corpora and tasks in a cache, each opened once."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lm.data.corpus.files import Corrupt, Split
+from lm.data.corpus.shards import Shard, fingerprint_of
+from lm.data.corpus.spec import corpus_shards, examples
+from lm.data.corpus.tables import TableRows
+from lm.data.corpus.tfds import StoredRows
+from lm.data.tasks.task import Row, Scored
+
+
+class Sources:
+    """Opens corpora and tasks, each once, however many stages of a run read it.
+
+    ``corrupt`` says what becomes of corrupt records in training. In all other splits they are errors, since
+    scores on fewer records would not compare.
+    """
+
+    def __init__(self, cache: Path, corrupt: Corrupt = "stop"):
+        self.cache = cache
+        self._corrupt: Corrupt = corrupt
+        self._corpora: dict[tuple[str, str], tuple[Shard, ...]] = {}
+        self._fingerprints: dict[tuple[str, str], str] = {}
+        self._stored: dict[tuple[str, str, str], StoredRows | TableRows] = {}
+        self._rows: dict[tuple[str, str, str], Sequence[Row]] = {}
+
+    def corrupt(self, split: str) -> Corrupt:
+        """Return what becomes of corrupt records of a split."""
+        return self._corrupt if split == "train" else "stop"
+
+    def corpus(self, name: str, split: Split) -> tuple[Shard, ...]:
+        """Return the shards of a corpus; SettingError if it is missing."""
+        if (name, split) not in self._corpora:
+            self._corpora[name, split] = corpus_shards(name, split, self.cache, self.corrupt(split))
+        return self._corpora[name, split]
+
+    def corpus_fingerprint(self, name: str, split: Split) -> str:
+        """Return the fingerprint of all shards of a corpus."""
+        if (name, split) not in self._fingerprints:
+            self._fingerprints[name, split] = fingerprint_of(self.corpus(name, split))
+        return self._fingerprints[name, split]
+
+    def stored(self, task: Scored, split: str) -> StoredRows | TableRows:
+        """Return the rows of a task as its dataset stores them; SettingError if they are missing."""
+        key = (task.name, task.source, split)
+        if key not in self._stored:
+            stored = examples(task.source, getattr(task, split), self.cache, self.corrupt(split))
+            self._stored[key] = stored
+        return self._stored[key]
+
+    def rows(self, task: Scored, split: str) -> Sequence[Row]:
+        """Return the rows of a task as it is trained and scored on them."""
+        key = (task.name, task.source, split)
+        if key not in self._rows:
+            self._rows[key] = task.rows(split, self.cache, self.corrupt(split))
+        return self._rows[key]

@@ -1,0 +1,104 @@
+"""The folder of a stage while it is trained: its lock, its log, and whether it has finished.
+
+The status of a stage is that of its ``run.json``, which the log writes last: "finished" means that the stage
+was trained, saved and evaluated to its end.
+"""
+
+import fcntl
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax
+
+from experiments.processes.group import agreed, trains
+from experiments.processes.progress import Reporter
+from experiments.runs.paths import COUNTS_FILE
+from lm.files import matches_checksum
+from lm.train.runtime import manifest
+from lm.train.runtime.log import Log, finished_records, now, records
+
+
+def saved_steps(folder: Path) -> tuple[int, ...]:
+    """Return the steps after which the model of the stage in ``folder`` was saved whole, in order."""
+    if (folder / COUNTS_FILE).exists() and matches_checksum(folder / COUNTS_FILE):
+        return (1,)  # all text is counted as one step
+    return tuple(manifest.steps(folder / "checkpoints"))
+
+
+def is_finished(folder: Path, steps: int) -> bool:
+    """Return whether the stage in ``folder`` finished after ``steps`` and still has its model and records.
+
+    DataError if the records are damaged, whether it has finished or resumes.
+    """
+
+    def ended() -> bool:
+        recorded, expected = len(records(folder)), finished_records(folder, steps)
+        return expected is not None and recorded >= expected and steps in saved_steps(folder)
+
+    return agreed(ended)
+
+
+@contextmanager
+def locked(folder: Path, reporter: Reporter) -> Iterator[None]:
+    """Keep the folder of a stage to one process: another that shares it waits, and then finds it finished.
+
+    The lock ends with the process that holds it, and its file says which that is.
+    """
+    if jax.process_index():
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a+") as lock:
+        try:
+            _lock(lock, folder, reporter)
+        except OSError as error:
+            reporter.complain(
+                f"{lock.name} cannot be locked ({error.strerror}): the file system of --runs has no flock. "
+                f"See to it that no second process trains {folder} now"
+            )
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {platform.node()} since {now()}")
+        lock.flush()
+        yield
+
+
+def _lock(lock: TextIO, folder: Path, reporter: Reporter) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        reporter.say(f"{lock.read() or 'another process'} trains {folder}; waiting for it")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+class StageLog(Log):
+    """A log whose newest loss a reporter shows too."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, Any],
+        reporter: Reporter,
+        title: str = "",
+        project: str = "",
+    ):
+        super().__init__(folder, settings, title, project)
+        self._reporter = reporter
+
+    def log_first_step(self, compiling: float) -> None:
+        super().log_first_step(compiling)
+        trains(True)
+        self._reporter.began(compiling)
+
+    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        super().write(step, kind, values)
+        if "content_loss" in values:
+            losses = f"{values['content_loss']:.2f} ({values['reference_loss']:.2f} without context)"
+            self._reporter.advance(0, f"content loss {losses}")
+        elif "loss" in values:
+            name = "loss" if kind == "train" else "held-out loss"
+            self._reporter.advance(0, f"{name} {values['loss']:.3f}")
