@@ -55,7 +55,7 @@ def run(folder: Path, name: str, seed: int, level: float, **given) -> Result:
         seconds=60.0,
         tokens=9,
         folder=home,
-        phases={"cloze": f"{name}/seed-{seed}/finetuning"},
+        stages={"cloze": "finetuning"},
         branches=branches,
         **counted | {"exit_step": 50, "flops": 1e9} | given,
     )
@@ -228,7 +228,7 @@ def vary_examples(evidence: Evidence) -> Evidence:
 def test_a_seed_without_examples_makes_no_pair_surer_and_is_named(tmp_path):
     every, some, said = vary_examples(study(tmp_path)), vary_examples(study(tmp_path)), []
     some.complain = said.append
-    some.finished.runs["t5/4-objective/prefix-lm"][0].phases.clear()  # its values of examples are not found
+    some.finished.runs["t5/4-objective/prefix-lm"][0].stages.clear()  # its values of examples are not found
     pair = ("t5/4-objective/bert-style", "t5/4-objective/prefix-lm")
     known, lacking = (x.difference(*pair, "updates").example_variance for x in (every, some))
     assert lacking >= known > 0

@@ -12,8 +12,6 @@ from tiny import TINY
 from experiments import __main__ as cli
 from experiments.cli.doctor import verify
 from experiments.plan.plans import PlanOptions, show_plans
-from experiments.runs import counted
-from experiments.runs import run as running
 from experiments.runs.checks import check_counts
 from experiments.runs.inputs import training_streams
 from experiments.runs.kinds.counts import COUNT_STAGES, Ngrams
@@ -21,6 +19,7 @@ from experiments.runs.kinds.pretraining import pretraining_batches
 from experiments.runs.paths import COUNTS_FILE
 from experiments.runs.prepare import prepare
 from experiments.runs.result import read_result
+from experiments.runs.run import Run
 from experiments.runs.stages import stages, stages_of
 from experiments.runs.status import saved_steps
 from experiments.study.registry import build
@@ -57,7 +56,7 @@ def runs(tmp_path_factory):
 def finish(runs, name, folder="first", changes=None):
     """The folder of a run of a row, and its result."""
     path = runs / "tiny" / folder / name / "seed-0"
-    running.run(build(name, "tiny", changes), path, runs / "cache", QUIET)
+    Run(build(name, "tiny", changes), path, runs / "cache").train(QUIET)
     return path, read_result(path)
 
 
@@ -110,7 +109,7 @@ def test_counts_and_networks_read_the_same_tokens(runs):
     batches = pretraining_batches(experiment, prepared, "train")
     read = epoch_of(batches)
     (stage,) = stages(build(BIGRAM, "tiny"))
-    _, counted_tokens = counted.COUNT_MODELS["ngram"].estimate(stage, prepared)
+    _, counted_tokens = stage.estimate(prepared)
     streams = training_streams(experiment, prepared)
     text = streams.epoch()
     sizes = np.bincount(text.tokens, minlength=512)

@@ -250,7 +250,7 @@ def test_an_answer_that_would_be_cut_is_refused_with_its_tokens_and_the_room(run
     experiment = build(ROW, "tiny", {"tuning.mixtures": ("glue_small",)})
     vocabulary = SimpleNamespace(encode=lambda text: [7] * (90 * (text == "positive")), affixes=None)
     with pytest.raises(SettingError, match="'positive' of task 'sst2' has 90 tokens here, and 'glue_small'"):
-        check_answers(experiment, SimpleNamespace(vocabulary=vocabulary))
+        check_answers(experiment, vocabulary)
 
 
 def test_a_label_that_the_task_lacks_is_refused_with_those_it_has(runs):

@@ -402,7 +402,7 @@ def test_a_full_disk_is_told_in_a_line_even_if_nothing_more_can_be_written(tmp_p
     def fails(*_):
         raise OSError(28, "No space left on device", "metrics.jsonl")
 
-    monkeypatch.setattr("experiments.runs.run.run", fails)
+    monkeypatch.setattr("experiments.runs.run.Run.train", fails)
     (tmp_path / "file").write_text("")
     told = []
     for folder in (tmp_path / "run", tmp_path / "file" / "run"):  # of which the second cannot be made
@@ -413,14 +413,14 @@ def test_a_full_disk_is_told_in_a_line_even_if_nothing_more_can_be_written(tmp_p
 
 
 def test_a_run_that_diverged_fails_by_itself_with_the_loss(tmp_path, monkeypatch):
-    def diverges(experiment, folder, *_):
-        folder.mkdir()
-        save_settings(folder, experiment)
+    def diverges(run, *_):
+        run.folder.mkdir()
+        save_settings(run.folder, run.experiment)
         write_result(
-            folder, {"columns": {}, "tasks": {}, "held_out_loss": 800.0, "seconds": 1.0, "tokens": 1}
+            run.folder, {"columns": {}, "tasks": {}, "held_out_loss": 800.0, "seconds": 1.0, "tokens": 1}
         )
 
-    monkeypatch.setattr("experiments.runs.run.run", diverges)
+    monkeypatch.setattr("experiments.runs.run.Run.train", diverges)
     told = []
     run, reporter = (
         RowRun("a", build(BASELINE, "nano"), tmp_path / "run"),
@@ -465,7 +465,7 @@ def test_a_run_whose_folder_is_deleted_while_it_trains_says_so(runs, monkeypatch
 
     experiment = build(BASELINE, "tiny", {"model.mlp.d_ff": 16, "pretraining.steps": 2})
     folder = runs / "deleted"
-    monkeypatch.setattr("experiments.runs.run.fit", deleted)
+    monkeypatch.setattr("experiments.runs.run.Run._train_stage", deleted)
     with reporting(2) as reporter:
         assert train_one(RowRun(BASELINE, experiment, folder), Options("tiny", runs), reporter) == 1
     said = capsys.readouterr().out.replace("\n", " ")
