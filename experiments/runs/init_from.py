@@ -58,7 +58,8 @@ def started_from(where: str, runs: Path) -> dict[str, Any]:
         run = next(starts.glob(f"*-{digest}"), None)
         if run is None:
             run = starts / f"{_kind(folder, stage)}-{digest}"
-            _copy_stage(stage, run, parts) if stage else import_published(folder, run)
+            cache = runs / "cache"
+            _copy_stage(stage, run, parts, cache) if stage else import_published(folder, run, cache)
     return start_changes(_started(run))
 
 
@@ -150,7 +151,7 @@ def _digests_of_run(folder: Path, stage: "NetworkStage") -> dict[str, str]:
 # ---- a run of a checkpoint
 
 
-def import_published(folder: Path, run: Path) -> Experiment:
+def import_published(folder: Path, run: Path, cache: Path | None = None) -> Experiment:
     """Make ``run`` of a folder with config.json and safetensors, and return its settings.
 
     SettingError for a checkpoint that cannot be used.
@@ -168,7 +169,9 @@ def import_published(folder: Path, run: Path) -> Experiment:
     experiment = imported(config)
     if isinstance(vocabulary, Own):  # exported by us
         experiment = changes(experiment, {"data.sentinels": vocabulary.num_sentinels})
-    _save_run(run, experiment, vocabulary, _prefixed(experiment, sharding.named(model)), digests(folder))
+    _save_run(
+        run, experiment, vocabulary, _prefixed(experiment, sharding.named(model)), digests(folder), cache
+    )
     return experiment
 
 
@@ -181,7 +184,7 @@ def _prefixed(experiment: Experiment, params: Mapping[str, Any]) -> dict[str, An
     return {stage.prefix + name: array for name, array in params.items()}
 
 
-def _copy_stage(stage: "NetworkStage", run: Path, parts: Mapping[str, str]) -> None:
+def _copy_stage(stage: "NetworkStage", run: Path, parts: Mapping[str, str], cache: Path) -> None:
     """Make ``run`` of the model of a stage of another, whose head is left behind."""
     from lm import sharding
     from lm.nn.finetune import BODY
@@ -196,7 +199,7 @@ def _copy_stage(stage: "NetworkStage", run: Path, parts: Mapping[str, str]) -> N
     params = state.scored_params
     if stage.has_head:
         params = {name.removeprefix(BODY): x for name, x in params.items() if name.startswith(BODY)}
-    _save_run(run, experiment, vocabulary, dict(params), parts)
+    _save_run(run, experiment, vocabulary, dict(params), parts, cache)
 
 
 def _save_run(
@@ -205,6 +208,7 @@ def _save_run(
     vocabulary: Vocabulary | None,
     params: dict[str, Any],
     data: Mapping[str, str],
+    cache: Path | None,
 ) -> None:
     """Write a run whose pre-training has these parameters, whole or not at all."""
     from lm import sharding
@@ -230,7 +234,7 @@ def _save_run(
         with Checkpoints(str(stage / "checkpoints"), CheckpointConfig()) as checkpoints:
             checkpoints.save(replace(state, params=params))
         provenance.record(stage, record)
-        save_settings(draft, experiment)
+        save_settings(draft, experiment, cache)
 
 
 def _check_links(folder: Path) -> None:

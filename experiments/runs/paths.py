@@ -88,10 +88,15 @@ STAGE_FOLDER = re.compile(r"(\.\./)+pretraining/[0-9a-f]{16}|(?!/)(?!.*\.\.(/|$)
 
 
 def scale_folder(run: Path, cache: Path) -> Path:
-    """Return the folder of a run's scale, beside the cache; of a run that lies elsewhere its own folder."""
-    runs, run = cache.parent.resolve(), run.resolve()  # the cache may be a link
-    below = run.relative_to(runs).parts if run.is_relative_to(runs) else ()
-    return runs / below[0] if below else run
+    """Return the folder of a run's scale, beside the cache; of a run that lies elsewhere its own folder.
+
+    A run that was copied out of its folder of runs knows its scale.
+    """
+    runs, folder = cache.parent.resolve(), run.resolve()  # the cache may be a link
+    if runs in folder.parents:
+        return runs / folder.relative_to(runs).parts[0]
+    scale = _recorded_paths(run).get("scale")
+    return runs / scale if scale else folder
 
 
 def start_folder(name: str, cache: Path) -> Path:
@@ -103,24 +108,32 @@ def find_cache(run: Path) -> Path:
     """Return the cache of the run in ``run``: LM_CACHE, else the recorded one, else ``runs/cache``.
 
     It is recorded as a path from the run's folder, so that a folder of runs may be moved and copied as a
-    whole. SettingError if the record is damaged.
+    whole.
     """
     if named := os.environ.get(CACHE):
         return Path(named)
+    recorded = _recorded_paths(run).get("cache")
+    return Path(os.path.normpath(run.resolve() / recorded)) if recorded else DEFAULT_CACHE
+
+
+def _recorded_paths(run: Path) -> dict[str, str]:
+    """Return what ``save_settings`` records beside settings; {} for none. SettingError if it is damaged."""
     path = run / PATHS
     if not path.exists():
-        return DEFAULT_CACHE
-    recorded = parse_with_checksum(path.read_bytes(), path).get("cache")
-    if not isinstance(recorded, str):
-        raise SettingError(f"{path} does not say where the run's cache is: name it by {CACHE}=FOLDER")
-    return Path(os.path.normpath(run.resolve() / recorded))
+        return {}
+    recorded = parse_with_checksum(path.read_bytes(), path, f"name the cache by {CACHE}=FOLDER")
+    return {name: value for name, value in recorded.items() if isinstance(value, str)}
 
 
 def save_settings(run: Path, experiment: Experiment, cache: Path | None = None) -> None:
     """Write the settings of the run in ``run`` and, if given, where its cache is, each with a checksum."""
     write(run / SETTINGS, json_with_checksum(json.loads(to_json(experiment))))
     if cache is not None:
-        write(run / PATHS, json_with_checksum({"cache": os.path.relpath(cache.resolve(), run.resolve())}))
+        folder, scale = run.resolve(), scale_folder(run, cache)
+        recorded = {"cache": os.path.relpath(cache.resolve(), folder), "scale": scale.name}
+        if scale == folder:
+            del recorded["scale"]
+        write(run / PATHS, json_with_checksum(recorded))
 
 
 def load_settings(run: Path) -> Experiment:

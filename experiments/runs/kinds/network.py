@@ -17,6 +17,7 @@ from experiments.processes.place import wait
 from experiments.processes.progress import Reporter
 from experiments.runs.inputs import EvalSplit, Inputs
 from experiments.runs.kinds.stage import Stage, TaskScores
+from experiments.runs.paths import CACHE
 from experiments.runs.status import StageLog
 from experiments.runs.task_scores import (
     best_of,
@@ -195,12 +196,20 @@ class NetworkStage(Stage):
         config = CheckpointConfig(best="highest")
         with Checkpoints(str(self.folder / "checkpoints"), config) as checkpoints:
             if not checkpoints.steps():
-                raise SettingError(f"{self.folder} has no checkpoint yet; train the run first")
+                raise SettingError(self._why_untrained())
             try:
                 chosen = step or checkpoints.best()
                 return checkpoints.restore_model(steps.abstract, chosen, lambda path: prefix + path, weights)
             except CheckpointError as error:
                 raise SettingError(str(error)) from error
+
+    def _why_untrained(self) -> str:
+        if self.folder.exists():
+            return f"{self.folder} has no checkpoint yet; train the run first"
+        return (
+            f"{self.folder}, the folder of stage {self.name!r}, is missing: train the run first or, if it "
+            f"was copied, copy the folder of runs as a whole or name the cache in it by {CACHE}=FOLDER"
+        )
 
     def warm_start(self, steps: Steps, step: int | None = None) -> State:
         """Return the first state of other steps, with what this stage has learnt by ``step`` or its end.

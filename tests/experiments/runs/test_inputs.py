@@ -1,0 +1,104 @@
+"""What a run reads is opened once, whether it is checked or trained; and a stage has one status."""
+
+import json
+import sys
+from collections import Counter
+
+import pytest
+import small_runs
+
+from experiments.processes.progress import reporting
+from experiments.runs import provenance, run, sources
+from experiments.runs.kinds.counts import CountStage
+from experiments.runs.kinds.network import NetworkStage
+from experiments.runs.kinds.stage import Stage
+from experiments.runs.run import Run
+from experiments.runs.status import is_finished
+from experiments.study.registry import build
+
+runs = small_runs.runs
+ROW = "t5/1-baseline/baseline"
+
+
+@pytest.fixture(scope="module")
+def trained(runs):
+    """A run that was trained, and how often it opened and made each thing."""
+    counts, patch = Counter(), pytest.MonkeyPatch()
+
+    def count(owner, name, key):
+        original = getattr(owner, name)
+
+        def counted(*arguments, **options):
+            counts[name, key(*arguments)] += 1
+            return original(*arguments, **options)
+
+        patch.setattr(owner, name, counted)
+
+    count(sources, "corpus_shards", lambda corpus, split, *_: (corpus, split))
+    count(sources, "examples", lambda source, split, *_: (source, split))
+    count(run, "stages", lambda *_: None)
+    for kind in kinds():
+        if "batches" in vars(kind) and not getattr(kind.batches, "__isabstractmethod__", False):
+            count(kind, "batches", lambda stage, _: stage.name)
+    experiment = build(ROW, "tiny", {"start.steps": 2, "tuning.branches": (0.5, 1.0)})
+    whole = Run(experiment, runs / "tiny" / "counted" / "seed-0", runs / "cache")
+    with reporting(0) as reporter:
+        whole.train(reporter)
+    patch.undo()
+    return whole, counts
+
+
+def kinds(base=Stage):
+    """All kinds of stages."""
+    return [*base.__subclasses__(), *(kind for each in base.__subclasses__() for kind in kinds(each))]
+
+
+def test_training_opens_each_corpus_and_task_and_makes_stages_and_batches_once(trained):
+    whole, counts = trained
+    assert {name for name, _ in counts} == {"corpus_shards", "examples", "stages", "batches"}
+    assert set(counts.values()) == {1}, counts
+    assert {name for what, name in counts if what == "batches"} == {stage.name for stage in whole.stages}
+
+
+def test_what_check_returns_is_what_stages_train_on(runs):
+    whole = Run(build(ROW, "tiny"), runs / "tiny" / "checked" / "seed-0", runs / "cache")
+    inputs = whole.check(lambda line: None)
+    assert inputs.batches.keys() == {stage.name for stage in whole.stages}
+    assert inputs.vocabulary.fingerprint == whole.stages[0].provenance(inputs)["vocabulary"]["fingerprint"]
+
+
+def test_a_stage_is_finished_by_its_status_alone_which_is_written_last(trained):
+    for stage in trained[0].stages:
+        steps = stage.training.steps
+        status = json.loads((stage.folder / "run.json").read_text())
+        saved = [*stage.folder.glob("checkpoints/**/*"), stage.folder / "metrics.jsonl"]
+        last = max(path.stat().st_mtime_ns for path in saved)
+        assert last <= (stage.folder / "run.json").stat().st_mtime_ns
+        assert (status["status"], status["step"]) == ("finished", steps)
+        assert is_finished(stage.folder, steps) and not is_finished(stage.folder, steps + 1)
+
+
+def test_a_checked_run_reads_its_result_from_its_folder(trained):
+    whole, _ = trained
+    result = whole.result
+    assert result is not None and set(result.stages) == {stage.name for stage in whole.stages}
+    folders = {name: folder.resolve() for name, folder in result.stage_folders().items()}
+    assert folders == {stage.name: stage.folder.resolve() for stage in whole.stages}
+
+
+def test_every_module_that_trained_is_in_the_provenance_and_no_command_or_report(trained):
+    code = provenance.code()
+    loaded = {name.replace(".", "/") + ".py" for name in sys.modules if name.startswith("lm.train.")}
+    loaded = {name for name in loaded if (provenance.ROOT / name).exists()}
+    assert len(loaded) > 5 and loaded <= code.keys()
+    assert {"lm/nn/mixers.py", "lm/objectives/corruption.py", "lm/evaluate/generate.py"} <= code.keys()
+    others = ("experiments/cli", "experiments/report", "experiments/study", "launch", "lm/convert")
+    assert not [name for name in code if name.startswith(others)]
+    assert "experiments/runs/run.py" not in code and "experiments/runs/checks.py" not in code
+    recorded = provenance.read(trained[0].stages[0].folder)["code"]
+    assert recorded == code
+
+
+def test_every_kind_of_stage_says_all_that_is_asked_of_one():
+    concrete = [kind for kind in kinds() if kind not in (NetworkStage, CountStage)]
+    assert len(concrete) == 7 and not [kind for kind in concrete if kind.__abstractmethods__]
