@@ -53,7 +53,7 @@ def results(
         for folder in sorted(f for f in folders if re.fullmatch(r"seed-\d+", f.name)):
             try:
                 check_settings(replace(experiment, seed=int(folder.name.removeprefix("seed-"))), folder)
-                result = read_result(folder)
+                result = read_result(folder, root / scale)
             except (SettingError, OSError) as error:
                 if complain is None:
                     raise

@@ -8,7 +8,6 @@ settings are imported here.
 
 import json
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -82,9 +81,6 @@ def describe_model(folder: Path, name: str, names: Iterable[str], option: str = 
 
 
 # ---- folders
-
-# from the folder of a run, that of a stage: in it, or one that the runs of a scale share
-STAGE_FOLDER = re.compile(r"(\.\./)+pretraining/[0-9a-f]{16}|(?!/)(?!.*\.\.(/|$)).*")
 
 
 def scale_folder(run: Path, cache: Path) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from experiments.runs.paths import STAGE_FOLDER
+from experiments.runs.paths import find_cache, scale_folder
 from experiments.study.experiment import Experiment, flatten, result_settings, setting_changes
 from lm.config.base import DataError, SettingError
 from lm.files import checksum, json_with_checksum, parse_with_checksum, write
@@ -21,6 +21,7 @@ from lm.metrics import Likelihood
 SIGNED = {"matthews", "pearson", "spearman"}  # metrics that may be below 0
 # metrics that are no shares -> least and largest value
 UNBOUNDED = {"loss": (0, 700), "bits_per_byte": (0, 700), "bits_above_chance": (-1e4, 64)}
+STAGES = "phases"  # what scores.json calls the folders of stages, also in published results
 DOCUMENTS = "documents/"  # before the names of what records say of held-out documents
 UNDEFINED = "undefined"  # name of the reasons why metrics of a task have no value
 LARGEST = 700.0  # loss of which there is a perplexity: e^700 is near the largest number [nats]
@@ -37,7 +38,7 @@ class Result:
     tokens: int  # target tokens learnt from, padding not counted
     folder: Path
     length_losses: Mapping[str, float] = field(default_factory=dict)  # held-out, by length [x inputs_length]
-    stages: Mapping[str, str] = field(default_factory=dict)  # stage -> its folder, from that of the run
+    stages: Mapping[str, str] = field(default_factory=dict)  # stage -> its folder, from that of the scale
     # stage -> lines of metrics that it had in the end
     records: Mapping[str, int] = field(default_factory=dict)
     # task -> updates of pre-training -> as in tasks, of the fine-tuning that started there
@@ -55,6 +56,7 @@ class Result:
     parameters: int = 0  # of the model without its heads; of counts, the numbers that are stored
     flops: float = 0.0  # of all pre-training
     start_flops: float = 0.0  # of these, in the start
+    scale: Path | None = None  # the folder of the scale; None: where the run's record of its cache says
 
     def __post_init__(self):
         for name, best in _items("tasks", self.tasks):
@@ -92,7 +94,7 @@ class Result:
         ]:
             _check_range(name, count, 0, 1e300)
         for _, path in _items("stages", self.stages):
-            if not isinstance(path, str) or not STAGE_FOLDER.fullmatch(path):
+            if not isinstance(path, str) or Path(path).is_absolute() or ".." in Path(path).parts:
                 raise SettingError("the folder of a stage lies outside of the runs")
 
     def undefined(self, column: str) -> dict[str, str]:
@@ -135,15 +137,9 @@ class Result:
 
     def stage_folders(self) -> dict[str, Path]:
         """Return stage -> the folder with its metrics and predictions, if it is there."""
-        folders = {name: self._folder(path) for name, path in self.stages.items()}
+        scale = self.scale or scale_folder(self.folder, find_cache(self.folder))
+        folders = {name: scale / path for name, path in self.stages.items()}
         return {name: folder for name, folder in folders.items() if folder.exists()}
-
-    def _folder(self, path: str) -> Path:
-        """Return the folder at ``path`` from the run's own: a link, or in a bucket, which knows no ``..``."""
-        is_local = "://" not in str(self.folder)
-        folder, parts = self.folder.resolve() if is_local else self.folder, Path(path).parts
-        ups = parts.count("..")
-        return (folder.parents[ups - 1] if ups else folder).joinpath(*parts[ups:])
 
 
 def recorded(likelihood: Likelihood) -> dict[str, float]:
@@ -232,8 +228,11 @@ def write_result(folder: Path, values: Mapping[str, Any]) -> None:
     write(folder / "scores.json", json_with_checksum({**values, "settings": fingerprint(folder)}))
 
 
-def read_result(folder: Path) -> Result | None:
-    """The result of a finished run, else None; SettingError if its file is damaged or another run's."""
+def read_result(folder: Path, scale: Path | None = None) -> Result | None:
+    """Return the result of a finished run, else None; SettingError if its file is damaged or another run's.
+
+    ``scale``: the folder of the run's scale, in which its stages lie.
+    """
     path, mend = epath.Path(folder) / "scores.json", "delete it and run the row again"
     if not path.exists():
         return None
@@ -241,7 +240,8 @@ def read_result(folder: Path) -> Result | None:
     if values.pop("settings", None) != fingerprint(path.parent):
         raise DataError(f"{path} has the scores of a run with other settings; {mend}")
     try:
-        return Result(folder=path.parent, **values)
+        stages = values.pop(STAGES, {})
+        return Result(folder=path.parent, scale=scale, stages=stages, **values)
     except (SettingError, TypeError) as error:  # a TypeError: more or less than a result has
         cause = "the run diverged, or the file is damaged"
         raise DataError(f"{path} does not count: {error}; {cause}: {mend}") from error

@@ -59,7 +59,7 @@ class Run:
     @property
     def result(self) -> Result | None:
         """Return what the run scored and cost; None until it has finished. SettingError if it is damaged."""
-        return read_result(self.folder)
+        return read_result(self.folder, scale_folder(self.folder, self.cache))
 
     def check(self, say: Callable[[str], object] = print, allow: frozenset[str] = NOTHING) -> Inputs:
         """Return what the stages will read; SettingError for anything that would stop them, in seconds.
@@ -103,7 +103,8 @@ class Run:
         costs = self._costs(inputs)
         if jax.process_index() > 0:
             return None
-        write_scores(self.folder, self.stages, costs | {"tasks": scores, "branches": branches})
+        values = costs | {"tasks": scores, "branches": branches}
+        write_scores(self.folder, scale_folder(self.folder, self.cache), self.stages, values)
         return self.result
 
     def _prepare(self, sources: Sources, say: Callable[[str], object]) -> Inputs:

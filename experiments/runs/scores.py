@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runs.kinds.stage import Stage
-from experiments.runs.result import DOCUMENTS, likelihood_of, write_result
+from experiments.runs.result import DOCUMENTS, STAGES, likelihood_of, write_result
 from lm.train.runtime.log import records
 
 EXIT = 0.2  # below a model without context: one that has left the plateau [nats a content token]
@@ -73,8 +73,8 @@ def total(folder: Path, name: str, until: float = inf) -> float:
     return sum(line.get(name, 0.0) * max(min(line["step"], until) - step, 0) for line, step in pairs)
 
 
-def write_scores(folder: Path, stages: Sequence[Stage], values: Mapping[str, Any]) -> None:
-    """Write what the run in ``folder`` scored and cost, and where its stages lie from there.
+def write_scores(folder: Path, scale: Path, stages: Sequence[Stage], values: Mapping[str, Any]) -> None:
+    """Write what the run in ``folder`` scored and cost, and where its stages lie in the folder of its scale.
 
     ``values``: the ``tasks``, ``branches``, ``length_losses``, ``flops``, ``start_flops`` and ``parameters``.
     Of several pre-trainings the first is measured.
@@ -91,7 +91,7 @@ def write_scores(folder: Path, stages: Sequence[Stage], values: Mapping[str, Any
         "content_tokens": int(sum(total(stage.folder, "content_tokens") for stage in pretrainings)),
         "start_tokens": int(sum(total(s.folder, "content_tokens") for s in pretrainings if s.is_start)),
         **cost(list(dict.fromkeys(folders.values()))),
-        "stages": {name: os.path.relpath(path.resolve(), folder.resolve()) for name, path in folders.items()},
+        STAGES: {name: os.path.relpath(path.resolve(), scale) for name, path in folders.items()},
         "records": {name: len(records(path)) for name, path in folders.items()},
     }
     write_result(folder, result)

@@ -82,7 +82,7 @@ def finish(runs: Path, name: str, seed: int, score: float, **given) -> Path:
         "seconds": 1.0,
         "tokens": 9,
         "tasks": {"cloze": task},
-        "stages": {"cloze": str(phase.relative_to(folder))},
+        "phases": {"cloze": str(phase.relative_to(runs / "nano"))},
         "records": {"cloze": 1},
     }
     write_result(folder, scores)
@@ -353,8 +353,8 @@ def test_an_ensemble_shows_a_curve_a_member_and_the_answers_of_all_together(tmp_
     (folder / "finetuning/cloze/predictions/cloze/ensemble.jsonl").write_text(
         lines_with_checksum([{"prediction": "together"}])
     )
-    path = "finetuning/cloze/member-0"
-    rescore(folder, stages={"cloze/member-0": path})
+    path = f"{folder.relative_to(tmp_path / 'nano')}/finetuning/cloze/member-0"
+    rescore(folder, phases={"cloze/member-0": path})
     found = results(REGISTRY[NAMES[0]], "nano", tmp_path)
     assert curves(found, pytest.fail) == {"cloze: mean of scores": [[(1, 2), (2, 2)]]}
     (folder / "finetuning/cloze/member-0/metrics.jsonl").write_text(lines_with_checksum(points[:1]))
@@ -472,7 +472,7 @@ WRONG = [  # of what a run came to
     ),
     *(
         {name: value}
-        for name in ("seconds", "tokens", "tasks", "columns", "stages")
+        for name in ("seconds", "tokens", "tasks", "columns", "phases")
         for value in ("9", [9], -1, None)
     ),
     {"tasks": {"cloze": {"column": "SQuAD", "metric": "em", "step": 2, "score": 1e6, "metrics": {}}}},
@@ -482,8 +482,8 @@ WRONG = [  # of what a run came to
             "cloze": {"column": "SQuAD", "metric": "em", "step": 2, "score": 1.0, "metrics": {"loss": 800.0}}
         }
     },
-    {"stages": {"cloze": "/etc"}},
-    {"stages": {"cloze": "../.."}},
+    {"phases": {"cloze": "/etc"}},
+    {"phases": {"cloze": "../.."}},
     {"more": 1},
 ]
 

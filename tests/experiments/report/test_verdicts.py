@@ -55,7 +55,8 @@ def run(folder: Path, name: str, seed: int, level: float, **given) -> Result:
         seconds=60.0,
         tokens=9,
         folder=home,
-        stages={"cloze": "finetuning"},
+        scale=folder,
+        stages={"cloze": f"{name}/seed-{seed}/finetuning"},
         branches=branches,
         **counted | {"exit_step": 50, "flops": 1e9} | given,
     )

@@ -152,8 +152,8 @@ def run(tmp_path_factory):
         "seconds": 1.0,
     }
     count = len((phase / "metrics.jsonl").read_text().splitlines())
-    stages = {"cloze": str(phase.relative_to(folder))}
-    write_result(folder, found | {"tokens": 9, "stages": stages, "records": {"cloze": count}})
+    stages = {"cloze": str(phase.relative_to(runs / "nano"))}
+    write_result(folder, found | {"tokens": 9, "phases": stages, "records": {"cloze": count}})
     return folder
 
 
