@@ -76,13 +76,10 @@ class Run:
         checks.check_inputs(experiment, self.stages, inputs, say)
         return inputs
 
-    def train(
-        self, reporter: Reporter, allow: frozenset[str] = NOTHING, tools: Tools = NO_TOOLS
-    ) -> Result | None:
-        """Train and score what remains of the run, and return its result.
+    def train(self, reporter: Reporter, allow: frozenset[str] = NOTHING, tools: Tools = NO_TOOLS) -> None:
+        """Train and score what remains of the run, and write its result.
 
-        SettingError before anything compiles. RunDeleted if the folder goes while it trains. In other
-        processes than the first the result is None.
+        SettingError before anything compiles. RunDeleted if the folder goes while it trains.
         """
         inputs = self.check(reporter.say, allow)
         if jax.process_index() == 0:  # from now on the folder is this run's
@@ -100,12 +97,9 @@ class Run:
             for step, at_step in self._branch_scores(members[0], found, inputs).items():
                 for task, score in at_step.items():
                     branches.setdefault(task, {})[str(step)] = score
-        costs = self._costs(inputs)
-        if jax.process_index() > 0:
-            return None
-        values = costs | {"tasks": scores, "branches": branches}
-        write_scores(self.folder, scale_folder(self.folder, self.cache), self.stages, values)
-        return self.result
+        values = {"tasks": scores, "branches": branches} | self._costs(inputs)
+        if jax.process_index() == 0:
+            write_scores(self.folder, scale_folder(self.folder, self.cache), self.stages, values)
 
     def _prepare(self, sources: Sources, say: Callable[[str], object]) -> Inputs:
         """Prepare data, one run of this machine after another: what the first makes the others find."""

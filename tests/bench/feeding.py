@@ -25,6 +25,7 @@ import numpy as np
 from experiments.runs.inputs import training_streams
 from experiments.runs.kinds.pretraining import pretraining_batches
 from experiments.runs.prepare import prepare
+from experiments.runs.sources import Sources
 from experiments.runs.vocabulary import find_vocabulary
 from experiments.study.registry import build
 from lm.data.corpus.precompute import encode_ahead
@@ -121,7 +122,7 @@ def main() -> None:
     documentation = corpus_shards("documentation", "train", cache)
     write(corpus, options.gigabytes, options.shards, [*documents_of(documentation)])
     experiment = build(ROW, "base", {"data.corpus": "documentation", "data.vocabulary_size": 8_000})
-    vocabulary = find_vocabulary(experiment, cache, print).path
+    vocabulary = find_vocabulary(experiment, Sources(cache), print).path
     shutil.rmtree(cache / "tokens", ignore_errors=True)
     shutil.rmtree(cache / "rows", ignore_errors=True)
     for start in ("cold", "kept"):

@@ -244,11 +244,11 @@ def test_a_damaged_vocabulary_is_trained_anew(tmp_path):
     (tmp_path / "text.txt").write_text("\n\n".join(TEXTS))
     experiment = change(Experiment(), "data.corpus", f"text:{tmp_path / 'text.txt'}")
     experiment, said = change(experiment, "data.vocabulary_size", 45), []
-    good = find_vocabulary(experiment, tmp_path, said.append)
-    find_vocabulary(experiment, tmp_path, said.append)
+    good = find_vocabulary(experiment, Sources(tmp_path), said.append)
+    find_vocabulary(experiment, Sources(tmp_path), said.append)
     assert len(said) == 1
     flip(good.path, 1000)
-    again = find_vocabulary(experiment, tmp_path, said.append)
+    again = find_vocabulary(experiment, Sources(tmp_path), said.append)
     assert len(said) == 2
     assert again.fingerprint == good.fingerprint
     assert again.path == good.path
@@ -258,10 +258,10 @@ def test_vocabularies_with_and_without_byte_fallback_lie_beside_each_other(tmp_p
     (tmp_path / "text.txt").write_text("\n\n".join(TEXTS))
     experiment = change(Experiment(), "data.corpus", f"text:{tmp_path / 'text.txt'}")
     experiment = change(experiment, "data.vocabulary_size", 45 + 256)
-    falling_back = find_vocabulary(change(experiment, "data.unknown", "bytes"), tmp_path, print)
+    falling_back = find_vocabulary(change(experiment, "data.unknown", "bytes"), Sources(tmp_path), print)
     assert UNK not in falling_back.encode("75%")
     with pytest.raises(SettingError, match="data.vocabulary_size=301"):  # so many word pieces the text lacks
-        find_vocabulary(experiment, tmp_path, print)
+        find_vocabulary(experiment, Sources(tmp_path), print)
 
 
 @pytest.mark.parametrize("kind", TRAINED_KINDS)
@@ -272,7 +272,7 @@ def test_a_vocabulary_of_each_kind_is_trained_on_the_corpus_that_it_names(kind, 
     new = {"data.corpus": f"text:{tmp_path / 'a.txt'}", "data.vocabulary_size": size, "tuning.mixtures": ()}
     own = changes(Experiment(), new | {"data.vocabulary": kind})
     named = change(own, "data.vocabulary", f"{kind}:text:{tmp_path / 'b.txt'}")
-    vocabularies = [find_vocabulary(experiment, tmp_path, print) for experiment in (own, named)]
+    vocabularies = [find_vocabulary(experiment, Sources(tmp_path), print) for experiment in (own, named)]
     assert all(vocabulary.path.name.startswith(f"{kind}-{size}-") for vocabulary in vocabularies)
     for vocabulary, known, unknown in zip(vocabularies, ("fox", "FOX"), ("FOX", "fox"), strict=True):
         assert UNK not in vocabulary.encode(known) and UNK in vocabulary.encode(unknown)

@@ -9,6 +9,7 @@ meant to change:
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -35,8 +36,8 @@ def settings(row: str, scale: str) -> str:
 def stages(row: str, scale: str, seed: int) -> str:
     """Names and folders, in order."""
     folder = Path("runs") / scale / row / f"seed-{seed}"
-    trained = stages_of_run(build(row, scale, {"seed": seed}), folder, Path("runs") / scale)
-    return digest([(stage.name, str(stage.folder)) for stage in trained])
+    trained = stages_of_run(build(row, scale, {"seed": seed}), folder, Path("runs") / "cache")
+    return digest([(stage.name, os.path.relpath(stage.folder)) for stage in trained])
 
 
 def options(command: str) -> list[str]:

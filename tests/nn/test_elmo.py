@@ -183,8 +183,9 @@ def test_a_run_of_both_directions_pre_trains_both_and_is_read_forward():
     spec = pretraining_spec(experiment)
     assert spec.module is BidirectionalLM and spec.loss is both_directions
     assert {stage.base_name: stage.prefix for stage in stages(experiment)} == {
-        "pretrain": "forward.",
-        "head": "body.forward.",
+        "pretraining": "forward.",
+        "acceptability": "body.forward.",
+        "roles": "body.forward.",
     }
 
 

@@ -163,7 +163,7 @@ def test_a_tuned_run_is_read_as_the_plain_model(tmp_path):
     )
     plain = replace(plain, num_encoder_layers=1, num_decoder_layers=1, dropout=0.0)
     new = {"tuning.mixtures": ("glue/cola",), "tuning.lora": ALL}
-    stage = next(s for s in stages(changes(imported(plain), new), tmp_path) if s.kind == "text")
+    stage = next(s for s in stages(changes(imported(plain), new), tmp_path) if s.writes_answers)
     spec, mesh = text_spec(stage.settings), sharding.make_mesh(MeshConfig(), jax.devices()[:1])
     assert spec.freeze is train_lora
     state = build(spec, mesh).init(0)

@@ -119,7 +119,7 @@ def test_a_mistake_ends_with_one_line_that_names_the_mend_and_leaves_nothing(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file.txt").write_text("A text.\n")
-    monkeypatch.setattr("experiments.runs.checks.prepare", not_refused)
+    monkeypatch.setattr("experiments.runs.run.prepare_inputs", not_refused)
     began = time.process_time()
     assert cli.dispatch(words.split()) == 2
     spent = time.process_time() - began
