@@ -47,7 +47,7 @@ def shown(value: Value) -> str:
     return f"– ({value.reason})" if isinstance(value, Undefined) else f"{value:.2f}"
 
 
-def overall(values: Mapping[str, Value]) -> Value:
+def mean_value(values: Mapping[str, Value]) -> Value:
     """Return the mean of the values; undefined if one of them is."""
     for name, value in values.items():
         if isinstance(value, Undefined):

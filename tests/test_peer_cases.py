@@ -19,7 +19,7 @@ from lm.c4 import filters
 from lm.data.tasks import benchmarks
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.mixtures import rates
-from lm.data.tasks.task import to_class
+from lm.data.tasks.task import class_from_text
 from lm.nn.layers import ACTIVATIONS
 from lm.ops.masks import CAUSAL
 from lm.ops.positions import alibi_slopes, relative_position_bucket
@@ -85,7 +85,7 @@ ADAPTERS = {
         "keep": filters.without_bad_words(badwords.get(language, ()), language)(text)
     },
     "c4.is_valid_length": lambda n_chars: bool(
-        filters.cleaned(["x" * n_chars], filters.filters(filters.Rules(), ("page-length",)))
+        filters.apply_filters(["x" * n_chars], filters.filters(filters.Rules(), ("page-length",)))
     ),
     "c4.normalize_url": filters.normalize_url,
     "c4.paragraph_filter": lambda text, min_paragraphs, min_paragraph_len: filters.has_paragraphs(
@@ -101,13 +101,13 @@ ADAPTERS = {
         TASKS["dpr"].to_text(x[0])
     ),
     "t5.preprocessors.wsc_simple": lambda dataset, **_: peers.example(TASKS["wsc"].to_text(dataset[0])),
-    "t5.preprocessors._pad_punctuation": benchmarks.spaced,
-    "t5.postprocessors.wsc_simple": lambda prediction, example, **_: benchmarks.refers(
+    "t5.preprocessors._pad_punctuation": benchmarks.space_punctuation,
+    "t5.postprocessors.wsc_simple": lambda prediction, example, **_: benchmarks.names_candidate(
         prediction, {"span1_text": example["targets_pretokenized"]}
     ),
-    "t5.postprocessors.string_label_to_class_id": lambda string_label, label_classes: to_class(label_classes)(
-        string_label, {}
-    ),
+    "t5.postprocessors.string_label_to_class_id": lambda string_label, label_classes: class_from_text(
+        label_classes
+    )(string_label, {}),
     "t5.postprocessors.string_to_float": lambda string: metrics.number(string),
     "t5.qa_utils.normalize_squad": lambda answer: metrics.normalise_answer(answer),
     "t5.qa_utils.qa_metrics": partial(peers.metric, **SQUAD),

@@ -102,7 +102,7 @@ def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
         lengths, architecture = tuning_lengths(experiment, (name,)), experiment.model.architecture
         for task in mixture(name):
             source = task.rows("train", cache, experiment.data.corrupt_records)
-            task.check(source)
+            task.check_rows(source)
             examples = Encoded(task, source, data.vocabulary)
             UNBROKEN.print(f"[bold]{task.name}[/], {len(examples):,} examples, {_column(task.column)}")
             few = [examples[index] for index in range(min(count, len(examples)))]
@@ -350,7 +350,7 @@ def _passed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
 
 def _written(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
     """Yield the likeliest texts of an encoder-decoder, each once, with the probability of all its answers."""
-    from lm.evaluate.mask_filling import answered_spans, infill
+    from lm.evaluate.mask_filling import infill, sentinel_spans
 
     vocabulary, config = run.vocabulary, run.config
     ids, sentinels = run.encode_gaps(text)
@@ -362,7 +362,7 @@ def _written(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
         filled = escape(vocabulary.decode(answer))
         if sentinels:
             known = answer[: answer.index(vocabulary.eos)] if vocabulary.eos in answer else answer
-            spans = answered_spans(known, sentinels, vocabulary.size - vocabulary.num_sentinels)
+            spans = sentinel_spans(known, sentinels, vocabulary.size - vocabulary.num_sentinels)
             words = [MASK if span is None else vocabulary.decode(span) for span in spans]
             shown = zip(text.split(MASK), [*words, ""], strict=True)
             filled = "".join(f"{escape(part)}[bold]{escape(word)}[/]" for part, word in shown)
@@ -392,6 +392,6 @@ def show_neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage:
     vectors, which = embedding_of(run, stages, stage)
     UNBROKEN.print(f"[dim]{escape(which)}[/]")
     for word in words:
-        piece = next((name for name in (BLANK + word, word) if name in vectors.numbers), word)
+        piece = next((name for name in (BLANK + word, word) if name in vectors.ids), word)
         nearest = "  ".join(f"{name} {cosine:.2f}" for name, cosine in vectors.neighbours(piece, count))
         UNBROKEN.print(f"[cyan]{escape(piece)}[/]  {escape(nearest)}", highlight=False)

@@ -11,7 +11,7 @@ from experiments.drawings.panels import Heat, Scale, heatmaps
 from lm.batch import Batch
 from lm.config.base import SettingError
 from lm.evaluate.lens import logit_lens
-from lm.evaluate.mask_filling import likeliest_tokens
+from lm.evaluate.mask_filling import top_k_tokens
 from lm.evaluate.rnn_states import MEMORY, STATES, gates, reading_layers
 from lm.nn.transformer import Transformer
 from lm.tokenizers.tokenizer import Vocabulary
@@ -152,7 +152,7 @@ def draw_lens(reading: Reading) -> Figure:
 def draw_next(reading: Reading, k: int) -> Figure:
     """The ``k`` likeliest tokens at each position, with their probabilities and that of all others."""
     columns, config = reading.predicting, reading.model.config
-    found = likeliest_tokens(reading.model, reading.batch, k=min(k, config.vocab_size))
+    found = top_k_tokens(reading.model, reading.batch, k=min(k, config.vocab_size))
     tokens, shares = (np.asarray(array)[0, : len(columns)].T for array in found)
     values = np.concatenate([shares, 1 - shares.sum(0, keepdims=True)])
     words = np.concatenate([reading.words(tokens), [[f"{100 * value:.0f} %" for value in values[-1]]]])

@@ -34,7 +34,7 @@ from lm.data.pretraining import Denoised, pretraining_rows
 from lm.data.seq2seq import Encoded, Example, Mixed, Unsupervised
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
-from lm.data.tasks.task import Row, Scored, Task
+from lm.data.tasks.task import BaseTask, Row, Task
 from lm.files import write
 from lm.metrics import Likelihood
 from lm.objectives.denoising import Lengths, compute_lengths
@@ -123,10 +123,10 @@ def reader_of(experiment: Experiment, task: LabelledTask, vocabulary: Vocabulary
     return Reader(task, vocabulary, experiment.model.architecture, tuning.inputs_length, tuning.layout)
 
 
-def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
+def tasks_of(stage: Stage) -> dict[str, list[BaseTask]]:
     """The tasks that a stage is trained on ("train") and evaluated on ("validation", "report")."""
-    train: list[Scored]
-    validation: list[Scored]
+    train: list[BaseTask]
+    validation: list[BaseTask]
     if stage.kind in ("head", "count"):
         train = validation = [find_labelled(name) for name in stage.on]
     else:
@@ -136,7 +136,7 @@ def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
     return {"train": train, "validation": validation, "report": report}
 
 
-def rows_of_half(stage: Stage, prepared: Prepared, task: Scored, half: Half) -> Sequence[Row]:
+def rows_of_half(stage: Stage, prepared: Prepared, task: BaseTask, half: Half) -> Sequence[Row]:
     """The first ``tuning.evaluation_examples`` or ``tuning.report_examples`` of a task."""
     tuning = stage.settings.tuning
     limit = tuning.report_examples if half == "report" else tuning.evaluation_examples

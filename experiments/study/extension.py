@@ -155,8 +155,8 @@ def _go_along() -> None:
     from lm.objectives.denoising import Objective
 
     copyreg.pickle(Objective, lambda objective: (_received, (Objective, *astuple(objective))))
-    copyreg.pickle(Task, lambda task: (_received, (find_task, task.handle)))
-    copyreg.pickle(LabelledTask, lambda task: (_received, (find_labelled, task.handle)))
+    copyreg.pickle(Task, lambda task: (_received, (find_task, task.name_or_path)))
+    copyreg.pickle(LabelledTask, lambda task: (_received, (find_labelled, task.name_or_path)))
 
 
 def _received(make: Callable[..., Any], *values: Any) -> Any:

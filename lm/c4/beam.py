@@ -21,7 +21,7 @@ import numpy as np
 
 from lm import files
 from lm.c4 import pages, passes
-from lm.c4.passes import SPAN, Cleaning
+from lm.c4.passes import SPAN, CleaningConfig
 from lm.config.base import SettingError, nearest
 
 try:
@@ -68,7 +68,7 @@ def runner_options(pairs: Iterable[str]) -> PipelineOptions:
 
 
 def run_pipeline(
-    work: Path, settings: Cleaning, parts: list[list[pages.Piece]], options: PipelineOptions
+    work: Path, settings: CleaningConfig, parts: list[list[pages.Piece]], options: PipelineOptions
 ) -> None:
     """Run the passes, and return when the job is done.
 
@@ -91,7 +91,7 @@ def run_pipeline(
         _ = streams | "by part" >> apache_beam.CoGroupByKey() | "write" >> writing
 
 
-def filtered_elements(numbered: tuple[int, str], settings: Cleaning, ranges: int) -> Iterator[Any]:
+def filtered_elements(numbered: tuple[int, str], settings: CleaningConfig, ranges: int) -> Iterator[Any]:
     """Filter the pages of a part, and yield keyed elements of three outputs.
 
     PAGES: part, (number, text, address, number of spans). SPANS: range of hashes, bytes of SPAN [spans].
@@ -123,7 +123,7 @@ def repeats_by_part(_range: int, tables: Iterable[bytes]) -> Iterator[tuple[int,
         yield int(part), numbers.tobytes()
 
 
-def write_group(joined: tuple[int, Mapping[str, Iterable[Any]]], work: str, settings: Cleaning) -> None:
+def write_group(joined: tuple[int, Mapping[str, Iterable[Any]]], work: str, settings: CleaningConfig) -> None:
     part, group = joined
     (record,) = group[RECORDS]
     repeated = np.zeros(json.loads(record)["spans"], bool)

@@ -170,7 +170,7 @@ def filters(rules: Rules, names: Iterable[str]) -> Mapping[str, Filter]:
     return {name: FILTERS[name](rules) for name in names}
 
 
-def cleaned(
+def apply_filters(
     lines: Lines, steps: Mapping[str, Filter], counts: Mapping[str, np.ndarray] | None = None
 ) -> Lines | None:
     """Return the lines that the filters ``steps`` leave, None if there are none.

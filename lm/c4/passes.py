@@ -34,7 +34,7 @@ LISTED_DAMAGES = 20  # damaged places that are listed; all are counted
 
 
 @dataclasses.dataclass(frozen=True)
-class Cleaning:
+class CleaningConfig:
     """All settings and inputs that decide what is written."""
 
     source: str
@@ -62,7 +62,7 @@ def new_record() -> dict[str, Any]:
 
 
 def filtered(
-    settings: Cleaning, pieces: list[pages.Piece], record: dict[str, Any]
+    settings: CleaningConfig, pieces: list[pages.Piece], record: dict[str, Any]
 ) -> Iterator[tuple[str, str, np.ndarray]]:
     """Yield (text, address, hashes of spans, uint64 [spans]) for each page that the filters leave.
 
@@ -81,7 +81,7 @@ def filtered(
         counts["read"] += filters.removed(lines, None)
         if domains is not None and not filters.in_domains(page.url, domains):
             counts["domains"] += filters.removed(lines, None)
-        elif clean := filters.cleaned(lines, steps, counts):
+        elif clean := filters.apply_filters(lines, steps, counts):
             if filters.DUPLICATES not in settings.without:
                 hashes = filters.span_hashes(clean, settings.deduplicate)
             record["spans"] += len(hashes)
@@ -109,7 +109,7 @@ def repeated_spans(tables: Sequence[np.ndarray]) -> np.ndarray:
     return spans[filters.repeated(spans["hash"])]
 
 
-def filter_part(work: Path, settings: Cleaning, part: int, pieces: list[pages.Piece]) -> None:
+def filter_part(work: Path, settings: CleaningConfig, part: int, pieces: list[pages.Piece]) -> None:
     """Filter a part; write pages/PART, spans/PART.npy and counts/PART.json.
 
     ``pages`` has [text, address, number of spans] in JSON a line, ``spans`` SPAN [spans] sorted by hash,
@@ -132,7 +132,7 @@ def find_repeats(work: Path, bounds: tuple[int, int], number: int, parts: int) -
         np.save(file, repeated_spans([spans_within(table, "hash", bounds) for table in tables]))
 
 
-def write_part(work: Path, settings: Cleaning, part: int, total: int) -> None:
+def write_part(work: Path, settings: CleaningConfig, part: int, total: int) -> None:
     """Write the shards of a part from the files of the passes before; ``total``: its number of spans."""
     repeated = np.zeros(total, bool)
     for path in (work / "repeats").glob("*.npy"):
@@ -142,7 +142,7 @@ def write_part(work: Path, settings: Cleaning, part: int, total: int) -> None:
 
 
 def write_shards(
-    work: Path, settings: Cleaning, part: int, rows: Iterable[Sequence], repeated: np.ndarray
+    work: Path, settings: CleaningConfig, part: int, rows: Iterable[Sequence], repeated: np.ndarray
 ) -> None:
     """Write shards/SPLIT-PART, an ArrayRecord file a split, and written/PART.json, their sizes and counts.
 
@@ -169,7 +169,7 @@ def write_shards(
 
 
 def unique_pages(
-    rows: Iterable[Sequence], settings: Cleaning, repeated: np.ndarray, counts: dict[str, np.ndarray]
+    rows: Iterable[Sequence], settings: CleaningConfig, repeated: np.ndarray, counts: dict[str, np.ndarray]
 ) -> Iterator[tuple[str, str]]:
     """Yield (text, address) for each page that is left without the repeated spans; ``counts`` grows."""
     first, checks_length = 0, "sentences-per-page" not in settings.without

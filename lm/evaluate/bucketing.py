@@ -11,7 +11,7 @@ PROGRAM = 200_000  # tokens that a small model reads while a program is compiled
 MOST = 8  # the most programs to compile, whatever the padding costs
 
 
-class Asked(NamedTuple):
+class BucketBatch(NamedTuple):
     """A batch of questions: ``rows`` rows, of which the last ones are padding, and its padded lengths."""
 
     questions: np.ndarray  # int64 [rows or fewer]: their indices among all
@@ -21,24 +21,26 @@ class Asked(NamedTuple):
 
 def batches_by_length(
     sizes: np.ndarray, cost: Callable[[np.ndarray], np.ndarray], multiple: int, longest: int
-) -> list[Asked]:
+) -> list[BucketBatch]:
     """Return batches of all questions, grouped by their lengths ``sizes`` int [N,dimensions].
 
     ``cost`` maps lengths [...,dimensions] to what a row of them costs, counted in tokens [...]. The rows of a
     batch are a multiple of ``multiple``. No length is padded beyond ``longest``.
     """
-    shapes, group = np.unique(np.minimum(rounded(sizes), longest), axis=0, return_inverse=True)
+    shapes, group = np.unique(np.minimum(round_up(sizes), longest), axis=0, return_inverse=True)
     shapes, merged = _merged(shapes, np.bincount(group.ravel()), cost)
     owner, parts = merged[group.ravel()], []
     for number, shape in enumerate(shapes):
         questions = np.flatnonzero(owner == number)
         rows = _rows(TOKENS / float(cost(shape)), len(questions), multiple)
         starts = range(0, len(questions), rows)
-        parts += [Asked(questions[start : start + rows], rows, tuple(shape.tolist())) for start in starts]
+        parts += [
+            BucketBatch(questions[start : start + rows], rows, tuple(shape.tolist())) for start in starts
+        ]
     return parts
 
 
-def rounded(sizes: np.ndarray) -> np.ndarray:
+def round_up(sizes: np.ndarray) -> np.ndarray:
     """Round each size up to one of 1 to 8, 10, 12, 14, 16, 20, ...: four to a doubling.
 
     A size becomes at most a quarter larger.

@@ -15,12 +15,12 @@ from lm.batch import Batch
 from lm.data.tasks.choices import Choices
 from lm.data.tasks.labelled import AnyTask
 from lm.data.tasks.task import Row
-from lm.evaluate.ranked_choice import Values, example_values, gold_metrics, gold_values
+from lm.evaluate.ranked_choice import Values, example_values, likelihood_metrics, likelihood_values
 from lm.metrics import Value
 
 
 @dataclass(frozen=True)
-class Questions:
+class EvalTask:
     """The examples of a task to evaluate on, as batches that are made once and used at every checkpoint."""
 
     task: AnyTask
@@ -37,7 +37,7 @@ class Questions:
         return max(len(self.rows), len(self.choices.right) if self.choices else 0)
 
 
-def predict(model: Any, questions: Questions, put: Callable) -> list[Any]:
+def predict(model: Any, questions: EvalTask, put: Callable) -> list[Any]:
     """Return the model's prediction for every row, in order.
 
     ``put`` places this process's part of a batch.
@@ -51,7 +51,7 @@ def predict(model: Any, questions: Questions, put: Callable) -> list[Any]:
 
 
 def score_task(
-    model: Any, questions: Questions, put: Callable, path: Path | None
+    model: Any, questions: EvalTask, put: Callable, path: Path | None
 ) -> tuple[dict[str, Value], Values]:
     """Return the metrics of a task, and the values of each row that are behind them.
 
@@ -65,8 +65,8 @@ def score_task(
             write_predictions(path, task, questions.rows, predictions)
         metrics = task.evaluate(questions.rows, predictions)
     if questions.choices is not None:
-        values = gold_values(model, questions.choices, put, questions.fit)
-        metrics |= gold_metrics(values)
+        values = likelihood_values(model, questions.choices, put, questions.fit)
+        metrics |= likelihood_metrics(values)
         values = example_values(values)
     return metrics | ({} if task.measure == "score" else {"score": metrics[task.measure]}), values
 

@@ -25,12 +25,12 @@ from lm import sharding
 from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
-from lm.evaluate.bucketing import Asked, batches_by_length
+from lm.evaluate.bucketing import BucketBatch, batches_by_length
 from lm.evaluate.generate import Model
 from lm.nn.ensemble import Ensemble
 
 TokenIds = Sequence[int] | np.ndarray
-Continued = tuple[TokenIds, TokenIds]  # a context, and what continues it
+Continuation = tuple[TokenIds, TokenIds]  # a context, and what continues it
 Put = Callable[[Any], Any]  # places a tree of rows, such as a batch
 
 
@@ -49,7 +49,7 @@ class Window(NamedTuple):
     stride: int  # tokens that each row but the first scores; the others before them are their context
 
 
-class _Asked(NamedTuple):
+class _Targets(NamedTuple):
     """The tokens whose probability is asked for, of each row of a batch."""
 
     tokens: Any  # int32 [B,T], or [B,C,T] of C candidates
@@ -68,18 +68,18 @@ class _Row(NamedTuple):
 
 
 def continuation_log_probs(
-    model: Model, pairs: Sequence[Continued], put: Put, masking: Masking | None = None
+    model: Model, pairs: Sequence[Continuation], put: Put, masking: Masking | None = None
 ) -> np.ndarray:
     """Return the log-probability of each continuation given its context, float64 [N] nats.
 
     Encoders need ``masking``. Raises SettingError for a row that is too long for the model, or a first token
     that nothing comes before.
     """
-    return scored_continuations(model, pairs, put, masking)[0]
+    return score_continuations(model, pairs, put, masking)[0]
 
 
-def scored_continuations(
-    model: Model, pairs: Sequence[Continued], put: Put, masking: Masking | None = None
+def score_continuations(
+    model: Model, pairs: Sequence[Continuation], put: Put, masking: Masking | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return ``continuation_log_probs``, and bool [N]: whether every token is the likeliest in its place."""
     rows = [
@@ -144,7 +144,7 @@ def documents_log_prob(
     Each is read behind an ``eos``, which is not scored: so documents begin where models of running text read
     them, behind the end of another.
     """
-    pairs: list[Continued] = []
+    pairs: list[Continuation] = []
     for ids in documents:
         text = [eos, *ids]
         for context, scored in windows(text, window, model.config):
@@ -152,7 +152,7 @@ def documents_log_prob(
     return float(continuation_log_probs(model, pairs, put).sum())
 
 
-def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Continued]:
+def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Continuation]:
     """Yield (context, continuation) pairs in which every token of a text is scored once.
 
     A first token that nothing comes before is not scored. Raises SettingError for a stride that is not from 1
@@ -251,7 +251,7 @@ def _cost(config: ModelConfig, lengths: np.ndarray) -> np.ndarray:
     return encoder + decoder + (1 + logit) * asked * candidates[0]
 
 
-def _batch(config: ModelConfig, rows: Sequence[_Row], part: Asked) -> tuple[Batch, _Asked]:
+def _batch(config: ModelConfig, rows: Sequence[_Row], part: BucketBatch) -> tuple[Batch, _Targets]:
     """Return the batch of ``part.rows`` rows, those behind ``rows`` being padding, and what is asked of them.
 
     The decoder also reads what is asked where each row has one continuation.
@@ -279,7 +279,7 @@ def _batch(config: ModelConfig, rows: Sequence[_Row], part: Asked) -> tuple[Batc
     place = np.maximum(prompts - 1, 0)
     if not config.has_decoder:
         place[: len(rows)] = [row.place for row in rows]
-    return Batch(encoder=encoder, decoder=decoder), _Asked(tokens, lengths, place)
+    return Batch(encoder=encoder, decoder=decoder), _Targets(tokens, lengths, place)
 
 
 def _padded(texts: Sequence[TokenIds], shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:

@@ -24,13 +24,13 @@ def fill(model: Transformer, batch: Batch, *, mask: int, k: int) -> tuple[np.nda
 
     The tokens are int32 [M,k], the probabilities [M,k].
     """
-    tokens, probabilities = likeliest_tokens(model, batch, k=min(k, model.config.vocab_size))
+    tokens, probabilities = top_k_tokens(model, batch, k=min(k, model.config.vocab_size))
     masked = np.asarray(_masked(batch, mask))
     return np.asarray(tokens)[masked], np.asarray(probabilities)[masked]
 
 
 @partial(jax.jit, static_argnames="k")
-def likeliest_tokens(model: Transformer, batch: Batch, *, k: int) -> tuple[Array, Array]:
+def top_k_tokens(model: Transformer, batch: Batch, *, k: int) -> tuple[Array, Array]:
     """Return the ``k`` likeliest tokens of every position, the likeliest first, and their probabilities.
 
     The tokens are int32 [B,T,k], the probabilities [B,T,k].
@@ -109,13 +109,13 @@ def infill(model: Transformer, batch: Batch, *, max_length: int, k: int) -> tupl
     """Return the ``k`` best answers of an encoder-decoder by beam search, and their probabilities.
 
     The answers are int32 [B,k,max_length], the probabilities [B,k]. An answer of BART is the whole text
-    (Lewis et al. 2020), one of T5 what the sentinels hide (``answered_spans``).
+    (Lewis et al. 2020), one of T5 what the sentinels hide (``sentinel_spans``).
     """
     tokens, scores = beam_search(model, batch, Decoding(max_length, beams=k, length_penalty=0.0))
     return np.asarray(tokens), np.exp(np.asarray(scores))
 
 
-def answered_spans(answer: Sequence[int], sentinels: Sequence[int], end: int) -> list[list[int] | None]:
+def sentinel_spans(answer: Sequence[int], sentinels: Sequence[int], end: int) -> list[list[int] | None]:
     """Return the ids that an answer of T5 has behind each of ``sentinels``, None for one that it lacks.
 
     A span ends where another sentinel stands, one of the ids from ``end`` on, or the answer (Raffel et al.

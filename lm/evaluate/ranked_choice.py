@@ -15,26 +15,26 @@ from lm.evaluate.loglikelihood import candidate_log_probs, continuation_log_prob
 Values = dict[str, np.ndarray]  # name -> a value of every row
 
 
-def gold_values(model: Any, choices: Choices, put: Callable, fit: Choices | None = None) -> Values:
+def likelihood_values(model: Any, choices: Choices, put: Callable, fit: Choices | None = None) -> Values:
     """Return ``gold`` [bits] and ``bytes`` of each row's answer; of a choice ``bits`` and ``ranked`` too.
 
     ``bits`` are those above chance: log2 |C| + log2 p^s of the right pair over the sum of all p^s, where p is
-    that of its answer, and s the one ``sharpness`` that suits the rows of ``fit`` best, by default these: a
+    that of its answer, and s the one ``fit_inverse_temperature`` that suits the rows of ``fit`` best, by default these: a
     small model knows more than its probabilities of whole texts say. ``ranked`` is 1 where the right pair has
     the highest log p a byte, else 0.
     """
     known = None
     if choices.choose and fit is not None:
         known = list(zip(log_probs(model, fit.pairs, put), fit.right, strict=True))
-    return measured(log_probs(model, choices.pairs, put), choices, known)
+    return values_from_log_probs(log_probs(model, choices.pairs, put), choices, known)
 
 
-def measured(
+def values_from_log_probs(
     nats: Sequence[np.ndarray], choices: Choices, fit: Sequence[tuple[np.ndarray, int]] | None = None
 ) -> Values:
-    """Return ``gold_values`` from log p [nats] of each row's pairs.
+    """Return ``likelihood_values`` from log p [nats] of each row's pairs.
 
-    ``fit`` are (log p, right one) of other rows, to find the sharpness by.
+    ``fit`` are (log p, right one) of other rows, to find the fit_inverse_temperature by.
     """
     logs = [values / log(2) for values in nats]
     rows = list(zip(logs, choices.right, strict=True))
@@ -43,8 +43,10 @@ def measured(
         "bytes": np.array([sizes[right] for sizes, right in zip(choices.sizes, choices.right, strict=True)]),
     }
     if choices.choose:
-        sharp = sharpness(rows if fit is None else [(values / log(2), right) for values, right in fit])
-        values["bits"] = np.array([above_chance(sharp * values, right) for values, right in rows])
+        sharp = fit_inverse_temperature(
+            rows if fit is None else [(values / log(2), right) for values, right in fit]
+        )
+        values["bits"] = np.array([bits_above_chance(sharp * values, right) for values, right in rows])
         ranked = likeliest(nats, choices) == np.array(choices.right)
         values["ranked"] = ranked.astype(np.float64)
     return values
@@ -69,7 +71,7 @@ def log_probs(model: Any, pairs: Sequence[Sequence[IdPair]], put: Callable) -> l
     return np.split(np.asarray(flat), np.cumsum([len(row) for row in pairs])[:-1])
 
 
-def sharpness(rows: Sequence[tuple[np.ndarray, int]]) -> float:
+def fit_inverse_temperature(rows: Sequence[tuple[np.ndarray, int]]) -> float:
     """Return the power of p, 0 to 4, by which rows have the most bits above chance on average.
 
     A row is (log2 p [C] of its candidates, the right one).
@@ -77,18 +79,18 @@ def sharpness(rows: Sequence[tuple[np.ndarray, int]]) -> float:
     from scipy.optimize import minimize_scalar
 
     def cost(power: float) -> float:
-        return -float(np.mean([above_chance(power * logs, right) for logs, right in rows]))
+        return -float(np.mean([bits_above_chance(power * logs, right) for logs, right in rows]))
 
     return float(minimize_scalar(cost, bounds=(0, 4), method="bounded").x)
 
 
-def above_chance(logs: np.ndarray, right: int) -> float:
+def bits_above_chance(logs: np.ndarray, right: int) -> float:
     """Return the bits above chance of the right candidate, from log2 p of all candidates [C]."""
     highest = logs.max()
     return float(np.log2(len(logs)) + logs[right] - highest - np.log2(np.exp2(logs - highest).sum()))
 
 
-def gold_metrics(values: Values) -> dict[str, float]:
+def likelihood_metrics(values: Values) -> dict[str, float]:
     """Return ``bits_per_byte`` of right answers.
 
     Of a choice also ``bits_above_chance`` and ``ranked_accuracy`` [percent].

@@ -17,7 +17,7 @@ from lm import sharding
 from lm.config.base import SettingError, nearest
 from lm.config.decoding import Decoding
 from lm.evaluate.generate import Model, beam_search, decode, prompt_batch
-from lm.evaluate.loglikelihood import Continued, Masking, Put, TokenIds, scored_continuations
+from lm.evaluate.loglikelihood import Continuation, Masking, Put, TokenIds, score_continuations
 
 PROMPTS = 32  # prompts that are answered together [rows]
 NARROWEST = 16  # smallest of the powers of two to which prompts are padded [tokens]
@@ -66,7 +66,7 @@ class TextModel:
         """
         groups = defaultdict[tuple[Decoding, int], list[int]](list)
         for number, (_, settings) in enumerate(prompts):
-            groups[decoding_of(settings)].append(number)
+            groups[decoding_from_kwargs(settings)].append(number)
         answers = [""] * len(prompts)
         for (decoding, seed), numbers in groups.items():
             room = self.max_length or self.model.config.positions.max_length
@@ -80,7 +80,7 @@ class TextModel:
                     answers[number] = until(self.decode(ids), prompts[number][1].get("until"))
         return answers
 
-    def pair(self, context: str, continuation: str) -> Continued:
+    def pair(self, context: str, continuation: str) -> Continuation:
         """Return the ids of a context and of its continuation."""
         if not context:
             scored = self.encode(continuation)
@@ -107,13 +107,13 @@ class TextModel:
         starts = not config.has_encoder and config.special.start is not None
         return ids[1:] if starts and ids[:1] == [config.special.start] else ids
 
-    def _scored(self, pairs: Sequence[Continued]) -> list[tuple[float, bool]]:
+    def _scored(self, pairs: Sequence[Continuation]) -> list[tuple[float, bool]]:
         both = self.model.config.has_encoder and self.model.config.has_decoder
         cut = [self._cut(context, scored, both) for context, scored in pairs]
-        log_probs, greedy = scored_continuations(self.model, cut, self.put, self.masking)
+        log_probs, greedy = score_continuations(self.model, cut, self.put, self.masking)
         return list(zip(log_probs.tolist(), greedy.tolist(), strict=True))
 
-    def _cut(self, context: TokenIds, scored: TokenIds, both: bool) -> Continued:
+    def _cut(self, context: TokenIds, scored: TokenIds, both: bool) -> Continuation:
         """Drop the beginning of a context that is too long; SettingError if the continuation alone is."""
         if len(scored) > self.longest:
             raise SettingError(
@@ -142,7 +142,7 @@ class TextModel:
         return np.asarray(decode(self.model, placed, decoding, key=jax.random.key(seed)).tokens)
 
 
-def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Continued]:
+def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Continuation]:
     """Yield (context, continuation) pairs in which every token is scored once.
 
     Each row is as full as it can be, and has one token at least as context.
@@ -154,7 +154,7 @@ def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Co
         yield ids[end - length - 1 : begin], ids[begin:end]
 
 
-def decoding_of(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
+def decoding_from_kwargs(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
     """Return how the settings of a request decode, and the seed; raise SettingError for unknown settings."""
     known = {*LENGTH_NAMES, *SAMPLING, "until"}
     if unknown := sorted(settings.keys() - known):

@@ -85,7 +85,7 @@ def test_which_copy_stays_does_not_depend_on_the_order_in_which_a_runner_deliver
     from lm.c4 import beam
 
     parts, rng = pages.find_parts(source), random.Random(1)
-    settings = passes.Cleaning(str(source), "", OFF, "spans", 0.2, filters.Rules())
+    settings = passes.CleaningConfig(str(source), "", OFF, "spans", 0.2, filters.Rules())
     elements = [
         element
         for i, part in enumerate(parts)

@@ -46,7 +46,7 @@ def test_each_filter_counts_what_it_removed(tmp_path):
     )
     counts = {name: np.zeros(3, np.int64) for name in steps}
     lines = ["  We go on and on.[1]", "Short.", "Use javascript or do not.", "What the heck is it?"]
-    assert filters.cleaned(lines, steps, counts) is None
+    assert filters.apply_filters(lines, steps, counts) is None
     found = {name: row.tolist() for name, row in counts.items() if row.any()}
     assert found == {
         "blanks": [0, 0, 2],

@@ -97,4 +97,4 @@ def test_every_task_of_the_paper_is_here_with_its_labels_and_splits():
         assert (task.train is None) == (entry["train_split"] is None)
         assert task.validation or entry["eval_split_in_ablations"] is None
         for number, word in enumerate(entry.get("labels", ())):
-            assert task.from_text(word, {}) == number
+            assert task.postprocess(word, {}) == number

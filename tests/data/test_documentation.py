@@ -21,7 +21,7 @@ from lm.data.corpus import tfds as rows
 from lm.data.documentation import corpus, docstrings, tasks
 from lm.data.tasks.labelled import LABELLED
 
-TASKS = corpus.FEATURES.keys() - {"corpus", *corpus.ALONE}
+TASKS = corpus.FEATURES.keys() - {"corpus", *corpus.SEPARATE_SETS}
 SOME = (  # packages of the standard library that are rich in prose and quick to read
     "asyncio argparse ctypes email http json logging multiprocessing optparse os pickle pydoc_data random "
     "smtplib"
@@ -32,7 +32,7 @@ SOME = (  # packages of the standard library that are rich in prose and quick to
 
 @pytest.fixture(scope="module")
 def documents():
-    return list(docstrings.harvest(SOME.split()))
+    return list(docstrings.extract_docstrings(SOME.split()))
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_every_line_passes_the_rules_and_a_name_is_there_once(documents):
     assert any(document.name.startswith("help.") for document in documents)
     for _, text in documents:
         lines = [line for line in text.split("\n") if line]
-        assert filters.cleaned(lines, docstrings.PARAGRAPH_FILTERS) == lines
+        assert filters.apply_filters(lines, docstrings.PARAGRAPH_FILTERS) == lines
 
 
 def test_no_sentence_is_in_two_documents_or_twice_in_one(documents):
@@ -236,7 +236,7 @@ def test_every_process_writes_the_same_bytes(tmp_path):
 
 def test_too_little_documentation_is_an_error():
     with pytest.raises(SettingError, match="too few"):
-        corpus.make_sets(docstrings.harvest(["json"]))
+        corpus.make_sets(docstrings.extract_docstrings(["json"]))
 
 
 FULL = """
@@ -279,7 +279,7 @@ def test_a_default_install_gives_eight_megabytes_in_half_a_minute(tmp_path):
 
 
 def test_tagged_code_is_written_alone_and_read_as_a_labelled_task(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "EVALUATED", {"validation": 50, "report": 70})
+    monkeypatch.setattr(corpus, "EVALUATION_ROWS", {"validation": 50, "report": 70})
     corpus.prepare_sets(tmp_path, name="roles", packages=["asyncio", "email", "numpy"])
     assert [path.name for path in (tmp_path / "tfds" / "documentation").iterdir()] == ["roles"]
     task = LABELLED["roles"]

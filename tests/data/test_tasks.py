@@ -61,10 +61,18 @@ def test_what_is_not_there_is_named_with_the_nearest(find, given, message):
 
 def test_the_seven_columns_have_the_papers_tasks_and_the_documentation_has_its_own():
     assert [one.column for one in MIXTURES["documentation"]] == list(MIXTURES["documentation"].tasks)
-    assert {one.like for one in MIXTURES["documentation"]} == {"CNNDM", "GLUE", "SGLUE", "SQuAD", "EnDe"}
+    assert {one.paper_column for one in MIXTURES["documentation"]} == {
+        "CNNDM",
+        "GLUE",
+        "SGLUE",
+        "SQuAD",
+        "EnDe",
+    }
     paper = [one.column for name in PAPER_MIXTURES for one in mixture(name).evaluated]
     assert {column: paper.count(column) for column in paper} == COLUMNS
-    assert all(name == one.name and set(one.beside) < set(one.metrics) for name, one in TASKS.items())
+    assert all(
+        name == one.name and set(one.unscored_metrics) < set(one.metrics) for name, one in TASKS.items()
+    )
 
 
 def test_the_score_is_the_mean_of_the_metrics_that_count():
@@ -111,13 +119,13 @@ def test_an_answer_that_is_no_class_is_always_wrong(name):
     task = TASKS[name]
     for label in range(len(task.labels)):
         for answer in ("garbage", "", "<unk>", "-1", "None"):
-            prediction = task.from_text(answer, {"label": label})
+            prediction = task.postprocess(answer, {"label": label})
             assert prediction != task.target({"label": label})
             assert prediction is not None
 
 
 def test_wsc_trains_on_what_is_true_only():
-    assert [len(TASKS["wsc"].training({"label": value})) for value in (0, 1)] == [0, 1]
+    assert [len(TASKS["wsc"].training_rows({"label": value})) for value in (0, 1)] == [0, 1]
 
 
 def test_a_task_is_pickled_by_name():

@@ -11,7 +11,7 @@ from small_models import make
 from lm.batch import Batch, Side
 from lm.config.model import ModelConfig
 from lm.evaluate.loglikelihood import continuation_log_probs
-from lm.evaluate.mask_filling import answered_spans, fill, gibbs, infill, mask_predict
+from lm.evaluate.mask_filling import fill, gibbs, infill, mask_predict, sentinel_spans
 
 MASK, VOCABULARY = 1, 8
 TEXT = Batch(
@@ -161,4 +161,4 @@ def test_answers_that_fill_gaps_have_the_probability_of_their_tokens_the_likelie
     ],
 )
 def test_what_t5_writes_behind_a_sentinel_fills_its_gap(answer, expected):
-    assert answered_spans(answer, [99, 98], 97) == expected
+    assert sentinel_spans(answer, [99, 98], 97) == expected

@@ -16,7 +16,7 @@ from experiments.runs.trained import open_run, texts_of_run
 from lm import convert
 from lm.config.base import SettingError
 from lm.config.decoding import Decoding
-from lm.evaluate.text_model import decoding_of, rolling_windows, until
+from lm.evaluate.text_model import decoding_from_kwargs, rolling_windows, until
 from lm.notebook import text_model
 from lm.tokenizers.huggingface import find_tokenizer
 
@@ -91,14 +91,19 @@ def test_windows_score_every_token_once_in_rows_that_are_full():
 
 
 def test_settings_of_a_request_are_the_harnesss_and_unknown_ones_are_refused():
-    assert decoding_of({"max_new_tokens": 3, "until": ["x"], "do_sample": False, "temperature": 0.7}) == (
+    assert decoding_from_kwargs(
+        {"max_new_tokens": 3, "until": ["x"], "do_sample": False, "temperature": 0.7}
+    ) == (
         Decoding(3),
         0,
     )
-    assert decoding_of({"do_sample": True, "top_k": 5}) == (Decoding(256, temperature=1.0, top_k=5), 0)
+    assert decoding_from_kwargs({"do_sample": True, "top_k": 5}) == (
+        Decoding(256, temperature=1.0, top_k=5),
+        0,
+    )
     assert until("one. two", [".", "e"]) == "on" and until("one", "") == "one" == until("one", None)
     with pytest.raises(SettingError, match="'max_gen_tok' is unknown; did you mean 'max_gen_toks'"):
-        decoding_of({"max_gen_tok": 1})
+        decoding_from_kwargs({"max_gen_tok": 1})
 
 
 def test_a_continuation_or_an_answer_without_room_is_refused(asked):

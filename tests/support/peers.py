@@ -334,7 +334,7 @@ def stsb(x):
 
 def record(dataset):
     row = dataset[0] | {"passage": first(dataset[0]["passage"])}
-    return [example(TASKS["record"].to_text(one))[0] for one in TASKS["record"].training(row)]
+    return [example(TASKS["record"].to_text(one))[0] for one in TASKS["record"].training_rows(row)]
 
 
 def deduplicated(pages, min_num_sentences):

@@ -18,7 +18,7 @@ from lm.c4.filters import hash_fraction
 from lm.data.corpus.tfds import Row
 from lm.data.documentation.docstrings import STDLIB, files
 
-ROLES = (
+CODE_TAGS = (
     *"keyword number string punctuation operator".split(),
     *"module class function parameter".split(),  # what is imported or defined
     # what is used: a variable is assigned to, a value read
@@ -36,10 +36,10 @@ TRAIN_SHARE, VALIDATION_SHARE = 0.8, 0.9
 Begin = tuple[int, int]  # where a word begins: line from 1, column from 0
 
 
-def role_rows(packages: Iterable[str] = STDLIB) -> dict[str, list[Row]]:
+def code_tag_rows(packages: Iterable[str] = STDLIB) -> dict[str, list[Row]]:
     """Return ``{split: rows}``, a row for each line of code, and no line twice in all splits.
 
-    A row has the ``name`` of the module, the ``tokens`` of the line and their ``roles``, indices in ROLES.
+    A row has the ``name`` of the module, the ``tokens`` of the line and their ``roles``, indices in CODE_TAGS.
     The split of a module, train, validation or report, depends on its name alone.
     """
     splits: dict[str, list[Row]] = {"train": [], "validation": [], "report": []}
@@ -51,7 +51,7 @@ def role_rows(packages: Iterable[str] = STDLIB) -> dict[str, list[Row]]:
             words, roles = zip(*line, strict=True)
             if words not in seen:
                 seen.add(words)
-                row = {"name": name, "tokens": [*words], "roles": [ROLES.index(role) for role in roles]}
+                row = {"name": name, "tokens": [*words], "roles": [CODE_TAGS.index(role) for role in roles]}
                 splits[split].append(row)
     return splits
 
@@ -65,7 +65,7 @@ def tagged_lines(source: str) -> Iterator[list[tuple[str, str]]]:
             tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return
-    roles = name_roles(tree)
+    roles = name_tags(tree)
     line: list[TokenInfo] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.NEWLINE:
@@ -80,7 +80,7 @@ def tagged_lines(source: str) -> Iterator[list[tuple[str, str]]]:
         line = []
 
 
-def name_roles(tree: ast.AST) -> dict[Begin, str]:
+def name_tags(tree: ast.AST) -> dict[Begin, str]:
     """Return the role of every name in an expression, and of parameters, by where the name begins."""
     roles: dict[Begin, str] = {}
     for node in ast.walk(tree):

@@ -28,17 +28,17 @@ from lm.config.base import SettingError, nearest
 from lm.data.corpus.files import Split
 from lm.data.corpus.shards import StoredShard, chosen_records, tfds_shards
 from lm.data.corpus.tfds import Corrupt, Row, serialized
-from lm.data.documentation.code_tags import role_rows
-from lm.data.documentation.docstrings import DEFAULT, STDLIB, Document, harvest, unfiltered
-from lm.data.documentation.drawn_words import LONGEST_SEQUENCES, random_sequences
-from lm.data.documentation.tasks import makers, word_groups
+from lm.data.documentation.code_tags import code_tag_rows
+from lm.data.documentation.docstrings import DEFAULT, STDLIB, Document, extract_docstrings, unfiltered
+from lm.data.documentation.tasks import task_generators, word_groups
+from lm.data.documentation.word_sequences import MAX_SEQUENCE_LENGTHS, random_sequences
 
 # a document is in train if its hash is below the first, in validation if below the second, else in test
 TRAIN, VALIDATION = 0.8, 0.9
 # likewise for the others, which tasks are made of: train, validation (to choose a checkpoint), report
 TASK_TRAIN, TASK_VALIDATION = 0.5, 0.6
 # most rows of a task: the standard error of an accuracy is about 2 % (validation) and 1 % (report)
-EVALUATED = {"validation": 500, "report": 2_000}
+EVALUATION_ROWS = {"validation": 500, "report": 2_000}
 
 TEXT = tfds.features.Text()
 TEXTS = tfds.features.Sequence(TEXT)
@@ -52,7 +52,7 @@ FEATURES = {
     "restore": {"document": TEXT, "summary": TEXT},
     "unfiltered": {"text": TEXT},
     "roles": {"tokens": TEXTS, "roles": tfds.features.Sequence(np.int64)},
-    **{f"sequences-{longest}": {"text": TEXT} for longest in LONGEST_SEQUENCES},
+    **{f"sequences-{longest}": {"text": TEXT} for longest in MAX_SEQUENCE_LENGTHS},
 }
 # Parts of the corpus by package, as parts of C4 are by domain, for their topic and style
 SCIENCE = """
@@ -74,11 +74,11 @@ def _sequences(longest: int, _packages: Iterable[str]) -> dict[str, list[Row]]:
     return random_sequences(longest)
 
 
-# makers of the sets that are written alone, when they are named; the other sets are written all at once
-ALONE: Mapping[str, Callable[[Iterable[str]], Mapping[str, list[Row]]]] = {
+# task_generators of the sets that are written alone, when they are named; the other sets are written all at once
+SEPARATE_SETS: Mapping[str, Callable[[Iterable[str]], Mapping[str, list[Row]]]] = {
     "unfiltered": lambda packages: by_split(unfiltered(packages)),
-    "roles": lambda packages: at_most(EVALUATED, role_rows({*packages} & {*STDLIB}), "roles"),
-    **{f"sequences-{longest}": partial(_sequences, longest) for longest in LONGEST_SEQUENCES},
+    "roles": lambda packages: at_most(EVALUATION_ROWS, code_tag_rows({*packages} & {*STDLIB}), "roles"),
+    **{f"sequences-{longest}": partial(_sequences, longest) for longest in MAX_SEQUENCE_LENGTHS},
 }
 
 
@@ -90,7 +90,7 @@ class DeterministicWriter(ExampleWriter):
         return super().write(path, ((key, serialized(parse(row))) for key, row in examples))
 
 
-class PreparedSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class InMemoryBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """Writes rows, by split, as a TFDS set named like the subclass."""
 
     VERSION = tfds.core.Version("1.0.0")
@@ -115,7 +115,7 @@ class PreparedSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         raise NotImplementedError("every split comes with its own rows")
 
 
-class Documentation(PreparedSet, skip_registration=True):
+class Documentation(InMemoryBuilder, skip_registration=True):
     """Documentation of the installed Python packages; the texts keep the licences of their packages."""
 
     VERSION = tfds.core.Version("2.2.0")  # 1.0.0 had other tasks
@@ -130,16 +130,20 @@ def prepare_sets(
 ) -> Path:
     """Return the folder cache/tfds/documentation, after writing the set ``name`` if it is missing.
 
-    The sets of ALONE are written when they are named, the other sets all at once; a set appears complete or
+    The sets of SEPARATE_SETS are written when they are named, the other sets all at once; a set appears complete or
     not at all. SettingError if the folder cannot be written.
     """
     home = Path(cache) / "tfds" / "documentation"
-    names = [name] if name in ALONE else [key for key in FEATURES if key not in ALONE]
+    names = [name] if name in SEPARATE_SETS else [key for key in FEATURES if key not in SEPARATE_SETS]
     folders = [home / key / str(Documentation.VERSION) for key in names]
     if all(folder.exists() for folder in folders):
         return home
     report(f"writing documentation: {', '.join(names)} to {home} (once, under half a minute)")
-    sets = {name: ALONE[name](packages)} if name in ALONE else make_sets(harvest(packages))
+    sets = (
+        {name: SEPARATE_SETS[name](packages)}
+        if name in SEPARATE_SETS
+        else make_sets(extract_docstrings(packages))
+    )
     try:
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home.parent, prefix=".documentation-") as draft:
@@ -194,9 +198,9 @@ def make_sets(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
         raise SettingError(f"documentation: {len(documents)} documents are too few to split: add packages")
     groups = word_groups(row["text"] for row in corpus["train"])
     sets = {"corpus": corpus}
-    for name, make in makers(groups).items():
+    for name, make in task_generators(groups).items():
         rows = {split: [*make(part, random.Random(name))] for split, part in parts.items()}
-        sets[name] = at_most(EVALUATED, rows, name)
+        sets[name] = at_most(EVALUATION_ROWS, rows, name)
     return sets
 
 

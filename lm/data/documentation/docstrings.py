@@ -122,7 +122,7 @@ def prose(paragraph: str) -> str | None:
 def clean_paragraphs(docstring: str) -> tuple[list[str], str | None]:
     """Return the clean paragraphs, and the docstring's first paragraph, None if that is not plain English."""
     texts = [prose(paragraph) for paragraph in paragraphs(docstring)]
-    return filters.cleaned(list(filter(None, texts)), PARAGRAPH_FILTERS) or [], next(iter(texts), None)
+    return filters.apply_filters(list(filter(None, texts)), PARAGRAPH_FILTERS) or [], next(iter(texts), None)
 
 
 def pages(packages: Iterable[str]) -> Iterator[tuple[str, Iterable[str]]]:
@@ -137,7 +137,7 @@ def pages(packages: Iterable[str]) -> Iterator[tuple[str, Iterable[str]]]:
             yield name, docstrings(source)
 
 
-def harvest(packages: Iterable[str] = DEFAULT) -> Iterator[Document]:
+def extract_docstrings(packages: Iterable[str] = DEFAULT) -> Iterator[Document]:
     """Yield a document for each module, in order of name, of clean paragraphs.
 
     No sentence of five words or more occurs twice in all documents.

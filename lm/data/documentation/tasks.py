@@ -230,10 +230,10 @@ def restore(documents: Iterable[Document], _rng: random.Random) -> Iterator[Row]
                 yield {"name": name, "document": " ".join(left), "summary": sentence}
 
 
-Maker = Callable[[Sequence[Document], random.Random], Iterator[Row]]
+TaskGenerator = Callable[[Sequence[Document], random.Random], Iterator[Row]]
 
 
-def makers(groups: Groups) -> dict[str, Maker]:
+def task_generators(groups: Groups) -> dict[str, TaskGenerator]:
     """Return the functions that make rows of documents, by task; ``groups`` are those of ``word_groups``."""
     return {
         "cloze": partial(cloze, groups=groups),

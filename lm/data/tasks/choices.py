@@ -26,7 +26,7 @@ class Choices:
         return any(len(pairs) > 1 for pairs in self.pairs)
 
 
-def choices_of(
+def encode_choices(
     task: Task,
     rows: Sequence[Row],
     vocabulary: Vocabulary,

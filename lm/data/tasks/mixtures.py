@@ -67,7 +67,7 @@ def mixture(name: str) -> Mixture:
     return MIXTURES[name]
 
 
-TWINS = {"rte", "super_glue_rte"}  # the same data
+SHARED_DATA = {"rte", "super_glue_rte"}  # the same data
 
 
 def rates(
@@ -81,5 +81,5 @@ def rates(
     if kind == "equal":
         return dict.fromkeys(sizes, 1 / len(sizes))
     weights = {name: min(size, limit or size) ** (1 / temperature) for name, size in sizes.items()}
-    weights |= {name: weights[name] / 2 for name in TWINS if TWINS <= weights.keys()}
+    weights |= {name: weights[name] / 2 for name in SHARED_DATA if SHARED_DATA <= weights.keys()}
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from lm.config.base import SettingError, nearest
-from lm.data.tasks.benchmarks import EXACT, TASKS
+from lm.data.tasks.benchmarks import EQUAL_TEXT, TASKS
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import Row, Task
 
@@ -34,7 +34,7 @@ class Template:
 
 
 @dataclasses.dataclass(frozen=True)
-class Prompted(Task):
+class PromptedTask(Task):
     """A few-shot task; the prompt of a row, once it is made, is in its field ``prompt``."""
 
     _: dataclasses.KW_ONLY
@@ -93,7 +93,7 @@ class Prompted(Task):
         return re.split(ends, text.strip(), maxsplit=1)[0].strip()
 
 
-def draw_examples(task: Prompted, train: Sequence[Row], scored: Sequence[Row]) -> list[list[Row]]:
+def draw_examples(task: PromptedTask, train: Sequence[Row], scored: Sequence[Row]) -> list[list[Row]]:
     """Return ``task.shots`` rows of ``train`` for each row of ``scored``, the same ones in every run.
 
     As in GPT-3, every question has its own (Brown et al. 2020, section 2.4). No row that is scored is among
@@ -120,12 +120,12 @@ def _identity(row: Row) -> str:
     return json.dumps(row, sort_keys=True, default=str)
 
 
-def is_prompted(name: str) -> bool:
+def is_prompted_task(name: str) -> bool:
     """Return whether a name is one of a few-shot task, ``TASK@K``."""
     return AT in name and not is_task_file(name)
 
 
-def find_prompted(name: str) -> Prompted:
+def find_prompted_task(name: str) -> PromptedTask:
     """Return the task ``TASK@K``; SettingError with the nearest name, or with what K may be."""
     stem, _, shots = name.partition(AT)
     if stem not in TEMPLATES:
@@ -137,7 +137,7 @@ def find_prompted(name: str) -> Prompted:
     right = template.right or (lambda row: task.to_text(row)[1])
     fields |= {"to_text": lambda row: (row.get("prompt", template.question(row)), right(row))}
     fields |= {"name": name, "target": template.target or task.target}
-    return Prompted(**fields, template=template, shots=int(shots))
+    return PromptedTask(**fields, template=template, shots=int(shots))
 
 
 def bare_first_word(text: str, _row: Row) -> str:
@@ -231,8 +231,8 @@ _ONLY_PROMPTED = {
         "documentation/next",
         None,
         lambda row: last_word(row)[1],
-        EXACT,
+        EQUAL_TEXT,
         last_word,
-        from_text=bare_first_word,
+        postprocess=bare_first_word,
     )
 }

@@ -7,7 +7,7 @@ longer text, one with attention as much of any (Sutskever et al. 2014; Bahdanau 
 from collections.abc import Callable
 
 from lm import metrics
-from lm.data.documentation.drawn_words import LONGEST_SEQUENCES
+from lm.data.documentation.word_sequences import MAX_SEQUENCE_LENGTHS
 from lm.data.tasks.task import Row, Task
 
 TARGETS_LENGTH = 40  # the same for all, so that they share compiled programs; EOS included [tokens]
@@ -34,11 +34,11 @@ def _rewriting(name: str, longest: int, answer: Callable[[str], str]) -> Task:
         lambda row: answer(row["text"]),
         {"word_accuracy": metrics.word_accuracy, "exact_match": metrics.accuracy},
         to_text,
-        beside=("exact_match",),
+        unscored_metrics=("exact_match",),
         report="report",
         targets_length=TARGETS_LENGTH,
     )
 
 
-COPY = tuple(_rewriting("copy", longest, str) for longest in LONGEST_SEQUENCES)
-REVERSE = tuple(_rewriting("reverse", longest, backwards) for longest in LONGEST_SEQUENCES)
+COPY = tuple(_rewriting("copy", longest, str) for longest in MAX_SEQUENCE_LENGTHS)
+REVERSE = tuple(_rewriting("reverse", longest, backwards) for longest in MAX_SEQUENCE_LENGTHS)

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 from lm.data.corpus.tfds import Row
 
-DRAWN_WORDS = """
+SEQUENCE_WORDS = """
     a an and are as at be by can for from if in is it may no not of on one or that the this to use when with
 """.split()
-LONGEST_SEQUENCES = (4, 8, 16, 32)  # longest of each set; the others are longer than half of it [words]
+MAX_SEQUENCE_LENGTHS = (4, 8, 16, 32)  # longest of each set; the others are longer than half of it [words]
 ROWS_BY_SPLIT: Mapping[str, int] = {"train": 20_000, "validation": 500, "report": 2_000}
 
 
@@ -23,7 +23,7 @@ def random_sequences(longest: int) -> dict[str, list[Row]]:
     for split, count in ROWS_BY_SPLIT.items():
         splits[split] = []
         while len(splits[split]) < count:
-            text = " ".join(rng.choices(DRAWN_WORDS, k=rng.randint(longest // 2 + 1, longest)))
+            text = " ".join(rng.choices(SEQUENCE_WORDS, k=rng.randint(longest // 2 + 1, longest)))
             if text not in seen:
                 seen.add(text)
                 splits[split].append({"name": f"sequences-{longest}", "text": text})
