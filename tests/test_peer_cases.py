@@ -18,7 +18,7 @@ from lm import metrics
 from lm.c4 import filters
 from lm.data.tasks import benchmarks
 from lm.data.tasks.benchmarks import TASKS
-from lm.data.tasks.mixtures import rates
+from lm.data.tasks.mixtures import mixing_rates
 from lm.data.tasks.task import class_from_text
 from lm.nn.layers import ACTIVATIONS
 from lm.ops.masks import CAUSAL
@@ -70,7 +70,7 @@ ADAPTERS = {
     "seqio.utils._shift_right_by_one": lambda tensor, bos_id: peers.shifted(tensor, bos_id=bos_id),
     "seqio.preprocessors.append_eos_after_trim": peers.cut_before_eos,
     "seqio.utils.mixing_rate_num_examples": lambda num_examples, maximum, scale, temperature: np.divide(
-        *rates(
+        *mixing_rates(
             {"task": num_examples * scale, "single": 1},
             kind="proportional",
             limit=maximum,

@@ -229,37 +229,37 @@ def prompted_rows(
         return len(run.encode_data(text)) <= room
 
     pairs = zip(rows, drawn, strict=True)
-    return [row | {"prompt": task.fitted(row, examples, fits)} for row, examples in pairs]
+    return [row | {"prompt": task.fit_prompt(row, examples, fits)} for row, examples in pairs]
 
 
 def prompted_length(task: PromptedTask) -> int:
     """The longest answer to a prompt [tokens]."""
-    return min(answer_length(task.asked, ""), LONGEST_ANSWER)
+    return min(answer_length(task.base_name, ""), LONGEST_ANSWER)
 
 
 def answers_to_prompts(
     models: "Sequence[Trained]", task: PromptedTask, rows: Sequence[Row]
 ) -> tuple[list[str], dict[str, Value]]:
     """Return the answers written or chosen after each row's prompt, and how likely the right ones are."""
-    from lm.evaluate.ranked_choice import likeliest, likelihood_metrics, log_probs, values_from_log_probs
+    from lm.evaluate.ranked_choice import likeliest_pairs, likelihoods_from_log_probs, pair_log_probs
 
     run = models[0]
-    texts = [task.texts(row) for row in rows]
+    texts = [task.continuations(row) for row in rows]
     pairs = [
         [run.continued(row["prompt"], text) for text in few] for row, few in zip(rows, texts, strict=True)
     ]
     sizes = [[max(len(text.encode()), 1) for text in few] for few in texts]
-    choices = Choices(pairs, sizes, [task.place(row) for row in rows])
-    nats = log_probs(together(models), pairs, run.put)
-    metrics: dict[str, Value] = {**likelihood_metrics(values_from_log_probs(nats, choices))}
+    choices = Choices(pairs, sizes, [task.gold_index(row) for row in rows])
+    log_probs = pair_log_probs(together(models), pairs, run.put)
+    metrics: dict[str, Value] = {**likelihoods_from_log_probs(log_probs, choices).metrics()}
     if task.measure != "score":
         metrics["score"] = metrics[task.measure]
     if task.candidates is not None:
-        chosen = likeliest(nats, choices)
+        chosen = likeliest_pairs(log_probs, choices)
         return [task.candidates(row)[place] for row, place in zip(rows, chosen, strict=True)], metrics
     length, asked = prompted_length(task), [row["prompt"] for row in rows]
     inputs = prompts(run, asked, max(len(run.encode_data(text)) for text in asked), length)
-    return [task.written(text) for text in written(models, task, rows, inputs, length)], metrics
+    return [task.extract_answer(text) for text in written(models, task, rows, inputs, length)], metrics
 
 
 def prompts(run: "Trained", inputs: Sequence[str], width: int, answer: int) -> list[Batch]:

@@ -33,7 +33,7 @@ from lm.data.masked_lm import Masked
 from lm.data.pretraining import Denoised, pretraining_rows
 from lm.data.seq2seq import Encoded, Example, Mixed, Unsupervised
 from lm.data.tasks.labelled import LabelledTask, find_labelled
-from lm.data.tasks.mixtures import mixture, rates
+from lm.data.tasks.mixtures import mixing_rates, mixture
 from lm.data.tasks.task import BaseTask, Row, Task
 from lm.files import write
 from lm.metrics import Likelihood
@@ -323,7 +323,7 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], prepared: Pre
         sizes[CORPUS] = round(mixing.limit * mixing.corpus_share)
     tuned, limits = tuning_lengths(experiment, mixtures), corpus.lengths
     lengths = Lengths(limits.raw, max(limits.inputs, tuned.inputs), max(limits.targets, tuned.targets))
-    shares = rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
+    shares = mixing_rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
     frame = text_frame(experiment.model, prepared.vocabulary)
     rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
     return Batches(rows, experiment.pretraining.batch_size)

@@ -39,7 +39,7 @@ from lm.data.content import without_context
 from lm.data.seq2seq import Mixed, eval_batches
 from lm.data.tasks.choices import encode_choices
 from lm.data.tasks.labelled import AnyTask, LabelledTask, find_labelled
-from lm.data.tasks.mixtures import mixture, rates
+from lm.data.tasks.mixtures import mixing_rates, mixture
 from lm.data.tasks.task import Row, Task
 from lm.evaluate.evaluator import EvalTask
 from lm.evaluate.generate import greedy
@@ -136,7 +136,7 @@ def _text_batches(stage: Stage, prepared: Prepared) -> Batches:
     experiment, lengths = stage.settings, tuning_lengths(stage.settings, stage.on)
     examples = encoded_tasks(experiment, stage.on, prepared)
     sizes, limit = {task: len(rows) for task, rows in examples.items()}, experiment.tuning.examples_limit
-    shares = rates(sizes, kind="proportional", limit=limit, temperature=1.0)
+    shares = mixing_rates(sizes, kind="proportional", limit=limit, temperature=1.0)
     frame = text_frame(experiment.model, prepared.vocabulary)
     rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
     return Batches(rows, stage.training.batch_size)
@@ -206,7 +206,7 @@ def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, hal
     if half == "validation":
         return replace(asked, choices=choices(others))
     chooses = task.candidates or task.candidate_inputs  # else nothing is to be fitted
-    return replace(asked, choices=choices(rows), fit=choices(others) if chooses else None)
+    return replace(asked, choices=choices(rows), calibration=choices(others) if chooses else None)
 
 
 def _head_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) -> list[EvalTask]:

@@ -49,8 +49,8 @@ PROMPTS = {  # name -> row, prompt, what may stand behind it, and which of that 
 def test_a_prompt_is_the_question_up_to_where_its_answer_stands(name):
     row, prompt, texts, place = PROMPTS[name]
     task = find_prompted_task(name.strip())
-    assert task.fitted(row, [], lambda text: True) == task.prompt(row, []) == prompt
-    assert task.texts(row) == texts and task.place(row) == place
+    assert task.fit_prompt(row, [], lambda text: True) == task.prompt(row, []) == prompt
+    assert task.continuations(row) == texts and task.gold_index(row) == place
 
 
 def test_examples_stand_in_front_with_their_answers():
@@ -63,7 +63,7 @@ def test_examples_stand_in_front_with_their_answers():
 def test_a_right_answer_has_the_highest_score_of_every_task_that_is_asked():
     for name, (row, *_) in PROMPTS.items():
         task = find_prompted_task(name.strip())
-        assert task.evaluate([row], [task.right(row)])["score"] == pytest.approx(100)
+        assert task.evaluate([row], [task.to_text(row)[1]])["score"] == pytest.approx(100)
     assert {*TEMPLATES} - {*TASKS} == {"last-word"}  # which is asked by prompts only
 
 
@@ -90,7 +90,7 @@ def test_examples_are_the_same_in_every_run_others_for_each_question_and_never_s
 def test_a_prompt_that_is_too_long_loses_the_fewest_words_at_the_end_of_its_body(room):
     task = find_prompted_task("squad@0")
     row = SQUAD | {"context": "1 2 3 4 5 6 7 8 9 10"}
-    prompt = task.fitted(row, [], lambda text: len(text.split()) <= room)
+    prompt = task.fit_prompt(row, [], lambda text: len(text.split()) <= room)
     assert prompt.split() == [*map(str, range(1, min(room - 2, 11))), "Question:", "What?", "Answer:"]
     assert len(prompt.split()) == min(room, 13)
 
@@ -98,7 +98,7 @@ def test_a_prompt_that_is_too_long_loses_the_fewest_words_at_the_end_of_its_body
 def test_a_prompt_that_never_fits_is_refused_with_the_option_that_limits_it():
     for name in ("squad@0", "cloze@0"):
         with pytest.raises(SettingError, match=f"{name}: the question alone exceeds --prompt-length"):
-            find_prompted_task(name).fitted(PROMPTS[name][0], [], lambda text: len(text) < 3)
+            find_prompted_task(name).fit_prompt(PROMPTS[name][0], [], lambda text: len(text) < 3)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_prompt_that_never_fits_is_refused_with_the_option_that_limits_it():
     ],
 )
 def test_an_answer_ends_at_a_newline_or_where_another_question_begins(name, text, answer):
-    assert find_prompted_task(name).written(text) == answer
+    assert find_prompted_task(name).extract_answer(text) == answer
 
 
 def test_the_last_word_is_compared_without_the_marks_around_it():

@@ -9,7 +9,7 @@ from experiments.study.experiment import PAPER_MIXTURES
 from lm.config.base import DataError, SettingError
 from lm.data.seq2seq import Encoded
 from lm.data.tasks.benchmarks import TASKS, find_task
-from lm.data.tasks.mixtures import MIXTURES, mixture, rates
+from lm.data.tasks.mixtures import MIXTURES, mixing_rates, mixture
 from lm.data.tasks.task import label_of
 from lm.tokenizers.sentencepiece import Bytes
 
@@ -30,14 +30,14 @@ PLAIN = {"kind": "proportional", "limit": None, "temperature": 1.0}
     ],
 )
 def test_rates_follow_the_examples_up_to_the_limit_and_the_temperature_makes_them_equal(settings, expected):
-    assert rates({"a": 300, "b": 100}, **PLAIN | settings) == pytest.approx(expected)
+    assert mixing_rates({"a": 300, "b": 100}, **PLAIN | settings) == pytest.approx(expected)
 
 
 def test_the_same_data_in_two_tasks_counts_half_in_each():
     sizes = {"rte": 100, "super_glue_rte": 100, "cb": 100}
-    assert rates(sizes, **PLAIN) == {"rte": 0.25, "super_glue_rte": 0.25, "cb": 0.5}
-    assert set(rates(sizes, **PLAIN | {"kind": "equal"}).values()) == {1 / 3}
-    assert rates({"rte": 100, "cb": 100}, **PLAIN) == {"rte": 0.5, "cb": 0.5}
+    assert mixing_rates(sizes, **PLAIN) == {"rte": 0.25, "super_glue_rte": 0.25, "cb": 0.5}
+    assert set(mixing_rates(sizes, **PLAIN | {"kind": "equal"}).values()) == {1 / 3}
+    assert mixing_rates({"rte": 100, "cb": 100}, **PLAIN) == {"rte": 0.5, "cb": 0.5}
 
 
 def test_every_task_but_one_for_tests_only_is_in_a_mixture_and_every_mixture_has_known_tasks():

@@ -156,7 +156,7 @@ def fill_template(template: str, row: Row) -> str:
 
 
 def read_task_file(path: Path) -> TaskSpec:
-    """Read a task file; raise SettingError, with the file's name, for a key or a value that is not allowed."""
+    """Read a task file; raise SettingError, with its name, for a key or a value that is not allowed."""
     try:
         content = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
@@ -208,8 +208,8 @@ def _check_splits(folder: Path, spec: TaskSpec) -> None:
     for name in ("validation", "report"):
         if "train" in splits and splits["train"] == splits.get(name):
             raise SettingError(
-                f"splits: train and {name} are both {spec.splits[name]!r}, so that a model would be scored on "
-                f"what it learnt: name other rows for {name}"
+                f"splits: train and {name} are both {spec.splits[name]!r}, so that a model would be scored "
+                f"on what it learnt: name other rows for {name}"
             )
 
 
@@ -368,7 +368,7 @@ def _check_targets_length(
     vocabulary: Vocabulary,
     report: Callable[[str], object],
 ) -> None:
-    """Raise SettingError for targets of more than ``max_length`` tokens; if the file has them cut, report it."""
+    """Raise SettingError for targets of more than ``max_length`` tokens, or report that they are cut."""
     targets = vocabulary.encode_batch([task.to_text(row)[1] for row in rows])
     lengths = [len(ids) + 1 for ids in targets]  # with EOS
     longer = sum(length > max_length for length in lengths)
