@@ -82,10 +82,10 @@ ADAPTERS = {
     "c4.clean_page": lambda text, **_: {"text": clean_page(text, filters.Rules())},
     "c4.remove_duplicate_lines": peers.deduplicated,
     "c4.badwords_filter": lambda text, language, badwords: {
-        "keep": filters.without_bad_words(badwords.get(language, ()), language)(text)
+        "keep": filters.bad_words_test(badwords.get(language, ()), language)(text)
     },
     "c4.is_valid_length": lambda n_chars: bool(
-        filters.apply_filters(["x" * n_chars], filters.filters(filters.Rules(), ("page-length",)))
+        filters.apply_filters(["x" * n_chars], filters.build_filters(filters.Rules(), ("page-length",)))
     ),
     "c4.normalize_url": filters.normalize_url,
     "c4.paragraph_filter": lambda text, min_paragraphs, min_paragraph_len: filters.has_paragraphs(

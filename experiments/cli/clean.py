@@ -66,8 +66,8 @@ class CleanOptions:
             path = getattr(rules, field)
             if path and not Path(path).is_file():
                 raise SettingError(f"rules.{field}={path!r} does not exist; name a file with an entry a line")
-        language, switched_off = rules.language, filters.switched_off(self.without)
-        if "language" not in switched_off and language not in (known := filters.identifier().labels):
+        language, disabled = rules.language, filters.disabled_filters(self.without)
+        if "language" not in disabled and language not in (known := filters.language_identifier().labels):
             raise SettingError(f"rules.language={language!r} should be one of {', '.join(known)}")
 
 
@@ -90,7 +90,7 @@ def clean(source: Path, /, options: Flat, runs: Path = RUNS) -> None:
     settings = CleaningConfig(
         str(source.resolve()),
         digest(parts, options.rules),
-        filters.switched_off(options.without),
+        filters.disabled_filters(options.without),
         **{name: getattr(options, name) for name in ("deduplicate", "validation", "rules")},
     )
     folder = runs / "cache" / "tfds" / options.name / VERSION

@@ -114,7 +114,7 @@ def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
                 _print_examples(_parts(batch, number, data.vocabulary) for number in range(len(few)))
     for labelled in map(find_labelled, tuning.heads):
         source = labelled.rows("train", cache, experiment.data.corrupt_records)
-        labelled.check(source)
+        labelled.check_rows(source)
         note = f"examples for a head, {_column(labelled.column)}"
         UNBROKEN.print(f"[bold]{labelled.name}[/], {len(source):,} {note}")
         _print_examples(_labelled(labelled, source[index]) for index in range(min(count, len(source))))

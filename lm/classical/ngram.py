@@ -168,12 +168,12 @@ def sample_document(counts: NGramCounts, rng: np.random.Generator, eos: int, max
     index, tokens = counts.index, list[int]()
     while len(tokens) < max_length and eos not in tokens[-1:]:
         order = min(index.order, len(tokens) + 2)  # the prefix has at most BOS and the tokens so far
+        followers = dict(index.continuations(tokens))
         if order == 1:
-            ids = slice(index.vocab_size)  # without BOS
-        else:
-            ids = dict(index.continuations(tokens)).get(order)
-            if ids is None:
-                break
+            followers[1] = slice(0, index.vocab_size)  # without BOS
+        if order not in followers:
+            break
+        ids = followers[order]
         weights = counts.counts[order - 1][ids]
         tokens.append(int(rng.choice(index.last_tokens(order, ids), p=weights / weights.sum())))
     return tokens

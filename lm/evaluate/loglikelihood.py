@@ -254,20 +254,20 @@ def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) 
     encoder = decoder = None
     if config.has_encoder:
         tokens, lengths = _pad([row.encoder for row in rows], (bucket.rows, encoder_length))
-        segments = np.arange(encoder_length)[None] < lengths[:, None]
-        encoder = Side(tokens=tokens, segment_ids=segments.astype(np.int32))
+        is_text = (np.arange(encoder_length)[None] < lengths[:, None]).astype(np.int32)
+        encoder = Side(tokens=tokens, segment_ids=is_text)
     prompt_lengths = np.zeros(bucket.rows, np.int32)
     prompt_lengths[: len(rows)] = [len(row.prompt) for row in rows]
     if config.has_decoder:
         if num_candidates is None:
-            texts = [[*row.prompt, *row.candidates[0][:-1]] for row in rows]
+            read = [[*row.prompt, *row.candidates[0][:-1]] for row in rows]
         else:
-            texts = [row.prompt for row in rows]
-        tokens, _ = _pad(texts, (bucket.rows, decoder_length))
+            read = [[*row.prompt] for row in rows]
+        tokens, _ = _pad(read, (bucket.rows, decoder_length))
         is_prompt = (np.arange(decoder_length)[None] < prompt_lengths[:, None]).astype(np.int32)
-        segments = None if num_candidates is None else is_prompt
+        prompt_segments = None if num_candidates is None else is_prompt
         prefix = is_prompt if config.architecture == "prefix-decoder" else None
-        decoder = Side(tokens=tokens, segment_ids=segments, causal_attention=prefix)
+        decoder = Side(tokens=tokens, segment_ids=prompt_segments, causal_attention=prefix)
         first_position = np.maximum(prompt_lengths - 1, 0)
     else:
         first_position = np.zeros(bucket.rows, np.int32)

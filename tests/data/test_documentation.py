@@ -87,7 +87,7 @@ def test_paragraphs_are_joined_and_tables_code_and_marks_are_dropped():
     -----
     A heading is no part of it.
     """
-    assert list(filter(None, map(docstrings.prose, docstrings.paragraphs(docstring)))) == [
+    assert list(filter(None, map(docstrings.to_prose, docstrings.paragraphs(docstring)))) == [
         "Return the mean of the values.",
         "The numbers whose mean is wanted by the caller.",
         "first point of a list that goes on here.",
@@ -100,7 +100,7 @@ def test_paragraphs_are_joined_and_tables_code_and_marks_are_dropped():
     "text", ["See https://x.org for more of it.", "x = y + 1.", "A set {a}.", "a | b | c.", "Ünïcödé."]
 )
 def test_code_and_addresses_are_no_prose(text):
-    assert docstrings.prose(text) is None
+    assert docstrings.to_prose(text) is None
 
 
 def test_every_line_passes_the_rules_and_a_name_is_there_once(documents):

@@ -79,8 +79,10 @@ def test_what_is_written_behind_prompts_is_the_harnesss_and_would_have_been_gues
             assert mine.strip() == theirs.strip()
     start = model.encode_prompt("a bird")
     first = int(model._generate_batch([start], Decoding(1), 0)[0, 0])
-    assert model._scored([(model._bare(start), [first]), (model._bare(start), [first ^ 1])])[0][1]
-    assert not model._scored([(model._bare(start), [first ^ 1])])[0][1]
+    assert model._score([(model._without_start(start), [first]), (model._without_start(start), [first ^ 1])])[
+        0
+    ][1]
+    assert not model._score([(model._without_start(start), [first ^ 1])])[0][1]
 
 
 def test_windows_score_every_token_once_in_rows_that_are_full():

@@ -103,7 +103,7 @@ def sentence_pairs(rows: Sequence[Row]) -> list[Row]:
 
 def single_sentences(rows: Sequence[Row]) -> list[Row]:
     """Return both sentences of each minimal pair as rows; in every other pair the damaged one is first."""
-    sentences = []
+    sentences: list[Row] = []
     for i, row in enumerate(rows):
         pair = [{"sentence": row["sentence"], "label": 1}, {"sentence": row["damaged"], "label": 0}]
         sentences += reversed(pair) if i % 2 else pair
