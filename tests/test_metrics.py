@@ -56,7 +56,10 @@ def test_a_mean_of_metrics_is_undefined_as_soon_as_one_of_them_is():
     values = {"f1": 50.0, "matthews": metrics.Undefined("all targets are alike")}
     assert metrics.mean_value(values) == metrics.Undefined("matthews: all targets are alike")
     assert metrics.mean_value({"f1": 50.0, "accuracy": 100.0}) == 75
-    assert [metrics.shown(value) for value in values.values()] == ["50.00", "– (all targets are alike)"]
+    assert [metrics.format_value(value) for value in values.values()] == [
+        "50.00",
+        "– (all targets are alike)",
+    ]
 
 
 def test_rouge_l_compares_sentence_by_sentence():

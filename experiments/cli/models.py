@@ -319,11 +319,11 @@ def fill_in(
 
 def _guessed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
     """Yield an encoder's likeliest tokens for each mask, with their probabilities."""
-    from lm.evaluate.mask_filling import fill
+    from lm.evaluate.mask_filling import fill_masks
 
     vocabulary = run.vocabulary
     ids, _ = run.encode_gaps(text)
-    candidates = fill(run.model, run.batch([ids]), mask=vocabulary.mask, k=filling.top)
+    candidates = fill_masks(run.model, run.batch([ids]), mask=vocabulary.mask, k=filling.top)
     for number, (tokens, shares) in enumerate(zip(*candidates, strict=True), 1):
         words = [escape(vocabulary.decode([token]) or str(token)) for token in tokens]
         line = "  ".join(f"{word} {share:.1%}" for word, share in zip(words, shares, strict=True))

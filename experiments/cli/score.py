@@ -28,7 +28,7 @@ from lm.data.tasks.mixtures import MIXTURES, mixture
 from lm.data.tasks.names import is_task_file, task_name
 from lm.data.tasks.prompts import PromptedTask, draw_examples, find_prompted_task, is_prompted_task
 from lm.data.tasks.task import BaseTask, Row, Task
-from lm.metrics import Undefined, Value, reasons, shown
+from lm.metrics import Undefined, Value, format_value, undefined_reasons
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
@@ -126,7 +126,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
         write_predictions(place / "predictions.jsonl", task, examples, answers)
         values = {name: None if isinstance(value, Undefined) else value for name, value in metrics.items()}
         record: dict[str, Any] = {"rows": len(examples), "metrics": values}
-        record |= {UNDEFINED: undefined} if (undefined := reasons(metrics)) else {}
+        record |= {UNDEFINED: undefined} if (undefined := undefined_reasons(metrics)) else {}
         (place / "scores.json").write_text(json.dumps(record, indent=1) + "\n")
         lines.append((task.name, ", ".join(stage.name for stage in team), len(examples), metrics))
     show_scores(lines)
@@ -357,7 +357,9 @@ def show_scores(lines: Sequence[tuple[str, str, int, Mapping[str, Value]]]) -> N
     """A line for each (task, where its answers come from, rows, metrics)."""
     grid = listing("task", "answers of", "rows", "metrics", "score")
     for task, models, rows, metrics in lines:
-        others = ", ".join(f"{name} {shown(value)}" for name, value in metrics.items() if name != "score")
+        others = ", ".join(
+            f"{name} {format_value(value)}" for name, value in metrics.items() if name != "score"
+        )
         score = "no labels"
         if metrics:
             score = "–" if isinstance(metrics["score"], Undefined) else f"{metrics['score']:.2f}"

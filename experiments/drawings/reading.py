@@ -12,7 +12,7 @@ from lm.batch import Batch
 from lm.config.base import SettingError
 from lm.evaluate.lens import logit_lens
 from lm.evaluate.mask_filling import top_k_tokens
-from lm.evaluate.rnn_states import MEMORY, STATES, gates, reading_layers
+from lm.evaluate.rnn_states import MEMORY, STATES, gate_activations, recurrent_layers
 from lm.nn.transformer import Transformer
 from lm.tokenizers.tokenizer import Vocabulary
 
@@ -165,8 +165,11 @@ def draw_gates(reading: Reading) -> Figure:
     """What the gates of each layer let through at each token, and the state after it, a line for a layer."""
     side = "encoder" if reading.model.config.has_encoder else "decoder"
     columns, panels = reading.labels[side], []
-    for layer, (direction, x) in enumerate(reading_layers(reading.model, reading.batch), 1):
-        arrays = {name: np.asarray(each[0, : len(columns)].T) for name, each in gates(direction, x).items()}
+    for layer, (direction, x) in enumerate(recurrent_layers(reading.model, reading.batch), 1):
+        arrays = {
+            name: np.asarray(each[0, : len(columns)].T)
+            for name, each in gate_activations(direction, x).items()
+        }
         if set(arrays) <= set(STATES):
             mixer = direction.config.mixer.kind
             raise SettingError(f"model.mixer.kind={mixer!r} has no gates: open a run of 'lstm' or 'gru'")

@@ -14,7 +14,7 @@ from experiments.runs.result import DOCUMENTS, UNDEFINED, likelihood_of, write_r
 from experiments.runs.stages import Stage
 from lm.data.tasks.task import BaseTask
 from lm.files import json_with_checksum, parse_with_checksum, write
-from lm.metrics import Undefined, Value, defined, reasons
+from lm.metrics import Undefined, Value, defined_values, undefined_reasons
 from lm.train.runtime.log import records
 
 BITS = "bits_per_byte"  # of the right answers of a task: decides between equal scores
@@ -47,17 +47,17 @@ def score_values(task: BaseTask, metrics: Mapping[str, Value]) -> dict[str, Any]
 
     The score is recorded so that more is better.
     """
-    values: dict[str, Any] = defined(metrics)
+    values: dict[str, Any] = defined_values(metrics)
     if "score" in values:
         values["score"] *= task.direction
-    if undefined := reasons(metrics):
+    if undefined := undefined_reasons(metrics):
         values[UNDEFINED] = undefined
     return {f"{task.name}/{name}": value for name, value in values.items()}
 
 
 def task_score(task: BaseTask, step: int, metrics: Mapping[str, Value]) -> dict[str, Any]:
     """What ``scores.json`` says of a task, but for the number of its rows; None where it is undefined."""
-    known, undefined = defined(metrics), reasons(metrics)
+    known, undefined = defined_values(metrics), undefined_reasons(metrics)
     return {
         "column": task.column,
         "like": task.paper_column,

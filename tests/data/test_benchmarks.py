@@ -43,7 +43,7 @@ def test_a_set_with_the_official_features_reads_as_in_the_paper_and_right_answer
     assert pairs[0] == READS[name]
     assert task.evaluate(rows, [right(task, row) for row in rows])["score"] == pytest.approx(100)
     assert task.evaluate(rows, ["nonsense"] * len(rows))["score"] < 60
-    if task.training and task.train:
+    if task.training_rows and task.train:
         prepare(task.source, tmp_path / "train", (*SETS[name][:2], "train"))
         assert len(task.rows("train", tmp_path / "train")) == 3  # one for each right answer
 
