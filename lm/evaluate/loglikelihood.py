@@ -310,12 +310,12 @@ def _run_batched(
         batch = _make_batch(config, [rows[index] for index in bucket.examples], bucket)
         if mesh is not None:
             slices = sharding.process_rows(mesh, bucket.rows)
-            process_rows = np.concatenate([np.arange(bucket.rows)[rows] for rows in slices])
+            process_rows = np.concatenate([np.arange(bucket.rows)[part] for part in slices])
             batch = jax.tree.map(lambda values, indices=process_rows: values[indices], batch)
         with nullcontext() if mesh is None else jax.set_mesh(mesh):
             outputs.append(program(model, *shard_batch(batch)))
     by_row: list[Any] = [None] * len(rows)
-    for bucket, output in zip(buckets, outputs, strict=True):  # read last, so that devices never wait
+    for bucket, output in zip(buckets, outputs, strict=True):  # read last, so that devices need not wait
         values = np.asarray(multihost_utils.process_allgather(output, tiled=True), np.float64)
         for index, value in zip(bucket.examples, values, strict=False):  # the last rows are padding
             by_row[index] = value

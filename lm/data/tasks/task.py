@@ -25,11 +25,11 @@ HeadKind = Literal["classes", "regression", "tokens", "span", "choice"]
 
 @dataclasses.dataclass(frozen=True)
 class BaseTask:
-    """What text-to-text tasks and tasks with a head have in common."""
+    """The rows, targets and metrics of a task, whether the model answers in text or by a head."""
 
     name: str
     source: str  # a data set, in the notation of ``lm.data.corpus.spec.examples``
-    column: str | None  # column of the results in which its score counts; None: in none
+    column: str | None  # column of the reports whose mean includes the score; None: no column does
     target: Callable[[Row], Any]  # returns what predictions are compared with; None if the row has no label
     metrics: Mapping[str, Metric]  # by name
     _: dataclasses.KW_ONLY
@@ -39,7 +39,7 @@ class BaseTask:
     labels: tuple[str, ...] = ()  # names of the classes
     train: str | None = "train"  # split to train on; None: never
     validation: str | None = "validation"  # split to evaluate checkpoints on; None: never
-    # split on which only the chosen checkpoint is scored; None: its validation score is reported, as in T5
+    # split to score the chosen checkpoint on; None: its validation score is reported, as in T5
     report: str | None = None
     paper_column: PaperColumn | None = None  # for a task that is not in the paper: the column most like it
     measure: Measure = "score"
@@ -63,7 +63,7 @@ class BaseTask:
         return examples(self.source, source_split, cache, corrupt)
 
     def is_labelled(self, row: Row) -> bool:
-        """Return whether a row has a label; those of test sets are often withheld."""
+        """Return whether a row has a label; those of test sets are often not public."""
         return self.target(row) is not None
 
     def check_labels(self, rows: Sequence[Row], indices: Iterable[int] | None = None) -> None:

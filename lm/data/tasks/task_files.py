@@ -68,9 +68,8 @@ NUMBER_METRICS = ("pearson", "spearman")  # their targets are numbers
 class TaskSpec:
     """The content of a task file; raises SettingError, without the file's name, for keys that contradict."""
 
-    splits: dict[
-        str, str
-    ]  # train, validation, report: a file in the task file's folder, or a split of source
+    # train, validation, report: a file in the folder of the task file, or a split of the source
+    splits: dict[str, str]
     metrics: list[str]  # the score is their mean
     source: str = ""  # tfds:NAME[:VERSION] or hf:NAME[:CONFIG]
     inputs: str = ""  # template of the inputs; default for a labelled task: name and columns in T5's format
