@@ -169,14 +169,14 @@ def test_answers_are_where_the_task_says_and_nowhere_else(cache):
         assert row["answers"][0] in row["context"] and row["context"].split().count(row["question"]) == 1
     for row in stored("cloze", "report", cache):
         candidates, (answer,) = row["candidates"], row["answers"]
-        assert len(set(candidates)) == tasks.CANDIDATES and answer in candidates
-        words = {tasks.bare(word) for word in f"{row['question']} {row['context']}".split()}
+        assert len(set(candidates)) == tasks.CLOZE_CANDIDATES and answer in candidates
+        words = {tasks.strip_punctuation(word) for word in f"{row['question']} {row['context']}".split()}
         assert not words & set(candidates) and row["question"].count("_") >= 1
     for row in stored("restore", "report", cache):
-        left = [word for word in row["summary"].split() if word not in tasks.SMALL_WORDS]
+        left = [word for word in row["summary"].split() if word not in tasks.FUNCTION_WORDS]
         assert left == row["document"].split() != row["summary"].split()
     for row in stored("next", "report", cache):
-        assert len(set(row["sentences"])) == tasks.SENTENCES > row["label"]
+        assert len(set(row["sentences"])) == tasks.NEXT_CANDIDATES > row["label"]
 
 
 def test_a_minimal_pair_has_the_same_words_in_another_order(cache):
@@ -189,7 +189,7 @@ def test_how_frequent_and_how_long_a_candidate_is_does_not_tell_the_answer(docum
     """Bits above chance of a guesser that knows the corpus and the answers of training, and no context."""
     corpus_words, learnt = Counter(), Counter()
     for _, text in documents:
-        corpus_words.update(map(tasks.bare, text.split()))
+        corpus_words.update(map(tasks.strip_punctuation, text.split()))
     learnt.update(row["answers"][0] for row in stored("cloze", "train", cache))
     rows = stored("cloze", "report", cache) + stored("cloze", "validation", cache)
     for weight in (lambda word: corpus_words[word], lambda word: learnt[word] + 1, len):
@@ -206,7 +206,7 @@ def above_chance(weights, row):
 def test_no_place_is_right_more_often_than_another(cache):
     cloze = [row["candidates"].index(row["answers"][0]) for row in stored("cloze", "report", cache)]
     following = [row["label"] for row in stored("next", "report", cache)]
-    for places, count in ((cloze, tasks.CANDIDATES), (following, tasks.SENTENCES)):
+    for places, count in ((cloze, tasks.CLOZE_CANDIDATES), (following, tasks.NEXT_CANDIDATES)):
         counts = np.bincount(places, minlength=count)
         assert scipy.stats.chisquare(counts).pvalue > 1e-4, counts
 
