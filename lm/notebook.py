@@ -17,7 +17,7 @@ from lm.config.training import OptimizerConfig
 from lm.data.batches import Batches, stream
 from lm.data.seq2seq import Mixed
 from lm.evaluate.generate import Model
-from lm.evaluate.loglikelihood import Masking, Put
+from lm.evaluate.loglikelihood import Masking, ShardBatch
 from lm.evaluate.text_model import TextModel
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths
@@ -99,14 +99,16 @@ def train_model(
     )
     if not config.has_encoder:  # whatever a published tokenizer puts around a text
         begin, end = config.special.start, config.special.eos
-        trained = replace(trained, framed=lambda text: Vocabulary.encode_framed(vocabulary, text, begin, end))
+        trained = replace(
+            trained, encode_prompt=lambda text: Vocabulary.encode_framed(vocabulary, text, begin, end)
+        )
     return trained, [float(loss) for loss in losses]
 
 
 def text_model(
     model: Model,
     vocabulary: Vocabulary,
-    put: Put = jax.device_put,
+    shard_batch: ShardBatch = jax.device_put,
     framed: tuple[int | None, int | None] | None = None,
     max_length: int | None = None,
 ) -> TrainableModel:
@@ -122,7 +124,7 @@ def text_model(
     prefix = None if masking else vocabulary.eos if begin is None else begin
     return TrainableModel(
         model,
-        put,
+        shard_batch,
         vocabulary.encode,
         lambda text: vocabulary.encode_framed(text, begin, end),
         lambda ids: vocabulary.decode(token for token in ids if token != vocabulary.mask),

@@ -96,7 +96,7 @@ def show_tasks(pattern: str = "*", /, runs: Path = RUNS) -> None:
         sizes = tfds.split_sizes(folder) if folder else None  # read without TFDS
         if sizes is None:
             missing.add(task.source)
-        metrics = ", ".join(f"({name})" if name in task.beside else name for name in task.metrics)
+        metrics = ", ".join(f"({name})" if name in task.unscored_metrics else name for name in task.metrics)
         how = f"by a head: {task.kind}" if isinstance(task, LabelledTask) else "in words"
         counts = [_row_count(sizes, split) for split in (task.train, task.validation)]
         texts = (task.name, how, task.column or "–", metrics, task.source, *counts)

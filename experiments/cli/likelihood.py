@@ -26,7 +26,7 @@ from lm.tokenizers.tokenizer import Vocabulary
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
-    from lm.evaluate.loglikelihood import Continued, Masking
+    from lm.evaluate.loglikelihood import Masking, Request
 
 SHOWN_TEXT = 60  # of a text [characters]
 HARNESS_HELP = """Evaluate a run by lm-evaluation-harness, which pip install 'lm-study[harness]' brings.
@@ -223,7 +223,7 @@ def masking_of(run: "Trained") -> "Masking | None":
     return Masking(vocabulary.mask, begin, end)
 
 
-def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) -> "Iterator[Continued]":
+def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) -> "Iterator[Request]":
     """Ids of a context, framed as in training, and those behind it; a text without a context by windows."""
     from experiments.runs.trained import frame
     from lm.evaluate.loglikelihood import Window, windows

@@ -102,7 +102,7 @@ def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
         lengths, architecture = tuning_lengths(experiment, (name,)), experiment.model.architecture
         for task in mixture(name):
             source = task.rows("train", cache, experiment.data.corrupt_records)
-            task.check(source)
+            task.check_rows(source)
             examples = Encoded(task, source, data.vocabulary)
             UNBROKEN.print(f"[bold]{task.name}[/], {len(examples):,} examples, {_column(task.column)}")
             few = [examples[index] for index in range(min(count, len(examples)))]
@@ -114,7 +114,7 @@ def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
                 _print_examples(_parts(batch, number, data.vocabulary) for number in range(len(few)))
     for labelled in map(find_labelled, tuning.heads):
         source = labelled.rows("train", cache, experiment.data.corrupt_records)
-        labelled.check(source)
+        labelled.check_rows(source)
         note = f"examples for a head, {_column(labelled.column)}"
         UNBROKEN.print(f"[bold]{labelled.name}[/], {len(source):,} {note}")
         _print_examples(_labelled(labelled, source[index]) for index in range(min(count, len(source))))
@@ -319,11 +319,11 @@ def fill_in(
 
 def _guessed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
     """Yield an encoder's likeliest tokens for each mask, with their probabilities."""
-    from lm.evaluate.mask_filling import fill
+    from lm.evaluate.mask_filling import fill_masks
 
     vocabulary = run.vocabulary
     ids, _ = run.encode_gaps(text)
-    candidates = fill(run.model, run.batch([ids]), mask=vocabulary.mask, k=filling.top)
+    candidates = fill_masks(run.model, run.batch([ids]), mask=vocabulary.mask, k=filling.top)
     for number, (tokens, shares) in enumerate(zip(*candidates, strict=True), 1):
         words = [escape(vocabulary.decode([token]) or str(token)) for token in tokens]
         line = "  ".join(f"{word} {share:.1%}" for word, share in zip(words, shares, strict=True))
@@ -350,7 +350,7 @@ def _passed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
 
 def _written(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
     """Yield the likeliest texts of an encoder-decoder, each once, with the probability of all its answers."""
-    from lm.evaluate.mask_filling import answered_spans, infill
+    from lm.evaluate.mask_filling import infill, sentinel_spans
 
     vocabulary, config = run.vocabulary, run.config
     ids, sentinels = run.encode_gaps(text)
@@ -362,7 +362,7 @@ def _written(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
         filled = escape(vocabulary.decode(answer))
         if sentinels:
             known = answer[: answer.index(vocabulary.eos)] if vocabulary.eos in answer else answer
-            spans = answered_spans(known, sentinels, vocabulary.size - vocabulary.num_sentinels)
+            spans = sentinel_spans(known, sentinels, vocabulary.size - vocabulary.num_sentinels)
             words = [MASK if span is None else vocabulary.decode(span) for span in spans]
             shown = zip(text.split(MASK), [*words, ""], strict=True)
             filled = "".join(f"{escape(part)}[bold]{escape(word)}[/]" for part, word in shown)
@@ -392,6 +392,6 @@ def show_neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage:
     vectors, which = embedding_of(run, stages, stage)
     UNBROKEN.print(f"[dim]{escape(which)}[/]")
     for word in words:
-        piece = next((name for name in (BLANK + word, word) if name in vectors.numbers), word)
+        piece = next((name for name in (BLANK + word, word) if name in vectors.ids), word)
         nearest = "  ".join(f"{name} {cosine:.2f}" for name, cosine in vectors.neighbours(piece, count))
         UNBROKEN.print(f"[cyan]{escape(piece)}[/]  {escape(nearest)}", highlight=False)

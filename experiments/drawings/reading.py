@@ -11,8 +11,8 @@ from experiments.drawings.panels import Heat, Scale, heatmaps
 from lm.batch import Batch
 from lm.config.base import SettingError
 from lm.evaluate.lens import logit_lens
-from lm.evaluate.mask_filling import likeliest_tokens
-from lm.evaluate.rnn_states import MEMORY, STATES, gates, reading_layers
+from lm.evaluate.mask_filling import top_k_tokens
+from lm.evaluate.rnn_states import MEMORY, STATES, gate_activations, recurrent_layers
 from lm.nn.transformer import Transformer
 from lm.tokenizers.tokenizer import Vocabulary
 
@@ -152,7 +152,7 @@ def draw_lens(reading: Reading) -> Figure:
 def draw_next(reading: Reading, k: int) -> Figure:
     """The ``k`` likeliest tokens at each position, with their probabilities and that of all others."""
     columns, config = reading.predicting, reading.model.config
-    found = likeliest_tokens(reading.model, reading.batch, k=min(k, config.vocab_size))
+    found = top_k_tokens(reading.model, reading.batch, k=min(k, config.vocab_size))
     tokens, shares = (np.asarray(array)[0, : len(columns)].T for array in found)
     values = np.concatenate([shares, 1 - shares.sum(0, keepdims=True)])
     words = np.concatenate([reading.words(tokens), [[f"{100 * value:.0f} %" for value in values[-1]]]])
@@ -165,8 +165,11 @@ def draw_gates(reading: Reading) -> Figure:
     """What the gates of each layer let through at each token, and the state after it, a line for a layer."""
     side = "encoder" if reading.model.config.has_encoder else "decoder"
     columns, panels = reading.labels[side], []
-    for layer, (direction, x) in enumerate(reading_layers(reading.model, reading.batch), 1):
-        arrays = {name: np.asarray(each[0, : len(columns)].T) for name, each in gates(direction, x).items()}
+    for layer, (direction, x) in enumerate(recurrent_layers(reading.model, reading.batch), 1):
+        arrays = {
+            name: np.asarray(each[0, : len(columns)].T)
+            for name, each in gate_activations(direction, x).items()
+        }
         if set(arrays) <= set(STATES):
             mixer = direction.config.mixer.kind
             raise SettingError(f"model.mixer.kind={mixer!r} has no gates: open a run of 'lstm' or 'gru'")

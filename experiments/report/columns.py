@@ -11,7 +11,7 @@ import numpy as np
 from experiments.runs.result import Result
 from experiments.study.experiment import Experiment
 from experiments.study.t5.scores import COLUMNS
-from lm.data.tasks.task import LOWER
+from lm.data.tasks.task import LOWER_IS_BETTER
 
 Tasks = Mapping[str, Mapping[str, Any]]  # task -> its best checkpoint, as in scores.json
 Frame = Literal["updates", "FLOP", "content tokens"]  # what rows have spent as much of when they are compared
@@ -53,7 +53,7 @@ class Measured:
     @property
     def better(self) -> int:
         """1: more is better; -1: less is."""
-        return -1 if self.measure in LOWER or self.is_held_out else 1
+        return -1 if self.measure in LOWER_IS_BETTER or self.is_held_out else 1
 
     @property
     def is_held_out(self) -> bool:
@@ -83,7 +83,7 @@ class Measured:
         if self.measure not in UNITS or "bits" not in values:
             return None
         ones = np.ones(len(values["bits"]))
-        return values["bits"], values.get("bytes", ones) if self.measure in LOWER else ones
+        return values["bits"], values.get("bytes", ones) if self.measure in LOWER_IS_BETTER else ones
 
 
 def held_out(run: Result) -> Tasks:

@@ -52,7 +52,7 @@ def chance_of(task: str, best: Mapping[str, Any]) -> float | None:
     known = LABELLED.get(task) or TASKS.get(task)
     if best["measure"] != "score" or known is None:
         return None
-    metrics = {name for name in known.metrics if name not in known.beside}
+    metrics = {name for name in known.metrics if name not in known.unscored_metrics}
     if metrics <= CORRELATIONS:
         return 0.0
     return 100 / len(known.labels) if known.labels and metrics == {"accuracy"} else None

@@ -33,11 +33,11 @@ from lm.data.checks import check_architecture
 from lm.data.corpus.spec import corpus_shards
 from lm.data.corpus.token_cache import GIGABYTE, kept_bytes
 from lm.data.packing import row_length
-from lm.data.tasks.declared import check_declared
 from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import LabelledTask, Task
+from lm.data.tasks.task_files import check_task_files
 from lm.evaluate.loglikelihood import check_mask
 from lm.objectives.denoising import Lengths
 from lm.special_tokens import text_frame
@@ -81,7 +81,7 @@ def check(
     agreed(lambda: check_branches(stages(experiment, folder, home_of(folder, cache))))
     declared = declared_tasks(experiment) if tunes or experiment.mixing.pretraining != "corpus" else []
     prepared = first_alone(lambda: prepare_alone(experiment, cache, say))
-    agreed(lambda: check_declared(declared, prepared.cache, prepared.vocabulary, say))
+    agreed(lambda: check_task_files(declared, prepared.cache, prepared.vocabulary, say))
     check_alike(origin_of_run(experiment, prepared, cache))
     agreed(lambda: check_space(experiment, prepared))
     if experiment.mixing.pretraining != "corpus":

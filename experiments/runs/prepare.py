@@ -33,8 +33,8 @@ from lm.data.masked_lm import Masked
 from lm.data.pretraining import Denoised, pretraining_rows
 from lm.data.seq2seq import Encoded, Example, Mixed, Unsupervised
 from lm.data.tasks.labelled import LabelledTask, find_labelled
-from lm.data.tasks.mixtures import mixture, rates
-from lm.data.tasks.task import Row, Scored, Task
+from lm.data.tasks.mixtures import mixing_rates, mixture
+from lm.data.tasks.task import BaseTask, Row, Task
 from lm.files import write
 from lm.metrics import Likelihood
 from lm.objectives.denoising import Lengths, compute_lengths
@@ -123,10 +123,10 @@ def reader_of(experiment: Experiment, task: LabelledTask, vocabulary: Vocabulary
     return Reader(task, vocabulary, experiment.model.architecture, tuning.inputs_length, tuning.layout)
 
 
-def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
+def tasks_of(stage: Stage) -> dict[str, list[BaseTask]]:
     """The tasks that a stage is trained on ("train") and evaluated on ("validation", "report")."""
-    train: list[Scored]
-    validation: list[Scored]
+    train: list[BaseTask]
+    validation: list[BaseTask]
     if stage.kind in ("head", "count"):
         train = validation = [find_labelled(name) for name in stage.on]
     else:
@@ -136,7 +136,7 @@ def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
     return {"train": train, "validation": validation, "report": report}
 
 
-def rows_of_half(stage: Stage, prepared: Prepared, task: Scored, half: Half) -> Sequence[Row]:
+def rows_of_half(stage: Stage, prepared: Prepared, task: BaseTask, half: Half) -> Sequence[Row]:
     """The first ``tuning.evaluation_examples`` or ``tuning.report_examples`` of a task."""
     tuning = stage.settings.tuning
     limit = tuning.report_examples if half == "report" else tuning.evaluation_examples
@@ -323,7 +323,7 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], prepared: Pre
         sizes[CORPUS] = round(mixing.limit * mixing.corpus_share)
     tuned, limits = tuning_lengths(experiment, mixtures), corpus.lengths
     lengths = Lengths(limits.raw, max(limits.inputs, tuned.inputs), max(limits.targets, tuned.targets))
-    shares = rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
+    shares = mixing_rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
     frame = text_frame(experiment.model, prepared.vocabulary)
     rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
     return Batches(rows, experiment.pretraining.batch_size)

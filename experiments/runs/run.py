@@ -345,7 +345,7 @@ def scores_on(
         task = questions.task
         if half == "report" or not task.report:
             metrics, values = score_task(model, questions, put, answers_path(folder, task, name))
-            scores[task.name] = task_score(task, step, metrics) | {"rows": questions.size}
+            scores[task.name] = task_score(task, step, metrics) | {"rows": questions.num_rows}
             scores[task.name] |= {"answered": len(questions.rows)}
             if half == "report" and values and jax.process_index() == 0:
                 scores[task.name]["examples"] = write_example_values(folder, task.name, values)

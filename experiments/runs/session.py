@@ -23,7 +23,7 @@ from experiments.runs.stages import Stage, saved_steps
 from experiments.study.experiment import result_settings
 from lm import sharding
 from lm.batch import Batch
-from lm.classical.word2vec import Tables, as_large, initial_tables, mean_loss, train_epoch
+from lm.classical.word2vec import Tables, initial_tables, mean_loss, rescale_to, train_epoch
 from lm.config.base import changes
 from lm.data.batches import Batches, LastingRows, stream
 from lm.data.corpus.prefetch import encoding_ahead
@@ -136,7 +136,7 @@ def train_vectors(stage: Stage, session: Session, steps: Steps, checkpoints: Che
     config, seed, texts = stage.settings.vectors, stage.settings.seed, session.prepared
     corpora = in_own_order(stage.settings, texts), texts.validation
     train, held_out = (_documents(corpus.first(config.tokens)) for corpus in corpora)
-    skipgram = config.of_width(stage.settings.model.embed_width)
+    skipgram = config.with_width(stage.settings.model.embed_width)
     with checkpoints, ShownLog(stage, session) as log, PreemptionHandler(0.0, stage.folder) as stopping:
         restored, fresh = checkpoints.restore(steps.abstract), steps.init(seed)
         start = 0 if restored is None else int(restored.step)
@@ -158,7 +158,7 @@ def train_vectors(stage: Stage, session: Session, steps: Steps, checkpoints: Che
             seconds, count = time.perf_counter() - began, sum(map(len, train))
             log.write(epoch + 1, "train", {"seconds_per_step": seconds, "tokens": float(count)})
             if epoch + 1 == config.epochs:
-                tables = as_large(tables, fresh.params[TABLE_NAMES[0]])
+                tables = rescale_to(tables, fresh.params[TABLE_NAMES[0]])
             checkpoints.save(_with_tables(fresh, tables, epoch + 1))
             session.reporter.advance(1)
         checkpoints.wait()

@@ -18,7 +18,7 @@ from experiments.study.experiment import Experiment
 from experiments.study.folders import cache_of
 from lm import sharding
 from lm.batch import Batch
-from lm.classical.word_vectors import WordVectors
+from lm.classical.word2vec import WordVectors
 from lm.config.base import SettingError, nearest
 from lm.config.decoding import Decoding
 from lm.config.model import ModelConfig

@@ -11,7 +11,7 @@ from lm.data.corpus.spec import corpus_shards, examples
 from lm.data.corpus.tables import TableRows
 from lm.data.corpus.tfds import StoredRows
 from lm.data.tasks.mixtures import mixture
-from lm.data.tasks.task import Scored, Task
+from lm.data.tasks.task import BaseTask, Task
 from lm.files import matches_checksum
 from lm.tokenizers.huggingface import open_vocabulary
 from lm.tokenizers.sentencepiece import REQUIRED, train_sentencepiece
@@ -81,7 +81,7 @@ def task_rows(experiment: Experiment, cache: Path) -> list[TaskRows]:
     return [(task, rows_of(task, "train", experiment, cache)) for task in tasks]
 
 
-def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> StoredRows | TableRows:
+def rows_of(task: BaseTask, split: str, experiment: Experiment, cache: Path) -> StoredRows | TableRows:
     """The stored rows of a task; only training may skip corrupt ones, or scores would not compare."""
     corrupt = experiment.data.corrupt_records if split == "train" else "stop"
     return examples(task.source, getattr(task, split), cache, corrupt)

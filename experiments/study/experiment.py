@@ -27,10 +27,9 @@ from lm.config.base import (
     leaves,
     setting,
 )
-from lm.config.counts import CountsConfig
+from lm.config.classical import CountsConfig, VectorsConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import RECURRENT, HeadLayers, LoraConfig, ModelConfig, Pool
-from lm.config.skipgram import VectorsConfig
 from lm.config.training import EVERY_UPDATE, GuardConfig, OptimizerConfig, TruncatedBPTT
 from lm.data.tasks.names import task_name
 from lm.objectives.denoising import OBJECTIVES, Objective

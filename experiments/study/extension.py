@@ -100,7 +100,7 @@ def _tables(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """All that a module can add to, by name; mixers, whose import takes seconds, if the source names them."""
     from experiments.study import registry, scales
     from lm.config import training
-    from lm.data.tasks import benchmarks, declared, labelled, mixtures
+    from lm.data.tasks import benchmarks, labelled, mixtures, task_files
     from lm.objectives import corruption, denoising
 
     yield from (("REGISTRY", registry.REGISTRY), ("SCALES", scales.SCALES))
@@ -110,8 +110,8 @@ def _tables(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         ("TASKS", benchmarks.TASKS),
         ("LABELLED", labelled.LABELLED),
     )
-    yield from (("MIXTURES", mixtures.MIXTURES), ("TEXT_METRICS", declared.TEXT_METRICS))
-    yield ("LABEL_METRICS", declared.LABEL_METRICS)
+    yield from (("MIXTURES", mixtures.MIXTURES), ("TEXT_METRICS", task_files.TEXT_METRICS))
+    yield ("LABEL_METRICS", task_files.LABEL_METRICS)
     if "MIXERS" in source:
         from lm.nn.mixers import MIXERS
 
@@ -134,11 +134,11 @@ def _let_settings_take(added: Mapping[str, Mapping[str, Any]]) -> None:
     """Settings that choose by name take the new names, and tasks that can be tuned on alone are mixtures."""
     from lm.config.layers import MixerConfig
     from lm.config.training import OPTIMIZERS, Schedule
-    from lm.data.tasks.mixtures import MIXTURES, alone
+    from lm.data.tasks.mixtures import MIXTURES, single_task_mixtures
     from lm.objectives.corruption import NOISES
     from lm.objectives.denoising import Objective
 
-    MIXTURES |= {name: one for name, one in alone().items() if name not in MIXTURES}
+    MIXTURES |= {name: one for name, one in single_task_mixtures().items() if name not in MIXTURES}
     set_choices(Objective, "noise", NOISES)
     set_choices(Schedule, "name", OPTIMIZERS)
     if added.get("MIXERS"):
@@ -155,8 +155,8 @@ def _go_along() -> None:
     from lm.objectives.denoising import Objective
 
     copyreg.pickle(Objective, lambda objective: (_received, (Objective, *astuple(objective))))
-    copyreg.pickle(Task, lambda task: (_received, (find_task, task.handle)))
-    copyreg.pickle(LabelledTask, lambda task: (_received, (find_labelled, task.handle)))
+    copyreg.pickle(Task, lambda task: (_received, (find_task, task.name_or_path)))
+    copyreg.pickle(LabelledTask, lambda task: (_received, (find_labelled, task.name_or_path)))
 
 
 def _received(make: Callable[..., Any], *values: Any) -> Any:

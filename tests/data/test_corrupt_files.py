@@ -371,7 +371,7 @@ def read(path):
     ],
 )
 def test_a_malformed_line_is_named_and_the_others_are_read(tmp_path, line, monkeypatch):
-    monkeypatch.setattr(pages, "LONGEST_PAGE", 4096)
+    monkeypatch.setattr(pages, "MAX_PAGE_BYTES", 4096)
     for name, opened in (("a.jsonl", open), ("a.jsonl.gz", gzip.open)):
         with opened(tmp_path / name, "wb") as file:
             file.write(b'{"text": "first"}\n' + line + b'\n{"text": "last", "text": "twice"}\n')

@@ -9,7 +9,7 @@ from paths import SHARED
 from lm.config.base import SettingError
 from lm.data.batches import Batches
 from lm.data.classification import GPT_MARKS, Labelled, Reader, labelled_eval_batches, shortened
-from lm.data.tasks.labelled import LABELLED, behind_cue, find_labelled, halves, pairs
+from lm.data.tasks.labelled import LABELLED, find_labelled, sentence_pairs, single_sentences, span_after_cue
 from lm.tokenizers.sentencepiece import Bytes
 from lm.tokenizers.tokenizer import EOS
 
@@ -173,14 +173,14 @@ def test_a_span_starts_before_it_ends_lies_in_the_context_and_is_not_long():
 
 def test_the_place_of_an_answer_is_behind_its_cue():
     row = DOCUMENTATION["extract"][0]
-    start, end = behind_cue(row)
+    start, end = span_after_cue(row)
     assert (start, row["context"][start:end]) == (16, "handler")
-    assert behind_cue(row | {"question": "a"}) == (2, 9)
-    assert behind_cue(row | {"answers": ["hand"]}) is None
+    assert span_after_cue(row | {"question": "a"}) == (2, 9)
+    assert span_after_cue(row | {"answers": ["hand"]}) is None
 
 
 def test_every_other_pair_of_sentences_follows():
-    found = pairs(DOCUMENTATION["next"])
+    found = sentence_pairs(DOCUMENTATION["next"])
     assert [row["label"] for row in found] == [1, 0] * 4
     assert [row["sentence2"] for row in found] == [f"t{i}" for i in range(8)]
     firsts = [row["sentence1"] for row in found]
@@ -188,7 +188,7 @@ def test_every_other_pair_of_sentences_follows():
 
 
 def test_both_halves_of_a_minimal_pair_are_asked_in_turn():
-    found = halves([{"sentence": f"good {i}", "damaged": f"{i} good"} for i in range(2)])
+    found = single_sentences([{"sentence": f"good {i}", "damaged": f"{i} good"} for i in range(2)])
     assert [(row["sentence"], row["label"]) for row in found] == [
         ("good 0", 1),
         ("0 good", 0),
@@ -234,7 +234,10 @@ def test_what_cannot_be_read_is_refused(make, message):
 
 def test_a_labelled_task_is_pickled_by_name():
     assert pickle.loads(pickle.dumps(LABELLED["pos"])) is LABELLED["pos"]
-    assert all(name == task.name and set(task.beside) < set(task.metrics) for name, task in LABELLED.items())
+    assert all(
+        name == task.name and set(task.unscored_metrics) < set(task.metrics)
+        for name, task in LABELLED.items()
+    )
 
 
 @pytest.mark.skipif(not TFDS.exists(), reason="no prepared data")

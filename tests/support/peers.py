@@ -334,7 +334,7 @@ def stsb(x):
 
 def record(dataset):
     row = dataset[0] | {"passage": first(dataset[0]["passage"])}
-    return [example(TASKS["record"].to_text(one))[0] for one in TASKS["record"].training(row)]
+    return [example(TASKS["record"].to_text(one))[0] for one in TASKS["record"].training_rows(row)]
 
 
 def deduplicated(pages, min_num_sentences):
@@ -343,11 +343,13 @@ def deduplicated(pages, min_num_sentences):
         [page["text"].split("\n") for page in pages],
     )
     hashes = [filters.span_hashes(lines, "lines") for lines in texts]
-    marked = np.isin(np.arange(sum(map(len, hashes))), filters.repeated(np.concatenate(hashes)))
+    marked = np.isin(np.arange(sum(map(len, hashes))), filters.repeated_indices(np.concatenate(hashes)))
     marked = np.split(marked, np.cumsum([len(part) for part in hashes])[:-1])
-    left = [filters.without_spans(lines, mark, "lines") for lines, mark in zip(texts, marked, strict=True)]
+    left = [filters.remove_spans(lines, mark, "lines") for lines, mark in zip(texts, marked, strict=True)]
     found = [{"url": page["url"], "text": "\n".join(lines)} for page, lines in zip(pages, left, strict=True)]
-    return [page for page, lines in zip(found, left, strict=True) if filters.long_enough(lines, rules)]
+    return [
+        page for page, lines in zip(found, left, strict=True) if filters.has_enough_sentences(lines, rules)
+    ]
 
 
 def metric(targets, predictions, **ours):

@@ -33,7 +33,7 @@ from lm.data.tasks.labelled import LABELLED
 from lm.evaluate.evaluator import predict
 from lm.evaluate.generate import greedy
 from lm.evaluate.loglikelihood import continuation_log_probs
-from lm.metrics import defined, reasons
+from lm.metrics import defined_values, undefined_reasons
 from lm.tokenizers.sentencepiece import Bytes, SentencePiece, train_sentencepiece
 from lm.tokenizers.tokenizer import EOS
 
@@ -89,7 +89,8 @@ def test_a_run_is_asked_as_in_fine_tuning_by_the_model_tuned_for_the_task(task, 
     )
     assert [line["prediction"] for line in lines] == expected
     metrics = task.evaluate(rows, expected)
-    known, undefined = defined(metrics), reasons(metrics)  # a new head gives all rows one class
+    # a new head gives all rows one class
+    known, undefined = defined_values(metrics), undefined_reasons(metrics)
     assert scores["metrics"] == dict.fromkeys(metrics) | known
     assert (scores["rows"], scores.get("undefined", {})) == (2, undefined)
     assert any(map(str, expected))

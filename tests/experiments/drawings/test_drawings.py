@@ -34,7 +34,7 @@ from lm.config.base import SettingError, changes
 from lm.config.layers import MixerConfig, PositionsConfig
 from lm.config.model import ModelConfig
 from lm.evaluate.lens import logit_lens, mean_similarity, word_similarity
-from lm.evaluate.rnn_states import gates, reading_layers, state_gradients
+from lm.evaluate.rnn_states import gate_activations, recurrent_layers, state_gradients
 from lm.nn.heads import LayerMixture
 from lm.nn.rnn import Direction
 from lm.nn.transformer import Transformer
@@ -178,7 +178,7 @@ def test_a_memory_that_forgets_nothing_and_reads_nothing_keeps_its_gradient():
 
 def test_gates_are_those_by_which_an_lstm_goes_on():
     direction, x = direction_of("lstm"), row(7)
-    found = {name: array[0] for name, array in gates(direction, x[None]).items()}
+    found = {name: array[0] for name, array in gate_activations(direction, x[None]).items()}
     states = [array[:, 0] for array in direction(x[None], None, direction.initial_state(1))]
     np.testing.assert_allclose(found["state h"], states[0], atol=1e-6)
     np.testing.assert_allclose(found["memory C"], states[1], atol=1e-6)
@@ -194,7 +194,7 @@ def test_gates_are_those_by_which_an_lstm_goes_on():
 
 def test_gates_of_a_gru_mix_the_state_before_with_a_new_one():
     direction, x = direction_of("gru"), row(7)
-    found = {name: array[0] for name, array in gates(direction, x[None]).items()}
+    found = {name: array[0] for name, array in gate_activations(direction, x[None]).items()}
     (state,) = (array[:, 0] for array in direction(x[None], None, direction.initial_state(1)))
     before = jnp.concatenate([jnp.zeros((1, 6)), state[:-1]])
     inner = (state - found["update gate"] * before) / (1 - found["update gate"])  # tanh(x + reset * h W)
@@ -208,14 +208,14 @@ def test_gates_of_a_gru_mix_the_state_before_with_a_new_one():
 def test_a_layers_states_are_those_of_its_direction_reading_what_the_mixer_reads(residual, shared):
     config = changes(DECODER, {"mixer.kind": "lstm", "residual": residual, "shared_layers": shared})
     model, batch = model_of(config), Batch(decoder=Side(tokens=jnp.array([[3, 1, 4, 1, 5]])))
-    layers, hidden = reading_layers(model, batch), model.hidden_states(batch)["decoder"]
+    layers, hidden = recurrent_layers(model, batch), model.hidden_states(batch)["decoder"]
     assert len(layers) == 2
     for layer, (direction, x) in enumerate(layers):
         block = jax.tree.map(lambda leaf, i=0 if shared else layer: leaf[i], model.decoder.blocks)
         read = hidden[layer] if residual == "post-norm" else block.attention_norm(hidden[layer])
         np.testing.assert_allclose(x, read, atol=1e-6)
         states = direction(x, None, direction.initial_state(1))[0].swapaxes(0, 1)
-        np.testing.assert_allclose(gates(direction, x)["state h"], states, atol=1e-6)
+        np.testing.assert_allclose(gate_activations(direction, x)["state h"], states, atol=1e-6)
 
 
 @pytest.mark.parametrize("architecture", ["decoder", "encoder", "encoder-decoder"])

@@ -22,7 +22,7 @@ from experiments.runs.session import finished
 from experiments.runs.stages import load_settings, save_settings
 from experiments.study.registry import REGISTRY, build, run_folder
 from lm.config.base import SettingError
-from lm.data.tasks.task import Scored
+from lm.data.tasks.task import BaseTask
 from lm.evaluate.evaluator import write_predictions
 from lm.files import json_with_checksum, line_with_checksum, parse_lines_with_checksum, parse_with_checksum
 from lm.tokenizers.sentencepiece import SentencePiece, train_sentencepiece
@@ -113,7 +113,7 @@ def test_a_last_line_that_a_kill_cut_short_is_legal_and_one_that_was_changed_is_
             parse_lines_with_checksum(b"".join(whole) + wrong, PATH)
 
 
-STEPS, TASK = 4, Scored("cloze", "", "SQuAD", None, {"em": None})
+STEPS, TASK = 4, BaseTask("cloze", "", "SQuAD", None, {"em": None})
 
 
 @pytest.fixture(scope="module")
