@@ -40,7 +40,7 @@ from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import LabelledTask, Task
 from lm.evaluate.loglikelihood import check_mask
 from lm.objectives.denoising import Lengths
-from lm.special_tokens import text_frame
+from lm.special_tokens import boundary_tokens
 from lm.train.runtime import manifest
 from lm.train.runtime.log import packages
 from lm.train.step import check_memory, check_mesh, check_rows, device_memory
@@ -148,7 +148,7 @@ def check_space(experiment: Experiment, prepared: Prepared) -> None:
     phase, data, corpus = experiment.pretraining, experiment.data, prepared.train
     stored = sum(shard.size for shard in corpus.shards) // CHARACTERS_A_TOKEN
     read = phase.steps * phase.batch_size * data.inputs_length // max(data.repeats, 1)
-    needed = min(read, stored) * (2 if prepared.vocabulary.size <= 2**16 else 4)
+    needed = min(read, stored) * (2 if prepared.vocabulary.vocab_size <= 2**16 else 4)
     needed = min(needed, round(data.cache_size * GIGABYTE)) if data.cache_size else needed
     free = shutil.disk_usage(prepared.cache).free
     if needed > free and needed > free + kept_bytes(corpus.folder):
@@ -372,9 +372,9 @@ def check_start_parameters(experiment: Experiment, home: Path) -> None:
 
 def check_answers(experiment: Experiment, prepared: Prepared) -> None:
     """SettingError if an answer to choose from is longer than its room: cut, it would never be right."""
-    frame = text_frame(experiment.model, prepared.vocabulary)
+    boundary = boundary_tokens(experiment.model, prepared.vocabulary)
     for name in experiment.tuning.mixtures if experiment.finetuning.steps else ():
-        room = mixture(name).targets_length - len(frame.before) - 1
+        room = mixture(name).targets_length - len(boundary.prefix) - 1
         for task in mixture(name):
             longest = max(task.labels, key=lambda label: len(prepared.vocabulary.encode(label)), default="")
             if (count := len(prepared.vocabulary.encode(longest))) > room:

@@ -38,9 +38,9 @@ from lm.data.tasks.task import Row, Scored, Task
 from lm.files import write
 from lm.metrics import Likelihood
 from lm.objectives.denoising import Lengths, compute_lengths
-from lm.special_tokens import check_special, text_frame
-from lm.tokenizers.huggingface import open_vocabulary
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.special_tokens import boundary_tokens, check_special
+from lm.tokenizers.huggingface import load_tokenizer
+from lm.tokenizers.tokenizer import Tokenizer
 
 NOTES = "rows"  # the folder of how many rows windows have
 CORPUS = "corpus"  # its name among the tasks of a mixture
@@ -56,7 +56,7 @@ UNKNOWN = ""  # the fingerprint in the record of a model that was imported witho
 class Prepared:
     """What a run reads."""
 
-    vocabulary: Vocabulary
+    vocabulary: Tokenizer
     train: EncodedCorpus
     validation: EncodedCorpus
     cache: Path  # that holds them, and the tasks
@@ -88,17 +88,18 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     else:
         vocabulary = stored_vocabulary(start.folder, experiment)
     check_special(experiment.model, vocabulary, f"data.vocabulary={experiment.data.vocabulary}")
-    if vocabulary.size > experiment.model.vocab_size:
+    if vocabulary.vocab_size > experiment.model.vocab_size:
         raise SettingError(
-            f"model.vocab_size={experiment.model.vocab_size} is less than the vocabulary's {vocabulary.size} "
-            f"(sentinels included): set it to {-(-vocabulary.size // 128) * 128}"
+            f"model.vocab_size={experiment.model.vocab_size} is less than the vocabulary's "
+            f"{vocabulary.vocab_size} (sentinels included): set it to "
+            f"{-(-vocabulary.vocab_size // 128) * 128}"
         )
     train, validation = (encoded_split(experiment, split, vocabulary, cache) for split in SPLITS)
     return Prepared(vocabulary, train, validation, cache, skipped)
 
 
 def encoded_split(
-    experiment: Experiment, split: Split, vocabulary: Vocabulary, cache: Path, streams: int | None = None
+    experiment: Experiment, split: Split, vocabulary: Tokenizer, cache: Path, streams: int | None = None
 ) -> EncodedCorpus:
     """The corpus as tokens, encoded as it is read, by as many streams as are right for it or given."""
     data = experiment.data
@@ -117,7 +118,7 @@ def reads_corpus(experiment: Experiment) -> bool:
     return not experiment.start.model or experiment.pretraining.steps > 0
 
 
-def reader_of(experiment: Experiment, task: LabelledTask, vocabulary: Vocabulary) -> Reader:
+def reader_of(experiment: Experiment, task: LabelledTask, vocabulary: Tokenizer) -> Reader:
     """How the model of ``experiment`` reads a labelled task."""
     tuning = experiment.tuning
     return Reader(task, vocabulary, experiment.model.architecture, tuning.inputs_length, tuning.layout)
@@ -169,7 +170,7 @@ def fingerprints(stage: Stage, cache: Path) -> dict[str, str]:
     return found
 
 
-def store_vocabulary(stage: Path, vocabulary: Vocabulary) -> None:
+def store_vocabulary(stage: Path, vocabulary: Tokenizer) -> None:
     """Copy ``vocabulary`` into the folder of a stage, replacing another; equal files are not written."""
     folder, files = stage / FOLDER, vocabulary.files()
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -181,13 +182,13 @@ def store_vocabulary(stage: Path, vocabulary: Vocabulary) -> None:
             write(path, contents)
 
 
-def stored_vocabulary(stage: Path, experiment: Experiment) -> Vocabulary:
+def stored_vocabulary(stage: Path, experiment: Experiment) -> Tokenizer:
     """The vocabulary that the stage in a folder was trained with; SettingError if it is another or gone."""
     recorded, folder, data = origin.read(stage)["vocabulary"]["fingerprint"], stage / FOLDER, experiment.data
     bare = data.vocabulary == "bytes"  # which has no files
     if not bare and not folder.is_dir():
         raise SettingError(f"{folder} is missing: the vocabulary that this model was trained with")
-    vocabulary = open_vocabulary("bytes" if bare else folder, data.sentinels, experiment.model.vocab_size)
+    vocabulary = load_tokenizer("bytes" if bare else folder, data.sentinels, experiment.model.vocab_size)
     if recorded not in (UNKNOWN, vocabulary.fingerprint):
         raise SettingError(
             f"{folder} is not the vocabulary that this model was trained with: its fingerprint is "
@@ -266,7 +267,7 @@ def pretraining_batches(
         architecture=experiment.model.architecture,
         inputs_length=data.inputs_length * times,
         batch_size=size,
-        frame=text_frame(experiment.model, prepared.vocabulary),
+        boundary=boundary_tokens(experiment.model, prepared.vocabulary),
     )
     return Batches(source, size)
 
@@ -324,8 +325,8 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], prepared: Pre
     tuned, limits = tuning_lengths(experiment, mixtures), corpus.lengths
     lengths = Lengths(limits.raw, max(limits.inputs, tuned.inputs), max(limits.targets, tuned.targets))
     shares = rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
-    frame = text_frame(experiment.model, prepared.vocabulary)
-    rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
+    boundary = boundary_tokens(experiment.model, prepared.vocabulary)
+    rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed, boundary)
     return Batches(rows, experiment.pretraining.batch_size)
 
 

@@ -46,8 +46,8 @@ from lm.evaluate.generate import greedy
 from lm.nn import electra, elmo, finetune
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths
-from lm.special_tokens import text_frame
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.special_tokens import boundary_tokens
+from lm.tokenizers.tokenizer import Tokenizer
 from lm.train import optimizers
 from lm.train.losses import both_directions, labelled, masked_lm, replaced_tokens
 from lm.train.runtime.checkpoints import CheckpointError, Checkpoints
@@ -137,8 +137,8 @@ def _text_batches(stage: Stage, prepared: Prepared) -> Batches:
     examples = encoded_tasks(experiment, stage.on, prepared)
     sizes, limit = {task: len(rows) for task, rows in examples.items()}, experiment.tuning.examples_limit
     shares = rates(sizes, kind="proportional", limit=limit, temperature=1.0)
-    frame = text_frame(experiment.model, prepared.vocabulary)
-    rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
+    boundary = boundary_tokens(experiment.model, prepared.vocabulary)
+    rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed, boundary)
     return Batches(rows, stage.training.batch_size)
 
 
@@ -200,9 +200,9 @@ def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, hal
     length = max(mixture(name).targets_length for name in stage.scored_on if mixture(name).has(task.name))
     asked = questions(stage.settings, prepared.vocabulary, mesh, task, answered, length)
     lengths = (stage.settings.tuning.inputs_length, length)
-    frame = text_frame(stage.settings.model, prepared.vocabulary)
+    boundary = boundary_tokens(stage.settings.model, prepared.vocabulary)
     others = first(task.rows("validation", prepared.cache), most)
-    choices = partial(choices_of, task, vocabulary=prepared.vocabulary, lengths=lengths, frame=frame)
+    choices = partial(choices_of, task, tokenizer=prepared.vocabulary, lengths=lengths, boundary=boundary)
     if half == "validation":
         return replace(asked, choices=choices(others))
     chooses = task.candidates or task.premises  # else nothing is to be fitted
@@ -219,7 +219,7 @@ def _head_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) ->
 
 def questions(
     experiment: Experiment,
-    vocabulary: Vocabulary,
+    vocabulary: Tokenizer,
     mesh: Mesh,
     task: AnyTask,
     rows: Sequence[Row],
@@ -236,9 +236,9 @@ def questions(
     else:
         prompts = [(vocabulary.encode(task.to_text(row)[0]), ()) for row in rows]
         lengths = Lengths(raw=length, inputs=length, targets=1)
-        frame = text_frame(experiment.model, vocabulary)
+        boundary = boundary_tokens(experiment.model, vocabulary)
         batches = eval_batches(
-            prompts, architecture=architecture, lengths=lengths, batch_size=size, frame=frame
+            prompts, architecture=architecture, lengths=lengths, batch_size=size, boundary=boundary
         )
         output, answer = partial(greedy, max_length=targets_length), lambda row, ids: vocabulary.decode(ids)
     return Questions(task, rows, _of_process(mesh, size, batches), output, answer)

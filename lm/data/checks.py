@@ -4,7 +4,7 @@ from lm.config.base import SettingError, nearest
 from lm.data.packing import ARCHITECTURES, ENCODER_DECODERS
 from lm.objectives.corruption import NOISES
 from lm.objectives.denoising import IN_PLACE, Objective
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
 ONE_FOR_ONE = ("masks", "masks-or-random", "masks-random-or-same")
 
@@ -39,8 +39,8 @@ def _needs() -> list[tuple[str, str, str, tuple[str, ...]]]:
     ]
 
 
-def check_objective(objective: Objective, architecture: str, vocabulary: Vocabulary) -> None:
-    """Raise SettingError if an objective contradicts itself, the architecture or the vocabulary."""
+def check_objective(objective: Objective, architecture: str, tokenizer: Tokenizer) -> None:
+    """Raise SettingError if an objective contradicts itself, the architecture or the tokenizer."""
     for field, value, other, allowed in _needs():
         chosen = getattr(objective, other)
         if getattr(objective, field) == value and chosen not in allowed:
@@ -59,19 +59,19 @@ def check_objective(objective: Objective, architecture: str, vocabulary: Vocabul
             f"objective.targets={objective.targets!r} does not suit model.architecture={architecture!r}: an "
             f"encoder, and only that, predicts tokens in their places ({' or '.join(map(repr, IN_PLACE))})"
         )
-    if "sentinels" in (objective.inputs, objective.targets) and vocabulary.num_sentinels < 1:
+    if "sentinels" in (objective.inputs, objective.targets) and tokenizer.num_sentinels < 1:
         raise SettingError("the vocabulary has no sentinels for this objective: set data.sentinels to 100")
     has_masks = objective.inputs in (*ONE_FOR_ONE, "span-masks")
-    check_symbols(vocabulary, ["mask"] if has_masks else [], architecture)
+    check_symbols(tokenizer, ["mask"] if has_masks else [], architecture)
 
 
-def check_symbols(vocabulary: Vocabulary, names: list[str], architecture: str) -> None:
-    """Raise SettingError if the vocabulary lacks a special token.
+def check_symbols(tokenizer: Tokenizer, names: list[str], architecture: str) -> None:
+    """Raise SettingError if the tokenizer lacks a special token.
 
     Needed are ``names``, and CLS and SEP of an encoder, EOS of all other architectures.
     """
     names = [*names, "cls", "sep"] if architecture == "encoder" else [*names, "eos"]
-    if lacking := [name for name in names if getattr(vocabulary, name) is None]:
+    if lacking := [name for name in names if getattr(tokenizer, name) is None]:
         tokens, least = ", ".join(lacking), 5 if "extract" in lacking else 2
         raise SettingError(
             f"the vocabulary has no token for {tokens}; ours need data.sentinels of at least {least}"

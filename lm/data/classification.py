@@ -25,7 +25,7 @@ from lm.data.tasks.labelled import LabelledTask
 from lm.data.tasks.task import Row
 from lm.objectives.corruption import length_mask
 from lm.objectives.denoising import Lengths
-from lm.tokenizers.tokenizer import PAD, Layout, Vocabulary
+from lm.tokenizers.tokenizer import PAD, Layout, Tokenizer
 
 WORD = re.compile(r"\w+|[^\w\s]")  # answers in a context begin and end with a word or a punctuation mark
 ANSWER_WORDS = 30  # longest answer [words]; Devlin et al. 2019 count it in tokens (in their code)
@@ -82,16 +82,16 @@ def shortened(sizes: Sequence[int], room: int) -> list[int]:
 
 
 @functools.lru_cache(maxsize=100_000)
-def word_pieces(vocabulary: Vocabulary, lead: str, word: str) -> tuple[int, ...]:
+def word_pieces(tokenizer: Tokenizer, lead: str, word: str) -> tuple[int, ...]:
     """Return the token ids of a word that follows the character ``lead``.
 
     A word may have other tokens within a text than alone: it has those that follow the tokens of ``lead``.
     After a blank, which most tokenizers make a part of the word, all tokens are the word's. Where the tokens
     of ``lead`` change before the word, the word is encoded alone.
     """
-    whole, head = vocabulary.encode(lead + word), vocabulary.encode(lead) if lead.strip() else []
+    whole, head = tokenizer.encode(lead + word), tokenizer.encode(lead) if lead.strip() else []
     follows = len(whole) > len(head) and whole[: len(head)] == head
-    return tuple(whole[len(head) :] if follows else vocabulary.encode(word))
+    return tuple(whole[len(head) :] if follows else tokenizer.encode(word))
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ class Reader:
     """Turns a task's rows into examples for a head, and the head's outputs into answers."""
 
     task: LabelledTask
-    vocabulary: Vocabulary
+    tokenizer: Tokenizer
     architecture: str
     length: int
     layout: Layout = "ended"
 
     def __post_init__(self) -> None:
         check_architecture(self.architecture)
-        check_symbols(self.vocabulary, [] if self.layout == "ended" else [*GPT_MARKS], self.architecture)
+        check_symbols(self.tokenizer, [] if self.layout == "ended" else [*GPT_MARKS], self.architecture)
         if self.layout != "ended" and self.architecture not in DECODERS:
             needs = f"model.architecture={' or '.join(map(repr, DECODERS))}, not {self.architecture!r}"
             raise SettingError(f"tuning.layout={self.layout!r} needs {needs}")
@@ -159,19 +159,19 @@ class Reader:
         return self.task.texts(row)[-1][words.spans[first][0] : words.spans[last][1]]
 
     def _encoded(self, text: str) -> np.ndarray:
-        return np.asarray(self.vocabulary.encode(text), np.int32)
+        return np.asarray(self.tokenizer.encode(text), np.int32)
 
     @property
     def _frame(self) -> RowFrame:
         if self.layout != "ended":
-            start, delim, extract = (getattr(self.vocabulary, name) for name in GPT_MARKS)
+            start, delim, extract = (getattr(self.tokenizer, name) for name in GPT_MARKS)
             return RowFrame((start,), (delim,), (extract,))
-        affixes, eos, sep = self.vocabulary.affixes, (self.vocabulary.eos,), (self.vocabulary.sep,)
-        if affixes is not None and affixes.behind:
-            return RowFrame(*affixes)
+        template, eos, sep = self.tokenizer.template, (self.tokenizer.eos,), (self.tokenizer.sep,)
+        if template is not None and template.suffix:
+            return RowFrame(*template)
         if self.architecture == "encoder":
-            return RowFrame((self.vocabulary.cls,), sep, sep)
-        return RowFrame(affixes.before if affixes else (), eos, eos)  # before: <s> for Llama
+            return RowFrame((self.tokenizer.cls,), sep, sep)
+        return RowFrame(template.prefix if template else (), eos, eos)  # before: <s> for Llama
 
     def _framed(self, parts: Sequence[np.ndarray]) -> Framed:
         begin, between, end, second_type = self._frame
@@ -195,7 +195,7 @@ class Reader:
             text, spans = words, [match.span() for match in WORD.finditer(words)]
             words = [text[start:end] for start, end in spans]
             leads = [re.sub(r"\s", " ", text[max(start - 1, 0) : start]) for start, _ in spans]
-        pieces = [word_pieces(self.vocabulary, *both) for both in zip(leads, words, strict=True)]
+        pieces = [word_pieces(self.tokenizer, *both) for both in zip(leads, words, strict=True)]
         counts = np.array([len(word) for word in pieces], np.int64)
         last = np.fromiter(chain.from_iterable(pieces), np.int32)
         framed = self._framed([*map(self._encoded, before), last])

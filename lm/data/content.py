@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.batch import Batch
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
 TOP = 10  # most frequent tokens, which a model predicts that does not yet use the context
 
@@ -24,7 +24,7 @@ class WithoutContext(NamedTuple):
     frequent: np.ndarray  # int32 [TOP]: the most frequent tokens; -1 where there are fewer
 
 
-def without_context(batches: Sequence[Batch], vocabulary: Vocabulary, text: np.ndarray) -> WithoutContext:
+def without_context(batches: Sequence[Batch], tokenizer: Tokenizer, text: np.ndarray) -> WithoutContext:
     """Return the unigram baseline on the content tokens of held-out ``batches``.
 
     The loss is the unigram cross-entropy plus the surprise that a content token comes next and no sentinel.
@@ -35,11 +35,11 @@ def without_context(batches: Sequence[Batch], vocabulary: Vocabulary, text: np.n
     names = ("targets", "content", "segment_ids")
     targets, content, segments = (np.concatenate([getattr(side, name) for side in sides]) for name in names)
     pieces = targets[content]
-    own = np.bincount(pieces, minlength=vocabulary.size)
-    counts = own + np.bincount(text, minlength=vocabulary.size)
+    own = np.bincount(pieces, minlength=tokenizer.vocab_size)
+    counts = own + np.bincount(text, minlength=tokenizer.vocab_size)
     entropy = -np.log(counts[pieces] / counts.sum()).sum() / max(len(pieces), 1)
     frequent = np.argsort(-own, kind="stable")[:TOP]
-    sentinels = (segments > 0) & ~content & (targets >= vocabulary.size - vocabulary.num_sentinels)
+    sentinels = (segments > 0) & ~content & (targets >= tokenizer.vocab_size - tokenizer.num_sentinels)
     loss = float(entropy) + _surprise(content, sentinels, segments)
     return WithoutContext(loss, np.where(own[frequent] > 0, frequent, -1).astype(np.int32))
 

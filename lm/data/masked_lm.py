@@ -80,28 +80,28 @@ class Masked:
 
     def _noise(self, shown: Shown, u: np.ndarray) -> np.ndarray:
         """Return the corruption mask, bool [B,raw]; a [SEP] between documents is never masked."""
-        objective, vocabulary, starts = self.reading.objective, self.reading.vocabulary, None
+        objective, tokenizer, starts = self.reading.objective, self.reading.tokenizer, None
         text = shown.text
-        between = text == vocabulary.sep
+        between = text == tokenizer.sep
         if objective.corruption.on_words:  # a piece or a document begins a word, whatever comes before it
             second = np.arange(self.lengths.raw) == shown.lengths[:, :1]
-            starts = vocabulary.word_starts[text] | second | between
+            starts = tokenizer.word_starts[text] | second | between
             starts[:, 1:] |= between[:, :-1]
         lengths = shown.lengths.sum(1)
         mask = objective.corruption.mask(objective, Drawn(lengths, u, 0, starts))
         return mask & length_mask(lengths, self.lengths.raw) & ~between
 
     def _features(self, shown: Shown, u: np.ndarray) -> Batch:
-        objective, vocabulary, paired = self.reading.objective, self.reading.vocabulary, int(self.paired)
+        objective, tokenizer, paired = self.reading.objective, self.reading.tokenizer, int(self.paired)
         text, first = shown.text, shown.lengths[:, :1]
         noise = self._noise(shown, u)
-        visible, _ = INPUTS[objective.inputs].show(text, noise, u[:, -1], vocabulary)
+        visible, _ = INPUTS[objective.inputs].show(text, noise, u[:, -1], tokenizer)
         positions = np.arange(self.lengths.inputs)
         second = paired * (positions > first + 1)
         end = shown.lengths.sum(1)[:, None] + 1 + paired  # where the last [SEP] stands
         row = positions <= end
         words = (positions > 0) & (positions < end) & ((positions != first + 1) | (not paired))
-        frame = np.where(positions > 0, vocabulary.sep, vocabulary.cls) * row + PAD * ~row
+        frame = np.where(positions > 0, tokenizer.sep, tokenizer.cls) * row + PAD * ~row
         source = np.clip(positions - 1 - second, 0, self.lengths.raw - 1)
         visible, text, noise = (np.take_along_axis(side, source, axis=1) for side in (visible, text, noise))
         side = Side(
@@ -140,7 +140,7 @@ class Pieces:
 
     def _split_points(self, segments: np.ndarray, u: np.ndarray) -> np.ndarray:
         lengths = self.corpus.segments.lengths[segments]
-        return split_points(self.read(self.alone(segments)[0]), lengths, u, self.corpus.vocabulary)
+        return split_points(self.read(self.alone(segments)[0]), lengths, u, self.corpus.tokenizer)
 
     def of(self, segments: np.ndarray, u: np.ndarray) -> tuple[Pair, np.ndarray]:
         """Return the pairs that the segments [B] are split into, and which of them are changed, bool [B].

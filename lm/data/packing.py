@@ -16,7 +16,7 @@ from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.objectives.corruption import length_mask
 from lm.objectives.denoising import Lengths
-from lm.tokenizers.tokenizer import PAD, T5_FRAME, TextFrame
+from lm.tokenizers.tokenizer import PAD, T5_BOUNDARY_TOKENS, BoundaryTokens
 
 ENCODER_DECODERS = ("encoder-decoder", "shared-encoder-decoder")
 DECODERS = ("decoder", "prefix-decoder")  # read inputs and targets in one row
@@ -46,17 +46,17 @@ class Marked(NamedTuple):
 Ids = Sequence[int] | np.ndarray | Marked
 
 
-def ragged(sequences: Sequence[Ids], room: int, frame: TextFrame = T5_FRAME) -> Ragged:
-    """Return the sequences as a ragged batch, with the special tokens of ``frame`` around each of them.
+def ragged(sequences: Sequence[Ids], room: int, boundary: BoundaryTokens = T5_BOUNDARY_TOKENS) -> Ragged:
+    """Return the sequences as a ragged batch, with the special tokens of ``boundary`` around each of them.
 
     A sequence longer than ``room``, EOS included, loses its end but keeps its EOS.
     """
-    marked = [_marked(ids, frame.before) for ids in sequences]
+    marked = [_marked(ids, boundary.prefix) for ids in sequences]
     lengths = np.array([min(len(ids), room - 1) for ids, _ in marked], np.int32) + 1
     tokens = np.full((len(marked), int(lengths.max(initial=0))), PAD, np.int32)
     marks = np.zeros(tokens.shape, bool)
     for row, mark, length, (ids, content) in zip(tokens, marks, lengths - 1, marked, strict=True):
-        row[:length], row[length] = ids[:length], frame.eos
+        row[:length], row[length] = ids[:length], boundary.eos
         mark[:length] = content[:length]
     return Ragged(tokens, lengths, marks)
 

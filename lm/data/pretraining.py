@@ -21,7 +21,7 @@ from lm.data.segments import KEPT, SEGMENTS, CorpusReading, WindowRows
 from lm.objectives.corruption import Drawn, cap_sentinels, length_mask, trim_targets
 from lm.objectives.denoising import Lengths, Objective, compute_lengths, sizes
 from lm.objectives.formatting import INPUTS, TARGETS, permutation
-from lm.tokenizers.tokenizer import PAD, T5_FRAME, TextFrame, Vocabulary
+from lm.tokenizers.tokenizer import PAD, T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
 
 def pretraining_rows(
@@ -31,20 +31,20 @@ def pretraining_rows(
     architecture: str,
     inputs_length: int,
     batch_size: int,
-    frame: TextFrame = T5_FRAME,
+    boundary: BoundaryTokens = T5_BOUNDARY_TOKENS,
 ) -> "Denoised | Masked":
     """Return the rows of a corpus under an objective: ``Masked`` for encoders, ``Denoised`` for all others.
 
-    SettingError if objective, architecture and vocabulary do not fit together.
+    SettingError if objective, architecture and tokenizer do not fit together.
     """
     check_architecture(architecture, streams.seed or 0)
-    check_objective(objective, architecture, streams.corpus.vocabulary)
+    check_objective(objective, architecture, streams.corpus.tokenizer)
     lengths = compute_lengths(objective, inputs_length)
     if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
         # A prefix LM has two EOS in its row, after inputs and after targets: its text is a token shorter.
         lengths = lengths._replace(raw=max(lengths.raw - 1, 1))
     reading = CorpusReading(streams, objective, lengths, batch_size)
-    return Masked(reading) if architecture == "encoder" else Denoised(reading, architecture, frame)
+    return Masked(reading) if architecture == "encoder" else Denoised(reading, architecture, boundary)
 
 
 def noise_mask(objective: Objective, text: Drawn, room: int) -> np.ndarray:
@@ -63,7 +63,7 @@ def noise_mask(objective: Objective, text: Drawn, room: int) -> np.ndarray:
 
 
 def denoise(
-    objective: Objective, text: Ragged, u: np.ndarray, vocabulary: Vocabulary, limits: Lengths
+    objective: Objective, text: Ragged, u: np.ndarray, tokenizer: Tokenizer, limits: Lengths
 ) -> tuple[Ragged, Ragged]:
     """Return inputs and targets of texts [B,L], within ``limits`` and ending with EOS.
 
@@ -72,23 +72,23 @@ def denoise(
     inputs are those of the text that they show, content tokens of the targets those that inputs hide.
     """
     tokens, lengths, words = text
-    eos, inside, order = None if objective.eos_between_documents else vocabulary.eos, text.mask, None
+    eos, inside, order = None if objective.eos_between_documents else tokenizer.eos, text.mask, None
     if objective.sentences == "permuted":
-        order, u = permutation(tokens, lengths, u[:, -1], vocabulary), u[:, :-1]
+        order, u = permutation(tokens, lengths, u[:, -1], tokenizer), u[:, :-1]
         tokens, words = (np.take_along_axis(side, order, axis=1) for side in (tokens, words))
     if objective.corruption.infill:
         source, keep, noise = objective.corruption.infill(objective, lengths, u)
-        shown = np.where(source < 0, vocabulary.mask, np.take_along_axis(tokens, source, axis=1))
+        shown = np.where(source < 0, tokenizer.mask, np.take_along_axis(tokens, source, axis=1))
         inputs = _gather(shown, keep, (source >= 0) & np.take_along_axis(words, source, axis=1), eos)
     else:
-        starts = vocabulary.word_starts[tokens] if objective.corruption.on_words else None
-        noise = noise_mask(objective, Drawn(lengths, u, vocabulary.num_sentinels, starts), limits.targets)
-        shown, keep = INPUTS[objective.inputs].show(tokens, noise, u[:, -1], vocabulary)
+        starts = tokenizer.word_starts[tokens] if objective.corruption.on_words else None
+        noise = noise_mask(objective, Drawn(lengths, u, tokenizer.num_sentinels, starts), limits.targets)
+        shown, keep = INPUTS[objective.inputs].show(tokens, noise, u[:, -1], tokenizer)
         inputs = _gather(shown, keep & inside, words & ~noise, eos if objective.has_inputs else None)
     if order is not None:  # targets keep the order of the text
         noise[np.arange(len(order))[:, None], order] = noise.copy()
     targets = TARGETS["everything" if objective.corruption.infill else objective.targets]
-    predicted, keep = targets.show(text.tokens, noise, u[:, -1], vocabulary)
+    predicted, keep = targets.show(text.tokens, noise, u[:, -1], tokenizer)
     return inputs, _gather(predicted, keep & inside, text.content & noise, eos)
 
 
@@ -133,11 +133,11 @@ class Denoised(Uncached):
 
     reading: CorpusReading
     architecture: str
-    frame: TextFrame = T5_FRAME
+    boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
 
     @property
     def lengths(self) -> Lengths:
-        before, lengths = len(self.frame.before), self.reading.lengths
+        before, lengths = len(self.boundary.prefix), self.reading.lengths
         return lengths._replace(inputs=lengths.inputs + before, targets=lengths.targets + before)
 
     @property
@@ -150,9 +150,9 @@ class Denoised(Uncached):
         parts = [self._packed_texts(rows) if packs else self._texts(rows, numbers) for rows in found]
         text, seeds, keys, draws, at = _joined(parts)
         sides = self._denoised(text, seeds, keys, draws if packs else None)
-        inputs, targets = (_prefixed(side, self.frame.before) for side in sides)
+        inputs, targets = (_prefixed(side, self.boundary.prefix) for side in sides)
         batch = features(inputs, targets, at, self.architecture, self.lengths, len(numbers))
-        return with_start(batch, self.frame.start)
+        return with_start(batch, self.boundary.decoder_start)
 
     def rows_of_epoch(self, most: int) -> int:
         """Return the number of rows of the first epoch of a corpus in one stream, at most ``most``."""
@@ -187,7 +187,7 @@ class Denoised(Uncached):
         corpus, raw = self.reading.corpus(place), self.lengths.raw
         starts, counts = corpus.segments.starts[segments], corpus.segments.lengths[segments]
         tokens = corpus.text.read(starts[:, None] + np.arange(raw))
-        return Ragged(tokens, counts.astype(np.int32), tokens != corpus.vocabulary.eos)
+        return Ragged(tokens, counts.astype(np.int32), tokens != corpus.tokenizer.eos)
 
     def _denoised(
         self, text: Ragged, seeds: np.ndarray | int, keys: np.ndarray, draws: np.ndarray | None
@@ -196,7 +196,7 @@ class Denoised(Uncached):
         u = uniforms(seeds, keys, self.objective.draws, self.lengths.raw)
         if draws is not None:
             u[:, 0, 0] = draws
-        return denoise(self.objective, text, u, self.reading.vocabulary, self.reading.lengths)
+        return denoise(self.objective, text, u, self.reading.tokenizer, self.reading.lengths)
 
     def example(self, number: int) -> tuple[Ragged, Ragged]:
         """Return example ``number`` of a mixture; streams take turns, each in the order of its segments."""
@@ -215,7 +215,7 @@ class Denoised(Uncached):
         order = self.reading.order(place)
         draws = self.reading.first_draws(place)
         counts = self.reading.corpus(place).segments.lengths[order]
-        sides = np.stack(sizes(self.objective, counts, draws), axis=1) + len(self.frame.before)
+        sides = np.stack(sizes(self.objective, counts, draws), axis=1) + len(self.boundary.prefix)
         if self.architecture not in ENCODER_DECODERS:
             sides = sides.sum(axis=1, keepdims=True)
         return Packed(fill_rows(sides, row_room(self.architecture, self.lengths)), draws)

@@ -13,7 +13,7 @@ from lm.data.batches import Uncached, generator
 from lm.data.corpus.sampler import Streams, Walk, WindowPlace
 from lm.data.corpus.token_cache import Tokens
 from lm.objectives.denoising import Lengths, Objective
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
 SEGMENTS = "segments"  # the kind of row that is counted in a window, unless segments are packed into rows
 DRAWS = 1 << 41  # set in the keys of the segments' first random numbers, and in none that orders segments
@@ -96,13 +96,13 @@ class Corpus(Uncached):
 
     tokens: Tokens
     objective: Objective
-    vocabulary: Vocabulary
+    tokenizer: Tokenizer
     raw: int  # the most tokens of a segment
 
     @functools.cached_property
     def text(self) -> RunningText:
         is_mlm, tokens = self.objective.is_mlm, self.tokens
-        separator = self.vocabulary.sep if is_mlm else self.vocabulary.eos
+        separator = self.tokenizer.sep if is_mlm else self.tokenizer.eos
         separator = separator if self.objective.eos_between_documents else None
         behind_last = not is_mlm and not tokens.goes_on
         return running(tokens.tokens, tokens.offsets, separator, behind_last=behind_last)
@@ -147,8 +147,8 @@ class CorpusReading(Uncached):
         return self.streams.seed or 0
 
     @property
-    def vocabulary(self) -> Vocabulary:
-        return self.streams.corpus.vocabulary
+    def tokenizer(self) -> Tokenizer:
+        return self.streams.corpus.tokenizer
 
     def rows(self, numbers: np.ndarray, size: Size, what: str) -> list[WindowRows]:
         """Return the windows of the rows with these numbers, int64 [B], counted from the first batch on.
@@ -199,7 +199,7 @@ class CorpusReading(Uncached):
         return functools.lru_cache(maxsize=KEPT * self.streams.count)(self._corpus)
 
     def _corpus(self, place: WindowPlace) -> Corpus:
-        return Corpus(self.streams.tokens(place), self.objective, self.vocabulary, self.lengths.raw)
+        return Corpus(self.streams.tokens(place), self.objective, self.tokenizer, self.lengths.raw)
 
     def segments_of(self, place: WindowPlace) -> int:
         """Return how many segments a window has."""

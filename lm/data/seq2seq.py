@@ -17,7 +17,7 @@ from lm.data.packing import DECODERS, Ids, Marked, Ragged, features, fill_rows, 
 from lm.data.pretraining import Denoised
 from lm.data.tasks.task import Row, Task
 from lm.objectives.denoising import Lengths
-from lm.tokenizers.tokenizer import T5_FRAME, TextFrame, Vocabulary
+from lm.tokenizers.tokenizer import T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
 Example = tuple[Ids, Ids]  # (inputs, targets), without EOS
 
@@ -53,7 +53,7 @@ class Encoded(Sequence[Example]):
 
     task: Task
     rows: Sequence[Row]
-    vocabulary: Vocabulary
+    tokenizer: Tokenizer
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -62,7 +62,7 @@ class Encoded(Sequence[Example]):
         row = self.rows[place]
         self.task.check_labels([row], [place])
         inputs, targets = self.task.to_text(row)
-        return self.vocabulary.encode(inputs), self.vocabulary.encode(targets)
+        return self.tokenizer.encode(inputs), self.tokenizer.encode(targets)
 
 
 def _without_eos(example: Ragged) -> Marked:
@@ -87,7 +87,7 @@ class Mixed(Uncached):
     architecture: str
     lengths: Lengths
     seed: int
-    frame: TextFrame = T5_FRAME
+    boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
 
     def __post_init__(self) -> None:
         check_architecture(self.architecture, self.seed, writes=True)
@@ -117,9 +117,9 @@ class Mixed(Uncached):
         rows = [self._block(number // ROWS_A_BLOCK)[number % ROWS_A_BLOCK] for number in numbers.tolist()]
         examples = [example for row in rows for example in row]
         places = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-        sides = _sides(examples, self.lengths, self.frame)
+        sides = _sides(examples, self.lengths, self.boundary)
         batch = features(*sides, places, self.architecture, self.lengths, len(rows))
-        return with_start(batch, self.frame.start)
+        return with_start(batch, self.boundary.decoder_start)
 
     @functools.cached_property
     def _block(self) -> Callable[[int], list[list[Example]]]:
@@ -137,7 +137,7 @@ class Mixed(Uncached):
         while len(starts) < ROWS_A_BLOCK + 2:  # the last row may have room for more
             count = begin + len(examples)
             examples += [self._dataset[number] for number in range(count, count + ROWS_A_BLOCK)]
-            inputs, targets = _sides(examples, self.lengths, self.frame)
+            inputs, targets = _sides(examples, self.lengths, self.boundary)
             sizes = np.stack([inputs.lengths, targets.lengths], axis=1)
             if self.architecture in DECODERS:
                 sizes = sizes.sum(axis=1, keepdims=True)
@@ -151,19 +151,19 @@ def eval_batches(
     architecture: str,
     lengths: Lengths,
     batch_size: int,
-    frame: TextFrame = T5_FRAME,
+    boundary: BoundaryTokens = T5_BOUNDARY_TOKENS,
 ) -> list[Batch]:
     """Return all examples in order, one a row; rows of padding (segment 0) fill up the last batch."""
     check_architecture(architecture, writes=True)
     parts = in_parts(examples, batch_size)
     batches = [
-        features(*_sides(part, lengths, frame), np.arange(len(part)), architecture, lengths, batch_size)
+        features(*_sides(part, lengths, boundary), np.arange(len(part)), architecture, lengths, batch_size)
         for part in parts
     ]
-    return [with_start(batch, frame.start) for batch in batches]
+    return [with_start(batch, boundary.decoder_start) for batch in batches]
 
 
-def _sides(examples: Sequence[Example], lengths: Lengths, frame: TextFrame) -> tuple[Ragged, Ragged]:
+def _sides(examples: Sequence[Example], lengths: Lengths, boundary: BoundaryTokens) -> tuple[Ragged, Ragged]:
     """Return the inputs and the targets of examples, truncated to ``lengths``, with EOS."""
-    inputs = ragged([inputs for inputs, _ in examples], lengths.inputs, frame)
-    return inputs, ragged([targets for _, targets in examples], lengths.targets, frame)
+    inputs = ragged([inputs for inputs, _ in examples], lengths.inputs, boundary)
+    return inputs, ragged([targets for _, targets in examples], lengths.targets, boundary)

@@ -28,7 +28,7 @@ from experiments.study.registry import build
 from lm.data.corpus.precompute import encode_ahead
 from lm.data.corpus.shards import documents_of
 from lm.data.corpus.spec import corpus_shards
-from lm.tokenizers.sentencepiece import SentencePiece
+from lm.tokenizers.sentencepiece import SentencePieceTokenizer
 
 DOCUMENT = 2_200  # mean of C4 [bytes]
 DOCUMENTS = 30_000  # that the tokenizer alone encodes
@@ -86,7 +86,10 @@ def tokenize(corpus: Path, vocabulary: Path, ready, told) -> None:
     """Bytes a second of one thread of the tokenizer alone, on text that is in memory."""
     shards = corpus_shards(f"jsonl:{corpus}/*.jsonl", "train", corpus)
     texts = [*islice(documents_of(shards), DOCUMENTS)]
-    processor, size = SentencePiece(vocabulary, 100).processor, sum(len(text.encode()) for text in texts)
+    processor, size = (
+        SentencePieceTokenizer(vocabulary, 100).processor,
+        sum(len(text.encode()) for text in texts),
+    )
     ready.wait()
     begin = time.perf_counter()
     processor.encode(texts, num_threads=1)

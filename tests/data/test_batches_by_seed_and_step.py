@@ -18,10 +18,10 @@ from lm.data.pretraining import pretraining_rows
 from lm.data.segments import Corpus, running
 from lm.data.seq2seq import Mixed, Unsupervised, eval_batches
 from lm.objectives.denoising import OBJECTIVES, Lengths
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.tokenizers.tokenizer import EOS
 
-VOCABULARY = Bytes(100)
+VOCABULARY = ByteTokenizer(100)
 PAIRS = [
     (name, architecture)
     for name, architecture in itertools.product(sorted(OBJECTIVES), ("encoder-decoder", "prefix-decoder"))
@@ -182,7 +182,7 @@ def test_a_document_that_is_cut_has_no_end(corpus):
     cuts = {first: False, second - 1: True, second: False, len(whole.tokens): False}
     assert {count: whole.cut(count).goes_on for count in cuts} == cuts
     for count, goes_on in cuts.items():
-        text = Corpus(whole.cut(count), OBJECTIVES["causal-lm"], Bytes(100), 32).text
+        text = Corpus(whole.cut(count), OBJECTIVES["causal-lm"], ByteTokenizer(100), 32).text
         assert (text.read(np.array([text.length - 1]))[0] != EOS) == goes_on
 
 
@@ -326,7 +326,7 @@ def test_streams_and_mixtures_refuse_by_name(batches, corpus):
     with pytest.raises(SettingError, match="writes no text"):
         eval_batches([], architecture="encoder", lengths=LIMITS, batch_size=1)
     with pytest.raises(SettingError, match="no sentinels"):
-        batches("baseline", "decoder", replace(corpus, vocabulary=Bytes(0)))
+        batches("baseline", "decoder", replace(corpus, tokenizer=ByteTokenizer(0)))
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from lm.data.seq2seq import Mixed, Unsupervised
 from lm.files import lines_with_checksum
 from lm.objectives.denoising import OBJECTIVES, Lengths
 
-SENTINELS = VOCABULARY.size - VOCABULARY.num_sentinels
+SENTINELS = VOCABULARY.vocab_size - VOCABULARY.num_sentinels
 DENOISING = [name for name, one in OBJECTIVES.items() if not one.is_mlm and one.has_inputs]
 
 
@@ -125,7 +125,7 @@ def drawn_text(objective, length=512):
 SHARES = 1 / np.arange(1, 271)
 SHARES /= SHARES.sum()
 ENTROPY = -(SHARES * np.log(SHARES)).sum()
-MANY = replace(VOCABULARY, num_sentinels=150, size=450)
+MANY = replace(VOCABULARY, num_sentinels=150, vocab_size=450)
 
 
 @pytest.mark.parametrize(

@@ -219,10 +219,10 @@ def test_damaged_lines_and_files_are_named_and_left_out_if_asked(tmp_path):
 FULL = """
 import resource, sys; from pathlib import Path
 from lm.data.corpus import token_cache
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))  # of a file: as a full disk has it
 try:
-    token_cache.encode_texts(["word " * 10_000], Bytes(100), Path(sys.argv[1])).first()
+    token_cache.encode_texts(["word " * 10_000], ByteTokenizer(100), Path(sys.argv[1])).first()
 except OSError as error:
     print(error)
 """

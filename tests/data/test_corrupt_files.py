@@ -37,8 +37,8 @@ from lm.files import (
     parse_with_checksum,
     write_with_checksum,
 )
-from lm.tokenizers.sentencepiece import Bytes
-from lm.tokenizers.tokenizer import TRAINED_KINDS, UNK
+from lm.tokenizers.sentencepiece import ByteTokenizer
+from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS, UNK
 
 MINE = [f"text {i} " + "words and more words " * (i % 7) for i in range(40)]
 
@@ -188,7 +188,7 @@ def test_a_corrupt_record_stops_the_encoding_of_a_corpus_and_leaves_nothing_behi
     place, lengths = tmp_path / "tokens", [len(text.encode()) for text in MINE]
     for corrupt in ("skip", "stop"):  # what one keeps the other does not read
         shards = corpus_shards("tfds:mine", "train", tmp_path, corrupt)
-        made = replace(token_cache.encoded_corpus(shards, Bytes(100), place, 1), corrupt=corrupt)
+        made = replace(token_cache.encoded_corpus(shards, ByteTokenizer(100), place, 1), corrupt=corrupt)
         if corrupt == "skip":
             assert (len(made.first().tokens), made.first().left_out) == (sum(lengths) - lengths[7], 1)
             kept = files(place)
@@ -222,7 +222,7 @@ def files(folder):
 
 
 def test_tokens_with_any_byte_changed_and_files_cut_short_are_read_right_or_made_anew(tmp_path, capsys):
-    made = token_cache.encode_texts(TEXTS, Bytes(100), tmp_path)
+    made = token_cache.encode_texts(TEXTS, ByteTokenizer(100), tmp_path)
     good, path = made.first(), made.path(0, 0)
     content, draw = path.read_bytes(), random.Random(0)
     broken = [content[: len(content) * k // 8] for k in range(8)]
@@ -231,7 +231,7 @@ def test_tokens_with_any_byte_changed_and_files_cut_short_are_read_right_or_made
         broken += [content[:place] + other + content[place + 1 :]]
     for damaged in broken:
         path.write_bytes(damaged)
-        again = token_cache.encode_texts(TEXTS, Bytes(100), tmp_path).first()
+        again = token_cache.encode_texts(TEXTS, ByteTokenizer(100), tmp_path).first()
         assert (again.tokens.tolist(), again.offsets.tolist()) == (
             good.tokens.tolist(),
             good.offsets.tolist(),
@@ -264,7 +264,7 @@ def test_vocabularies_with_and_without_byte_fallback_lie_beside_each_other(tmp_p
         find_vocabulary(experiment, tmp_path, print)
 
 
-@pytest.mark.parametrize("kind", TRAINED_KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_ALGORITHMS)
 def test_a_vocabulary_of_each_kind_is_trained_on_the_corpus_that_it_names(kind, tmp_path):
     for name, texts in {"a": TEXTS, "b": [text.upper() for text in TEXTS]}.items():
         (tmp_path / f"{name}.txt").write_text("\n\n".join(texts))
@@ -308,9 +308,9 @@ def test_a_sealed_value_comes_back_as_it_was_or_its_file_is_named():
 
 ENCODE = """
 import sys; from pathlib import Path; from lm.data.corpus import token_cache
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.data.corpus.shards import documents_of
-class Said(Bytes):
+class Said(ByteTokenizer):
     def encode_batch(self, texts):
         print("encodes", flush=True)
         return super().encode_batch(texts)

@@ -10,11 +10,11 @@ from lm.config.base import SettingError
 from lm.data.batches import Batches
 from lm.data.classification import GPT_MARKS, Labelled, Reader, labelled_eval_batches, shortened
 from lm.data.tasks.labelled import LABELLED, behind_cue, find_labelled, halves, pairs
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.tokenizers.tokenizer import EOS
 
 TFDS = SHARED / "data" / "tfds"
-VOCABULARY = Bytes(100)
+VOCABULARY = ByteTokenizer(100)
 CLS = VOCABULARY.cls
 ARCHITECTURES = ("encoder", "decoder", "prefix-decoder", "encoder-decoder")
 CUE = {"question": "the"}
@@ -215,10 +215,10 @@ def test_training_sees_every_row_once_an_epoch_and_a_batch_is_the_same_in_parts(
     [
         (lambda pos: find_labelled("squat"), "did you mean 'squad'"),
         (lambda pos: Reader(pos, VOCABULARY, "encoder", 7), "tuning.inputs_length=7"),
-        (lambda pos: Reader(pos, Bytes(0), "encoder", 8), "no token for cls"),
+        (lambda pos: Reader(pos, ByteTokenizer(0), "encoder", 8), "no token for cls"),
         (lambda pos: Labelled(Reader(pos, VOCABULARY, "encoder", 8), [], seed=0), "no examples"),
         (
-            lambda pos: Reader(pos, Bytes(4), "decoder", 8, "start-delim-extract"),
+            lambda pos: Reader(pos, ByteTokenizer(4), "decoder", 8, "start-delim-extract"),
             "no token for extract; ours need data.sentinels of at least 5",
         ),
         (

@@ -49,29 +49,29 @@ CHOICES = {name: values for name, values in CHOICES.items() if values}
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class Tokenizer:
     """Ids are hashes of up to three characters: a third of them begin words, a tenth end sentences."""
 
     num_sentinels: int = 20
-    size: int = 300
+    vocab_size: int = 300
     pad, eos, sep = 0, 1, 1
-    first_piece, affixes = 3, None
+    first_regular_id, template = 3, None
 
     @property
     def mask(self) -> int:
-        return self.size - 1
+        return self.vocab_size - 1
 
     @property
     def cls(self) -> int:
-        return self.size - 2
+        return self.vocab_size - 2
 
     @property
     def word_starts(self) -> np.ndarray:
-        return np.arange(self.size) % 3 == 0
+        return np.arange(self.vocab_size) % 3 == 0
 
     @property
     def sentence_ends(self) -> np.ndarray:
-        return np.arange(self.size) % 10 == 1
+        return np.arange(self.vocab_size) % 10 == 1
 
     def encode(self, text: str) -> list[int]:
         return [3 + zlib.crc32(piece.encode()) % 270 for piece in re.findall(r" ?\w{1,3}| ?[^\w\s]", text)]
@@ -82,8 +82,8 @@ class OneWindow:
 
     fingerprint, shards = "", (None,)
 
-    def __init__(self, tokens: Tokens, vocabulary: Any):
-        self.tokens, self.vocabulary = tokens, vocabulary
+    def __init__(self, tokens: Tokens, tokenizer: Any):
+        self.tokens, self.tokenizer = tokens, tokenizer
 
     def read(self, _shard: int, window: int) -> Tokens | None:
         return None if window else self.tokens
@@ -96,7 +96,7 @@ def corpus() -> Tokens:
     return Tokens(random.integers(3, 273, offsets[-1]).astype(np.uint16), offsets)
 
 
-CORPUS, VOCABULARY = corpus(), Vocabulary()
+CORPUS, VOCABULARY = corpus(), Tokenizer()
 ROWS = {
     "acceptability": [
         {"sentence": f"a sentence, {'very ' * i}long", "label": i % 2 - (i == 3)} for i in range(30)
@@ -125,7 +125,7 @@ def examples(count: int) -> list[tuple[list[int], list[int]]]:
 
 
 def pretraining(
-    objective: Objective, architecture: str, length: int = 48, vocabulary: Vocabulary = VOCABULARY
+    objective: Objective, architecture: str, length: int = 48, vocabulary: Tokenizer = VOCABULARY
 ):
     streams = Streams(OneWindow(CORPUS, vocabulary), 1, 7)
     settings = {"architecture": architecture, "inputs_length": length, "batch_size": 6}
@@ -178,7 +178,7 @@ def variants(objective: Objective) -> dict[str, tuple[Objective, dict]]:
         "ends": (replace(objective, eos="each-example"), {}),
         "between": (replace(objective, eos="between-documents"), {"length": 33}),
         "permuted": (replace(objective, sentences="permuted"), {}),
-        "few-sentinels": (amount(rate=0.3), {"vocabulary": Vocabulary(num_sentinels=3)}),
+        "few-sentinels": (amount(rate=0.3), {"vocabulary": Tokenizer(num_sentinels=3)}),
         **{pairs: (replace(objective, pairs=pairs), {}) for pairs in PAIRS[1:]},
     }
 

@@ -9,9 +9,9 @@ from lm.data.corpus.spec import corpus_shards
 from lm.data.corpus.token_cache import EncodedCorpus
 from lm.data.pretraining import pretraining_rows
 from lm.objectives.denoising import OBJECTIVES
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 
-VOCABULARY = Bytes(100)
+VOCABULARY = ByteTokenizer(100)
 WORDS = [f"document {i} " + "of some length " * (i % 13) for i in range(400)]
 
 

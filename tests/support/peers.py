@@ -204,7 +204,7 @@ def clipped(grads, max_norm):
 def side(name, choice, tokens, noise_mask, vocabulary):
     """One side of an example under a mask that is given."""
     tokens, noise, size = np.array([tokens], np.int32), np.array([noise_mask], bool), vocabulary["vocab_size"]
-    vocabulary = SimpleNamespace(size=size, num_sentinels=100, mask=size - 1, first_piece=3)
+    vocabulary = SimpleNamespace(vocab_size=size, num_sentinels=100, mask=size - 1, first_regular_id=3)
     view = {"inputs": INPUTS, "targets": TARGETS}[name][choice]
     shown, keep = view.show(tokens, noise, np.zeros(tokens.shape, np.float32), vocabulary)
     return shown[keep].tolist()

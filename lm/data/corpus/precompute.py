@@ -68,7 +68,7 @@ def cost_of(streams: Streams, tokens: int | None) -> EncodingCost:
     corpus, sample = streams.corpus, streams.shards(0, 0)[0]
     begin = time.process_time()
     window = corpus.shards[sample].read(0, corpus.window)
-    encoded = encode(window.documents if window else [], corpus.vocabulary)
+    encoded = encode(window.documents if window else [], corpus.tokenizer)
     seconds, size = time.process_time() - begin, min(corpus.shards[sample].size, corpus.window)
     if not len(encoded.tokens):
         raise SettingError(f"data.corpus: the first window of {corpus.shards[sample].name} has no text")

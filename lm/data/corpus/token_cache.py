@@ -23,7 +23,7 @@ from lm.config.base import DataError
 from lm.data.corpus.shards import Shard, Texts, deal, fingerprints_of, window_size
 from lm.data.corpus.tfds import Corrupt
 from lm.files import atomic_file, name_file_in_errors
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
 ENCODED_AT_ONCE = 1 << 20  # text per call of the tokenizer [characters]
 TRIMMED_EVERY = 32  # that a process writes between checks of the cache's size [windows]
@@ -52,7 +52,7 @@ class EncodedCorpus:
     """Read the windows of a corpus's shards as tokens, through a cache; cheap to send to another process."""
 
     shards: tuple[Shard, ...]  # at least as many as streams
-    vocabulary: Vocabulary
+    tokenizer: Tokenizer
     folder: Path  # of the token cache
     window: int  # [bytes]
     streams: int  # among which its shards can be divided
@@ -61,7 +61,7 @@ class EncodedCorpus:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        key = f"{self.fingerprints} {self.vocabulary.fingerprint} {self.window}"
+        key = f"{self.fingerprints} {self.tokenizer.fingerprint} {self.window}"
         return hashlib.sha256(key.encode()).hexdigest()
 
     @functools.cached_property
@@ -77,7 +77,7 @@ class EncodedCorpus:
         if self.shards[shard].fingerprint != self.fingerprints[shard]:
             raise DataError(f"{self.shards[shard].name} has changed since it was first read: restore it")
         skips = "skip" * (self.corrupt == "skip")  # skipping records changes a window
-        key = f"{self.fingerprints[shard]} {number} {self.window} {self.vocabulary.fingerprint} {skips}"
+        key = f"{self.fingerprints[shard]} {number} {self.window} {self.tokenizer.fingerprint} {skips}"
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
         return self.folder / name[:2] / f"{name}.npz"
 
@@ -98,11 +98,11 @@ class EncodedCorpus:
     def _encode(self, shard: int, number: int) -> "_Kept":
         window = self.shards[shard].read(number, self.window)
         if window is None:
-            return _Kept(encode([], self.vocabulary), True)
+            return _Kept(encode([], self.tokenizer), True)
         if window.left_out:
             name = self.shards[shard].name
             print(f"warning: {window.left_out} corrupt records of {name} are left out", flush=True)
-        return _Kept(encode(window.documents, self.vocabulary)._replace(left_out=window.left_out), False)
+        return _Kept(encode(window.documents, self.tokenizer)._replace(left_out=window.left_out), False)
 
     def first(self, count: int | None = None) -> Tokens:
         """Return the first ``count`` tokens of the corpus in its own order, or all of them, in memory."""
@@ -147,26 +147,26 @@ _WRITTEN: dict[Path, int] = {}  # number of windows that this process wrote, by 
 
 
 def encoded_corpus(
-    shards: Sequence[Shard], vocabulary: Vocabulary, folder: Path, streams: int
+    shards: Sequence[Shard], tokenizer: Tokenizer, folder: Path, streams: int
 ) -> EncodedCorpus:
     """Return the encoded corpus of ``shards``, divided so that ``streams`` streams can read it."""
     size = window_size(shards, streams)
-    return EncodedCorpus(tuple(deal(shards, streams)), vocabulary, Path(folder), size, streams)
+    return EncodedCorpus(tuple(deal(shards, streams)), tokenizer, Path(folder), size, streams)
 
 
 def encode_texts(
-    documents: Sequence[str], vocabulary: Vocabulary, folder: Path, streams: int = 1
+    documents: Sequence[str], tokenizer: Tokenizer, folder: Path, streams: int = 1
 ) -> EncodedCorpus:
     """Return the encoded corpus of documents in memory."""
-    return encoded_corpus([Texts(tuple(documents))], vocabulary, folder, streams)
+    return encoded_corpus([Texts(tuple(documents))], tokenizer, folder, streams)
 
 
-def encode(documents: Sequence[str], vocabulary: Vocabulary) -> Tokens:
+def encode(documents: Sequence[str], tokenizer: Tokenizer) -> Tokens:
     """Return the tokens of ``documents``, concatenated; uint16 if the vocabulary fits, else uint32."""
-    dtype = np.dtype(np.uint16 if vocabulary.size <= 2**16 else np.uint32)
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
     counts, parts = [np.zeros(1, np.int64)], [np.zeros(0, dtype)]
     for texts in _chunks(documents):
-        encoded = vocabulary.encode_batch(texts)
+        encoded = tokenizer.encode_batch(texts)
         counts.append(np.array([len(ids) for ids in encoded], np.int64))
         parts.append(np.concatenate(encoded).astype(dtype))
     return Tokens(np.concatenate(parts), np.cumsum(np.concatenate(counts)))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lm.data.tasks.task import Row, Task
-from lm.tokenizers.tokenizer import T5_FRAME, TextFrame, Vocabulary
+from lm.tokenizers.tokenizer import T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
 IdPair = tuple[Sequence[int], Sequence[int]]
 
@@ -29,9 +29,9 @@ class Choices:
 def choices_of(
     task: Task,
     rows: Sequence[Row],
-    vocabulary: Vocabulary,
+    tokenizer: Tokenizer,
     lengths: tuple[int, int],
-    frame: TextFrame = T5_FRAME,
+    boundary: BoundaryTokens = T5_BOUNDARY_TOKENS,
 ) -> Choices:
     """Return the pairs of ``rows``, with special tokens as in training.
 
@@ -40,21 +40,21 @@ def choices_of(
     inputs_length, targets_length = lengths
 
     def ids(text: str, length: int) -> list[int]:
-        return [*[*frame.before, *vocabulary.encode(text)][: length - 1], frame.eos]
+        return [*[*boundary.prefix, *tokenizer.encode(text)][: length - 1], boundary.eos]
 
     pairs, sizes, places = [], [], []
     for row in rows:
         texts, right = task.choices(row)
         pairs.append([(ids(inputs, inputs_length), ids(answer, targets_length)) for inputs, answer in texts])
-        kept = [ids(answer, targets_length)[len(frame.before) :] for _, answer in texts]
+        kept = [ids(answer, targets_length)[len(boundary.prefix) :] for _, answer in texts]
         sizes.append(
-            [answer_bytes(*pair, vocabulary) for pair in zip((x for _, x in texts), kept, strict=True)]
+            [answer_bytes(*pair, tokenizer) for pair in zip((x for _, x in texts), kept, strict=True)]
         )
         places.append(right)
     return Choices(pairs, sizes, places)
 
 
-def answer_bytes(answer: str, ids: Sequence[int], vocabulary: Vocabulary) -> int:
+def answer_bytes(answer: str, ids: Sequence[int], tokenizer: Tokenizer) -> int:
     """Return the UTF-8 bytes of an answer, or of what is left of it if it was truncated; at least 1."""
-    whole = len(vocabulary.encode(answer)) < len(ids)
-    return max(len((answer if whole else vocabulary.decode(ids)).encode()), 1)
+    whole = len(tokenizer.encode(answer)) < len(ids)
+    return max(len((answer if whole else tokenizer.decode(ids)).encode()), 1)

@@ -36,7 +36,7 @@ from lm.config.base import DataError, SettingError, nearest
 from lm.data.corpus.tables import TableRows
 from lm.data.corpus.tfds import stamp
 from lm.data.tasks.task import UNKNOWN, LabelledTask, Row, Task, field_texts, to_class
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
 SOURCES = ("tfds", "hf")  # prefixes of data sets; without a source the splits are files
 PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")  # a column in a template, or an escaped brace
@@ -295,7 +295,7 @@ def _is_number(text: str) -> bool:
 
 
 def check_declared(
-    tasks: Sequence[Task | LabelledTask], cache: Path, vocabulary: Vocabulary, say: Callable[[str], object]
+    tasks: Sequence[Task | LabelledTask], cache: Path, tokenizer: Tokenizer, say: Callable[[str], object]
 ) -> None:
     """Raise SettingError if rows do not fit the file that declares their task, or targets exceed its length.
 
@@ -308,7 +308,7 @@ def check_declared(
             task.check_labels(rows)
             if not isinstance(task, Task) or task.targets_length is None:
                 continue
-            targets = vocabulary.encode_batch([task.to_text(row)[1] for row in rows])
+            targets = tokenizer.encode_batch([task.to_text(row)[1] for row in rows])
             lengths = [len(ids) + 1 for ids in targets]  # EOS
             if not (longer := sum(length > task.targets_length for length in lengths)):
                 continue
