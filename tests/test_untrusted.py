@@ -284,7 +284,7 @@ def test_with_a_description_of_any_kind_a_set_has_all_its_rows_or_is_refused(tmp
     good = path.read_bytes()
 
     def use():
-        rows.open_set.cache_clear()
+        rows.open_builder.cache_clear()
         assert len(list(rows.prepared_rows("mine", "train", tmp_path))) == 3
 
     fuzz(4 * count, path, written(json.loads(good)) | broken(good), use)

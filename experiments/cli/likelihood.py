@@ -20,7 +20,7 @@ from lm import files
 from lm.config.base import SettingError, at_least, parse_json
 from lm.data.corpus.files import Split
 from lm.data.corpus.readers import WINDOW_READERS
-from lm.data.corpus.shards import documents_of
+from lm.data.corpus.shards import iter_documents
 from lm.data.corpus.spec import corpus_shards
 from lm.tokenizers.tokenizer import Tokenizer
 
@@ -177,7 +177,7 @@ def by_network(
 
 def corpus_texts(name: str, scoring: Scoring, cache: Path) -> list[tuple[str, str]]:
     """The texts of a split of a corpus, none with a context; SettingError if there are none."""
-    found = documents_of(corpus_shards(name, scoring.split, cache))
+    found = iter_documents(corpus_shards(name, scoring.split, cache))
     texts = [("", text) for text in islice(found, scoring.texts or None) if text]
     if not texts:
         raise SettingError(f"{name} has no text in its {scoring.split} split")

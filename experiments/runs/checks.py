@@ -28,10 +28,10 @@ from experiments.study.experiment import Experiment, setting_changes
 from experiments.study.folders import home_of
 from lm import sharding
 from lm.config.base import SettingError, changes, check_numbers, leaves
-from lm.data.batches import check_size
+from lm.data.batches import check_batch_size
 from lm.data.checks import check_architecture
 from lm.data.corpus.spec import corpus_shards
-from lm.data.corpus.token_cache import GIGABYTE, kept_bytes
+from lm.data.corpus.token_cache import GIGABYTE, token_cache_bytes
 from lm.data.packing import row_length
 from lm.data.tasks.declared import check_declared
 from lm.data.tasks.labelled import find_labelled
@@ -75,7 +75,7 @@ def check(
         check_architecture(architecture, writes=True)
         check_output(experiment, f"tuning.mixtures={tuning.mixtures}")
         check_mask(experiment.model)
-        check_size(experiment.finetuning.batch_size)
+        check_batch_size(experiment.finetuning.batch_size)
     check_folder(experiment, folder, cache, say if "settings" in allow else None)
     agreed(lambda: check_start_parameters(experiment, home_of(folder, cache)))
     agreed(lambda: check_branches(stages(experiment, folder, home_of(folder, cache))))
@@ -151,7 +151,7 @@ def check_space(experiment: Experiment, prepared: Prepared) -> None:
     needed = min(read, stored) * (2 if prepared.vocabulary.vocab_size <= 2**16 else 4)
     needed = min(needed, round(data.cache_size * GIGABYTE)) if data.cache_size else needed
     free = shutil.disk_usage(prepared.cache).free
-    if needed > free and needed > free + kept_bytes(corpus.folder):
+    if needed > free and needed > free + token_cache_bytes(corpus.folder):
         raise SettingError(
             f"pre-training will keep {needed / GIGABYTE:,.0f} GB of encoded text in {corpus.folder}, where "
             f"{free / GIGABYTE:,.0f} GB are free: make room, use other --runs, or set data.cache_size"

@@ -6,10 +6,10 @@ from itertools import chain
 from pathlib import Path
 
 from experiments.study.experiment import Experiment
-from lm.data.corpus.shards import fingerprint_of, sample_documents
-from lm.data.corpus.spec import corpus_shards, examples
+from lm.data.corpus.shards import corpus_fingerprint, sample_documents
+from lm.data.corpus.spec import corpus_shards, dataset_rows
 from lm.data.corpus.tables import TableRows
-from lm.data.corpus.tfds import StoredRows
+from lm.data.corpus.tfds import TfdsRows
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Scored, Task
 from lm.files import matches_checksum
@@ -20,7 +20,7 @@ from lm.tokenizers.wordpiece import train_wordpiece
 
 LOOKED_AT = 200  # of a task, to see what the vocabulary lacks [answers]
 Say = Callable[[str], object]
-TaskRows = tuple[Task, StoredRows | TableRows]
+TaskRows = tuple[Task, TfdsRows | TableRows]
 
 
 def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Tokenizer:
@@ -34,7 +34,7 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Tokenizer:
     tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else []
     task_keys = [f"{task.name} {rows.fingerprint}" for task, rows in tasks]
     bytes_ = [data.unknown] * (data.unknown == "bytes")
-    ingredients = [fingerprint_of(corpus), data.vocabulary_size, REQUIRED_CHARACTERS, *bytes_, *task_keys]
+    ingredients = [corpus_fingerprint(corpus), data.vocabulary_size, REQUIRED_CHARACTERS, *bytes_, *task_keys]
     key = hashlib.sha256(" ".join(map(str, ingredients)).encode()).hexdigest()[:16]
     suffix = "txt" if kind == "wordpiece" else "model"
     path = cache / "vocabulary" / f"{kind}-{data.vocabulary_size}-{key}.{suffix}"
@@ -81,7 +81,7 @@ def task_rows(experiment: Experiment, cache: Path) -> list[TaskRows]:
     return [(task, rows_of(task, "train", experiment, cache)) for task in tasks]
 
 
-def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> StoredRows | TableRows:
+def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> TfdsRows | TableRows:
     """The stored rows of a task; only training may skip corrupt ones, or scores would not compare."""
     corrupt = experiment.data.corrupt_records if split == "train" else "stop"
-    return examples(task.source, getattr(task, split), cache, corrupt)
+    return dataset_rows(task.source, getattr(task, split), cache, corrupt)

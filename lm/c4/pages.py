@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from lm.config.base import SettingError
-from lm.data.corpus.readers import BLANK_LINE, document, pieces
+from lm.data.corpus.readers import BLANK_LINE, read_document, split_documents
 
 # most that one process reads at a time, less for small sources; a compressed file is never split [bytes]
 PART = 1 << 26
@@ -107,8 +107,8 @@ def _lines(file: gzip.GzipFile | BinaryIO) -> Iterator[bytes]:
 
 def text_pages(piece: Piece) -> Iterator[Page]:
     """Yield the documents of a text file as pages, split as the corpus ``text:PATH`` splits them."""
-    for start, end, _ in pieces(Path(piece.path), piece.start, piece.end):
-        yield Page(document(Path(piece.path), start, end), "")
+    for start, end, _ in split_documents(Path(piece.path), piece.start, piece.end):
+        yield Page(read_document(Path(piece.path), start, end), "")
 
 
 def json_pages(piece: Piece) -> Iterator[Page | Damage]:

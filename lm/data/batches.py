@@ -24,7 +24,7 @@ EPOCH = 2**63  # first key of the random numbers of an epoch, beyond those of th
 
 
 @dataclass(frozen=True)
-class Uncached:
+class PickledWithoutCache:
     """A dataclass that is pickled without its cached properties."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Batches(Generic[Rows]):
     batch_size: int  # global, over all hosts [rows]
 
     def __post_init__(self) -> None:
-        check_size(self.batch_size)
+        check_batch_size(self.batch_size)
 
     @property
     def lengths(self) -> Lengths:
@@ -63,7 +63,7 @@ class Batches(Generic[Rows]):
 
 
 @dataclass(frozen=True)
-class LastingRows(Uncached, Generic[Rows]):
+class TBPTTRows(PickledWithoutCache, Generic[Rows]):
     """Rows that last several steps, for truncated backpropagation through time.
 
     Each step reads the next part of a row and continues from the recurrent state of the part before.
@@ -86,14 +86,14 @@ class LastingRows(Uncached, Generic[Rows]):
         return functools.lru_cache(maxsize=RECENT)(lambda numbers: self.rows(np.array(numbers, np.int64)))
 
 
-def check_size(batch_size: int) -> None:
+def check_batch_size(batch_size: int) -> None:
     if batch_size < 1:
         raise SettingError(f"batch_size={batch_size} should be at least 1, such as 128 [rows of all hosts]")
 
 
-def in_parts(rows: Sequence[Item], batch_size: int) -> list[list[Item]]:
+def split_batches(rows: Sequence[Item], batch_size: int) -> list[list[Item]]:
     """Return ``rows``, which need not support slices, in batches for evaluation; the last may be smaller."""
-    check_size(batch_size)
+    check_batch_size(batch_size)
     starts = range(0, len(rows), batch_size)
     return [[rows[i] for i in range(start, min(start + batch_size, len(rows)))] for start in starts]
 
@@ -117,17 +117,17 @@ def uniforms(seed: np.ndarray | int, rows: np.ndarray, count: int, length: int) 
     return numbers
 
 
-def generator(seed: int, epoch: int) -> np.random.Generator:
+def epoch_generator(seed: int, epoch: int) -> np.random.Generator:
     """Return the random generator that draws the order of an epoch."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, EPOCH + epoch], np.uint64)))
 
 
 @functools.lru_cache(maxsize=4)
 def _order(seed: int, epoch: int, count: int) -> np.ndarray:
-    return generator(seed, epoch).permutation(count)
+    return epoch_generator(seed, epoch).permutation(count)
 
 
-def shuffled(numbers: np.ndarray, count: int, seed: int) -> np.ndarray:
+def shuffled_indices(numbers: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Return the item of each row, int64 [B]: every epoch has all ``count`` items once, in its own order.
 
     ``numbers``: the rows, counted through all epochs, int64 [B].

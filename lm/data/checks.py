@@ -6,7 +6,7 @@ from lm.objectives.corruption import NOISES
 from lm.objectives.denoising import IN_PLACE, Objective
 from lm.tokenizers.tokenizer import Tokenizer
 
-ONE_FOR_ONE = ("masks", "masks-or-random", "masks-random-or-same")
+TOKEN_FOR_TOKEN = ("masks", "masks-or-random", "masks-random-or-same")
 
 
 def check_architecture(architecture: str, seed: int = 0, writes: bool = False) -> None:
@@ -30,7 +30,7 @@ def _needs() -> list[tuple[str, str, str, tuple[str, ...]]]:
     infilled = tuple(name for name, noise in NOISES.items() if noise.infill)
     return [
         *[("targets", name, "noise", anywhere) for name in IN_PLACE],
-        *[("targets", name, "inputs", ONE_FOR_ONE) for name in IN_PLACE],
+        *[("targets", name, "inputs", TOKEN_FOR_TOKEN) for name in IN_PLACE],
         *[("noise", name, "inputs", ("span-masks",)) for name in infilled],
         ("inputs", "span-masks", "noise", infilled),
         ("sentences", "permuted", "targets", ("everything",)),
@@ -61,11 +61,11 @@ def check_objective(objective: Objective, architecture: str, tokenizer: Tokenize
         )
     if "sentinels" in (objective.inputs, objective.targets) and tokenizer.num_sentinels < 1:
         raise SettingError("the vocabulary has no sentinels for this objective: set data.sentinels to 100")
-    has_masks = objective.inputs in (*ONE_FOR_ONE, "span-masks")
-    check_symbols(tokenizer, ["mask"] if has_masks else [], architecture)
+    has_masks = objective.inputs in (*TOKEN_FOR_TOKEN, "span-masks")
+    check_special_tokens(tokenizer, ["mask"] if has_masks else [], architecture)
 
 
-def check_symbols(tokenizer: Tokenizer, names: list[str], architecture: str) -> None:
+def check_special_tokens(tokenizer: Tokenizer, names: list[str], architecture: str) -> None:
     """Raise SettingError if the tokenizer lacks a special token.
 
     Needed are ``names``, and CLS and SEP of an encoder, EOS of all other architectures.

@@ -18,8 +18,8 @@ import numpy as np
 
 from lm.batch import Batch, Side
 from lm.config.base import SettingError
-from lm.data.batches import in_parts, shuffled
-from lm.data.checks import check_architecture, check_symbols
+from lm.data.batches import shuffled_indices, split_batches
+from lm.data.checks import check_architecture, check_special_tokens
 from lm.data.packing import DECODERS
 from lm.data.tasks.labelled import LabelledTask
 from lm.data.tasks.task import Row
@@ -30,7 +30,7 @@ from lm.tokenizers.tokenizer import PAD, Layout, Tokenizer
 WORD = re.compile(r"\w+|[^\w\s]")  # answers in a context begin and end with a word or a punctuation mark
 ANSWER_WORDS = 30  # longest answer [words]; Devlin et al. 2019 count it in tokens (in their code)
 SHORTEST_ROW = 8  # [tokens]
-GPT_MARKS = ("start", "delim", "extract")  # the special tokens of GPT's layout
+GPT_SPECIAL_TOKENS = ("start", "delim", "extract")  # the special tokens of GPT's layout
 NONE = -1  # predicted label of a word that was cut off or has no tokens
 
 
@@ -73,7 +73,7 @@ class LabelledExample(NamedTuple):
     weight: Any
 
 
-def shortened(sizes: Sequence[int], room: int) -> list[int]:
+def truncated_lengths(sizes: Sequence[int], room: int) -> list[int]:
     """Return the lengths to which one or two texts are truncated, longest first, to fit ``room`` tokens."""
     if len(sizes) == 1:
         return [min(sizes[0], room)]
@@ -82,7 +82,7 @@ def shortened(sizes: Sequence[int], room: int) -> list[int]:
 
 
 @functools.lru_cache(maxsize=100_000)
-def word_pieces(tokenizer: Tokenizer, lead: str, word: str) -> tuple[int, ...]:
+def encode_word(tokenizer: Tokenizer, lead: str, word: str) -> tuple[int, ...]:
     """Return the token ids of a word that follows the character ``lead``.
 
     A word may have other tokens within a text than alone: it has those that follow the tokens of ``lead``.
@@ -106,7 +106,9 @@ class Reader:
 
     def __post_init__(self) -> None:
         check_architecture(self.architecture)
-        check_symbols(self.tokenizer, [] if self.layout == "ended" else [*GPT_MARKS], self.architecture)
+        check_special_tokens(
+            self.tokenizer, [] if self.layout == "ended" else [*GPT_SPECIAL_TOKENS], self.architecture
+        )
         if self.layout != "ended" and self.architecture not in DECODERS:
             needs = f"model.architecture={' or '.join(map(repr, DECODERS))}, not {self.architecture!r}"
             raise SettingError(f"tuning.layout={self.layout!r} needs {needs}")
@@ -164,7 +166,7 @@ class Reader:
     @property
     def _frame(self) -> RowFrame:
         if self.layout != "ended":
-            start, delim, extract = (getattr(self.tokenizer, name) for name in GPT_MARKS)
+            start, delim, extract = (getattr(self.tokenizer, name) for name in GPT_SPECIAL_TOKENS)
             return RowFrame((start,), (delim,), (extract,))
         template, eos, sep = self.tokenizer.template, (self.tokenizer.eos,), (self.tokenizer.sep,)
         if template is not None and template.suffix:
@@ -177,7 +179,7 @@ class Reader:
         begin, between, end, second_type = self._frame
         ends = [between] * (len(parts) - 1) + [end]
         room = self.length - len(begin) - sum(map(len, ends))
-        counts = shortened([len(part) for part in parts], room)
+        counts = truncated_lengths([len(part) for part in parts], room)
         pieces = [
             np.append(part[:count], last).astype(np.int32)
             for part, count, last in zip(parts, counts, ends, strict=True)
@@ -195,7 +197,7 @@ class Reader:
             text, spans = words, [match.span() for match in WORD.finditer(words)]
             words = [text[start:end] for start, end in spans]
             leads = [re.sub(r"\s", " ", text[max(start - 1, 0) : start]) for start, _ in spans]
-        pieces = [word_pieces(self.tokenizer, *both) for both in zip(leads, words, strict=True)]
+        pieces = [encode_word(self.tokenizer, *both) for both in zip(leads, words, strict=True)]
         counts = np.array([len(word) for word in pieces], np.int64)
         last = np.fromiter(chain.from_iterable(pieces), np.int32)
         framed = self._framed([*map(self._encoded, before), last])
@@ -263,7 +265,7 @@ def _padded_rows(values: np.ndarray, size: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledRows:
     """Rows of a labelled task for training: all of them once an epoch, each epoch in an order of its own."""
 
     reader: Reader
@@ -280,7 +282,7 @@ class Labelled:
         return Lengths(self.reader.length, self.reader.length, self.reader.length)
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        places = shuffled(numbers, len(self.rows), self.seed).tolist()
+        places = shuffled_indices(numbers, len(self.rows), self.seed).tolist()
         rows = [self.rows[place] for place in places]
         self.reader.task.check_labels(rows, places)
         return self.reader.batch(rows, len(rows))
@@ -288,4 +290,4 @@ class Labelled:
 
 def labelled_eval_batches(reader: Reader, rows: Sequence[Row], batch_size: int) -> list[Batch]:
     """Return all rows in order; the last batch is filled up with padding, whose labels have no weight."""
-    return [reader.batch(part, batch_size) for part in in_parts(rows, batch_size)]
+    return [reader.batch(part, batch_size) for part in split_batches(rows, batch_size)]

@@ -17,14 +17,14 @@ from lm.tokenizers.tokenizer import Tokenizer
 TOP = 10  # most frequent tokens, which a model predicts that does not yet use the context
 
 
-class WithoutContext(NamedTuple):
+class UnigramBaseline(NamedTuple):
     """The unigram baseline: what a model reaches on content tokens that knows token frequencies only."""
 
     loss: float  # [nats per content token]
     frequent: np.ndarray  # int32 [TOP]: the most frequent tokens; -1 where there are fewer
 
 
-def without_context(batches: Sequence[Batch], tokenizer: Tokenizer, text: np.ndarray) -> WithoutContext:
+def unigram_baseline(batches: Sequence[Batch], tokenizer: Tokenizer, text: np.ndarray) -> UnigramBaseline:
     """Return the unigram baseline on the content tokens of held-out ``batches``.
 
     The loss is the unigram cross-entropy plus the surprise that a content token comes next and no sentinel.
@@ -41,7 +41,7 @@ def without_context(batches: Sequence[Batch], tokenizer: Tokenizer, text: np.nda
     frequent = np.argsort(-own, kind="stable")[:TOP]
     sentinels = (segments > 0) & ~content & (targets >= tokenizer.vocab_size - tokenizer.num_sentinels)
     loss = float(entropy) + _surprise(content, sentinels, segments)
-    return WithoutContext(loss, np.where(own[frequent] > 0, frequent, -1).astype(np.int32))
+    return UnigramBaseline(loss, np.where(own[frequent] > 0, frequent, -1).astype(np.int32))
 
 
 def _surprise(content: np.ndarray, sentinels: np.ndarray, segments: np.ndarray) -> float:

@@ -3,7 +3,7 @@
 Names and rules are those of seqio's converters, but every batch is written as a packed one: a row with one
 example is a row with one segment. Segment 0 is padding; segments count from 1, positions from 0 in each
 segment; the decoder reads the targets shifted right by one within each segment, beginning with padding, T5's
-start token, which ``with_start`` replaces by that of another model.
+start token, which ``set_decoder_start`` replaces by that of another model.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def _marked(ids: Ids, before: tuple[int, ...]) -> Marked:
     return Marked([*before, *ids], np.concatenate([np.zeros(len(before), bool), content]))
 
 
-def join_sides(inputs: Ragged, targets: Ragged) -> Ragged:
+def concatenate_sides(inputs: Ragged, targets: Ragged) -> Ragged:
     """Return the inputs [B,S] of each example followed by its targets [B,T], as one ragged batch [B,L]."""
     kept = np.flatnonzero(np.concatenate([inputs.mask, targets.mask], axis=1))
     lengths = inputs.lengths + targets.lengths
@@ -81,13 +81,13 @@ def join_sides(inputs: Ragged, targets: Ragged) -> Ragged:
     return joined
 
 
-def fill_rows(sizes: np.ndarray, room: np.ndarray) -> np.ndarray:
+def pack_examples(sizes: np.ndarray, room: np.ndarray) -> np.ndarray:
     """Return the first example of each row, and last the number of examples, int64 [rows + 1].
 
     ``sizes`` [examples, sides] and ``room`` [sides] are in tokens. Examples stay in order: the first that
     does not fit, on any side, begins the next row. SettingError if an example exceeds a whole row.
 
-    >>> fill_rows(np.array([[3], [4], [2], [5]]), np.array([8])).tolist()
+    >>> pack_examples(np.array([[3], [4], [2], [5]]), np.array([8])).tolist()
     [0, 2, 4]
     """
     if len(sizes) and (sizes.max(axis=0) > room).any():
@@ -108,13 +108,13 @@ def row_length(architecture: str, lengths: Lengths) -> int:
     return lengths.inputs + lengths.targets if architecture in DECODERS else lengths.targets
 
 
-def row_room(architecture: str, lengths: Lengths) -> np.ndarray:
-    """Return the capacity of a row for ``fill_rows``, [sides], in tokens."""
+def row_capacity(architecture: str, lengths: Lengths) -> np.ndarray:
+    """Return the capacity of a row for ``pack_examples``, [sides], in tokens."""
     side = row_length(architecture, lengths)
     return np.array([lengths.inputs, side] if architecture in ENCODER_DECODERS else [side])
 
 
-def features(
+def make_packed_batch(
     inputs: Ragged, targets: Ragged, rows: np.ndarray, architecture: str, lengths: Lengths, batch_size: int
 ) -> Batch:
     """Return the batch of packed examples, its sides [batch_size, S or T].
@@ -127,7 +127,7 @@ def features(
     else:
         if architecture == "prefix-decoder":  # it sees the inputs that it predicts
             inputs = inputs._replace(content=np.zeros_like(inputs.content))
-        targets, encoder = join_sides(inputs, targets), None
+        targets, encoder = concatenate_sides(inputs, targets), None
     shape = (batch_size, row_length(architecture, lengths))
     tokens, segments, positions, content = _laid_out(targets, rows, shape)
     text, causal_attention = segments > 0, None
@@ -148,7 +148,7 @@ def features(
     return Batch(encoder=encoder, decoder=decoder)
 
 
-def with_start(batch: Batch, start: int) -> Batch:
+def set_decoder_start(batch: Batch, start: int) -> Batch:
     """Return the batch with ``start`` as the first token that its decoder reads in each segment."""
     side = batch.side("decoder")
     first = (side.positions == 0) & (side.segment_ids > 0)

@@ -11,25 +11,35 @@ import numpy as np
 
 from lm.batch import Batch
 from lm.config.base import SettingError
-from lm.data.batches import Uncached, in_parts
+from lm.data.batches import PickledWithoutCache, split_batches
 from lm.data.checks import check_architecture
-from lm.data.packing import DECODERS, Ids, Marked, Ragged, features, fill_rows, ragged, row_room, with_start
-from lm.data.pretraining import Denoised
+from lm.data.packing import (
+    DECODERS,
+    Ids,
+    Marked,
+    Ragged,
+    make_packed_batch,
+    pack_examples,
+    ragged,
+    row_capacity,
+    set_decoder_start,
+)
+from lm.data.pretraining import DenoisingRows
 from lm.data.tasks.task import Row, Task
 from lm.objectives.denoising import Lengths
 from lm.tokenizers.tokenizer import T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
 Example = tuple[Ids, Ids]  # (inputs, targets), without EOS
 
-ROWS_A_BLOCK = 128  # rows that are packed together: a row begins where the one before it is full [rows]
+ROWS_PER_BLOCK = 128  # rows that are packed together: a row begins where the one before it is full [rows]
 ENDLESS = 2**31  # length of a corpus, as a task [examples]; grain numbers fewer than 2^32
 
 
 @dataclass(frozen=True)
-class Unsupervised(Sequence[Example]):
+class CorpusExamples(Sequence[Example]):
     """A corpus as one task of a mixture: its segments in random order, with new noise in every epoch."""
 
-    source: Denoised
+    source: DenoisingRows
 
     def __post_init__(self) -> None:
         if self.source.objective.eos_between_documents:
@@ -45,7 +55,7 @@ class Unsupervised(Sequence[Example]):
 
 
 @dataclass(frozen=True)
-class Encoded(Sequence[Example]):
+class EncodedExamples(Sequence[Example]):
     """The rows of a task as (input ids, target ids), encoded when they are read.
 
     DataError for a row without a label.
@@ -71,15 +81,15 @@ def _without_eos(example: Ragged) -> Marked:
 
 
 @dataclass(frozen=True)
-class Mixed(Uncached):
+class MixtureRows(PickledWithoutCache):
     """Packed rows of examples that are drawn from several tasks in fixed proportions.
 
     Each task is reshuffled every epoch. A row holds as many successive examples as fit (Raffel et al. 2020,
     section 3.1.2). Inputs and targets that are too long lose their end, but keep their EOS.
 
-    Rows are packed in blocks of ROWS_A_BLOCK, and each block begins as many examples after the one before it
-    as fill the first block. So a row is made without all rows before it; where two blocks meet, an example in
-    fifty or so is left out or comes twice.
+    Rows are packed in blocks of ROWS_PER_BLOCK. Each block begins as many examples after the one before it as
+    fill the first block, so that a row can be made without all rows before it. Where two blocks meet, about
+    one example in fifty is left out or comes twice.
     """
 
     examples_by_task: Mapping[str, Sequence[Example]]
@@ -106,7 +116,7 @@ class Mixed(Uncached):
 
         def endless(name: str) -> grain.MapDataset:
             examples = grain.MapDataset.source(self.examples_by_task[name])
-            if isinstance(self.examples_by_task[name], Unsupervised):  # is shuffled already
+            if isinstance(self.examples_by_task[name], CorpusExamples):  # is shuffled already
                 return examples.repeat()
             return examples.shuffle(seed=zlib.crc32(f"{self.seed} {name}".encode())).repeat()
 
@@ -114,12 +124,12 @@ class Mixed(Uncached):
         return grain.MapDataset.mix(tasks, [self.rates[name] for name in self.examples_by_task])
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        rows = [self._block(number // ROWS_A_BLOCK)[number % ROWS_A_BLOCK] for number in numbers.tolist()]
+        rows = [self._block(number // ROWS_PER_BLOCK)[number % ROWS_PER_BLOCK] for number in numbers.tolist()]
         examples = [example for row in rows for example in row]
         places = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         sides = _sides(examples, self.lengths, self.boundary)
-        batch = features(*sides, places, self.architecture, self.lengths, len(rows))
-        return with_start(batch, self.boundary.decoder_start)
+        batch = make_packed_batch(*sides, places, self.architecture, self.lengths, len(rows))
+        return set_decoder_start(batch, self.boundary.decoder_start)
 
     @functools.cached_property
     def _block(self) -> Callable[[int], list[list[Example]]]:
@@ -134,15 +144,15 @@ class Mixed(Uncached):
         begin = block and block * self._examples_a_block
         examples: list[Example] = []
         starts = np.zeros(1, np.int64)
-        while len(starts) < ROWS_A_BLOCK + 2:  # the last row may have room for more
+        while len(starts) < ROWS_PER_BLOCK + 2:  # the last row may have room for more
             count = begin + len(examples)
-            examples += [self._dataset[number] for number in range(count, count + ROWS_A_BLOCK)]
+            examples += [self._dataset[number] for number in range(count, count + ROWS_PER_BLOCK)]
             inputs, targets = _sides(examples, self.lengths, self.boundary)
             sizes = np.stack([inputs.lengths, targets.lengths], axis=1)
             if self.architecture in DECODERS:
                 sizes = sizes.sum(axis=1, keepdims=True)
-            starts = fill_rows(sizes, row_room(self.architecture, self.lengths))
-        return [examples[start:end] for start, end in pairwise(starts[: ROWS_A_BLOCK + 1].tolist())]
+            starts = pack_examples(sizes, row_capacity(self.architecture, self.lengths))
+        return [examples[start:end] for start, end in pairwise(starts[: ROWS_PER_BLOCK + 1].tolist())]
 
 
 def eval_batches(
@@ -155,12 +165,14 @@ def eval_batches(
 ) -> list[Batch]:
     """Return all examples in order, one a row; rows of padding (segment 0) fill up the last batch."""
     check_architecture(architecture, writes=True)
-    parts = in_parts(examples, batch_size)
+    parts = split_batches(examples, batch_size)
     batches = [
-        features(*_sides(part, lengths, boundary), np.arange(len(part)), architecture, lengths, batch_size)
+        make_packed_batch(
+            *_sides(part, lengths, boundary), np.arange(len(part)), architecture, lengths, batch_size
+        )
         for part in parts
     ]
-    return [with_start(batch, boundary.decoder_start) for batch in batches]
+    return [set_decoder_start(batch, boundary.decoder_start) for batch in batches]
 
 
 def _sides(examples: Sequence[Example], lengths: Lengths, boundary: BoundaryTokens) -> tuple[Ragged, Ragged]:

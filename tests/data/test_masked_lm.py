@@ -13,8 +13,8 @@ from scipy.stats import poisson
 
 from lm.config.base import SettingError
 from lm.data.batches import Batches, uniforms
-from lm.data.corpus.sampler import Streams
-from lm.data.corpus.token_cache import Tokens
+from lm.data.corpus.sampler import CorpusSampler
+from lm.data.corpus.token_cache import EncodedDocuments
 from lm.data.packing import Ragged
 from lm.data.pretraining import denoise, pretraining_rows
 from lm.objectives.corruption import geometric
@@ -38,7 +38,7 @@ VOCABULARY = SimpleNamespace(
 )
 PRESETS = np.random.default_rng(0).integers(1, 300, 100)
 OFFSETS = np.concatenate([[0], np.cumsum(PRESETS)])
-CORPUS = Tokens(np.arange(OFFSETS[-1]) + 10, OFFSETS)  # every token is its own place
+CORPUS = EncodedDocuments(np.arange(OFFSETS[-1]) + 10, OFFSETS)  # every token is its own place
 
 
 WHOLE = OneWindow(CORPUS, VOCABULARY)
@@ -48,7 +48,7 @@ PAIRS = ("none", "next-sentence", "sentence-order")
 
 def batches(name="masked-lm", pairs="none", **settings):
     settings = {"architecture": "encoder", "inputs_length": 64, "batch_size": 16, "seed": 3} | settings
-    streams, objective = Streams(WHOLE, 1, settings.pop("seed")), replace(OBJECTIVES[name], pairs=pairs)
+    streams, objective = CorpusSampler(WHOLE, 1, settings.pop("seed")), replace(OBJECTIVES[name], pairs=pairs)
     return Batches(pretraining_rows(streams, objective, **settings), settings["batch_size"])
 
 
@@ -270,6 +270,6 @@ def test_geometric_spans_have_spanberts_lengths():
 def test_choices_that_do_not_go_together_are_refused_by_name(objective, settings, words):
     settings = {"architecture": "encoder", "inputs_length": 64, "batch_size": 1} | settings
     tokens = CORPUS._replace(offsets=settings.pop("offsets", OFFSETS))
-    streams = Streams(OneWindow(tokens, settings.pop("vocabulary", VOCABULARY)), 1, 0)
+    streams = CorpusSampler(OneWindow(tokens, settings.pop("vocabulary", VOCABULARY)), 1, 0)
     with pytest.raises(SettingError, match=words):
         pretraining_rows(streams, objective, **settings)(np.arange(1))

@@ -21,7 +21,7 @@ from lm.config.layers import NormConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
 from lm.data.batches import uniforms
-from lm.data.packing import Ragged, features, fill_rows, ragged, row_room, shift_right
+from lm.data.packing import Ragged, make_packed_batch, pack_examples, ragged, row_capacity, shift_right
 from lm.data.pretraining import noise_mask
 from lm.data.tasks.benchmarks import TASKS, classification
 from lm.nn.attention_inputs import make_attention_inputs
@@ -254,9 +254,9 @@ def packed(inputs, targets, architecture, limits, pack=True):
     """The features of all examples, of each a row if they are not packed."""
     sides = np.stack([inputs.lengths, targets.lengths], axis=1)
     sides = sides if architecture == "encoder-decoder" else sides.sum(1, keepdims=True)
-    starts = fill_rows(sides, row_room(architecture, limits)) if pack else np.arange(len(sides) + 1)
+    starts = pack_examples(sides, row_capacity(architecture, limits)) if pack else np.arange(len(sides) + 1)
     rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    return features(
+    return make_packed_batch(
         inputs, targets, rows, architecture=architecture, lengths=limits, batch_size=len(starts) - 1
     )
 

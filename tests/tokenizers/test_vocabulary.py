@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from texts import TEXTS
 
 from lm.config.base import SettingError
-from lm.data.corpus.sampler import Streams
+from lm.data.corpus.sampler import CorpusSampler
 from lm.data.corpus.token_cache import encode_texts
 from lm.data.pretraining import pretraining_rows
 from lm.objectives.denoising import OBJECTIVES
@@ -180,7 +180,7 @@ def test_a_corpus_is_encoded_whole_and_once(tmp_path):
 
 def test_a_corpus_without_text_is_refused(tmp_path):
     for documents in ([], [""]):
-        streams = Streams(encode_texts(documents, ByteTokenizer(100), tmp_path), 1, 0)
+        streams = CorpusSampler(encode_texts(documents, ByteTokenizer(100), tmp_path), 1, 0)
         rows = pretraining_rows(
             streams, OBJECTIVES["baseline"], architecture="encoder-decoder", inputs_length=32, batch_size=1
         )

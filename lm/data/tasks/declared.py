@@ -34,7 +34,7 @@ from typing import Any, Literal, get_args
 from lm import metrics
 from lm.config.base import DataError, SettingError, nearest
 from lm.data.corpus.tables import TableRows
-from lm.data.corpus.tfds import stamp
+from lm.data.corpus.tfds import file_stamp
 from lm.data.tasks.task import UNKNOWN, LabelledTask, Row, Task, field_texts, to_class
 from lm.tokenizers.tokenizer import Tokenizer
 
@@ -204,7 +204,7 @@ def _declaration(path: Path, _size: int, _changed: int) -> Declaration:
 def _known(name: str) -> tuple[Path, Declaration]:
     """Return the path of a task file and its content, read once while the file does not change."""
     path = Path(name)
-    return path, _declaration(path, *stamp(path)) if path.is_file() else read_declaration(path)
+    return path, _declaration(path, *file_stamp(path)) if path.is_file() else read_declaration(path)
 
 
 def declared_task(name: str) -> Task:

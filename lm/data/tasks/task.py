@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lm.config.base import DataError, SettingError
-from lm.data.corpus.spec import examples
+from lm.data.corpus.spec import dataset_rows
 from lm.data.corpus.tables import TableRows
-from lm.data.corpus.tfds import Corrupt, Row
+from lm.data.corpus.tfds import OnCorrupt, Row
 from lm.metrics import Metric, Value, check_lengths, overall
 
 Column = Literal["GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo"]  # of the paper's tables
@@ -28,7 +28,7 @@ class Scored:
     """What all tasks have in common, whether a model answers in words or by a head."""
 
     name: str
-    source: str  # a data set, as ``lm.data.corpus.spec.examples`` reads it
+    source: str  # a data set, as ``lm.data.corpus.spec.dataset_rows`` reads it
     column: str | None  # in which its score counts: one of the paper, or its own name; None: in none
     target: Callable[[Row], Any]  # returns what metrics compare with; None: the row has no label
     metrics: Mapping[str, Metric]  # by name
@@ -46,7 +46,7 @@ class Scored:
     # raises SettingError for rows that do not fit what a file declares; None: rows are not checked
     checked: Callable[[Sequence[Row]], None] | None = None
 
-    def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
+    def rows(self, split: str, cache: Path, corrupt: OnCorrupt = "stop") -> Sequence[Row]:
         """Return the rows of a split: "train", "validation", or the name of a split of the source.
 
         ``corrupt``: whether corrupt rows stop the reading; only training may skip them. SettingError if the
@@ -57,7 +57,7 @@ class Scored:
         if (stored := named.get(split, split)) is None:
             has = f"is not in [splits] of {self.file}" if self.file else "is not in the study"
             raise SettingError(f"task {self.name!r} has no {split} split: it {has}")
-        return examples(self.source, stored, cache, corrupt)
+        return dataset_rows(self.source, stored, cache, corrupt)
 
     def check(self, rows: Sequence[Row]) -> None:
         """Raise SettingError or DataError, with file and line, for rows that do not fit the task's file."""
@@ -126,7 +126,7 @@ class Task(Scored):
     targets_length: int | None = None
     longer_targets: Literal["stop", "cut"] = "cut"  # cut: they lose their end; stop: error before training
 
-    def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
+    def rows(self, split: str, cache: Path, corrupt: OnCorrupt = "stop") -> Sequence[Row]:
         rows = super().rows(split, cache, corrupt)
         if split != "train" or self.training is None:
             return rows
@@ -168,7 +168,7 @@ class LabelledTask(Scored):
     answer_span: Callable[[Row], tuple[int, int] | None] | None = None
     derive: Callable[[Sequence[Row]], Sequence[Row]] | None = None  # rows from the source's; None: the same
 
-    def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
+    def rows(self, split: str, cache: Path, corrupt: OnCorrupt = "stop") -> Sequence[Row]:
         rows = super().rows(split, cache, corrupt)
         return self.derive(rows) if self.derive else rows
 

@@ -90,12 +90,12 @@ def test_a_bigram_run_is_scored_as_counts_of_the_same_documents_are(runs, finish
 
 def epoch_of(batches):
     """The tokens of the rows of the first epoch of each stream."""
-    reading, read = batches.rows.reading, []
-    share = reading.batch_size // reading.streams.count
-    for stream in range(reading.streams.count):
-        walk = reading.walk(stream, batches.rows.rows_of, batches.rows.kind)
-        nth = np.arange(walk.rows_of_epoch(10**6))
-        rows = batches.rows(nth // share * reading.batch_size + stream * share + nth % share)
+    reader, read = batches.rows.reader, []
+    share = reader.batch_size // reader.sampler.num_streams
+    for stream in range(reader.sampler.num_streams):
+        index = reader.row_index(stream, batches.rows.count_rows, batches.rows.row_kind)
+        nth = np.arange(index.rows_of_epoch(10**6))
+        rows = batches.rows(nth // share * reader.batch_size + stream * share + nth % share)
         read.append(rows.decoder.targets[rows.decoder.segment_ids > 0])
     return np.concatenate(read)
 
