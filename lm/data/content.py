@@ -14,14 +14,14 @@ import numpy as np
 from lm.batch import Batch
 from lm.tokenizers.tokenizer import Tokenizer
 
-TOP = 10  # most frequent tokens, which a model predicts that does not yet use the context
+NUM_FREQUENT = 10  # most frequent tokens, which a model predicts that does not yet use the context
 
 
 class UnigramBaseline(NamedTuple):
-    """The unigram baseline: what a model reaches on content tokens that knows token frequencies only."""
+    """The results of a model that knows nothing but the frequency of tokens, on content tokens."""
 
     loss: float  # [nats per content token]
-    frequent: np.ndarray  # int32 [TOP]: the most frequent tokens; -1 where there are fewer
+    frequent: np.ndarray  # int32 [NUM_FREQUENT]: the most frequent tokens; -1 where there are fewer
 
 
 def unigram_baseline(batches: Sequence[Batch], tokenizer: Tokenizer, text: np.ndarray) -> UnigramBaseline:
@@ -34,14 +34,14 @@ def unigram_baseline(batches: Sequence[Batch], tokenizer: Tokenizer, text: np.nd
     sides = [batch.encoder if batch.decoder is None else batch.decoder for batch in batches]
     names = ("targets", "content", "segment_ids")
     targets, content, segments = (np.concatenate([getattr(side, name) for side in sides]) for name in names)
-    pieces = targets[content]
-    own = np.bincount(pieces, minlength=tokenizer.vocab_size)
-    counts = own + np.bincount(text, minlength=tokenizer.vocab_size)
-    entropy = -np.log(counts[pieces] / counts.sum()).sum() / max(len(pieces), 1)
-    frequent = np.argsort(-own, kind="stable")[:TOP]
+    tokens = targets[content]
+    target_counts = np.bincount(tokens, minlength=tokenizer.vocab_size)
+    counts = target_counts + np.bincount(text, minlength=tokenizer.vocab_size)
+    entropy = -np.log(counts[tokens] / counts.sum()).sum() / max(len(tokens), 1)
+    frequent = np.argsort(-target_counts, kind="stable")[:NUM_FREQUENT]
     sentinels = (segments > 0) & ~content & (targets >= tokenizer.vocab_size - tokenizer.num_sentinels)
     loss = float(entropy) + _surprise(content, sentinels, segments)
-    return UnigramBaseline(loss, np.where(own[frequent] > 0, frequent, -1).astype(np.int32))
+    return UnigramBaseline(loss, np.where(target_counts[frequent] > 0, frequent, -1).astype(np.int32))
 
 
 def _surprise(content: np.ndarray, sentinels: np.ndarray, segments: np.ndarray) -> float:

@@ -16,7 +16,7 @@ from lm.data.checks import check_architecture
 from lm.data.packing import (
     DECODERS,
     Ids,
-    Marked,
+    MarkedIds,
     Ragged,
     make_packed_batch,
     pack_examples,
@@ -31,8 +31,8 @@ from lm.tokenizers.tokenizer import T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenize
 
 Example = tuple[Ids, Ids]  # (inputs, targets), without EOS
 
-ROWS_PER_BLOCK = 128  # rows that are packed together: a row begins where the one before it is full [rows]
-ENDLESS = 2**31  # length of a corpus, as a task [examples]; grain numbers fewer than 2^32
+ROWS_PER_BLOCK = 128  # packed together: a row begins where the one before it is full
+CORPUS_LENGTH = 2**31  # of a corpus as a task, endless in effect [examples]; grain allows less than 2^32
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class CorpusExamples(Sequence[Example]):
             raise SettingError(f"objective.eos='between-documents' should be 'each-example' {why}")
 
     def __len__(self) -> int:
-        return ENDLESS
+        return CORPUS_LENGTH
 
     def __getitem__(self, number: Any) -> Any:
         inputs, targets = self.source.example(number)
@@ -68,16 +68,16 @@ class EncodedExamples(Sequence[Example]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, place: Any) -> Any:
-        row = self.rows[place]
-        self.task.check_labels([row], [place])
+    def __getitem__(self, index: Any) -> Any:
+        row = self.rows[index]
+        self.task.check_labels([row], [index])
         inputs, targets = self.task.to_text(row)
         return self.tokenizer.encode(inputs), self.tokenizer.encode(targets)
 
 
-def _without_eos(example: Ragged) -> Marked:
+def _without_eos(example: Ragged) -> MarkedIds:
     count = max(example.lengths[0] - 1, 0)
-    return Marked(example.tokens[0, :count], example.content[0, :count])
+    return MarkedIds(example.tokens[0, :count], example.content[0, :count])
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class MixtureRows(PickledWithoutCache):
     boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
 
     def __post_init__(self) -> None:
-        check_architecture(self.architecture, self.seed, writes=True)
+        check_architecture(self.architecture, self.seed, generates=True)
         for name, examples in self.examples_by_task.items():
             if not (rate := self.rates.get(name, 0)) > 0:
                 raise SettingError(f"the rate of task {name!r} is {rate} and should be above 0")
@@ -126,32 +126,32 @@ class MixtureRows(PickledWithoutCache):
     def __call__(self, numbers: np.ndarray) -> Batch:
         rows = [self._block(number // ROWS_PER_BLOCK)[number % ROWS_PER_BLOCK] for number in numbers.tolist()]
         examples = [example for row in rows for example in row]
-        places = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-        sides = _sides(examples, self.lengths, self.boundary)
-        batch = make_packed_batch(*sides, places, self.architecture, self.lengths, len(rows))
+        batch_rows = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+        sides = _batch_sides(examples, self.lengths, self.boundary)
+        batch = make_packed_batch(*sides, batch_rows, self.architecture, self.lengths, len(rows))
         return set_decoder_start(batch, self.boundary.decoder_start)
 
     @functools.cached_property
     def _block(self) -> Callable[[int], list[list[Example]]]:
         """Return the examples of each row of a block, given its number; the last two blocks are cached."""
-        return functools.lru_cache(2)(self._fill)
+        return functools.lru_cache(2)(self._pack_block)
 
     @functools.cached_property
-    def _examples_a_block(self) -> int:
+    def _examples_per_block(self) -> int:
         return sum(map(len, self._block(0)))
 
-    def _fill(self, block: int) -> list[list[Example]]:
-        begin = block and block * self._examples_a_block
+    def _pack_block(self, block: int) -> list[list[Example]]:
+        begin = block * self._examples_per_block if block else 0
         examples: list[Example] = []
         starts = np.zeros(1, np.int64)
         while len(starts) < ROWS_PER_BLOCK + 2:  # the last row may have room for more
             count = begin + len(examples)
             examples += [self._dataset[number] for number in range(count, count + ROWS_PER_BLOCK)]
-            inputs, targets = _sides(examples, self.lengths, self.boundary)
-            sizes = np.stack([inputs.lengths, targets.lengths], axis=1)
+            inputs, targets = _batch_sides(examples, self.lengths, self.boundary)
+            side_lengths = np.stack([inputs.lengths, targets.lengths], axis=1)
             if self.architecture in DECODERS:
-                sizes = sizes.sum(axis=1, keepdims=True)
-            starts = pack_examples(sizes, row_capacity(self.architecture, self.lengths))
+                side_lengths = side_lengths.sum(axis=1, keepdims=True)
+            starts = pack_examples(side_lengths, row_capacity(self.architecture, self.lengths))
         return [examples[start:end] for start, end in pairwise(starts[: ROWS_PER_BLOCK + 1].tolist())]
 
 
@@ -163,19 +163,21 @@ def eval_batches(
     batch_size: int,
     boundary: BoundaryTokens = T5_BOUNDARY_TOKENS,
 ) -> list[Batch]:
-    """Return all examples in order, one a row; rows of padding (segment 0) fill up the last batch."""
-    check_architecture(architecture, writes=True)
+    """Return all examples in order, one per row; rows of padding (segment 0) fill up the last batch."""
+    check_architecture(architecture, generates=True)
     parts = split_batches(examples, batch_size)
     batches = [
         make_packed_batch(
-            *_sides(part, lengths, boundary), np.arange(len(part)), architecture, lengths, batch_size
+            *_batch_sides(part, lengths, boundary), np.arange(len(part)), architecture, lengths, batch_size
         )
         for part in parts
     ]
     return [set_decoder_start(batch, boundary.decoder_start) for batch in batches]
 
 
-def _sides(examples: Sequence[Example], lengths: Lengths, boundary: BoundaryTokens) -> tuple[Ragged, Ragged]:
+def _batch_sides(
+    examples: Sequence[Example], lengths: Lengths, boundary: BoundaryTokens
+) -> tuple[Ragged, Ragged]:
     """Return the inputs and the targets of examples, truncated to ``lengths``, with EOS."""
     inputs = ragged([inputs for inputs, _ in examples], lengths.inputs, boundary)
     return inputs, ragged([targets for _, targets in examples], lengths.targets, boundary)

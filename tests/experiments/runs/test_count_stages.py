@@ -107,13 +107,13 @@ def test_counts_and_networks_read_the_same_tokens(runs):
     (stage,) = stages(build(BIGRAM, "tiny"))
     _, counted_tokens = counted.COUNT_MODELS["ngram"].estimate(stage, prepared)
     streams = training_streams(experiment, prepared)
-    text = streams.epoch()
+    text = streams.read_epoch()
     sizes = np.bincount(text.tokens, minlength=512)
     found = np.bincount(read, minlength=512)
     assert np.delete(found, EOS).tolist() == np.delete(sizes, EOS).tolist()
     ends = len(np.unique(text.offsets)) - 1
     assert counted_tokens == len(text.tokens) + ends
-    assert 0 <= ends - found[EOS] <= streams.count  # whose last documents are cut
+    assert 0 <= ends - found[EOS] <= streams.num_streams  # whose last documents are cut
 
 
 def test_networks_and_counts_are_asked_about_the_same_held_out_text(finished):
