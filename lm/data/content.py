@@ -1,6 +1,6 @@
 """Content tokens, whose predictions say something about a text, and the unigram loss on them as a baseline.
 
-A target is content unless it is a sentinel, an EOS, or shown at the same place by the inputs: an unchanged
+A target is content unless it is a sentinel, an EOS, or shown at the same position by the inputs: an unchanged
 word of a text that is reconstructed, or the prefix of a prefix decoder. ``Side.content``, bool [B,T], marks
 them in the decoder or, if there is none, in the encoder: its masked tokens. In the answers to a task all
 tokens but EOS are content.

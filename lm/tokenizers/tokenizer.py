@@ -63,7 +63,8 @@ class Tokenizer(abc.ABC):
     start = property(lambda self: self.sentinel(2))
     delim = property(lambda self: self.sentinel(3))
     extract = property(lambda self: self.sentinel(4))
-    first_regular_id = UNK + 1  # lowest id that a random token may have
+    # lowest id of the random tokens by which BERT replaces some of the masked ones
+    first_regular_id = UNK + 1
     spaces_are_tokens = False  # otherwise the space before a word is part of the word's first token
 
     @property
@@ -74,7 +75,7 @@ class Tokenizer(abc.ABC):
     @property
     @abc.abstractmethod
     def special(self) -> Mapping[str, int | None]:
-        """Return the ids of pad, eos, mask, cls and sep; None where the tokenizer has no such token."""
+        """Return ``{name: id}`` of pad, eos, mask, cls and sep; None where there is no such token."""
 
     @property
     def template(self) -> SpecialTokenTemplate | None:
@@ -144,7 +145,7 @@ class Tokenizer(abc.ABC):
         A ``[MASK]`` whose replacement is None is left out.
         """
         ids: list[int] = []
-        position, masks = 0, iter(replacements)
+        position, remaining = 0, iter(replacements)
         for match in PROMPT_TOKEN.finditer(text):
             number = match[1]  # of the sentinel; None for [MASK]
             if number is not None and int(number) >= self.num_sentinels:
@@ -153,7 +154,7 @@ class Tokenizer(abc.ABC):
             if not self.spaces_are_tokens:
                 before = before.rstrip()
             ids += self.encode_continuation(before) if position else self.encode(before)
-            token = next(masks) if number is None else self.sentinel(int(number))
+            token = next(remaining) if number is None else self.sentinel(int(number))
             if token is not None:
                 ids.append(token)
             position = match.end()

@@ -91,7 +91,7 @@ class CorpusSampler:
 
     corpus: EncodedCorpus
     num_streams: int
-    seed: int | None = None  # None: read the corpus in its own order
+    seed: int | None = None  # None: read the shards in their own order
     unique_tokens: int | None = None  # read in each epoch, over all streams; None: the whole corpus
     index_folder: Path | None = None  # of the files that say how many rows each window has
 
@@ -232,7 +232,7 @@ class RowIndex:
         return bool(self._entries) and self._entries[0].first_row <= row < self._end
 
     def _jump(self, row: int) -> None:
-        """Restart counting at the last window of the index file before ``row``, unless that is behind us."""
+        """Restart counting at the last indexed window before ``row``, unless it is counted already."""
         entries = [entry for entry in read_index(self._index_file) if entry.first_row <= row]
         nearest = max(entries, default=None)
         first_row = 0 if nearest is None else nearest.first_row

@@ -61,6 +61,7 @@ class EncodedCorpus:
 
     @functools.cached_property
     def fingerprint(self) -> str:
+        """Return a SHA-256 digest of what the tokens depend on, except ``on_corrupt``."""
         key = f"{self.fingerprints} {self.tokenizer.fingerprint} {self.window_bytes}"
         return hashlib.sha256(key.encode()).hexdigest()
 
@@ -109,7 +110,7 @@ class EncodedCorpus:
         return _CachedWindow(documents._replace(num_corrupt=text.num_corrupt), is_past_end=False)
 
     def first(self, num_tokens: int | None = None) -> EncodedDocuments:
-        """Return the first tokens of the corpus in its own order, or all of them, in memory."""
+        """Return the first ``num_tokens`` tokens in the order of the shards, or all of them, in memory."""
         windows, read = list[EncodedDocuments](), 0
         for shard in range(len(self.shards)):
             window = 0
