@@ -23,7 +23,7 @@ from lm.data.tasks.task import class_from_text
 from lm.nn.layers import ACTIVATIONS
 from lm.ops.masks import CAUSAL
 from lm.ops.positions import alibi_slopes, relative_position_bucket
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 
 SQUAD = {"em": metrics.exact_match, "f1": metrics.answer_f1}
 ROUGE = {name: metrics.rouge(name) for name in ("rouge1", "rouge2", "rougeLsum")}
@@ -77,8 +77,8 @@ ADAPTERS = {
             temperature=temperature,
         ).values()
     ),
-    "seqio.ByteVocabulary.encode": lambda text, extra_ids: Bytes(extra_ids).encode(text),
-    "seqio.ByteVocabulary.decode": lambda ids, extra_ids: Bytes(extra_ids).decode(ids),
+    "seqio.ByteVocabulary.encode": lambda text, extra_ids: ByteTokenizer(extra_ids).encode(text),
+    "seqio.ByteVocabulary.decode": lambda ids, extra_ids: ByteTokenizer(extra_ids).decode(ids),
     "c4.clean_page": lambda text, **_: {"text": clean_page(text, filters.Rules())},
     "c4.remove_duplicate_lines": peers.deduplicated,
     "c4.badwords_filter": lambda text, language, badwords: {

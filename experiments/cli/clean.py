@@ -26,7 +26,7 @@ from experiments.processes.progress import Reporter, reporting
 from lm.c4 import filters, pages, passes
 from lm.c4.passes import BOTH_SPLITS, CleaningConfig
 from lm.config.base import SettingError, diff, from_json, to_json
-from lm.data.corpus.shards import HELD_OUT
+from lm.data.corpus.shards import HELD_OUT_SHARE
 
 VERSION = "1.0.0"
 COUNTED = ("read", "domains", *filters.FILTERS, filters.DUPLICATES, "kept")
@@ -45,7 +45,7 @@ class CleanOptions:
     # keep one of each span of three sentences (the paper), or of each line (TFDS)
     deduplicate: filters.Unit = "spans"
     rules: filters.Rules = filters.Rules()  # thresholds, language, lists
-    validation: float = HELD_OUT  # share of the pages held out
+    validation: float = HELD_OUT_SHARE  # share of the pages held out
     workers: int = 0  # processes; 0: one a core
     # KEY=VALUE of an Apache Beam runner instead, such as runner=DataflowRunner project=mine; needs '.[beam]'
     beam_options: tuple[str, ...] = ()

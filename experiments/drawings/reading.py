@@ -14,7 +14,7 @@ from lm.evaluate.lens import logit_lens
 from lm.evaluate.mask_filling import top_k_tokens
 from lm.evaluate.rnn_states import MEMORY, STATES, gate_activations, recurrent_layers
 from lm.nn.transformer import Transformer
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
 PANELS_A_LINE = 2  # of a few chosen heads
 READABLE = 40  # longest text that is drawn with words in cells [tokens]
@@ -29,7 +29,7 @@ class Reading:
     """A model that reads a text, and has written an answer if it is an encoder-decoder."""
 
     model: Transformer
-    vocabulary: Vocabulary
+    vocabulary: Tokenizer
     batch: Batch  # its first row is the text
     ids: dict[str, list[int]]  # tokens of "encoder" and "decoder", of those there are
     masks: bool = False  # whether inputs of pre-training have a mask
@@ -69,13 +69,13 @@ class Reading:
     @property
     def _names(self) -> Mapping[int, str]:
         if not self.model.config.has_decoder:
-            return self.vocabulary.special_names("bert")
-        return self.vocabulary.special_names("bart" if self.masks else "t5")
+            return self.vocabulary.special_token_names("bert")
+        return self.vocabulary.special_token_names("bart" if self.masks else "t5")
 
 
-def token_label(vocabulary: Vocabulary, token: int) -> str:
+def token_label(vocabulary: Tokenizer, token: int) -> str:
     """A piece as a picture shows it; matplotlib reads a dollar as the start of a formula."""
-    piece = next((piece for piece, number in vocabulary.ids.items() if number == token), f"<{token}>")
+    piece = next((piece for piece, number in vocabulary.vocab.items() if number == token), f"<{token}>")
     text = (vocabulary.decode([token]).strip() or piece).replace("$", r"\$").replace("\n", "⏎")
     return text if text.isprintable() else f"<{token}>"
 

@@ -34,7 +34,7 @@ from lm.evaluate.rnn_states import recurrent_layers, state_gradients
 from lm.nn.elmo import BidirectionalLM
 from lm.nn.finetune import ModelWithHead
 from lm.nn.transformer import Transformer
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
 WRITTEN = 16  # longest answer that a decoder is watched writing [tokens]
 LONGEST_PIECE_RUN = 12  # of the longest word
@@ -272,7 +272,7 @@ def text_states(run: Trained, model: Transformer | BidirectionalLM, ids: list[in
     return np.concatenate([wide, states])
 
 
-def word_span(vocabulary: Vocabulary, ids: list[int], word: str) -> slice:
+def word_span(vocabulary: Tokenizer, ids: list[int], word: str) -> slice:
     """The tokens of a text that are ``word``; SettingError if none are."""
     for size in range(1, min(LONGEST_PIECE_RUN, len(ids)) + 1):
         for start in range(len(ids) - size + 1):

@@ -17,7 +17,7 @@ from experiments.study.experiment import Changes, Experiment, Row
 from experiments.study.registry import build, by_hand, read_changes, run_folder
 from lm.config.base import DataError, SettingError
 from lm.files import parse_lines_with_checksum
-from lm.tokenizers.tokenizer import TRAINED_KINDS
+from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS
 
 Folders = str | os.PathLike | Sequence[str | os.PathLike]  # one folder of runs, or several
 Complain = Callable[[str], object]  # is called with each thing that does not count, and why
@@ -168,7 +168,7 @@ def ingredients(run: Result, experiment: Experiment) -> Iterator[tuple[tuple[Any
     data = experiment.data
     kind, _, corpus = data.vocabulary.partition(":")
     vocabulary: tuple[Any, ...] = (data.vocabulary, data.sentinels, experiment.start.model)
-    if kind in TRAINED_KINDS:
+    if kind in TOKENIZER_ALGORITHMS:
         tasks = experiment.tuning.mixtures if data.vocabulary_texts == "corpus+tasks" else ()
         texts = (corpus or data.corpus, data.corrupt_records, tasks)
         vocabulary = (kind, *texts, data.vocabulary_size, data.sentinels)

@@ -49,7 +49,7 @@ def texts_as_counted(texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.nda
 
 def _ngrams(stage: Stage, prepared: Prepared) -> tuple[KneserNey, int]:
     settings = stage.settings
-    text = training_streams(settings, prepared).epoch()  # which networks read once, or again and again
+    text = training_streams(settings, prepared).read_epoch()  # which networks read once, or again and again
     # An EOS ends each document, as it separates them where networks read them.
     offsets = np.unique(text.offsets)
     tokens = np.insert(text.tokens.astype(np.int64), offsets[1:], prepared.vocabulary.eos)

@@ -34,9 +34,9 @@ from lm.config.base import SettingError, changes
 from lm.config.model import HeadConfig
 from lm.config.training import CheckpointConfig, Weights
 from lm.data.batches import Batches, stream
-from lm.data.classification import Labelled, labelled_eval_batches
-from lm.data.content import without_context
-from lm.data.seq2seq import Mixed, eval_batches
+from lm.data.classification import LabelledRows, labelled_eval_batches
+from lm.data.content import unigram_baseline
+from lm.data.seq2seq import MixtureRows, eval_batches
 from lm.data.tasks.choices import encode_choices
 from lm.data.tasks.labelled import AnyTask, LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixing_rates, mixture
@@ -46,8 +46,8 @@ from lm.evaluate.generate import greedy
 from lm.nn import electra, elmo, finetune
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths
-from lm.special_tokens import text_frame
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.special_tokens import boundary_tokens
+from lm.tokenizers.tokenizer import Tokenizer
 from lm.train import optimizers
 from lm.train.losses import both_directions, labelled, masked_lm, replaced_tokens
 from lm.train.runtime.checkpoints import CheckpointError, Checkpoints
@@ -137,8 +137,8 @@ def _text_batches(stage: Stage, prepared: Prepared) -> Batches:
     examples = encoded_tasks(experiment, stage.on, prepared)
     sizes, limit = {task: len(rows) for task, rows in examples.items()}, experiment.tuning.examples_limit
     shares = mixing_rates(sizes, kind="proportional", limit=limit, temperature=1.0)
-    frame = text_frame(experiment.model, prepared.vocabulary)
-    rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
+    boundary = boundary_tokens(experiment.model, prepared.vocabulary)
+    rows = MixtureRows(examples, shares, experiment.model.architecture, lengths, experiment.seed, boundary)
     return Batches(rows, stage.training.batch_size)
 
 
@@ -146,7 +146,7 @@ def _head_batches(stage: Stage, prepared: Prepared) -> Batches:
     experiment, task = stage.settings, find_labelled(*stage.on)
     reader = reader_of(experiment, task, prepared.vocabulary)
     rows = task.rows("train", prepared.cache, experiment.data.corrupt_records)
-    return Batches(Labelled(reader, rows, experiment.seed), stage.training.batch_size)
+    return Batches(LabelledRows(reader, rows, experiment.seed), stage.training.batch_size)
 
 
 def held_out_batches(
@@ -166,7 +166,7 @@ def watched_batches(
     batches, count = _held_out(experiment, prepared, mesh, 1, most)
     size, every = batches.batch_size, list(stream(batches, 0, count))
     text = prepared.validation.first(UNIGRAMS).tokens
-    reference, frequent = without_context(every, prepared.vocabulary, text)
+    reference, frequent = unigram_baseline(every, prepared.vocabulary, text)
     pieces = np.tile(frequent, (size, 1))
     return _of_process(mesh, size, [replace(batch, frequent_pieces=pieces) for batch in every]), reference
 
@@ -200,9 +200,9 @@ def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, hal
     length = max(mixture(name).targets_length for name in stage.scored_on if mixture(name).has(task.name))
     asked = questions(stage.settings, prepared.vocabulary, mesh, task, answered, length)
     lengths = (stage.settings.tuning.inputs_length, length)
-    frame = text_frame(stage.settings.model, prepared.vocabulary)
+    boundary = boundary_tokens(stage.settings.model, prepared.vocabulary)
     others = first(task.rows("validation", prepared.cache), most)
-    choices = partial(encode_choices, task, vocabulary=prepared.vocabulary, lengths=lengths, frame=frame)
+    choices = partial(encode_choices, task, tokenizer=prepared.vocabulary, lengths=lengths, boundary=boundary)
     if half == "validation":
         return replace(asked, choices=choices(others))
     chooses = task.candidates or task.candidate_inputs  # else nothing is to be fitted
@@ -219,7 +219,7 @@ def _head_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) ->
 
 def questions(
     experiment: Experiment,
-    vocabulary: Vocabulary,
+    vocabulary: Tokenizer,
     mesh: Mesh,
     task: AnyTask,
     rows: Sequence[Row],
@@ -236,9 +236,9 @@ def questions(
     else:
         prompts = [(vocabulary.encode(task.to_text(row)[0]), ()) for row in rows]
         lengths = Lengths(raw=length, inputs=length, targets=1)
-        frame = text_frame(experiment.model, vocabulary)
+        boundary = boundary_tokens(experiment.model, vocabulary)
         batches = eval_batches(
-            prompts, architecture=architecture, lengths=lengths, batch_size=size, frame=frame
+            prompts, architecture=architecture, lengths=lengths, batch_size=size, boundary=boundary
         )
         output, answer = partial(greedy, max_length=targets_length), lambda row, ids: vocabulary.decode(ids)
     return EvalTask(task, rows, _of_process(mesh, size, batches), output, answer)

@@ -26,7 +26,7 @@ from tensorflow_datasets.core.example_serializer import ExampleSerializer
 from lm import files
 from lm.c4 import filters, pages
 from lm.c4.filters import hash_fraction
-from lm.data.corpus.tfds import serialized
+from lm.data.corpus.tfds import serialize_example
 
 PAGE_FEATURES = tfds.features.FeaturesDict({"text": tfds.features.Text(), "url": tfds.features.Text()})
 BOTH_SPLITS = ("train", "validation")
@@ -161,7 +161,7 @@ def write_shards(
     for text, url in remove_repeats(rows, settings, is_repeated, counts):
         split = "validation" if hash_fraction(text, "clean") < settings.validation else "train"
         row = PAGE_FEATURES.encode_example({"text": text, "url": url})
-        example = serialized(serializer.get_tf_example(row))
+        example = serialize_example(serializer.get_tf_example(row))
         shards[split].write(example)
         sizes[split][0] += 1
         sizes[split][1] += len(example)

@@ -7,11 +7,11 @@ import pytest
 
 from experiments.study.experiment import PAPER_MIXTURES
 from lm.config.base import DataError, SettingError
-from lm.data.seq2seq import Encoded
+from lm.data.seq2seq import EncodedExamples
 from lm.data.tasks.benchmarks import TASKS, find_task
 from lm.data.tasks.mixtures import MIXTURES, mixing_rates, mixture
 from lm.data.tasks.task import label_of
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 
 COLUMNS = {"GLUE": 8, "SGLUE": 8, "SQuAD": 1, "CNNDM": 1, "EnDe": 1, "EnFr": 1, "EnRo": 1}
 PLAIN = {"kind": "proportional", "limit": None, "temperature": 1.0}
@@ -111,7 +111,7 @@ def test_a_row_whose_label_is_unknown_is_read_and_neither_scored_nor_trained_on(
     with pytest.raises(DataError, match=f"task '{task.name}': row 1 has no label, .* leave such rows out"):
         task.evaluate([row], ["garbage"])
     with pytest.raises(DataError, match="row 1 has no label"):
-        Encoded(task, [row], Bytes(100))[0]
+        EncodedExamples(task, [row], ByteTokenizer(100))[0]
 
 
 @pytest.mark.parametrize("name", [task.name for task in TASKS.values() if task.labels])

@@ -15,7 +15,7 @@ from lm.data.tasks.choices import encode_choices
 from lm.data.tasks.mixtures import MIXTURES
 from lm.evaluate import ranked_choice
 from lm.nn.transformer import Transformer
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.tokenizers.tokenizer import EOS
 
 INPUTS_LENGTH, TARGETS_LENGTH = 20, 8
@@ -25,13 +25,13 @@ RESTORE = {"document": "b", "summary": "a very long one"}
 
 
 def asked(name, *rows):
-    return encode_choices(TASKS[name], rows, Bytes(100), (INPUTS_LENGTH, TARGETS_LENGTH))
+    return encode_choices(TASKS[name], rows, ByteTokenizer(100), (INPUTS_LENGTH, TARGETS_LENGTH))
 
 
 def test_rows_are_asked_as_in_training_cut_to_length_with_their_eos():
     found = asked("restore", RESTORE)
     ((pair,),) = found.pairs
-    inputs, answer = (Bytes(100).decode(list(ids)) for ids in pair)
+    inputs, answer = (ByteTokenizer(100).decode(list(ids)) for ids in pair)
     assert (inputs, answer) == ("restore: b", "a very ")
     assert [ids[-1] for ids in pair] == [EOS, EOS] and len(pair[1]) == TARGETS_LENGTH
     assert (found.num_bytes, found.gold, found.is_choice) == ([[7]], [0], False)  # bytes of what was left
@@ -44,7 +44,7 @@ def test_candidates_are_answers_and_premises_inputs_and_the_right_one_is_the_row
     found = asked("next", NEXT)
     assert found.gold == [2] and found.num_bytes == [[4] * 4]
     assert len({tuple(answer) for _, answer in found.pairs[0]}) == 1
-    assert Bytes(100).decode(list(found.pairs[0][2][0])) == "next: three"
+    assert ByteTokenizer(100).decode(list(found.pairs[0][2][0])) == "next: three"
     found = asked("acceptability", {"context": "x", "sentence": "b a", "damaged": "a b"})
     assert found.gold == [1] and found.num_bytes == [[3, 3]]
     labels = TASKS["sst2"].choices({"sentence": "good", "label": 1})

@@ -18,7 +18,7 @@ from lm.config.base import SettingError
 from lm.config.decoding import Decoding
 from lm.evaluate.text_model import cut_at_stops, decoding_from_kwargs, rolling_windows
 from lm.notebook import text_model
-from lm.tokenizers.huggingface import find_tokenizer
+from lm.tokenizers.huggingface import load_pretrained_tokenizer
 
 KNOWN = json.loads((GOLDEN / "harness" / "answers.json").read_text())
 TASK = """
@@ -56,7 +56,7 @@ def asked(request):
     """A small published model with its tokenizer, and what the harness's own class answers with it."""
     folder = GOLDEN / "harness" / request.param
     config, model = convert.load(GOLDEN / request.param)
-    tokens = find_tokenizer(folder, config.vocab_size)
+    tokens = load_pretrained_tokenizer(folder, config.vocab_size)
     model = text_model(model, tokens, max_length=KNOWN["max_length"])
     return model, KNOWN["answers"][request.param]
 

@@ -21,7 +21,7 @@ from lm.config.layers import NormConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
 from lm.data.batches import uniforms
-from lm.data.packing import Ragged, features, fill_rows, ragged, row_room, shift_right
+from lm.data.packing import Ragged, make_packed_batch, pack_examples, ragged, row_capacity, shift_right
 from lm.data.pretraining import noise_mask
 from lm.data.tasks.benchmarks import TASKS, classification
 from lm.nn.attention_inputs import make_attention_inputs
@@ -204,7 +204,7 @@ def clipped(grads, max_norm):
 def side(name, choice, tokens, noise_mask, vocabulary):
     """One side of an example under a mask that is given."""
     tokens, noise, size = np.array([tokens], np.int32), np.array([noise_mask], bool), vocabulary["vocab_size"]
-    vocabulary = SimpleNamespace(size=size, num_sentinels=100, mask=size - 1, first_piece=3)
+    vocabulary = SimpleNamespace(vocab_size=size, num_sentinels=100, mask=size - 1, first_regular_id=3)
     view = {"inputs": INPUTS, "targets": TARGETS}[name][choice]
     shown, keep = view.show(tokens, noise, np.zeros(tokens.shape, np.float32), vocabulary)
     return shown[keep].tolist()
@@ -254,9 +254,9 @@ def packed(inputs, targets, architecture, limits, pack=True):
     """The features of all examples, of each a row if they are not packed."""
     sides = np.stack([inputs.lengths, targets.lengths], axis=1)
     sides = sides if architecture == "encoder-decoder" else sides.sum(1, keepdims=True)
-    starts = fill_rows(sides, row_room(architecture, limits)) if pack else np.arange(len(sides) + 1)
+    starts = pack_examples(sides, row_capacity(architecture, limits)) if pack else np.arange(len(sides) + 1)
     rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    return features(
+    return make_packed_batch(
         inputs, targets, rows, architecture=architecture, lengths=limits, batch_size=len(starts) - 1
     )
 

@@ -26,8 +26,8 @@ from tensorflow_datasets.proto import tf_example_pb2
 from lm.c4.filters import hash_fraction
 from lm.config.base import SettingError, nearest
 from lm.data.corpus.files import Split
-from lm.data.corpus.shards import StoredShard, chosen_records, tfds_shards
-from lm.data.corpus.tfds import Corrupt, Row, serialized
+from lm.data.corpus.shards import TfdsShard, select_records, tfds_shards
+from lm.data.corpus.tfds import OnCorrupt, Row, serialize_example
 from lm.data.documentation.code_tags import code_tag_rows
 from lm.data.documentation.docstrings import DEFAULT, STDLIB, Document, extract_docstrings, unfiltered
 from lm.data.documentation.tasks import task_generators, word_groups
@@ -86,7 +86,7 @@ class DeterministicWriter(ExampleWriter):
 
     def write(self, path: Any, examples: Iterable[tuple[Any, bytes]]) -> Any:
         parse = tf_example_pb2.Example.FromString
-        return super().write(path, ((key, serialized(parse(row))) for key, row in examples))
+        return super().write(path, ((key, serialize_example(parse(row))) for key, row in examples))
 
 
 class InMemoryBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -168,8 +168,8 @@ def write_set(name: str, rows: Mapping[str, list[Row]], draft: Path, folder: Pat
 
 
 def documentation_shards(
-    part: str, split: Split, cache: Path, corrupt: Corrupt = "stop"
-) -> tuple[StoredShard, ...]:
+    part: str, split: Split, cache: Path, corrupt: OnCorrupt = "stop"
+) -> tuple[TfdsShard, ...]:
     """Return the shards of a part of the corpus: "" (all of it), "unfiltered", or one of CORPUS_PARTS.
 
     SettingError with the nearest name if there is no such part.
@@ -180,7 +180,7 @@ def documentation_shards(
         near = nearest(part, (*CORPUS_PARTS, "unfiltered"))
         raise SettingError(f"documentation has no part {part!r}{near}")
     shards = tfds_shards("documentation/corpus", split, cache, corrupt)
-    return chosen_records(shards, lambda row: row["name"].partition(".")[0] in CORPUS_PARTS[part])
+    return select_records(shards, lambda row: row["name"].partition(".")[0] in CORPUS_PARTS[part])
 
 
 def make_sets(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:

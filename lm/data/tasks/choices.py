@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lm.data.tasks.task import Row, Task
-from lm.tokenizers.tokenizer import T5_FRAME, TextFrame, Vocabulary
+from lm.tokenizers.tokenizer import T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
 IdPair = tuple[Sequence[int], Sequence[int]]  # inputs and answer
 
@@ -30,9 +30,9 @@ class Choices:
 def encode_choices(
     task: Task,
     rows: Sequence[Row],
-    vocabulary: Vocabulary,
+    tokenizer: Tokenizer,
     lengths: tuple[int, int],
-    frame: TextFrame = T5_FRAME,
+    boundary: BoundaryTokens = T5_BOUNDARY_TOKENS,
 ) -> Choices:
     """Return the choices of ``rows``, with special tokens as in training.
 
@@ -41,8 +41,8 @@ def encode_choices(
     inputs_length, targets_length = lengths
 
     def encode(text: str, length: int) -> list[int]:
-        ids = [*frame.before, *vocabulary.encode(text)]
-        return [*ids[: length - 1], frame.eos]
+        ids = [*boundary.prefix, *tokenizer.encode(text)]
+        return [*ids[: length - 1], boundary.eos]
 
     all_pairs, all_num_bytes, gold = [], [], []
     for row in rows:
@@ -51,15 +51,15 @@ def encode_choices(
         for inputs, answer in texts:
             answer_ids = encode(answer, targets_length)
             pairs.append((encode(inputs, inputs_length), answer_ids))
-            num_bytes.append(answer_bytes(answer, answer_ids[len(frame.before) :], vocabulary))
+            num_bytes.append(answer_bytes(answer, answer_ids[len(boundary.prefix) :], tokenizer))
         all_pairs.append(pairs)
         all_num_bytes.append(num_bytes)
         gold.append(index)
     return Choices(all_pairs, all_num_bytes, gold)
 
 
-def answer_bytes(answer: str, ids: Sequence[int], vocabulary: Vocabulary) -> int:
+def answer_bytes(answer: str, ids: Sequence[int], tokenizer: Tokenizer) -> int:
     """Return the UTF-8 bytes of an answer, or of its part in ``ids`` if it was truncated; at least 1."""
-    is_whole = len(vocabulary.encode(answer)) < len(ids)  # ids end with EOS
-    text = answer if is_whole else vocabulary.decode(ids)
+    is_whole = len(tokenizer.encode(answer)) < len(ids)  # ids end with EOS
+    text = answer if is_whole else tokenizer.decode(ids)
     return max(len(text.encode()), 1)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lm.config.base import DataError, SettingError
-from lm.data.corpus.spec import examples
+from lm.data.corpus.spec import dataset_rows
 from lm.data.corpus.tables import TableRows
-from lm.data.corpus.tfds import Corrupt, Row
+from lm.data.corpus.tfds import OnCorrupt, Row
 from lm.metrics import Metric, Value, check_lengths, mean_value
 
 PaperColumn = Literal["GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo"]  # Raffel et al. 2020
@@ -28,7 +28,7 @@ class BaseTask:
     """The rows, targets and metrics of a task, whether the model answers in text or by a head."""
 
     name: str
-    source: str  # a data set, in the notation of ``lm.data.corpus.spec.examples``
+    source: str  # a data set, in the notation of ``lm.data.corpus.spec.dataset_rows``
     column: str | None  # column of the reports whose mean includes the score; None: no column does
     target: Callable[[Row], Any]  # returns what predictions are compared with; None if the row has no label
     metrics: Mapping[str, Metric]  # by name
@@ -47,7 +47,7 @@ class BaseTask:
     # raises SettingError or DataError for rows that do not fit the task file
     check_rows: Callable[[Sequence[Row]], None] = lambda rows: None
 
-    def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
+    def rows(self, split: str, cache: Path, corrupt: OnCorrupt = "stop") -> Sequence[Row]:
         """Return the rows of a split: "train", "validation", or the name of a split of the source.
 
         ``corrupt``: whether corrupt records stop the reading; only training may skip them. Raises
@@ -60,7 +60,7 @@ class BaseTask:
         if source_split is None:
             reason = f"is not in [splits] of {self.file}" if self.file else "is not in the study"
             raise SettingError(f"task {self.name!r} has no {split} split: it {reason}")
-        return examples(self.source, source_split, cache, corrupt)
+        return dataset_rows(self.source, source_split, cache, corrupt)
 
     def is_labelled(self, row: Row) -> bool:
         """Return whether a row has a label; those of test sets are often not public."""
@@ -125,7 +125,7 @@ class Task(BaseTask):
     targets_length: int | None = None
     longer_targets: Literal["stop", "cut"] = "cut"  # stop: an error before training; cut: the end is lost
 
-    def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
+    def rows(self, split: str, cache: Path, corrupt: OnCorrupt = "stop") -> Sequence[Row]:
         rows = super().rows(split, cache, corrupt)
         if split != "train" or self.training_rows is None:
             return rows
@@ -168,7 +168,7 @@ class LabelledTask(BaseTask):
     # returns the rows of the task from those of the source; None: they are the same
     derive_rows: Callable[[Sequence[Row]], Sequence[Row]] | None = None
 
-    def rows(self, split: str, cache: Path, corrupt: Corrupt = "stop") -> Sequence[Row]:
+    def rows(self, split: str, cache: Path, corrupt: OnCorrupt = "stop") -> Sequence[Row]:
         rows = super().rows(split, cache, corrupt)
         return self.derive_rows(rows) if self.derive_rows else rows
 

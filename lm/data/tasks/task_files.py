@@ -34,9 +34,9 @@ from typing import Any, Literal, get_args
 from lm import metrics
 from lm.config.base import DataError, SettingError, nearest
 from lm.data.corpus.tables import TableRows
-from lm.data.corpus.tfds import stamp
+from lm.data.corpus.tfds import file_stamp
 from lm.data.tasks.task import UNKNOWN, LabelledTask, Row, Task, class_from_text, fields_template
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
 SOURCES = ("tfds", "hf")  # prefixes of data sets; without a source the splits are files
 COLUMN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")  # a column in a template, or an escaped brace
@@ -214,7 +214,7 @@ def _check_splits(folder: Path, spec: TaskSpec) -> None:
 
 def _load_spec(path: Path) -> TaskSpec:
     """Return the content of a task file, read again only if the file has changed."""
-    return _cached_spec(path, *stamp(path)) if path.is_file() else read_task_file(path)
+    return _cached_spec(path, *file_stamp(path)) if path.is_file() else read_task_file(path)
 
 
 @functools.lru_cache(maxsize=32)
@@ -341,7 +341,7 @@ def _is_number(text: str) -> bool:
 
 
 def check_task_files(
-    tasks: Sequence[Task | LabelledTask], cache: Path, vocabulary: Vocabulary, report: Callable[[str], object]
+    tasks: Sequence[Task | LabelledTask], cache: Path, tokenizer: Tokenizer, report: Callable[[str], object]
 ) -> None:
     """Check all rows of tasks that come from files: columns, labels, and lengths of targets.
 
@@ -356,7 +356,7 @@ def check_task_files(
             task.check_rows(rows)
             task.check_labels(rows)
             if isinstance(task, Task) and task.targets_length is not None:
-                _check_targets_length(task, task.targets_length, split, rows, vocabulary, report)
+                _check_targets_length(task, task.targets_length, split, rows, tokenizer, report)
 
 
 def _check_targets_length(
@@ -364,11 +364,11 @@ def _check_targets_length(
     max_length: int,
     split: str,
     rows: Sequence[Row],
-    vocabulary: Vocabulary,
+    tokenizer: Tokenizer,
     report: Callable[[str], object],
 ) -> None:
     """Raise SettingError for targets of more than ``max_length`` tokens, or report that they are cut."""
-    targets = vocabulary.encode_batch([task.to_text(row)[1] for row in rows])
+    targets = tokenizer.encode_batch([task.to_text(row)[1] for row in rows])
     lengths = [len(ids) + 1 for ids in targets]  # with EOS
     longer = sum(length > max_length for length in lengths)
     if not longer:

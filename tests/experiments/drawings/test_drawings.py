@@ -40,8 +40,8 @@ from lm.nn.rnn import Direction
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import OBJECTIVES
 from lm.ops.recurrence import CELLS, rnn_scan
-from lm.tokenizers.huggingface import find_tokenizer
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.huggingface import load_pretrained_tokenizer
+from lm.tokenizers.sentencepiece import ByteTokenizer
 
 DECODER = changes(small_models.TINY, {"architecture": "decoder", "dropout": 0.0, "positions.kind": "none"})
 SENTENCE = "a key of a set"
@@ -268,7 +268,7 @@ def test_of_elmo_a_word_has_states_that_were_read_from_both_ends(runs):
 
 
 def test_a_word_is_found_whatever_its_pieces_and_another_is_said_to_be_missing():
-    vocabulary = Bytes(100)
+    vocabulary = ByteTokenizer(100)
     ids = vocabulary.encode("one key too")
     assert vocabulary.decode(ids[word_span(vocabulary, ids, "key")]).strip() == "key"
     with pytest.raises(SettingError, match="--word 'lock' is no run of tokens of 'one key too'"):
@@ -318,9 +318,9 @@ def test_the_text_and_the_answer_that_follows_it_are_labelled(lstm):
     ],
 )
 def test_special_tokens_are_spelt_as_in_the_family_of_the_model(family, names):
-    vocabulary = Bytes(100)
-    tokens = (vocabulary.size - 1, vocabulary.size - 2, vocabulary.size - 3, 1, 0)
-    spelt = vocabulary.special_names(family)
+    vocabulary = ByteTokenizer(100)
+    tokens = (vocabulary.vocab_size - 1, vocabulary.vocab_size - 2, vocabulary.vocab_size - 3, 1, 0)
+    spelt = vocabulary.special_token_names(family)
     assert tuple(spelt[token] for token in tokens) == names
     config = DECODER if family != "bert" else replace(DECODER, architecture="encoder")
     reading = Reading(SimpleNamespace(config=config), vocabulary, {}, {}, masks=family == "bart")
@@ -330,10 +330,10 @@ def test_special_tokens_are_spelt_as_in_the_family_of_the_model(family, names):
 def test_a_published_tokenizers_special_tokens_have_its_own_names():
     harness = GOLDEN / "harness"
     for name, expected in (("t5_v1_0", {"</s>", "<pad>"}), ("gpt2", {"<|endoftext|>"})):
-        vocabulary = find_tokenizer(harness / name, 10**6)
-        spelt = vocabulary.special_names("bert")
+        vocabulary = load_pretrained_tokenizer(harness / name, 10**6)
+        spelt = vocabulary.special_token_names("bert")
         assert expected <= {*spelt.values()}
-        assert all(vocabulary.ids[piece] == token for token, piece in spelt.items())
+        assert all(vocabulary.vocab[piece] == token for token, piece in spelt.items())
 
 
 def test_the_heads_that_are_drawn_are_those_that_look_sharpest_at_other_tokens():
@@ -348,10 +348,10 @@ def test_the_heads_that_are_drawn_are_those_that_look_sharpest_at_other_tokens()
 
 
 def test_a_dollar_begins_no_formula_and_a_sentinel_has_its_number():
-    vocabulary = Bytes(100)
+    vocabulary = ByteTokenizer(100)
     (dollar,) = vocabulary.encode("$")
     assert token_label(vocabulary, dollar) == r"\$"
-    assert token_label(vocabulary, vocabulary.size - 1 - 4) == "<extra_id_4>"
+    assert token_label(vocabulary, vocabulary.vocab_size - 1 - 4) == "<extra_id_4>"
     (bell,) = vocabulary.encode("\a")
     assert token_label(vocabulary, bell) == f"<{bell}>"
 
@@ -437,7 +437,9 @@ def test_what_cannot_be_drawn_is_said(arguments, message, lstm, encoder, tmp_pat
 def test_a_model_without_attention_has_no_heads_to_draw_and_an_elman_network_no_gates():
     model = model_of(changes(DECODER, {"mixer.kind": "rnn", "vocab_size": 400}))
     ids = [3, 4, 5]
-    reading = Reading(model, Bytes(100), Batch(decoder=Side(tokens=jnp.array([ids]))), {"decoder": ids})
+    reading = Reading(
+        model, ByteTokenizer(100), Batch(decoder=Side(tokens=jnp.array([ids]))), {"decoder": ids}
+    )
     with pytest.raises(SettingError, match="model.mixer.kind='rnn' has no attention to draw"):
         draw_heads(reading)
     with pytest.raises(SettingError, match="model.mixer.kind='rnn' has no gates"):

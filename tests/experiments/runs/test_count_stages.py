@@ -90,12 +90,12 @@ def test_a_bigram_run_is_scored_as_counts_of_the_same_documents_are(runs, finish
 
 def epoch_of(batches):
     """The tokens of the rows of the first epoch of each stream."""
-    reading, read = batches.rows.reading, []
-    share = reading.batch_size // reading.streams.count
-    for stream in range(reading.streams.count):
-        walk = reading.walk(stream, batches.rows.rows_of, batches.rows.kind)
-        nth = np.arange(walk.rows_of_epoch(10**6))
-        rows = batches.rows(nth // share * reading.batch_size + stream * share + nth % share)
+    reader, read = batches.rows.reader, []
+    share = reader.batch_size // reader.sampler.num_streams
+    for stream in range(reader.sampler.num_streams):
+        index = reader.row_index(stream, batches.rows.count_rows, batches.rows.row_kind)
+        nth = np.arange(index.rows_of_epoch(10**6))
+        rows = batches.rows(nth // share * reader.batch_size + stream * share + nth % share)
         read.append(rows.decoder.targets[rows.decoder.segment_ids > 0])
     return np.concatenate(read)
 
@@ -107,13 +107,13 @@ def test_counts_and_networks_read_the_same_tokens(runs):
     (stage,) = stages(build(BIGRAM, "tiny"))
     _, counted_tokens = counted.COUNT_MODELS["ngram"].estimate(stage, prepared)
     streams = training_streams(experiment, prepared)
-    text = streams.epoch()
+    text = streams.read_epoch()
     sizes = np.bincount(text.tokens, minlength=512)
     found = np.bincount(read, minlength=512)
     assert np.delete(found, EOS).tolist() == np.delete(sizes, EOS).tolist()
     ends = len(np.unique(text.offsets)) - 1
     assert counted_tokens == len(text.tokens) + ends
-    assert 0 <= ends - found[EOS] <= streams.count  # whose last documents are cut
+    assert 0 <= ends - found[EOS] <= streams.num_streams  # whose last documents are cut
 
 
 def test_networks_and_counts_are_asked_about_the_same_held_out_text(finished):

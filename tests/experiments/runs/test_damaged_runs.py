@@ -25,7 +25,7 @@ from lm.config.base import SettingError
 from lm.data.tasks.task import BaseTask
 from lm.evaluate.evaluator import write_predictions
 from lm.files import json_with_checksum, line_with_checksum, parse_lines_with_checksum, parse_with_checksum
-from lm.tokenizers.sentencepiece import SentencePiece, train_sentencepiece
+from lm.tokenizers.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 from lm.train.runtime import manifest
 from lm.train.runtime.log import status
 
@@ -122,7 +122,7 @@ def run(tmp_path_factory):
     runs = tmp_path_factory.mktemp("runs")
     folder, experiment = run_folder(runs, "nano", NAMES[0], 0, {}), build(NAMES[0], "nano")
     phase = folder / "finetuning" / "cloze"
-    vocabulary = SentencePiece(
+    vocabulary = SentencePieceTokenizer(
         train_sentencepiece(TEXTS, 45, runs / "vocabulary.model"), experiment.data.sentinels
     )
     save_settings(folder, experiment)
