@@ -184,17 +184,15 @@ def _published(finished: Finished, column: str) -> list[Cell]:
     """The paper's rows, by its rule: arrows beyond two deviations of the base, bold within two of best."""
     scores = [row.published.get(column) for row in finished.table.rows]
     best = max((score for score in scores if score is not None), default=0.0)
-    std = _published_std(finished, column)
-    return [
-        Cell()
-        if score is None
-        else Cell(
-            f"{score:.2f}{ARROWS[published_sign(finished, row, column)]}",
-            std is not None and score >= best - 2 * std,
-            score,
-        )
-        for row, score in zip(finished.table.rows, scores, strict=True)
-    ]
+    std = _published_std(finished, column) or 0.0
+    cells = []
+    for row, score in zip(finished.table.rows, scores, strict=True):
+        if score is None:
+            cells.append(Cell())
+        else:
+            arrow = ARROWS[published_sign(finished, row, column)]
+            cells.append(Cell(f"{score:.2f}{arrow}", score >= best - 2 * std, score))
+    return cells
 
 
 def published_sign(finished: Finished, row: Row, column: str) -> int | None:

@@ -78,4 +78,4 @@ def variant(row: Row, given: Changes, suffix: str) -> Row:
     named = sorted(named_changes(given).items())
     short = [(path.removesuffix(".model").rpartition(".")[2], value) for path, value in named]
     text = ", ".join(f"{name}={value}" for name, value in short)
-    return make_row(f"{row.name}{suffix}", row.changes | given, f"{row.label}, {text}", {})
+    return make_row(f"{row.name}{suffix}", f"{row.label}, {text}", row.changes | given, {})
