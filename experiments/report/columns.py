@@ -124,7 +124,8 @@ def measured_columns(results: Iterable[Tasks], paper: Paper | None) -> list[Meas
 def _column(name: str, tasks: Tasks, published: Sequence[str]) -> Measured:
     best = next(iter(tasks.values()))
     metric = ", ".join(dict.fromkeys(best["metric"].replace("_", " ") for best in tasks.values()))
-    paper = name if name in published else best.get("like")
+    like = name if name in published else best.get("like")
+    paper = like if like in published else None
     return Measured(name, tuple(tasks), best.get("measure", "score"), paper, best.get("chance"), metric)
 
 

@@ -94,7 +94,7 @@ def table_data(evidence: Evidence, verdicts: Verdicts) -> dict[str, Any]:
         {
             "better": claim.better.name,
             "worse": claim.worse.name,
-            "z": claim.z,
+            "z": claim.z,  # None: the noise of the published scores is not known
             "conclusion": claim.conclusion,
             "equal": {frame: _verdict(verdicts[frame][place][1]) for frame in verdicts},
         }

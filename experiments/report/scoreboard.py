@@ -285,7 +285,7 @@ def verdict_sheet(verdicts: Verdicts, unlike: Collection[str]) -> Sheet | None:
     ]
     sheet: Sheet = {
         "claim": [Cell(name) for name in names],
-        "z": [Cell(f"{claim.z:.1f}") for claim in claims],
+        "z": [Cell() if claim.z is None else Cell(f"{claim.z:.1f}") for claim in claims],
     }
     for frame in FRAMES:
         sheet[f"equal {frame}"] = [_verdict(verdict) for _, verdict in verdicts[frame]]
@@ -327,8 +327,9 @@ def conclusions(evidence: Evidence, verdicts: Verdicts) -> list[str]:
     if not claims:
         return []
     lines = [f"- equal {frame}: {decision_accuracy(count_verdicts(verdicts[frame]))}" for frame in FRAMES]
-    ceiling = decision_accuracy(simulate_replication(evidence.finished.table))
-    lines += [f"- a repeat of the paper, of all its claims in this table: {ceiling}"]
+    ceiling = simulate_replication(evidence.finished.table)
+    if any(ceiling):
+        lines += [f"- a repeat of the paper, of all its claims in this table: {decision_accuracy(ceiling)}"]
     rows = {name for claim, _ in claims for name in claim.names}
     if not rows.isdisjoint(evidence.unlike):
         alike = [(c, v) for c, v in claims if c.names.isdisjoint(evidence.unlike)]

@@ -6,7 +6,7 @@ from math import ceil, floor
 from typing import Any, Literal, NoReturn
 
 from experiments.study.experiment import Experiment
-from lm.config.base import SettingError, changes, leaves
+from lm.config.base import SettingError, changes, leaves, nearest
 from lm.objectives.denoising import OBJECTIVES
 
 # Path of a setting -> its new value, or a function of (old value, experiment): a frozen dataclass, so that
@@ -16,6 +16,8 @@ Changes = dict[str, Any]
 
 def objective(name: str) -> Changes:
     """Return the change to the published objective of that name, with all of its settings."""
+    if name not in OBJECTIVES:
+        raise SettingError(f"there is no objective {name!r}{nearest(name, OBJECTIVES)}")
     return {"objective": OBJECTIVES[name]}
 
 

@@ -142,12 +142,17 @@ def _check_names(added: Mapping[str, Mapping[str, Any]], module: tuple[Path, str
     """SettingError for a name that cannot be that of a folder of its own."""
     checks: dict[str, Callable[[str], None]] = {"REGISTRY": check_row_name, "SCALES": check_scale_name}
     checks |= dict.fromkeys(("TASKS", "LABELLED", "MIXTURES"), check_task_name)
+    rows = [row for table in _tables().values() for row in table.rows]
     for table, check in checks.items():
         for name, entry in added[table].items():
             try:
                 check(name)
                 if getattr(entry, "name", name) != name:
                     raise SettingError(f"{table}[{name!r}] is called {entry.name!r}; it should have one name")
+                if table == "REGISTRY" and entry not in rows:
+                    raise SettingError(
+                        f"row {name!r} is in no table; add_table(TABLE) adds a table with its rows"
+                    )
             except SettingError as error:
                 raise SettingError(f"{_line(*module, name)}{error}") from error
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from experiments.study.changes import Changes, ReadOnly
+from experiments.study.experiment import BASELINE
 from experiments.study.scales import DEFAULT_SCALE
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, leaves, nearest
 
 KEEP_ROW = "a row stays what it is; add one of your own with add_rows(TABLE, {ROW: CHANGES})"
 
@@ -124,6 +125,8 @@ def make_table(
     if not rows:
         raise SettingError(f"table {name!r} has no rows; give it one, such as {{'base': {{}}}}")
     made = make_rows(name, rows, published or {}, paper)
+    if axis is not None:
+        _check_axis(name, axis)
     conclusions = tuple(conclusions)
     for key in (key for each in conclusions for key in (each.better, each.worse)):
         _check_is_row(name, key, rows, "a conclusion")
@@ -158,6 +161,17 @@ def make_rows(
 def make_row(name: str, label: str, changes: Mapping[str, object], published: Mapping[str, float]) -> Row:
     """Return a row whose changes and published scores nobody can change."""
     return Row(name, label, ReadOnly(changes, KEEP_ROW), ReadOnly(published, KEEP_ROW))
+
+
+def _check_axis(table: str, axis: Axis) -> None:
+    """SettingError unless the axis is a setting that may be a number."""
+    settings = dict(leaves(BASELINE))
+    if axis.setting not in settings:
+        like = nearest(axis.setting, settings)
+        raise SettingError(f"table {table!r}: its axis: there is no setting {axis.setting!r}{like}")
+    value = settings[axis.setting]
+    if isinstance(value, bool | str | tuple):
+        raise SettingError(f"table {table!r}: its axis: {axis.setting}={value!r} is not a number")
 
 
 def _check_is_row(table: str, key: str, rows: Mapping[str, Changes], what: str) -> None:
