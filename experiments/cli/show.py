@@ -23,7 +23,7 @@ from experiments.report.results import results
 from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
 from experiments.starts import started_from
-from experiments.study.changes import Changes
+from experiments.study.changes import Overrides
 from experiments.study.experiment import BASELINE, Experiment, relevant_diff
 from experiments.study.overrides import overrides_of
 from experiments.study.paths import run_folder
@@ -215,7 +215,7 @@ def diff_command(arguments: Sequence[str]) -> None:
     parse(compare, "lm diff", arguments, build(first_word(arguments), scale_of(arguments)))
 
 
-def show_diff(row: str, other: str, scale: str, to: str, changes: Changes) -> None:
+def show_diff(row: str, other: str, scale: str, to: str, changes: Overrides) -> None:
     """Print what differs between ``row`` with ``changes``, wherever it stands, and another row or scale."""
     find_one(row)
     if to:

@@ -38,7 +38,7 @@ from experiments.report.ending import ending
 from experiments.runs.result import check_settings, read_result, summary
 from experiments.runs.stages import stages
 from experiments.starts import started_from
-from experiments.study.changes import Changes
+from experiments.study.changes import Overrides
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.overrides import check_given, check_start, named_changes, used_changes
 from experiments.study.paths import check_runs, home_of
@@ -114,7 +114,7 @@ def sweep_command(arguments: Sequence[str]) -> None:
     parse(sweep, "lm sweep", arguments, default)
 
 
-def started_by(arguments: Sequence[str]) -> Changes:
+def started_by(arguments: Sequence[str]) -> Overrides:
     """Return what --start changes in a row."""
     return started_from(option(arguments, "--start", ""), Path(option(arguments, "--runs", str(RUNS))))
 
@@ -143,7 +143,7 @@ def _job_count(jobs: int, wanted: Sequence[RowRun]) -> int:
     return 1 if several or has_accelerator() else jobs or cores()
 
 
-def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, jobs: int = 1) -> None:
+def train_rows(pattern: str, seeds: int, changes: Overrides, options: Options, jobs: int = 1) -> None:
     """Train every row that matches and has not finished, with ``changes``, then write the report.
 
     ``jobs``: how many at once; 0 for as many as is best.
@@ -182,7 +182,7 @@ def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, job
         sys.exit(failed)
 
 
-def sweep_words(pattern: str, seeds: int, changes: Changes, options: Options) -> list[str]:
+def sweep_words(pattern: str, seeds: int, changes: Overrides, options: Options) -> list[str]:
     """Return the command that trains this sweep, as its report records it."""
     words = ["lm", *study_words(), "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
     named = {path: value for path, value in named_changes(changes).items() if path != "start.model"}

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from experiments.study.changes import Changes
+from experiments.study.changes import Overrides
 from experiments.study.experiment import BASELINE, FREE, Experiment
 from experiments.study.registry import build
 from lm.config.base import SettingError, diff, leaves, unused_settings
@@ -13,14 +13,14 @@ OF_TRAINING = ("dropout", "dtype", "attention.implementation", "compile.layers",
 OF_VOCABULARY = ("vocabulary", "vocabulary_texts", "vocabulary_size", "unknown", "sentinels")
 
 
-def overrides_of(name: str, scale: str, experiment: Experiment) -> Changes:
+def overrides_of(name: str, scale: str, experiment: Experiment) -> Overrides:
     """Return the changes that make row ``name`` into ``experiment``; its folder has them in its name."""
     started = {path: new for path, new in start_changes(experiment).items() if path != "start.model"}
     changed = diff(build(name, scale, started), experiment).items()
     return {path: new for path, (_, new) in changed if not path.startswith(FREE)}
 
 
-def start_changes(experiment: Experiment) -> Changes:
+def start_changes(experiment: Experiment) -> Overrides:
     """What a row takes over where it starts from the checkpoint that this experiment has; {} without one.
 
     That is the shape of the model, its vocabulary and special ids. Pre-training is left out, unless it is
@@ -35,7 +35,7 @@ def start_changes(experiment: Experiment) -> Changes:
     return model | data | left_out | {"start.model": experiment.start.model}
 
 
-def named_changes(changes: Changes) -> Changes:
+def named_changes(changes: Overrides) -> Overrides:
     """``changes`` without what follows from ``start.model`` among them."""
 
     def follows(path: str, new: Any) -> bool:
@@ -48,7 +48,7 @@ def named_changes(changes: Changes) -> Changes:
     return {path: new for path, new in changes.items() if not (is_started and follows(path, new))}
 
 
-def check_start(experiment: Experiment, changes: Changes) -> None:
+def check_start(experiment: Experiment, changes: Overrides) -> None:
     """SettingError for a setting in ``changes`` that contradicts the checkpoint of ``experiment``."""
     for path, due in start_changes(experiment).items():
         if path in changes and path != "pretraining.steps" and changes[path] != due:
@@ -68,7 +68,7 @@ def check_given(experiments: Sequence[Experiment], paths: Iterable[str]) -> None
             raise SettingError("; ".join(reasons[0].values()))
 
 
-def used_changes(name: str, scale: str, changes: Changes) -> Changes:
+def used_changes(name: str, scale: str, changes: Overrides) -> Overrides:
     """Those of ``changes``, made in many rows, that row ``name`` reads: without the others it is the same."""
     if "start.model" in changes:  # which has all of its checkpoint
         return changes

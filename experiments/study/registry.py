@@ -129,7 +129,7 @@ def baseline_of(name: str) -> str:
     return TABLES[REGISTRY[name].table].baseline
 
 
-def build(name: str, scale: str, overrides: Changes | None = None) -> Experiment:
+def build(name: str, scale: str, overrides: Mapping[str, Any] | None = None) -> Experiment:
     """The settings of row ``name`` at ``scale``: baseline, then scale, then row, then ``overrides``."""
     if scale not in SCALES:
         raise SettingError(f"scale={scale!r} is unknown{nearest(scale, SCALES)}")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from golden import make_study
+from golden import make_setting_paths, make_study
 from paths import SHARED
 from rich.console import Console
 
@@ -96,6 +96,11 @@ def test_settings_survive_json_and_each_has_a_meaning():
         experiment = build(row.name, "nano")
         assert from_json(Experiment, to_json(experiment)) == experiment
     assert {path for path, _ in leaves(BASELINE)} == set(comments(Experiment))
+
+
+def test_a_type_checker_knows_every_setting_of_a_row_with_its_type():
+    """Else: python tests/golden/make_setting_paths.py."""
+    assert make_setting_paths.outdated() == []
 
 
 def test_equal_rows_of_different_tables_share_one_run():
