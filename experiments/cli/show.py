@@ -60,7 +60,11 @@ def show_rows(
         listed = listing("row", label, "changes", "finished", title=title)
         for row in (row for row in table.rows if row in rows):
             changed = relevant_diff(build(baseline_of(row.name), scale), build(row.name, scale))
-            new = (f"{p}={v:.4g}" if type(v) is float else f"{p}={v}" for p, (_, v) in changed.items())
+            new = []
+            for path, (_, value) in changed.items():
+                number = f"{value:.4g}" if type(value) is float else str(value)
+                derivation = row.derivation(path)
+                new.append(f"{path}={number} ({derivation})" if derivation else f"{path}={number}")
             text = ", ".join(new) or "(the baseline)"
             finished = len(results(row, scale, runs, complain=lambda line: None))
             listed.add_row(
@@ -230,7 +234,8 @@ def show_diff(row: str, other: str, scale: str, to: str, changes: Overrides) -> 
         at = f"at scale {scale}" if old_scale == new_scale else f"at scales {old_scale} and {new_scale}"
         CONSOLE.print(f"{new_row} and {old_row} are the same experiment {at}.")
     for path, (old, new) in changed.items():
-        CONSOLE.print(f"{path}: {old} → {new}", highlight=False)
+        derivation = "" if to else find_one(row).derivation(path)
+        CONSOLE.print(f"{path}: {old} → {new}{f' ({derivation})' * bool(derivation)}", highlight=False)
 
 
 @dataclass(frozen=True)

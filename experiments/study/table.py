@@ -4,7 +4,7 @@ Listing, sweeps, reports, plots and verdicts read what is here; nothing about a 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 
 from experiments.study.changes import Changes, ReadOnly
 from experiments.study.experiment import BASELINE
@@ -27,6 +27,11 @@ class Row:
     def table(self) -> str:
         """Return the name of the row's table."""
         return self.name.rpartition("/")[0]
+
+    def derivation(self, path: str) -> str:
+        """Return how the row gets a setting from the scale's value, such as "x 2"; "" of a plain value."""
+        change = self.changes.get(path)
+        return str(change) if callable(change) and is_dataclass(change) else ""
 
     @property
     def key(self) -> str:

@@ -4,6 +4,7 @@ scores.
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,23 @@ def test_equal_rows_of_different_tables_share_one_run():
 def test_a_multiple_of_what_the_scale_has_compares_hashes_and_prints():
     assert times(2) == times(2) != times(3) and len({times(2), times(2), times(2, 8)}) == 2
     assert (str(times(2)), str(times(1 / 3, 8))) == ("x 2", "x 0.3333, up to a multiple of 8")
+    assert times(2 / 3, rounding="down")(256, BASELINE) == 170 and times(2 / 3)(256, BASELINE) == 171
+
+
+def test_a_change_by_the_scale_is_listed_with_how_it_is_derived(capsys):
+    assert cli.dispatch(["diff", "t5/13-scaling/size-2-steps-2"]) == 0
+    assert "pretraining.steps: 300 → 600 (x 2)" in capsys.readouterr().out
+    assert cli.dispatch(["diff", "t5/8-data/wikipedia"]) == 0
+    shown = capsys.readouterr().out
+    assert "data.vocabulary: unigram → unigram:documentation (trained on the baseline's corpus)" in shown
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_what_a_row_changes_compares_hashes_and_prints(name):
+    changes = REGISTRY[name].changes
+    again = pickle.loads(pickle.dumps({path: value for path, value in changes.items() if callable(value)}))
+    assert all(changes[path] == value and hash(changes[path]) == hash(value) for path, value in again.items())
+    assert " at 0x" not in f"{REGISTRY[name]}"
 
 
 OWN = {
