@@ -27,7 +27,7 @@ from experiments.study.changes import Overrides
 from experiments.study.experiment import BASELINE, Experiment, relevant_diff
 from experiments.study.overrides import overrides_of
 from experiments.study.paths import run_folder
-from experiments.study.plugins import study_words
+from experiments.study.plugins import study_arguments
 from experiments.study.registry import baseline_of, build, find, find_one, registered, tables_of
 from experiments.study.scales import DEFAULT_SCALE
 from experiments.study.words import setting_words
@@ -281,7 +281,7 @@ def report_command(arguments: Sequence[str]) -> None:
             if options.watch:
                 report.watch(wanted, scale, runs, overrides=changes)
             else:
-                said = shlex.join(["lm", *study_words(), "report", *arguments])
+                said = shlex.join(["lm", *study_arguments(), "report", *arguments])
                 written = report.print_report(wanted, scale, runs, changes, said)
                 if options.pictures != "png":
                     print_line(f"Pictures: {', '.join(report.write_pictures(written, options.pictures))}")

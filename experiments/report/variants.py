@@ -73,7 +73,7 @@ def homes_of(tables: list[Table], scale: str) -> list[Row]:
 def variant(row: Row, given: Overrides, suffix: str) -> Row:
     """``row`` with settings given by hand and those of its start, without scores of the paper.
 
-    ``suffix`` is what its folder is called behind the row's, also by an earlier release.
+    ``suffix`` is what the name of its folder has behind the row's.
     """
     named = sorted(named_changes(given).items())
     short = [(path.removesuffix(".model").rpartition(".")[2], value) for path, value in named]

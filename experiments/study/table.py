@@ -129,6 +129,8 @@ def make_table(
     """
     if not rows:
         raise SettingError(f"table {name!r} has no rows; give it one, such as {{'base': {{}}}}")
+    if seeds < 1:
+        raise SettingError(f"table {name!r}: seeds={seeds} should be at least 1")
     made = make_rows(name, rows, published or {}, paper)
     if axis is not None:
         _check_axis(name, axis)
