@@ -241,10 +241,16 @@ class TuningConfig:
             )
         at_least(self, "tuning.", adapters=0)
         at_most(self, "tuning.", adapters=1_000)
-        which = {f"adapters={self.adapters}": self.adapters, f"lora.rank={self.lora.rank}": self.lora.rank}
-        which |= {"unfreezing='gradual'": self.unfreezing == "gradual"}
-        which |= {f"layers={self.layers!r}": self.lora.rank and self.layers.endswith("frozen")}
-        if len(chosen := [f"tuning.{name}" for name, on in which.items() if on]) > 1:
+        chosen = []
+        if self.adapters:
+            chosen.append(f"tuning.adapters={self.adapters}")
+        if self.lora.rank:
+            chosen.append(f"tuning.lora.rank={self.lora.rank}")
+        if self.unfreezing == "gradual":
+            chosen.append("tuning.unfreezing='gradual'")
+        if self.lora.rank and self.layers.endswith("frozen"):
+            chosen.append(f"tuning.layers={self.layers!r}")
+        if len(chosen) > 1:
             raise SettingError(f"{' and '.join(chosen)} say different things of what is trained: choose one")
 
 
