@@ -17,23 +17,24 @@ from experiments.runs.kinds.stage import Stage
 from experiments.runs.result import check_settings
 from experiments.runs.sources import Sources
 from experiments.runs.stages import given_checkpoint
-from experiments.study.experiment import Experiment, setting_changes
+from experiments.study.experiment import Experiment
+from experiments.study.settings_diff import setting_changes
 from lm import sharding
 from lm.config.base import SettingError, changes, check_numbers, leaves
 from lm.config.model import RECURRENT
-from lm.data.batches import check_size
+from lm.data.batches import check_batch_size
 from lm.data.checks import check_architecture
-from lm.data.corpus.token_cache import GIGABYTE, kept_bytes
+from lm.data.corpus.token_cache import GIGABYTE, token_cache_bytes
 from lm.data.packing import row_length
-from lm.data.tasks.declared import check_declared
 from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import LabelledTask, Task
+from lm.data.tasks.task_files import check_task_files
 from lm.evaluate.loglikelihood import check_mask
 from lm.objectives.denoising import Lengths
-from lm.special_tokens import text_frame
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.special_tokens import boundary_tokens
+from lm.tokenizers.tokenizer import Tokenizer
 from lm.train.runtime import manifest
 from lm.train.runtime.log import packages
 from lm.train.step import check_memory, check_mesh, check_rows, device_memory
@@ -54,10 +55,10 @@ def check_experiment(experiment: Experiment, sources: Sources) -> None:
     check_room(experiment, sizes)
     tuning = experiment.tuning
     if finetunes(experiment) and tuning.mixtures:
-        check_architecture(experiment.model.architecture, writes=True)
+        check_architecture(experiment.model.architecture, generates=True)
         check_output(experiment, f"tuning.mixtures={tuning.mixtures}")
         check_mask(experiment.model)
-        check_size(experiment.finetuning.batch_size)
+        check_batch_size(experiment.finetuning.batch_size)
     declared_tasks(experiment)
 
 
@@ -75,7 +76,7 @@ def check_inputs(
     experiment: Experiment, every: Sequence[Stage], inputs: Inputs, say: Callable[[str], object]
 ) -> None:
     """SettingError for data that the stages of an experiment, ``every``, cannot be trained with here."""
-    agreed(lambda: check_declared(declared_tasks(experiment), inputs.cache, inputs.vocabulary, say))
+    agreed(lambda: check_task_files(declared_tasks(experiment), inputs.cache, inputs.vocabulary, say))
     check_alike(provenance_of_run(experiment, every, inputs))
     agreed(lambda: check_space(experiment, inputs))
     for stage in every:
@@ -133,10 +134,10 @@ def check_space(experiment: Experiment, inputs: Inputs) -> None:
     training, data, corpus = experiment.pretraining, experiment.data, inputs.train
     stored = sum(shard.size for shard in corpus.shards) // CHARACTERS_A_TOKEN
     read = training.steps * training.batch_size * data.inputs_length // max(data.repeats, 1)
-    needed = min(read, stored) * (2 if inputs.vocabulary.size <= 2**16 else 4)
+    needed = min(read, stored) * (2 if inputs.vocabulary.vocab_size <= 2**16 else 4)
     needed = min(needed, round(data.cache_size * GIGABYTE)) if data.cache_size else needed
     free = shutil.disk_usage(inputs.cache).free
-    if needed > free and needed > free + kept_bytes(corpus.folder):
+    if needed > free and needed > free + token_cache_bytes(corpus.folder):
         raise SettingError(
             f"pre-training will keep {needed / GIGABYTE:,.0f} GB of encoded text in {corpus.folder}, where "
             f"{free / GIGABYTE:,.0f} GB are free: make room, use other --runs, or set data.cache_size"
@@ -377,11 +378,11 @@ def check_start_parameters(experiment: Experiment, cache: Path) -> None:
             )
 
 
-def check_answers(experiment: Experiment, vocabulary: Vocabulary) -> None:
+def check_answers(experiment: Experiment, vocabulary: Tokenizer) -> None:
     """SettingError if an answer to choose from is longer than its room: cut, it would never be right."""
-    frame = text_frame(experiment.model, vocabulary)
+    boundary = boundary_tokens(experiment.model, vocabulary)
     for name in experiment.tuning.mixtures if experiment.finetuning.steps else ():
-        room = mixture(name).targets_length - len(frame.before) - 1
+        room = mixture(name).targets_length - len(boundary.prefix) - 1
         for task in mixture(name):
             longest = max(task.labels, key=lambda label: len(vocabulary.encode(label)), default="")
             if (count := len(vocabulary.encode(longest))) > room:

@@ -10,15 +10,15 @@ from experiments.runs.sources import Sources
 from experiments.study.experiment import Experiment
 from lm.data.batches import Batches
 from lm.data.corpus.files import Split
-from lm.data.corpus.sampler import LEAST_ROWS, Streams, largest_divisor, stream_count
-from lm.data.corpus.shards import Shard, Texts, sample_documents
-from lm.data.corpus.token_cache import TOKENS_FOLDER, EncodedCorpus, encoded_corpus
-from lm.data.seq2seq import Encoded
+from lm.data.corpus.sampler import MIN_ROWS_PER_STREAM, CorpusSampler, choose_num_streams, largest_divisor
+from lm.data.corpus.shards import InMemoryShard, Shard, sample_documents
+from lm.data.corpus.token_cache import TOKENS_FOLDER, EncodedCorpus, make_encoded_corpus
+from lm.data.seq2seq import EncodedExamples
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
 from lm.metrics import Likelihood
 from lm.objectives.denoising import Lengths
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
 WINDOW_ROWS = "rows"  # folder in the cache: how many rows each window of a corpus has
 EvalSplit = Literal["validation", "report"]  # checkpoints are chosen on the first, and scored on the second
@@ -28,7 +28,7 @@ EvalSplit = Literal["validation", "report"]  # checkpoints are chosen on the fir
 class Inputs:
     """What the stages of a run read."""
 
-    vocabulary: Vocabulary
+    vocabulary: Tokenizer
     train: EncodedCorpus
     validation: EncodedCorpus
     sources: Sources  # of the corpus and the tasks
@@ -49,28 +49,30 @@ def reads_corpus(experiment: Experiment) -> bool:
 def encoded_split(
     experiment: Experiment,
     split: Split,
-    vocabulary: Vocabulary,
+    vocabulary: Tokenizer,
     sources: Sources,
     streams: int | None = None,
 ) -> EncodedCorpus:
     """Return the corpus as tokens, encoded as it is read, by as many ``streams`` as suit it or are given."""
     data = experiment.data
-    shards: Sequence[Shard] = [Texts(())]
+    shards: Sequence[Shard] = [InMemoryShard(())]
     if reads_corpus(experiment):
         shards = sources.corpus(data.corpus, split)
     size = sum(shard.size for shard in shards)
-    count = stream_count(data.streams, experiment.pretraining.batch_size, size) if split == "train" else 1
-    corpus = encoded_corpus(shards, vocabulary, sources.cache / TOKENS_FOLDER, streams or count)
-    return replace(corpus, corrupt=sources.corrupt(split), most=data.cache_size)
+    count = streams or 1
+    if split == "train" and streams is None:
+        count = choose_num_streams(data.streams, experiment.pretraining.batch_size, size)
+    corpus = make_encoded_corpus(shards, vocabulary, sources.cache / TOKENS_FOLDER, count)
+    return replace(corpus, on_corrupt=sources.corrupt(split), max_gigabytes=data.cache_size)
 
 
-def training_streams(experiment: Experiment, inputs: Inputs) -> Streams:
+def training_streams(experiment: Experiment, inputs: Inputs) -> CorpusSampler:
     """Return the streams in which pre-training reads the corpus."""
     corpus, data = inputs.train, experiment.data
-    unique, count = unique_tokens(experiment) if data.repeats else None, corpus.streams
+    unique, count = unique_tokens(experiment) if data.repeats else None, corpus.num_streams
     if unique:  # of which every stream has a part
-        count = largest_divisor(count, unique // (LEAST_ROWS * data.inputs_length))
-    return Streams(corpus, count, experiment.seed, unique, inputs.cache / WINDOW_ROWS)
+        count = largest_divisor(count, unique // (MIN_ROWS_PER_STREAM * data.inputs_length))
+    return CorpusSampler(corpus, count, experiment.seed, unique, inputs.cache / WINDOW_ROWS)
 
 
 def unique_tokens(experiment: Experiment) -> int:
@@ -107,10 +109,12 @@ def held_out_text(experiment: Experiment, inputs: Inputs) -> HeldOutText:
     return HeldOutText(ids, vocabulary.eos, words, sum(len(document.encode()) for document in documents))
 
 
-def encoded_tasks(mixtures: Sequence[str], inputs: Inputs) -> dict[str, Encoded]:
+def encoded_tasks(mixtures: Sequence[str], inputs: Inputs) -> dict[str, EncodedExamples]:
     """Return the training sets of all tasks in the mixtures, by the name of the task."""
     tasks = [task for name in mixtures for task in mixture(name) if task.train]
-    return {task.name: Encoded(task, inputs.sources.rows(task, "train"), inputs.vocabulary) for task in tasks}
+    rows = [inputs.sources.rows(task, "train") for task in tasks]
+    pairs = zip(tasks, rows, strict=True)
+    return {task.name: EncodedExamples(task, each, inputs.vocabulary) for task, each in pairs}
 
 
 def mixture_lengths(experiment: Experiment, names: Sequence[str]) -> Lengths:

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from experiments.study.experiment import Experiment
-from experiments.study.folders import STARTS_FOLDER
-from experiments.study.own import needed_study
+from experiments.study.names import STARTS_FOLDER
+from experiments.study.plugins import needed_study
 from lm.config.base import SettingError, from_json, nearest, to_json
 from lm.files import json_with_checksum, parse_with_checksum, write
 

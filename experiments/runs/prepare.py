@@ -13,7 +13,7 @@ from lm.config.base import SettingError
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Task
 from lm.special_tokens import check_special
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
 MANY_UNWRITABLE = 0.05  # share of a task's answers from which on it is said that they cannot be written
 
@@ -40,10 +40,11 @@ def prepare_inputs(experiment: Experiment, every: Sequence[Stage], sources: Sour
     else:
         vocabulary = stored_vocabulary(given.folder, experiment)
     check_special(experiment.model, vocabulary, f"data.vocabulary={experiment.data.vocabulary}")
-    if vocabulary.size > experiment.model.vocab_size:
+    if vocabulary.vocab_size > experiment.model.vocab_size:
         raise SettingError(
-            f"model.vocab_size={experiment.model.vocab_size} is less than the vocabulary's {vocabulary.size} "
-            f"(sentinels included): set it to {-(-vocabulary.size // 128) * 128}"
+            f"model.vocab_size={experiment.model.vocab_size} is less than the vocabulary's "
+            f"{vocabulary.vocab_size} (sentinels included): set it to "
+            f"{-(-vocabulary.vocab_size // 128) * 128}"
         )
     train, validation = (encoded_split(experiment, split, vocabulary, sources) for split in SPLITS)
     return Inputs(vocabulary, train, validation, sources, skipped)
@@ -56,12 +57,12 @@ def _open_tasks(every: Sequence[Stage], sources: Sources) -> dict[str, int]:
         for split, tasks in stage.tasks.items():
             for task in tasks:
                 rows = sources.stored(task, split)
-                if split == "train" and rows.left_out:
-                    skipped[task.name] = len(rows.left_out)
+                if split == "train" and rows.skipped:
+                    skipped[task.name] = len(rows.skipped)
     return skipped
 
 
-def _report_unwritable(every: Sequence[Stage], vocabulary: Vocabulary, sources: Sources, say: Say) -> None:
+def _report_unwritable(every: Sequence[Stage], vocabulary: Tokenizer, sources: Sources, say: Say) -> None:
     """Say of which tasks the vocabulary cannot spell many answers."""
     tasks = {task.name: task for stage in every for task in stage.tasks["train"] if isinstance(task, Task)}
     for name, task in tasks.items():

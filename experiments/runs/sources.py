@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lm.data.corpus.files import Corrupt, Split
-from lm.data.corpus.shards import Shard, fingerprint_of
-from lm.data.corpus.spec import corpus_shards, examples
+from lm.data.corpus.files import OnCorrupt, Split
+from lm.data.corpus.shards import Shard, corpus_fingerprint
+from lm.data.corpus.spec import corpus_shards, dataset_rows
 from lm.data.corpus.tables import TableRows
-from lm.data.corpus.tfds import StoredRows
-from lm.data.tasks.task import Row, Scored
+from lm.data.corpus.tfds import TfdsRows
+from lm.data.tasks.task import BaseTask, Row
 
 
 class Sources:
@@ -18,15 +18,15 @@ class Sources:
     scores on fewer records would not compare.
     """
 
-    def __init__(self, cache: Path, corrupt: Corrupt = "stop"):
+    def __init__(self, cache: Path, corrupt: OnCorrupt = "stop"):
         self.cache = cache
-        self._corrupt: Corrupt = corrupt
+        self._corrupt: OnCorrupt = corrupt
         self._corpora: dict[tuple[str, str], tuple[Shard, ...]] = {}
         self._fingerprints: dict[tuple[str, str], str] = {}
-        self._stored: dict[tuple[str, str, str], StoredRows | TableRows] = {}
+        self._stored: dict[tuple[str, str, str], TfdsRows | TableRows] = {}
         self._rows: dict[tuple[str, str, str], Sequence[Row]] = {}
 
-    def corrupt(self, split: str) -> Corrupt:
+    def corrupt(self, split: str) -> OnCorrupt:
         """Return what becomes of corrupt records of a split."""
         return self._corrupt if split == "train" else "stop"
 
@@ -39,18 +39,18 @@ class Sources:
     def corpus_fingerprint(self, name: str, split: Split) -> str:
         """Return the fingerprint of all shards of a corpus."""
         if (name, split) not in self._fingerprints:
-            self._fingerprints[name, split] = fingerprint_of(self.corpus(name, split))
+            self._fingerprints[name, split] = corpus_fingerprint(self.corpus(name, split))
         return self._fingerprints[name, split]
 
-    def stored(self, task: Scored, split: str) -> StoredRows | TableRows:
+    def stored(self, task: BaseTask, split: str) -> TfdsRows | TableRows:
         """Return the rows of a task as its dataset stores them; SettingError if they are missing."""
         key = (task.name, task.source, split)
         if key not in self._stored:
-            stored = examples(task.source, getattr(task, split), self.cache, self.corrupt(split))
+            stored = dataset_rows(task.source, getattr(task, split), self.cache, self.corrupt(split))
             self._stored[key] = stored
         return self._stored[key]
 
-    def rows(self, task: Scored, split: str) -> Sequence[Row]:
+    def rows(self, task: BaseTask, split: str) -> Sequence[Row]:
         """Return the rows of a task as it is trained and scored on them."""
         key = (task.name, task.source, split)
         if key not in self._rows:

@@ -11,34 +11,34 @@ from experiments.study.experiment import Experiment
 from lm.config.base import SettingError
 from lm.data.corpus.shards import sample_documents
 from lm.data.corpus.tables import TableRows
-from lm.data.corpus.tfds import StoredRows
+from lm.data.corpus.tfds import TfdsRows
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Task
 from lm.files import matches_checksum, write
-from lm.tokenizers.huggingface import open_vocabulary
-from lm.tokenizers.sentencepiece import REQUIRED, train_sentencepiece
-from lm.tokenizers.tokenizer import TRAINED_KINDS, UNK, Vocabulary
-from lm.tokenizers.wordpiece import train_wordpieces
+from lm.tokenizers.huggingface import load_tokenizer
+from lm.tokenizers.sentencepiece import REQUIRED_CHARACTERS, train_sentencepiece
+from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS, UNK, Tokenizer
+from lm.tokenizers.wordpiece import train_wordpiece
 
 FOLDER = "tokenizer"  # in the folder of a stage
 UNKNOWN = ""  # the fingerprint in the record of a model that was imported without its tokenizer
 SAMPLED_ANSWERS = 200  # of a task, to see what the vocabulary lacks
 
-TaskRows = tuple[Task, StoredRows | TableRows]
+TaskRows = tuple[Task, TfdsRows | TableRows]
 
 
-def find_vocabulary(experiment: Experiment, sources: Sources, say: Callable[[str], object]) -> Vocabulary:
+def find_vocabulary(experiment: Experiment, sources: Sources, say: Callable[[str], object]) -> Tokenizer:
     """Return the vocabulary that ``data.vocabulary`` names, trained on its corpus first if it must be."""
     data = experiment.data
-    kind = next((kind for kind in TRAINED_KINDS if kind == data.vocabulary.partition(":")[0]), None)
+    kind = next((kind for kind in TOKENIZER_ALGORITHMS if kind == data.vocabulary.partition(":")[0]), None)
     if kind is None:
-        return open_vocabulary(data.vocabulary, data.sentinels, experiment.model.vocab_size)
+        return load_tokenizer(data.vocabulary, data.sentinels, experiment.model.vocab_size)
     name = vocabulary_corpus(experiment) or data.corpus
     tasks = _task_rows(experiment, sources) if data.vocabulary_texts == "corpus+tasks" else []
     task_keys = [f"{task.name} {rows.fingerprint}" for task, rows in tasks]
     unknown = [data.unknown] if data.unknown == "bytes" else []
     fingerprint = sources.corpus_fingerprint(name, "train")
-    ingredients = [fingerprint, data.vocabulary_size, REQUIRED, *unknown, *task_keys]
+    ingredients = [fingerprint, data.vocabulary_size, REQUIRED_CHARACTERS, *unknown, *task_keys]
     key = hashlib.sha256(" ".join(map(str, ingredients)).encode()).hexdigest()[:16]
     suffix = "txt" if kind == "wordpiece" else "model"
     path = sources.cache / "vocabulary" / f"{kind}-{data.vocabulary_size}-{key}.{suffix}"
@@ -47,16 +47,16 @@ def find_vocabulary(experiment: Experiment, sources: Sources, say: Callable[[str
         say(f"training a {kind} vocabulary of {data.vocabulary_size:,} word pieces on {trained_on}")
         texts = _with_tasks(sample_documents(sources.corpus(name, "train")), tasks)
         if kind == "wordpiece":
-            train_wordpieces(texts, data.vocabulary_size, path)
+            train_wordpiece(texts, data.vocabulary_size, path)
         else:
             train_sentencepiece(texts, data.vocabulary_size, path, data.unknown, kind)
-    return open_vocabulary(path, data.sentinels, experiment.model.vocab_size)
+    return load_tokenizer(path, data.sentinels, experiment.model.vocab_size)
 
 
 def vocabulary_corpus(experiment: Experiment) -> str:
     """Return the corpus that ``data.vocabulary`` names to be trained on; "" if it names none."""
     kind, _, named = experiment.data.vocabulary.partition(":")
-    return named if kind in TRAINED_KINDS else ""
+    return named if kind in TOKENIZER_ALGORITHMS else ""
 
 
 def _with_tasks(documents: Iterator[str], tasks: Sequence[TaskRows]) -> Iterator[str]:
@@ -75,14 +75,14 @@ def _task_rows(experiment: Experiment, sources: Sources) -> list[TaskRows]:
     return [(task, sources.stored(task, "train")) for task in tasks]
 
 
-def unwritable_answers(task: Task, rows: StoredRows | TableRows, vocabulary: Vocabulary) -> float:
+def unwritable_answers(task: Task, rows: TfdsRows | TableRows, vocabulary: Tokenizer) -> float:
     """Return the share of a task's first answers with a character that our own vocabulary lacks."""
     answers = [task.to_text(rows[number])[1] for number in range(min(SAMPLED_ANSWERS, len(rows)))]
     encoded = vocabulary.encode_batch(answers)
     return sum(UNK in ids for ids in encoded) / max(len(encoded), 1)
 
 
-def store_vocabulary(stage: Path, vocabulary: Vocabulary) -> None:
+def store_vocabulary(stage: Path, vocabulary: Tokenizer) -> None:
     """Copy ``vocabulary`` into the folder of a stage, replacing another; equal files are not written."""
     folder, files = stage / FOLDER, vocabulary.files()
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -94,14 +94,14 @@ def store_vocabulary(stage: Path, vocabulary: Vocabulary) -> None:
             write(path, contents)
 
 
-def stored_vocabulary(stage: Path, experiment: Experiment) -> Vocabulary:
+def stored_vocabulary(stage: Path, experiment: Experiment) -> Tokenizer:
     """Return the vocabulary that a stage was trained with; SettingError if it is gone or another."""
     recorded = provenance.read(stage)["vocabulary"]["fingerprint"]
     folder, data, vocab_size = stage / FOLDER, experiment.data, experiment.model.vocab_size
     if data.vocabulary == "bytes":  # which has no files
-        vocabulary = open_vocabulary("bytes", data.sentinels, vocab_size)
+        vocabulary = load_tokenizer("bytes", data.sentinels, vocab_size)
     elif folder.is_dir():
-        vocabulary = open_vocabulary(folder, data.sentinels, vocab_size)
+        vocabulary = load_tokenizer(folder, data.sentinels, vocab_size)
     else:
         raise SettingError(f"{folder} is missing: the vocabulary that this model was trained with")
     if recorded not in (UNKNOWN, vocabulary.fingerprint):

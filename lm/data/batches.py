@@ -18,13 +18,13 @@ from lm.objectives.denoising import Lengths
 BatchFunction = Callable[[int, slice], Batch]
 Item = TypeVar("Item")
 
-RECENT = 8  # calls whose whole rows are cached, where rows last several steps
-AHEAD = 2  # batches prefetched while the device works
-EPOCH = 2**63  # first key of the random numbers of an epoch, beyond those of the examples
+CACHED_CALLS = 8  # of which whole rows are cached, where a row is read over several steps
+PREFETCHED_BATCHES = 2  # while the device works
+EPOCH_KEY = 2**63  # first key of the random numbers of an epoch, beyond those of the examples
 
 
 @dataclass(frozen=True)
-class Uncached:
+class PickledWithoutCache:
     """A dataclass that is pickled without its cached properties."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Batches(Generic[Rows]):
     batch_size: int  # global, over all hosts [rows]
 
     def __post_init__(self) -> None:
-        check_size(self.batch_size)
+        check_batch_size(self.batch_size)
 
     @property
     def lengths(self) -> Lengths:
@@ -63,37 +63,40 @@ class Batches(Generic[Rows]):
 
 
 @dataclass(frozen=True)
-class LastingRows(Uncached, Generic[Rows]):
-    """Rows that last several steps, for truncated backpropagation through time.
+class TBPTTRows(PickledWithoutCache, Generic[Rows]):
+    """Rows for truncated backpropagation through time (TBPTT).
 
-    Each step reads the next part of a row and continues from the recurrent state of the part before.
+    A row is read over several steps: each reads the next chunk and continues from the recurrent state of the
+    chunk before.
     """
 
-    rows: Rows  # as long as all parts together
-    lengths: Lengths  # of a part
+    rows: Rows  # as long as all chunks together
+    lengths: Lengths  # of a chunk
     batch_size: int  # global, over all hosts [rows]
-    steps: int  # parts of a row
+    steps: int  # chunks of a row
 
     def __call__(self, numbers: np.ndarray) -> Batch:
         step, row = np.divmod(numbers, self.batch_size)
-        whole = self.whole(tuple((step // self.steps * self.batch_size + row).tolist()))
-        part = np.arange(len(numbers)), step % self.steps
-        return whole.map(lambda x: x.reshape(len(x), self.steps, -1)[part])
+        whole_rows = self.whole_rows(tuple((step // self.steps * self.batch_size + row).tolist()))
+        chunk = np.arange(len(numbers)), step % self.steps
+        return whole_rows.map(lambda x: x.reshape(len(x), self.steps, -1)[chunk])
 
     @functools.cached_property
-    def whole(self) -> Callable[[tuple[int, ...]], Batch]:
-        """Return the whole rows with these numbers; the last calls are cached for the parts that follow."""
-        return functools.lru_cache(maxsize=RECENT)(lambda numbers: self.rows(np.array(numbers, np.int64)))
+    def whole_rows(self) -> Callable[[tuple[int, ...]], Batch]:
+        """Return the function that makes whole rows; the last calls are cached for the chunks that follow."""
+        return functools.lru_cache(maxsize=CACHED_CALLS)(
+            lambda numbers: self.rows(np.array(numbers, np.int64))
+        )
 
 
-def check_size(batch_size: int) -> None:
+def check_batch_size(batch_size: int) -> None:
     if batch_size < 1:
         raise SettingError(f"batch_size={batch_size} should be at least 1, such as 128 [rows of all hosts]")
 
 
-def in_parts(rows: Sequence[Item], batch_size: int) -> list[list[Item]]:
+def split_batches(rows: Sequence[Item], batch_size: int) -> list[list[Item]]:
     """Return ``rows``, which need not support slices, in batches for evaluation; the last may be smaller."""
-    check_size(batch_size)
+    check_batch_size(batch_size)
     starts = range(0, len(rows), batch_size)
     return [[rows[i] for i in range(start, min(start + batch_size, len(rows)))] for start in starts]
 
@@ -117,32 +120,33 @@ def uniforms(seed: np.ndarray | int, rows: np.ndarray, count: int, length: int) 
     return numbers
 
 
-def generator(seed: int, epoch: int) -> np.random.Generator:
+def epoch_generator(seed: int, epoch: int) -> np.random.Generator:
     """Return the random generator that draws the order of an epoch."""
-    return np.random.Generator(np.random.Philox(key=np.array([seed, EPOCH + epoch], np.uint64)))
+    return np.random.Generator(np.random.Philox(key=np.array([seed, EPOCH_KEY + epoch], np.uint64)))
 
 
 @functools.lru_cache(maxsize=4)
 def _order(seed: int, epoch: int, count: int) -> np.ndarray:
-    return generator(seed, epoch).permutation(count)
+    return epoch_generator(seed, epoch).permutation(count)
 
 
-def shuffled(numbers: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Return the item of each row, int64 [B]: every epoch has all ``count`` items once, in its own order.
+def shuffled_indices(numbers: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Return the index of each row among ``count`` items, int64 [B]: every epoch is a new permutation.
 
     ``numbers``: the rows, counted through all epochs, int64 [B].
     """
     epochs = numbers // count
-    items = np.empty(len(numbers), np.int64)
+    indices = np.empty(len(numbers), np.int64)
     for epoch in np.unique(epochs).tolist():
-        items[epochs == epoch] = _order(seed, epoch, count)[numbers[epochs == epoch] % count]
-    return items
+        in_epoch = epochs == epoch
+        indices[in_epoch] = _order(seed, epoch, count)[numbers[in_epoch] % count]
+    return indices
 
 
 # --- streams
 
 
-def _of_host(batches: BatchFunction, rows: Sequence[slice], step: int) -> Batch:
+def _host_batch(batches: BatchFunction, rows: Sequence[slice], step: int) -> Batch:
     """Return this host's rows of the step's batch."""
     return concatenate([batches(int(step), part) for part in rows])
 
@@ -157,7 +161,7 @@ def stream(
     """
     if workers < 0:
         raise SettingError(f"data.workers={workers} should be 0 or more [processes]")
-    return _iterate(functools.partial(_of_host, batches, rows), start, stop, workers)
+    return _iterate(functools.partial(_host_batch, batches, rows), start, stop, workers)
 
 
 def _iterate(host: Callable[[int], Batch], start: int, stop: int, workers: int) -> Iterator[Batch]:
@@ -168,11 +172,12 @@ def _iterate(host: Callable[[int], Batch], start: int, stop: int, workers: int) 
         return
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()  # grain reads flags of its own, which only absl's app.run would parse
-    reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=AHEAD)
-    dataset = grain.MapDataset.range(start, stop).map(host).to_iter_dataset(reading)
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=PREFETCHED_BATCHES)
+    dataset = grain.MapDataset.range(start, stop).map(host).to_iter_dataset(options)
     if workers:
-        options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=AHEAD)
-        dataset = dataset.mp_prefetch(options)
+        dataset = dataset.mp_prefetch(
+            grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=PREFETCHED_BATCHES)
+        )
     iterator = iter(dataset)
     try:
         yield from iterator

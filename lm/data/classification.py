@@ -18,32 +18,23 @@ import numpy as np
 
 from lm.batch import Batch, Side
 from lm.config.base import SettingError
-from lm.data.batches import in_parts, shuffled
-from lm.data.checks import check_architecture, check_symbols
+from lm.data.batches import shuffled_indices, split_batches
+from lm.data.checks import check_architecture, check_special_tokens
 from lm.data.packing import DECODERS
 from lm.data.tasks.labelled import LabelledTask
 from lm.data.tasks.task import Row
 from lm.objectives.corruption import length_mask
 from lm.objectives.denoising import Lengths
-from lm.tokenizers.tokenizer import PAD, Layout, Vocabulary
+from lm.tokenizers.tokenizer import PAD, Layout, SpecialTokenTemplate, Tokenizer
 
 WORD = re.compile(r"\w+|[^\w\s]")  # answers in a context begin and end with a word or a punctuation mark
-ANSWER_WORDS = 30  # longest answer [words]; Devlin et al. 2019 count it in tokens (in their code)
-SHORTEST_ROW = 8  # [tokens]
-GPT_MARKS = ("start", "delim", "extract")  # the special tokens of GPT's layout
-NONE = -1  # predicted label of a word that was cut off or has no tokens
+MAX_ANSWER_WORDS = 30  # Devlin et al. 2019 count it in tokens (in their code)
+MIN_ROW_LENGTH = 8
+GPT_SPECIAL_TOKENS = ("start", "delim", "extract")  # the special tokens of GPT's layout
+NO_LABEL = -1  # predicted label of a word that was cut off or has no tokens
 
 
-class RowFrame(NamedTuple):
-    """The special tokens, as ids, around the texts of a row."""
-
-    begin: tuple[int, ...]
-    between: tuple[int, ...]  # behind each text but the last
-    end: tuple[int, ...]  # behind the last
-    second_type: int = 1  # token type of the second text
-
-
-class Framed(NamedTuple):
+class EncodedRow(NamedTuple):
     """A row of tokens and token types, int32 [tokens], and where in it the last text begins and ends."""
 
     tokens: np.ndarray
@@ -55,43 +46,46 @@ class Framed(NamedTuple):
 class Words(NamedTuple):
     """The words of the last text of a row, and where the tokens of each begin and end in it, int [words]."""
 
-    row: Framed
+    row: EncodedRow
     begin: np.ndarray
     end: np.ndarray
     spans: list[tuple[int, int]]  # span of each word in the context, end excluded [characters]
 
-    def visible(self, pieces: np.ndarray) -> np.ndarray:
-        """Return whether each word has tokens and the one at index ``pieces`` is in the row, bool [words]."""
-        return (self.end > self.begin) & (pieces < self.row.end)
+    def visible(self, tokens: np.ndarray) -> np.ndarray:
+        """Return which words have tokens, with the one at index ``tokens`` in the row, bool [words]."""
+        return (self.end > self.begin) & (tokens < self.row.end)
 
 
 class LabelledExample(NamedTuple):
     """An example: one row or, for a choice, one for each candidate; its label [...] and loss weight [...]."""
 
-    rows: list[Framed]
+    rows: list[EncodedRow]
     label: Any
     weight: Any
 
 
-def shortened(sizes: Sequence[int], room: int) -> list[int]:
+def truncated_lengths(lengths: Sequence[int], room: int) -> list[int]:
     """Return the lengths to which one or two texts are truncated, longest first, to fit ``room`` tokens."""
-    if len(sizes) == 1:
-        return [min(sizes[0], room)]
-    first = min(sizes[0], max(room - sizes[1], (room + 1) // 2))
-    return [first, min(sizes[1], room - first)]
+    if len(lengths) == 1:
+        return [min(lengths[0], room)]
+    first = min(lengths[0], max(room - lengths[1], (room + 1) // 2))
+    return [first, min(lengths[1], room - first)]
 
 
 @functools.lru_cache(maxsize=100_000)
-def word_pieces(vocabulary: Vocabulary, lead: str, word: str) -> tuple[int, ...]:
-    """Return the token ids of a word that follows the character ``lead``.
+def encode_word(tokenizer: Tokenizer, preceding: str, word: str) -> tuple[int, ...]:
+    """Return the token ids of a word that follows the character ``preceding``.
 
-    A word may have other tokens within a text than alone: it has those that follow the tokens of ``lead``.
-    After a blank, which most tokenizers make a part of the word, all tokens are the word's. Where the tokens
-    of ``lead`` change before the word, the word is encoded alone.
+    A word may have other tokens within a text than alone: it has those after the tokens of ``preceding``.
+    After a space, which most tokenizers make a part of the word, all tokens are the word's. Where the tokens
+    of ``preceding`` change before the word, the word is encoded alone.
     """
-    whole, head = vocabulary.encode(lead + word), vocabulary.encode(lead) if lead.strip() else []
-    follows = len(whole) > len(head) and whole[: len(head)] == head
-    return tuple(whole[len(head) :] if follows else vocabulary.encode(word))
+    both, first = tokenizer.encode(preceding + word), []
+    if preceding.strip():
+        first = tokenizer.encode(preceding)
+    if len(both) > len(first) and both[: len(first)] == first:
+        return tuple(both[len(first) :])
+    return tuple(tokenizer.encode(word))
 
 
 @dataclass(frozen=True)
@@ -99,19 +93,21 @@ class Reader:
     """Turns a task's rows into examples for a head, and the head's outputs into answers."""
 
     task: LabelledTask
-    vocabulary: Vocabulary
+    tokenizer: Tokenizer
     architecture: str
     length: int
     layout: Layout = "ended"
 
     def __post_init__(self) -> None:
         check_architecture(self.architecture)
-        check_symbols(self.vocabulary, [] if self.layout == "ended" else [*GPT_MARKS], self.architecture)
+        check_special_tokens(
+            self.tokenizer, [] if self.layout == "ended" else [*GPT_SPECIAL_TOKENS], self.architecture
+        )
         if self.layout != "ended" and self.architecture not in DECODERS:
             needs = f"model.architecture={' or '.join(map(repr, DECODERS))}, not {self.architecture!r}"
             raise SettingError(f"tuning.layout={self.layout!r} needs {needs}")
-        if self.length < SHORTEST_ROW:
-            due = f"should be at least {SHORTEST_ROW}, such as 128"
+        if self.length < MIN_ROW_LENGTH:
+            due = f"should be at least {MIN_ROW_LENGTH}, such as 128"
             raise SettingError(f"tuning.inputs_length={self.length} {due}")
 
     def example(self, row: Row) -> LabelledExample:
@@ -120,7 +116,7 @@ class Reader:
         if self.task.kind == "span":
             return self._span(self._words(row), self.task.answer_span(row) if self.task.answer_span else None)
         texts = self.task.texts(row) if self.task.kind == "choice" else (self.task.texts(row),)
-        rows = [self._framed([self._encoded(text) for text in parts]) for parts in texts]
+        rows = [self._join_texts([self._encoded(text) for text in parts]) for parts in texts]
         target = self.task.target(row)
         known = target is not None  # a row of a test set is read and has no weight
         if self.task.kind == "classes" and known and target >= len(self.task.labels):
@@ -135,8 +131,8 @@ class Reader:
 
         - classes [classes] or choice [C]: the index of the highest logit.
         - regression []: the number.
-        - tokens [L,classes]: the class of each word, NONE for one that was cut off.
-        - span [2,L]: the text of the span of at most ANSWER_WORDS words with the highest sum of its two
+        - tokens [L,classes]: the class of each word, NO_LABEL for one that was cut off.
+        - span [2,L]: the text of the span of at most MAX_ANSWER_WORDS words with the highest sum of its two
           logits; "" if no word of the context is in the row.
         """
         if self.task.kind == "regression":
@@ -147,60 +143,65 @@ class Reader:
         if self.task.kind == "tokens":
             visible = words.visible(words.begin)
             labels = np.argmax(output, axis=-1)[np.where(visible, words.begin, 0)]
-            return np.where(visible, labels, NONE).tolist()
+            return np.where(visible, labels, NO_LABEL).tolist()
         complete = np.flatnonzero(words.visible(words.end - 1))
         if not len(complete):
             return ""
         begin, end = output[0][words.begin[complete]], output[1][words.end[complete] - 1]
         count = len(complete)
-        near = np.tri(count, k=ANSWER_WORDS - 1) * np.tri(count).T > 0  # no end before its start
+        near = np.tri(count, k=MAX_ANSWER_WORDS - 1) * np.tri(count).T > 0  # no end before its start
         best = np.argmax(np.where(near, begin[:, None] + end, -np.inf))
         first, last = complete[best // count], complete[best % count]
         return self.task.texts(row)[-1][words.spans[first][0] : words.spans[last][1]]
 
     def _encoded(self, text: str) -> np.ndarray:
-        return np.asarray(self.vocabulary.encode(text), np.int32)
+        return np.asarray(self.tokenizer.encode(text), np.int32)
 
     @property
-    def _frame(self) -> RowFrame:
+    def _template(self) -> SpecialTokenTemplate:
+        """Return the special tokens around the texts of a row."""
+        tokenizer, template = self.tokenizer, self.tokenizer.template
         if self.layout != "ended":
-            start, delim, extract = (getattr(self.vocabulary, name) for name in GPT_MARKS)
-            return RowFrame((start,), (delim,), (extract,))
-        affixes, eos, sep = self.vocabulary.affixes, (self.vocabulary.eos,), (self.vocabulary.sep,)
-        if affixes is not None and affixes.behind:
-            return RowFrame(*affixes)
+            start, delim, extract = (getattr(tokenizer, name) for name in GPT_SPECIAL_TOKENS)
+            return SpecialTokenTemplate((start,), (delim,), (extract,), second_type=1)
+        if template is not None and template.suffix:
+            return template
         if self.architecture == "encoder":
-            return RowFrame((self.vocabulary.cls,), sep, sep)
-        return RowFrame(affixes.before if affixes else (), eos, eos)  # before: <s> for Llama
+            cls, sep = (tokenizer.cls,), (tokenizer.sep,)
+            return SpecialTokenTemplate(cls, sep, sep, second_type=1)
+        prefix, eos = template.prefix if template else (), (tokenizer.eos,)  # prefix: <s> of Llama
+        return SpecialTokenTemplate(prefix, eos, eos, second_type=1)
 
-    def _framed(self, parts: Sequence[np.ndarray]) -> Framed:
-        begin, between, end, second_type = self._frame
-        ends = [between] * (len(parts) - 1) + [end]
-        room = self.length - len(begin) - sum(map(len, ends))
-        counts = shortened([len(part) for part in parts], room)
-        pieces = [
-            np.append(part[:count], last).astype(np.int32)
-            for part, count, last in zip(parts, counts, ends, strict=True)
+    def _join_texts(self, texts: Sequence[np.ndarray]) -> EncodedRow:
+        """Return the row of one or two encoded texts, truncated, with special tokens around them."""
+        prefix, separator, suffix, second_type = self._template
+        ends = [separator] * (len(texts) - 1) + [suffix]  # the special tokens after each text
+        room = self.length - len(prefix) - sum(map(len, ends))
+        lengths = truncated_lengths([len(text) for text in texts], room)
+        parts = [
+            np.append(text[:length], end).astype(np.int32)
+            for text, length, end in zip(texts, lengths, ends, strict=True)
         ]
-        tokens = np.concatenate([np.array(begin, np.int32), *pieces])
-        types = np.repeat(np.arange(len(parts)) * second_type, [len(piece) for piece in pieces])
-        types = np.concatenate([np.zeros(len(begin), np.int32), types])
-        return Framed(tokens, types, len(tokens) - len(pieces[-1]), len(tokens) - len(end))
+        tokens = np.concatenate([np.array(prefix, np.int32), *parts])
+        types = np.repeat(np.arange(len(texts)) * second_type, [len(part) for part in parts])
+        types = np.concatenate([np.zeros(len(prefix), np.int32), types])
+        return EncodedRow(tokens, types, len(tokens) - len(parts[-1]), len(tokens) - len(suffix))
 
     def _words(self, row: Row) -> Words:
         """Return the words of the row's last text, which is one text or a list of words."""
-        *before, words = self.task.texts(row)
-        leads, spans = ["", *[" "] * (len(words) - 1)], []
+        *others, words = self.task.texts(row)
         if isinstance(words, str):
             text, spans = words, [match.span() for match in WORD.finditer(words)]
             words = [text[start:end] for start, end in spans]
-            leads = [re.sub(r"\s", " ", text[max(start - 1, 0) : start]) for start, _ in spans]
-        pieces = [word_pieces(self.vocabulary, *both) for both in zip(leads, words, strict=True)]
-        counts = np.array([len(word) for word in pieces], np.int64)
-        last = np.fromiter(chain.from_iterable(pieces), np.int32)
-        framed = self._framed([*map(self._encoded, before), last])
-        end = framed.begin + np.cumsum(counts)
-        return Words(framed, end - counts, end, spans)
+            preceding = [re.sub(r"\s", " ", text[max(start - 1, 0) : start]) for start, _ in spans]
+        else:
+            preceding, spans = ["", *[" "] * (len(words) - 1)], []
+        word_ids = [encode_word(self.tokenizer, *pair) for pair in zip(preceding, words, strict=True)]
+        lengths = np.array([len(ids) for ids in word_ids], np.int64)
+        last = np.fromiter(chain.from_iterable(word_ids), np.int32)
+        encoded = self._join_texts([*map(self._encoded, others), last])
+        end = encoded.begin + np.cumsum(lengths)
+        return Words(encoded, end - lengths, end, spans)
 
     def _labels(self, words: Words, target: Sequence[int] | None) -> LabelledExample:
         """Return the example in which the first token of each word has the word's label."""
@@ -263,8 +264,8 @@ def _padded_rows(values: np.ndarray, size: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """Rows of a labelled task for training: all of them once an epoch, each epoch in an order of its own."""
+class LabelledRows:
+    """Rows of a labelled task for training, reshuffled every epoch."""
 
     reader: Reader
     rows: Sequence[Row]
@@ -280,12 +281,12 @@ class Labelled:
         return Lengths(self.reader.length, self.reader.length, self.reader.length)
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        places = shuffled(numbers, len(self.rows), self.seed).tolist()
-        rows = [self.rows[place] for place in places]
-        self.reader.task.check_labels(rows, places)
+        indices = shuffled_indices(numbers, len(self.rows), self.seed).tolist()
+        rows = [self.rows[index] for index in indices]
+        self.reader.task.check_labels(rows, indices)
         return self.reader.batch(rows, len(rows))
 
 
 def labelled_eval_batches(reader: Reader, rows: Sequence[Row], batch_size: int) -> list[Batch]:
     """Return all rows in order; the last batch is filled up with padding, whose labels have no weight."""
-    return [reader.batch(part, batch_size) for part in in_parts(rows, batch_size)]
+    return [reader.batch(part, batch_size) for part in split_batches(rows, batch_size)]

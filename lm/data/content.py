@@ -1,6 +1,6 @@
 """Content tokens, whose predictions say something about a text, and the unigram loss on them as a baseline.
 
-A target is content unless it is a sentinel, an EOS, or shown at the same place by the inputs: an unchanged
+A target is content unless it is a sentinel, an EOS, or shown at the same position by the inputs: an unchanged
 word of a text that is reconstructed, or the prefix of a prefix decoder. ``Side.content``, bool [B,T], marks
 them in the decoder or, if there is none, in the encoder: its masked tokens. In the answers to a task all
 tokens but EOS are content.
@@ -12,19 +12,19 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.batch import Batch
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
-TOP = 10  # most frequent tokens, which a model predicts that does not yet use the context
+NUM_FREQUENT = 10  # most frequent tokens, which a model predicts that does not yet use the context
 
 
-class WithoutContext(NamedTuple):
-    """The unigram baseline: what a model reaches on content tokens that knows token frequencies only."""
+class UnigramBaseline(NamedTuple):
+    """The results of a model that knows nothing but the frequency of tokens, on content tokens."""
 
     loss: float  # [nats per content token]
-    frequent: np.ndarray  # int32 [TOP]: the most frequent tokens; -1 where there are fewer
+    frequent: np.ndarray  # int32 [NUM_FREQUENT]: the most frequent tokens; -1 where there are fewer
 
 
-def without_context(batches: Sequence[Batch], vocabulary: Vocabulary, text: np.ndarray) -> WithoutContext:
+def unigram_baseline(batches: Sequence[Batch], tokenizer: Tokenizer, text: np.ndarray) -> UnigramBaseline:
     """Return the unigram baseline on the content tokens of held-out ``batches``.
 
     The loss is the unigram cross-entropy plus the surprise that a content token comes next and no sentinel.
@@ -34,14 +34,14 @@ def without_context(batches: Sequence[Batch], vocabulary: Vocabulary, text: np.n
     sides = [batch.encoder if batch.decoder is None else batch.decoder for batch in batches]
     names = ("targets", "content", "segment_ids")
     targets, content, segments = (np.concatenate([getattr(side, name) for side in sides]) for name in names)
-    pieces = targets[content]
-    own = np.bincount(pieces, minlength=vocabulary.size)
-    counts = own + np.bincount(text, minlength=vocabulary.size)
-    entropy = -np.log(counts[pieces] / counts.sum()).sum() / max(len(pieces), 1)
-    frequent = np.argsort(-own, kind="stable")[:TOP]
-    sentinels = (segments > 0) & ~content & (targets >= vocabulary.size - vocabulary.num_sentinels)
+    tokens = targets[content]
+    target_counts = np.bincount(tokens, minlength=tokenizer.vocab_size)
+    counts = target_counts + np.bincount(text, minlength=tokenizer.vocab_size)
+    entropy = -np.log(counts[tokens] / counts.sum()).sum() / max(len(tokens), 1)
+    frequent = np.argsort(-target_counts, kind="stable")[:NUM_FREQUENT]
+    sentinels = (segments > 0) & ~content & (targets >= tokenizer.vocab_size - tokenizer.num_sentinels)
     loss = float(entropy) + _surprise(content, sentinels, segments)
-    return WithoutContext(loss, np.where(own[frequent] > 0, frequent, -1).astype(np.int32))
+    return UnigramBaseline(loss, np.where(target_counts[frequent] > 0, frequent, -1).astype(np.int32))
 
 
 def _surprise(content: np.ndarray, sentinels: np.ndarray, segments: np.ndarray) -> float:

@@ -3,7 +3,7 @@
 Names and rules are those of seqio's converters, but every batch is written as a packed one: a row with one
 example is a row with one segment. Segment 0 is padding; segments count from 1, positions from 0 in each
 segment; the decoder reads the targets shifted right by one within each segment, beginning with padding, T5's
-start token, which ``with_start`` replaces by that of another model.
+start token, which ``set_decoder_start`` replaces by that of another model.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.objectives.corruption import length_mask
 from lm.objectives.denoising import Lengths
-from lm.tokenizers.tokenizer import PAD, T5_FRAME, TextFrame
+from lm.tokenizers.tokenizer import PAD, T5_BOUNDARY_TOKENS, BoundaryTokens
 
 ENCODER_DECODERS = ("encoder-decoder", "shared-encoder-decoder")
 DECODERS = ("decoder", "prefix-decoder")  # read inputs and targets in one row
@@ -36,69 +36,73 @@ class Ragged(NamedTuple):
         return length_mask(self.lengths, self.tokens.shape[1])
 
 
-class Marked(NamedTuple):
+class MarkedIds(NamedTuple):
     """Token ids without EOS, and which of them are content; where only ids are given, all are."""
 
     ids: Sequence[int] | np.ndarray  # [L]
     content: np.ndarray  # bool [L]
 
 
-Ids = Sequence[int] | np.ndarray | Marked
+Ids = Sequence[int] | np.ndarray | MarkedIds
 
 
-def ragged(sequences: Sequence[Ids], room: int, frame: TextFrame = T5_FRAME) -> Ragged:
-    """Return the sequences as a ragged batch, with the special tokens of ``frame`` around each of them.
+def ragged(
+    sequences: Sequence[Ids], max_length: int, boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
+) -> Ragged:
+    """Return the sequences as a ragged batch, with the prefix and EOS of ``boundary`` around each of them.
 
-    A sequence longer than ``room``, EOS included, loses its end but keeps its EOS.
+    A sequence longer than ``max_length``, EOS included, loses its end but keeps its EOS.
     """
-    marked = [_marked(ids, frame.before) for ids in sequences]
-    lengths = np.array([min(len(ids), room - 1) for ids, _ in marked], np.int32) + 1
-    tokens = np.full((len(marked), int(lengths.max(initial=0))), PAD, np.int32)
-    marks = np.zeros(tokens.shape, bool)
-    for row, mark, length, (ids, content) in zip(tokens, marks, lengths - 1, marked, strict=True):
-        row[:length], row[length] = ids[:length], frame.eos
-        mark[:length] = content[:length]
-    return Ragged(tokens, lengths, marks)
+    marked = [_mark(ids, boundary.prefix) for ids in sequences]
+    lengths = np.array([min(len(ids), max_length - 1) for ids, _ in marked], np.int32)  # without EOS
+    shape = (len(marked), int(lengths.max(initial=-1)) + 1)
+    tokens, content = np.full(shape, PAD, np.int32), np.zeros(shape, bool)
+    for row, (length, example) in enumerate(zip(lengths, marked, strict=True)):
+        tokens[row, :length] = example.ids[:length]
+        tokens[row, length] = boundary.eos
+        content[row, :length] = example.content[:length]
+    return Ragged(tokens, lengths + 1, content)
 
 
-def _marked(ids: Ids, before: tuple[int, ...]) -> Marked:
-    """Return ``ids`` with their content mask, behind the ids ``before``, which are no content."""
-    ids, content = ids if isinstance(ids, Marked) else Marked(ids, np.ones(len(ids), bool))
-    if not before:
-        return Marked(ids, content)
-    return Marked([*before, *ids], np.concatenate([np.zeros(len(before), bool), content]))
+def _mark(ids: Ids, prefix: tuple[int, ...]) -> MarkedIds:
+    """Return the ids of ``prefix`` and ``ids`` with their content mask; the prefix is no content."""
+    ids, content = ids if isinstance(ids, MarkedIds) else MarkedIds(ids, np.ones(len(ids), bool))
+    if not prefix:
+        return MarkedIds(ids, content)
+    return MarkedIds([*prefix, *ids], np.concatenate([np.zeros(len(prefix), bool), content]))
 
 
-def join_sides(inputs: Ragged, targets: Ragged) -> Ragged:
+def concatenate_sides(inputs: Ragged, targets: Ragged) -> Ragged:
     """Return the inputs [B,S] of each example followed by its targets [B,T], as one ragged batch [B,L]."""
-    kept = np.flatnonzero(np.concatenate([inputs.mask, targets.mask], axis=1))
+    is_text = np.flatnonzero(np.concatenate([inputs.mask, targets.mask], axis=1))
     lengths = inputs.lengths + targets.lengths
     shape = (len(lengths), int(lengths.max(initial=0)))
     joined = Ragged(np.full(shape, PAD, np.int32), lengths, np.zeros(shape, bool))
     text = joined.mask
-    joined.tokens[text] = np.concatenate([inputs.tokens, targets.tokens], axis=1).ravel()[kept]
-    joined.content[text] = np.concatenate([inputs.content, targets.content], axis=1).ravel()[kept]
+    joined.tokens[text] = np.concatenate([inputs.tokens, targets.tokens], axis=1).ravel()[is_text]
+    joined.content[text] = np.concatenate([inputs.content, targets.content], axis=1).ravel()[is_text]
     return joined
 
 
-def fill_rows(sizes: np.ndarray, room: np.ndarray) -> np.ndarray:
+def pack_examples(lengths: np.ndarray, capacity: np.ndarray) -> np.ndarray:
     """Return the first example of each row, and last the number of examples, int64 [rows + 1].
 
-    ``sizes`` [examples, sides] and ``room`` [sides] are in tokens. Examples stay in order: the first that
-    does not fit, on any side, begins the next row. SettingError if an example exceeds a whole row.
+    ``lengths`` [examples, sides] and ``capacity`` [sides] are in tokens. Examples stay in order: the first
+    that does not fit, on any side, begins the next row. SettingError if an example exceeds a whole row.
 
-    >>> fill_rows(np.array([[3], [4], [2], [5]]), np.array([8])).tolist()
+    >>> pack_examples(np.array([[3], [4], [2], [5]]), np.array([8])).tolist()
     [0, 2, 4]
     """
-    if len(sizes) and (sizes.max(axis=0) > room).any():
-        raise SettingError(f"an example of {sizes.max(axis=0)} tokens does not fit in a row of {room}")
-    ends = np.concatenate([np.zeros((1, sizes.shape[1]), np.int64), np.cumsum(sizes, axis=0, dtype=np.int64)])
-    sides = zip(ends.T, room, strict=True)
-    fitting = [np.searchsorted(end, end[:-1] + size, side="right") - 1 for end, size in sides]
-    # the row that example i would begin ends before following[i]
+    if len(lengths) and (lengths.max(axis=0) > capacity).any():
+        raise SettingError(f"an example of {lengths.max(axis=0)} tokens does not fit in a row of {capacity}")
+    ends = np.zeros((len(lengths) + 1, lengths.shape[1]), np.int64)
+    np.cumsum(lengths, axis=0, out=ends[1:])
+    sides = zip(ends.T, capacity, strict=True)
+    fitting = [np.searchsorted(end, end[:-1] + limit, side="right") - 1 for end, limit in sides]
+    # a row that begins with example i ends before example following[i]
     following = np.minimum.reduce(fitting).tolist()
     starts = [0]
-    while starts[-1] < len(sizes):
+    while starts[-1] < len(lengths):
         starts.append(following[starts[-1]])
     return np.array(starts, np.int64)
 
@@ -108,13 +112,13 @@ def row_length(architecture: str, lengths: Lengths) -> int:
     return lengths.inputs + lengths.targets if architecture in DECODERS else lengths.targets
 
 
-def row_room(architecture: str, lengths: Lengths) -> np.ndarray:
-    """Return the capacity of a row for ``fill_rows``, [sides], in tokens."""
+def row_capacity(architecture: str, lengths: Lengths) -> np.ndarray:
+    """Return the capacity of a row for ``pack_examples``, [sides], in tokens."""
     side = row_length(architecture, lengths)
     return np.array([lengths.inputs, side] if architecture in ENCODER_DECODERS else [side])
 
 
-def features(
+def make_packed_batch(
     inputs: Ragged, targets: Ragged, rows: np.ndarray, architecture: str, lengths: Lengths, batch_size: int
 ) -> Batch:
     """Return the batch of packed examples, its sides [batch_size, S or T].
@@ -122,14 +126,14 @@ def features(
     ``inputs`` and ``targets`` include EOS; ``rows`` [examples], ascending, is the row of each example.
     """
     if architecture in ENCODER_DECODERS:
-        tokens, segments, positions, _ = _laid_out(inputs, rows, (batch_size, lengths.inputs))
+        tokens, segments, positions, _ = _place_in_rows(inputs, rows, (batch_size, lengths.inputs))
         encoder = Side(tokens=tokens, segment_ids=segments, positions=positions)
     else:
         if architecture == "prefix-decoder":  # it sees the inputs that it predicts
             inputs = inputs._replace(content=np.zeros_like(inputs.content))
-        targets, encoder = join_sides(inputs, targets), None
+        targets, encoder = concatenate_sides(inputs, targets), None
     shape = (batch_size, row_length(architecture, lengths))
-    tokens, segments, positions, content = _laid_out(targets, rows, shape)
+    tokens, segments, positions, content = _place_in_rows(targets, rows, shape)
     text, causal_attention = segments > 0, None
     if architecture not in ENCODER_DECODERS:
         # one position more than there are inputs: where their EOS is read and the first target is predicted
@@ -148,7 +152,7 @@ def features(
     return Batch(encoder=encoder, decoder=decoder)
 
 
-def with_start(batch: Batch, start: int) -> Batch:
+def set_decoder_start(batch: Batch, start: int) -> Batch:
     """Return the batch with ``start`` as the first token that its decoder reads in each segment."""
     side = batch.side("decoder")
     first = (side.positions == 0) & (side.segment_ids > 0)
@@ -162,7 +166,7 @@ def shift_right(tokens: np.ndarray, segments: np.ndarray) -> np.ndarray:
     return shifted
 
 
-def _laid_out(examples: Ragged, rows: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, ...]:
+def _place_in_rows(examples: Ragged, rows: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, ...]:
     """Return tokens, segment ids and positions, int32 [B,L], and content, bool [B,L], of packed rows.
 
     The examples of a row follow each other from the left. SettingError if they exceed ``shape``.
@@ -174,8 +178,8 @@ def _laid_out(examples: Ragged, rows: np.ndarray, shape: tuple[int, int]) -> tup
     first = np.searchsorted(rows, rows)  # the first example of the same row
     begin = np.cumsum(examples.lengths) - examples.lengths
     tokens, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
-    kept, content = np.flatnonzero(examples.mask), np.zeros(shape, bool)
-    tokens[text], content[text] = examples.tokens.ravel()[kept], examples.content.ravel()[kept]
+    content, is_text = np.zeros(shape, bool), np.flatnonzero(examples.mask)
+    tokens[text], content[text] = examples.tokens.ravel()[is_text], examples.content.ravel()[is_text]
     segments[text] = np.repeat(np.arange(len(rows)) - first + 1, examples.lengths)
     positions[text] = np.arange(examples.lengths.sum()) - np.repeat(begin, examples.lengths)
     return tokens, segments, positions, content

@@ -12,39 +12,48 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.batch import Batch
-from lm.data.batches import Uncached, uniforms
+from lm.data.batches import PickledWithoutCache, uniforms
 from lm.data.checks import check_architecture, check_objective
-from lm.data.corpus.sampler import Streams, WindowPlace
-from lm.data.masked_lm import Masked
-from lm.data.packing import ENCODER_DECODERS, Ragged, features, fill_rows, row_room, with_start
-from lm.data.segments import KEPT, SEGMENTS, CorpusReading, WindowRows
+from lm.data.corpus.sampler import CorpusSampler, WindowPosition
+from lm.data.masked_lm import MaskedLMRows
+from lm.data.packing import (
+    ENCODER_DECODERS,
+    Ragged,
+    make_packed_batch,
+    pack_examples,
+    row_capacity,
+    set_decoder_start,
+)
+from lm.data.segments import CACHED_WINDOWS, SEGMENTS, SegmentReader, WindowRows
 from lm.objectives.corruption import Drawn, cap_sentinels, length_mask, trim_targets
 from lm.objectives.denoising import Lengths, Objective, compute_lengths, sizes
 from lm.objectives.formatting import INPUTS, TARGETS, permutation
-from lm.tokenizers.tokenizer import PAD, T5_FRAME, TextFrame, Vocabulary
+from lm.tokenizers.tokenizer import PAD, T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
 
 def pretraining_rows(
-    streams: Streams,
+    sampler: CorpusSampler,
     objective: Objective,
     *,
     architecture: str,
     inputs_length: int,
     batch_size: int,
-    frame: TextFrame = T5_FRAME,
-) -> "Denoised | Masked":
-    """Return the rows of a corpus under an objective: ``Masked`` for encoders, ``Denoised`` for all others.
+    boundary: BoundaryTokens = T5_BOUNDARY_TOKENS,
+) -> "DenoisingRows | MaskedLMRows":
+    """Return the rows of a corpus under an objective.
 
-    SettingError if objective, architecture and vocabulary do not fit together.
+    SettingError if objective, architecture and tokenizer do not fit together.
     """
-    check_architecture(architecture, streams.seed or 0)
-    check_objective(objective, architecture, streams.corpus.vocabulary)
+    check_architecture(architecture, sampler.seed or 0)
+    check_objective(objective, architecture, sampler.corpus.tokenizer)
     lengths = compute_lengths(objective, inputs_length)
     if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
         # A prefix LM has two EOS in its row, after inputs and after targets: its text is a token shorter.
         lengths = lengths._replace(raw=max(lengths.raw - 1, 1))
-    reading = CorpusReading(streams, objective, lengths, batch_size)
-    return Masked(reading) if architecture == "encoder" else Denoised(reading, architecture, frame)
+    reader = SegmentReader(sampler, objective, lengths, batch_size)
+    if architecture == "encoder":
+        return MaskedLMRows(reader)
+    return DenoisingRows(reader, architecture, boundary)
 
 
 def noise_mask(objective: Objective, text: Drawn, room: int) -> np.ndarray:
@@ -63,7 +72,7 @@ def noise_mask(objective: Objective, text: Drawn, room: int) -> np.ndarray:
 
 
 def denoise(
-    objective: Objective, text: Ragged, u: np.ndarray, vocabulary: Vocabulary, limits: Lengths
+    objective: Objective, text: Ragged, u: np.ndarray, tokenizer: Tokenizer, limits: Lengths
 ) -> tuple[Ragged, Ragged]:
     """Return inputs and targets of texts [B,L], within ``limits`` and ending with EOS.
 
@@ -72,23 +81,23 @@ def denoise(
     inputs are those of the text that they show, content tokens of the targets those that inputs hide.
     """
     tokens, lengths, words = text
-    eos, inside, order = None if objective.eos_between_documents else vocabulary.eos, text.mask, None
+    eos, inside, order = None if objective.eos_between_documents else tokenizer.eos, text.mask, None
     if objective.sentences == "permuted":
-        order, u = permutation(tokens, lengths, u[:, -1], vocabulary), u[:, :-1]
+        order, u = permutation(tokens, lengths, u[:, -1], tokenizer), u[:, :-1]
         tokens, words = (np.take_along_axis(side, order, axis=1) for side in (tokens, words))
     if objective.corruption.infill:
         source, keep, noise = objective.corruption.infill(objective, lengths, u)
-        shown = np.where(source < 0, vocabulary.mask, np.take_along_axis(tokens, source, axis=1))
+        shown = np.where(source < 0, tokenizer.mask, np.take_along_axis(tokens, source, axis=1))
         inputs = _gather(shown, keep, (source >= 0) & np.take_along_axis(words, source, axis=1), eos)
     else:
-        starts = vocabulary.word_starts[tokens] if objective.corruption.on_words else None
-        noise = noise_mask(objective, Drawn(lengths, u, vocabulary.num_sentinels, starts), limits.targets)
-        shown, keep = INPUTS[objective.inputs].show(tokens, noise, u[:, -1], vocabulary)
+        starts = tokenizer.word_starts[tokens] if objective.corruption.on_words else None
+        noise = noise_mask(objective, Drawn(lengths, u, tokenizer.num_sentinels, starts), limits.targets)
+        shown, keep = INPUTS[objective.inputs].show(tokens, noise, u[:, -1], tokenizer)
         inputs = _gather(shown, keep & inside, words & ~noise, eos if objective.has_inputs else None)
     if order is not None:  # targets keep the order of the text
         noise[np.arange(len(order))[:, None], order] = noise.copy()
     targets = TARGETS["everything" if objective.corruption.infill else objective.targets]
-    predicted, keep = targets.show(text.tokens, noise, u[:, -1], vocabulary)
+    predicted, keep = targets.show(text.tokens, noise, u[:, -1], tokenizer)
     return inputs, _gather(predicted, keep & inside, text.content & noise, eos)
 
 
@@ -105,140 +114,161 @@ def _gather(tokens: np.ndarray, keep: np.ndarray, content: np.ndarray, eos: int 
     return Ragged(gathered, counts + np.int32(eos is not None), marks)
 
 
-def _prefixed(text: Ragged, before: tuple[int, ...]) -> Ragged:
-    """Return the texts [B,L] with the ids ``before`` in front of each."""
-    count, rows = len(before), len(text.lengths)
-    tokens = np.concatenate([np.tile(np.array(before, np.int32), (rows, 1)), text.tokens], axis=1)
+def _add_prefix(text: Ragged, prefix: tuple[int, ...]) -> Ragged:
+    """Return the texts [B,L] with the ids of ``prefix`` before each."""
+    if not prefix:
+        return text
+    count, rows = len(prefix), len(text.lengths)
+    tokens = np.concatenate([np.tile(np.array(prefix, np.int32), (rows, 1)), text.tokens], axis=1)
     content = np.concatenate([np.zeros((rows, count), bool), text.content], axis=1)
-    return Ragged(tokens, text.lengths + np.int32(count), content) if count else text
+    return Ragged(tokens, text.lengths + np.int32(count), content)
 
 
-class Packed(NamedTuple):
-    """How the segments of a window, in their order, are packed into rows."""
+class WindowPacking(NamedTuple):
+    """Hold how the segments of a window, in the order of the epoch, are packed into rows."""
 
-    bounds: np.ndarray  # each row's first place in the order [rows + 1]
-    draws: np.ndarray  # first random number of each place [segments]
+    row_starts: np.ndarray  # index of each row's first segment, and last the number of segments [rows + 1]
+    first_uniforms: np.ndarray  # first random number of each segment, which decides its size [segments]
 
 
 @dataclass(frozen=True)
-class Denoised(Uncached):
-    """The rows of pre-training: inputs and targets of segments.
+class DenoisingRows(PickledWithoutCache):
+    """Rows of pre-training for models with a decoder: inputs and targets of segments.
 
     If documents are concatenated, each segment fills one row. Otherwise segments are packed in the order of
     the epoch, within a window; how many fit depends on their noise.
 
-    A call goes from row numbers to the windows that hold them, to the segments of each row (``Excerpts``), to
-    ragged inputs and targets, to a ``Batch``.
+    A call goes from row numbers to the windows that hold them, to the segments of each row (``RawExamples``),
+    to ragged inputs and targets, to a ``Batch``.
     """
 
-    reading: CorpusReading
+    reader: SegmentReader
     architecture: str
-    frame: TextFrame = T5_FRAME
+    boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
 
     @property
     def lengths(self) -> Lengths:
-        before, lengths = len(self.frame.before), self.reading.lengths
-        return lengths._replace(inputs=lengths.inputs + before, targets=lengths.targets + before)
+        prefix, lengths = len(self.boundary.prefix), self.reader.lengths
+        return lengths._replace(inputs=lengths.inputs + prefix, targets=lengths.targets + prefix)
 
     @property
     def objective(self) -> Objective:
-        return self.reading.objective
+        return self.reader.objective
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        packs = not self.objective.concatenates
-        found = self.reading.rows(numbers, self.rows_of, self.kind)
-        parts = [self._packed_texts(rows) if packs else self._texts(rows, numbers) for rows in found]
-        text, seeds, keys, draws, at = _joined(parts)
-        sides = self._denoised(text, seeds, keys, draws if packs else None)
-        inputs, targets = (_prefixed(side, self.frame.before) for side in sides)
-        batch = features(inputs, targets, at, self.architecture, self.lengths, len(numbers))
-        return with_start(batch, self.frame.start)
+        windows = self.reader.find_rows(numbers, self.count_rows, self.row_kind)
+        if self.objective.concatenates:
+            examples = _concatenate([self._read_rows(window, numbers) for window in windows])
+        else:
+            examples = _concatenate([self._read_packed_rows(window) for window in windows])
+        sides = self._denoise(examples.text, examples.seeds, examples.keys, examples.first_uniforms)
+        inputs, targets = (_add_prefix(side, self.boundary.prefix) for side in sides)
+        batch = make_packed_batch(
+            inputs, targets, examples.batch_rows, self.architecture, self.lengths, len(numbers)
+        )
+        return set_decoder_start(batch, self.boundary.decoder_start)
 
-    def rows_of_epoch(self, most: int) -> int:
-        """Return the number of rows of the first epoch of a corpus in one stream, at most ``most``."""
-        return self.reading.rows_of_epoch(most, self.rows_of, self.kind)
+    def rows_of_epoch(self, limit: int) -> int:
+        """Return the number of rows of the first epoch of a corpus in one stream, at most ``limit``."""
+        return self.reader.rows_of_epoch(limit, self.count_rows, self.row_kind)
 
     @property
-    def kind(self) -> str:
+    def row_kind(self) -> str:
         """Return the name under which rows of windows are counted, which depends on the packing."""
         return SEGMENTS if self.objective.concatenates else f"packed {self.architecture}"
 
-    def rows_of(self, place: WindowPlace) -> int:
+    def count_rows(self, position: WindowPosition) -> int:
         """Return how many rows a window fills."""
         if self.objective.concatenates:
-            return self.reading.segments_of(place)
-        return len(self.packed(place).bounds) - 1
+            return self.reader.count_segments(position)
+        return len(self.pack_window(position).row_starts) - 1
 
-    def _texts(self, rows: WindowRows, numbers: np.ndarray) -> "Excerpts":
+    def _read_rows(self, window: WindowRows, numbers: np.ndarray) -> "RawExamples":
         """Return the texts of rows that hold one segment each."""
-        segments = self.reading.order(rows.place)[rows.numbers]
-        seeds = np.full(len(segments), self.reading.seed)
-        return Excerpts(self._read(rows.place, segments), seeds, numbers[rows.at], None, rows.at)
+        segments = self.reader.order(window.position)[window.rows]
+        text = self._read_segments(window.position, segments)
+        seeds = np.full(len(segments), self.reader.seed)
+        return RawExamples(text, seeds, numbers[window.batch_rows], None, window.batch_rows)
 
-    def _packed_texts(self, rows: WindowRows) -> "Excerpts":
-        packed, order = self.packed(rows.place), self.reading.order(rows.place)
-        begins, ends = packed.bounds[rows.numbers], packed.bounds[rows.numbers + 1]
-        places = np.concatenate([np.arange(*pair) for pair in zip(begins, ends, strict=True)])
-        keys, at = rows.place.key + places, np.repeat(rows.at, ends - begins)
-        seeds = np.full(len(places), rows.place.seed(self.reading.seed))
-        return Excerpts(self._read(rows.place, order[places]), seeds, keys, packed.draws[places], at)
+    def _read_packed_rows(self, window: WindowRows) -> "RawExamples":
+        """Return the texts of rows that hold several segments each."""
+        packing = self.pack_window(window.position)
+        starts, ends = packing.row_starts[window.rows], packing.row_starts[window.rows + 1]
+        indices = np.concatenate([np.arange(*bounds) for bounds in zip(starts, ends, strict=True)])
+        return RawExamples(
+            text=self._read_segments(window.position, self.reader.order(window.position)[indices]),
+            seeds=np.full(len(indices), window.position.seed(self.reader.seed)),
+            keys=window.position.key + indices,
+            first_uniforms=packing.first_uniforms[indices],
+            batch_rows=np.repeat(window.batch_rows, ends - starts),
+        )
 
-    def _read(self, place: WindowPlace, segments: np.ndarray) -> Ragged:
-        corpus, raw = self.reading.corpus(place), self.lengths.raw
-        starts, counts = corpus.segments.starts[segments], corpus.segments.lengths[segments]
-        tokens = corpus.text.read(starts[:, None] + np.arange(raw))
-        return Ragged(tokens, counts.astype(np.int32), tokens != corpus.vocabulary.eos)
+    def _read_segments(self, position: WindowPosition, segments: np.ndarray) -> Ragged:
+        window, max_length = self.reader.window(position), self.lengths.raw
+        starts, lengths = window.segments.starts[segments], window.segments.lengths[segments]
+        tokens = window.text.read(starts[:, None] + np.arange(max_length))
+        return Ragged(tokens, lengths.astype(np.int32), tokens != window.tokenizer.eos)
 
-    def _denoised(
-        self, text: Ragged, seeds: np.ndarray | int, keys: np.ndarray, draws: np.ndarray | None
+    def _denoise(
+        self, text: Ragged, seeds: np.ndarray | int, keys: np.ndarray, first_uniforms: np.ndarray | None
     ) -> tuple[Ragged, Ragged]:
-        """Return inputs and targets of texts, with noise drawn by seed and key, or by given first draws."""
+        """Return inputs and targets of texts, with noise drawn by seed and key.
+
+        ``first_uniforms`` replaces the first random number of each text.
+        """
         u = uniforms(seeds, keys, self.objective.draws, self.lengths.raw)
-        if draws is not None:
-            u[:, 0, 0] = draws
-        return denoise(self.objective, text, u, self.reading.vocabulary, self.reading.lengths)
+        if first_uniforms is not None:
+            u[:, 0, 0] = first_uniforms
+        return denoise(self.objective, text, u, self.reader.tokenizer, self.reader.lengths)
 
     def example(self, number: int) -> tuple[Ragged, Ragged]:
         """Return example ``number`` of a mixture; streams take turns, each in the order of its segments."""
-        count = np.array([self.reading.streams.count])
-        (rows,) = self.reading.at(number % count, number // count, self.reading.segments_of, SEGMENTS)
-        segments = self.reading.order(rows.place)[rows.numbers]
-        text = self._read(rows.place, segments)
-        return self._denoised(text, self.reading.seed, np.array([number]), None)
+        num_streams = np.array([self.reader.sampler.num_streams])
+        (window,) = self.reader.find_stream_rows(
+            number % num_streams, number // num_streams, self.reader.count_segments, SEGMENTS
+        )
+        segments = self.reader.order(window.position)[window.rows]
+        text = self._read_segments(window.position, segments)
+        return self._denoise(text, self.reader.seed, np.array([number]), None)
 
     @functools.cached_property
-    def packed(self) -> Callable[[WindowPlace], Packed]:
-        """Return the function that packs a window, with a cache."""
-        return functools.lru_cache(maxsize=KEPT * self.reading.streams.count)(self._packed)
+    def pack_window(self) -> Callable[[WindowPosition], WindowPacking]:
+        """Return the function that packs a window; the last windows are cached."""
+        return functools.lru_cache(maxsize=CACHED_WINDOWS * self.reader.sampler.num_streams)(
+            self._pack_window
+        )
 
-    def _packed(self, place: WindowPlace) -> Packed:
-        order = self.reading.order(place)
-        draws = self.reading.first_draws(place)
-        counts = self.reading.corpus(place).segments.lengths[order]
-        sides = np.stack(sizes(self.objective, counts, draws), axis=1) + len(self.frame.before)
+    def _pack_window(self, position: WindowPosition) -> WindowPacking:
+        lengths = self.reader.window(position).segments.lengths[self.reader.order(position)]
+        first_uniforms = self.reader.first_uniforms(position)
+        side_lengths = np.stack(sizes(self.objective, lengths, first_uniforms), axis=1)
+        side_lengths += len(self.boundary.prefix)
         if self.architecture not in ENCODER_DECODERS:
-            sides = sides.sum(axis=1, keepdims=True)
-        return Packed(fill_rows(sides, row_room(self.architecture, self.lengths)), draws)
+            side_lengths = side_lengths.sum(axis=1, keepdims=True)
+        row_starts = pack_examples(side_lengths, row_capacity(self.architecture, self.lengths))
+        return WindowPacking(row_starts, first_uniforms)
 
 
-class Excerpts(NamedTuple):
-    """Segments of one or more windows, and what their noise is drawn by."""
+class RawExamples(NamedTuple):
+    """Hold segments before noise is applied, and what their noise is drawn by."""
 
     text: Ragged
     seeds: np.ndarray  # of their noise, int64 [B]
     keys: np.ndarray  # of their noise under that seed, int64 [B]
-    draws: np.ndarray | None  # the first uniforms of each, float32 [B], where they are known already
-    at: np.ndarray  # their rows in the batch, int64 [B]
+    first_uniforms: np.ndarray | None  # float32 [B]; None: drawn by seed and key like all others
+    batch_rows: np.ndarray  # their rows in the batch, int64 [B]
 
 
-def _joined(parts: Sequence[Excerpts]) -> Excerpts:
+def _concatenate(parts: Sequence[RawExamples]) -> RawExamples:
     """Return all segments in the order of their rows."""
-    at = np.concatenate([part.at for part in parts])
-    order = np.argsort(at, kind="stable")
-    text = Ragged(
-        *(np.concatenate(sides)[order] for sides in zip(*(part.text for part in parts), strict=True))
+    batch_rows = np.concatenate([part.batch_rows for part in parts])
+    order = np.argsort(batch_rows, kind="stable")
+    text = (np.concatenate(arrays)[order] for arrays in zip(*(part.text for part in parts), strict=True))
+    first_uniforms = [part.first_uniforms for part in parts if part.first_uniforms is not None]
+    return RawExamples(
+        text=Ragged(*text),
+        seeds=np.concatenate([part.seeds for part in parts])[order],
+        keys=np.concatenate([part.keys for part in parts])[order],
+        first_uniforms=np.concatenate(first_uniforms)[order] if first_uniforms else None,
+        batch_rows=batch_rows[order],
     )
-    draws = [part.draws for part in parts if part.draws is not None]
-    seeds = np.concatenate([part.seeds for part in parts])[order]
-    keys = np.concatenate([part.keys for part in parts])[order]
-    return Excerpts(text, seeds, keys, np.concatenate(draws)[order] if draws else None, at[order])

@@ -11,25 +11,35 @@ import numpy as np
 
 from lm.batch import Batch
 from lm.config.base import SettingError
-from lm.data.batches import Uncached, in_parts
+from lm.data.batches import PickledWithoutCache, split_batches
 from lm.data.checks import check_architecture
-from lm.data.packing import DECODERS, Ids, Marked, Ragged, features, fill_rows, ragged, row_room, with_start
-from lm.data.pretraining import Denoised
+from lm.data.packing import (
+    DECODERS,
+    Ids,
+    MarkedIds,
+    Ragged,
+    make_packed_batch,
+    pack_examples,
+    ragged,
+    row_capacity,
+    set_decoder_start,
+)
+from lm.data.pretraining import DenoisingRows
 from lm.data.tasks.task import Row, Task
 from lm.objectives.denoising import Lengths
-from lm.tokenizers.tokenizer import T5_FRAME, TextFrame, Vocabulary
+from lm.tokenizers.tokenizer import T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
 Example = tuple[Ids, Ids]  # (inputs, targets), without EOS
 
-ROWS_A_BLOCK = 128  # rows that are packed together: a row begins where the one before it is full [rows]
-ENDLESS = 2**31  # length of a corpus, as a task [examples]; grain numbers fewer than 2^32
+ROWS_PER_BLOCK = 128  # packed together: a row begins where the one before it is full
+CORPUS_LENGTH = 2**31  # of a corpus as a task, endless in effect [examples]; grain allows less than 2^32
 
 
 @dataclass(frozen=True)
-class Unsupervised(Sequence[Example]):
+class CorpusExamples(Sequence[Example]):
     """A corpus as one task of a mixture: its segments in random order, with new noise in every epoch."""
 
-    source: Denoised
+    source: DenoisingRows
 
     def __post_init__(self) -> None:
         if self.source.objective.eos_between_documents:
@@ -37,7 +47,7 @@ class Unsupervised(Sequence[Example]):
             raise SettingError(f"objective.eos='between-documents' should be 'each-example' {why}")
 
     def __len__(self) -> int:
-        return ENDLESS
+        return CORPUS_LENGTH
 
     def __getitem__(self, number: Any) -> Any:
         inputs, targets = self.source.example(number)
@@ -45,7 +55,7 @@ class Unsupervised(Sequence[Example]):
 
 
 @dataclass(frozen=True)
-class Encoded(Sequence[Example]):
+class EncodedExamples(Sequence[Example]):
     """The rows of a task as (input ids, target ids), encoded when they are read.
 
     DataError for a row without a label.
@@ -53,33 +63,33 @@ class Encoded(Sequence[Example]):
 
     task: Task
     rows: Sequence[Row]
-    vocabulary: Vocabulary
+    tokenizer: Tokenizer
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, place: Any) -> Any:
-        row = self.rows[place]
-        self.task.check_labels([row], [place])
+    def __getitem__(self, index: Any) -> Any:
+        row = self.rows[index]
+        self.task.check_labels([row], [index])
         inputs, targets = self.task.to_text(row)
-        return self.vocabulary.encode(inputs), self.vocabulary.encode(targets)
+        return self.tokenizer.encode(inputs), self.tokenizer.encode(targets)
 
 
-def _without_eos(example: Ragged) -> Marked:
+def _without_eos(example: Ragged) -> MarkedIds:
     count = max(example.lengths[0] - 1, 0)
-    return Marked(example.tokens[0, :count], example.content[0, :count])
+    return MarkedIds(example.tokens[0, :count], example.content[0, :count])
 
 
 @dataclass(frozen=True)
-class Mixed(Uncached):
+class MixtureRows(PickledWithoutCache):
     """Packed rows of examples that are drawn from several tasks in fixed proportions.
 
     Each task is reshuffled every epoch. A row holds as many successive examples as fit (Raffel et al. 2020,
     section 3.1.2). Inputs and targets that are too long lose their end, but keep their EOS.
 
-    Rows are packed in blocks of ROWS_A_BLOCK, and each block begins as many examples after the one before it
-    as fill the first block. So a row is made without all rows before it; where two blocks meet, an example in
-    fifty or so is left out or comes twice.
+    Rows are packed in blocks of ROWS_PER_BLOCK. Each block begins as many examples after the one before it as
+    fill the first block, so that a row can be made without all rows before it. Where two blocks meet, about
+    one example in fifty is left out or comes twice.
     """
 
     examples_by_task: Mapping[str, Sequence[Example]]
@@ -87,10 +97,10 @@ class Mixed(Uncached):
     architecture: str
     lengths: Lengths
     seed: int
-    frame: TextFrame = T5_FRAME
+    boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
 
     def __post_init__(self) -> None:
-        check_architecture(self.architecture, self.seed, writes=True)
+        check_architecture(self.architecture, self.seed, generates=True)
         for name, examples in self.examples_by_task.items():
             if not (rate := self.rates.get(name, 0)) > 0:
                 raise SettingError(f"the rate of task {name!r} is {rate} and should be above 0")
@@ -106,7 +116,7 @@ class Mixed(Uncached):
 
         def endless(name: str) -> grain.MapDataset:
             examples = grain.MapDataset.source(self.examples_by_task[name])
-            if isinstance(self.examples_by_task[name], Unsupervised):  # is shuffled already
+            if isinstance(self.examples_by_task[name], CorpusExamples):  # is shuffled already
                 return examples.repeat()
             return examples.shuffle(seed=zlib.crc32(f"{self.seed} {name}".encode())).repeat()
 
@@ -114,35 +124,35 @@ class Mixed(Uncached):
         return grain.MapDataset.mix(tasks, [self.rates[name] for name in self.examples_by_task])
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        rows = [self._block(number // ROWS_A_BLOCK)[number % ROWS_A_BLOCK] for number in numbers.tolist()]
+        rows = [self._block(number // ROWS_PER_BLOCK)[number % ROWS_PER_BLOCK] for number in numbers.tolist()]
         examples = [example for row in rows for example in row]
-        places = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-        sides = _sides(examples, self.lengths, self.frame)
-        batch = features(*sides, places, self.architecture, self.lengths, len(rows))
-        return with_start(batch, self.frame.start)
+        batch_rows = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+        sides = _batch_sides(examples, self.lengths, self.boundary)
+        batch = make_packed_batch(*sides, batch_rows, self.architecture, self.lengths, len(rows))
+        return set_decoder_start(batch, self.boundary.decoder_start)
 
     @functools.cached_property
     def _block(self) -> Callable[[int], list[list[Example]]]:
         """Return the examples of each row of a block, given its number; the last two blocks are cached."""
-        return functools.lru_cache(2)(self._fill)
+        return functools.lru_cache(2)(self._pack_block)
 
     @functools.cached_property
-    def _examples_a_block(self) -> int:
+    def _examples_per_block(self) -> int:
         return sum(map(len, self._block(0)))
 
-    def _fill(self, block: int) -> list[list[Example]]:
-        begin = block and block * self._examples_a_block
+    def _pack_block(self, block: int) -> list[list[Example]]:
+        begin = block * self._examples_per_block if block else 0
         examples: list[Example] = []
         starts = np.zeros(1, np.int64)
-        while len(starts) < ROWS_A_BLOCK + 2:  # the last row may have room for more
+        while len(starts) < ROWS_PER_BLOCK + 2:  # the last row may have room for more
             count = begin + len(examples)
-            examples += [self._dataset[number] for number in range(count, count + ROWS_A_BLOCK)]
-            inputs, targets = _sides(examples, self.lengths, self.frame)
-            sizes = np.stack([inputs.lengths, targets.lengths], axis=1)
+            examples += [self._dataset[number] for number in range(count, count + ROWS_PER_BLOCK)]
+            inputs, targets = _batch_sides(examples, self.lengths, self.boundary)
+            side_lengths = np.stack([inputs.lengths, targets.lengths], axis=1)
             if self.architecture in DECODERS:
-                sizes = sizes.sum(axis=1, keepdims=True)
-            starts = fill_rows(sizes, row_room(self.architecture, self.lengths))
-        return [examples[start:end] for start, end in pairwise(starts[: ROWS_A_BLOCK + 1].tolist())]
+                side_lengths = side_lengths.sum(axis=1, keepdims=True)
+            starts = pack_examples(side_lengths, row_capacity(self.architecture, self.lengths))
+        return [examples[start:end] for start, end in pairwise(starts[: ROWS_PER_BLOCK + 1].tolist())]
 
 
 def eval_batches(
@@ -151,19 +161,23 @@ def eval_batches(
     architecture: str,
     lengths: Lengths,
     batch_size: int,
-    frame: TextFrame = T5_FRAME,
+    boundary: BoundaryTokens = T5_BOUNDARY_TOKENS,
 ) -> list[Batch]:
-    """Return all examples in order, one a row; rows of padding (segment 0) fill up the last batch."""
-    check_architecture(architecture, writes=True)
-    parts = in_parts(examples, batch_size)
+    """Return all examples in order, one per row; rows of padding (segment 0) fill up the last batch."""
+    check_architecture(architecture, generates=True)
+    parts = split_batches(examples, batch_size)
     batches = [
-        features(*_sides(part, lengths, frame), np.arange(len(part)), architecture, lengths, batch_size)
+        make_packed_batch(
+            *_batch_sides(part, lengths, boundary), np.arange(len(part)), architecture, lengths, batch_size
+        )
         for part in parts
     ]
-    return [with_start(batch, frame.start) for batch in batches]
+    return [set_decoder_start(batch, boundary.decoder_start) for batch in batches]
 
 
-def _sides(examples: Sequence[Example], lengths: Lengths, frame: TextFrame) -> tuple[Ragged, Ragged]:
+def _batch_sides(
+    examples: Sequence[Example], lengths: Lengths, boundary: BoundaryTokens
+) -> tuple[Ragged, Ragged]:
     """Return the inputs and the targets of examples, truncated to ``lengths``, with EOS."""
-    inputs = ragged([inputs for inputs, _ in examples], lengths.inputs, frame)
-    return inputs, ragged([targets for _, targets in examples], lengths.targets, frame)
+    inputs = ragged([inputs for inputs, _ in examples], lengths.inputs, boundary)
+    return inputs, ragged([targets for _, targets in examples], lengths.targets, boundary)

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from lm.objectives.corruption import Selection, latest, length_mask, runs_of, tie_broken
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
 RANDOM_SHARE = 0.1  # share that becomes any id [Raffel et al. 2020, 3.3.1; Devlin et al. 2019, 3.1]
 SAME_SHARE = 0.1  # share of noise tokens that an encoder sees unchanged [Devlin et al. 2019, 3.1]
@@ -26,14 +26,14 @@ class Side(NamedTuple):
     """The format of one side of an example, inputs or targets: what it shows of a corrupted text."""
 
     # of tokens, noise and uniforms, each [B,L]
-    show: Callable[[np.ndarray, np.ndarray, np.ndarray, Vocabulary], Selection]
+    show: Callable[[np.ndarray, np.ndarray, np.ndarray, Tokenizer], Selection]
     # tokens of text, of noise, and runs that become sentinels [B] -> tokens shown [B], without EOS
     size: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = lambda text, noise, runs: text
     draws: int = 0  # random numbers per token
 
 
 def noise_span_to_unique_sentinel(
-    tokens: np.ndarray, noise: np.ndarray, _u: np.ndarray, vocabulary: Vocabulary
+    tokens: np.ndarray, noise: np.ndarray, _u: np.ndarray, tokenizer: Tokenizer
 ) -> Selection:
     """Replace each noise span by a unique sentinel; sentinels count down from the top of the vocabulary.
 
@@ -43,26 +43,26 @@ def noise_span_to_unique_sentinel(
     counts = np.count_nonzero(starts, axis=1)
     order = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     replaced = tokens.copy()
-    replaced.ravel()[np.flatnonzero(starts)] = vocabulary.size - 1 - order
+    replaced.ravel()[np.flatnonzero(starts)] = tokenizer.vocab_size - 1 - order
     return replaced, starts | ~noise
 
 
-def _masks(tokens: np.ndarray, noise: np.ndarray, _u: np.ndarray, vocabulary: Vocabulary) -> Selection:
-    return np.where(noise, np.int32(vocabulary.mask), tokens), np.ones_like(noise)
+def _masks(tokens: np.ndarray, noise: np.ndarray, _u: np.ndarray, tokenizer: Tokenizer) -> Selection:
+    return np.where(noise, np.int32(tokenizer.mask), tokens), np.ones_like(noise)
 
 
-def _or_random(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> Selection:
-    first = vocabulary.first_piece
-    anything = first + (u / RANDOM_SHARE * (vocabulary.size - first)).astype(np.int32)
-    shown = np.where(u < RANDOM_SHARE, anything, vocabulary.mask)
+def _or_random(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, tokenizer: Tokenizer) -> Selection:
+    first = tokenizer.first_regular_id
+    anything = first + (u / RANDOM_SHARE * (tokenizer.vocab_size - first)).astype(np.int32)
+    shown = np.where(u < RANDOM_SHARE, anything, tokenizer.mask)
     return np.where(noise, shown, tokens), np.ones_like(noise)
 
 
-def _or_same(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> Selection:
-    return _or_random(tokens, noise & (u < 1 - SAME_SHARE), u, vocabulary)
+def _or_same(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, tokenizer: Tokenizer) -> Selection:
+    return _or_random(tokens, noise & (u < 1 - SAME_SHARE), u, tokenizer)
 
 
-def _shuffle(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, _vocabulary: Vocabulary) -> Selection:
+def _shuffle(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, _vocabulary: Tokenizer) -> Selection:
     """Permute the noise tokens among their places (deshuffling)."""
     order = np.argsort(np.where(noise, tie_broken(u), np.inf), axis=1)
     shuffled = tokens.copy()
@@ -81,7 +81,7 @@ INPUTS: dict[InputsName, Side] = {
 }
 TARGETS: dict[TargetsName, Side] = {
     "sentinels": Side(
-        lambda tokens, noise, u, vocabulary: noise_span_to_unique_sentinel(tokens, ~noise, u, vocabulary),
+        lambda tokens, noise, u, tokenizer: noise_span_to_unique_sentinel(tokens, ~noise, u, tokenizer),
         lambda text, noise, runs: noise + runs,
     ),
     "drop": Side(lambda tokens, noise, *_: (tokens, noise), lambda text, noise, runs: noise),
@@ -92,35 +92,33 @@ TARGETS: dict[TargetsName, Side] = {
 # --- sentences
 
 
-def sentence_starts(tokens: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+def sentence_starts(tokens: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     """Return where sentences begin, bool [B,L]; never the first token.
 
     A sentence begins where a word follows the end of one, or anything an EOS.
     """
     starts = np.zeros(tokens.shape, bool)
     before = tokens[:, :-1]
-    starts[:, 1:] = vocabulary.sentence_ends[before] & vocabulary.word_starts[tokens[:, 1:]]
-    starts[:, 1:] |= before == vocabulary.eos
+    starts[:, 1:] = tokenizer.sentence_ends[before] & tokenizer.word_starts[tokens[:, 1:]]
+    starts[:, 1:] |= before == tokenizer.eos
     return starts
 
 
-def permutation(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+def permutation(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     """Return the positions of the text with its sentences in random order, int [B,L]; u uniform [B,L]."""
-    order = np.take_along_axis(u, latest(sentence_starts(tokens, vocabulary)), axis=1)
+    order = np.take_along_axis(u, latest(sentence_starts(tokens, tokenizer)), axis=1)
     np.putmask(order, ~length_mask(lengths, u.shape[1]), np.inf)
     return np.argsort(order, axis=1, kind="stable")
 
 
-def split_points(
-    tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, vocabulary: Vocabulary
-) -> np.ndarray:
+def split_points(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     """Return where to split each text, int [B], at least one token from either end; u uniform [B].
 
     Any sentence is as likely, any word where there is one sentence only, any token where there is one word.
     """
     inner = length_mask(lengths, tokens.shape[1])
     inner[:, 0] = False
-    for starts in (vocabulary.word_starts[tokens], sentence_starts(tokens, vocabulary)):
+    for starts in (tokenizer.word_starts[tokens], sentence_starts(tokens, tokenizer)):
         finer, inner = inner, starts & inner
         inner = np.where(inner.any(axis=1, keepdims=True), inner, finer)
     nth = (u * inner.sum(axis=1)).astype(np.int64)

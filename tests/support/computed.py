@@ -152,7 +152,7 @@ def question(asked):
     return (
         asked.task.name,
         len(asked.rows),
-        asked.size,
+        asked.num_rows,
         arrays([batch.features() for batch in asked.batches[:1]]),
         repr(getattr(asked.output, "keywords", None)),
     )
@@ -194,7 +194,7 @@ def vectors(stage, prepared, _mesh):
     """Tables that skip-gram learns from the text."""
     config, model = stage.settings.vectors, stage.settings.model
     text = documents_of(sequential_corpus(stage.settings, prepared).first(config.tokens))
-    tables = train_skipgram(text, model.vocab_size, config.of_width(model.embed_width), stage.settings.seed)
+    tables = train_skipgram(text, model.vocab_size, config.with_width(model.embed_width), stage.settings.seed)
     return {"tables": arrays(tuple(tables))}
 
 

@@ -21,7 +21,7 @@ from lm.config.layers import NormConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
 from lm.data.batches import uniforms
-from lm.data.packing import Ragged, features, fill_rows, ragged, row_room, shift_right
+from lm.data.packing import Ragged, make_packed_batch, pack_examples, ragged, row_capacity, shift_right
 from lm.data.pretraining import noise_mask
 from lm.data.tasks.benchmarks import TASKS, classification
 from lm.nn.attention_inputs import make_attention_inputs
@@ -204,7 +204,7 @@ def clipped(grads, max_norm):
 def side(name, choice, tokens, noise_mask, vocabulary):
     """One side of an example under a mask that is given."""
     tokens, noise, size = np.array([tokens], np.int32), np.array([noise_mask], bool), vocabulary["vocab_size"]
-    vocabulary = SimpleNamespace(size=size, num_sentinels=100, mask=size - 1, first_piece=3)
+    vocabulary = SimpleNamespace(vocab_size=size, num_sentinels=100, mask=size - 1, first_regular_id=3)
     view = {"inputs": INPUTS, "targets": TARGETS}[name][choice]
     shown, keep = view.show(tokens, noise, np.zeros(tokens.shape, np.float32), vocabulary)
     return shown[keep].tolist()
@@ -254,9 +254,9 @@ def packed(inputs, targets, architecture, limits, pack=True):
     """The features of all examples, of each a row if they are not packed."""
     sides = np.stack([inputs.lengths, targets.lengths], axis=1)
     sides = sides if architecture == "encoder-decoder" else sides.sum(1, keepdims=True)
-    starts = fill_rows(sides, row_room(architecture, limits)) if pack else np.arange(len(sides) + 1)
+    starts = pack_examples(sides, row_capacity(architecture, limits)) if pack else np.arange(len(sides) + 1)
     rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    return features(
+    return make_packed_batch(
         inputs, targets, rows, architecture=architecture, lengths=limits, batch_size=len(starts) - 1
     )
 
@@ -334,7 +334,7 @@ def stsb(x):
 
 def record(dataset):
     row = dataset[0] | {"passage": first(dataset[0]["passage"])}
-    return [example(TASKS["record"].to_text(one))[0] for one in TASKS["record"].training(row)]
+    return [example(TASKS["record"].to_text(one))[0] for one in TASKS["record"].training_rows(row)]
 
 
 def deduplicated(pages, min_num_sentences):
@@ -343,11 +343,13 @@ def deduplicated(pages, min_num_sentences):
         [page["text"].split("\n") for page in pages],
     )
     hashes = [filters.span_hashes(lines, "lines") for lines in texts]
-    marked = np.isin(np.arange(sum(map(len, hashes))), filters.repeated(np.concatenate(hashes)))
+    marked = np.isin(np.arange(sum(map(len, hashes))), filters.repeated_indices(np.concatenate(hashes)))
     marked = np.split(marked, np.cumsum([len(part) for part in hashes])[:-1])
-    left = [filters.without_spans(lines, mark, "lines") for lines, mark in zip(texts, marked, strict=True)]
+    left = [filters.remove_spans(lines, mark, "lines") for lines, mark in zip(texts, marked, strict=True)]
     found = [{"url": page["url"], "text": "\n".join(lines)} for page, lines in zip(pages, left, strict=True)]
-    return [page for page, lines in zip(found, left, strict=True) if filters.long_enough(lines, rules)]
+    return [
+        page for page, lines in zip(found, left, strict=True) if filters.has_enough_sentences(lines, rules)
+    ]
 
 
 def metric(targets, predictions, **ours):

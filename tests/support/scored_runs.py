@@ -11,7 +11,7 @@ from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.config.base import changes
 from lm.config.training import CheckpointConfig
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.train.runtime.checkpoints import Checkpoints
 
 SMALL = TINY | {
@@ -25,14 +25,16 @@ HEADS = {"tuning.mixtures": (), "tuning.heads": ("cola",), "model.architecture":
 def run_of(runs, name, given):
     """The folder of a run whose phases are all done, its settings, and {phase: (state, steps)}."""
     folder, experiment, made = runs / "nano" / name, changes(Experiment(), SMALL | given), {}
-    save_settings(folder, experiment)
+    save_settings(folder, experiment, runs / "cache")
     mesh = sharding.make_mesh(experiment.mesh)
     for seed, stage in enumerate(stages_of(folder)):
         steps = stage.steps(mesh)
         made[stage.name] = steps.init(seed), steps
         with Checkpoints(str(stage.folder / "checkpoints"), CheckpointConfig()) as checkpoints:
             checkpoints.save(made[stage.name][0])
-        record = dict.fromkeys(provenance.PARTS, {}) | {"vocabulary": {"fingerprint": Bytes(100).fingerprint}}
+        record = dict.fromkeys(provenance.PARTS, {}) | {
+            "vocabulary": {"fingerprint": ByteTokenizer(100).fingerprint}
+        }
         provenance.record(stage.folder, record)
     return folder, experiment, made
 

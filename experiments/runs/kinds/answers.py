@@ -14,19 +14,19 @@ from experiments.runs.kinds.network import NetworkStage, rows_of_process
 from experiments.study.experiment import Experiment
 from lm.data.classification import Reader, labelled_eval_batches
 from lm.data.seq2seq import eval_batches
-from lm.data.tasks.choices import choices_of
+from lm.data.tasks.choices import encode_choices
 from lm.data.tasks.labelled import AnyTask, LabelledTask
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row, Task
-from lm.evaluate.evaluator import Questions
+from lm.evaluate.evaluator import EvalTask
 from lm.evaluate.generate import greedy
 from lm.nn import finetune
 from lm.objectives.denoising import Lengths
-from lm.special_tokens import text_frame
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.special_tokens import boundary_tokens
+from lm.tokenizers.tokenizer import Tokenizer
 
 
-def text_questions(stage: NetworkStage, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[Questions]:
+def text_questions(stage: NetworkStage, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
     """Return the questions of all tasks that a stage answers in words."""
     tasks = cast(list[Task], stage.tasks[split])
     return [_text_questions(stage, inputs, mesh, task, split) for task in tasks]
@@ -34,7 +34,7 @@ def text_questions(stage: NetworkStage, inputs: Inputs, mesh: Mesh, split: EvalS
 
 def _text_questions(
     stage: NetworkStage, inputs: Inputs, mesh: Mesh, task: Task, split: EvalSplit
-) -> Questions:
+) -> EvalTask:
     """Return the rows of a task, whose right answers are all measured.
 
     Of the report rows ``tuning.evaluation_examples`` are answered, of the validation rows those of tasks that
@@ -46,23 +46,23 @@ def _text_questions(
     answered = first_rows(rows, limit) if is_answered else []
     length = max(mixture(name).targets_length for name in stage.scored_on if mixture(name).has(task.name))
     asked = questions(settings, vocabulary, mesh, task, answered, length)
-    lengths, frame = (settings.tuning.inputs_length, length), text_frame(settings.model, vocabulary)
+    lengths, boundary = (settings.tuning.inputs_length, length), boundary_tokens(settings.model, vocabulary)
     validation_rows = first_rows(inputs.sources.rows(task, "validation"), limit)
-    choices = partial(choices_of, task, vocabulary=vocabulary, lengths=lengths, frame=frame)
+    choices = partial(encode_choices, task, tokenizer=vocabulary, lengths=lengths, boundary=boundary)
     if split == "validation":
         return replace(asked, choices=choices(validation_rows))
-    chooses = task.candidates or task.premises  # else nothing is to be fitted
-    return replace(asked, choices=choices(rows), fit=choices(validation_rows) if chooses else None)
+    chooses = task.candidates or task.candidate_inputs  # else nothing is to be fitted
+    return replace(asked, choices=choices(rows), calibration=choices(validation_rows) if chooses else None)
 
 
 def questions(
     experiment: Experiment,
-    vocabulary: Vocabulary,
+    vocabulary: Tokenizer,
     mesh: Mesh,
     task: AnyTask,
     rows: Sequence[Row],
     targets_length: int,
-) -> Questions:
+) -> EvalTask:
     """Return the questions of a task's ``rows``; answers in words have at most ``targets_length`` tokens."""
     length, size = experiment.tuning.inputs_length, experiment.finetuning.batch_size
     architecture = experiment.model.architecture
@@ -74,18 +74,18 @@ def questions(
     else:
         prompts = [(vocabulary.encode(task.to_text(row)[0]), ()) for row in rows]
         lengths = Lengths(raw=length, inputs=length, targets=1)
-        frame = text_frame(experiment.model, vocabulary)
+        boundary = boundary_tokens(experiment.model, vocabulary)
         batches = eval_batches(
-            prompts, architecture=architecture, lengths=lengths, batch_size=size, frame=frame
+            prompts, architecture=architecture, lengths=lengths, batch_size=size, boundary=boundary
         )
         output, answer = partial(greedy, max_length=targets_length), lambda row, ids: vocabulary.decode(ids)
-    return Questions(task, rows, rows_of_process(mesh, size, batches), output, answer)
+    return EvalTask(task, rows, rows_of_process(mesh, size, batches), output, answer)
 
 
 _head_output = jax.jit(finetune.ModelWithHead.__call__)  # model, batch -> what its head gives
 
 
-def reader_of(experiment: Experiment, task: LabelledTask, vocabulary: Vocabulary) -> Reader:
+def reader_of(experiment: Experiment, task: LabelledTask, vocabulary: Tokenizer) -> Reader:
     """Return how the model of ``experiment`` reads a labelled task."""
     tuning = experiment.tuning
     return Reader(task, vocabulary, experiment.model.architecture, tuning.inputs_length, tuning.layout)

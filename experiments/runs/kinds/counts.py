@@ -21,17 +21,17 @@ from experiments.runs.result import recorded
 from experiments.runs.status import StageLog
 from experiments.runs.task_scores import score_values, task_score
 from experiments.study.experiment import PhaseConfig
-from lm.classical.hmm import MarkovTagger, estimate_tagger, load_tagger, save_tagger, tag
+from lm.classical.hmm import HMMTagger, estimate_tagger, load_tagger, save_tagger, tag_words
 from lm.classical.ngram import (
     KneserNey,
     count_ngrams,
-    kneser_ney,
+    estimate_kneser_ney,
     load_kneser_ney,
     save_kneser_ney,
     token_log_probs,
 )
 from lm.data.tasks.labelled import AnyTask, LabelledTask, find_labelled
-from lm.data.tasks.task import Row, Scored
+from lm.data.tasks.task import BaseTask, Row
 from lm.evaluate.evaluator import write_predictions
 
 ONE_STEP = PhaseConfig(steps=1)
@@ -112,18 +112,18 @@ class Ngrams(CountStage):
         return True
 
     @property
-    def tasks(self) -> dict[str, list[Scored]]:
+    def tasks(self) -> dict[str, list[BaseTask]]:
         return {"train": [], "validation": [], "report": []}
 
     def estimate(self, inputs: Inputs) -> tuple[KneserNey, int]:
         settings = self.settings
-        text = training_streams(settings, inputs).epoch()  # which networks read once, or again and again
+        text = training_streams(settings, inputs).read_epoch()  # which networks read once, or again and again
         # An EOS ends each document, as it separates them where networks read them.
         offsets = np.unique(text.offsets)
         tokens = np.insert(text.tokens.astype(np.int64), offsets[1:], inputs.vocabulary.eos)
         offsets += np.arange(len(offsets))
         counted = count_ngrams(tokens, offsets, settings.counts.order, settings.model.vocab_size)
-        return kneser_ney(counted), len(tokens)
+        return estimate_kneser_ney(counted), len(tokens)
 
     def save(self, model: KneserNey, path: Path) -> None:
         save_kneser_ney(model, path)
@@ -165,11 +165,11 @@ class Tagger(CountStage):
         return self.on[0]
 
     @property
-    def tasks(self) -> dict[str, list[Scored]]:
-        tasks: list[Scored] = [self.task]
+    def tasks(self) -> dict[str, list[BaseTask]]:
+        tasks: list[BaseTask] = [self.task]
         return {"train": tasks, "validation": tasks, "report": [task for task in tasks if task.report]}
 
-    def estimate(self, inputs: Inputs) -> tuple[MarkovTagger, int]:
+    def estimate(self, inputs: Inputs) -> tuple[HMMTagger, int]:
         task = self.task
         sentences = [
             [(word, task.labels[number]) for word, number in zip(words, numbers, strict=True)]
@@ -177,29 +177,30 @@ class Tagger(CountStage):
         ]
         return estimate_tagger(sentences, self.settings.counts.markov), sum(map(len, sentences))
 
-    def save(self, model: MarkovTagger, path: Path) -> None:
+    def save(self, model: HMMTagger, path: Path) -> None:
         save_tagger(model, path)
 
-    def load(self, path: Path) -> MarkovTagger:
+    def load(self, path: Path) -> HMMTagger:
         return load_tagger(path)
 
-    def size_of(self, model: MarkovTagger) -> int:
-        return int(model.first.size + model.pairs.size + np.count_nonzero(model.emitted))
+    def size_of(self, model: HMMTagger) -> int:
+        dense = model.initial_counts.size + model.transition_counts.size
+        return int(dense + np.count_nonzero(model.emission_counts))
 
-    def tags(self, model: MarkovTagger, rows: Sequence[Row]) -> list[list[int]]:
+    def tags(self, model: HMMTagger, rows: Sequence[Row]) -> list[list[int]]:
         """Return the class of each word of each row of the task, decided as ``counts.tagging`` says."""
         task, counts = self.task, self.settings.counts
         widths = {"greedy": 1, "beam": counts.beam_width, "viterbi": len(model.tags)}
         answers = []
         for (words,) in map(task.texts, rows):
             if counts.tagging == "most-frequent":
-                tags = model.most_frequent(words)
+                tags = model.most_frequent_tags(words)
             else:
-                tags = tag(model, words, widths[counts.tagging])
+                tags = tag_words(model, words, widths[counts.tagging])
             answers.append([task.labels.index(name) for name in tags])
         return answers
 
-    def evaluate(self, model: MarkovTagger, inputs: Inputs) -> dict[str, Any]:
+    def evaluate(self, model: HMMTagger, inputs: Inputs) -> dict[str, Any]:
         rows = self.scored_rows(self.task, "validation", inputs)
         values = score_values(self.task, self.task.evaluate(rows, self.tags(model, rows)))
         return values | {"score": values.get(f"{self.task.name}/score")}

@@ -11,11 +11,11 @@ from experiments.runs.kinds.network import NetworkStage
 from experiments.study.experiment import Experiment, PhaseConfig
 from lm.config.base import changes
 from lm.data.batches import Batches
-from lm.data.seq2seq import Mixed
-from lm.data.tasks.mixtures import rates
-from lm.evaluate.evaluator import Questions
+from lm.data.seq2seq import MixtureRows
+from lm.data.tasks.mixtures import mixing_rates
+from lm.evaluate.evaluator import EvalTask
 from lm.objectives.denoising import Lengths
-from lm.special_tokens import text_frame
+from lm.special_tokens import boundary_tokens
 from lm.train import optimizers
 from lm.train.step import StepSpec
 
@@ -48,13 +48,13 @@ class Finetuning(NetworkStage):
     def batches(self, inputs: Inputs) -> Batches:
         settings, examples = self.settings, encoded_tasks(self.on, inputs)
         sizes, limit = {task: len(rows) for task, rows in examples.items()}, settings.tuning.examples_limit
-        shares = rates(sizes, kind="proportional", limit=limit, temperature=1.0)
-        frame = text_frame(settings.model, inputs.vocabulary)
+        shares = mixing_rates(sizes, kind="proportional", limit=limit, temperature=1.0)
+        boundary = boundary_tokens(settings.model, inputs.vocabulary)
         architecture = settings.model.architecture
-        rows = Mixed(examples, shares, architecture, self.lengths, settings.seed, frame)
+        rows = MixtureRows(examples, shares, architecture, self.lengths, settings.seed, boundary)
         return Batches(rows, self.training.batch_size)
 
-    def questions(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[Questions]:
+    def questions(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
         return text_questions(self, inputs, mesh, split)
 
 

@@ -14,10 +14,10 @@ from lm.config.base import changes
 from lm.config.model import HeadConfig, ModelConfig
 from lm.config.training import Weights
 from lm.data.batches import Batches
-from lm.data.classification import Labelled
+from lm.data.classification import LabelledRows
 from lm.data.tasks.labelled import AnyTask, LabelledTask, find_labelled
-from lm.data.tasks.task import Scored
-from lm.evaluate.evaluator import Questions
+from lm.data.tasks.task import BaseTask
+from lm.evaluate.evaluator import EvalTask
 from lm.nn import elmo, finetune
 from lm.nn.transformer import Transformer
 from lm.train import optimizers
@@ -49,8 +49,8 @@ class HeadFinetuning(NetworkStage):
         return self.on[0]
 
     @property
-    def tasks(self) -> dict[str, list[Scored]]:
-        tasks: list[Scored] = [self.task]
+    def tasks(self) -> dict[str, list[BaseTask]]:
+        tasks: list[BaseTask] = [self.task]
         return {"train": tasks, "validation": tasks, "report": [task for task in tasks if task.report]}
 
     @property
@@ -68,9 +68,9 @@ class HeadFinetuning(NetworkStage):
     def batches(self, inputs: Inputs) -> Batches:
         reader = reader_of(self.settings, self.task, inputs.vocabulary)
         rows = inputs.sources.rows(self.task, "train")
-        return Batches(Labelled(reader, rows, self.settings.seed), self.training.batch_size)
+        return Batches(LabelledRows(reader, rows, self.settings.seed), self.training.batch_size)
 
-    def questions(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[Questions]:
+    def questions(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
         length, asked = self.settings.tuning.inputs_length, []
         for task in self.tasks[split]:
             rows = self.scored_rows(task, split, inputs)

@@ -32,15 +32,15 @@ from lm.batch import Batch
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.config.training import CheckpointConfig, LoopConfig, Weights
-from lm.data.batches import Batches, LastingRows, stream
-from lm.data.corpus.prefetch import encoding_ahead
-from lm.data.masked_lm import Masked
+from lm.data.batches import Batches, TBPTTRows, stream
+from lm.data.corpus.prefetch import pretokenize_in_background
+from lm.data.masked_lm import MaskedLMRows
 from lm.data.packing import row_length
-from lm.data.pretraining import Denoised
+from lm.data.pretraining import DenoisingRows
 from lm.data.segments import SEGMENTS
-from lm.data.seq2seq import Mixed, Unsupervised
+from lm.data.seq2seq import CorpusExamples, MixtureRows
 from lm.data.tasks.labelled import AnyTask
-from lm.evaluate.evaluator import Questions, score_task
+from lm.evaluate.evaluator import EvalTask, score_task
 from lm.nn import electra, elmo, finetune
 from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Transformer
@@ -64,7 +64,7 @@ class NetworkStage(Stage):
     def step_spec(self) -> StepSpec:
         """Return the model, the loss, and which parameters are trained."""
 
-    def questions(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[Questions]:
+    def questions(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
         """Return the rows of its tasks that its checkpoints answer."""
         return []
 
@@ -269,7 +269,7 @@ class NetworkStage(Stage):
             if split == "validation" and task.report:
                 continue
             metrics, values = score_task(model, questions, shard_batch, answers_path(folder, task, name))
-            scores[task.name] = task_score(task, step, metrics) | {"rows": questions.size}
+            scores[task.name] = task_score(task, step, metrics) | {"rows": questions.num_rows}
             scores[task.name] |= {"answered": len(questions.rows)}
             if split == "report" and values and jax.process_index() == 0:
                 scores[task.name]["examples"] = write_example_values(folder, task.name, values)
@@ -304,19 +304,19 @@ def best_step(checkpoints: Path) -> int:
 
 def encode_ahead(batches: Batches, rows: Sequence[slice], processes: int) -> AbstractContextManager[None]:
     """Return the context of processes that encode ahead what these rows of the batches need of the corpus."""
-    source = batches.rows.rows if isinstance(batches.rows, LastingRows) else batches.rows
-    if isinstance(source, Mixed):  # whose examples are dealt to all streams
-        corpora = [x.source for x in source.examples_by_task.values() if isinstance(x, Unsupervised)]
+    source = batches.rows.rows if isinstance(batches.rows, TBPTTRows) else batches.rows
+    if isinstance(source, MixtureRows):  # whose examples are dealt to all streams
+        corpora = [x.source for x in source.examples_by_task.values() if isinstance(x, CorpusExamples)]
         kind, rows, source = SEGMENTS, [slice(None)], corpora[0] if corpora else None
-    elif isinstance(source, Denoised | Masked):
-        kind = source.kind
+    elif isinstance(source, DenoisingRows | MaskedLMRows):
+        kind = source.row_kind
     else:
         source = None
     if source is None or not processes:
         return nullcontext()
-    reading = source.reading
-    notes = {stream: reading.notes(stream, kind) for stream in reading.streams_of(rows)}
-    return encoding_ahead(reading.streams, notes, processes)
+    reading = source.reader
+    notes = {stream: reading.index_file(stream, kind) for stream in reading.streams_of(rows)}
+    return pretokenize_in_background(reading.sampler, notes, processes)
 
 
 def rows_of_process(mesh: Mesh, size: int, batches: Sequence[Batch]) -> list[Batch]:

@@ -27,19 +27,19 @@ from experiments.runs.status import StageLog
 from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
 from lm import sharding
 from lm.batch import Batch
-from lm.data.batches import Batches, LastingRows, stream
-from lm.data.content import without_context
-from lm.data.corpus.sampler import Streams
-from lm.data.masked_lm import Masked
-from lm.data.pretraining import Denoised, pretraining_rows
-from lm.data.seq2seq import Example, Mixed, Unsupervised
-from lm.data.tasks.mixtures import rates
-from lm.evaluate.evaluator import Questions
+from lm.data.batches import Batches, TBPTTRows, stream
+from lm.data.content import unigram_baseline
+from lm.data.corpus.sampler import CorpusSampler
+from lm.data.masked_lm import MaskedLMRows
+from lm.data.pretraining import DenoisingRows, pretraining_rows
+from lm.data.seq2seq import CorpusExamples, Example, MixtureRows
+from lm.data.tasks.mixtures import mixing_rates
+from lm.evaluate.evaluator import EvalTask
 from lm.evaluate.loglikelihood import Window, documents_log_prob
 from lm.nn import electra, elmo, finetune
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths, compute_lengths
-from lm.special_tokens import text_frame
+from lm.special_tokens import boundary_tokens
 from lm.train import optimizers
 from lm.train.losses import both_directions, masked_lm, replaced_tokens
 from lm.train.state import State
@@ -99,7 +99,7 @@ class Pretraining(NetworkStage):
             else corpus_batches(self.settings, inputs)
         )
 
-    def questions(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[Questions]:
+    def questions(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
         return text_questions(self, inputs, mesh, split)
 
     def evaluation(self, inputs: Inputs, mesh: Mesh, steps: Steps) -> Measure:
@@ -248,7 +248,7 @@ def pretraining_batches(
     split: Literal["train", "validation"],
     times: int = 1,
     rows: int | None = None,
-) -> Batches[Denoised | Masked]:
+) -> Batches[DenoisingRows | MaskedLMRows]:
     """Return the batches of a corpus; those of the validation split have one noise in all runs.
 
     Rows are ``times`` as long as those of the experiment; a batch has ``rows`` of them, if given.
@@ -256,16 +256,16 @@ def pretraining_batches(
     data, size = experiment.data, rows or experiment.pretraining.batch_size
     if split == "train":
         streams = training_streams(experiment, inputs)
-        streams = replace(streams, count=streams.count if not size % streams.count else 1)
+        streams = replace(streams, num_streams=streams.num_streams if not size % streams.num_streams else 1)
     else:
-        streams = Streams(inputs.validation, 1, notes=inputs.cache / WINDOW_ROWS)
+        streams = CorpusSampler(inputs.validation, 1, index_folder=inputs.cache / WINDOW_ROWS)
     source = pretraining_rows(
         streams,
         experiment.objective,
         architecture=experiment.model.architecture,
         inputs_length=data.inputs_length * times,
         batch_size=size,
-        frame=text_frame(experiment.model, inputs.vocabulary),
+        boundary=boundary_tokens(experiment.model, inputs.vocabulary),
     )
     return Batches(source, size)
 
@@ -282,7 +282,7 @@ def corpus_batches(experiment: Experiment, inputs: Inputs) -> Batches:
         pretraining=replace(training, steps=-(-training.steps // tbptt.chunks_per_row)),
     )
     rows = pretraining_batches(long, inputs, "train").rows
-    return Batches(LastingRows(rows, lengths, tbptt.rows, tbptt.chunks_per_row), tbptt.rows)
+    return Batches(TBPTTRows(rows, lengths, tbptt.rows, tbptt.chunks_per_row), tbptt.rows)
 
 
 def mixed_batches(experiment: Experiment, mixtures: Sequence[str], inputs: Inputs) -> Batches:
@@ -292,13 +292,13 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], inputs: Input
     sizes = {name: min(len(rows), mixing.limit) for name, rows in examples.items()}
     corpus = pretraining_batches(experiment, inputs, "train")
     if mixing.pretraining != "tasks":
-        examples[CORPUS] = Unsupervised(cast(Denoised, corpus.rows))
+        examples[CORPUS] = CorpusExamples(cast(DenoisingRows, corpus.rows))
         sizes[CORPUS] = round(mixing.limit * mixing.corpus_share)
     tuned, limits = mixture_lengths(experiment, mixtures), corpus.lengths
     lengths = Lengths(limits.raw, max(limits.inputs, tuned.inputs), max(limits.targets, tuned.targets))
-    shares = rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
-    frame = text_frame(experiment.model, inputs.vocabulary)
-    rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
+    shares = mixing_rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
+    boundary = boundary_tokens(experiment.model, inputs.vocabulary)
+    rows = MixtureRows(examples, shares, experiment.model.architecture, lengths, experiment.seed, boundary)
     return Batches(rows, experiment.pretraining.batch_size)
 
 
@@ -323,7 +323,7 @@ def watched_batches(
     batches, count = _held_out(experiment, inputs, mesh, 1, most)
     size, whole = batches.batch_size, list(stream(batches, 0, count))
     text = inputs.validation.first(UNIGRAMS).tokens
-    reference, frequent = without_context(whole, inputs.vocabulary, text)
+    reference, frequent = unigram_baseline(whole, inputs.vocabulary, text)
     pieces = np.tile(frequent, (size, 1))
     return rows_of_process(mesh, size, [replace(each, frequent_pieces=pieces) for each in whole]), reference
 

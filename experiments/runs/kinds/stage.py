@@ -15,11 +15,12 @@ from experiments.runs.paths import START, is_main, member_name
 from experiments.runs.sources import Sources
 from experiments.runs.status import StageLog, saved_steps
 from experiments.runs.vocabulary import store_vocabulary, vocabulary_corpus
-from experiments.study.experiment import Experiment, PhaseConfig, result_settings
+from experiments.study.experiment import Experiment, PhaseConfig
+from experiments.study.settings_diff import result_settings
 from lm.data.batches import Batches
 from lm.data.corpus.files import Split
 from lm.data.tasks.mixtures import mixture
-from lm.data.tasks.task import Row, Scored
+from lm.data.tasks.task import BaseTask, Row
 from lm.objectives.denoising import Lengths
 from lm.train.runtime.log import packages
 
@@ -114,13 +115,13 @@ class Stage(ABC):
     # ---- data
 
     @property
-    def tasks(self) -> dict[str, list[Scored]]:
+    def tasks(self) -> dict[str, list[BaseTask]]:
         """Return the tasks that it is trained on ("train") and scored on ("validation", "report")."""
-        train: list[Scored] = [task for name in self.on for task in mixture(name) if task.train]
-        validation: list[Scored] = [task for name in self.scored_on for task in mixture(name).evaluated]
+        train: list[BaseTask] = [task for name in self.on for task in mixture(name) if task.train]
+        validation: list[BaseTask] = [task for name in self.scored_on for task in mixture(name).evaluated]
         return {"train": train, "validation": validation, "report": [x for x in validation if x.report]}
 
-    def scored_rows(self, task: Scored, split: EvalSplit, inputs: Inputs) -> Sequence[Row]:
+    def scored_rows(self, task: BaseTask, split: EvalSplit, inputs: Inputs) -> Sequence[Row]:
         """Return the first ``tuning.evaluation_examples`` or ``tuning.report_examples`` of a task."""
         tuning = self.settings.tuning
         limit = tuning.report_examples if split == "report" else tuning.evaluation_examples

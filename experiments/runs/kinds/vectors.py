@@ -19,9 +19,9 @@ from experiments.runs.kinds.stage import TaskScores
 from experiments.runs.status import StageLog
 from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
 from lm import sharding
-from lm.classical.word2vec import Tables, as_large, initial_tables, mean_loss, train_epoch
+from lm.classical.word2vec import Tables, initial_tables, mean_loss, rescale_to, train_epoch
 from lm.config.base import changes
-from lm.data.corpus.token_cache import Tokens
+from lm.data.corpus.token_cache import EncodedDocuments
 from lm.nn import elmo
 from lm.train.runtime.log import NonFiniteLoss
 from lm.train.runtime.preemption import PreemptionHandler
@@ -78,7 +78,7 @@ class Vectors(NetworkStage):
         config, seed = self.settings.vectors, self.settings.seed
         corpora = sequential_corpus(self.settings, inputs), inputs.validation
         train, held_out = (documents_of(corpus.first(config.tokens)) for corpus in corpora)
-        skipgram = config.of_width(self.settings.model.embed_width)
+        skipgram = config.with_width(self.settings.model.embed_width)
         steps = self.steps(mesh)
         with self.checkpoints() as checkpoints, PreemptionHandler(0.0, self.folder) as stopping:
             restored, fresh = checkpoints.restore(steps.abstract), steps.init(seed)
@@ -101,7 +101,7 @@ class Vectors(NetworkStage):
                 seconds, count = time.perf_counter() - began, sum(map(len, train))
                 log.write(epoch + 1, "train", {"seconds_per_step": seconds, "tokens": float(count)})
                 if epoch + 1 == config.epochs:
-                    tables = as_large(tables, fresh.params[TABLE_NAMES[0]])
+                    tables = rescale_to(tables, fresh.params[TABLE_NAMES[0]])
                 checkpoints.save(_with_tables(fresh, tables, epoch + 1))
                 reporter.advance(1)
             checkpoints.wait()
@@ -126,7 +126,7 @@ def vectors_settings(experiment: Experiment) -> Experiment:
     )
 
 
-def documents_of(tokens: Tokens) -> list[np.ndarray]:
+def documents_of(tokens: EncodedDocuments) -> list[np.ndarray]:
     """Return the ids of each document."""
     return np.split(tokens.tokens, tokens.offsets[1:-1])
 
