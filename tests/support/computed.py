@@ -140,7 +140,7 @@ def question(asked):
     return (
         asked.task.name,
         len(asked.rows),
-        asked.size,
+        asked.num_rows,
         arrays([batch.features() for batch in asked.batches[:1]]),
         repr(getattr(asked.output, "keywords", None)),
     )
