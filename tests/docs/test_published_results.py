@@ -14,7 +14,7 @@ import pytest
 from paths import ROOT
 from PIL import Image
 
-from experiments.drawings.claims import WORDS, ClaimsPicture, claims_of, read_tables, tau
+from experiments.report.claims_figure import WORDS, ClaimsFigure, claims_of, read_tables, tau
 from experiments.report.report import write_report
 from experiments.study.registry import REGISTRY, find, tables, twin
 from experiments.study.t5.scores import BASELINE_STD, COLUMNS
@@ -61,12 +61,12 @@ def test_a_report_on_the_published_runs_is_the_published_one(runs):
 
 def test_the_numbers_in_the_picture_of_claims_follow_from_the_published_results():
     assert json.loads(Image.open(PICTURE).text["Description"]) == json.loads(
-        ClaimsPicture(results=RESULTS).description()
+        ClaimsFigure(results=RESULTS).description()
     )
 
 
 def test_a_bar_of_the_picture_is_as_long_as_the_share_of_claims_that_is_written_in_it():
-    (axis,) = ClaimsPicture(results=RESULTS).figure().axes
+    (axis,) = ClaimsFigure(results=RESULTS).figure().axes
     drawn = {
         (round(b.get_y() + b.get_height() / 2), b.get_x()): b.get_width()
         for b in axis.patches
@@ -129,6 +129,6 @@ def test_a_file_that_is_no_results_of_a_report_is_refused(text, tmp_path):
     file = tmp_path / "results.json"
     file.write_text(text)
     with pytest.raises(SettingError, match=r"results\.json"):
-        ClaimsPicture(results=file).figure()
+        ClaimsFigure(results=file).figure()
     with pytest.raises(SettingError, match="should be the results.json of a report"):
-        ClaimsPicture(results=tmp_path / "none.json").figure()
+        ClaimsFigure(results=tmp_path / "none.json").figure()

@@ -12,7 +12,7 @@ import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.drawings.panels import Picture
+from experiments.figures.spec import FigureSpec
 from experiments.report.columns import Frame
 from experiments.report.comparison import UNCOMPARED
 from experiments.study.registry import REGISTRY
@@ -84,7 +84,7 @@ def read_tables(path: Path) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimsPicture(Picture):
+class ClaimsFigure(FigureSpec):
     """What came of the paper's claims, a bar a table, and Kendall's tau of its rows with the paper's."""
 
     results: tyro.conf.Positional[Path]  # results.json of a report
