@@ -18,8 +18,7 @@ from experiments.processes.group import join_others
 from experiments.processes.jobs import JOB
 from experiments.processes.memory import tune_memory
 from experiments.processes.supervisor import RESUMABLE, print_line, supervise
-from experiments.study.extension import load_study
-from experiments.study.own import study_files, without_study
+from experiments.study.plugins import load_study, study_files, without_study
 from lm.config.base import SettingError, nearest
 from lm.train.runtime.preemption import COMPILER_THREAD, exit_after
 

@@ -15,7 +15,7 @@ from experiments.cli.usage.arguments import FLAT
 from experiments.cli.usage.page import HELP_WORDS
 from experiments.console import CONSOLE, UNBROKEN, listing
 from experiments.runs.stages import Stage, stages_of
-from experiments.study.folders import cache_of
+from experiments.study.paths import cache_of
 from lm import files
 from lm.config.base import SettingError, at_least, parse_json
 from lm.data.corpus.files import Split

@@ -30,7 +30,8 @@ from experiments.runs.prepare import (
 )
 from experiments.starts import started_from
 from experiments.study.experiment import BASELINE, Experiment
-from experiments.study.registry import build, check_start
+from experiments.study.overrides import check_start
+from experiments.study.registry import build
 from experiments.study.scales import DEFAULT_SCALE
 from lm.batch import Batch
 from lm.config.base import SettingError, at_least, changes, check_seed

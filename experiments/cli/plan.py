@@ -23,8 +23,10 @@ from experiments.processes.jobs import cores
 from experiments.runs.prepare import prepare as find_data
 from experiments.runs.prepare import training_streams
 from experiments.starts import started_from
-from experiments.study.experiment import BASELINE, Experiment, apply
-from experiments.study.registry import build, check_given, find
+from experiments.study.changes import apply
+from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.overrides import check_given
+from experiments.study.registry import build, find
 from experiments.study.scales import DEFAULT_SCALE
 from lm.config.base import at_least
 from lm.data.corpus.precompute import cost_of, encode_ahead

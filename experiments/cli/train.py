@@ -38,20 +38,12 @@ from experiments.report.ending import ending
 from experiments.runs.result import check_settings, read_result, summary
 from experiments.runs.stages import stages
 from experiments.starts import started_from
-from experiments.study.experiment import BASELINE, Changes, Experiment
-from experiments.study.folders import check_runs, home_of
-from experiments.study.own import place_in_study, study_words
-from experiments.study.registry import (
-    baseline_of,
-    build,
-    check_given,
-    check_start,
-    find,
-    named_changes,
-    read_changes,
-    tables,
-    twin,
-)
+from experiments.study.changes import Changes
+from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.overrides import check_given, check_start, named_changes, used_changes
+from experiments.study.paths import check_runs, home_of
+from experiments.study.plugins import place_in_study, study_words
+from experiments.study.registry import baseline_of, build, canonical_row, find, tables_of
 from experiments.study.words import setting_words
 from lm.config.base import SettingError, leaves
 from lm.devices import has_accelerator
@@ -165,11 +157,11 @@ def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, job
     compared = [row.name for row in rows] + [baseline_of(row.name) for row in rows]
     once: dict[str, str] = {}
     for name in compared:
-        once.setdefault(twin(name, options.scale), name)
+        once.setdefault(canonical_row(name, options.scale), name)
     wanted = [
         row_run(
             name,
-            build(name, options.scale, {**read_changes(name, options.scale, changes), "seed": seed}),
+            build(name, options.scale, {**used_changes(name, options.scale, changes), "seed": seed}),
             options,
         )
         for seed in range(seeds)
@@ -182,7 +174,7 @@ def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, job
 
     try:
         command = sweep_words(pattern, seeds, changes, options)
-        print_report(tables(rows), options.scale, (str(options.runs),), changes, shlex.join(command))
+        print_report(tables_of(rows), options.scale, (str(options.runs),), changes, shlex.join(command))
     except SettingError:
         if not failed:
             raise

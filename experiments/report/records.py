@@ -30,7 +30,7 @@ def table_csv(tables: Sequence[Finished]) -> str:
                 cost = [getattr(run, name) for name in _COUNTED]
                 names = (row.table, row.name, row.label, run.seed)
                 for column in finished.columns:
-                    score, paper = column.value(finished.tasks(run)), row.paper.get(column.like or "")
+                    score, paper = column.value(finished.tasks(run)), row.published.get(column.like or "")
                     why = "; ".join(f"{task}: {x}" for task, x in run.undefined(column.name).items())
                     out.writerow([*names, column.name, column.measure, score, paper, *cost, why])
                 if not finished.columns:

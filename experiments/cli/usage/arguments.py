@@ -26,7 +26,8 @@ from experiments.cli.usage.mistakes import (
 )
 from experiments.cli.usage.options import options_of
 from experiments.cli.usage.page import HELP_WORDS, help_page
-from experiments.study.experiment import Changes, Experiment
+from experiments.study.changes import Changes
+from experiments.study.experiment import Experiment
 from experiments.study.registry import BASELINE_ROW
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from lm.config.base import SettingError, leaves, nearest

@@ -14,6 +14,7 @@ from statistics import mean, stdev
 
 import numpy as np
 import pytest
+from experiments.study.t5 import claims as paper
 from reported_runs import NAMES, RATES, RECORD
 from rich.console import Console
 
@@ -30,21 +31,11 @@ from experiments.runs import origin
 from experiments.runs.result import read_result, summary, write_result
 from experiments.runs.scores import best_of, columns, score_values
 from experiments.runs.stages import save_settings
-from experiments.study.experiment import objective
-from experiments.study.families import GPT
-from experiments.study.registry import (
-    REGISTRY,
-    TABLES,
-    add_rows,
-    baseline_of,
-    build,
-    find,
-    named_changes,
-    run_folder,
-    start_changes,
-    tables,
-)
-from experiments.study.t5 import claims as paper
+from experiments.study.changes import objective
+from experiments.study.overrides import named_changes, start_changes
+from experiments.study.paths import run_folder
+from experiments.study.presets import GPT
+from experiments.study.registry import REGISTRY, TABLES, add_rows, baseline_of, build, find, tables_of
 from lm.config.base import SettingError, change, leaves
 from lm.data.tasks.benchmarks import TASKS
 from lm.files import json_with_checksum, lines_with_checksum, parse_with_checksum
@@ -215,7 +206,7 @@ def test_a_single_seed_claims_nothing_and_says_what_would(tmp_path):
 def test_tables_of_which_only_the_baseline_has_finished_are_named_not_shown(tmp_path):
     finish(tmp_path, "t5/1-baseline/baseline", 0, 1.0)
     finish(tmp_path, "t5/4-objective/deshuffling", 0, 1.0)
-    made = report.write_report(tables(find("t5/*")), "nano", tmp_path)
+    made = report.write_report(tables_of(find("t5/*")), "nano", tmp_path)
     assert list(made.sheets) == ["t5/4-objective"]
     assert "has finished of: t5/1-baseline, t5/2-architecture" in made.path.read_text()
 
@@ -231,7 +222,7 @@ def test_tables_of_which_only_the_baseline_has_finished_are_named_not_shown(tmp_
     ],
 )
 def test_every_set_of_tables_has_a_report_of_its_own(tmp_path, pattern, folder):
-    wanted = tables(find(pattern))
+    wanted = tables_of(find(pattern))
     finish(tmp_path, wanted[0].rows[0].name, 0, 1.0)
     assert report.write_report(wanted, "nano", tmp_path).path.parent.name == folder
 
@@ -274,7 +265,7 @@ def test_a_row_of_ones_own_lies_on_the_axis_of_the_table_that_it_is_added_to(own
     own_tables(
         name, {"30": {"objective.rate": 0.3}, "30-wide": {"objective.rate": 0.3, "model.mlp.d_ff": 512}}
     )
-    (table,) = tables(find(name))
+    (table,) = tables_of(find(name))
     at = plots.axis_of(table, {row.name: build(row.name, "nano") for row in table.rows})
     assert {row.rpartition("/")[2]: x for row, x in at.items()} == {
         "10": 0.1,
@@ -307,7 +298,7 @@ def without_tasks(add, runs: Path, seeds: int = 4) -> report.Report:
             noise = 0.1 * seed + 0.01 * np.random.default_rng([seed, place]).normal()
             scores = {"columns": {}, "tasks": {}, "held_out_loss": loss + noise, "seconds": 1.0, "tokens": 9}
             write_result(folder, scores)
-    return report.write_report(tables(find("own")), "nano", runs)
+    return report.write_report(tables_of(find("own")), "nano", runs)
 
 
 def test_a_table_without_tasks_is_judged_by_its_held_out_loss(own_tables, tmp_path):
@@ -338,7 +329,7 @@ def test_a_report_is_headed_by_the_tables_that_it_is_on(own_tables, tmp_path):
     text = without_tasks(own_tables, tmp_path).path.read_text()
     assert text.startswith("# own at scale `nano`") and "\n## own\n" in text
     own_tables("titled", {"base": {}}, title="What is hidden")
-    titled, rates = (tables(find(name)) for name in ("titled", "t5/6*"))
+    titled, rates = (tables_of(find(name)) for name in ("titled", "t5/6*"))
     assert report.heading(titled) == "What is hidden"
     assert report.heading(rates) == "The T5 study"
     assert report.heading([*titled, *rates]) == "Tables titled and t5/6-corruption-rate"
@@ -424,7 +415,7 @@ def test_the_papers_mean_of_columns_is_in_the_order_of_its_claims():
 
 
 def test_rows_whose_settings_name_other_text_are_not_compared_in_it(tmp_path):
-    (table,) = tables(find("t5/8-*"))
+    (table,) = tables_of(find("t5/8-*"))
     for row in table.rows:
         phase = finish(tmp_path, row.name, 0, 1.0) / "finetuning" / "cloze"
         origin.record(phase, RECORD | {"data": {"corpus train": build(row.name, "nano").data.corpus}})
@@ -577,7 +568,7 @@ def test_many_settings_given_by_hand_still_make_a_file_name(tmp_path):
 
 @pytest.mark.parametrize("name", plots.AXES)
 def test_rows_on_the_axis_of_a_picture_differ_in_its_number_and_in_nothing_else(name):
-    (table,) = tables(find(name))
+    (table,) = tables_of(find(name))
     at = plots.axis_of(table, {row.name: build(row.name, "base") for row in table.rows})
     built = [dict(leaves(build(row, "base"))) | {plots.AXES[name][0]: None} for row in at]
     assert len(set(at.values())) == len(at) > 3

@@ -5,6 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import scipy.stats
+from experiments.study.t5 import claims as paper
 
 from experiments.report.statistics import (
     LEVEL,
@@ -20,7 +21,6 @@ from experiments.report.statistics import (
     resample_examples,
 )
 from experiments.study.registry import TABLES
-from experiments.study.t5 import claims as paper
 
 ROWS, SEEDS, EXAMPLES = 6, 5, 40
 MARGIN = 2.0

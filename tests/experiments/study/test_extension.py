@@ -15,8 +15,7 @@ from paths import ROOT
 from experiments.runs import origin
 from experiments.runs.stages import load_settings, save_settings
 from experiments.study import extension, own, registry
-from experiments.study.extension import load_study
-from experiments.study.own import STUDY, place_in_study, without_study
+from experiments.study.plugins import STUDY, load_study, place_in_study, without_study
 from experiments.study.registry import build, find
 from lm.config import base
 from lm.config.base import SettingError, from_json, set_choices, to_json

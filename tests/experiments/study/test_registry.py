@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from experiments.study.t5.scores import COLUMNS
 from golden import make_study
 from paths import SHARED
 from rich.console import Console
@@ -20,11 +21,12 @@ from experiments.cli.show import show_rows
 from experiments.processes.progress import duration, reporting
 from experiments.runs.stages import stages
 from experiments.study import classic, registry
-from experiments.study.experiment import BASELINE, Experiment, times, told_changes
-from experiments.study.registry import REGISTRY, baseline_of, build, find, find_one, run_folder, twin
+from experiments.study.changes import times
+from experiments.study.experiment import BASELINE, Experiment, relevant_diff
+from experiments.study.papers.t5 import TABLES
+from experiments.study.paths import run_folder
+from experiments.study.registry import REGISTRY, baseline_of, build, canonical_row, find, find_one
 from experiments.study.scales import SCALES
-from experiments.study.t5.scores import COLUMNS
-from experiments.study.t5.tables import TABLES
 from lm.config.base import SettingError, change, comments, diff, from_json, leaves, to_json
 from lm.objectives.denoising import OBJECTIVES
 
@@ -98,7 +100,7 @@ def test_settings_survive_json_and_each_has_a_meaning():
 
 def test_equal_rows_of_different_tables_share_one_run():
     shared = {
-        twin(name, "nano")
+        canonical_row(name, "nano")
         for name in (
             "t5/6-corruption-rate/15",
             "t5/5-bert-style/replace-spans",
@@ -106,7 +108,7 @@ def test_equal_rows_of_different_tables_share_one_run():
         )
     }
     assert shared == {"t5/1-baseline/baseline"}
-    assert twin("t5/6-corruption-rate/10", "nano") == "t5/6-corruption-rate/10"
+    assert canonical_row("t5/6-corruption-rate/10", "nano") == "t5/6-corruption-rate/10"
 
 
 def test_a_multiple_of_what_the_scale_has_compares_hashes_and_prints():
@@ -130,7 +132,7 @@ def own_rows():
 
 def test_rows_are_one_experiment_if_what_they_build_at_a_scale_is(own_rows):
     steps = "t5/13-scaling/steps"
-    twins = {row: {scale: twin(f"own/{row}", scale) for scale in ("nano", "mini")} for row in OWN}
+    twins = {row: {scale: canonical_row(f"own/{row}", scale) for scale in ("nano", "mini")} for row in OWN}
     assert twins == {
         "written-again": {"nano": steps, "mini": steps},
         "numbers-of-nano": {"nano": steps, "mini": "own/numbers-of-nano"},
@@ -166,7 +168,7 @@ def test_the_folder_called_as_a_row_leads_to_the_run_that_it_shares(own_rows, tm
 
 def test_a_network_is_listed_without_settings_of_models_made_of_counts():
     listed = {
-        row.name: told_changes(build("history/bigram", "nano"), build(row.name, "nano"))
+        row.name: relevant_diff(build("history/bigram", "nano"), build(row.name, "nano"))
         for row in find("history")
     }
     assert list(listed["history/transformer"]) == ["counts.model"]
