@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -18,6 +19,7 @@ from lm.config.base import SettingError
 from lm.files import write
 
 FORMATS = (".png", ".svg", ".pdf")
+MAX_ERROR_BARS = 6  # points of a curve that have error bars; more have a band
 MAX_LABELS = 40  # rows, columns or points of a panel that are labelled or marked one by one
 DASHES = ("-", "--", "-.", ":")  # so that curves that lie on each other are all visible
 MARKERS = "osv^DP*X"
@@ -83,30 +85,18 @@ def draw_means(axes: Axes, panel: Plot, styles: dict[str, int]) -> None:
     for label, curve in panel.curves.items():
         i = styles[label]
         color = panel.color or f"C{i % 10}"
-        is_short = len(curve.x) <= MAX_LABELS
-        marker = MARKERS[i % len(MARKERS)] if is_short else None
-        dashes = DASHES[i % len(DASHES)]
+        style: dict[str, Any] = {"color": color, "ls": DASHES[i % len(DASHES)], "label": label}
+        if len(curve.x) <= MAX_LABELS:
+            style |= {"marker": MARKERS[i % len(MARKERS)], "markersize": 4}
         if panel.is_categorical:
-            axes.errorbar(
-                curve.y, curve.x, xerr=curve.deviations, marker=marker, ls="", capsize=3, color=color
-            )
-        elif is_short:
-            axes.errorbar(
-                curve.x,
-                curve.y,
-                yerr=curve.deviations,
-                marker=marker,
-                markersize=4,
-                ls=dashes,
-                capsize=3,
-                color=color,
-                label=label,
-            )
+            style |= {"ls": "", "label": None}
+            axes.errorbar(curve.y, curve.x, xerr=curve.deviations, capsize=3, **style)
+        elif curve.deviations is None or len(curve.x) <= MAX_ERROR_BARS:
+            axes.errorbar(curve.x, curve.y, yerr=curve.deviations, capsize=3, **style)
         else:
-            axes.plot(curve.x, curve.y, dashes, color=color, linewidth=1, label=label)
-            if curve.deviations is not None:
-                y, deviations = np.asarray(curve.y), np.asarray(curve.deviations)
-                axes.fill_between(curve.x, y - deviations, y + deviations, color=color, alpha=0.15, lw=0)
+            y, deviations = np.asarray(curve.y), np.asarray(curve.deviations)
+            axes.plot(curve.x, y, **style)
+            axes.fill_between(curve.x, y - deviations, y + deviations, color=color, alpha=0.15, lw=0)
     for label, y in panel.levels.items():
         i = styles[label]
         axes.axhline(y, color=f"C{i % 10}", linestyle=DASHES[1 + i % 3], label=label)
@@ -135,7 +125,7 @@ def _draw_axes(axes: Axes, panel: Plot) -> None:
         longest = max(map(len, panel.x_ticks.values()))
         turn = {"rotation": 45, "ha": "right"} if longest > 3 and len(panel.x_ticks) > 4 else {}
         axes.set_xticks(list(panel.x_ticks), list(panel.x_ticks.values()), **turn)
-        axes.minorticks_off() if panel.log == "x" else axes.xaxis.minorticks_off()
+        axes.xaxis.minorticks_off()
     if panel.reference is not None:
         _draw_reference(axes, panel.reference, panel.is_categorical)
     axes.grid(alpha=0.3)

@@ -1,7 +1,8 @@
-"""Claims of a paper: pairs of rows that its own noise tells apart, and how many a replication would find.
+"""Claims about pairs of rows: those that a paper's own noise tells apart, and how many a replication would find.
 
-Nothing is typed in: a claim follows from the published scores of two rows and the standard deviations of the
-paper's baseline. Rows are compared by their mean over all columns, each in its deviations.
+Where a paper publishes scores nothing is typed in: a claim follows from the scores of two rows and the standard
+deviations of the paper's baseline. Rows are compared by their mean over all columns, each in its deviations. In
+a table without published scores each of its conclusions is a claim.
 """
 
 from dataclasses import dataclass
@@ -19,11 +20,11 @@ REPLICATIONS = 10_000  # that are simulated
 
 @dataclass(frozen=True)
 class Claim:
-    """The paper's mean of row ``better`` is above that of ``worse`` by ``z`` deviations of the difference."""
+    """Row ``better`` is better than ``worse``, by ``z`` deviations of the difference if scores are published."""
 
     better: Row
     worse: Row
-    z: float
+    z: float | None
     conclusion: str  # what the paper's text says about it; empty if nothing in particular
 
     @property
@@ -43,11 +44,14 @@ class Counts(NamedTuple):
 
 
 def claims(table: Table) -> tuple[Claim, ...]:
-    """Return the claims that follow from a table's published scores.
+    """Return the claims that follow from a table's published scores, or its conclusions if it has none.
 
-    There are none without a paper that gives its noise, nor where other data replace the paper's.
+    There are none from a paper that does not give its noise, nor where other data replace the paper's.
     """
     rows = published_rows(table)
+    if not rows:
+        by_key = {row.key: row for row in table.rows}
+        return tuple(Claim(by_key[c.better], by_key[c.worse], None, c.text) for c in table.conclusions)
     if table.paper is None or not has_noise(table.paper) or table.surrogate_data:
         return ()
     texts = {(each.better, each.worse): each.text for each in table.conclusions}

@@ -15,7 +15,7 @@ from experiments.study.t5.scores import BASELINE_STD, COLUMNS
 from paths import ROOT
 from PIL import Image
 
-from experiments.report.claims_figure import WORDS, ClaimsFigure, claims_of, read_tables, tau
+from experiments.report.claims_figure import VERDICTS, ClaimsFigure, count_claims, kendall_tau, read_tables
 from experiments.report.report import write_report
 from experiments.study.registry import REGISTRY, canonical_row, find, tables_of
 from lm.config.base import SettingError
@@ -74,7 +74,7 @@ def test_a_bar_of_the_picture_is_as_long_as_the_share_of_claims_that_is_written_
     }
     found = [
         (place, count / sum(each.counts.values()))
-        for place, each in enumerate(claims_of(read_tables(RESULTS), "updates"))
+        for place, each in enumerate(count_claims(read_tables(RESULTS), "updates"))
         for count in each.counts.values()
         if count
     ]
@@ -108,8 +108,8 @@ def test_the_verdicts_in_the_picture_are_those_that_the_guide_tells():
     )
     told = {number: [*map(int, counts)] for number, _, *counts in rows}
     found = {
-        re.search(r"\d+", each.table.partition("/")[2])[0]: [each.counts[word] for word in WORDS]
-        for each in claims_of(read_tables(RESULTS), "updates")
+        re.search(r"\d+", each.table.partition("/")[2])[0]: [each.counts[word] for word in VERDICTS]
+        for each in count_claims(read_tables(RESULTS), "updates")
     }
     assert found == told and sum(map(sum, told.values())) == 83
 
@@ -121,7 +121,7 @@ def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that
         paper = {row: sum(REGISTRY[row].paper[c] / BASELINE_STD[c] for c in COLUMNS) for row in rows}
         signs = Counter(((ours[a] > ours[b]) == (paper[a] > paper[b])) for a, b in combinations(rows, 2))
         due = (signs[True] - signs[False]) / signs.total()
-        assert tau(rows) == (None if len(rows) == 2 else pytest.approx(due)), name
+        assert kendall_tau(rows) == (None if len(rows) == 2 else pytest.approx(due)), name
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "\x00", '{"tables": 1, "sha256": "0"}'])

@@ -24,9 +24,9 @@ from experiments.cli import show as commands
 from experiments.console import Cell
 from experiments.processes import progress
 from experiments.report import plots, report
-from experiments.report.ending import ending
-from experiments.report.page import samples
-from experiments.report.results import curves, results
+from experiments.report.run_summary import summarize
+from experiments.report.page import prediction_samples
+from experiments.report.results import find_results, read_curves
 from experiments.runs import origin
 from experiments.runs.result import read_result, summary, write_result
 from experiments.runs.scores import best_of, columns, score_values
@@ -149,7 +149,7 @@ def test_a_score_that_is_undefined_is_a_dash_with_its_reason_and_never_a_number(
     undefined = {"undefined": {"score": reason, "em": "all predictions are alike"}}
     rescore(folder, columns={"SQuAD": None}, tasks={"cloze": task | undefined})
     assert summary(folder) == f"SQuAD – (cloze: {reason})"
-    assert f"cloze: score – ({reason})" in [*ending(NAMES[1], build(NAMES[1], "nano"), folder)]
+    assert f"cloze: score – ({reason})" in [*summarize(NAMES[1], build(NAMES[1], "nano"), folder)]
     made, text = written(tmp_path)
     row = REGISTRY[NAMES[1]]
     assert f"{row.label}, seed 2: SQuAD is undefined (cloze: {reason})" in text
@@ -345,11 +345,11 @@ def test_an_ensemble_shows_a_curve_a_member_and_the_answers_of_all_together(tmp_
     )
     path = f"{folder.relative_to(tmp_path / 'nano')}/finetuning/cloze/member-0"
     rescore(folder, phases={"cloze/member-0": path})
-    found = results(REGISTRY[NAMES[0]], "nano", tmp_path)
-    assert curves(found, pytest.fail) == {"cloze: mean of scores": [[(1, 2), (2, 2)]]}
+    found = find_results(REGISTRY[NAMES[0]], "nano", tmp_path)
+    assert read_curves(found, pytest.fail) == {"cloze: mean of scores": [[(1, 2), (2, 2)]]}
     (folder / "finetuning/cloze/member-0/metrics.jsonl").write_text(lines_with_checksum(points[:1]))
-    assert curves(found, pytest.fail) == {}, "one point is no line"
-    assert "together" in samples("cloze", 2, found[0])
+    assert read_curves(found, pytest.fail) == {}, "one point is no line"
+    assert "together" in prediction_samples("cloze", 2, found[0])
 
 
 @pytest.mark.parametrize("watched", [False, True])
@@ -441,7 +441,7 @@ def test_a_run_in_several_folders_counts_once_and_what_does_not_count_is_named(t
         assert said in text
     assert [cell.text for cell in made.sheets[RATES[0].name][""]["seeds"]] == ["3"] * 4
     with pytest.raises(SettingError, match="other settings"):
-        results(REGISTRY[NAMES[0]], "nano", here)
+        find_results(REGISTRY[NAMES[0]], "nano", here)
     with pytest.raises(SettingError, match="no run of .* has finished"):
         written(tmp_path / "nowhere")
 
