@@ -23,11 +23,11 @@ from experiments.report.results import find_results
 from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
 from experiments.starts import started_from
-from experiments.study.changes import Changes
+from experiments.study.changes import Overrides
 from experiments.study.experiment import BASELINE, Experiment, relevant_diff
 from experiments.study.overrides import overrides_of
 from experiments.study.paths import run_folder
-from experiments.study.plugins import study_words
+from experiments.study.plugins import study_arguments
 from experiments.study.registry import baseline_of, build, find, find_one, registered, tables_of
 from experiments.study.scales import DEFAULT_SCALE
 from experiments.study.words import setting_words
@@ -60,7 +60,11 @@ def show_rows(
         listed = listing("row", label, "changes", "finished", title=title)
         for row in (row for row in table.rows if row in rows):
             changed = relevant_diff(build(baseline_of(row.name), scale), build(row.name, scale))
-            new = (f"{p}={v:.4g}" if type(v) is float else f"{p}={v}" for p, (_, v) in changed.items())
+            new = []
+            for path, (_, value) in changed.items():
+                number = f"{value:.4g}" if type(value) is float else str(value)
+                derivation = row.derivation(path)
+                new.append(f"{path}={number} ({derivation})" if derivation else f"{path}={number}")
             text = ", ".join(new) or "(the baseline)"
             finished = len(find_results(row, scale, runs, warn=lambda line: None))
             listed.add_row(
@@ -215,7 +219,7 @@ def diff_command(arguments: Sequence[str]) -> None:
     parse(compare, "lm diff", arguments, build(first_word(arguments), scale_of(arguments)))
 
 
-def show_diff(row: str, other: str, scale: str, to: str, changes: Changes) -> None:
+def show_diff(row: str, other: str, scale: str, to: str, changes: Overrides) -> None:
     """Print what differs between ``row`` with ``changes``, wherever it stands, and another row or scale."""
     find_one(row)
     if to:
@@ -230,7 +234,8 @@ def show_diff(row: str, other: str, scale: str, to: str, changes: Changes) -> No
         at = f"at scale {scale}" if old_scale == new_scale else f"at scales {old_scale} and {new_scale}"
         CONSOLE.print(f"{new_row} and {old_row} are the same experiment {at}.")
     for path, (old, new) in changed.items():
-        CONSOLE.print(f"{path}: {old} → {new}", highlight=False)
+        derivation = "" if to else find_one(row).derivation(path)
+        CONSOLE.print(f"{path}: {old} → {new}{f' ({derivation})' * bool(derivation)}", highlight=False)
 
 
 @dataclass(frozen=True)
@@ -276,7 +281,7 @@ def report_command(arguments: Sequence[str]) -> None:
             if options.watch:
                 report.watch(wanted, scale, runs, overrides=changes)
             else:
-                said = shlex.join(["lm", *study_words(), "report", *arguments])
+                said = shlex.join(["lm", *study_arguments(), "report", *arguments])
                 written = report.print_report(wanted, scale, runs, changes, said)
                 if options.pictures != "png":
                     print_line(f"Pictures: {', '.join(report.write_pictures(written, options.pictures))}")

@@ -1,4 +1,4 @@
-"""The figure of claims: the verdicts of each table as a bar, and whether its rows are in the paper's order."""
+"""The figure of claims: each table's verdicts as a bar, and whether its rows are in the paper's order."""
 
 import json
 from collections import Counter
@@ -46,8 +46,8 @@ class TableClaims:
 
     table: str
     counts: Mapping[str, int]  # each of VERDICTS -> claims
-    # Kendall's tau of our rows after training with the paper's; None for fewer rows than MIN_ROWS and for other
-    # budgets
+    # Kendall's tau of our rows after training with the paper's; None for fewer rows than MIN_ROWS and for
+    # other budgets
     tau: float | None
 
 

@@ -1,4 +1,4 @@
-"""Compares the finished runs of a table: which metrics count, each row's difference from the baseline, and the
+"""Compares the finished runs of a table: which metrics count, how each row differs from the baseline, and the
 verdict on each claim at equal budgets.
 """
 
@@ -44,12 +44,12 @@ from experiments.study.registry import REGISTRY
 from experiments.study.table import Row, Table
 from lm.config.base import SettingError
 
-MIN_SIGNAL = (
-    3.0  # range of the rows' means over the deviation of a replication: a metric below is not averaged
-)
-MIN_FROM_CHANCE = 3.0  # nor one whose baseline is nearer to chance [standard errors]
-# the smallest difference of two rows, averaged over its seven columns, that the T5 paper calls significant: rows
-# that differ by less are equivalent [deviations of a replication]
+# A metric is averaged if its rows' means range over so many deviations of a replication ...
+MIN_SIGNAL = 3.0
+# ... and its baseline is so many standard errors from chance.
+MIN_FROM_CHANCE = 3.0
+# The smallest mean difference over its seven columns that the T5 paper calls significant: rows that differ by
+# less are equivalent [deviations of a replication].
 EQUIVALENCE_MARGIN = SIGNIFICANT * sqrt(2 / 7)
 MAX_RESAMPLED_SEEDS = 20  # per row, whose examples are resampled; more would not narrow an interval
 Uncompared = Literal["not yet learning", "out of range", "no common seed", "different targets"]
@@ -84,8 +84,8 @@ Verdicts = Mapping[Budget, Sequence[tuple[Claim, Verdict]]]
 class Comparison:
     """The finished runs of a table, and what they say.
 
-    Rows that are the same experiment share their runs. Everything here is computed once, under the name of the
-    first of these rows in the table, which ``key`` gives.
+    Rows that are the same experiment share their runs. Everything is computed under the name of the first of
+    these rows in the table, which ``key`` returns.
     """
 
     def __init__(
@@ -150,8 +150,8 @@ class Comparison:
     def is_learning(self, key: str, updates: Mapping[int, float] | None = None) -> bool:
         """Return whether most of a row's seeds have left the unigram plateau, or never had one.
 
-        ``updates``: seed -> the updates after which to look, for these seeds only; by default all seeds, at the
-        end of pre-training.
+        ``updates``: seed -> after how many updates to look, for these seeds only; by default all seeds are
+        looked at after all of their pre-training.
         """
         if not has_plateau(self.experiments[key]):
             return True
@@ -297,9 +297,8 @@ class Comparison:
                 scores = self.scores(run)
                 missing = [metric.name for metric in self.averaged if metric.value(scores) is None]
                 if missing:
-                    self.warn(
-                        f"{key} seed {run.seed} has no score in {', '.join(missing)}: it is in no mean z-score"
-                    )
+                    lacks = f"has no score in {', '.join(missing)}"
+                    self.warn(f"{key} seed {run.seed} {lacks}: it is in no mean z-score")
                 else:
                     rows[key][run.seed] = budget_curve(run, self.averaged, self.experiments[key])
         return rows
@@ -345,8 +344,8 @@ class Comparison:
     def difference(self, a: str, b: str, budget: Budget) -> PairedDifference | Uncompared:
         """Return row a's average less row b's where both had spent the same, or why they are not compared.
 
-        The same is all that the cheaper one spent. For the budget "updates" it is the end of training of both,
-        as in the paper. The error over examples is that at the end.
+        They are compared at all that the cheaper one spent; for the budget "updates" at the end of both, as in
+        the paper. The error over examples is that at the end.
         """
         if not all(self.is_comparable(metric, a, b) for metric in self.averaged):
             return "different targets"

@@ -1,4 +1,4 @@
-"""A report's numbers as data: CSV of every seed and of each table as it is shown, and JSON with every verdict."""
+"""Exports a report's numbers: CSV of every seed and of each table as it is shown, JSON with every verdict."""
 
 import csv
 from collections.abc import Iterable, Sequence

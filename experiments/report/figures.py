@@ -1,7 +1,6 @@
 """Figures of reports, as panels of means over seeds with their standard deviations."""
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from math import inf, isnan
@@ -93,7 +92,7 @@ def _read_drawn(path: Path) -> dict[str, Any]:
 
 
 def score_curve(scores: Mapping[float, Score | None]) -> Curve:
-    """Return means over x with their standard deviations, 0 where there is one seed; missing ones left out."""
+    """Return means over x with their standard deviations, 0 for one seed; missing scores are left out."""
     known = {x: score for x, score in sorted(scores.items()) if score and not isnan(score.mean)}
     means = tuple(float(score.mean) for score in known.values())
     return Curve(tuple(known), means, tuple(float(score.std or 0.0) for score in known.values()))
@@ -242,7 +241,7 @@ def _scores_panel(
 
 
 def score_vs_tokens_figure(comparison: Comparison, rows: Sequence[Row], title: str) -> PlotGrid | None:
-    """Return the mean z-score over content tokens of pre-training, one curve per row; None without branches."""
+    """Return the mean z-score over content tokens of pre-training, a curve per row; None without branches."""
     curves = {}
     for row in rows:
         seeds = comparison.mean_z_by_budget(comparison.key(row), "content tokens")

@@ -118,7 +118,7 @@ def run_scores(run: Result) -> TaskScores:
 
 
 def find_metrics(runs: Iterable[Result], paper: Paper | None) -> list[Metric]:
-    """Return the metrics in which any of ``runs`` is scored: the paper's columns, other tasks, held-out text."""
+    """Return the metrics that any of ``runs`` has: the paper's columns, other tasks, held-out text."""
     tasks: dict[str, dict[str, Mapping[str, Any]]] = {}
     held_out = set()
     for run in runs:
@@ -135,12 +135,13 @@ def find_metrics(runs: Iterable[Result], paper: Paper | None) -> list[Metric]:
 
 def _task_metric(name: str, tasks: TaskScores, published: Sequence[str]) -> Metric:
     first = next(iter(tasks.values()))
+    paper_column = name if name in published else first.get("like")
     task_metrics = dict.fromkeys(best["metric"].replace("_", " ") for best in tasks.values())
     return Metric(
         name,
         tuple(tasks),
         first.get("measure", "score"),
-        paper_column=name if name in published else first.get("like"),
+        paper_column=paper_column if paper_column in published else None,
         chance=first.get("chance"),
         task_metric=", ".join(task_metrics),
     )
@@ -152,12 +153,12 @@ def has_same_targets(metric: Metric, a: Experiment, b: Experiment) -> bool:
         return (a.data.corpus, a.data.held_out_documents) == (b.data.corpus, b.data.held_out_documents)
     if metric.measure == HELD_OUT_LOSS:
         same_data = all(getattr(a.data, name) == getattr(b.data, name) for name in TARGET_SETTINGS)
-        return same_data and a.objective == b.objective and _decoder_reads(a) == _decoder_reads(b)
+        return same_data and a.objective == b.objective and _target_layout(a) == _target_layout(b)
     return True
 
 
-def _decoder_reads(experiment: Experiment) -> str:
-    """Return what decides which tokens a model of one objective predicts: a decoder alone also has the inputs."""
+def _target_layout(experiment: Experiment) -> str:
+    """Return the architecture as far as it decides which tokens an objective's targets have."""
     architecture = experiment.model.architecture
     return "encoder-decoder" if architecture == "shared-encoder-decoder" else architecture
 
@@ -181,7 +182,7 @@ class BudgetCurve:
         return float(np.interp(spent, self.spent[budget], self.spent["updates"]))
 
     def score_at(self, budget: Budget, spent: float, metric: str) -> float | None:
-        """Return a metric where so much was spent, linear in its logarithm; None outside the measured range."""
+        """Return a metric where so much was spent, linear in its logarithm; None out of range."""
         points, tolerance = self.spent[budget], 1e-6
         if not points[0] * (1 - tolerance) <= spent <= points[-1] * (1 + tolerance) or points[0] <= 0:
             return None
@@ -189,7 +190,7 @@ class BudgetCurve:
 
 
 def budget_curve(run: Result, metrics: Sequence[Metric], experiment: Experiment) -> BudgetCurve:
-    """Return a run's scores after parts of its pre-training, where all ``metrics`` are known, and after all."""
+    """Return a run's scores after parts of its pre-training with all ``metrics``, and after all of it."""
     num_updates = experiment.pretraining.steps
     points: dict[int, dict[str, Mapping[str, Any]]] = {}
     for task, branches in run.branches.items():
@@ -242,7 +243,7 @@ def likelihood_score(seeds: Iterable[Result], measure: str, seconds: float = inf
 
 
 def shortest_training(rows: Iterable[Sequence[Result]]) -> float | None:
-    """Return how long the fastest row trained, among rows evaluated while they trained; None: no such row [s]."""
+    """Return how long the fastest row trained, of those evaluated on the way; None: no such row [s]."""
     times = []
     for seeds in rows:
         ends = [run.likelihoods[-1]["seconds"] for run in seeds if len(run.likelihoods) > 1]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from experiments.report.comparison import Warn
 from experiments.report.results import Folders, run_roots
 from experiments.runs.stages import load_settings
-from experiments.study.changes import Changes, apply
+from experiments.study.changes import Overrides, apply
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import named_changes, overrides_of, start_changes
 from experiments.study.paths import row_folder
@@ -57,10 +57,10 @@ def override_rows(row: Row, scale: str, runs: Folders, warn: Warn) -> list[Row]:
     return list(found.values())
 
 
-def override_row(row: Row, changes: Changes, suffix: str) -> Row:
+def override_row(row: Row, changes: Overrides, suffix: str) -> Row:
     """Return ``row`` with these settings, without published scores.
 
-    ``suffix`` follows the row's name in the name of the folder, which an earlier release may have written.
+    ``suffix`` follows the row's name in the name of the folder.
     """
     values = []
     for path, value in sorted(named_changes(changes).items()):

@@ -32,7 +32,7 @@ from experiments.report.text import (
     undefined_notes,
 )
 from experiments.runs.result import Result
-from experiments.study.changes import Changes
+from experiments.study.changes import Overrides
 from experiments.study.names import file_name
 from experiments.study.overrides import named_changes
 from experiments.study.paths import report_folder
@@ -68,7 +68,7 @@ class Report:
 
 
 def collect_runs(
-    tables: Sequence[Table], scale: str, runs: Folders, overrides: Changes | None = None
+    tables: Sequence[Table], scale: str, runs: Folders, overrides: Overrides | None = None
 ) -> tuple[dict[str, list[Result]], list[str]]:
     """Return the finished runs of each row of ``tables`` and their baselines, and why others do not count.
 
@@ -108,7 +108,7 @@ def write_report(
     scale: str,
     runs: Folders,
     refresh: float = 0,
-    overrides: Changes | None = None,
+    overrides: Overrides | None = None,
     command: str = "",
 ) -> Report:
     """Write the report on ``tables`` into the first folder of ``runs``; SettingError if no row has finished.
@@ -199,7 +199,7 @@ def _section(table_report: TableReport) -> Section:
 
 
 def shown_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Return the tables of which more than the baseline has finished; if there is none, the first with a run."""
+    """Return the tables of which more than the baseline has finished; if none, the first with a run."""
     shown = []
     for comparison in comparisons:
         trained = {comparison.key(row) for row in comparison.trained_rows}
@@ -213,7 +213,7 @@ def report_header(
     scale: str,
     left_out: Sequence[str],
     waiting: Sequence[str],
-    overridden: Changes,
+    overridden: Overrides,
 ) -> str:
     """Return what is written above all tables."""
     baselines = dict.fromkeys(comparison.baseline.name for comparison in comparisons)
@@ -284,7 +284,7 @@ def print_report(
     tables: Sequence[Table],
     scale: str,
     runs: Sequence[str],
-    overrides: Changes | None = None,
+    overrides: Overrides | None = None,
     command: str = "",
 ) -> Report:
     """Write the report on tables, print what a terminal shows of it, and return it."""
@@ -347,7 +347,7 @@ def watch(
     scale: str,
     runs: Folders,
     log: Callable[[str], object] = print_line,
-    overrides: Changes | None = None,
+    overrides: Overrides | None = None,
 ) -> None:
     """Write the report whenever its runs change, until interrupted.
 

@@ -1,4 +1,4 @@
-"""Reads finished runs from one folder of runs or several: results, training curves, and differing provenance."""
+"""Reads finished runs from one folder of runs or several: results, training curves, and provenance."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from experiments.report.comparison import Warn
 from experiments.runs import origin
 from experiments.runs.result import Result, check_settings, read_result
 from experiments.runs.stages import group_of, is_main
-from experiments.study.changes import Changes
+from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import overrides_of, used_changes
 from experiments.study.paths import run_folder
@@ -47,12 +47,12 @@ def _path(root: str | os.PathLike) -> Path:
 
 
 def find_results(
-    row: Row, scale: str, runs: Folders, warn: Warn | None = None, overrides: Changes | None = None
+    row: Row, scale: str, runs: Folders, warn: Warn | None = None, overrides: Overrides | None = None
 ) -> list[Result]:
     """Return every finished seed of ``row`` at ``scale``; a seed in several folders of runs counts once.
 
-    ``overrides``: settings that the runs were given on the command line. ``warn`` is called with each run that
-    does not count, and why; without it the first such run is an error.
+    ``overrides``: settings that the runs were given on the command line. ``warn`` is called with each run
+    that does not count, and why; without it the first such run is an error.
     """
     results: dict[int, Result] = {}
     experiment = build(row.name, scale, used_changes(row.name, scale, overrides or {}))

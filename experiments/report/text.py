@@ -1,4 +1,4 @@
-"""What a report says about a table: sheets of scores, differences, metrics and verdicts, and sentences below."""
+"""What a report says about a table: sheets of scores, differences, metrics and verdicts, and notes."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -46,25 +46,27 @@ MATCHED: dict[Budget, str] = {  # budget -> how verdicts at it are headed
 DIFFERENCES = "Difference from the baseline, with its 95 % confidence interval"
 METRICS, CLAIMS = "What the columns measure", "Claims, in deviations of a replication"
 
-ABOUT_SCORES = f"""A row is the baseline with one change (`lm list TABLE`). A column is a metric: a task, named by \
-what it measures, or held-out text (↓, and all losses: lower is better). Numbers are means ± standard deviations \
-over seeds. ▲ ▼: significantly better, worse than the baseline in a paired t test over seeds ({1 - ALPHA:.0%}, \
-Holm's method over the column), confirmed by {NUM_RESAMPLES:,} bootstrap resamples of seeds and examples; one seed \
-is never significant. A difference is equivalent if it is significantly smaller than {EQUIVALENCE_MARGIN:.2g} \
-deviations of a replication (the standard deviation with new seeds and new examples), and otherwise undecided. \
-Held-out loss is compared only where objective, text and vocabulary are the baseline's (else: different targets)."""
+ABOUT_SCORES = f"""A row is the baseline with one change (`lm list TABLE`). A column is a metric: a task, named \
+by what it measures, or held-out text (↓, and all losses: lower is better). Numbers are means ± standard \
+deviations over seeds. ▲ ▼: significantly better, worse than the baseline, in a paired t test over seeds \
+(family-wise error rate {ALPHA:g} over the column, by Holm's method) and by {NUM_RESAMPLES:,} bootstrap \
+resamples of seeds and examples. One seed is never significant. A difference is equivalent if it is \
+significantly smaller than {EQUIVALENCE_MARGIN:.2g} deviations of a replication (the standard deviation with \
+new seeds and new examples), and otherwise undecided. Held-out loss is compared only where objective, kind of \
+model, text and vocabulary are the baseline's (else: different targets)."""
 ABOUT_PAPER = """The paper's column of the same kind is printed beside ours, with the paper's own marks (two \
 standard deviations of its baseline). The tasks differ, so compare only the order of rows."""
-ABOUT_CLAIMS = f"""A claim is a pair of rows that the paper's own noise tells apart (z, over all its columns), or a \
-conclusion of the table. The *mean z-score* is the mean over columns of the difference from the baseline, each in \
-deviations of a replication; columns are left out if their signal-to-noise is below {MIN_SIGNAL:g} or their \
-baseline within {MIN_FROM_CHANCE:g} standard errors of chance. A table without tasks is judged by its held-out \
-text instead. Our runs confirm or contradict a claim if the difference is significant by the tests above. Rows are \
-compared after all of their training, as in the paper, and where both had spent the same FLOP (compute-matched) or \
-the same content tokens (token-matched) on pre-training, if both were scored there (else: out of range) and had \
-left the unigram plateau (else: not yet learning), by the seeds that both have. Scores of different tables have \
-different units. *Content tokens* are predicted words, without sentinels, ends and copies. The loss has *left the \
-unigram plateau* at the step where it falls 0.2 nats below what is reached without context."""
+ABOUT_CLAIMS = f"""A claim is a pair of rows that the paper's own noise tells apart (z, over all its columns), \
+or a conclusion of the table. The *mean z-score* is the mean over columns of the difference from the baseline, \
+each in deviations of a replication; columns are left out if their signal-to-noise is below {MIN_SIGNAL:g} or \
+their baseline within {MIN_FROM_CHANCE:g} standard errors of chance. A table without tasks is judged by its \
+held-out text instead. Our runs confirm or contradict a claim if the difference is significant by the tests \
+above. Rows are compared after all of their training, as in the paper, and where both had spent the same FLOP \
+(compute-matched) or the same content tokens (token-matched) on pre-training, if both were scored there (else: \
+out of range) and had left the unigram plateau (else: not yet learning), by the seeds that both have. Scores of \
+different tables have different units. *Content tokens* are predicted words, without sentinels, ends and \
+copies. A run *leaves the unigram plateau* at the step where its loss of content tokens is 0.2 nats below that \
+of a unigram model."""
 
 
 # ---- scores
@@ -97,7 +99,7 @@ def score_cell(digits: int, score: Score | None, mark: str = "", sign: str = "")
 
 
 def _metric_cells(comparison: Comparison, metric: Metric) -> list[Cell]:
-    """Return the score of each row, with an arrow if it is significantly better or worse than the baseline."""
+    """Return each row's score, with an arrow if it is significantly better or worse than the baseline."""
     samples, differences = comparison.samples(metric), comparison.differences(metric)
     cells = []
     for row in comparison.table.rows:
@@ -115,7 +117,7 @@ def _mean_z_cell(comparison: Comparison, row: Row) -> Cell:
 
 
 def _published_cells(comparison: Comparison, column: str) -> list[Cell]:
-    """Return the paper's scores by its own rule: bold within two standard deviations of the best, and arrows."""
+    """Return the paper's scores by its own rule: bold within two deviations of the best, and arrows."""
     assert comparison.table.paper is not None, "rows with published scores have a paper"
     std = comparison.table.paper.column(column).std
     scores = [row.published.get(column) for row in comparison.table.rows]
@@ -305,7 +307,7 @@ def _from_chance_cell(comparison: Comparison, metric: Metric) -> Cell:
 
 
 def claims_sheet(verdicts: Verdicts, mismatched: Collection[str]) -> Sheet | None:
-    """Return each claim with its verdicts, ≠ if it is about one of the ``mismatched`` rows; None without claims."""
+    """Return each claim and its verdicts, with ≠ if about ``mismatched`` rows; None without claims."""
     claims: list[Claim] = [claim for claim, _ in verdicts["updates"]]
     if not claims:
         return None
@@ -354,7 +356,7 @@ def counts_text(counts: Counts) -> str:
 
 
 def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
-    """Return sentences on the verdicts: counts per budget beside a replication's, power, and outlying seeds."""
+    """Return sentences on verdicts: counts per budget beside a replication's, power, outlying seeds."""
     claims = verdicts["updates"]
     if not claims:
         return []
@@ -391,7 +393,7 @@ def _claims(count: int) -> str:
 
 
 def _power_note(tests: Sequence[PairedTest]) -> str:
-    """Return the smallest difference that is found with a power of 0.8, at the strictest step of Holm's method.
+    """Return the smallest difference with a power of 0.8, at the strictest step of Holm's method.
 
     It is that of a pair with the median standard error and degrees of freedom.
     """
@@ -435,8 +437,8 @@ def document_notes(comparison: Comparison) -> list[str]:
     sizes = dict.fromkeys(x[1:] for run in runs if (x := run.likelihood()) is not None)
     return [
         f"Likelihoods are those of whole held-out documents of {tokens:,} tokens (ends included), {words:,} "
-        f"words and {size:,} bytes. Equal time is the training time of the fastest network, without compilation "
-        "and evaluation; between evaluations values are interpolated in the logarithm of time."
+        f"words and {size:,} bytes. Equal time is the training time of the fastest network, without "
+        "compilation and evaluation; between evaluations values are interpolated in the logarithm of time."
         for tokens, words, size in sizes
     ]
 
@@ -457,6 +459,6 @@ def mismatch_note(comparison: Comparison) -> str:
     """Return which rows were trained with different data or code, and in what they differ."""
     lines = "".join(f"\n- {line}" for of_row in comparison.mismatches.values() for line in of_row)
     return (
-        f"{MISMATCH}: trained with different data, code or packages than most rows, which may be why its scores "
-        f"differ.\n{lines}"
+        f"{MISMATCH}: trained with different data, code or packages than most rows, which may be why its "
+        f"scores differ.\n{lines}"
     )

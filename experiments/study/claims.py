@@ -1,8 +1,8 @@
-"""Claims about pairs of rows: those that a paper's own noise tells apart, and how many a replication would find.
+"""Claims about a table: pairs of rows of which one is said to be better, which reports test.
 
-Where a paper publishes scores nothing is typed in: a claim follows from the scores of two rows and the standard
-deviations of the paper's baseline. Rows are compared by their mean over all columns, each in its deviations. In
-a table without published scores each of its conclusions is a claim.
+Where a paper gives its noise, nothing is typed in: a claim is a pair of rows whose published scores differ
+beyond it. They are compared by their mean over all columns, each in standard deviations of the baseline.
+Elsewhere the claims are the table's conclusions.
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ REPLICATIONS = 10_000  # that are simulated
 
 @dataclass(frozen=True)
 class Claim:
-    """Row ``better`` is better than ``worse``, by ``z`` deviations of the difference if scores are published."""
+    """Row ``better`` is said to have a higher mean score than row ``worse``."""
 
     better: Row
     worse: Row
-    z: float | None
+    z: float | None  # of the published difference, in its standard deviations; None: noise is not known
     conclusion: str  # what the paper's text says about it; empty if nothing in particular
 
     @property
@@ -44,20 +44,21 @@ class Counts(NamedTuple):
 
 
 def claims(table: Table) -> tuple[Claim, ...]:
-    """Return the claims that follow from a table's published scores, or its conclusions if it has none.
+    """Return the claims that follow from a table's published scores, or else from its conclusions.
 
-    There are none from a paper that does not give its noise, nor where other data replace the paper's.
+    There are none where other data replace the paper's.
     """
-    rows = published_rows(table)
-    if not rows:
-        by_key = {row.key: row for row in table.rows}
-        return tuple(Claim(by_key[c.better], by_key[c.worse], None, c.text) for c in table.conclusions)
-    if table.paper is None or not has_noise(table.paper) or table.surrogate_data:
+    if table.surrogate_data:
         return ()
+    if table.paper is None or not has_noise(table.paper):
+        rows = {row.key: row for row in table.rows}
+        return tuple(
+            Claim(rows[each.better], rows[each.worse], None, each.text) for each in table.conclusions
+        )
     texts = {(each.better, each.worse): each.text for each in table.conclusions}
-    scores = {row: standardized(row, table.paper) for row in rows}
+    scores = {row: standardized(row, table.paper) for row in published_rows(table)}
     found = []
-    for a, b in combinations(rows, 2):
+    for a, b in combinations(scores, 2):
         better, worse = (a, b) if scores[a].mean() >= scores[b].mean() else (b, a)
         z = _mean_z(scores[better] - scores[worse])
         if z >= SIGNIFICANT:
@@ -72,7 +73,7 @@ def simulate_replication(table: Table) -> Counts:
     one run. The counts are means over many simulated replications.
     """
     wanted = claims(table)
-    if table.paper is None or not wanted:
+    if table.paper is None or not has_noise(table.paper) or not wanted:
         return Counts(0, 0, 0)
     rows = published_rows(table)
     columns = len(table.paper.columns)

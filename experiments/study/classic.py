@@ -17,9 +17,10 @@ NO_NSP: Changes = {
     "model.heads": (),
 }
 ORDER: Changes = {"objective.pairs": "sentence-order", "model.heads": ("pooler", "sentence-order")}
-BART = family("bart-base") | objective("text-infilling") | HEADS | ADAMW
-ELECTRA = BERT | NO_NSP | family("electra-base") | objective("electra")
-ELECTRA |= {"model.embedding.type_vocab_size": 0}
+BART: Changes = family("bart-base") | objective("text-infilling") | HEADS | ADAMW
+ELECTRA: Changes = (
+    BERT | NO_NSP | family("electra-base") | objective("electra") | {"model.embedding.type_vocab_size": 0}
+)
 
 DECODER: Changes = GPT | {
     # sinusoids are as long as sqrt(d_model / 2): else they would drown the tokens
@@ -31,7 +32,7 @@ DECODER: Changes = GPT | {
 
 # By rotary positions a token at a distance is soon found: without a mask, the one that is to be predicted.
 ROTARY_DECODER: Changes = DECODER | {"model.positions.kind": "rotary"}
-RELATIVE = {"model.positions.kind": "relative", "model.positions.relative_bias_start": "normal"}
+RELATIVE: Changes = {"model.positions.kind": "relative", "model.positions.relative_bias_start": "normal"}
 LONG_ROWS: Changes = ROTARY_DECODER | {
     "data.inputs_length": 256,
     "pretraining.batch_size": times(1 / 4),

@@ -1,6 +1,6 @@
 """Encoder-decoders from before the Transformer to it, and what they can read of a longer text."""
 
-from experiments.study.changes import Changes, times
+from experiments.study.changes import Changes, times, without
 from experiments.study.presets import family
 from experiments.study.table import make_table
 
@@ -19,14 +19,12 @@ SCRATCH: Changes = {
     "finetuning.optimizer.warmup_steps": 100,
     "finetuning.optimizer.clip_norm": 1.0,
 }
-TRANSFORMER = family("transformer-base") | SCRATCH
+TRANSFORMER: Changes = family("transformer-base") | SCRATCH
 # Everything but what mixes positions and reads the encoder is as in the Transformer.
-RECURRENT_MODEL: Changes = {
-    path: value
-    for path, value in TRANSFORMER.items()
-    if path not in ("model.positions.sinusoid", "model.attention.scores")
+RECURRENT_MODEL: Changes = without(TRANSFORMER, "model.positions.sinusoid", "model.attention.scores") | {
+    "model.mixer.kind": "lstm",
+    "model.positions.kind": "none",
 }
-RECURRENT_MODEL |= {"model.mixer.kind": "lstm", "model.positions.kind": "none"}
 
 TABLES = (
     # lm sweep seq2seq --scale nano: 5 rows, one seed; docs/sequences.md has what came out

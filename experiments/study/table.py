@@ -4,11 +4,12 @@ Listing, sweeps, reports, plots and verdicts read what is here; nothing about a 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 
 from experiments.study.changes import Changes, ReadOnly
+from experiments.study.experiment import BASELINE
 from experiments.study.scales import DEFAULT_SCALE
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, leaves, nearest
 
 KEEP_ROW = "a row stays what it is; add one of your own with add_rows(TABLE, {ROW: CHANGES})"
 
@@ -26,6 +27,11 @@ class Row:
     def table(self) -> str:
         """Return the name of the row's table."""
         return self.name.rpartition("/")[0]
+
+    def derivation(self, path: str) -> str:
+        """Return how the row gets a setting from the scale's value, such as "x 2"; "" of a plain value."""
+        change = self.changes.get(path)
+        return str(change) if callable(change) and is_dataclass(change) else ""
 
     @property
     def key(self) -> str:
@@ -123,7 +129,11 @@ def make_table(
     """
     if not rows:
         raise SettingError(f"table {name!r} has no rows; give it one, such as {{'base': {{}}}}")
+    if seeds < 1:
+        raise SettingError(f"table {name!r}: seeds={seeds} should be at least 1")
     made = make_rows(name, rows, published or {}, paper)
+    if axis is not None:
+        _check_axis(name, axis)
     conclusions = tuple(conclusions)
     for key in (key for each in conclusions for key in (each.better, each.worse)):
         _check_is_row(name, key, rows, "a conclusion")
@@ -158,6 +168,17 @@ def make_rows(
 def make_row(name: str, label: str, changes: Mapping[str, object], published: Mapping[str, float]) -> Row:
     """Return a row whose changes and published scores nobody can change."""
     return Row(name, label, ReadOnly(changes, KEEP_ROW), ReadOnly(published, KEEP_ROW))
+
+
+def _check_axis(table: str, axis: Axis) -> None:
+    """SettingError unless the axis is a setting that may be a number."""
+    settings = dict(leaves(BASELINE))
+    if axis.setting not in settings:
+        like = nearest(axis.setting, settings)
+        raise SettingError(f"table {table!r}: its axis: there is no setting {axis.setting!r}{like}")
+    value = settings[axis.setting]
+    if isinstance(value, bool | str | tuple):
+        raise SettingError(f"table {table!r}: its axis: {axis.setting}={value!r} is not a number")
 
 
 def _check_is_row(table: str, key: str, rows: Mapping[str, Changes], what: str) -> None:

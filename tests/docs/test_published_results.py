@@ -11,12 +11,12 @@ from statistics import mean
 
 import numpy as np
 import pytest
-from experiments.study.t5.scores import BASELINE_STD, COLUMNS
 from paths import ROOT
 from PIL import Image
 
 from experiments.report.claims_figure import VERDICTS, ClaimsFigure, count_claims, kendall_tau, read_tables
 from experiments.report.report import write_report
+from experiments.study.papers.t5 import PAPER
 from experiments.study.registry import REGISTRY, canonical_row, find, tables_of
 from lm.config.base import SettingError
 from lm.files import parse_with_checksum
@@ -118,7 +118,7 @@ def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that
     for name, table in read_tables(RESULTS).items():
         rows = table["rows"]
         ours = {row: mean(rows[row]["combined"].values()) for row in rows}
-        paper = {row: sum(REGISTRY[row].paper[c] / BASELINE_STD[c] for c in COLUMNS) for row in rows}
+        paper = {row: sum(REGISTRY[row].published[c.name] / c.std for c in PAPER.columns) for row in rows}
         signs = Counter(((ours[a] > ours[b]) == (paper[a] > paper[b])) for a, b in combinations(rows, 2))
         due = (signs[True] - signs[False]) / signs.total()
         assert kendall_tau(rows) == (None if len(rows) == 2 else pytest.approx(due)), name

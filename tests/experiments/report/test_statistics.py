@@ -5,22 +5,20 @@ from itertools import combinations
 import numpy as np
 import pytest
 import scipy.stats
-from experiments.study.t5 import claims as paper
 
 from experiments.report.statistics import (
     ALPHA,
     PairedDifference,
     PairedTest,
     RowPair,
-    holm_adjust,
-    seed_intervals,
+    bootstrap_ratios,
     compare_pairs,
+    holm_adjust,
     moderated_variance,
     outlying_seeds,
+    seed_intervals,
     t_test_power,
-    bootstrap_ratios,
 )
-from experiments.study.registry import TABLES
 
 ROWS, SEEDS, EXAMPLES = 6, 5, 40
 MARGIN = 2.0
@@ -109,11 +107,15 @@ def test_degrees_of_freedom_are_those_of_the_rows_that_are_compared_and_of_their
     assert compare_pairs({("0", "1"): three["0", "1"]} | one_seed, MARGIN)["0", "1"].degrees_of_freedom == 4
     fewer = {pair: PairedDifference(x.by_seed[:2]) for pair, x in four.items() if "0" not in pair}
     judged = compare_pairs({("0", "1"): four["0", "1"]} | fewer, MARGIN)
-    assert max(one.degrees_of_freedom for one in judged.values()) <= 4 + 4 + 1 + 1 - 4, "less one of each seed"
+    assert max(one.degrees_of_freedom for one in judged.values()) <= 4 + 4 + 1 + 1 - 4, (
+        "less one of each seed"
+    )
     values = scores(np.random.default_rng(1), [1.0] * 8, 5)
     pairs = every_pair(values)
     apart = {pair: pairs[pair] for pair in (("0", "1"), ("2", "3"), ("4", "5"))}
-    assert max(one.degrees_of_freedom for one in compare_pairs(apart, MARGIN).values()) <= 3 * 4, "those of the pairs"
+    assert max(one.degrees_of_freedom for one in compare_pairs(apart, MARGIN).values()) <= 3 * 4, (
+        "those of the pairs"
+    )
 
 
 def test_the_error_of_a_pair_is_never_below_that_of_its_own_seeds():
@@ -170,8 +172,12 @@ def test_one_seed_and_ties_claim_nothing_and_neither_does_a_pair_whose_seeds_dis
     family = {(name, "d"): x for name, x in zip("abc", (one, tied, alike), strict=True)}
     for judged in compare_pairs(family, MARGIN).values():
         assert (judged.sign, judged.is_equivalent, judged.p) == (0, False, 1.0)
-    others = {(str(i), "d"): PairedDifference(20 + (5 + i / 100) * np.array([-1.0, 0.0, 1.0])) for i in range(30)}
-    crossing = compare_pairs(others | {("e", "d"): PairedDifference(np.array([15.0, 1.0, 15.0]))}, MARGIN)["e", "d"]
+    others = {
+        (str(i), "d"): PairedDifference(20 + (5 + i / 100) * np.array([-1.0, 0.0, 1.0])) for i in range(30)
+    }
+    crossing = compare_pairs(others | {("e", "d"): PairedDifference(np.array([15.0, 1.0, 15.0]))}, MARGIN)[
+        "e", "d"
+    ]
     assert (crossing.p < ALPHA, crossing.sign) == (True, 0)
 
 
@@ -226,35 +232,3 @@ def test_a_seed_far_from_its_rows_others_is_named():
     assert outlying_seeds(rows) == []
     assert outlying_seeds(rows | {"b": rows["b"] | {2: 9.0}}) == [("b", 2)]
     assert outlying_seeds({"a": {0: 1.0, 1: 9.0}}) == []
-
-
-NAMED = {table.name: table for table in TABLES}
-PAPER = [table for table in TABLES if table.name.startswith("t5/")]
-PAIRS = {"2": (42, 45), "4": (3, 3), "5": (4, 6), "6": (4, 6), "7": (6, 10), "9": (9, 10), "10": (15, 15)}
-PAIRS |= {"11": (52, 55), "12": (9, 10), "13": (18, 21)}
-
-
-def test_the_paper_claims_the_pairs_that_its_noise_tells_apart_in_the_direction_of_its_scores():
-    for table in PAPER:
-        number, listed = table.name.split("/")[1].split("-")[0], paper.claims(table)
-        if number in PAIRS:
-            count = len(table.rows) * (len(table.rows) - 1) // 2
-            assert (len(listed), count) == PAIRS[number], table.name
-    (claim,) = paper.claims(NAMED["t5/1-baseline"])
-    assert (claim.better.name, claim.worse.name) == ("t5/1-baseline/baseline", "t5/1-baseline/no-pretraining")
-    assert claim.conclusion == "pre-training helps" and claim.z > 50
-    assert paper.claims(NAMED["t5/8-data"]) == paper.claims(NAMED["bert"]) == ()
-
-
-def test_every_conclusion_is_one_of_the_claims():
-    named = {claim.conclusion for table in PAPER for claim in paper.claims(table)} - {""}
-    assert named == set(paper.CONCLUSIONS.values())
-
-
-def test_a_repeat_of_the_paper_confirms_nearly_all_that_is_clear_and_contradicts_nothing():
-    clear, close = (
-        paper.repeat_of_paper(NAMED[f"t5/{name}"]) for name in ("10-fine-tuning", "7-span-length")
-    )
-    assert clear.confirmed == pytest.approx(15, abs=0.1)
-    assert sum(close) == pytest.approx(6) and close.contradicted < 0.01
-    assert close.confirmed == pytest.approx(4.3, abs=0.1)

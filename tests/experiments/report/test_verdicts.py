@@ -5,12 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.figures.draw import draw_plots
 from experiments.report import text
 from experiments.report.comparison import Comparison
 from experiments.report.export import table_data
 from experiments.report.figures import table_figures
-from experiments.report.metrics import BUDGETS, BudgetCurve, Metric, budget_curve, plateau_note
+from experiments.report.metrics import BUDGETS, BudgetCurve, budget_curve, plateau_note
 from experiments.runs.result import Result
 from experiments.runs.scores import write_example_values
 from experiments.study.registry import REGISTRY, build, find, tables_of
@@ -189,7 +188,9 @@ def test_the_combined_score_is_the_mean_difference_in_deviations_and_less_bits_p
         ahead = column.sign * (column.value(runs[name][2].tasks) - base)
         parts.append(ahead / comparison.units[column.name])
     assert comparison.mean_z(name)[2] == pytest.approx(np.mean(parts))
-    assert set(comparison.marks(restore).values()) == {1}, "every row has fewer bits per byte than the baseline"
+    assert set(comparison.marks(restore).values()) == {1}, (
+        "every row has fewer bits per byte than the baseline"
+    )
     assert np.mean([*comparison.mean_z(BASE).values()]) == pytest.approx(0)
 
 

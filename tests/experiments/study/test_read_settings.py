@@ -13,6 +13,7 @@ from experiments.study.experiment import Experiment
 from experiments.study.overrides import check_given, used_changes
 from experiments.study.registry import REGISTRY, build, check_row
 from experiments.study.scales import SCALES
+from experiments.study.table import make_table
 from lm.config.base import (
     ABOVE_0,
     GIVEN,
@@ -214,27 +215,16 @@ def test_a_family_sets_nothing_that_its_models_do_not_read(name):
         ),
     ],
 )
-def test_a_row_of_ones_own_that_sets_what_it_does_not_read_is_refused(changes, words):
-    table = registry.new_table(
-        "own", "", None, {"base": registry.REGISTRY["gpt/base"].changes, "row": changes}
-    )
-    registry.TABLES.append(table)
-    try:
-        with registry.registered(table.rows), pytest.raises(SettingError, match=words):
-            check_row("own/row", "nano")
-    finally:
-        registry.TABLES.remove(table)
+def test_a_row_of_ones_own_that_sets_what_it_does_not_read_is_refused(changes, words, restored_registry):
+    registry.add_table(make_table("own", "", {"base": registry.REGISTRY["gpt/base"].changes, "row": changes}))
+    with pytest.raises(SettingError, match=words):
+        check_row("own/row", "nano")
 
 
-def test_a_row_that_leaves_out_a_phase_of_another_keeps_what_that_says_of_it():
+def test_a_row_that_leaves_out_a_phase_of_another_keeps_what_that_says_of_it(restored_registry):
     bert = registry.REGISTRY["bert/base"].changes
-    table = registry.new_table("own", "", None, {"base": bert, "row": bert | {"pretraining.steps": 0}})
-    registry.TABLES.append(table)
-    try:
-        with registry.registered(table.rows):
-            check_row("own/row", "nano")
-    finally:
-        registry.TABLES.remove(table)
+    registry.add_table(make_table("own", "", {"base": bert, "row": bert | {"pretraining.steps": 0}}))
+    check_row("own/row", "nano")
 
 
 # ---- what is given on the command line
