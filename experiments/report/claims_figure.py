@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from experiments.figures.spec import FigureSpec
 from experiments.report.comparison import UNCOMPARED
 from experiments.report.metrics import Budget
+from experiments.report.text import MATCHED
 from experiments.study.claims import standardized
 from experiments.study.registry import REGISTRY, TABLES
 from experiments.study.table import Row
@@ -130,7 +131,7 @@ class ClaimsFigure(FigureSpec):
         axes.spines[:].set_visible(False)
         heads = [
             (-0.01, "right", "Table"),
-            (0.02, "left", f"claims after equal {self.equal}"),
+            (0.02, "left", f"claims, {MATCHED[self.equal]}"),
             (1.16, "right", "τ with paper" if self.equal == "updates" else ""),
         ]
         for x, side, head in heads:

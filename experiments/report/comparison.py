@@ -344,8 +344,8 @@ class Comparison:
     def difference(self, a: str, b: str, budget: Budget) -> PairedDifference | Uncompared:
         """Return row a's average less row b's where both had spent the same, or why they are not compared.
 
-        They are compared at all that the cheaper one spent; for the budget "updates" at the end of both, as in
-        the paper. The error over examples is that at the end.
+        They are compared where the cheaper one ends; for the budget "updates" each at its own end, as in the
+        paper. The error over examples is that at the end.
         """
         if not all(self.is_comparable(metric, a, b) for metric in self.averaged):
             return "different targets"

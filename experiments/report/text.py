@@ -46,27 +46,27 @@ MATCHED: dict[Budget, str] = {  # budget -> how verdicts at it are headed
 DIFFERENCES = "Difference from the baseline, with its 95 % confidence interval"
 METRICS, CLAIMS = "What the columns measure", "Claims, in deviations of a replication"
 
-ABOUT_SCORES = f"""A row is the baseline with one change (`lm list TABLE`). A column is a metric: a task, named \
-by what it measures, or held-out text (↓, and all losses: lower is better). Numbers are means ± standard \
-deviations over seeds. ▲ ▼: significantly better, worse than the baseline, in a paired t test over seeds \
-(family-wise error rate {ALPHA:g} over the column, by Holm's method) and by {NUM_RESAMPLES:,} bootstrap \
-resamples of seeds and examples. One seed is never significant. A difference is equivalent if it is \
-significantly smaller than {EQUIVALENCE_MARGIN:.2g} deviations of a replication (the standard deviation with \
-new seeds and new examples), and otherwise undecided. Held-out loss is compared only where objective, kind of \
-model, text and vocabulary are the baseline's (else: different targets)."""
-ABOUT_PAPER = """The paper's column of the same kind is printed beside ours, with the paper's own marks (two \
-standard deviations of its baseline). The tasks differ, so compare only the order of rows."""
-ABOUT_CLAIMS = f"""A claim is a pair of rows that the paper's own noise tells apart (z, over all its columns), \
-or a conclusion of the table. The *mean z-score* is the mean over columns of the difference from the baseline, \
-each in deviations of a replication; columns are left out if their signal-to-noise is below {MIN_SIGNAL:g} or \
-their baseline within {MIN_FROM_CHANCE:g} standard errors of chance. A table without tasks is judged by its \
-held-out text instead. Our runs confirm or contradict a claim if the difference is significant by the tests \
-above. Rows are compared after all of their training, as in the paper, and where both had spent the same FLOP \
-(compute-matched) or the same content tokens (token-matched) on pre-training, if both were scored there (else: \
-out of range) and had left the unigram plateau (else: not yet learning), by the seeds that both have. Scores of \
-different tables have different units. *Content tokens* are predicted words, without sentinels, ends and \
-copies. A run *leaves the unigram plateau* at the step where its loss of content tokens is 0.2 nats below that \
-of a unigram model."""
+ABOUT_SCORES = f"""A row is the baseline with one change (`lm list TABLE`). A column is a metric: a task, \
+named by what it measures, or held-out text (↓, and all losses: lower is better). Numbers are means ± \
+standard deviations over seeds. ▲ ▼: significantly better, worse than the baseline, in a paired t test \
+over seeds (family-wise error rate {ALPHA:g} over the column, by Holm's method) and by {NUM_RESAMPLES:,} \
+bootstrap resamples of seeds and examples. One seed is never significant. A difference is equivalent if it \
+is significantly smaller than {EQUIVALENCE_MARGIN:.2g} deviations of a replication (the standard deviation \
+with new seeds and new examples), and otherwise undecided. Held-out loss is compared only where objective, \
+kind of model, text and vocabulary are the baseline's (else: different targets)."""
+ABOUT_PAPER = """The paper's column of the same kind is printed beside ours, with the paper's own marks \
+(two standard deviations of its baseline). The tasks differ, so compare only the order of rows."""
+ABOUT_CLAIMS = f"""A claim is a pair of rows that the paper's own noise tells apart (z, over all its \
+columns), or a conclusion of the table. The *mean z-score* is the mean over columns of the difference from \
+the baseline, each in deviations of a replication; columns are left out if their signal-to-noise is below \
+{MIN_SIGNAL:g} or their baseline within {MIN_FROM_CHANCE:g} standard errors of chance. A table without \
+tasks is judged by its held-out text instead. Our runs confirm or contradict a claim if the difference is \
+significant by the tests above. Rows are compared after all of their training, as in the paper, and where \
+both had spent the same FLOP (compute-matched) or the same content tokens (token-matched) on pre-training, \
+if both were scored there (else: out of range) and had left the unigram plateau (else: not yet learning), \
+by the seeds that both have. Scores of different tables have different units. *Content tokens* are \
+predicted words, without sentinels, ends and copies. A run *leaves the unigram plateau* at the step where \
+its loss of content tokens is 0.2 nats below that of a unigram model."""
 
 
 # ---- scores

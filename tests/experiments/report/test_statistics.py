@@ -43,7 +43,7 @@ def every_pair(values: np.ndarray) -> dict[RowPair, PairedDifference]:
     return {(str(a), str(b)): PairedDifference(values[a] - values[b]) for a, b in numbers}
 
 
-def tested_alone(difference: PairedDifference, margin: float) -> PairedTest:
+def compare_alone(difference: PairedDifference, margin: float) -> PairedTest:
     return compare_pairs({("a", "b"): difference}, margin)["a", "b"]
 
 
@@ -79,7 +79,7 @@ def test_sets_of_seeds_of_one_row_are_told_apart_in_one_table_of_twenty_at_most(
 @pytest.mark.slow
 def test_sets_of_seeds_scored_on_shared_examples_are_not_told_apart():
     rng = np.random.default_rng(0)
-    claimed = [tested_alone(with_examples(rng, SEEDS), MARGIN).sign != 0 for _ in range(300)]
+    claimed = [compare_alone(with_examples(rng, SEEDS), MARGIN).sign != 0 for _ in range(300)]
     assert np.mean(claimed) < ALPHA + 3 * (ALPHA * (1 - ALPHA) / 300) ** 0.5
 
 
@@ -153,7 +153,7 @@ def test_the_noise_of_other_pairs_helps_few_seeds_to_find_a_difference():
     rng, alone, beside = np.random.default_rng(2), 0, 0
     for _ in range(40):
         table = simulated(rng, 10, 3, effect=5.0)
-        alone += tested_alone(table["1", "0"], MARGIN).p * 9 < ALPHA
+        alone += compare_alone(table["1", "0"], MARGIN).p * 9 < ALPHA
         beside += compare_pairs(table, MARGIN)["1", "0"].sign == 1
     assert beside > alone + 10
 
@@ -183,19 +183,19 @@ def test_one_seed_and_ties_claim_nothing_and_neither_does_a_pair_whose_seeds_dis
 
 def test_two_rows_are_equivalent_only_if_both_ends_of_their_interval_lie_within_the_margin():
     near, far = np.array([0.1, -0.1, 0.05, -0.02, 0.0]), np.array([1.0, -1.0, 3.0, -2.0, 0.5])
-    assert [tested_alone(PairedDifference(x), 1.0).is_equivalent for x in (near, far)] == [True, False]
+    assert [compare_alone(PairedDifference(x), 1.0).is_equivalent for x in (near, far)] == [True, False]
     for margin in (0.05, 0.1, 0.2):
         wanted = max(
             scipy.stats.ttest_1samp(near, -margin, alternative="greater").pvalue,
             scipy.stats.ttest_1samp(near, margin, alternative="less").pvalue,
         )
-        assert tested_alone(PairedDifference(near), margin).p_not_equivalent == pytest.approx(wanted)
+        assert compare_alone(PairedDifference(near), margin).p_not_equivalent == pytest.approx(wanted)
 
 
 def test_a_pair_alone_is_students_paired_test_and_its_draws_spread_as_its_error():
     one, other = np.random.default_rng(3).normal(size=(2, 5))
     difference = PairedDifference(one - other)
-    judged = tested_alone(difference, MARGIN)
+    judged = compare_alone(difference, MARGIN)
     assert judged.p == pytest.approx(scipy.stats.ttest_rel(one, other).pvalue)
     assert (judged.low, judged.high) == pytest.approx(scipy.stats.ttest_rel(one, other).confidence_interval())
     assert difference.resampled_means().std() == pytest.approx((one - other).std(ddof=1) / 5**0.5, rel=0.03)
@@ -217,7 +217,7 @@ def test_examples_are_drawn_alike_for_all_rows_and_a_ratio_keeps_each_with_its_d
 def test_examples_add_their_own_noise_to_that_of_seeds():
     quiet = PairedDifference(np.array([1.0, 1.1, 0.9]))
     noise = np.tile(np.random.default_rng(5).normal(size=10_000), (3, 1))
-    alone, beside = (tested_alone(PairedDifference(quiet.by_seed, x), MARGIN) for x in (None, noise))
+    alone, beside = (compare_alone(PairedDifference(quiet.by_seed, x), MARGIN) for x in (None, noise))
     assert alone.p < ALPHA < 0.3 < beside.p
     assert beside.bootstrap == pytest.approx((1 - 1.96, 1 + 1.96), abs=0.1)
 

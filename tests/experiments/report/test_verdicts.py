@@ -5,14 +5,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.figures.draw import draw_plots
 from experiments.report import text
 from experiments.report.comparison import Comparison
 from experiments.report.export import table_data
 from experiments.report.figures import table_figures
-from experiments.report.metrics import BUDGETS, BudgetCurve, budget_curve, plateau_note
+from experiments.report.metrics import (
+    BUDGETS,
+    BudgetCurve,
+    Metric,
+    budget_curve,
+    has_same_targets,
+    plateau_note,
+)
 from experiments.runs.result import Result
 from experiments.runs.scores import write_example_values
-from experiments.study.registry import REGISTRY, build, find, tables_of
+from experiments.study.registry import build, find, tables_of
 from lm.config.base import change
 
 (TABLE,) = tables_of(find("t5/4-objective"))
@@ -51,13 +59,12 @@ def run(folder: Path, name: str, seed: int, level: float, **given) -> Result:
     return Result(
         columns={},
         tasks={"cloze": cloze, "restore": words},
-        held_out_loss=3.0,
         seconds=60.0,
         tokens=9,
         folder=home,
         phases={"cloze": f"{name}/seed-{seed}/finetuning"},
         branches=branches,
-        **counted | {"exit_step": 50, "flops": 1e9} | given,
+        **counted | {"exit_step": 50, "flops": 1e9, "held_out_loss": 3.0} | given,
     )
 
 
@@ -179,7 +186,7 @@ def test_a_column_whose_baseline_is_not_surely_above_chance_is_not_averaged(tmp_
 def test_the_combined_score_is_the_mean_difference_in_deviations_and_less_bits_per_byte_are_better(tmp_path):
     comparison = study(tmp_path)
     cloze, restore = comparison.averaged
-    assert (cloze.better, restore.sign) == (1, -1)
+    assert (cloze.sign, restore.sign) == (1, -1)
     name = "t5/4-objective/bert-style"
     runs = comparison.runs
     parts = []
@@ -188,9 +195,11 @@ def test_the_combined_score_is_the_mean_difference_in_deviations_and_less_bits_p
         ahead = column.sign * (column.value(runs[name][2].tasks) - base)
         parts.append(ahead / comparison.units[column.name])
     assert comparison.mean_z(name)[2] == pytest.approx(np.mean(parts))
-    assert set(comparison.marks(restore).values()) == {1}, (
+    differences = comparison.differences(restore).values()
+    assert {x.verdict for x in differences} == {"better"}, (
         "every row has fewer bits per byte than the baseline"
     )
+    assert all(x.low < x.mean < x.high < 0 for x in differences), "in the unit of the metric"
     assert np.mean([*comparison.mean_z(BASE).values()]) == pytest.approx(0)
 
 
@@ -293,7 +302,10 @@ def test_a_row_that_learns_what_held_out_text_does_not_tell_has_no_plateau_to_le
     assert board["left plateau at step"][0].text == "–"
     this, alone = settings[row], settings[BASE]
     never = comparison.runs[row][0].exit_step
-    assert (plateau_note(never, this), plateau_note(never, alone)) == ("", "; plateau not left")
+    assert (plateau_note(never, this), plateau_note(never, alone)) == (
+        "",
+        "; it has not left the unigram plateau",
+    )
 
 
 def test_rows_are_not_compared_where_one_had_not_left_the_plateau_yet(tmp_path):
@@ -305,7 +317,7 @@ def test_rows_are_not_compared_where_one_had_not_left_the_plateau_yet(tmp_path):
     assert words(early, "content tokens")["bert-style > prefix-lm"] == "confirmed"
     runs = late.runs
     runs["t5/4-objective/bert-style"] = runs["t5/4-objective/bert-style"][:2]
-    fewer = Comparison(late.finished, pytest.fail)  # only the seeds that both have count
+    fewer = Comparison(TABLE, runs, late.experiments, pytest.fail)  # only the seeds that both have count
     assert words(fewer, "content tokens")["bert-style > prefix-lm"] == "not yet learning"
 
 
@@ -320,8 +332,8 @@ def test_a_table_whose_claims_are_not_judged_says_nothing_of_seeds(tmp_path):
 def test_a_table_whose_baseline_has_not_finished_is_drawn(tmp_path):
     comparison = study(tmp_path)
     comparison.runs[BASE] = []
-    panels = table_figures(comparison, {name: {} for name in NAMES})["t5-4-objective"]
-    assert all(axis.has_data() or not axis.get_visible() for axis in panels.axes)
+    grid = table_figures(comparison, {name: {} for name in NAMES})["t5-4-objective"]
+    assert all(axes.has_data() or not axes.get_visible() for axes in draw_plots(grid).axes)
 
 
 def test_a_table_says_how_many_seeds_its_own_rows_have(tmp_path):
@@ -329,12 +341,13 @@ def test_a_table_says_how_many_seeds_its_own_rows_have(tmp_path):
     elsewhere = run(tmp_path, "t5/6-corruption-rate/10", 0, 1.0)
     comparison.runs["t5/6-corruption-rate/10"] = [elsewhere]  # as of a report on several tables
     said = " ".join(text.claims_notes(comparison, comparison.verdicts()))
-    assert "With 5 seeds a pair" in said and "one seed" not in said
+    assert "With 5 seeds per pair" in said and "one seed" not in said
 
 
 def test_claims_about_rows_that_were_made_of_other_things_are_marked(tmp_path):
-    comparison = study(tmp_path)
-    comparison = Comparison(comparison.finished, pytest.fail, {"t5/4-objective/prefix-lm": ["other code"]})
+    matching = study(tmp_path)
+    mismatches = {"t5/4-objective/prefix-lm": ["other code"]}
+    comparison = Comparison(TABLE, matching.runs, matching.experiments, pytest.fail, mismatches)
     said = " ".join(text.claims_notes(comparison, comparison.verdicts()))
     assert "claims about rows with ≠: 1 confirmed, 0 contradicted, 0 undecided" in said
     names = [cell.text for cell in text.claims_sheet(comparison.verdicts(), comparison.mismatches)["claim"]]
@@ -364,17 +377,50 @@ def test_chance_is_told_in_standard_errors_and_columns_by_what_they_measure(tmp_
 def test_every_panel_of_a_picture_shows_something(tmp_path):
     figures = table_figures(study(tmp_path), {name: {} for name in NAMES})
     assert [name.removeprefix("t5-4-objective") for name in figures] == ["", "-crossing"]
-    for figure in (drawn := list(figures.values())):
-        for axis in figure.axes:
-            assert axis.has_data() or not axis.get_visible()
-    lines = drawn[1].axes[0].containers
-    assert len(lines) == 3 and all(len(line.lines[0].get_xdata()) == 3 for line in lines)
+    for grid in figures.values():
+        for axes in draw_plots(grid).axes:
+            assert axes.has_data() or not axes.get_visible()
+    curves = figures["t5-4-objective-crossing"].panels[0].curves
+    assert len(curves) == 3 and all(len(curve.x) == 3 for curve in curves.values())
 
 
 def test_the_papers_column_of_the_same_kind_stands_once_beside_ours():
-    column = Measured("cloze", ("cloze",), "bits_above_chance", "SQuAD", 0.0, "em")
-    other = Measured("extract", ("extract",), "bits_above_chance", "SQuAD", 0.0, "em")
-    finished = Finished(TABLE, REGISTRY[BASE], {name: [] for name in (*NAMES, BASE)})
-    vars(finished)["columns"] = [column, other]
-    heads = list(text.scores_sheet(Comparison(finished, pytest.fail)))
+    column = Metric("cloze", ("cloze",), "bits_above_chance", "SQuAD", 0.0, "em")
+    other = Metric("extract", ("extract",), "bits_above_chance", "SQuAD", 0.0, "em")
+    experiments = {name: build(name, "nano") for name in (*NAMES, BASE)}
+    comparison = Comparison(TABLE, dict.fromkeys(experiments, []), experiments, pytest.fail)
+    vars(comparison)["metrics"] = [column, other]
+    heads = list(text.scores_sheet(comparison))
     assert heads[:4] == ["row", column.title, "paper's SQuAD", other.title]
+
+
+def test_every_metric_of_a_row_is_compared_in_its_own_direction(tmp_path):
+    better = {"held_out_loss": 2.0}
+    comparison = study(tmp_path, prefix_lm=better)
+    by_name = {metric.name: metric for metric in comparison.metrics}
+    assert {name: metric.sign for name, metric in by_name.items()} == {
+        "cloze": 1,
+        "restore": -1,
+        "held-out loss": -1,
+    }
+    assert by_name["held-out loss"] not in comparison.averaged, "tasks are what the claims are about"
+    objectives = {name: comparison.experiments[name].objective for name in (*NAMES, BASE)}
+    compared = comparison.differences(by_name["held-out loss"])
+    assert all(objectives[name] == objectives[BASE] for name in compared), "and no others"
+
+
+@pytest.mark.parametrize("changed", ["decoder", "prefix-decoder", "shared-encoder-decoder"])
+def test_held_out_loss_compares_architectures_that_predict_the_same_tokens(changed):
+    loss = Metric("held-out loss", ("held-out loss",), "held-out loss")
+    base = build(BASE, "nano")
+    other = change(base, "model.architecture", changed)
+    assert has_same_targets(loss, base, other) == (changed == "shared-encoder-decoder")
+    assert has_same_targets(Metric("cloze", ("cloze",), "score"), base, other)
+
+
+def test_more_seeds_than_are_resampled_make_no_pair_surer(tmp_path, monkeypatch):
+    every, some = vary_examples(study(tmp_path)), vary_examples(study(tmp_path))
+    pair = ("t5/4-objective/bert-style", "t5/4-objective/prefix-lm")
+    known = every.difference(*pair, "updates").example_variance
+    monkeypatch.setattr("experiments.report.comparison.MAX_RESAMPLED_SEEDS", 2)
+    assert some.difference(*pair, "updates").example_variance > known > 0
