@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -97,9 +98,9 @@ def draw_means(axes: Axes, panel: Plot, styles: dict[str, int]) -> None:
             y, deviations = np.asarray(curve.y), np.asarray(curve.deviations)
             axes.plot(curve.x, y, **style)
             axes.fill_between(curve.x, y - deviations, y + deviations, color=color, alpha=0.15, lw=0)
-    for label, y in panel.levels.items():
+    for label, level in panel.levels.items():
         i = styles[label]
-        axes.axhline(y, color=f"C{i % 10}", linestyle=DASHES[1 + i % 3], label=label)
+        axes.axhline(level, color=f"C{i % 10}", linestyle=DASHES[1 + i % 3], label=label)
     _draw_axes(axes, panel)
 
 
@@ -122,9 +123,11 @@ def _draw_axes(axes: Axes, panel: Plot) -> None:
         axes.set_ylim(max(panel.x_ticks) + 0.5, min(panel.x_ticks) - 0.5)
         axes.margins(x=0.1)
     elif panel.x_ticks:
-        longest = max(map(len, panel.x_ticks.values()))
-        turn = {"rotation": 45, "ha": "right"} if longest > 3 and len(panel.x_ticks) > 4 else {}
-        axes.set_xticks(list(panel.x_ticks), list(panel.x_ticks.values()), **turn)
+        axes.set_xticks(list(panel.x_ticks), list(panel.x_ticks.values()))
+        if len(panel.x_ticks) > 4 and max(map(len, panel.x_ticks.values())) > 3:
+            axes.tick_params(axis="x", labelrotation=45)
+            for text in axes.get_xticklabels():
+                text.set_horizontalalignment("right")
         axes.xaxis.minorticks_off()
     if panel.reference is not None:
         _draw_reference(axes, panel.reference, panel.is_categorical)
@@ -146,12 +149,12 @@ def _draw_reference(axes: Axes, y: float, is_categorical: bool) -> None:
 
 def _draw_shared_legend(figure: Figure) -> None:
     """Draw one legend for all panels, with each label once."""
-    handles = {}
+    handles: dict[str, Artist] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
-        figure.legend(list(handles.values()), list(handles), loc="outside right center")
+        figure.legend(handles=list(handles.values()), labels=list(handles), loc="outside right center")
 
 
 # ---- heat maps
@@ -226,7 +229,7 @@ def _draw_heat_map(axes: Axes, panel: HeatMap) -> AxesImage:
     return image
 
 
-def _luminance(rgba: tuple[float, float, float, float]) -> float:
+def _luminance(rgba: Any) -> float:
     """Return the luminance of a color, from 0 to 1 (ITU-R BT.709)."""
     return float(np.dot(rgba[:3], (0.2126, 0.7152, 0.0722)))
 

@@ -132,7 +132,7 @@ class SimilarityFigure(FigureSpec):
             run = open_and_print(folder)
             curves = similarity_curves(run, (self.text, self.other), self.word)
             num_layers = len(next(iter(curves.values())).x)
-            ticks = dict(enumerate(["embedding", *layer_names(num_layers - 1)]))
+            ticks: dict[float, str] = dict(enumerate(["embedding", *layer_names(num_layers - 1)]))
             title = f"{run.config.architecture}, {run.config.mixer.kind}"
             panels.append(
                 Plot(title, "layer", "cosine of two states", curves, y_range=(-0.05, 1.05), x_ticks=ticks)

@@ -467,6 +467,6 @@ def example_errors(comparison: Comparison, metric: Metric) -> dict[str, dict[int
             f"{key} seed {seed}: the values of its examples of {metric.name} are missing; not resampled"
         )
     rows: dict[str, dict[int, np.ndarray]] = {}
-    for (key, seed), error in errors.items():
-        rows.setdefault(key, {})[seed] = error
+    for (key, seed), resampled in errors.items():
+        rows.setdefault(key, {})[seed] = resampled
     return rows

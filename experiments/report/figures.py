@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from math import inf, isnan
 from pathlib import Path
@@ -193,8 +194,12 @@ def _published_scores(comparison: Comparison) -> list[tuple[str, Callable[[Row],
     for column in dict.fromkeys(metric.paper_column for metric in comparison.metrics):
         if column is not None:
             title = f"{column}\n({paper.citation})"
-            panels.append((title, lambda row, column=column: row.published[column]))
+            panels.append((title, partial(_published_score, column)))
     return panels
+
+
+def _published_score(column: str, row: Row) -> float:
+    return row.published[column]
 
 
 def published_mean_z(row: Row, baseline: Row, paper: Paper) -> float:
@@ -249,7 +254,7 @@ def score_vs_tokens_figure(comparison: Comparison, rows: Sequence[Row], title: s
             curves[row.label] = mean_point_curve(seeds)
     if not any(len(curve.x) > 1 for curve in curves.values()):
         return None
-    y_label = f"{MEAN_Z}, less the baseline's" if comparison.has_tasks else "less the baseline's [deviations]"
+    y_label = f"{MEAN_Z} (0: the baseline after training)"
     panel = Plot("", "content tokens of pre-training", y_label, curves, log="x", reference=0.0)
     return PlotGrid([panel], title, panel_size=(7.4, 4.4), has_shared_legend=True)
 
@@ -257,7 +262,11 @@ def score_vs_tokens_figure(comparison: Comparison, rows: Sequence[Row], title: s
 def length_extrapolation_figure(comparison: Comparison, rows: Sequence[Row], title: str) -> PlotGrid | None:
     """Return perplexity over the length of held-out sequences, one curve per row (Press et al. 2022)."""
     by_length = {row.label: perplexity_by_length(comparison.runs_of(row)) for row in rows}
-    curves = {label: score_curve(dict(scores)) for label, scores in by_length.items() if scores}
+    curves = {
+        label: score_curve({float(x): score for x, score in scores.items()})
+        for label, scores in by_length.items()
+        if scores
+    }
     if not curves:
         return None
     multiples = sorted({x for curve in curves.values() for x in curve.x})
@@ -288,7 +297,7 @@ def perplexity_figure(rows: Mapping[str, Sequence[Result]], title: str = "") -> 
     y_label = "word perplexity of held-out documents"
     panels = [Plot("", "", y_label, perplexities, log="y", x_ticks=dict(enumerate(rows)))]
     if seconds is not None:
-        over_time = {}
+        over_time: dict[str, Curve] = {}
         for label, seeds in rows.items():
             over_time |= _seed_curves(label, seeds)
         y_label = "bits per byte of held-out documents"

@@ -90,7 +90,7 @@ def bootstrap_difference(
     if not known:
         return None
     mean = np.mean([*known.values()], axis=0)
-    return np.stack([known.get(seed, mean) for seed in seeds])
+    return np.stack([known[seed] if seed in known else mean for seed in seeds])
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
         assert 0 < result.content_loss != result.reference_loss
     folder = swept / "tiny" / "reports" / "t5-6-corruption-rate"
     text = (folder / "report.md").read_text()
-    assert "without context; plateau not left" in (folder / "report.html").read_text()
+    assert "it has not left the unigram plateau" in (folder / "report.html").read_text()
     assert "83.28" in text
     assert "objective.rate" in (folder / "report.html").read_text()
     assert (folder / "t5-6-corruption-rate.png").read_bytes().startswith(b"\x89PNG")
@@ -312,7 +312,7 @@ def test_a_held_out_loss_is_told_in_as_many_digits_as_it_has_meaning(tmp_path, m
 def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swept):
     folder = folder_of(swept, RATE)
     lines = list(summarize(RATE, build(RATE, "tiny"), folder))
-    assert lines[0].startswith("held-out loss ") and "nats a token" in lines[0]
+    assert lines[0].startswith("held-out loss ") and "nats per token" in lines[0]
     assert f"run: {folder}" in lines and f"picture: {folder / 'curves.png'}" in lines
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     commands = lines[lines.index("Try:") + 1 :]
