@@ -24,12 +24,13 @@ from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
 from experiments.starts import started_from
 from experiments.study.changes import Overrides
-from experiments.study.experiment import BASELINE, Experiment, relevant_diff
+from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.overrides import overrides_of
 from experiments.study.paths import run_folder
 from experiments.study.plugins import study_arguments
 from experiments.study.registry import baseline_of, build, find, find_one, registered, tables_of
 from experiments.study.scales import DEFAULT_SCALE
+from experiments.study.settings_diff import relevant_diff
 from experiments.study.words import setting_words
 from lm.config.base import SettingError, at_least, changes, comments, leaves
 from lm.config.model import ModelConfig

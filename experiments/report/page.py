@@ -13,7 +13,8 @@ from markdown_it import MarkdownIt
 from experiments.console import Cell, markdown, plain
 from experiments.report.metrics import plateau_note
 from experiments.runs.result import Result
-from experiments.study.experiment import Experiment, relevant_diff
+from experiments.study.experiment import Experiment
+from experiments.study.settings_diff import relevant_diff
 from experiments.study.table import Row
 from lm.config.base import SettingError
 from lm.files import parse_lines_with_checksum

@@ -1,8 +1,8 @@
-"""Language models and taggers in the order in which the field came to them, on equal text and of equal size.
+"""Language models and taggers before the Transformer, in order of discovery, on equal text and of equal size.
 
 Networks have as many parameters as the Transformer of their scale, within 2 %: their widths follow from its
-settings. Their blocks are a mixer alone; a feed-forward layer is 1 wide, which is as good as none. Counts
-have as many numbers as their text has different n-grams, or words with tags.
+settings. Their blocks have only a mixer: the feed-forward layer has width 1, so it is switched off. Count
+models have as many parameters as their text has different n-grams, or pairs of word and tag.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from experiments.study.experiment import Experiment
 from experiments.study.presets import ADAMW, family
 from experiments.study.table import make_table
 
-WINDOW_CONTEXT = 4  # tokens that Bengio's network reads to predict the fifth [tokens]
+WINDOW_CONTEXT = 4  # that the network of Bengio et al. (2003) reads to predict the next one [tokens]
 STATE_MATRICES = {"rnn": 1, "gru": 3, "lstm": 4}  # matrices of a recurrent layer
 
 
@@ -76,7 +76,7 @@ LANGUAGE_MODEL: Changes = (
     | objective("causal-lm")
     | ADAMW
     | {
-        "model.positions.kind": "rotary",  # which have no parameters
+        "model.positions.kind": "rotary",  # has no parameters
         "start.steps": 0,
         "pretraining.steps": times(4),
         "pretraining.save_every": times(4),
@@ -106,8 +106,7 @@ UNTRAINED: Changes = without(TAGGING, "objective") | {"pretraining.steps": 0}
 HIDDEN_MARKOV: Changes = UNTRAINED | {"counts.model": "tagger"}
 
 TABLES = (
-    # lm sweep history --scale mini --seeds 2: 8 rows; networks take 2,400 steps of 0.06 to 0.09 s on two
-    # cores, three to five minutes a seed with their evaluations; counts are there in seconds
+    # three to five minutes each, 2,400 steps of 0.06 to 0.09 s on two cores; n-grams take seconds
     make_table(
         "history",
         "Language models in the order of their discovery",
@@ -124,7 +123,6 @@ TABLES = (
         scale="mini",
         seeds=2,
     ),
-    # lm sweep tagging --scale nano: 7 rows
     make_table(
         "tagging",
         "Tags of words",

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from experiments.study.changes import Overrides
-from experiments.study.experiment import BASELINE, FREE, Experiment
+from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.registry import build
+from experiments.study.settings_diff import NON_SEMANTIC
 from lm.config.base import SettingError, diff, leaves, unused_settings
 
 # settings of a model that stay the row's where it starts from a checkpoint
@@ -18,7 +19,7 @@ def overrides_of(name: str, scale: str, experiment: Experiment) -> Overrides:
     """Return the changes that make row ``name`` into ``experiment``; its folder has them in its name."""
     started = {path: new for path, new in start_changes(experiment).items() if path != "start.model"}
     changed = diff(build(name, scale, started), experiment).items()
-    return {path: new for path, (_, new) in changed if not path.startswith(FREE)}
+    return {path: new for path, (_, new) in changed if not path.startswith(NON_SEMANTIC)}
 
 
 def start_changes(experiment: Experiment) -> Overrides:

@@ -76,5 +76,10 @@ def test_without_published_noise_the_claims_are_the_conclusions(paper):
     assert {claim.z for claim in claims(table)} == {None} and not any(simulate_replication(table))
 
 
+def test_a_table_with_some_of_its_rows_has_the_claims_about_those():
+    table = own_table(None)
+    assert pairs(replace(table, rows=table.rows[1:])) == {}
+
+
 def test_nothing_is_claimed_where_other_data_replace_those_of_the_paper():
     assert claims(replace(own_table(PAPER), surrogate_data=True)) == ()

@@ -22,11 +22,12 @@ from experiments.processes.progress import duration, reporting
 from experiments.runs.stages import stages
 from experiments.study import classic, registry
 from experiments.study.changes import times
-from experiments.study.experiment import BASELINE, Experiment, relevant_diff
+from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.papers.t5 import PAPER, TABLES
 from experiments.study.paths import run_folder
 from experiments.study.registry import REGISTRY, baseline_of, build, canonical_row, find, find_one
 from experiments.study.scales import SCALES
+from experiments.study.settings_diff import relevant_diff
 from experiments.study.table import make_table
 from lm.config.base import SettingError, change, comments, diff, from_json, leaves, to_json
 from lm.objectives.denoising import OBJECTIVES
