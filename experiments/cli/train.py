@@ -34,7 +34,7 @@ from experiments.processes.progress import (
     duration,
     reporting,
 )
-from experiments.report.ending import ending
+from experiments.report.run_summary import summarize
 from experiments.runs.result import check_settings, read_result, summary
 from experiments.runs.stages import stages
 from experiments.starts import started_from
@@ -325,7 +325,7 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
     with reporting(run.steps, quiet=jax.process_index() > 0) as reporter:
 
         def say_ending() -> None:
-            for line in ending(name, experiment, run.folder):
+            for line in summarize(name, experiment, run.folder):
                 reporter.say(line)
 
         if check:

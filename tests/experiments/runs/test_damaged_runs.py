@@ -12,8 +12,8 @@ import toy
 from reported_runs import NAMES, RECORD
 from texts import TEXTS
 
-from experiments.report.page import samples
-from experiments.report.results import curves, results
+from experiments.report.page import prediction_samples
+from experiments.report.results import find_results, read_curves
 from experiments.runs import origin
 from experiments.runs.prepare import store_vocabulary, stored_vocabulary
 from experiments.runs.result import write_result
@@ -169,10 +169,10 @@ def seen(folder: Path) -> tuple[list, list[str]]:
         except (SettingError, OSError, manifest.Damage) as error:
             said.append(str(error))
 
-    found = results(REGISTRY[NAMES[0]], "nano", folder.parents[4], said.append)
+    found = find_results(REGISTRY[NAMES[0]], "nano", folder.parents[4], said.append)
     look(lambda: found)
-    look(lambda: curves(found, said.append))
-    look(lambda: [samples("cloze", step, result) for result in found for step in (2, 4)])
+    look(lambda: read_curves(found, said.append))
+    look(lambda: [prediction_samples("cloze", step, result) for result in found for step in (2, 4)])
     look(lambda: [{x: y.tolist() for x, y in result.example_values("cloze").items()} for result in found])
     look(lambda: finished(phase, STEPS))
     look(lambda: status(phase))

@@ -22,7 +22,7 @@ from experiments.cli.convert import export_checkpoint
 from experiments.cli.one_run import Options
 from experiments.cli.train import train_row
 from experiments.processes.progress import reporting
-from experiments.report.results import results
+from experiments.report.results import find_results
 from experiments.runs import origin, session
 from experiments.runs.prepare import fingerprints
 from experiments.runs.result import check_settings
@@ -307,7 +307,7 @@ def test_settings_or_a_record_that_were_edited_are_obeyed_by_nobody(written, tmp
             lambda: open_run(folder, answering(folder)),
             lambda: export_checkpoint(folder, tmp_path / "out"),
             lambda: train_row(ROW, experiment, Options("written", home / "runs"), check=False),
-            lambda: results(REGISTRY[ROW], "written", home / "runs"),
+            lambda: find_results(REGISTRY[ROW], "written", home / "runs"),
         ):
             with pytest.raises(SettingError, match="settings.json was edited or damaged"):
                 use()
