@@ -128,9 +128,13 @@ def checksum(value: Mapping[str, Any], before: str = "") -> str:
 
     ``before`` is the checksum of the line before, if there is one.
     """
+    return _checksum_of_parsed(json.loads(json.dumps(value)), before)  # as it is read back: keys become text
+
+
+def _checksum_of_parsed(value: Mapping[str, Any], before: str) -> str:
+    """Return ``checksum`` of a value that JSON was parsed to, in a third of the time."""
     bare = {name: member for name, member in value.items() if name != CHECKSUM}
-    plain = json.dumps(json.loads(json.dumps(bare)), sort_keys=True)  # as it is read back: keys become text
-    return hashlib.sha256(f"{before}{plain}".encode()).hexdigest()
+    return hashlib.sha256(f"{before}{json.dumps(bare, sort_keys=True)}".encode()).hexdigest()
 
 
 def _unsealed(text: bytes, path: Any, before: str) -> tuple[dict[str, Any], str]:
@@ -140,7 +144,7 @@ def _unsealed(text: bytes, path: Any, before: str) -> tuple[dict[str, Any], str]
         raise SettingError(f"{path} has no checksum ({CHECKSUM}): not written by this version, or damaged")
     own = value.pop(CHECKSUM)
     with contextlib.suppress(RecursionError, ValueError):  # of values nested deeper than any that was sealed
-        if own == checksum(value, before):
+        if own == _checksum_of_parsed(value, before):
             return value, own
     raise SettingError(f"{path} was edited or damaged: it does not fit its checksum ({CHECKSUM})")
 

@@ -52,7 +52,7 @@ LONGEST = [
     "batches",
     "notebook",
     "vector_stages",
-    "drawings",
+    "figures",
 ]
 
 

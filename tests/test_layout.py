@@ -12,7 +12,8 @@ from paths import FILES, ROOT
 
 from experiments.cli import COMMANDS, HELP
 
-BELOW_CLI = "console study processes runs report plan drawings"  # the last three never import each other
+# figures and plan import neither each other nor report
+BELOW_CLI = "console study processes runs report plan figures"
 # A package may import itself and what is listed; lm.batch, lm.config and lm.files are open to all.
 ALLOWED = {
     "lm": set(),
@@ -52,11 +53,18 @@ ALLOWED = {
     "experiments.study": {"lm"},
     "experiments.processes": {"lm"},
     "experiments.runs": {"lm", "experiments.study", "experiments.processes"},
-    "experiments.runs.init_from": {"lm", "experiments.study", "experiments.runs"},
     "experiments.harness": {"lm", "experiments.runs"},
-    "experiments.report": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
+    "experiments.report": {
+        "lm",
+        "experiments.console",
+        "experiments.figures.draw",
+        "experiments.figures.panels",
+        "experiments.figures.spec",
+        "experiments.study",
+        "experiments.runs",
+    },
     "experiments.plan": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
-    "experiments.drawings": {"lm", "experiments.study", "experiments.runs", "experiments.report"},
+    "experiments.figures": {"lm", "experiments.study", "experiments.runs"},
     "experiments.cli": {"lm", *(f"experiments.{below}" for below in BELOW_CLI.split())},
     "experiments.__main__": {"lm", "experiments.cli", "experiments.processes", "experiments.study"},
     "launch": set(),

@@ -9,19 +9,19 @@ from experiments.cli import EXAMPLES
 from experiments.cli.usage.arguments import name_first, parse
 from experiments.cli.usage.page import HELP_WORDS
 from experiments.console import UNBROKEN
-from experiments.drawings import DRAWINGS
+from experiments.figures import FIGURES
 from lm.config.base import SettingError, nearest
 
 
 def draw(arguments: Sequence[str]) -> None:
     """Draw a picture; without a name list what there is."""
-    arguments = name_first(DRAWINGS, arguments)
+    arguments = name_first(FIGURES, arguments)
     if not arguments or arguments[0] in HELP_WORDS:
         show_drawings()
         return
     what, *options = arguments
-    if what not in DRAWINGS:
-        raise SettingError(f"lm draw knows no {what!r}{nearest(what, DRAWINGS)}; `lm draw` lists all")
+    if what not in FIGURES:
+        raise SettingError(f"lm draw knows no {what!r}{nearest(what, FIGURES)}; `lm draw` lists all")
     write_picture(what, parse(picture_of(what), f"lm draw {what}", options))
 
 
@@ -47,24 +47,24 @@ def show_drawings() -> None:
     text = f"Draw masks, positions, costs, or what a model does with a text.\n\n{examples}\n"
     text += "usage: lm draw WHAT [OPTIONS] [--out PICTURE.png]      details: lm draw WHAT --help\n"
     UNBROKEN.print(text, markup=False, highlight=False)
-    for what, drawing in DRAWINGS.items():
-        UNBROKEN.print(f"  {what:<11} {drawing.shows}", markup=False)
-        if drawing.call:
-            UNBROKEN.print(f"  {'':<11} lm draw {what} {drawing.call}", markup=False)
+    for what, drawing in FIGURES.items():
+        UNBROKEN.print(f"  {what:<11} {drawing.summary}", markup=False)
+        if drawing.arguments:
+            UNBROKEN.print(f"  {'':<11} lm draw {what} {drawing.arguments}", markup=False)
     UNBROKEN.print("\nA picture ends in .png, .svg or .pdf.")
 
 
 def picture_of(what: str) -> Any:
     """The class of a picture, whose fields are its options; with jax, which takes a second."""
-    module, _, name = DRAWINGS[what].place.partition(":")
-    return getattr(import_module(f"experiments.drawings.{module}"), name)
+    module, _, name = FIGURES[what].target.partition(":")
+    return getattr(import_module(module), name)
 
 
 def write_picture(what: str, picture: Any) -> None:
     """Draw a picture into its ``out``, and print what it shows; a wrong ending is refused at once."""
-    from experiments.drawings.panels import check_ending, save_figure  # with matplotlib
+    from experiments.figures.draw import check_format, save_figure  # with matplotlib
 
     out = picture.out or Path(f"{what}.png")
-    check_ending(out)
+    check_format(out)
     save_figure(picture.figure(), out, picture.description())
-    UNBROKEN.print(f"{out}: {DRAWINGS[what].shows}", markup=False)
+    UNBROKEN.print(f"{out}: {FIGURES[what].summary}", markup=False)

@@ -19,7 +19,7 @@ from experiments.cli.usage.arguments import (
     scale_of,
 )
 from experiments.console import CONSOLE, NARROW, RUNS, listing, print_line
-from experiments.report.results import results
+from experiments.report.results import find_results
 from experiments.runs.init_from import started_from
 from experiments.study.changes import Overrides
 from experiments.study.experiment import BASELINE, Experiment
@@ -63,7 +63,7 @@ def show_rows(
                 derivation = row.derivation(path)
                 new.append(f"{path}={number} ({derivation})" if derivation else f"{path}={number}")
             text = ", ".join(new) or "(the baseline)"
-            finished = len(results(row, scale, runs, complain=lambda line: None))
+            finished = len(find_results(row, scale, runs, warn=lambda line: None))
             listed.add_row(
                 row.name.removeprefix(prefix),
                 escape(row.label),
@@ -268,14 +268,14 @@ def report_command(arguments: Sequence[str]) -> None:
             runs: one or more folders that hold runs, gs:// included; the report goes into the first.
         """
         from experiments.report import report  # whose pictures and page need more than listing rows does
-        from experiments.report.variants import homes_of, with_variants
+        from experiments.report.overrides import rows_to_register, with_override_rows
 
         wanted, changes = tables_of(find(pattern)), started | named_settings(arguments, settings)
         if options.variants and changes:
             raise SettingError(f"--variants shows all settings given by hand: leave out {', '.join(changes)}")
         if options.variants:
-            wanted = with_variants(wanted, scale, runs, print_line)
-        with registered(homes_of(wanted, scale)):
+            wanted = with_override_rows(wanted, scale, runs, print_line)
+        with registered(rows_to_register(wanted, scale)):
             if options.watch:
                 report.watch(wanted, scale, runs, overrides=changes)
             else:

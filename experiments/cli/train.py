@@ -323,9 +323,9 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
     with reporting(run.steps, quiet=jax.process_index() > 0) as reporter:
 
         def say_ending() -> None:
-            from experiments.report.ending import ending  # whose pictures take a while to import
+            from experiments.report.run_summary import summarize  # whose pictures take a while to import
 
-            for line in ending(name, experiment, run.folder):
+            for line in summarize(name, experiment, run.folder):
                 reporter.say(line)
 
         if check:

@@ -1,395 +1,472 @@
-"""Finished runs of a table compared: which columns count, and the paper's claims in three frames."""
+"""Compares the finished runs of a table: which metrics count, how each row differs from the baseline, and the
+verdict on each claim at equal budgets.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import hypot, inf, sqrt
 from statistics import mean
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
-from experiments.report.columns import (
-    FRAMES,
-    Frame,
-    Growth,
-    Measured,
-    Tasks,
-    has_equal_targets,
+from experiments.report.metrics import (
+    BITS_PER_BYTE,
+    BUDGETS,
+    HELD_OUT_LOSS,
+    Budget,
+    BudgetCurve,
+    Metric,
+    TaskScores,
+    budget_curve,
+    find_metrics,
     has_plateau,
-    held_out,
-    measured_columns,
-    pooled,
+    has_same_targets,
+    pooled_std,
+    run_scores,
 )
 from experiments.report.statistics import (
-    ROUNDING,
-    Difference,
-    Judged,
+    RELATIVE_TOLERANCE,
+    PairedDifference,
+    PairedTest,
     RowPair,
-    apart,
-    judge_family,
-    noise_of_examples,
-    outliers,
+    RunKey,
+    bootstrap_difference,
+    bootstrap_errors,
+    compare_pairs,
+    outlying_seeds,
 )
 from experiments.runs.result import Result
 from experiments.study.claims import SIGNIFICANT, Claim, claims
 from experiments.study.experiment import Experiment
+from experiments.study.registry import REGISTRY
 from experiments.study.table import Row, Table
 from lm.config.base import SettingError
 
-SIGNAL = 3.0  # spread of the rows over the deviation of a repeat: a column below that is not averaged
-FROM_CHANCE = 3.0  # of the baseline: nor is one whose baseline guesses [standard errors]
-Curves = Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # what was recorded -> lines of (step, value)
-# deviations of a repeat: the smallest difference of two rows, over its seven columns, that the T5 paper tells
-MARGIN = SIGNIFICANT * sqrt(2 / 7)
-ALIKE: Mapping[str, list[str]] = {}
-WHOLE: Mapping[int, float] = {}
-Uncompared = Literal["not yet learning", "out of range", "no common seed"]  # why rows are not compared
-Word = Literal["confirmed", "contradicted", "equivalent", "undecided", Uncompared]
-UNCOMPARED = get_args(Uncompared)
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The finished runs of a table's rows, and of the row that they are compared with."""
-
-    table: Table
-    baseline: Row
-    runs: Mapping[str, Sequence[Result]]  # row -> its seeds
-    settings: Mapping[str, Experiment] = field(default_factory=dict)  # of each row
-
-    def of(self, row: Row) -> Sequence[Result]:
-        return self.runs[row.name]
-
-    @property
-    def trained(self) -> list[Row]:
-        """The rows of the table of which any seed has finished."""
-        return [row for row in self.table.rows if self.of(row)]
-
-    @cached_property
-    def columns(self) -> list[Measured]:
-        """The columns in which any row of the table was scored."""
-        tasks = [self.tasks(run) for row in self.table.rows for run in self.of(row)]
-        return measured_columns(tasks, self.table.paper)
-
-    @cached_property
-    def has_tasks(self) -> bool:
-        """Whether any row of the table was scored on a task."""
-        return any(run.tasks for row in self.table.rows for run in self.of(row))
-
-    def tasks(self, run: Result) -> Tasks:
-        """Return what a run was scored on: tasks or, in a table without any, held-out text."""
-        return run.tasks if self.has_tasks else held_out(run)
-
-    def comparable(self, column: Measured, a: str, b: str) -> bool:
-        """Whether two rows have the same targets in a column, as far as settings are known."""
-        known = {a, b} <= self.settings.keys()
-        return not known or has_equal_targets(column, self.settings[a], self.settings[b])
-
-    @property
-    def keys(self) -> list[str]:
-        """The names of the rows and their baseline, once each."""
-        return list(dict.fromkeys(map(self.key, (*self.table.rows, self.baseline))))
-
-    def key(self, row: Row) -> str:
-        """Return the name of ``row`` in samples: rows that are one experiment share their runs and a name."""
-        rows = (*self.table.rows, self.baseline)
-        return next(other.name for other in rows if self._is_same(other, row))
-
-    def _is_same(self, a: Row, b: Row) -> bool:
-        if a.name == b.name:
-            return True
-        if {a.name, b.name} <= self.settings.keys():
-            return self.settings[a.name] == self.settings[b.name]
-        return a.changes == b.changes
-
-    def samples(self, column: Measured) -> dict[str, dict[int, float]]:
-        """Row -> seed -> its value in a column, for the rows of the table and their baseline."""
-        return {
-            key: {run.seed: x for run in self.runs[key] if (x := column.value(self.tasks(run))) is not None}
-            for key in self.keys
-        }
-
-    def deviation(self, column: Measured) -> float:
-        """Of a column over the seeds of a row, pooled over the rows; 0 if unknown."""
-        return pooled([*row.values()] for row in self.samples(column).values())
-
-    def learning(self, key: str, updates: Mapping[int, float] = WHOLE) -> bool:
-        """Whether most of a row's seeds have left the plateau, or never had one to leave.
-
-        ``updates``: seed -> after how many of its pre-training, of these seeds; else of all, after all.
-        """
-        if key in self.settings and not has_plateau(self.settings[key]):
-            return True
-        runs = [run for run in self.runs[key] if not updates or run.seed in updates]
-        exits = [(r.exit_step, updates.get(r.seed, inf)) for r in runs if r.content_loss is not None]
-        stuck = [left for left, trained in exits if left is None or left > trained * (1 + ROUNDING)]
-        return 2 * len(stuck) < len(runs) or not runs
+# A metric is averaged if its rows' means range over so many deviations of a replication ...
+MIN_SIGNAL = 3.0
+# ... and its baseline is so many standard errors from chance.
+MIN_FROM_CHANCE = 3.0
+# The smallest mean difference over its seven columns that the T5 paper calls significant: rows that differ by
+# less are equivalent [deviations of a replication].
+EQUIVALENCE_MARGIN = SIGNIFICANT * sqrt(2 / 7)
+MAX_RESAMPLED_SEEDS = 20  # per row, whose examples are resampled; more would not narrow an interval
+Uncompared = Literal["not yet learning", "out of range", "no common seed", "different targets"]
+VerdictWord = Literal["confirmed", "contradicted", "equivalent", "undecided", Uncompared]
+BaselineVerdict = Literal["better", "worse", "equivalent", "undecided"]
+UNCOMPARED: tuple[Uncompared, ...] = get_args(Uncompared)
+Warn = Callable[[str], object]  # is called with each thing that does not count, and why
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What runs say of a claim in one frame. Only the first two words decide it."""
+    """What runs say about a claim at one budget. Only "confirmed" and "contradicted" decide it."""
 
-    word: Word
-    judged: Judged | None = None  # of better - worse, in deviations of a repeat
-
-
-Verdicts = Mapping[Frame, Sequence[tuple[Claim, Verdict]]]
+    word: VerdictWord
+    test: PairedTest | None = None  # of better - worse, in deviations of a replication
 
 
-class Evidence:
-    """The columns of a table that count, and its rows' differences over them."""
+@dataclass(frozen=True)
+class BaselineDifference:
+    """A row's difference from the baseline in one metric, in its own unit."""
+
+    mean: float
+    low: float  # ends of the 95 % confidence interval, infinite where seeds do not tell
+    high: float
+    verdict: BaselineVerdict
+    test: PairedTest  # in deviations of a replication; more is better
+
+
+Verdicts = Mapping[Budget, Sequence[tuple[Claim, Verdict]]]
+
+
+class Comparison:
+    """The finished runs of a table, and what they say.
+
+    Rows that are the same experiment share their runs. Everything is computed under the name of the first of
+    these rows in the table, which ``key`` returns.
+    """
 
     def __init__(
-        self, finished: Finished, complain: Callable[[str], object], unlike: Mapping[str, list[str]] = ALIKE
+        self,
+        table: Table,
+        runs: Mapping[str, Sequence[Result]],
+        experiments: Mapping[str, Experiment],
+        warn: Warn,
+        mismatches: Mapping[str, list[str]] | None = None,
     ):
-        """``complain`` is called with each file that is damaged and each run that lacks what others have.
+        """Compare ``runs`` (row -> its finished seeds) of the table's rows and its baseline.
 
-        ``unlike``: rows that were made of other things than those beside them, and of which.
+        ``experiments``: the settings of each of these rows. ``mismatches``: row -> how its provenance differs
+        from that of the other rows. ``warn`` is called with each damaged file and each run that lacks what
+        others have.
         """
-        self.finished, self.complain, self.unlike = finished, complain, unlike
+        self.table, self.runs, self.experiments, self.warn = table, runs, experiments, warn
+        self.mismatches = mismatches or {}
+        self.baseline = REGISTRY[table.baseline]
+        self._scores: dict[int, TaskScores] = {}
+        self._samples: dict[str, dict[str, dict[int, float]]] = {}
+        self._differences: dict[str, dict[str, BaselineDifference]] = {}
+
+    # ---- rows and runs
 
     @cached_property
-    def signals(self) -> dict[str, float | None]:
-        """Column -> the range of its rows' means in deviations of a repeat; None if unknown.
+    def _keys(self) -> dict[str, str]:
+        """Name of each row -> name of the first row with the same experiment."""
+        first: dict[Experiment, str] = {}
+        names = [row.name for row in (*self.table.rows, self.baseline)]
+        return {name: first.setdefault(self.experiments[name], name) for name in names}
 
-        Of rows with two seeds or more: the mean of one is far from the others by its noise alone.
+    def key(self, row: Row) -> str:
+        """Return the name of the first row that is the same experiment as ``row``."""
+        return self._keys[row.name]
+
+    @property
+    def keys(self) -> list[str]:
+        """The names of all different experiments, the baseline's included."""
+        return list(dict.fromkeys(self._keys.values()))
+
+    @property
+    def baseline_key(self) -> str:
+        """The name under which the baseline's runs are compared."""
+        return self.key(self.baseline)
+
+    def runs_of(self, row: Row) -> Sequence[Result]:
+        """Return the finished seeds of a row."""
+        return self.runs[row.name]
+
+    @property
+    def trained_rows(self) -> list[Row]:
+        """The rows of the table with a finished seed."""
+        return [row for row in self.table.rows if self.runs_of(row)]
+
+    def scores(self, run: Result) -> TaskScores:
+        """Return what a run scored on tasks and on held-out text."""
+        if id(run) not in self._scores:
+            self._scores[id(run)] = run_scores(run)
+        return self._scores[id(run)]
+
+    def is_learning(self, key: str, updates: Mapping[int, float] | None = None) -> bool:
+        """Return whether most of a row's seeds have left the unigram plateau, or never had one.
+
+        ``updates``: seed -> after how many updates to look, for these seeds only; by default all seeds are
+        looked at after all of their pre-training.
         """
-        signals: dict[str, float | None] = {}
-        for column in self.finished.columns:
-            means = [mean(x.values()) for x in self.finished.samples(column).values() if len(x) > 1]
-            is_known = len(means) > 1 and self.finished.deviation(column) > 0
-            signals[column.name] = float(np.ptp(means)) / self.units[column.name] if is_known else None
-        return signals
+        if not has_plateau(self.experiments[key]):
+            return True
+        runs = [run for run in self.runs[key] if updates is None or run.seed in updates]
+        num_stuck = 0
+        for run in runs:
+            limit = inf if updates is None else updates[run.seed] * (1 + RELATIVE_TOLERANCE)
+            has_left = run.exit_step is not None and run.exit_step <= limit
+            num_stuck += run.content_loss is not None and not has_left
+        return 2 * num_stuck < len(runs) or not runs
+
+    # ---- metrics
+
+    @cached_property
+    def metrics(self) -> list[Metric]:
+        """The metrics in which any row of the table is scored."""
+        return find_metrics((run for row in self.table.rows for run in self.runs_of(row)), self.table.paper)
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether any row of the table is scored on a task."""
+        return any(not metric.is_held_out for metric in self.metrics)
+
+    def samples(self, metric: Metric) -> dict[str, dict[int, float]]:
+        """Return the value of each row and seed: row -> seed -> value, the baseline's included."""
+        if metric.name not in self._samples:
+            self._samples[metric.name] = {
+                key: {
+                    run.seed: value
+                    for run in self.runs[key]
+                    if (value := metric.value(self.scores(run))) is not None
+                }
+                for key in self.keys
+            }
+        return self._samples[metric.name]
+
+    def std(self, metric: Metric) -> float:
+        """Return the standard deviation over seeds, pooled over rows; 0 if unknown."""
+        return pooled_std([*seeds.values()] for seeds in self.samples(metric).values())
 
     @cached_property
     def units(self) -> dict[str, float]:
-        """Column -> its deviation if both seeds and examples were others; 1 if unknown.
+        """Metric -> its standard deviation if both seeds and examples were new; 1 if unknown.
 
-        Seeds are too few to weigh columns by them alone: one that happens to repeat well would decide all.
+        Seeds are too few to weigh metrics by them alone: one that happens to repeat well would decide all.
         """
-        seeds = {column.name: self.finished.deviation(column) for column in self.finished.columns}
-        return {name: hypot(noise, self._by_draws(name)) or 1.0 for name, noise in seeds.items()}
-
-    def _by_draws(self, name: str) -> float:
-        noise = [np.var(x) for row in self._by_examples[name].values() for x in row.values()]
-        return sqrt(np.mean(noise or [0.0]))
-
-    @cached_property
-    def kept(self) -> list[Measured]:
-        """The columns that are averaged: they tell rows apart, and the baseline does not guess."""
-        return [column for column in self.finished.columns if self._is_kept(column)]
-
-    def _is_kept(self, column: Measured) -> bool:
-        if column.is_held_out:  # which rows with other targets have too
-            return False
-        from_chance = self.from_chance(column)
-        is_learned = from_chance is None or from_chance >= FROM_CHANCE
-        return is_learned and (self.signals[column.name] or 0.0) >= SIGNAL
+        units = {}
+        for metric in self.metrics:
+            errors = self._example_errors[metric.name].values()
+            variances = [np.var(error) for seeds in errors for error in seeds.values()]
+            units[metric.name] = hypot(self.std(metric), sqrt(np.mean(variances or [0.0]))) or 1.0
+        return units
 
     @cached_property
-    def growth(self) -> dict[str, dict[int, Growth]]:
-        """Row -> seed -> what it scored with more and more pre-training; of runs with all kept columns."""
-        rows: dict[str, dict[int, Growth]] = {}
-        for key in (key for key in self.finished.keys if self.kept and key in self.finished.settings):
-            rows[key] = {}
-            for run in self.finished.runs[key]:
-                if lacking := [c.name for c in self.kept if c.value(run.tasks) is None]:
-                    missing = f"has no score in {', '.join(lacking)}"
-                    self.complain(f"{key} seed {run.seed} {missing}: it is in no combined score")
-                else:
-                    rows[key][run.seed] = grown(run, self.kept, self.finished.settings[key])
-        return rows
+    def signals(self) -> dict[str, float | None]:
+        """Metric -> range of its rows' means over its unit; None if unknown.
 
-    def combine(self, values: Mapping[str, float]) -> float:
-        """Mean over the kept columns, in deviations of a repeat; more is better."""
-        parts = [c.better * values[c.name] / self.units[c.name] for c in self.kept]
-        return sum(parts) / len(parts)
-
-    def combined(self, key: str) -> dict[int, float]:
-        """Seed -> a row's combined score less the baseline's, at the end of training.
-
-        That is the mean of the baseline's seeds that the row has too, so that what a seed does to all rows
-        cancels; of all of them if the row has none of them.
+        Only rows with two seeds or more count: noise alone takes the mean of one seed far from the others.
         """
-        seeds, zero = self.growth.get(key, {}), self._zero(key)
-        return {} if zero is None else {seed: self._last(growth) - zero for seed, growth in seeds.items()}
-
-    def _zero(self, key: str) -> float | None:
-        """The baseline's score that a row's is told from; None if no baseline has finished."""
-        base = self.growth.get(self.finished.key(self.finished.baseline), {})
-        shared = self.growth.get(key, {}).keys() & base.keys()
-        return mean(self._last(base[seed]) for seed in shared or base) if base else None
-
-    def _last(self, growth: Growth) -> float:
-        return self.combine({c.name: float(growth.values[c.name][-1]) for c in self.kept})
-
-    def curve(self, key: str, frame: Frame) -> list[list[tuple[float, float]]]:
-        """A line a seed of (spent, combined score less the baseline's at its end)."""
-        zero, lines = self._zero(key) or 0.0, []
-        for growth in self.growth.get(key, {}).values():
-            points = zip(*(growth.values[c.name] for c in self.kept), strict=True)
-            scores = [self.combine(dict(zip(growth.values, point, strict=True))) - zero for point in points]
-            lines.append(list(zip(growth.spent[frame].tolist(), scores, strict=True)))
-        return lines
+        signals: dict[str, float | None] = {}
+        for metric in self.metrics:
+            means = [mean(seeds.values()) for seeds in self.samples(metric).values() if len(seeds) > 1]
+            is_known = len(means) > 1 and self.std(metric) > 0
+            signals[metric.name] = float(np.ptp(means)) / self.units[metric.name] if is_known else None
+        return signals
 
     @cached_property
-    def _by_examples(self) -> dict[str, dict[str, dict[int, np.ndarray]]]:
-        """Column -> row -> seed -> [DRAWS]: how far its value moves if examples are drawn; where known."""
-        return {c.name: example_noise(self.finished, c, self.complain) for c in self.finished.columns}
+    def averaged(self) -> list[Metric]:
+        """The metrics that claims are judged by, averaged in units of their noise.
 
-    def _apart_by_examples(self, a: str, b: str, seeds: Sequence[int]) -> np.ndarray | None:
-        """[S, DRAWS]: how far the combined scores of two rows move apart, by the columns known of both."""
-        moved = [(c, apart(self._by_examples[c.name], a, b, seeds)) for c in self.kept]
-        parts = [x * c.better / self.units[c.name] for c, x in moved if x is not None]
-        return np.sum(parts, axis=0) / len(self.kept) if parts else None
+        These are the tasks that distinguish the rows and whose baseline does not guess. In a table without
+        tasks it is held-out text: bits per byte of documents, if they were scored, else held-out loss.
+        """
+        if not self.has_tasks:
+            by_name = {metric.name: metric for metric in self.metrics}
+            primary = by_name.get(BITS_PER_BYTE) or by_name.get(HELD_OUT_LOSS)
+            return [primary] if primary else []
+        return [metric for metric in self.metrics if not metric.is_held_out and self._is_informative(metric)]
 
-    def from_chance(self, column: Measured) -> float | None:
-        """How much better than chance the baseline is, in standard errors by seeds and examples, if known."""
-        base = self.finished.key(self.finished.baseline)
-        values, noise = self.finished.samples(column)[base], self._by_examples[column.name].get(base, {})
-        by_examples = np.var(np.mean([*noise.values()], axis=0)) if noise else 0.0
+    def _is_informative(self, metric: Metric) -> bool:
+        from_chance = self.from_chance(metric)
+        is_learned = from_chance is None or from_chance >= MIN_FROM_CHANCE
+        return is_learned and (self.signals[metric.name] or 0.0) >= MIN_SIGNAL
+
+    def from_chance(self, metric: Metric) -> float | None:
+        """Return how much better than chance the baseline is, in standard errors over seeds and examples."""
+        values = self.samples(metric)[self.baseline_key]
+        errors = self._example_errors[metric.name].get(self.baseline_key, {})
+        by_examples = np.var(np.mean([*errors.values()], axis=0)) if errors else 0.0
         by_seeds = np.var([*values.values()], ddof=1) / len(values) if len(values) > 1 else 0.0
         error = float(np.sqrt(by_examples + by_seeds))
-        if column.chance is None or not values or not error:
+        if metric.chance is None or not values or not error:
             return None
-        return column.better * (mean(values.values()) - column.chance) / error
+        return metric.sign * (mean(values.values()) - metric.chance) / error
 
-    def difference(self, a: str, b: str, frame: Frame) -> Difference | Uncompared:
-        """Row a's combined score less row b's where both have spent as much, or why there is none.
+    def is_comparable(self, metric: Metric, a: str, b: str) -> bool:
+        """Return whether two rows have the same targets in a metric."""
+        return has_same_targets(metric, self.experiments[a], self.experiments[b])
 
-        That is what the one that spent less has spent in all; after equal updates it is the end of training
-        of both, as in the paper. The noise by examples is that at the end.
-        """
-        of_a, of_b = (self.growth.get(row, {}) for row in (a, b))
-        if not (seeds := sorted(of_a.keys() & of_b.keys())):
-            return "no common seed"
-        ends = {seed: min(of_a[seed].most(frame), of_b[seed].most(frame)) for seed in seeds}
-        sides = []
-        for row, of_row in ((a, of_a), (b, of_b)):
-            spent = {s: of_row[s].most(frame) if frame == "updates" else ends[s] for s in seeds}
-            scores = [self._at(of_row[seed], frame, spent[seed]) for seed in seeds]
-            if None in scores:
-                return "out of range"
-            if not self.finished.learning(row, {s: of_row[s].updates(frame, spent[s]) for s in seeds}):
-                return "not yet learning"
-            sides.append(np.array(scores, np.float64))
-        return Difference(sides[0] - sides[1], self._apart_by_examples(a, b, seeds))
+    @cached_property
+    def _example_errors(self) -> dict[str, dict[str, dict[int, np.ndarray]]]:
+        """Metric -> row -> seed -> bootstrap error of its value over examples, where runs kept them."""
+        return {metric.name: example_errors(self, metric) for metric in self.metrics}
 
-    def _at(self, growth: Growth, frame: Frame, spent: float) -> float | None:
-        if frame == "updates":  # which a row without pre-training has none of
-            return self._last(growth)
-        values = {c.name: growth.at(frame, spent, c.name) for c in self.kept}
-        known = {name: x for name, x in values.items() if x is not None and not np.isnan(x)}
-        return self.combine(known) if len(known) == len(values) else None
+    # ---- differences from the baseline
 
-    def marks(self, column: Measured) -> dict[str, int]:
-        """Row -> 1, -1, 0: better, worse than the baseline in a column, or it may be noise."""
-        return {key: judged.sign for key, judged in self.judged(column).items()}
-
-    def judged(self, column: Measured) -> dict[str, Judged]:
-        """Return for each row how it differs from the baseline in a column, in deviations; more is better.
+    def differences(self, metric: Metric) -> dict[str, BaselineDifference]:
+        """Return the difference of each row from the baseline in one metric, tested as a family.
 
         Rows that share no seed with the baseline are left out, and those with other targets.
         """
-        samples, base = self.finished.samples(column), self.finished.key(self.finished.baseline)
-        unit, pairs = column.better / self.units[column.name], {}
-        for key in (key for key in samples if key != base and self.finished.comparable(column, key, base)):
-            if seeds := sorted(samples[key].keys() & samples[base].keys()):
-                by_seed = unit * np.array([samples[key][s] - samples[base][s] for s in seeds])
-                by_examples = apart(self._by_examples[column.name], key, base, seeds)
-                pairs[key, base] = Difference(by_seed, None if by_examples is None else unit * by_examples)
-        return {key: judged for (key, _), judged in judge_family(pairs, MARGIN).items()}
+        if metric.name not in self._differences:
+            self._differences[metric.name] = self._compare_with_baseline(metric)
+        return self._differences[metric.name]
 
-    def less_baseline(self, column: Measured) -> dict[str, tuple[float, float, float]]:
-        """Return for each row its value less the baseline's, and the ends of the interval of 95 %."""
-        unit = column.better * self.units[column.name]
+    def _compare_with_baseline(self, metric: Metric) -> dict[str, BaselineDifference]:
+        samples, base = self.samples(metric), self.baseline_key
+        unit, pairs = metric.sign / self.units[metric.name], {}
+        for key in samples:
+            seeds = sorted(samples[key].keys() & samples[base].keys())
+            if key == base or not seeds or not self.is_comparable(metric, key, base):
+                continue
+            by_seed = unit * np.array([samples[key][seed] - samples[base][seed] for seed in seeds])
+            by_examples = bootstrap_difference(self._example_errors[metric.name], key, base, seeds)
+            pairs[key, base] = PairedDifference(by_seed, None if by_examples is None else unit * by_examples)
+        tests = compare_pairs(pairs, EQUIVALENCE_MARGIN)
+        scale = metric.sign * self.units[metric.name]
         found = {}
-        for key, x in self.judged(column).items():
-            ends = unit * x.low, unit * x.high
-            found[key] = unit * x.mean, min(ends), max(ends)
+        for (key, _), test in tests.items():
+            low, high = sorted((scale * test.low, scale * test.high))
+            found[key] = BaselineDifference(scale * test.mean, low, high, to_baseline_verdict(test), test)
         return found
 
+    # ---- the mean z-score, and claims
+
+    @cached_property
+    def budget_curves(self) -> dict[str, dict[int, BudgetCurve]]:
+        """Row -> seed -> its scores against what it spent; runs that lack an averaged metric are left out."""
+        rows: dict[str, dict[int, BudgetCurve]] = {}
+        for key in self.keys if self.averaged else ():
+            rows[key] = {}
+            for run in self.runs[key]:
+                scores = self.scores(run)
+                missing = [metric.name for metric in self.averaged if metric.value(scores) is None]
+                if missing:
+                    lacks = f"has no score in {', '.join(missing)}"
+                    self.warn(f"{key} seed {run.seed} {lacks}: it is in no mean z-score")
+                else:
+                    rows[key][run.seed] = budget_curve(run, self.averaged, self.experiments[key])
+        return rows
+
+    def average(self, values: Mapping[str, float]) -> float:
+        """Return the mean over the averaged metrics, each in deviations of a replication; more is better."""
+        parts = [metric.sign * values[metric.name] / self.units[metric.name] for metric in self.averaged]
+        return sum(parts) / len(parts)
+
+    def mean_z(self, key: str) -> dict[int, float]:
+        """Return a row's average less the baseline's at the end of training, by seed.
+
+        The baseline's is its mean over the seeds that the row has too, so that what a seed does to all rows
+        cancels; over all of its seeds if the row has none of them.
+        """
+        zero = self._baseline_average(key)
+        if zero is None or not self._has_baseline_targets(key):
+            return {}
+        curves = self.budget_curves.get(key, {})
+        return {seed: self._final_average(curve) - zero for seed, curve in curves.items()}
+
+    def mean_z_by_budget(self, key: str, budget: Budget) -> list[dict[float, float]]:
+        """Return a row's average less the baseline's final one by what was spent, one mapping per seed."""
+        zero, seeds = self._baseline_average(key) or 0.0, []
+        for curve in self.budget_curves.get(key, {}).values():
+            points = zip(*(curve.values[metric.name] for metric in self.averaged), strict=True)
+            z = [self.average(dict(zip(curve.values, point, strict=True))) - zero for point in points]
+            seeds.append(dict(zip(curve.spent[budget].tolist(), z, strict=True)))
+        return seeds
+
+    def _has_baseline_targets(self, key: str) -> bool:
+        return all(self.is_comparable(metric, key, self.baseline_key) for metric in self.averaged)
+
+    def _baseline_average(self, key: str) -> float | None:
+        """Return the baseline's average that a row's is compared with; None if no baseline has finished."""
+        base = self.budget_curves.get(self.baseline_key, {})
+        shared = self.budget_curves.get(key, {}).keys() & base.keys()
+        return mean(self._final_average(base[seed]) for seed in shared or base) if base else None
+
+    def _final_average(self, curve: BudgetCurve) -> float:
+        return self.average({metric.name: float(curve.values[metric.name][-1]) for metric in self.averaged})
+
+    def difference(self, a: str, b: str, budget: Budget) -> PairedDifference | Uncompared:
+        """Return row a's average less row b's where both had spent the same, or why they are not compared.
+
+        They are compared where the cheaper one ends; for the budget "updates" each at its own end, as in the
+        paper. The error over examples is that at the end.
+        """
+        if not all(self.is_comparable(metric, a, b) for metric in self.averaged):
+            return "different targets"
+        curves_a, curves_b = self.budget_curves.get(a, {}), self.budget_curves.get(b, {})
+        seeds = sorted(curves_a.keys() & curves_b.keys())
+        if not seeds:
+            return "no common seed"
+        averages = []
+        for row, curves, others in ((a, curves_a, curves_b), (b, curves_b, curves_a)):
+            spent = {seed: curves[seed].total(budget) for seed in seeds}
+            if budget != "updates":
+                spent = {seed: min(spent[seed], others[seed].total(budget)) for seed in seeds}
+            values = [self._average_at(curves[seed], budget, spent[seed]) for seed in seeds]
+            if None in values:
+                return "out of range"
+            updates = {seed: curves[seed].updates_at(budget, spent[seed]) for seed in seeds}
+            if not self.is_learning(row, updates):
+                return "not yet learning"
+            averages.append(np.array(values, np.float64))
+        return PairedDifference(averages[0] - averages[1], self._example_difference(a, b, seeds))
+
+    def _average_at(self, curve: BudgetCurve, budget: Budget, spent: float) -> float | None:
+        """Return a run's average where it had spent so much; None outside the measured range."""
+        if budget == "updates":  # a row without pre-training spent none
+            return self._final_average(curve)
+        values = {}
+        for metric in self.averaged:
+            value = curve.score_at(budget, spent, metric.name)
+            if value is None or np.isnan(value):
+                return None
+            values[metric.name] = value
+        return self.average(values)
+
+    def _example_difference(self, a: str, b: str, seeds: Sequence[int]) -> np.ndarray | None:
+        """Return the bootstrap error of two rows' difference over examples, by the metrics known of both."""
+        parts = []
+        for metric in self.averaged:
+            errors = bootstrap_difference(self._example_errors[metric.name], a, b, seeds)
+            if errors is not None:
+                parts.append(errors * metric.sign / self.units[metric.name])
+        return np.sum(parts, axis=0) / len(self.averaged) if parts else None
+
     def verdicts(self) -> Verdicts:
-        """Every claim about two rows that have finished, in each frame."""
-        key, rows = self.finished.key, self.finished.runs
-        wanted = [
-            c for c in claims(self.finished.table) if rows.get(key(c.better)) and rows.get(key(c.worse))
+        """Return the verdict on each claim about two rows that have finished, at each budget."""
+        judged = [
+            claim
+            for claim in claims(self.table)
+            if self.runs.get(self.key(claim.better)) and self.runs.get(self.key(claim.worse))
         ]
-        return {frame: self._judge(wanted, frame) for frame in FRAMES}
+        return {budget: self._judge(judged, budget) for budget in BUDGETS}
 
-    def _judge(self, wanted: Sequence[Claim], frame: Frame) -> list[tuple[Claim, Verdict]]:
-        pairs = [(self.finished.key(claim.better), self.finished.key(claim.worse)) for claim in wanted]
-        found: dict[RowPair, Verdict] = {}
-        differences: dict[RowPair, Difference] = {}
+    def _judge(self, judged: Sequence[Claim], budget: Budget) -> list[tuple[Claim, Verdict]]:
+        pairs = [(self.key(claim.better), self.key(claim.worse)) for claim in judged]
+        verdicts: dict[RowPair, Verdict] = {}
+        differences: dict[RowPair, PairedDifference] = {}
         for pair in pairs:
-            if not all(map(self.finished.learning, pair)):
-                found[pair] = Verdict("not yet learning")
-            elif not self.kept:
-                found[pair] = Verdict("undecided")
-            elif isinstance(difference := self.difference(*pair, frame), str):
-                found[pair] = Verdict(difference)
+            if not all(map(self.is_learning, pair)):
+                verdicts[pair] = Verdict("not yet learning")
+            elif not self.averaged:
+                verdicts[pair] = Verdict("undecided")
             else:
-                differences[pair] = difference
-        found |= {pair: said(judged) for pair, judged in judge_family(differences, MARGIN).items()}
-        return [(claim, found[pair]) for claim, pair in zip(wanted, pairs, strict=True)]
+                difference = self.difference(*pair, budget)
+                if isinstance(difference, PairedDifference):
+                    differences[pair] = difference
+                else:
+                    verdicts[pair] = Verdict(difference)
+        tests = compare_pairs(differences, EQUIVALENCE_MARGIN)
+        verdicts |= {pair: to_verdict(test) for pair, test in tests.items()}
+        return [(claim, verdicts[pair]) for claim, pair in zip(judged, pairs, strict=True)]
 
-    def outlying_seeds(self) -> list[tuple[str, int]]:
-        """(row, seed) whose combined score is far from that of the row's other seeds."""
-        return outliers({key: self.combined(key) for key in self.growth})
-
-
-def grown(run: Result, columns: Sequence[Measured], settings: Experiment) -> Growth:
-    """A run's scores after parts of its pre-training and after all of it."""
-    last = settings.pretraining.steps
-    points: dict[int, dict[str, Mapping[str, Any]]] = {}
-    for name, branches in run.branches.items():
-        for updates, best in branches.items():
-            points.setdefault(int(updates), {})[name] = best
-    early = {
-        updates: tasks
-        for updates, tasks in points.items()
-        if updates < last and all(column.value(tasks) is not None for column in columns)
-    }
-    spent: dict[Frame, tuple[float, float]] = {
-        "updates": (0.0, last),
-        "FLOP": (run.start_flops, run.flops),
-        "content tokens": (run.start_tokens, run.content_tokens),
-    }
-    return Growth.of({**early, last: run.tasks}, columns, spent)
+    def outlying_seeds(self) -> list[RunKey]:
+        """Return (row, seed) of each run whose mean z-score is far from that of the row's other seeds."""
+        return outlying_seeds({key: self.mean_z(key) for key in self.budget_curves})
 
 
-def said(judged: Judged) -> Verdict:
-    """The verdict on a claim by the difference of its better and its worse row."""
-    undecided: Word = "equivalent" if judged.equivalent else "undecided"
-    words: dict[int, Word] = {1: "confirmed", -1: "contradicted", 0: undecided}
-    return Verdict(words[judged.sign], judged)
+def to_verdict(test: PairedTest) -> Verdict:
+    """Return the verdict on a claim from the test of its better row against its worse row."""
+    if test.sign > 0:
+        return Verdict("confirmed", test)
+    if test.sign < 0:
+        return Verdict("contradicted", test)
+    return Verdict("equivalent" if test.is_equivalent else "undecided", test)
 
 
-def example_noise(
-    finished: Finished, column: Measured, complain: Callable[[str], object]
-) -> dict[str, dict[int, np.ndarray]]:
-    """Row -> seed -> [DRAWS]: a column's value with examples drawn, less its own; of runs that kept them.
+def to_baseline_verdict(test: PairedTest) -> BaselineVerdict:
+    """Return what the test of a row against the baseline says about the row."""
+    if test.sign > 0:
+        return "better"
+    if test.sign < 0:
+        return "worse"
+    return "equivalent" if test.is_equivalent else "undecided"
 
-    All runs see the same draws; runs whose examples are not those of most others are left out.
+
+def example_errors(comparison: Comparison, metric: Metric) -> dict[str, dict[int, np.ndarray]]:
+    """Return row -> seed -> bootstrap error of a metric over its examples, for runs that kept their values.
+
+    All runs see the same resamples. Runs scored on other examples than most are left out.
     """
-    known, lacking = {}, []
-    for place, run in {(key, run.seed): run for key in finished.keys for run in finished.runs[key]}.items():
-        try:
-            alone = len(column.tasks) == 1 and not column.is_held_out
-            values = column.examples(run.example_values(column.tasks[0]) if alone else {})
-        except (SettingError, OSError) as error:
-            complain(f"{error}; its examples are not drawn")
-            continue
-        if values is not None and len(values[0]):
-            known[place] = values
-        elif column.value(finished.tasks(run)) is not None:
-            lacking.append(place)
-    drawn = noise_of_examples(known)
-    for key, seed in (place for place in known if place not in drawn):
-        complain(f"{key} seed {seed}: its examples of {column.name} are other ones than those of most runs")
-    for key, seed in lacking if known else ():
-        complain(f"{key} seed {seed}: the values of its examples of {column.name} are missing; not drawn")
-    keys = dict.fromkeys(key for key, _ in drawn)
-    return {key: {seed: x for (row, seed), x in drawn.items() if row == key} for key in keys}
+    if metric.is_held_out or len(metric.tasks) > 1:
+        return {}
+    sums: dict[RunKey, tuple[np.ndarray, np.ndarray]] = {}
+    missing: list[RunKey] = []
+    for key in comparison.keys:
+        for run in comparison.runs[key][:MAX_RESAMPLED_SEEDS]:
+            try:
+                values = metric.example_sums(run.example_values(metric.tasks[0]))
+            except (SettingError, OSError) as error:
+                comparison.warn(f"{error}; its examples are not resampled")
+                continue
+            if values is not None and len(values[0]):
+                sums[key, run.seed] = values
+            elif metric.value(comparison.scores(run)) is not None:
+                missing.append((key, run.seed))
+    errors = bootstrap_errors(sums)
+    for key, seed in (run for run in sums if run not in errors):
+        comparison.warn(f"{key} seed {seed}: its examples of {metric.name} are not those of most runs")
+    for key, seed in missing if sums else ():
+        comparison.warn(
+            f"{key} seed {seed}: the values of its examples of {metric.name} are missing; not resampled"
+        )
+    rows: dict[str, dict[int, np.ndarray]] = {}
+    for (key, seed), resampled in errors.items():
+        rows.setdefault(key, {})[seed] = resampled
+    return rows

@@ -1,17 +1,17 @@
-"""Finished runs, in one folder of runs or several: their results, curves, and what they were made of."""
+"""Reads finished runs from one folder of runs or several: results, training curves, and provenance."""
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from etils import epath
 
-from experiments.report.comparison import Curves, Finished
+from experiments.report.comparison import Warn
 from experiments.runs import provenance
-from experiments.runs.paths import base_name, is_main, is_pretraining
+from experiments.runs.paths import base_name, is_main
 from experiments.runs.result import Result, check_settings, read_result
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
@@ -24,89 +24,115 @@ from lm.files import parse_lines_with_checksum
 from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS
 
 Folders = str | os.PathLike | Sequence[str | os.PathLike]  # one folder of runs, or several
-Complain = Callable[[str], object]  # is called with each thing that does not count, and why
-PLOTTED = 1e30  # larger values, and what is not a number, are left out of a curve
-LONGEST_VALUE = 60  # of a difference in what runs were made of that is shown with its values [letters]
+SeedCurve = list[tuple[float, float]]  # (step, value) of one seed or ensemble member
+Curves = Mapping[str, Sequence[SeedCurve]]  # plotted metric -> curves
+MAX_PLOTTED = 1e30  # larger values are left out of a curve
+MAX_SHOWN_VALUE = 60  # longest difference in provenance whose values are shown [characters]
 
 
-def roots(runs: Folders) -> list[epath.Path]:
-    """The folders of runs, as paths that may lie in a bucket; SettingError if they cannot be read."""
-    paths = [epath.Path(root) for root in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
+def run_roots(runs: Folders) -> list[Path]:
+    """Return the folders of runs as paths, which may be in a bucket; SettingError if one cannot be read."""
+    paths = [_path(root) for root in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
     for path in paths:
         try:
             path.exists()
-        except (ImportError, OSError) as error:  # no package for this kind of bucket, or no right to read it
+        except (ImportError, OSError) as error:  # no package for this kind of bucket, or no permission
             raise SettingError(f"--runs {path} cannot be read: {error}") from error
     return paths
 
 
-def results(
-    row: Row, scale: str, runs: Folders, complain: Complain | None = None, overrides: Overrides | None = None
-) -> list[Result]:
-    """Every finished seed of ``row`` at ``scale``; a seed that lies in several folders of runs counts once.
+def _path(root: str | os.PathLike) -> Path:
+    """Return a path that opens buckets; on this machine a plain one, which is several times faster."""
+    return epath.Path(root) if "://" in os.fspath(root) else Path(root)
 
-    ``overrides``: settings changed on the command line. ``complain`` is called with each run that does not
-    count; without it the first such run is an error.
+
+def find_results(
+    row: Row, scale: str, runs: Folders, warn: Warn | None = None, overrides: Overrides | None = None
+) -> list[Result]:
+    """Return every finished seed of ``row`` at ``scale``; a seed in several folders of runs counts once.
+
+    ``overrides``: settings that the runs were given on the command line. ``warn`` is called with each run
+    that does not count, and why; without it the first such run is an error.
     """
     results: dict[int, Result] = {}
     experiment = build(row.name, scale, used_changes(row.name, scale, overrides or {}))
-    changed = overrides_of(row.name, scale, experiment) if overrides else {}
-    for root in roots(runs):
-        parent = run_folder(root, scale, row.name, 0, changed).parent
-        folders = parent.iterdir() if parent.exists() else ()
-        for folder in sorted(f for f in folders if re.fullmatch(r"seed-\d+", f.name)):
+    named = overrides_of(row.name, scale, experiment) if overrides else {}
+    for root in run_roots(runs):
+        for folder in _seed_folders(run_folder(root, scale, row.name, 0, named).parent):
             try:
                 check_settings(replace(experiment, seed=int(folder.name.removeprefix("seed-"))), folder)
                 result = read_result(folder, root / scale)
             except (SettingError, OSError) as error:
-                if complain is None:
+                if warn is None:
                     raise
-                complain(str(error))
+                warn(str(error))
                 continue
             if result is not None:
                 results.setdefault(result.seed, result)
-            elif complain is not None:
-                complain(f"{folder} has not finished")
+            elif warn is not None:
+                warn(f"{folder} has not finished")
     return [results[seed] for seed in sorted(results)]
 
 
-def curves(runs: Iterable[Result], complain: Complain) -> Curves:
-    """The losses of pre-training and the scores of fine-tuning, a line for each seed and ensemble member.
+def _seed_folders(row_folder: Path) -> list[Path]:
+    if not row_folder.exists():
+        return []
+    return sorted(folder for folder in row_folder.iterdir() if re.fullmatch(r"seed-\d+", folder.name))
 
-    What was recorded once only has no line.
-    ``complain`` is called with each file that is damaged, which gives no line.
+
+# ---- training curves
+
+
+def read_curves(runs: Iterable[Result], warn: Warn) -> Curves:
+    """Return losses of pre-training and scores of fine-tuning over steps, one curve per seed and member.
+
+    A value that was recorded once gives no curve. ``warn`` is called with each damaged file.
     """
-    drawn: dict[str, list] = {}
-    for result in runs:
-        for stage, folder in result.stage_folders().items():
-            try:
-                records = stage_records(folder, result.records.get(stage, 0))
-            except (SettingError, OSError) as error:
-                complain(f"{error}; its curves are not shown")
+    curves: dict[str, list[SeedCurve]] = {}
+    for run in runs:
+        for stage, folder in run.stage_folders().items():
+            metrics = plotted_metrics(stage)
+            if not metrics:
                 continue
-            for title, (kind, *values) in watched(stage).items():
-                lines = [line for line in records if line.get("kind") == kind]
-                for value in values:
-                    points = [(line.get("step"), line.get(value)) for line in lines]
-                    points = [point for point in points if all(map(_is_plotted, point))]
-                    drawn.setdefault(title, []).extend([points] if len(points) > 1 else [])
-    return {title: lines for title, lines in drawn.items() if lines}
+            try:
+                records = read_records(folder, run.records.get(stage, 0))
+            except (SettingError, OSError) as error:
+                warn(f"{error}; its curves are not shown")
+                continue
+            for title, (kind, name) in metrics.items():
+                curve = [
+                    (record["step"], record[name])
+                    for record in records
+                    if record.get("kind") == kind
+                    and _is_plotted(record.get("step"))
+                    and _is_plotted(record.get(name))
+                ]
+                if len(curve) > 1:
+                    curves.setdefault(title, []).append(curve)
+    return curves
 
 
-def watched(stage: str) -> Mapping[str, tuple[str, ...]]:
-    """What is drawn of a stage -> the kind of its records, and the values in them; of main ones alone."""
+def plotted_metrics(stage: str) -> dict[str, tuple[str, str]]:
+    """Return the panels in which a stage is plotted: title -> kind of its records, and the value in them.
+
+    Stages that runs are not compared by have none.
+    """
     if not is_main(stage):
         return {}
-    if not is_pretraining(stage):
+    group, is_pretraining = group_of(stage)
+    if not is_pretraining:
         return {f"{base_name(stage)}: mean of scores": ("eval", "score")}
-    train, held_out = "pre-training loss [nats/token]", "held-out loss [nats/token]"
-    content, frequent = "content loss, and without context [nats]", "predictions that are a frequent piece"
-    losses = {train: ("train", "loss"), held_out: ("eval", "loss")}
-    return losses | {content: ("eval", "content_loss", "reference_loss"), frequent: ("eval", "top_ten_share")}
+    return {
+        "pre-training loss [nats/token]": ("train", "loss"),
+        "held-out loss [nats/token]": ("eval", "loss"),
+        "content loss [nats/token]": ("eval", "content_loss"),
+        "unigram loss [nats/token]": ("eval", "reference_loss"),
+        "share of top-10 predictions": ("eval", "top_ten_share"),
+    }
 
 
-def stage_records(folder: Path, count: int) -> list[dict[str, Any]]:
-    """What a stage of a finished run recorded: ``count`` lines or more; DataError if it is damaged."""
+def read_records(folder: Path, count: int) -> list[dict[str, Any]]:
+    """Return what a stage of a finished run recorded, ``count`` lines or more; DataError if it is damaged."""
     path, mend = folder / "metrics.jsonl", "put back an undamaged copy"
     lines = parse_lines_with_checksum(path.read_bytes(), path, mend) if path.exists() else []
     if len(lines) < count:
@@ -115,83 +141,97 @@ def stage_records(folder: Path, count: int) -> list[dict[str, Any]]:
 
 
 def _is_plotted(value: Any) -> bool:
-    return isinstance(value, int | float) and -PLOTTED < value < PLOTTED
+    return isinstance(value, int | float) and -MAX_PLOTTED < value < MAX_PLOTTED
 
 
-def unlike(finished: Finished, scale: str) -> dict[str, list[str]]:
-    """Row -> a line for each thing that its runs were made of and most others were not.
+# ---- provenance
 
-    What most runs were made of is expected; of as many, what the first was, which is the baseline's if there
-    is one. Rows whose settings choose other data or another vocabulary are compared with the runs that have
-    the same such settings. A row is in the result if anything of it differs, or is unknown.
+
+class Ingredient(NamedTuple):
+    """One thing that a stage was made from, such as its code."""
+
+    run: str  # row and seed
+    folder: Path  # of the run, which several rows may share
+    kind: tuple[Any, ...]  # what it is, and the settings that it depends on
+    value: Mapping[str, Any]
+
+
+def provenance_mismatches(
+    runs: Mapping[str, Sequence[Result]], experiments: Mapping[str, Experiment]
+) -> dict[str, list[str]]:
+    """Return for each row a line per thing that its runs were made from and most others were not.
+
+    ``runs``: row -> its finished seeds, the baseline first. What most runs were made from is expected; in a
+    tie, what the first was. Rows whose settings choose other data or another vocabulary are compared with the
+    runs that have the same settings. A row is in the result if anything differs, or is unknown.
     """
-    made: list[tuple[str, Made]] = []  # row, what one of its runs was made of
+    ingredients: list[tuple[str, Ingredient]] = []
     lines: dict[str, list[str]] = {}
-    for row in dict.fromkeys(row.name for row in (finished.baseline, *finished.table.rows)):
-        experiment = build(row, scale)
-        for run in finished.runs[row]:
+    read: dict[Path, list[Ingredient]] = {}  # rows may share runs
+    for row, seeds in runs.items():
+        for run in seeds:
             name = f"{row} seed {run.seed}"
             try:
-                made.extend((row, Made(run.folder, name, *each)) for each in ingredients(run, experiment))
+                if run.folder not in read:
+                    read[run.folder] = list(_ingredients(name, run, experiments[row]))
+                ingredients += [(row, each._replace(run=name)) for each in read[run.folder]]
             except (SettingError, OSError) as error:
-                lines.setdefault(row, []).append(f"{name}: it is not known: {error}")
-    expected = _expected(one for _, one in made)
-    for row, one in made:
-        usual = expected[one.key]
-        if one.value != usual.value:
-            other = f"{one.key[0]} than {usual.name}: {_difference(usual.value, one.value)}"
-            lines.setdefault(row, []).append(f"{one.name}: {other}")
-    return {row: [*dict.fromkeys(of_row)] for row, of_row in lines.items()}
+                lines.setdefault(row, []).append(f"{name}: its provenance is unknown: {error}")
+    expected = _most_common(each for _, each in ingredients)
+    for row, each in ingredients:
+        usual = expected[each.kind]
+        if each.value != usual.value:
+            difference = _difference(usual.value, each.value)
+            lines.setdefault(row, []).append(f"{each.run}: {each.kind[0]} than {usual.run}: {difference}")
+    return {row: list(dict.fromkeys(of_row)) for row, of_row in lines.items()}
 
 
-class Made(NamedTuple):
-    """One thing that a run was made of."""
-
-    folder: Path  # of the run, which may stand under the names of several rows
-    name: str
-    key: tuple[Any, ...]  # what it is, and the settings it depends on
-    value: Any
-
-
-def _expected(made: Iterable[Made]) -> dict[Any, Made]:
-    """Key -> that with the value which most runs have, of the first of them."""
-    seen: dict[Any, list[dict[Path, Made]]] = {}  # key -> for each value the runs that have it
-    for each in made:
-        values = seen.setdefault(each.key, [])
-        same = next((runs for runs in values if next(iter(runs.values())).value == each.value), None)
-        if same is None:
-            values.append({each.folder: each})
+def _most_common(ingredients: Iterable[Ingredient]) -> dict[Any, Ingredient]:
+    """Return for each kind the first ingredient with the value that most runs have."""
+    values: dict[Any, list[dict[Path, Ingredient]]] = {}  # kind -> for each value the runs that have it
+    for each in ingredients:
+        groups = values.setdefault(each.kind, [])
+        for group in groups:
+            if next(iter(group.values())).value == each.value:
+                group.setdefault(each.folder, each)
+                break
         else:
-            same.setdefault(each.folder, each)
-    return {key: next(iter(max(values, key=len).values())) for key, values in seen.items()}
+            groups.append({each.folder: each})
+    return {kind: next(iter(max(groups, key=len).values())) for kind, groups in values.items()}
 
 
-def ingredients(run: Result, experiment: Experiment) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """(what, and the settings it depends on; value) of all that the stages of a run were made of."""
+def _ingredients(name: str, run: Result, experiment: Experiment) -> Iterator[Ingredient]:
+    """Yield all that the stages of a run were made from."""
     data = experiment.data
-    kind, _, corpus = data.vocabulary.partition(":")
+    algorithm, _, corpus = data.vocabulary.partition(":")
     vocabulary: tuple[Any, ...] = (data.vocabulary, data.sentinels, experiment.start.model)
-    if kind in TOKENIZER_ALGORITHMS:
+    if algorithm in TOKENIZER_ALGORITHMS:
         tasks = experiment.tuning.mixtures if data.vocabulary_texts == "corpus+tasks" else ()
         texts = (corpus or data.corpus, data.corrupt_records, tasks)
-        vocabulary = (kind, *texts, data.vocabulary_size, data.sentinels)
+        vocabulary = (algorithm, *texts, data.vocabulary_size, data.sentinels)
     folders = run.stage_folders()
     for stage in run.stages:
         if stage not in folders:
             raise SettingError(f"the folder of {stage} is missing")
         record = provenance.read(folders[stage])
         for split, fingerprint in record["data"].items():
-            setting = {"corpus": data.corpus, "vocabulary": data.vocabulary}.get(split.split()[0])
-            yield ("other data", split, setting, data.corrupt_records), {split: fingerprint}
-        yield ("other vocabulary", *vocabulary), record["vocabulary"]
-        yield ("other code",), record["code"]
-        yield ("other packages",), record["packages"]
-        yield ("another history",), {"allowed": [each["changed"] for each in record["allowed"]]}
+            source = {"corpus": data.corpus, "vocabulary": data.vocabulary}.get(split.split()[0])
+            kind = ("other data", split, source, data.corrupt_records)
+            yield Ingredient(name, run.folder, kind, {split: fingerprint})
+        yield Ingredient(name, run.folder, ("other vocabulary", *vocabulary), record["vocabulary"])
+        yield Ingredient(name, run.folder, ("other code",), record["code"])
+        yield Ingredient(name, run.folder, ("other packages",), record["packages"])
+        allowed = {"allowed": [each["changed"] for each in record["allowed"]]}
+        yield Ingredient(name, run.folder, ("another history",), allowed)
 
 
 def _difference(usual: Mapping[str, Any], value: Mapping[str, Any]) -> str:
-    """The names in which two records differ, with short values beside them, such as versions of packages."""
+    """Return the names in which two records differ, with short values such as versions of packages."""
     names = [name for name in {**usual, **value} if usual.get(name) != value.get(name)]
-    texts = [f"{name} {usual.get(name, 'none')} -> {value.get(name, 'none')}" for name in names]
-    listed = [text if len(text) < LONGEST_VALUE else name for name, text in zip(names, texts, strict=True)]
-    return ", ".join([*listed[:3], f"{len(names) - 3} more"] if len(names) > 3 else listed)
+    texts = []
+    for name in names[:3]:
+        text = f"{name} {usual.get(name, 'none')} -> {value.get(name, 'none')}"
+        texts.append(text if len(text) < MAX_SHOWN_VALUE else name)
+    if len(names) > 3:
+        texts.append(f"{len(names) - 3} more")
+    return ", ".join(texts)

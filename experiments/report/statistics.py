@@ -1,7 +1,7 @@
-"""Differences between rows: how large, how sure, and whether none is left. Arrays in, numbers out.
+"""How large the difference of two rows is, and whether it is more than noise. Arrays in, numbers out.
 
-A value varies with the seed and with the examples it was measured on, so both are drawn (Sellam et al. 2022,
-MultiBERTs: the multi-bootstrap); seeds are paired, and all rows see the same draws.
+A value varies with the seed of a run and with the examples it was measured on, so both are resampled: the
+multi-bootstrap (Sellam et al. 2022, "The MultiBERTs"). Seeds are paired, and all rows see the same resamples.
 """
 
 from collections import Counter
@@ -13,255 +13,264 @@ from statistics import median
 
 import numpy as np
 
-LEVEL = 0.05  # how often a table in which nothing differs shows a difference nevertheless
-DRAWS = 10_000  # of the bootstrap
-_CHUNK = 500  # draws at a time
-ROUNDING = 1e-9  # of values: a smaller difference counts as none
-OUTLIER = 4.0  # deviations from a row's median from which on a seed is named
+ALPHA = 0.05  # family-wise error rate: how often a table in which nothing differs shows a difference
+NUM_RESAMPLES = 10_000  # of the bootstrap
+CHUNK = 500  # resamples that are computed at a time, so that their counts fit the cache
+RELATIVE_TOLERANCE = 1e-9  # values that differ by less are equal but for rounding
+OUTLIER_THRESHOLD = 4.0  # standard deviations from its row's median at which a seed is called an outlier
 RowPair = tuple[str, str]  # names of two rows
+RunKey = tuple[str, int]  # name of a row, seed
 
 
 @lru_cache(maxsize=4)
-def _counts(examples: int) -> np.ndarray:
-    """uint8 [DRAWS, N]: how often each draw takes each of N examples; the same for every row and task."""
-    rng, counts = np.random.default_rng(0), np.empty((DRAWS, examples), np.uint8)
-    starts = np.arange(_CHUNK)[:, None] * examples
-    for start in range(0, DRAWS, _CHUNK):
-        drawn = starts + rng.integers(examples, size=(_CHUNK, examples))
-        counts[start : start + _CHUNK] = np.bincount(drawn.ravel(), minlength=_CHUNK * examples).reshape(
-            _CHUNK, examples
-        )
+def _bootstrap_counts(num_examples: int) -> np.ndarray:
+    """Return how often each resample has each of N examples: uint8 [NUM_RESAMPLES, N], always the same."""
+    rng, counts = np.random.default_rng(0), np.empty((NUM_RESAMPLES, num_examples), np.uint8)
+    offsets = np.arange(CHUNK)[:, None] * num_examples
+    for start in range(0, NUM_RESAMPLES, CHUNK):
+        indices = offsets + rng.integers(num_examples, size=(CHUNK, num_examples))
+        flat = np.bincount(indices.ravel(), minlength=CHUNK * num_examples)
+        counts[start : start + CHUNK] = flat.reshape(CHUNK, num_examples)
     return counts
 
 
 @lru_cache(maxsize=4)
-def _seed_weights(count: int) -> np.ndarray:
-    """[DRAWS, S]: what each of S >= 2 seeds counts in each draw with replacement.
+def _seed_weights(num_seeds: int) -> np.ndarray:
+    """Return the weight of each of S >= 2 seeds in the mean of each resample, [NUM_RESAMPLES, S].
 
-    Drawn from S, means spread 1 - 1/S times as much as those of new seeds would, so weights are spread out.
+    Means of S seeds drawn from S vary 1 - 1/S times as much as means of new seeds would; the weights are
+    spread out to make up for it.
     """
-    drawn = np.random.default_rng(1).multinomial(count, [1 / count] * count, size=DRAWS) / count
-    return 1 / count + (drawn - 1 / count) * sqrt(count / (count - 1))
+    rng = np.random.default_rng(1)
+    drawn = rng.multinomial(num_seeds, [1 / num_seeds] * num_seeds, size=NUM_RESAMPLES) / num_seeds
+    return 1 / num_seeds + (drawn - 1 / num_seeds) * sqrt(num_seeds / (num_seeds - 1))
 
 
-def resample_examples(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
-    """[M, N], [N] -> [M, DRAWS]: the ratio of both sums over examples drawn with replacement.
+def bootstrap_ratios(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
+    """Return sum(numerators) / sum(denominators) over resampled examples: [M, N], [N] -> [M, NUM_RESAMPLES].
 
-    A ratio of sums (bits over bytes) is drawn as such; a mean has denominators of one.
+    Bits per byte is such a ratio of sums; a plain mean has denominators of one.
     """
-    counts, sides, ratios = _counts(len(denominators)), np.vstack([numerators, denominators]).T, []
-    for start in range(0, DRAWS, _CHUNK):
-        sums = counts[start : start + _CHUNK].astype(np.float64) @ sides
+    counts, ratios = _bootstrap_counts(len(denominators)), []
+    columns = np.vstack([numerators, denominators]).T
+    for start in range(0, NUM_RESAMPLES, CHUNK):
+        sums = counts[start : start + CHUNK].astype(np.float64) @ columns
         ratios.append(sums[:, :-1] / sums[:, -1:])
     return np.concatenate(ratios).T
 
 
-def noise_of_examples(
-    runs: Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]],
-) -> dict[tuple[str, int], np.ndarray]:
-    """Run -> [DRAWS]: how far the ratio of its sums moves if examples are drawn, alike for all runs.
+def bootstrap_errors(
+    runs: Mapping[RunKey, tuple[np.ndarray, np.ndarray]],
+) -> dict[RunKey, np.ndarray]:
+    """Return by how much the ratio of each run changes if examples are resampled, [NUM_RESAMPLES] each.
 
-    ``runs``: run -> numerators [N], denominators [N]; those with other denominators than most are left out.
+    ``runs`` maps a run to numerators [N] and denominators [N]. A run whose denominators are not those of most
+    runs was scored on other examples and is left out.
     """
     if not runs:
         return {}
     common, _ = Counter(denominators.tobytes() for _, denominators in runs.values()).most_common(1)[0]
-    alike = {run: values for run, values in runs.items() if values[1].tobytes() == common}
-    numerators = np.stack([values for values, _ in alike.values()])
-    denominators = next(iter(alike.values()))[1]
-    drawn = resample_examples(numerators, denominators)
-    return dict(zip(alike, drawn - (numerators.sum(1) / denominators.sum())[:, None], strict=True))
+    shared = {run: values for run, values in runs.items() if values[1].tobytes() == common}
+    numerators = np.stack([values for values, _ in shared.values()])
+    denominators = next(iter(shared.values()))[1]
+    ratios = bootstrap_ratios(numerators, denominators)
+    return dict(zip(shared, ratios - (numerators.sum(1) / denominators.sum())[:, None], strict=True))
 
 
-def apart(
-    noise: Mapping[str, Mapping[int, np.ndarray]], a: str, b: str, seeds: Sequence[int]
+def bootstrap_difference(
+    errors: Mapping[str, Mapping[int, np.ndarray]], a: str, b: str, seeds: Sequence[int]
 ) -> np.ndarray | None:
-    """[S, DRAWS]: row a's less row b's; None if it is known of no seed of both.
+    """Return row a's bootstrap error less row b's, [S, NUM_RESAMPLES]; None if no seed has both.
 
-    Seeds of which it is not known move as the mean of the others: the same examples are hard for all.
+    ``errors``: row -> seed -> [NUM_RESAMPLES]. Seeds that lack theirs get the mean of the others: the same
+    examples are hard for all.
     """
-    one, other = noise.get(a, {}), noise.get(b, {})
-    known = {seed: one[seed] - other[seed] for seed in seeds if seed in one and seed in other}
+    of_a, of_b = errors.get(a, {}), errors.get(b, {})
+    known = {seed: of_a[seed] - of_b[seed] for seed in seeds if seed in of_a and seed in of_b}
     if not known:
         return None
-    usual = np.mean([*known.values()], axis=0)
-    return np.stack([known[seed] if seed in known else usual for seed in seeds])
+    mean = np.mean([*known.values()], axis=0)
+    return np.stack([known[seed] if seed in known else mean for seed in seeds])
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Of two rows, seed by seed."""
+class PairedDifference:
+    """The difference of two rows, seed by seed."""
 
     by_seed: np.ndarray  # [S], of the seeds that both rows have
-    by_examples: np.ndarray | None = None  # [S, DRAWS]: how it deviates from by_seed if examples are drawn
+    by_examples: np.ndarray | None = None  # [S, NUM_RESAMPLES]: its bootstrap error over examples, if known
 
     @property
     def variance(self) -> float:
-        """Over seeds; 0 if it is unknown: of one seed, or where all seeds are tied."""
+        """Sample variance over seeds; 0 if unknown, with one seed or where all seeds are tied."""
         if len(self.by_seed) < 2:
             return 0.0
-        least = ROUNDING * float(np.abs(self.by_seed).max())
+        tolerance = RELATIVE_TOLERANCE * float(np.abs(self.by_seed).max())
         variance = float(self.by_seed.var(ddof=1))
-        return variance if variance > least**2 else 0.0
+        return variance if variance > tolerance**2 else 0.0
 
     @property
     def example_variance(self) -> float:
-        """Of the mean over seeds, by the choice of examples."""
+        """Variance of the mean over seeds due to the choice of examples."""
         return 0.0 if self.by_examples is None else float(self.by_examples.mean(0).var())
 
-    def draws(self) -> np.ndarray:
-        """[DRAWS]: the mean over seeds and examples, both drawn with replacement."""
+    def resampled_means(self) -> np.ndarray:
+        """Return the mean difference with both seeds and examples resampled, [NUM_RESAMPLES]."""
         weights = _seed_weights(len(self.by_seed))
-        seeds = weights @ self.by_seed
-        return seeds if self.by_examples is None else seeds + (weights.T * self.by_examples).sum(0)
+        by_seed = weights @ self.by_seed
+        return by_seed if self.by_examples is None else by_seed + (weights.T * self.by_examples).sum(0)
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What a difference says among the others of its table; without noise known, nothing."""
+class PairedTest:
+    """A tested difference; the defaults are those of a difference whose noise is unknown."""
 
     mean: float
-    low: float = -inf  # interval of 95 % for this difference alone
+    low: float = -inf  # ends of the 95 % confidence interval of this difference alone
     high: float = inf
-    drawn: tuple[float, float] = (-inf, inf)  # the same by the multi-bootstrap alone
-    p: float = 1.0  # that so large a difference comes of noise, after Holm
-    p_apart: float = 1.0  # that rows which differ by the margin or more come so close, after Holm
+    bootstrap: tuple[float, float] = (-inf, inf)  # the same interval by the multi-bootstrap
+    p: float = 1.0  # of no difference, adjusted by Holm's method
+    p_not_equivalent: float = 1.0  # of a difference of the margin or more, adjusted by Holm's method
     by_seed: tuple[float, ...] = ()
-    error: float = inf  # of the mean
-    freedom: float = 0.0  # degrees of, with which the error is known
+    standard_error: float = inf
+    degrees_of_freedom: float = 0.0
 
     @property
     def sign(self) -> int:
-        """1, -1: above, below 0 by more than noise; 0: it may be noise.
+        """1 or -1 if the difference is significantly above or below zero, else 0.
 
-        The multi-bootstrap has to agree, which takes no variance from other pairs.
+        The bootstrap interval must exclude zero too: it borrows no variance from other pairs.
         """
-        apart = self.p < LEVEL and (self.drawn[0] > 0 or self.drawn[1] < 0)
-        return int(np.sign(self.mean)) if apart else 0
+        excludes_zero = self.bootstrap[0] > 0 or self.bootstrap[1] < 0
+        return int(np.sign(self.mean)) if self.p < ALPHA and excludes_zero else 0
 
     @property
-    def equivalent(self) -> bool:
-        """Whether the rows differ by less than the margin: two one-sided tests."""
-        return self.p_apart < LEVEL
+    def is_equivalent(self) -> bool:
+        """Whether the rows differ by less than the margin, by two one-sided tests (TOST)."""
+        return self.p_not_equivalent < ALPHA
 
 
-def judge_family(differences: Mapping[RowPair, Difference], margin: float) -> dict[RowPair, Judged]:
-    """Each difference of two rows as one of a family, whose errors Holm's rule shares out.
+def compare_pairs(
+    differences: Mapping[RowPair, PairedDifference], margin: float
+) -> dict[RowPair, PairedTest]:
+    """Test each difference of two rows as one of a family, whose error rate Holm's method controls.
 
-    Student's t, with the variance of few seeds drawn towards that of the whole family as far as the family is
-    alike (Smyth 2004), and no more degrees of freedom than the rows and seeds have. A pair whose own seeds
-    vary more keeps its own variance: as pairs share rows, they look more alike than they are. To it comes the
-    variance by examples. ``margin`` is the difference that is as good as none.
+    These are paired t tests with moderated variances (Smyth 2004), and no more degrees of freedom than rows
+    and seeds have. A pair whose own seeds vary more keeps its own variance: since pairs share rows, their
+    variances look more alike than they are. The variance due to examples is added. ``margin`` is the largest
+    difference that counts as equivalence.
     """
-    from scipy.special import stdtr, stdtrit  # take their time to import, which `lm list` need not wait for
+    from scipy.special import stdtr, stdtrit  # slow to import; commands without statistics need not wait
 
-    judged = {
-        pair: Judged(float(x.by_seed.mean()), by_seed=tuple(x.by_seed.tolist()))
+    tests = {
+        pair: PairedTest(float(x.by_seed.mean()), by_seed=tuple(x.by_seed.tolist()))
         for pair, x in differences.items()
     }
     known = {pair: x for pair, x in differences.items() if x.variance > 0}
     if not known:
-        return judged
+        return tests
     own = np.array([x.variance for x in known.values()])
-    freedom = np.array([len(x.by_seed) - 1 for x in known.values()])
-    variances, freedoms = moderate(own, freedom)
-    freedoms = np.minimum(freedoms, np.maximum(freedom, _freedom(known)))
+    own_freedom = np.array([len(x.by_seed) - 1 for x in known.values()])
+    moderated, freedom = moderated_variance(own, own_freedom)
+    freedom = np.minimum(freedom, np.maximum(own_freedom, _degrees_of_freedom(known)))
     means = np.array([x.by_seed.mean() for x in known.values()])
     by_examples = [x.example_variance for x in known.values()]
-    errors = np.sqrt(np.maximum(own, variances) / (freedom + 1) + by_examples)
-    half = stdtrit(freedoms, 1 - LEVEL / 2) * errors
-    different = holm(2 * stdtr(freedoms, -np.abs(means) / errors))
-    alike = holm(stdtr(freedoms, (np.abs(means) - margin) / errors))
-    for place, (pair, x) in enumerate(known.items()):
-        low, high = np.quantile(x.draws(), (LEVEL / 2, 1 - LEVEL / 2)).tolist()
-        judged[pair] = replace(
-            judged[pair],
-            low=float(means[place] - half[place]),
-            high=float(means[place] + half[place]),
-            drawn=(low, high),
-            p=float(different[place]),
-            p_apart=float(alike[place]),
-            error=float(errors[place]),
-            freedom=float(freedoms[place]),
+    errors = np.sqrt(np.maximum(own, moderated) / (own_freedom + 1) + by_examples)
+    half_widths = stdtrit(freedom, 1 - ALPHA / 2) * errors
+    p = holm_adjust(2 * stdtr(freedom, -np.abs(means) / errors))
+    p_not_equivalent = holm_adjust(stdtr(freedom, (np.abs(means) - margin) / errors))
+    for i, (pair, x) in enumerate(known.items()):
+        low, high = np.quantile(x.resampled_means(), (ALPHA / 2, 1 - ALPHA / 2)).tolist()
+        tests[pair] = replace(
+            tests[pair],
+            low=float(means[i] - half_widths[i]),
+            high=float(means[i] + half_widths[i]),
+            bootstrap=(low, high),
+            p=float(p[i]),
+            p_not_equivalent=float(p_not_equivalent[i]),
+            standard_error=float(errors[i]),
+            degrees_of_freedom=float(freedom[i]),
         )
-    return judged
+    return tests
 
 
-def _freedom(differences: Mapping[RowPair, Difference]) -> int:
-    """Degrees of freedom within the rows of these pairs, after what a seed does to all of them.
+def _degrees_of_freedom(differences: Mapping[RowPair, PairedDifference]) -> int:
+    """Return the degrees of freedom within the rows of these pairs, less those of the effects of seeds.
 
-    No more than the pairs have, if they hang together in several groups.
+    Pairs that share no row with each other have no more than the pairs' own.
     """
-    seeds: dict[str, int] = {}
+    num_seeds: dict[str, int] = {}
     for pair, difference in differences.items():
         for row in pair:
-            seeds[row] = max(seeds.get(row, 0), len(difference.by_seed))
-    within = sum(count - 1 for count in seeds.values()) - (max(seeds.values()) - 1)
-    return min(within, sum(len(x.by_seed) - 1 for x in differences.values()))
+            num_seeds[row] = max(num_seeds.get(row, 0), len(difference.by_seed))
+    within_rows = sum(count - 1 for count in num_seeds.values()) - (max(num_seeds.values()) - 1)
+    return min(within_rows, sum(len(x.by_seed) - 1 for x in differences.values()))
 
 
-def intervals(by_seed: Sequence[float]) -> dict[str, tuple[float, float] | None]:
-    """Intervals of 95 % by the seeds alone: Student's, and the bootstrap's (BCa) from three seeds on."""
+def seed_intervals(by_seed: Sequence[float]) -> dict[str, tuple[float, float] | None]:
+    """Return 95 % intervals of the mean over seeds: Student's t and, from three seeds on, bootstrap BCa."""
     from scipy.stats import bootstrap
     from scipy.stats import t as student
 
     values = np.array(by_seed)
-    if len(values) < 2 or np.ptp(values) <= ROUNDING * np.abs(values).max():
+    if len(values) < 2 or np.ptp(values) <= RELATIVE_TOLERANCE * np.abs(values).max():
         return {"t": None, "bca": None}
-    half = student.ppf(1 - LEVEL / 2, len(values) - 1) * values.std(ddof=1) / sqrt(len(values))
-    found: dict[str, tuple[float, float] | None] = {
-        "t": (values.mean() - half, values.mean() + half),
+    half_width = student.ppf(1 - ALPHA / 2, len(values) - 1) * values.std(ddof=1) / sqrt(len(values))
+    intervals: dict[str, tuple[float, float] | None] = {
+        "t": (values.mean() - half_width, values.mean() + half_width),
         "bca": None,
     }
     if len(values) > 2:
-        drawn = bootstrap((values,), np.mean, n_resamples=DRAWS, rng=np.random.default_rng(0))
-        low, high = drawn.confidence_interval
-        found["bca"] = (float(low), float(high)) if np.isfinite([low, high]).all() else None
-    return found
+        result = bootstrap((values,), np.mean, n_resamples=NUM_RESAMPLES, rng=np.random.default_rng(0))
+        low, high = result.confidence_interval
+        if np.isfinite([low, high]).all():
+            intervals["bca"] = (float(low), float(high))
+    return intervals
 
 
-def moderate(variances: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[P] variances with [P] degrees of freedom -> both after drawing them towards their common value.
+def moderated_variance(variances: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Shrink variances [P] towards their common value, and return them with their degrees of freedom [P].
 
-    By as much as chance explains their spread: the inverse gamma prior is fitted to the mean and variance of
-    their logarithms (Smyth 2004, section 6.2).
+    An inverse gamma prior is fitted to the mean and variance of their logarithms (Smyth 2004, section 6.2;
+    limma's ``squeezeVar``): they shrink by as much as chance explains their spread.
     """
     from scipy.optimize import brentq
     from scipy.special import digamma, polygamma
 
-    if len(variances) < 3:  # of two no spread can be told
+    if len(variances) < 3:  # two do not tell their spread
         return variances, freedom.astype(float)
     logs = np.log(variances) - digamma(freedom / 2) + np.log(freedom / 2)
     spread = float(logs.var(ddof=1) - polygamma(1, freedom / 2).mean())
-    if spread < 1e-4:  # of the sampling alone: the variances are one
+    if spread < 1e-4:  # sampling alone explains it: the true variances are equal
         return np.full_like(variances, np.exp(logs.mean())), np.full(len(variances), inf)
-    half = brentq(lambda x: polygamma(1, x) - spread, 1e-3, 1e5)
-    prior = np.exp(logs.mean() + digamma(half) - np.log(half))
-    return (2 * half * prior + freedom * variances) / (2 * half + freedom), freedom + 2 * half
+    half_prior = brentq(lambda x: polygamma(1, x) - spread, 1e-3, 1e5)  # half its degrees of freedom
+    prior = np.exp(logs.mean() + digamma(half_prior) - np.log(half_prior))
+    total = freedom + 2 * half_prior
+    return (2 * half_prior * prior + freedom * variances) / (2 * half_prior + freedom), total
 
 
-def holm(p: np.ndarray) -> np.ndarray:
-    """[P] -> [P]: p-values of which any below a level claims that level for all together (Holm 1979)."""
+def holm_adjust(p: np.ndarray) -> np.ndarray:
+    """Return p-values [P] adjusted for the number of tests by Holm's step-down method (1979)."""
     order, adjusted = np.argsort(p), np.empty_like(p)
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1)
     return adjusted
 
 
-def power(effect: float, error: float, freedom: float, level: float = LEVEL) -> float:
-    """How often a t test at ``level`` finds a mean of ``effect``, known with ``freedom`` up to ``error``."""
+def t_test_power(effect: float, standard_error: float, freedom: float, alpha: float = ALPHA) -> float:
+    """Return the power of a two-sided t test at level ``alpha`` for a true mean of ``effect``."""
     from scipy.special import nctdtr, stdtrit
 
-    bar, shift = stdtrit(freedom, 1 - level / 2), effect / error
-    return float(1 - nctdtr(freedom, shift, bar) + nctdtr(freedom, shift, -bar))
+    critical, noncentrality = stdtrit(freedom, 1 - alpha / 2), effect / standard_error
+    return float(1 - nctdtr(freedom, noncentrality, critical) + nctdtr(freedom, noncentrality, -critical))
 
 
-def outliers(rows: Mapping[str, Mapping[int, float]]) -> list[tuple[str, int]]:
-    """(row, seed) of values far from their row's median; of rows with three seeds or more."""
-    told = {row: seeds for row, seeds in rows.items() if len(seeds) > 2}
-    scale = median(float(np.std([*seeds.values()], ddof=1)) for seeds in told.values()) if told else 0.0
+def outlying_seeds(rows: Mapping[str, Mapping[int, float]]) -> list[tuple[str, int]]:
+    """Return (row, seed) of values far from their row's median, in rows with three seeds or more."""
+    large = {row: seeds for row, seeds in rows.items() if len(seeds) > 2}
+    scale = median(float(np.std([*seeds.values()], ddof=1)) for seeds in large.values()) if large else 0.0
     return [
         (row, seed)
-        for row, seeds in told.items()
+        for row, seeds in large.items()
         for seed, value in seeds.items()
-        if abs(value - median(seeds.values())) > OUTLIER * scale > 0
+        if abs(value - median(seeds.values())) > OUTLIER_THRESHOLD * scale > 0
     ]

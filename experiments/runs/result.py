@@ -5,12 +5,12 @@ import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from experiments.runs.paths import find_cache, scale_folder
 from experiments.study.experiment import Experiment
@@ -197,11 +197,11 @@ def check_settings(
     experiment: Experiment, folder: Path, allowed: Callable[[str], object] | None = None
 ) -> None:
     """SettingError if ``folder`` holds a run of other settings, unless ``allowed`` is told the difference."""
-    path = epath.Path(folder) / "settings.json"
+    path = folder / "settings.json"
     if not path.exists():
         return
     try:
-        recorded = flatten(parse_with_checksum(path.read_bytes(), path))
+        recorded = _parse_settings(path.read_bytes(), path)
     except SettingError as error:
         advice = f"choose other --runs or delete {folder}"
         raise SettingError(f"{path} cannot be read ({error}): {advice}") from error
@@ -215,11 +215,16 @@ def check_settings(
         allowed(f"{folder}: allowed:{text}")
 
 
+@lru_cache(maxsize=1)  # a report asks twice about each run
+def _parse_settings(data: bytes, path: Path) -> Mapping[str, Any]:
+    return flatten(parse_with_checksum(data, path))
+
+
 def fingerprint(folder: Path) -> str:
     """Of the settings in ``folder`` that change results; SettingError if they are damaged or missing."""
-    path = epath.Path(folder) / "settings.json"
+    path = folder / "settings.json"
     try:
-        return checksum(flatten(parse_with_checksum(path.read_bytes(), path)))
+        return checksum(_parse_settings(path.read_bytes(), path))
     except OSError as error:
         raise SettingError(f"{path}, which tells whose scores these are, cannot be read: {error}") from error
 
@@ -234,7 +239,7 @@ def read_result(folder: Path, scale: Path | None = None) -> Result | None:
 
     ``scale``: the folder of the run's scale, in which its stages lie.
     """
-    path, mend = epath.Path(folder) / "scores.json", "delete it and run the row again"
+    path, mend = folder / "scores.json", "delete it and run the row again"
     if not path.exists():
         return None
     values = parse_with_checksum(path.read_bytes(), path, mend)

@@ -13,7 +13,7 @@ from commands import accepted
 from paths import ROOT
 
 from experiments.cli import COMMANDS
-from experiments.drawings import DRAWINGS
+from experiments.figures import FIGURES
 from experiments.study.experiment import BASELINE
 from experiments.study.registry import find
 from lm.config.base import leaves
@@ -73,7 +73,7 @@ def test_a_command_of_the_docs_is_accepted_as_it_stands(line, tmp_path, monkeypa
     if first and arguments[0] in ROWS_FIRST and first not in PLACEHOLDERS and "--costs" not in arguments:
         assert find(first)
     if first and arguments[0] == "draw":
-        assert first in DRAWINGS
+        assert first in FIGURES
         return
     if "--start" in arguments:  # which is read first, and is not here
         place = arguments.index("--start")

@@ -14,7 +14,7 @@ import pytest
 from paths import ROOT
 from PIL import Image
 
-from experiments.drawings.claims import WORDS, ClaimsPicture, claims_of, read_tables, tau
+from experiments.report.claims_figure import VERDICTS, ClaimsFigure, count_claims, kendall_tau, read_tables
 from experiments.report.report import write_report
 from experiments.study.papers.t5 import PAPER
 from experiments.study.registry import REGISTRY, canonical_row, find, tables_of
@@ -61,12 +61,12 @@ def test_a_report_on_the_published_runs_is_the_published_one(runs):
 
 def test_the_numbers_in_the_picture_of_claims_follow_from_the_published_results():
     assert json.loads(Image.open(PICTURE).text["Description"]) == json.loads(
-        ClaimsPicture(results=RESULTS).description()
+        ClaimsFigure(results=RESULTS).description()
     )
 
 
 def test_a_bar_of_the_picture_is_as_long_as_the_share_of_claims_that_is_written_in_it():
-    (axis,) = ClaimsPicture(results=RESULTS).figure().axes
+    (axis,) = ClaimsFigure(results=RESULTS).figure().axes
     drawn = {
         (round(b.get_y() + b.get_height() / 2), b.get_x()): b.get_width()
         for b in axis.patches
@@ -74,7 +74,7 @@ def test_a_bar_of_the_picture_is_as_long_as_the_share_of_claims_that_is_written_
     }
     found = [
         (place, count / sum(each.counts.values()))
-        for place, each in enumerate(claims_of(read_tables(RESULTS), "updates"))
+        for place, each in enumerate(count_claims(read_tables(RESULTS), "updates"))
         for count in each.counts.values()
         if count
     ]
@@ -108,8 +108,8 @@ def test_the_verdicts_in_the_picture_are_those_that_the_guide_tells():
     )
     told = {number: [*map(int, counts)] for number, _, *counts in rows}
     found = {
-        re.search(r"\d+", each.table.partition("/")[2])[0]: [each.counts[word] for word in WORDS]
-        for each in claims_of(read_tables(RESULTS), "updates")
+        re.search(r"\d+", each.table.partition("/")[2])[0]: [each.counts[word] for word in VERDICTS]
+        for each in count_claims(read_tables(RESULTS), "updates")
     }
     assert found == told and sum(map(sum, told.values())) == 83
 
@@ -121,7 +121,7 @@ def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that
         paper = {row: sum(REGISTRY[row].published[c.name] / c.std for c in PAPER.columns) for row in rows}
         signs = Counter(((ours[a] > ours[b]) == (paper[a] > paper[b])) for a, b in combinations(rows, 2))
         due = (signs[True] - signs[False]) / signs.total()
-        assert tau(rows) == (None if len(rows) == 2 else pytest.approx(due)), name
+        assert kendall_tau(rows) == (None if len(rows) == 2 else pytest.approx(due)), name
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "\x00", '{"tables": 1, "sha256": "0"}'])
@@ -129,6 +129,6 @@ def test_a_file_that_is_no_results_of_a_report_is_refused(text, tmp_path):
     file = tmp_path / "results.json"
     file.write_text(text)
     with pytest.raises(SettingError, match=r"results\.json"):
-        ClaimsPicture(results=file).figure()
+        ClaimsFigure(results=file).figure()
     with pytest.raises(SettingError, match="should be the results.json of a report"):
-        ClaimsPicture(results=tmp_path / "none.json").figure()
+        ClaimsFigure(results=tmp_path / "none.json").figure()

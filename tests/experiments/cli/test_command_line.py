@@ -109,7 +109,7 @@ def not_refused(*_):
 @pytest.fixture(scope="module")
 def imported():
     """Modules that a command imports are not part of what a mistake costs."""
-    for name in ("cli.clean", "cli.models", "report.report", "runs.run", "drawings.with_run"):
+    for name in ("cli.clean", "cli.models", "report.report", "runs.run", "figures.trained_models"):
         import_module(f"experiments.{name}")
     import_module("lm.convert")
 

@@ -21,11 +21,15 @@ from experiments import console
 from experiments.__main__ import dispatch
 from experiments.cli import show as commands
 from experiments.console import Cell
+from experiments.figures import draw
+from experiments.figures.draw import draw_plots
 from experiments.processes import progress
-from experiments.report import plots, report
-from experiments.report.ending import ending
-from experiments.report.page import samples
-from experiments.report.results import curves, results
+from experiments.report import report
+from experiments.report.figures import axis_values, published_mean_z
+from experiments.report.page import prediction_samples
+from experiments.report.results import find_results, read_curves
+from experiments.report.run_summary import summarize
+from experiments.report.text import CLAIMS, DIFFERENCES
 from experiments.runs import provenance
 from experiments.runs.paths import save_settings
 from experiments.runs.result import read_result, summary, write_result
@@ -37,6 +41,7 @@ from experiments.study.overrides import named_changes, start_changes
 from experiments.study.paths import report_name, run_folder
 from experiments.study.presets import GPT
 from experiments.study.registry import REGISTRY, TABLES, add_rows, add_table, build, find, tables_of
+from experiments.study.scales import SCALES
 from experiments.study.table import make_table
 from lm.config.base import SettingError, change, leaves
 from lm.data.tasks.benchmarks import TASKS
@@ -104,8 +109,8 @@ def written(runs, **options) -> tuple[report.Report, str]:
 
 def test_a_report_marks_the_differences_beyond_noise_and_gives_a_verdict_on_each_claim(tmp_path):
     made, text = written(study(tmp_path, seeds=4), command="lm report t5/6-corruption-rate")
-    sheets = made.sheets[RATES[0].name]
-    scores, claims = sheets[""], sheets["Claims of the paper, in deviations of a repeat"]
+    sheets = made.tables[RATES[0].name].sheets
+    scores, claims = sheets[""], sheets[CLAIMS]
     assert [cell.text.replace("\N{NO-BREAK SPACE}", " ")[-1] for cell in scores["SQuAD"]] == [
         "▲",
         "1",
@@ -113,15 +118,15 @@ def test_a_report_marks_the_differences_beyond_noise_and_gives_a_verdict_on_each
         "▼",
     ]
     verdicts = dict(
-        zip((c.text for c in claims["claim"]), (c.text for c in claims["equal updates"]), strict=True)
+        zip((c.text for c in claims["claim"]), (c.text for c in claims["after training"]), strict=True)
     )
     assert [*verdicts] == ["10 > 50", "15 > 10", "15 > 50", "25 > 50"][: len(verdicts)] or len(verdicts) == 4
     assert verdicts["15 > 50"].startswith("confirmed +")
-    assert {cell.text for cell in claims["equal FLOP"]} == {"out of range"}, "these runs counted none"
-    assert "50 % noise is too much" in text and "a repeat of the paper" in text
+    assert {cell.text for cell in claims["compute-matched"]} == {"out of range"}, "these runs counted none"
+    assert "50 % noise is too much" in text and "simulated replication" in text
     assert "objective.rate: 0.15 → 0.5" in made.path.with_suffix(".html").read_text()
     lines = list(csv.DictReader((made.path.parent / "report.csv").open()))
-    assert len(lines) == len(NAMES) * 4
+    assert len(lines) == len(NAMES) * 4 * 2, "SQuAD and held-out loss"
     said = {"row": NAMES[0], "seed": "0", "column": "SQuAD", "score": "90.0", "paper": "80.38"}
     assert lines[0] | said == lines[0]
     shown = list(csv.DictReader((made.path.parent / "t5-6-corruption-rate.csv").open()))
@@ -151,19 +156,20 @@ def test_a_score_that_is_undefined_is_a_dash_with_its_reason_and_never_a_number(
     undefined = {"undefined": {"score": reason, "em": "all predictions are alike"}}
     rescore(folder, columns={"SQuAD": None}, tasks={"cloze": task | undefined})
     assert summary(folder) == f"SQuAD – (cloze: {reason})"
-    assert f"cloze: score – ({reason})" in [*ending(NAMES[1], build(NAMES[1], "nano"), folder)]
+    assert f"cloze: score – ({reason})" in [*summarize(NAMES[1], build(NAMES[1], "nano"), folder)]
     made, text = written(tmp_path)
     row = REGISTRY[NAMES[1]]
     assert f"{row.label}, seed 2: SQuAD is undefined (cloze: {reason})" in text
     lines = list(csv.DictReader((made.path.parent / "report.csv").open()))
-    (line,) = [line for line in lines if (line["row"], line["seed"]) == (NAMES[1], "2")]
+    (line,) = [x for x in lines if (x["row"], x["seed"], x["column"]) == (NAMES[1], "2", "SQuAD")]
     assert (line["score"], line["undefined"]) == ("", f"cloze: {reason}")
     assert {other["undefined"] for other in lines if other is not line} == {""}
     data = parse_with_checksum((made.path.parent / "results.json").read_bytes(), "results.json")
     run = data["tables"][RATES[0].name]["rows"][NAMES[1]]["seeds"]["2"]
-    assert (run["scores"], run["undefined"]) == ({"SQuAD": None}, {"SQuAD": {"cloze": reason}})
-    cell = made.sheets[RATES[0].name][""]["SQuAD"][1]
-    known = [float(other["score"]) for other in lines if other["row"] == NAMES[1] and other["score"]]
+    assert (run["scores"]["SQuAD"], run["undefined"]) == (None, {"SQuAD": {"cloze": reason}})
+    cell = made.tables[RATES[0].name].sheets[""]["SQuAD"][1]
+    squad = [x["score"] for x in lines if x["row"] == NAMES[1] and x["column"] == "SQuAD"]
+    known = [float(score) for score in squad if score]
     assert cell.value == pytest.approx(mean(known))
 
 
@@ -197,19 +203,17 @@ def test_the_records_of_a_task_tell_undefined_metrics_and_its_best_checkpoint_ha
 def test_a_single_seed_claims_nothing_and_says_what_would(tmp_path):
     made, text = written(study(tmp_path, seeds=1))
     assert "train more with --seeds" in text
-    sheets = made.sheets[RATES[0].name]
+    sheets = made.tables[RATES[0].name].sheets
     ours = sheets[""]["SQuAD"]
     assert not any("▲" in cell.text or "▼" in cell.text for cell in ours)
-    assert {
-        cell.text for cell in sheets["Claims of the paper, in deviations of a repeat"]["equal updates"]
-    } == {"undecided"}
+    assert {cell.text for cell in sheets[CLAIMS]["after training"]} == {"undecided"}
 
 
 def test_tables_of_which_only_the_baseline_has_finished_are_named_not_shown(tmp_path):
     finish(tmp_path, "t5/1-baseline/baseline", 0, 1.0)
     finish(tmp_path, "t5/4-objective/deshuffling", 0, 1.0)
     made = report.write_report(tables_of(find("t5/*")), "nano", tmp_path)
-    assert list(made.sheets) == ["t5/4-objective"]
+    assert list(made.tables) == ["t5/4-objective"]
     assert "has finished of: t5/1-baseline, t5/2-architecture" in made.path.read_text()
 
 
@@ -254,7 +258,7 @@ def test_a_row_of_ones_own_lies_on_the_axis_of_the_table_that_it_is_added_to(res
     name = "t5/6-corruption-rate"
     add_rows(name, {"30": {"objective.rate": 0.3}, "30-wide": {"objective.rate": 0.3, "model.mlp.d_ff": 512}})
     (table,) = tables_of(find(name))
-    at = plots.axis_of(table, {row.name: build(row.name, "nano") for row in table.rows})
+    at = axis_values(table, {row.name: build(row.name, "nano") for row in table.rows})
     assert {row.rpartition("/")[2]: x for row, x in at.items()} == {
         "10": 0.1,
         "15": 0.15,
@@ -265,9 +269,10 @@ def test_a_row_of_ones_own_lies_on_the_axis_of_the_table_that_it_is_added_to(res
     assert [*at.values()] == sorted(at.values())
     for row in table.rows:
         finish(tmp_path, row.name, 0, 50.0)
-    drawn = report.write_report([table], "nano", tmp_path).figures["t5-6-corruption-rate"].axes[0]
-    assert [*drawn.lines[0].get_xdata()] == [0.1, 0.15, 0.25, 0.3, 0.5]
-    assert [label.get_text() for label in drawn.get_xticklabels()] == ["0.1", "0.15", "0.25", "0.3", "0.5"]
+    made = report.write_report([table], "nano", tmp_path).tables[name]
+    axes = draw_plots(made.figures["t5-6-corruption-rate"]).axes[0]
+    assert [*axes.lines[0].get_xdata()] == [0.1, 0.15, 0.25, 0.3, 0.5]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.1", "0.15", "0.25", "0.3", "0.5"]
 
 
 LOSSES = {"base": 4.0, "better": 3.5, "worse": 4.5, "same": 4.0, "masked": 1.0}
@@ -291,26 +296,123 @@ def without_tasks(runs: Path, seeds: int = 4) -> report.Report:
 
 def test_a_table_without_tasks_is_judged_by_its_held_out_loss(restored_registry, tmp_path):
     made = without_tasks(tmp_path)
-    sheet = made.sheets["own"][""]
+    sheets = made.tables["own"].sheets
+    sheet = sheets[""]
     arrows = [cell.text[-1] if cell.text[-1] in "▲▼" else "" for cell in sheet["held-out loss"]]
     assert arrows == ["", "▲", "▼", "", ""], "and a loss of other targets is not compared"
-    differences = [cell.text for cell in sheet["held-out loss, less the baseline's"]]
-    assert differences[0] == "–" and differences[4] == "other targets"
-    for text, between in zip(differences[1:4], (-0.5, 0.5, 0.0), strict=True):
-        mean, low, high = map(float, re.findall(r"[+-]\d\.\d+", text))
+    differences = [cell.text for cell in sheets[DIFFERENCES]["held-out loss"]]
+    assert [text.rpartition(" ")[2] for text in differences[:2]] == ["better", "worse"]
+    assert differences[3] == "different targets"
+    for text, between in zip(differences[:3], (-0.5, 0.5, 0.0), strict=True):
+        mean, low, high = map(float, re.findall(r"[+-]?\d\.\d+", text))
         assert low < mean < high and abs(mean - between) < 0.05 and low - 0.01 < between < high + 0.01
     data = parse_with_checksum((made.path.parent / "results.json").read_bytes(), "results.json")["tables"][
         "own"
     ]
-    assert data["rows"]["own/better"]["less the baseline's"]["held-out loss"]["interval"][1] < 0
-    assert "own" in made.figures and "combined" not in sheet
+    better = data["rows"]["own/better"]["less the baseline's"]["held-out loss"]
+    assert better["interval"][1] < 0 and better["verdict"] == "better"
+    assert "own" in made.tables["own"].figures and "mean z-score" not in sheet
     assert "own.csv" in {file.name for file in made.path.parent.iterdir()}
 
 
 def test_one_seed_of_a_table_without_tasks_claims_nothing(restored_registry, tmp_path):
-    sheet = without_tasks(tmp_path, seeds=1).sheets["own"][""]
-    assert not any(sign in cell.text for cell in sheet["held-out loss"] for sign in "▲▼")
-    assert "(" not in "".join(cell.text for cell in sheet["held-out loss, less the baseline's"])
+    sheets = without_tasks(tmp_path, seeds=1).tables["own"].sheets
+    assert not any(sign in cell.text for cell in sheets[""]["held-out loss"] for sign in "▲▼")
+    assert "(" not in "".join(cell.text for cell in sheets[DIFFERENCES]["held-out loss"])
+
+
+MODULE = """
+from experiments.study.presets import GPT
+from experiments.study.registry import add_table
+from experiments.study.scales import SCALES
+from experiments.study.table import Axis, Conclusion, make_table
+
+SCALES["tiny"] = SCALES["nano"] | {"pretraining.steps": 50}
+ALONE = GPT | {"tuning.heads": (), "finetuning.steps": 0}
+WIDTHS = {"base": 256, "narrow": 64, "wide": 512, "wider": 1024}
+ROWS = {name: ALONE | {"model.mlp.d_ff": width} for name, width in WIDTHS.items()}
+add_table(make_table(
+    "width", "How wide a feed-forward layer should be", ROWS, axis=Axis("model.mlp.d_ff", "width [features]"),
+    scale="tiny", seeds=4, conclusions=[Conclusion("wide", "narrow", "wider is better")],
+))
+"""
+LOSS_BY_WIDTH = {"narrow": 4.4, "base": 4.0, "wide": 3.6, "wider": 3.6}
+
+
+def test_four_rows_of_a_newcomer_have_every_right_of_ours(restored_registry, tmp_path, request):
+    request.addfinalizer(lambda: SCALES.pop("tiny"))
+    exec(MODULE, {})  # as --study does
+    (table,) = tables_of(find("width"))
+    for place, (name, loss) in enumerate(LOSS_BY_WIDTH.items()):
+        for seed in range(4):
+            folder = run_folder(tmp_path, "tiny", f"width/{name}", seed, {})
+            save_settings(folder, build(f"width/{name}", "tiny", {"seed": seed}))
+            noise = 0.1 * seed + 0.01 * np.random.default_rng([seed, place]).normal()
+            scores = {"columns": {}, "tasks": {}, "held_out_loss": loss + noise, "seconds": 1.0, "tokens": 9}
+            write_result(folder, scores)
+    made = report.write_report([table], "tiny", tmp_path)
+    assert made.path.read_text().startswith("# How wide a feed-forward layer should be at scale `tiny`")
+    sheets = made.tables["width"].sheets
+    assert [cell.text for cell in sheets[""]["row"]] == ["base", "narrow", "wide", "wider"]
+    verdicts = {
+        row.text: cell.text.split()[-1] for row, cell in zip(*sheets[DIFFERENCES].values(), strict=True)
+    }
+    assert verdicts == {"narrow": "worse", "wide": "better", "wider": "better"}
+    (verdict,) = sheets[CLAIMS]["after training"]
+    assert verdict.text.startswith("confirmed +") and "z" not in sheets[CLAIMS]
+    axes = draw_plots(made.tables["width"].figures["width"]).axes[0]
+    assert [*axes.lines[0].get_xdata()] == sorted(axes.lines[0].get_xdata()) and axes.get_xscale() == "log"
+    assert made.tables["width"].figures["width"].x_label == "width [features]"
+
+
+def test_a_figure_is_drawn_again_only_if_its_panels_changed(tmp_path, monkeypatch):
+    made, _ = written(study(tmp_path))
+    picture = made.path.parent / "t5-6-corruption-rate.png"
+    drawn, save = [], draw.save_figure
+    monkeypatch.setattr(
+        draw, "save_figure", lambda figure, out, dpi: drawn.append(out.name) or save(figure, out, dpi=dpi)
+    )
+    written(tmp_path)
+    assert drawn == []
+    picture.unlink()
+    written(tmp_path)
+    assert drawn == [picture.name], "it is missing"
+    finish(tmp_path, NAMES[0], 2, 50.0)
+    written(tmp_path)
+    assert picture.name in drawn[1:], "it shows other scores"
+
+
+def test_rows_that_are_one_experiment_are_read_once_and_keep_their_names(
+    restored_registry, tmp_path, monkeypatch
+):
+    add_table(
+        make_table("mine", "", {"base": {}, "15": {"objective.rate": 0.15}, "50": {"objective.rate": 0.5}})
+    )
+    for name in ("mine/base", "mine/50"):
+        finish(tmp_path, name, 0, 50.0)
+    read = []
+    monkeypatch.setattr(
+        "experiments.report.results.read_result",
+        lambda folder, scale: read.append(folder) or read_result(folder, scale),
+    )
+    made = report.write_report(tables_of(find("mine")), "nano", tmp_path)
+    assert len(read) == 2
+    assert [cell.text for cell in made.tables["mine"].sheets[""]["row"]] == ["base", "15", "50"]
+    assert [cell.text for cell in made.tables["mine"].sheets[""]["seeds"]] == ["1", "1", "1"]
+
+
+def test_a_report_without_new_figures_imports_neither_jax_nor_matplotlib(tmp_path):
+    finish(tmp_path, NAMES[0], 0, 50.0)
+    code = "import sys; from experiments.report.report import write_report; "
+    code += "from experiments.study.registry import find, tables_of; "
+    code += f"write_report(tables_of(find('t5/6-*')), 'nano', {str(tmp_path)!r}); "
+    code += "print(*sorted({'jax', 'matplotlib', 'flax'} & set(sys.modules)))"
+    outputs = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout.split())
+    assert outputs == [["matplotlib"], []]
 
 
 def test_a_report_is_headed_by_the_tables_that_it_is_on(restored_registry, tmp_path):
@@ -318,9 +420,9 @@ def test_a_report_is_headed_by_the_tables_that_it_is_on(restored_registry, tmp_p
     assert text.startswith("# own at scale `nano`") and "\n## own\n" in text
     add_table(make_table("titled", "What is hidden", {"base": {}}))
     titled, rates = (tables_of(find(name)) for name in ("titled", "t5/6*"))
-    assert report.heading(titled) == "What is hidden"
-    assert report.heading(rates) == "The T5 study"
-    assert report.heading([*titled, *rates]) == "Tables titled and t5/6-corruption-rate"
+    assert report.report_title(titled) == "What is hidden"
+    assert report.report_title(rates) == "The T5 study"
+    assert report.report_title([*titled, *rates]) == "Tables titled and t5/6-corruption-rate"
 
 
 def test_an_ensemble_shows_a_curve_a_member_and_the_answers_of_all_together(tmp_path):
@@ -333,11 +435,11 @@ def test_an_ensemble_shows_a_curve_a_member_and_the_answers_of_all_together(tmp_
     )
     path = f"{folder.relative_to(tmp_path / 'nano')}/finetuning/cloze/member-0"
     rescore(folder, phases={"cloze/member-0": path})
-    found = results(REGISTRY[NAMES[0]], "nano", tmp_path)
-    assert curves(found, pytest.fail) == {"cloze: mean of scores": [[(1, 2), (2, 2)]]}
+    found = find_results(REGISTRY[NAMES[0]], "nano", tmp_path)
+    assert read_curves(found, pytest.fail) == {"cloze: mean of scores": [[(1, 2), (2, 2)]]}
     (folder / "finetuning/cloze/member-0/metrics.jsonl").write_text(lines_with_checksum(points[:1]))
-    assert curves(found, pytest.fail) == {}, "one point is no line"
-    assert "together" in samples("cloze", 2, found[0])
+    assert read_curves(found, pytest.fail) == {}, "one point is no line"
+    assert "together" in prediction_samples("cloze", 2, found[0])
 
 
 @pytest.mark.parametrize("watched", [False, True])
@@ -360,8 +462,8 @@ def test_a_bucket_that_cannot_be_read_is_said_to_be_one_of_the_runs(watched, mon
             {"data": RECORD["data"] | {"cloze validation": "e"}},
             "other data than {first}: cloze validation d -> e",
         ),
-        ("edited", "it is not known: .*origin.json was edited or damaged"),
-        (None, "it is not known: .*origin.json is missing"),
+        ("edited", "its provenance is unknown: .*origin.json was edited or damaged"),
+        (None, "its provenance is unknown: .*origin.json is missing"),
     ],
 )
 def test_a_seed_made_of_other_things_than_its_neighbours_is_marked_whatever_folder_it_lies_in(
@@ -378,7 +480,7 @@ def test_a_seed_made_of_other_things_than_its_neighbours_is_marked_whatever_fold
         provenance.record(phase, RECORD | other)
     made, text = written(folders)
     label = REGISTRY[NAMES[2]].label
-    sheet = made.sheets[RATES[0].name][""]
+    sheet = made.tables[RATES[0].name].sheets[""]
     assert [cell.text for cell in sheet["row"] if "≠" in cell.text] == [f"{label} ≠"]
     assert re.search(rf"\n- {NAMES[2]} seed 7: {said.format(first=FIRST)}", text)
 
@@ -389,7 +491,7 @@ def test_a_baseline_trained_anew_is_marked_and_not_all_the_rows_beside_it(tmp_pa
     provenance.record(baseline / "finetuning" / "cloze", RECORD | {"code": {"lm/config/base.py": "2"}})
     shutil.rmtree(run_folder(tmp_path, "nano", NAMES[3], 0, {}))
     made, text = written(tmp_path)
-    rows = [cell.text for cell in made.sheets[RATES[0].name][""]["row"]]
+    rows = [cell.text for cell in made.tables[RATES[0].name].sheets[""]["row"]]
     assert [row for row in rows if "≠" in row] == ["15% ≠"], "which is the baseline, and one run of three"
     assert f"{FIRST}: other code than {NAMES[0]} seed 0: lm/config/base.py 1 -> 2" in text
 
@@ -398,7 +500,7 @@ def test_the_papers_mean_of_columns_is_in_the_order_of_its_claims():
     for table in TABLES.values():
         for claim in paper.claims(table):
             base = REGISTRY[table.baseline]
-            better, worse = (plots.paper_mean(row, base, table.paper) for row in (claim.better, claim.worse))
+            better, worse = (published_mean_z(row, base, table.paper) for row in (claim.better, claim.worse))
             assert better > worse, (claim.better.name, claim.worse.name)
 
 
@@ -427,9 +529,9 @@ def test_a_run_in_several_folders_counts_once_and_what_does_not_count_is_named(t
         "nowhere",
     ):
         assert said in text
-    assert [cell.text for cell in made.sheets[RATES[0].name][""]["seeds"]] == ["3"] * 4
+    assert [cell.text for cell in made.tables[RATES[0].name].sheets[""]["seeds"]] == ["3"] * 4
     with pytest.raises(SettingError, match="other settings"):
-        results(REGISTRY[NAMES[0]], "nano", here)
+        find_results(REGISTRY[NAMES[0]], "nano", here)
     with pytest.raises(SettingError, match="no run of .* has finished"):
         written(tmp_path / "nowhere")
 
@@ -481,7 +583,7 @@ def test_a_run_that_is_damaged_diverged_or_anothers_is_left_out_alone_and_its_fi
         for name in whole:
             name.write_bytes(whole[name])
         path.write_bytes(data)
-        found, left_out = report.collect(RATES, "nano", tmp_path)
+        found, left_out = report.collect_runs(RATES, "nano", tmp_path)
         assert {name: len(found[name]) for name in NAMES} == {
             name: 2 - (name == NAMES[1]) for name in NAMES
         }, data[:300]
@@ -508,7 +610,7 @@ def test_a_report_is_written_whole_whatever_some_of_its_runs_hold(tmp_path):
     )
     answers.write_text(answers.read_text().replace("document", "dokument"))
     made, text = written(runs)
-    assert [cell.text for cell in made.sheets[RATES[0].name][""]["seeds"]] == ["2", "3", "3", "3"]
+    assert [cell.text for cell in made.tables[RATES[0].name].sheets[""]["seeds"]] == ["2", "3", "3", "3"]
     due = [
         "seed-0/scores.json does not count: length_losses 2 800.0 should",
         "line 1 of 1",
@@ -557,7 +659,7 @@ def test_many_settings_given_by_hand_still_make_a_file_name(tmp_path):
 @pytest.mark.parametrize("name", [table.name for table in TABLES.values() if table.axis])
 def test_rows_on_the_axis_of_a_picture_differ_in_its_number_and_in_nothing_else(name):
     (table,) = tables_of(find(name))
-    at = plots.axis_of(table, {row.name: build(row.name, "base") for row in table.rows})
+    at = axis_values(table, {row.name: build(row.name, "base") for row in table.rows})
     built = [dict(leaves(build(row, "base"))) | {table.axis.setting: None} for row in at]
     assert len(set(at.values())) == len(at) > 3
     assert all(settings == built[0] for settings in built)
@@ -664,16 +766,16 @@ def test_every_column_that_the_terminal_shows_is_in_the_tables_of_latex(tmp_path
         finish(tmp_path, NAMES[0], seed, 40.0 + seed)
     assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--latex"]) == 0
     said = capsys.readouterr().out
-    assert "± deviation over seeds" in said and "report.tex" in said
+    assert "± standard deviation over seeds" in said and "report.tex" in said
     text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.tex").read_text()
-    assert r"10\% & 40.50~$\pm$~0.71 & \textbf{80.38} & 2 & " in text
+    assert r"10\% & 40.50~$\pm$~0.71 & \textbf{80.38} & 3.000~$\pm$~0.000 & 2 & " in text
     assert r"\caption{Corruption rate}\label{tab:t5-6-corruption-rate}" in text
     assert (
         r"\caption{Corruption rate: What the columns measure}\label{tab:t5-6-corruption-rate-columns}" in text
     )
     assert r"25\%" not in text, "rows without runs are left out"
     heads, rows = text.split("\n")[2:4]
-    assert heads.startswith("row & SQuAD & paper's SQuAD & seeds & ")
+    assert heads.startswith("row & SQuAD & paper's SQuAD & held-out loss & seeds & ")
     assert heads.count("&") == rows.count("&") == text.partition("{tabular}{")[2].index("}") - 1
     assert re.fullmatch(r"[\x00-\x7f]*", text), "LaTeX has these signs by their names"
 

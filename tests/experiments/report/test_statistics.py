@@ -7,17 +7,17 @@ import pytest
 import scipy.stats
 
 from experiments.report.statistics import (
-    LEVEL,
-    Difference,
-    Judged,
+    ALPHA,
+    PairedDifference,
+    PairedTest,
     RowPair,
-    holm,
-    intervals,
-    judge_family,
-    moderate,
-    outliers,
-    power,
-    resample_examples,
+    bootstrap_ratios,
+    compare_pairs,
+    holm_adjust,
+    moderated_variance,
+    outlying_seeds,
+    seed_intervals,
+    t_test_power,
 )
 
 ROWS, SEEDS, EXAMPLES = 6, 5, 40
@@ -31,56 +31,56 @@ def scores(rng: np.random.Generator, noise: list[float], seeds: int) -> np.ndarr
 
 def simulated(
     rng: np.random.Generator, rows: int, seeds: int, effect: float = 0.0
-) -> dict[RowPair, Difference]:
+) -> dict[RowPair, PairedDifference]:
     """Each row less the first; deviation of a repeat: 1."""
     values = scores(rng, [1.0] * rows, seeds)
     values[1] += effect
-    return {(str(row), "0"): Difference(values[row] - values[0]) for row in range(1, rows)}
+    return {(str(row), "0"): PairedDifference(values[row] - values[0]) for row in range(1, rows)}
 
 
-def every_pair(values: np.ndarray) -> dict[RowPair, Difference]:
+def every_pair(values: np.ndarray) -> dict[RowPair, PairedDifference]:
     numbers = combinations(range(len(values)), 2)
-    return {(str(a), str(b)): Difference(values[a] - values[b]) for a, b in numbers}
+    return {(str(a), str(b)): PairedDifference(values[a] - values[b]) for a, b in numbers}
 
 
-def judged_alone(difference: Difference, margin: float) -> Judged:
-    return judge_family({("a", "b"): difference}, margin)["a", "b"]
+def compare_alone(difference: PairedDifference, margin: float) -> PairedTest:
+    return compare_pairs({("a", "b"): difference}, margin)["a", "b"]
 
 
-def with_examples(rng: np.random.Generator, seeds: int) -> Difference:
+def with_examples(rng: np.random.Generator, seeds: int) -> PairedDifference:
     """Two sets of seeds of one row, scored on the same examples."""
     hard = 5 * rng.normal(size=EXAMPLES)
     values = hard + 3 * rng.normal(size=(2, seeds, 1)) + rng.normal(size=(2, seeds, EXAMPLES))
     flat = values.reshape(2 * seeds, EXAMPLES)
-    drawn = resample_examples(flat, np.ones(EXAMPLES)) - flat.mean(1, keepdims=True)
-    return Difference(values.mean(2)[0] - values.mean(2)[1], drawn[:seeds] - drawn[seeds:])
+    drawn = bootstrap_ratios(flat, np.ones(EXAMPLES)) - flat.mean(1, keepdims=True)
+    return PairedDifference(values.mean(2)[0] - values.mean(2)[1], drawn[:seeds] - drawn[seeds:])
 
 
 def share_claimed(trials: int, rows: int, seeds: int) -> float:
     """Of simulated tables in which nothing differs, how many claim a difference."""
     rng = np.random.default_rng(rows * 100 + seeds)
-    tables = (judge_family(simulated(rng, rows, seeds), MARGIN) for _ in range(trials))
+    tables = (compare_pairs(simulated(rng, rows, seeds), MARGIN) for _ in range(trials))
     return float(np.mean([any(one.sign for one in table.values()) for table in tables]))
 
 
 @pytest.mark.parametrize(("rows", "seeds"), [(2, 3), (2, 5), (ROWS, 3), (ROWS, 5)])
 def test_sets_of_seeds_of_one_row_are_not_told_apart(rows, seeds):
     trials = 60
-    assert share_claimed(trials, rows, seeds) < LEVEL + 3 * (LEVEL * (1 - LEVEL) / trials) ** 0.5
+    assert share_claimed(trials, rows, seeds) < ALPHA + 3 * (ALPHA * (1 - ALPHA) / trials) ** 0.5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "seeds"), [(2, 2), (2, 3), (2, 5), (4, 3), (11, 3), (11, 5)])
 def test_sets_of_seeds_of_one_row_are_told_apart_in_one_table_of_twenty_at_most(rows, seeds):
     trials = 1500
-    assert share_claimed(trials, rows, seeds) < LEVEL + 3 * (LEVEL * (1 - LEVEL) / trials) ** 0.5
+    assert share_claimed(trials, rows, seeds) < ALPHA + 3 * (ALPHA * (1 - ALPHA) / trials) ** 0.5
 
 
 @pytest.mark.slow
 def test_sets_of_seeds_scored_on_shared_examples_are_not_told_apart():
     rng = np.random.default_rng(0)
-    claimed = [judged_alone(with_examples(rng, SEEDS), MARGIN).sign != 0 for _ in range(300)]
-    assert np.mean(claimed) < LEVEL + 3 * (LEVEL * (1 - LEVEL) / 300) ** 0.5
+    claimed = [compare_alone(with_examples(rng, SEEDS), MARGIN).sign != 0 for _ in range(300)]
+    assert np.mean(claimed) < ALPHA + 3 * (ALPHA * (1 - ALPHA) / 300) ** 0.5
 
 
 @pytest.mark.slow
@@ -91,44 +91,48 @@ def test_all_pairs_of_rows_that_do_not_differ_seldom_claim_something_however_unl
 ):
     """One table in twenty where noise is alike, at most 8 % where it is not."""
     rng, trials = np.random.default_rng(seeds), 400
-    tables = (judge_family(every_pair(scores(rng, noise, seeds)), MARGIN) for _ in range(trials))
+    tables = (compare_pairs(every_pair(scores(rng, noise, seeds)), MARGIN) for _ in range(trials))
     claimed = np.mean([any(one.sign for one in table.values()) for table in tables])
-    level = LEVEL if len({*noise}) == 1 else 0.08
+    level = ALPHA if len({*noise}) == 1 else 0.08
     assert claimed < level + 2 * (level * (1 - level) / trials) ** 0.5
 
 
 def test_degrees_of_freedom_are_those_of_the_rows_that_are_compared_and_of_their_seeds():
     values = scores(np.random.default_rng(0), [1.0] * 4, 5)
     three, four = every_pair(values[:3]), every_pair(values)
-    one_seed = {("3", row): Difference(values[3, :1] - values[int(row), :1]) for row in "012"}
+    one_seed = {("3", row): PairedDifference(values[3, :1] - values[int(row), :1]) for row in "012"}
     for family, most in [(three, 2 * 4), (three | one_seed, 2 * 4), (four, 3 * 4)]:
-        judged = judge_family(family, MARGIN)
-        assert max(one.freedom for one in judged.values()) <= most
-    assert judge_family({("0", "1"): three["0", "1"]} | one_seed, MARGIN)["0", "1"].freedom == 4
-    fewer = {pair: Difference(x.by_seed[:2]) for pair, x in four.items() if "0" not in pair}
-    judged = judge_family({("0", "1"): four["0", "1"]} | fewer, MARGIN)
-    assert max(one.freedom for one in judged.values()) <= 4 + 4 + 1 + 1 - 4, "less one of each seed"
+        judged = compare_pairs(family, MARGIN)
+        assert max(one.degrees_of_freedom for one in judged.values()) <= most
+    assert compare_pairs({("0", "1"): three["0", "1"]} | one_seed, MARGIN)["0", "1"].degrees_of_freedom == 4
+    fewer = {pair: PairedDifference(x.by_seed[:2]) for pair, x in four.items() if "0" not in pair}
+    judged = compare_pairs({("0", "1"): four["0", "1"]} | fewer, MARGIN)
+    assert max(one.degrees_of_freedom for one in judged.values()) <= 4 + 4 + 1 + 1 - 4, (
+        "less one of each seed"
+    )
     values = scores(np.random.default_rng(1), [1.0] * 8, 5)
     pairs = every_pair(values)
     apart = {pair: pairs[pair] for pair in (("0", "1"), ("2", "3"), ("4", "5"))}
-    assert max(one.freedom for one in judge_family(apart, MARGIN).values()) <= 3 * 4, "those of the pairs"
+    assert max(one.degrees_of_freedom for one in compare_pairs(apart, MARGIN).values()) <= 3 * 4, (
+        "those of the pairs"
+    )
 
 
 def test_the_error_of_a_pair_is_never_below_that_of_its_own_seeds():
     for trial in range(20):
         family = every_pair(scores(np.random.default_rng(trial), [4.0, 4.0] + [1.0] * 8, 3))
-        for pair, judged in judge_family(family, MARGIN).items():
-            assert judged.error >= np.std(family[pair].by_seed, ddof=1) / 3**0.5 * (1 - 1e-9)
+        for pair, judged in compare_pairs(family, MARGIN).items():
+            assert judged.standard_error >= np.std(family[pair].by_seed, ddof=1) / 3**0.5 * (1 - 1e-9)
 
 
 def found(trials: int, effect: float, seeds: int) -> float:
     rng = np.random.default_rng(1)
-    judged = (judge_family(simulated(rng, 2, seeds, effect), MARGIN)["1", "0"] for _ in range(trials))
+    judged = (compare_pairs(simulated(rng, 2, seeds, effect), MARGIN)["1", "0"] for _ in range(trials))
     return float(np.mean([one.sign == 1 for one in judged]))
 
 
 def designed(effect: float, seeds: int) -> float:
-    return power(effect, (2 / seeds) ** 0.5, seeds - 1)
+    return t_test_power(effect, (2 / seeds) ** 0.5, seeds - 1)
 
 
 @pytest.mark.parametrize(("effect", "seeds"), [(2.5, 5), (6.0, 3)])
@@ -149,78 +153,82 @@ def test_the_noise_of_other_pairs_helps_few_seeds_to_find_a_difference():
     rng, alone, beside = np.random.default_rng(2), 0, 0
     for _ in range(40):
         table = simulated(rng, 10, 3, effect=5.0)
-        alone += judged_alone(table["1", "0"], MARGIN).p * 9 < LEVEL
-        beside += judge_family(table, MARGIN)["1", "0"].sign == 1
+        alone += compare_alone(table["1", "0"], MARGIN).p * 9 < ALPHA
+        beside += compare_pairs(table, MARGIN)["1", "0"].sign == 1
     assert beside > alone + 10
 
 
 def test_rows_of_unlike_noise_are_not_lent_each_others():
     variances = np.array([1e-4, 1e-2, 1.0, 1e2])
-    moderated, freedom = moderate(variances, np.full(4, 4))
+    moderated, freedom = moderated_variance(variances, np.full(4, 4))
     np.testing.assert_allclose(np.log(moderated), np.log(variances), atol=1)  # of 14 between the ends
     assert (freedom < 5).all()
-    alike, freedom = moderate(np.array([1.0, 1.1, 0.9, 1.0]), np.full(4, 4))
+    alike, freedom = moderated_variance(np.array([1.0, 1.1, 0.9, 1.0]), np.full(4, 4))
     assert np.ptp(alike) == 0 and np.isinf(freedom).all()
 
 
 def test_one_seed_and_ties_claim_nothing_and_neither_does_a_pair_whose_seeds_disagree():
-    one, tied, alike = (Difference(np.array(x)) for x in ([9.0], [3.0, 3.0, 3.0], [3.0, 3.0 + 1e-12]))
+    one, tied, alike = (PairedDifference(np.array(x)) for x in ([9.0], [3.0, 3.0, 3.0], [3.0, 3.0 + 1e-12]))
     family = {(name, "d"): x for name, x in zip("abc", (one, tied, alike), strict=True)}
-    for judged in judge_family(family, MARGIN).values():
-        assert (judged.sign, judged.equivalent, judged.p) == (0, False, 1.0)
-    others = {(str(i), "d"): Difference(20 + (5 + i / 100) * np.array([-1.0, 0.0, 1.0])) for i in range(30)}
-    crossing = judge_family(others | {("e", "d"): Difference(np.array([15.0, 1.0, 15.0]))}, MARGIN)["e", "d"]
-    assert (crossing.p < LEVEL, crossing.sign) == (True, 0)
+    for judged in compare_pairs(family, MARGIN).values():
+        assert (judged.sign, judged.is_equivalent, judged.p) == (0, False, 1.0)
+    others = {
+        (str(i), "d"): PairedDifference(20 + (5 + i / 100) * np.array([-1.0, 0.0, 1.0])) for i in range(30)
+    }
+    crossing = compare_pairs(others | {("e", "d"): PairedDifference(np.array([15.0, 1.0, 15.0]))}, MARGIN)[
+        "e", "d"
+    ]
+    assert (crossing.p < ALPHA, crossing.sign) == (True, 0)
 
 
 def test_two_rows_are_equivalent_only_if_both_ends_of_their_interval_lie_within_the_margin():
     near, far = np.array([0.1, -0.1, 0.05, -0.02, 0.0]), np.array([1.0, -1.0, 3.0, -2.0, 0.5])
-    assert [judged_alone(Difference(x), 1.0).equivalent for x in (near, far)] == [True, False]
+    assert [compare_alone(PairedDifference(x), 1.0).is_equivalent for x in (near, far)] == [True, False]
     for margin in (0.05, 0.1, 0.2):
         wanted = max(
             scipy.stats.ttest_1samp(near, -margin, alternative="greater").pvalue,
             scipy.stats.ttest_1samp(near, margin, alternative="less").pvalue,
         )
-        assert judged_alone(Difference(near), margin).p_apart == pytest.approx(wanted)
+        assert compare_alone(PairedDifference(near), margin).p_not_equivalent == pytest.approx(wanted)
 
 
 def test_a_pair_alone_is_students_paired_test_and_its_draws_spread_as_its_error():
     one, other = np.random.default_rng(3).normal(size=(2, 5))
-    difference = Difference(one - other)
-    judged = judged_alone(difference, MARGIN)
+    difference = PairedDifference(one - other)
+    judged = compare_alone(difference, MARGIN)
     assert judged.p == pytest.approx(scipy.stats.ttest_rel(one, other).pvalue)
     assert (judged.low, judged.high) == pytest.approx(scipy.stats.ttest_rel(one, other).confidence_interval())
-    assert difference.draws().std() == pytest.approx((one - other).std(ddof=1) / 5**0.5, rel=0.03)
-    assert intervals((one - other).tolist())["t"] == pytest.approx((judged.low, judged.high))
-    low, high = intervals((one - other).tolist())["bca"]
+    assert difference.resampled_means().std() == pytest.approx((one - other).std(ddof=1) / 5**0.5, rel=0.03)
+    assert seed_intervals((one - other).tolist())["t"] == pytest.approx((judged.low, judged.high))
+    low, high = seed_intervals((one - other).tolist())["bca"]
     assert low < (one - other).mean() < high and high - low < judged.high - judged.low
 
 
 def test_examples_are_drawn_alike_for_all_rows_and_a_ratio_keeps_each_with_its_denominator():
     rng = np.random.default_rng(4)
     bits, sizes = rng.gamma(2, size=EXAMPLES), rng.integers(1, 50, EXAMPLES).astype(float)
-    drawn = resample_examples(np.stack([bits, bits + sizes, 2 * sizes]), sizes)
+    drawn = bootstrap_ratios(np.stack([bits, bits + sizes, 2 * sizes]), sizes)
     np.testing.assert_allclose(drawn[1] - drawn[0], 1)
     np.testing.assert_allclose(drawn[2], 2)
-    means = resample_examples(bits[None], np.ones(EXAMPLES))
+    means = bootstrap_ratios(bits[None], np.ones(EXAMPLES))
     assert means.std() == pytest.approx(bits.std() / EXAMPLES**0.5, rel=0.03)
 
 
 def test_examples_add_their_own_noise_to_that_of_seeds():
-    quiet = Difference(np.array([1.0, 1.1, 0.9]))
+    quiet = PairedDifference(np.array([1.0, 1.1, 0.9]))
     noise = np.tile(np.random.default_rng(5).normal(size=10_000), (3, 1))
-    alone, beside = (judged_alone(Difference(quiet.by_seed, x), MARGIN) for x in (None, noise))
-    assert alone.p < LEVEL < 0.3 < beside.p
-    assert beside.drawn == pytest.approx((1 - 1.96, 1 + 1.96), abs=0.1)
+    alone, beside = (compare_alone(PairedDifference(quiet.by_seed, x), MARGIN) for x in (None, noise))
+    assert alone.p < ALPHA < 0.3 < beside.p
+    assert beside.bootstrap == pytest.approx((1 - 1.96, 1 + 1.96), abs=0.1)
 
 
 def test_holm_shares_the_level_among_claims():
-    np.testing.assert_allclose(holm(np.array([0.04, 0.01, 0.03])), [0.06, 0.03, 0.06])
-    assert holm(np.array([0.9, 0.8])).max() <= 1
+    np.testing.assert_allclose(holm_adjust(np.array([0.04, 0.01, 0.03])), [0.06, 0.03, 0.06])
+    assert holm_adjust(np.array([0.9, 0.8])).max() <= 1
 
 
 def test_a_seed_far_from_its_rows_others_is_named():
     rows = {name: dict(enumerate([1.0, 1.1, 0.9, 1.05])) for name in "abc"}
-    assert outliers(rows) == []
-    assert outliers(rows | {"b": rows["b"] | {2: 9.0}}) == [("b", 2)]
-    assert outliers({"a": {0: 1.0, 1: 9.0}}) == []
+    assert outlying_seeds(rows) == []
+    assert outlying_seeds(rows | {"b": rows["b"] | {2: 9.0}}) == [("b", 2)]
+    assert outlying_seeds({"a": {0: 1.0, 1: 9.0}}) == []

@@ -19,7 +19,7 @@ from experiments.cli.models import count_written, generate
 from experiments.cli.one_run import Options, RowRun
 from experiments.cli.train import train_one, train_rows
 from experiments.processes.progress import reporting
-from experiments.report.ending import chance_of, ending, report_of, to_try
+from experiments.report.run_summary import chance_score, report_command, suggestions, summarize
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.paths import save_settings
 from experiments.runs.result import read_result, summary, write_result
@@ -101,7 +101,7 @@ def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
         assert 0 < result.content_loss != result.reference_loss
     folder = swept / "tiny" / "reports" / "t5-6-corruption-rate"
     text = (folder / "report.md").read_text()
-    assert "without context; plateau not left" in (folder / "report.html").read_text()
+    assert "it has not left the unigram plateau" in (folder / "report.html").read_text()
     assert "83.28" in text
     assert "objective.rate" in (folder / "report.html").read_text()
     assert (folder / "t5-6-corruption-rate.png").read_bytes().startswith(b"\x89PNG")
@@ -313,8 +313,8 @@ def test_a_held_out_loss_is_told_in_as_many_digits_as_it_has_meaning(tmp_path, m
 
 def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swept):
     folder = folder_of(swept, RATE)
-    lines = list(ending(RATE, build(RATE, "tiny"), folder))
-    assert lines[0].startswith("held-out loss ") and "nats a token" in lines[0]
+    lines = list(summarize(RATE, build(RATE, "tiny"), folder))
+    assert lines[0].startswith("held-out loss ") and "nats per token" in lines[0]
     assert f"run: {folder}" in lines and f"picture: {folder / 'curves.png'}" in lines
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     commands = lines[lines.index("Try:") + 1 :]
@@ -338,7 +338,7 @@ def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swe
 )
 def test_what_to_try_first_suits_what_the_model_was_trained_for(row, changes, command):
     folder = Path("runs/nano") / row / "seed-0"
-    assert to_try(row, build(row, "nano", changes), folder)[0] == command.replace("runs/a", str(folder))
+    assert suggestions(row, build(row, "nano", changes), folder)[0] == command.replace("runs/a", str(folder))
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_what_to_try_first_suits_what_the_model_was_trained_for(row, changes, co
     ],
 )
 def test_the_report_that_is_told_of_has_the_run(name, folder, words):
-    assert report_of(name, Path(folder)) == words
+    assert report_command(name, Path(folder)) == words
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_the_report_that_is_told_of_has_the_run(name, folder, words):
 )
 def test_a_score_is_told_beside_what_guessing_comes_to(task, measure, chance):
     known = 0.0 if measure == "bits_above_chance" else None
-    assert chance_of(task, {"measure": measure, "chance": known}) == chance
+    assert chance_score(task, {"measure": measure, "chance": known}) == chance
 
 
 def test_an_unwritable_folder_is_refused(runs, tmp_path):

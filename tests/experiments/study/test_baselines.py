@@ -7,8 +7,10 @@ import jax
 import pytest
 from flax import nnx
 
-from experiments.report import plots, report
-from experiments.report.results import results
+from experiments.figures.draw import draw_plots
+from experiments.report import report
+from experiments.report.figures import perplexity_figure
+from experiments.report.results import find_results
 from experiments.runs.paths import save_settings
 from experiments.runs.result import write_result
 from experiments.study.baselines import TABLES
@@ -17,7 +19,7 @@ from experiments.study.registry import REGISTRY, build
 from lm.nn.transformer import Transformer
 
 HISTORY = [row.name for row in TABLES[0].rows]
-BOTH = ("bits a byte", "bits a byte in 10 s")
+BOTH = ("bits per byte", "bits per byte in 10 s")
 NETWORKS = [name for name in HISTORY if build(name, "nano").counts.model == "none"]
 
 
@@ -46,7 +48,7 @@ def test_all_rows_of_the_road_read_and_score_the_same_text(scale):
 
 
 def finish(runs, name, seed, evaluations):
-    """A finished run whose evaluations are (seconds, bits a byte) of two documents."""
+    """A finished run whose evaluations are (seconds, bits per byte) of two documents."""
     folder = run_folder(runs, "nano", name, seed, {})
     save_settings(folder, build(name, "nano", {"seed": seed}))
     text = {"tokens": 100, "words": 50, "bytes": 200}
@@ -68,7 +70,7 @@ def sheet(tmp_path):
         finish(tmp_path, "history/window", seed, [(5.0, 3.0 + noise), (10.0, 1.9 + noise)])
         finish(tmp_path, "history/lstm", seed, [(8.0, 2.5 + noise), (16.0, 1.5 + noise), (24.0, 1.0 + noise)])
     made = report.write_report(list(TABLES[:1]), "nano", tmp_path)
-    columns = made.sheets["history"][""]
+    columns = made.tables["history"].sheets[""]
     rows = dict(
         zip([cell.text for cell in columns.pop("row")], zip(*columns.values(), strict=True), strict=True)
     )
@@ -86,19 +88,19 @@ def test_equal_time_is_that_of_the_quickest_network_and_counts_are_the_same_in_b
     assert shown["lstm"] == ["1.010", f"{2.51 - log(10 / 8, 2):.3f}"]  # between those after 8 and 16 s
     assert shown["gru"] == ["–", "–"] and rows["lstm"][at["parameters"]].text == "1,234"
     perplexity = mean(exp(bits * log(2) * 200 / 50) for bits in (1.0, 1.02))
-    assert rows["lstm"][at["perplexity a word"]].text.startswith(f"{perplexity:.1f}")
+    assert rows["lstm"][at["word perplexity"]].text.startswith(f"{perplexity:.1f}")
 
 
 def test_the_report_draws_the_road_and_says_of_which_text(sheet):
     *_, made = sheet
     assert "(history-road.png)" in made.path.read_text() and (made.path.parent / "history-road.png").exists()
-    assert "100 tokens (ends included), 50 words and 200 bytes" in "".join(made.notes["history"])
+    assert "100 tokens (ends included), 50 words and 200 bytes" in "".join(made.tables["history"].notes)
 
 
 @pytest.mark.parametrize("asked", [["bigram"], ["bigram", "lstm"]])
 def test_no_panel_of_the_road_is_empty(sheet, tmp_path, asked):
-    runs = {name: results(REGISTRY[f"history/{name}"], "nano", tmp_path) for name in asked}
-    figure = plots.road(runs)
+    runs = {name: find_results(REGISTRY[f"history/{name}"], "nano", tmp_path) for name in asked}
+    figure = draw_plots(perplexity_figure(runs))
     assert len(figure.axes) == len(asked)
     for axis in figure.axes:
         assert axis.lines and axis.get_ylabel() and all(len(line.get_xdata()) for line in axis.lines)

@@ -13,16 +13,17 @@ from flax import nnx
 from paths import GOLDEN, ROOT
 
 from experiments.cli.draw import draw
-from experiments.drawings import DRAWINGS, measured
-from experiments.drawings.curves import alibi_curves, bias_plots, bucket_curves, rotary_curves
-from experiments.drawings.masks import MASKS, score_stages
-from experiments.drawings.measured import mixer_costs
-from experiments.drawings.panels import Heat, Plot, Scale, heatmaps, plots
-from experiments.drawings.reading import Reading, draw_gates, draw_heads, sharpness, token_label
-from experiments.drawings.with_run import (
-    open_text,
-    reader_of_texts,
-    similarity_lines,
+from experiments.figures import FIGURES, benchmark
+from experiments.figures.benchmark import measure_mixers
+from experiments.figures.curves import alibi_curves, bias_plots, bucket_curves, rotary_curves
+from experiments.figures.draw import draw_heat_maps, draw_plots
+from experiments.figures.masks import MASKS, masked_softmax_steps
+from experiments.figures.model_inspection import ModelOnText, draw_gates, draw_heads, sharpness, token_label
+from experiments.figures.panels import Curve, HeatMap, Plot, PlotGrid, Scale
+from experiments.figures.trained_models import (
+    contextual_model,
+    read_text,
+    similarity_curves,
     text_states,
     word_span,
 )
@@ -107,7 +108,7 @@ def test_every_mask_but_the_random_one_is_known_here():
 
 
 def test_the_softmax_gives_masked_scores_nothing_and_shares_one_among_the_others():
-    stages = score_stages(6, 8, seed=3)
+    stages = masked_softmax_steps(6, 8, seed=3)
     above = np.triu(np.ones((6, 6), bool), 1)
     assert (stages["masked"][above] == -np.inf).all() and (stages["weights"][above] == 0).all()
     np.testing.assert_allclose(stages["masked"][~above], stages["scores"][~above])
@@ -116,22 +117,22 @@ def test_the_softmax_gives_masked_scores_nothing_and_shares_one_among_the_others
 
 def test_a_rotary_score_is_the_mean_cosine_of_its_angles():
     config, width = RotaryConfig(), 16
-    distance, score = rotary_curves(20, width, config)["score of equal vectors"]
+    distance, score, _ = rotary_curves(20, width, config)["score of equal vectors"]
     angles = distance[:, None] * config.frequencies(width)[0]
     np.testing.assert_allclose(score, np.cos(angles).mean(1), atol=1e-5)
 
 
 def test_alibi_falls_evenly_and_a_decoders_bucket_of_a_near_distance_is_the_distance():
-    distance, first = alibi_curves(8, heads=8)["head 1"]
+    distance, first, _ = alibi_curves(8, num_heads=8)["head 1"]
     np.testing.assert_allclose(first, -abs(distance) / 2)
-    distance, bucket = bucket_curves(8, ModelConfig())["decoder"]
+    distance, bucket, _ = bucket_curves(8, ModelConfig())["decoder"]
     assert bucket.tolist() == np.maximum(-distance, 0).tolist()
 
 
 def test_a_learnt_bias_is_the_one_that_is_added_to_scores():
     model = model_of(changes(DECODER, {"positions.kind": "relative"}))
     (panel,) = bias_plots(model)
-    distance, drawn = panel.lines["head 2"]
+    distance, drawn, _ = panel.curves["head 2"]
     added = model.decoder.relative(False).materialize(9, 9)[0, 1]
     for d, value in zip(distance.tolist(), drawn.tolist(), strict=True):
         if -8 <= d <= 0:
@@ -247,9 +248,9 @@ def test_a_static_word_is_like_itself_and_tokens_are_compared_pair_by_pair():
 
 def test_a_word_has_one_embedding_and_two_states(encoder):
     run = open_run(encoder, stages_of(encoder))
-    _, curve = similarity_lines(run, ("the key is it", "a key"), "key")["“key” here and there"]
+    _, curve, _ = similarity_curves(run, ("the key is it", "a key"), "key")["“key” in both texts"]
     assert curve[0] == pytest.approx(1, abs=1e-5) and (curve[2:] < 0.9999).all()
-    _, same = similarity_lines(run, ("a key", "a key"), "key")["“key” here and there"]
+    _, same, _ = similarity_curves(run, ("a key", "a key"), "key")["“key” in both texts"]
     np.testing.assert_allclose(same, 1, atol=1e-5)
 
 
@@ -258,7 +259,7 @@ def test_of_elmo_a_word_has_states_that_were_read_from_both_ends(runs):
     given |= {"model.heads": ("backward",), "tuning.mixtures": (), "tuning.heads": ("cola",)}
     folder = scored_runs.run_of(runs, "elmo", given | {"objective": OBJECTIVES["causal-lm"]})[0]
     run = open_run(folder, stages_of(folder))
-    model, ids = reader_of_texts(run), run.encode("a key of a set")
+    model, ids = contextual_model(run), run.encode("a key of a set")
     both, forward = text_states(run, model, ids), text_states(run, run.model, ids)
     assert both.shape[-1] == 2 * forward.shape[-1]
     np.testing.assert_allclose(both[1:, :, : forward.shape[-1]], forward[1:], atol=1e-5)
@@ -284,29 +285,29 @@ def test_shares_of_layers_are_what_a_head_weighs_them_by():
 
 
 def test_what_a_layer_sets_aside_grows_with_the_square_of_the_length_but_for_recurrence(monkeypatch):
-    monkeypatch.setattr(measured, "TIMINGS", 1)
+    monkeypatch.setattr(benchmark, "REPEATS", 1)
     config = changes(DECODER, {"d_model": 8, "attention.num_heads": 2, "attention.d_kv": 4})
-    full, recurrent = mixer_costs([config, changes(config, {"mixer.kind": "lstm"})], (64, 256))
-    assert full[1].temporaries > 8 * full[0].temporaries
-    assert recurrent[1].temporaries < 5 * recurrent[0].temporaries
+    full, recurrent = measure_mixers([config, changes(config, {"mixer.kind": "lstm"})], (64, 256))
+    assert full[1].temporary_bytes > 8 * full[0].temporary_bytes
+    assert recurrent[1].temporary_bytes < 5 * recurrent[0].temporary_bytes
     assert all(cost.seconds > 0 for cost in (*full, *recurrent))
 
 
 def test_a_call_is_as_dear_as_its_quickest_turn(monkeypatch):
     ticks = iter([0, 9, 9, 12, 20, 21, 30, 35])  # one call: a turn that does not count, of 9, then 3, 1 and 5
-    monkeypatch.setattr(measured, "TIMINGS", 3)
-    monkeypatch.setattr(measured, "perf_counter", lambda: next(ticks))
-    (cost,) = measured.call_costs([(jnp.sin, (jnp.ones(2),))])
+    monkeypatch.setattr(benchmark, "REPEATS", 3)
+    monkeypatch.setattr(benchmark, "perf_counter", lambda: next(ticks))
+    (cost,) = benchmark.measure_calls([(jnp.sin, (jnp.ones(2),))])
     assert cost.seconds == 1
 
 
 def test_the_text_and_the_answer_that_follows_it_are_labelled(lstm):
     run = open_run(lstm, stages_of(lstm))
-    reading = open_text(run, SENTENCE)
-    labels = reading.labels
+    inspected = read_text(run, SENTENCE)
+    labels = inspected.labels
     assert "".join(labels["encoder"]) == SENTENCE + "</s>"  # T5's, whose id is [SEP]'s of an encoder
     assert labels["decoder"][0] == "[START]" and len(labels["decoder"]) <= 17
-    assert {*reading.maps} == {"cross"}
+    assert {*inspected.attention_maps} == {"cross"}
 
 
 @pytest.mark.parametrize(
@@ -323,8 +324,10 @@ def test_special_tokens_are_spelt_as_in_the_family_of_the_model(family, names):
     spelt = vocabulary.special_token_names(family)
     assert tuple(spelt[token] for token in tokens) == names
     config = DECODER if family != "bert" else replace(DECODER, architecture="encoder")
-    reading = Reading(SimpleNamespace(config=config), vocabulary, {}, {}, masks=family == "bart")
-    assert reading.words(np.array(tokens)).tolist() == list(names)
+    inspected = ModelOnText(
+        SimpleNamespace(config=config), vocabulary, {}, {}, uses_mask_token=family == "bart"
+    )
+    assert inspected.token_labels(np.array(tokens)).tolist() == list(names)
 
 
 def test_a_published_tokenizers_special_tokens_have_its_own_names():
@@ -339,11 +342,13 @@ def test_a_published_tokenizers_special_tokens_have_its_own_names():
 def test_the_heads_that_are_drawn_are_those_that_look_sharpest_at_other_tokens():
     tokens = [f"t{k}" for k in range(5)]
     heads = np.stack([np.eye(5), np.roll(np.eye(5), 1, axis=1), np.full((5, 5), 0.2), np.eye(5)[[0] * 5]])
-    reading = SimpleNamespace(maps={"decoder": heads[None]}, labels={"decoder": tokens})
-    assert [sharpness(weights, within=True) for weights in heads] == pytest.approx([0, 0.8, 0.2, 0])
-    titles = [axes.get_title() for axes in draw_heads(reading, 2).axes]
+    inspected = SimpleNamespace(attention_maps={"decoder": heads[None]}, labels={"decoder": tokens})
+    assert [sharpness(weights, is_self_attention=True) for weights in heads] == pytest.approx(
+        [0, 0.8, 0.2, 0]
+    )
+    titles = [axes.get_title() for axes in draw_heads(inspected, 2).axes]
     assert [title for title in titles if "head" in title] == ["decoder 1, head 2", "decoder 1, head 3"]
-    titles = [axes.get_title() for axes in draw_heads(reading).axes]
+    titles = [axes.get_title() for axes in draw_heads(inspected).axes]
     assert sum("head" in title for title in titles) == 4
 
 
@@ -378,21 +383,21 @@ OFTEN = ("attention", "masks", "lens")  # drawn by each run of the tests
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(x, marks=[pytest.mark.slow] * (x not in OFTEN)) for x in DRAWINGS]
+    "what", [pytest.param(x, marks=[pytest.mark.slow] * (x not in OFTEN)) for x in FIGURES]
 )
 def test_every_picture_is_drawn(what, lstm, encoder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(measured, "TIMINGS", 1)
+    monkeypatch.setattr(benchmark, "REPEATS", 1)
     folder = [] if what in WITHOUT_RUN else [str(encoder if what == "bias" else lstm)]
     options = OPTIONS.get(what, ["--text", SENTENCE])
     draw([what, *folder, *options, "--out", str(tmp_path / "a.png")])
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-    assert DRAWINGS[what].shows in capsys.readouterr().out
+    assert FIGURES[what].summary in capsys.readouterr().out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["gradients", "decoding"])
 def test_a_picture_that_needs_no_run_can_have_one(what, lstm, tmp_path, monkeypatch):
-    monkeypatch.setattr(measured, "TIMINGS", 1)
+    monkeypatch.setattr(benchmark, "REPEATS", 1)
     options = ["--text", SENTENCE] if what == "gradients" else ["--lengths", "2", "3"]
     draw([what, str(lstm), *options, "--out", str(tmp_path / "a.svg")])
     assert b"<svg" in (tmp_path / "a.svg").read_bytes()
@@ -437,30 +442,32 @@ def test_what_cannot_be_drawn_is_said(arguments, message, lstm, encoder, tmp_pat
 def test_a_model_without_attention_has_no_heads_to_draw_and_an_elman_network_no_gates():
     model = model_of(changes(DECODER, {"mixer.kind": "rnn", "vocab_size": 400}))
     ids = [3, 4, 5]
-    reading = Reading(
-        model, ByteTokenizer(100), Batch(decoder=Side(tokens=jnp.array([ids]))), {"decoder": ids}
-    )
+    batch = Batch(decoder=Side(tokens=jnp.array([ids])))
+    inspected = ModelOnText(model, ByteTokenizer(100), batch, {"decoder": ids})
     with pytest.raises(SettingError, match="model.mixer.kind='rnn' has no attention to draw"):
-        draw_heads(reading)
+        draw_heads(inspected)
     with pytest.raises(SettingError, match="model.mixer.kind='rnn' has no gates"):
-        draw_gates(reading)
+        draw_gates(inspected)
 
 
 def test_without_a_name_all_pictures_are_listed_in_their_order(capsys):
     draw([])
     out = capsys.readouterr().out
-    places = [out.index(f"\n  {what} ") for what in DRAWINGS]
+    places = [out.index(f"\n  {what} ") for what in FIGURES]
     assert places == sorted(places)
 
 
 def test_panels_have_axes_units_and_a_colour_scale():
     scale = Scale("weight", 0, 1)
-    figure = heatmaps([Heat("one", np.eye(2), scale), Heat("two", np.eye(2), scale)], "key", "query")
+    figure = draw_heat_maps(
+        [HeatMap("one", np.eye(2), scale), HeatMap("two", np.eye(2), scale)], "key", "query"
+    )
     labels = [axis.get_ylabel() for axis in figure.axes]
     assert labels.count("weight") == 1 and figure.get_supxlabel() == "key"
-    other = [Heat("one", np.eye(2), scale), Heat("two", np.eye(2), scale._replace(label="score"))]
-    labels = [axis.get_ylabel() for axis in heatmaps(other, "key", "query").axes]
+    other = [HeatMap("one", np.eye(2), scale), HeatMap("two", np.eye(2), scale._replace(label="score"))]
+    labels = [axis.get_ylabel() for axis in draw_heat_maps(other, "key", "query").axes]
     assert {"weight", "score"} <= {*labels}
-    (axis,) = plots([Plot("", "x [tokens]", "y [ms]", {"a": ([1, 2], [3, 4])}, log="xy")]).axes
+    panel = Plot("", "x [tokens]", "y [ms]", {"a": Curve([1, 2], [3, 4])}, log="xy")
+    (axis,) = draw_plots(PlotGrid([panel])).axes
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("x [tokens]", "y [ms]")
     assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")

@@ -1,0 +1,190 @@
+"""What a model makes of a text: attention weights, predictions and gates, as figures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.figures.draw import draw_heat_maps
+from experiments.figures.panels import HeatMap, Scale
+from lm.batch import Batch
+from lm.config.base import SettingError
+from lm.evaluate.lens import logit_lens
+from lm.evaluate.mask_filling import top_k_tokens
+from lm.evaluate.rnn_states import MEMORY, STATES, gate_activations, recurrent_layers
+from lm.nn.transformer import Transformer
+from lm.tokenizers.tokenizer import Tokenizer
+
+MAX_TOKENS = 40  # longest text whose predictions are drawn [tokens]
+WEIGHT = Scale("attention weight; a query's sum is 1", 0, 1, "Greys")
+PROBABILITY = Scale("probability", 0, 1)
+GATE = Scale("share let through", 0, 1)
+STATE = Scale("value", -1, 1, "RdBu_r")
+
+
+@dataclass(frozen=True)
+class ModelOnText:
+    """A model and a text that it reads; an encoder-decoder has written an answer."""
+
+    model: Transformer
+    vocabulary: Tokenizer
+    batch: Batch  # its first sequence is the text
+    ids: dict[str, list[int]]  # tokens of "encoder" and "decoder", where the model has them
+    uses_mask_token: bool = False  # whether its pre-training inputs have a mask token
+
+    @property
+    def labels(self) -> dict[str, list[str]]:
+        """A label per token of "encoder" and "decoder"."""
+        labels = {side: list(map(self._label, ids)) for side, ids in self.ids.items()}
+        start = self.model.config.special.start
+        if start is not None and self.ids.get("decoder", [None])[0] == start:  # T5 starts with padding
+            labels["decoder"][0] = "[START]"
+        return labels
+
+    @property
+    def prediction_labels(self) -> list[str]:
+        """Labels of the tokens at which a word is predicted; SettingError if there are too many to read."""
+        tokens = self.labels["decoder" if self.model.config.has_decoder else "encoder"]
+        if len(tokens) > MAX_TOKENS:
+            raise SettingError(
+                f"--text has {len(tokens)} tokens: at most {MAX_TOKENS} can be read in this picture"
+            )
+        return tokens
+
+    @property
+    def attention_maps(self) -> dict[str, np.ndarray]:
+        """Attention weights by "encoder", "decoder" and "cross", float32 [layers,N,T,S] each."""
+        weights = self.model.attention_weights(self.batch)
+        return {name: np.asarray(layers[:, 0]) for name, layers in weights.items()}
+
+    def token_labels(self, ids: np.ndarray) -> np.ndarray:
+        """Return a label per token id, str of the same shape."""
+        return np.array([self._label(token) for token in ids.ravel().tolist()]).reshape(ids.shape)
+
+    def _label(self, token: int) -> str:
+        return self._special_token_names.get(token) or token_label(self.vocabulary, token)
+
+    @property
+    def _special_token_names(self) -> Mapping[int, str]:
+        if not self.model.config.has_decoder:
+            return self.vocabulary.special_token_names("bert")
+        return self.vocabulary.special_token_names("bart" if self.uses_mask_token else "t5")
+
+
+def token_label(vocabulary: Tokenizer, token: int) -> str:
+    """Return a token's text for a figure, with dollars escaped, which matplotlib reads as formulas."""
+    piece = next((piece for piece, number in vocabulary.vocab.items() if number == token), f"<{token}>")
+    text = (vocabulary.decode([token]).strip() or piece).replace("$", r"\$").replace("\n", "⏎")
+    return text if text.isprintable() else f"<{token}>"
+
+
+def sharpness(weights: np.ndarray, is_self_attention: bool) -> float:
+    """Return how sharply a head [T,S] attends to other tokens: the mean of each query's largest weight.
+
+    In self-attention a token's weight on itself does not count, nor the weight on the first token, where
+    heads rest that have nothing to attend to.
+    """
+    others = weights.copy()
+    if is_self_attention:
+        np.fill_diagonal(others, 0)
+        others[:, 0] = 0
+    return float(others.max(axis=1).mean())
+
+
+def draw_heads(inspected: ModelOnText, num_heads: int = 0) -> Figure:
+    """Draw the attention weights of the ``num_heads`` sharpest heads; 0: of all, one line per layer."""
+    labels, maps = inspected.labels, inspected.attention_maps
+    if not maps:
+        raise SettingError(f"model.mixer.kind={inspected.model.config.mixer.kind!r} has no attention to draw")
+    columns = max(len(heads) for layers in maps.values() for heads in layers)
+    panels: list[HeatMap] = []
+    values: list[float] = []
+    for name, layers in maps.items():
+        query_side, key_side = ("decoder", "encoder") if name == "cross" else (name, name)
+        queries, keys = labels[query_side], labels[key_side]
+        for layer, heads in enumerate(layers, 1):
+            for head, weights in enumerate(heads, 1):
+                panels.append(HeatMap(f"{name} {layer}, head {head}", weights, WEIGHT, queries, keys))
+                values.append(sharpness(weights[: len(queries), : len(keys)], query_side == key_side))
+    if 0 < num_heads < len(panels):
+        sharpest = np.sort(np.argsort(-np.array(values), kind="stable")[:num_heads])
+        panels, columns = [panels[i] for i in sharpest], min(2, num_heads)
+    return draw_heat_maps(panels, "key", "query", columns)
+
+
+def draw_alignment(inspected: ModelOnText) -> Figure:
+    """Draw the cross-attention of each layer, averaged over its heads."""
+    config = inspected.model.config
+    if not config.has_encoder or not config.has_decoder:
+        raise SettingError(
+            f"model.architecture={config.architecture!r} has no cross-attention: see lm draw attention"
+        )
+    maps = inspected.attention_maps
+    if "cross" not in maps:
+        raise SettingError(f"{config.mixer.kind!r}: this decoder has no cross-attention to draw")
+    rows, columns = inspected.labels["decoder"], inspected.labels["encoder"]
+    panels = [
+        HeatMap(f"layer {layer}, mean of {len(heads)} heads", heads.mean(0), WEIGHT, rows, columns)
+        for layer, heads in enumerate(maps["cross"], 1)
+    ]
+    return draw_heat_maps(panels, "encoder's token", "decoder's token", 2)
+
+
+def draw_lens(inspected: ModelOnText) -> Figure:
+    """Draw the likeliest token after each layer and its probability, the last layer at the top."""
+    tokens = inspected.prediction_labels
+    probabilities = jax.nn.softmax(logit_lens(inspected.model, inspected.batch)[:, 0, : len(tokens)])
+    best = np.asarray(probabilities.argmax(-1))[::-1]
+    panel = HeatMap(
+        "",
+        np.asarray(probabilities.max(-1))[::-1],
+        PROBABILITY,
+        layer_names(len(best))[::-1],
+        tokens,
+        inspected.token_labels(best),
+    )
+    return draw_heat_maps([panel], "token read", "after layer")
+
+
+def draw_next_tokens(inspected: ModelOnText, k: int) -> Figure:
+    """Draw the ``k`` likeliest tokens at each position with their probabilities, and that of all others."""
+    columns, config = inspected.prediction_labels, inspected.model.config
+    top_k = top_k_tokens(inspected.model, inspected.batch, k=min(k, config.vocab_size))
+    tokens, probabilities = (np.asarray(array)[0, : len(columns)].T for array in top_k)
+    others = 1 - probabilities.sum(0, keepdims=True)
+    annotations = np.concatenate(
+        [inspected.token_labels(tokens), [[f"{100 * value:.0f} %" for value in others[0]]]]
+    )
+    rows = [*(f"{rank}." for rank in range(1, len(tokens) + 1)), "all others"]
+    y_label = "next token, by rank" if config.has_decoder else "token in its place, by rank"
+    values = np.concatenate([probabilities, others])
+    return draw_heat_maps(
+        [HeatMap("", values, PROBABILITY, rows, columns, annotations)], "token read", y_label
+    )
+
+
+def draw_gates(inspected: ModelOnText) -> Figure:
+    """Draw what gates let through at each token, and the state after it, one line per layer."""
+    side = "encoder" if inspected.model.config.has_encoder else "decoder"
+    columns, panels = inspected.labels[side], []
+    for layer, (direction, x) in enumerate(recurrent_layers(inspected.model, inspected.batch), 1):
+        arrays = {
+            name: np.asarray(each[0, : len(columns)].T)
+            for name, each in gate_activations(direction, x).items()
+        }
+        if set(arrays) <= set(STATES):
+            mixer = direction.config.mixer.kind
+            raise SettingError(f"model.mixer.kind={mixer!r} has no gates: open a run of 'lstm' or 'gru'")
+        for name, values in arrays.items():
+            title, scale = f"layer {layer}, {name}", STATE if name in STATES else GATE
+            if name == MEMORY:  # as the output gate gets it
+                title, values = f"layer {layer}, tanh of {name}", np.tanh(values)
+            panels.append(HeatMap(title, values, scale, (), columns))
+    return draw_heat_maps(panels, "token read", "feature of the state", len(arrays))
+
+
+def layer_names(count: int) -> list[str]:
+    """Return the names of the hidden states: the input of the first layer, then the output of each."""
+    return ["input", *(str(layer) for layer in range(1, count))]

@@ -1,0 +1,302 @@
+"""Figures of what a trained model does, most of them with a text."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import jax
+import numpy as np
+import tyro
+from flax import nnx
+from matplotlib.figure import Figure
+
+from experiments.figures.benchmark import SMALL_DECODER, device_name, measure_decoding, milliseconds
+from experiments.figures.curves import bias_plots, draw_gradients, gradient_curves, initial_gradients
+from experiments.figures.draw import draw_heat_maps, draw_plots
+from experiments.figures.model_inspection import (
+    ModelOnText,
+    draw_alignment,
+    draw_gates,
+    draw_heads,
+    draw_lens,
+    draw_next_tokens,
+    layer_names,
+)
+from experiments.figures.panels import Curve, HeatMap, Plot, PlotGrid, Scale, tick_labels
+from experiments.figures.spec import FigureSpec
+from experiments.runs.kinds.network import NetworkStage
+from experiments.runs.stages import stages_of
+from experiments.runs.trained import Trained, networks, open_run
+from lm import sharding
+from lm.batch import Side
+from lm.config.base import SettingError, at_least
+from lm.evaluate.generate import greedy
+from lm.evaluate.lens import mean_similarity, word_similarity
+from lm.evaluate.rnn_states import recurrent_layers, state_gradients
+from lm.nn.elmo import BidirectionalLM
+from lm.nn.finetune import ModelWithHead
+from lm.nn.transformer import Transformer
+from lm.tokenizers.tokenizer import Tokenizer
+
+MAX_ANSWER = 16  # longest answer that an encoder-decoder writes [tokens]
+MAX_WORD = 12  # longest word that is searched for in a text [tokens]
+
+
+def open_and_print(run: Path, mixture: str = "") -> Trained:
+    """Open a model of a run, and print which one it is."""
+    trained = open_run(run, stages_of(run), mixture)
+    print(trained.which)
+    return trained
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFigure(FigureSpec):
+    """A figure of a run's model."""
+
+    run: tyro.conf.Positional[Path]  # folder of a run
+    mixture: str = ""  # which fine-tuned model; by default the pre-trained one
+
+    def opened(self) -> Trained:
+        """Open the model."""
+        return open_and_print(self.run, self.mixture)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFigure(RunFigure):
+    """A figure of what a run's model does with a text."""
+
+    text: str  # what the model reads; an encoder-decoder writes its answer
+
+    def read(self) -> ModelOnText:
+        """Open the model and let it read the text; SettingError if the text is empty."""
+        return read_text(self.opened(), self.text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsFigure(TextFigure):
+    """Where heads attend in a text: the four that attend sharpest to other tokens, or all."""
+
+    heads: int = 4  # heads to draw, the sharpest first (0: all)
+
+    def figure(self) -> Figure:
+        at_least(self, "--", heads=0)
+        return draw_heads(self.read(), self.heads)
+
+
+class AlignmentFigure(TextFigure):
+    """Where a decoder attends in the text while it writes: cross-attention per layer, averaged over heads."""
+
+    def figure(self) -> Figure:
+        return draw_alignment(self.read())
+
+
+class LensFigure(TextFigure):
+    """The likeliest token after each layer, if the last norm and output matrix read it (the logit lens)."""
+
+    def figure(self) -> Figure:
+        return draw_lens(self.read())
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextTokenFigure(TextFigure):
+    """The likeliest next tokens after each token."""
+
+    k: int = 5  # tokens whose probability is shown
+
+    def figure(self) -> Figure:
+        at_least(self, "--", k=1)
+        return draw_next_tokens(self.read(), self.k)
+
+
+class GatesFigure(TextFigure):
+    """What the gates of an LSTM or a GRU let through at each token (of an encoder: its forward half)."""
+
+    def figure(self) -> Figure:
+        return draw_gates(self.read())
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityFigure(FigureSpec):
+    """How similar the states of one word in two sentences are, from its embedding to the last layer."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]  # folders of runs, one panel each
+    text: str  # the first sentence
+    other: str  # the second sentence
+    word: str  # a word of both sentences, spelled alike
+
+    def figure(self) -> Figure:
+        if not self.runs:
+            raise SettingError("lm draw similarity RUN [RUN ...]: name a run at least")
+        panels = []
+        for folder in self.runs:
+            run = open_and_print(folder)
+            curves = similarity_curves(run, (self.text, self.other), self.word)
+            num_layers = len(next(iter(curves.values())).x)
+            ticks: dict[float, str] = dict(enumerate(["embedding", *layer_names(num_layers - 1)]))
+            title = f"{run.config.architecture}, {run.config.mixer.kind}"
+            panels.append(
+                Plot(title, "layer", "cosine of two states", curves, y_range=(-0.05, 1.05), x_ticks=ticks)
+            )
+        return draw_plots(PlotGrid(panels))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureFigure(FigureSpec):
+    """Which layers the heads of a run with `tuning.layers mixed-frozen` read, one line per task."""
+
+    run: tyro.conf.Positional[Path]  # folder of a run
+
+    def figure(self) -> Figure:
+        stages = [
+            stage
+            for stage in networks(stages_of(self.run))
+            if stage.has_head and stage.settings.tuning.layers == "mixed-frozen"
+        ]
+        if not stages:
+            raise SettingError(
+                f"{self.run} mixes no layers: train a row with --tuning.layers mixed-frozen, "
+                "such as bert/mixed-layers"
+            )
+        weights = np.stack([layer_weights(stage) for stage in stages])
+        annotations = np.array([[f"{weight:.3f}" for weight in task] for task in weights])
+        scale = Scale("weight; a task's sum is 1", 0, 1)
+        tasks, layers = [stage.name for stage in stages], layer_names(weights.shape[1])
+        return draw_heat_maps(
+            [HeatMap("", weights, scale, tasks, layers, annotations)], "after layer", "task"
+        )
+
+
+class BiasFigure(RunFigure):
+    """What each head has learned to add to scores by distance, T5's bias."""
+
+    def figure(self) -> Figure:
+        return draw_plots(PlotGrid(bias_plots(self.opened().model)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientFigure(FigureSpec):
+    """How much a state of an RNN and of an LSTM depends on earlier ones, by their distance.
+
+    Without a run: of layers at initialization, over random inputs. With a run: of its layers, over a text.
+    """
+
+    run: tyro.conf.Positional[Path | None] = None  # folder of a run
+    text: str = ""  # what the run's model reads
+    width: int = 64  # size of the state, without a run [features]
+    length: int = 64  # length of the sequence, without a run [tokens]
+    gain: float = 2.0  # factor of the second RNN's recurrent weights, without a run
+
+    def figure(self) -> Figure:
+        at_least(self, "--", width=1, length=3)
+        if self.run is None:
+            title = f"layers of {self.width} features at initialization"
+            return draw_gradients(title, initial_gradients(self.width, self.length, self.gain))
+        inspected = read_text(open_and_print(self.run), self.text)
+        num_tokens = len(next(iter(inspected.ids.values())))
+        if num_tokens < 3:
+            raise SettingError(f"--text has {num_tokens} tokens: a curve over distances needs at least 3")
+        curves: dict[str, Curve] = {}
+        for layer, (direction, x) in enumerate(recurrent_layers(inspected.model, inspected.batch), 1):
+            name = f"layer {layer}, {direction.config.mixer.kind}"
+            curves |= gradient_curves(name, state_gradients(direction, x[0, :num_tokens]))
+        return draw_gradients(f"{num_tokens} tokens, forward direction", curves)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingFigure(FigureSpec):
+    """Time per token against the length of the sequence, with a cache and without, on this machine."""
+
+    run: tyro.conf.Positional[Path | None] = None  # folder of a run; by default a small decoder is timed
+    lengths: tuple[int, ...] = (32, 64, 128, 256, 512)  # lengths of the sequences [tokens]
+
+    def figure(self) -> Figure:
+        if not self.lengths or min(self.lengths) < 2:
+            raise SettingError(f"--lengths {self.lengths} should be lengths of at least 2")
+        if self.run is None:
+            model = Transformer(SMALL_DECODER, nnx.Rngs(params=jax.random.key(0)))
+        else:
+            model = open_and_print(self.run).model
+        costs = measure_decoding(model, self.lengths)
+        curves = {name: milliseconds(self.lengths, each) for name, each in costs.items()}
+        layers = f"{model.config.num_decoder_layers} layers of {model.config.d_model} features, batch size 1"
+        panel = Plot(
+            f"{layers}\non {device_name()}",
+            "length of the sequence [tokens]",
+            "time per token [ms]",
+            curves,
+            log="xy",
+            x_ticks=tick_labels(self.lengths),
+        )
+        return draw_plots(PlotGrid([panel]))
+
+
+def read_text(run: Trained, text: str) -> ModelOnText:
+    """Let a run's model read a text; an encoder-decoder writes an answer. SettingError for an empty text."""
+    if not text.strip():
+        raise SettingError("--text is empty: give a sentence to look at")
+    ids, config = run.encode(text), run.config
+    batch, tokens = run.batch([ids]), {"encoder" if config.has_encoder else "decoder": ids}
+    if config.has_encoder and config.has_decoder:
+        answer = np.asarray(greedy(run.model, batch, max_length=MAX_ANSWER))[0].tolist()
+        end = answer.index(config.special.eos) if config.special.eos in answer else len(answer)
+        start = [] if config.special.start is None else [config.special.start]
+        tokens["decoder"] = start + answer[:end]
+        decoder_tokens = np.tile(np.array(tokens["decoder"], np.int32), (run.devices, 1))
+        batch = replace(batch, decoder=run.put(Side(tokens=decoder_tokens)))
+    uses_mask_token = "mask" in run.stage.settings.objective.inputs and not config.published
+    return ModelOnText(run.model, run.vocabulary, batch, tokens, uses_mask_token)
+
+
+def similarity_curves(run: Trained, texts: tuple[str, str], word: str) -> dict[str, Curve]:
+    """Return cosines by layer, embedding first: of a word's states in two texts, and of other tokens."""
+    first_ids, second_ids = (run.encode(text) for text in texts)
+    spans = word_span(run.vocabulary, first_ids, word), word_span(run.vocabulary, second_ids, word)
+    model = contextual_model(run)
+    first, second = text_states(run, model, first_ids), text_states(run, model, second_ids)
+    of_word = word_similarity(first, second, spans)
+    of_others = mean_similarity(first, second, (first_ids, second_ids))
+    layers = np.arange(len(of_word))
+    return {
+        f"“{word}” in both texts": Curve(layers, of_word),
+        "mean of other pairs of tokens": Curve(layers, of_others),
+    }
+
+
+def contextual_model(run: Trained) -> Transformer | BidirectionalLM:
+    """Return the model of a run; for ELMo, both of its language models together."""
+    if run.stage.writes_answers or "backward" not in run.config.heads:
+        return run.model
+    model = run.stage.trained(sharding.make_mesh(run.stage.settings.mesh)).model
+    return model.body if isinstance(model, ModelWithHead) else cast(BidirectionalLM, model)
+
+
+def text_states(run: Trained, model: Transformer | BidirectionalLM, ids: list[int]) -> np.ndarray:
+    """Return a text's token embeddings, then the states of each layer, float32 [layers+2,T,D]."""
+    batch = run.batch([ids])
+    side = "encoder" if run.config.has_encoder else "decoder"
+    if run.config.has_encoder and run.config.has_decoder:
+        start = np.zeros((run.devices, 1), np.int32)
+        batch = replace(batch, decoder=run.put(Side(tokens=start)))
+    states = np.asarray(model.hidden_states(batch)[side][:, 0, : len(ids)], np.float32)
+    embedded = np.asarray(run.model.embed(batch.side(side).tokens)[0, : len(ids)], np.float32)
+    padded = np.zeros(
+        (1, *states.shape[1:]), np.float32
+    )  # embeddings may be narrower; zeros change no cosine
+    padded[0, :, : embedded.shape[-1]] = embedded
+    return np.concatenate([padded, states])
+
+
+def word_span(vocabulary: Tokenizer, ids: list[int], word: str) -> slice:
+    """Return the tokens of a text that spell ``word``; SettingError if none do."""
+    for size in range(1, min(MAX_WORD, len(ids)) + 1):
+        for start in range(len(ids) - size + 1):
+            if vocabulary.decode(ids[start : start + size]).strip() == word.strip():
+                return slice(start, start + size)
+    raise SettingError(f"--word {word!r} is no run of tokens of {vocabulary.decode(ids)!r}")
+
+
+def layer_weights(stage: NetworkStage) -> np.ndarray:
+    """Return the weight of each layer in what the head of a stage reads, float32 [layers+1]."""
+    model = stage.trained(sharding.make_mesh(stage.settings.mesh)).model
+    assert isinstance(model, ModelWithHead) and model.mixture is not None, "a head that reads mixed layers"
+    return np.asarray(model.mixture.layer_weights)

@@ -1,0 +1,180 @@
+"""The figure of claims: each table's verdicts as a bar, and whether its rows are in the paper's order."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import tyro
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.figures.spec import FigureSpec
+from experiments.report.comparison import UNCOMPARED
+from experiments.report.metrics import Budget
+from experiments.report.text import MATCHED
+from experiments.study.claims import standardized
+from experiments.study.registry import REGISTRY, TABLES
+from experiments.study.table import Row
+from lm.config.base import SettingError
+from lm.files import parse_with_checksum
+
+VERDICTS = ("confirmed", "contradicted", "undecided", "not compared")
+# distinguishable with every kind of color vision, and in gray (Okabe and Ito 2008)
+COLORS = {
+    "confirmed": "#0072B2",
+    "contradicted": "#E69F00",
+    "undecided": "#D9D9D9",
+    "not compared": "#FFFFFF",
+}
+TEXT_COLORS = {
+    "confirmed": "white",
+    "contradicted": "black",
+    "undecided": "black",
+    "not compared": "black",
+}
+FONT_SIZE = 33  # half an inch, to be readable where a page shows the picture 400 pixels wide [points]
+INCHES = (17.0, 8.2)
+MIN_ROWS = 3  # whose order is compared
+
+
+@dataclass(frozen=True)
+class TableClaims:
+    """The verdicts on a table's claims, and how its rows are ordered."""
+
+    table: str
+    counts: Mapping[str, int]  # each of VERDICTS -> claims
+    # Kendall's tau of our rows after training with the paper's; None for fewer rows than MIN_ROWS and for
+    # other budgets
+    tau: float | None
+
+
+def count_claims(tables: Mapping[str, Any], budget: Budget) -> list[TableClaims]:
+    """Return the verdicts on the claims of each table of ``results.json`` that has any."""
+    counted = []
+    for name, table in tables.items():
+        verdicts = Counter(_verdict(claim["equal"][budget]["verdict"]) for claim in table["claims"])
+        if verdicts:
+            order = kendall_tau(table["rows"]) if budget == "updates" else None
+            counted.append(TableClaims(name, {word: verdicts[word] for word in VERDICTS}, order))
+    return counted
+
+
+def _verdict(word: str) -> str:
+    if word in UNCOMPARED:
+        return "not compared"
+    return "undecided" if word == "equivalent" else word
+
+
+def kendall_tau(rows: Mapping[str, Any]) -> float | None:
+    """Return Kendall's tau between the rows' mean z-scores and their means in the paper."""
+    from scipy.stats import kendalltau
+
+    published = [name for name in rows if name in REGISTRY and REGISTRY[name].published]
+    compared = [name for name in published if rows[name]["combined"]]
+    if len(compared) < MIN_ROWS:
+        return None
+    ours = [mean(rows[name]["combined"].values()) for name in compared]
+    theirs = [_published_mean(REGISTRY[name]) for name in compared]
+    return float(kendalltau(ours, theirs).statistic)
+
+
+def _published_mean(row: Row) -> float:
+    """Return the mean over columns of a row's published scores, in deviations of the paper's baseline."""
+    paper = TABLES[row.table].paper
+    assert paper is not None
+    return float(standardized(row, paper).mean())
+
+
+def read_tables(path: Path) -> Mapping[str, Any]:
+    """Return the tables in ``results.json`` of a report; SettingError for any other file."""
+    try:
+        tables = parse_with_checksum(path.read_bytes(), path)["tables"]
+    except (OSError, KeyError, UnicodeDecodeError) as error:
+        raise SettingError(f"{path} should be the results.json of a report: {error}") from error
+    return tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimsFigure(FigureSpec):
+    """The verdicts on a paper's claims, one bar per table, and Kendall's tau of its rows with the paper's."""
+
+    results: tyro.conf.Positional[Path]  # results.json of a report
+    equal: Budget = "updates"  # what rows spent equally when they are compared
+
+    def claims(self) -> list[TableClaims]:
+        """Return what is drawn; SettingError if there are no claims."""
+        claims = count_claims(read_tables(self.results), self.equal)
+        if not claims:
+            raise SettingError(f"{self.results} has no verdicts on claims: its tables are not the paper's")
+        return claims
+
+    def description(self) -> str:
+        """Return the numbers as JSON."""
+        return json.dumps({"equal": self.equal, "tables": [asdict(each) for each in self.claims()]})
+
+    def figure(self) -> Figure:
+        claims = self.claims()
+        figure = Figure(figsize=INCHES)
+        figure.set_layout_engine("constrained", w_pad=0.2, h_pad=0.2)
+        axes = figure.subplots()
+        for place, each in enumerate(claims):
+            _draw_bar(axes, place, each)
+        axes.set_yticks(range(len(claims)), [_label(each) for each in claims], fontsize=FONT_SIZE)
+        axes.set_ylim(len(claims) - 0.5, -0.5)
+        axes.set_xlim(0, 1.16)
+        axes.set_xticks([])
+        axes.tick_params(left=False)
+        axes.spines[:].set_visible(False)
+        heads = [
+            (-0.01, "right", "Table"),
+            (0.02, "left", f"claims, {MATCHED[self.equal]}"),
+            (1.16, "right", "τ with paper" if self.equal == "updates" else ""),
+        ]
+        for x, side, head in heads:
+            axes.text(x, -0.55, head, ha=side, va="bottom", fontsize=FONT_SIZE)
+        drawn = [word for word in VERDICTS if any(each.counts[word] for each in claims)]
+        handles = [axes.barh(0, 0, color=COLORS[word], edgecolor="black", label=word) for word in drawn]
+        figure.legend(
+            handles=handles,
+            loc="outside lower center",
+            ncols=len(handles),
+            fontsize=FONT_SIZE,
+            frameon=False,
+            handlelength=1,
+            handletextpad=0.4,
+            columnspacing=1.2,
+        )
+        return figure
+
+
+def _label(claims: TableClaims) -> str:
+    """Return "2 architecture" for "t5/2-architecture"."""
+    return claims.table.rpartition("/")[2].replace("-", " ", 1)
+
+
+def _draw_bar(axes: Axes, place: int, claims: TableClaims) -> None:
+    """Draw the shares of a table's verdicts with their counts, and its tau to the right."""
+    total, left = sum(claims.counts.values()), 0.0
+    for word, count in claims.counts.items():
+        if count:
+            share = count / total
+            axes.barh(
+                place, share, left=left, height=0.74, color=COLORS[word], edgecolor="black", linewidth=1.5
+            )
+            middle = left + share / 2
+            axes.text(
+                middle,
+                place,
+                str(count),
+                ha="center",
+                va="center",
+                color=TEXT_COLORS[word],
+                fontsize=FONT_SIZE,
+            )
+            left += share
+    text = "" if claims.tau is None else f"{claims.tau:.2f}".replace("-", "−")
+    axes.text(1.16, place, text, ha="right", va="center", fontsize=FONT_SIZE)

@@ -1,0 +1,327 @@
+"""Figures of reports, as panels of means over seeds with their standard deviations."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from math import inf, isnan
+from pathlib import Path
+from typing import Any
+
+from experiments.figures.panels import Curve, Plot, PlotGrid, tick_labels
+from experiments.report.comparison import Comparison
+from experiments.report.metrics import (
+    Score,
+    bits_per_byte_curve,
+    likelihood_score,
+    perplexity_by_length,
+    shortest_training,
+)
+from experiments.report.results import Curves
+from experiments.runs.result import Result
+from experiments.study.claims import has_noise, standardized
+from experiments.study.experiment import Experiment
+from experiments.study.names import file_name
+from experiments.study.table import Paper, Row, Table
+from lm.config.base import SettingError, leaves
+from lm.files import json_with_checksum, parse_with_checksum, write
+
+MEAN_Z = "mean z-score"
+DRAWN_FILE = "figures.json"  # what the figures in a report's folder were drawn from
+DPI = 130
+
+
+def table_figures(comparison: Comparison, curves: Mapping[str, Curves]) -> dict[str, PlotGrid]:
+    """Return every figure that a table has results for, by the name of its file without a suffix.
+
+    ``curves``: row -> its training curves.
+    """
+    table, rows = comparison.table, comparison.trained_rows
+    name = file_name(table.name)
+    title = f"{table.title} ({table.name})" if table.title else table.name
+    likelihoods = {
+        row.label: comparison.runs_of(row)
+        for row in rows
+        if any(run.likelihoods for run in comparison.runs_of(row))
+    }
+    training = {row.label: curves[row.name] for row in rows if curves[row.name]}
+    figures = {
+        name: scores_figure(comparison, rows, axis_values(table, comparison.experiments), title),
+        f"{name}-crossing": score_vs_tokens_figure(comparison, rows, title),
+        f"{name}-lengths": length_extrapolation_figure(comparison, rows, title),
+        f"{name}-road": perplexity_figure(likelihoods, title) if likelihoods else None,
+        f"{name}-curves": training_figure(training, f"{title}: training") if training else None,
+    }
+    return {file: grid for file, grid in figures.items() if grid is not None}
+
+
+def save_figures(figures: Mapping[str, PlotGrid], folder: Path, kind: str = "png") -> None:
+    """Write figures into ``folder`` as png, svg or pdf, except those that are there with the same panels."""
+    drawn = _read_drawn(folder / DRAWN_FILE)
+    to_draw = {}
+    for name, grid in figures.items():
+        file = f"{name}.{kind}"
+        digest = _digest(grid)
+        if drawn.get(file) != digest or not (folder / file).exists():
+            to_draw[file] = grid
+            drawn[file] = digest
+    if not to_draw:
+        return
+    from experiments.figures.draw import draw_plots, save_figure  # with matplotlib, which is slow to import
+
+    for file, grid in to_draw.items():
+        save_figure(draw_plots(grid), folder / file, dpi=DPI)
+    write(folder / DRAWN_FILE, json_with_checksum(drawn))
+
+
+def _digest(grid: PlotGrid) -> str:
+    """Return a digest of a figure's panels and of the code that draws them."""
+    code = Path(__file__).parents[1] / "figures" / "draw.py"
+    parts = (repr(grid), code.read_text("utf-8"), version("matplotlib"))
+    return hashlib.sha256("\0".join(parts).encode(errors="backslashreplace")).hexdigest()
+
+
+def _read_drawn(path: Path) -> dict[str, Any]:
+    """Return file -> digest of the figure it was drawn from; empty if that is not known."""
+    try:
+        return parse_with_checksum(path.read_bytes(), path)
+    except (OSError, SettingError):
+        return {}
+
+
+# ---- panels
+
+
+def score_curve(scores: Mapping[float, Score | None]) -> Curve:
+    """Return means over x with their standard deviations, 0 for one seed; missing scores are left out."""
+    known = {x: score for x, score in sorted(scores.items()) if score and not isnan(score.mean)}
+    means = tuple(float(score.mean) for score in known.values())
+    return Curve(tuple(known), means, tuple(float(score.std or 0.0) for score in known.values()))
+
+
+def mean_curve(seeds: Iterable[Mapping[float, float]]) -> Curve:
+    """Return the mean over seeds at each x that any of them has."""
+    values: dict[float, list[float]] = {}
+    for seed in seeds:
+        for x, y in seed.items():
+            values.setdefault(x, []).append(y)
+    return score_curve({x: Score.of(each) for x, each in values.items()})
+
+
+def mean_point_curve(seeds: Iterable[Mapping[float, float]]) -> Curve:
+    """Return the mean over seeds of x and y, point by point: their x, such as times, differ a little."""
+    scores = {}
+    for points in zip(*(seed.items() for seed in seeds), strict=True):
+        x, y = zip(*points, strict=True)
+        scores[sum(x) / len(x)] = Score.of(y)
+    return score_curve(scores)
+
+
+def axis_values(table: Table, experiments: Mapping[str, Experiment]) -> dict[str, float]:
+    """Return the rows on the table's axis with their values, in rising order; empty without an axis.
+
+    These are the rows that differ in the axis' setting and in nothing else: the largest such group. A
+    logarithmic axis has no place for a value of 0.
+    """
+    if table.axis is None:
+        return {}
+    groups: dict[Any, dict[str, float]] = {}  # all other settings -> row -> value of the axis' setting
+    for row in table.rows:
+        if row.name not in experiments:
+            continue
+        settings = dict(leaves(experiments[row.name]))
+        value = settings.pop(table.axis.setting)
+        if value is not None and (value > 0 or not table.axis.log):
+            groups.setdefault(tuple(settings.items()), {})[row.name] = value
+    largest = max(groups.values(), key=len, default={})
+    if len(set(largest.values())) < 2:
+        return {}
+    return dict(sorted(largest.items(), key=lambda item: item[1]))
+
+
+def scores_figure(
+    comparison: Comparison, rows: Sequence[Row], axis: Mapping[str, float], title: str
+) -> PlotGrid | None:
+    """Return a panel per metric, with the mean z-score first and the paper's columns of the same kinds last.
+
+    Scores are drawn over the ``axis`` (row -> value), or if it is empty with the rows listed downwards. A
+    dotted line is chance. None if no row is scored.
+    """
+    panels = []
+    for name, value_of, chance in _our_scores(comparison):
+        scores = {row.name: value_of(row) for row in rows}
+        panels.append(_scores_panel(comparison.table, rows, axis, name, scores, chance, "tab:blue"))
+    for name, published in _published_scores(comparison):
+        scores = {row.name: Score(published(row), None) for row in rows if row.published}
+        panels.append(_scores_panel(comparison.table, rows, axis, name, scores, None, "tab:orange"))
+    panels = [panel for panel in panels if panel.curves or panel.levels]
+    if not panels:
+        return None
+    columns = min(4, len(panels))
+    width = 2.9 + 1.6 / columns  # with room for the names of rows
+    height = 2.6 if axis else 0.9 + 0.26 * len(rows)
+    label = comparison.table.axis.label if axis and comparison.table.axis else ""
+    return PlotGrid(panels, title, label, columns, (width, height), has_shared_legend=True)
+
+
+ScoreOf = Callable[[Row], Score | None]
+
+
+def _our_scores(comparison: Comparison) -> list[tuple[str, ScoreOf, float | None]]:
+    """Return (title, score of a row, chance) of each panel of our runs."""
+    panels: list[tuple[str, ScoreOf, float | None]] = []
+    if comparison.averaged and comparison.has_tasks:
+        panels.append((MEAN_Z, lambda row: Score.of(comparison.mean_z(comparison.key(row)).values()), None))
+    for metric in comparison.metrics:
+        samples = comparison.samples(metric)
+
+        def score(row: Row, samples: Mapping[str, Mapping[int, float]] = samples) -> Score | None:
+            return Score.of(samples[comparison.key(row)].values())
+
+        panels.append((metric.title, score, metric.chance))
+    return panels
+
+
+def _published_scores(comparison: Comparison) -> list[tuple[str, Callable[[Row], float]]]:
+    """Return (title, score of a row) of each panel of the paper."""
+    paper, baseline = comparison.table.paper, comparison.baseline
+    if paper is None or not baseline.published:
+        return []
+    panels: list[tuple[str, Callable[[Row], float]]] = []
+    if has_noise(paper):
+        title = f"mean z-score of {len(paper.columns)} columns\n({paper.citation})"
+        panels.append((title, lambda row: published_mean_z(row, baseline, paper)))
+    for column in dict.fromkeys(metric.paper_column for metric in comparison.metrics):
+        if column is not None:
+            title = f"{column}\n({paper.citation})"
+            panels.append((title, partial(_published_score, column)))
+    return panels
+
+
+def _published_score(column: str, row: Row) -> float:
+    return row.published[column]
+
+
+def published_mean_z(row: Row, baseline: Row, paper: Paper) -> float:
+    """Return a row's published mean over all columns less the baseline's, in deviations of the baseline."""
+    return float((standardized(row, paper) - standardized(baseline, paper)).mean())
+
+
+def _scores_panel(
+    table: Table,
+    rows: Sequence[Row],
+    axis: Mapping[str, float],
+    title: str,
+    scores: Mapping[str, Score | None],
+    chance: float | None,
+    color: str,
+) -> Plot:
+    if not axis:
+        places = {row.name: place for place, row in enumerate(rows)}
+        curve = score_curve({places[name]: score for name, score in scores.items()})
+        return Plot(
+            title,
+            "",
+            "",
+            {"": curve} if curve.x else {},
+            x_ticks={place: row.label for place, row in enumerate(rows)},
+            reference=chance,
+            color=color,
+            is_categorical=True,
+        )
+    curve = score_curve({axis[name]: score for name, score in scores.items() if name in axis})
+    labels = {row.name: row.label for row in rows}
+    levels = {labels[name]: score.mean for name, score in scores.items() if score and name not in axis}
+    return Plot(
+        title,
+        "",
+        "",
+        {"": curve} if curve.x else {},
+        log="x" if table.axis is not None and table.axis.log else "",
+        x_ticks=tick_labels(list(dict.fromkeys(axis.values()))),
+        levels=levels,
+        reference=chance,
+        color=color,
+    )
+
+
+def score_vs_tokens_figure(comparison: Comparison, rows: Sequence[Row], title: str) -> PlotGrid | None:
+    """Return the mean z-score over content tokens of pre-training, a curve per row; None without branches."""
+    curves = {}
+    for row in rows:
+        seeds = comparison.mean_z_by_budget(comparison.key(row), "content tokens")
+        if len(set(map(len, seeds))) == 1 and any(x > 0 for seed in seeds for x in seed):
+            curves[row.label] = mean_point_curve(seeds)
+    if not any(len(curve.x) > 1 for curve in curves.values()):
+        return None
+    y_label = f"{MEAN_Z} (0: the baseline after training)"
+    panel = Plot("", "content tokens of pre-training", y_label, curves, log="x", reference=0.0)
+    return PlotGrid([panel], title, panel_size=(7.4, 4.4), has_shared_legend=True)
+
+
+def length_extrapolation_figure(comparison: Comparison, rows: Sequence[Row], title: str) -> PlotGrid | None:
+    """Return perplexity over the length of held-out sequences, one curve per row (Press et al. 2022)."""
+    by_length = {row.label: perplexity_by_length(comparison.runs_of(row)) for row in rows}
+    curves = {
+        label: score_curve({float(x): score for x, score in scores.items()})
+        for label, scores in by_length.items()
+        if scores
+    }
+    if not curves:
+        return None
+    multiples = sorted({x for curve in curves.values() for x in curve.x})
+    panel = Plot(
+        "",
+        "length of sequences, as a multiple of training's",
+        "perplexity of held-out text",
+        curves,
+        log="xy",
+        x_ticks={multiple: f"{multiple:g} ×" for multiple in multiples},
+    )
+    return PlotGrid([panel], title, panel_size=(6.4, 4.2))
+
+
+def perplexity_figure(rows: Mapping[str, Sequence[Result]], title: str = "") -> PlotGrid:
+    """Return word perplexity of held-out documents by model and, for networks, bits per byte over time.
+
+    ``rows``: label of a row -> its seeds.
+    """
+    seconds = shortest_training(rows.values())
+    limits = {"end of training": inf}
+    if seconds is not None:
+        limits[f"after {seconds:.0f} s"] = seconds
+    perplexities = {}
+    for label, limit in limits.items():
+        scores = [likelihood_score(seeds, "word_perplexity", limit) for seeds in rows.values()]
+        perplexities[label] = score_curve(dict(enumerate(scores)))
+    y_label = "word perplexity of held-out documents"
+    panels = [Plot("", "", y_label, perplexities, log="y", x_ticks=dict(enumerate(rows)))]
+    if seconds is not None:
+        over_time: dict[str, Curve] = {}
+        for label, seeds in rows.items():
+            over_time |= _seed_curves(label, seeds)
+        y_label = "bits per byte of held-out documents"
+        panels.append(Plot("", "training time [s]", y_label, over_time, log="x"))
+    return PlotGrid(panels, title, panel_size=(5.7, 4.4))
+
+
+def _seed_curves(label: str, seeds: Sequence[Result]) -> dict[str, Curve]:
+    """Return one curve for seeds that were evaluated at the same times, else one for each."""
+    by_seed = {run.seed: bits_per_byte_curve(run) for run in seeds if run.likelihoods}
+    if len(set(map(len, by_seed.values()))) != 1:
+        return {f"{label}, seed {seed}": mean_curve([curve]) for seed, curve in by_seed.items()}
+    return {label: mean_point_curve(by_seed.values())}
+
+
+def training_figure(rows: Mapping[str, Curves], title: str = "") -> PlotGrid:
+    """Return a panel per loss and score over steps, one curve per row: the mean over seeds and members."""
+    metrics = dict.fromkeys(metric for curves in rows.values() for metric in curves)
+    panels = []
+    for metric in metrics:
+        curves = {
+            label: mean_curve(map(dict, by_metric[metric]))
+            for label, by_metric in rows.items()
+            if metric in by_metric
+        }
+        panels.append(Plot(metric, "step", "", curves))
+    return PlotGrid(panels, title, panel_size=(3.7, 3.0), has_shared_legend=True)

@@ -1,0 +1,280 @@
+"""What rows are compared by: scores of tasks, held-out loss and bits per byte, and what they cost."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, inf, log, sqrt
+from statistics import mean, stdev, variance
+from typing import Any, Literal
+
+import numpy as np
+
+from experiments.runs.result import Result
+from experiments.study.experiment import Experiment
+from experiments.study.table import Paper
+from lm.data.tasks.task import LOWER_IS_BETTER
+
+TaskScores = Mapping[str, Mapping[str, Any]]  # task -> its best checkpoint, as in scores.json
+Budget = Literal["updates", "FLOP", "content tokens"]  # what rows spent equally when they are compared
+BUDGETS: tuple[Budget, ...] = ("updates", "FLOP", "content tokens")
+HELD_OUT_LOSS, BITS_PER_BYTE = "held-out loss", "bits per byte"
+HELD_OUT = (HELD_OUT_LOSS, BITS_PER_BYTE)  # what a run without tasks is measured by
+# measure of a task -> its unit in headings
+UNITS = {"bits_above_chance": "bits above chance", "bits_per_byte": "bits per byte ↓"}
+# heading of a column on held-out documents -> property of ``Likelihood``, and its digits
+LIKELIHOODS = {
+    "word perplexity": ("word_perplexity", 1),
+    "token perplexity": ("perplexity", 1),
+    BITS_PER_BYTE: ("bits_per_byte", 3),
+}
+# settings of data that held-out loss depends on
+TARGET_SETTINGS = (
+    "corpus",
+    "vocabulary",
+    "vocabulary_texts",
+    "vocabulary_size",
+    "unknown",
+    "sentinels",
+    "inputs_length",
+)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean and sample standard deviation over seeds; the latter is None for one seed."""
+
+    mean: float
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> "Score | None":
+        """Return the score of the values that are known; None if there is none."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        return cls(mean(known), stdev(known) if len(known) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of results: a task, the tasks of one column of the paper, or a measure of held-out text."""
+
+    name: str
+    tasks: tuple[str, ...]
+    measure: str  # metric of the tasks that counts; "score": the mean of several
+    paper_column: str | None = None  # the paper's column of the same kind
+    chance: float | None = None  # what guessing scores
+    task_metric: str = ""  # name of what the tasks count as "score"
+
+    @property
+    def title(self) -> str:
+        """Return the heading of the column."""
+        return f"{self.name} [{UNITS[self.measure]}]" if self.measure in UNITS else self.name
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether it measures held-out text, which compares only rows with the same targets."""
+        return self.measure in HELD_OUT
+
+    @property
+    def sign(self) -> int:
+        """1 if higher is better, -1 if lower is better."""
+        return -1 if self.is_held_out or self.measure in LOWER_IS_BETTER else 1
+
+    @property
+    def digits(self) -> int:
+        """Decimals to show: two for scores out of 100, three for bits and nats."""
+        return 3 if self.is_held_out or self.measure in UNITS else 2
+
+    def value(self, scores: TaskScores) -> float | None:
+        """Return the mean over the metric's tasks; None if a task is missing or its score is undefined."""
+        if not scores.keys() >= set(self.tasks):
+            return None
+        values = [scores[name]["metrics"].get(self.measure, scores[name]["score"]) for name in self.tasks]
+        return None if None in values else mean(values)
+
+    def example_sums(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return numerators and denominators [N] per example, the ratio of whose sums is the metric's value.
+
+        ``values``: what a run kept of the examples of the metric's task. None if that is not enough.
+        """
+        if self.measure not in UNITS or "bits" not in values:
+            return None
+        ones = np.ones(len(values["bits"]))
+        return values["bits"], values.get("bytes", ones) if self.measure in LOWER_IS_BETTER else ones
+
+
+def run_scores(run: Result) -> TaskScores:
+    """Return what a run scored on tasks and on held-out text."""
+    likelihood = run.likelihood()
+    held_out = {
+        HELD_OUT_LOSS: run.held_out_loss,
+        BITS_PER_BYTE: None if likelihood is None else likelihood.bits_per_byte,
+    }
+    known = {name: value for name, value in held_out.items() if value is not None}
+    return {
+        **run.tasks,
+        **{name: {"measure": name, "score": value, "metrics": {}} for name, value in known.items()},
+    }
+
+
+def find_metrics(runs: Iterable[Result], paper: Paper | None) -> list[Metric]:
+    """Return the metrics that any of ``runs`` has: the paper's columns, other tasks, held-out text."""
+    tasks: dict[str, dict[str, Mapping[str, Any]]] = {}
+    held_out = set()
+    for run in runs:
+        for name, best in run_scores(run).items():
+            if name in HELD_OUT:
+                held_out.add(name)
+            else:
+                tasks.setdefault(best["column"], {}).setdefault(name, best)
+    published = [column.name for column in paper.columns] if paper else []
+    names = sorted(tasks, key=lambda name: published.index(name) if name in published else len(published))
+    metrics = [_task_metric(name, tasks[name], published) for name in names]
+    return metrics + [Metric(name, (name,), name) for name in HELD_OUT if name in held_out]
+
+
+def _task_metric(name: str, tasks: TaskScores, published: Sequence[str]) -> Metric:
+    first = next(iter(tasks.values()))
+    paper_column = name if name in published else first.get("like")
+    task_metrics = dict.fromkeys(best["metric"].replace("_", " ") for best in tasks.values())
+    return Metric(
+        name,
+        tuple(tasks),
+        first.get("measure", "score"),
+        paper_column=paper_column if paper_column in published else None,
+        chance=first.get("chance"),
+        task_metric=", ".join(task_metrics),
+    )
+
+
+def has_same_targets(metric: Metric, a: Experiment, b: Experiment) -> bool:
+    """Return whether a metric measures both experiments on the same tokens, or bytes, of held-out text."""
+    if metric.measure == BITS_PER_BYTE:
+        return (a.data.corpus, a.data.held_out_documents) == (b.data.corpus, b.data.held_out_documents)
+    if metric.measure == HELD_OUT_LOSS:
+        same_data = all(getattr(a.data, name) == getattr(b.data, name) for name in TARGET_SETTINGS)
+        return same_data and a.objective == b.objective and _target_layout(a) == _target_layout(b)
+    return True
+
+
+def _target_layout(experiment: Experiment) -> str:
+    """Return the architecture as far as it decides which tokens an objective's targets have."""
+    architecture = experiment.model.architecture
+    return "encoder-decoder" if architecture == "shared-encoder-decoder" else architecture
+
+
+# ---- scores against what pre-training spent
+
+
+@dataclass(frozen=True)
+class BudgetCurve:
+    """What a run scored after parts of its pre-training: P points, in the order of what they had spent."""
+
+    spent: Mapping[Budget, np.ndarray]  # [P]
+    values: Mapping[str, np.ndarray]  # metric -> [P]
+
+    def total(self, budget: Budget) -> float:
+        """Return what the whole pre-training spent."""
+        return float(self.spent[budget][-1])
+
+    def updates_at(self, budget: Budget, spent: float) -> float:
+        """Return the number of updates after which so much was spent."""
+        return float(np.interp(spent, self.spent[budget], self.spent["updates"]))
+
+    def score_at(self, budget: Budget, spent: float, metric: str) -> float | None:
+        """Return a metric where so much was spent, linear in its logarithm; None out of range."""
+        points, tolerance = self.spent[budget], 1e-6
+        if not points[0] * (1 - tolerance) <= spent <= points[-1] * (1 + tolerance) or points[0] <= 0:
+            return None
+        return float(np.interp(log(spent), np.log(points), self.values[metric]))
+
+
+def budget_curve(run: Result, metrics: Sequence[Metric], experiment: Experiment) -> BudgetCurve:
+    """Return a run's scores after parts of its pre-training with all ``metrics``, and after all of it."""
+    num_updates = experiment.pretraining.steps
+    points: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for task, branches in run.branches.items():
+        for updates, best in branches.items():
+            points.setdefault(int(updates), {})[task] = best
+    scores: dict[int, TaskScores] = {
+        updates: early
+        for updates, early in sorted(points.items())
+        if updates < num_updates and all(metric.value(early) is not None for metric in metrics)
+    }
+    scores[num_updates] = run_scores(run)
+    shares = np.array(list(scores)) / max(num_updates, 1)
+    # the start that rows share comes before the counted updates; the rest is spent evenly
+    spent: dict[Budget, np.ndarray] = {
+        "updates": num_updates * shares,
+        "FLOP": run.start_flops + (run.flops - run.start_flops) * shares,
+        "content tokens": run.start_tokens + (run.content_tokens - run.start_tokens) * shares,
+    }
+    values = {m.name: np.array([m.value(point) for point in scores.values()], float) for m in metrics}
+    return BudgetCurve(spent, values)
+
+
+# ---- the unigram plateau
+
+
+def has_plateau(experiment: Experiment) -> bool:
+    """Return whether held-out loss shows if pre-training has learned more than unigram frequencies.
+
+    It does not for a row that trains on tasks beside the corpus, or that memorizes a few texts.
+    """
+    return experiment.mixing.pretraining == "corpus" and not experiment.data.repeats
+
+
+def plateau_note(exit_step: int | None, experiment: Experiment) -> str:
+    """Return when a run's loss left the unigram plateau, to follow its losses; "" if it has none."""
+    if not has_plateau(experiment):
+        return ""
+    if exit_step is None:
+        return "; it has not left the unigram plateau"
+    return f"; it left the unigram plateau at step {exit_step:,}"
+
+
+# ---- language modeling
+
+
+def likelihood_score(seeds: Iterable[Result], measure: str, seconds: float = inf) -> Score | None:
+    """Return a property of the likelihood of held-out documents over seeds, after so much training time."""
+    likelihoods = (run.likelihood(seconds) for run in seeds)
+    return Score.of(getattr(likelihood, measure) for likelihood in likelihoods if likelihood is not None)
+
+
+def shortest_training(rows: Iterable[Sequence[Result]]) -> float | None:
+    """Return how long the fastest row trained, of those evaluated on the way; None: no such row [s]."""
+    times = []
+    for seeds in rows:
+        ends = [run.likelihoods[-1]["seconds"] for run in seeds if len(run.likelihoods) > 1]
+        if ends:
+            times.append(max(ends))
+    return min(times, default=None)
+
+
+def bits_per_byte_curve(run: Result) -> dict[float, float]:
+    """Return bits per byte of held-out documents by seconds of training."""
+    curve = {}
+    for each in run.likelihoods:
+        likelihood = run.likelihood(each["seconds"])
+        if likelihood is not None:
+            curve[each["seconds"]] = likelihood.bits_per_byte
+    return curve
+
+
+def perplexity_by_length(runs: Iterable[Result]) -> dict[int, Score]:
+    """Return the perplexity of held-out text over seeds, by sequence length as a multiple of training's."""
+    perplexities: dict[int, list[float]] = {}
+    for run in runs:
+        for multiple, loss in run.length_losses.items():
+            perplexities.setdefault(int(multiple), []).append(exp(loss))
+    return {multiple: score for multiple, values in perplexities.items() if (score := Score.of(values))}
+
+
+def pooled_std(rows: Iterable[Sequence[float]]) -> float:
+    """Return the standard deviation within rows; 0 if none has two values."""
+    repeated = [row for row in rows if len(row) > 1]
+    freedom = sum(len(row) - 1 for row in repeated)
+    if not freedom:
+        return 0.0
+    return sqrt(sum(variance(row) * (len(row) - 1) for row in repeated) / freedom)

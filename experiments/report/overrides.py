@@ -1,0 +1,83 @@
+"""Runs of a row with settings given on the command line, found by their folders, as rows beside it."""
+
+import re
+from dataclasses import replace
+
+from experiments.report.comparison import Warn
+from experiments.report.results import Folders, run_roots
+from experiments.runs.paths import load_settings
+from experiments.study.changes import Overrides, apply
+from experiments.study.experiment import Experiment
+from experiments.study.overrides import named_changes, overrides_of, start_changes
+from experiments.study.paths import row_folder
+from experiments.study.registry import REGISTRY, build, equal_rows
+from experiments.study.table import Row, Table, make_row
+from lm.config.base import SettingError
+
+
+def with_override_rows(tables: list[Table], scale: str, runs: Folders, warn: Warn) -> list[Table]:
+    """Return the tables with each row followed by its variants that were run at ``scale``."""
+    extended = []
+    for table in tables:
+        rows: list[Row] = []
+        for row in table.rows:
+            rows += [row, *override_rows(row, scale, runs, warn)]
+        extended.append(replace(table, rows=tuple(rows)))
+    return extended
+
+
+def override_rows(row: Row, scale: str, runs: Folders, warn: Warn) -> list[Row]:
+    """Return a row for each combination of settings that ``row`` was run with, in the order of their folders.
+
+    ``warn`` is called with each that cannot be read, or that is another row of the study.
+    """
+    found: dict[str, Row] = {}
+    known: dict[Experiment, str] = {}  # experiment -> name of the row or variant
+    for name in REGISTRY:
+        known.setdefault(build(name, scale), name)
+    homes = equal_rows(row.name, scale)
+    for plain in (row_folder(root, scale, home, {}) for root in run_roots(runs) for home in homes):
+        for folder in sorted(plain.parent.glob(f"{plain.name},*/seed-*")):
+            if not re.fullmatch(r"seed-\d+", folder.name):
+                continue
+            try:
+                experiment = load_settings(folder)
+                overrides = overrides_of(row.name, scale, experiment)
+            except SettingError as error:
+                warn(str(error))
+                continue
+            overrides.pop("seed", None)
+            changes = start_changes(experiment) | overrides
+            new = override_row(row, changes, folder.parent.name.removeprefix(plain.name))
+            same = known.setdefault(apply(build(row.name, scale), changes), new.name)
+            if same != new.name:
+                warn(f"{folder} has the settings of {same}, under which it is not counted")
+            else:
+                found.setdefault(new.name, new)
+    return list(found.values())
+
+
+def override_row(row: Row, changes: Overrides, suffix: str) -> Row:
+    """Return ``row`` with these settings, without published scores.
+
+    ``suffix`` follows the row's name in the name of the folder.
+    """
+    values = []
+    for path, value in sorted(named_changes(changes).items()):
+        values.append(f"{path.removesuffix('.model').rpartition('.')[2]}={value}")
+    return make_row(f"{row.name}{suffix}", f"{row.label}, {', '.join(values)}", row.changes | changes, {})
+
+
+def rows_to_register(tables: list[Table], scale: str) -> list[Row]:
+    """Return the variants in ``tables``, after the rows by whose names their folders are called."""
+    new = [row for table in tables for row in table.rows if row.name not in REGISTRY]
+    homes = []
+    for row in new:
+        plain = next(
+            other
+            for other in REGISTRY.values()
+            if other.table == row.table and row.name.startswith(f"{other.name},")
+        )
+        suffix = row.name.removeprefix(plain.name)
+        homes += [replace(row, name=home + suffix) for home in equal_rows(plain.name, scale)]
+    return homes + new

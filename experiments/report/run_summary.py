@@ -1,0 +1,140 @@
+"""What ``lm run`` prints about a finished run: what it reached, its picture, and what to try next."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from math import exp
+from pathlib import Path
+from typing import Any
+
+from experiments.console import RUNS
+from experiments.report.metrics import plateau_note
+from experiments.runs.result import UNDEFINED, Result, read_result
+from experiments.study.experiment import Experiment
+from experiments.study.paths import row_folder
+from experiments.study.plugins import study_arguments
+from experiments.study.registry import REGISTRY, equal_rows
+from experiments.study.scales import SCALES
+from lm.config.base import SettingError
+from lm.data.tasks.benchmarks import TASKS
+from lm.data.tasks.labelled import LABELLED
+from lm.data.tasks.names import task_name
+
+CURVES = "curves"  # name of the picture in the folder of a run
+UNIFORM_BITS_PER_BYTE = 8.0
+CORRELATIONS = {"matthews", "pearson", "spearman"}  # metrics that are 0 for guesses
+MAX_EXPONENT = 700.0  # e to the power of more overflows
+
+
+def summarize(name: str, experiment: Experiment, folder: Path) -> Iterator[str]:
+    """Yield lines about the finished run of row ``name``: losses, scores, its folder, and what to try."""
+    result = read_result(folder)
+    if result is None:
+        return
+    yield from loss_lines(result, experiment)
+    for task, best in result.tasks.items():
+        chance = chance_score(task, best)
+        beside = "" if chance is None else f" (chance: {chance:.3g})"
+        score = f"{best['score']:.2f}" if best["score"] is not None else f"– ({best[UNDEFINED]['score']})"
+        yield f"{task}: {best['measure'].replace('_', ' ')} {score}{beside}"
+    yield f"run: {folder}"
+    if draw_curves(name, result):
+        yield f"picture: {folder / CURVES}.png"
+    yield "Try:"
+    yield from (f"  {command}" for command in suggestions(name, experiment, folder))
+
+
+def chance_score(task: str, best: Mapping[str, Any]) -> float | None:
+    """Return what guessing scores on a task; None where answers are free text.
+
+    Bytes and classes are guessed uniformly; a correlation is then 0.
+    """
+    if best.get("chance") is not None:
+        return best["chance"]
+    if best["measure"] == "bits_per_byte":
+        return UNIFORM_BITS_PER_BYTE
+    known = LABELLED.get(task) or TASKS.get(task)
+    if best["measure"] != "score" or known is None:
+        return None
+    metrics = {name for name in known.metrics if name not in known.unscored_metrics}
+    if metrics <= CORRELATIONS:
+        return 0.0
+    return 100 / len(known.labels) if known.labels and metrics == {"accuracy"} else None
+
+
+def loss_lines(result: Result, experiment: Experiment) -> Iterator[str]:
+    """Yield the held-out loss, and the loss of content tokens beside that of a unigram model."""
+    loss = result.held_out_loss
+    if loss is not None:
+        line = f"held-out loss {loss:.3f} nats per token"
+        if experiment.model.has_decoder and loss < MAX_EXPONENT:
+            line += f", perplexity {exp(loss):.1f}"
+        yield line
+    if result.content_loss is not None and result.reference_loss is not None:
+        note = plateau_note(result.exit_step, experiment)
+        yield f"content loss {result.content_loss:.3f}; unigram loss {result.reference_loss:.3f}{note}"
+
+
+def draw_curves(name: str, result: Result) -> bool:
+    """Draw the run's losses and scores over steps into its folder, unless they are there.
+
+    False if there is nothing to draw, since fewer than two evaluations were recorded.
+    """
+    folder = Path(result.folder)
+    picture, scores = folder / f"{CURVES}.png", folder / "scores.json"
+    if picture.exists() and picture.stat().st_mtime >= scores.stat().st_mtime:
+        return True
+    from experiments.figures.draw import draw_plots, save_figure  # with matplotlib, which is slow to import
+    from experiments.report.figures import training_figure
+    from experiments.report.results import read_curves
+
+    curves = read_curves([result], warn=lambda line: None)
+    if not curves:
+        return False
+    save_figure(draw_plots(training_figure({REGISTRY[name].label: curves})), picture)
+    return True
+
+
+def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, str, str]:
+    """Return three commands to go on with from a finished run."""
+    lm = shlex.join(["lm", *study_arguments()])
+    is_documentation = experiment.data.corpus.startswith("documentation")
+    prompt = shlex.quote("The function returns" if is_documentation else "It was a")
+    is_network = experiment.counts.model == "none"
+    if not is_network:
+        look = f"{lm} show {name}"
+    elif experiment.tuning.heads and not experiment.pretraining.steps:
+        look = f"{lm} score {folder} --tasks {experiment.tuning.heads[0]}"
+    elif experiment.model.has_decoder:
+        mixtures = experiment.tuning.mixtures if experiment.finetuning.steps else ()
+        model = f" --mixture {shlex.quote(task_name(mixtures[0]))}" if mixtures else ""
+        look = f"{lm} generate {folder}{model} --prompt {prompt}"
+    else:
+        look = f"{lm} fill 'Paris is the [MASK] of France.' --run {folder}"
+    if is_network and experiment.model.has_scores:
+        picture = f"{lm} draw attention {folder} --text {prompt}"
+    else:
+        picture = f"{lm} examples {name}"
+    return look, picture, f"{lm} {report_command(name, folder)}"
+
+
+def report_command(name: str, folder: Path) -> str:
+    """Return the command, without ``lm``, that reports the run of row ``name`` in ``folder`` in its table."""
+    scale_folder, has_overrides = _scale_folder(name, folder)
+    words = ["report", REGISTRY[name].table]
+    if scale_folder.name != "nano":
+        words += ["--scale", scale_folder.name]
+    if scale_folder.parent != RUNS:
+        words += ["--runs", str(scale_folder.parent)]
+    return shlex.join([*words, "--variants"] if has_overrides else words)
+
+
+def _scale_folder(name: str, folder: Path) -> tuple[Path, bool]:
+    """Return the folder of the scale of a run of row ``name``, and whether settings were overridden."""
+    for parent in folder.parents:
+        if parent.name not in SCALES:
+            continue
+        for row in equal_rows(name, parent.name):
+            plain = row_folder(parent.parent, parent.name, row, {})
+            if folder.parent.parent == plain.parent and folder.parent.name.split(",")[0] == plain.name:
+                return parent, folder.parent != plain
+    raise SettingError(f"{folder} is not a run directory of {name}")
