@@ -119,8 +119,7 @@ def plotted_metrics(stage: str) -> dict[str, tuple[str, str]]:
     """
     if not is_main(stage):
         return {}
-    group, is_pretraining = group_of(stage)
-    if not is_pretraining:
+    if not is_pretraining(stage):
         return {f"{base_name(stage)}: mean of scores": ("eval", "score")}
     return {
         "pre-training loss [nats/token]": ("train", "loss"),
