@@ -11,7 +11,7 @@ from etils import epath
 
 from experiments.report.comparison import Warn
 from experiments.runs import provenance
-from experiments.runs.paths import base_name, is_main
+from experiments.runs.paths import base_name, is_main, is_pretraining
 from experiments.runs.result import Result, check_settings, read_result
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
