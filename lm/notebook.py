@@ -15,7 +15,7 @@ from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
 from lm.data.batches import Batches, stream
-from lm.data.seq2seq import Mixed
+from lm.data.seq2seq import MixtureRows
 from lm.evaluate.generate import Model
 from lm.evaluate.loglikelihood import Masking, Put
 from lm.evaluate.text_model import TextModel
@@ -82,7 +82,7 @@ def train_model(
     examples = [(texts.encode(inputs), texts.encode(answer)) for inputs, answer in pairs]
     lengths = Lengths(training.inputs_length, training.inputs_length, training.targets_length)
     frame = text_frame(config, vocabulary)
-    rows = Mixed({PAIRS: examples}, {PAIRS: 1.0}, config.architecture, lengths, seed, frame)
+    rows = MixtureRows({PAIRS: examples}, {PAIRS: 1.0}, config.architecture, lengths, seed, frame)
     mesh = sharding.make_mesh(MeshConfig())
     steps = build(StepSpec(config, training.optimizer), mesh)
     state = steps.init(seed)

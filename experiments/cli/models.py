@@ -21,7 +21,7 @@ from experiments.cli.usage.arguments import (
 )
 from experiments.console import RUNS, UNBROKEN
 from experiments.runs.prepare import (
-    Encoded,
+    EncodedTask,
     Prepared,
     prepare,
     reads_corpus,
@@ -103,7 +103,7 @@ def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
         for task in mixture(name):
             source = task.rows("train", cache, experiment.data.corrupt_records)
             task.check(source)
-            examples = Encoded(task, source, data.vocabulary)
+            examples = EncodedTask(task, source, data.vocabulary)
             UNBROKEN.print(f"[bold]{task.name}[/], {len(examples):,} examples, {_column(task.column)}")
             few = [examples[index] for index in range(min(count, len(examples)))]
             size = len(few)

@@ -72,7 +72,7 @@ def check(
     architecture, tuning = experiment.model.architecture, experiment.tuning
     tunes = experiment.finetuning.steps > 0 and experiment.counts.model == "none"
     if tunes and tuning.mixtures:
-        check_architecture(architecture, writes=True)
+        check_architecture(architecture, generates=True)
         check_output(experiment, f"tuning.mixtures={tuning.mixtures}")
         check_mask(experiment.model)
         check_size(experiment.finetuning.batch_size)

@@ -22,16 +22,16 @@ from experiments.runs.vocabularies import (
 from experiments.study.experiment import Experiment
 from lm.config.base import SettingError
 from lm.config.model import RECURRENT
-from lm.data.batches import Batches, LastingRows
+from lm.data.batches import Batches, ChunkedRows
 from lm.data.classification import Reader
 from lm.data.corpus.files import Split
 from lm.data.corpus.sampler import LEAST_ROWS, Streams, largest_divisor, stream_count
 from lm.data.corpus.shards import Shard, Texts, fingerprint_of, sample_documents
 from lm.data.corpus.spec import corpus_shards
 from lm.data.corpus.token_cache import TOKENS_FOLDER, EncodedCorpus, encoded_corpus
-from lm.data.masked_lm import Masked
-from lm.data.pretraining import Denoised, pretraining_rows
-from lm.data.seq2seq import Encoded, Example, Mixed, Unsupervised
+from lm.data.masked_lm import MaskedLMRows
+from lm.data.pretraining import DenoisingRows, pretraining_rows
+from lm.data.seq2seq import CorpusTask, EncodedTask, Example, MixtureRows
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
 from lm.data.tasks.task import Row, Scored, Task
@@ -249,7 +249,7 @@ def pretraining_batches(
     split: Literal["train", "validation"],
     times: int = 1,
     rows: int | None = None,
-) -> Batches[Denoised | Masked]:
+) -> Batches[DenoisingRows | MaskedLMRows]:
     """The batches of pre-training on the corpus; those of the validation split have one noise in all runs.
 
     Rows are ``times`` as long as those of the experiment; ``rows`` of them are a batch, if given.
@@ -283,7 +283,7 @@ def training_batches(experiment: Experiment, prepared: Prepared) -> Batches:
         pretraining=replace(phase, steps=-(-phase.steps // tbptt.chunks_per_row)),
     )
     rows = pretraining_batches(long, prepared, "train").rows
-    return Batches(LastingRows(rows, lengths, tbptt.rows, tbptt.chunks_per_row), tbptt.rows)
+    return Batches(ChunkedRows(rows, lengths, tbptt.rows, tbptt.chunks_per_row), tbptt.rows)
 
 
 def check_lasting(experiment: Experiment) -> None:
@@ -305,11 +305,13 @@ def check_lasting(experiment: Experiment) -> None:
             raise SettingError(f"{name}={value!r} {should} with {last}, for which a state is carried")
 
 
-def encoded_tasks(experiment: Experiment, mixtures: Sequence[str], prepared: Prepared) -> dict[str, Encoded]:
+def encoded_tasks(
+    experiment: Experiment, mixtures: Sequence[str], prepared: Prepared
+) -> dict[str, EncodedTask]:
     """The training sets of all tasks in the mixtures, by task."""
     tasks = [task for name in mixtures for task in mixture(name) if task.train]
     rows = [task.rows("train", prepared.cache, experiment.data.corrupt_records) for task in tasks]
-    return {task.name: Encoded(task, x, prepared.vocabulary) for task, x in zip(tasks, rows, strict=True)}
+    return {task.name: EncodedTask(task, x, prepared.vocabulary) for task, x in zip(tasks, rows, strict=True)}
 
 
 def mixed_batches(experiment: Experiment, mixtures: Sequence[str], prepared: Prepared) -> Batches:
@@ -319,13 +321,13 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], prepared: Pre
     sizes = {name: min(len(rows), mixing.limit) for name, rows in examples.items()}
     corpus = pretraining_batches(experiment, prepared, "train")
     if mixing.pretraining != "tasks":
-        examples[CORPUS] = Unsupervised(cast(Denoised, corpus.rows))
+        examples[CORPUS] = CorpusTask(cast(DenoisingRows, corpus.rows))
         sizes[CORPUS] = round(mixing.limit * mixing.corpus_share)
     tuned, limits = tuning_lengths(experiment, mixtures), corpus.lengths
     lengths = Lengths(limits.raw, max(limits.inputs, tuned.inputs), max(limits.targets, tuned.targets))
     shares = rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
     frame = text_frame(experiment.model, prepared.vocabulary)
-    rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
+    rows = MixtureRows(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
     return Batches(rows, experiment.pretraining.batch_size)
 
 

@@ -34,9 +34,9 @@ from lm.config.base import SettingError, changes
 from lm.config.model import HeadConfig
 from lm.config.training import CheckpointConfig, Weights
 from lm.data.batches import Batches, stream
-from lm.data.classification import Labelled, labelled_eval_batches
-from lm.data.content import without_context
-from lm.data.seq2seq import Mixed, eval_batches
+from lm.data.classification import LabelledRows, labelled_eval_batches
+from lm.data.content import unigram_baseline
+from lm.data.seq2seq import MixtureRows, eval_batches
 from lm.data.tasks.choices import choices_of
 from lm.data.tasks.labelled import AnyTask, LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture, rates
@@ -138,7 +138,7 @@ def _text_batches(stage: Stage, prepared: Prepared) -> Batches:
     sizes, limit = {task: len(rows) for task, rows in examples.items()}, experiment.tuning.examples_limit
     shares = rates(sizes, kind="proportional", limit=limit, temperature=1.0)
     frame = text_frame(experiment.model, prepared.vocabulary)
-    rows = Mixed(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
+    rows = MixtureRows(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
     return Batches(rows, stage.training.batch_size)
 
 
@@ -146,7 +146,7 @@ def _head_batches(stage: Stage, prepared: Prepared) -> Batches:
     experiment, task = stage.settings, find_labelled(*stage.on)
     reader = reader_of(experiment, task, prepared.vocabulary)
     rows = task.rows("train", prepared.cache, experiment.data.corrupt_records)
-    return Batches(Labelled(reader, rows, experiment.seed), stage.training.batch_size)
+    return Batches(LabelledRows(reader, rows, experiment.seed), stage.training.batch_size)
 
 
 def held_out_batches(
@@ -160,15 +160,15 @@ def held_out_batches(
 def watched_batches(
     experiment: Experiment, prepared: Prepared, mesh: Mesh, most: int
 ) -> tuple[list[Batch], float]:
-    """Those on which pre-training is watched, with the ``frequent_pieces`` of their content tokens, and the
+    """Those on which pre-training is watched, with the ``frequent_tokens`` of their content tokens, and the
     loss on these of a model that reads no context.
     """
     batches, count = _held_out(experiment, prepared, mesh, 1, most)
     size, every = batches.batch_size, list(stream(batches, 0, count))
     text = prepared.validation.first(UNIGRAMS).tokens
-    reference, frequent = without_context(every, prepared.vocabulary, text)
+    reference, frequent = unigram_baseline(every, prepared.vocabulary, text)
     pieces = np.tile(frequent, (size, 1))
-    return _of_process(mesh, size, [replace(batch, frequent_pieces=pieces) for batch in every]), reference
+    return _of_process(mesh, size, [replace(batch, frequent_tokens=pieces) for batch in every]), reference
 
 
 def _held_out(

@@ -25,14 +25,14 @@ from lm import sharding
 from lm.batch import Batch
 from lm.classical.word2vec import Tables, as_large, initial_tables, mean_loss, train_epoch
 from lm.config.base import changes
-from lm.data.batches import Batches, LastingRows, stream
+from lm.data.batches import Batches, ChunkedRows, stream
 from lm.data.corpus.prefetch import encoding_ahead
 from lm.data.corpus.token_cache import Tokens
-from lm.data.masked_lm import Masked
+from lm.data.masked_lm import MaskedLMRows
 from lm.data.packing import row_length
-from lm.data.pretraining import Denoised
+from lm.data.pretraining import DenoisingRows
 from lm.data.segments import SEGMENTS
-from lm.data.seq2seq import Mixed, Unsupervised
+from lm.data.seq2seq import CorpusTask, MixtureRows
 from lm.objectives.denoising import Lengths
 from lm.train.flops import step_flops
 from lm.train.runtime.checkpoints import Checkpoints
@@ -68,18 +68,18 @@ def data(stage: Stage, session: Session, batches: Batches, first: int) -> Iterat
 
 def _encoders(batches: Batches, rows: Sequence[slice], processes: int) -> AbstractContextManager[None]:
     """Processes that encode ahead what this process's rows need of the corpus."""
-    source = batches.rows.rows if isinstance(batches.rows, LastingRows) else batches.rows
-    if isinstance(source, Mixed):  # whose examples are dealt to all streams
-        corpora = [x.source for x in source.examples_by_task.values() if isinstance(x, Unsupervised)]
+    source = batches.rows.rows if isinstance(batches.rows, ChunkedRows) else batches.rows
+    if isinstance(source, MixtureRows):  # whose examples are dealt to all streams
+        corpora = [x.source for x in source.examples_by_task.values() if isinstance(x, CorpusTask)]
         kind, rows, source = SEGMENTS, [slice(None)], corpora[0] if corpora else None
-    elif isinstance(source, Denoised | Masked):
-        kind = source.kind
+    elif isinstance(source, DenoisingRows | MaskedLMRows):
+        kind = source.row_kind
     else:
         source = None
     if source is None or not processes:
         return nullcontext()
-    reading = source.reading
-    notes = {stream: reading.notes(stream, kind) for stream in reading.streams_of(rows)}
+    reading = source.reader
+    notes = {stream: reading.notes(stream, kind) for stream in reading.streams_of_rows(rows)}
     return encoding_ahead(reading.streams, notes, processes)
 
 

@@ -1,4 +1,4 @@
-"""Checks that the settings of data go together, before any work is done; errors name the setting."""
+"""Checks that objective, architecture and vocabulary fit together, before any work is done."""
 
 from lm.config.base import SettingError, nearest
 from lm.data.packing import ARCHITECTURES, ENCODER_DECODERS
@@ -6,30 +6,30 @@ from lm.objectives.corruption import NOISES
 from lm.objectives.denoising import IN_PLACE, Objective
 from lm.tokenizers.tokenizer import Vocabulary
 
-ONE_FOR_ONE = ("masks", "masks-or-random", "masks-random-or-same")
+ONE_FOR_ONE = ("masks", "masks-or-random", "masks-random-or-same")  # inputs that are as long as the text
 
 
-def check_architecture(architecture: str, seed: int = 0, writes: bool = False) -> None:
+def check_architecture(architecture: str, seed: int = 0, generates: bool = False) -> None:
     """Raise SettingError for an unknown architecture or a seed out of range.
 
-    ``writes``: the model has to answer in words, so that an encoder is an error too.
+    ``generates``: the model has to generate text, so that an encoder is an error too.
     """
     if architecture not in ARCHITECTURES:
         raise SettingError(
             f"model.architecture={architecture!r} is unknown{nearest(architecture, ARCHITECTURES)}"
         )
-    if writes and architecture == "encoder":
+    if generates and architecture == "encoder":
         raise SettingError("model.architecture='encoder' writes no text; choose tuning.heads, not mixtures")
     if not 0 <= seed < 2**32:
         raise SettingError(f"seed={seed} should be between 0 and 2^32 - 1")
 
 
-def _needs() -> list[tuple[str, str, str, tuple[str, ...]]]:
-    """Return rows (setting, value, other setting, values of that one that go with it) of an objective."""
-    anywhere = tuple(name for name, noise in NOISES.items() if not noise.bounded)
+def _requirements() -> list[tuple[str, str, str, tuple[str, ...]]]:
+    """Return (setting, value, other setting, allowed values of the other) of objectives."""
+    independent = tuple(name for name, noise in NOISES.items() if not noise.has_bounded_targets)
     infilled = tuple(name for name, noise in NOISES.items() if noise.infill)
     return [
-        *[("targets", name, "noise", anywhere) for name in IN_PLACE],
+        *[("targets", name, "noise", independent) for name in IN_PLACE],
         *[("targets", name, "inputs", ONE_FOR_ONE) for name in IN_PLACE],
         *[("noise", name, "inputs", ("span-masks",)) for name in infilled],
         ("inputs", "span-masks", "noise", infilled),
@@ -41,19 +41,23 @@ def _needs() -> list[tuple[str, str, str, tuple[str, ...]]]:
 
 def check_objective(objective: Objective, architecture: str, vocabulary: Vocabulary) -> None:
     """Raise SettingError if an objective contradicts itself, the architecture or the vocabulary."""
-    for field, value, other, allowed in _needs():
+    for field, value, other, allowed in _requirements():
         chosen = getattr(objective, other)
         if getattr(objective, field) == value and chosen not in allowed:
-            due = f"should be {' or '.join(map(repr, allowed))} with objective.{field}={value!r}"
-            raise SettingError(f"objective.{other}={chosen!r} {due}")
+            expected = " or ".join(map(repr, allowed))
+            raise SettingError(
+                f"objective.{other}={chosen!r} should be {expected} with objective.{field}={value!r}"
+            )
     if not objective.has_inputs and architecture in ENCODER_DECODERS:
         raise SettingError(
             "objective.noise='everything' with objective.inputs='drop' leaves model.architecture="
             f"{architecture!r} no inputs; choose a decoder, or objective.noise='suffix' (prefix-lm)"
         )
     if objective.eos == "between-documents" and objective.pairs == "none" and not objective.concatenates:
-        apart = f"objective.noise={objective.noise!r}, which keeps documents apart"
-        raise SettingError(f"objective.eos='between-documents' should be 'each-example' with {apart}")
+        raise SettingError(
+            "objective.eos='between-documents' should be 'each-example' with "
+            f"objective.noise={objective.noise!r}, which keeps documents apart"
+        )
     if objective.is_mlm != (architecture == "encoder"):
         raise SettingError(
             f"objective.targets={objective.targets!r} does not suit model.architecture={architecture!r}: an "
@@ -68,7 +72,7 @@ def check_objective(objective: Objective, architecture: str, vocabulary: Vocabul
 def check_symbols(vocabulary: Vocabulary, names: list[str], architecture: str) -> None:
     """Raise SettingError if the vocabulary lacks a special token.
 
-    Needed are ``names``, and CLS and SEP of an encoder, EOS of all other architectures.
+    It needs ``names``, and CLS and SEP for an encoder, EOS for all other architectures.
     """
     names = [*names, "cls", "sep"] if architecture == "encoder" else [*names, "eos"]
     if lacking := [name for name in names if getattr(vocabulary, name) is None]:

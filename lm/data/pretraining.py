@@ -1,7 +1,7 @@
 """Pre-training rows of models with a decoder: inputs and targets of corrupted text, packed into rows.
 
-Shapes: B examples of at most L raw tokens. A batch is a function of (seed, row numbers) alone: random
-numbers are a function of (seed, number of the example).
+Shapes: B texts of at most L raw tokens. A batch is a function of (seed, row numbers) alone: random numbers
+are a function of (seed, number of the example).
 """
 
 import functools
@@ -12,15 +12,22 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.batch import Batch
-from lm.data.batches import Uncached, uniforms
+from lm.data.batches import PickledWithoutCaches, uniforms
 from lm.data.checks import check_architecture, check_objective
 from lm.data.corpus.sampler import Streams, WindowPlace
-from lm.data.masked_lm import Masked
-from lm.data.packing import ENCODER_DECODERS, Ragged, features, fill_rows, row_room, with_start
-from lm.data.segments import KEPT, SEGMENTS, CorpusReading, WindowRows
-from lm.objectives.corruption import Drawn, cap_sentinels, length_mask, trim_targets
-from lm.objectives.denoising import Lengths, Objective, compute_lengths, sizes
-from lm.objectives.formatting import INPUTS, TARGETS, permutation
+from lm.data.masked_lm import MaskedLMRows
+from lm.data.packing import (
+    ENCODER_DECODERS,
+    Ragged,
+    examples_to_batch,
+    fill_rows,
+    replace_start,
+    row_capacity,
+)
+from lm.data.segments import CACHED_WINDOWS, SEGMENTS, SegmentReader, WindowRows
+from lm.objectives.corruption import CorruptionInputs, length_mask, limit_spans, trim_targets
+from lm.objectives.denoising import Lengths, Objective, compute_lengths, corrupted_lengths
+from lm.objectives.formatting import INPUTS, TARGETS, sentence_permutation
 from lm.tokenizers.tokenizer import PAD, T5_FRAME, TextFrame, Vocabulary
 
 
@@ -32,8 +39,8 @@ def pretraining_rows(
     inputs_length: int,
     batch_size: int,
     frame: TextFrame = T5_FRAME,
-) -> "Denoised | Masked":
-    """Return the rows of a corpus under an objective: ``Masked`` for encoders, ``Denoised`` for all others.
+) -> "DenoisingRows | MaskedLMRows":
+    """Return the rows of a corpus under an objective: ``MaskedLMRows`` for encoders, else ``DenoisingRows``.
 
     SettingError if objective, architecture and vocabulary do not fit together.
     """
@@ -43,23 +50,26 @@ def pretraining_rows(
     if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
         # A prefix LM has two EOS in its row, after inputs and after targets: its text is a token shorter.
         lengths = lengths._replace(raw=max(lengths.raw - 1, 1))
-    reading = CorpusReading(streams, objective, lengths, batch_size)
-    return Masked(reading) if architecture == "encoder" else Denoised(reading, architecture, frame)
+    reader = SegmentReader(streams, objective, lengths, batch_size)
+    return MaskedLMRows(reader) if architecture == "encoder" else DenoisingRows(reader, architecture, frame)
 
 
-def noise_mask(objective: Objective, text: Drawn, room: int) -> np.ndarray:
-    """Return the corruption mask, bool [B,L], True on noise.
+# --- corruption of texts
 
-    Its targets take at most ``room`` tokens, EOS included.
+
+def noise_mask(objective: Objective, texts: CorruptionInputs, max_targets: int) -> np.ndarray:
+    """Return the corruption mask, bool [B,L], True on noise, reduced until it fits.
+
+    There is a sentinel for each span, and targets have at most ``max_targets`` tokens, EOS included.
     """
-    inside = length_mask(text.lengths, text.u.shape[2])
-    mask = objective.corruption.mask(objective, text) & inside
-    if not objective.corruption.bounded:
+    is_token = length_mask(texts.lengths, texts.uniforms.shape[2])
+    noise = objective.corruption.mask(objective, texts) & is_token
+    if not objective.corruption.has_bounded_targets:
         if "sentinels" in (objective.inputs, objective.targets):
-            mask = cap_sentinels(mask, inside, text.u[:, 0], text.num_sentinels)
+            noise = limit_spans(noise, is_token, texts.uniforms[:, 0], texts.num_sentinels)
         if objective.targets in ("sentinels", "drop"):
-            mask = trim_targets(mask, inside, objective.targets == "sentinels", room)
-    return mask
+            noise = trim_targets(noise, is_token, objective.targets == "sentinels", max_targets)
+    return noise
 
 
 def denoise(
@@ -67,178 +77,196 @@ def denoise(
 ) -> tuple[Ragged, Ragged]:
     """Return inputs and targets of texts [B,L], within ``limits`` and ending with EOS.
 
-    Of the uniform numbers u [B,draws,L] the first ones draw the corruption mask, the next one the format of
-    the inputs and, if the objective permutes sentences, the last one their order. Content tokens of the
-    inputs are those of the text that they show, content tokens of the targets those that inputs hide.
+    Of the uniform numbers u [B,R,L] the first ones draw the corruption mask, the next one the format of the
+    inputs and, if the objective permutes sentences, the last one their order. Content tokens of the inputs
+    are those of the text that they show, content tokens of the targets those that inputs hide.
     """
-    tokens, lengths, words = text
-    eos, inside, order = None if objective.eos_between_documents else vocabulary.eos, text.mask, None
+    tokens, lengths, is_content = text
+    is_token, order = text.mask, None
+    eos = None if objective.eos_between_documents else vocabulary.eos
     if objective.sentences == "permuted":
-        order, u = permutation(tokens, lengths, u[:, -1], vocabulary), u[:, :-1]
-        tokens, words = (np.take_along_axis(side, order, axis=1) for side in (tokens, words))
+        order, u = sentence_permutation(tokens, lengths, u[:, -1], vocabulary), u[:, :-1]
+        tokens = np.take_along_axis(tokens, order, axis=1)
+        is_content = np.take_along_axis(is_content, order, axis=1)
     if objective.corruption.infill:
         source, keep, noise = objective.corruption.infill(objective, lengths, u)
         shown = np.where(source < 0, vocabulary.mask, np.take_along_axis(tokens, source, axis=1))
-        inputs = _gather(shown, keep, (source >= 0) & np.take_along_axis(words, source, axis=1), eos)
+        shows_content = (source >= 0) & np.take_along_axis(is_content, source, axis=1)
+        inputs = _keep_tokens(shown, keep, shows_content, eos)
     else:
-        starts = vocabulary.word_starts[tokens] if objective.corruption.on_words else None
-        noise = noise_mask(objective, Drawn(lengths, u, vocabulary.num_sentinels, starts), limits.targets)
-        shown, keep = INPUTS[objective.inputs].show(tokens, noise, u[:, -1], vocabulary)
-        inputs = _gather(shown, keep & inside, words & ~noise, eos if objective.has_inputs else None)
+        word_starts = vocabulary.word_starts[tokens] if objective.corruption.needs_word_starts else None
+        texts = CorruptionInputs(lengths, u, vocabulary.num_sentinels, word_starts)
+        noise = noise_mask(objective, texts, limits.targets)
+        shown, keep = INPUTS[objective.inputs].apply(tokens, noise, u[:, -1], vocabulary)
+        inputs_eos = eos if objective.has_inputs else None
+        inputs = _keep_tokens(shown, keep & is_token, is_content & ~noise, inputs_eos)
     if order is not None:  # targets keep the order of the text
         noise[np.arange(len(order))[:, None], order] = noise.copy()
-    targets = TARGETS["everything" if objective.corruption.infill else objective.targets]
-    predicted, keep = targets.show(text.tokens, noise, u[:, -1], vocabulary)
-    return inputs, _gather(predicted, keep & inside, text.content & noise, eos)
+    targets_format = TARGETS["everything" if objective.corruption.infill else objective.targets]
+    predicted, keep = targets_format.apply(text.tokens, noise, u[:, -1], vocabulary)
+    return inputs, _keep_tokens(predicted, keep & is_token, text.content & noise, eos)
 
 
-def _gather(tokens: np.ndarray, keep: np.ndarray, content: np.ndarray, eos: int | None) -> Ragged:
-    """Return the tokens to keep, moved to the left, and after them ``eos`` unless it is None."""
+def _keep_tokens(tokens: np.ndarray, keep: np.ndarray, content: np.ndarray, eos: int | None) -> Ragged:
+    """Return the tokens [B,L] to keep, moved to the left, and after them ``eos`` unless it is None."""
     counts = np.count_nonzero(keep, axis=1).astype(np.int32)
     shape = len(tokens), int(counts.max(initial=0)) + (eos is not None)
-    gathered, marks = np.full(shape, PAD, np.int32), np.zeros(shape, bool)
+    kept_tokens, kept_content = np.full(shape, PAD, np.int32), np.zeros(shape, bool)
     # 3 x as fast as [keep]
-    room, kept = length_mask(counts, shape[1]), np.flatnonzero(keep)
-    gathered[room], marks[room] = tokens.ravel()[kept], content.ravel()[kept]
+    destination, source = length_mask(counts, shape[1]), np.flatnonzero(keep)
+    kept_tokens[destination], kept_content[destination] = tokens.ravel()[source], content.ravel()[source]
     if eos is not None:
-        gathered[np.arange(len(tokens)), counts] = eos
-    return Ragged(gathered, counts + np.int32(eos is not None), marks)
+        kept_tokens[np.arange(len(tokens)), counts] = eos
+    return Ragged(kept_tokens, counts + np.int32(eos is not None), kept_content)
 
 
-def _prefixed(text: Ragged, before: tuple[int, ...]) -> Ragged:
-    """Return the texts [B,L] with the ids ``before`` in front of each."""
-    count, rows = len(before), len(text.lengths)
-    tokens = np.concatenate([np.tile(np.array(before, np.int32), (rows, 1)), text.tokens], axis=1)
+def _prepend(text: Ragged, ids: tuple[int, ...]) -> Ragged:
+    """Return the texts [B,L] with ``ids``, which are no content, in front of each."""
+    if not ids:
+        return text
+    count, rows = len(ids), len(text.lengths)
+    tokens = np.concatenate([np.tile(np.array(ids, np.int32), (rows, 1)), text.tokens], axis=1)
     content = np.concatenate([np.zeros((rows, count), bool), text.content], axis=1)
-    return Ragged(tokens, text.lengths + np.int32(count), content) if count else text
+    return Ragged(tokens, text.lengths + np.int32(count), content)
 
 
-class Packed(NamedTuple):
-    """How the segments of a window, in their order, are packed into rows."""
+# --- rows of a corpus
 
-    bounds: np.ndarray  # each row's first place in the order [rows + 1]
-    draws: np.ndarray  # first random number of each place [segments]
+
+class SegmentBatch(NamedTuple):
+    """The B segments of a batch's rows, and what their random numbers are drawn from."""
+
+    text: Ragged  # raw tokens
+    seeds: np.ndarray  # int64 [B]
+    keys: np.ndarray  # int64 [B]: random numbers are those of ``uniforms(seeds, keys, ...)``, except
+    first_uniforms: np.ndarray | None  # float32 [B]: the first one of each packed segment, drawn before
+    batch_rows: np.ndarray  # int64 [B]: the row that each segment is in
+
+
+class PackedWindow(NamedTuple):
+    """How the segments of a window, in the order of the epoch, are packed into rows."""
+
+    row_starts: np.ndarray  # index in the order of each row's first segment; last the number of segments
+    first_uniforms: np.ndarray  # float32 [segments], in the same order
 
 
 @dataclass(frozen=True)
-class Denoised(Uncached):
-    """The rows of pre-training: inputs and targets of segments.
+class DenoisingRows(PickledWithoutCaches):
+    """The rows of pre-training by denoising: inputs and targets of segments of a corpus.
 
     If documents are concatenated, each segment fills one row. Otherwise segments are packed in the order of
     the epoch, within a window; how many fit depends on their noise.
 
-    A call goes from row numbers to the windows that hold them, to the segments of each row (``Excerpts``), to
-    ragged inputs and targets, to a ``Batch``.
+    A call goes from row numbers to the windows that hold them, to the segments of each row, to ragged inputs
+    and targets, to a ``Batch``.
     """
 
-    reading: CorpusReading
+    reader: SegmentReader
     architecture: str
     frame: TextFrame = T5_FRAME
 
     @property
     def lengths(self) -> Lengths:
-        before, lengths = len(self.frame.before), self.reading.lengths
+        before, lengths = len(self.frame.before), self.reader.lengths
         return lengths._replace(inputs=lengths.inputs + before, targets=lengths.targets + before)
 
     @property
-    def objective(self) -> Objective:
-        return self.reading.objective
+    def row_kind(self) -> str:
+        """Return the name under which rows of windows are counted, which depends on the packing."""
+        return SEGMENTS if self.reader.objective.concatenates else f"packed {self.architecture}"
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        packs = not self.objective.concatenates
-        found = self.reading.rows(numbers, self.rows_of, self.kind)
-        parts = [self._packed_texts(rows) if packs else self._texts(rows, numbers) for rows in found]
-        text, seeds, keys, draws, at = _joined(parts)
-        sides = self._denoised(text, seeds, keys, draws if packs else None)
-        inputs, targets = (_prefixed(side, self.frame.before) for side in sides)
-        batch = features(inputs, targets, at, self.architecture, self.lengths, len(numbers))
-        return with_start(batch, self.frame.start)
+        objective = self.reader.objective
+        read = self._read_whole_rows if objective.concatenates else self._read_packed_rows
+        windows = self.reader.find_rows(numbers, self.count_rows, self.row_kind)
+        segments = _in_batch_order([read(rows, numbers) for rows in windows])
+        u = uniforms(segments.seeds, segments.keys, objective.uniforms_per_token, self.reader.lengths.raw)
+        if segments.first_uniforms is not None:
+            u[:, 0, 0] = segments.first_uniforms
+        inputs, targets = denoise(objective, segments.text, u, self.reader.vocabulary, self.reader.lengths)
+        inputs, targets = _prepend(inputs, self.frame.before), _prepend(targets, self.frame.before)
+        batch = examples_to_batch(
+            inputs, targets, segments.batch_rows, self.architecture, self.lengths, len(numbers)
+        )
+        return replace_start(batch, self.frame.start)
+
+    def example(self, number: int) -> tuple[Ragged, Ragged]:
+        """Return inputs and targets of example ``number`` of a corpus that is one task of a mixture.
+
+        Streams take turns, each in the order of its segments.
+        """
+        reader, count = self.reader, np.array([self.reader.streams.count])
+        (rows,) = reader.find_stream_rows(number % count, number // count, reader.count_segments, SEGMENTS)
+        text = self._read_text(rows.place, reader.segment_order(rows.place)[rows.indices])
+        u = uniforms(reader.seed, np.array([number]), reader.objective.uniforms_per_token, self.lengths.raw)
+        return denoise(reader.objective, text, u, reader.vocabulary, reader.lengths)
 
     def rows_of_epoch(self, most: int) -> int:
         """Return the number of rows of the first epoch of a corpus in one stream, at most ``most``."""
-        return self.reading.rows_of_epoch(most, self.rows_of, self.kind)
+        return self.reader.rows_of_epoch(most, self.count_rows, self.row_kind)
 
-    @property
-    def kind(self) -> str:
-        """Return the name under which rows of windows are counted, which depends on the packing."""
-        return SEGMENTS if self.objective.concatenates else f"packed {self.architecture}"
-
-    def rows_of(self, place: WindowPlace) -> int:
+    def count_rows(self, place: WindowPlace) -> int:
         """Return how many rows a window fills."""
-        if self.objective.concatenates:
-            return self.reading.segments_of(place)
-        return len(self.packed(place).bounds) - 1
-
-    def _texts(self, rows: WindowRows, numbers: np.ndarray) -> "Excerpts":
-        """Return the texts of rows that hold one segment each."""
-        segments = self.reading.order(rows.place)[rows.numbers]
-        seeds = np.full(len(segments), self.reading.seed)
-        return Excerpts(self._read(rows.place, segments), seeds, numbers[rows.at], None, rows.at)
-
-    def _packed_texts(self, rows: WindowRows) -> "Excerpts":
-        packed, order = self.packed(rows.place), self.reading.order(rows.place)
-        begins, ends = packed.bounds[rows.numbers], packed.bounds[rows.numbers + 1]
-        places = np.concatenate([np.arange(*pair) for pair in zip(begins, ends, strict=True)])
-        keys, at = rows.place.key + places, np.repeat(rows.at, ends - begins)
-        seeds = np.full(len(places), rows.place.seed(self.reading.seed))
-        return Excerpts(self._read(rows.place, order[places]), seeds, keys, packed.draws[places], at)
-
-    def _read(self, place: WindowPlace, segments: np.ndarray) -> Ragged:
-        corpus, raw = self.reading.corpus(place), self.lengths.raw
-        starts, counts = corpus.segments.starts[segments], corpus.segments.lengths[segments]
-        tokens = corpus.text.read(starts[:, None] + np.arange(raw))
-        return Ragged(tokens, counts.astype(np.int32), tokens != corpus.vocabulary.eos)
-
-    def _denoised(
-        self, text: Ragged, seeds: np.ndarray | int, keys: np.ndarray, draws: np.ndarray | None
-    ) -> tuple[Ragged, Ragged]:
-        """Return inputs and targets of texts, with noise drawn by seed and key, or by given first draws."""
-        u = uniforms(seeds, keys, self.objective.draws, self.lengths.raw)
-        if draws is not None:
-            u[:, 0, 0] = draws
-        return denoise(self.objective, text, u, self.reading.vocabulary, self.reading.lengths)
-
-    def example(self, number: int) -> tuple[Ragged, Ragged]:
-        """Return example ``number`` of a mixture; streams take turns, each in the order of its segments."""
-        count = np.array([self.reading.streams.count])
-        (rows,) = self.reading.at(number % count, number // count, self.reading.segments_of, SEGMENTS)
-        segments = self.reading.order(rows.place)[rows.numbers]
-        text = self._read(rows.place, segments)
-        return self._denoised(text, self.reading.seed, np.array([number]), None)
+        if self.reader.objective.concatenates:
+            return self.reader.count_segments(place)
+        return len(self.pack_window(place).row_starts) - 1
 
     @functools.cached_property
-    def packed(self) -> Callable[[WindowPlace], Packed]:
+    def pack_window(self) -> Callable[[WindowPlace], PackedWindow]:
         """Return the function that packs a window, with a cache."""
-        return functools.lru_cache(maxsize=KEPT * self.reading.streams.count)(self._packed)
 
-    def _packed(self, place: WindowPlace) -> Packed:
-        order = self.reading.order(place)
-        draws = self.reading.first_draws(place)
-        counts = self.reading.corpus(place).segments.lengths[order]
-        sides = np.stack(sizes(self.objective, counts, draws), axis=1) + len(self.frame.before)
-        if self.architecture not in ENCODER_DECODERS:
-            sides = sides.sum(axis=1, keepdims=True)
-        return Packed(fill_rows(sides, row_room(self.architecture, self.lengths)), draws)
+        def pack(place: WindowPlace) -> PackedWindow:
+            first_uniforms = self.reader.first_uniforms(place)
+            raw_lengths = self.reader.window(place).segments.lengths[self.reader.segment_order(place)]
+            lengths = corrupted_lengths(self.reader.objective, raw_lengths, first_uniforms)
+            sizes = np.stack(lengths, axis=1) + len(self.frame.before)
+            if self.architecture not in ENCODER_DECODERS:
+                sizes = sizes.sum(axis=1, keepdims=True)
+            row_starts = fill_rows(sizes, row_capacity(self.architecture, self.lengths))
+            return PackedWindow(row_starts, first_uniforms)
+
+        return functools.lru_cache(maxsize=CACHED_WINDOWS * self.reader.streams.count)(pack)
+
+    def _read_whole_rows(self, rows: WindowRows, numbers: np.ndarray) -> SegmentBatch:
+        """Return the segments of rows that hold one segment each."""
+        segments = self.reader.segment_order(rows.place)[rows.indices]
+        seeds, keys = np.full(len(segments), self.reader.seed), numbers[rows.batch_rows]
+        return SegmentBatch(self._read_text(rows.place, segments), seeds, keys, None, rows.batch_rows)
+
+    def _read_packed_rows(self, rows: WindowRows, _numbers: np.ndarray) -> SegmentBatch:
+        """Return the segments of rows that hold several segments each."""
+        row_starts, first_uniforms = self.pack_window(rows.place)
+        starts, ends = row_starts[rows.indices], row_starts[rows.indices + 1]
+        nth = np.concatenate([np.arange(*row) for row in zip(starts, ends, strict=True)])  # in the order
+        text = self._read_text(rows.place, self.reader.segment_order(rows.place)[nth])
+        seeds, keys = np.full(len(nth), rows.place.seed(self.reader.seed)), rows.place.key + nth
+        batch_rows = np.repeat(rows.batch_rows, ends - starts)
+        return SegmentBatch(text, seeds, keys, first_uniforms[nth], batch_rows)
+
+    def _read_text(self, place: WindowPlace, segments: np.ndarray) -> Ragged:
+        """Return the raw tokens of segments of a window."""
+        window = self.reader.window(place)
+        starts, lengths = window.segments.starts[segments], window.segments.lengths[segments]
+        tokens = window.text.read(starts[:, None] + np.arange(self.lengths.raw))
+        return Ragged(tokens, lengths.astype(np.int32), tokens != window.vocabulary.eos)
 
 
-class Excerpts(NamedTuple):
-    """Segments of one or more windows, and what their noise is drawn by."""
-
-    text: Ragged
-    seeds: np.ndarray  # of their noise, int64 [B]
-    keys: np.ndarray  # of their noise under that seed, int64 [B]
-    draws: np.ndarray | None  # the first uniforms of each, float32 [B], where they are known already
-    at: np.ndarray  # their rows in the batch, int64 [B]
-
-
-def _joined(parts: Sequence[Excerpts]) -> Excerpts:
-    """Return all segments in the order of their rows."""
-    at = np.concatenate([part.at for part in parts])
-    order = np.argsort(at, kind="stable")
+def _in_batch_order(windows: Sequence[SegmentBatch]) -> SegmentBatch:
+    """Return the segments of all windows in the order of their rows."""
+    batch_rows = np.concatenate([window.batch_rows for window in windows])
+    order = np.argsort(batch_rows, kind="stable")
     text = Ragged(
-        *(np.concatenate(sides)[order] for sides in zip(*(part.text for part in parts), strict=True))
+        np.concatenate([window.text.tokens for window in windows])[order],
+        np.concatenate([window.text.lengths for window in windows])[order],
+        np.concatenate([window.text.content for window in windows])[order],
     )
-    draws = [part.draws for part in parts if part.draws is not None]
-    seeds = np.concatenate([part.seeds for part in parts])[order]
-    keys = np.concatenate([part.keys for part in parts])[order]
-    return Excerpts(text, seeds, keys, np.concatenate(draws)[order] if draws else None, at[order])
+    seeds = np.concatenate([window.seeds for window in windows])[order]
+    keys = np.concatenate([window.keys for window in windows])[order]
+    first_uniforms = [window.first_uniforms for window in windows if window.first_uniforms is not None]
+    return SegmentBatch(
+        text,
+        seeds,
+        keys,
+        np.concatenate(first_uniforms)[order] if first_uniforms else None,
+        batch_rows[order],
+    )

@@ -1,4 +1,8 @@
-"""Cut each window of a corpus into segments, from which rows are made, in the order of an epoch."""
+"""Cut each window of a corpus into segments, from which rows are made, in the order of an epoch.
+
+A corpus is read in streams, a stream window by window (``lm.data.corpus.sampler``). A window holds whole
+documents, which are cut into segments: one segment, or several packed together, is a row.
+"""
 
 import functools
 import hashlib
@@ -9,15 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.data.batches import Uncached, generator
+from lm.data.batches import PickledWithoutCaches, keyed_generator
 from lm.data.corpus.sampler import Streams, Walk, WindowPlace
 from lm.data.corpus.token_cache import Tokens
 from lm.objectives.denoising import Lengths, Objective
 from lm.tokenizers.tokenizer import Vocabulary
 
-SEGMENTS = "segments"  # the kind of row that is counted in a window, unless segments are packed into rows
-DRAWS = 1 << 41  # set in the keys of the segments' first random numbers, and in none that orders segments
-KEPT = 2  # windows of each stream kept in memory, the last ones read [windows]
+SEGMENTS = "segments"  # kind of row: one segment; other kinds are of segments packed into rows
+FIRST_UNIFORMS_KEY = 1 << 41  # set in the random keys of ``first_uniforms``, and in none of ``segment_order``
+CACHED_WINDOWS = 2  # of each stream, the last ones read [windows]
 
 
 class Segments(NamedTuple):
@@ -29,14 +33,14 @@ class Segments(NamedTuple):
 
 
 class RunningText(NamedTuple):
-    """Documents concatenated into one text, with ``separator``, if there is one, between each two of them.
+    """Documents concatenated into one text, with separators (EOS or SEP) between them, or without any.
 
-    A separator that marks the end of a document (EOS) also follows the last one, unless that is truncated.
+    The separators are not stored among the tokens, which stay as the token cache has them.
     """
 
     tokens: np.ndarray  # of all documents, one after the other [tokens]
     separators: np.ndarray  # positions of separators in the text, int64, ascending
-    separator: int | None
+    separator: int | None  # its id
 
     @property
     def length(self) -> int:
@@ -44,54 +48,58 @@ class RunningText(NamedTuple):
 
     def read(self, positions: np.ndarray) -> np.ndarray:
         """Return the tokens at ``positions`` of the text, int32; beyond its end, the last token."""
-        before = np.searchsorted(self.separators, positions) if len(self.separators) else 0
-        tokens = self.tokens[np.minimum(positions - before, len(self.tokens) - 1)].astype(np.int32)
+        separators_before = np.searchsorted(self.separators, positions) if len(self.separators) else 0
+        index = np.minimum(positions - separators_before, len(self.tokens) - 1)
+        tokens = self.tokens[index].astype(np.int32)
         if self.separator is not None and len(self.separators):
-            nearest = self.separators[np.minimum(before, len(self.separators) - 1)]
-            tokens[nearest == positions] = self.separator
+            next_separator = self.separators[np.minimum(separators_before, len(self.separators) - 1)]
+            tokens[next_separator == positions] = self.separator
         return tokens
 
 
-def running(
-    tokens: np.ndarray, offsets: np.ndarray, separator: int | None, *, behind_last: bool
+def concatenate_documents(
+    tokens: np.ndarray, offsets: np.ndarray, separator: int | None, *, after_last: bool
 ) -> RunningText:
     """Return the documents ``tokens[offsets[d]:offsets[d + 1]]`` as one text; empty ones are left out.
 
-    ``behind_last``: a separator follows the last document too.
+    ``after_last``: a separator follows the last document too.
     """
-    ends = np.unique(offsets)[1:] if behind_last else np.unique(offsets)[1:-1]
+    ends = np.unique(offsets)[1:] if after_last else np.unique(offsets)[1:-1]
     separators = ends + np.arange(len(ends)) if separator is not None else ends[:0]
     return RunningText(tokens, separators, separator)
 
 
-def full(offsets: np.ndarray, raw: int) -> Segments:
-    """Return the documents split into segments of ``raw`` tokens; the last of each has what remains."""
+def split_full(offsets: np.ndarray, raw: int) -> Segments:
+    """Return documents split into segments of ``raw`` tokens; each document's last one has what remains."""
     sizes = np.diff(offsets)
-    documents, nth = _pieces(-(-sizes // raw))
+    documents, nth = _number_segments(-(-sizes // raw))
     starts = offsets[documents] + nth * raw
     return Segments(starts, np.minimum(offsets[documents + 1] - starts, raw), documents)
 
 
-def even(offsets: np.ndarray, raw: int) -> Segments:
-    """Return the documents split evenly into segments of at most ``raw`` tokens; those of one are skipped."""
+def split_evenly(offsets: np.ndarray, raw: int) -> Segments:
+    """Return documents split into segments of nearly equal length, at most ``raw`` tokens.
+
+    Documents of a single token are skipped.
+    """
     sizes = np.diff(offsets)
     counts = np.where(sizes > 1, -(-sizes // raw), 0)
-    documents, nth = _pieces(counts)
+    documents, nth = _number_segments(counts)
     begin, end = (sizes[documents] * (nth + i) // counts[documents] for i in (0, 1))
     return Segments(offsets[documents] + begin, end - begin, documents)
 
 
-def _pieces(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the document of each piece, and its index among the pieces of that document, int64 [pieces].
+def _number_segments(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each segment's document, and its index among the segments of that document, int64 [segments].
 
-    ``counts``: how many pieces each document has, int64 [documents].
+    ``counts``: how many segments each document has, int64 [documents].
     """
     before = np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(np.arange(len(counts)), counts), np.arange(counts.sum()) - before
 
 
 @dataclass(frozen=True)
-class Corpus(Uncached):
+class SegmentedWindow(PickledWithoutCaches):
     """The documents of one window, concatenated and cut into segments as an objective needs them."""
 
     tokens: Tokens
@@ -101,22 +109,26 @@ class Corpus(Uncached):
 
     @functools.cached_property
     def text(self) -> RunningText:
+        """Return the documents as one text.
+
+        EOS, which ends a document, also follows the last one unless that goes on in the next window.
+        """
         is_mlm, tokens = self.objective.is_mlm, self.tokens
         separator = self.vocabulary.sep if is_mlm else self.vocabulary.eos
         separator = separator if self.objective.eos_between_documents else None
-        behind_last = not is_mlm and not tokens.goes_on
-        return running(tokens.tokens, tokens.offsets, separator, behind_last=behind_last)
+        after_last = not is_mlm and not tokens.goes_on
+        return concatenate_documents(tokens.tokens, tokens.offsets, separator, after_last=after_last)
 
     @functools.cached_property
     def segments(self) -> Segments:
-        """Return the segments: of the whole text if the objective concatenates documents, else of each one.
+        """Return the segments of the whole text or, if documents are kept apart, of each document.
 
         There are none if next-sentence pairs need a second document and the window has only one.
         """
         if self.objective.pairs == "none":
             whole = np.array([0, self.text.length])
-            return full(whole if self.objective.concatenates else self.tokens.offsets, self.raw)
-        segments = even(self.tokens.offsets, self.raw)
+            return split_full(whole if self.objective.concatenates else self.tokens.offsets, self.raw)
+        segments = split_evenly(self.tokens.offsets, self.raw)
         if self.objective.pairs == "next-sentence" and len(np.unique(segments.documents)) == 1:
             return Segments(*(values[:0] for values in segments))
         return segments
@@ -126,16 +138,20 @@ class WindowRows(NamedTuple):
     """The rows of a batch that are read from one window."""
 
     place: WindowPlace
-    numbers: np.ndarray  # indices among the rows of the window, int64 [rows]
-    at: np.ndarray  # their indices in the batch, int64 [rows]
+    indices: np.ndarray  # among the rows of the window, int64 [rows]
+    batch_rows: np.ndarray  # their indices in the batch, int64 [rows]
 
 
-Size = Callable[[WindowPlace], int]  # returns how many rows a window has
+CountRows = Callable[[WindowPlace], int]  # returns how many rows a window has
 
 
 @dataclass(frozen=True)
-class CorpusReading(Uncached):
-    """Finds the window that each row of a batch is read from, and the segments of that window."""
+class SegmentReader(PickledWithoutCaches):
+    """Finds the window that each row of a batch is read from, and cuts that window into segments.
+
+    ``count_rows`` and ``row_kind`` are arguments of most methods: how many rows a window has depends on
+    whether and how segments are packed. ``row_kind`` is the name of that way, under which counts are stored.
+    """
 
     streams: Streams
     objective: Objective
@@ -150,42 +166,43 @@ class CorpusReading(Uncached):
     def vocabulary(self) -> Vocabulary:
         return self.streams.corpus.vocabulary
 
-    def rows(self, numbers: np.ndarray, size: Size, what: str) -> list[WindowRows]:
-        """Return the windows of the rows with these numbers, int64 [B], counted from the first batch on.
+    def find_rows(self, numbers: np.ndarray, count_rows: CountRows, row_kind: str) -> list[WindowRows]:
+        """Return where the rows with these numbers, int64 [B], are read, grouped by window.
 
-        ``size`` counts the rows of a window; ``what`` names the kind of row that it counts.
+        Row r of step s has the number s * batch_size + r. The rows of a batch are divided equally among the
+        streams.
         """
-        share = self.batch_size // self.streams.count
-        streams = numbers % self.batch_size // share
-        return self.at(streams, numbers // self.batch_size * share + numbers % share, size, what)
+        rows_per_stream = self.batch_size // self.streams.count
+        streams = numbers % self.batch_size // rows_per_stream
+        nth = numbers // self.batch_size * rows_per_stream + numbers % rows_per_stream
+        return self.find_stream_rows(streams, nth, count_rows, row_kind)
 
-    def at(self, streams: np.ndarray, nth: np.ndarray, size: Size, what: str) -> list[WindowRows]:
-        """Return the ``nth`` rows of ``streams``, both int64 [B], grouped by window."""
-        pairs = zip(streams.tolist(), nth.tolist(), strict=True)
-        found = [self.walk(stream, size, what).find(row) for stream, row in pairs]
-        numbers = np.array([number for _, number in found])
-        places = list(dict.fromkeys(place for place, _ in found))
-        which = np.array([places.index(place) for place, _ in found])
-        return [
-            WindowRows(place, numbers[which == k], np.flatnonzero(which == k))
-            for k, place in enumerate(places)
-        ]
+    def find_stream_rows(
+        self, streams: np.ndarray, nth: np.ndarray, count_rows: CountRows, row_kind: str
+    ) -> list[WindowRows]:
+        """Return where the ``nth`` rows of ``streams``, both int64 [B], are read, grouped by window."""
+        rows_by_window: dict[WindowPlace, list[tuple[int, int]]] = {}  # (index in the window, in the batch)
+        for batch_row, (stream, row) in enumerate(zip(streams.tolist(), nth.tolist(), strict=True)):
+            place, index = self.walk(stream, count_rows, row_kind).find(row)
+            rows_by_window.setdefault(place, []).append((index, batch_row))
+        return [WindowRows(place, *np.array(rows).T) for place, rows in rows_by_window.items()]
 
-    def walk(self, stream: int, size: Size, what: str) -> Walk:
+    def walk(self, stream: int, count_rows: CountRows, row_kind: str) -> Walk:
         """Return the walk through the windows of a stream; one for each stream and kind of row."""
-        if (stream, what) not in self._walks:
-            self._walks[stream, what] = Walk(self.streams, stream, size, self.notes(stream, what))
-        return self._walks[stream, what]
+        if (stream, row_kind) not in self._walks:
+            notes = self.notes(stream, row_kind)
+            self._walks[stream, row_kind] = Walk(self.streams, stream, count_rows, notes)
+        return self._walks[stream, row_kind]
 
-    def notes(self, stream: int, what: str) -> Path | None:
+    def notes(self, stream: int, row_kind: str) -> Path | None:
         """Return the file in which a walk notes its counts of rows; None if there is no folder of notes."""
         if self.streams.notes is None:
             return None
-        key = f"{self.streams.fingerprint} {self.objective} {self.lengths} {what}"
+        key = f"{self.streams.fingerprint} {self.objective} {self.lengths} {row_kind}"
         return self.streams.notes / hashlib.sha256(key.encode()).hexdigest()[:16] / f"{stream}.txt"
 
-    def streams_of(self, rows: Sequence[slice]) -> list[int]:
-        """Return the streams that the given rows of a batch are dealt to, ascending."""
+    def streams_of_rows(self, rows: Sequence[slice]) -> list[int]:
+        """Return the streams that these rows of each batch are read from, ascending."""
         numbers = np.concatenate([np.arange(self.batch_size)[part] for part in rows])
         return np.unique(numbers * self.streams.count // self.batch_size).tolist()
 
@@ -194,33 +211,36 @@ class CorpusReading(Uncached):
         return {}
 
     @functools.cached_property
-    def corpus(self) -> Callable[[WindowPlace], Corpus]:
-        """Return the documents of a window; the last windows read are cached."""
-        return functools.lru_cache(maxsize=KEPT * self.streams.count)(self._corpus)
+    def window(self) -> Callable[[WindowPlace], SegmentedWindow]:
+        """Return the function that reads and segments a window, with a cache of the last windows."""
 
-    def _corpus(self, place: WindowPlace) -> Corpus:
-        return Corpus(self.streams.tokens(place), self.objective, self.vocabulary, self.lengths.raw)
+        def read(place: WindowPlace) -> SegmentedWindow:
+            tokens = self.streams.tokens(place)
+            return SegmentedWindow(tokens, self.objective, self.vocabulary, self.lengths.raw)
 
-    def segments_of(self, place: WindowPlace) -> int:
+        return functools.lru_cache(maxsize=CACHED_WINDOWS * self.streams.count)(read)
+
+    def count_segments(self, place: WindowPlace) -> int:
         """Return how many segments a window has."""
-        return len(self.corpus(place).segments.starts)
+        return len(self.window(place).segments.starts)
 
-    def rows_of_epoch(self, most: int, size: Size, what: str) -> int:
-        """Return how many rows the first epoch has, at most ``most``; the corpus is read in one stream."""
-        return self.walk(0, size, what).rows_of_epoch(most)
+    def rows_of_epoch(self, most: int, count_rows: CountRows, row_kind: str) -> int:
+        """Return how many rows the first epoch has, at most ``most``, of a corpus read in one stream."""
+        return self.walk(0, count_rows, row_kind).rows_of_epoch(most)
 
     @functools.cached_property
-    def order(self) -> Callable[[WindowPlace], np.ndarray]:
-        """Return the segments of a window in the order of its epoch, int64 [segments]."""
-        return functools.lru_cache(maxsize=KEPT * self.streams.count)(self._order)
+    def segment_order(self) -> Callable[[WindowPlace], np.ndarray]:
+        """Return the function that shuffles the segments of a window, int64 [segments], with a cache."""
 
-    def _order(self, place: WindowPlace) -> np.ndarray:
-        return generator(self.seed, place.order_key).permutation(self.segments_of(place))
+        def shuffle(place: WindowPlace) -> np.ndarray:
+            return keyed_generator(self.seed, place.order_key).permutation(self.count_segments(place))
 
-    def first_draws(self, place: WindowPlace) -> np.ndarray:
-        """Return the first random number of each segment of a window, in epoch order, float32 [segments].
+        return functools.lru_cache(maxsize=CACHED_WINDOWS * self.streams.count)(shuffle)
 
-        It decides how much room the segment takes in a row.
+    def first_uniforms(self, place: WindowPlace) -> np.ndarray:
+        """Return the first uniform number of each segment of a window, in epoch order, float32 [segments].
+
+        It decides how many noise tokens the segment has, and so how much room it takes in a row.
         """
-        random = generator(place.seed(self.seed), place.key >> 24 | DRAWS)
-        return random.random(self.segments_of(place), dtype=np.float32)
+        random = keyed_generator(place.seed(self.seed), place.key >> 24 | FIRST_UNIFORMS_KEY)
+        return random.random(self.count_segments(place), dtype=np.float32)

@@ -3,7 +3,7 @@
 Every term is weighted by one of the batch's arrays of loss weights. The step first divides each of these
 arrays by its total over the whole batch, so that micro-batches, hosts and terms of different weight simply
 add up. Reported are pairs (sum, sum of weights) by name, which ``Steps.evaluate`` adds up over batches and
-divides. Batches with ``frequent_pieces`` int [B,10], such as those of held-out text, are also reported on
+divides. Batches with ``frequent_tokens`` int [B,10], such as those of held-out text, are also reported on
 their content tokens. Without a key nothing is dropped out.
 """
 
@@ -37,7 +37,7 @@ MAX_PREDICTED_SHARE = 0.28
 
 def language_model(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Return the cross-entropy of the decoder's targets [B,T]."""
-    return _token_loss(model(batch, key), batch.side("decoder"), batch.frequent_pieces, config)
+    return _token_loss(model(batch, key), batch.side("decoder"), batch.frequent_tokens, config)
 
 
 class CarriedLoss(NamedTuple):
@@ -53,13 +53,13 @@ def carried_language_model(
 ) -> CarriedLoss:
     """Return ``language_model`` of rows that continue from the recurrent states ``carry`` [layers,B,h]."""
     x, carry = model.features_from_carry(batch, carry, key)
-    loss, sums = _token_loss(model.logits(x), batch.side("decoder"), batch.frequent_pieces, config)
+    loss, sums = _token_loss(model.logits(x), batch.side("decoder"), batch.frequent_tokens, config)
     return CarriedLoss(loss, sums, carry)
 
 
 def both_directions(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Return the mean cross-entropy of the decoder's targets [B,T], read forward and backward."""
-    side, frequent = batch.side("decoder"), batch.frequent_pieces
+    side, frequent = batch.side("decoder"), batch.frequent_tokens
     losses = [_token_loss(logits, side, frequent, config) for logits in model(batch, key)]
     return jax.tree.map(lambda forward, backward: (forward + backward) / 2, *losses)
 
@@ -81,8 +81,8 @@ def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
     sample, key = (jax.random.key(0), None) if key is None else jax.random.split(key)
     logits, tokens, replaced = model(batch, sample, key)
     side = batch.side("encoder")
-    loss, sums = _token_loss(logits, side, batch.frequent_pieces, config)
-    weights, is_replaced = batch.text_loss_weights, tokens != side.targets
+    loss, sums = _token_loss(logits, side, batch.frequent_tokens, config)
+    weights, is_replaced = batch.discriminator_loss_weights, tokens != side.targets
     discrimination = (optax.sigmoid_binary_cross_entropy(replaced, is_replaced) * weights).sum()
     right = (((replaced > 0) == is_replaced) * weights).sum()
     sums |= {"replaced_loss": (discrimination, weights.sum()), "replaced_accuracy": (right, weights.sum())}
@@ -111,7 +111,7 @@ def _masked_token_loss(model: Any, x: Array, batch: Batch, config: LossConfig) -
 
     @jax.checkpoint  # otherwise the logits of both branches would be saved for the backward pass
     def token_loss(x: Array, side: Side) -> LossAndSums:
-        return _token_loss(model.logits(x), side, batch.frequent_pieces, config)
+        return _token_loss(model.logits(x), side, batch.frequent_tokens, config)
 
     def predicted_loss(x: Array, side: Side) -> LossAndSums:
         positions = jax.lax.top_k(weights, max_predicted)[1]  # slots left over point at positions of weight 0

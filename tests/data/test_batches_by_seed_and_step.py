@@ -15,8 +15,8 @@ from lm.data.corpus.shards import Texts, deal
 from lm.data.corpus.token_cache import EncodedCorpus, encode_texts
 from lm.data.packing import ENCODER_DECODERS
 from lm.data.pretraining import pretraining_rows
-from lm.data.segments import Corpus, running
-from lm.data.seq2seq import Mixed, Unsupervised, eval_batches
+from lm.data.segments import SegmentedWindow, concatenate_documents
+from lm.data.seq2seq import CorpusTask, MixtureRows, eval_batches
 from lm.objectives.denoising import OBJECTIVES, Lengths
 from lm.tokenizers.sentencepiece import Bytes
 from lm.tokenizers.tokenizer import EOS
@@ -60,8 +60,8 @@ def batches(corpus):
 
 def only(made):
     """The window of a corpus that has one."""
-    (place,) = {rows.place for rows in made.rows.reading.rows(np.arange(4), lambda _: 10, "any")}
-    return made.rows.reading.corpus(place)
+    (place,) = {rows.place for rows in made.rows.reader.find_rows(np.arange(4), lambda _: 10, "any")}
+    return made.rows.reader.window(place)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def tasks():
         "few": [([10 + i], [50 + i]) for i in range(3)],
         "many": [([100 + i], [150]) for i in range(20)],
     }
-    return Batches(Mixed(examples, {"few": 1.0, "many": 3.0}, "encoder-decoder", LIMITS, seed=1), 8)
+    return Batches(MixtureRows(examples, {"few": 1.0, "many": 3.0}, "encoder-decoder", LIMITS, seed=1), 8)
 
 
 def same(one, other):
@@ -105,7 +105,7 @@ def test_rows_have_their_shape_and_where_examples_end_every_segment_ends_with_eo
     )
     ids, segments = batch.decoder.targets, batch.decoder.segment_ids
     ends = (segments > 0) & (np.pad(segments, ((0, 0), (0, 1)))[:, 1:] != segments)
-    assert (ids[ends] == EOS).all() != made.rows.reading.objective.eos_between_documents
+    assert (ids[ends] == EOS).all() != made.rows.reader.objective.eos_between_documents
     if architecture in ENCODER_DECODERS:
         assert (batch.encoder.segment_ids.max(1) == segments.max(1)).all()
         assert batch.encoder.tokens.shape == (8, inputs)
@@ -113,7 +113,7 @@ def test_rows_have_their_shape_and_where_examples_end_every_segment_ends_with_eo
 
 def epoch_rows(made, epoch):
     """How many rows an epoch has, of a corpus of one window."""
-    return made.rows.rows_of(WindowPlace(0, epoch, 0, 0, 0, 0))
+    return made.rows.count_rows(WindowPlace(0, epoch, 0, 0, 0, 0))
 
 
 @pytest.mark.parametrize("name", ["mass-style", "deshuffling", "prefix-lm", "causal-lm", "language-model"])
@@ -159,7 +159,7 @@ def test_one_eos_stands_between_two_documents_and_none_at_a_cut(batches, corpus,
     made = batches(name, architecture, batch_size=1)
     rows = [made(step, slice(None)) for step in range(epoch_rows(made, 0))]
     rows = [row.decoder.targets[row.decoder.segment_ids > 0].tolist() for row in rows]
-    order = np.argsort(made.rows.reading.order(WindowPlace(0, 0, 0, 0, 0, 0)))
+    order = np.argsort(made.rows.reader.segment_order(WindowPlace(0, 0, 0, 0, 0, 0)))
     tokens, offsets, *_ = corpus.first()
     documents = [tokens[begin:end].tolist() for begin, end in itertools.pairwise(offsets)]
     strung = [token for document in documents for token in (*document, EOS)]
@@ -169,10 +169,10 @@ def test_one_eos_stands_between_two_documents_and_none_at_a_cut(batches, corpus,
 
 def test_documents_without_tokens_leave_no_second_eos():
     offsets, whole = np.array([0, 0, 2, 2, 2, 5, 6, 6]), [10, 11, EOS, 12, 13, 14, EOS, 15, EOS]
-    for behind_last, expected in ((True, whole), (False, whole[:-1])):
-        text = running(np.arange(10, 16), offsets, EOS, behind_last=behind_last)
+    for after_last, expected in ((True, whole), (False, whole[:-1])):
+        text = concatenate_documents(np.arange(10, 16), offsets, EOS, after_last=after_last)
         assert text.read(np.arange(text.length)).tolist() == expected
-    none = running(np.arange(3), np.array([0, 1, 3]), None, behind_last=True)
+    none = concatenate_documents(np.arange(3), np.array([0, 1, 3]), None, after_last=True)
     assert none.read(np.arange(none.length)).tolist() == [0, 1, 2]
 
 
@@ -182,7 +182,7 @@ def test_a_document_that_is_cut_has_no_end(corpus):
     cuts = {first: False, second - 1: True, second: False, len(whole.tokens): False}
     assert {count: whole.cut(count).goes_on for count in cuts} == cuts
     for count, goes_on in cuts.items():
-        text = Corpus(whole.cut(count), OBJECTIVES["causal-lm"], Bytes(100), 32).text
+        text = SegmentedWindow(whole.cut(count), OBJECTIVES["causal-lm"], Bytes(100), 32).text
         assert (text.read(np.array([text.length - 1]))[0] != EOS) == goes_on
 
 
@@ -243,7 +243,7 @@ def test_tasks_are_mixed_by_rate_and_each_epoch_reshuffled(tasks):
 def test_a_corpus_is_a_task_of_a_mixture_with_new_noise_on_each_pass(batches):
     for name in ("mass-style", "prefix-lm"):
         source = batches(name).rows
-        examples, count = Unsupervised(source), len(only(batches(name)).segments.starts)
+        examples, count = CorpusTask(source), len(only(batches(name)).segments.starts)
         passes = [
             [[side.ids.tolist() for side in examples[i + p * count]] for i in range(count)] for p in (0, 1)
         ]
@@ -254,7 +254,9 @@ def test_a_corpus_is_a_task_of_a_mixture_with_new_noise_on_each_pass(batches):
         assert sorted(text[0]) == sorted(text[1])
         assert passes[0] != passes[1]
     tasks = {"text": examples, "few": [([5], [6])]}
-    mixed = Mixed(tasks, {"text": 1.0, "few": 1.0}, "encoder-decoder", source.lengths, seed=0)(np.arange(8))
+    mixed = MixtureRows(tasks, {"text": 1.0, "few": 1.0}, "encoder-decoder", source.lengths, seed=0)(
+        np.arange(8)
+    )
     firsts = mixed.decoder.targets[(mixed.decoder.positions == 0) & (mixed.decoder.segment_ids > 0)]
     assert abs((firsts == 6).mean() - 0.5) <= 1 / len(firsts)
 
@@ -264,7 +266,7 @@ def test_a_mixture_fills_each_row_in_order_and_makes_any_row_alone(architecture)
     draw = np.random.default_rng(0)
     examples = [[[i % 250 + 3] * draw.integers(1, 12) for _ in range(2)] for i in range(500)]
     lengths = Lengths(0, 24, 20)
-    mixed = Mixed({"task": examples}, {"task": 1.0}, architecture, lengths, seed=0)
+    mixed = MixtureRows({"task": examples}, {"task": 1.0}, architecture, lengths, seed=0)
     whole, order = mixed(np.arange(300)), draw.permutation(300)
     for name, rows in mixed(order).features().items():
         assert (rows == whole.features()[name][order]).all()
@@ -313,7 +315,7 @@ def test_a_setting_that_cannot_be_is_refused_by_name(batches, settings, field):
 
 def test_streams_and_mixtures_refuse_by_name(batches, corpus):
     with pytest.raises(SettingError, match="objective.eos='between-documents'"):
-        Unsupervised(batches("causal-lm", "decoder").rows)
+        CorpusTask(batches("causal-lm", "decoder").rows)
     with pytest.raises(SettingError, match="data.workers=-1"):
         stream(batches(), 0, 1, workers=-1)
     common = {"architecture": "decoder", "lengths": LIMITS, "seed": 0}
@@ -322,7 +324,7 @@ def test_streams_and_mixtures_refuse_by_name(batches, corpus):
         ({"a": [([5], [6])]}, {}, "rate of task 'a'"),
     ):
         with pytest.raises(SettingError, match=words):
-            Mixed(examples, rates, **common)
+            MixtureRows(examples, rates, **common)
     with pytest.raises(SettingError, match="writes no text"):
         eval_batches([], architecture="encoder", lengths=LIMITS, batch_size=1)
     with pytest.raises(SettingError, match="no sentinels"):

@@ -10,12 +10,12 @@ from golden.make_batches import VOCABULARY, OneWindow, examples, pretraining
 
 from experiments.runs.scores import held_out, total
 from lm.data.batches import Batches
-from lm.data.content import without_context
+from lm.data.content import unigram_baseline
 from lm.data.corpus.sampler import Streams
 from lm.data.corpus.token_cache import Tokens
 from lm.data.packing import DECODERS
 from lm.data.pretraining import pretraining_rows
-from lm.data.seq2seq import Mixed, Unsupervised
+from lm.data.seq2seq import CorpusTask, MixtureRows
 from lm.files import lines_with_checksum
 from lm.objectives.denoising import OBJECTIVES, Lengths
 
@@ -96,8 +96,8 @@ def test_of_an_encoder_the_hidden_tokens_are_content():
 
 def test_of_mixtures_answers_but_for_eos_are_content_and_the_corpus_keeps_its_own():
     source = pretraining(OBJECTIVES["bert-style"], "encoder-decoder").rows
-    tasks = {"task": examples(9), "corpus": Unsupervised(source)}
-    batch = Mixed(tasks, {"task": 1.0, "corpus": 1.0}, "encoder-decoder", Lengths(0, 60, 60), 0)(
+    tasks = {"task": examples(9), "corpus": CorpusTask(source)}
+    batch = MixtureRows(tasks, {"task": 1.0, "corpus": 1.0}, "encoder-decoder", Lengths(0, 60, 60), 0)(
         np.arange(40)
     )
     text, targets = batch.decoder.segment_ids > 0, batch.decoder.targets
@@ -105,7 +105,7 @@ def test_of_mixtures_answers_but_for_eos_are_content_and_the_corpus_keeps_its_ow
     answered = shares == 1
     assert answered.sum() == 20
     assert shares[~answered].mean() == pytest.approx(0.15, abs=0.05)
-    short = Mixed({"task": examples(9)}, {"task": 1.0}, "decoder", Lengths(0, 6, 4), 0)(np.arange(9))
+    short = MixtureRows({"task": examples(9)}, {"task": 1.0}, "decoder", Lengths(0, 6, 4), 0)(np.arange(9))
     assert (short.decoder.content == (short.decoder.targets > 1)).all()  # those that were cut too
 
 
@@ -143,7 +143,7 @@ MANY = replace(VOCABULARY, num_sentinels=150, size=450)
 )
 def test_without_context_a_model_knows_how_frequent_pieces_are_and_how_often_a_run_goes_on(name, surprise):
     batches, tokens = drawn_text(name)
-    loss, frequent = without_context(batches, MANY, tokens)
+    loss, frequent = unigram_baseline(batches, MANY, tokens)
     assert loss == pytest.approx(ENTROPY + surprise, abs=0.02)
     assert sorted(frequent) == list(range(3, 13))
 
@@ -153,7 +153,7 @@ def test_a_few_content_tokens_are_judged_like_many():
     batches, tokens = drawn_text("drop-tokens", length=60)
     few = [batches[0].map(lambda values: values[:8])]
     assert few[0].decoder.content.sum() < 100
-    assert without_context(few, MANY, tokens).loss == pytest.approx(ENTROPY, abs=0.5)
+    assert unigram_baseline(few, MANY, tokens).loss == pytest.approx(ENTROPY, abs=0.5)
 
 
 def test_a_plateau_is_left_at_the_first_evaluation_a_fifth_of_a_nat_below_no_context(tmp_path):
@@ -193,7 +193,7 @@ def test_evaluation_tells_the_loss_of_content_and_how_often_a_frequent_piece_is_
     logits = np.asarray(state.model(batch), np.float64)
     best = logits.argmax(-1)[batch.decoder.content]
     pieces = np.array([*np.unique(best)[:2], -1], np.int32)
-    batch = replace(batch, frequent_pieces=np.tile(pieces, (toy.ROWS, 1)))
+    batch = replace(batch, frequent_tokens=np.tile(pieces, (toy.ROWS, 1)))
     logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     due = -np.take_along_axis(logs, batch.decoder.targets[..., None], -1)[..., 0]
     values = steps.evaluate(state, [batch])

@@ -59,7 +59,7 @@ def test_the_first_batch_reads_a_window_or_two_of_each_stream(tmp_path):
 def test_each_stream_has_its_text_once_an_epoch_and_another_order_in_the_next(tmp_path):
     made = rows_in_streams(Watched.several(), tmp_path)
     whole = np.sort(np.concatenate(VOCABULARY.encode_batch(WORDS)))
-    walks = [made.rows.reading.walk(s, made.rows.rows_of, "segments") for s in range(4)]
+    walks = [made.rows.reader.walk(s, made.rows.count_rows, "segments") for s in range(4)]
     rows = [walk.rows_of_epoch(10**6) for walk in walks]
     epochs = []
     for epoch in (0, 1):
@@ -332,8 +332,8 @@ def test_what_is_to_be_encoded_ahead_is_what_the_streams_read_first_and_as_much_
 def test_processes_that_encode_ahead_keep_what_the_streams_read_next(tmp_path):
     shards = [Texts(tuple(WORDS[i::8]), str(i)) for i in range(8)]
     made = rows_in_streams(shards, tmp_path / "kept", notes=tmp_path / "notes")
-    reading = made.rows.reading
-    notes = {number: reading.notes(number, made.rows.kind) for number in range(4)}
+    reading = made.rows.reader
+    notes = {number: reading.notes(number, made.rows.row_kind) for number in range(4)}
     made(0, slice(None))
     with encoding_ahead(reading.streams, notes, 2):
         deadline = time.monotonic() + 120
@@ -352,7 +352,7 @@ def test_processes_that_encode_ahead_keep_what_the_streams_read_next(tmp_path):
 def test_after_a_corpus_is_prepared_nothing_is_read_of_it(tmp_path):
     made = rows_in_streams([Texts(tuple(WORDS[i::8]), str(i)) for i in range(8)], tmp_path / "kept")
     done = []
-    assert precompute.encode_ahead(made.rows.reading.streams, None, 2, done.append) == []
+    assert precompute.encode_ahead(made.rows.reader.streams, None, 2, done.append) == []
     assert sum(done) == len([*(tmp_path / "kept").rglob("*.npz")]) - 8  # behind each shard its end is kept
     watched = Watched.several()
     again = rows_in_streams(watched, tmp_path / "kept")

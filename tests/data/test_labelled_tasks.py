@@ -8,7 +8,7 @@ from paths import SHARED
 
 from lm.config.base import SettingError
 from lm.data.batches import Batches
-from lm.data.classification import GPT_MARKS, Labelled, Reader, labelled_eval_batches, shortened
+from lm.data.classification import GPT_TOKENS, LabelledRows, Reader, labelled_eval_batches, truncated_lengths
 from lm.data.tasks.labelled import LABELLED, behind_cue, find_labelled, halves, pairs
 from lm.tokenizers.sentencepiece import Bytes
 from lm.tokenizers.tokenizer import EOS
@@ -115,7 +115,7 @@ def test_in_gpts_layout_a_choice_has_a_row_for_each_candidate_and_what_is_too_lo
     rows = batch.decoder.tokens[0]
     for row in rows:
         ends = row[:1], row[row == VOCABULARY.delim], row[row > 0][-1:]
-        assert [end.tolist() for end in ends] == [[getattr(VOCABULARY, name)] for name in GPT_MARKS]
+        assert [end.tolist() for end in ends] == [[getattr(VOCABULARY, name)] for name in GPT_TOKENS]
     assert (rows > 0).sum(-1).tolist() == [8, 8]
 
 
@@ -123,7 +123,7 @@ def test_in_gpts_layout_a_choice_has_a_row_for_each_candidate_and_what_is_too_lo
     ("sizes", "kept"), [((9, 2), (4, 2)), ((2, 9), (2, 4)), ((9, 9), (3, 3)), ((2, 2), (2, 2)), ((9,), (6,))]
 )
 def test_the_longest_part_is_cut(sizes, kept):
-    assert tuple(shortened(sizes, 6)) == kept
+    assert tuple(truncated_lengths(sizes, 6)) == kept
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -199,7 +199,7 @@ def test_both_halves_of_a_minimal_pair_are_asked_in_turn():
 
 def test_training_sees_every_row_once_an_epoch_and_a_batch_is_the_same_in_parts():
     rows = [{"sentence": f"s{i}", "label": 0} for i in range(12)]
-    made = Batches(Labelled(Reader(LABELLED["acceptability"], VOCABULARY, "encoder", 8), rows, seed=1), 4)
+    made = Batches(LabelledRows(Reader(LABELLED["acceptability"], VOCABULARY, "encoder", 8), rows, seed=1), 4)
     epochs = [[made(step, slice(None)).encoder.tokens for step in steps] for steps in (range(3), range(3, 6))]
     texts = [[unframed(row) for batch in epoch for row in batch[:, 1:]] for epoch in epochs]
     assert [sorted(epoch) for epoch in texts] == [sorted(row["sentence"] for row in rows)] * 2
@@ -216,7 +216,7 @@ def test_training_sees_every_row_once_an_epoch_and_a_batch_is_the_same_in_parts(
         (lambda pos: find_labelled("squat"), "did you mean 'squad'"),
         (lambda pos: Reader(pos, VOCABULARY, "encoder", 7), "tuning.inputs_length=7"),
         (lambda pos: Reader(pos, Bytes(0), "encoder", 8), "no token for cls"),
-        (lambda pos: Labelled(Reader(pos, VOCABULARY, "encoder", 8), [], seed=0), "no examples"),
+        (lambda pos: LabelledRows(Reader(pos, VOCABULARY, "encoder", 8), [], seed=0), "no examples"),
         (
             lambda pos: Reader(pos, Bytes(4), "decoder", 8, "start-delim-extract"),
             "no token for extract; ours need data.sentinels of at least 5",

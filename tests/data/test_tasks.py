@@ -7,7 +7,7 @@ import pytest
 
 from experiments.study.experiment import PAPER_MIXTURES
 from lm.config.base import DataError, SettingError
-from lm.data.seq2seq import Encoded
+from lm.data.seq2seq import EncodedTask
 from lm.data.tasks.benchmarks import TASKS, find_task
 from lm.data.tasks.mixtures import MIXTURES, mixture, rates
 from lm.data.tasks.task import label_of
@@ -103,7 +103,7 @@ def test_a_row_whose_label_is_unknown_is_read_and_neither_scored_nor_trained_on(
     with pytest.raises(DataError, match=f"task '{task.name}': row 1 has no label, .* leave such rows out"):
         task.evaluate([row], ["garbage"])
     with pytest.raises(DataError, match="row 1 has no label"):
-        Encoded(task, [row], Bytes(100))[0]
+        EncodedTask(task, [row], Bytes(100))[0]
 
 
 @pytest.mark.parametrize("name", [task.name for task in TASKS.values() if task.labels])

@@ -24,12 +24,12 @@ import numpy as np
 from lm.batch import Batch, concatenate
 from lm.config.base import SettingError
 from lm.data.batches import Batches, stream
-from lm.data.classification import Labelled, Reader, labelled_eval_batches
+from lm.data.classification import LabelledRows, Reader, labelled_eval_batches
 from lm.data.corpus.sampler import Streams
 from lm.data.corpus.token_cache import Tokens
 from lm.data.packing import ARCHITECTURES
 from lm.data.pretraining import pretraining_rows
-from lm.data.seq2seq import Mixed, Unsupervised, eval_batches
+from lm.data.seq2seq import CorpusTask, MixtureRows, eval_batches
 from lm.data.tasks.labelled import LABELLED
 from lm.objectives.denoising import OBJECTIVES, Lengths, Objective
 
@@ -135,9 +135,9 @@ def pretraining(
 def mixed(architecture: str, names: tuple[str, ...], corpus: str | None) -> Batches:
     tasks = {name: examples(10 * i + 5) for i, name in enumerate(names)}
     if corpus:
-        tasks["corpus"] = Unsupervised(pretraining(OBJECTIVES[corpus], architecture).rows)
+        tasks["corpus"] = CorpusTask(pretraining(OBJECTIVES[corpus], architecture).rows)
     rates = {name: i + 1.0 for i, name in enumerate(tasks)}
-    return Batches(Mixed(tasks, rates, architecture, Lengths(0, 48, 30), seed=7), 6)
+    return Batches(MixtureRows(tasks, rates, architecture, Lengths(0, 48, 30), seed=7), 6)
 
 
 def evaluation(architecture: str) -> Callable[[int, slice], Batch]:
@@ -153,7 +153,7 @@ def evaluation(architecture: str) -> Callable[[int, slice], Batch]:
 def labelled(name: str, architecture: str, trains: bool) -> Callable[[int, slice], Batch]:
     reader = Reader(LABELLED[name], VOCABULARY, architecture, 24)
     if trains:
-        return Batches(Labelled(reader, ROWS[name], 7), 6)
+        return Batches(LabelledRows(reader, ROWS[name], 7), 6)
     return lambda step, rows: labelled_eval_batches(reader, ROWS[name][: step % 8 + 1], 4)[-1]
 
 
@@ -168,7 +168,7 @@ def variants(objective: Objective) -> dict[str, tuple[Objective, dict]]:
 
     def amount(**settings: float) -> Objective:
         return replace(
-            objective, **{k: v for k, v in settings.items() if k not in objective.corruption.ignores}
+            objective, **{k: v for k, v in settings.items() if k not in objective.corruption.unused_settings}
         )
 
     return {

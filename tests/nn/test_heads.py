@@ -190,7 +190,7 @@ def test_a_masked_lm_learns_the_same_whichever_logits_are_computed(predicted, mo
         loss_weights=weights.astype(np.float32),
         content=weights > 0,
     )
-    batch = replace(text, encoder=side, frequent_pieces=np.arange(10)[None])
+    batch = replace(text, encoder=side, frequent_tokens=np.arange(10)[None])
 
     def learnt(few):
         monkeypatch.setattr(losses, "MAX_PREDICTED_SHARE", few)

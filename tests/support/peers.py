@@ -21,12 +21,12 @@ from lm.config.layers import NormConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
 from lm.data.batches import uniforms
-from lm.data.packing import Ragged, features, fill_rows, ragged, row_room, shift_right
+from lm.data.packing import Ragged, examples_to_batch, fill_rows, row_capacity, shift_right, to_ragged
 from lm.data.pretraining import noise_mask
 from lm.data.tasks.benchmarks import TASKS, classification
 from lm.nn.attention_inputs import make_attention_inputs
 from lm.nn.layers import make_norm
-from lm.objectives.corruption import Drawn
+from lm.objectives.corruption import CorruptionInputs
 from lm.objectives.denoising import Lengths, Objective, compute_lengths
 from lm.objectives.formatting import INPUTS, TARGETS
 from lm.ops.attention import AttentionOptions
@@ -72,8 +72,8 @@ def rotary(q, k, positions, theta, **_):
     return dict(zip("qk", turned, strict=True))
 
 
-def sinusoid(layout, max_len, features, **_):
-    return sinusoids(jnp.arange(max_len)[None], features, layout=layout)[0]
+def sinusoid(layout, max_len, examples_to_batch, **_):
+    return sinusoids(jnp.arange(max_len)[None], examples_to_batch, layout=layout)[0]
 
 
 def weighted_loss(logits, targets, weights, z_loss, label_smoothing, **_):
@@ -206,7 +206,7 @@ def side(name, choice, tokens, noise_mask, vocabulary):
     tokens, noise, size = np.array([tokens], np.int32), np.array([noise_mask], bool), vocabulary["vocab_size"]
     vocabulary = SimpleNamespace(size=size, num_sentinels=100, mask=size - 1, first_piece=3)
     view = {"inputs": INPUTS, "targets": TARGETS}[name][choice]
-    shown, keep = view.show(tokens, noise, np.zeros(tokens.shape, np.float32), vocabulary)
+    shown, keep = view.apply(tokens, noise, np.zeros(tokens.shape, np.float32), vocabulary)
     return shown[keep].tolist()
 
 
@@ -225,7 +225,9 @@ def span_objective(noise_density, mean_noise_span_length, **_):
 
 def span_counts(length, **given):
     u = uniforms(3, np.arange(50), 1, length)
-    mask = noise_mask(span_objective(**given), Drawn(np.full(50, length), u, 200), 10_000).astype(int)
+    mask = noise_mask(span_objective(**given), CorruptionInputs(np.full(50, length), u, 200), 10_000).astype(
+        int
+    )
     found = {
         "num_noise_tokens": mask.sum(1),
         "num_noise_spans": (np.diff(mask, axis=1, prepend=0) == 1).sum(1),
@@ -254,9 +256,9 @@ def packed(inputs, targets, architecture, limits, pack=True):
     """The features of all examples, of each a row if they are not packed."""
     sides = np.stack([inputs.lengths, targets.lengths], axis=1)
     sides = sides if architecture == "encoder-decoder" else sides.sum(1, keepdims=True)
-    starts = fill_rows(sides, row_room(architecture, limits)) if pack else np.arange(len(sides) + 1)
+    starts = fill_rows(sides, row_capacity(architecture, limits)) if pack else np.arange(len(sides) + 1)
     rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    return features(
+    return examples_to_batch(
         inputs, targets, rows, architecture=architecture, lengths=limits, batch_size=len(starts) - 1
     )
 
@@ -300,7 +302,7 @@ def cut_before_eos(dataset, output_features, sequence_length):
         if not output_features.get(name, {}).get("add_eos"):
             return value
         rows = value if isinstance(value[0], list) else [value]
-        tokens, counts, _ = ragged(rows, sequence_length[name] or 99)
+        tokens, counts, _ = to_ragged(rows, sequence_length[name] or 99)
         found = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
         return found if rows is value else found[0]
 

@@ -90,10 +90,10 @@ def test_a_bigram_run_is_scored_as_counts_of_the_same_documents_are(runs, finish
 
 def epoch_of(batches):
     """The tokens of the rows of the first epoch of each stream."""
-    reading, read = batches.rows.reading, []
+    reading, read = batches.rows.reader, []
     share = reading.batch_size // reading.streams.count
     for stream in range(reading.streams.count):
-        walk = reading.walk(stream, batches.rows.rows_of, batches.rows.kind)
+        walk = reading.walk(stream, batches.rows.count_rows, batches.rows.row_kind)
         nth = np.arange(walk.rows_of_epoch(10**6))
         rows = batches.rows(nth // share * reading.batch_size + stream * share + nth % share)
         read.append(rows.decoder.targets[rows.decoder.segment_ids > 0])
