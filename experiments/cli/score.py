@@ -173,7 +173,7 @@ def answers_by_head(task: LabelledTask, stage: Stage, rows: Sequence[Row]) -> li
     mesh = sharding.make_mesh(experiment.mesh)
     vocabulary = stored_vocabulary(stage.folder, experiment)
     asked = questions(experiment, vocabulary, mesh, task, rows, 0)
-    return predict(trained(stage, mesh).model, asked, steps_of(stage, mesh).shard_batch)
+    return predict(trained(stage, mesh).eval_model, asked, steps_of(stage, mesh).shard_batch)
 
 
 def answers_by_counts(stage: Stage, rows: Sequence[Row]) -> list[Any]:

@@ -254,7 +254,7 @@ def reader_of_texts(run: Trained) -> Transformer | BidirectionalLM:
     """The model of a run; of ELMo's two language models both."""
     if run.stage.kind == "text" or "backward" not in run.config.heads:
         return run.model
-    model = trained(run.stage, sharding.make_mesh(run.stage.settings.mesh)).model
+    model = trained(run.stage, sharding.make_mesh(run.stage.settings.mesh)).eval_model
     return model.body if isinstance(model, ModelWithHead) else cast(BidirectionalLM, model)
 
 
@@ -283,7 +283,7 @@ def word_span(vocabulary: Vocabulary, ids: list[int], word: str) -> slice:
 
 def mixture_shares(stage: Stage) -> np.ndarray:
     """float32 [layers+1]: the weight of each layer in what the head of a stage reads."""
-    model = trained(stage, sharding.make_mesh(stage.settings.mesh)).model
+    model = trained(stage, sharding.make_mesh(stage.settings.mesh)).eval_model
     assert isinstance(model, ModelWithHead) and model.mixture is not None, (
         "a head that reads a mixture of layers"
     )

@@ -77,7 +77,7 @@ def pretraining_spec(experiment: Experiment) -> StepSpec:
     spec = StepSpec(model, training.optimizer, freeze=freeze, microbatches=parts, guard=guard, tbptt=tbptt)
     if "replaced-token" in model.heads:
         generator = electra.generator_config(model, experiment.generator_share)
-        return replace(spec, module=electra.Electra, parts=(generator,), loss=replaced_tokens)
+        return replace(spec, module=electra.Electra, extra_configs=(generator,), loss=replaced_tokens)
     if "backward" in model.heads:
         return replace(spec, module=elmo.BidirectionalLM, loss=both_directions)
     return replace(spec, loss=masked_lm) if model.architecture == "encoder" else spec
@@ -103,7 +103,7 @@ def head_spec(experiment: Experiment, task: LabelledTask) -> StepSpec:
     """The step of fine-tuning with a new head for a labelled task, and the model below it."""
     spec, head = text_spec(experiment), head_config(experiment, task)
     freeze = optimizers.freeze_body if head.layers.endswith("frozen") else spec.freeze
-    return replace(spec, loss=labelled, module=finetune.ModelWithHead, parts=(head,), freeze=freeze)
+    return replace(spec, loss=labelled, module=finetune.ModelWithHead, extra_configs=(head,), freeze=freeze)
 
 
 def head_config(experiment: Experiment, task: LabelledTask) -> HeadConfig:
@@ -289,12 +289,12 @@ def trained(stage: Stage, mesh: Mesh, step: int | None = None, weights: Weights 
 def trained_body(stage: Stage, mesh: Mesh, weights: Weights = "scored") -> Transformer:
     """The Transformer after a stage, without a head or ELECTRA's generator; low-rank updates are merged."""
     state = _restored(stage, body_steps(stage, mesh), prefix_of(stage), weights=weights)
-    return finetune.merge_lora(cast(Transformer, state.model))
+    return finetune.merge_lora(cast(Transformer, state.eval_model))
 
 
 def trained_whole(stage: Stage, mesh: Mesh, weights: Weights = "scored") -> finetune.ModelWithHead:
     """The model after a stage of kind "head", with its head; low-rank updates are merged."""
-    model = cast(finetune.ModelWithHead, trained(stage, mesh, weights=weights).model)
+    model = cast(finetune.ModelWithHead, trained(stage, mesh, weights=weights).eval_model)
     model.body = finetune.merge_lora(cast(Transformer, model.body))
     return model
 
@@ -331,7 +331,7 @@ def start_from(parent: Stage, steps: Steps, step: int | None = None) -> State:
     """
     last = step or parent.training.steps
     with checkpoints_of(parent) as checkpoints:
-        fresh = steps.init(parent.settings.seed)
+        fresh = steps.initial_state(parent.settings.seed)
         if parent.kind == "given":
             known = partial(finetune.source_parameter, checkpoints.parameters(last))
             return checkpoints.restore_model(fresh, last, known).warm_start(fresh)

@@ -223,7 +223,7 @@ def evaluation(stage: Stage, session: Session, steps: Steps) -> Callable[[State]
             return values
         for questions in asked:
             path = answers_path(stage.folder, questions.task, step)
-            metrics, _ = score_task(state.model, questions, steps.shard_batch, path)
+            metrics, _ = score_task(state.eval_model, questions, steps.shard_batch, path)
             values |= score_values(questions.task, metrics)
         names = [f"{each.task.name}/score" for each in asked]
         if asked and values.keys() >= {*names}:
@@ -240,7 +240,7 @@ def document_values(
     if not text.documents:
         return {}
     length = experiment.data.inputs_length
-    model, window = cast(Transformer, state.model), Window(length, -(-length // 2))
+    model, window = cast(Transformer, state.eval_model), Window(length, -(-length // 2))
     log_prob = documents_log_prob(model, text.documents, window, text.eos, steps.shard_batch)
     return recorded(text.likelihood(log_prob))
 
@@ -287,7 +287,7 @@ def scores_alone(stage: Stage, session: Session, at: int | None = None) -> dict[
         step = at or agreed(lambda: best_step(folder / "checkpoints"))
         kept = agreed(lambda: reported(answers))
         if kept.get("step") != step:
-            model = trained(stage, session.mesh, step).model
+            model = trained(stage, session.mesh, step).eval_model
             kept = {"step": step, "tasks": scores_on("report", model, stage, session, (answers, step))}
             if jax.process_index() == 0:
                 write_reported(answers, kept)
@@ -324,7 +324,7 @@ def scores_together(models: Sequence[Stage], session: Session) -> dict[str, dict
     """The scores of the members' best models as an ensemble; its answers lie beside the members'."""
     stage, mesh = models[0], session.mesh
     session.reporter.start(f"{len(models)} models together on {stage.group}")
-    ensemble = Ensemble([cast(Transformer, trained(member, mesh).model) for member in models])
+    ensemble = Ensemble([cast(Transformer, trained(member, mesh).eval_model) for member in models])
     place = (stage.folder.parent, stage.training.steps)
     return scores_on("validation", ensemble, stage, session, place) | scores_on(
         "report", ensemble, stage, session, place

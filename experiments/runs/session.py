@@ -138,7 +138,7 @@ def train_vectors(stage: Stage, session: Session, steps: Steps, checkpoints: Che
     train, held_out = (_documents(corpus.first(config.tokens)) for corpus in corpora)
     skipgram = config.of_width(stage.settings.model.embed_width)
     with checkpoints, ShownLog(stage, session) as log, PreemptionHandler(0.0, stage.folder) as stopping:
-        restored, fresh = checkpoints.restore(steps.abstract), steps.init(seed)
+        restored, fresh = checkpoints.restore(steps.abstract), steps.initial_state(seed)
         start = 0 if restored is None else int(restored.step)
         vocab_size = stage.settings.model.vocab_size
         tables = initial_tables(jax.random.key(seed), vocab_size, skipgram.d_model)

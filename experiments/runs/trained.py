@@ -277,4 +277,4 @@ def first_model(stage: Stage, mesh: Mesh) -> Transformer:
         stage = stage.parent
     if stage.kind == "given":
         return trained_body(stage, mesh)
-    return cast(Transformer, body_steps(stage, mesh).init(stage.settings.seed).model)
+    return cast(Transformer, body_steps(stage, mesh).initial_state(stage.settings.seed).eval_model)

@@ -58,7 +58,7 @@ def batch(step: int) -> Batch:
 
 def next_step(made: Steps, state: State) -> tuple[State, float]:
     """The state after the next step, and its loss."""
-    state, metrics = made.train_step(0)(state, sharding.put_batch(batch(int(state.step)), made.mesh))
+    state, metrics = made.seeded_train_step(0)(state, sharding.put_batch(batch(int(state.step)), made.mesh))
     return state, float(metrics["loss"])
 
 

@@ -72,8 +72,8 @@ def rotary(q, k, positions, theta, **_):
     return dict(zip("qk", turned, strict=True))
 
 
-def sinusoid(layout, max_len, examples_to_batch, **_):
-    return sinusoids(jnp.arange(max_len)[None], examples_to_batch, layout=layout)[0]
+def sinusoid(layout, max_len, features, **_):
+    return sinusoids(jnp.arange(max_len)[None], features, layout=layout)[0]
 
 
 def weighted_loss(logits, targets, weights, z_loss, label_smoothing, **_):
