@@ -73,7 +73,7 @@ def hashes(state: State) -> dict[str, str]:
 if __name__ == "__main__":
     shutil.rmtree(HERE, ignore_errors=True)
     made = steps()
-    state = made.init(0)
+    state = made.initial_state(0)
     for _ in range(STEP):
         state, _ = next_step(made, state)
     with Checkpoints(HERE, CheckpointConfig()) as checkpoints:

@@ -85,7 +85,7 @@ def test_a_new_head_is_always_trained(tune):
 
 def test_a_checkpoint_without_adapters_starts_a_model_with_them(tmp_path):
     plain, new = built(changes(DECODER, {"mlp.adapter_width": 0})), built(DECODER)
-    saved, fresh = plain.init(0), new.init(1)
+    saved, fresh = plain.initial_state(0), new.initial_state(1)
     with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
         checkpoints.save(saved)
         known = saved.params.keys()
