@@ -1,7 +1,7 @@
 """Token mixers: the layers by which the positions of a row exchange information, such as attention."""
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import jax.numpy as jnp
 from flax import nnx
@@ -21,7 +21,6 @@ from lm.nn.rnn import Recurrent
 from lm.sharding import constrain
 
 
-@runtime_checkable
 class Mixer(Protocol):
     """The interface of token mixers; a state space model would be one too.
 
