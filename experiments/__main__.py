@@ -18,8 +18,7 @@ from experiments.processes.group import join_others
 from experiments.processes.jobs import JOB
 from experiments.processes.memory import tune_memory
 from experiments.processes.supervisor import RESUMABLE, print_line, supervise
-from experiments.study.extension import load_study
-from experiments.study.own import study_files, without_study
+from experiments.study.plugins import load_study, pop_study_option, study_files
 from lm.config.base import SettingError, nearest
 from lm.train.runtime.preemption import COMPILER_THREAD, exit_after
 
@@ -110,7 +109,7 @@ def main() -> None:
 
 def take_study() -> None:
     """Move ``--study FILE`` to the environment, also from the words that start this process again."""
-    arguments = without_study(sys.argv[1:])
+    arguments = pop_study_option(sys.argv[1:])
     sys.orig_argv[len(sys.orig_argv) - len(sys.argv) + 1 :] = arguments
     sys.argv[1:] = arguments
 

@@ -43,7 +43,7 @@ class StudyModel(LM):
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """Of (text,)."""
-        return self.texts.rolling([request.args[0] for request in requests])
+        return self.texts.rolling_log_likelihoods([request.args[0] for request in requests])
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """Behind (prompt, settings)."""

@@ -23,19 +23,21 @@ from experiments.runs.stages import (
     stages,
     stages_of,
 )
-from experiments.study.experiment import Experiment, StartConfig, result_settings
-from experiments.study.folders import STARTS_FOLDER, check_runs
-from experiments.study.registry import start_changes
+from experiments.study.experiment import Experiment, StartConfig
+from experiments.study.names import STARTS_FOLDER
+from experiments.study.overrides import start_changes
+from experiments.study.paths import check_runs
+from experiments.study.settings_diff import result_settings
 from lm.config.base import SettingError, changes, nearest
 from lm.config.model import ModelConfig
 from lm.files import atomic_folder
 from lm.special_tokens import special_ids
-from lm.tokenizers.huggingface import FILES, find_tokenizer
-from lm.tokenizers.sentencepiece import Own
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.huggingface import TOKENIZER_FILES, load_pretrained_tokenizer
+from lm.tokenizers.sentencepiece import TrainedTokenizer
+from lm.tokenizers.tokenizer import Tokenizer
 
 HUB = "hf:"  # before the name of a checkpoint of the Hugging Face hub
-HUB_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", *FILES)
+HUB_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES)
 DIGITS = 16  # of a digest in the name of a start
 SETTINGS, CONFIG = "settings.json", "config.json"
 
@@ -50,8 +52,10 @@ def started_from(where: str, runs: Path) -> dict[str, Any]:
         return {}
     folder, stage = _found(where)
     parts = _digests_of_run(folder, stage) if stage else digests(folder)
-    if UNKNOWN in parts.values() or not (stage or {*FILES} & {*parts}):
-        raise SettingError(f"--start {where}: it has no tokenizer: put one of {', '.join(FILES)} beside it")
+    if UNKNOWN in parts.values() or not (stage or {*TOKENIZER_FILES} & {*parts}):
+        raise SettingError(
+            f"--start {where}: it has no tokenizer: put one of {', '.join(TOKENIZER_FILES)} beside it"
+        )
     check_runs(runs)
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:DIGITS]
     home = runs / STARTS_FOLDER
@@ -126,7 +130,7 @@ def _kind(folder: Path, stage: Stage | None) -> str:
 
 def digests(folder: Path) -> dict[str, str]:
     """``{name: sha256}`` of the files of a published model."""
-    paths = [folder / name for name in (CONFIG, *FILES)]
+    paths = [folder / name for name in (CONFIG, *TOKENIZER_FILES)]
     found = sorted((*(path for path in paths if path.exists()), *folder.glob("*.safetensors")))
     sums = {}
     for path in found:
@@ -157,14 +161,15 @@ def import_published(folder: Path, run: Path) -> Experiment:
 
     _check_links(folder)
     config, model = convert.load(folder)
-    has_tokenizer = any((folder / name).exists() for name in FILES)
+    has_tokenizer = any((folder / name).exists() for name in TOKENIZER_FILES)
     # SettingError if it does not belong to the embedding
-    vocabulary = find_tokenizer(folder, config.vocab_size) if has_tokenizer else None
-    if vocabulary and 2 * vocabulary.size < config.vocab_size:  # some rows have no token, for a round number
-        few = f"{vocabulary.size} tokens, the model's embedding {config.vocab_size} rows"
+    vocabulary = load_pretrained_tokenizer(folder, config.vocab_size) if has_tokenizer else None
+    # some rows have no token, for a round number
+    if vocabulary and 2 * vocabulary.vocab_size < config.vocab_size:
+        few = f"{vocabulary.vocab_size} tokens, the model's embedding {config.vocab_size} rows"
         raise SettingError(f"the tokenizer of {folder} has {few}: they do not belong together")
     experiment = imported(config)
-    if isinstance(vocabulary, Own):  # exported by us
+    if isinstance(vocabulary, TrainedTokenizer):  # exported by us
         experiment = changes(experiment, {"data.sentinels": vocabulary.num_sentinels})
     _save_run(run, experiment, vocabulary, _prefixed(experiment, sharding.named(model)), digests(folder))
     return experiment
@@ -199,7 +204,7 @@ def _copy_stage(stage: Stage, run: Path, parts: Mapping[str, str]) -> None:
 def _save_run(
     run: Path,
     experiment: Experiment,
-    vocabulary: Vocabulary | None,
+    vocabulary: Tokenizer | None,
     params: dict[str, Any],
     data: Mapping[str, str],
 ) -> None:
@@ -239,7 +244,7 @@ def _check_links(folder: Path) -> None:
     """
     root = folder.resolve()
     homes = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
-    for path in (folder / name for name in (CONFIG, *FILES)):
+    for path in (folder / name for name in (CONFIG, *TOKENIZER_FILES)):
         target = path.resolve()
         if path.is_symlink() and not any(target.is_relative_to(home) for home in homes):
             raise SettingError(

@@ -1,13 +1,13 @@
 """Metrics ``metric(targets, predictions) -> Value``: scores between 0 and 100, computed as in T5.
 
-A predicted class of -1 stands for a text that names no class, and counts as wrong; a predicted number of -1
-stands for a text that is no number. A score that would be 0/0, such as the correlation with a constant, is
+A predicted class of -1 means that the text names no class, and counts as wrong; a predicted number of -1
+means that the text is no number. A score that would be 0/0, such as the correlation with a constant, is
 ``Undefined`` and has a reason.
 """
 
 import collections
-import itertools
 import math
+import operator
 import re
 import string
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -23,7 +23,7 @@ LARGEST_PREDICTION = 1e100  # the squares of larger numbers overflow
 
 @dataclass(frozen=True)
 class Undefined:
-    """The value of a metric that these targets and predictions do not define."""
+    """The value of a metric that is not defined for these targets and predictions."""
 
     reason: str
 
@@ -32,27 +32,27 @@ Value = float | Undefined
 Metric = Callable[[Sequence[Any], Sequence[Any]], Value]
 
 
-def defined(values: Mapping[str, Value]) -> dict[str, float]:
+def defined_values(values: Mapping[str, Value]) -> dict[str, float]:
     """Return the values that are numbers."""
     return {name: value for name, value in values.items() if not isinstance(value, Undefined)}
 
 
-def reasons(values: Mapping[str, Value]) -> dict[str, str]:
+def undefined_reasons(values: Mapping[str, Value]) -> dict[str, str]:
     """Return the reason of each undefined value."""
     return {name: value.reason for name, value in values.items() if isinstance(value, Undefined)}
 
 
-def shown(value: Value) -> str:
+def format_value(value: Value) -> str:
     """Return the value with two decimal places, or a dash and the reason why it is undefined."""
     return f"– ({value.reason})" if isinstance(value, Undefined) else f"{value:.2f}"
 
 
-def overall(values: Mapping[str, Value]) -> Value:
+def mean_value(values: Mapping[str, Value]) -> Value:
     """Return the mean of the values; undefined if one of them is."""
     for name, value in values.items():
         if isinstance(value, Undefined):
             return Undefined(f"{name}: {value.reason}")
-    return sum(defined(values).values()) / len(values)
+    return sum(defined_values(values).values()) / len(values)
 
 
 def check_lengths(targets: Sequence[Any], predictions: Sequence[Any]) -> None:
@@ -62,7 +62,7 @@ def check_lengths(targets: Sequence[Any], predictions: Sequence[Any]) -> None:
         raise SettingError(f"{numbers}; as many are needed, one at least")
 
 
-def mean(scores: Sequence[float]) -> float:
+def percent_mean(scores: Sequence[float]) -> float:
     """Return the mean of scores between 0 and 1, in percent."""
     return 100 * float(np.mean(scores))
 
@@ -73,16 +73,19 @@ def mean(scores: Sequence[float]) -> float:
 def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> float:
     """Return the share of predictions that equal their targets [%]."""
     check_lengths(targets, predictions)
-    return mean([target == prediction for target, prediction in zip(targets, predictions, strict=True)])
+    pairs = zip(targets, predictions, strict=True)
+    return percent_mean([target == prediction for target, prediction in pairs])
 
 
 def token_accuracy(targets: Sequence[Sequence[Any]], predictions: Sequence[Sequence[Any]]) -> Value:
     """Return the share of correct labels among all words of all texts [%]."""
     check_lengths(targets, predictions)
-    pairs = zip(targets, predictions, strict=True)
     if not any(map(len, targets)):
         return Undefined("no text has a word")
-    return mean([t == p for labels, predicted in pairs for t, p in zip(labels, predicted, strict=True)])
+    is_correct: list[bool] = []
+    for labels, predicted in zip(targets, predictions, strict=True):
+        is_correct += [label == prediction for label, prediction in zip(labels, predicted, strict=True)]
+    return percent_mean(is_correct)
 
 
 def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> Value:
@@ -95,7 +98,7 @@ def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> Value:
 
 
 def macro_f1(classes: int) -> Metric:
-    """Return the metric of the mean F1 over ``classes`` classes [%]."""
+    """Return a metric: the mean F1 over ``classes`` classes [%]."""
 
     def metric(targets: Sequence[int], predictions: Sequence[int]) -> float:
         check_lengths(targets, predictions)
@@ -116,9 +119,9 @@ def _constant(targets: Sequence[Any], predictions: Sequence[Any]) -> Undefined |
 
 
 def matthews(targets: Sequence[int], predictions: Sequence[int]) -> Value:
-    """Return the Matthews correlation [%]; undefined where all targets are alike.
+    """Return the Matthews correlation [%]; undefined if all targets are alike.
 
-    Answering every example alike is chance level, 0, as scikit-learn, GLUE and T5 have it.
+    It is 0, chance level, if all predictions are alike, as in scikit-learn, GLUE and T5.
     """
     check_lengths(targets, predictions)
     if len({*targets}) < 2:
@@ -138,21 +141,21 @@ def _correlation(name: str, targets: Sequence[float], predictions: Sequence[floa
 
 
 def pearson(targets: Sequence[float], predictions: Sequence[float]) -> Value:
-    """Return Pearson's linear correlation [%]; undefined where targets or predictions are constant."""
+    """Return Pearson's linear correlation [%]; undefined if targets or predictions are constant."""
     check_lengths(targets, predictions)
     return _correlation("pearsonr", targets, predictions)
 
 
 def spearman(targets: Sequence[float], predictions: Sequence[float]) -> Value:
-    """Return Spearman's rank correlation [%]; undefined where targets or predictions are constant."""
+    """Return Spearman's rank correlation [%]; undefined if targets or predictions are constant."""
     check_lengths(targets, predictions)
     return _correlation("spearmanr", targets, predictions)
 
 
 def number(prediction: Any) -> float:
-    """Return a prediction, or its text, as a number; -1 for infinity, NaN and other texts, as in T5.
+    """Return a prediction, a number or a text, as a number; -1 for infinity, NaN and other texts, as in T5.
 
-    One NaN among the predictions would make every correlation NaN.
+    A single NaN would make the correlation NaN.
     """
     try:
         value = float(prediction)
@@ -161,7 +164,7 @@ def number(prediction: Any) -> float:
     return value if abs(value) <= LARGEST_PREDICTION else -1.0
 
 
-# Answers: each target is a list of correct answers, of which the best match counts
+# Answers: each target is a list of right answers, and the best match counts
 
 
 def normalise_answer(text: str) -> str:
@@ -179,35 +182,37 @@ def word_f1(target: str, prediction: str) -> float:
     return 2 * same / (len(predicted) + len(right))
 
 
-def _best(score: Callable[[str, str], float]) -> Metric:
+def _best_match(score: Callable[[str, str], float]) -> Metric:
+    """Return a metric: the mean of each prediction's highest score against the right answers [%]."""
+
     def metric(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> float:
         check_lengths(targets, predictions)
         scores = []
         for answers, prediction in zip(targets, map(normalise_answer, predictions), strict=True):
             scores.append(max(score(normalise_answer(answer), prediction) for answer in answers))
-        return mean(scores)
+        return percent_mean(scores)
 
     return metric
 
 
-exact_match: Metric = _best(lambda answer, prediction: float(answer == prediction))
-answer_f1: Metric = _best(word_f1)
+exact_match: Metric = _best_match(lambda answer, prediction: float(answer == prediction))
+answer_f1: Metric = _best_match(word_f1)
 
 
 # Groups: a target is (group, value)
 
 
 def group_exact_match(targets: Sequence[tuple[Hashable, Any]], predictions: Sequence[Any]) -> float:
-    """Return the share of groups whose predictions are all right (MultiRC: all answers to a question) [%]."""
+    """Return the share of groups with only right predictions [%]; in MultiRC a group is a question."""
     check_lengths(targets, predictions)
     right: dict[Hashable, bool] = {}
     for (group, target), prediction in zip(targets, predictions, strict=True):
         right[group] = right.get(group, True) and target == prediction
-    return mean(list(right.values()))
+    return percent_mean(list(right.values()))
 
 
 def ungrouped(metric: Metric) -> Metric:
-    """Return the metric over all values, whatever their group."""
+    """Return the metric of all values, whatever their group."""
     return lambda targets, predictions: metric([value for _, value in targets], predictions)
 
 
@@ -219,18 +224,18 @@ def word_accuracy(targets: Sequence[str], predictions: Sequence[str]) -> Value:
     check_lengths(targets, predictions)
     right = words = 0
     for target, prediction in zip(targets, predictions, strict=True):
-        pairs = itertools.zip_longest(target.split(), prediction.split()[: len(target.split())])
-        matches = [one == other for one, other in pairs]
-        right, words = right + sum(matches), words + len(matches)
+        target_words = target.split()
+        right += sum(map(operator.eq, target_words, prediction.split()))
+        words += len(target_words)
     return 100 * right / words if words else Undefined("no target has a word")
 
 
 class Likelihood(NamedTuple):
-    """The log-likelihood of texts under a model; those of several texts may be added up, field by field."""
+    """The log-likelihood of texts under a model; likelihoods of several texts are added field by field."""
 
     nats: float  # minus the log-probability, summed
-    tokens: int  # that were scored
-    words: int  # of the texts, between blanks
+    tokens: int  # scored
+    words: int  # of the texts, separated by white space
     bytes: int  # of the texts, as UTF-8
 
     @property
@@ -242,7 +247,7 @@ class Likelihood(NamedTuple):
     def word_perplexity(self) -> float:
         """Return the perplexity per word, comparable between vocabularies.
 
-        All models should count the end of a text, or none.
+        Either all compared models or none should score the end of a text.
         """
         return math.exp(self.nats / self.words)
 
@@ -253,11 +258,10 @@ class Likelihood(NamedTuple):
 
 
 def rouge(kind: str) -> Metric:
-    """Return the metric of the mean ROUGE F1 [%] of a kind: ``rouge1``, ``rouge2`` or ``rougeLsum``.
+    """Return a metric: the mean F1 of ``rouge1``, ``rouge2`` or ``rougeLsum`` [%].
 
-    ``rougeLsum`` compares sentence by sentence.
-
-    T5 reports the median of bootstrap samples of this mean, which differs from it by chance only.
+    ``rougeLsum`` compares sentence by sentence. T5 reports the median of bootstrap samples of this mean,
+    which differs from it by chance only.
     """
 
     def metric(targets: Sequence[str], predictions: Sequence[str]) -> float:
@@ -266,7 +270,7 @@ def rouge(kind: str) -> Metric:
 
         scorer = RougeScorer([kind], use_stemmer=False)
         lines = [[text.replace(" . ", " .\n") for text in texts] for texts in (targets, predictions)]
-        return mean([scorer.score(*pair)[kind].fmeasure for pair in zip(*lines, strict=True)])
+        return percent_mean([scorer.score(*pair)[kind].fmeasure for pair in zip(*lines, strict=True)])
 
     return metric
 

@@ -17,13 +17,13 @@ from lm.config.training import OptimizerConfig
 from lm.data.batches import Batches, stream
 from lm.data.seq2seq import MixtureRows
 from lm.evaluate.generate import Model
-from lm.evaluate.loglikelihood import Masking, Put
+from lm.evaluate.loglikelihood import Masking, ShardBatch
 from lm.evaluate.text_model import TextModel
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths
-from lm.special_tokens import check_special, prompt_frame, special_ids, text_frame
-from lm.tokenizers.huggingface import find_tokenizer
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.special_tokens import boundary_tokens, check_special, prompt_special_ids, special_ids
+from lm.tokenizers.huggingface import load_pretrained_tokenizer
+from lm.tokenizers.tokenizer import Tokenizer
 from lm.train.step import StepSpec, build
 
 PAIRS = "pairs"  # the name of the one task
@@ -46,25 +46,27 @@ class PairTraining:
 
 @dataclass(frozen=True)
 class TrainableModel(TextModel):
-    """A model that is asked in texts, with its vocabulary, so that it can be trained on more of them."""
+    """A model that is asked in texts, with its tokenizer, so that it can be trained on more of them."""
 
-    vocabulary: Vocabulary = field(kw_only=True)
+    tokenizer: Tokenizer = field(kw_only=True)
 
 
-def make_model(config: ModelConfig, vocabulary: Vocabulary, seed: int) -> TrainableModel:
+def make_model(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> TrainableModel:
     """Return a new model with random parameters.
 
-    Raises SettingError if the vocabulary is larger than the model's embedding.
+    Raises SettingError if the tokenizer is larger than the model's embedding.
     """
-    if vocabulary.size > config.vocab_size:
-        raise SettingError(f"vocab_size={config.vocab_size} is less than the vocabulary's {vocabulary.size}")
-    return text_model(Transformer(config, nnx.Rngs(params=jax.random.key(seed))), vocabulary)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise SettingError(
+            f"vocab_size={config.vocab_size} is less than the vocabulary's {tokenizer.vocab_size}"
+        )
+    return text_model(Transformer(config, nnx.Rngs(params=jax.random.key(seed))), tokenizer)
 
 
 def load_model(folder: str | Path) -> TrainableModel:
     """Load a published checkpoint with its tokenizer: config.json, safetensors and tokenizer files."""
     config, model = convert.load(folder)
-    return text_model(model, find_tokenizer(Path(folder), config.vocab_size))
+    return text_model(model, load_pretrained_tokenizer(Path(folder), config.vocab_size))
 
 
 def train_model(
@@ -74,15 +76,15 @@ def train_model(
 
     ``texts`` itself stays as it is. A decoder then reads a prompt as in training: start token, prompt, EOS.
     Raises SettingError for a model that writes no text, and for one whose texts end otherwise than its
-    vocabulary's.
+    tokenizer's.
     """
-    vocabulary, seed = texts.vocabulary, training.seed
-    config = replace(texts.model.config, special=special_ids(texts.model.config, vocabulary))
-    check_special(config, vocabulary, "the vocabulary")
+    tokenizer, seed = texts.tokenizer, training.seed
+    config = replace(texts.model.config, special=special_ids(texts.model.config, tokenizer))
+    check_special(config, tokenizer, "the vocabulary")
     examples = [(texts.encode(inputs), texts.encode(answer)) for inputs, answer in pairs]
     lengths = Lengths(training.inputs_length, training.inputs_length, training.targets_length)
-    frame = text_frame(config, vocabulary)
-    rows = MixtureRows({PAIRS: examples}, {PAIRS: 1.0}, config.architecture, lengths, seed, frame)
+    boundary = boundary_tokens(config, tokenizer)
+    rows = MixtureRows({PAIRS: examples}, {PAIRS: 1.0}, config.architecture, lengths, seed, boundary)
     mesh = sharding.make_mesh(MeshConfig())
     steps = build(StepSpec(config, training.optimizer), mesh)
     state = steps.initial_state(seed)
@@ -95,39 +97,43 @@ def train_model(
         state, metrics = step(state, sharding.put_batch(batch, mesh))
         losses.append(metrics["loss"])
     trained = text_model(
-        cast(Transformer, state.eval_model), vocabulary, steps.shard_batch, max_length=texts.max_length
+        cast(Transformer, state.eval_model), tokenizer, steps.shard_batch, max_length=texts.max_length
     )
     if not config.has_encoder:  # whatever a published tokenizer puts around a text
         begin, end = config.special.start, config.special.eos
-        trained = replace(trained, framed=lambda text: Vocabulary.encode_framed(vocabulary, text, begin, end))
+
+        def encode_prompt(text: str) -> list[int]:
+            return Tokenizer.encode_with_special_tokens(tokenizer, text, begin, end)
+
+        trained = replace(trained, encode_prompt=encode_prompt)
     return trained, [float(loss) for loss in losses]
 
 
 def text_model(
     model: Model,
-    vocabulary: Vocabulary,
-    put: Put = jax.device_put,
+    tokenizer: Tokenizer,
+    shard_batch: ShardBatch = jax.device_put,
     framed: tuple[int | None, int | None] | None = None,
     max_length: int | None = None,
 ) -> TrainableModel:
-    """Return a model with its vocabulary, to be asked in texts.
+    """Return a model with its tokenizer, to be asked in texts.
 
-    ``framed`` are the ids around a prompt, by default ``prompt_frame``'s.
+    ``framed`` are the ids around a prompt, by default ``prompt_special_ids``'s.
     """
-    config, (begin, end) = model.config, framed or prompt_frame(model.config, vocabulary)
+    config, (begin, end) = model.config, framed or prompt_special_ids(model.config, tokenizer)
     masking = None
     if not config.has_decoder:
         ends = ((() if token is None else (token,)) for token in (begin, end))
-        masking = Masking(vocabulary.mask, *ends)
-    prefix = None if masking else vocabulary.eos if begin is None else begin
+        masking = Masking(tokenizer.mask, *ends)
+    prefix = None if masking else tokenizer.eos if begin is None else begin
     return TrainableModel(
         model,
-        put,
-        vocabulary.encode,
-        lambda text: vocabulary.encode_framed(text, begin, end),
-        lambda ids: vocabulary.decode(token for token in ids if token != vocabulary.mask),
+        shard_batch,
+        tokenizer.encode,
+        lambda text: tokenizer.encode_with_special_tokens(text, begin, end),
+        lambda ids: tokenizer.decode(token for token in ids if token != tokenizer.mask),
         prefix,
         masking,
         max_length,
-        vocabulary=vocabulary,
+        tokenizer=tokenizer,
     )

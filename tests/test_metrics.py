@@ -54,9 +54,12 @@ def test_what_is_not_defined_has_a_reason_and_no_value(metric, targets, predicti
 
 def test_a_mean_of_metrics_is_undefined_as_soon_as_one_of_them_is():
     values = {"f1": 50.0, "matthews": metrics.Undefined("all targets are alike")}
-    assert metrics.overall(values) == metrics.Undefined("matthews: all targets are alike")
-    assert metrics.overall({"f1": 50.0, "accuracy": 100.0}) == 75
-    assert [metrics.shown(value) for value in values.values()] == ["50.00", "– (all targets are alike)"]
+    assert metrics.mean_value(values) == metrics.Undefined("matthews: all targets are alike")
+    assert metrics.mean_value({"f1": 50.0, "accuracy": 100.0}) == 75
+    assert [metrics.format_value(value) for value in values.values()] == [
+        "50.00",
+        "– (all targets are alike)",
+    ]
 
 
 def test_rouge_l_compares_sentence_by_sentence():

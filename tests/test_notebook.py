@@ -13,8 +13,8 @@ from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.model import ModelConfig, SpecialTokens
 from lm.config.training import OptimizerConfig
 from lm.notebook import PairTraining, load_model, make_model, text_model, train_model
-from lm.tokenizers.huggingface import find_tokenizer
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.huggingface import load_pretrained_tokenizer
+from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.tokenizers.tokenizer import EOS, PAD
 
 DOCS = (ROOT / "docs" / "notebook.md").read_text("utf-8")
@@ -44,7 +44,7 @@ def test_the_example_of_the_docs_learns_its_pairs_and_leaves_the_first_model_as_
 @pytest.mark.parametrize("name", ["llama_gqa", "gpt2"])
 def test_a_published_decoder_learns_pairs_between_the_ids_of_its_own_tokenizer(name):
     config, published = convert.load(GOLDEN / name)
-    model = text_model(published, find_tokenizer(GOLDEN / "harness" / name, config.vocab_size))
+    model = text_model(published, load_pretrained_tokenizer(GOLDEN / "harness" / name, config.vocab_size))
     assert (config.special.eos, config.special.start) != (EOS, PAD)
     pairs = [("the cat", " sat"), ("a dog", " ran")]
     trained, losses = train_model(model, pairs, PairTraining(steps=40, optimizer=FAST))
@@ -55,12 +55,12 @@ def test_a_published_decoder_learns_pairs_between_the_ids_of_its_own_tokenizer(n
 
 def test_what_cannot_be_trained_is_refused():
     with pytest.raises(SettingError, match="vocab_size=384 is less than the vocabulary's"):
-        make_model(SMALL, Bytes(1000), seed=0)
+        make_model(SMALL, ByteTokenizer(1000), seed=0)
     other = replace(SMALL, special=SpecialTokens(pad=3))
     with pytest.raises(SettingError, match="model.special=.* should have pad 0 and start 0"):
-        train_model(make_model(other, Bytes(100), seed=0), [("a", "b")], PairTraining())
+        train_model(make_model(other, ByteTokenizer(100), seed=0), [("a", "b")], PairTraining())
     with pytest.raises(SettingError, match="no examples to train on"):
-        train_model(make_model(SMALL, Bytes(100), seed=0), [], PairTraining())
+        train_model(make_model(SMALL, ByteTokenizer(100), seed=0), [], PairTraining())
 
 
 def test_a_published_folder_without_a_tokenizer_is_refused():

@@ -18,12 +18,12 @@ from lm import metrics
 from lm.c4 import filters
 from lm.data.tasks import benchmarks
 from lm.data.tasks.benchmarks import TASKS
-from lm.data.tasks.mixtures import rates
-from lm.data.tasks.task import to_class
+from lm.data.tasks.mixtures import mixing_rates
+from lm.data.tasks.task import class_from_text
 from lm.nn.layers import ACTIVATIONS
 from lm.ops.masks import CAUSAL
 from lm.ops.positions import alibi_slopes, relative_position_bucket
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 
 SQUAD = {"em": metrics.exact_match, "f1": metrics.answer_f1}
 ROUGE = {name: metrics.rouge(name) for name in ("rouge1", "rouge2", "rougeLsum")}
@@ -70,22 +70,22 @@ ADAPTERS = {
     "seqio.utils._shift_right_by_one": lambda tensor, bos_id: peers.shifted(tensor, bos_id=bos_id),
     "seqio.preprocessors.append_eos_after_trim": peers.cut_before_eos,
     "seqio.utils.mixing_rate_num_examples": lambda num_examples, maximum, scale, temperature: np.divide(
-        *rates(
+        *mixing_rates(
             {"task": num_examples * scale, "single": 1},
             kind="proportional",
             limit=maximum,
             temperature=temperature,
         ).values()
     ),
-    "seqio.ByteVocabulary.encode": lambda text, extra_ids: Bytes(extra_ids).encode(text),
-    "seqio.ByteVocabulary.decode": lambda ids, extra_ids: Bytes(extra_ids).decode(ids),
+    "seqio.ByteVocabulary.encode": lambda text, extra_ids: ByteTokenizer(extra_ids).encode(text),
+    "seqio.ByteVocabulary.decode": lambda ids, extra_ids: ByteTokenizer(extra_ids).decode(ids),
     "c4.clean_page": lambda text, **_: {"text": clean_page(text, filters.Rules())},
     "c4.remove_duplicate_lines": peers.deduplicated,
     "c4.badwords_filter": lambda text, language, badwords: {
-        "keep": filters.without_bad_words(badwords.get(language, ()), language)(text)
+        "keep": filters.bad_words_test(badwords.get(language, ()), language)(text)
     },
     "c4.is_valid_length": lambda n_chars: bool(
-        filters.cleaned(["x" * n_chars], filters.filters(filters.Rules(), ("page-length",)))
+        filters.apply_filters(["x" * n_chars], filters.build_filters(filters.Rules(), ("page-length",)))
     ),
     "c4.normalize_url": filters.normalize_url,
     "c4.paragraph_filter": lambda text, min_paragraphs, min_paragraph_len: filters.has_paragraphs(
@@ -101,13 +101,13 @@ ADAPTERS = {
         TASKS["dpr"].to_text(x[0])
     ),
     "t5.preprocessors.wsc_simple": lambda dataset, **_: peers.example(TASKS["wsc"].to_text(dataset[0])),
-    "t5.preprocessors._pad_punctuation": benchmarks.spaced,
-    "t5.postprocessors.wsc_simple": lambda prediction, example, **_: benchmarks.refers(
+    "t5.preprocessors._pad_punctuation": benchmarks.space_punctuation,
+    "t5.postprocessors.wsc_simple": lambda prediction, example, **_: benchmarks.names_candidate(
         prediction, {"span1_text": example["targets_pretokenized"]}
     ),
-    "t5.postprocessors.string_label_to_class_id": lambda string_label, label_classes: to_class(label_classes)(
-        string_label, {}
-    ),
+    "t5.postprocessors.string_label_to_class_id": lambda string_label, label_classes: class_from_text(
+        label_classes
+    )(string_label, {}),
     "t5.postprocessors.string_to_float": lambda string: metrics.number(string),
     "t5.qa_utils.normalize_squad": lambda answer: metrics.normalise_answer(answer),
     "t5.qa_utils.qa_metrics": partial(peers.metric, **SQUAD),

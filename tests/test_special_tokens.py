@@ -7,10 +7,10 @@ import pytest
 from paths import GOLDEN, ROOT
 
 from lm.objectives.formatting import INPUTS
-from lm.tokenizers.huggingface import find_tokenizer
-from lm.tokenizers.sentencepiece import Bytes, SentencePiece, train_sentencepiece
-from lm.tokenizers.tokenizer import BLANK, EOS, PAD, UNK
-from lm.tokenizers.wordpiece import WordPiece, train_wordpieces
+from lm.tokenizers.huggingface import load_pretrained_tokenizer
+from lm.tokenizers.sentencepiece import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
+from lm.tokenizers.tokenizer import EOS, METASPACE, PAD, UNK
+from lm.tokenizers.wordpiece import WordPieceTokenizer, train_wordpiece
 
 HARNESS = GOLDEN / "harness"
 DOCS, TRAINED_ON = ROOT / "docs", ("code.md", "choices.md", "tasks.md")
@@ -35,11 +35,13 @@ def vocabularies(tmp_path_factory):
     """Ours, of each kind."""
     folder, texts = tmp_path_factory.mktemp("own"), [(DOCS / name).read_text("utf-8") for name in TRAINED_ON]
     return {
-        "unigram": SentencePiece(train_sentencepiece(texts, 1000, folder / "unigram.model"), 4),
-        "bytes-for-unknown": SentencePiece(train_sentencepiece(texts, 1300, folder / "b.model", "bytes"), 4),
-        "bpe": SentencePiece(train_sentencepiece(texts, 1000, folder / "bpe.model", kind="bpe"), 4),
-        "wordpiece": WordPiece(train_wordpieces(texts, 2000, folder / "words.txt"), 4),
-        "bytes": Bytes(4),
+        "unigram": SentencePieceTokenizer(train_sentencepiece(texts, 1000, folder / "unigram.model"), 4),
+        "bytes-for-unknown": SentencePieceTokenizer(
+            train_sentencepiece(texts, 1300, folder / "b.model", "bytes"), 4
+        ),
+        "bpe": SentencePieceTokenizer(train_sentencepiece(texts, 1000, folder / "bpe.model", kind="bpe"), 4),
+        "wordpiece": WordPieceTokenizer(train_wordpiece(texts, 2000, folder / "words.txt"), 4),
+        "bytes": ByteTokenizer(4),
     }
 
 
@@ -50,45 +52,53 @@ OWN = ("unigram", "bytes-for-unknown", "bpe", "wordpiece", "bytes")
 @pytest.mark.parametrize("name", OWN[:-1])
 def test_an_exported_vocabulary_reads_every_text_as_before(name, text, vocabularies, tmp_path):
     own = vocabularies[name]
-    for file, contents in own.exported(None, own.eos).items():
+    for file, contents in own.export_files(None, own.eos).items():
         (tmp_path / file).write_bytes(contents)
-    again = find_tokenizer(tmp_path, own.size)
+    again = load_pretrained_tokenizer(tmp_path, own.vocab_size)
     assert again.fingerprint == own.fingerprint
     assert again.encode(text) == own.encode(text)
-    assert again.encode_framed(text, None, own.eos) == own.encode_framed(text, None, own.eos)
+    assert again.encode_with_special_tokens(text, None, own.eos) == own.encode_with_special_tokens(
+        text, None, own.eos
+    )
 
 
 @pytest.mark.parametrize("text", SPELLED)
 @pytest.mark.parametrize("name", OWN)
 def test_our_data_have_no_special_tokens_and_prompts_have_those_that_they_name(name, text, vocabularies):
     own = vocabularies[name]
-    first, special = own.size - own.num_sentinels, {PAD, EOS}
+    first, special = own.vocab_size - own.num_sentinels, {PAD, EOS}
     assert not special & {*own.encode(text)} and max(own.encode(text)) < first
-    found = [token for token in own.encode_framed(text, None, None) if token >= first]
-    named = {"<extra_id_0>": own.size - 1, "<extra_id_1>": own.size - 2, "[MASK]": own.size - 1}
+    found = [token for token in own.encode_with_special_tokens(text, None, None) if token >= first]
+    named = {
+        "<extra_id_0>": own.vocab_size - 1,
+        "<extra_id_1>": own.vocab_size - 2,
+        "[MASK]": own.vocab_size - 1,
+    }
     due = sorted((text.index(spelling), token) for spelling, token in named.items() if spelling in text)
     assert found == [token for _, token in due]
-    assert not special & {*own.encode_framed(text, None, None)}
+    assert not special & {*own.encode_with_special_tokens(text, None, None)}
 
 
 @pytest.mark.parametrize("name", ["t5_v1_0", "gpt2", "llama_gqa"])
 def test_published_data_have_no_special_tokens_and_prompts_have_those_that_they_name(name):
-    published = find_tokenizer(HARNESS / name, 10**6)
+    published = load_pretrained_tokenizer(HARNESS / name, 10**6)
     special = {
-        token.content: number for number, token in published.tokenizer.get_added_tokens_decoder().items()
+        token.content: number for number, token in published.backend.get_added_tokens_decoder().items()
     }
-    ordinary = {published.ids.get("<unk>")}
+    ordinary = {published.vocab.get("<unk>")}
     plain = published.encode("a b")
     for spelling, number in special.items():
         for text in (f"a {spelling} b", f"a{spelling}b", f"{spelling}"):
             ids = published.encode(text)
             assert not {*ids} & {*special.values()} - ordinary, spelling
             named = spelling.startswith("<extra_id_") or number == published.mask
-            framed = published.encode_framed(text, None, None)
-            before, behind = published._around
+            framed = published.encode_with_special_tokens(text, None, None)
+            before, behind = published._prefix_and_suffix
             inner = framed[len(before) : len(framed) - len(behind)]
             assert number in ordinary or (number in inner) == named, text
-    assert published.encode_framed("a b", None, None) == published.framed_ids(plain, None, None)
+    assert published.encode_with_special_tokens("a b", None, None) == published.add_special_tokens(
+        plain, None, None
+    )
 
 
 def hidden(ids, own, random):
@@ -107,13 +117,13 @@ def test_a_text_with_hidden_spans_that_is_printed_is_read_again_as_it_was(name, 
         ids = own.encode(line)
         for _ in range(60):
             shown = hidden(ids, own, random)
-            if {(own.ids.get(BLANK), own.size - k) for k in (1, 2, 3)} & {*pairwise(shown)}:
+            if {(own.vocab.get(METASPACE), own.vocab_size - k) for k in (1, 2, 3)} & {*pairwise(shown)}:
                 continue  # a blank that is a piece of its own is not seen in front of a sentinel
-            assert own.encode_framed(own.decode(shown), None, None) == shown
+            assert own.encode_with_special_tokens(own.decode(shown), None, None) == shown
 
 
 def test_sentinels_beyond_those_of_a_vocabulary_are_text(vocabularies):
     for name in OWN:
         own = vocabularies[name]
-        assert own.encode_framed("<extra_id_4>", None, None) == own.encode("<extra_id_4>")
+        assert own.encode_with_special_tokens("<extra_id_4>", None, None) == own.encode("<extra_id_4>")
         assert UNK not in own.encode("<extra_id_4>")

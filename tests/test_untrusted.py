@@ -29,8 +29,8 @@ from lm.convert import load
 from lm.convert.families import FAMILIES
 from lm.data.corpus import tfds as rows
 from lm.files import json_with_checksum
-from lm.tokenizers.huggingface import find_tokenizer
-from lm.tokenizers.sentencepiece import SentencePiece, train_sentencepiece
+from lm.tokenizers.huggingface import load_pretrained_tokenizer
+from lm.tokenizers.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 
 GOLDENS = ["t5_v1_0", "bart", "gpt2", "llama_gqa", "gpt_neo", "qwen2", "longformer", "marian_sinusoidal"]
 # what one example may add to the memory [bytes], and how long it may take [seconds]
@@ -284,7 +284,7 @@ def test_with_a_description_of_any_kind_a_set_has_all_its_rows_or_is_refused(tmp
     good = path.read_bytes()
 
     def use():
-        rows.open_set.cache_clear()
+        rows.open_builder.cache_clear()
         assert len(list(rows.prepared_rows("mine", "train", tmp_path))) == 3
 
     fuzz(4 * count, path, written(json.loads(good)) | broken(good), use)
@@ -307,12 +307,12 @@ def word_pieces(path):
 
 
 def used(folder):
-    found = find_tokenizer(folder, 300)
-    ids = [*found.encode(TEXTS[1]), 0, 1, 2, found.size - 1]
+    found = load_pretrained_tokenizer(folder, 300)
+    ids = [*found.encode(TEXTS[1]), 0, 1, 2, found.vocab_size - 1]
     found.decode(ids)
-    assert len(found.word_starts) == len(found.sentence_ends) == found.size
+    assert len(found.word_starts) == len(found.sentence_ends) == found.vocab_size
     if hasattr(found, "framed"):
-        found.framed(*TEXTS[:2])
+        found.encode_with_template(*TEXTS[:2])
 
 
 @each_count
@@ -331,7 +331,7 @@ def test_pieces_of_any_kind_are_of_one_size_throughout_or_are_refused(tmp_path, 
     train_sentencepiece(TEXTS * 50, 28, folder / "spiece.model")
     good = (folder / "spiece.model").read_bytes()
     if name == "vocab.json":
-        ids = find_tokenizer(folder, 28).ids
+        ids = load_pretrained_tokenizer(folder, 28).vocab
         (folder / "spiece.model").rename(folder / "source.spm")
         shutil.copy(folder / "source.spm", folder / "target.spm")
     value = {"extra_ids": 10, "do_lower_case": True} if name == "tokenizer_config.json" else None
@@ -340,9 +340,9 @@ def test_pieces_of_any_kind_are_of_one_size_throughout_or_are_refused(tmp_path, 
     def use():
         used(folder)
         if name == "spiece.model":
-            vocabulary = SentencePiece(folder / name, 100)
+            vocabulary = SentencePieceTokenizer(folder / name, 100)
             vocabulary.decode(vocabulary.encode_batch(TEXTS)[0])
-            assert len(vocabulary.word_starts) == vocabulary.size
+            assert len(vocabulary.word_starts) == vocabulary.vocab_size
 
     pieces = broken(good[-900:]).map(lambda end: good[:-900] + end)  # before them, the table of normalisation
     fuzz(4 * count, folder / name, broken(good) | pieces if value is None else written(value), use)
@@ -421,5 +421,5 @@ def test_a_tokenizer_that_would_fill_the_memory_is_refused_before_it_is_made(par
     (tmp_path / "tokenizer.json").write_text(json.dumps(theirs | part))
     began = time.monotonic()
     with pytest.raises(SettingError, match=message):
-        find_tokenizer(tmp_path, 300)
+        load_pretrained_tokenizer(tmp_path, 300)
     assert time.monotonic() - began < LONGEST

@@ -24,9 +24,9 @@ from experiments.console import RUNS
 from experiments.processes.jobs import cores
 from experiments.processes.progress import Reporter, reporting
 from lm.c4 import filters, pages, passes
-from lm.c4.passes import BOTH_SPLITS, Cleaning
+from lm.c4.passes import BOTH_SPLITS, CleaningConfig
 from lm.config.base import SettingError, diff, from_json, to_json
-from lm.data.corpus.shards import HELD_OUT
+from lm.data.corpus.shards import HELD_OUT_SHARE
 
 VERSION = "1.0.0"
 COUNTED = ("read", "domains", *filters.FILTERS, filters.DUPLICATES, "kept")
@@ -45,7 +45,7 @@ class CleanOptions:
     # keep one of each span of three sentences (the paper), or of each line (TFDS)
     deduplicate: filters.Unit = "spans"
     rules: filters.Rules = filters.Rules()  # thresholds, language, lists
-    validation: float = HELD_OUT  # share of the pages held out
+    validation: float = HELD_OUT_SHARE  # share of the pages held out
     workers: int = 0  # processes; 0: one a core
     # KEY=VALUE of an Apache Beam runner instead, such as runner=DataflowRunner project=mine; needs '.[beam]'
     beam_options: tuple[str, ...] = ()
@@ -66,8 +66,8 @@ class CleanOptions:
             path = getattr(rules, field)
             if path and not Path(path).is_file():
                 raise SettingError(f"rules.{field}={path!r} does not exist; name a file with an entry a line")
-        language, switched_off = rules.language, filters.switched_off(self.without)
-        if "language" not in switched_off and language not in (known := filters.identifier().labels):
+        language, disabled = rules.language, filters.disabled_filters(self.without)
+        if "language" not in disabled and language not in (known := filters.language_identifier().labels):
             raise SettingError(f"rules.language={language!r} should be one of {', '.join(known)}")
 
 
@@ -87,10 +87,10 @@ def clean(source: Path, /, options: Flat, runs: Path = RUNS) -> None:
     """
     run = build_pipeline(source, options)
     parts = pages.find_parts(source)
-    settings = Cleaning(
+    settings = CleaningConfig(
         str(source.resolve()),
         digest(parts, options.rules),
-        filters.switched_off(options.without),
+        filters.disabled_filters(options.without),
         **{name: getattr(options, name) for name in ("deduplicate", "validation", "rules")},
     )
     folder = runs / "cache" / "tfds" / options.name / VERSION
@@ -103,7 +103,9 @@ def clean(source: Path, /, options: Flat, runs: Path = RUNS) -> None:
     print(f"{folder} holds it; to train on it: --data.corpus tfds:{options.name}")
 
 
-def build_pipeline(source: Path, options: CleanOptions) -> Callable[[Path, Cleaning, Parts, Reporter], Path]:
+def build_pipeline(
+    source: Path, options: CleanOptions
+) -> Callable[[Path, CleaningConfig, Parts, Reporter], Path]:
     """What writes the shards and counts of all parts, and returns the folder that holds them."""
     if not options.beam_options:
         return functools.partial(run_in_pool, workers=options.workers)
@@ -121,7 +123,7 @@ def build_pipeline(source: Path, options: CleanOptions) -> Callable[[Path, Clean
 
 
 def run_in_beam(
-    work: Path, settings: Cleaning, parts: Parts, report: Reporter, *, pipeline: Callable[..., None]
+    work: Path, settings: CleaningConfig, parts: Parts, report: Reporter, *, pipeline: Callable[..., None]
 ) -> Path:
     report.start("running on Beam")
     folder = work.absolute() / "beam"  # the own pool would take a part that is counted here for half done
@@ -130,7 +132,9 @@ def run_in_beam(
     return folder
 
 
-def run_in_pool(work: Path, settings: Cleaning, parts: Parts, report: Reporter, *, workers: int) -> Path:
+def run_in_pool(
+    work: Path, settings: CleaningConfig, parts: Parts, report: Reporter, *, workers: int
+) -> Path:
     report.start("filtering")
     tasks: Tasks = {work / "counts" / f"{i}.json": (work, settings, i, part) for i, part in enumerate(parts)}
     in_parallel(passes.filter_part, tasks, workers, lambda: report.advance(1))
@@ -162,13 +166,13 @@ def _contents(path: str) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
-def is_cleaned(folder: Path, settings: Cleaning) -> bool:
+def is_cleaned(folder: Path, settings: CleaningConfig) -> bool:
     """Whether the dataset exists; SettingError if it was made from other settings, or by something else."""
     if not folder.exists():
         return False
     record, changed = folder / "clean.json", {"made by": ("other", "lm clean")}
     if record.exists() and (old := json.loads(record.read_text())["settings"]):
-        changed = diff(from_json(Cleaning, json.dumps(old)), settings)
+        changed = diff(from_json(CleaningConfig, json.dumps(old)), settings)
     if changed:
         lines = "; ".join(f"{path} was {old!r}, is {new!r}" for path, (old, new) in changed.items())
         raise SettingError(f"{folder} has other settings: {lines}. Take another name, or delete it")
@@ -176,7 +180,7 @@ def is_cleaned(folder: Path, settings: Cleaning) -> bool:
 
 
 @contextlib.contextmanager
-def working_in(work: Path, settings: Cleaning) -> Iterator[None]:
+def working_in(work: Path, settings: CleaningConfig) -> Iterator[None]:
     """A work folder for one process at a time; emptied if it was begun with other settings."""
     work.mkdir(parents=True, exist_ok=True)
     with (work / "lock").open("w") as lock:
@@ -225,7 +229,7 @@ def die_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def finish(work: Path, folder: Path, settings: Cleaning, parts: int) -> None:
+def finish(work: Path, folder: Path, settings: CleaningConfig, parts: int) -> None:
     """Puts the shards together in ``folder``, with TFDS's description and clean.json."""
     paths = ([work / name / f"{i}.json" for i in range(parts)] for name in ("counts", "written"))
     read, written = ([json.loads(path.read_text()) for path in paths_of_pass] for paths_of_pass in paths)
@@ -254,7 +258,7 @@ def finish(work: Path, folder: Path, settings: Cleaning, parts: int) -> None:
     os.replace(draft, folder)
 
 
-def totals(settings: Cleaning, read: list[dict], written: list[dict]) -> dict[str, Any]:
+def totals(settings: CleaningConfig, read: list[dict], written: list[dict]) -> dict[str, Any]:
     """Of clean.json: settings, ``{filter: [pages, lines, characters]}`` removed, damaged places."""
     counts = [part["counts"] for part in (*read, *written)]
     names = [name for name in COUNTED if name not in settings.without]

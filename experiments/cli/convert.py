@@ -121,6 +121,6 @@ def export_checkpoint(
     tokenizer = stage.folder / FOLDER
     if not tokenizer.is_dir() or any(tokenizer.iterdir()):  # else imported without one
         vocabulary = stored_vocabulary(stage.folder, stage.settings)
-        files |= vocabulary.exported(*frame(stage, vocabulary))
+        files |= vocabulary.export_files(*frame(stage, vocabulary))
     convert.save(model, folder, labels=labels, beside=files)
     UNBROKEN.print(f"exported the {what} of {which_model(run, stage.name, models)} to {folder}")

@@ -18,7 +18,7 @@ from experiments.processes.memory import has_glibc, tunables
 from experiments.runs.stages import COUNTS_FILE, stages_of
 from lm.config.base import DataError, SettingError, nearest
 from lm.data.corpus import tfds
-from lm.data.corpus.token_cache import TOKENS_FOLDER, kept_bytes
+from lm.data.corpus.token_cache import TOKENS_FOLDER, token_cache_bytes
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED, LabelledTask
 from lm.files import matches_checksum
@@ -44,11 +44,12 @@ def examine(runs: Path = RUNS) -> None:
         ("host", f"{os.cpu_count()} CPU cores, Python {platform.python_version()}, {platform.platform()}"),
         ("versions", ", ".join(f"{name} {metadata.version(name)}" for name in SHOWN)),
         ("data", f"looked for in {', '.join(map(str, tfds.tfds_folders(cache)))}"),
-        *(("", f"tfds:{name}{damage(name, cache)}") for name in tfds.prepared(cache)),
+        *(("", f"tfds:{name}{damage(name, cache)}") for name in tfds.prepared_sets(cache)),
         ("disk", f"{free:.1f} GiB free for {root}"),
         (
             "",
-            f"{kept_bytes(cache / TOKENS_FOLDER) / 2**30:.1f} GiB of encoded text in {cache / TOKENS_FOLDER}",
+            f"{token_cache_bytes(cache / TOKENS_FOLDER) / 2**30:.1f} GiB of encoded text in "
+            f"{cache / TOKENS_FOLDER}",
         ),
     ]
     if free < 1:
@@ -72,7 +73,7 @@ def damage(name: str, cache: Path) -> str:
     try:
         folder = tfds.find_prepared(name, cache)
         for split in tfds.split_sizes(folder) or ():
-            tfds.check_files(folder, split, opened=0)
+            tfds.check_files(folder, split, max_opened=0)
     except (DataError, SettingError) as error:
         return f": [yellow]{escape(str(error))}[/]"
     return ""
@@ -92,11 +93,11 @@ def show_tasks(pattern: str = "*", /, runs: Path = RUNS) -> None:
     heads = ("task", "answered", "column", "metrics", "data set", "train", "validation")
     sheet: Sheet = {head: [] for head in heads}
     for task in tasks:
-        folder = tfds.newest(task.source, "*.*.*", cache)
+        folder = tfds.newest_version(task.source, "*.*.*", cache)
         sizes = tfds.split_sizes(folder) if folder else None  # read without TFDS
         if sizes is None:
             missing.add(task.source)
-        metrics = ", ".join(f"({name})" if name in task.beside else name for name in task.metrics)
+        metrics = ", ".join(f"({name})" if name in task.unscored_metrics else name for name in task.metrics)
         how = f"by a head: {task.kind}" if isinstance(task, LabelledTask) else "in words"
         counts = [_row_count(sizes, split) for split in (task.train, task.validation)]
         texts = (task.name, how, task.column or "–", metrics, task.source, *counts)
@@ -108,7 +109,7 @@ def show_tasks(pattern: str = "*", /, runs: Path = RUNS) -> None:
         names = ", ".join(sorted(documentation))
         CONSOLE.print(f"{names}: written by the first run that reads them", highlight=False)
     if missing - documentation:
-        command = tfds.preparation("NAME", tfds.tfds_folders(cache)[0])
+        command = tfds.preparation_command("NAME", tfds.tfds_folders(cache)[0])
         CONSOLE.print(f"To prepare a data set: {command}", highlight=False)
 
 

@@ -15,18 +15,18 @@ from experiments.cli.usage.arguments import FLAT
 from experiments.cli.usage.page import HELP_WORDS
 from experiments.console import CONSOLE, UNBROKEN, listing
 from experiments.runs.stages import Stage, stages_of
-from experiments.study.folders import cache_of
+from experiments.study.paths import cache_of
 from lm import files
 from lm.config.base import SettingError, at_least, parse_json
 from lm.data.corpus.files import Split
 from lm.data.corpus.readers import WINDOW_READERS
-from lm.data.corpus.shards import documents_of
+from lm.data.corpus.shards import iter_documents
 from lm.data.corpus.spec import corpus_shards
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
-    from lm.evaluate.loglikelihood import Continued, Masking
+    from lm.evaluate.loglikelihood import Masking, Request
 
 SHOWN_TEXT = 60  # of a text [characters]
 HARNESS_HELP = """Evaluate a run by lm-evaluation-harness, which pip install 'lm-study[harness]' brings.
@@ -108,12 +108,12 @@ def likelihood(
     show_likelihoods([] if is_corpus else [text for _, text in texts], results)
 
 
-def as_data(vocabulary: Vocabulary, text: str) -> list[int]:
+def as_data(vocabulary: Tokenizer, text: str) -> list[int]:
     """Ids of a text of a corpus, which names no special tokens."""
     return vocabulary.encode(text)
 
 
-def as_prompt(vocabulary: Vocabulary, text: str) -> list[int]:
+def as_prompt(vocabulary: Tokenizer, text: str) -> list[int]:
     """Ids of a line, which may name masks and sentinels, as the answers of T5 do."""
     return vocabulary.encode_prompt(text)
 
@@ -123,7 +123,7 @@ def by_counts(
     stages: Sequence[Stage],
     texts: Sequence[tuple[str, str]],
     scoring: Scoring,
-    reads: Callable[[Vocabulary, str], list[int]],
+    reads: Callable[[Tokenizer, str], list[int]],
 ) -> list[dict[str, Any]]:
     """Log-probability and tokens of each continuation by n-grams; a context begins a document."""
     from experiments.runs.counted import counts_of, texts_as_counted
@@ -152,7 +152,7 @@ def by_network(
     stages: Sequence[Stage],
     texts: Sequence[tuple[str, str]],
     scoring: Scoring,
-    reads: Callable[[Vocabulary, str], list[int]],
+    reads: Callable[[Tokenizer, str], list[int]],
 ) -> list[dict[str, Any]]:
     """Log-probability and tokens of each continuation."""
     from experiments.runs.trained import open_run
@@ -177,7 +177,7 @@ def by_network(
 
 def corpus_texts(name: str, scoring: Scoring, cache: Path) -> list[tuple[str, str]]:
     """The texts of a split of a corpus, none with a context; SettingError if there are none."""
-    found = documents_of(corpus_shards(name, scoring.split, cache))
+    found = iter_documents(corpus_shards(name, scoring.split, cache))
     texts = [("", text) for text in islice(found, scoring.texts or None) if text]
     if not texts:
         raise SettingError(f"{name} has no text in its {scoring.split} split")
@@ -223,7 +223,7 @@ def masking_of(run: "Trained") -> "Masking | None":
     return Masking(vocabulary.mask, begin, end)
 
 
-def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) -> "Iterator[Continued]":
+def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) -> "Iterator[Request]":
     """Ids of a context, framed as in training, and those behind it; a text without a context by windows."""
     from experiments.runs.trained import frame
     from lm.evaluate.loglikelihood import Window, windows
@@ -240,7 +240,7 @@ def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) 
             yield run.vocabulary.encode_prompt(context), scored
         return
     if config.special.start is None and not config.has_encoder:  # the first token is then not scored
-        scored = [*run.vocabulary.encode_framed("", begin, None), *scored]
+        scored = [*run.vocabulary.encode_with_special_tokens("", begin, None), *scored]
     length = scoring.length
     if config.positions.kind == "learned":
         length = min(length, config.positions.max_length)

@@ -21,7 +21,7 @@ from experiments.cli.usage.arguments import (
 )
 from experiments.console import RUNS, UNBROKEN
 from experiments.runs.prepare import (
-    EncodedTask,
+    EncodedExamples,
     Prepared,
     prepare,
     reads_corpus,
@@ -30,7 +30,8 @@ from experiments.runs.prepare import (
 )
 from experiments.starts import started_from
 from experiments.study.experiment import BASELINE, Experiment
-from experiments.study.registry import build, check_start
+from experiments.study.overrides import check_start
+from experiments.study.registry import build
 from experiments.study.scales import DEFAULT_SCALE
 from lm.batch import Batch
 from lm.config.base import SettingError, at_least, changes, check_seed
@@ -40,8 +41,8 @@ from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
 from lm.objectives.denoising import Lengths
-from lm.special_tokens import text_frame
-from lm.tokenizers.tokenizer import BLANK, MASK, Vocabulary
+from lm.special_tokens import boundary_tokens
+from lm.tokenizers.tokenizer import MASK, METASPACE, Tokenizer
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
@@ -97,24 +98,24 @@ def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
     data, tuning = prepare(experiment, cache, UNBROKEN.print), experiment.tuning
     if reads_corpus(experiment):
         _show_pretraining(experiment, data, count)
-    frame = text_frame(experiment.model, data.vocabulary)
+    boundary = boundary_tokens(experiment.model, data.vocabulary)
     for name in tuning.mixtures:
         lengths, architecture = tuning_lengths(experiment, (name,)), experiment.model.architecture
         for task in mixture(name):
             source = task.rows("train", cache, experiment.data.corrupt_records)
-            task.check(source)
-            examples = EncodedTask(task, source, data.vocabulary)
+            task.check_rows(source)
+            examples = EncodedExamples(task, source, data.vocabulary)
             UNBROKEN.print(f"[bold]{task.name}[/], {len(examples):,} examples, {_column(task.column)}")
             few = [examples[index] for index in range(min(count, len(examples)))]
             size = len(few)
             batches = eval_batches(
-                few, architecture=architecture, lengths=lengths, batch_size=size, frame=frame
+                few, architecture=architecture, lengths=lengths, batch_size=size, boundary=boundary
             )
             for batch in batches:
                 _print_examples(_parts(batch, number, data.vocabulary) for number in range(len(few)))
     for labelled in map(find_labelled, tuning.heads):
         source = labelled.rows("train", cache, experiment.data.corrupt_records)
-        labelled.check(source)
+        labelled.check_rows(source)
         note = f"examples for a head, {_column(labelled.column)}"
         UNBROKEN.print(f"[bold]{labelled.name}[/], {len(source):,} {note}")
         _print_examples(_labelled(labelled, source[index]) for index in range(min(count, len(source))))
@@ -147,7 +148,7 @@ def _column(name: str | None) -> str:
 class MaskShown:
     """Decodes as ``vocabulary``, but for the mask, which is shown as [MASK]."""
 
-    vocabulary: Vocabulary
+    vocabulary: Tokenizer
 
     @property
     def eos(self) -> int | None:
@@ -175,7 +176,7 @@ def _labelled(task: LabelledTask, row: Row) -> Iterator[Part]:
     yield "label", "", " ".join(task.labels[k] for k in np.atleast_1d(target)) if task.labels else str(target)
 
 
-def _parts(batch: Batch, row: int, vocabulary: "Vocabulary | MaskShown") -> Iterator[Part]:
+def _parts(batch: Batch, row: int, vocabulary: "Tokenizer | MaskShown") -> Iterator[Part]:
     """The inputs and targets of each example of a row, and what the encoder has to predict."""
     kinds = {}
     if batch.encoder is not None:
@@ -196,7 +197,7 @@ def _parts(batch: Batch, row: int, vocabulary: "Vocabulary | MaskShown") -> Iter
         yield "label", "", "a changed pair" if batch.sentence_labels[row] else "a pair as in the text"
 
 
-def _content(batch: Batch, row: int, example: int, vocabulary: "Vocabulary | MaskShown") -> Iterator[Part]:
+def _content(batch: Batch, row: int, example: int, vocabulary: "Tokenizer | MaskShown") -> Iterator[Part]:
     """The content tokens of a decoder's example, unless they are all that it predicts but EOS."""
     side = batch.decoder
     if side is not None and side.content is not None:
@@ -319,11 +320,11 @@ def fill_in(
 
 def _guessed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
     """Yield an encoder's likeliest tokens for each mask, with their probabilities."""
-    from lm.evaluate.mask_filling import fill
+    from lm.evaluate.mask_filling import fill_masks
 
     vocabulary = run.vocabulary
     ids, _ = run.encode_gaps(text)
-    candidates = fill(run.model, run.batch([ids]), mask=vocabulary.mask, k=filling.top)
+    candidates = fill_masks(run.model, run.batch([ids]), mask=vocabulary.mask, k=filling.top)
     for number, (tokens, shares) in enumerate(zip(*candidates, strict=True), 1):
         words = [escape(vocabulary.decode([token]) or str(token)) for token in tokens]
         line = "  ".join(f"{word} {share:.1%}" for word, share in zip(words, shares, strict=True))
@@ -350,7 +351,7 @@ def _passed(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
 
 def _written(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
     """Yield the likeliest texts of an encoder-decoder, each once, with the probability of all its answers."""
-    from lm.evaluate.mask_filling import answered_spans, infill
+    from lm.evaluate.mask_filling import infill, sentinel_spans
 
     vocabulary, config = run.vocabulary, run.config
     ids, sentinels = run.encode_gaps(text)
@@ -362,7 +363,7 @@ def _written(run: "Trained", text: str, filling: Filling) -> Iterator[str]:
         filled = escape(vocabulary.decode(answer))
         if sentinels:
             known = answer[: answer.index(vocabulary.eos)] if vocabulary.eos in answer else answer
-            spans = answered_spans(known, sentinels, vocabulary.size - vocabulary.num_sentinels)
+            spans = sentinel_spans(known, sentinels, vocabulary.vocab_size - vocabulary.num_sentinels)
             words = [MASK if span is None else vocabulary.decode(span) for span in spans]
             shown = zip(text.split(MASK), [*words, ""], strict=True)
             filled = "".join(f"{escape(part)}[bold]{escape(word)}[/]" for part, word in shown)
@@ -392,6 +393,6 @@ def show_neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage:
     vectors, which = embedding_of(run, stages, stage)
     UNBROKEN.print(f"[dim]{escape(which)}[/]")
     for word in words:
-        piece = next((name for name in (BLANK + word, word) if name in vectors.numbers), word)
+        piece = next((name for name in (METASPACE + word, word) if name in vectors.ids), word)
         nearest = "  ".join(f"{name} {cosine:.2f}" for name, cosine in vectors.neighbours(piece, count))
         UNBROKEN.print(f"[cyan]{escape(piece)}[/]  {escape(nearest)}", highlight=False)

@@ -23,11 +23,13 @@ from experiments.processes.jobs import cores
 from experiments.runs.prepare import prepare as find_data
 from experiments.runs.prepare import training_streams
 from experiments.starts import started_from
-from experiments.study.experiment import BASELINE, Experiment, apply
-from experiments.study.registry import build, check_given, find
+from experiments.study.changes import apply
+from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.overrides import check_given
+from experiments.study.registry import build, find
 from experiments.study.scales import DEFAULT_SCALE
 from lm.config.base import at_least
-from lm.data.corpus.precompute import cost_of, encode_ahead
+from lm.data.corpus.precompute import estimate_cost, pretokenize
 
 
 def plan(arguments: Sequence[str]) -> None:
@@ -118,9 +120,9 @@ def prepare_corpus(experiment: Experiment, cache: Path, ahead: AheadOptions) -> 
     streams = training_streams(experiment, prepared)
     phase = experiment.pretraining
     wanted = int(ahead.tokens) or phase.steps * phase.batch_size * experiment.data.inputs_length
-    cost, workers = cost_of(streams, wanted), ahead.workers or cores()
+    cost, workers = estimate_cost(streams, wanted), ahead.workers or cores()
     hours = cost.core_seconds / workers / 3600
-    read, kept = cost.bytes_read / 1e9, cost.bytes_kept / 1e9
+    read, kept = cost.bytes_read / 1e9, cost.bytes_written / 1e9
     UNBROKEN.print(
         f"{cost.tokens:,} tokens: {read:,.2f} GB of text to read, {kept:,.2f} GB to keep in "
         f"{streams.corpus.folder}, {hours:,.2f} hours with {workers} processes"
@@ -129,6 +131,6 @@ def prepare_corpus(experiment: Experiment, cache: Path, ahead: AheadOptions) -> 
         return
     with Progress(console=UNBROKEN) as progress:
         bar = progress.add_task("windows", total=None)
-        elsewhere = encode_ahead(streams, cost.bytes_read, workers, lambda n: progress.update(bar, advance=n))
+        elsewhere = pretokenize(streams, cost.bytes_read, workers, lambda n: progress.update(bar, advance=n))
     if elsewhere:
         UNBROKEN.print(f"{len(elsewhere)} parts are being encoded by other processes or machines")

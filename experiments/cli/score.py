@@ -17,7 +17,7 @@ from experiments.runs.prepare import stored_vocabulary
 from experiments.runs.result import UNDEFINED
 from experiments.runs.stages import Stage, load_settings, stages_of
 from experiments.runs.vocabularies import rows_of
-from experiments.study.folders import cache_of
+from experiments.study.paths import cache_of
 from lm import files
 from lm.batch import Batch
 from lm.config.base import SettingError, nearest, parse_json
@@ -26,9 +26,9 @@ from lm.data.tasks.choices import Choices
 from lm.data.tasks.labelled import LABELLED, AnyTask, LabelledTask, find_labelled
 from lm.data.tasks.mixtures import MIXTURES, mixture
 from lm.data.tasks.names import is_task_file, task_name
-from lm.data.tasks.prompts import Prompted, draw_examples, find_prompted, is_prompted
-from lm.data.tasks.task import Row, Scored, Task
-from lm.metrics import Undefined, Value, reasons, shown
+from lm.data.tasks.prompts import PromptedTask, draw_examples, find_prompted_task, is_prompted_task
+from lm.data.tasks.task import BaseTask, Row, Task
+from lm.metrics import Undefined, Value, format_value, undefined_reasons
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
@@ -57,12 +57,12 @@ class Rows:
     prompt_length: int = 0
     runs: Path = RUNS  # folder that holds the prepared data; of a run it is found beside it
 
-    def of(self, task: Scored, cache: Path) -> Sequence[Row]:
+    def of(self, task: BaseTask, cache: Path) -> Sequence[Row]:
         """These rows of a task, whose data lie in ``cache``."""
         if self.limit < 0:
             raise SettingError(f"--limit {self.limit} should be at least 0; 0 takes all rows")
         rows = task.rows(self.split, cache)
-        task.check(rows)
+        task.check_rows(rows)
         return [rows[index] for index in range(min(self.limit or len(rows), len(rows)))]
 
 
@@ -113,7 +113,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
             answers = answers_by_counts(team[0], examples)
         elif isinstance(task, LabelledTask):
             answers = answers_by_head(task, team[0], examples)
-        elif isinstance(task, Prompted):
+        elif isinstance(task, PromptedTask):
             models = [opened(stage) for stage in team]
             examples = prompted_rows(models[0], task, examples, prepared, rows.prompt_length)
             answers, more = answers_to_prompts(models, task, examples)
@@ -126,7 +126,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
         write_predictions(place / "predictions.jsonl", task, examples, answers)
         values = {name: None if isinstance(value, Undefined) else value for name, value in metrics.items()}
         record: dict[str, Any] = {"rows": len(examples), "metrics": values}
-        record |= {UNDEFINED: undefined} if (undefined := reasons(metrics)) else {}
+        record |= {UNDEFINED: undefined} if (undefined := undefined_reasons(metrics)) else {}
         (place / "scores.json").write_text(json.dumps(record, indent=1) + "\n")
         lines.append((task.name, ", ".join(stage.name for stage in team), len(examples), metrics))
     show_scores(lines)
@@ -155,8 +155,8 @@ def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, list[Stage]]
     head = team[0].on[0] if team[0].on and team[0].kind in ("head", "count") else None
     if head is not None and task_name(head) == asked:
         return find_labelled(name), team[:1]
-    if head is None and writes and (name in TASKS or is_task_file(name) or is_prompted(name)):
-        return find_prompted(name) if is_prompted(name) else find_task(name), team
+    if head is None and writes and (name in TASKS or is_task_file(name) or is_prompted_task(name)):
+        return find_prompted_task(name) if is_prompted_task(name) else find_task(name), team
     reason = f"its heads are {', '.join(heads) or 'none'}"
     reason += "" if writes else ", and an encoder writes no text"
     reason = f"--mixture {wanted!r} answers by a head for {head}" if wanted and head else reason
@@ -195,12 +195,12 @@ def written(
     models: "Sequence[Trained]", task: Task, rows: Sequence[Row], inputs: Sequence[Any], length: int
 ) -> list[str]:
     """Return what a model, or several together, write greedily to batches of inputs."""
-    from lm.evaluate.evaluator import Questions, predict
+    from lm.evaluate.evaluator import EvalTask, predict
     from lm.evaluate.generate import greedy
 
     first = models[0]
     output, decoded = partial(greedy, max_length=length), lambda row, ids: first.vocabulary.decode(ids)
-    return predict(together(models), Questions(task, rows, inputs, output, decoded), first.put)
+    return predict(together(models), EvalTask(task, rows, inputs, output, decoded), first.put)
 
 
 def together(models: "Sequence[Trained]") -> Any:
@@ -217,7 +217,7 @@ def answer_length(name: str, tuned: str) -> int:
 
 
 def prompted_rows(
-    run: "Trained", task: Prompted, rows: Sequence[Row], prepared: Path, longest: int
+    run: "Trained", task: PromptedTask, rows: Sequence[Row], prepared: Path, longest: int
 ) -> list[Row]:
     """The rows with a ``prompt`` each, of at most ``longest`` tokens; 0: as long as the model reads."""
     answer = 0 if run.config.has_encoder else prompted_length(task)
@@ -229,37 +229,37 @@ def prompted_rows(
         return len(run.encode_data(text)) <= room
 
     pairs = zip(rows, drawn, strict=True)
-    return [row | {"prompt": task.fitted(row, examples, fits)} for row, examples in pairs]
+    return [row | {"prompt": task.fit_prompt(row, examples, fits)} for row, examples in pairs]
 
 
-def prompted_length(task: Prompted) -> int:
+def prompted_length(task: PromptedTask) -> int:
     """The longest answer to a prompt [tokens]."""
-    return min(answer_length(task.asked, ""), LONGEST_ANSWER)
+    return min(answer_length(task.base_name, ""), LONGEST_ANSWER)
 
 
 def answers_to_prompts(
-    models: "Sequence[Trained]", task: Prompted, rows: Sequence[Row]
+    models: "Sequence[Trained]", task: PromptedTask, rows: Sequence[Row]
 ) -> tuple[list[str], dict[str, Value]]:
     """Return the answers written or chosen after each row's prompt, and how likely the right ones are."""
-    from lm.evaluate.ranked_choice import gold_metrics, likeliest, log_probs, measured
+    from lm.evaluate.ranked_choice import likeliest_pairs, likelihoods_from_log_probs, pair_log_probs
 
     run = models[0]
-    texts = [task.texts(row) for row in rows]
+    texts = [task.continuations(row) for row in rows]
     pairs = [
         [run.continued(row["prompt"], text) for text in few] for row, few in zip(rows, texts, strict=True)
     ]
     sizes = [[max(len(text.encode()), 1) for text in few] for few in texts]
-    choices = Choices(pairs, sizes, [task.place(row) for row in rows])
-    nats = log_probs(together(models), pairs, run.put)
-    metrics: dict[str, Value] = {**gold_metrics(measured(nats, choices))}
+    choices = Choices(pairs, sizes, [task.gold_index(row) for row in rows])
+    log_probs = pair_log_probs(together(models), pairs, run.put)
+    metrics: dict[str, Value] = {**likelihoods_from_log_probs(log_probs, choices).metrics()}
     if task.measure != "score":
         metrics["score"] = metrics[task.measure]
     if task.candidates is not None:
-        chosen = likeliest(nats, choices)
+        chosen = likeliest_pairs(log_probs, choices)
         return [task.candidates(row)[place] for row, place in zip(rows, chosen, strict=True)], metrics
     length, asked = prompted_length(task), [row["prompt"] for row in rows]
     inputs = prompts(run, asked, max(len(run.encode_data(text)) for text in asked), length)
-    return [task.written(text) for text in written(models, task, rows, inputs, length)], metrics
+    return [task.extract_answer(text) for text in written(models, task, rows, inputs, length)], metrics
 
 
 def prompts(run: "Trained", inputs: Sequence[str], width: int, answer: int) -> list[Batch]:
@@ -286,7 +286,7 @@ def _shortened(ids: list[int], width: int, eos: int | None) -> list[int]:
     return [*ids[: width - 1], ids[-1]] if ids[-1] == eos else ids[:width]
 
 
-def warn_of_other_rows(task: Scored, split: str, stage: Stage, prepared: Path) -> None:
+def warn_of_other_rows(task: BaseTask, split: str, stage: Stage, prepared: Path) -> None:
     """Say so if a stage was trained or scored on other rows of this split than there are now."""
     known = origin.read(stage.folder)["data"].get(f"{task.name} {split}")
     if known and rows_of(task, split, stage.settings, prepared).fingerprint != known:
@@ -357,7 +357,9 @@ def show_scores(lines: Sequence[tuple[str, str, int, Mapping[str, Value]]]) -> N
     """A line for each (task, where its answers come from, rows, metrics)."""
     grid = listing("task", "answers of", "rows", "metrics", "score")
     for task, models, rows, metrics in lines:
-        others = ", ".join(f"{name} {shown(value)}" for name, value in metrics.items() if name != "score")
+        others = ", ".join(
+            f"{name} {format_value(value)}" for name, value in metrics.items() if name != "score"
+        )
         score = "no labels"
         if metrics:
             score = "–" if isinstance(metrics["score"], Undefined) else f"{metrics['score']:.2f}"
@@ -372,8 +374,8 @@ def named_tasks(names: Sequence[str]) -> list[str]:
         if is_task_file(name):
             tasks.append(name)
             continue
-        if is_prompted(name):
-            find_prompted(name)  # SettingError if there is none
+        if is_prompted_task(name):
+            find_prompted_task(name)  # SettingError if there is none
         elif name not in KNOWN | MIXTURES.keys():
             raise SettingError(f"--tasks: there is no task {name!r}{nearest(name, KNOWN | MIXTURES.keys())}")
         tasks += [task.name for task in MIXTURES[name].evaluated] if name in MIXTURES else [name]

@@ -23,19 +23,14 @@ from experiments.report.results import results
 from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
 from experiments.starts import started_from
-from experiments.study.experiment import BASELINE, Changes, Experiment, told_changes
-from experiments.study.own import study_words
-from experiments.study.registry import (
-    baseline_of,
-    build,
-    by_hand,
-    find,
-    find_one,
-    registered,
-    run_folder,
-    tables,
-)
+from experiments.study.changes import Overrides
+from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.overrides import overrides_of
+from experiments.study.paths import run_folder
+from experiments.study.plugins import study_arguments
+from experiments.study.registry import baseline_of, build, find, find_one, registered, tables_of
 from experiments.study.scales import DEFAULT_SCALE
+from experiments.study.settings_diff import relevant_diff
 from experiments.study.words import setting_words
 from lm.config.base import SettingError, at_least, changes, comments, leaves
 from lm.config.model import ModelConfig
@@ -59,14 +54,18 @@ def show_rows(
     if names:
         print("\n".join(row.name for row in rows))
         return
-    for table in tables(rows):
+    for table in tables_of(rows):
         prefix = f"{table.name}/" if CONSOLE.width < NARROW else ""
         title = f"{table.name}{'/ROW' * bool(prefix)}: {table.title}"
-        label = "in the paper" if any(row.paper for row in table.rows) else "label"
+        label = "in the paper" if any(row.published for row in table.rows) else "label"
         listed = listing("row", label, "changes", "finished", title=title)
         for row in (row for row in table.rows if row in rows):
-            changed = told_changes(build(baseline_of(row.name), scale), build(row.name, scale))
-            new = (f"{p}={v:.4g}" if type(v) is float else f"{p}={v}" for p, (_, v) in changed.items())
+            changed = relevant_diff(build(baseline_of(row.name), scale), build(row.name, scale))
+            new = []
+            for path, (_, value) in changed.items():
+                number = f"{value:.4g}" if type(value) is float else str(value)
+                derivation = row.derivation(path)
+                new.append(f"{path}={number} ({derivation})" if derivation else f"{path}={number}")
             text = ", ".join(new) or "(the baseline)"
             finished = len(results(row, scale, runs, complain=lambda line: None))
             listed.add_row(
@@ -124,7 +123,7 @@ def show_command(arguments: Sequence[str]) -> None:
         if costs:
             show_costs(settings.model, title, rows)
         elif stages:
-            folder = run_folder(runs, scale, row, settings.seed, by_hand(row, scale, settings))
+            folder = run_folder(runs, scale, row, settings.seed, overrides_of(row, scale, settings))
             show_stages(stages_of_run(settings, folder, runs / scale), title)
         else:
             show_settings(settings.model if published else settings, title)
@@ -221,7 +220,7 @@ def diff_command(arguments: Sequence[str]) -> None:
     parse(compare, "lm diff", arguments, build(first_word(arguments), scale_of(arguments)))
 
 
-def show_diff(row: str, other: str, scale: str, to: str, changes: Changes) -> None:
+def show_diff(row: str, other: str, scale: str, to: str, changes: Overrides) -> None:
     """Print what differs between ``row`` with ``changes``, wherever it stands, and another row or scale."""
     find_one(row)
     if to:
@@ -230,13 +229,14 @@ def show_diff(row: str, other: str, scale: str, to: str, changes: Changes) -> No
         pair = ((other or baseline_of(row), scale), (row, scale))
     is_row = [name == row and (bool(to) or place == 1) for place, (name, _) in enumerate(pair)]
     built = [build(*each, changes if own else {}) for each, own in zip(pair, is_row, strict=True)]
-    changed = told_changes(*built)
+    changed = relevant_diff(*built)
     if not changed:
         (old_row, old_scale), (new_row, new_scale) = pair
         at = f"at scale {scale}" if old_scale == new_scale else f"at scales {old_scale} and {new_scale}"
         CONSOLE.print(f"{new_row} and {old_row} are the same experiment {at}.")
     for path, (old, new) in changed.items():
-        CONSOLE.print(f"{path}: {old} → {new}", highlight=False)
+        derivation = "" if to else find_one(row).derivation(path)
+        CONSOLE.print(f"{path}: {old} → {new}{f' ({derivation})' * bool(derivation)}", highlight=False)
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def report_command(arguments: Sequence[str]) -> None:
         from experiments.report import report  # whose pictures and page need more than listing rows does
         from experiments.report.variants import homes_of, with_variants
 
-        wanted, changes = tables(find(pattern)), started | named_settings(arguments, settings)
+        wanted, changes = tables_of(find(pattern)), started | named_settings(arguments, settings)
         if options.variants and changes:
             raise SettingError(f"--variants shows all settings given by hand: leave out {', '.join(changes)}")
         if options.variants:
@@ -282,7 +282,7 @@ def report_command(arguments: Sequence[str]) -> None:
             if options.watch:
                 report.watch(wanted, scale, runs, overrides=changes)
             else:
-                said = shlex.join(["lm", *study_words(), "report", *arguments])
+                said = shlex.join(["lm", *study_arguments(), "report", *arguments])
                 written = report.print_report(wanted, scale, runs, changes, said)
                 if options.pictures != "png":
                     print_line(f"Pictures: {', '.join(report.write_pictures(written, options.pictures))}")

@@ -38,20 +38,12 @@ from experiments.report.ending import ending
 from experiments.runs.result import check_settings, read_result, summary
 from experiments.runs.stages import stages
 from experiments.starts import started_from
-from experiments.study.experiment import BASELINE, Changes, Experiment
-from experiments.study.folders import check_runs, home_of
-from experiments.study.own import place_in_study, study_words
-from experiments.study.registry import (
-    baseline_of,
-    build,
-    check_given,
-    check_start,
-    find,
-    named_changes,
-    read_changes,
-    tables,
-    twin,
-)
+from experiments.study.changes import Overrides
+from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.overrides import check_given, check_start, named_changes, used_changes
+from experiments.study.paths import check_runs, home_of
+from experiments.study.plugins import location_in_study, study_arguments
+from experiments.study.registry import baseline_of, build, canonical_row, find, tables_of
 from experiments.study.words import setting_words
 from lm.config.base import SettingError, leaves
 from lm.devices import has_accelerator
@@ -122,7 +114,7 @@ def sweep_command(arguments: Sequence[str]) -> None:
     parse(sweep, "lm sweep", arguments, default)
 
 
-def started_by(arguments: Sequence[str]) -> Changes:
+def started_by(arguments: Sequence[str]) -> Overrides:
     """Return what --start changes in a row."""
     return started_from(option(arguments, "--start", ""), Path(option(arguments, "--runs", str(RUNS))))
 
@@ -151,7 +143,7 @@ def _job_count(jobs: int, wanted: Sequence[RowRun]) -> int:
     return 1 if several or has_accelerator() else jobs or cores()
 
 
-def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, jobs: int = 1) -> None:
+def train_rows(pattern: str, seeds: int, changes: Overrides, options: Options, jobs: int = 1) -> None:
     """Train every row that matches and has not finished, with ``changes``, then write the report.
 
     ``jobs``: how many at once; 0 for as many as is best.
@@ -165,11 +157,11 @@ def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, job
     compared = [row.name for row in rows] + [baseline_of(row.name) for row in rows]
     once: dict[str, str] = {}
     for name in compared:
-        once.setdefault(twin(name, options.scale), name)
+        once.setdefault(canonical_row(name, options.scale), name)
     wanted = [
         row_run(
             name,
-            build(name, options.scale, {**read_changes(name, options.scale, changes), "seed": seed}),
+            build(name, options.scale, {**used_changes(name, options.scale, changes), "seed": seed}),
             options,
         )
         for seed in range(seeds)
@@ -182,7 +174,7 @@ def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, job
 
     try:
         command = sweep_words(pattern, seeds, changes, options)
-        print_report(tables(rows), options.scale, (str(options.runs),), changes, shlex.join(command))
+        print_report(tables_of(rows), options.scale, (str(options.runs),), changes, shlex.join(command))
     except SettingError:
         if not failed:
             raise
@@ -190,9 +182,9 @@ def train_rows(pattern: str, seeds: int, changes: Changes, options: Options, job
         sys.exit(failed)
 
 
-def sweep_words(pattern: str, seeds: int, changes: Changes, options: Options) -> list[str]:
+def sweep_words(pattern: str, seeds: int, changes: Overrides, options: Options) -> list[str]:
     """Return the command that trains this sweep, as its report records it."""
-    words = ["lm", *study_words(), "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
+    words = ["lm", *study_arguments(), "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
     named = {path: value for path, value in named_changes(changes).items() if path != "start.model"}
     words += setting_words(named)
     return [*words, *(["--start", options.start] if options.start else [])]
@@ -293,7 +285,7 @@ def train_or_refuse(run: RowRun, options: Options, reporter: Reporter) -> int:
         return EXIT_CODES["loss not finite" if isinstance(error, NonFiniteLoss) else "failed"]
     except Exception as error:  # the other runs of a sweep are trained nevertheless
         trace = traceback.format_exc()
-        reason = f"{place_in_study(error)}{type(error).__name__}: {error}"
+        reason = f"{location_in_study(error)}{type(error).__name__}: {error}"
         if isinstance(error, OSError):
             reason = f"{error}. Fix that and run the same command: it resumes from the newest checkpoint"
         reporter.complain(_failure(run.name, f"{reason}{_saved(trace, run.folder)}", run.folder))

@@ -11,10 +11,10 @@ from experiments.drawings.panels import Heat, Scale, heatmaps
 from lm.batch import Batch
 from lm.config.base import SettingError
 from lm.evaluate.lens import logit_lens
-from lm.evaluate.mask_filling import likeliest_tokens
-from lm.evaluate.rnn_states import MEMORY, STATES, gates, reading_layers
+from lm.evaluate.mask_filling import top_k_tokens
+from lm.evaluate.rnn_states import MEMORY, STATES, gate_activations, recurrent_layers
 from lm.nn.transformer import Transformer
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
 PANELS_A_LINE = 2  # of a few chosen heads
 READABLE = 40  # longest text that is drawn with words in cells [tokens]
@@ -29,7 +29,7 @@ class Reading:
     """A model that reads a text, and has written an answer if it is an encoder-decoder."""
 
     model: Transformer
-    vocabulary: Vocabulary
+    vocabulary: Tokenizer
     batch: Batch  # its first row is the text
     ids: dict[str, list[int]]  # tokens of "encoder" and "decoder", of those there are
     masks: bool = False  # whether inputs of pre-training have a mask
@@ -69,13 +69,13 @@ class Reading:
     @property
     def _names(self) -> Mapping[int, str]:
         if not self.model.config.has_decoder:
-            return self.vocabulary.special_names("bert")
-        return self.vocabulary.special_names("bart" if self.masks else "t5")
+            return self.vocabulary.special_token_names("bert")
+        return self.vocabulary.special_token_names("bart" if self.masks else "t5")
 
 
-def token_label(vocabulary: Vocabulary, token: int) -> str:
+def token_label(vocabulary: Tokenizer, token: int) -> str:
     """A piece as a picture shows it; matplotlib reads a dollar as the start of a formula."""
-    piece = next((piece for piece, number in vocabulary.ids.items() if number == token), f"<{token}>")
+    piece = next((piece for piece, number in vocabulary.vocab.items() if number == token), f"<{token}>")
     text = (vocabulary.decode([token]).strip() or piece).replace("$", r"\$").replace("\n", "⏎")
     return text if text.isprintable() else f"<{token}>"
 
@@ -152,7 +152,7 @@ def draw_lens(reading: Reading) -> Figure:
 def draw_next(reading: Reading, k: int) -> Figure:
     """The ``k`` likeliest tokens at each position, with their probabilities and that of all others."""
     columns, config = reading.predicting, reading.model.config
-    found = likeliest_tokens(reading.model, reading.batch, k=min(k, config.vocab_size))
+    found = top_k_tokens(reading.model, reading.batch, k=min(k, config.vocab_size))
     tokens, shares = (np.asarray(array)[0, : len(columns)].T for array in found)
     values = np.concatenate([shares, 1 - shares.sum(0, keepdims=True)])
     words = np.concatenate([reading.words(tokens), [[f"{100 * value:.0f} %" for value in values[-1]]]])
@@ -165,8 +165,11 @@ def draw_gates(reading: Reading) -> Figure:
     """What the gates of each layer let through at each token, and the state after it, a line for a layer."""
     side = "encoder" if reading.model.config.has_encoder else "decoder"
     columns, panels = reading.labels[side], []
-    for layer, (direction, x) in enumerate(reading_layers(reading.model, reading.batch), 1):
-        arrays = {name: np.asarray(each[0, : len(columns)].T) for name, each in gates(direction, x).items()}
+    for layer, (direction, x) in enumerate(recurrent_layers(reading.model, reading.batch), 1):
+        arrays = {
+            name: np.asarray(each[0, : len(columns)].T)
+            for name, each in gate_activations(direction, x).items()
+        }
         if set(arrays) <= set(STATES):
             mixer = direction.config.mixer.kind
             raise SettingError(f"model.mixer.kind={mixer!r} has no gates: open a run of 'lstm' or 'gru'")

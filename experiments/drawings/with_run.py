@@ -30,11 +30,11 @@ from lm.batch import Batch, Side
 from lm.config.base import SettingError, at_least
 from lm.evaluate.generate import greedy
 from lm.evaluate.lens import mean_similarity, word_similarity
-from lm.evaluate.rnn_states import reading_layers, state_gradients
+from lm.evaluate.rnn_states import recurrent_layers, state_gradients
 from lm.nn.elmo import BidirectionalLM
 from lm.nn.finetune import ModelWithHead
 from lm.nn.transformer import Transformer
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
 WRITTEN = 16  # longest answer that a decoder is watched writing [tokens]
 LONGEST_PIECE_RUN = 12  # of the longest word
@@ -189,7 +189,7 @@ class GradientPicture(Picture):
         if tokens < 3:
             raise SettingError(f"--text has {tokens} tokens: a curve over their distances needs at least 3")
         curves: dict[str, Curve] = {}
-        for layer, (direction, x) in enumerate(reading_layers(read_text.model, read_text.batch), 1):
+        for layer, (direction, x) in enumerate(recurrent_layers(read_text.model, read_text.batch), 1):
             name = f"layer {layer}, {direction.config.mixer.kind}"
             curves |= gradient_curves(name, state_gradients(direction, x[0, :tokens]))
         return draw_gradients(f"{tokens} tokens, forward direction", curves)
@@ -272,7 +272,7 @@ def text_states(run: Trained, model: Transformer | BidirectionalLM, ids: list[in
     return np.concatenate([wide, states])
 
 
-def word_span(vocabulary: Vocabulary, ids: list[int], word: str) -> slice:
+def word_span(vocabulary: Tokenizer, ids: list[int], word: str) -> slice:
     """The tokens of a text that are ``word``; SettingError if none are."""
     for size in range(1, min(LONGEST_PIECE_RUN, len(ids)) + 1):
         for start in range(len(ids) - size + 1):

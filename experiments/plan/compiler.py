@@ -25,7 +25,7 @@ from lm.data.corpus.token_cache import encode_texts
 from lm.data.seq2seq import eval_batches
 from lm.files import write
 from lm.objectives.denoising import Lengths
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 
 WORKER = "experiments.plan.worker"  # started by name: only its process imports what trains
 # libtpu compiles without a TPU, asks no cloud machine what it is, and logs to standard error alone
@@ -43,7 +43,7 @@ def check_compiler() -> None:
 
 def planned_step(experiment: Experiment, slices: Slice) -> PlannedStep:
     """The step with its batch of pre-training, made of a few words instead of the corpus."""
-    vocabulary = Bytes(max(experiment.data.sentinels, 2))
+    vocabulary = ByteTokenizer(max(experiment.data.sentinels, 2))
     with tempfile.TemporaryDirectory() as folder:
         tokens = encode_texts(["words and words. " * 400] * 4, vocabulary, Path(folder))
         prepared = Prepared(vocabulary, tokens, tokens, Path(folder))

@@ -10,8 +10,9 @@ from experiments.console import RUNS
 from experiments.report.columns import leaving
 from experiments.runs.result import UNDEFINED, Result, read_result
 from experiments.study.experiment import Experiment
-from experiments.study.own import study_words
-from experiments.study.registry import REGISTRY, equal_rows, row_folder
+from experiments.study.paths import row_folder
+from experiments.study.plugins import study_arguments
+from experiments.study.registry import REGISTRY, equal_rows
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError
 from lm.data.tasks.benchmarks import TASKS
@@ -52,7 +53,7 @@ def chance_of(task: str, best: Mapping[str, Any]) -> float | None:
     known = LABELLED.get(task) or TASKS.get(task)
     if best["measure"] != "score" or known is None:
         return None
-    metrics = {name for name in known.metrics if name not in known.beside}
+    metrics = {name for name in known.metrics if name not in known.unscored_metrics}
     if metrics <= CORRELATIONS:
         return 0.0
     return 100 / len(known.labels) if known.labels and metrics == {"accuracy"} else None
@@ -84,7 +85,7 @@ def drawn(name: str, result: Result) -> bool:
 
 def to_try(name: str, experiment: Experiment, folder: Path) -> tuple[str, str, str]:
     """Three commands that go on from a finished run."""
-    lm = shlex.join(["lm", *study_words()])
+    lm = shlex.join(["lm", *study_arguments()])
     documented = experiment.data.corpus.startswith("documentation")
     sentence = "The function returns" if documented else "It was a"
     if experiment.counts.model != "none":

@@ -13,11 +13,15 @@ from experiments.report.comparison import Curves, Finished
 from experiments.runs import origin
 from experiments.runs.result import Result, check_settings, read_result
 from experiments.runs.stages import group_of, is_main
-from experiments.study.experiment import Changes, Experiment, Row
-from experiments.study.registry import build, by_hand, read_changes, run_folder
+from experiments.study.changes import Overrides
+from experiments.study.experiment import Experiment
+from experiments.study.overrides import overrides_of, used_changes
+from experiments.study.paths import run_folder
+from experiments.study.registry import build
+from experiments.study.table import Row
 from lm.config.base import DataError, SettingError
 from lm.files import parse_lines_with_checksum
-from lm.tokenizers.tokenizer import TRAINED_KINDS
+from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS
 
 Folders = str | os.PathLike | Sequence[str | os.PathLike]  # one folder of runs, or several
 Complain = Callable[[str], object]  # is called with each thing that does not count, and why
@@ -37,7 +41,7 @@ def roots(runs: Folders) -> list[epath.Path]:
 
 
 def results(
-    row: Row, scale: str, runs: Folders, complain: Complain | None = None, overrides: Changes | None = None
+    row: Row, scale: str, runs: Folders, complain: Complain | None = None, overrides: Overrides | None = None
 ) -> list[Result]:
     """Every finished seed of ``row`` at ``scale``; a seed that lies in several folders of runs counts once.
 
@@ -45,8 +49,8 @@ def results(
     count; without it the first such run is an error.
     """
     results: dict[int, Result] = {}
-    experiment = build(row.name, scale, read_changes(row.name, scale, overrides or {}))
-    changed = by_hand(row.name, scale, experiment) if overrides else {}
+    experiment = build(row.name, scale, used_changes(row.name, scale, overrides or {}))
+    changed = overrides_of(row.name, scale, experiment) if overrides else {}
     for root in roots(runs):
         parent = run_folder(root, scale, row.name, 0, changed).parent
         folders = parent.iterdir() if parent.exists() else ()
@@ -168,7 +172,7 @@ def ingredients(run: Result, experiment: Experiment) -> Iterator[tuple[tuple[Any
     data = experiment.data
     kind, _, corpus = data.vocabulary.partition(":")
     vocabulary: tuple[Any, ...] = (data.vocabulary, data.sentinels, experiment.start.model)
-    if kind in TRAINED_KINDS:
+    if kind in TOKENIZER_ALGORITHMS:
         tasks = experiment.tuning.mixtures if data.vocabulary_texts == "corpus+tasks" else ()
         texts = (corpus or data.corpus, data.corrupt_records, tasks)
         vocabulary = (kind, *texts, data.vocabulary_size, data.sentinels)

@@ -24,23 +24,24 @@ from experiments.runs.prepare import (
 from experiments.runs.recipes import head_config, text_spec
 from experiments.runs.result import check_settings
 from experiments.runs.stages import Stage, stages, start_of
-from experiments.study.experiment import Experiment, setting_changes
-from experiments.study.folders import home_of
+from experiments.study.experiment import Experiment
+from experiments.study.paths import home_of
+from experiments.study.settings_diff import setting_changes
 from lm import sharding
 from lm.config.base import SettingError, changes, check_numbers, leaves
-from lm.data.batches import check_size
+from lm.data.batches import check_batch_size
 from lm.data.checks import check_architecture
 from lm.data.corpus.spec import corpus_shards
-from lm.data.corpus.token_cache import GIGABYTE, kept_bytes
+from lm.data.corpus.token_cache import GIGABYTE, token_cache_bytes
 from lm.data.packing import row_length
-from lm.data.tasks.declared import check_declared
 from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import LabelledTask, Task
+from lm.data.tasks.task_files import check_task_files
 from lm.evaluate.loglikelihood import check_mask
 from lm.objectives.denoising import Lengths
-from lm.special_tokens import text_frame
+from lm.special_tokens import boundary_tokens
 from lm.train.runtime import manifest
 from lm.train.runtime.log import packages
 from lm.train.step import check_memory, check_mesh, check_rows, device_memory
@@ -75,13 +76,13 @@ def check(
         check_architecture(architecture, generates=True)
         check_output(experiment, f"tuning.mixtures={tuning.mixtures}")
         check_mask(experiment.model)
-        check_size(experiment.finetuning.batch_size)
+        check_batch_size(experiment.finetuning.batch_size)
     check_folder(experiment, folder, cache, say if "settings" in allow else None)
     agreed(lambda: check_start_parameters(experiment, home_of(folder, cache)))
     agreed(lambda: check_branches(stages(experiment, folder, home_of(folder, cache))))
     declared = declared_tasks(experiment) if tunes or experiment.mixing.pretraining != "corpus" else []
     prepared = first_alone(lambda: prepare_alone(experiment, cache, say))
-    agreed(lambda: check_declared(declared, prepared.cache, prepared.vocabulary, say))
+    agreed(lambda: check_task_files(declared, prepared.cache, prepared.vocabulary, say))
     check_alike(origin_of_run(experiment, prepared, cache))
     agreed(lambda: check_space(experiment, prepared))
     if experiment.mixing.pretraining != "corpus":
@@ -148,10 +149,10 @@ def check_space(experiment: Experiment, prepared: Prepared) -> None:
     phase, data, corpus = experiment.pretraining, experiment.data, prepared.train
     stored = sum(shard.size for shard in corpus.shards) // CHARACTERS_A_TOKEN
     read = phase.steps * phase.batch_size * data.inputs_length // max(data.repeats, 1)
-    needed = min(read, stored) * (2 if prepared.vocabulary.size <= 2**16 else 4)
+    needed = min(read, stored) * (2 if prepared.vocabulary.vocab_size <= 2**16 else 4)
     needed = min(needed, round(data.cache_size * GIGABYTE)) if data.cache_size else needed
     free = shutil.disk_usage(prepared.cache).free
-    if needed > free and needed > free + kept_bytes(corpus.folder):
+    if needed > free and needed > free + token_cache_bytes(corpus.folder):
         raise SettingError(
             f"pre-training will keep {needed / GIGABYTE:,.0f} GB of encoded text in {corpus.folder}, where "
             f"{free / GIGABYTE:,.0f} GB are free: make room, use other --runs, or set data.cache_size"
@@ -372,9 +373,9 @@ def check_start_parameters(experiment: Experiment, home: Path) -> None:
 
 def check_answers(experiment: Experiment, prepared: Prepared) -> None:
     """SettingError if an answer to choose from is longer than its room: cut, it would never be right."""
-    frame = text_frame(experiment.model, prepared.vocabulary)
+    boundary = boundary_tokens(experiment.model, prepared.vocabulary)
     for name in experiment.tuning.mixtures if experiment.finetuning.steps else ():
-        room = mixture(name).targets_length - len(frame.before) - 1
+        room = mixture(name).targets_length - len(boundary.prefix) - 1
         for task in mixture(name):
             longest = max(task.labels, key=lambda label: len(prepared.vocabulary.encode(label)), default="")
             if (count := len(prepared.vocabulary.encode(longest))) > room:

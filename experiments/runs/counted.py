@@ -10,11 +10,11 @@ from experiments.runs.prepare import Prepared, held_out_text, rows_of_half, task
 from experiments.runs.result import recorded
 from experiments.runs.scores import score_values
 from experiments.runs.stages import COUNTS_FILE, Stage
-from lm.classical.hmm import MarkovTagger, estimate_tagger, load_tagger, save_tagger, tag
+from lm.classical.hmm import HMMTagger, estimate_tagger, load_tagger, save_tagger, tag_words
 from lm.classical.ngram import (
     KneserNey,
     count_ngrams,
-    kneser_ney,
+    estimate_kneser_ney,
     load_kneser_ney,
     save_kneser_ney,
     token_log_probs,
@@ -49,13 +49,13 @@ def texts_as_counted(texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.nda
 
 def _ngrams(stage: Stage, prepared: Prepared) -> tuple[KneserNey, int]:
     settings = stage.settings
-    text = training_streams(settings, prepared).epoch()  # which networks read once, or again and again
+    text = training_streams(settings, prepared).read_epoch()  # which networks read once, or again and again
     # An EOS ends each document, as it separates them where networks read them.
     offsets = np.unique(text.offsets)
     tokens = np.insert(text.tokens.astype(np.int64), offsets[1:], prepared.vocabulary.eos)
     offsets += np.arange(len(offsets))
     counted = count_ngrams(tokens, offsets, settings.counts.order, settings.model.vocab_size)
-    return kneser_ney(counted), len(tokens)
+    return estimate_kneser_ney(counted), len(tokens)
 
 
 def _ngram_scores(model: KneserNey, stage: Stage, prepared: Prepared) -> dict[str, float]:
@@ -69,19 +69,19 @@ def _ngram_scores(model: KneserNey, stage: Stage, prepared: Prepared) -> dict[st
 # ---- taggers
 
 
-def tagged_by(model: MarkovTagger, stage: Stage, rows: Sequence[Row]) -> list[list[int]]:
+def tagged_by(model: HMMTagger, stage: Stage, rows: Sequence[Row]) -> list[list[int]]:
     """The class of each word of each row of the stage's task, decided as ``counts.tagging`` says."""
     task, counts = find_labelled(*stage.on), stage.settings.counts
     widths = {"greedy": 1, "beam": counts.beam_width, "viterbi": len(model.tags)}
     answers = []
     for (words,) in map(task.texts, rows):
         alone = counts.tagging == "most-frequent"
-        tags = model.most_frequent(words) if alone else tag(model, words, widths[counts.tagging])
+        tags = model.most_frequent_tags(words) if alone else tag_words(model, words, widths[counts.tagging])
         answers.append([task.labels.index(name) for name in tags])
     return answers
 
 
-def _tagger(stage: Stage, prepared: Prepared) -> tuple[MarkovTagger, int]:
+def _tagger(stage: Stage, prepared: Prepared) -> tuple[HMMTagger, int]:
     task = find_labelled(*stage.on)
     rows = task.rows("train", prepared.cache, stage.settings.data.corrupt_records)
     sentences = [
@@ -91,7 +91,7 @@ def _tagger(stage: Stage, prepared: Prepared) -> tuple[MarkovTagger, int]:
     return estimate_tagger(sentences, stage.settings.counts.markov), sum(map(len, sentences))
 
 
-def _tagger_scores(model: MarkovTagger, stage: Stage, prepared: Prepared) -> dict[str, Any]:
+def _tagger_scores(model: HMMTagger, stage: Stage, prepared: Prepared) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for task in tasks_of(stage)["validation"]:
         rows = rows_of_half(stage, prepared, task, "validation")
@@ -113,7 +113,9 @@ COUNT_MODELS: Mapping[str, CountModel] = {
         _tagger,
         save_tagger,
         load_tagger,
-        lambda model: int(model.first.size + model.pairs.size + np.count_nonzero(model.emitted)),
+        lambda model: int(
+            model.initial_counts.size + model.transition_counts.size + np.count_nonzero(model.emission_counts)
+        ),
         _tagger_scores,
     ),
 }

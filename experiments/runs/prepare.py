@@ -22,25 +22,25 @@ from experiments.runs.vocabularies import (
 from experiments.study.experiment import Experiment
 from lm.config.base import SettingError
 from lm.config.model import RECURRENT
-from lm.data.batches import Batches, ChunkedRows
+from lm.data.batches import Batches, TBPTTRows
 from lm.data.classification import Reader
 from lm.data.corpus.files import Split
-from lm.data.corpus.sampler import LEAST_ROWS, Streams, largest_divisor, stream_count
-from lm.data.corpus.shards import Shard, Texts, fingerprint_of, sample_documents
+from lm.data.corpus.sampler import MIN_ROWS_PER_STREAM, CorpusSampler, choose_num_streams, largest_divisor
+from lm.data.corpus.shards import InMemoryShard, Shard, corpus_fingerprint, sample_documents
 from lm.data.corpus.spec import corpus_shards
-from lm.data.corpus.token_cache import TOKENS_FOLDER, EncodedCorpus, encoded_corpus
+from lm.data.corpus.token_cache import TOKENS_FOLDER, EncodedCorpus, make_encoded_corpus
 from lm.data.masked_lm import MaskedLMRows
 from lm.data.pretraining import DenoisingRows, pretraining_rows
-from lm.data.seq2seq import CorpusTask, EncodedTask, Example, MixtureRows
+from lm.data.seq2seq import CorpusExamples, EncodedExamples, Example, MixtureRows
 from lm.data.tasks.labelled import LabelledTask, find_labelled
-from lm.data.tasks.mixtures import mixture, rates
-from lm.data.tasks.task import Row, Scored, Task
+from lm.data.tasks.mixtures import mixing_rates, mixture
+from lm.data.tasks.task import BaseTask, Row, Task
 from lm.files import write
 from lm.metrics import Likelihood
 from lm.objectives.denoising import Lengths, compute_lengths
-from lm.special_tokens import check_special, text_frame
-from lm.tokenizers.huggingface import open_vocabulary
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.special_tokens import boundary_tokens, check_special
+from lm.tokenizers.huggingface import load_tokenizer
+from lm.tokenizers.tokenizer import Tokenizer
 
 NOTES = "rows"  # the folder of how many rows windows have
 CORPUS = "corpus"  # its name among the tasks of a mixture
@@ -56,7 +56,7 @@ UNKNOWN = ""  # the fingerprint in the record of a model that was imported witho
 class Prepared:
     """What a run reads."""
 
-    vocabulary: Vocabulary
+    vocabulary: Tokenizer
     train: EncodedCorpus
     validation: EncodedCorpus
     cache: Path  # that holds them, and the tasks
@@ -73,7 +73,7 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
         for split, tasks in tasks_of(stage).items():  # finds their files, and reads nothing yet
             for task in tasks:
                 rows = rows_of(task, split, experiment, cache)
-                skipped |= {task.name: len(rows.left_out)} if split == "train" else {}
+                skipped |= {task.name: len(rows.skipped)} if split == "train" else {}
                 answered += [(task, rows)] if split == "train" and isinstance(task, Task) else []
     skipped = {name: count for name, count in skipped.items() if count}
     for name, count in skipped.items():
@@ -88,28 +88,31 @@ def prepare(experiment: Experiment, cache: Path, say: Say) -> Prepared:
     else:
         vocabulary = stored_vocabulary(start.folder, experiment)
     check_special(experiment.model, vocabulary, f"data.vocabulary={experiment.data.vocabulary}")
-    if vocabulary.size > experiment.model.vocab_size:
+    if vocabulary.vocab_size > experiment.model.vocab_size:
         raise SettingError(
-            f"model.vocab_size={experiment.model.vocab_size} is less than the vocabulary's {vocabulary.size} "
-            f"(sentinels included): set it to {-(-vocabulary.size // 128) * 128}"
+            f"model.vocab_size={experiment.model.vocab_size} is less than the vocabulary's "
+            f"{vocabulary.vocab_size} (sentinels included): set it to "
+            f"{-(-vocabulary.vocab_size // 128) * 128}"
         )
     train, validation = (encoded_split(experiment, split, vocabulary, cache) for split in SPLITS)
     return Prepared(vocabulary, train, validation, cache, skipped)
 
 
 def encoded_split(
-    experiment: Experiment, split: Split, vocabulary: Vocabulary, cache: Path, streams: int | None = None
+    experiment: Experiment, split: Split, vocabulary: Tokenizer, cache: Path, streams: int | None = None
 ) -> EncodedCorpus:
     """The corpus as tokens, encoded as it is read, by as many streams as are right for it or given."""
     data = experiment.data
     corrupt = data.corrupt_records if split == "train" else "stop"
-    shards: Sequence[Shard] = [Texts(())]
+    shards: Sequence[Shard] = [InMemoryShard(())]
     if reads_corpus(experiment):
         shards = corpus_shards(data.corpus, split, cache, corrupt)
     size = sum(shard.size for shard in shards)
-    count = stream_count(data.streams, experiment.pretraining.batch_size, size) if split == "train" else 1
-    corpus = encoded_corpus(shards, vocabulary, cache / TOKENS_FOLDER, streams or count)
-    return replace(corpus, corrupt=corrupt, most=data.cache_size)
+    count = (
+        choose_num_streams(data.streams, experiment.pretraining.batch_size, size) if split == "train" else 1
+    )
+    corpus = make_encoded_corpus(shards, vocabulary, cache / TOKENS_FOLDER, streams or count)
+    return replace(corpus, on_corrupt=corrupt, max_gigabytes=data.cache_size)
 
 
 def reads_corpus(experiment: Experiment) -> bool:
@@ -117,16 +120,16 @@ def reads_corpus(experiment: Experiment) -> bool:
     return not experiment.start.model or experiment.pretraining.steps > 0
 
 
-def reader_of(experiment: Experiment, task: LabelledTask, vocabulary: Vocabulary) -> Reader:
+def reader_of(experiment: Experiment, task: LabelledTask, vocabulary: Tokenizer) -> Reader:
     """How the model of ``experiment`` reads a labelled task."""
     tuning = experiment.tuning
     return Reader(task, vocabulary, experiment.model.architecture, tuning.inputs_length, tuning.layout)
 
 
-def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
+def tasks_of(stage: Stage) -> dict[str, list[BaseTask]]:
     """The tasks that a stage is trained on ("train") and evaluated on ("validation", "report")."""
-    train: list[Scored]
-    validation: list[Scored]
+    train: list[BaseTask]
+    validation: list[BaseTask]
     if stage.kind in ("head", "count"):
         train = validation = [find_labelled(name) for name in stage.on]
     else:
@@ -136,7 +139,7 @@ def tasks_of(stage: Stage) -> dict[str, list[Scored]]:
     return {"train": train, "validation": validation, "report": report}
 
 
-def rows_of_half(stage: Stage, prepared: Prepared, task: Scored, half: Half) -> Sequence[Row]:
+def rows_of_half(stage: Stage, prepared: Prepared, task: BaseTask, half: Half) -> Sequence[Row]:
     """The first ``tuning.evaluation_examples`` or ``tuning.report_examples`` of a task."""
     tuning = stage.settings.tuning
     limit = tuning.report_examples if half == "report" else tuning.evaluation_examples
@@ -159,7 +162,7 @@ def fingerprints(stage: Stage, cache: Path) -> dict[str, str]:
         texts[f"{CORPUS} {split}"] = corpus_shards(data.corpus, split, cache, corrupt)
     if corpus := vocabulary_corpus(stage.settings):
         texts["vocabulary train"] = corpus_shards(corpus, "train", cache, data.corrupt_records)
-    found = {name: fingerprint_of(shards) for name, shards in texts.items()} | {
+    found = {name: corpus_fingerprint(shards) for name, shards in texts.items()} | {
         f"{CORPUS} is read": READ_ORDER
     }
     for part, tasks in tasks_of(stage).items():
@@ -169,7 +172,7 @@ def fingerprints(stage: Stage, cache: Path) -> dict[str, str]:
     return found
 
 
-def store_vocabulary(stage: Path, vocabulary: Vocabulary) -> None:
+def store_vocabulary(stage: Path, vocabulary: Tokenizer) -> None:
     """Copy ``vocabulary`` into the folder of a stage, replacing another; equal files are not written."""
     folder, files = stage / FOLDER, vocabulary.files()
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -181,13 +184,13 @@ def store_vocabulary(stage: Path, vocabulary: Vocabulary) -> None:
             write(path, contents)
 
 
-def stored_vocabulary(stage: Path, experiment: Experiment) -> Vocabulary:
+def stored_vocabulary(stage: Path, experiment: Experiment) -> Tokenizer:
     """The vocabulary that the stage in a folder was trained with; SettingError if it is another or gone."""
     recorded, folder, data = origin.read(stage)["vocabulary"]["fingerprint"], stage / FOLDER, experiment.data
     bare = data.vocabulary == "bytes"  # which has no files
     if not bare and not folder.is_dir():
         raise SettingError(f"{folder} is missing: the vocabulary that this model was trained with")
-    vocabulary = open_vocabulary("bytes" if bare else folder, data.sentinels, experiment.model.vocab_size)
+    vocabulary = load_tokenizer("bytes" if bare else folder, data.sentinels, experiment.model.vocab_size)
     if recorded not in (UNKNOWN, vocabulary.fingerprint):
         raise SettingError(
             f"{folder} is not the vocabulary that this model was trained with: its fingerprint is "
@@ -202,13 +205,13 @@ def unique_tokens(experiment: Experiment) -> int:
     return max(phase.steps * phase.batch_size * data.inputs_length // data.repeats, data.inputs_length)
 
 
-def training_streams(experiment: Experiment, prepared: Prepared) -> Streams:
+def training_streams(experiment: Experiment, prepared: Prepared) -> CorpusSampler:
     """The streams in which pre-training reads the corpus."""
     corpus, data = prepared.train, experiment.data
-    unique, count = unique_tokens(experiment) if data.repeats else None, corpus.streams
+    unique, count = unique_tokens(experiment) if data.repeats else None, corpus.num_streams
     if unique:  # of which every stream has a part
-        count = largest_divisor(count, unique // (LEAST_ROWS * data.inputs_length))
-    return Streams(corpus, count, experiment.seed, unique, prepared.cache / NOTES)
+        count = largest_divisor(count, unique // (MIN_ROWS_PER_STREAM * data.inputs_length))
+    return CorpusSampler(corpus, count, experiment.seed, unique, prepared.cache / NOTES)
 
 
 def in_own_order(experiment: Experiment, prepared: Prepared) -> EncodedCorpus:
@@ -257,16 +260,16 @@ def pretraining_batches(
     data, size = experiment.data, rows or experiment.pretraining.batch_size
     if split == "train":
         streams = training_streams(experiment, prepared)
-        streams = replace(streams, count=streams.count if not size % streams.count else 1)
+        streams = replace(streams, num_streams=streams.num_streams if not size % streams.num_streams else 1)
     else:
-        streams = Streams(prepared.validation, 1, notes=prepared.cache / NOTES)
+        streams = CorpusSampler(prepared.validation, 1, index_folder=prepared.cache / NOTES)
     source = pretraining_rows(
         streams,
         experiment.objective,
         architecture=experiment.model.architecture,
         inputs_length=data.inputs_length * times,
         batch_size=size,
-        frame=text_frame(experiment.model, prepared.vocabulary),
+        boundary=boundary_tokens(experiment.model, prepared.vocabulary),
     )
     return Batches(source, size)
 
@@ -283,7 +286,7 @@ def training_batches(experiment: Experiment, prepared: Prepared) -> Batches:
         pretraining=replace(phase, steps=-(-phase.steps // tbptt.chunks_per_row)),
     )
     rows = pretraining_batches(long, prepared, "train").rows
-    return Batches(ChunkedRows(rows, lengths, tbptt.rows, tbptt.chunks_per_row), tbptt.rows)
+    return Batches(TBPTTRows(rows, lengths, tbptt.rows, tbptt.chunks_per_row), tbptt.rows)
 
 
 def check_lasting(experiment: Experiment) -> None:
@@ -307,11 +310,13 @@ def check_lasting(experiment: Experiment) -> None:
 
 def encoded_tasks(
     experiment: Experiment, mixtures: Sequence[str], prepared: Prepared
-) -> dict[str, EncodedTask]:
+) -> dict[str, EncodedExamples]:
     """The training sets of all tasks in the mixtures, by task."""
     tasks = [task for name in mixtures for task in mixture(name) if task.train]
     rows = [task.rows("train", prepared.cache, experiment.data.corrupt_records) for task in tasks]
-    return {task.name: EncodedTask(task, x, prepared.vocabulary) for task, x in zip(tasks, rows, strict=True)}
+    return {
+        task.name: EncodedExamples(task, x, prepared.vocabulary) for task, x in zip(tasks, rows, strict=True)
+    }
 
 
 def mixed_batches(experiment: Experiment, mixtures: Sequence[str], prepared: Prepared) -> Batches:
@@ -321,13 +326,13 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], prepared: Pre
     sizes = {name: min(len(rows), mixing.limit) for name, rows in examples.items()}
     corpus = pretraining_batches(experiment, prepared, "train")
     if mixing.pretraining != "tasks":
-        examples[CORPUS] = CorpusTask(cast(DenoisingRows, corpus.rows))
+        examples[CORPUS] = CorpusExamples(cast(DenoisingRows, corpus.rows))
         sizes[CORPUS] = round(mixing.limit * mixing.corpus_share)
     tuned, limits = tuning_lengths(experiment, mixtures), corpus.lengths
     lengths = Lengths(limits.raw, max(limits.inputs, tuned.inputs), max(limits.targets, tuned.targets))
-    shares = rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
-    frame = text_frame(experiment.model, prepared.vocabulary)
-    rows = MixtureRows(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
+    shares = mixing_rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
+    boundary = boundary_tokens(experiment.model, prepared.vocabulary)
+    rows = MixtureRows(examples, shares, experiment.model.architecture, lengths, experiment.seed, boundary)
     return Batches(rows, experiment.pretraining.batch_size)
 
 

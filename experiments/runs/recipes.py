@@ -37,17 +37,17 @@ from lm.data.batches import Batches, stream
 from lm.data.classification import LabelledRows, labelled_eval_batches
 from lm.data.content import unigram_baseline
 from lm.data.seq2seq import MixtureRows, eval_batches
-from lm.data.tasks.choices import choices_of
+from lm.data.tasks.choices import encode_choices
 from lm.data.tasks.labelled import AnyTask, LabelledTask, find_labelled
-from lm.data.tasks.mixtures import mixture, rates
+from lm.data.tasks.mixtures import mixing_rates, mixture
 from lm.data.tasks.task import Row, Task
-from lm.evaluate.evaluator import Questions
+from lm.evaluate.evaluator import EvalTask
 from lm.evaluate.generate import greedy
 from lm.nn import electra, elmo, finetune
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths
-from lm.special_tokens import text_frame
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.special_tokens import boundary_tokens
+from lm.tokenizers.tokenizer import Tokenizer
 from lm.train import optimizers
 from lm.train.losses import both_directions, labelled, masked_lm, replaced_tokens
 from lm.train.runtime.checkpoints import CheckpointError, Checkpoints
@@ -62,7 +62,7 @@ class Recipe(NamedTuple):
 
     step: Callable[[Stage], StepSpec]  # model, loss and what is trained
     batches: Callable[[Stage, Prepared], Batches]
-    questions: Callable[[Stage, Prepared, Mesh, Half], list[Questions]]  # that its checkpoints are asked
+    questions: Callable[[Stage, Prepared, Mesh, Half], list[EvalTask]]  # that its checkpoints are asked
 
 
 # ---- the step
@@ -136,9 +136,9 @@ def _text_batches(stage: Stage, prepared: Prepared) -> Batches:
     experiment, lengths = stage.settings, tuning_lengths(stage.settings, stage.on)
     examples = encoded_tasks(experiment, stage.on, prepared)
     sizes, limit = {task: len(rows) for task, rows in examples.items()}, experiment.tuning.examples_limit
-    shares = rates(sizes, kind="proportional", limit=limit, temperature=1.0)
-    frame = text_frame(experiment.model, prepared.vocabulary)
-    rows = MixtureRows(examples, shares, experiment.model.architecture, lengths, experiment.seed, frame)
+    shares = mixing_rates(sizes, kind="proportional", limit=limit, temperature=1.0)
+    boundary = boundary_tokens(experiment.model, prepared.vocabulary)
+    rows = MixtureRows(examples, shares, experiment.model.architecture, lengths, experiment.seed, boundary)
     return Batches(rows, stage.training.batch_size)
 
 
@@ -185,13 +185,13 @@ def _held_out(
 # ---- the questions
 
 
-def _text_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) -> list[Questions]:
+def _text_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) -> list[EvalTask]:
     return [
         _text_question(stage, prepared, mesh, task, half) for task in cast(list[Task], tasks_of(stage)[half])
     ]
 
 
-def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, half: Half) -> Questions:
+def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, half: Half) -> EvalTask:
     """Rows of a half, all measured; of the report half ``tuning.evaluation_examples`` are answered, of the
     other half those of tasks that count by answers, and at the branches of a run of those alone."""
     rows, most = rows_of_half(stage, prepared, task, half), stage.settings.tuning.evaluation_examples
@@ -200,16 +200,16 @@ def _text_question(stage: Stage, prepared: Prepared, mesh: Mesh, task: Task, hal
     length = max(mixture(name).targets_length for name in stage.scored_on if mixture(name).has(task.name))
     asked = questions(stage.settings, prepared.vocabulary, mesh, task, answered, length)
     lengths = (stage.settings.tuning.inputs_length, length)
-    frame = text_frame(stage.settings.model, prepared.vocabulary)
+    boundary = boundary_tokens(stage.settings.model, prepared.vocabulary)
     others = first(task.rows("validation", prepared.cache), most)
-    choices = partial(choices_of, task, vocabulary=prepared.vocabulary, lengths=lengths, frame=frame)
+    choices = partial(encode_choices, task, tokenizer=prepared.vocabulary, lengths=lengths, boundary=boundary)
     if half == "validation":
         return replace(asked, choices=choices(others))
-    chooses = task.candidates or task.premises  # else nothing is to be fitted
-    return replace(asked, choices=choices(rows), fit=choices(others) if chooses else None)
+    chooses = task.candidates or task.candidate_inputs  # else nothing is to be fitted
+    return replace(asked, choices=choices(rows), calibration=choices(others) if chooses else None)
 
 
-def _head_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) -> list[Questions]:
+def _head_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) -> list[EvalTask]:
     length, asked = stage.settings.tuning.inputs_length, []
     for task in tasks_of(stage)[half]:
         rows = rows_of_half(stage, prepared, task, half)
@@ -219,12 +219,12 @@ def _head_questions(stage: Stage, prepared: Prepared, mesh: Mesh, half: Half) ->
 
 def questions(
     experiment: Experiment,
-    vocabulary: Vocabulary,
+    vocabulary: Tokenizer,
     mesh: Mesh,
     task: AnyTask,
     rows: Sequence[Row],
     targets_length: int,
-) -> Questions:
+) -> EvalTask:
     """The questions of a task's ``rows``; answers in words have at most ``targets_length`` tokens."""
     length, size = experiment.tuning.inputs_length, experiment.finetuning.batch_size
     architecture = experiment.model.architecture
@@ -236,12 +236,12 @@ def questions(
     else:
         prompts = [(vocabulary.encode(task.to_text(row)[0]), ()) for row in rows]
         lengths = Lengths(raw=length, inputs=length, targets=1)
-        frame = text_frame(experiment.model, vocabulary)
+        boundary = boundary_tokens(experiment.model, vocabulary)
         batches = eval_batches(
-            prompts, architecture=architecture, lengths=lengths, batch_size=size, frame=frame
+            prompts, architecture=architecture, lengths=lengths, batch_size=size, boundary=boundary
         )
         output, answer = partial(greedy, max_length=targets_length), lambda row, ids: vocabulary.decode(ids)
-    return Questions(task, rows, _of_process(mesh, size, batches), output, answer)
+    return EvalTask(task, rows, _of_process(mesh, size, batches), output, answer)
 
 
 _head_output = jax.jit(finetune.ModelWithHead.__call__)  # model, batch -> what its head gives

@@ -53,7 +53,7 @@ from experiments.runs.session import (
 )
 from experiments.runs.stages import COUNTS_FILE, Stage, save_settings, stages
 from experiments.study.experiment import Experiment
-from experiments.study.folders import home_of
+from experiments.study.paths import home_of
 from lm.config.base import SettingError
 from lm.config.training import LoopConfig
 from lm.data.tasks.labelled import AnyTask
@@ -345,7 +345,7 @@ def scores_on(
         task = questions.task
         if half == "report" or not task.report:
             metrics, values = score_task(model, questions, put, answers_path(folder, task, name))
-            scores[task.name] = task_score(task, step, metrics) | {"rows": questions.size}
+            scores[task.name] = task_score(task, step, metrics) | {"rows": questions.num_rows}
             scores[task.name] |= {"answered": len(questions.rows)}
             if half == "report" and values and jax.process_index() == 0:
                 scores[task.name]["examples"] = write_example_values(folder, task.name, values)

@@ -12,16 +12,16 @@ import numpy as np
 
 from experiments.runs.result import DOCUMENTS, UNDEFINED, likelihood_of, write_result
 from experiments.runs.stages import Stage
-from lm.data.tasks.task import Scored
+from lm.data.tasks.task import BaseTask
 from lm.files import json_with_checksum, parse_with_checksum, write
-from lm.metrics import Undefined, Value, defined, reasons
+from lm.metrics import Undefined, Value, defined_values, undefined_reasons
 from lm.train.runtime.log import records
 
 BITS = "bits_per_byte"  # of the right answers of a task: decides between equal scores
 EXIT = 0.2  # below a model without context: one that has left the plateau [nats a content token]
 
 
-def best_of(task: Scored, folder: Path, step: int | None = None) -> dict[str, Any]:
+def best_of(task: BaseTask, folder: Path, step: int | None = None) -> dict[str, Any]:
     """The best evaluation of a task, as the paper reports it: every task by its own checkpoint.
 
     Of several with the same score it is the one with the likeliest right answers, else the last: as of
@@ -38,30 +38,30 @@ def best_of(task: Scored, folder: Path, step: int | None = None) -> dict[str, An
     metrics = {key.removeprefix(f"{name}/"): x for key, x in best.items() if key.startswith(f"{name}/")}
     undefined = {metric: Undefined(reason) for metric, reason in metrics.pop(UNDEFINED, {}).items()}
     if "score" in metrics:
-        metrics["score"] *= task.better  # recorded so that more is better
+        metrics["score"] *= task.direction  # recorded so that more is better
     return task_score(task, best["step"], metrics | undefined)
 
 
-def score_values(task: Scored, metrics: Mapping[str, Value]) -> dict[str, Any]:
+def score_values(task: BaseTask, metrics: Mapping[str, Value]) -> dict[str, Any]:
     """What the records of a stage say of a task: its metrics, and why others are undefined.
 
     The score is recorded so that more is better.
     """
-    values: dict[str, Any] = defined(metrics)
+    values: dict[str, Any] = defined_values(metrics)
     if "score" in values:
-        values["score"] *= task.better
-    if undefined := reasons(metrics):
+        values["score"] *= task.direction
+    if undefined := undefined_reasons(metrics):
         values[UNDEFINED] = undefined
     return {f"{task.name}/{name}": value for name, value in values.items()}
 
 
-def task_score(task: Scored, step: int, metrics: Mapping[str, Value]) -> dict[str, Any]:
+def task_score(task: BaseTask, step: int, metrics: Mapping[str, Value]) -> dict[str, Any]:
     """What ``scores.json`` says of a task, but for the number of its rows; None where it is undefined."""
-    known, undefined = defined(metrics), reasons(metrics)
+    known, undefined = defined_values(metrics), undefined_reasons(metrics)
     return {
         "column": task.column,
-        "like": task.like,
-        "metric": " and ".join(metric for metric in task.metrics if metric not in task.beside),
+        "like": task.paper_column,
+        "metric": " and ".join(metric for metric in task.metrics if metric not in task.unscored_metrics),
         "measure": task.measure,
         "chance": 0.0 if task.measure == "bits_above_chance" else None,
         "step": step,

@@ -20,19 +20,19 @@ from experiments.processes.progress import NO_TOOLS, Reporter, Tools
 from experiments.runs import origin
 from experiments.runs.prepare import Prepared, fingerprints, in_own_order, store_vocabulary
 from experiments.runs.stages import Stage, saved_steps
-from experiments.study.experiment import result_settings
+from experiments.study.settings_diff import result_settings
 from lm import sharding
 from lm.batch import Batch
-from lm.classical.word2vec import Tables, as_large, initial_tables, mean_loss, train_epoch
+from lm.classical.word2vec import Tables, initial_tables, mean_loss, rescale_to, train_epoch
 from lm.config.base import changes
-from lm.data.batches import Batches, ChunkedRows, stream
-from lm.data.corpus.prefetch import encoding_ahead
-from lm.data.corpus.token_cache import Tokens
+from lm.data.batches import Batches, TBPTTRows, stream
+from lm.data.corpus.prefetch import pretokenize_in_background
+from lm.data.corpus.token_cache import EncodedDocuments
 from lm.data.masked_lm import MaskedLMRows
 from lm.data.packing import row_length
 from lm.data.pretraining import DenoisingRows
 from lm.data.segments import SEGMENTS
-from lm.data.seq2seq import CorpusTask, MixtureRows
+from lm.data.seq2seq import CorpusExamples, MixtureRows
 from lm.objectives.denoising import Lengths
 from lm.train.flops import step_flops
 from lm.train.runtime.checkpoints import Checkpoints
@@ -68,9 +68,9 @@ def data(stage: Stage, session: Session, batches: Batches, first: int) -> Iterat
 
 def _encoders(batches: Batches, rows: Sequence[slice], processes: int) -> AbstractContextManager[None]:
     """Processes that encode ahead what this process's rows need of the corpus."""
-    source = batches.rows.rows if isinstance(batches.rows, ChunkedRows) else batches.rows
+    source = batches.rows.rows if isinstance(batches.rows, TBPTTRows) else batches.rows
     if isinstance(source, MixtureRows):  # whose examples are dealt to all streams
-        corpora = [x.source for x in source.examples_by_task.values() if isinstance(x, CorpusTask)]
+        corpora = [x.source for x in source.examples_by_task.values() if isinstance(x, CorpusExamples)]
         kind, rows, source = SEGMENTS, [slice(None)], corpora[0] if corpora else None
     elif isinstance(source, DenoisingRows | MaskedLMRows):
         kind = source.row_kind
@@ -79,8 +79,8 @@ def _encoders(batches: Batches, rows: Sequence[slice], processes: int) -> Abstra
     if source is None or not processes:
         return nullcontext()
     reading = source.reader
-    notes = {stream: reading.notes(stream, kind) for stream in reading.streams_of_rows(rows)}
-    return encoding_ahead(reading.streams, notes, processes)
+    notes = {stream: reading.index_file(stream, kind) for stream in reading.streams_of_rows(rows)}
+    return pretokenize_in_background(reading.sampler, notes, processes)
 
 
 def flops(stage: Stage, lengths: Lengths) -> float:
@@ -136,7 +136,7 @@ def train_vectors(stage: Stage, session: Session, steps: Steps, checkpoints: Che
     config, seed, texts = stage.settings.vectors, stage.settings.seed, session.prepared
     corpora = in_own_order(stage.settings, texts), texts.validation
     train, held_out = (_documents(corpus.first(config.tokens)) for corpus in corpora)
-    skipgram = config.of_width(stage.settings.model.embed_width)
+    skipgram = config.with_width(stage.settings.model.embed_width)
     with checkpoints, ShownLog(stage, session) as log, PreemptionHandler(0.0, stage.folder) as stopping:
         restored, fresh = checkpoints.restore(steps.abstract), steps.initial_state(seed)
         start = 0 if restored is None else int(restored.step)
@@ -158,7 +158,7 @@ def train_vectors(stage: Stage, session: Session, steps: Steps, checkpoints: Che
             seconds, count = time.perf_counter() - began, sum(map(len, train))
             log.write(epoch + 1, "train", {"seconds_per_step": seconds, "tokens": float(count)})
             if epoch + 1 == config.epochs:
-                tables = as_large(tables, fresh.params[TABLE_NAMES[0]])
+                tables = rescale_to(tables, fresh.params[TABLE_NAMES[0]])
             checkpoints.save(_with_tables(fresh, tables, epoch + 1))
             session.reporter.advance(1)
         checkpoints.wait()
@@ -169,7 +169,7 @@ def train_vectors(stage: Stage, session: Session, steps: Steps, checkpoints: Che
 TABLE_NAMES = ("embed.table", "contexts.table")  # skip-gram's, as parameters
 
 
-def _documents(tokens: Tokens) -> list[np.ndarray]:
+def _documents(tokens: EncodedDocuments) -> list[np.ndarray]:
     return np.split(tokens.tokens, tokens.offsets[1:-1])
 
 

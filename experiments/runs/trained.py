@@ -15,10 +15,10 @@ from experiments.runs.prepare import Prepared, encoded_split, pretraining_batche
 from experiments.runs.recipes import body_steps, trained, trained_body
 from experiments.runs.stages import Stage, load_settings, model_of_run, stages_of, which_model
 from experiments.study.experiment import Experiment
-from experiments.study.folders import cache_of
+from experiments.study.paths import cache_of
 from lm import sharding
 from lm.batch import Batch
-from lm.classical.word_vectors import WordVectors
+from lm.classical.word2vec import WordVectors
 from lm.config.base import SettingError, nearest
 from lm.config.decoding import Decoding
 from lm.config.model import ModelConfig
@@ -26,7 +26,7 @@ from lm.evaluate.generate import decode, prompt_batch
 from lm.evaluate.text_model import TextModel
 from lm.nn.transformer import Transformer
 from lm.notebook import text_model
-from lm.tokenizers.tokenizer import MASK, Vocabulary
+from lm.tokenizers.tokenizer import MASK, Tokenizer
 from lm.train.optimizers import EMBEDDING
 from lm.train.runtime.manifest import manifests
 
@@ -37,7 +37,7 @@ WRITING = Decoding(max_length=32, temperature=0.8, top_p=0.95)
 UNMARKED = ("drop", "shuffle")  # objective.inputs that show no gap where something is hidden
 
 
-def frame(stage: Stage, vocabulary: Vocabulary) -> tuple[int | None, int | None]:
+def frame(stage: Stage, vocabulary: Tokenizer) -> tuple[int | None, int | None]:
     """The ids that begin and end a text as the model of a stage reads it."""
     experiment = stage.settings
     config, start = experiment.model, experiment.model.special.start
@@ -55,7 +55,7 @@ class Trained:
     """What came out of one stage of a run."""
 
     stage: Stage
-    vocabulary: Vocabulary
+    vocabulary: Tokenizer
     model: Transformer
     put: Callable[[Any], Any]
     devices: int  # rows of a batch are a multiple of it
@@ -72,15 +72,15 @@ class Trained:
         """
         begin, end = frame(self.stage, self.vocabulary)
         if self.stage.kind == "text" and not self.config.has_encoder:
-            return Vocabulary.encode_framed(self.vocabulary, text, begin, end)
-        return self.vocabulary.encode_framed(text, begin, end)
+            return Tokenizer.encode_with_special_tokens(self.vocabulary, text, begin, end)
+        return self.vocabulary.encode_with_special_tokens(text, begin, end)
 
     def encode_data(self, text: str) -> list[int]:
         """``text`` framed likewise, in which nothing is named: the inputs of a task."""
         ids, (begin, end) = self.vocabulary.encode(text), frame(self.stage, self.vocabulary)
         if self.stage.kind == "text" and not self.config.has_encoder:
-            return Vocabulary.framed_ids(self.vocabulary, ids, begin, end)
-        return self.vocabulary.framed_ids(ids, begin, end)
+            return Tokenizer.add_special_tokens(self.vocabulary, ids, begin, end)
+        return self.vocabulary.add_special_tokens(ids, begin, end)
 
     def encode_gaps(self, text: str) -> tuple[list[int], list[int]]:
         """Ids of a text whose gaps are written [MASK], and the sentinels in them; none: masks are."""
@@ -96,8 +96,8 @@ class Trained:
             raise SettingError(
                 f"{count} gaps are more than the vocabulary's {vocabulary.num_sentinels} sentinels"
             )
-        sentinels = [vocabulary.size - 1 - k for k in range(count)]
-        ids = [*vocabulary.encode_hidden(text, sentinels), vocabulary.eos]
+        sentinels = [vocabulary.vocab_size - 1 - k for k in range(count)]
+        ids = [*vocabulary.encode_replacing_masks(text, sentinels), vocabulary.eos]
         return [token for token in ids if token is not None], sentinels
 
     def continued(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
@@ -160,7 +160,7 @@ def embedding_of(folder: Path, stages: Mapping[str, Stage], name: str) -> tuple[
     stage = chosen(folder, stages, name or default)
     params = trained(stage, sharding.make_mesh(stage.settings.mesh)).params
     table = np.asarray(next(x for each, x in params.items() if f".{each}".endswith(EMBEDDING)))
-    pieces = stored_vocabulary(stage.folder, stage.settings).ids
+    pieces = stored_vocabulary(stage.folder, stage.settings).vocab
     rows = table[list(pieces.values())]
     return WordVectors(tuple(pieces), rows, rows), which_model(folder, stage.name, stages, "--stage")
 

@@ -6,35 +6,35 @@ from itertools import chain
 from pathlib import Path
 
 from experiments.study.experiment import Experiment
-from lm.data.corpus.shards import fingerprint_of, sample_documents
-from lm.data.corpus.spec import corpus_shards, examples
+from lm.data.corpus.shards import corpus_fingerprint, sample_documents
+from lm.data.corpus.spec import corpus_shards, dataset_rows
 from lm.data.corpus.tables import TableRows
-from lm.data.corpus.tfds import StoredRows
+from lm.data.corpus.tfds import TfdsRows
 from lm.data.tasks.mixtures import mixture
-from lm.data.tasks.task import Scored, Task
+from lm.data.tasks.task import BaseTask, Task
 from lm.files import matches_checksum
-from lm.tokenizers.huggingface import open_vocabulary
-from lm.tokenizers.sentencepiece import REQUIRED, train_sentencepiece
-from lm.tokenizers.tokenizer import TRAINED_KINDS, UNK, Vocabulary
-from lm.tokenizers.wordpiece import train_wordpieces
+from lm.tokenizers.huggingface import load_tokenizer
+from lm.tokenizers.sentencepiece import REQUIRED_CHARACTERS, train_sentencepiece
+from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS, UNK, Tokenizer
+from lm.tokenizers.wordpiece import train_wordpiece
 
 LOOKED_AT = 200  # of a task, to see what the vocabulary lacks [answers]
 Say = Callable[[str], object]
-TaskRows = tuple[Task, StoredRows | TableRows]
+TaskRows = tuple[Task, TfdsRows | TableRows]
 
 
-def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary:
+def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Tokenizer:
     """The vocabulary that ``data.vocabulary`` names; trained on its corpus first if it must be."""
     data = experiment.data
-    kind = next((kind for kind in TRAINED_KINDS if kind == data.vocabulary.partition(":")[0]), None)
+    kind = next((kind for kind in TOKENIZER_ALGORITHMS if kind == data.vocabulary.partition(":")[0]), None)
     if kind is None:
-        return open_vocabulary(data.vocabulary, data.sentinels, experiment.model.vocab_size)
+        return load_tokenizer(data.vocabulary, data.sentinels, experiment.model.vocab_size)
     name = vocabulary_corpus(experiment) or data.corpus
     corpus = corpus_shards(name, "train", cache, data.corrupt_records)
     tasks = task_rows(experiment, cache) if data.vocabulary_texts == "corpus+tasks" else []
     task_keys = [f"{task.name} {rows.fingerprint}" for task, rows in tasks]
     bytes_ = [data.unknown] * (data.unknown == "bytes")
-    ingredients = [fingerprint_of(corpus), data.vocabulary_size, REQUIRED, *bytes_, *task_keys]
+    ingredients = [corpus_fingerprint(corpus), data.vocabulary_size, REQUIRED_CHARACTERS, *bytes_, *task_keys]
     key = hashlib.sha256(" ".join(map(str, ingredients)).encode()).hexdigest()[:16]
     suffix = "txt" if kind == "wordpiece" else "model"
     path = cache / "vocabulary" / f"{kind}-{data.vocabulary_size}-{key}.{suffix}"
@@ -43,16 +43,16 @@ def find_vocabulary(experiment: Experiment, cache: Path, say: Say) -> Vocabulary
         say(f"training a {kind} vocabulary of {data.vocabulary_size:,} word pieces on {texts_of}")
         texts = _with_tasks(sample_documents(corpus), tasks)
         if kind == "wordpiece":
-            train_wordpieces(texts, data.vocabulary_size, path)
+            train_wordpiece(texts, data.vocabulary_size, path)
         else:
             train_sentencepiece(texts, data.vocabulary_size, path, data.unknown, kind)
-    return open_vocabulary(path, data.sentinels, experiment.model.vocab_size)
+    return load_tokenizer(path, data.sentinels, experiment.model.vocab_size)
 
 
 def vocabulary_corpus(experiment: Experiment) -> str:
     """The corpus that ``data.vocabulary`` names to be trained on; "" if it names none."""
     kind, _, named = experiment.data.vocabulary.partition(":")
-    return named if kind in TRAINED_KINDS else ""
+    return named if kind in TOKENIZER_ALGORITHMS else ""
 
 
 def _with_tasks(documents: Iterator[str], tasks: Sequence[TaskRows]) -> Iterator[str]:
@@ -65,7 +65,7 @@ def _with_tasks(documents: Iterator[str], tasks: Sequence[TaskRows]) -> Iterator
     yield from chain.from_iterable(chain.from_iterable(rows))
 
 
-def unwritable(tasks: Sequence[TaskRows], vocabulary: Vocabulary) -> dict[str, float]:
+def unwritable(tasks: Sequence[TaskRows], vocabulary: Tokenizer) -> dict[str, float]:
     """Task -> the share of its first answers that have a character which our own vocabulary lacks."""
     shares = {}
     for task, rows in tasks:
@@ -81,7 +81,7 @@ def task_rows(experiment: Experiment, cache: Path) -> list[TaskRows]:
     return [(task, rows_of(task, "train", experiment, cache)) for task in tasks]
 
 
-def rows_of(task: Scored, split: str, experiment: Experiment, cache: Path) -> StoredRows | TableRows:
+def rows_of(task: BaseTask, split: str, experiment: Experiment, cache: Path) -> TfdsRows | TableRows:
     """The stored rows of a task; only training may skip corrupt ones, or scores would not compare."""
     corrupt = experiment.data.corrupt_records if split == "train" else "stop"
-    return examples(task.source, getattr(task, split), cache, corrupt)
+    return dataset_rows(task.source, getattr(task, split), cache, corrupt)

@@ -1,77 +1,49 @@
-"""An experiment is one value; a row of a table is the few settings in which it differs from a baseline.
+"""An experiment is one value: all settings of a run. The defaults are the baseline of the T5 paper.
 
-Besides settings only numpy is imported here, no jax, so that listing and comparing rows starts at once.
+Of libraries only numpy is imported here, no jax, so that listing and comparing rows starts at once.
 """
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from math import ceil
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Literal
 
+from experiments.study.conditions import (
+    BY_HEADS,
+    FINETUNED,
+    LANGUAGE_MODEL,
+    MULTI_TASK,
+    NETWORK,
+    NGRAMS,
+    NO_CHECKPOINT,
+    ON_CORPUS,
+    ON_TASKS,
+    PRETRAINED,
+    REPEATED_NGRAMS,
+    SENTINELS,
+    SHARED_START,
+    TAGGER,
+    TRAINED_VOCABULARY,
+    WHEN_TUNED,
+)
 from lm.config.base import (
     ABOVE_0,
     GIVEN,
     INT32,
-    Condition,
-    Conditions,
     SettingError,
     Values,
     above_0,
     at_least,
     at_most,
-    changes,
     check_seed,
-    diff,
-    leaves,
     setting,
 )
-from lm.config.counts import CountsConfig
+from lm.config.classical import CountsConfig, VectorsConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import RECURRENT, HeadLayers, LoraConfig, ModelConfig, Pool
-from lm.config.skipgram import VectorsConfig
 from lm.config.training import EVERY_UPDATE, GuardConfig, OptimizerConfig, TruncatedBPTT
 from lm.data.tasks.names import task_name
 from lm.objectives.denoising import OBJECTIVES, Objective
 from lm.tokenizers.tokenizer import Layout
-
-# ``read_if`` of settings: on which others they depend
-NETWORK: Condition = {"counts.model": Values(("none",), said="networks")}
-PRETRAINED: Condition = NETWORK | {"pretraining.steps": ABOVE_0}
-TUNED: tuple[Condition, ...] = tuple(
-    NETWORK | {"finetuning.steps": ABOVE_0, f"tuning.{targets}": GIVEN} for targets in ("mixtures", "heads")
-)
-NGRAMS: Condition = {"counts.model": ("ngram",)}
-TAGGER: Condition = {"counts.model": ("tagger",)}
-OF_PASSES: Condition = NGRAMS | {"data.repeats": ABOVE_0}  # how much text is counted
-ON_CORPUS: Condition = PRETRAINED | {"mixing.pretraining": Values(but=("tasks",))}
-MULTI_TASK: Condition = PRETRAINED | {"mixing.pretraining": Values(but=("corpus",))}
-TRAINED_VOCABULARY: Condition = {"data.vocabulary": ("unigram", "bpe", "wordpiece")}
-LANGUAGE_MODEL: Condition = PRETRAINED | {
-    "model.architecture": ("decoder",),
-    "objective.noise": ("everything",),
-    "objective.inputs": ("drop",),
-}
-WITHOUT_START: Condition = {"start.model": Values(("",), said="models without --start")}
-STARTED: Condition = (
-    {"model.architecture": Values(but=("encoder",), said="models with a decoder")}
-    | WITHOUT_START
-    | {"pretraining.steps": ABOVE_0}
-)
-# who reads the ids above those of pieces: they stand for noise, for masks, and for ends of an encoder's texts
-SENTINELS: Conditions = (
-    PRETRAINED | {"objective.inputs": Values(but=("drop", "shuffle"))},
-    PRETRAINED | {"objective.targets": ("sentinels",), "objective.inputs": Values(but=("drop",))},
-    PRETRAINED | {"objective.targets": ("sentinels",), "objective.noise": Values(but=("everything",))},
-    STARTED | {"start.steps": ABOVE_0},
-    NETWORK | {"model.architecture": ("encoder",)},
-    {"finetuning.steps": ABOVE_0, "tuning.heads": GIVEN, "tuning.layout": ("start-delim-extract",)},
-)
-ON_TASKS: Conditions = ({"mixtures": GIVEN}, {"heads": GIVEN})
-BY_HEADS: Condition = {"heads": GIVEN, "finetuning.steps": ABOVE_0}
-WHEN_TUNED: Condition = {"finetuning.steps": ABOVE_0}
-
 
 MOST_PROCESSES = 1_024  # of one kind, on a machine
 MOST_MEMBERS = 1_000  # of an ensemble
@@ -79,35 +51,35 @@ MOST_MEMBERS = 1_000  # of an ensemble
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is read, and how it becomes tokens."""
+    """The corpus, and how its text becomes tokens."""
 
     # documentation[/PART], text:, jsonl: or parquet:PATH-or-glob, tfds:NAME[:VERSION], or several: "A + B"
     corpus: str = setting("tfds:c4/en", (PRETRAINED, TRAINED_VOCABULARY, {"vectors.epochs": ABOVE_0}, NGRAMS))
-    # passes over the same tokens: the corpus is cut to fit; 0: all of it [times]
+    # passes of pre-training over the same tokens: the corpus is cut to fit; 0: it is read whole [passes]
     repeats: int = setting(0, (ON_CORPUS, NGRAMS))
-    # unigram, bpe or wordpiece[:CORPUS] (trained on it), bytes, .model file, tokenizer's folder
+    # unigram, bpe or wordpiece[:CORPUS], which is trained; or bytes, a .model file, a tokenizer's folder
     vocabulary: str = "unigram"
-    # what a vocabulary is trained on
+    # texts that the vocabulary is trained on
     vocabulary_texts: Literal["corpus", "corpus+tasks"] = setting(
         "corpus", TRAINED_VOCABULARY | {"tuning.mixtures": GIVEN}
     )
-    vocabulary_size: int = setting(32_000, TRAINED_VOCABULARY)  # word pieces, sentinels not counted [tokens]
-    # what a trained vocabulary writes for a character it lacks; the bytes are 256 of its pieces
+    vocabulary_size: int = setting(32_000, TRAINED_VOCABULARY)  # word pieces, without sentinels [tokens]
+    # how a trained vocabulary spells a character that it lacks; bytes: with 256 of its pieces
     unknown: Literal["unk", "bytes"] = setting("unk", {"vocabulary": ("unigram", "bpe")})
-    # ids above the word pieces that stand for spans of noise [tokens]
+    # number of ids above the word pieces, which stand for spans of noise [tokens]
     sentinels: int = setting(100, SENTINELS)
-    # of pre-training inputs; targets follow from the objective [tokens]
-    inputs_length: int = setting(512, (PRETRAINED, OF_PASSES))
-    # rows in which held-out text is scored [x inputs_length]
+    # length of pre-training inputs; that of targets follows from the objective [tokens]
+    inputs_length: int = setting(512, (PRETRAINED, REPEATED_NGRAMS))
+    # lengths of the sequences in which held-out text is scored [x inputs_length]
     held_out_lengths: tuple[int, ...] = setting((1,), PRETRAINED)
-    # whole held-out documents whose likelihood a language model is evaluated by besides; 0: none [documents]
+    # number of whole held-out documents whose likelihood is evaluated too; 0: none [documents]
     held_out_documents: int = setting(0, (LANGUAGE_MODEL, NGRAMS))
-    corrupt_records: Literal["stop", "skip"] = "stop"  # skip: not to train on damaged TFDS records
-    workers: int = 0  # processes that prepare batches; 0 prepares them in threads [processes]
-    # parts of a batch, each with shards of its own, a multiple of the hosts; 0: 16, or what divides it
-    streams: int = setting(0, (ON_CORPUS, OF_PASSES))
-    encoders: int = 4  # processes that encode text ahead of the model; 0: when it is needed [processes]
-    cache_size: float = 0.0  # encoded text that is kept; beyond that the oldest goes; 0: all [gigabytes]
+    corrupt_records: Literal["stop", "skip"] = "stop"  # what to do at a damaged TFDS record
+    workers: int = 0  # processes that prepare batches; 0: threads do [processes]
+    # parts of a batch that read different shards, a multiple of the hosts; 0: 16, or what divides the batch
+    streams: int = setting(0, (ON_CORPUS, REPEATED_NGRAMS))
+    encoders: int = 4  # processes that tokenize text ahead; 0: it is done when needed [processes]
+    cache_size: float = 0.0  # tokenized text that is cached, the newest; 0: all of it [gigabytes]
 
     def __post_init__(self):
         at_least(self, "data.", sentinels=1, vocabulary_size=1, workers=0, repeats=0, held_out_documents=0)
@@ -125,19 +97,19 @@ class DataConfig:
 class MixingConfig:
     """What pre-training reads, and how tasks are mixed [Raffel et al. 2020, section 3.5.2]."""
 
-    # tasks: all of tuning.mixtures; other-tasks: without those of the mixture that is fine-tuned on next
+    # tasks: all of tuning.mixtures; other-tasks: all but those of the mixture that is fine-tuned on next
     pretraining: Literal["corpus", "corpus+tasks", "corpus+other-tasks", "tasks"] = setting(
         "corpus", {"tuning.mixtures": GIVEN}
     )
-    # how often a task is drawn: in proportion to its number of examples, or as often as every other
+    # whether tasks are drawn in proportion to their number of examples, or equally often
     rates: Literal["proportional", "equal"] = setting("proportional", MULTI_TASK)
-    # what a task counts with at most: the paper's K [examples]
+    # largest number of examples that a task counts with: the paper's K [examples]
     limit: int = setting(2**19, MULTI_TASK | {"rates": ("proportional",)})
-    # what the corpus, which is larger, counts with [x limit]
+    # number of examples that the corpus counts with [x limit]
     corpus_share: float = setting(
         1.0, {"pretraining": ("corpus+tasks", "corpus+other-tasks"), "rates": ("proportional",)}
     )
-    # rates to the power of 1 / temperature: higher is more equal
+    # rates are raised to the power of 1 / temperature: a higher one makes them more equal
     temperature: float = setting(1.0, MULTI_TASK | {"rates": ("proportional",)})
 
     def __post_init__(self):
@@ -150,16 +122,16 @@ class MixingConfig:
 class PhaseConfig:
     """One phase of training, pre-training or fine-tuning: its length, batches and optimiser."""
 
-    steps: int = 524_288  # updates; 0 leaves the phase out [steps]
-    batch_size: int = 128  # global, over all devices and micro-batches [sequences]
-    microbatches: int = 1  # parts a batch is split into to save memory; the update is the same [parts]
-    save_every: int = 5_000  # between checkpoints; fine-tuning is evaluated at each [steps]
-    keep_hours: float = 1.0  # also keep one checkpoint per so many hours; 0: newest and best only [hours]
-    log_every: int = 100  # between lines of metrics.jsonl [steps]
+    steps: int = 524_288  # number of updates; 0 leaves the phase out [steps]
+    batch_size: int = 128  # global batch size, over all devices and micro-batches [sequences]
+    microbatches: int = 1  # a batch is split into so many, to save memory; the update is the same [parts]
+    save_every: int = 5_000  # interval of checkpoints; fine-tuning is evaluated at each [steps]
+    keep_hours: float = 1.0  # interval of checkpoints kept beside the newest and best; 0: none [hours]
+    log_every: int = 100  # interval of lines in metrics.jsonl [steps]
     optimizer: OptimizerConfig = OptimizerConfig()
 
     def check(self, name: str) -> None:
-        """SettingError for numbers that make no sense, by the name of the phase."""
+        """Raise SettingError for impossible numbers; ``name`` is that of the phase."""
         least = {"steps": 0, "keep_hours": 0}
         least |= dict.fromkeys(("batch_size", "microbatches", "save_every", "log_every"), 1)
         at_least(self, f"{name}.", **least)
@@ -173,17 +145,19 @@ class PhaseConfig:
 
 @dataclass(frozen=True)
 class StartConfig:
-    """A checkpoint to start from; or a start of pre-training that rows share, part of the instrument, not of
-    what a row measures: a decoder learns late where to look, and early by an objective whose targets copy.
+    """What comes before pre-training: a checkpoint, or steps by another objective.
+
+    The steps belong to the set-up, not to what rows compare. A small decoder learns late where to look in its
+    inputs, and early by an objective whose targets copy them.
     """
 
-    model: str = ""  # a folder of ``starts`` beside the runs, made and named by the option --start
-    # random: its shape and vocabulary alone, as a control
+    model: str = ""  # checkpoint to start from: a folder in ``starts`` beside the runs, which --start makes
+    # random: only shape and vocabulary are the checkpoint's, as a control
     weights: Literal["trained", "random"] = setting("trained", {"model": GIVEN})
 
-    # updates before pre-training, on the corpus, with its optimiser and batch size; of encoders none [steps]
-    steps: int = setting(0, NETWORK | STARTED)
-    objective: Objective = setting(OBJECTIVES["bert-style"], NETWORK | STARTED | {"steps": ABOVE_0})
+    # number of updates before pre-training, with its corpus, optimiser and batch size; 0: none [steps]
+    steps: int = setting(0, NETWORK | SHARED_START)
+    objective: Objective = setting(OBJECTIVES["bert-style"], NETWORK | SHARED_START | {"steps": ABOVE_0})
 
     def __post_init__(self):
         at_least(self, "start.", steps=0)
@@ -197,20 +171,20 @@ class StartConfig:
 
 @dataclass(frozen=True)
 class PretrainingConfig(PhaseConfig):
-    """Pre-training, whose held-out text may be looked at between two checkpoints."""
+    """Pre-training: a phase whose loss on held-out text may be evaluated between two checkpoints."""
 
-    evaluate_every: int = 0  # between evaluations of held-out text; 0: one at each checkpoint [steps]
-    # that a row of text lasts, of which each reads the next data.inputs_length tokens; a recurrent state is
-    # carried from one to the next (truncated backpropagation through time) [steps]
+    evaluate_every: int = 0  # interval of evaluations on held-out text; 0: at each checkpoint [steps]
+    # number of steps that read one row of text, data.inputs_length tokens each; a recurrent state is carried
+    # from one to the next (truncated backpropagation through time) [steps]
     steps_per_row: int = setting(1, {"model.mixer.kind": RECURRENT, "model.architecture": ("decoder",)})
 
     @property
     def tbptt(self) -> TruncatedBPTT | None:
-        """Of rows that last several steps."""
+        """Return the layout of rows that several steps read; None if each step reads new ones."""
         return TruncatedBPTT(self.batch_size, self.steps_per_row) if self.steps_per_row > 1 else None
 
     def check(self, name: str) -> None:
-        """Also of the evaluations: those of checkpoints are among them."""
+        """Raise SettingError for impossible numbers; every checkpoint should be evaluated."""
         super().check(name)
         at_least(self, f"{name}.", evaluate_every=0, steps_per_row=1)
         if self.evaluate_every and self.save_every % self.evaluate_every:
@@ -225,32 +199,32 @@ PAPER_MIXTURES = ("glue", "super_glue", "cnn_dailymail", "squad", "wmt_ende", "w
 
 @dataclass(frozen=True)
 class TuningConfig:
-    """Which mixtures of tasks the pre-trained model is fine-tuned on, each from the same checkpoint."""
+    """Tasks that the pre-trained model is fine-tuned on, each mixture or head from the same checkpoint."""
 
-    mixtures: tuple[str, ...] = PAPER_MIXTURES  # names of lm.data.tasks.mixtures, each fine-tuned on alone
-    heads: tuple[str, ...] = ()  # labelled tasks, each fine-tuned on alone, answered by a head
-    # that heads read, the last or all of them mixed; frozen: they are not trained
+    mixtures: tuple[str, ...] = PAPER_MIXTURES  # names in lm.data.tasks.mixtures; each is fine-tuned on alone
+    heads: tuple[str, ...] = ()  # labelled tasks, answered by a head; each is fine-tuned on alone
+    # layers that heads read: the last, or a mixture of all; frozen: the layers are not trained
     layers: HeadLayers = setting("last", BY_HEADS)
-    # which position speaks for a text to a head, or the mean or elementwise maximum of all; None: the last of
-    # decoders, the first of encoders (through the pooler, if the model has one)
+    # position whose vector a head reads, or the mean or maximum over all; None: the last of decoders, the
+    # first of encoders (through the pooler, if the model has one)
     pool: Pool | None = setting(None, BY_HEADS)
-    # of the texts that a head reads: each with an end, or for decoders START text DELIM text EXTRACT, three
-    # sentinels of the vocabulary (Radford et al. 2018)
+    # format of the texts that a head reads: an end after each, or for decoders START text DELIM text EXTRACT,
+    # which are three sentinels (Radford et al. 2018)
     layout: Layout = setting("ended", BY_HEADS)
-    # width of adapters over d_model, which alone are trained; 0: all parameters are
+    # width of adapters, which alone are trained; 0: no adapters, all parameters are trained [x d_model]
     adapters: float = setting(0.0, WHEN_TUNED)
-    # low-rank updates, which alone are trained; merged in what is exported
+    # low-rank updates, which alone are trained; an exported model has them merged
     lora: LoraConfig = setting(LoraConfig(), WHEN_TUNED)
-    # gradual: one more layer from the top at a time
+    # gradual: one more layer is trained at a time, from the top
     unfreezing: Literal["at-once", "gradual"] = setting("at-once", WHEN_TUNED)
-    # shares of pre-training after each of which fine-tuning starts, so that a run is scored at all of them
+    # fine-tune, and score, after these fractions of pre-training
     branches: tuple[float, ...] = setting((1.0,), {"pretraining.steps": ABOVE_0})
     inputs_length: int = setting(512, ON_TASKS)  # longer inputs are cut at their end [tokens]
-    # of a task's size, by which tasks are drawn; None: none [examples]
+    # largest size with which a task is drawn, as mixing.limit in pre-training; None: its own [examples]
     examples_limit: int | None = setting(None, WHEN_TUNED | {"mixtures": GIVEN})
-    # of each validation set, from its start; 0 takes all [examples]
+    # number of examples of each validation set that checkpoints are scored on; 0: all [examples]
     evaluation_examples: int = setting(0, ON_TASKS)
-    report_examples: int = setting(0, ON_TASKS)  # the same of the halves that the report is on [examples]
+    report_examples: int = setting(0, ON_TASKS)  # number that final scores are on; 0: all [examples]
 
     def __post_init__(self):
         at_least(self, "tuning.", inputs_length=2, evaluation_examples=0, report_examples=0, examples_limit=1)
@@ -266,19 +240,25 @@ class TuningConfig:
             )
         at_least(self, "tuning.", adapters=0)
         at_most(self, "tuning.", adapters=1_000)
-        which = {f"adapters={self.adapters}": self.adapters, f"lora.rank={self.lora.rank}": self.lora.rank}
-        which |= {"unfreezing='gradual'": self.unfreezing == "gradual"}
-        which |= {f"layers={self.layers!r}": self.lora.rank and self.layers.endswith("frozen")}
-        if len(chosen := [f"tuning.{name}" for name, on in which.items() if on]) > 1:
+        chosen = []
+        if self.adapters:
+            chosen.append(f"tuning.adapters={self.adapters}")
+        if self.lora.rank:
+            chosen.append(f"tuning.lora.rank={self.lora.rank}")
+        if self.unfreezing == "gradual":
+            chosen.append("tuning.unfreezing='gradual'")
+        if self.lora.rank and self.layers.endswith("frozen"):
+            chosen.append(f"tuning.layers={self.layers!r}")
+        if len(chosen) > 1:
             raise SettingError(f"{' and '.join(chosen)} say different things of what is trained: choose one")
 
 
 @dataclass(frozen=True)
 class EnsembleConfig:
-    """Models that answer together: the mean of their logits [Raffel et al. 2020, section 3.6]."""
+    """Models that answer together, by the mean of their logits [Raffel et al. 2020, section 3.6]."""
 
-    members: int = 1  # how many [models]
-    # shared: they differ in fine-tuning only
+    members: int = 1  # number of models [models]
+    # shared: the members have one pre-training and differ in fine-tuning
     pretraining: Literal["separate", "shared"] = setting(
         "separate", {"members": Values(above=1), "pretraining.steps": ABOVE_0}
     )
@@ -303,37 +283,37 @@ class Experiment:
         NETWORK,
         apart={"vocab_size": (NETWORK, NGRAMS), "published": {"start.model": GIVEN}},
     )
-    vectors: VectorsConfig = setting(VectorsConfig(), NETWORK | WITHOUT_START | {"vectors.epochs": ABOVE_0})
+    vectors: VectorsConfig = setting(VectorsConfig(), NETWORK | NO_CHECKPOINT | {"vectors.epochs": ABOVE_0})
     start: StartConfig = StartConfig()
     pretraining: PretrainingConfig = setting(
         PretrainingConfig(),
         PRETRAINED,
-        apart={"steps": (NETWORK, OF_PASSES), "batch_size": (PRETRAINED, OF_PASSES)},
+        apart={"steps": (NETWORK, REPEATED_NGRAMS), "batch_size": (PRETRAINED, REPEATED_NGRAMS)},
     )
     finetuning: PhaseConfig = setting(
         PhaseConfig(steps=262_144, optimizer=OptimizerConfig(schedule="constant", learning_rate=0.001)),
-        TUNED,
+        FINETUNED,
     )
     mixing: MixingConfig = setting(MixingConfig(), PRETRAINED)
     tuning: TuningConfig = setting(
         TuningConfig(),
-        (*TUNED, MULTI_TASK),
+        (*FINETUNED, MULTI_TASK),
         apart={
-            "mixtures": (*TUNED, MULTI_TASK, {"data.vocabulary_texts": ("corpus+tasks",)}),
-            "heads": (*TUNED, TAGGER),
-            "evaluation_examples": (*TUNED, MULTI_TASK, TAGGER),
-            "report_examples": (*TUNED, MULTI_TASK, TAGGER),
+            "mixtures": (*FINETUNED, MULTI_TASK, {"data.vocabulary_texts": ("corpus+tasks",)}),
+            "heads": (*FINETUNED, TAGGER),
+            "evaluation_examples": (*FINETUNED, MULTI_TASK, TAGGER),
+            "report_examples": (*FINETUNED, MULTI_TASK, TAGGER),
         },
     )
     ensemble: EnsembleConfig = setting(EnsembleConfig(), NETWORK)
     counts: CountsConfig = CountsConfig()
     guard: GuardConfig = EVERY_UPDATE
-    # width of ELECTRA's generator over the model's
+    # width of ELECTRA's generator [x the model's]
     generator_share: float = setting(
         0.25, PRETRAINED | {"objective.targets": Values(("replaced",), said="ELECTRA's objective")}
     )
     mesh: MeshConfig = MeshConfig()
-    seed: int = 0  # of initial parameters, order of examples, noise and dropout
+    seed: int = 0  # random seed of initial parameters, order of examples, noise and dropout
 
     def __post_init__(self):
         self.pretraining.check("pretraining")
@@ -350,169 +330,3 @@ class Experiment:
 
 
 BASELINE = Experiment()
-
-Changes = dict[str, Any]
-
-
-def objective(name: str) -> Changes:
-    """The change to the published objective of that name, with all of its settings."""
-    return {"objective": OBJECTIVES[name]}
-
-
-@dataclass(frozen=True)
-class Times:
-    """A change that multiplies what the scale has, so that a row means the same at every scale."""
-
-    factor: float
-    multiple: int = 1  # the product is rounded up to a multiple of this
-
-    def __call__(self, number: int, _experiment: Experiment) -> int:
-        """Return the new value of a setting that is ``number`` at this scale."""
-        return ceil(number * self.factor / self.multiple) * self.multiple
-
-    def __str__(self) -> str:
-        rounded = f", up to a multiple of {self.multiple}" if self.multiple > 1 else ""
-        return f"x {self.factor:.4g}{rounded}"
-
-
-def times(factor: float, multiple: int = 1) -> Times:
-    """Return the change that multiplies a setting by ``factor`` and rounds it up to a ``multiple``."""
-    return Times(factor, multiple)
-
-
-def apply(experiment: Experiment, new: Mapping[str, Any]) -> Experiment:
-    """``experiment`` with all of ``new``, in order; a function is called with (old value, experiment)."""
-    values: dict[str, Any] = {}
-    for path, value in new.items():
-        if callable(value):
-            experiment, values = changes(experiment, values), {}
-            value = value(dict(leaves(experiment))[path], experiment)
-        values[path] = value
-    return changes(experiment, values)
-
-
-class ReadOnly(Mapping[str, Any]):
-    """A mapping that nobody changes: a SettingError says what to do instead. ``|`` makes a dict of it."""
-
-    def __init__(self, values: Mapping[str, Any], instead: str):
-        self._values, self._instead = dict(values), instead
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return repr(self._values)
-
-    def __or__(self, other: Mapping[str, Any]) -> Changes:
-        return {**self, **other}
-
-    def __ror__(self, other: Mapping[str, Any]) -> Changes:
-        return {**other, **self}
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise SettingError(f"this cannot be changed: {self._instead}")
-
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    update = setdefault = pop = popitem = clear = _refuse
-
-
-OWN_ROW = "a row stays what it is; add one of your own with add_rows(TABLE, {ROW: CHANGES})"
-
-
-# A row is itself alone: whether experiments are equal is asked of what is built.
-@dataclass(frozen=True, eq=False)
-class Row:
-    """One row of a table of the paper: what it changes, and what the paper scored."""
-
-    name: str  # "t5/6-corruption-rate/15"
-    label: str  # the row's name in the paper
-    changes: ReadOnly
-    paper: Mapping[str, float]  # column -> score on the validation set
-
-    @property
-    def table(self) -> str:
-        return self.name.rpartition("/")[0]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows that are compared with each other."""
-
-    name: str
-    title: str
-    rows: tuple[Row, ...]
-
-
-def table(name: str, title: str, scores: Mapping[str, Any] | None, rows: Mapping[str, Changes]) -> Table:
-    """The table whose row ``key`` changes ``rows[key]`` in BASELINE; ``scores[key]``: the paper's."""
-    scores = {key: {"label": key, "scores": {}} for key in rows} if scores is None else scores
-    if missing := set(rows) ^ set(scores):
-        raise SettingError(f"table {name}: rows and scores differ in {sorted(missing)}")
-    return Table(
-        name, title, tuple(new_row(f"{name}/{key}", new, **scores[key]) for key, new in rows.items())
-    )
-
-
-def new_row(name: str, changes: Mapping[str, Any], label: str, scores: Mapping[str, float], **_: Any) -> Row:
-    """Return the row whose ``changes``, and whose ``scores`` in the paper, nobody changes."""
-    return Row(name, label, ReadOnly(changes, OWN_ROW), ReadOnly(scores, OWN_ROW))
-
-
-def told_changes(old: Experiment, new: Experiment) -> dict[str, tuple[Any, Any]]:
-    """Return ``{path: (old value, new value)}`` of what differs, without what ``new`` has no use for."""
-    changed = diff(old, new)
-    if new.counts.model == "none":  # a network, which reads no setting of models made of counts
-        return {
-            path: pair
-            for path, pair in changed.items()
-            if path == "counts.model" or not path.startswith("counts.")
-        }
-    return changed
-
-
-# settings that change no result: a run may resume on other devices, or past what stopped it
-FREE: tuple[str, ...] = (
-    "mesh",
-    "data.workers",
-    "data.encoders",
-    "data.cache_size",
-    "guard.non_finite",
-    "guard.in_a_row",
-    "guard.failed_save",
-)
-FREE += ("pretraining.keep_hours", "finetuning.keep_hours")
-LISTED = 12  # changes of settings, at most [lines]
-
-
-def result_settings(experiment: Experiment) -> dict[str, Any]:
-    """``{path: value}`` of the settings that change results, with the values that JSON has."""
-    settings = {path: value for path, value in leaves(experiment) if not path.startswith(FREE)}
-    return {path: list(value) if isinstance(value, tuple) else value for path, value in settings.items()}
-
-
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{path: value}`` of settings as JSON nests them, without those of FREE."""
-    flat: dict[str, Any] = {}
-    for name, value in nested.items():
-        if prefix + name not in FREE:
-            flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
-
-
-@cache
-def _baseline_settings() -> dict[str, Any]:
-    return result_settings(BASELINE)
-
-
-def setting_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """A line per difference; a setting that ``old`` lacks was added since, and had the value of BASELINE."""
-    old = {name: value for name, value in _baseline_settings().items() if name in new} | dict(old)
-    names = [name for name in {**new, **old} if name not in old or name not in new or old[name] != new[name]]
-    lines = [f"{name}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names]
-    return lines if len(lines) <= LISTED else [*lines[:LISTED], f"and {len(lines) - LISTED} more"]

@@ -4,10 +4,10 @@
                     +- spans, cut by hash - find repeats --+- by part - write
                     +- record ------------------------------+
 
-Beam's runner carries what the passes exchange; only the source and the finished shards are files, which all
-machines have to see under the same paths. Pages are numbered, and the tables of a range of hashes are sorted
-by part before they are compared, so that the copy that is kept does not depend on which machine was faster,
-and the bytes written are those that one machine writes.
+Beam's runner carries what the passes exchange. Only the source and the finished shards are files, and all
+machines must see them under the same paths. Which copy of a span is kept does not depend on the speed of
+machines, since pages are numbered and the tables of a range of hashes are sorted by part before they are
+compared. So the bytes written are those that one machine would write.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import numpy as np
 
 from lm import files
 from lm.c4 import pages, passes
-from lm.c4.passes import SPAN, Cleaning
+from lm.c4.passes import SPAN, CleaningConfig
 from lm.config.base import SettingError, nearest
 
 try:
@@ -42,44 +42,44 @@ PAGES, SPANS, RECORDS, REPEATS = "pages", "spans", "records", "repeats"
 def runner_options(pairs: Iterable[str]) -> PipelineOptions:
     """Return Beam's options from ``KEY=VALUE`` pairs; ``KEY`` alone is a flag.
 
-    SettingError for an option that nothing reads, except with the job servers of Flink and Spark: they have
-    options of their own, and Beam warns of those that they do not know.
+    Raises SettingError for an unknown option. The job servers of Flink and Spark have options of their own:
+    Beam warns of those that they do not know.
     """
     flags = []
     for pair in pairs:
         if not pair[:1].isalpha():  # Beam would ignore it
             raise SettingError(f"beam_options: {pair!r} should be KEY or KEY=VALUE, without dashes")
         flags.append(f"--{pair}")
-    options, said = PipelineOptions(flags), io.StringIO()
+    options, stderr = PipelineOptions(flags), io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            every = options.get_all_options(retain_unknown_options=True)
+        with contextlib.redirect_stderr(stderr):
+            given = options.get_all_options(retain_unknown_options=True)
             runner = apache_beam.Pipeline(options=options).runner  # checks what the runner needs
     except SystemExit:
-        reason = said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
+        reason = stderr.getvalue().strip().splitlines()[-1].partition("error: ")[2]
         raise SettingError(f"beam_options: {reason}") from None
     except (ValueError, ImportError, AttributeError, RuntimeError) as error:
         raise SettingError(f"beam_options: {error}") from error
     known = PipelineOptions([]).get_all_options()
-    for name in sorted(every.keys() - known.keys()):
+    for name in sorted(given.keys() - known.keys()):
         if not isinstance(runner, PortableRunner):
             raise SettingError(f"beam_options: {type(runner).__name__} has no {name!r}{nearest(name, known)}")
     return options
 
 
 def run_pipeline(
-    work: Path, settings: Cleaning, parts: list[list[pages.Piece]], options: PipelineOptions
+    work: Path, settings: CleaningConfig, parts: list[list[pages.Piece]], options: PipelineOptions
 ) -> None:
     """Run the passes, and return when the job is done.
 
-    Written below ``work`` are counts/PART.json, written/PART.json and the shards of every part.
+    It writes counts/PART.json, written/PART.json and the shards of every part below ``work``.
     """
     ranges = 1 + sum(piece.end - piece.start for part in parts for piece in part) // RANGE_BYTES
     numbered = [(i, json.dumps(part)) for i, part in enumerate(parts)]  # JSON, since a path may not be UTF-8
     with apache_beam.Pipeline(options=options) as pipeline:
-        filtering = apache_beam.FlatMap(filtered_elements, settings, ranges)
+        filtering = apache_beam.FlatMap(filter_elements, settings, ranges)
         comparing = apache_beam.FlatMapTuple(repeats_by_part)
-        writing = apache_beam.Map(write_group, str(work), settings)
+        writing = apache_beam.Map(write_joined_part, str(work), settings)
         outputs = (
             pipeline
             | "parts" >> apache_beam.Create(numbered)
@@ -91,21 +91,20 @@ def run_pipeline(
         _ = streams | "by part" >> apache_beam.CoGroupByKey() | "write" >> writing
 
 
-def filtered_elements(numbered: tuple[int, str], settings: Cleaning, ranges: int) -> Iterator[Any]:
-    """Filter the pages of a part, and yield keyed elements of three outputs.
+def filter_elements(numbered: tuple[int, str], settings: CleaningConfig, ranges: int) -> Iterator[Any]:
+    """Filter the pages of (part, its pieces as JSON), and yield (key, value) in three outputs.
 
-    PAGES: part, (number, text, address, number of spans). SPANS: range of hashes, bytes of SPAN [spans].
-    RECORDS: part, JSON of its record.
-
-    ``numbered``: the number of a part, and its pieces as JSON.
+    - PAGES: part, (number, text, address, number of spans)
+    - SPANS: range of hashes, bytes of SPAN [spans]
+    - RECORDS: part, its record as JSON
     """
     part, pieces = numbered
-    record, hashes = passes.new_record(), []
-    rows = passes.filtered(settings, [pages.Piece(*piece) for piece in json.loads(pieces)], record)
-    for number, (text, url, of_page) in enumerate(rows):
-        hashes.append(of_page)
-        yield apache_beam.pvalue.TaggedOutput(PAGES, (part, (number, text, url, len(of_page))))
-    spans = passes.sorted_spans(part, hashes)
+    record, hashes = passes.empty_record(), []
+    rows = passes.filter_pages(settings, [pages.Piece(*piece) for piece in json.loads(pieces)], record)
+    for number, (text, url, page_hashes) in enumerate(rows):
+        hashes.append(page_hashes)
+        yield apache_beam.pvalue.TaggedOutput(PAGES, (part, (number, text, url, len(page_hashes))))
+    spans = passes.sort_spans(part, hashes)
     starts = np.array([i * 2**64 // ranges for i in range(1, ranges)], "<u8")
     for number, table in enumerate(np.split(spans, np.searchsorted(spans["hash"], starts))):
         if len(table):
@@ -115,15 +114,18 @@ def filtered_elements(numbered: tuple[int, str], settings: Cleaning, ranges: int
 
 
 def repeats_by_part(_range: int, tables: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield the spans of a range of hashes that occurred before: part, their numbers in it as uint32."""
+    """Yield (part, the numbers of its spans that occurred before, as uint32) for a range of hashes."""
     in_order = sorted((np.frombuffer(table, SPAN) for table in tables), key=lambda spans: spans["part"][0])
-    repeated = passes.repeated_spans(in_order)
+    repeated = passes.find_repeated_spans(in_order)
     parts, starts = np.unique(repeated["part"], return_index=True)
     for part, numbers in zip(parts, np.split(repeated["number"], starts)[1:], strict=True):
         yield int(part), numbers.tobytes()
 
 
-def write_group(joined: tuple[int, Mapping[str, Iterable[Any]]], work: str, settings: Cleaning) -> None:
+def write_joined_part(
+    joined: tuple[int, Mapping[str, Iterable[Any]]], work: str, settings: CleaningConfig
+) -> None:
+    """Write the shards of a part from (part, its elements by output)."""
     part, group = joined
     (record,) = group[RECORDS]
     repeated = np.zeros(json.loads(record)["spans"], bool)

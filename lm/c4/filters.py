@@ -1,12 +1,12 @@
 """The rules that made C4 out of Common Crawl (Raffel et al. 2020, section 2.2), as a table of named filters.
 
-A page is a list of lines. A filter maps it to the lines that remain, or to None when it drops the page.
+A page is a list of lines. A filter maps it to the lines that remain, or to None if it drops the page.
 
-The order is that of TFDS's code, which made C4: filters of lines come first, so that a page is judged by the
-lines that remain. The paper's rules are about whole pages: any page with "lorem ipsum" or a curly bracket is
-removed. Here, as in C4, such a page is kept if the bracket is in a line that an earlier filter drops, such as
-one without terminal punctuation. Two parts differ from C4: py3langid identifies the language instead of
-langdetect, and a regular expression finds sentences instead of NLTK. docs/corpora.md says what differs.
+The order is that of TFDS's code, which made C4: filters of lines come first, and a page is judged by the
+lines that they leave. In the paper the rules are about whole pages: any page with "lorem ipsum" or a curly
+bracket is removed. Here, as in C4, a page is kept if the bracket is in a line that an earlier filter drops,
+such as one without terminal punctuation. Two parts differ from C4 (see docs/corpora.md): py3langid identifies
+the language instead of langdetect, and a regular expression finds sentences instead of NLTK.
 """
 
 import dataclasses
@@ -25,18 +25,18 @@ Lines = list[str]
 Filter = Callable[[Lines], Lines | None]
 Unit = Literal["spans", "lines"]
 
-END_MARKS = (".", "?", "!", '"')
+TERMINAL_PUNCTUATION = (".", "?", "!", '"')
 POLICY = re.compile("terms of use|(?:privacy|cookie) policy|(?:uses|use of|use) cookies", re.IGNORECASE)
 CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
-IDENTIFIED = 2000  # of a page, by which its language is identified, the slowest filter [characters]
-# An end mark, closing quotes or brackets, a blank, and something that can start a sentence.
-BOUNDARY = re.compile(r"(?<=[.?!])([\"')\]]*)\s+(?=[\"'(\[]*[A-Z0-9])")
+LANGUAGE_ID_CHARACTERS = 2000  # from the start of a page; identifying its language is the slowest filter
+# Terminal punctuation, closing quotes or brackets, white space, and what can begin a sentence.
+SENTENCE_END = re.compile(r"(?<=[.?!])([\"')\]]*)\s+(?=[\"'(\[]*[A-Z0-9])")
 ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|cf|vs|etc|al|Fig|Eqs?|Sec|No|Vol|pp|Mrs?|Ms|Dr|St|Jr|[A-Z])\.$")
 
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Thresholds of C4; the journal version of the paper says 5 sentences and 3 words instead."""
+    """Thresholds of C4; the journal version of the paper has 5 sentences and 3 words instead."""
 
     sentences_per_page: int = 3  # a page with fewer is dropped [sentences]
     words_per_line: int = 5  # a line with fewer is dropped [words]
@@ -51,12 +51,12 @@ class Rules:
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a text, split where an end mark is followed by a blank and a capital or digit.
+    """Return the sentences of a text, split between terminal punctuation and a capital or digit.
 
-    C4's were found by NLTK's Punkt, which learnt its abbreviations from text; here they are a short list.
+    C4 used NLTK's Punkt, which learns abbreviations from text; here they are a short list.
     """
     parts, start = [], 0
-    for boundary in BOUNDARY.finditer(text):
+    for boundary in SENTENCE_END.finditer(text):
         if not ABBREVIATION.search(text, start, boundary.start()):
             parts.append(text[start : boundary.end(1)].strip())
             start = boundary.end()
@@ -64,35 +64,45 @@ def sentences(text: str) -> list[str]:
 
 
 def ends_a_sentence(line: str) -> bool:
-    return line.endswith(END_MARKS) and not line.endswith("...")
+    return line.endswith(TERMINAL_PUNCTUATION) and not line.endswith("...")
 
 
 def has_paragraphs(lines: Lines, count: int, length: int) -> bool:
-    """Return whether there are ``count`` lines, and the three longest have ``length`` characters, at least.
+    """Return whether there are ``count`` lines or more, and the three longest have ``length`` characters.
 
     With ``count`` 0 it is always true.
     """
-    return not count or (len(lines) >= count and all(size >= length for size in sorted(map(len, lines))[-3:]))
+    if not count:
+        return True
+    longest = sorted(map(len, lines))[-3:]
+    return len(lines) >= count and all(characters >= length for characters in longest)
 
 
-def long_enough(lines: Iterable[str], rules: Rules) -> bool:
+def has_enough_sentences(lines: Iterable[str], rules: Rules) -> bool:
     count = 0
-    return any((count := count + len(sentences(line))) >= rules.sentences_per_page for line in lines)
+    for line in lines:
+        count += len(sentences(line))
+        if count >= rules.sentences_per_page:
+            return True
+    return False
 
 
-def without_bad_words(words: Iterable[str], language: str) -> Callable[[str], bool]:
-    """Return a test that texts with any of the words fail; whole words count if the language has blanks."""
+def bad_words_test(words: Iterable[str], language: str) -> Callable[[str], bool]:
+    """Return a test that fails for texts with any of the words.
+
+    Only whole words match, but in languages without spaces.
+    """
     phrases = "|".join(re.escape(word.strip()) for word in words if word.strip())
     if not phrases:
         return lambda text: True
-    spaced = language not in ("ja", "th", "zh")
-    pattern = re.compile(rf"(?<!\w)(?:{phrases})(?!\w)" if spaced else phrases, re.IGNORECASE)
+    has_spaces = language not in ("ja", "th", "zh")
+    pattern = re.compile(rf"(?<!\w)(?:{phrases})(?!\w)" if has_spaces else phrases, re.IGNORECASE)
     return lambda text: not pattern.search(text)
 
 
 @functools.cache
-def identifier() -> Any:
-    # py3langid is released several times a year, needs numpy alone and gives the same answer each time;
+def language_identifier() -> Any:
+    # py3langid is released several times a year, needs only numpy and is deterministic;
     # langdetect, which C4 used, had its last release in 2021 and draws random numbers.
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
@@ -100,104 +110,107 @@ def identifier() -> Any:
 
 
 def is_language(text: str, language: str, probability: float) -> bool:
-    identified, certainty = identifier().classify(text[:IDENTIFIED])
+    identified, certainty = language_identifier().classify(text[:LANGUAGE_ID_CHARACTERS])
     return identified == language and certainty >= probability
 
 
-def lines_that(test: Callable[[str], bool]) -> Filter:
+def keep_lines(test: Callable[[str], bool]) -> Filter:
     """Return a filter that drops the lines that fail the test."""
     return lambda lines: [line for line in lines if test(line)]
 
 
-def no_line_that(test: Callable[[str], bool]) -> Filter:
+def drop_page_with_line(test: Callable[[str], bool]) -> Filter:
     """Return a filter that drops a page with any line that passes the test."""
     return lambda lines: None if any(map(test, lines)) else lines
 
 
-def pages_that(test: Callable[[Lines], bool]) -> Filter:
+def keep_page(test: Callable[[Lines], bool]) -> Filter:
     """Return a filter that drops a page whose lines together fail the test."""
     return lambda lines: lines if test(lines) else None
 
 
-def _bad_words(rules: Rules) -> Filter:
+def bad_words_filter(rules: Rules) -> Filter:
     words = Path(rules.bad_words).read_text("utf-8").splitlines() if rules.bad_words else ()
-    test = without_bad_words(words, rules.language)
-    return pages_that(lambda lines: test("\n".join(lines)))
+    test = bad_words_test(words, rules.language)
+    return keep_page(lambda lines: test("\n".join(lines)))
 
 
-# In the order of TFDS. The filters of lines are between those of pages; "lorem-ipsum" and "curly-braces" drop
-# pages, by the lines that the filters before them leave.
+# In the order of TFDS. "lorem-ipsum" and "curly-braces" drop pages, but see only the lines that the filters
+# before them leave, and so belong to the filters of lines.
 LINE_FILTERS: Mapping[str, Callable[[Rules], Filter]] = {
     "blanks": lambda rules: lambda lines: [text for line in lines if (text := line.strip())],
-    "long-words": lambda rules: lines_that(
+    "long-words": lambda rules: keep_lines(
         lambda line: max(map(len, line.split()), default=0) <= rules.word_length
     ),
     "citations": lambda rules: lambda lines: [CITATION.sub("", s) if "[" in s else s for s in lines],
-    "terminal-punctuation": lambda rules: lines_that(ends_a_sentence),
-    "words-per-line": lambda rules: lines_that(lambda line: len(line.split()) >= rules.words_per_line),
-    "lorem-ipsum": lambda rules: no_line_that(lambda line: "lorem ipsum" in line.lower()),
-    "javascript": lambda rules: lines_that(lambda line: "javascript" not in line.lower()),
-    "curly-braces": lambda rules: no_line_that(lambda line: "{" in line),
-    "policy": lambda rules: lines_that(lambda line: not POLICY.search(line)),
+    "terminal-punctuation": lambda rules: keep_lines(ends_a_sentence),
+    "words-per-line": lambda rules: keep_lines(lambda line: len(line.split()) >= rules.words_per_line),
+    "lorem-ipsum": lambda rules: drop_page_with_line(lambda line: "lorem ipsum" in line.lower()),
+    "javascript": lambda rules: keep_lines(lambda line: "javascript" not in line.lower()),
+    "curly-braces": lambda rules: drop_page_with_line(lambda line: "{" in line),
+    "policy": lambda rules: keep_lines(lambda line: not POLICY.search(line)),
 }
 FILTERS: Mapping[str, Callable[[Rules], Filter]] = {
-    "page-length": lambda rules: pages_that(lambda lines: len("\n".join(lines)) <= rules.page_length),
-    "paragraphs": lambda rules: pages_that(
+    "page-length": lambda rules: keep_page(lambda lines: len("\n".join(lines)) <= rules.page_length),
+    "paragraphs": lambda rules: keep_page(
         lambda lines: has_paragraphs(lines, rules.paragraphs, rules.paragraph_length)
     ),
     **LINE_FILTERS,
-    "sentences-per-page": lambda rules: pages_that(lambda lines: long_enough(lines, rules)),
-    "bad-words": _bad_words,
-    "language": lambda rules: pages_that(
+    "sentences-per-page": lambda rules: keep_page(lambda lines: has_enough_sentences(lines, rules)),
+    "bad-words": bad_words_filter,
+    "language": lambda rules: keep_page(
         lambda lines: is_language("\n".join(lines), rules.language, rules.probability)
     ),
 }
-DUPLICATES = "duplicates"  # the one filter that needs more than one page: span_hashes and without_spans
+DUPLICATES = "duplicates"  # the only filter that needs more than one page: span_hashes and remove_spans
 
 
-def switched_off(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the filters that ``names`` switch off; "all" stands for all but the language, as in the paper.
+def disabled_filters(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the filters that ``names`` switch off; "all" means all but the language, as in the paper.
 
     SettingError with the nearest name if there is no such filter.
     """
-    names, choices = set(names), (*FILTERS, DUPLICATES, "all")
-    for name in sorted(names - set(choices)):
+    disabled, choices = set(names), (*FILTERS, DUPLICATES, "all")
+    for name in sorted(disabled - set(choices)):
         raise SettingError(f"there is no filter {name!r}{nearest(name, choices)}")
-    return tuple(name for name in choices[:-1] if name in names or ("all" in names and name != "language"))
+    if "all" in disabled:
+        disabled |= {*choices} - {"language"}
+    return tuple(name for name in choices[:-1] if name in disabled)
 
 
-def filters(rules: Rules, names: Iterable[str]) -> Mapping[str, Filter]:
+def build_filters(rules: Rules, names: Iterable[str]) -> Mapping[str, Filter]:
+    """Return the filters with these names, in the given order."""
     return {name: FILTERS[name](rules) for name in names}
 
 
-def cleaned(
-    lines: Lines, steps: Mapping[str, Filter], counts: Mapping[str, np.ndarray] | None = None
+def apply_filters(
+    lines: Lines, filters: Mapping[str, Filter], counts: Mapping[str, np.ndarray] | None = None
 ) -> Lines | None:
-    """Return the lines that the filters ``steps`` leave, None if there are none.
+    """Return the lines of a page that the filters leave, None if there are none.
 
-    ``counts[name]`` grows by what each filter ``removed``.
+    Adds to ``counts[name]`` what each filter removed (``count_removed``).
     """
-    for name, step in steps.items():
-        after = step(lines)
+    for name, apply in filters.items():
+        after = apply(lines)
         if counts is not None and after is not lines:
-            counts[name] += removed(lines, after)
+            counts[name] += count_removed(lines, after)
         if not after:
             return None
         lines = after
     return lines
 
 
-def removed(before: Lines, after: Lines | None) -> np.ndarray:
-    """Return how many pages, lines and characters were removed, int64 [3]."""
+def count_removed(before: Lines, after: Lines | None) -> np.ndarray:
+    """Return the pages, lines and characters removed, int64 [3]; ``after`` None: the whole page is."""
     after = after or []
     characters = sum(map(len, before)) - sum(map(len, after))
     return np.array([not after, len(before) - len(after), characters], np.int64)
 
 
-# Duplicates: the paper keeps one of each span of three sentences, TFDS one of each line.
+# Duplicates: the paper keeps one copy of each span of three sentences, TFDS one copy of each line.
 
 
-def match_key(line: str) -> str:
+def duplicate_key(line: str) -> str:
     """Return a key that is equal for lines or sentences that count as duplicates."""
     return line.lower().strip()
 
@@ -210,35 +223,38 @@ UNITS: Mapping[str, tuple[Callable[[str], list[str]], int]] = {
 
 
 def span_hashes(lines: Lines, unit: Unit) -> np.ndarray:
-    """Return the hash of the span from each unit on, uint64 [spans]; a page of fewer units is one span."""
+    """Return the hash of each span of consecutive units, uint64 [spans]; a shorter page is one span."""
     split, width = UNITS[unit]
-    keys = [match_key(text) for line in lines for text in split(line)]
-    spans = ["\n".join(keys[i : i + width]) for i in range(max(1, len(keys) - width + 1) if keys else 0)]
-    return np.frombuffer(b"".join(hashlib.blake2b(s.encode(), digest_size=8).digest() for s in spans), "<u8")
+    keys = [duplicate_key(text) for line in lines for text in split(line)]
+    num_spans = max(1, len(keys) - width + 1) if keys else 0
+    spans = ["\n".join(keys[i : i + width]) for i in range(num_spans)]
+    hashes = (hashlib.blake2b(span.encode(), digest_size=8).digest() for span in spans)
+    return np.frombuffer(b"".join(hashes), "<u8")
 
 
-def repeated(hashes: np.ndarray) -> np.ndarray:
-    """Return where ``hashes``, uint64 [spans], repeat an earlier one, in ascending order, int64 [repeats]."""
+def repeated_indices(hashes: np.ndarray) -> np.ndarray:
+    """Return the positions of hashes, uint64 [spans], that occur earlier too: int64 [repeats], ascending."""
     order = np.argsort(hashes, kind="stable")
     return np.sort(order[1:][hashes[order[1:]] == hashes[order[:-1]]])
 
 
-def without_spans(lines: Lines, marked: np.ndarray, unit: Unit) -> Lines:
-    """Return the lines without the units that a marked span covers; ``marked`` is bool [spans].
+def remove_spans(lines: Lines, is_repeated: np.ndarray, unit: Unit) -> Lines:
+    """Return the lines without the units that the repeated spans cover; ``is_repeated`` is bool [spans].
 
-    Of each text one copy is kept: the first, unless a span before it in the corpus holds a part of it.
+    One copy of each text is kept: the first, unless a span before it in the corpus holds a part of it.
     """
     split, width = UNITS[unit]
-    covered = np.convolve(marked, np.ones(width, int)) > 0
+    covered = np.convolve(is_repeated, np.ones(width, int)) > 0
     remaining, start = [], 0
     for line in lines:
         units = split(line)
-        drops = covered[start : start + len(units)]
+        is_covered = covered[start : start + len(units)]
         start += len(units)
-        if not drops.any():
+        if not is_covered.any():
             remaining.append(line)
-        elif not drops.all():
-            remaining.append(" ".join(text for text, drop in zip(units, drops, strict=False) if not drop))
+        elif not is_covered.all():
+            kept = [text for text, drop in zip(units, is_covered, strict=False) if not drop]
+            remaining.append(" ".join(kept))
     return remaining
 
 
@@ -251,7 +267,7 @@ def normalize_url(url: str) -> str:
 
 
 def in_domains(url: str, domains: Collection[str]) -> bool:
-    """Return whether the address's host, or a domain that it is part of, is listed."""
+    """Return whether the host of an address, or a domain that contains it, is in ``domains``."""
     host = re.split(r"[/?#]", normalize_url(url))[0].rpartition("@")[2].partition(":")[0].lower().split(".")
     return any(".".join(host[i:]) in domains for i in range(len(host)))
 
@@ -259,7 +275,7 @@ def in_domains(url: str, domains: Collection[str]) -> bool:
 def hash_fraction(name: str, purpose: str) -> float:
     """Return a number in [0, 1) that depends on the name and the purpose alone.
 
-    A document's split so does not depend on the other documents.
+    Splits that are chosen by it do not change when documents are added.
     """
     digest = hashlib.sha256(f"{purpose}:{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64

@@ -1,4 +1,4 @@
-"""Read pages of text files, JSON lines and WET files (C4's own input), a part at a time; report damage."""
+"""Reads pages from text files, JSON lines and WET files (C4's own input), part by part; reports damage."""
 
 import functools
 import gzip
@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from lm.config.base import SettingError
-from lm.data.corpus.readers import BLANK_LINE, document, pieces
+from lm.data.corpus.readers import BLANK_LINE, read_document, split_documents
 
-# most that one process reads at a time, less for small sources; a compressed file is never split [bytes]
-PART = 1 << 26
-PART_COUNT = 64  # parts of a source, unless they would have less than a mebibyte
-LONGEST_PAGE = 1 << 27  # in JSON lines [bytes]
-FIELDS = 1_000  # most headers of a record of a WET file
-LONGEST_RECORD = 1 << 30  # in a WET file [bytes]
+# the most that one process reads at a time; a compressed file is never split, whatever its size
+PART_BYTES = 1 << 26
+MIN_PARTS = 64  # smaller sources have smaller parts, of a mebibyte or more
+MAX_PAGE_BYTES = 1 << 27  # of a line of JSON
+MAX_HEADERS = 1_000  # of a record of a WET file
+MAX_RECORD_BYTES = 1 << 30  # of a WET file
 
 
 class Piece(NamedTuple):
     path: str
     start: int  # first byte
-    end: int  # byte behind the last, as stored
+    end: int  # one after the last byte; as stored, so compressed if the file is
 
 
 class Page(NamedTuple):
@@ -39,43 +39,45 @@ class Damage(NamedTuple):
 
 
 def find_parts(source: Path) -> list[list[Piece]]:
-    """Return the parts of a source: its files by name, split and grouped into parts of at most PART bytes.
+    """Return the parts of a source: its files, sorted by name, split and grouped to at most PART_BYTES each.
 
     SettingError if no file has an ending of READERS.
     """
     paths = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
-    usable = [path for path in paths if kind(path) and path.stat().st_size]
+    usable = [path for path in paths if ending(path) and path.stat().st_size]
     if not usable:
         reason = f"none of its {len(paths)} files does" if source.exists() else "it does not exist"
         raise SettingError(f"source={source} should hold files that end in {', '.join(READERS)}: {reason}")
-    size = min(PART, max(1 << 20, sum(path.stat().st_size for path in usable) // PART_COUNT))
+    size = min(PART_BYTES, max(1 << 20, sum(path.stat().st_size for path in usable) // MIN_PARTS))
     parts: list[list[Piece]] = []
     room = 0
     for piece in itertools.chain.from_iterable(split_file(path, size) for path in usable):
-        if (room := room - (piece.end - piece.start)) < 0:
+        length = piece.end - piece.start
+        if length > room:
             parts.append([])
-            room = size - (piece.end - piece.start)
+            room = size
         parts[-1].append(piece)
+        room -= length
     return parts
 
 
-def kind(path: Path) -> str | None:
-    """Return the ending, a key of READERS, that says how to read a file; None if there is no reader."""
+def ending(path: Path) -> str | None:
+    """Return the ending of a file's name, without .gz, if it is a key of READERS, else None."""
     name = path.name.lower()
     end = Path(name.removesuffix(".gz")).suffix
     return end if end in READERS and not name.endswith(".txt.gz") else None
 
 
 def split_file(path: Path, part: int) -> Iterator[Piece]:
-    """Yield the pieces of a file, cut at the first mark behind each multiple of ``part`` bytes.
+    """Yield the pieces of a file, split at the first split point after each multiple of ``part`` bytes.
 
     Compressed and WET files stay in one piece.
     """
-    size, mark, cuts = path.stat().st_size, MARKS.get(path.suffix.lower()), [0]
-    if mark and size > part:
+    size, split_point, cuts = path.stat().st_size, SPLIT_POINTS.get(path.suffix.lower()), [0]
+    if split_point and size > part:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for start in range(part, size, part):
-                if start >= cuts[-1] and (match := mark.search(data, start)) and match.end() < size:
+                if start >= cuts[-1] and (match := split_point.search(data, start)) and match.end() < size:
                     cuts.append(match.end())
     yield from (Piece(str(path), *ends) for ends in itertools.pairwise([*cuts, size]))
 
@@ -83,7 +85,7 @@ def split_file(path: Path, part: int) -> Iterator[Piece]:
 def read_pages(piece: Piece) -> Iterator[Page | Damage]:
     """Yield the pages of a piece that hold text, and a Damage for what could not be read."""
     try:
-        for page in READERS[kind(Path(piece.path)) or ""](piece):
+        for page in READERS[ending(Path(piece.path)) or ""](piece):
             if isinstance(page, Damage):
                 yield page
             elif page.text.strip():  # JSON may hold lone surrogates
@@ -92,28 +94,28 @@ def read_pages(piece: Piece) -> Iterator[Page | Damage]:
         yield Damage(piece.path, f"{error}; the rest of it is skipped")
 
 
-def _decompressed(path: str) -> gzip.GzipFile | BinaryIO:
+def _open(path: str) -> gzip.GzipFile | BinaryIO:
     return gzip.open(path) if path.lower().endswith(".gz") else open(path, "rb")
 
 
 def _lines(file: gzip.GzipFile | BinaryIO) -> Iterator[bytes]:
-    """Yield the lines, truncated to LONGEST_PAGE bytes: a longer one is not JSON."""
-    for line in iter(lambda: file.readline(LONGEST_PAGE), b""):
+    """Yield the lines, truncated to MAX_PAGE_BYTES; a truncated line is damaged JSON."""
+    for line in iter(lambda: file.readline(MAX_PAGE_BYTES), b""):
         end = line
-        while len(end) == LONGEST_PAGE and not end.endswith(b"\n"):
-            end = file.readline(LONGEST_PAGE)
+        while len(end) == MAX_PAGE_BYTES and not end.endswith(b"\n"):
+            end = file.readline(MAX_PAGE_BYTES)
         yield line
 
 
 def text_pages(piece: Piece) -> Iterator[Page]:
-    """Yield the documents of a text file as pages, split as the corpus ``text:PATH`` splits them."""
-    for start, end, _ in pieces(Path(piece.path), piece.start, piece.end):
-        yield Page(document(Path(piece.path), start, end), "")
+    """Yield the documents of a text file as pages, split like the corpus ``text:PATH``."""
+    for start, end, _ in split_documents(Path(piece.path), piece.start, piece.end):
+        yield Page(read_document(Path(piece.path), start, end), "")
 
 
 def json_pages(piece: Piece) -> Iterator[Page | Damage]:
     compressed = piece.path.lower().endswith(".gz")
-    with _decompressed(piece.path) as file:
+    with _open(piece.path) as file:
         file.seek(piece.start)
         for number, line in enumerate(_lines(file), 1):
             try:
@@ -126,7 +128,7 @@ def json_pages(piece: Piece) -> Iterator[Page | Damage]:
                 return
 
 
-@functools.lru_cache(maxsize=1)  # every line of a damaged file may ask
+@functools.lru_cache(maxsize=1)  # every damaged line of a piece needs it
 def _lines_before(piece: Piece) -> int:
     with open(piece.path, "rb") as file:
         chunks = iter(lambda: file.read(min(1 << 20, piece.start - file.tell())), b"")
@@ -134,23 +136,24 @@ def _lines_before(piece: Piece) -> int:
 
 
 def wet_pages(piece: Piece) -> Iterator[Page | Damage]:
-    """Yield the records of WARC/1.0 (ISO 28500) that hold the text of a page, and damaged ones."""
-    with _decompressed(piece.path) as file:
-        number, lost = 1, False
+    """Yield the records of WARC/1.0 (ISO 28500) that hold the text of a page, or a Damage."""
+    with _open(piece.path) as file:
+        number = 1
+        in_damage = False  # the damage was reported, and the next record has not begun
         for line in _lines(file):
             location = f"{piece.path}, record {number}"
             if not line.startswith(b"WARC/"):
-                if line.strip() and not lost:
-                    lost = True
+                if line.strip() and not in_damage:
+                    in_damage = True
                     yield Damage(location, f"begins with {line[:40]!r}, not with 'WARC/'")
                 continue
-            number, lost = number + 1, False
-            head = itertools.islice(iter(lambda: next(_lines(file), b"").strip(), b""), FIELDS)
+            number, in_damage = number + 1, False
+            head = itertools.islice(iter(lambda: next(_lines(file), b"").strip(), b""), MAX_HEADERS)
             rows = (row.decode(errors="replace").partition(":") for row in head)
             headers = {name.lower(): value.strip() for name, _, value in rows}
             length = headers.get("content-length", "")
-            if not re.fullmatch("[0-9]{1,10}", length) or int(length) >= LONGEST_RECORD:
-                lost = True
+            if not re.fullmatch("[0-9]{1,10}", length) or int(length) >= MAX_RECORD_BYTES:
+                in_damage = True
                 yield Damage(location, f"Content-Length is {length[:40]!r}")
                 continue
             body = file.read(int(length))
@@ -167,4 +170,4 @@ READERS: Mapping[str, PageReader] = {
     **dict.fromkeys(JSON_ENDINGS, json_pages),
     ".wet": wet_pages,
 }
-MARKS = {".txt": BLANK_LINE, **dict.fromkeys(JSON_ENDINGS, re.compile(rb"\n"))}
+SPLIT_POINTS = {".txt": BLANK_LINE, **dict.fromkeys(JSON_ENDINGS, re.compile(rb"\n"))}

@@ -1,11 +1,12 @@
-"""The three passes of `lm clean` over the parts of a crawl, each a function of files written before.
+"""The three passes of `lm clean` over the parts of a crawl.
 
-1. Filter a part's pages and write the hashes of their spans, sorted.
+1. Filter the pages of a part, and write the hashes of their spans, sorted.
 2. For a range of hashes, find the spans that occurred before.
-3. Remove those from a part and write its share of the dataset.
+3. Remove these from a part, and write its shards of the dataset.
 
-Files appear complete and are not written again, so that a killed command resumes. No pass holds more than a
-part or a range in memory. The computations are functions without files, which ``lm.c4.beam`` uses too.
+A pass reads files that the passes before it wrote. Files are complete or absent and are not written twice, so
+that a killed command resumes. No pass holds more than a part or a range in memory. The computations are
+functions without files, which ``lm.c4.beam`` uses too.
 """
 
 import bisect
@@ -25,23 +26,23 @@ from tensorflow_datasets.core.example_serializer import ExampleSerializer
 from lm import files
 from lm.c4 import filters, pages
 from lm.c4.filters import hash_fraction
-from lm.data.corpus.tfds import serialized
+from lm.data.corpus.tfds import serialize_example
 
 PAGE_FEATURES = tfds.features.FeaturesDict({"text": tfds.features.Text(), "url": tfds.features.Text()})
 BOTH_SPLITS = ("train", "validation")
 SPAN = np.dtype([("hash", "<u8"), ("part", "<u4"), ("number", "<u4")])
-LISTED_DAMAGES = 20  # damaged places that are listed; all are counted
+LISTED_DAMAGES = 20  # damages that are listed; all are counted
 
 
 @dataclasses.dataclass(frozen=True)
-class Cleaning:
-    """All settings and inputs that decide what is written."""
+class CleaningConfig:
+    """All settings and inputs that the result depends on; it is saved with the result to notice changes."""
 
     source: str
-    files: str  # digest of names and contents, and of the lists of words and hosts
-    without: tuple[str, ...]
+    files: str  # digest of the source's files, and of the lists of bad words and hosts
+    without: tuple[str, ...]  # filters that are switched off
     deduplicate: filters.Unit
-    validation: float
+    validation: float  # share of the pages
     rules: filters.Rules
 
 
@@ -49,49 +50,51 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     files.write(path, json.dumps(content, indent=1, default=np.ndarray.tolist))
 
 
-def spans_within(path: Path, field: str, bounds: tuple[int, int]) -> np.ndarray:
-    """Return the spans, SPAN [spans], whose ``field``, by which the table is sorted, is within ``bounds``."""
+def spans_in_range(path: Path, field: str, bounds: tuple[int, int]) -> np.ndarray:
+    """Return the spans, SPAN [spans], whose ``field`` is in [start, end); the table is sorted by it."""
     table = np.load(path, mmap_mode="r")
     first, last = (bisect.bisect_left(table, bound, key=lambda span: span[field]) for bound in bounds)
     return np.array(table[first:last])
 
 
-def new_record() -> dict[str, Any]:
-    """Return an empty record for ``filtered``: counts by filter, damaged places, spans of what remains."""
+def empty_record() -> dict[str, Any]:
+    """Return an empty record for ``filter_pages``: counts by filter, damages, spans that remain."""
     return {"spans": 0, "damaged": 0, "damages": [], "counts": defaultdict(lambda: np.zeros(3, np.int64))}
 
 
-def filtered(
-    settings: Cleaning, pieces: list[pages.Piece], record: dict[str, Any]
+def filter_pages(
+    settings: CleaningConfig, pieces: list[pages.Piece], record: dict[str, Any]
 ) -> Iterator[tuple[str, str, np.ndarray]]:
     """Yield (text, address, hashes of spans, uint64 [spans]) for each page that the filters leave.
 
-    What they remove, and damaged places, are counted in ``record``.
+    Adds what they remove, and damages, to ``record``.
     """
     rules, counts = settings.rules, record["counts"]
-    steps = filters.filters(rules, (name for name in filters.FILTERS if name not in settings.without))
+    enabled = [name for name in filters.FILTERS if name not in settings.without]
+    page_filters = filters.build_filters(rules, enabled)
     domains = frozenset(Path(rules.domains).read_text("utf-8").lower().split()) if rules.domains else None
     hashes = np.zeros(0, "<u8")
     for page in (page for piece in pieces for page in pages.read_pages(piece)):
         if isinstance(page, pages.Damage):
             record["damaged"] += 1
-            record["damages"] += [page] if record["damaged"] <= LISTED_DAMAGES else []
+            if record["damaged"] <= LISTED_DAMAGES:
+                record["damages"].append(page)
             continue
         lines = page.text.splitlines()
-        counts["read"] += filters.removed(lines, None)
+        counts["read"] += filters.count_removed(lines, None)
         if domains is not None and not filters.in_domains(page.url, domains):
-            counts["domains"] += filters.removed(lines, None)
-        elif clean := filters.cleaned(lines, steps, counts):
+            counts["domains"] += filters.count_removed(lines, None)
+        elif clean := filters.apply_filters(lines, page_filters, counts):
             if filters.DUPLICATES not in settings.without:
                 hashes = filters.span_hashes(clean, settings.deduplicate)
             record["spans"] += len(hashes)
             yield "\n".join(clean), page.url, hashes
 
 
-def sorted_spans(part: int, hashes: list[np.ndarray]) -> np.ndarray:
-    """Return the spans of a part, SPAN [spans], sorted by hash, equal ones by number.
+def sort_spans(part: int, hashes: list[np.ndarray]) -> np.ndarray:
+    """Return the spans of a part, SPAN [spans], sorted by hash; equal ones are sorted by number.
 
-    ``hashes``: uint64 [spans] of each of its pages, in order.
+    ``hashes``: uint64 [spans] for each of its pages, in order.
     """
     joined = np.concatenate([np.zeros(0, "<u8"), *hashes])
     spans = np.full(len(joined), part, SPAN)
@@ -100,28 +103,28 @@ def sorted_spans(part: int, hashes: list[np.ndarray]) -> np.ndarray:
     return spans
 
 
-def repeated_spans(tables: Sequence[np.ndarray]) -> np.ndarray:
-    """Return all spans but the first of each hash, SPAN [repeats], sorted by part.
+def find_repeated_spans(tables: Sequence[np.ndarray]) -> np.ndarray:
+    """Return all spans but the first with each hash, SPAN [repeats], sorted by part.
 
-    ``tables``: the spans of each part, in order of part.
+    ``tables``: the spans of each part, in the order of parts.
     """
     spans = np.concatenate(tables)
-    return spans[filters.repeated(spans["hash"])]
+    return spans[filters.repeated_indices(spans["hash"])]
 
 
-def filter_part(work: Path, settings: Cleaning, part: int, pieces: list[pages.Piece]) -> None:
+def filter_part(work: Path, settings: CleaningConfig, part: int, pieces: list[pages.Piece]) -> None:
     """Filter a part; write pages/PART, spans/PART.npy and counts/PART.json.
 
-    ``pages`` has [text, address, number of spans] in JSON a line, ``spans`` SPAN [spans] sorted by hash,
-    ``counts`` the record of ``filtered``.
+    A line of ``pages`` is [text, address, number of spans] in JSON; ``spans`` is SPAN [spans], sorted by
+    hash; ``counts`` is the record of ``filter_pages``.
     """
-    record, hashes = new_record(), []
+    record, hashes = empty_record(), []
     with files.atomic_file(work / "pages" / str(part)) as file:
-        for text, url, of_page in filtered(settings, pieces, record):
-            hashes.append(of_page)
-            file.write(json.dumps([text, url, len(of_page)], ensure_ascii=False).encode() + b"\n")
+        for text, url, page_hashes in filter_pages(settings, pieces, record):
+            hashes.append(page_hashes)
+            file.write(json.dumps([text, url, len(page_hashes)], ensure_ascii=False).encode() + b"\n")
     with files.atomic_file(work / "spans" / f"{part}.npy") as file:
-        np.save(file, sorted_spans(part, hashes))
+        np.save(file, sort_spans(part, hashes))
     write_json(work / "counts" / f"{part}.json", record)
 
 
@@ -129,24 +132,24 @@ def find_repeats(work: Path, bounds: tuple[int, int], number: int, parts: int) -
     """Write repeats/NUMBER.npy: the spans whose hash is in ``bounds`` and occurred before, sorted by part."""
     tables = (work / "spans" / f"{part}.npy" for part in range(parts))
     with files.atomic_file(work / "repeats" / f"{number}.npy") as file:
-        np.save(file, repeated_spans([spans_within(table, "hash", bounds) for table in tables]))
+        np.save(file, find_repeated_spans([spans_in_range(table, "hash", bounds) for table in tables]))
 
 
-def write_part(work: Path, settings: Cleaning, part: int, total: int) -> None:
-    """Write the shards of a part from the files of the passes before; ``total``: its number of spans."""
-    repeated = np.zeros(total, bool)
+def write_part(work: Path, settings: CleaningConfig, part: int, total: int) -> None:
+    """Write the shards of a part from the files of the first two passes; it has ``total`` spans."""
+    is_repeated = np.zeros(total, bool)
     for path in (work / "repeats").glob("*.npy"):
-        repeated[spans_within(path, "part", (part, part + 1))["number"]] = True
+        is_repeated[spans_in_range(path, "part", (part, part + 1))["number"]] = True
     with (work / "pages" / str(part)).open("rb") as file:
-        write_shards(work, settings, part, map(json.loads, file), repeated)
+        write_shards(work, settings, part, map(json.loads, file), is_repeated)
 
 
 def write_shards(
-    work: Path, settings: Cleaning, part: int, rows: Iterable[Sequence], repeated: np.ndarray
+    work: Path, settings: CleaningConfig, part: int, rows: Iterable[Sequence], is_repeated: np.ndarray
 ) -> None:
-    """Write shards/SPLIT-PART, an ArrayRecord file a split, and written/PART.json, their sizes and counts.
+    """Write shards/SPLIT-PART, one ArrayRecord file per split, and written/PART.json, their sizes and counts.
 
-    ``rows``: (text, address, number of spans) of each page in order. ``repeated``: bool [spans of all pages].
+    ``rows``: (text, address, number of spans) of each page, in order. ``is_repeated``: bool, for all spans.
     """
     paths = {split: work / "shards" / f"{split}-{part}" for split in BOTH_SPLITS}
     drafts = {split: files.temporary_path(path) for split, path in paths.items()}
@@ -155,33 +158,35 @@ def write_shards(
     serializer = ExampleSerializer(PAGE_FEATURES.get_serialized_info())
     sizes = {split: [0, 0] for split in BOTH_SPLITS}  # pages, bytes
     counts: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
-    for text, url in unique_pages(rows, settings, repeated, counts):
+    for text, url in remove_repeats(rows, settings, is_repeated, counts):
         split = "validation" if hash_fraction(text, "clean") < settings.validation else "train"
         row = PAGE_FEATURES.encode_example({"text": text, "url": url})
-        example = serialized(serializer.get_tf_example(row))
+        example = serialize_example(serializer.get_tf_example(row))
         shards[split].write(example)
         sizes[split][0] += 1
         sizes[split][1] += len(example)
     for split, shard in shards.items():
         shard.close()
-        os.replace(drafts[split], paths[split])  # a runner may have two machines write one part
+        os.replace(drafts[split], paths[split])  # Beam may have two machines write one part
     write_json(work / "written" / f"{part}.json", {"sizes": sizes, "counts": counts})
 
 
-def unique_pages(
-    rows: Iterable[Sequence], settings: Cleaning, repeated: np.ndarray, counts: dict[str, np.ndarray]
+def remove_repeats(
+    rows: Iterable[Sequence], settings: CleaningConfig, is_repeated: np.ndarray, counts: dict[str, np.ndarray]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (text, address) for each page that is left without the repeated spans; ``counts`` grows."""
-    first, checks_length = 0, "sentences-per-page" not in settings.without
-    for text, url, spans in rows:
-        marked, first = repeated[first : first + spans], first + spans
+    """Yield (text, address) of each page that remains without repeated spans; add removals to ``counts``."""
+    checks_sentences = "sentences-per-page" not in settings.without
+    first_span = 0
+    for text, url, num_spans in rows:
+        page_is_repeated = is_repeated[first_span : first_span + num_spans]
+        first_span += num_spans
         lines = text.split("\n")
-        if marked.any():
-            fresh = filters.without_spans(lines, marked, settings.deduplicate)
-            if checks_length and not filters.long_enough(fresh, settings.rules):
-                fresh = []
-            counts[filters.DUPLICATES] += filters.removed(lines, fresh)
-            lines = fresh
+        if page_is_repeated.any():
+            remaining = filters.remove_spans(lines, page_is_repeated, settings.deduplicate)
+            if checks_sentences and not filters.has_enough_sentences(remaining, settings.rules):
+                remaining = []
+            counts[filters.DUPLICATES] += filters.count_removed(lines, remaining)
+            lines = remaining
         if lines:
-            counts["kept"] += filters.removed(lines, None)
+            counts["kept"] += filters.count_removed(lines, None)
             yield "\n".join(lines), url

@@ -1,8 +1,8 @@
-"""n-grams of token ids: counts, texts sampled from them, and interpolated Kneser-Ney probabilities.
+"""n-grams of token ids: counts, documents sampled from them, and interpolated Kneser-Ney probabilities.
 
-A text is ``tokens`` int [N] and ``offsets`` int [documents + 1], as a corpus is stored: document d is
-``tokens[offsets[d]:offsets[d + 1]]``. Contexts do not cross the start of a document, in front of which stands
-one symbol that is never predicted. The end of a document is predicted if the caller puts an EOS there.
+A text is ``tokens`` int [N] and ``offsets`` int [documents + 1]: document d is
+``tokens[offsets[d]:offsets[d + 1]]``. A begin-of-document symbol (BOS) is put in front of each document; it
+is never predicted, and no n-gram crosses it. The end of a document is predicted if the caller appends an EOS.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,132 +13,122 @@ import numpy as np
 
 from lm.classical.tables import load_tables, save_tables
 from lm.config.base import SettingError
-from lm.config.counts import HIGHEST_ORDER
+from lm.config.classical import MAX_ORDER
 
-LARGEST_VOCABULARY = 2**16  # ids; keys of 2^46 different n-grams then fit in 63 bits
-ALL = slice(None)
+MAX_VOCABULARY = 2**16  # ids; the keys of 2^46 different n-grams then fit in 63 bits
 KNESER_NEY = "Kneser-Ney"  # kind of a file of tables
-SCORED_AT_ONCE = 1 << 18  # more takes more memory and is not faster [tokens]
-DISCOUNT = 0.5  # where no n-gram of an order occurs once, so that it cannot be estimated
+SCORING_CHUNK = 1 << 18  # more takes more memory and is not faster [tokens]
+DEFAULT_DISCOUNT = 0.5  # where no n-gram of an order occurs once, so that it cannot be estimated
+ALL = slice(None)
 
 
 @dataclass(frozen=True)
-class NGrams:
-    """The different n-grams of a text, of all orders up to ``order``, numbered from 0 within each order.
+class NGramIndex:
+    """The different n-grams of a text, of all orders up to ``order``, with ids from 0 within each order.
 
-    The number of a single token is its id. A longer n-gram has a key, made of the number of its prefix (all
-    tokens but the last) and its last token; its number is the place of that key among the sorted ones. So the
-    n-grams that continue the same context have consecutive numbers.
+    The id of a unigram is its token. A longer n-gram has a sorted key: prefix id * base + last token, where
+    the prefix is all tokens but the last. Its id is the position of its key. So all n-grams with the same
+    prefix have consecutive ids.
     """
 
     vocab_size: int
-    keys: tuple[np.ndarray, ...]  # sorted int64 [n-grams], of each order from 2
+    keys: tuple[np.ndarray, ...]  # sorted int64 [n-grams], for each order from 2
 
     @property
     def order(self) -> int:
         return len(self.keys) + 1
 
     @property
-    def begin(self) -> int:
+    def bos(self) -> int:
         """Return the id of the symbol in front of a document."""
         return self.vocab_size
 
     @property
     def base(self) -> int:
+        """Return the number of symbols: the vocabulary and BOS."""
         return self.vocab_size + 1
 
     def size(self, order: int) -> int:
-        """Return the number of n-grams of that order."""
+        """Return the number of n-grams of this order."""
         return self.base if order == 1 else len(self.keys[order - 2])
 
-    def prefixes(self, order: int, numbers: slice | np.ndarray = ALL) -> np.ndarray:
-        """Return the numbers of the prefixes, int64 [n-grams].
+    def prefixes(self, order: int, ids: slice | np.ndarray = ALL) -> np.ndarray:
+        """Return the ids of the n-grams' prefixes, int64 [n-grams].
 
-        A single token has the empty prefix, number 0.
+        A unigram has the empty prefix, id 0.
         """
-        return (
-            np.zeros(self.base, np.int64)[numbers]
-            if order == 1
-            else self.keys[order - 2][numbers] // self.base
-        )
+        if order == 1:
+            return np.zeros(self.base, np.int64)[ids]
+        return self.keys[order - 2][ids] // self.base
 
-    def lasts(self, order: int, numbers: slice | np.ndarray = ALL) -> np.ndarray:
-        """Return the last tokens, int64 [n-grams]."""
-        return np.arange(self.base)[numbers] if order == 1 else self.keys[order - 2][numbers] % self.base
+    def last_tokens(self, order: int, ids: slice | np.ndarray = ALL) -> np.ndarray:
+        """Return the last tokens of the n-grams, int64 [n-grams]."""
+        if order == 1:
+            return np.arange(self.base)[ids]
+        return self.keys[order - 2][ids] % self.base
 
-    def find(self, order: int, prefix: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """Return the numbers of n-grams, int64 [n], from the numbers of their prefixes and their last tokens.
+    def lookup(self, order: int, prefixes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Return the ids of the n-grams ``prefixes`` + ``tokens``, int64 [n]; -1 for those that do not occur.
 
-        A prefix is -1 for none. An n-gram that was not seen gets -1.
+        ``prefixes`` are ids, -1 for a prefix that does not occur.
         """
-        keys, wanted = self.keys[order - 2], prefix * self.base + last
+        keys, wanted = self.keys[order - 2], prefixes * self.base + tokens
         if not len(keys):
             return np.full(len(wanted), -1)
-        rising, place = np.argsort(wanted), np.empty(len(wanted), np.int64)
-        # in rising order the search stays in the cache: among 4 M keys it takes an eighth of the time
-        place[rising] = np.minimum(np.searchsorted(keys, wanted[rising]), len(keys) - 1)
-        return np.where(keys[place] == wanted, place, -1)
+        # a sorted search stays in the CPU's cache: among 4 M keys it takes an eighth of the time
+        rising, index = np.argsort(wanted), np.empty(len(wanted), np.int64)
+        index[rising] = np.minimum(np.searchsorted(keys, wanted[rising]), len(keys) - 1)
+        return np.where(keys[index] == wanted, index, -1)
 
-    def suffixes(self) -> Iterator[np.ndarray]:
-        """Yield for each order the numbers of its n-grams' suffixes, int64 [n-grams].
+    def suffixes(self) -> list[np.ndarray]:
+        """Return for each order the ids of its n-grams' suffixes, int64 [n-grams].
 
-        A suffix is all tokens but the first; its number is among the n-grams an order below.
+        A suffix is all tokens but the first; its id is among the n-grams of the order below.
         """
-        suffix = np.zeros(self.base, np.int64)
-        for order in range(1, self.order + 1):
+        suffixes = [np.zeros(self.base, np.int64)]
+        for order in range(2, self.order + 1):
             if order == 2:
-                suffix = self.lasts(2)
-            elif order > 2:
-                suffix = self.find(order - 1, suffix[self.prefixes(order)], self.lasts(order))
-            yield suffix
+                suffixes.append(self.last_tokens(2))
+            else:
+                suffixes_of_prefixes = suffixes[-1][self.prefixes(order)]
+                suffixes.append(self.lookup(order - 1, suffixes_of_prefixes, self.last_tokens(order)))
+        return suffixes
 
-    def contexts(self, tokens: Sequence[int]) -> Iterator[tuple[int, slice]]:
-        """Yield (order, numbers) of the n-grams that continue the end of ``tokens``, short contexts first.
+    def continuations(self, tokens: Sequence[int]) -> Iterator[tuple[int, slice]]:
+        """Yield (order, ids) of the n-grams whose prefix is the end of ``tokens``, by rising order from 2.
 
-        ``tokens`` start at the start of a document. Contexts that were not seen are left out.
+        ``tokens`` begin at the beginning of a document. Orders whose prefix does not occur are left out.
         """
-        text = [self.begin, *tokens]
+        text = [self.bos, *tokens]
         for order in range(2, min(self.order, len(text) + 1) + 1):
-            number, *rest = np.array(text[len(text) - order + 1 :])[:, None]
+            prefix, *rest = np.array(text[len(text) - order + 1 :])[:, None]
             for length, token in enumerate(rest, 2):
-                number = self.find(length, number, token)
-            ends = np.searchsorted(self.keys[order - 2], [number[0] * self.base, (number[0] + 1) * self.base])
-            if ends[0] < ends[1]:
-                yield order, slice(*ends.tolist())
+                prefix = self.lookup(length, prefix, token)
+            keys = [prefix[0] * self.base, (prefix[0] + 1) * self.base]
+            start, end = np.searchsorted(self.keys[order - 2], keys).tolist()
+            if start < end:
+                yield order, slice(start, end)
+
+
+# ---- counts
 
 
 @dataclass(frozen=True)
 class NGramCounts:
     """The count of each n-gram of a text."""
 
-    ngrams: NGrams
-    counts: tuple[np.ndarray, ...]  # int64 [n-grams] of each order from 1; of ``begin`` that of documents
+    index: NGramIndex
+    counts: tuple[np.ndarray, ...]  # int64 [n-grams] for each order from 1; BOS counts the documents
 
-    def table(self, order: int) -> dict[tuple[int, ...], int]:
-        """Return all n-grams of that order as tuples of ids, with their counts."""
-        numbers, columns = np.arange(self.ngrams.size(order)), []
+    def to_dict(self, order: int) -> dict[tuple[int, ...], int]:
+        """Return all n-grams of this order that occur, as tuples of ids, with their counts."""
+        ids, columns = np.arange(self.index.size(order)), []
         for length in range(order, 0, -1):
-            columns.append(self.ngrams.lasts(length, numbers))
-            numbers = self.ngrams.prefixes(length, numbers)
-        grams = map(tuple, np.stack(columns[::-1], axis=1).tolist())
-        return {
-            gram: count for gram, count in zip(grams, self.counts[order - 1].tolist(), strict=True) if count
-        }
-
-
-@dataclass(frozen=True)
-class KneserNey:
-    """Interpolated Kneser-Ney probabilities, from which every context can be computed.
-
-    The probability of a token is that of the longest n-gram seen which it ends, times the ``backoffs`` of the
-    longer contexts in front of it.
-    """
-
-    ngrams: NGrams
-    # float64 [n-grams] of each order from 1: of the last token given the others
-    probs: tuple[np.ndarray, ...]
-    backoffs: tuple[np.ndarray, ...]  # float64 [n-grams] of each order below the highest, as a context
-    discounts: tuple[float, ...]  # of each order from 1
+            columns.append(self.index.last_tokens(length, ids))
+            ids = self.index.prefixes(length, ids)
+        ngrams = map(tuple, np.stack(columns[::-1], axis=1).tolist())
+        counts = self.counts[order - 1].tolist()
+        return {ngram: count for ngram, count in zip(ngrams, counts, strict=True) if count}
 
 
 def count_ngrams(tokens: np.ndarray, offsets: np.ndarray, order: int, vocab_size: int) -> NGramCounts:
@@ -146,122 +136,51 @@ def count_ngrams(tokens: np.ndarray, offsets: np.ndarray, order: int, vocab_size
 
     Raises SettingError for an order, vocabulary or text that cannot be counted.
     """
-    if not 1 <= order <= HIGHEST_ORDER:
-        raise SettingError(f"order={order} of n-grams should be from 1 to {HIGHEST_ORDER}")
-    if not 1 <= vocab_size <= LARGEST_VOCABULARY:
-        raise SettingError(f"vocab_size={vocab_size} of n-grams should be from 1 to {LARGEST_VOCABULARY:,}")
-    text = _with_begins(tokens, offsets, vocab_size)
+    if not 1 <= order <= MAX_ORDER:
+        raise SettingError(f"order={order} of n-grams should be from 1 to {MAX_ORDER}")
+    if not 1 <= vocab_size <= MAX_VOCABULARY:
+        raise SettingError(f"vocab_size={vocab_size} of n-grams should be from 1 to {MAX_VOCABULARY:,}")
+    text = _with_bos(tokens, offsets, vocab_size)
     if len(text) < len(offsets):
         raise SettingError("n-grams of a text without tokens cannot be counted; give one token at least")
-    base = vocab_size + 1
-    keys, counts, numbers = [], [np.bincount(text, minlength=base)], text
+    bos, base = vocab_size, vocab_size + 1
+    keys: list[np.ndarray] = []
+    counts = [np.bincount(text, minlength=base)]
+    ids = text  # at each position, the id of the n-gram that ends there; -1 for none
     for _ in range(order - 1):
-        contexts = np.concatenate([[-1], numbers[:-1]])
-        continued = np.flatnonzero((contexts >= 0) & (text != vocab_size))
-        found, inverse, count = np.unique(
-            contexts[continued] * base + text[continued], return_inverse=True, return_counts=True
+        prefixes = np.concatenate([[-1], ids[:-1]])
+        positions = np.flatnonzero((prefixes >= 0) & (text != bos))
+        order_keys, order_ids, order_counts = np.unique(
+            prefixes[positions] * base + text[positions], return_inverse=True, return_counts=True
         )
-        numbers = np.full(len(text), -1)
-        numbers[continued] = inverse
-        keys.append(found)
-        counts.append(count)
-    return NGramCounts(NGrams(vocab_size, tuple(keys)), tuple(counts))
+        ids = np.full(len(text), -1)
+        ids[positions] = order_ids
+        keys.append(order_keys)
+        counts.append(order_counts)
+    return NGramCounts(NGramIndex(vocab_size, tuple(keys)), tuple(counts))
 
 
-def sample(counted: NGramCounts, rng: np.random.Generator, end: int, length: int) -> list[int]:
-    """Return a document sampled token by token in proportion to the counts of the highest order, unsmoothed.
+def sample_document(counts: NGramCounts, rng: np.random.Generator, eos: int, max_length: int) -> list[int]:
+    """Sample a document token by token in proportion to the counts of the highest order, unsmoothed.
 
-    It ends with the id ``end``, with a token that nothing follows in training, or after ``length`` tokens.
+    It ends with ``eos``, with a token that nothing follows in the text, or after ``max_length`` tokens.
     """
-    ngrams, tokens = counted.ngrams, list[int]()
-    while len(tokens) < length and end not in tokens[-1:]:
-        wanted = min(ngrams.order, len(tokens) + 2)  # the context was drawn, or is the start of the document
-        found = [numbers for order, numbers in ngrams.contexts(tokens) if order == wanted]
-        if wanted > 1 and not found:
+    index, tokens = counts.index, list[int]()
+    while len(tokens) < max_length and eos not in tokens[-1:]:
+        order = min(index.order, len(tokens) + 2)  # the prefix has at most BOS and the tokens so far
+        followers = dict(index.continuations(tokens))
+        if order == 1:
+            followers[1] = slice(0, index.vocab_size)  # without BOS
+        if order not in followers:
             break
-        followers = found[0] if wanted > 1 else slice(ngrams.vocab_size)
-        counts = counted.counts[wanted - 1][followers]
-        tokens.append(int(rng.choice(ngrams.lasts(wanted, followers), p=counts / counts.sum())))
+        ids = followers[order]
+        weights = counts.counts[order - 1][ids]
+        tokens.append(int(rng.choice(index.last_tokens(order, ids), p=weights / weights.sum())))
     return tokens
 
 
-def kneser_ney(counted: NGramCounts) -> KneserNey:
-    """Estimate interpolated Kneser-Ney with one discount an order (Chen and Goodman 1999, section 4.1.6).
-
-    Below the highest order an n-gram counts by how many different tokens precede it; those that begin a
-    document, which nothing precedes, count by how often they occur. Order 1 is interpolated with the uniform
-    distribution over the vocabulary, so that every id has a probability in every context. A discount is n1 /
-    (n1 + 2 n2) of the n-grams that count once and twice.
-    """
-    ngrams, suffixes = counted.ngrams, list(counted.ngrams.suffixes())
-    probs, backoffs, discounts = [], [], []
-    lower, contexts = np.array([1 / ngrams.vocab_size]), 1
-    for order, count in enumerate(counted.counts, 1):
-        if order < ngrams.order:
-            preceded = np.bincount(suffixes[order], minlength=len(count))
-            count = np.where(preceded > 0, preceded, count)
-        if order == 1:
-            count = np.append(count[: ngrams.vocab_size], 0)  # the start of a document is not predicted
-        discount, prefixes = _discount(count), ngrams.prefixes(order)
-        total = np.bincount(prefixes, count, contexts)
-        saved = discount * np.bincount(prefixes, count > 0, contexts)
-        backoff = np.divide(saved, total, out=np.ones(contexts), where=total > 0)
-        share = np.maximum(count - discount, 0) / total[prefixes]
-        lower = share + backoff[prefixes] * lower[suffixes[order - 1]]
-        contexts = len(lower)
-        probs.append(lower)
-        backoffs.append(backoff)
-        discounts.append(discount)
-    return KneserNey(ngrams, tuple(probs), tuple(backoffs[1:]), tuple(discounts))
-
-
-def token_log_probs(model: KneserNey, tokens: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return the log-probability of each token given those before it in its document, float64 [N] nats."""
-    text = _with_begins(tokens, offsets, model.ngrams.vocab_size)
-    before, found = model.ngrams.order - 1, np.empty(len(text))
-    for start in range(0, len(text), SCORED_AT_ONCE):
-        seen = max(start - before, 0)
-        found[start : start + SCORED_AT_ONCE] = _probs(model, text[seen : start + SCORED_AT_ONCE])[
-            start - seen :
-        ]
-    return np.log(found[text != model.ngrams.begin])
-
-
-def next_probs(model: KneserNey, tokens: Sequence[int]) -> np.ndarray:
-    """Return the probability of each id after ``tokens``, float64 [V].
-
-    ``tokens`` start at the start of a document.
-    """
-    probs = model.probs[0][: model.ngrams.vocab_size].copy()
-    for order, followers in model.ngrams.contexts(tokens):
-        probs *= model.backoffs[order - 2][model.ngrams.prefixes(order, followers)[0]]
-        probs[model.ngrams.lasts(order, followers)] = model.probs[order - 1][followers]
-    return probs
-
-
-def save_kneser_ney(model: KneserNey, path: Path) -> None:
-    """Write the model as one file, complete or absent."""
-    lists = {"keys": model.ngrams.keys, "probs": model.probs, "backoffs": model.backoffs}
-    tables = {
-        f"{name}/{number}": array for name, arrays in lists.items() for number, array in enumerate(arrays)
-    }
-    sizes = {"vocab_size": np.array(model.ngrams.vocab_size), "discounts": np.array(model.discounts)}
-    save_tables(path, KNESER_NEY, tables | sizes)
-
-
-def load_kneser_ney(path: Path) -> KneserNey:
-    """Return the saved model; raise DataError if the file is missing, damaged or another model's."""
-    tables = load_tables(path, KNESER_NEY)
-    discounts, vocab_size = tables.pop("discounts").tolist(), int(tables.pop("vocab_size"))
-    lists: dict[str, list[np.ndarray]] = {"keys": [], "probs": [], "backoffs": []}
-    for name, array in tables.items():  # in the order in which they were saved
-        lists[name.partition("/")[0]].append(array)
-    keys, probs, backoffs = map(tuple, lists.values())
-    return KneserNey(NGrams(vocab_size, keys), probs, backoffs, tuple(discounts))
-
-
-def _with_begins(tokens: np.ndarray, offsets: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Return the text with the begin symbol in front of each document, int64 [N + documents].
+def _with_bos(tokens: np.ndarray, offsets: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Return the text with BOS in front of each document, int64 [N + documents].
 
     Raises SettingError for offsets or ids out of range.
     """
@@ -275,26 +194,114 @@ def _with_begins(tokens: np.ndarray, offsets: np.ndarray, vocab_size: int) -> np
     return np.insert(tokens, offsets[:-1], vocab_size)
 
 
+# ---- interpolated Kneser-Ney
+
+
+@dataclass(frozen=True)
+class KneserNey:
+    """An interpolated Kneser-Ney model, as a backoff model.
+
+    P(token | context) is ``probs`` of the longest n-gram that occurs and ends in the token, times the
+    ``backoffs`` of the longer contexts.
+    """
+
+    index: NGramIndex
+    # float64 [n-grams] for each order from 1: P(last token | prefix), interpolated with the lower orders
+    probs: tuple[np.ndarray, ...]
+    backoffs: tuple[np.ndarray, ...]  # float64 [n-grams] for each order below the highest: as a context
+    discounts: tuple[float, ...]  # for each order from 1
+
+
+def estimate_kneser_ney(counts: NGramCounts) -> KneserNey:
+    """Estimate interpolated Kneser-Ney with one discount per order (Chen and Goodman 1999, section 4.1.6).
+
+    Below the highest order, the count of an n-gram is replaced by the number of different tokens that precede
+    it; n-grams that begin a document have no such token and keep their count. Order 1 is interpolated with
+    the uniform distribution over the vocabulary, so that every id has a probability in every context. The
+    discount of an order is n1 / (n1 + 2 n2), from the numbers of n-grams with count 1 and 2.
+    """
+    index, suffixes = counts.index, counts.index.suffixes()
+    probs, backoffs, discounts = [], [], []
+    lower_probs = np.array([1 / index.vocab_size])  # of the order below; here order 0, uniform
+    for order, count in enumerate(counts.counts, 1):
+        if order < index.order:
+            preceding = np.bincount(suffixes[order], minlength=len(count))
+            count = np.where(preceding > 0, preceding, count)
+        if order == 1:
+            count = np.append(count[: index.vocab_size], 0)  # BOS is not predicted
+        contexts, prefixes = len(lower_probs), index.prefixes(order)
+        discount = _discount(count)
+        total = np.bincount(prefixes, count, contexts)
+        removed = discount * np.bincount(prefixes, count > 0, contexts)
+        backoff = np.divide(removed, total, out=np.ones(contexts), where=total > 0)
+        discounted = np.maximum(count - discount, 0) / total[prefixes]
+        lower_probs = discounted + backoff[prefixes] * lower_probs[suffixes[order - 1]]
+        probs.append(lower_probs)
+        backoffs.append(backoff)
+        discounts.append(discount)
+    return KneserNey(index, tuple(probs), tuple(backoffs[1:]), tuple(discounts))
+
+
 def _discount(counts: np.ndarray) -> float:
     once, twice = np.count_nonzero(counts == 1), np.count_nonzero(counts == 2)
-    return float(once / (once + 2 * twice)) if once else DISCOUNT
+    return float(once / (once + 2 * twice)) if once else DEFAULT_DISCOUNT
 
 
-def _probs(model: KneserNey, text: np.ndarray) -> np.ndarray:
-    """Return the probability of each symbol of a text with begins, float64.
+def token_log_probs(model: KneserNey, tokens: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return the log-probability of each token given those before it in its document, float64 [N] nats."""
+    text = _with_bos(tokens, offsets, model.index.vocab_size)
+    probs, max_context = np.empty(len(text)), model.index.order - 1
+    for start in range(0, len(text), SCORING_CHUNK):
+        end = start + SCORING_CHUNK
+        context_start = max(start - max_context, 0)
+        probs[start:end] = _token_probs(model, text[context_start:end])[start - context_start :]
+    return np.log(probs[text != model.index.bos])
 
-    Nothing is known of what stands in front of the text.
-    """
-    numbers, probs = text, model.probs[0][text]
-    for order, (seen, backoff) in enumerate(zip(model.probs[1:], model.backoffs, strict=True), 2):
-        contexts = np.concatenate([[-1], numbers[:-1]])
-        known = np.flatnonzero(contexts >= 0)
-        probs[known] *= backoff[contexts[known]]
-        both = known[numbers[known] >= 0]  # an n-gram was seen only if its prefix and suffix were
-        found = model.ngrams.find(order, contexts[both], text[both])
-        hit = found >= 0
-        both, found = both[hit], found[hit]
-        probs[both] = seen[found]
-        numbers = np.full(len(text), -1)
-        numbers[both] = found
+
+def _token_probs(model: KneserNey, text: np.ndarray) -> np.ndarray:
+    """Return the probability of each symbol of a text with BOS given those before it in ``text``, float64."""
+    ids = text  # at each position, the id of the n-gram that ends there; -1 if it does not occur
+    probs = model.probs[0][text]
+    for order, (order_probs, backoff) in enumerate(zip(model.probs[1:], model.backoffs, strict=True), 2):
+        prefixes = np.concatenate([[-1], ids[:-1]])
+        known = np.flatnonzero(prefixes >= 0)
+        probs[known] *= backoff[prefixes[known]]
+        candidates = known[ids[known] >= 0]  # an n-gram can occur only where its prefix and suffix do
+        found = model.index.lookup(order, prefixes[candidates], text[candidates])
+        positions, found = candidates[found >= 0], found[found >= 0]
+        probs[positions] = order_probs[found]
+        ids = np.full(len(text), -1)
+        ids[positions] = found
     return probs
+
+
+def next_token_probs(model: KneserNey, tokens: Sequence[int]) -> np.ndarray:
+    """Return the probability of each id after ``tokens``, float64 [V].
+
+    ``tokens`` begin at the beginning of a document.
+    """
+    probs = model.probs[0][: model.index.vocab_size].copy()
+    for order, ids in model.index.continuations(tokens):
+        prefix = model.index.prefixes(order, ids)[0]  # the same for all
+        probs *= model.backoffs[order - 2][prefix]
+        probs[model.index.last_tokens(order, ids)] = model.probs[order - 1][ids]
+    return probs
+
+
+def save_kneser_ney(model: KneserNey, path: Path) -> None:
+    """Write the model as one file, complete or absent."""
+    by_order = {"keys": model.index.keys, "probs": model.probs, "backoffs": model.backoffs}
+    tables = {f"{name}/{i}": array for name, arrays in by_order.items() for i, array in enumerate(arrays)}
+    sizes = {"vocab_size": np.array(model.index.vocab_size), "discounts": np.array(model.discounts)}
+    save_tables(path, KNESER_NEY, tables | sizes)
+
+
+def load_kneser_ney(path: Path) -> KneserNey:
+    """Return the saved model; raise DataError if the file is missing, damaged or another model's."""
+    tables = load_tables(path, KNESER_NEY)
+    discounts, vocab_size = tables.pop("discounts").tolist(), int(tables.pop("vocab_size"))
+    by_order: dict[str, list[np.ndarray]] = {"keys": [], "probs": [], "backoffs": []}
+    for name, array in tables.items():  # in the order in which they were saved
+        by_order[name.partition("/")[0]].append(array)
+    keys, probs, backoffs = map(tuple, by_order.values())
+    return KneserNey(NGramIndex(vocab_size, keys), probs, backoffs, tuple(discounts))

@@ -1,4 +1,4 @@
-"""Saves and loads named arrays in one file (npz), with its checksum beside it."""
+"""Saves and loads the named arrays of a model in one file (npz), with a checksum in a second file."""
 
 import io
 import json
@@ -11,13 +11,13 @@ import numpy as np
 from lm.config.base import DataError
 from lm.files import CHECKSUM, matches_checksum, write_with_checksum
 
-KIND = "kind"  # name of the array that tells which kind of model a file holds
+KIND = "kind"  # name of the array that holds the kind of model
 
 
 def save_tables(path: Path, kind: str, tables: Mapping[str, np.ndarray]) -> None:
-    """Write the tables of a model of that kind completely, and their SHA-256 beside them."""
+    """Write the tables of a model of this kind as one file, complete or absent, and its SHA-256."""
     contents = io.BytesIO()
-    arrays: dict[str, Any] = {KIND: packed([kind]), **tables}
+    arrays: dict[str, Any] = {KIND: pack_texts([kind]), **tables}
     np.savez(contents, **arrays)
     write_with_checksum(path, contents.getvalue())
 
@@ -36,17 +36,17 @@ def load_tables(path: Path, kind: str) -> dict[str, np.ndarray]:
         )
     with np.load(path) as arrays:  # numpy refuses pickled objects by default
         tables = dict(arrays)
-    found = unpacked(tables.pop(KIND)) if KIND in tables else ["something else"]
+    found = unpack_texts(tables.pop(KIND)) if KIND in tables else ["something else"]
     if found != [kind]:
         raise DataError(f"{path} holds the tables of {found[0]!r}, not of {kind!r}; name another file")
     return tables
 
 
-def packed(texts: Sequence[str]) -> np.ndarray:
-    """Return texts as one array, uint8 [bytes], which takes as much room as they do."""
+def pack_texts(texts: Sequence[str]) -> np.ndarray:
+    """Return texts as the bytes of a JSON list, uint8 [bytes]; numpy would pad them all to the longest."""
     return np.frombuffer(json.dumps(texts).encode(), np.uint8)
 
 
-def unpacked(array: np.ndarray) -> list[str]:
-    """Return the texts that ``packed`` put into an array."""
+def unpack_texts(array: np.ndarray) -> list[str]:
+    """Return the texts that ``pack_texts`` put into an array."""
     return json.loads(array.tobytes())

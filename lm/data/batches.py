@@ -1,8 +1,7 @@
 """A batch is a pure function of (seed, step), and so is each of its rows: the step is the only state.
 
-Rows are numbered through all steps and epochs: row r of step s has the number s * batch_size + r. A host asks
-for the rows that its devices hold, which need not be one block; which host asks, and in which order, changes
-nothing. grain is imported where it is used: it imports jax, which nothing else here needs.
+A host asks for the rows that its devices hold, which need not be one block; which host asks, and in which
+order, changes nothing. grain is imported where it is used: it imports jax, which nothing else here needs.
 """
 
 import functools
@@ -16,30 +15,30 @@ from lm.batch import Batch, concatenate
 from lm.config.base import SettingError
 from lm.objectives.denoising import Lengths
 
-BatchFunction = Callable[[int, slice], Batch]  # (step, rows of the global batch) -> those rows
+BatchFunction = Callable[[int, slice], Batch]
 Item = TypeVar("Item")
 
-CACHED_CALLS = 8  # calls whose whole rows are cached, where rows last several steps
-PREFETCH = 2  # batches prefetched while the device works
-FIRST_ORDER_KEY = 2**63  # first random key of orders: those of examples are below
+CACHED_CALLS = 8  # of which whole rows are cached, where a row is read over several steps
+PREFETCHED_BATCHES = 2  # while the device works
+EPOCH_KEY = 2**63  # first key of the random numbers of an epoch, beyond those of the examples
 
 
 @dataclass(frozen=True)
-class PickledWithoutCaches:
-    """The base of dataclasses that are pickled, for worker processes, without their cached properties."""
+class PickledWithoutCache:
+    """A dataclass that is pickled without its cached properties."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class RowSource(Protocol):
-    """The rows of an objective or a task: makes a batch from their numbers; can be pickled."""
+    """Makes batches of rows from their numbers, as an objective or a task defines them; it can be pickled."""
 
     @property
     def lengths(self) -> Lengths: ...
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        """Return the batch of the rows with these ``numbers``, int64 [B]."""
+        """Return the batch of these B rows; ``numbers``, int64 [B], count the rows of all epochs."""
 
 
 Rows = TypeVar("Rows", bound=RowSource, covariant=True)
@@ -47,13 +46,13 @@ Rows = TypeVar("Rows", bound=RowSource, covariant=True)
 
 @dataclass(frozen=True)
 class Batches(Generic[Rows]):
-    """The batch function of training: ``batches(step, rows)`` returns ``rows`` of the step's global batch."""
+    """The batch function of training: ``batches(step, rows)`` returns rows of the step's global batch."""
 
     rows: Rows
     batch_size: int  # global, over all hosts [rows]
 
     def __post_init__(self) -> None:
-        check_size(self.batch_size)
+        check_batch_size(self.batch_size)
 
     @property
     def lengths(self) -> Lengths:
@@ -64,42 +63,40 @@ class Batches(Generic[Rows]):
 
 
 @dataclass(frozen=True)
-class ChunkedRows(PickledWithoutCaches, Generic[Rows]):
-    """Long rows that are read chunk by chunk, for truncated backpropagation through time.
+class TBPTTRows(PickledWithoutCache, Generic[Rows]):
+    """Rows for truncated backpropagation through time (TBPTT).
 
-    Each step reads the next chunk of a row, and continues from the recurrent state after the chunk before.
+    A row is read over several steps: each reads the next chunk and continues from the recurrent state of the
+    chunk before.
     """
 
-    rows: Rows  # whole rows
+    rows: Rows  # as long as all chunks together
     lengths: Lengths  # of a chunk
     batch_size: int  # global, over all hosts [rows]
-    chunks_per_row: int
+    steps: int  # chunks of a row
 
     def __call__(self, numbers: np.ndarray) -> Batch:
         step, row = np.divmod(numbers, self.batch_size)
-        whole_numbers = step // self.chunks_per_row * self.batch_size + row
-        whole = self._whole_rows(tuple(whole_numbers.tolist()))
-        chunk = np.arange(len(numbers)), step % self.chunks_per_row
-        return whole.map(lambda x: x.reshape(len(x), self.chunks_per_row, -1)[chunk])
+        whole_rows = self.whole_rows(tuple((step // self.steps * self.batch_size + row).tolist()))
+        chunk = np.arange(len(numbers)), step % self.steps
+        return whole_rows.map(lambda x: x.reshape(len(x), self.steps, -1)[chunk])
 
     @functools.cached_property
-    def _whole_rows(self) -> Callable[[tuple[int, ...]], Batch]:
-        """Return the function from numbers to whole rows, with a cache for the chunks that follow."""
-
-        def read(numbers: tuple[int, ...]) -> Batch:
-            return self.rows(np.array(numbers, np.int64))
-
-        return functools.lru_cache(maxsize=CACHED_CALLS)(read)
+    def whole_rows(self) -> Callable[[tuple[int, ...]], Batch]:
+        """Return the function that makes whole rows; the last calls are cached for the chunks that follow."""
+        return functools.lru_cache(maxsize=CACHED_CALLS)(
+            lambda numbers: self.rows(np.array(numbers, np.int64))
+        )
 
 
-def check_size(batch_size: int) -> None:
+def check_batch_size(batch_size: int) -> None:
     if batch_size < 1:
         raise SettingError(f"batch_size={batch_size} should be at least 1, such as 128 [rows of all hosts]")
 
 
-def split_into_batches(rows: Sequence[Item], batch_size: int) -> list[list[Item]]:
-    """Return ``rows``, which need not support slices, in lists of ``batch_size``; the last may be shorter."""
-    check_size(batch_size)
+def split_batches(rows: Sequence[Item], batch_size: int) -> list[list[Item]]:
+    """Return ``rows``, which need not support slices, in batches for evaluation; the last may be smaller."""
+    check_batch_size(batch_size)
     starts = range(0, len(rows), batch_size)
     return [[rows[i] for i in range(start, min(start + batch_size, len(rows)))] for start in starts]
 
@@ -111,7 +108,7 @@ def uniforms(seed: np.ndarray | int, rows: np.ndarray, count: int, length: int) 
     """Return uniform random numbers in [0, 1), float32 [B,count,length].
 
     Those of row r are drawn by ``Generator(Philox(key=[seed, r]))``, so that an example depends on its seed
-    and number alone, and not on its batch, host or worker. ``seed`` may be an array [B], of one for each row.
+    and number alone, and not on its batch, host or worker. Rows may have seeds of their own, int64 [B].
     """
     bits = np.random.Philox(key=[0, 0])
     random, state = np.random.Generator(bits), bits.state
@@ -123,26 +120,26 @@ def uniforms(seed: np.ndarray | int, rows: np.ndarray, count: int, length: int) 
     return numbers
 
 
-def keyed_generator(seed: int, key: int) -> np.random.Generator:
-    """Return the random generator of an order, such as an epoch's; ``uniforms`` never uses the same one."""
-    return np.random.Generator(np.random.Philox(key=np.array([seed, FIRST_ORDER_KEY + key], np.uint64)))
+def epoch_generator(seed: int, epoch: int) -> np.random.Generator:
+    """Return the random generator that draws the order of an epoch."""
+    return np.random.Generator(np.random.Philox(key=np.array([seed, EPOCH_KEY + epoch], np.uint64)))
 
 
 @functools.lru_cache(maxsize=4)
-def _epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
-    return keyed_generator(seed, epoch).permutation(count)
+def _order(seed: int, epoch: int, count: int) -> np.ndarray:
+    return epoch_generator(seed, epoch).permutation(count)
 
 
 def shuffled_indices(numbers: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Return which of ``count`` examples is read at each row number, int64 [B].
+    """Return the index of each row among ``count`` items, int64 [B]: every epoch is a new permutation.
 
-    Every epoch has each example once, in its own order. ``numbers``, int64 [B], count through all epochs.
+    ``numbers``: the rows, counted through all epochs, int64 [B].
     """
     epochs = numbers // count
     indices = np.empty(len(numbers), np.int64)
     for epoch in np.unique(epochs).tolist():
-        is_in_epoch = epochs == epoch
-        indices[is_in_epoch] = _epoch_order(seed, epoch, count)[numbers[is_in_epoch] % count]
+        in_epoch = epochs == epoch
+        indices[in_epoch] = _order(seed, epoch, count)[numbers[in_epoch] % count]
     return indices
 
 
@@ -151,7 +148,7 @@ def shuffled_indices(numbers: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 def _host_batch(batches: BatchFunction, rows: Sequence[slice], step: int) -> Batch:
     """Return this host's rows of the step's batch."""
-    return concatenate([batches(int(step), block) for block in rows])
+    return concatenate([batches(int(step), part) for part in rows])
 
 
 def stream(
@@ -167,7 +164,7 @@ def stream(
     return _iterate(functools.partial(_host_batch, batches, rows), start, stop, workers)
 
 
-def _iterate(batch_of: Callable[[int], Batch], start: int, stop: int, workers: int) -> Iterator[Batch]:
+def _iterate(host: Callable[[int], Batch], start: int, stop: int, workers: int) -> Iterator[Batch]:
     import grain
     from absl import flags
 
@@ -175,11 +172,12 @@ def _iterate(batch_of: Callable[[int], Batch], start: int, stop: int, workers: i
         return
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()  # grain reads flags of its own, which only absl's app.run would parse
-    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=PREFETCH)
-    dataset = grain.MapDataset.range(start, stop).map(batch_of).to_iter_dataset(options)
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=PREFETCHED_BATCHES)
+    dataset = grain.MapDataset.range(start, stop).map(host).to_iter_dataset(options)
     if workers:
-        processes = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=PREFETCH)
-        dataset = dataset.mp_prefetch(processes)
+        dataset = dataset.mp_prefetch(
+            grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=PREFETCHED_BATCHES)
+        )
     iterator = iter(dataset)
     try:
         yield from iterator

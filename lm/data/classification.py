@@ -1,11 +1,10 @@
 """Turn rows of labelled tasks into features and labels for a head, and its outputs into what metrics compare.
 
 A row is [CLS] A [SEP] B [SEP] for an encoder, A <eos> B <eos> for all others, whose head reads the last
-token; a published tokenizer puts its own tokens around texts, as RoBERTa's <s> A </s></s> B </s>. Encoder and
-decoder of an encoder-decoder read the same row, unshifted (Lewis et al. 2020, section 3.1). A decoder may
-read START A DELIM B EXTRACT instead, and its head the last of them, EXTRACT (Radford et al. 2018, section
-3.3). For labels of words, and for answers in a context, words are encoded one by one: for most tokenizers
-that gives the same tokens as encoding the whole text.
+token; a published tokenizer puts its own tokens around texts, as RoBERTa's <s> A </s></s> B </s>. Both sides
+of an encoder-decoder read the same, unshifted (Lewis et al. 2020, section 3.1). A decoder may read START A
+DELIM B EXTRACT instead, and its head EXTRACT (Radford et al. 2018, section 3.3). Words whose labels or places
+matter are encoded one by one: for most tokenizers that gives the same tokens as encoding the whole text.
 """
 
 import functools
@@ -19,81 +18,74 @@ import numpy as np
 
 from lm.batch import Batch, Side
 from lm.config.base import SettingError
-from lm.data.batches import shuffled_indices, split_into_batches
-from lm.data.checks import check_architecture, check_symbols
+from lm.data.batches import shuffled_indices, split_batches
+from lm.data.checks import check_architecture, check_special_tokens
 from lm.data.packing import DECODERS
 from lm.data.tasks.labelled import LabelledTask
 from lm.data.tasks.task import Row
 from lm.objectives.corruption import length_mask
 from lm.objectives.denoising import Lengths
-from lm.tokenizers.tokenizer import PAD, Layout, Vocabulary
+from lm.tokenizers.tokenizer import PAD, Layout, SpecialTokenTemplate, Tokenizer
 
-WORD = re.compile(r"\w+|[^\w\s]")  # a word or a punctuation mark, at which answers may begin and end
-ANSWER_WORDS = 30  # longest answer [words]; Devlin et al. 2019 count it in tokens (in their code)
-SHORTEST_ROW = 8  # [tokens]
-GPT_TOKENS = ("start", "delim", "extract")  # the special tokens of GPT's layout
-NO_LABEL = -1  # predicted for a word that was cut off or has no tokens
-
-
-class RowFrame(NamedTuple):
-    """The special tokens, as ids, around the texts of a row."""
-
-    begin: tuple[int, ...]
-    between: tuple[int, ...]  # after each text but the last
-    end: tuple[int, ...]  # after the last text
-    second_type: int = 1  # token type of the second text
+WORD = re.compile(r"\w+|[^\w\s]")  # answers in a context begin and end with a word or a punctuation mark
+MAX_ANSWER_WORDS = 30  # Devlin et al. 2019 count it in tokens (in their code)
+MIN_ROW_LENGTH = 8
+GPT_SPECIAL_TOKENS = ("start", "delim", "extract")  # the special tokens of GPT's layout
+NO_LABEL = -1  # predicted label of a word that was cut off or has no tokens
 
 
-class FramedRow(NamedTuple):
-    """A row of texts with special tokens around them."""
+class EncodedRow(NamedTuple):
+    """A row of tokens and token types, int32 [tokens], and where in it the last text begins and ends."""
 
-    tokens: np.ndarray  # int32 [tokens]
-    types: np.ndarray  # int32 [tokens]: token types
-    begin: int  # where the last text begins
-    end: int  # and where it ends
+    tokens: np.ndarray
+    types: np.ndarray
+    begin: int
+    end: int
 
 
-class RowWords(NamedTuple):
-    """The words of the last text of a row."""
+class Words(NamedTuple):
+    """The words of the last text of a row, and where the tokens of each begin and end in it, int [words]."""
 
-    row: FramedRow
-    begin: np.ndarray  # int [words]: position in the row of each word's first token
-    end: np.ndarray  # int [words]: the position after its last token, which may have been cut off
+    row: EncodedRow
+    begin: np.ndarray
+    end: np.ndarray
     spans: list[tuple[int, int]]  # span of each word in the context, end excluded [characters]
 
-    def has_position(self, positions: np.ndarray) -> np.ndarray:
-        """Return bool [words]: whether a word has tokens, and its one of ``positions`` is in the row."""
-        return (self.end > self.begin) & (positions < self.row.end)
+    def visible(self, tokens: np.ndarray) -> np.ndarray:
+        """Return which words have tokens, with the one at index ``tokens`` in the row, bool [words]."""
+        return (self.end > self.begin) & (tokens < self.row.end)
 
 
 class LabelledExample(NamedTuple):
-    """The rows of an example: a single one or, for multiple choice, one for each candidate."""
+    """An example: one row or, for a choice, one for each candidate; its label [...] and loss weight [...]."""
 
-    rows: list[FramedRow]
-    label: Any  # a class, a number, a class per position, or the span's first and last position
-    weight: Any  # in the loss, of each label
+    rows: list[EncodedRow]
+    label: Any
+    weight: Any
 
 
-def truncated_lengths(sizes: Sequence[int], room: int) -> list[int]:
+def truncated_lengths(lengths: Sequence[int], room: int) -> list[int]:
     """Return the lengths to which one or two texts are truncated, longest first, to fit ``room`` tokens."""
-    if len(sizes) == 1:
-        return [min(sizes[0], room)]
-    first = min(sizes[0], max(room - sizes[1], (room + 1) // 2))
-    return [first, min(sizes[1], room - first)]
+    if len(lengths) == 1:
+        return [min(lengths[0], room)]
+    first = min(lengths[0], max(room - lengths[1], (room + 1) // 2))
+    return [first, min(lengths[1], room - first)]
 
 
 @functools.lru_cache(maxsize=100_000)
-def encode_word(vocabulary: Vocabulary, before: str, word: str) -> tuple[int, ...]:
-    """Return the token ids of a word that comes after the character ``before`` in its text.
+def encode_word(tokenizer: Tokenizer, preceding: str, word: str) -> tuple[int, ...]:
+    """Return the token ids of a word that follows the character ``preceding``.
 
-    A word may have other tokens within a text than alone: both are encoded together, and the word's tokens
-    are those after the tokens of ``before``. After a blank, which most tokenizers make a part of the word,
-    all tokens are the word's. If ``before`` alone has other tokens than together with the word, the word is
-    encoded alone.
+    A word may have other tokens within a text than alone: it has those after the tokens of ``preceding``.
+    After a space, which most tokenizers make a part of the word, all tokens are the word's. Where the tokens
+    of ``preceding`` change before the word, the word is encoded alone.
     """
-    both, prefix = vocabulary.encode(before + word), vocabulary.encode(before) if before.strip() else []
-    is_prefix = len(both) > len(prefix) and both[: len(prefix)] == prefix
-    return tuple(both[len(prefix) :] if is_prefix else vocabulary.encode(word))
+    both, first = tokenizer.encode(preceding + word), []
+    if preceding.strip():
+        first = tokenizer.encode(preceding)
+    if len(both) > len(first) and both[: len(first)] == first:
+        return tuple(both[len(first) :])
+    return tuple(tokenizer.encode(word))
 
 
 @dataclass(frozen=True)
@@ -101,49 +93,46 @@ class Reader:
     """Turns a task's rows into examples for a head, and the head's outputs into answers."""
 
     task: LabelledTask
-    vocabulary: Vocabulary
+    tokenizer: Tokenizer
     architecture: str
     length: int
     layout: Layout = "ended"
 
     def __post_init__(self) -> None:
         check_architecture(self.architecture)
-        check_symbols(self.vocabulary, [] if self.layout == "ended" else [*GPT_TOKENS], self.architecture)
+        check_special_tokens(
+            self.tokenizer, [] if self.layout == "ended" else [*GPT_SPECIAL_TOKENS], self.architecture
+        )
         if self.layout != "ended" and self.architecture not in DECODERS:
-            raise SettingError(
-                f"tuning.layout={self.layout!r} needs model.architecture={' or '.join(map(repr, DECODERS))}, "
-                f"not {self.architecture!r}"
-            )
-        if self.length < SHORTEST_ROW:
-            raise SettingError(
-                f"tuning.inputs_length={self.length} should be at least {SHORTEST_ROW}, such as 128"
-            )
+            needs = f"model.architecture={' or '.join(map(repr, DECODERS))}, not {self.architecture!r}"
+            raise SettingError(f"tuning.layout={self.layout!r} needs {needs}")
+        if self.length < MIN_ROW_LENGTH:
+            due = f"should be at least {MIN_ROW_LENGTH}, such as 128"
+            raise SettingError(f"tuning.inputs_length={self.length} {due}")
 
     def example(self, row: Row) -> LabelledExample:
-        """Return the example of a row of the task."""
         if self.task.kind == "tokens":
-            return self._word_label_example(self._words(row), self.task.target(row))
+            return self._labels(self._words(row), self.task.target(row))
         if self.task.kind == "span":
-            answer = self.task.answer_span(row) if self.task.answer_span else None
-            return self._span_example(self._words(row), answer)
-        candidates = self.task.texts(row) if self.task.kind == "choice" else (self.task.texts(row),)
-        rows = [self._framed([self._encode(text) for text in texts]) for texts in candidates]
+            return self._span(self._words(row), self.task.answer_span(row) if self.task.answer_span else None)
+        texts = self.task.texts(row) if self.task.kind == "choice" else (self.task.texts(row),)
+        rows = [self._join_texts([self._encoded(text) for text in parts]) for parts in texts]
         target = self.task.target(row)
-        is_known = target is not None  # a row of a test set is read and has no weight
-        if self.task.kind == "classes" and is_known and target >= len(self.task.labels):
+        known = target is not None  # a row of a test set is read and has no weight
+        if self.task.kind == "classes" and known and target >= len(self.task.labels):
             raise SettingError(
                 f"task {self.task.name!r} has a row with label {target}; its labels are 0 to "
                 f"{len(self.task.labels) - 1}: {', '.join(self.task.labels)}"
             )
-        return LabelledExample(rows, target if is_known else 0, float(is_known))
+        return LabelledExample(rows, target if known else 0, float(known))
 
     def answer(self, row: Row, output: np.ndarray) -> Any:
-        """Return the answer to a row that the output of a head means, by the kind of the task.
+        """Return the answer to a row that the output of a head gives, by the kind of the task.
 
         - classes [classes] or choice [C]: the index of the highest logit.
         - regression []: the number.
         - tokens [L,classes]: the class of each word, NO_LABEL for one that was cut off.
-        - span [2,L]: the text of the span of at most ANSWER_WORDS words with the highest sum of its two
+        - span [2,L]: the text of the span of at most MAX_ANSWER_WORDS words with the highest sum of its two
           logits; "" if no word of the context is in the row.
         """
         if self.task.kind == "regression":
@@ -152,118 +141,118 @@ class Reader:
             return int(np.argmax(output))
         words = self._words(row)
         if self.task.kind == "tokens":
-            in_row = words.has_position(words.begin)
-            labels = np.argmax(output, axis=-1)[np.where(in_row, words.begin, 0)]
-            return np.where(in_row, labels, NO_LABEL).tolist()
-        complete = np.flatnonzero(words.has_position(words.end - 1))
+            visible = words.visible(words.begin)
+            labels = np.argmax(output, axis=-1)[np.where(visible, words.begin, 0)]
+            return np.where(visible, labels, NO_LABEL).tolist()
+        complete = np.flatnonzero(words.visible(words.end - 1))
         if not len(complete):
             return ""
-        begin_logits, end_logits = output[0][words.begin[complete]], output[1][words.end[complete] - 1]
+        begin, end = output[0][words.begin[complete]], output[1][words.end[complete] - 1]
         count = len(complete)
-        # [first word,last word]: the last not before the first, and at most ANSWER_WORDS words in all
-        is_span = np.tri(count, k=ANSWER_WORDS - 1) * np.tri(count).T > 0
-        best = np.argmax(np.where(is_span, begin_logits[:, None] + end_logits, -np.inf))
+        near = np.tri(count, k=MAX_ANSWER_WORDS - 1) * np.tri(count).T > 0  # no end before its start
+        best = np.argmax(np.where(near, begin[:, None] + end, -np.inf))
         first, last = complete[best // count], complete[best % count]
         return self.task.texts(row)[-1][words.spans[first][0] : words.spans[last][1]]
 
-    def _encode(self, text: str) -> np.ndarray:
-        return np.asarray(self.vocabulary.encode(text), np.int32)
+    def _encoded(self, text: str) -> np.ndarray:
+        return np.asarray(self.tokenizer.encode(text), np.int32)
 
     @property
-    def _frame(self) -> RowFrame:
+    def _template(self) -> SpecialTokenTemplate:
+        """Return the special tokens around the texts of a row."""
+        tokenizer, template = self.tokenizer, self.tokenizer.template
         if self.layout != "ended":
-            start, delim, extract = (getattr(self.vocabulary, name) for name in GPT_TOKENS)
-            return RowFrame((start,), (delim,), (extract,))
-        affixes, eos, sep = self.vocabulary.affixes, (self.vocabulary.eos,), (self.vocabulary.sep,)
-        if affixes is not None and affixes.behind:
-            return RowFrame(*affixes)
+            start, delim, extract = (getattr(tokenizer, name) for name in GPT_SPECIAL_TOKENS)
+            return SpecialTokenTemplate((start,), (delim,), (extract,), second_type=1)
+        if template is not None and template.suffix:
+            return template
         if self.architecture == "encoder":
-            return RowFrame((self.vocabulary.cls,), sep, sep)
-        return RowFrame(affixes.before if affixes else (), eos, eos)  # before: <s> for Llama
+            cls, sep = (tokenizer.cls,), (tokenizer.sep,)
+            return SpecialTokenTemplate(cls, sep, sep, second_type=1)
+        prefix, eos = template.prefix if template else (), (tokenizer.eos,)  # prefix: <s> of Llama
+        return SpecialTokenTemplate(prefix, eos, eos, second_type=1)
 
-    def _framed(self, texts: Sequence[np.ndarray]) -> FramedRow:
-        """Return the row of one or two texts of token ids, truncated to fit."""
-        begin, between, end, second_type = self._frame
-        ends = [between] * (len(texts) - 1) + [end]
-        room = self.length - len(begin) - sum(map(len, ends))
+    def _join_texts(self, texts: Sequence[np.ndarray]) -> EncodedRow:
+        """Return the row of one or two encoded texts, truncated, with special tokens around them."""
+        prefix, separator, suffix, second_type = self._template
+        ends = [separator] * (len(texts) - 1) + [suffix]  # the special tokens after each text
+        room = self.length - len(prefix) - sum(map(len, ends))
         lengths = truncated_lengths([len(text) for text in texts], room)
-        ended = [
-            np.append(text[:length], special).astype(np.int32)
-            for text, length, special in zip(texts, lengths, ends, strict=True)
+        parts = [
+            np.append(text[:length], end).astype(np.int32)
+            for text, length, end in zip(texts, lengths, ends, strict=True)
         ]
-        tokens = np.concatenate([np.array(begin, np.int32), *ended])
-        types = np.repeat(np.arange(len(texts)) * second_type, [len(text) for text in ended])
-        types = np.concatenate([np.zeros(len(begin), np.int32), types])
-        return FramedRow(tokens, types, len(tokens) - len(ended[-1]), len(tokens) - len(end))
+        tokens = np.concatenate([np.array(prefix, np.int32), *parts])
+        types = np.repeat(np.arange(len(texts)) * second_type, [len(part) for part in parts])
+        types = np.concatenate([np.zeros(len(prefix), np.int32), types])
+        return EncodedRow(tokens, types, len(tokens) - len(parts[-1]), len(tokens) - len(suffix))
 
-    def _words(self, row: Row) -> RowWords:
+    def _words(self, row: Row) -> Words:
         """Return the words of the row's last text, which is one text or a list of words."""
-        *other_texts, words = self.task.texts(row)
+        *others, words = self.task.texts(row)
         if isinstance(words, str):
             text, spans = words, [match.span() for match in WORD.finditer(words)]
             words = [text[start:end] for start, end in spans]
-            before = [re.sub(r"\s", " ", text[max(start - 1, 0) : start]) for start, _ in spans]
+            preceding = [re.sub(r"\s", " ", text[max(start - 1, 0) : start]) for start, _ in spans]
         else:
-            spans, before = [], ["", *[" "] * (len(words) - 1)]
-        ids = [encode_word(self.vocabulary, *pair) for pair in zip(before, words, strict=True)]
-        counts = np.array([len(word) for word in ids], np.int64)
-        last_text = np.fromiter(chain.from_iterable(ids), np.int32)
-        framed = self._framed([*map(self._encode, other_texts), last_text])
-        end = framed.begin + np.cumsum(counts)
-        return RowWords(framed, end - counts, end, spans)
+            preceding, spans = ["", *[" "] * (len(words) - 1)], []
+        word_ids = [encode_word(self.tokenizer, *pair) for pair in zip(preceding, words, strict=True)]
+        lengths = np.array([len(ids) for ids in word_ids], np.int64)
+        last = np.fromiter(chain.from_iterable(word_ids), np.int32)
+        encoded = self._join_texts([*map(self._encoded, others), last])
+        end = encoded.begin + np.cumsum(lengths)
+        return Words(encoded, end - lengths, end, spans)
 
-    def _word_label_example(self, words: RowWords, target: Sequence[int] | None) -> LabelledExample:
+    def _labels(self, words: Words, target: Sequence[int] | None) -> LabelledExample:
         """Return the example in which the first token of each word has the word's label."""
         labels, weights = np.zeros(self.length, np.int32), np.zeros(self.length, np.float32)
         if target is None:
             return LabelledExample([words.row], labels, weights)
-        in_row = words.has_position(words.begin)
-        labels[words.begin[in_row]] = np.asarray(target, np.int32)[in_row]
-        weights[words.begin[in_row]] = 1
+        visible = words.visible(words.begin)
+        labels[words.begin[visible]] = np.asarray(target, np.int32)[visible]
+        weights[words.begin[visible]] = 1
         return LabelledExample([words.row], labels, weights)
 
     @staticmethod
-    def _span_example(words: RowWords, answer: tuple[int, int] | None) -> LabelledExample:
+    def _span(words: Words, answer: tuple[int, int] | None) -> LabelledExample:
         """Return the example whose label is the first and last token of the words that overlap the answer.
 
         Its weight is 0 unless all are in the row. ``answer``: its [start, end) in the context [characters].
         """
         start, stop = answer or (0, 0)
-        overlapping = [i for i, (begin, end) in enumerate(words.spans) if begin < stop and end > start]
-        overlapping = [i for i in overlapping if words.end[i] > words.begin[i]]
-        if not overlapping or words.end[overlapping[-1]] > words.row.end:
+        touched = [i for i, (begin, end) in enumerate(words.spans) if begin < stop and end > start]
+        touched = [i for i in touched if words.end[i] > words.begin[i]]
+        if not touched or words.end[touched[-1]] > words.row.end:
             return LabelledExample([words.row], [0, 0], 0.0)
-        return LabelledExample(
-            [words.row], [words.begin[overlapping[0]], words.end[overlapping[-1]] - 1], 1.0
-        )
+        return LabelledExample([words.row], [words.begin[touched[0]], words.end[touched[-1]] - 1], 1.0)
 
     def batch(self, rows: Sequence[Row], size: int) -> Batch:
         """Return a batch of ``size`` examples with their labels; those beyond ``rows`` are padding."""
         examples = [self.example(row) for row in rows]
-        candidates = len(examples[0].rows)
-        tokens, types = (np.full((size * candidates, self.length), PAD, np.int32) for _ in range(2))
-        counts = np.zeros(size * candidates, np.int64)
+        choices = len(examples[0].rows)
+        tokens, types = (np.full((size * choices, self.length), PAD, np.int32) for _ in range(2))
+        counts = np.zeros(size * choices, np.int64)
         for i, row in enumerate(chain.from_iterable(example.rows for example in examples)):
             counts[i] = len(row.tokens)
             tokens[i, : counts[i]], types[i, : counts[i]] = row.tokens, row.types
-        is_token = length_mask(counts, self.length).astype(np.int32)
-        shape = (size, candidates, self.length) if self.task.kind == "choice" else (size, self.length)
-        batch = self._unlabelled_batch(tokens, types, is_token).map(lambda values: values.reshape(shape))
-        label_type = np.float32 if self.task.kind == "regression" else np.int32
-        labels = np.array([example.label for example in examples], label_type)
+        text = length_mask(counts, self.length).astype(np.int32)
+        shape = (size, choices, self.length) if self.task.kind == "choice" else (size, self.length)
+        batch = self._sides(tokens, types, text).map(lambda values: values.reshape(shape))
+        number = np.float32 if self.task.kind == "regression" else np.int32
+        labels = np.array([example.label for example in examples], number)
         weights = np.array([example.weight for example in examples], np.float32)
         return replace(
             batch, labels=_padded_rows(labels, size), label_loss_weights=_padded_rows(weights, size)
         )
 
-    def _unlabelled_batch(self, tokens: np.ndarray, types: np.ndarray, is_token: np.ndarray) -> Batch:
-        """Return the batch in which all stacks of the architecture read the same tokens [B,L]."""
-        positions = np.arange(self.length, dtype=np.int32) * is_token
-        side = Side(tokens=tokens, segment_ids=is_token, positions=positions)
+    def _sides(self, tokens: np.ndarray, types: np.ndarray, text: np.ndarray) -> Batch:
+        """Return a batch in which each side that the architecture has reads the same tokens [B,L]."""
+        positions = np.arange(self.length, dtype=np.int32) * text
+        side = Side(tokens=tokens, segment_ids=text, positions=positions)
         if self.architecture == "encoder":
             return Batch(encoder=replace(side, token_types=types))
         if self.architecture == "prefix-decoder":
-            side = replace(side, causal_attention=is_token)  # bidirectional: all of the text is prefix
+            side = replace(side, causal_attention=text)  # bidirectional: all of the text is prefix
         return Batch(encoder=None if self.architecture in DECODERS else side, decoder=side)
 
 
@@ -276,7 +265,7 @@ def _padded_rows(values: np.ndarray, size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """Rows of a labelled task for training: each once per epoch, in a new order in each epoch."""
+    """Rows of a labelled task for training, reshuffled every epoch."""
 
     reader: Reader
     rows: Sequence[Row]
@@ -300,4 +289,4 @@ class LabelledRows:
 
 def labelled_eval_batches(reader: Reader, rows: Sequence[Row], batch_size: int) -> list[Batch]:
     """Return all rows in order; the last batch is filled up with padding, whose labels have no weight."""
-    return [reader.batch(some, batch_size) for some in split_into_batches(rows, batch_size)]
+    return [reader.batch(part, batch_size) for part in split_batches(rows, batch_size)]

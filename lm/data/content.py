@@ -12,19 +12,19 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.batch import Batch
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
-TOP = 10  # most frequent tokens, which a model predicts while it does not yet use the context
+NUM_FREQUENT = 10  # most frequent tokens, which a model predicts while it does not yet use the context
 
 
 class UnigramBaseline(NamedTuple):
     """What a model that knows token frequencies only reaches on content tokens."""
 
     loss: float  # [nats per content token]
-    frequent_tokens: np.ndarray  # int32 [TOP]: the most frequent content tokens; -1 where there are fewer
+    frequent_tokens: np.ndarray  # int32 [NUM_FREQUENT]: the most frequent; -1 where there are fewer
 
 
-def unigram_baseline(batches: Sequence[Batch], vocabulary: Vocabulary, text: np.ndarray) -> UnigramBaseline:
+def unigram_baseline(batches: Sequence[Batch], tokenizer: Tokenizer, text: np.ndarray) -> UnigramBaseline:
     """Return the unigram baseline on the content tokens of held-out ``batches``.
 
     The loss is the unigram cross-entropy plus the surprise that a content token comes next and no sentinel.
@@ -36,11 +36,11 @@ def unigram_baseline(batches: Sequence[Batch], vocabulary: Vocabulary, text: np.
     is_content = np.concatenate([side.content for side in sides])
     segments = np.concatenate([side.segment_ids for side in sides])
     content_tokens = targets[is_content]
-    content_counts = np.bincount(content_tokens, minlength=vocabulary.size)
-    counts = content_counts + np.bincount(text, minlength=vocabulary.size)
+    content_counts = np.bincount(content_tokens, minlength=tokenizer.vocab_size)
+    counts = content_counts + np.bincount(text, minlength=tokenizer.vocab_size)
     entropy = -np.log(counts[content_tokens] / counts.sum()).sum() / max(len(content_tokens), 1)
-    frequent = np.argsort(-content_counts, kind="stable")[:TOP]
-    is_sentinel = (segments > 0) & ~is_content & (targets >= vocabulary.size - vocabulary.num_sentinels)
+    frequent = np.argsort(-content_counts, kind="stable")[:NUM_FREQUENT]
+    is_sentinel = (segments > 0) & ~is_content & (targets >= tokenizer.vocab_size - tokenizer.num_sentinels)
     loss = float(entropy) + _content_surprise(is_content, is_sentinel, segments)
     return UnigramBaseline(loss, np.where(content_counts[frequent] > 0, frequent, -1).astype(np.int32))
 

@@ -19,23 +19,23 @@ from lm.objectives.denoising import Lengths
 from lm.objectives.formatting import INPUTS, split_points
 from lm.tokenizers.tokenizer import PAD
 
-CHANGED_SHARE = 0.5  # of the pairs [Devlin et al. 2019, 3.1; Lan et al. 2020, 3.1]
+CHANGED = 0.5  # probability that a pair is changed [Devlin et al. 2019, 3.1; Lan et al. 2020, 3.1]
 
 
-class Pairs(NamedTuple):
-    """The first and second piece of text of each row, int64 [B,2]; of a single piece, the second is empty."""
+class SegmentPair(NamedTuple):
+    """Hold the one or two segments of each row, int64 [B,2]; a single segment has an empty second one."""
 
-    starts: np.ndarray  # position of the first token in the window's text
+    starts: np.ndarray
     lengths: np.ndarray
 
 
 class UnmaskedRows(NamedTuple):
-    """The texts of B rows before masking."""
+    """Hold the texts of rows before masking."""
 
-    text: np.ndarray  # int32 [B,raw]: the first piece, the second, and then whatever follows
-    lengths: np.ndarray  # of both pieces, int64 [B,2]
-    is_changed: np.ndarray  # bool [B]: the second piece is not the continuation of the first
-    batch_rows: np.ndarray  # int64 [B]: their indices in the batch
+    text: np.ndarray  # int32 [B,raw]: the first segment, the second, and then whatever follows
+    lengths: np.ndarray  # of both segments, int64 [B,2]
+    changed: np.ndarray  # bool [B]: the pair is not as in the text
+    batch_rows: np.ndarray  # int64 [B]: indices in the batch
 
 
 @dataclass(frozen=True)
@@ -44,142 +44,139 @@ class MaskedLMRows:
 
     reader: SegmentReader
 
-    row_kind = SEGMENTS  # the name under which rows of windows are counted
-
     @property
     def lengths(self) -> Lengths:
         return self.reader.lengths
 
+    row_kind = SEGMENTS  # the kind of row that is counted in a window
+
     @property
-    def has_pairs(self) -> bool:
+    def paired(self) -> bool:
         return self.reader.objective.pairs != "none"
 
-    def rows_of_epoch(self, most: int) -> int:
-        """Return the number of rows of the first epoch of a corpus in one stream, at most ``most``."""
-        return self.reader.rows_of_epoch(most, self.reader.count_segments, self.row_kind)
+    def rows_of_epoch(self, limit: int) -> int:
+        """Return how many rows the first epoch has, at most ``limit``; the corpus is read in one stream."""
+        return self.reader.rows_of_epoch(limit, self.reader.count_segments, self.row_kind)
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        objective, reader = self.reader.objective, self.reader
-        # With pairs, the numbers after those of the objective draw the pairs.
-        per_token = objective.uniforms_per_token + self.has_pairs
-        u = uniforms(reader.seed, numbers, per_token, self.lengths.raw)
-        windows = reader.find_rows(numbers, reader.count_segments, self.row_kind)
-        by_window = [self._read(rows, u[rows.batch_rows, -1]) for rows in windows]
-        order = np.argsort(np.concatenate([rows.batch_rows for rows in by_window]))
-        rows = UnmaskedRows(*(np.concatenate(arrays)[order] for arrays in zip(*by_window, strict=True)))
-        batch = self._mask(rows, u[:, : objective.uniforms_per_token])
-        if not self.has_pairs:
+        draws = self.reader.objective.uniforms_per_token + self.paired
+        u = uniforms(self.reader.seed, numbers, draws, self.lengths.raw)
+        windows = self.reader.find_rows(numbers, self.reader.count_segments, self.row_kind)
+        parts = [self._read_rows(window, u) for window in windows]
+        order = np.argsort(np.concatenate([part.batch_rows for part in parts]))
+        rows = UnmaskedRows(*(np.concatenate(values)[order] for values in zip(*parts, strict=True)))
+        batch = self._mask_rows(rows, u[:, : len(u[0]) - self.paired])
+        if not self.paired:
             return batch
         weights = np.ones(len(numbers), np.float32)
-        labels = rows.is_changed.astype(np.int32)
+        labels = rows.changed.astype(np.int32)
         return replace(batch, sentence_labels=labels, sentence_loss_weights=weights)
 
-    def _read(self, rows: WindowRows, u: np.ndarray) -> UnmaskedRows:
-        """Return the rows of one window; the uniform numbers u [rows,raw] draw its pairs."""
-        segments = self.reader.segment_order(rows.place)[rows.indices]
-        sampler = PairSampler(self.reader.window(rows.place), self.lengths.raw)
-        if self.has_pairs:
-            pairs, is_changed = sampler.sample_pairs(segments, u)
+    def _read_rows(self, window: WindowRows, u: np.ndarray) -> UnmaskedRows:
+        segments = self.reader.segment_order(window.position)[window.rows]
+        pairs = PairSampler(self.reader.window(window.position), self.lengths.raw)
+        if self.paired:
+            pair, changed = pairs.sample(segments, u[window.batch_rows, -1])
         else:
-            pairs, is_changed = sampler.single_pieces(segments), np.zeros(len(segments), bool)
-        return UnmaskedRows(sampler.read(pairs), pairs.lengths, is_changed, rows.batch_rows)
+            pair, changed = pairs.single(segments), np.zeros(len(segments), bool)
+        return UnmaskedRows(pairs.read(pair), pair.lengths, changed, window.batch_rows)
 
-    def _noise_mask(self, rows: UnmaskedRows, u: np.ndarray) -> np.ndarray:
+    def _noise(self, rows: UnmaskedRows, u: np.ndarray) -> np.ndarray:
         """Return the corruption mask, bool [B,raw]; a [SEP] between documents is never masked."""
-        objective, vocabulary, word_starts = self.reader.objective, self.reader.vocabulary, None
-        is_separator = rows.text == vocabulary.sep
+        objective, tokenizer, starts = self.reader.objective, self.reader.tokenizer, None
+        text = rows.text
+        between = text == tokenizer.sep
         if objective.corruption.needs_word_starts:
-            # A second piece, and a document, begins with a word whatever comes before it.
-            is_second_start = np.arange(self.lengths.raw) == rows.lengths[:, :1]
-            word_starts = vocabulary.word_starts[rows.text] | is_second_start | is_separator
-            word_starts[:, 1:] |= is_separator[:, :-1]
+            # A segment or a document begins a word, whatever comes before it.
+            second = np.arange(self.lengths.raw) == rows.lengths[:, :1]
+            starts = tokenizer.word_starts[text] | second | between
+            starts[:, 1:] |= between[:, :-1]
         lengths = rows.lengths.sum(1)
-        mask = objective.corruption.mask(objective, CorruptionInputs(lengths, u, 0, word_starts))
-        return mask & length_mask(lengths, self.lengths.raw) & ~is_separator
+        mask = objective.corruption.mask(objective, CorruptionInputs(lengths, u, 0, starts))
+        return mask & length_mask(lengths, self.lengths.raw) & ~between
 
-    def _mask(self, rows: UnmaskedRows, u: np.ndarray) -> Batch:
-        """Return the batch of masked rows, each with [CLS] and [SEP] around its pieces."""
-        objective, vocabulary, has_pairs = self.reader.objective, self.reader.vocabulary, int(self.has_pairs)
-        noise = self._noise_mask(rows, u)
-        visible, _ = INPUTS[objective.inputs].apply(rows.text, noise, u[:, -1], vocabulary)
-        positions, first_length = np.arange(self.lengths.inputs), rows.lengths[:, :1]
-        in_second = has_pairs * (positions > first_length + 1)
-        last_separator = rows.lengths.sum(1)[:, None] + 1 + has_pairs
-        in_row = positions <= last_separator
-        is_text = (positions > 0) & (positions < last_separator)
-        is_text &= (positions != first_length + 1) | (not has_pairs)
-        special = np.where(positions > 0, vocabulary.sep, vocabulary.cls) * in_row + PAD * ~in_row
-        # the index in ``rows.text`` of the token at each position
-        source = np.clip(positions - 1 - in_second, 0, self.lengths.raw - 1)
-        visible = np.take_along_axis(visible, source, axis=1)
-        text = np.take_along_axis(rows.text, source, axis=1)
-        is_masked = is_text & np.take_along_axis(noise, source, axis=1)
+    def _mask_rows(self, rows: UnmaskedRows, u: np.ndarray) -> Batch:
+        """Return the batch of masked rows, with [CLS] and [SEP] around their segments."""
+        objective, tokenizer, paired = self.reader.objective, self.reader.tokenizer, int(self.paired)
+        text, first = rows.text, rows.lengths[:, :1]
+        noise = self._noise(rows, u)
+        visible, _ = INPUTS[objective.inputs].apply(text, noise, u[:, -1], tokenizer)
+        positions = np.arange(self.lengths.inputs)
+        second = paired * (positions > first + 1)
+        end = rows.lengths.sum(1)[:, None] + 1 + paired  # position of the last [SEP]
+        in_row = positions <= end
+        words = (positions > 0) & (positions < end) & ((positions != first + 1) | (not paired))
+        special = np.where(positions > 0, tokenizer.sep, tokenizer.cls) * in_row + PAD * ~in_row
+        source = np.clip(positions - 1 - second, 0, self.lengths.raw - 1)
+        visible, text, noise = (np.take_along_axis(side, source, axis=1) for side in (visible, text, noise))
         side = Side(
-            tokens=np.where(is_text, visible, special).astype(np.int32),
+            tokens=np.where(words, visible, special).astype(np.int32),
             segment_ids=in_row.astype(np.int32),
             positions=(positions * in_row).astype(np.int32),
-            token_types=(in_second * in_row).astype(np.int32) if has_pairs else None,
-            targets=np.where(is_text, text, special).astype(np.int32),
-            loss_weights=is_masked.astype(np.float32),
-            content=is_masked,
+            token_types=(second * in_row).astype(np.int32) if paired else None,
+            targets=np.where(words, text, special).astype(np.int32),
+            loss_weights=(words & noise).astype(np.float32),
+            content=words & noise,
         )
         # ELECTRA's discriminator classifies every token of the row.
-        weights = in_row.astype(np.float32) if objective.targets == "replaced" else None
-        return Batch(encoder=side, discriminator_loss_weights=weights)
+        discriminator_weights = in_row.astype(np.float32) if objective.targets == "replaced" else None
+        return Batch(encoder=side, discriminator_loss_weights=discriminator_weights)
 
 
 @dataclass(frozen=True)
 class PairSampler:
-    """Draws the one or two pieces of text of each row from the documents of one window."""
+    """Draw the one or two segments of each row from the documents of one window."""
 
     window: SegmentedWindow
-    raw: int  # the most tokens of a row's pieces together
+    max_length: int  # of both segments together [tokens]
 
-    def single_pieces(self, segments: np.ndarray) -> Pairs:
-        """Return the segments [B], each with an empty second piece."""
-        starts, lengths, _ = self.window.segments
-        first = np.array([1, 0])
-        return Pairs(starts[segments, None] * first, lengths[segments, None] * first)
+    def single(self, segments: np.ndarray) -> SegmentPair:
+        """Return the segments [B] as pairs whose second segment is empty."""
+        first_only = np.array([1, 0])
+        all_segments = self.window.segments
+        return SegmentPair(
+            all_segments.starts[segments, None] * first_only,
+            all_segments.lengths[segments, None] * first_only,
+        )
 
-    def read(self, pairs: Pairs) -> np.ndarray:
-        """Return the text of pairs, int32 [B,raw]: the first piece, the second, and then whatever follows."""
-        positions = np.arange(self.raw)
-        first, second = pairs.starts[:, :1], pairs.starts[:, 1:] - pairs.lengths[:, :1]
-        if pairs.lengths[:, 1].any():
-            first = np.where(positions < pairs.lengths[:, :1], first, second)
+    def read(self, pair: SegmentPair) -> np.ndarray:
+        """Return the text of pairs, int32 [B,L]: the first segment, the second, and then whatever follows."""
+        positions = np.arange(self.max_length)
+        first, second = pair.starts[:, :1], pair.starts[:, 1:] - pair.lengths[:, :1]
+        if pair.lengths[:, 1].any():
+            first = np.where(positions < pair.lengths[:, :1], first, second)
         return self.window.text.read(first + positions)
+
+    def sample(self, segments: np.ndarray, u: np.ndarray) -> tuple[SegmentPair, np.ndarray]:
+        """Return the pairs that the segments [B] are split into, and which of them are changed, bool [B].
+
+        The uniform numbers u [B,4 or more] of a pair draw where the segment is split, whether the pair is
+        changed, which segment replaces the second one, and where that one is split. The label of changed
+        pairs is 1; for next-sentence that is as in BERT's code, where 0 is "is next".
+        """
+        start, length = self.window.segments.starts[segments], self.window.segments.lengths[segments]
+        split, changed = self._split_points(segments, u[:, 0]), u[:, 1] < CHANGED
+        starts = np.stack([start, start + split], axis=1)
+        lengths = np.stack([split, length - split], axis=1)
+        if self.window.objective.pairs == "sentence-order":
+            swap = np.where(changed[:, None], [1, 0], [0, 1])
+            swapped = (np.take_along_axis(values, swap, axis=1) for values in (starts, lengths))
+            return SegmentPair(*swapped), changed
+        random_start, length_there = self._other_document(segments, u[:, 2:])
+        starts[:, 1] = np.where(changed, random_start, starts[:, 1])
+        # true pairs too are cut to this length, or short second segments would give away the changed ones
+        lengths[:, 1] = np.minimum(lengths[:, 1], length_there)
+        return SegmentPair(starts, lengths), changed
 
     def _split_points(self, segments: np.ndarray, u: np.ndarray) -> np.ndarray:
         lengths = self.window.segments.lengths[segments]
-        return split_points(self.read(self.single_pieces(segments)), lengths, u, self.window.vocabulary)
+        return split_points(self.read(self.single(segments)), lengths, u, self.window.tokenizer)
 
-    def sample_pairs(self, segments: np.ndarray, u: np.ndarray) -> tuple[Pairs, np.ndarray]:
-        """Return the pairs that the segments [B] are split into, and which of them are changed, bool [B].
-
-        Of the uniform numbers u [B,4 or more] of a pair the first draws where the segment is split, the
-        second whether the pair is changed, the third which segment replaces the second piece, and the fourth
-        where that one is split. The label of changed pairs is 1; for next-sentence that is as in BERT's code,
-        where 0 is "is next".
-        """
-        start, length = self.window.segments.starts[segments], self.window.segments.lengths[segments]
-        cut, is_changed = self._split_points(segments, u[:, 0]), u[:, 1] < CHANGED_SHARE
-        starts, lengths = np.stack([start, start + cut], axis=1), np.stack([cut, length - cut], axis=1)
-        if self.window.objective.pairs == "sentence-order":
-            order = np.where(is_changed[:, None], [1, 0], [0, 1])
-            starts, lengths = (np.take_along_axis(values, order, axis=1) for values in (starts, lengths))
-            return Pairs(starts, lengths), is_changed
-        other_start, other_length = self._sample_other_document(segments, u[:, 2:])
-        starts[:, 1] = np.where(is_changed, other_start, starts[:, 1])
-        # True pairs are cut to this length too, or short second pieces would give away the changed ones.
-        lengths[:, 1] = np.minimum(lengths[:, 1], other_length)
-        return Pairs(starts, lengths), is_changed
-
-    def _sample_other_document(self, segments: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _other_document(self, segments: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return a random position in another document, and how many of its tokens follow, both int64 [B]."""
-        documents = self.window.segments.documents  # ascending, so that those of one document are neighbours
-        low = np.searchsorted(documents, documents[segments], side="left")
-        high = np.searchsorted(documents, documents[segments], side="right")
+        documents = self.window.segments.documents  # ascending: those of one document are neighbours
+        low, high = (np.searchsorted(documents, documents[segments], side=side) for side in ("left", "right"))
         other = (u[:, 0] * (len(documents) - high + low)).astype(np.int64)
-        other += (other >= low) * (high - low)  # skips the segments of the same document
+        other += (other >= low) * (high - low)
         start = self.window.segments.starts[other] + self._split_points(other, u[:, 1])
-        return start, self.window.tokens.offsets[documents[other] + 1] - start
+        return start, self.window.documents.offsets[documents[other] + 1] - start

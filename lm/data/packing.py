@@ -3,7 +3,7 @@
 Names and rules are those of seqio's converters, but every batch is written as a packed one: a row with one
 example is a row with one segment. Segment 0 is padding; segments count from 1, positions from 0 in each
 segment; the decoder reads the targets shifted right by one within each segment, beginning with padding, T5's
-start token, which ``replace_start`` replaces by that of another model.
+start token, which ``set_decoder_start`` replaces by that of another model.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.objectives.corruption import length_mask
 from lm.objectives.denoising import Lengths
-from lm.tokenizers.tokenizer import PAD, T5_FRAME, TextFrame
+from lm.tokenizers.tokenizer import PAD, T5_BOUNDARY_TOKENS, BoundaryTokens
 
 ENCODER_DECODERS = ("encoder-decoder", "shared-encoder-decoder")
 DECODERS = ("decoder", "prefix-decoder")  # read inputs and targets in one row
@@ -36,41 +36,43 @@ class Ragged(NamedTuple):
         return length_mask(self.lengths, self.tokens.shape[1])
 
 
-class IdsWithContent(NamedTuple):
+class MarkedIds(NamedTuple):
     """Token ids without EOS, and which of them are content tokens."""
 
     ids: Sequence[int] | np.ndarray  # [L]
     content: np.ndarray  # bool [L]
 
 
-Ids = Sequence[int] | np.ndarray | IdsWithContent  # of ids alone, all are content tokens
+Ids = Sequence[int] | np.ndarray | MarkedIds  # of ids alone, all are content tokens
 
 
-def to_ragged(sequences: Sequence[Ids], max_length: int, frame: TextFrame = T5_FRAME) -> Ragged:
-    """Return the sequences as a ragged batch, with the special tokens of ``frame`` around each of them.
+def ragged(
+    sequences: Sequence[Ids], max_length: int, boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
+) -> Ragged:
+    """Return the sequences as a ragged batch, with the prefix and EOS of ``boundary`` around each.
 
     A sequence longer than ``max_length``, EOS included, loses its end but keeps its EOS.
     """
-    framed = [_prepend(ids, frame.before) for ids in sequences]
-    lengths = np.array([min(len(ids), max_length - 1) for ids, _ in framed], np.int32) + 1
-    tokens = np.full((len(framed), int(lengths.max(initial=0))), PAD, np.int32)
+    marked = [_add_prefix(ids, boundary.prefix) for ids in sequences]
+    lengths = np.array([min(len(ids), max_length - 1) for ids, _ in marked], np.int32) + 1
+    tokens = np.full((len(marked), int(lengths.max(initial=0))), PAD, np.int32)
     is_content = np.zeros(tokens.shape, bool)
-    for row, (length, (ids, content)) in enumerate(zip(lengths - 1, framed, strict=True)):
-        tokens[row, :length], tokens[row, length] = ids[:length], frame.eos
+    for row, (length, (ids, content)) in enumerate(zip(lengths - 1, marked, strict=True)):
+        tokens[row, :length], tokens[row, length] = ids[:length], boundary.eos
         is_content[row, :length] = content[:length]
     return Ragged(tokens, lengths, is_content)
 
 
-def _prepend(ids: Ids, before: tuple[int, ...]) -> IdsWithContent:
-    """Return ``ids`` with the ids ``before``, which are no content, in front of them."""
-    marked = ids if isinstance(ids, IdsWithContent) else IdsWithContent(ids, np.ones(len(ids), bool))
-    if not before:
+def _add_prefix(ids: Ids, prefix: tuple[int, ...]) -> MarkedIds:
+    """Return ``ids`` with those of ``prefix``, which are no content, in front of them."""
+    marked = ids if isinstance(ids, MarkedIds) else MarkedIds(ids, np.ones(len(ids), bool))
+    if not prefix:
         return marked
-    content = np.concatenate([np.zeros(len(before), bool), marked.content])
-    return IdsWithContent([*before, *marked.ids], content)
+    content = np.concatenate([np.zeros(len(prefix), bool), marked.content])
+    return MarkedIds([*prefix, *marked.ids], content)
 
 
-def join_inputs_and_targets(inputs: Ragged, targets: Ragged) -> Ragged:
+def concatenate_sides(inputs: Ragged, targets: Ragged) -> Ragged:
     """Return the inputs [B,S] of each example followed by its targets [B,T], as one ragged batch [B,L]."""
     kept = np.flatnonzero(np.concatenate([inputs.mask, targets.mask], axis=1))
     lengths = inputs.lengths + targets.lengths
@@ -82,14 +84,14 @@ def join_inputs_and_targets(inputs: Ragged, targets: Ragged) -> Ragged:
     return joined
 
 
-def fill_rows(sizes: np.ndarray, capacity: np.ndarray) -> np.ndarray:
+def pack_examples(sizes: np.ndarray, capacity: np.ndarray) -> np.ndarray:
     """Return the index of each row's first example, and last the number of examples, int64 [rows + 1].
 
     ``sizes`` [examples, sides] and ``capacity`` [sides] are in tokens; sides are encoder and decoder, or the
     decoder alone. Examples stay in order: the first that does not fit, on any side, begins the next row.
     SettingError if an example exceeds a whole row.
 
-    >>> fill_rows(np.array([[3], [4], [2], [5]]), np.array([8])).tolist()
+    >>> pack_examples(np.array([[3], [4], [2], [5]]), np.array([8])).tolist()
     [0, 2, 4]
     """
     if len(sizes) and (sizes.max(axis=0) > capacity).any():
@@ -113,12 +115,12 @@ def row_length(architecture: str, lengths: Lengths) -> int:
 
 
 def row_capacity(architecture: str, lengths: Lengths) -> np.ndarray:
-    """Return the capacity of a row for ``fill_rows``, [sides], in tokens."""
+    """Return the capacity of a row for ``pack_examples``, [sides], in tokens."""
     decoder = row_length(architecture, lengths)
     return np.array([lengths.inputs, decoder] if architecture in ENCODER_DECODERS else [decoder])
 
 
-def examples_to_batch(
+def make_packed_batch(
     inputs: Ragged, targets: Ragged, rows: np.ndarray, architecture: str, lengths: Lengths, batch_size: int
 ) -> Batch:
     """Return the batch of packed examples, its sides [batch_size, S or T].
@@ -132,7 +134,7 @@ def examples_to_batch(
         encoder = None
         if architecture == "prefix-decoder":  # it attends to the inputs that it predicts
             inputs = inputs._replace(content=np.zeros_like(inputs.content))
-        targets = join_inputs_and_targets(inputs, targets)
+        targets = concatenate_sides(inputs, targets)
     shape = (batch_size, row_length(architecture, lengths))
     packed = _pack(targets, rows, shape)
     is_token, causal_attention = packed.segments > 0, None
@@ -153,7 +155,7 @@ def examples_to_batch(
     return Batch(encoder=encoder, decoder=decoder)
 
 
-def replace_start(batch: Batch, start: int) -> Batch:
+def set_decoder_start(batch: Batch, start: int) -> Batch:
     """Return the batch with ``start`` as the first token that its decoder reads in each segment."""
     side = batch.side("decoder")
     first = (side.positions == 0) & (side.segment_ids > 0)

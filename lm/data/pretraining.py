@@ -12,46 +12,48 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.batch import Batch
-from lm.data.batches import PickledWithoutCaches, uniforms
+from lm.data.batches import PickledWithoutCache, uniforms
 from lm.data.checks import check_architecture, check_objective
-from lm.data.corpus.sampler import Streams, WindowPlace
+from lm.data.corpus.sampler import CorpusSampler, WindowPosition
 from lm.data.masked_lm import MaskedLMRows
 from lm.data.packing import (
     ENCODER_DECODERS,
     Ragged,
-    examples_to_batch,
-    fill_rows,
-    replace_start,
+    make_packed_batch,
+    pack_examples,
     row_capacity,
+    set_decoder_start,
 )
 from lm.data.segments import CACHED_WINDOWS, SEGMENTS, SegmentReader, WindowRows
 from lm.objectives.corruption import CorruptionInputs, length_mask, limit_spans, trim_targets
 from lm.objectives.denoising import Lengths, Objective, compute_lengths, corrupted_lengths
 from lm.objectives.formatting import INPUTS, TARGETS, sentence_permutation
-from lm.tokenizers.tokenizer import PAD, T5_FRAME, TextFrame, Vocabulary
+from lm.tokenizers.tokenizer import PAD, T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
 
 def pretraining_rows(
-    streams: Streams,
+    sampler: CorpusSampler,
     objective: Objective,
     *,
     architecture: str,
     inputs_length: int,
     batch_size: int,
-    frame: TextFrame = T5_FRAME,
+    boundary: BoundaryTokens = T5_BOUNDARY_TOKENS,
 ) -> "DenoisingRows | MaskedLMRows":
     """Return the rows of a corpus under an objective: ``MaskedLMRows`` for encoders, else ``DenoisingRows``.
 
-    SettingError if objective, architecture and vocabulary do not fit together.
+    SettingError if objective, architecture and tokenizer do not fit together.
     """
-    check_architecture(architecture, streams.seed or 0)
-    check_objective(objective, architecture, streams.corpus.vocabulary)
+    check_architecture(architecture, sampler.seed or 0)
+    check_objective(objective, architecture, sampler.corpus.tokenizer)
     lengths = compute_lengths(objective, inputs_length)
     if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
         # A prefix LM has two EOS in its row, after inputs and after targets: its text is a token shorter.
         lengths = lengths._replace(raw=max(lengths.raw - 1, 1))
-    reader = SegmentReader(streams, objective, lengths, batch_size)
-    return MaskedLMRows(reader) if architecture == "encoder" else DenoisingRows(reader, architecture, frame)
+    reader = SegmentReader(sampler, objective, lengths, batch_size)
+    if architecture == "encoder":
+        return MaskedLMRows(reader)
+    return DenoisingRows(reader, architecture, boundary)
 
 
 # --- corruption of texts
@@ -73,7 +75,7 @@ def noise_mask(objective: Objective, texts: CorruptionInputs, max_targets: int) 
 
 
 def denoise(
-    objective: Objective, text: Ragged, u: np.ndarray, vocabulary: Vocabulary, limits: Lengths
+    objective: Objective, text: Ragged, u: np.ndarray, tokenizer: Tokenizer, limits: Lengths
 ) -> tuple[Ragged, Ragged]:
     """Return inputs and targets of texts [B,L], within ``limits`` and ending with EOS.
 
@@ -83,27 +85,27 @@ def denoise(
     """
     tokens, lengths, is_content = text
     is_token, order = text.mask, None
-    eos = None if objective.eos_between_documents else vocabulary.eos
+    eos = None if objective.eos_between_documents else tokenizer.eos
     if objective.sentences == "permuted":
-        order, u = sentence_permutation(tokens, lengths, u[:, -1], vocabulary), u[:, :-1]
+        order, u = sentence_permutation(tokens, lengths, u[:, -1], tokenizer), u[:, :-1]
         tokens = np.take_along_axis(tokens, order, axis=1)
         is_content = np.take_along_axis(is_content, order, axis=1)
     if objective.corruption.infill:
         source, keep, noise = objective.corruption.infill(objective, lengths, u)
-        shown = np.where(source < 0, vocabulary.mask, np.take_along_axis(tokens, source, axis=1))
+        shown = np.where(source < 0, tokenizer.mask, np.take_along_axis(tokens, source, axis=1))
         shows_content = (source >= 0) & np.take_along_axis(is_content, source, axis=1)
         inputs = _keep_tokens(shown, keep, shows_content, eos)
     else:
-        word_starts = vocabulary.word_starts[tokens] if objective.corruption.needs_word_starts else None
-        texts = CorruptionInputs(lengths, u, vocabulary.num_sentinels, word_starts)
+        word_starts = tokenizer.word_starts[tokens] if objective.corruption.needs_word_starts else None
+        texts = CorruptionInputs(lengths, u, tokenizer.num_sentinels, word_starts)
         noise = noise_mask(objective, texts, limits.targets)
-        shown, keep = INPUTS[objective.inputs].apply(tokens, noise, u[:, -1], vocabulary)
+        shown, keep = INPUTS[objective.inputs].apply(tokens, noise, u[:, -1], tokenizer)
         inputs_eos = eos if objective.has_inputs else None
         inputs = _keep_tokens(shown, keep & is_token, is_content & ~noise, inputs_eos)
     if order is not None:  # targets keep the order of the text
         noise[np.arange(len(order))[:, None], order] = noise.copy()
     targets_format = TARGETS["everything" if objective.corruption.infill else objective.targets]
-    predicted, keep = targets_format.apply(text.tokens, noise, u[:, -1], vocabulary)
+    predicted, keep = targets_format.apply(text.tokens, noise, u[:, -1], tokenizer)
     return inputs, _keep_tokens(predicted, keep & is_token, text.content & noise, eos)
 
 
@@ -120,12 +122,12 @@ def _keep_tokens(tokens: np.ndarray, keep: np.ndarray, content: np.ndarray, eos:
     return Ragged(kept_tokens, counts + np.int32(eos is not None), kept_content)
 
 
-def _prepend(text: Ragged, ids: tuple[int, ...]) -> Ragged:
-    """Return the texts [B,L] with ``ids``, which are no content, in front of each."""
-    if not ids:
+def _add_prefix(text: Ragged, prefix: tuple[int, ...]) -> Ragged:
+    """Return the texts [B,L] with the ids of ``prefix``, which are no content, before each."""
+    if not prefix:
         return text
-    count, rows = len(ids), len(text.lengths)
-    tokens = np.concatenate([np.tile(np.array(ids, np.int32), (rows, 1)), text.tokens], axis=1)
+    count, rows = len(prefix), len(text.lengths)
+    tokens = np.concatenate([np.tile(np.array(prefix, np.int32), (rows, 1)), text.tokens], axis=1)
     content = np.concatenate([np.zeros((rows, count), bool), text.content], axis=1)
     return Ragged(tokens, text.lengths + np.int32(count), content)
 
@@ -151,7 +153,7 @@ class PackedWindow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DenoisingRows(PickledWithoutCaches):
+class DenoisingRows(PickledWithoutCache):
     """The rows of pre-training by denoising: inputs and targets of segments of a corpus.
 
     If documents are concatenated, each segment fills one row. Otherwise segments are packed in the order of
@@ -163,12 +165,12 @@ class DenoisingRows(PickledWithoutCaches):
 
     reader: SegmentReader
     architecture: str
-    frame: TextFrame = T5_FRAME
+    boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
 
     @property
     def lengths(self) -> Lengths:
-        before, lengths = len(self.frame.before), self.reader.lengths
-        return lengths._replace(inputs=lengths.inputs + before, targets=lengths.targets + before)
+        prefix, lengths = len(self.boundary.prefix), self.reader.lengths
+        return lengths._replace(inputs=lengths.inputs + prefix, targets=lengths.targets + prefix)
 
     @property
     def row_kind(self) -> str:
@@ -179,76 +181,77 @@ class DenoisingRows(PickledWithoutCaches):
         objective = self.reader.objective
         read = self._read_whole_rows if objective.concatenates else self._read_packed_rows
         windows = self.reader.find_rows(numbers, self.count_rows, self.row_kind)
-        segments = _in_batch_order([read(rows, numbers) for rows in windows])
+        segments = _in_batch_order([read(window, numbers) for window in windows])
         u = uniforms(segments.seeds, segments.keys, objective.uniforms_per_token, self.reader.lengths.raw)
         if segments.first_uniforms is not None:
             u[:, 0, 0] = segments.first_uniforms
-        inputs, targets = denoise(objective, segments.text, u, self.reader.vocabulary, self.reader.lengths)
-        inputs, targets = _prepend(inputs, self.frame.before), _prepend(targets, self.frame.before)
-        batch = examples_to_batch(
+        inputs, targets = denoise(objective, segments.text, u, self.reader.tokenizer, self.reader.lengths)
+        inputs = _add_prefix(inputs, self.boundary.prefix)
+        targets = _add_prefix(targets, self.boundary.prefix)
+        batch = make_packed_batch(
             inputs, targets, segments.batch_rows, self.architecture, self.lengths, len(numbers)
         )
-        return replace_start(batch, self.frame.start)
+        return set_decoder_start(batch, self.boundary.decoder_start)
 
     def example(self, number: int) -> tuple[Ragged, Ragged]:
         """Return inputs and targets of example ``number`` of a corpus that is one task of a mixture.
 
         Streams take turns, each in the order of its segments.
         """
-        reader, count = self.reader, np.array([self.reader.streams.count])
-        (rows,) = reader.find_stream_rows(number % count, number // count, reader.count_segments, SEGMENTS)
-        text = self._read_text(rows.place, reader.segment_order(rows.place)[rows.indices])
+        reader, count = self.reader, np.array([self.reader.sampler.num_streams])
+        (window,) = reader.find_stream_rows(number % count, number // count, reader.count_segments, SEGMENTS)
+        text = self._read_text(window.position, reader.segment_order(window.position)[window.rows])
         u = uniforms(reader.seed, np.array([number]), reader.objective.uniforms_per_token, self.lengths.raw)
-        return denoise(reader.objective, text, u, reader.vocabulary, reader.lengths)
+        return denoise(reader.objective, text, u, reader.tokenizer, reader.lengths)
 
-    def rows_of_epoch(self, most: int) -> int:
-        """Return the number of rows of the first epoch of a corpus in one stream, at most ``most``."""
-        return self.reader.rows_of_epoch(most, self.count_rows, self.row_kind)
+    def rows_of_epoch(self, limit: int) -> int:
+        """Return the number of rows of the first epoch of a corpus in one stream, at most ``limit``."""
+        return self.reader.rows_of_epoch(limit, self.count_rows, self.row_kind)
 
-    def count_rows(self, place: WindowPlace) -> int:
+    def count_rows(self, position: WindowPosition) -> int:
         """Return how many rows a window fills."""
         if self.reader.objective.concatenates:
-            return self.reader.count_segments(place)
-        return len(self.pack_window(place).row_starts) - 1
+            return self.reader.count_segments(position)
+        return len(self.pack_window(position).row_starts) - 1
 
     @functools.cached_property
-    def pack_window(self) -> Callable[[WindowPlace], PackedWindow]:
+    def pack_window(self) -> Callable[[WindowPosition], PackedWindow]:
         """Return the function that packs a window, with a cache."""
 
-        def pack(place: WindowPlace) -> PackedWindow:
-            first_uniforms = self.reader.first_uniforms(place)
-            raw_lengths = self.reader.window(place).segments.lengths[self.reader.segment_order(place)]
+        def pack(position: WindowPosition) -> PackedWindow:
+            first_uniforms = self.reader.first_uniforms(position)
+            raw_lengths = self.reader.window(position).segments.lengths[self.reader.segment_order(position)]
             lengths = corrupted_lengths(self.reader.objective, raw_lengths, first_uniforms)
-            sizes = np.stack(lengths, axis=1) + len(self.frame.before)
+            sizes = np.stack(lengths, axis=1) + len(self.boundary.prefix)
             if self.architecture not in ENCODER_DECODERS:
                 sizes = sizes.sum(axis=1, keepdims=True)
-            row_starts = fill_rows(sizes, row_capacity(self.architecture, self.lengths))
+            row_starts = pack_examples(sizes, row_capacity(self.architecture, self.lengths))
             return PackedWindow(row_starts, first_uniforms)
 
-        return functools.lru_cache(maxsize=CACHED_WINDOWS * self.reader.streams.count)(pack)
+        return functools.lru_cache(maxsize=CACHED_WINDOWS * self.reader.sampler.num_streams)(pack)
 
-    def _read_whole_rows(self, rows: WindowRows, numbers: np.ndarray) -> SegmentBatch:
+    def _read_whole_rows(self, window: WindowRows, numbers: np.ndarray) -> SegmentBatch:
         """Return the segments of rows that hold one segment each."""
-        segments = self.reader.segment_order(rows.place)[rows.indices]
-        seeds, keys = np.full(len(segments), self.reader.seed), numbers[rows.batch_rows]
-        return SegmentBatch(self._read_text(rows.place, segments), seeds, keys, None, rows.batch_rows)
+        segments = self.reader.segment_order(window.position)[window.rows]
+        seeds, keys = np.full(len(segments), self.reader.seed), numbers[window.batch_rows]
+        return SegmentBatch(self._read_text(window.position, segments), seeds, keys, None, window.batch_rows)
 
-    def _read_packed_rows(self, rows: WindowRows, _numbers: np.ndarray) -> SegmentBatch:
+    def _read_packed_rows(self, window: WindowRows, _numbers: np.ndarray) -> SegmentBatch:
         """Return the segments of rows that hold several segments each."""
-        row_starts, first_uniforms = self.pack_window(rows.place)
-        starts, ends = row_starts[rows.indices], row_starts[rows.indices + 1]
+        row_starts, first_uniforms = self.pack_window(window.position)
+        starts, ends = row_starts[window.rows], row_starts[window.rows + 1]
         nth = np.concatenate([np.arange(*row) for row in zip(starts, ends, strict=True)])  # in the order
-        text = self._read_text(rows.place, self.reader.segment_order(rows.place)[nth])
-        seeds, keys = np.full(len(nth), rows.place.seed(self.reader.seed)), rows.place.key + nth
-        batch_rows = np.repeat(rows.batch_rows, ends - starts)
+        text = self._read_text(window.position, self.reader.segment_order(window.position)[nth])
+        seeds, keys = np.full(len(nth), window.position.seed(self.reader.seed)), window.position.key + nth
+        batch_rows = np.repeat(window.batch_rows, ends - starts)
         return SegmentBatch(text, seeds, keys, first_uniforms[nth], batch_rows)
 
-    def _read_text(self, place: WindowPlace, segments: np.ndarray) -> Ragged:
+    def _read_text(self, position: WindowPosition, segments: np.ndarray) -> Ragged:
         """Return the raw tokens of segments of a window."""
-        window = self.reader.window(place)
+        window = self.reader.window(position)
         starts, lengths = window.segments.starts[segments], window.segments.lengths[segments]
         tokens = window.text.read(starts[:, None] + np.arange(self.lengths.raw))
-        return Ragged(tokens, lengths.astype(np.int32), tokens != window.vocabulary.eos)
+        return Ragged(tokens, lengths.astype(np.int32), tokens != window.tokenizer.eos)
 
 
 def _in_batch_order(windows: Sequence[SegmentBatch]) -> SegmentBatch:

@@ -1,7 +1,7 @@
-"""The state of a beam search and one step of it, for any model: it takes only log-probabilities.
+"""The state of a beam search and a step of it; it reads log-probabilities and knows no model.
 
-B rows, each with K running beams and the K best finished sequences; a score is the sum of a sequence's
-log-probabilities, its EOS included, over a penalty for its length.
+Each of B rows has K running beams, and the K best finished sequences. The score of a sequence is the sum of
+its log-probabilities, EOS included, divided by a length penalty.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from lm.config.decoding import Decoding
 class BeamRules:
     """The rules in which implementations of beam search differ."""
 
-    penalty: Callable[[Any, float], Any]  # (length, exponent) -> divisor of the sum
-    ending: int  # a sequence ends if its EOS is among the best ``ending`` times K continuations
-    # Whether beams that are cut at max_length count as finished, or only where fewer than K have finished.
-    cut: Literal["finished", "spare"]
+    length_penalty: Callable[[Any, float], Any]  # (length, exponent) -> divisor of the sum
+    eos_rank: int  # a sequence may finish if its EOS is among the ``eos_rank`` * K best continuations
+    # Beams truncated at max_length: "finished" like others, or only "spare", if fewer than K have finished.
+    truncated: Literal["finished", "spare"]
     # When to stop once K have finished. True: at once; False: when no running beam scores higher at its
     # current length; "never": when none could at any length.
     early_stopping: bool | Literal["never"]
@@ -34,21 +34,23 @@ class BeamRules:
 
 
 T5_RULES = BeamRules(  # Wu et al. 2016; T5X
-    lambda length, alpha: ((5 + length) / 6) ** alpha, ending=2, cut="spare", early_stopping="never"
+    lambda length, alpha: ((5 + length) / 6) ** alpha, 2, truncated="spare", early_stopping="never"
 )
-# By these one beam is greedy decoding; by T5's a sequence may also end in its second-best token.
-TRANSFORMERS_RULES = BeamRules(lambda length, alpha: length**alpha, 1, cut="finished", early_stopping=False)
+# With these rules one beam is greedy decoding; with T5's a sequence may end in its second-best token.
+TRANSFORMERS_RULES = BeamRules(
+    lambda length, alpha: length**alpha, 1, truncated="finished", early_stopping=False
+)
 
 
 class Search(NamedTuple):
-    """A beam search by some implementation's rules."""
+    """The settings of a beam search, and the rules of an implementation."""
 
     decoding: Decoding
     rules: BeamRules
 
     def score(self, sums: Array, length: Array | int) -> Array:
         """Return the scores of sequences of ``length`` tokens, from their summed log-probabilities."""
-        return sums / self.rules.penalty(jnp.float32(length), self.decoding.length_penalty)
+        return sums / self.rules.length_penalty(jnp.float32(length), self.decoding.length_penalty)
 
 
 class Beams(NamedTuple):
@@ -61,45 +63,45 @@ class Beams(NamedTuple):
     done: Array  # bool [B]: no running beam can change the finished ones
 
 
-def begin(search: Search, rows: Array, pad: int) -> Beams:
-    """Return one empty beam for each of ``rows`` bool [B] that is True; the other rows are done."""
+def initial_beams(search: Search, rows: Array, pad: int) -> Beams:
+    """Return one empty beam for each row in ``rows``, bool [B]; the other rows are done."""
     shape = (rows.shape[0], search.decoding.beams)
     tokens, none = jnp.full((*shape, search.decoding.max_length), pad, jnp.int32), jnp.full(shape, -jnp.inf)
     return Beams(tokens, none.at[:, 0].set(jnp.where(rows, 0.0, -jnp.inf)), tokens, none, ~rows)
 
 
-def advance(
+def extend_beams(
     search: Search, beams: Beams, log_probabilities: Array, step: Array, eos: int | None
 ) -> tuple[Beams, Array, Array]:
-    """Extend the beams by token number ``step``, from log-probabilities [B,K,V].
+    """Extend the beams by the token at position ``step``, from log-probabilities [B,K,V].
 
-    Returns the new beams and, of each running one, its parent beam and its token, both [B,K].
+    Returns the new beams and, for each running one, the index of its parent beam and its token, both [B,K].
     """
     count, vocabulary, length = search.decoding.beams, log_probabilities.shape[-1], step + 1
     sums = (beams.sums[:, :, None] + log_probabilities).reshape(len(beams.sums), -1)
-    sums, index = highest(sums, 2 * count)  # 2 K, so that K can run on even if K end
+    sums, index = blockwise_top_k(sums, 2 * count)  # 2 K, so that K can go on even if K end
     parent, token = index // vocabulary, (index % vocabulary).astype(jnp.int32)
-    tokens = _take(beams.tokens, parent).at[:, :, step].set(token)
+    tokens = _gather(beams.tokens, parent).at[:, :, step].set(token)
     ends = jnp.zeros_like(token, bool) if eos is None else token == eos
 
-    finishing = ends & (jnp.arange(2 * count) < search.rules.ending * count)[None]
-    if search.rules.cut == "finished":
+    finishing = ends & (jnp.arange(2 * count) < search.rules.eos_rank * count)[None]
+    if search.rules.truncated == "finished":
         finishing |= (length == search.decoding.max_length) & (jnp.arange(2 * count) < count)[None]
     new = jnp.where(finishing & ~beams.done[:, None], search.score(sums, length), -jnp.inf)
     scores, chosen = jax.lax.top_k(jnp.concatenate([beams.scores, new], axis=1), count)
-    finished = _take(jnp.concatenate([beams.finished, tokens], axis=1), chosen)
+    finished = _gather(jnp.concatenate([beams.finished, tokens], axis=1), chosen)
 
     sums, chosen = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), count)
-    done = beams.done | _settled(search, sums[:, 0], scores[:, -1], length)
-    parent, token = _take(parent, chosen), _take(token, chosen)
-    return Beams(_take(tokens, chosen), sums, finished, scores, done), parent, token
+    done = beams.done | _is_finished(search, sums[:, 0], scores[:, -1], length)
+    parent, token = _gather(parent, chosen), _gather(token, chosen)
+    return Beams(_gather(tokens, chosen), sums, finished, scores, done), parent, token
 
 
-def highest(values: Array, count: int) -> tuple[Array, Array]:
+def blockwise_top_k(values: Array, count: int) -> tuple[Array, Array]:
     """Return the ``count`` highest of values [B,L] and their indices, as ``jax.lax.top_k`` does.
 
-    That sorts all values; this sorts only the ``count`` blocks with the highest maxima. No other block can
-    hold one of the highest values.
+    ``top_k`` sorts all values. This sorts only the ``count`` blocks with the highest maxima: no other block
+    can hold one of the highest values.
     """
     block = 128
     if values.shape[1] // block <= count:
@@ -107,34 +109,36 @@ def highest(values: Array, count: int) -> tuple[Array, Array]:
     padded = jnp.pad(values, ((0, 0), (0, -values.shape[1] % block)), constant_values=-jnp.inf)
     padded = padded.reshape(len(values), -1, block)
     chosen = jnp.sort(jax.lax.top_k(padded.max(-1), count)[1], axis=1)  # so ties go to the first
-    best, place = jax.lax.top_k(_take(padded, chosen).reshape(len(values), -1), count)
-    return best, _take(chosen, place // block) * block + place % block
+    best, position = jax.lax.top_k(_gather(padded, chosen).reshape(len(values), -1), count)
+    return best, _gather(chosen, position // block) * block + position % block
 
 
-def _settled(search: Search, best: Array, worst: Array, length: Array) -> Array:
-    """Return where the search is over, bool [B]: K are finished and no running beam can improve them.
+def _is_finished(search: Search, best: Array, worst: Array, length: Array) -> Array:
+    """Return which rows are done, bool [B]: K are finished, and no running beam can score higher.
 
     ``best`` [B] is the highest sum of a running beam, ``worst`` [B] the lowest score of a finished one.
-    ``early_stopping`` says what running beams may still reach.
+    ``early_stopping`` decides which score a running beam may still reach.
     """
     bound = search.score(best, length)
     if search.rules.early_stopping == "never":  # sums only fall, but a longer sequence may divide by more
         bound = jnp.maximum(bound, search.score(best, search.decoding.max_length))
-    settled = worst >= bound
-    return settled | (worst > -jnp.inf) if search.rules.early_stopping is True else settled
+    done = worst >= bound
+    if search.rules.early_stopping is True:
+        done |= worst > -jnp.inf
+    return done
 
 
-def ranked(search: Search, beams: Beams, length: Array, pad: int) -> tuple[Array, Array]:
+def rank_sequences(search: Search, beams: Beams, length: Array, pad: int) -> tuple[Array, Array]:
     """Return tokens [B,K,T] and scores [B,K], best first; running beams of ``length`` tokens come last."""
     scores = jnp.concatenate([beams.scores, search.score(beams.sums, length)], axis=1)
     count = search.decoding.beams
     unfinished = (jnp.arange(scores.shape[1]) >= count)[None] | (scores == -jnp.inf)
     order = jnp.lexsort((-scores, unfinished), axis=-1)[:, :count]
-    tokens = _take(jnp.concatenate([beams.finished, beams.tokens], axis=1), order)
-    scores = _take(scores, order)
+    tokens = _gather(jnp.concatenate([beams.finished, beams.tokens], axis=1), order)
+    scores = _gather(scores, order)
     return jnp.where((scores == -jnp.inf)[:, :, None], pad, tokens), scores
 
 
-def _take(values: Array, index: Array) -> Array:
+def _gather(values: Array, index: Array) -> Array:
     """Return values [B,K,...] at the indices [B,L] of their second axis: [B,L,...]."""
     return jnp.take_along_axis(values, index.reshape(*index.shape, *(1,) * (values.ndim - 2)), axis=1)

@@ -1,4 +1,4 @@
-"""Batches questions of unequal lengths in few shapes, since each shape is a program to compile."""
+"""Batches examples of unequal lengths in few shapes, since each shape is a program to compile."""
 
 from collections.abc import Callable
 from math import ceil, floor, log2
@@ -6,73 +6,76 @@ from typing import NamedTuple
 
 import numpy as np
 
-TOKENS = 4_096  # tokens of a batch on each device, padding included
-PROGRAM = 200_000  # tokens that a small model reads while a program is compiled: padding may cost as much
-MOST = 8  # the most programs to compile, whatever the padding costs
+BATCH_TOKENS = 4_096  # tokens of a batch on each device, padding included
+# tokens that a small model reads while a program compiles: padding may cost as much
+COMPILE_COST = 200_000
+MAX_SHAPES = 8  # the most programs to compile, whatever the padding costs
+
+Cost = Callable[[np.ndarray], np.ndarray]  # lengths [...,dimensions] -> cost of a row of them [tokens]
 
 
-class Asked(NamedTuple):
-    """A batch of questions: ``rows`` rows, of which the last ones are padding, and its padded lengths."""
+class BucketBatch(NamedTuple):
+    """A batch of examples of similar lengths; its last rows may be padding."""
 
-    questions: np.ndarray  # int64 [rows or fewer]: their indices among all
+    examples: np.ndarray  # int64 [rows or fewer]: indices
     rows: int
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...]  # to which each dimension is padded
 
 
-def batches_by_length(
-    sizes: np.ndarray, cost: Callable[[np.ndarray], np.ndarray], multiple: int, longest: int
-) -> list[Asked]:
-    """Return batches of all questions, grouped by their lengths ``sizes`` int [N,dimensions].
+def batches_by_length(lengths: np.ndarray, cost: Cost, multiple: int, max_length: int) -> list[BucketBatch]:
+    """Return batches of all examples, grouped by their ``lengths`` int [N,dimensions].
 
-    ``cost`` maps lengths [...,dimensions] to what a row of them costs, counted in tokens [...]. The rows of a
-    batch are a multiple of ``multiple``. No length is padded beyond ``longest``.
+    The number of rows of a batch is a multiple of ``multiple``. No length is padded beyond ``max_length``.
     """
-    shapes, group = np.unique(np.minimum(rounded(sizes), longest), axis=0, return_inverse=True)
-    shapes, merged = _merged(shapes, np.bincount(group.ravel()), cost)
-    owner, parts = merged[group.ravel()], []
-    for number, shape in enumerate(shapes):
-        questions = np.flatnonzero(owner == number)
-        rows = _rows(TOKENS / float(cost(shape)), len(questions), multiple)
-        starts = range(0, len(questions), rows)
-        parts += [Asked(questions[start : start + rows], rows, tuple(shape.tolist())) for start in starts]
-    return parts
+    rounded = np.minimum(round_up(lengths), max_length)
+    shapes, shape_index = np.unique(rounded, axis=0, return_inverse=True)
+    shape_index = shape_index.ravel()
+    shapes, merged_index = _merge_shapes(shapes, np.bincount(shape_index), cost)
+    bucket = merged_index[shape_index]
+    batches = []
+    for index, shape in enumerate(shapes):
+        examples = np.flatnonzero(bucket == index)
+        rows = _batch_rows(BATCH_TOKENS / float(cost(shape)), len(examples), multiple)
+        starts, padded = range(0, len(examples), rows), tuple(shape.tolist())
+        batches += [BucketBatch(examples[start : start + rows], rows, padded) for start in starts]
+    return batches
 
 
-def rounded(sizes: np.ndarray) -> np.ndarray:
-    """Round each size up to one of 1 to 8, 10, 12, 14, 16, 20, ...: four to a doubling.
+def round_up(lengths: np.ndarray) -> np.ndarray:
+    """Round each length up to one of 1 to 8, 10, 12, 14, 16, 20, ...: four per power of 2.
 
-    A size becomes at most a quarter larger.
+    A length grows by a quarter at most.
     """
-    sizes = np.maximum(sizes, 1)
-    step = np.maximum(2 ** np.floor(np.log2(sizes)).astype(np.int64) // 4, 1)
-    return -(-sizes // step) * step
+    lengths = np.maximum(lengths, 1)
+    step = np.maximum(2 ** np.floor(np.log2(lengths)).astype(np.int64) // 4, 1)
+    return -(-lengths // step) * step
 
 
-def _merged(shapes: np.ndarray, counts: np.ndarray, cost: Callable) -> tuple[np.ndarray, np.ndarray]:
-    """Merge pairs of shapes as long as the padding costs less than compiling a program.
+def _merge_shapes(shapes: np.ndarray, counts: np.ndarray, cost: Cost) -> tuple[np.ndarray, np.ndarray]:
+    """Merge pairs of shapes as long as their padding costs less than compiling a program.
 
-    ``counts`` [shapes] are the questions of each. Returns the shapes that are left, and the index among them
-    of what each shape became.
+    ``counts`` [shapes] are the examples of each shape. Returns the remaining shapes, and for each given shape
+    the index of the one into which it was merged.
     """
-    became = np.arange(len(shapes))
+    merged_index = np.arange(len(shapes))
     while len(shapes) > 1:
         both = np.maximum(shapes[:, None], shapes[None])
-        alone = cost(shapes) * counts
-        extra = cost(both) * (counts[:, None] + counts[None]) - alone[:, None] - alone[None]
-        extra = np.where(np.tri(len(shapes), k=-1) > 0, extra, np.inf)
-        one, other = np.unravel_index(extra.argmin(), extra.shape)
-        if extra[one, other] > PROGRAM and len(shapes) <= MOST:
+        separate = cost(shapes) * counts
+        padding = cost(both) * (counts[:, None] + counts[None]) - separate[:, None] - separate[None]
+        padding = np.where(np.tri(len(shapes), k=-1) > 0, padding, np.inf)
+        one, other = np.unravel_index(padding.argmin(), padding.shape)
+        if padding[one, other] > COMPILE_COST and len(shapes) <= MAX_SHAPES:
             break
         shapes[other], counts[other] = both[one, other], counts[one] + counts[other]
         shapes, counts = np.delete(shapes, one, axis=0), np.delete(counts, one)
-        became = np.where(became == one, other, became - (became > one))
-    return shapes, became
+        merged_index = np.where(merged_index == one, other, merged_index - (merged_index > one))
+    return shapes, merged_index
 
 
-def _rows(fitting: float, count: int, multiple: int) -> int:
+def _batch_rows(fitting: float, count: int, multiple: int) -> int:
     """Return the rows of a batch: ``multiple`` times a power of 2.
 
-    The power is at most ``fitting``, and no larger than ``count`` questions need.
+    The power of 2 is at most ``fitting``, and no larger than ``count`` examples need.
     """
     needed = 2 ** ceil(log2(max(count / multiple, 1)))
     return multiple * min(2 ** floor(log2(max(fitting, 1))), needed)

@@ -1,4 +1,4 @@
-"""Evaluates a model on a task: metrics of its answers, and of how likely it finds the right ones."""
+"""Evaluates a model on a task: the metrics of its answers, and the likelihood of the right ones."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,60 +15,63 @@ from lm.batch import Batch
 from lm.data.tasks.choices import Choices
 from lm.data.tasks.labelled import AnyTask
 from lm.data.tasks.task import Row
-from lm.evaluate.ranked_choice import Values, example_values, gold_metrics, gold_values
+from lm.evaluate.ranked_choice import ExampleValues, gold_likelihoods
 from lm.metrics import Value
 
 
 @dataclass(frozen=True)
-class Questions:
-    """The examples of a task to evaluate on, as batches that are made once and used at every checkpoint."""
+class EvalTask:
+    """The rows of a task to evaluate on, as batches that are made once and used at every checkpoint."""
 
     task: AnyTask
-    rows: Sequence[Row]  # to answer; may be fewer than those of ``choices``
-    batches: Sequence[Batch]  # this process's parts of the global batches
-    output: Callable[[Any, Any], Array]  # model, batch -> tokens or a head's outputs of each row
-    answer: Callable[[Row, np.ndarray], Any]  # row, its output -> prediction
-    choices: Choices | None = None  # the right answers in words whose likelihood is measured; None: none
-    fit: Choices | None = None  # rows to find the sharpness of choices on; None: ``choices``
+    rows: Sequence[Row]  # to predict; may be fewer than those of ``choices``
+    batches: Sequence[Batch]  # of ``rows``: this process's parts of the global batches
+    output: Callable[[Any, Any], Array]  # (model, batch) -> tokens, or outputs of a head, for each row
+    answer: Callable[[Row, np.ndarray], Any]  # (row, its output) -> prediction
+    choices: Choices | None = None  # right answers whose likelihood is measured; None: none is
+    calibration: Choices | None = None  # rows to fit the inverse temperature on; None: ``choices``
 
     @property
-    def size(self) -> int:
-        """Return the number of rows that are measured or answered."""
-        return max(len(self.rows), len(self.choices.right) if self.choices else 0)
+    def num_rows(self) -> int:
+        """Return the number of rows whose likelihood is measured or that are predicted."""
+        return max(len(self.rows), len(self.choices.gold) if self.choices else 0)
 
 
-def predict(model: Any, questions: Questions, put: Callable) -> list[Any]:
+def predict(model: Any, eval_task: EvalTask, shard_batch: Callable) -> list[Any]:
     """Return the model's prediction for every row, in order.
 
-    ``put`` places this process's part of a batch.
+    ``shard_batch`` places this process's part of a batch on its devices.
     """
     outputs: list[np.ndarray] = []
-    for batch in map(put, questions.batches):
-        with jax.set_mesh(jax.tree.leaves(batch)[0].sharding.mesh):  # a model shards activations by it
-            outputs.extend(multihost_utils.process_allgather(questions.output(model, batch), tiled=True))
-    pairs = zip(questions.rows, outputs, strict=False)  # the last batch is filled up with rows of padding
-    return [questions.answer(row, np.asarray(output)) for row, output in pairs]
+    for batch in map(shard_batch, eval_task.batches):
+        mesh = jax.tree.leaves(batch)[0].sharding.mesh
+        with jax.set_mesh(mesh):  # models shard their activations by it
+            outputs.extend(multihost_utils.process_allgather(eval_task.output(model, batch), tiled=True))
+    pairs = zip(eval_task.rows, outputs, strict=False)  # the last batch ends with rows of padding
+    return [eval_task.answer(row, np.asarray(output)) for row, output in pairs]
 
 
 def score_task(
-    model: Any, questions: Questions, put: Callable, path: Path | None
-) -> tuple[dict[str, Value], Values]:
-    """Return the metrics of a task, and the values of each row that are behind them.
+    model: Any, eval_task: EvalTask, shard_batch: Callable, path: Path | None
+) -> tuple[dict[str, Value], ExampleValues]:
+    """Return the metrics of a task, and the likelihood of the right answer of each row.
 
-    The metrics are of the model's answers, which are written to ``path``, and of the right answers; the
-    values are of the right answers. ``score`` is the task's main metric, its ``measure``.
+    The metrics are those of the model's predictions, which are written to ``path``, and those of the right
+    answers' likelihood. ``score`` is the one that ``task.measure`` names.
     """
-    task, metrics, values = questions.task, dict[str, Value](), Values()
-    if questions.rows:
-        predictions = predict(model, questions, put)
+    task, metrics, values = eval_task.task, dict[str, Value](), ExampleValues()
+    if eval_task.rows:
+        predictions = predict(model, eval_task, shard_batch)
         if path is not None:
-            write_predictions(path, task, questions.rows, predictions)
-        metrics = task.evaluate(questions.rows, predictions)
-    if questions.choices is not None:
-        values = gold_values(model, questions.choices, put, questions.fit)
-        metrics |= gold_metrics(values)
-        values = example_values(values)
-    return metrics | ({} if task.measure == "score" else {"score": metrics[task.measure]}), values
+            write_predictions(path, task, eval_task.rows, predictions)
+        metrics = task.evaluate(eval_task.rows, predictions)
+    if eval_task.choices is not None:
+        likelihoods = gold_likelihoods(model, eval_task.choices, shard_batch, eval_task.calibration)
+        metrics |= likelihoods.metrics()
+        values = likelihoods.example_values()
+    if task.measure != "score":
+        metrics["score"] = metrics[task.measure]
+    return metrics, values
 
 
 def write_predictions(path: Path, task: AnyTask, rows: Iterable[Row], predictions: Iterable[Any]) -> None:

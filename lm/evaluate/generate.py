@@ -160,7 +160,7 @@ def _beam_search(model, batch, *, search, special):
 
     def choose(beams, logits, step):
         log_probabilities = jax.nn.log_softmax(logits).reshape(len(done), count, -1)
-        return beam_steps.advance(search, beams, log_probabilities, step, special.eos)
+        return beam_steps.extend_beams(search, beams, log_probabilities, step, special.eos)
 
     def unfinished(state):
         step, beams, *_ = state
@@ -173,11 +173,11 @@ def _beam_search(model, batch, *, search, special):
         logits, cache = model.step(token.reshape(-1), cache)
         return step + 1, *choose(beams, logits, step), cache
 
-    beams = beam_steps.begin(search, ~done, special.pad)
+    beams = beam_steps.initial_beams(search, ~done, special.pad)
     first = choose(beams, jnp.repeat(logits, count, axis=0), 0)
     model, cache = model.unstack(_map_caches(lambda cache: cache.repeat_beams(count), cache))
     step, beams, *_ = jax.lax.while_loop(unfinished, advance, (1, *first, cache))
-    return beam_steps.ranked(search, beams, step, special.pad)
+    return beam_steps.rank_sequences(search, beams, step, special.pad)
 
 
 def _map_caches(change, cache):

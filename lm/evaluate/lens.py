@@ -1,4 +1,4 @@
-"""Looks inside a model while it reads: the prediction of every layer, and the similarity of hidden states."""
+"""Inspects the layers of a model as it reads a text: their predictions, and how similar states are."""
 
 import jax
 import numpy as np
@@ -37,8 +37,8 @@ def word_similarity(first: np.ndarray, second: np.ndarray, spans: tuple[slice, s
 def mean_similarity(first: np.ndarray, second: np.ndarray, ids: tuple[list[int], list[int]]) -> np.ndarray:
     """Return the mean cosine of all pairs of unequal tokens of two texts, float [L].
 
-    The texts' states are [L,T,D] and [L,S,D]. This is what any two states of a layer have in common
-    (Ethayarajh 2019); 0 if all tokens are equal.
+    The texts' states are [L,T,D] and [L,S,D]. It is the similarity of a layer's states in general, with which
+    that of a word is compared (Ethayarajh 2019); 0 if all tokens are equal.
     """
     pairs = cosine(first[:, :, None], second[:, None])
     unequal = np.not_equal.outer(*map(np.array, ids))

@@ -1,13 +1,15 @@
-"""Log-probabilities of texts under a model: of continuations, of candidates, of a long text by windows.
+"""Log-probabilities of texts: of continuations given contexts, of candidates, and of long texts by windows.
 
-Texts are token ids. Only what the caller passes is scored: an EOS belongs to a continuation whose end counts.
-The start token of a decoder, and what frames an encoder's row, are added here. A prefix decoder sees the
-context both ways, an encoder-decoder reads it in the encoder. An encoder has no probability of a text: each
-token of the continuation is masked in turn, and predicted from all others (pseudo-likelihood: Salazar et al.
-2020).
+Texts are token ids. Only the given tokens are scored: include an EOS in a continuation whose end counts. The
+start token of a decoder and the special tokens around an encoder's text are added here.
 
-Questions are answered in batches of few shapes (``lm.evaluate.bucketing``), which ``put`` places as that of a
-``Steps`` does; answers are in the order of the questions. Logits are computed of scored positions only.
+- A decoder reads context and continuation; a prefix decoder reads the context without a causal mask.
+- An encoder-decoder reads the context in the encoder and the continuation in the decoder.
+- An encoder gives no probability of a text, but a pseudo-likelihood: each token of the continuation is masked
+  in turn and predicted from all others (Salazar et al. 2020).
+
+Requests are batched into few shapes (``lm.evaluate.bucketing``). ``shard_batch`` places this process's part
+of a batch on its devices (``Steps.shard_batch``). Logits are computed only at scored positions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,138 +27,139 @@ from lm import sharding
 from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
-from lm.evaluate.bucketing import Asked, batches_by_length
+from lm.evaluate.bucketing import BucketBatch, batches_by_length
 from lm.evaluate.generate import Model
 from lm.nn.ensemble import Ensemble
 
 TokenIds = Sequence[int] | np.ndarray
-Continued = tuple[TokenIds, TokenIds]  # a context, and what continues it
-Put = Callable[[Any], Any]  # places a tree of rows, such as a batch
+Request = tuple[TokenIds, TokenIds]  # a context and its continuation, which is scored
+ShardBatch = Callable[[Any], Any]
 
 
 class Masking(NamedTuple):
-    """The ids with which an encoder reads a text and the mask that it shall predict."""
+    """The special tokens of an encoder."""
 
-    mask: int  # the id that hides a token
-    begin: tuple[int, ...] = ()  # ids in front of every row, such as [CLS]
-    end: tuple[int, ...] = ()  # ids behind it, such as [SEP]
+    mask: int  # hides a token that is to be predicted
+    begin: tuple[int, ...] = ()  # ids before every text, such as [CLS]
+    end: tuple[int, ...] = ()  # ids after it, such as [SEP]
 
 
 class Window(NamedTuple):
-    """A sliding window, which cuts a text that may be longer than a row."""
+    """A sliding window, by which a text that exceeds the model's length is scored."""
 
-    length: int  # tokens of a row, scored or context
-    stride: int  # tokens that each row but the first scores; the others before them are their context
-
-
-class _Asked(NamedTuple):
-    """The tokens whose probability is asked for, of each row of a batch."""
-
-    tokens: Any  # int32 [B,T], or [B,C,T] of C candidates
-    lengths: Any  # int32 [B] or [B,C]
-    place: Any  # int32 [B]: position that predicts the first token
+    length: int  # context and scored tokens
+    stride: int  # tokens scored in each window but the first; the others before them are context
 
 
-class _Row(NamedTuple):
-    """The inputs of a model in one row, and the tokens whose probability is then asked for."""
+class ContinuationScores(NamedTuple):
+    """The scores of N continuations."""
 
-    encoder: TokenIds  # read by the encoder
-    decoder: TokenIds  # read by the decoder, up to what it is asked about: the prompt
-    asked: tuple[TokenIds, ...]  # candidates that may follow; of an encoder the masked token
-    place: int = 0  # position of an encoder's mask
-    question: int = 0  # index of the question that the answer is added to
+    log_probs: np.ndarray  # float64 [N]: log P(continuation | context) [nats]
+    is_greedy: np.ndarray  # bool [N]: whether each token is the likeliest at its position
+
+
+# ---- scores of continuations and candidates
+
+
+def score_continuations(
+    model: Model, requests: Sequence[Request], shard_batch: ShardBatch, masking: Masking | None = None
+) -> ContinuationScores:
+    """Return the log-probability of each continuation given its context, and whether it is greedy.
+
+    Encoders need ``masking``. Raises SettingError for a text that is too long for the model, or a first token
+    that is scored without anything before it.
+    """
+    rows: list[_Row] = []
+    for number, (context, continuation) in enumerate(requests):
+        rows += _make_rows(model.config, context, (continuation,), number, masking)
+    lengths = np.zeros((len(rows), 3), np.int64)  # of encoder, decoder and targets
+    for length, row in zip(lengths, rows, strict=True):
+        length[:] = len(row.encoder), len(row.prompt), len(row.candidates[0])
+    if model.config.has_decoder:  # the decoder also reads the targets but the last
+        lengths[:, 1] += np.maximum(lengths[:, 2] - 1, 0)
+    log_probs, is_greedy = np.zeros(len(requests)), np.ones(len(requests), bool)
+    outputs = _run_batched(_continuation_log_probs, model, rows, lengths, shard_batch)
+    for row, (log_prob, not_likeliest) in zip(rows, outputs, strict=True):
+        log_probs[row.request] += log_prob
+        is_greedy[row.request] &= not_likeliest == 0
+    return ContinuationScores(log_probs, is_greedy)
 
 
 def continuation_log_probs(
-    model: Model, pairs: Sequence[Continued], put: Put, masking: Masking | None = None
+    model: Model, requests: Sequence[Request], shard_batch: ShardBatch, masking: Masking | None = None
 ) -> np.ndarray:
-    """Return the log-probability of each continuation given its context, float64 [N] nats.
-
-    Encoders need ``masking``. Raises SettingError for a row that is too long for the model, or a first token
-    that nothing comes before.
-    """
-    return scored_continuations(model, pairs, put, masking)[0]
-
-
-def scored_continuations(
-    model: Model, pairs: Sequence[Continued], put: Put, masking: Masking | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``continuation_log_probs``, and bool [N]: whether every token is the likeliest in its place."""
-    rows = [
-        row
-        for number, (context, continuation) in enumerate(pairs)
-        for row in _rows(model.config, context, (continuation,), number, masking)
-    ]
-    totals, greedy = np.zeros(len(pairs)), np.ones(len(pairs), bool)
-    sizes = np.array([[len(row.encoder), len(row.decoder), len(row.asked[0])] for row in rows], np.int64)
-    sizes = sizes.reshape(-1, 3)
-    if model.config.has_decoder:
-        sizes[:, 1] += np.maximum(sizes[:, 2] - 1, 0)
-    for row, answer in zip(rows, _asked(_log_probs, model, rows, sizes, put), strict=True):
-        totals[row.question] += answer[0]
-        greedy[row.question] &= answer[1] == 0
-    return totals, greedy
+    """Return the log-probability of each continuation given its context, float64 [N] nats."""
+    return score_continuations(model, requests, shard_batch, masking).log_probs
 
 
 def candidate_log_probs(
     model: Model,
     contexts: Sequence[TokenIds],
     candidates: Sequence[Sequence[TokenIds]],
-    put: Put,
+    shard_batch: ShardBatch,
     masking: Masking | None = None,
 ) -> list[np.ndarray]:
-    """Return ``continuation_log_probs`` of each context's C candidates: for each context float64 [C] nats.
+    """Return the log-probability of each of C candidates given their context, float64 [C] nats per context.
 
     A model with a decoder reads the context once for all of them.
     """
-    if not model.config.has_decoder or model.config.sparsity.random_blocks or isinstance(model, Ensemble):
-        pairs = [(context, one) for context, all in zip(contexts, candidates, strict=True) for one in all]
-        ends = np.cumsum([len(all) for all in candidates])
-        return np.split(continuation_log_probs(model, pairs, put, masking), ends[:-1])
-    rows = [
-        row
-        for number, (context, all) in enumerate(zip(contexts, candidates, strict=True))
-        for row in _rows(model.config, context, tuple(all), number, masking)
-    ]
-    lengths = [max(map(len, row.asked), default=0) for row in rows]
-    sizes = [
-        (len(row.encoder), len(row.decoder), len(row.asked), length)
-        for row, length in zip(rows, lengths, strict=True)
-    ]
-    answers = _asked(_candidate_log_probs, model, rows, np.array(sizes, np.int64).reshape(-1, 4), put)
-    return [answer[: len(row.asked)] for row, answer in zip(rows, answers, strict=True)]
+    config = model.config
+    if not config.has_decoder or config.sparsity.random_blocks or isinstance(model, Ensemble):
+        requests = [
+            (context, candidate)
+            for context, its_candidates in zip(contexts, candidates, strict=True)
+            for candidate in its_candidates
+        ]
+        ends = np.cumsum([len(its_candidates) for its_candidates in candidates])
+        return np.split(continuation_log_probs(model, requests, shard_batch, masking), ends[:-1])
+    rows: list[_Row] = []
+    for number, (context, its_candidates) in enumerate(zip(contexts, candidates, strict=True)):
+        rows += _make_rows(config, context, tuple(its_candidates), number, masking)
+    lengths = np.zeros((len(rows), 4), np.int64)  # of encoder, prompt, number of candidates, targets
+    for length, row in zip(lengths, rows, strict=True):
+        targets_length = max(map(len, row.candidates), default=0)
+        length[:] = len(row.encoder), len(row.prompt), len(row.candidates), targets_length
+    outputs = _run_batched(_candidate_log_probs, model, rows, lengths, shard_batch)
+    return [output[: len(row.candidates)] for row, output in zip(rows, outputs, strict=True)]
+
+
+# ---- long texts
 
 
 def text_log_prob(
-    model: Model, ids: TokenIds, window: Window, put: Put, masking: Masking | None = None
+    model: Model,
+    ids: TokenIds,
+    window: Window,
+    shard_batch: ShardBatch,
+    masking: Masking | None = None,
 ) -> tuple[float, int]:
-    """Return the log-probability of a text by ``windows`` [nats], and how many of its tokens were scored."""
-    pairs = list(windows(ids, window, model.config))
-    log_probs = continuation_log_probs(model, pairs, put, masking)
-    return float(log_probs.sum()), sum(len(scored) for _, scored in pairs)
+    """Return the log-probability of a text by ``windows`` [nats], and the number of tokens scored."""
+    requests = list(windows(ids, window, model.config))
+    log_probs = continuation_log_probs(model, requests, shard_batch, masking)
+    return float(log_probs.sum()), sum(len(scored) for _, scored in requests)
 
 
 def documents_log_prob(
-    model: Model, documents: Sequence[Sequence[int]], window: Window, eos: int, put: Put
+    model: Model, documents: Sequence[Sequence[int]], window: Window, eos: int, shard_batch: ShardBatch
 ) -> float:
     """Return the log-probability of whole documents by ``windows`` [nats].
 
-    Each is read behind an ``eos``, which is not scored: so documents begin where models of running text read
-    them, behind the end of another.
+    Each is read after an ``eos``, which is not scored: in running text, as the model was trained on it, a
+    document follows the end of another.
     """
-    pairs: list[Continued] = []
+    requests: list[Request] = []
     for ids in documents:
         text = [eos, *ids]
         for context, scored in windows(text, window, model.config):
-            pairs.append((context, scored) if len(context) else (text[:1], scored[1:]))
-    return float(continuation_log_probs(model, pairs, put).sum())
+            requests.append((context, scored) if len(context) else (text[:1], scored[1:]))
+    return float(continuation_log_probs(model, requests, shard_batch).sum())
 
 
-def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Continued]:
-    """Yield (context, continuation) pairs in which every token of a text is scored once.
+def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Request]:
+    """Yield requests that together score every token of a text once.
 
-    A first token that nothing comes before is not scored. Raises SettingError for a stride that is not from 1
-    to the length of the window.
+    The first token is not scored if the model has no start token to predict it from. Raises SettingError for
+    a stride that is not from 1 to the length of the window.
     """
     if not 0 < window.stride <= window.length:
         raise SettingError(f"a window of {window.length} tokens cannot be moved by {window.stride}")
@@ -168,36 +171,59 @@ def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Cont
         begin, end = end, end + window.stride
 
 
-def _rows(
+# ---- from requests to rows of a batch
+
+
+class _Row(NamedTuple):
+    """What a model reads in one row of a batch, and the tokens that are then scored."""
+
+    encoder: TokenIds  # read by the encoder
+    prompt: TokenIds  # read by the decoder before the scored tokens
+    candidates: tuple[TokenIds, ...]  # scored: one or several continuations; for an encoder the masked token
+    mask_position: int = 0  # for an encoder
+    request: int = 0  # index of the request that the row belongs to
+
+
+class _Targets(NamedTuple):
+    """The scored tokens of a batch of B rows."""
+
+    tokens: Any  # int32 [B,T], or [B,C,T] for C candidates
+    lengths: Any  # int32 [B] or [B,C]
+    first_position: Any  # int32 [B]: position whose logits predict the first token
+
+
+def _make_rows(
     config: ModelConfig,
     context: TokenIds,
-    asked: tuple[TokenIds, ...],
-    question: int,
+    candidates: tuple[TokenIds, ...],
+    request: int,
     masking: Masking | None,
 ) -> Iterator[_Row]:
-    """Yield the row of a context and what is asked about it; for an encoder, one row for each token."""
+    """Yield the row of a request; for an encoder, one row for each token of the continuation."""
     check_mask(config)
     start = [] if config.special.start is None else [config.special.start]
     if config.architecture == "encoder":
         if masking is None:
             raise SettingError("an encoder predicts masks: masking should name their id")
-        (continuation,) = asked
+        (continuation,) = candidates
         text = [*masking.begin, *context, *continuation, *masking.end]
         _check_length(config, len(text))
-        for place, token in enumerate(continuation, len(masking.begin) + len(context)):
-            yield _Row([*text[:place], masking.mask, *text[place + 1 :]], (), ([token],), place, question)
+        for position, token in enumerate(continuation, len(masking.begin) + len(context)):
+            masked = [*text[:position], masking.mask, *text[position + 1 :]]
+            yield _Row(masked, (), ([token],), position, request)
         return
     prompt = start if config.has_encoder else [*start, *context]
     if not prompt:
         what = "an encoder-decoder needs it" if config.has_encoder else "a text without a context needs it"
         raise SettingError(f"model.special.start=None: {what}, to give its first token a probability")
     encoder = context if config.has_encoder else ()
-    _check_length(config, max(len(encoder), len(prompt) + max(map(len, asked), default=0) - 1))
-    yield _Row(encoder, prompt, asked, question=question)
+    targets_length = max(map(len, candidates), default=0)
+    _check_length(config, max(len(encoder), len(prompt) + targets_length - 1))
+    yield _Row(encoder, prompt, candidates, request=request)
 
 
 def check_mask(config: ModelConfig) -> None:
-    """Raise SettingError if a model reads the very tokens whose probability is asked for."""
+    """Raise SettingError if a model reads the very tokens whose probability it should give."""
     if config.attention.mask == "none":
         raise SettingError(
             "model.attention.mask='none' reads the tokens whose likelihood it should tell: choose "
@@ -206,123 +232,143 @@ def check_mask(config: ModelConfig) -> None:
 
 
 def _check_length(config: ModelConfig, length: int) -> None:
-    if length > (most := _longest(config)):
-        raise SettingError(f"a row of {length} tokens exceeds model.positions.max_length={most}")
+    max_length = _max_length(config)
+    if length > max_length:
+        raise SettingError(f"a row of {length} tokens exceeds model.positions.max_length={max_length}")
 
 
-def _longest(config: ModelConfig) -> int:
-    """Return the length of the longest row that a model reads [tokens]."""
+def _max_length(config: ModelConfig) -> int:
+    """Return the length of the longest row that a model can read [tokens]."""
     bounded = config.positions.kind == "learned" or config.sparsity.random_blocks
     return config.positions.max_length if bounded else 2**31
 
 
-def _asked(
-    program: Callable, model: Model, rows: list[_Row], sizes: np.ndarray, put: Put
-) -> list[np.ndarray]:
-    """Return ``program``'s answer for each row, float64, in order, computed in batches of few shapes.
+def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) -> tuple[Batch, _Targets]:
+    """Return the batch of ``rows``, padded to ``bucket.rows`` rows, and its targets.
 
-    ``sizes`` int [N,...] are the lengths of each row.
+    The decoder reads the targets too if each row has one continuation; candidates are read later, after the
+    prompt is in the cache.
     """
-    config, mesh = model.config, getattr(jax.tree.leaves(model)[0].sharding, "mesh", None)
-    multiple = 1 if mesh is None else sharding.batch_shards(mesh.shape)
-    parts = batches_by_length(sizes, partial(_cost, config), multiple, _longest(config))
-    outputs = []
-    for part in parts:
-        rows_and_asked = _batch(config, [rows[k] for k in part.questions], part)
-        if mesh is not None:
-            mine = np.concatenate([np.arange(part.rows)[s] for s in sharding.process_rows(mesh, part.rows)])
-            rows_and_asked = jax.tree.map(lambda values, mine=mine: values[mine], rows_and_asked)
-        with nullcontext() if mesh is None else jax.set_mesh(mesh):
-            outputs.append(program(model, *put(rows_and_asked)))
-    answers: list[Any] = [None] * len(rows)
-    for part, output in zip(parts, outputs, strict=True):
-        values = np.asarray(multihost_utils.process_allgather(output, tiled=True), np.float64)
-        for number, value in zip(part.questions, values, strict=False):  # the last rows are padding
-            answers[number] = value
-    return answers
-
-
-def _cost(config: ModelConfig, lengths: np.ndarray) -> np.ndarray:
-    """Return what a row of these lengths [...,3|4] costs [tokens]; logits count by the memory they take."""
-    logit = 1 + config.vocab_size / (16 * config.d_model)
-    encoder, decoder, *candidates, asked = np.moveaxis(lengths, -1, 0)
-    if not candidates:
-        return encoder + decoder + logit * asked
-    return encoder + decoder + (1 + logit) * asked * candidates[0]
-
-
-def _batch(config: ModelConfig, rows: Sequence[_Row], part: Asked) -> tuple[Batch, _Asked]:
-    """Return the batch of ``part.rows`` rows, those behind ``rows`` being padding, and what is asked of them.
-
-    The decoder also reads what is asked where each row has one continuation.
-    """
-    source, target, *candidates, length = part.lengths
+    encoder_length, decoder_length, *several, targets_length = bucket.lengths
+    num_candidates = several[0] if several else None
     encoder = decoder = None
     if config.has_encoder:
-        tokens, lengths = _padded([row.encoder for row in rows], (part.rows, source))
-        segments = np.arange(source)[None] < lengths[:, None]
-        encoder = Side(tokens=tokens, segment_ids=segments.astype(np.int32))
-    prompts = np.zeros(part.rows, np.int32)
-    prompts[: len(rows)] = [len(row.decoder) for row in rows]
+        tokens, lengths = _pad([row.encoder for row in rows], (bucket.rows, encoder_length))
+        is_text = (np.arange(encoder_length)[None] < lengths[:, None]).astype(np.int32)
+        encoder = Side(tokens=tokens, segment_ids=is_text)
+    prompt_lengths = np.zeros(bucket.rows, np.int32)
+    prompt_lengths[: len(rows)] = [len(row.prompt) for row in rows]
     if config.has_decoder:
-        read = [row.decoder if candidates else [*row.decoder, *row.asked[0][:-1]] for row in rows]
-        tokens, _ = _padded(read, (part.rows, target))
-        visible = (np.arange(target)[None] < prompts[:, None]).astype(np.int32)
-        prompt_segments = visible if candidates else None
-        prefix = visible if config.architecture == "prefix-decoder" else None
+        if num_candidates is None:
+            read = [[*row.prompt, *row.candidates[0][:-1]] for row in rows]
+        else:
+            read = [[*row.prompt] for row in rows]
+        tokens, _ = _pad(read, (bucket.rows, decoder_length))
+        is_prompt = (np.arange(decoder_length)[None] < prompt_lengths[:, None]).astype(np.int32)
+        prompt_segments = None if num_candidates is None else is_prompt
+        prefix = is_prompt if config.architecture == "prefix-decoder" else None
         decoder = Side(tokens=tokens, segment_ids=prompt_segments, causal_attention=prefix)
-    count = candidates[0] if candidates else 1
-    asked = [row.asked[k] if k < len(row.asked) else () for row in rows for k in range(count)]
-    tokens, lengths = _padded(asked, (part.rows * count, length))
-    if candidates:
-        tokens, lengths = tokens.reshape(part.rows, count, length), lengths.reshape(part.rows, count)
-    place = np.maximum(prompts - 1, 0)
-    if not config.has_decoder:
-        place[: len(rows)] = [row.place for row in rows]
-    return Batch(encoder=encoder, decoder=decoder), _Asked(tokens, lengths, place)
+        first_position = np.maximum(prompt_lengths - 1, 0)
+    else:
+        first_position = np.zeros(bucket.rows, np.int32)
+        first_position[: len(rows)] = [row.mask_position for row in rows]
+    count = 1 if num_candidates is None else num_candidates
+    targets: list[TokenIds] = []
+    for row in rows:
+        missing = count - len(row.candidates)
+        targets += [*row.candidates, *[()] * missing]
+    tokens, lengths = _pad(targets, (bucket.rows * count, targets_length))
+    if num_candidates is not None:
+        tokens = tokens.reshape(bucket.rows, count, targets_length)
+        lengths = lengths.reshape(bucket.rows, count)
+    return Batch(encoder=encoder, decoder=decoder), _Targets(tokens, lengths, first_position)
 
 
-def _padded(texts: Sequence[TokenIds], shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return texts as left-aligned rows int32 [B,L], padded with 0, and their lengths int32 [B]."""
+def _pad(texts: Sequence[TokenIds], shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return texts as left-aligned rows int32 [B,T], padded with 0, and their lengths int32 [B]."""
     tokens, lengths = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32)
-    for number, text in enumerate(texts):
-        tokens[number, : len(text)], lengths[number] = text, len(text)
+    for index, text in enumerate(texts):
+        tokens[index, : len(text)], lengths[index] = text, len(text)
     return tokens, lengths
 
 
-@jax.jit
-def _log_probs(model, batch, question):
-    """Return float32 [B,2]: the log-probability of the asked tokens, and how many are not the likeliest."""
-    asked, lengths = question.tokens, question.lengths
-    places = jnp.arange(asked.shape[1])[None] + question.place[:, None]
+# ---- from rows to log-probabilities
 
-    def logits(member):
+
+def _run_batched(
+    program: Callable, model: Model, rows: list[_Row], lengths: np.ndarray, shard_batch: ShardBatch
+) -> list[np.ndarray]:
+    """Return the output of ``program`` for each row, float64, in order, computed in batches of few shapes.
+
+    ``lengths`` int [N,dimensions] are those of each row.
+    """
+    config, mesh = model.config, getattr(jax.tree.leaves(model)[0].sharding, "mesh", None)
+    multiple = 1 if mesh is None else sharding.batch_shards(mesh.shape)
+    buckets = batches_by_length(lengths, partial(_row_cost, config), multiple, _max_length(config))
+    outputs = []
+    for bucket in buckets:
+        batch = _make_batch(config, [rows[index] for index in bucket.examples], bucket)
+        if mesh is not None:
+            slices = sharding.process_rows(mesh, bucket.rows)
+            process_rows = np.concatenate([np.arange(bucket.rows)[part] for part in slices])
+            batch = jax.tree.map(lambda values, indices=process_rows: values[indices], batch)
+        with nullcontext() if mesh is None else jax.set_mesh(mesh):
+            outputs.append(program(model, *shard_batch(batch)))
+    by_row: list[Any] = [None] * len(rows)
+    for bucket, output in zip(buckets, outputs, strict=True):  # read last, so that devices need not wait
+        values = np.asarray(multihost_utils.process_allgather(output, tiled=True), np.float64)
+        for index, value in zip(bucket.examples, values, strict=False):  # the last rows are padding
+            by_row[index] = value
+    return by_row
+
+
+def _row_cost(config: ModelConfig, lengths: np.ndarray) -> np.ndarray:
+    """Return the cost of a row with these lengths [...,3] or [...,4], counted in tokens [...].
+
+    Logits count by the memory that they take.
+    """
+    logits_cost = 1 + config.vocab_size / (16 * config.d_model)
+    encoder, decoder, *candidates, targets = np.moveaxis(lengths, -1, 0)
+    if not candidates:
+        return encoder + decoder + logits_cost * targets
+    return encoder + decoder + (1 + logits_cost) * targets * candidates[0]
+
+
+@jax.jit
+def _continuation_log_probs(model, batch, targets):
+    """Return float32 [B,2]: the targets' log-probability, and how many of them are not the likeliest."""
+    tokens, lengths = targets.tokens, targets.lengths
+    offsets = jnp.arange(tokens.shape[1])[None]
+    positions = offsets + targets.first_position[:, None]
+
+    def target_logits(member):
         x = member.features(batch)
-        places_in = jnp.minimum(places, x.shape[1] - 1)[:, :, None]
-        return member.logits(jnp.take_along_axis(x, places_in, axis=1))
+        x = jnp.take_along_axis(x, jnp.minimum(positions, x.shape[1] - 1)[:, :, None], axis=1)
+        return member.logits(x)
 
     members = model.members if isinstance(model, Ensemble) else [model]
-    found = sum(map(logits, members)) / len(members)
-    others = (found.argmax(-1) != asked) & (jnp.arange(asked.shape[1])[None] < lengths[:, None])
-    return jnp.stack([_sums(found, asked, lengths), others.sum(-1).astype(jnp.float32)], axis=-1)
+    logits = sum(map(target_logits, members)) / len(members)
+    not_likeliest = (logits.argmax(-1) != tokens) & (offsets < lengths[:, None])
+    counts = not_likeliest.sum(-1).astype(jnp.float32)
+    return jnp.stack([_sum_log_probs(logits, tokens, lengths), counts], axis=-1)
 
 
 @jax.jit
-def _candidate_log_probs(model, batch, question):
-    """Return the log-probability of each candidate's tokens [B,C,T], float32 [B,C]; a prompt is read once."""
-    asked, lengths = question.tokens, question.lengths
-    rows, count, length = asked.shape
-    first, cache = model.prefill(batch, batch.side("decoder").tokens.shape[1] + length - 1)
-    first = jax.nn.log_softmax(first)
-    total = jnp.where(lengths > 0, jnp.take_along_axis(first, asked[:, :, 0], axis=1), 0.0)
+def _candidate_log_probs(model, batch, targets):
+    """Return the log-probability of each candidate [B,C,T], float32 [B,C]; the prompt is read once."""
+    tokens, lengths = targets.tokens, targets.lengths
+    rows, count, length = tokens.shape
+    logits, cache = model.prefill(batch, batch.side("decoder").tokens.shape[1] + length - 1)
+    first = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, :, 0], axis=1)
+    total = jnp.where(lengths > 0, first, 0.0)
     if length > 1:
-        asked, lengths = asked.reshape(-1, length), jnp.maximum(lengths.reshape(-1) - 1, 0)
-        x, _ = model.extend(asked[:, :-1], cache.repeat_beams(count), lengths)
-        total += _sums(model.logits(x), asked[:, 1:], lengths).reshape(rows, count)
+        tokens, lengths = tokens.reshape(-1, length), jnp.maximum(lengths.reshape(-1) - 1, 0)
+        x, _ = model.extend(tokens[:, :-1], cache.repeat_beams(count), lengths)
+        total += _sum_log_probs(model.logits(x), tokens[:, 1:], lengths).reshape(rows, count)
     return total
 
 
-def _sums(logits: Array, targets: Array, lengths: Array) -> Array:
+def _sum_log_probs(logits: Array, targets: Array, lengths: Array) -> Array:
     """Return the summed log-probabilities of the first ``lengths`` [B] targets [B,T], float32 [B].
 
     ``logits`` are [B,T,V].

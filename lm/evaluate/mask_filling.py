@@ -1,7 +1,7 @@
-"""Fills masks: the likeliest tokens for each, or a whole text.
+"""Fills masks: with the likeliest tokens for each mask, or so that the whole text is likely.
 
-A masked language model gives tokens for each mask, or a text over several passes; an encoder-decoder writes,
-and may use any number of tokens for a mask.
+A masked language model predicts one token per mask, at once or in several passes. An encoder-decoder
+generates any number of tokens for a mask.
 """
 
 from collections.abc import Sequence
@@ -19,18 +19,18 @@ from lm.evaluate.generate import beam_search
 from lm.nn.transformer import Transformer
 
 
-def fill(model: Transformer, batch: Batch, *, mask: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+def fill_masks(model: Transformer, batch: Batch, *, mask: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the ``k`` likeliest tokens at each of M masks, row by row, and their probabilities.
 
     The tokens are int32 [M,k], the probabilities [M,k].
     """
-    tokens, probabilities = likeliest_tokens(model, batch, k=min(k, model.config.vocab_size))
-    masked = np.asarray(_masked(batch, mask))
+    tokens, probabilities = top_k_tokens(model, batch, k=min(k, model.config.vocab_size))
+    masked = np.asarray(_is_masked(batch, mask))
     return np.asarray(tokens)[masked], np.asarray(probabilities)[masked]
 
 
 @partial(jax.jit, static_argnames="k")
-def likeliest_tokens(model: Transformer, batch: Batch, *, k: int) -> tuple[Array, Array]:
+def top_k_tokens(model: Transformer, batch: Batch, *, k: int) -> tuple[Array, Array]:
     """Return the ``k`` likeliest tokens of every position, the likeliest first, and their probabilities.
 
     The tokens are int32 [B,T,k], the probabilities [B,T,k].
@@ -39,14 +39,14 @@ def likeliest_tokens(model: Transformer, batch: Batch, *, k: int) -> tuple[Array
     return tokens, probabilities
 
 
-def _masked(batch: Batch, mask: int) -> Array:
+def _is_masked(batch: Batch, mask: int) -> Array:
     """Return where the encoder's text has a mask, bool [B,S]."""
     side = batch.side("encoder")
     is_mask = jnp.asarray(side.tokens) == mask
     return is_mask if side.segment_ids is None else is_mask & (jnp.asarray(side.segment_ids) > 0)
 
 
-def _reading(batch: Batch, tokens: Array) -> Batch:
+def _with_encoder_tokens(batch: Batch, tokens: Array) -> Batch:
     """Return the batch with ``tokens`` [B,S] as the encoder's inputs."""
     return replace(batch, encoder=replace(batch.side("encoder"), tokens=tokens))
 
@@ -55,18 +55,18 @@ def _reading(batch: Batch, tokens: Array) -> Batch:
 def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int) -> Array:
     """Fill every mask of the text by mask-predict (Ghazvininejad et al. 2019); returns the text, int32 [B,S].
 
-    Each pass predicts all that is masked at once. Of n positions that were masked at first, the n (T - t) / T
-    that the model was least sure of are masked again before pass t of T.
+    Each pass predicts all masked positions at once. Before pass t of T, the n (T - t) / T positions with the
+    least probable tokens are masked again, of n that were masked at first.
     """
-    first = _masked(batch, mask)
-    count = first.sum(-1)
+    to_fill = _is_masked(batch, mask)
+    count = to_fill.sum(-1)
 
     def predict_again(t, state):
         tokens, confidence = state
         remaining = count * (iterations - t) // iterations
-        rank = jnp.argsort(jnp.argsort(jnp.where(first, confidence, jnp.inf), axis=-1), axis=-1)
-        masked = (rank < remaining[:, None]) & first
-        inputs = _reading(batch, jnp.where(masked, mask, tokens))
+        rank = jnp.argsort(jnp.argsort(jnp.where(to_fill, confidence, jnp.inf), axis=-1), axis=-1)
+        masked = (rank < remaining[:, None]) & to_fill
+        inputs = _with_encoder_tokens(batch, jnp.where(masked, mask, tokens))
         probabilities = jax.nn.softmax(model(inputs).at[:, :, mask].set(-jnp.inf))
         tokens = jnp.where(masked, probabilities.argmax(-1), tokens).astype(jnp.int32)
         return tokens, jnp.where(masked, probabilities.max(-1), confidence)
@@ -80,21 +80,21 @@ def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int
 def gibbs(model: Transformer, batch: Batch, key: Array, *, iterations: int, mask: int) -> Array:
     """Fill every mask by Gibbs sampling (Wang and Cho 2019); returns the text, int32 [B,S].
 
-    Each pass visits all that was masked at first, one position after another, in another order for each row
-    and pass: the position is masked again, and its token sampled from what the model then gives. If these are
-    the conditional probabilities of one joint distribution, the text is drawn from that in the end. The same
-    ``key`` gives the same text.
+    Each pass visits all positions that were masked at first, one by one, in a random order for each row and
+    pass: the position is masked again, and its token is sampled from the model's prediction. If the
+    predictions are the conditional probabilities of one joint distribution, the samples converge to it. The
+    same ``key`` gives the same text.
     """
-    first = _masked(batch, mask)
-    count = first.sum(-1)
+    to_fill = _is_masked(batch, mask)
+    count = to_fill.sum(-1)
     visits = jnp.maximum(count.max(), 1)
 
     def visit(step, tokens):
-        place = step % visits
-        shuffled = jax.random.uniform(jax.random.fold_in(key, 2 * (step // visits)), first.shape)
-        position = jnp.argsort(jnp.where(first, shuffled, jnp.inf), axis=-1)[:, place]
-        here = (jnp.arange(first.shape[1])[None] == position[:, None]) & (place < count)[:, None]
-        inputs = _reading(batch, jnp.where(here, mask, tokens))
+        turn = step % visits
+        shuffled = jax.random.uniform(jax.random.fold_in(key, 2 * (step // visits)), to_fill.shape)
+        position = jnp.argsort(jnp.where(to_fill, shuffled, jnp.inf), axis=-1)[:, turn]
+        here = (jnp.arange(to_fill.shape[1])[None] == position[:, None]) & (turn < count)[:, None]
+        inputs = _with_encoder_tokens(batch, jnp.where(here, mask, tokens))
         logits = jnp.take_along_axis(model(inputs), position[:, None, None], axis=1)[:, 0]
         drawn = jax.random.categorical(
             jax.random.fold_in(key, 2 * step + 1), logits.at[:, mask].set(-jnp.inf)
@@ -108,24 +108,27 @@ def gibbs(model: Transformer, batch: Batch, key: Array, *, iterations: int, mask
 def infill(model: Transformer, batch: Batch, *, max_length: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the ``k`` best answers of an encoder-decoder by beam search, and their probabilities.
 
-    The answers are int32 [B,k,max_length], the probabilities [B,k]. An answer of BART is the whole text
-    (Lewis et al. 2020), one of T5 what the sentinels hide (``answered_spans``).
+    The answers are int32 [B,k,max_length], the probabilities [B,k]. BART answers with the whole text (Lewis
+    et al. 2020), T5 with the spans that the sentinels replace (``sentinel_spans``).
     """
     tokens, scores = beam_search(model, batch, Decoding(max_length, beams=k, length_penalty=0.0))
     return np.asarray(tokens), np.exp(np.asarray(scores))
 
 
-def answered_spans(answer: Sequence[int], sentinels: Sequence[int], end: int) -> list[list[int] | None]:
-    """Return the ids that an answer of T5 has behind each of ``sentinels``, None for one that it lacks.
+def sentinel_spans(
+    answer: Sequence[int], sentinels: Sequence[int], first_sentinel: int
+) -> list[list[int] | None]:
+    """Return the ids that follow each of ``sentinels`` in an answer of T5; None for one that it lacks.
 
-    A span ends where another sentinel stands, one of the ids from ``end`` on, or the answer (Raffel et al.
-    2020).
+    A span ends at the next sentinel, which is an id from ``first_sentinel`` on, or at the end of the answer
+    (Raffel et al. 2020).
     """
-    found: dict[int, list[int]] = {}
+    spans: dict[int, list[int]] = {}
     span: list[int] = []
     for token in answer:
-        if token >= end:
-            span = found.setdefault(token, []) if token not in found else []
+        if token >= first_sentinel:
+            span = []
+            spans.setdefault(token, span)  # if a sentinel is repeated, its first span counts
         else:
             span.append(token)
-    return [found.get(sentinel) for sentinel in sentinels]
+    return [spans.get(sentinel) for sentinel in sentinels]

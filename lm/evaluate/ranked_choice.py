@@ -1,107 +1,131 @@
-"""Measures how likely a model finds the right answers of a task, in bits, whatever it would answer itself.
+"""Measures the likelihood of a task's right answers, in bits, whatever the model would generate.
 
-Unlike an answer, which a small model has almost never right, these say how far it is from right.
+A small model almost never generates the right answer; its likelihood says how far the model is from it.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import log
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lm.data.tasks.choices import Choices, IdPair
 from lm.evaluate.loglikelihood import candidate_log_probs, continuation_log_probs
 
-Values = dict[str, np.ndarray]  # name -> a value of every row
+ExampleValues = dict[str, np.ndarray]  # name -> a value of each row
 
 
-def gold_values(model: Any, choices: Choices, put: Callable, fit: Choices | None = None) -> Values:
-    """Return ``gold`` [bits] and ``bytes`` of each row's answer; of a choice ``bits`` and ``ranked`` too.
+class ScoredChoice(NamedTuple):
+    """The log-probabilities of a row's pairs, and which pair is right."""
 
-    ``bits`` are those above chance: log2 |C| + log2 p^s of the right pair over the sum of all p^s, where p is
-    that of its answer, and s the one ``sharpness`` that suits the rows of ``fit`` best, by default these: a
-    small model knows more than its probabilities of whole texts say. ``ranked`` is 1 where the right pair has
-    the highest log p a byte, else 0.
+    log_probs: np.ndarray  # float64 [C]
+    gold: int
+
+
+@dataclass(frozen=True)
+class GoldLikelihoods:
+    """The likelihood of the right answer of each of N rows.
+
+    Bits above chance are log2 C + log2 (p_gold^s / sum_c p_c^s) for C pairs, where p is the probability of a
+    pair's answer, and s the inverse temperature of ``fit_inverse_temperature``.
     """
-    known = None
-    if choices.choose and fit is not None:
-        known = list(zip(log_probs(model, fit.pairs, put), fit.right, strict=True))
-    return measured(log_probs(model, choices.pairs, put), choices, known)
+
+    bits: np.ndarray  # float64 [N]: -log2 p of the right answer
+    num_bytes: np.ndarray  # int64 [N]: of the right answer
+    # None for a task without a choice
+    bits_above_chance: np.ndarray | None = None  # float64 [N]
+    ranked_first: np.ndarray | None = None  # float64 [N]: 1 if its log p per byte is the highest, else 0
+
+    def metrics(self) -> dict[str, float]:
+        """Return ``bits_per_byte`` of right answers; for a choice also the two metrics of ranking.
+
+        These are ``bits_above_chance`` and ``ranked_accuracy`` [percent].
+        """
+        metrics = {"bits_per_byte": float(self.bits.sum() / self.num_bytes.sum())}
+        if self.bits_above_chance is not None and self.ranked_first is not None:
+            metrics["bits_above_chance"] = float(self.bits_above_chance.mean())
+            metrics["ranked_accuracy"] = 100 * float(self.ranked_first.mean())
+        return metrics
+
+    def example_values(self) -> ExampleValues:
+        """Return what is recorded of each row: ``bits`` and ``bytes``; for a choice ``bits`` and ``ranked``.
+
+        ``bits`` of a choice are those above chance.
+        """
+        if self.bits_above_chance is not None and self.ranked_first is not None:
+            return {"bits": self.bits_above_chance, "ranked": self.ranked_first}
+        return {"bits": self.bits, "bytes": self.num_bytes}
 
 
-def measured(
-    nats: Sequence[np.ndarray], choices: Choices, fit: Sequence[tuple[np.ndarray, int]] | None = None
-) -> Values:
-    """Return ``gold_values`` from log p [nats] of each row's pairs.
+def gold_likelihoods(
+    model: Any, choices: Choices, shard_batch: Callable, calibration: Choices | None = None
+) -> GoldLikelihoods:
+    """Return the likelihoods of the right answers under a model.
 
-    ``fit`` are (log p, right one) of other rows, to find the sharpness by.
+    ``calibration``: other rows, on which the inverse temperature is fitted; None: ``choices``.
     """
-    logs = [values / log(2) for values in nats]
-    rows = list(zip(logs, choices.right, strict=True))
-    values = {
-        "gold": np.array([-values[right] for values, right in rows]),
-        "bytes": np.array([sizes[right] for sizes, right in zip(choices.sizes, choices.right, strict=True)]),
-    }
-    if choices.choose:
-        sharp = sharpness(rows if fit is None else [(values / log(2), right) for values, right in fit])
-        values["bits"] = np.array([above_chance(sharp * values, right) for values, right in rows])
-        ranked = likeliest(nats, choices) == np.array(choices.right)
-        values["ranked"] = ranked.astype(np.float64)
-    return values
+    scored = None
+    if choices.is_choice and calibration is not None:
+        log_probs = pair_log_probs(model, calibration.pairs, shard_batch)
+        scored = [ScoredChoice(*row) for row in zip(log_probs, calibration.gold, strict=True)]
+    return likelihoods_from_log_probs(pair_log_probs(model, choices.pairs, shard_batch), choices, scored)
 
 
-def likeliest(nats: Sequence[np.ndarray], choices: Choices) -> np.ndarray:
-    """Return for every row the index of the pair whose answer has the highest log p a byte, int64 [N]."""
-    pairs = zip(nats, choices.sizes, strict=True)
-    return np.array([np.argmax(values / np.array(sizes)) for values, sizes in pairs])
+def likelihoods_from_log_probs(
+    log_probs: Sequence[np.ndarray], choices: Choices, calibration: Sequence[ScoredChoice] | None = None
+) -> GoldLikelihoods:
+    """Return the likelihoods of the right answers from log p [nats] of each row's pairs.
+
+    ``calibration``: other rows, on which the inverse temperature is fitted; None: the same rows.
+    """
+    rows = [ScoredChoice(*row) for row in zip(log_probs, choices.gold, strict=True)]
+    bits = np.array([-row.log_probs[row.gold] / log(2) for row in rows])
+    num_bytes = np.array([sizes[gold] for sizes, gold in zip(choices.num_bytes, choices.gold, strict=True)])
+    if not choices.is_choice:
+        return GoldLikelihoods(bits, num_bytes)
+    scale = fit_inverse_temperature(rows if calibration is None else calibration)
+    above_chance = np.array([bits_above_chance(row, scale) for row in rows])
+    ranked_first = likeliest_pairs(log_probs, choices) == np.array(choices.gold)
+    return GoldLikelihoods(bits, num_bytes, above_chance, ranked_first.astype(np.float64))
 
 
-def log_probs(model: Any, pairs: Sequence[Sequence[IdPair]], put: Callable) -> list[np.ndarray]:
-    """Return log p [nats] of each pair's answer given its inputs: [C] of every row.
+def pair_log_probs(model: Any, pairs: Sequence[Sequence[IdPair]], shard_batch: Callable) -> list[np.ndarray]:
+    """Return log p [nats] of each pair's answer given its inputs, [C] for each row.
 
-    Inputs are read once where all pairs of a row have the same.
+    Inputs are read once if all pairs of a row have the same.
     """
     contexts = [{tuple(inputs) for inputs, _ in row} for row in pairs]
-    if all(len(one) == 1 for one in contexts) and any(len(row) > 1 for row in pairs):
+    if all(len(inputs) == 1 for inputs in contexts) and any(len(row) > 1 for row in pairs):
         answers = [[answer for _, answer in row] for row in pairs]
-        return candidate_log_probs(model, [row[0][0] for row in pairs], answers, put)
-    flat = continuation_log_probs(model, [pair for row in pairs for pair in row], put)
-    return np.split(np.asarray(flat), np.cumsum([len(row) for row in pairs])[:-1])
+        return candidate_log_probs(model, [row[0][0] for row in pairs], answers, shard_batch)
+    log_probs = continuation_log_probs(model, [pair for row in pairs for pair in row], shard_batch)
+    return np.split(np.asarray(log_probs), np.cumsum([len(row) for row in pairs])[:-1])
 
 
-def sharpness(rows: Sequence[tuple[np.ndarray, int]]) -> float:
-    """Return the power of p, 0 to 4, by which rows have the most bits above chance on average.
+def likeliest_pairs(log_probs: Sequence[np.ndarray], choices: Choices) -> np.ndarray:
+    """Return the index of the pair whose answer has the highest log p per byte, int64 [N]."""
+    rows = zip(log_probs, choices.num_bytes, strict=True)
+    return np.array([np.argmax(values / np.array(num_bytes)) for values, num_bytes in rows])
 
-    A row is (log2 p [C] of its candidates, the right one).
+
+def fit_inverse_temperature(rows: Sequence[ScoredChoice]) -> float:
+    """Return the exponent of p, 0 to 4, with which rows have the most bits above chance on average.
+
+    The probabilities of whole texts differ too much or too little for what a small model knows; temperature
+    scaling calibrates them (Guo et al. 2017).
     """
     from scipy.optimize import minimize_scalar
 
-    def cost(power: float) -> float:
-        return -float(np.mean([above_chance(power * logs, right) for logs, right in rows]))
+    def cost(scale: float) -> float:
+        return -float(np.mean([bits_above_chance(row, scale) for row in rows]))
 
     return float(minimize_scalar(cost, bounds=(0, 4), method="bounded").x)
 
 
-def above_chance(logs: np.ndarray, right: int) -> float:
-    """Return the bits above chance of the right candidate, from log2 p of all candidates [C]."""
-    highest = logs.max()
-    return float(np.log2(len(logs)) + logs[right] - highest - np.log2(np.exp2(logs - highest).sum()))
-
-
-def gold_metrics(values: Values) -> dict[str, float]:
-    """Return ``bits_per_byte`` of right answers.
-
-    Of a choice also ``bits_above_chance`` and ``ranked_accuracy`` [percent].
-    """
-    metrics = {"bits_per_byte": float(values["gold"].sum() / values["bytes"].sum())}
-    if "bits" in values:
-        metrics["bits_above_chance"] = float(values["bits"].mean())
-        metrics["ranked_accuracy"] = 100 * float(values["ranked"].mean())
-    return metrics
-
-
-def example_values(values: Values) -> Values:
-    """Return what is kept of every row: ``bits`` and ``ranked`` of a choice, else ``bits`` and ``bytes``."""
-    if "bits" in values:
-        return {"bits": values["bits"], "ranked": values["ranked"]}
-    return {"bits": values["gold"], "bytes": values["bytes"]}
+def bits_above_chance(row: ScoredChoice, scale: float) -> float:
+    """Return log2 C + log2 of the right pair's share of p^scale, from log p [nats] of C pairs."""
+    logits = scale * (row.log_probs / log(2))
+    highest = logits.max()
+    normaliser = np.log2(np.exp2(logits - highest).sum())
+    return float(np.log2(len(logits)) + logits[row.gold] - highest - normaliser)

@@ -1,4 +1,4 @@
-"""Looks inside recurrent layers while they read: their gates, and how later states depend on earlier ones."""
+"""Inspects recurrent layers as they read a text: gates, states, and gradients between states."""
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +11,17 @@ from lm.nn.rnn import Direction, Recurrent
 from lm.nn.transformer import Transformer
 from lm.ops.recurrence import States, rnn_scan
 
-# by model.mixer.kind: the products of a cell that go through a sigmoid, in their order; None: another
+# by model.mixer.kind: names of a cell's products, in order; None: not a gate, so not through a sigmoid
 GATES = {
     "rnn": (None,),
     "gru": ("reset gate", "update gate", None),
     "lstm": ("input gate", "forget gate", None, "output gate"),
 }
 MEMORY = "memory C"
-STATES = ("state h", MEMORY)  # arrays of a state, in their order
+STATES = ("state h", MEMORY)  # arrays of a state, in order
 
 
-def reading_layers(model: Transformer, batch: Batch) -> list[tuple[Direction, Array]]:
+def recurrent_layers(model: Transformer, batch: Batch) -> list[tuple[Direction, Array]]:
     """Return the forward direction and its input [B,T,D] of each layer of the stack that reads the text.
 
     That is the encoder if there is one, else the decoder. Raises SettingError if the layers are not
@@ -35,37 +35,41 @@ def reading_layers(model: Transformer, batch: Batch) -> list[tuple[Direction, Ar
             f"model.mixer.kind={model.config.mixer.kind!r} carries no state along a row: open a run with "
             "model.mixer.kind 'rnn', 'gru' or 'lstm'"
         )
-    inputs, kept = model.mixer_inputs(batch)[side], len(mixer.forward.bias[...])
-    layer = [jax.tree.map(lambda leaf, i=i: leaf[i % kept], mixer.forward) for i in range(len(inputs))]
-    return list(zip(layer, inputs, strict=True))
+    inputs = model.mixer_inputs(batch)[side]
+    stored = len(mixer.forward.bias[...])  # fewer than the layers if these share parameters
+    layers = [jax.tree.map(lambda leaf, i=i: leaf[i % stored], mixer.forward) for i in range(len(inputs))]
+    return list(zip(layers, inputs, strict=True))
 
 
-def gates(direction: Direction, x: Array) -> dict[str, Array]:
+def gate_activations(direction: Direction, x: Array) -> dict[str, Array]:
     """Return each gate and each array of the state by name, float32 [B,T,h].
 
-    x [B,T,D] is what the direction reads. A gate is the share, 0 to 1, of what it lets through at a position;
-    the state is that after it.
+    x [B,T,D] is the input of the direction. A gate is the share, 0 to 1, that it lets through at a position;
+    the state is the one after that position.
     """
     inputs, weights = direction.input_products(x), direction.state_weights(x.dtype)
     first = direction.initial_state(len(x))
     states = rnn_scan(direction.cell, weights, inputs, first, None)
     before = jnp.concatenate([first[0][None], states[0][:-1]])
     products = inputs + jnp.matmul(before.astype(weights.kernel.dtype), weights.kernel)
-    products = products if weights.bias is None else products + broadcast_to_rank(weights.bias, products)
-    parts = jnp.split(products, direction.cell.gates, axis=-1)
+    if weights.bias is not None:
+        products += broadcast_to_rank(weights.bias, products)
+    arrays: dict[str, Array] = {}
     names = GATES[direction.config.mixer.kind]
-    found = {name: jax.nn.sigmoid(part) for name, part in zip(names, parts, strict=True) if name is not None}
-    found |= dict(zip(STATES, states, strict=False))
-    return {name: array.astype(jnp.float32).swapaxes(0, 1) for name, array in found.items()}
+    for name, part in zip(names, jnp.split(products, direction.cell.gates, axis=-1), strict=True):
+        if name is not None:
+            arrays[name] = jax.nn.sigmoid(part)
+    arrays |= dict(zip(STATES, states, strict=False))
+    return {name: array.astype(jnp.float32).swapaxes(0, 1) for name, array in arrays.items()}
 
 
 @jax.jit
 def state_gradients(direction: Direction, x: Array) -> States:
-    """Return the size of d h_T / d state_(T-n) at distances n = 1 ... T-1, float32 [T-1].
+    """Return the norm of the Jacobian d h_T / d state_(T-n) at distances n = 1 ... T-1, float32 [T-1].
 
-    There is one for each array of the state. x [T,D] is what the direction reads. The size is the root mean
-    square of what the Jacobian [h,h] does to a vector's length, |J|_F / sqrt(h): 1 for the identity. The
-    Jacobian is pulled back step by step, as in backpropagation.
+    There is one such array for each array of the state. x [T,D] is the input of the direction. The norm is
+    |J|_F / sqrt(h), 1 for the identity: the root mean square factor by which J [h,h] changes the length of a
+    vector. The Jacobian is pulled back step by step, as in backpropagation.
     """
     cell, weights = direction.cell, direction.state_weights(x.dtype)
     inputs, first = direction.input_products(x[None]), direction.initial_state(1)
@@ -73,12 +77,14 @@ def state_gradients(direction: Direction, x: Array) -> States:
     before = tuple(jnp.concatenate([a[None], b[:-1]]) for a, b in zip(first, states, strict=True))
     width = direction.config.state_width
 
-    def pull(rows, now):
-        given, state = now
-        _, back = jax.vjp(lambda state: rnn_scan(cell, weights, given[None], state, None), state)
-        (rows,) = jax.vmap(back)(jax.tree.map(lambda row: row[:, None], rows))
-        return rows, tuple(jnp.linalg.norm(row) * width**-0.5 for row in rows)
+    def pull_back(jacobian, step):
+        x_products, state = step
+        _, vjp = jax.vjp(lambda state: rnn_scan(cell, weights, x_products[None], state, None), state)
+        (jacobian,) = jax.vmap(vjp)(jax.tree.map(lambda rows: rows[:, None], jacobian))
+        return jacobian, tuple(jnp.linalg.norm(part) * width**-0.5 for part in jacobian)
 
-    last = (jnp.eye(width)[:, None], *(jnp.zeros((width, 1, width)),) * (cell.states - 1))
-    _, sizes = jax.lax.scan(pull, last, (inputs[1:], jax.tree.map(lambda s: s[1:], before)), reverse=True)
-    return tuple(size[::-1] for size in sizes)
+    d_other_states = (jnp.zeros((width, 1, width)),) * (cell.states - 1)
+    last = (jnp.eye(width)[:, None], *d_other_states)
+    steps = (inputs[1:], jax.tree.map(lambda states: states[1:], before))
+    _, norms = jax.lax.scan(pull_back, last, steps, reverse=True)
+    return tuple(norm[::-1] for norm in norms)

@@ -8,22 +8,22 @@ from lm.config.decoding import Decoding
 
 
 def next_token(decoding: Decoding, logits: Array, key: Array | None) -> Array:
-    """Return the likeliest token of logits [B,V], or with a temperature a sampled one: int32 [B].
+    """Return the likeliest token from logits [B,V], or a sampled one if there is a temperature: int32 [B].
 
     Sampling needs a ``key``.
     """
     if not decoding.temperature:
         return logits.argmax(-1).astype(jnp.int32)
     assert key is not None, "sampling needs a key"
-    return jax.random.categorical(key, warp(decoding, logits)).astype(jnp.int32)
+    return jax.random.categorical(key, warp_logits(decoding, logits)).astype(jnp.int32)
 
 
-def warp(decoding: Decoding, logits: Array) -> Array:
-    """Divide logits [B,V] by the temperature, and mask those of tokens that are not to be sampled with -inf.
+def warp_logits(decoding: Decoding, logits: Array) -> Array:
+    """Divide logits [B,V] by the temperature, and set those of tokens that are not to be sampled to -inf.
 
-    ``top_k`` tokens stay (0: all), and of these as many of the likeliest as it takes to reach the share
-    ``top_p`` of their probability, the one that crosses it included (nucleus sampling: Holtzman et al. 2020).
-    Tokens as likely as the last one stay too.
+    The ``top_k`` likeliest tokens are kept (0: all), and of these the likeliest ones until their summed
+    probability reaches ``top_p`` (nucleus sampling: Holtzman et al. 2020). Tokens as likely as the last one
+    are kept too.
     """
     logits = logits / decoding.temperature
     if decoding.top_k or decoding.top_p < 1:

@@ -1,8 +1,8 @@
-"""A model with its tokenizer, which scores texts and answers prompts as lm-evaluation-harness asks it to.
+"""A model with its tokenizer that answers the requests of lm-evaluation-harness [Gao et al. 2021].
 
-Its requests are those of the harness [Gao et al. 2021]. A context and its continuation are encoded together
-and cut where the tokens of the context end, blanks at the end of a context belonging to the continuation.
-What is longer than the model reads loses its beginning.
+A context and its continuation are tokenized together and split where the tokens of the context end; spaces
+at the end of a context belong to the continuation. Contexts that exceed the model's length lose their
+beginning.
 """
 
 from collections import defaultdict
@@ -17,135 +17,157 @@ from lm import sharding
 from lm.config.base import SettingError, nearest
 from lm.config.decoding import Decoding
 from lm.evaluate.generate import Model, beam_search, decode, prompt_batch
-from lm.evaluate.loglikelihood import Continued, Masking, Put, TokenIds, scored_continuations
+from lm.evaluate.loglikelihood import Masking, Request, ShardBatch, TokenIds, score_continuations
 
-PROMPTS = 32  # prompts that are answered together [rows]
-NARROWEST = 16  # smallest of the powers of two to which prompts are padded [tokens]
-DEFAULT_LENGTH = 256  # longest answer where a request names no length, as in the harness [tokens]
-# names that requests use for the longest answer
+BATCH_SIZE = 32  # prompts that are answered together [rows]
+MIN_PADDED_LENGTH = 16  # smallest of the powers of two to which prompts are padded [tokens]
+DEFAULT_LENGTH = 256  # longest answer if a request gives no length, as in the harness [tokens]
+# the names of that length in requests
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "num_beams", "seed")
 
 
 @dataclass(frozen=True)
 class TextModel:
-    """A model that is asked in texts; ``put`` places a batch as that of a ``Steps`` does."""
+    """A model that scores texts and answers prompts."""
 
     model: Model
-    put: Put
-    encode: Callable[[str], list[int]]  # a text alone
-    framed: Callable[[str], list[int]]  # a prompt, with the ids around it
+    shard_batch: ShardBatch  # places this process's part of a batch on its devices
+    encode: Callable[[str], list[int]]  # a text without special tokens
+    encode_prompt: Callable[[str], list[int]]  # a prompt with its special tokens
     decode: Callable[[Iterable[int]], str]
-    prefix: int | None  # stands before a text without a context: BOS, else EOS
+    prefix: int | None  # precedes a text without a context: BOS, else EOS
     masking: Masking | None = None  # for encoders only
     max_length: int | None = None  # longest row; None: model.positions.max_length [tokens]
 
     @property
-    def longest(self) -> int:
-        """Return how many tokens are read at most, without the start token that is not in a prompt."""
-        config = self.model.config
-        starts = not config.has_encoder and config.special.start is not None
-        return (self.max_length or config.positions.max_length) - starts
+    def max_prompt_length(self) -> int:
+        """Return the most tokens that the model reads besides the start token that it adds itself."""
+        return self._row_length - self._adds_start
+
+    @property
+    def _row_length(self) -> int:
+        return self.max_length or self.model.config.positions.max_length
+
+    @property
+    def _adds_start(self) -> bool:
+        return not self.model.config.has_encoder and self.model.config.special.start is not None
+
+    @property
+    def _is_encoder_decoder(self) -> bool:
+        return self.model.config.has_encoder and self.model.config.has_decoder
 
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """Return log-probability [nats] of each continuation given its context, and whether it is greedy."""
-        return self._scored([self.pair(*pair) for pair in pairs])
+        return self._score([self.encode_pair(context, continuation) for context, continuation in pairs])
 
-    def rolling(self, texts: Sequence[str]) -> list[float]:
+    def rolling_log_likelihoods(self, texts: Sequence[str]) -> list[float]:
         """Return the log-probability [nats] of whole texts, of any length, each token scored once."""
-        windows = [
-            [*rolling_windows(self._bare(self.framed(text)), self._start(), self.longest)] for text in texts
-        ]
-        scores = iter(self._scored([pair for few in windows for pair in few]))
-        return [sum(next(scores)[0] for _ in few) for few in windows]
+        requests: list[Request] = []
+        text_indices: list[int] = []
+        for index, text in enumerate(texts):
+            ids = self._without_start(self.encode_prompt(text))
+            text_requests = list(rolling_windows(ids, self._prefix_ids(), self.max_prompt_length))
+            requests += text_requests
+            text_indices += [index] * len(text_requests)
+        totals: list[float] = [0] * len(texts)
+        for index, (log_prob, _) in zip(text_indices, self._score(requests), strict=True):
+            totals[index] += log_prob
+        return totals
 
     def generate(self, prompts: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-        """Return the answer to each prompt, up to the first of the texts ``until`` among its settings.
+        """Return the answer to each (prompt, settings), up to the first of the settings' ``until`` texts.
 
         Decoding is greedy unless the settings sample or search. Raises SettingError for an unknown setting.
         """
         groups = defaultdict[tuple[Decoding, int], list[int]](list)
-        for number, (_, settings) in enumerate(prompts):
-            groups[decoding_of(settings)].append(number)
+        for index, (_, settings) in enumerate(prompts):
+            groups[decoding_from_kwargs(settings)].append(index)
         answers = [""] * len(prompts)
-        for (decoding, seed), numbers in groups.items():
-            room = self.max_length or self.model.config.positions.max_length
-            room -= 0 if self.model.config.has_encoder else decoding.max_length
+        for (decoding, seed), indices in groups.items():
+            room = self._row_length
+            if not self.model.config.has_encoder:
+                room -= decoding.max_length
             if room < 1:
                 raise SettingError(f"max_gen_toks={decoding.max_length} leaves no room for a prompt")
-            rows = {number: self.framed(prompts[number][0])[-room:] for number in numbers}
-            for part in _batches(rows):
-                tokens = self._written([rows[number] for number in part], decoding, seed)
-                for number, ids in zip(part, tokens, strict=False):
-                    answers[number] = until(self.decode(ids), prompts[number][1].get("until"))
+            ids = {index: self.encode_prompt(prompts[index][0])[-room:] for index in indices}
+            for batch in _batches_by_length(ids):
+                generated = self._generate_batch([ids[index] for index in batch], decoding, seed)
+                for index, tokens in zip(batch, generated, strict=False):
+                    answers[index] = cut_at_stops(self.decode(tokens), prompts[index][1].get("until"))
         return answers
 
-    def pair(self, context: str, continuation: str) -> Continued:
+    def encode_pair(self, context: str, continuation: str) -> Request:
         """Return the ids of a context and of its continuation."""
         if not context:
-            scored = self.encode(continuation)
-            start = self._start()
-            return (start, scored) if scored[:1] != start or len(scored) == 1 else (scored[:1], scored[1:])
-        blanks = len(context) - len(context.rstrip())
-        context, continuation = (
-            context[: len(context) - blanks],
-            context[len(context) - blanks :] + continuation,
-        )
-        if self.model.config.has_encoder and self.model.config.has_decoder:
-            return self.framed(context), self.encode(continuation)
+            ids, prefix = self.encode(continuation), self._prefix_ids()
+            begins_with_prefix = ids[:1] == prefix and len(ids) > 1
+            return (ids[:1], ids[1:]) if begins_with_prefix else (prefix, ids)
+        stripped = context.rstrip()
+        context, continuation = stripped, context[len(stripped) :] + continuation
+        if self._is_encoder_decoder:
+            return self.encode_prompt(context), self.encode(continuation)
+        context_ids = self.encode(context)
+        continuation_ids = self.encode(context + continuation)[len(context_ids) :]
         if self.masking is not None:
-            return self.encode(context), self.encode(context + continuation)[len(self.encode(context)) :]
-        before = self.encode(context)
-        return self._bare(self.framed(context)), self.encode(context + continuation)[len(before) :]
+            return context_ids, continuation_ids
+        return self._without_start(self.encode_prompt(context)), continuation_ids
 
-    def _start(self) -> list[int]:
+    def _prefix_ids(self) -> list[int]:
         return [] if self.prefix is None else [self.prefix]
 
-    def _bare(self, ids: list[int]) -> list[int]:
+    def _without_start(self, ids: list[int]) -> list[int]:
         """Return ids without the start token, which ``lm.evaluate.loglikelihood`` adds itself."""
-        config = self.model.config
-        starts = not config.has_encoder and config.special.start is not None
-        return ids[1:] if starts and ids[:1] == [config.special.start] else ids
+        if self._adds_start and ids[:1] == [self.model.config.special.start]:
+            return ids[1:]
+        return ids
 
-    def _scored(self, pairs: Sequence[Continued]) -> list[tuple[float, bool]]:
-        both = self.model.config.has_encoder and self.model.config.has_decoder
-        cut = [self._cut(context, scored, both) for context, scored in pairs]
-        log_probs, greedy = scored_continuations(self.model, cut, self.put, self.masking)
-        return list(zip(log_probs.tolist(), greedy.tolist(), strict=True))
+    def _score(self, requests: Sequence[Request]) -> list[tuple[float, bool]]:
+        truncated = [self._truncate(context, continuation) for context, continuation in requests]
+        scores = score_continuations(self.model, truncated, self.shard_batch, self.masking)
+        return list(zip(scores.log_probs.tolist(), scores.is_greedy.tolist(), strict=True))
 
-    def _cut(self, context: TokenIds, scored: TokenIds, both: bool) -> Continued:
+    def _truncate(self, context: TokenIds, continuation: TokenIds) -> Request:
         """Drop the beginning of a context that is too long; SettingError if the continuation alone is."""
-        if len(scored) > self.longest:
+        room = self.max_prompt_length
+        if len(continuation) > room:
             raise SettingError(
-                f"a continuation of {len(scored)} tokens exceeds the {self.longest} of the model"
+                f"a continuation of {len(continuation)} tokens exceeds the {room} of the model"
             )
-        frame = -1 if self.masking is None else len((*self.masking.begin, *self.masking.end))
-        room = self.longest if both else self.longest - len(scored) - frame
-        return context[max(len(context) - room, 0) :], scored
+        if not self._is_encoder_decoder:
+            room -= len(continuation)
+            if self.masking is None:
+                room += 1  # a decoder does not read the last token of the continuation
+            else:
+                room -= len(self.masking.begin) + len(self.masking.end)
+        return context[max(len(context) - room, 0) :], continuation
 
-    def _written(self, rows: Sequence[Sequence[int]], decoding: Decoding, seed: int) -> np.ndarray:
-        """Return the answers to prompts of ids, int32 [rows or more,max_length]."""
+    def _generate_batch(self, prompts: Sequence[Sequence[int]], decoding: Decoding, seed: int) -> np.ndarray:
+        """Return the answers to prompts of ids, int32 [prompts or more,max_length]."""
         config, mesh = self.model.config, getattr(jax.tree.leaves(self.model)[0].sharding, "mesh", None)
-        parts = 1 if mesh is None else sharding.batch_shards(mesh.shape)
-        width = NARROWEST
-        while width < max(map(len, rows)):
-            width *= 2
+        shards = 1 if mesh is None else sharding.batch_shards(mesh.shape)
+        rows = -(-BATCH_SIZE // shards) * shards
+        length = MIN_PADDED_LENGTH
+        while length < max(map(len, prompts)):
+            length *= 2
         if not config.has_encoder and config.positions.kind == "learned":
-            width = min(width, config.positions.max_length + 1 - decoding.max_length)
-        tokens = np.full((-(-PROMPTS // parts) * parts, width), config.special.pad, np.int32)
+            length = min(length, config.positions.max_length + 1 - decoding.max_length)
+        tokens = np.full((rows, length), config.special.pad, np.int32)
         segments = np.zeros(tokens.shape, np.int32)
-        for number, ids in enumerate(rows):
-            tokens[number, : len(ids)], segments[number, : len(ids)] = ids, 1
-        placed = self.put(prompt_batch(config, tokens, segments))
+        for row, ids in enumerate(prompts):
+            tokens[row, : len(ids)], segments[row, : len(ids)] = ids, 1
+        batch = self.shard_batch(prompt_batch(config, tokens, segments))
         if decoding.beams > 1:
-            return np.asarray(beam_search(self.model, placed, decoding)[0][:, 0])
-        return np.asarray(decode(self.model, placed, decoding, key=jax.random.key(seed)).tokens)
+            answers, _ = beam_search(self.model, batch, decoding)
+            return np.asarray(answers[:, 0])
+        return np.asarray(decode(self.model, batch, decoding, key=jax.random.key(seed)).tokens)
 
 
-def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Continued]:
+def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Request]:
     """Yield (context, continuation) pairs in which every token is scored once.
 
-    Each row is as full as it can be, and has one token at least as context.
+    The first has ``prefix`` as its context. The last one is as full as the others, with tokens that were
+    scored before as its context; every context has at least one token.
     """
     if len(ids):
         yield prefix, ids[:length]
@@ -154,7 +176,7 @@ def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Co
         yield ids[end - length - 1 : begin], ids[begin:end]
 
 
-def decoding_of(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
+def decoding_from_kwargs(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
     """Return how the settings of a request decode, and the seed; raise SettingError for unknown settings."""
     known = {*LENGTH_NAMES, *SAMPLING, "until"}
     if unknown := sorted(settings.keys() - known):
@@ -168,14 +190,14 @@ def decoding_of(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
     return Decoding(length, temperature=temperature, top_k=top_k, top_p=top_p), int(given.get("seed", 0))
 
 
-def until(text: str, stops: str | Sequence[str] | None) -> str:
+def cut_at_stops(text: str, stops: str | Sequence[str] | None) -> str:
     """Return a text up to the first of ``stops`` in it."""
     for stop in [stops] if isinstance(stops, str) else stops or ():
         text = text.split(stop)[0] if stop else text
     return text
 
 
-def _batches(rows: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
-    """Yield the numbers of at most PROMPTS rows at a time, those of similar length together."""
-    order = sorted(rows, key=lambda number: len(rows[number]))
-    yield from (order[start : start + PROMPTS] for start in range(0, len(order), PROMPTS))
+def _batches_by_length(prompts: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
+    """Yield the keys of at most BATCH_SIZE prompts at a time, those of similar length together."""
+    order = sorted(prompts, key=lambda index: len(prompts[index]))
+    yield from (order[start : start + BATCH_SIZE] for start in range(0, len(order), BATCH_SIZE))

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from lm.objectives.corruption import break_ties, last_start, length_mask, run_starts
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
 RANDOM_SHARE = 0.1  # share that becomes any id [Raffel et al. 2020, 3.3.1; Devlin et al. 2019, 3.1]
 SAME_SHARE = 0.1  # share of noise tokens that an encoder sees unchanged [Devlin et al. 2019, 3.1]
@@ -34,14 +34,14 @@ class Format(NamedTuple):
     """A format of inputs or of targets."""
 
     # of tokens, noise and uniforms, each [B,L]
-    apply: Callable[[np.ndarray, np.ndarray, np.ndarray, Vocabulary], Formatted]
+    apply: Callable[[np.ndarray, np.ndarray, np.ndarray, Tokenizer], Formatted]
     # numbers of tokens, noise tokens, and runs that become sentinels [B] -> tokens kept [B], without EOS
     num_kept: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = lambda tokens, noise, runs: tokens
     uniforms_per_token: int = 0  # random numbers that ``apply`` reads
 
 
 def noise_span_to_unique_sentinel(
-    tokens: np.ndarray, noise: np.ndarray, _uniforms: np.ndarray, vocabulary: Vocabulary
+    tokens: np.ndarray, noise: np.ndarray, _uniforms: np.ndarray, tokenizer: Tokenizer
 ) -> Formatted:
     """Replace each noise span by a unique sentinel; sentinels count down from the top of the vocabulary.
 
@@ -51,34 +51,34 @@ def noise_span_to_unique_sentinel(
     counts = np.count_nonzero(starts, axis=1)
     index_in_text = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     replaced = tokens.copy()
-    replaced.ravel()[np.flatnonzero(starts)] = vocabulary.size - 1 - index_in_text
+    replaced.ravel()[np.flatnonzero(starts)] = tokenizer.vocab_size - 1 - index_in_text
     return Formatted(replaced, starts | ~noise)
 
 
 def nonnoise_span_to_unique_sentinel(
-    tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, vocabulary: Vocabulary
+    tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
 ) -> Formatted:
     """Replace each run of text between noise spans by a unique sentinel."""
-    return noise_span_to_unique_sentinel(tokens, ~noise, uniforms, vocabulary)
+    return noise_span_to_unique_sentinel(tokens, ~noise, uniforms, tokenizer)
 
 
-def _mask(tokens: np.ndarray, noise: np.ndarray, _uniforms: np.ndarray, vocabulary: Vocabulary) -> Formatted:
-    return Formatted(np.where(noise, np.int32(vocabulary.mask), tokens), np.ones_like(noise))
+def _mask(tokens: np.ndarray, noise: np.ndarray, _uniforms: np.ndarray, tokenizer: Tokenizer) -> Formatted:
+    return Formatted(np.where(noise, np.int32(tokenizer.mask), tokens), np.ones_like(noise))
 
 
 def _mask_or_random(
-    tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, vocabulary: Vocabulary
+    tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
 ) -> Formatted:
-    first = vocabulary.first_piece
-    random_token = first + (uniforms / RANDOM_SHARE * (vocabulary.size - first)).astype(np.int32)
-    replacement = np.where(uniforms < RANDOM_SHARE, random_token, vocabulary.mask)
+    first = tokenizer.first_regular_id
+    random_token = first + (uniforms / RANDOM_SHARE * (tokenizer.vocab_size - first)).astype(np.int32)
+    replacement = np.where(uniforms < RANDOM_SHARE, random_token, tokenizer.mask)
     return Formatted(np.where(noise, replacement, tokens), np.ones_like(noise))
 
 
 def _mask_random_or_same(
-    tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, vocabulary: Vocabulary
+    tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
 ) -> Formatted:
-    return _mask_or_random(tokens, noise & (uniforms < 1 - SAME_SHARE), uniforms, vocabulary)
+    return _mask_or_random(tokens, noise & (uniforms < 1 - SAME_SHARE), uniforms, tokenizer)
 
 
 def _drop_noise(tokens: np.ndarray, noise: np.ndarray, *_: object) -> Formatted:
@@ -93,9 +93,7 @@ def _keep_all(tokens: np.ndarray, noise: np.ndarray, *_: object) -> Formatted:
     return Formatted(tokens, np.ones_like(noise))
 
 
-def _shuffle(
-    tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, _vocabulary: Vocabulary
-) -> Formatted:
+def _shuffle(tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, _tokenizer: Tokenizer) -> Formatted:
     """Permute the noise tokens among their positions (deshuffling)."""
     order = np.argsort(np.where(noise, break_ties(uniforms), np.inf), axis=1)
     shuffled = tokens.copy()
@@ -122,29 +120,29 @@ TARGETS: dict[TargetsName, Format] = {
 # --- sentences
 
 
-def sentence_starts(tokens: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+def sentence_starts(tokens: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     """Return bool [B,L]: the first token of each sentence but the text's first.
 
     A sentence begins where a word follows the end of another sentence, and after every EOS.
     """
     starts = np.zeros(tokens.shape, bool)
     before = tokens[:, :-1]
-    starts[:, 1:] = vocabulary.sentence_ends[before] & vocabulary.word_starts[tokens[:, 1:]]
-    starts[:, 1:] |= before == vocabulary.eos
+    starts[:, 1:] = tokenizer.sentence_ends[before] & tokenizer.word_starts[tokens[:, 1:]]
+    starts[:, 1:] |= before == tokenizer.eos
     return starts
 
 
 def sentence_permutation(
-    tokens: np.ndarray, lengths: np.ndarray, uniforms: np.ndarray, vocabulary: Vocabulary
+    tokens: np.ndarray, lengths: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
 ) -> np.ndarray:
     """Return int [B,L]: the positions of the text with its sentences in random order."""
-    order = np.take_along_axis(uniforms, last_start(sentence_starts(tokens, vocabulary)), axis=1)
+    order = np.take_along_axis(uniforms, last_start(sentence_starts(tokens, tokenizer)), axis=1)
     np.putmask(order, ~length_mask(lengths, uniforms.shape[1]), np.inf)
     return np.argsort(order, axis=1, kind="stable")
 
 
 def split_points(
-    tokens: np.ndarray, lengths: np.ndarray, uniforms: np.ndarray, vocabulary: Vocabulary
+    tokens: np.ndarray, lengths: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
 ) -> np.ndarray:
     """Return where to split each text, int [B], at least one token from either end; uniforms are [B].
 
@@ -153,7 +151,7 @@ def split_points(
     """
     candidates = length_mask(lengths, tokens.shape[1])
     candidates[:, 0] = False
-    for starts in (vocabulary.word_starts[tokens], sentence_starts(tokens, vocabulary)):
+    for starts in (tokenizer.word_starts[tokens], sentence_starts(tokens, tokenizer)):
         coarser = starts & candidates
         candidates = np.where(coarser.any(axis=1, keepdims=True), coarser, candidates)
     nth = (uniforms * candidates.sum(axis=1)).astype(np.int64)

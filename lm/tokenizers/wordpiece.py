@@ -1,7 +1,7 @@
-"""Train and use WordPiece vocabularies [Schuster and Nakajima 2012]: X begins a word, ##X continues one.
+"""WordPiece tokenizers [Schuster and Nakajima 2012]: X begins a word, ##X continues one.
 
 Each word is split greedily into the longest pieces from left to right, as in BERT. A word is everything
-between two blanks, punctuation included (BERT's tokenizer also splits at punctuation), so that decoding
+between two spaces, punctuation included (BERT's tokenizer also splits at punctuation), so that decoding
 gives the text back. A word with a character that the vocabulary lacks becomes one [UNK].
 """
 
@@ -19,147 +19,166 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 
 from lm.config.base import SettingError
 from lm.files import write_with_checksum
-from lm.tokenizers.sentencepiece import REQUIRED, ROOM, TRAINED_ON, Own, sampled_lines
+from lm.tokenizers.sentencepiece import (
+    MIN_PIECES_PER_REQUIRED_CHARACTER,
+    REQUIRED_CHARACTERS,
+    TRAINING_CHARACTERS_PER_TOKEN,
+    TrainedTokenizer,
+    first_lines,
+)
 from lm.tokenizers.tokenizer import UNK
 
-PIECES = "wordpieces.txt"  # file name of a saved vocabulary: a piece per line, in the order of ids
-CONTINUES = "##"
-SPECIAL = ("[PAD]", "</s>", "[UNK]")  # ids 0, 1, 2
-COVERED = 0.9995  # share of a text's characters, the most frequent, that get pieces; as in SentencePiece
-LONGEST_WORD = 100  # a longer one is [UNK], as in BERT [characters]
+VOCAB_FILE = "wordpieces.txt"  # file name of a saved vocabulary: one token per line, in the order of ids
+CONTINUATION_PREFIX = "##"
+SPECIAL_TOKENS = ("[PAD]", "</s>", "[UNK]")  # ids 0, 1, 2
+# share of the text that the characters with tokens make up; as in SentencePiece
+CHARACTER_COVERAGE = 0.9995
+MAX_WORD_LENGTH = 100  # a longer one is [UNK], as in BERT [characters]
 
 
 @dataclass(frozen=True)
-class WordPiece(Own):
-    """Tokenize with a file of word pieces; sentinels have the ids above them."""
+class WordPieceTokenizer(TrainedTokenizer):
+    """Tokenize with a file of tokens, X or ##X; sentinels have the ids above them."""
 
     path: Path
     sentinels: int
-    joint = " "
+    separator = " "
 
     @functools.cached_property
-    def pieces(self) -> tuple[str, ...]:
-        """Return the pieces in the order of their ids, special ones first.
+    def tokens(self) -> tuple[str, ...]:
+        """Return the tokens in the order of their ids, special ones first.
 
         SettingError if the file is damaged or of another format.
         """
         try:
-            pieces = tuple(self.path.read_bytes().decode().removesuffix("\n").split("\n"))
+            tokens = tuple(self.path.read_bytes().decode().removesuffix("\n").split("\n"))
         except (OSError, ValueError) as error:
             raise SettingError(f"vocabulary {self.path} cannot be read as word pieces: {error}") from error
-        if pieces[: len(SPECIAL)] != SPECIAL or len({*pieces}) < len(pieces) or not all(pieces):
-            expected = f"a different piece in each line, from {', '.join(SPECIAL)} on"
+        if tokens[: len(SPECIAL_TOKENS)] != SPECIAL_TOKENS or len({*tokens}) < len(tokens) or not all(tokens):
+            expected = f"a different piece in each line, from {', '.join(SPECIAL_TOKENS)} on"
             raise SettingError(f"vocabulary {self.path} should have {expected}")
-        return pieces
+        return tokens
 
     @functools.cached_property
-    def tokenizer(self) -> tokenizers.Tokenizer:
+    def backend(self) -> tokenizers.Tokenizer:
         # without [PAD] and </s>: a text that spells them must not become special tokens
-        return _tokenizer(self.ids)
+        return _make_backend(self.vocab)
 
     @property
-    def size(self) -> int:
-        return len(self.pieces) + self.num_sentinels
+    def vocab_size(self) -> int:
+        return len(self.tokens) + self.num_sentinels
 
     @functools.cached_property
-    def ids(self) -> Mapping[str, int]:
-        return {piece: token for token, piece in enumerate(self.pieces) if token >= UNK}
+    def vocab(self) -> Mapping[str, int]:
+        return {token: token_id for token_id, token in enumerate(self.tokens) if token_id >= UNK}
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
-        return self.marks(lambda piece: not piece.startswith(CONTINUES))
+        return self.token_mask(lambda token: not token.startswith(CONTINUATION_PREFIX))
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        return hashlib.sha256("\n".join([*self.pieces, f"{self.num_sentinels}"]).encode()).hexdigest()
+        return hashlib.sha256("\n".join([*self.tokens, f"{self.num_sentinels}"]).encode()).hexdigest()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
         return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
 
-    def encode_behind(self, text: str) -> list[int]:
+    def encode_continuation(self, text: str) -> list[int]:
         if text[:1].isspace() or not text:
             return self.encode(text)
-        word, blank, rest = self.tokenizer.normalizer.normalize_str(text).partition(" ")
-        return self._continued(word) + self.encode(blank + rest)
+        word, space, rest = self.backend.normalizer.normalize_str(text).partition(" ")
+        return self._encode_rest_of_word(word) + self.encode(space + rest)
 
-    def _continued(self, word: str) -> list[int]:
-        """Return the ids of text that continues a word, split greedily into the longest ##pieces."""
-        ids, begin = list[int](), 0
-        while begin < len(word):
-            ends = range(len(word), begin, -1)
-            found = ((self.ids.get(CONTINUES + word[begin:end]), end) for end in ends)
-            token, begin = next(((x, end) for x, end in found if x is not None), (UNK, len(word)))
-            ids = [*ids, token] if token != UNK else [UNK]
+    def _encode_rest_of_word(self, word: str) -> list[int]:
+        """Return the ids of text that continues a word, split greedily into the longest ##X; else [UNK]."""
+        ids, start = list[int](), 0
+        while start < len(word):
+            for end in range(len(word), start, -1):
+                token_id = self.vocab.get(CONTINUATION_PREFIX + word[start:end])
+                if token_id is not None:
+                    break
+            else:
+                return [UNK]
+            ids.append(token_id)
+            start = end
         return ids
 
-    def _plain(self, ids: list[int]) -> str:
-        text = " ".join(self.pieces[token] for token in ids)
-        return re.sub(f"(^| ){CONTINUES}", "", text)
+    def _decode_regular(self, ids: list[int]) -> str:
+        text = " ".join(self.tokens[token] for token in ids)
+        return re.sub(f"(^| ){CONTINUATION_PREFIX}", "", text)
 
     def files(self) -> Mapping[str, bytes]:
-        return {PIECES: Path(self.path).read_bytes()}
+        return {VOCAB_FILE: Path(self.path).read_bytes()}
 
-    def exported(self, begin: int | None, end: int | None) -> Mapping[str, bytes]:
-        """Return tokenizer.json with the same ids, its settings, and the file of pieces, to be read here."""
-        ids = {piece: token for token, piece in enumerate([*self.pieces, *self.sentinel_names])}
-        return {**self.tokenizer_files(_tokenizer(ids), begin, end), **self.files()}
+    def export_files(self, begin: int | None, end: int | None) -> Mapping[str, bytes]:
+        """Return tokenizer.json with the same ids, tokenizer_config.json and the vocabulary."""
+        vocab = {token: token_id for token_id, token in enumerate([*self.tokens, *self.sentinel_names])}
+        return {**self.huggingface_files(_make_backend(vocab), begin, end), **self.files()}
 
 
-def _tokenizer(ids: Mapping[str, int]) -> tokenizers.Tokenizer:
-    """Return a ``tokenizers`` tokenizer that splits words greedily into the pieces in ``ids``."""
+def _make_backend(vocab: Mapping[str, int]) -> tokenizers.Tokenizer:
+    """Return a tokenizer of the package ``tokenizers`` that splits words greedily into ``vocab``."""
     model = models.WordPiece(
-        dict(ids),
-        unk_token=SPECIAL[UNK],
-        continuing_subword_prefix=CONTINUES,
-        max_input_chars_per_word=LONGEST_WORD,
+        dict(vocab),
+        unk_token=SPECIAL_TOKENS[UNK],
+        continuing_subword_prefix=CONTINUATION_PREFIX,
+        max_input_chars_per_word=MAX_WORD_LENGTH,
     )
-    tokenizer = tokenizers.Tokenizer(model)
+    backend = tokenizers.Tokenizer(model)
     clean = normalizers.BertNormalizer(handle_chinese_chars=False, strip_accents=False, lowercase=False)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), clean])  # clean: no control characters
+    backend.normalizer = normalizers.Sequence([normalizers.NFKC(), clean])  # clean: no control characters
     # A word must not begin with the prefix ##, which continues one: each # of several in a row is a word.
-    marks = pre_tokenizers.Split(Regex("(?<=#)#|#(?=#)"), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), marks])
-    tokenizer.decoder = decoders.WordPiece(CONTINUES, cleanup=False)
-    return tokenizer
+    hashes = pre_tokenizers.Split(Regex("(?<=#)#|#(?=#)"), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), hashes])
+    backend.decoder = decoders.WordPiece(CONTINUATION_PREFIX, cleanup=False)
+    return backend
 
 
-def train_wordpieces(texts: Iterable[str], size: int, path: Path) -> Path:
-    """Train ``size`` word pieces on the first of ``texts``, write them to ``path`` and return ``path``.
+def train_wordpiece(texts: Iterable[str], size: int, path: Path) -> Path:
+    """Train a WordPiece vocabulary of ``size`` tokens, write it to ``path`` and return ``path``.
 
-    Training is deterministic, and the file has a checksum. The most frequent pair of adjacent pieces is
-    merged first, as in BPE. Each character is a piece with and without ##, so that every word of known
-    characters can be encoded; those of ASCII are known whatever the text, where ``size`` leaves room.
-    SettingError if ``size`` does not suit the text.
+    It is trained on the first of ``texts``, deterministically, and written with a checksum. The most frequent
+    pair of adjacent tokens is merged first, as in BPE. Each character is a token with and without ##, so that
+    every word of known characters can be encoded; those of ASCII are known whatever the text, where ``size``
+    leaves room. SettingError if ``size`` does not suit the text.
     """
-    tokenizer = _tokenizer({SPECIAL[UNK]: UNK})
-    lines = [tokenizer.normalizer.normalize_str(line) for line in sampled_lines(texts, size * TRAINED_ON)]
-    characters = _alphabet(lines, REQUIRED if size >= ROOM * 2 * len(REQUIRED) else "")
+    backend = _make_backend({SPECIAL_TOKENS[UNK]: UNK})
+    sample = first_lines(texts, size * TRAINING_CHARACTERS_PER_TOKEN)
+    lines = [backend.normalizer.normalize_str(line) for line in sample]
+    # each required character takes two tokens
+    has_room = size >= MIN_PIECES_PER_REQUIRED_CHARACTER * 2 * len(REQUIRED_CHARACTERS)
+    characters = _alphabet(lines, REQUIRED_CHARACTERS if has_room else "")
     known = {*characters}
     lines = [" ".join(filter(known.issuperset, line.split())) for line in lines]
-    # All pieces of one character are given, in order: the trainer would assign their ids, by which it breaks
+    # All tokens of one character are given, in order: the trainer would assign their ids, by which it breaks
     # ties between equally frequent pairs, in a different order in every process.
-    first = [*SPECIAL, *characters, *(CONTINUES + character for character in characters)]
+    first = [*SPECIAL_TOKENS, *characters, *(CONTINUATION_PREFIX + character for character in characters)]
     trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=first, show_progress=False)
-    tokenizer.train_from_iterator(lines, trainer, length=len(lines))
-    ids = tokenizer.get_vocab()
-    if len(ids) != size or not characters:
-        room = f"its {len(characters)} characters take {len(first)} pieces, and it has {len(ids)} in all"
-        reason = room if characters else "there is none"
-        raise SettingError(f"data.vocabulary_size={size} does not suit the text: {reason}")
+    backend.train_from_iterator(lines, trainer, length=len(lines))
+    vocab = backend.get_vocab()
+    if not characters:
+        raise SettingError(f"data.vocabulary_size={size} does not suit the text: there is none")
+    if len(vocab) != size:
+        counts = f"its {len(characters)} characters take {len(first)} pieces, and it has {len(vocab)} in all"
+        raise SettingError(f"data.vocabulary_size={size} does not suit the text: {counts}")
     write_with_checksum(
-        Path(path), "".join(f"{piece}\n" for piece in sorted(ids, key=ids.__getitem__)).encode()
+        Path(path), "".join(f"{token}\n" for token in sorted(vocab, key=vocab.__getitem__)).encode()
     )
     return Path(path)
 
 
 def _alphabet(lines: Iterable[str], required: str) -> list[str]:
-    """Return the characters, sorted, that cover a share COVERED of the text, and those in ``required``."""
+    """Return ``required`` and the most frequent characters that cover CHARACTER_COVERAGE, sorted."""
     counts = Counter(required)
     for line in lines:
         counts.update(line)
     counts.pop(" ", None)
     ranked = sorted(counts, key=lambda character: (-counts[character], character))
-    before = np.cumsum([0, *(counts[character] for character in ranked)])[:-1]
-    frequent = [c for c, covered in zip(ranked, before, strict=True) if covered < COVERED * counts.total()]
-    return sorted({*frequent, *required})
+    alphabet, covered = {*required}, 0
+    for character in ranked:
+        if covered >= CHARACTER_COVERAGE * counts.total():
+            break
+        alphabet.add(character)
+        covered += counts[character]
+    return sorted(alphabet)

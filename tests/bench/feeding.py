@@ -25,10 +25,10 @@ import numpy as np
 from experiments.runs.prepare import prepare, pretraining_batches, training_streams
 from experiments.runs.vocabularies import find_vocabulary
 from experiments.study.registry import build
-from lm.data.corpus.precompute import encode_ahead
-from lm.data.corpus.shards import documents_of
+from lm.data.corpus.precompute import pretokenize
+from lm.data.corpus.shards import iter_documents
 from lm.data.corpus.spec import corpus_shards
-from lm.tokenizers.sentencepiece import SentencePiece
+from lm.tokenizers.sentencepiece import SentencePieceTokenizer
 
 DOCUMENT = 2_200  # mean of C4 [bytes]
 DOCUMENTS = 30_000  # that the tokenizer alone encodes
@@ -77,7 +77,7 @@ def encode(corpus: Path, vocabulary: Path, cache: Path, workers: int, size: int,
     shutil.rmtree(cache / "tokens", ignore_errors=True)
     experiment = settings(corpus, vocabulary)
     streams, done = training_streams(experiment, prepare(experiment, cache, print)), list[float]()
-    encode_ahead(streams, size, workers, lambda _: done.append(time.perf_counter()))
+    pretokenize(streams, size, workers, lambda _: done.append(time.perf_counter()))
     shards = [shard.size for shard in streams.corpus.shards]
     told.put(sum(shards) / len(shards) * (len(done) - workers) / (done[-1] - done[workers - 1]))
 
@@ -85,8 +85,11 @@ def encode(corpus: Path, vocabulary: Path, cache: Path, workers: int, size: int,
 def tokenize(corpus: Path, vocabulary: Path, ready, told) -> None:
     """Bytes a second of one thread of the tokenizer alone, on text that is in memory."""
     shards = corpus_shards(f"jsonl:{corpus}/*.jsonl", "train", corpus)
-    texts = [*islice(documents_of(shards), DOCUMENTS)]
-    processor, size = SentencePiece(vocabulary, 100).processor, sum(len(text.encode()) for text in texts)
+    texts = [*islice(iter_documents(shards), DOCUMENTS)]
+    processor, size = (
+        SentencePieceTokenizer(vocabulary, 100).processor,
+        sum(len(text.encode()) for text in texts),
+    )
     ready.wait()
     begin = time.perf_counter()
     processor.encode(texts, num_threads=1)
@@ -117,7 +120,7 @@ def main() -> None:
     options = parser.parse_args()
     corpus, cache = options.folder / f"{options.gigabytes:g}GB", options.folder / "cache"
     documentation = corpus_shards("documentation", "train", cache)
-    write(corpus, options.gigabytes, options.shards, [*documents_of(documentation)])
+    write(corpus, options.gigabytes, options.shards, [*iter_documents(documentation)])
     experiment = build(ROW, "base", {"data.corpus": "documentation", "data.vocabulary_size": 8_000})
     vocabulary = find_vocabulary(experiment, cache, print).path
     shutil.rmtree(cache / "tokens", ignore_errors=True)

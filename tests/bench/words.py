@@ -22,9 +22,9 @@ BLOCKS = 5
 
 def read(path: str) -> tuple[tuple[str, ...], list]:
     """Words, and the documents as their numbers."""
-    from lm.classical.word_vectors import number_words
+    from lm.classical.word2vec import build_vocabulary
 
-    return number_words(Path(path).read_text().splitlines(), LEAST)
+    return build_vocabulary(Path(path).read_text().splitlines(), LEAST)
 
 
 def skipgram(path: str) -> Step:
@@ -32,7 +32,7 @@ def skipgram(path: str) -> Step:
     import jax
 
     from lm.classical.word2vec import initial_tables, train_epoch
-    from lm.config.skipgram import SkipGramConfig
+    from lm.config.classical import SkipGramConfig
 
     words, documents = read(path)
     config = SkipGramConfig(epochs=100)
@@ -60,7 +60,7 @@ def ngrams(path: str, scoring: bool) -> Step:
     """Count nine tenths of the documents, or score the last tenth."""
     import numpy as np
 
-    from lm.classical.ngram import count_ngrams, kneser_ney, token_log_probs
+    from lm.classical.ngram import count_ngrams, estimate_kneser_ney, token_log_probs
 
     words, documents = read(path)
     cut = len(documents) * 9 // 10
@@ -69,7 +69,7 @@ def ngrams(path: str, scoring: bool) -> Step:
         return np.concatenate(part), np.cumsum([0, *map(len, part)])
 
     def count():
-        return kneser_ney(count_ngrams(*text(documents[:cut]), 3, len(words)))
+        return estimate_kneser_ney(count_ngrams(*text(documents[:cut]), 3, len(words)))
 
     model = count()
     return (lambda: token_log_probs(model, *text(documents[cut:]))) if scoring else count
@@ -92,10 +92,10 @@ def main() -> None:
     if options.cores is not None:
         os.sched_setaffinity(0, options.cores)
     from experiments.processes.memory import tunables
-    from lm.classical.word_vectors import split_words
-    from lm.data.documentation.docstrings import DEFAULT, harvest
+    from lm.classical.word2vec import split_words
+    from lm.data.documentation.docstrings import DEFAULT, extract_docstrings
 
-    texts = [split_words(document.text) for document in harvest(DEFAULT)]
+    texts = [split_words(document.text) for document in extract_docstrings(DEFAULT)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "words.txt"
         path.write_text("\n".join(" ".join(words) for words in texts if words))

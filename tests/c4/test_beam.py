@@ -34,7 +34,7 @@ def source(tmp_path, monkeypatch):
     (folder / "b.txt").write_text("\n\n".join(rng.sample(texts, 10)))
     (folder / "c.jsonl.gz").write_bytes(gzip.compress("\n".join(lines[:20]).encode())[:-12])
     (folder / "d.txt").write_bytes(b"\xff")
-    monkeypatch.setattr(pages, "PART", 2_000)
+    monkeypatch.setattr(pages, "PART_BYTES", 2_000)
     assert len(pages.find_parts(folder)) > 10
     return folder
 
@@ -85,11 +85,11 @@ def test_which_copy_stays_does_not_depend_on_the_order_in_which_a_runner_deliver
     from lm.c4 import beam
 
     parts, rng = pages.find_parts(source), random.Random(1)
-    settings = passes.Cleaning(str(source), "", OFF, "spans", 0.2, filters.Rules())
+    settings = passes.CleaningConfig(str(source), "", OFF, "spans", 0.2, filters.Rules())
     elements = [
         element
         for i, part in enumerate(parts)
-        for element in beam.filtered_elements((i, json.dumps(part)), settings, 1)
+        for element in beam.filter_elements((i, json.dumps(part)), settings, 1)
     ]
 
     def written(name, shuffle):
@@ -108,7 +108,7 @@ def test_which_copy_stays_does_not_depend_on_the_order_in_which_a_runner_deliver
             group = {}
             for tag, pairs in of_tag.items():
                 group |= values(tag, part, pairs)
-            beam.write_group((part, group), str(source.parent / name), settings)
+            beam.write_joined_part((part, group), str(source.parent / name), settings)
         folder = source.parent / name
         return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -200,12 +200,12 @@ def test_without_beam_its_options_are_refused_with_the_extra_that_brings_it(sour
 def test_a_range_of_hashes_that_all_differ_has_no_repeats():
     from lm.c4 import beam
 
-    tables = [passes.sorted_spans(part, [np.arange(3, dtype="<u8") + 3 * part]) for part in range(2)]
+    tables = [passes.sort_spans(part, [np.arange(3, dtype="<u8") + 3 * part]) for part in range(2)]
     assert not [*beam.repeats_by_part(0, [table.tobytes() for table in tables])]
     again = [
         (part, np.frombuffer(numbers, "<u4").tolist())
         for part, numbers in beam.repeats_by_part(
-            0, [table.tobytes() for table in [*tables, passes.sorted_spans(2, [np.array([4, 9, 4], "<u8")])]]
+            0, [table.tobytes() for table in [*tables, passes.sort_spans(2, [np.array([4, 9, 4], "<u8")])]]
         )
     ]
     assert again == [(2, [0, 2])]

@@ -90,7 +90,7 @@ def test_every_article_is_there_once_and_all_else_is_counted(source):
 @pytest.mark.parametrize("deduplicate", ["spans", "lines"])
 def test_parts_and_ranges_change_no_page(source, deduplicate, monkeypatch):
     whole = texts(clean(source, deduplicate=deduplicate))
-    monkeypatch.setattr(pages, "PART", 300)
+    monkeypatch.setattr(pages, "PART_BYTES", 300)
     monkeypatch.setattr(command, "RANGE", 7)
     assert len(pages.find_parts(source)) > 10
     cache = clean(source, "other", deduplicate=deduplicate)
@@ -99,7 +99,7 @@ def test_parts_and_ranges_change_no_page(source, deduplicate, monkeypatch):
 
 
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(source, monkeypatch):
-    monkeypatch.setattr(pages, "PART", 1000)
+    monkeypatch.setattr(pages, "PART_BYTES", 1000)
     undisturbed = files(clean(source))
     (source.parent / "runs").rename(source.parent / "before")
     replace, rng, done, kills = os.replace, random.Random(1), [], []
@@ -235,10 +235,10 @@ def test_without_repeated_spans_no_sentence_is_lost_and_a_page_seen_before_is_em
     pages = [[sentence(rng.randrange(12)) for _ in range(rng.randrange(1, 8))] for _ in range(200)]
     hashes = [filters.span_hashes(lines, unit) for lines in [*pages, *pages]]
     marked = np.zeros(sum(map(len, hashes)), bool)
-    marked[filters.repeated(np.concatenate(hashes))] = True
+    marked[filters.repeated_indices(np.concatenate(hashes))] = True
     ends = np.cumsum([len(part) for part in hashes])[:-1]
     left = [
-        filters.without_spans(*page, unit)
+        filters.remove_spans(*page, unit)
         for page in zip([*pages, *pages], np.split(marked, ends), strict=True)
     ]
     assert {line for lines in left for line in lines} == {line for lines in pages for line in lines}

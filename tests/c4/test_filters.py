@@ -41,12 +41,12 @@ def test_a_page_in_another_language_or_in_none_is_dropped():
 
 def test_each_filter_counts_what_it_removed(tmp_path):
     (tmp_path / "words").write_text("heck\n")
-    steps = filters.filters(
+    steps = filters.build_filters(
         filters.Rules(bad_words=str(tmp_path / "words")), (*filters.LINE_FILTERS, "bad-words")
     )
     counts = {name: np.zeros(3, np.int64) for name in steps}
     lines = ["  We go on and on.[1]", "Short.", "Use javascript or do not.", "What the heck is it?"]
-    assert filters.cleaned(lines, steps, counts) is None
+    assert filters.apply_filters(lines, steps, counts) is None
     found = {name: row.tolist() for name, row in counts.items() if row.any()}
     assert found == {
         "blanks": [0, 0, 2],
@@ -58,7 +58,7 @@ def test_each_filter_counts_what_it_removed(tmp_path):
 
 
 def test_all_switches_off_all_but_the_language():
-    assert set(filters.switched_off(["all"])) == {*filters.FILTERS, "duplicates"} - {"language"}
+    assert set(filters.disabled_filters(["all"])) == {*filters.FILTERS, "duplicates"} - {"language"}
 
 
 def test_thresholds_are_settings():

@@ -9,15 +9,15 @@ import pytest
 
 from lm.classical.hmm import (
     Lattice,
-    beam,
+    beam_search,
     estimate_tagger,
     joint_log_prob,
     load_tagger,
     save_tagger,
-    tag,
+    tag_words,
 )
 from lm.config.base import DataError, SettingError
-from lm.config.counts import MarkovConfig
+from lm.config.classical import HMMConfig
 from lm.metrics import token_accuracy
 
 
@@ -30,7 +30,7 @@ COURSE = [
     read("Princeton/NNP is/VBZ in/IN New/NNP Jersey/NNP"),
     read("The/DT old/NN man/VBP the/DT boat/NN"),
 ]
-MODEL = estimate_tagger(COURSE, MarkovConfig())
+MODEL = estimate_tagger(COURSE, HMMConfig())
 STATE = {name: number for number, name in enumerate(MODEL.tags)}
 
 
@@ -94,10 +94,10 @@ def test_words_are_cased_and_emitted_with_their_share_of_the_tag():
 
 @pytest.mark.parametrize(("sentence", "inverse"), [*zip(COURSE, (1536, 2916, 384), strict=True)])
 def test_the_course_s_joint_probabilities_and_tags(sentence, inverse):
-    lattice, gold = MODEL.lattice(words_of(sentence)), MODEL.states(tags_of(sentence))
+    lattice, gold = MODEL.lattice(words_of(sentence)), MODEL.tag_ids(tags_of(sentence))
     assert math.exp(joint_log_prob(lattice, gold)) == pytest.approx(1 / inverse, rel=1e-12)
     for width in range(1, len(MODEL.tags) + 1):
-        assert tag(MODEL, words_of(sentence), width) == tags_of(sentence)
+        assert tag_words(MODEL, words_of(sentence), width) == tags_of(sentence)
 
 
 def test_viterbi_finds_the_most_probable_of_all_paths():
@@ -105,10 +105,10 @@ def test_viterbi_finds_the_most_probable_of_all_paths():
         length, tags = lattice.emissions.shape
         paths = np.array(list(itertools.product(range(tags), repeat=length)))
         probs = [joint_log_prob(lattice, path) for path in paths]
-        found = beam(lattice, tags)
+        found = beam_search(lattice, tags)
         assert found.log_prob == pytest.approx(max(probs), rel=1e-12)
         if max(probs) > -np.inf:
-            assert found.states.tolist() == paths[np.argmax(probs)].tolist()
+            assert found.tag_ids.tolist() == paths[np.argmax(probs)].tolist()
 
 
 def test_a_beam_of_one_takes_the_best_tag_of_each_word_given_that_of_the_word_before():
@@ -116,42 +116,42 @@ def test_a_beam_of_one_takes_the_best_tag_of_each_word_given_that_of_the_word_be
         states = [int((lattice.initial + lattice.emissions[0]).argmax())]
         for emitted in lattice.emissions[1:]:
             states.append(int((lattice.transitions[states[-1]] + emitted).argmax()))
-        found = beam(lattice, 1)
+        found = beam_search(lattice, 1)
         assert found.log_prob == pytest.approx(joint_log_prob(lattice, np.array(states)), rel=1e-12)
         if found.log_prob > -np.inf:
-            assert found.states.tolist() == states
+            assert found.tag_ids.tolist() == states
 
 
 def test_a_path_has_its_joint_probability_and_none_beats_that_of_the_widest_beam():
     narrower = 0
     for lattice in lattices():
         length, tags = lattice.emissions.shape
-        paths = [beam(lattice, width) for width in range(1, tags + 2)]
+        paths = [beam_search(lattice, width) for width in range(1, tags + 2)]
         for path in paths:
-            assert len(path.states) == length
-            assert path.log_prob == pytest.approx(joint_log_prob(lattice, path.states), rel=1e-12)
+            assert len(path.tag_ids) == length
+            assert path.log_prob == pytest.approx(joint_log_prob(lattice, path.tag_ids), rel=1e-12)
             assert path.log_prob <= paths[tags - 1].log_prob
             narrower += path.log_prob < paths[tags - 1].log_prob
-        assert paths[tags].states.tolist() == paths[tags - 1].states.tolist()
+        assert paths[tags].tag_ids.tolist() == paths[tags - 1].tag_ids.tolist()
     assert narrower > 5  # the law is put to the test
 
 
 def test_the_lower_of_equally_probable_tags_is_taken():
     level = Lattice(np.zeros(3), np.zeros((3, 3)), np.zeros((4, 3)))
-    assert all(beam(level, width).states.tolist() == [0, 0, 0, 0] for width in (1, 2, 3))
+    assert all(beam_search(level, width).tag_ids.tolist() == [0, 0, 0, 0] for width in (1, 2, 3))
     zigzag = Lattice(np.array([-1.0, 0.0]), np.array([[0.0, -9.0], [-1.0, -9.0]]), np.zeros((2, 2)))
-    assert beam(zigzag, 2).states.tolist() == [0, 0]
+    assert beam_search(zigzag, 2).tag_ids.tolist() == [0, 0]
 
 
 def test_smoothing_makes_every_pair_of_tags_possible():
-    smooth = replace(MODEL, config=MarkovConfig(smoothing=0.5))
+    smooth = replace(MODEL, config=HMMConfig(smoothing=0.5))
     count = len(MODEL.tags)
     assert smooth.transitions[STATE["DT"], STATE["IN"]] == pytest.approx(0.5 / (4 + 0.5 * count))
     assert smooth.initial.sum() == pytest.approx(1)
     backwards = ["mat", "the", "on"]
-    assert tag(smooth, backwards, count) == ["NN", "DT", "IN"]
+    assert tag_words(smooth, backwards, count) == ["NN", "DT", "IN"]
     with pytest.raises(SettingError, match="smoothing above 0"):
-        tag(MODEL, backwards, count)
+        tag_words(MODEL, backwards, count)
 
 
 VERBS = ("walked talked jumped opened closed worked looked played called moved").split()
@@ -162,7 +162,7 @@ ENDINGS = estimate_tagger(
         [(name, "PROPN"), (verb, "VERB"), ("the", "DET"), (noun, "NOUN")]
         for name, verb, noun in zip(NAMES, VERBS, NOUNS, strict=True)
     ],
-    MarkovConfig(smoothing=0.1),
+    HMMConfig(smoothing=0.1),
 )
 
 
@@ -172,12 +172,12 @@ def test_an_unknown_word_is_told_by_its_ending_and_its_capital():
         for word in ("painted", "coldness", "Klara", "Zzz")
     }
     assert best == {"painted": "VERB", "coldness": "NOUN", "Klara": "PROPN", "Zzz": "PROPN"}
-    assert tag(ENDINGS, ["Klara", "painted", "the", "coldness"], 4) == ["PROPN", "VERB", "DET", "NOUN"]
+    assert tag_words(ENDINGS, ["Klara", "painted", "the", "coldness"], 4) == ["PROPN", "VERB", "DET", "NOUN"]
     assert (ENDINGS.emissions(["zzz"]) > 0).all()
 
 
 def test_an_unknown_word_s_probabilities_are_the_mean_of_ever_longer_endings_over_those_of_the_tags():
-    config = MarkovConfig(suffix=1, shorter=0.25)
+    config = HMMConfig(suffix=1, shorter=0.25)
     model = estimate_tagger([[("ab", "X"), ("cb", "Y"), ("db", "Y"), ("e", "Y"), ("e", "Y")]], config)
     all_tags = np.array([1 / 5, 4 / 5])
     rare = (np.array([1 / 3, 2 / 3]) + 0.25 * all_tags) / 1.25  # ab, cb and db
@@ -188,14 +188,14 @@ def test_an_unknown_word_s_probabilities_are_the_mean_of_ever_longer_endings_ove
 
 def test_frequent_words_do_not_say_how_unknown_ones_are_tagged():
     text = [[("of", "IN")] * 9 + [("scarf", "NN"), ("surf", "NN")]]
-    model = estimate_tagger(text, MarkovConfig(smoothing=0.1))
-    assert tag(model, ["turf"], 2) == ["NN"]
+    model = estimate_tagger(text, HMMConfig(smoothing=0.1))
+    assert tag_words(model, ["turf"], 2) == ["NN"]
 
 
 def test_the_baseline_gives_a_word_its_most_frequent_tag_and_an_unknown_one_that_of_all_words():
     text = [read("Zoo/NN can/MD can/MD can/NN fish/NN fish/VB fish/VB the/DT a/DT an/DT this/DT")]
-    model = estimate_tagger(text, MarkovConfig())
-    assert model.most_frequent(["can", "fish", "the", "unknown"]) == ["MD", "VB", "DT", "DT"]
+    model = estimate_tagger(text, HMMConfig())
+    assert model.most_frequent_tags(["can", "fish", "the", "unknown"]) == ["MD", "VB", "DT", "DT"]
 
 
 def test_viterbi_tags_better_than_greedy_and_greedy_better_than_the_baseline():
@@ -209,12 +209,12 @@ def test_viterbi_tags_better_than_greedy_and_greedy_better_than_the_baseline():
             pairs.append((f"w{rng.choice(12, p=emits[state])}", f"t{state}"))
         return pairs
 
-    model = estimate_tagger([sentence() for _ in range(400)], MarkovConfig(smoothing=0.1))
+    model = estimate_tagger([sentence() for _ in range(400)], HMMConfig(smoothing=0.1))
     held_out = [sentence() for _ in range(150)]
     gold, texts = [tags_of(s) for s in held_out], [words_of(s) for s in held_out]
     answers = (
-        [model.most_frequent(t) for t in texts],
-        *([tag(model, t, w) for t in texts] for w in (1, tags)),
+        [model.most_frequent_tags(t) for t in texts],
+        *([tag_words(model, t, w) for t in texts] for w in (1, tags)),
     )
     baseline, greedy, viterbi = (token_accuracy(gold, answer) for answer in answers)
     assert baseline + 2 < greedy < viterbi - 1
@@ -240,11 +240,11 @@ def test_a_damaged_file_and_one_of_another_model_are_refused(tmp_path):
 
 def test_what_cannot_be_estimated_or_tagged_is_refused():
     with pytest.raises(SettingError, match="one tagged sentence"):
-        estimate_tagger([[]], MarkovConfig())
+        estimate_tagger([[]], HMMConfig())
     with pytest.raises(SettingError, match="smoothing=-1"):
-        MarkovConfig(smoothing=-1)
+        HMMConfig(smoothing=-1)
     with pytest.raises(SettingError, match="tag 'XX' should be one of training: DT"):
-        MODEL.states(["DT", "XX"])
+        MODEL.tag_ids(["DT", "XX"])
     with pytest.raises(SettingError, match="width=0 of a beam"):
-        tag(MODEL, ["The"], 0)
-    assert tag(MODEL, [], 1) == []
+        tag_words(MODEL, ["The"], 0)
+    assert tag_words(MODEL, [], 1) == []

@@ -8,20 +8,20 @@ import pytest
 
 from lm.classical.ngram import (
     count_ngrams,
-    kneser_ney,
+    estimate_kneser_ney,
     load_kneser_ney,
-    next_probs,
-    sample,
+    next_token_probs,
+    sample_document,
     save_kneser_ney,
     token_log_probs,
 )
 from lm.classical.tables import load_tables, save_tables
 from lm.config.base import DataError, SettingError
-from lm.config.counts import HIGHEST_ORDER
+from lm.config.classical import MAX_ORDER
 from lm.metrics import Likelihood
 
 V, BEGIN = 7, 7
-ORDERS = range(1, HIGHEST_ORDER + 1)
+ORDERS = range(1, MAX_ORDER + 1)
 
 
 def flat(documents):
@@ -85,15 +85,15 @@ class Reference:
 def test_counts_are_those_of_a_dictionary_and_no_ngram_crosses_the_begin_of_a_document():
     documents = drawn_documents(0)
     found, wanted = count_ngrams(*flat(documents), 5, V), counted(documents, 5)
-    assert found.table(1) == wanted[1] | {(BEGIN,): len(documents)}
+    assert found.to_dict(1) == wanted[1] | {(BEGIN,): len(documents)}
     for order in range(2, 6):
-        assert found.table(order) == wanted[order]
-        assert not any(BEGIN in gram[1:] for gram in found.table(order))
+        assert found.to_dict(order) == wanted[order]
+        assert not any(BEGIN in gram[1:] for gram in found.to_dict(order))
 
 
 def test_the_largest_vocabulary_and_the_highest_order_fit_in_keys():
     documents = [[2**16 - 1, 2**16 - 2] * 4, [0, 2**16 - 1] * 3]
-    table = count_ngrams(*flat(documents), HIGHEST_ORDER, 2**16).table(HIGHEST_ORDER)
+    table = count_ngrams(*flat(documents), MAX_ORDER, 2**16).to_dict(MAX_ORDER)
     assert table[2**16 - 1, 2**16 - 2, 2**16 - 1, 2**16 - 2, 2**16 - 1] == 2
     assert table[2**16, 0, 2**16 - 1, 0, 2**16 - 1] == 1
 
@@ -101,42 +101,51 @@ def test_the_largest_vocabulary_and_the_highest_order_fit_in_keys():
 def test_a_sentence_of_bigrams_each_of_which_is_certain_is_drawn_again():
     words = "I want to eat Chinese food </s>".split()
     bigrams = count_ngrams(*flat([range(len(words))]), 2, V)
-    assert bigrams.table(2) == {(BEGIN, 0): 1} | {(w, w + 1): 1 for w in range(len(words) - 1)}
+    assert bigrams.to_dict(2) == {(BEGIN, 0): 1} | {(w, w + 1): 1 for w in range(len(words) - 1)}
     for seed in range(5):
-        drawn = sample(bigrams, np.random.default_rng(seed), end=words.index("</s>"), length=100)
+        drawn = sample_document(bigrams, np.random.default_rng(seed), eos=words.index("</s>"), max_length=100)
         assert " ".join(words[token] for token in drawn) == "I want to eat Chinese food </s>"
 
 
 def test_tokens_are_drawn_as_often_as_they_follow_the_context():
     documents = [[0, 1, 6]] * 1 + [[0, 2, 6]] * 3 + [[1, 0, 0, 6]] * 4
     trigrams, rng = count_ngrams(*flat(documents), 3, V), np.random.default_rng(0)
-    drawn = Counter(tuple(sample(trigrams, rng, end=6, length=100)) for _ in range(1500))
+    drawn = Counter(tuple(sample_document(trigrams, rng, eos=6, max_length=100)) for _ in range(1500))
     shares = {text: count / 1500 for text, count in drawn.items()}
     assert shares == pytest.approx({(0, 1, 6): 1 / 8, (0, 2, 6): 3 / 8, (1, 0, 0, 6): 1 / 2}, abs=0.05)
 
 
 def test_drawing_ends_at_the_end_the_length_and_where_nothing_follows():
     loop = count_ngrams(*flat([[0, 1, 0, 1, 0]]), 2, V)
-    assert sample(loop, np.random.default_rng(0), end=6, length=4) == [0, 1, 0, 1]
-    assert sample(count_ngrams(*flat([[0, 6, 1]]), 2, V), np.random.default_rng(0), end=6, length=4) == [0, 6]
-    assert sample(count_ngrams(*flat([[3, 4]]), 3, V), np.random.default_rng(0), end=6, length=100) == [3, 4]
-    assert sample(count_ngrams(*flat([[3, 3]]), 1, V), np.random.default_rng(0), end=6, length=3) == [3, 3, 3]
+    assert sample_document(loop, np.random.default_rng(0), eos=6, max_length=4) == [0, 1, 0, 1]
+    assert sample_document(
+        count_ngrams(*flat([[0, 6, 1]]), 2, V), np.random.default_rng(0), eos=6, max_length=4
+    ) == [0, 6]
+    assert sample_document(
+        count_ngrams(*flat([[3, 4]]), 3, V), np.random.default_rng(0), eos=6, max_length=100
+    ) == [3, 4]
+    assert sample_document(
+        count_ngrams(*flat([[3, 3]]), 1, V), np.random.default_rng(0), eos=6, max_length=3
+    ) == [3, 3, 3]
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_probabilities_sum_to_one_and_none_is_zero_in_every_context(order):
-    model = kneser_ney(count_ngrams(*flat(drawn_documents(1)), order, V))
+    model = estimate_kneser_ney(count_ngrams(*flat(drawn_documents(1)), order, V))
     rng = np.random.default_rng(2)
     contexts = [rng.integers(0, V, n).tolist() for n in range(8) for _ in range(30)]
     for context in [*contexts, *(d[:4] for d in drawn_documents(1))]:
-        probs = next_probs(model, context)
+        probs = next_token_probs(model, context)
         assert probs.sum() == pytest.approx(1, abs=1e-12) and (probs > 0).all()
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_probabilities_are_those_of_the_published_formula(order):
     documents, others = drawn_documents(3), drawn_documents(4, 10, V)
-    model, reference = kneser_ney(count_ngrams(*flat(documents), order, V)), Reference(documents, order)
+    model, reference = (
+        estimate_kneser_ney(count_ngrams(*flat(documents), order, V)),
+        Reference(documents, order),
+    )
     wanted = [
         reference.prob(token, [BEGIN, *document[:t]])
         for document in (*documents[:10], *others)
@@ -148,15 +157,15 @@ def test_probabilities_are_those_of_the_published_formula(order):
 
 def test_a_text_scored_at_once_is_scored_as_token_by_token(monkeypatch):
     documents = drawn_documents(5)
-    model = kneser_ney(count_ngrams(*flat(drawn_documents(6)), 4, V))
-    each = [math.log(next_probs(model, d[:t])[token]) for d in documents for t, token in enumerate(d)]
+    model = estimate_kneser_ney(count_ngrams(*flat(drawn_documents(6)), 4, V))
+    each = [math.log(next_token_probs(model, d[:t])[token]) for d in documents for t, token in enumerate(d)]
     np.testing.assert_allclose(token_log_probs(model, *flat(documents)), each, rtol=1e-12)
-    monkeypatch.setattr("lm.classical.ngram.SCORED_AT_ONCE", 3)  # blocks end within contexts
+    monkeypatch.setattr("lm.classical.ngram.SCORING_CHUNK", 3)  # blocks end within contexts
     np.testing.assert_allclose(token_log_probs(model, *flat(documents)), each, rtol=1e-12)
 
 
 def test_a_document_is_scored_alike_whatever_stands_before_it():
-    model = kneser_ney(count_ngrams(*flat(drawn_documents(7)), 3, V))
+    model = estimate_kneser_ney(count_ngrams(*flat(drawn_documents(7)), 3, V))
     alone = token_log_probs(model, *flat([[1, 2, 3]]))
     behind = token_log_probs(model, *flat([[4, 0, 0], [], [1, 2, 3]]))
     assert (behind[3:] == alone).all()
@@ -164,9 +173,9 @@ def test_a_document_is_scored_alike_whatever_stands_before_it():
 
 
 def test_an_order_in_which_nothing_occurs_once_still_leaves_room_for_what_was_not_seen():
-    model = kneser_ney(count_ngrams(*flat([[0, 1]] * 2), 2, V))
+    model = estimate_kneser_ney(count_ngrams(*flat([[0, 1]] * 2), 2, V))
     assert model.discounts[1] == 0.5
-    assert (next_probs(model, [0]) > 0).all()
+    assert (next_token_probs(model, [0]) > 0).all()
 
 
 def test_a_higher_order_predicts_text_better_that_has_long_contexts():
@@ -176,7 +185,9 @@ def test_a_higher_order_predicts_text_better_that_has_long_contexts():
         step = 1 if text[-1] < 3 else 3 * text[-2]
         text.append((text[-1] + step + (rng.random() < 0.1)) % V)
     train, held_out = flat([text[:5000]]), flat([text[5000:]])
-    means = [-token_log_probs(kneser_ney(count_ngrams(*train, n, V)), *held_out).mean() for n in (1, 2, 3)]
+    means = [
+        -token_log_probs(estimate_kneser_ney(count_ngrams(*train, n, V)), *held_out).mean() for n in (1, 2, 3)
+    ]
     entropy = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1))
     assert means[0] > means[1] + 0.2 and means[1] > means[2] + 0.2
     assert means[2] == pytest.approx(entropy, abs=0.05)
@@ -185,7 +196,7 @@ def test_a_higher_order_predicts_text_better_that_has_long_contexts():
 @pytest.mark.parametrize("order", [1, 4])
 def test_a_saved_model_is_read_back_as_it_was(tmp_path, order):
     documents = drawn_documents(8)
-    model = kneser_ney(count_ngrams(*flat(documents), order, V))
+    model = estimate_kneser_ney(count_ngrams(*flat(documents), order, V))
     save_kneser_ney(model, tmp_path / "model.npz")
     back = load_kneser_ney(tmp_path / "model.npz")
     assert (token_log_probs(back, *flat(documents)) == token_log_probs(model, *flat(documents))).all()
@@ -198,7 +209,7 @@ def test_a_damaged_missing_or_foreign_file_is_refused(tmp_path):
     path = tmp_path / "model.npz"
     with pytest.raises(DataError, match="model.npz does not exist"):
         load_kneser_ney(path)
-    save_kneser_ney(kneser_ney(count_ngrams(*flat([[1, 2]]), 2, V)), path)
+    save_kneser_ney(estimate_kneser_ney(count_ngrams(*flat([[1, 2]]), 2, V)), path)
     whole = path.read_bytes()
     for place in range(0, len(whole), 97):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
@@ -230,7 +241,7 @@ def test_what_cannot_be_counted_is_refused_with_what_was_expected(change, messag
 
 
 def test_a_text_without_tokens_has_no_log_probabilities():
-    model = kneser_ney(count_ngrams(*flat([[1, 2]]), 2, V))
+    model = estimate_kneser_ney(count_ngrams(*flat([[1, 2]]), 2, V))
     assert token_log_probs(model, *flat([])).shape == token_log_probs(model, *flat([[], []])).shape == (0,)
 
 

@@ -7,12 +7,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.classical.skipgram import negative_gradients, negative_loss, softmax_gradients, softmax_loss
-from lm.classical.windows import join_documents, keep_probabilities, noise_of, pad_text
-from lm.classical.word2vec import Tables, context_windows, draw_noise, mean_loss, train_skipgram
-from lm.classical.word_vectors import WordVectors, load_word_vectors, number_words, train_word_vectors
+from lm.classical.word2vec import (
+    Tables,
+    WordVectors,
+    build_vocabulary,
+    context_windows,
+    join_documents,
+    keep_probabilities,
+    load_word_vectors,
+    mean_loss,
+    negative_sampling_gradients,
+    negative_sampling_loss,
+    noise_distribution,
+    pad_text,
+    sample_negatives,
+    softmax_gradients,
+    softmax_loss,
+    train_skipgram,
+    train_word_vectors,
+)
 from lm.config.base import DataError, SettingError
-from lm.config.skipgram import SkipGramConfig
+from lm.config.classical import SkipGramConfig
 
 B, C, K, V, D = 4, 3, 5, 7, 6
 TINY = SkipGramConfig(d_model=8, window=2, epochs=6, batch=16, learning_rate=0.1)
@@ -58,13 +73,13 @@ def test_the_negative_loss_is_that_of_each_pair_with_the_negatives_of_its_centre
             near, far = np.asarray(positive[b, c] @ u[b]), np.asarray(negative[b] @ u[b])
             pair = -np.log(1 / (1 + np.exp(-near))) - np.log(1 / (1 + np.exp(far))).sum()
             expected += float(WEIGHTS[b, c]) * pair
-    assert negative_loss(u, positive, negative, WEIGHTS) == pytest.approx(expected, rel=1e-5)
+    assert negative_sampling_loss(u, positive, negative, WEIGHTS) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_gradients_of_negative_sampling_are_those_of_differentiation():
     u, positive, negative = normal(0, B, D), normal(1, B, C, D), normal(2, B, K, D)
-    d_u, d_v = negative_gradients(u, positive, negative, WEIGHTS)
-    expected = jax.grad(negative_loss, argnums=(0, 1, 2))(u, positive, negative, WEIGHTS)
+    d_u, d_v = negative_sampling_gradients(u, positive, negative, WEIGHTS)
+    expected = jax.grad(negative_sampling_loss, argnums=(0, 1, 2))(u, positive, negative, WEIGHTS)
     np.testing.assert_allclose(d_u, expected[0], atol=1e-5)
     np.testing.assert_allclose(d_v, jnp.concatenate(expected[1:], axis=1), atol=1e-5)
 
@@ -92,12 +107,12 @@ def test_pairs_lie_within_reach_and_in_one_document(reach):
 @pytest.mark.parametrize("counts", [[5, 1, 0, 80, 14], [3], [1] * 6])
 def test_negatives_are_drawn_with_the_counts_to_the_power_of_three_quarters(counts):
     counts = np.array(counts)
-    noise, power = noise_of(counts), counts**0.75
+    noise, power = noise_distribution(counts), counts**0.75
     # Each cell is drawn with 1/V, and gives its own word or its alias: the probabilities are exact.
     p = np.bincount(np.arange(len(counts)), noise.threshold, len(counts))
     p += np.bincount(noise.alias, 1 - noise.threshold, len(counts))
     np.testing.assert_allclose(p / len(counts), power / power.sum(), atol=1e-6)
-    drawn = np.asarray(draw_noise(jax.random.key(0), jax.device_put(noise), (100, 400)))
+    drawn = np.asarray(sample_negatives(jax.random.key(0), jax.device_put(noise), (100, 400)))
     share = np.bincount(drawn.ravel(), minlength=len(counts)) / drawn.size
     np.testing.assert_allclose(share, power / power.sum(), atol=0.01)
 
@@ -122,7 +137,7 @@ def toy_texts():
 
 @pytest.fixture(scope="module")
 def toy():
-    return number_words(toy_texts(), 1)
+    return build_vocabulary(toy_texts(), 1)
 
 
 @pytest.mark.parametrize("negatives", [5, 0], ids=["negative-sampling", "softmax"])
@@ -130,7 +145,7 @@ def toy():
 def test_words_that_are_interchangeable_become_neighbours_and_the_loss_falls(toy, negatives, subsample):
     words, ids = toy
     config = replace(TINY, negatives=negatives, subsample=subsample)
-    vectors = train_word_vectors(toy_texts(), config, least=1, seed=0)
+    vectors = train_word_vectors(toy_texts(), config, min_count=1, seed=0)
     tables = Tables(vectors.centres, vectors.contexts)
     still = train_skipgram(ids, len(words), replace(config, learning_rate=0.0, last_rate=0.0), 0)
     assert mean_loss(tables, ids, config, 1) < 0.8 * mean_loss(still, ids, config, 1)
@@ -229,6 +244,6 @@ def test_tables_that_do_not_fit_the_words_are_refused():
 
 
 def test_words_are_numbered_by_falling_count_and_rare_ones_are_left_out():
-    words, ids = number_words(["The cat, the DOG.", "the cat sat"], 2)
+    words, ids = build_vocabulary(["The cat, the DOG.", "the cat sat"], 2)
     assert words == ("the", "cat")
     assert [row.tolist() for row in ids] == [[0, 1, 0], [0, 1]]

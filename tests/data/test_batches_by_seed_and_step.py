@@ -10,18 +10,18 @@ import pytest
 from lm.batch import concatenate
 from lm.config.base import SettingError
 from lm.data.batches import Batches, stream
-from lm.data.corpus.sampler import Streams, WindowPlace
-from lm.data.corpus.shards import Texts, deal
+from lm.data.corpus.sampler import CorpusSampler, WindowPosition
+from lm.data.corpus.shards import InMemoryShard, split_shards
 from lm.data.corpus.token_cache import EncodedCorpus, encode_texts
 from lm.data.packing import ENCODER_DECODERS
 from lm.data.pretraining import pretraining_rows
 from lm.data.segments import SegmentedWindow, concatenate_documents
-from lm.data.seq2seq import CorpusTask, MixtureRows, eval_batches
+from lm.data.seq2seq import CorpusExamples, MixtureRows, eval_batches
 from lm.objectives.denoising import OBJECTIVES, Lengths
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.tokenizers.tokenizer import EOS
 
-VOCABULARY = Bytes(100)
+VOCABULARY = ByteTokenizer(100)
 PAIRS = [
     (name, architecture)
     for name, architecture in itertools.product(sorted(OBJECTIVES), ("encoder-decoder", "prefix-decoder"))
@@ -42,7 +42,9 @@ def corpus(tmp_path_factory):
 def dealt(corpus):
     """The same documents for four streams, in two shards of many windows."""
     (texts,) = corpus.shards
-    shards = deal([Texts(texts.documents[:15]), Texts(texts.documents[15:], "others")], 4)
+    shards = split_shards(
+        [InMemoryShard(texts.documents[:15]), InMemoryShard(texts.documents[15:], "others")], 4
+    )
     return EncodedCorpus(tuple(shards), VOCABULARY, corpus.folder, 300, 4)
 
 
@@ -51,7 +53,9 @@ def batches(corpus):
     def make(name="span-corruption", architecture="encoder-decoder", read=corpus, **settings):
         settings = {"inputs_length": 32, "batch_size": 8, "seed": 5} | settings
         objective = OBJECTIVES[name] if isinstance(name, str) else name
-        streams = Streams(read, read.streams, settings.pop("seed"), notes=settings.pop("notes", None))
+        streams = CorpusSampler(
+            read, read.num_streams, settings.pop("seed"), index_folder=settings.pop("notes", None)
+        )
         rows = pretraining_rows(streams, objective, architecture=architecture, **settings)
         return Batches(rows, settings["batch_size"])
 
@@ -60,8 +64,8 @@ def batches(corpus):
 
 def only(made):
     """The window of a corpus that has one."""
-    (place,) = {rows.place for rows in made.rows.reader.find_rows(np.arange(4), lambda _: 10, "any")}
-    return made.rows.reader.window(place)
+    (position,) = {rows.position for rows in made.rows.reader.find_rows(np.arange(4), lambda _: 10, "any")}
+    return made.rows.reader.window(position)
 
 
 @pytest.fixture
@@ -113,7 +117,7 @@ def test_rows_have_their_shape_and_where_examples_end_every_segment_ends_with_eo
 
 def epoch_rows(made, epoch):
     """How many rows an epoch has, of a corpus of one window."""
-    return made.rows.count_rows(WindowPlace(0, epoch, 0, 0, 0, 0))
+    return made.rows.count_rows(WindowPosition(0, epoch, 0, 0, 0, 0))
 
 
 @pytest.mark.parametrize("name", ["mass-style", "deshuffling", "prefix-lm", "causal-lm", "language-model"])
@@ -159,7 +163,7 @@ def test_one_eos_stands_between_two_documents_and_none_at_a_cut(batches, corpus,
     made = batches(name, architecture, batch_size=1)
     rows = [made(step, slice(None)) for step in range(epoch_rows(made, 0))]
     rows = [row.decoder.targets[row.decoder.segment_ids > 0].tolist() for row in rows]
-    order = np.argsort(made.rows.reader.segment_order(WindowPlace(0, 0, 0, 0, 0, 0)))
+    order = np.argsort(made.rows.reader.segment_order(WindowPosition(0, 0, 0, 0, 0, 0)))
     tokens, offsets, *_ = corpus.first()
     documents = [tokens[begin:end].tolist() for begin, end in itertools.pairwise(offsets)]
     strung = [token for document in documents for token in (*document, EOS)]
@@ -180,9 +184,9 @@ def test_a_document_that_is_cut_has_no_end(corpus):
     whole = corpus.first()
     first, second = whole.offsets[1:3].tolist()
     cuts = {first: False, second - 1: True, second: False, len(whole.tokens): False}
-    assert {count: whole.cut(count).goes_on for count in cuts} == cuts
+    assert {count: whole.truncate(count).is_truncated for count in cuts} == cuts
     for count, goes_on in cuts.items():
-        text = SegmentedWindow(whole.cut(count), OBJECTIVES["causal-lm"], Bytes(100), 32).text
+        text = SegmentedWindow(whole.truncate(count), OBJECTIVES["causal-lm"], ByteTokenizer(100), 32).text
         assert (text.read(np.array([text.length - 1]))[0] != EOS) == goes_on
 
 
@@ -243,7 +247,7 @@ def test_tasks_are_mixed_by_rate_and_each_epoch_reshuffled(tasks):
 def test_a_corpus_is_a_task_of_a_mixture_with_new_noise_on_each_pass(batches):
     for name in ("mass-style", "prefix-lm"):
         source = batches(name).rows
-        examples, count = CorpusTask(source), len(only(batches(name)).segments.starts)
+        examples, count = CorpusExamples(source), len(only(batches(name)).segments.starts)
         passes = [
             [[side.ids.tolist() for side in examples[i + p * count]] for i in range(count)] for p in (0, 1)
         ]
@@ -315,7 +319,7 @@ def test_a_setting_that_cannot_be_is_refused_by_name(batches, settings, field):
 
 def test_streams_and_mixtures_refuse_by_name(batches, corpus):
     with pytest.raises(SettingError, match="objective.eos='between-documents'"):
-        CorpusTask(batches("causal-lm", "decoder").rows)
+        CorpusExamples(batches("causal-lm", "decoder").rows)
     with pytest.raises(SettingError, match="data.workers=-1"):
         stream(batches(), 0, 1, workers=-1)
     common = {"architecture": "decoder", "lengths": LIMITS, "seed": 0}
@@ -328,7 +332,7 @@ def test_streams_and_mixtures_refuse_by_name(batches, corpus):
     with pytest.raises(SettingError, match="writes no text"):
         eval_batches([], architecture="encoder", lengths=LIMITS, batch_size=1)
     with pytest.raises(SettingError, match="no sentinels"):
-        batches("baseline", "decoder", replace(corpus, vocabulary=Bytes(0)))
+        batches("baseline", "decoder", replace(corpus, tokenizer=ByteTokenizer(0)))
 
 
 @pytest.mark.slow

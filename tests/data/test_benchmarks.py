@@ -43,7 +43,7 @@ def test_a_set_with_the_official_features_reads_as_in_the_paper_and_right_answer
     assert pairs[0] == READS[name]
     assert task.evaluate(rows, [right(task, row) for row in rows])["score"] == pytest.approx(100)
     assert task.evaluate(rows, ["nonsense"] * len(rows))["score"] < 60
-    if task.training and task.train:
+    if task.training_rows and task.train:
         prepare(task.source, tmp_path / "train", (*SETS[name][:2], "train"))
         assert len(task.rows("train", tmp_path / "train")) == 3  # one for each right answer
 
@@ -97,4 +97,4 @@ def test_every_task_of_the_paper_is_here_with_its_labels_and_splits():
         assert (task.train is None) == (entry["train_split"] is None)
         assert task.validation or entry["eval_split_in_ablations"] is None
         for number, word in enumerate(entry.get("labels", ())):
-            assert task.from_text(word, {}) == number
+            assert task.postprocess(word, {}) == number

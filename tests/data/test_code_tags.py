@@ -4,7 +4,7 @@ import pytest
 
 from lm.c4.filters import hash_fraction
 from lm.data.documentation import code_tags
-from lm.data.documentation.code_tags import LENGTHS, ROLES, role_rows, tagged_lines
+from lm.data.documentation.code_tags import CODE_TAGS, LINE_LENGTHS, code_tag_rows, tagged_lines
 
 SOURCE = '''
 """Too short."""
@@ -76,27 +76,27 @@ def test_what_does_not_parse_is_not_ascii_or_depends_on_the_version_of_python_is
 
 
 def test_a_line_that_is_too_long_is_left_out():
-    fits = "x = " + " + ".join("y" for _ in range((LENGTHS.stop - 2) // 2))
+    fits = "x = " + " + ".join("y" for _ in range((LINE_LENGTHS.stop - 2) // 2))
     assert len(shown(fits + "\n")) == 1 and shown(fits + " + y\n") == []
 
 
 @pytest.fixture(scope="module")
 def splits():
-    return role_rows(["json", "email", "logging", "asyncio"])
+    return code_tag_rows(["json", "email", "logging", "asyncio"])
 
 
 def test_a_module_is_in_one_split_by_its_name_alone(splits):
     names = {split: {row["name"] for row in rows} for split, rows in splits.items()}
     assert names["train"] and not names["train"] & (names["validation"] | names["report"])
     assert not names["validation"] & names["report"]
-    alone = role_rows(["logging"])
+    alone = code_tag_rows(["logging"])
     for split, rows in alone.items():
         assert {row["name"] for row in rows} == {name for name in names[split] if name.startswith("logging")}
-    assert all(hash_fraction(name, "roles") < code_tags.TRAIN_SHARE for name in names["train"])
+    assert all(hash_fraction(name, "roles") < code_tags.TRAIN_BELOW for name in names["train"])
 
 
 def test_no_line_is_in_the_set_twice_and_every_role_occurs(splits):
     rows = [row for rows in splits.values() for row in rows]
     assert len({tuple(row["tokens"]) for row in rows}) == len(rows) > 1000
-    assert {role for row in rows for role in row["roles"]} == set(range(len(ROLES)))
-    assert all(len(row["tokens"]) == len(row["roles"]) in LENGTHS for row in rows)
+    assert {role for row in rows for role in row["roles"]} == set(range(len(CODE_TAGS)))
+    assert all(len(row["tokens"]) == len(row["roles"]) in LINE_LENGTHS for row in rows)

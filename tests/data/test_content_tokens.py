@@ -11,15 +11,15 @@ from golden.make_batches import VOCABULARY, OneWindow, examples, pretraining
 from experiments.runs.scores import held_out, total
 from lm.data.batches import Batches
 from lm.data.content import unigram_baseline
-from lm.data.corpus.sampler import Streams
-from lm.data.corpus.token_cache import Tokens
+from lm.data.corpus.sampler import CorpusSampler
+from lm.data.corpus.token_cache import EncodedDocuments
 from lm.data.packing import DECODERS
 from lm.data.pretraining import pretraining_rows
-from lm.data.seq2seq import CorpusTask, MixtureRows
+from lm.data.seq2seq import CorpusExamples, MixtureRows
 from lm.files import lines_with_checksum
 from lm.objectives.denoising import OBJECTIVES, Lengths
 
-SENTINELS = VOCABULARY.size - VOCABULARY.num_sentinels
+SENTINELS = VOCABULARY.vocab_size - VOCABULARY.num_sentinels
 DENOISING = [name for name, one in OBJECTIVES.items() if not one.is_mlm and one.has_inputs]
 
 
@@ -96,7 +96,7 @@ def test_of_an_encoder_the_hidden_tokens_are_content():
 
 def test_of_mixtures_answers_but_for_eos_are_content_and_the_corpus_keeps_its_own():
     source = pretraining(OBJECTIVES["bert-style"], "encoder-decoder").rows
-    tasks = {"task": examples(9), "corpus": CorpusTask(source)}
+    tasks = {"task": examples(9), "corpus": CorpusExamples(source)}
     batch = MixtureRows(tasks, {"task": 1.0, "corpus": 1.0}, "encoder-decoder", Lengths(0, 60, 60), 0)(
         np.arange(40)
     )
@@ -115,7 +115,7 @@ def test_of_mixtures_answers_but_for_eos_are_content_and_the_corpus_keeps_its_ow
 def drawn_text(objective, length=512):
     """Batches of a long text whose pieces are drawn from ``SHARES``, and the text."""
     tokens = np.random.default_rng(0).choice(np.arange(3, 273), 200_000, p=SHARES).astype(np.uint16)
-    streams = Streams(OneWindow(Tokens(tokens, np.array([0, len(tokens)])), MANY), 1, 0)
+    streams = CorpusSampler(OneWindow(EncodedDocuments(tokens, np.array([0, len(tokens)])), MANY), 1, 0)
     architecture = {"causal-lm": "decoder", "masked-lm": "encoder"}.get(objective, "encoder-decoder")
     settings = {"architecture": architecture, "inputs_length": length, "batch_size": 64}
     rows = pretraining_rows(streams, OBJECTIVES[objective], **settings)
@@ -125,7 +125,7 @@ def drawn_text(objective, length=512):
 SHARES = 1 / np.arange(1, 271)
 SHARES /= SHARES.sum()
 ENTROPY = -(SHARES * np.log(SHARES)).sum()
-MANY = replace(VOCABULARY, num_sentinels=150, size=450)
+MANY = replace(VOCABULARY, num_sentinels=150, vocab_size=450)
 
 
 @pytest.mark.parametrize(

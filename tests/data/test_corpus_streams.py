@@ -23,9 +23,15 @@ from lm.config.base import DataError, SettingError
 from lm.data.batches import stream
 from lm.data.corpus import precompute
 from lm.data.corpus import token_cache as encoding
-from lm.data.corpus.prefetch import encoding_ahead
-from lm.data.corpus.sampler import Streams, read_notes, stream_count
-from lm.data.corpus.shards import LARGEST_WINDOW, Texts, WindowText, documents_of, sample_documents
+from lm.data.corpus.prefetch import pretokenize_in_background
+from lm.data.corpus.sampler import CorpusSampler, choose_num_streams, read_index
+from lm.data.corpus.shards import (
+    MAX_WINDOW_BYTES,
+    InMemoryShard,
+    WindowText,
+    iter_documents,
+    sample_documents,
+)
 from lm.data.corpus.spec import corpus_shards
 from lm.data.corpus.token_cache import EncodedCorpus
 
@@ -59,8 +65,8 @@ def test_the_first_batch_reads_a_window_or_two_of_each_stream(tmp_path):
 def test_each_stream_has_its_text_once_an_epoch_and_another_order_in_the_next(tmp_path):
     made = rows_in_streams(Watched.several(), tmp_path)
     whole = np.sort(np.concatenate(VOCABULARY.encode_batch(WORDS)))
-    walks = [made.rows.reader.walk(s, made.rows.count_rows, "segments") for s in range(4)]
-    rows = [walk.rows_of_epoch(10**6) for walk in walks]
+    indices = [made.rows.reader.row_index(s, made.rows.count_rows, "segments") for s in range(4)]
+    rows = [index.rows_of_epoch(10**6) for index in indices]
     epochs = []
     for epoch in (0, 1):
         texts = []
@@ -103,8 +109,8 @@ def rows_from_epoch(epoch, folder, name):
     """Batches from the begin of an epoch on: the windows before it are told by notes."""
     rows_in_streams(Watched.several(), folder, notes=folder / "notes", name=name)(300, slice(None))
     for path in (folder / "notes").rglob("*.txt"):
-        rows, place = next(read_notes(path))
-        numbers = " ".join(map(str, (1, *place._replace(epoch=epoch, number=0, before=0))))
+        rows, place = next(read_index(path))
+        numbers = " ".join(map(str, (1, *place._replace(epoch=epoch, index_in_epoch=0, tokens_before=0))))
         path.write_text(f"{numbers} {zlib.crc32(numbers.encode())}\n")
     return rows_in_streams(Watched.several(), folder, notes=folder / "notes", name=name)
 
@@ -145,7 +151,7 @@ def test_a_cut_corpus_repeats_its_first_tokens_and_needs_no_others(tmp_path):
 
 
 def test_what_is_kept_is_not_read_again_and_no_more_is_kept_than_is_allowed(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoding, "TRIMMED_EVERY", 1)
+    monkeypatch.setattr(encoding, "EVICTION_INTERVAL", 1)
     shards = Watched.several()
     first = EncodedCorpus(tuple(shards), VOCABULARY, tmp_path, 1000, 4).first()
     read = [len(shard.read_windows) for shard in shards]
@@ -154,14 +160,14 @@ def test_what_is_kept_is_not_read_again_and_no_more_is_kept_than_is_allowed(tmp_
     assert [len(shard.read_windows) for shard in shards] == read
     size = sum(path.stat().st_size for path in tmp_path.rglob("*.npz"))
     most = size // 3 / 1e9
-    small = EncodedCorpus(tuple(shards), VOCABULARY, tmp_path / "small", 1000, 4, most=most)
+    small = EncodedCorpus(tuple(shards), VOCABULARY, tmp_path / "small", 1000, 4, max_gigabytes=most)
     assert small.first().tokens.tolist() == first.tokens.tolist()
     assert sum(path.stat().st_size for path in (tmp_path / "small").rglob("*.npz")) <= size // 3
     assert small.first().tokens.tolist() == first.tokens.tolist()
 
 
 @pytest.mark.parametrize("kind", ["text", "jsonl", "gz", "parquet"])
-@pytest.mark.parametrize("size", [300, 5_000, LARGEST_WINDOW])
+@pytest.mark.parametrize("size", [300, 5_000, MAX_WINDOW_BYTES])
 def test_windows_of_any_size_in_any_order_hold_each_document_once(tmp_path, kind, size):
     documents = [f"{i} is a document of {'many ' * (i % 40)}words" for i in range(300)]
     if kind == "text":
@@ -203,7 +209,7 @@ def test_damaged_lines_and_files_are_named_and_left_out_if_asked(tmp_path):
     with pytest.raises(DataError, match=r"a\.jsonl: the line at byte 16 .*data.corrupt_records='skip'"):
         corpus_shards(f"jsonl:{path}", "train", tmp_path)
     shards = corpus_shards(f"jsonl:{path}", "train", tmp_path, "skip")
-    assert [shard.read(0, LARGEST_WINDOW).left_out for shard in shards] == [1]
+    assert [shard.read(0, MAX_WINDOW_BYTES).num_corrupt for shard in shards] == [1]
     whole = gzip.compress(b'{"text": "a line"}\n' * 40_000)
     (tmp_path / "b.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"b\.jsonl\.gz is damaged or cut off"):
@@ -219,10 +225,10 @@ def test_damaged_lines_and_files_are_named_and_left_out_if_asked(tmp_path):
 FULL = """
 import resource, sys; from pathlib import Path
 from lm.data.corpus import token_cache
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))  # of a file: as a full disk has it
 try:
-    token_cache.encode_texts(["word " * 10_000], Bytes(100), Path(sys.argv[1])).first()
+    token_cache.encode_texts(["word " * 10_000], ByteTokenizer(100), Path(sys.argv[1])).first()
 except OSError as error:
     print(error)
 """
@@ -248,23 +254,23 @@ def test_a_sample_is_of_all_of_a_corpus_and_reads_a_part_of_it():
     [(0, 128, 1e9, 16), (0, 12, 1e9, 4), (0, 128, 3e5, 4), (6, 12, 1, 6)],
 )
 def test_streams_divide_a_batch_and_are_few_where_there_is_little(wanted, batch, size, count):
-    assert stream_count(wanted, batch, int(size)) == count
+    assert choose_num_streams(wanted, batch, int(size)) == count
 
 
 def test_streams_that_divide_no_batch_are_refused():
     with pytest.raises(SettingError, match="data.streams=5 should divide the 12 sequences of a batch"):
-        stream_count(5, 12, 10**9)
+        choose_num_streams(5, 12, 10**9)
 
 
 def test_a_stream_without_text_is_refused_with_the_mend(tmp_path):
-    made = rows_in_streams([Texts(("only one",))], tmp_path)
+    made = rows_in_streams([InMemoryShard(("only one",))], tmp_path)
     with pytest.raises(SettingError, match="no text to train on in stream .* of 4.*data.streams lower"):
         made(0, slice(None))
 
 
 def test_the_documents_of_a_window_are_those_of_its_shard():
-    assert [*documents_of([Texts(tuple(WORDS))], 900)] == WORDS
-    assert isinstance(Texts(("a",)).read(0, 1), WindowText)
+    assert [*iter_documents([InMemoryShard(tuple(WORDS))], 900)] == WORDS
+    assert isinstance(InMemoryShard(("a",)).read(0, 1), WindowText)
 
 
 @pytest.mark.parametrize("change", ["appended", "cut", "missing"])
@@ -303,39 +309,39 @@ def test_another_number_of_hosts_goes_on_with_the_same_data(tmp_path, name):
 
 
 def test_a_part_that_another_process_has_claimed_is_left_to_it_while_that_runs(tmp_path):
-    corpus = EncodedCorpus((Texts(tuple(WORDS)),), VOCABULARY, tmp_path, 1000, 1)
-    task = precompute.Windows(0, 0, 3)
+    corpus = EncodedCorpus((InMemoryShard(tuple(WORDS)),), VOCABULARY, tmp_path, 1000, 1)
+    task = precompute.WindowRange(0, 0, 3)
     claim = corpus.path(0, 0).with_suffix(".claim")
-    assert precompute.claimed(claim)
-    assert precompute.encode_windows(corpus, task) is None and not corpus.is_kept(0, 0)
+    assert precompute.try_claim(claim)
+    assert precompute.encode_windows(corpus, task) is None and not corpus.is_cached(0, 0)
     dead = subprocess.Popen(["true"])
     dead.wait()
     claim.write_text(f"{platform.node()} {dead.pid}")
-    assert precompute.encode_windows(corpus, task) == 3 and corpus.is_kept(0, 2) and not claim.exists()
+    assert precompute.encode_windows(corpus, task) == 3 and corpus.is_cached(0, 2) and not claim.exists()
     claim.write_text(f"{platform.node()}-other {dead.pid}")
     assert precompute.encode_windows(corpus, task) is None
 
 
 def test_what_is_to_be_encoded_ahead_is_what_the_streams_read_first_and_as_much_as_is_asked_for(tmp_path):
-    shards = [Texts(tuple(WORDS[i::40]), str(i)) for i in range(40)]  # each less than a window
+    shards = [InMemoryShard(tuple(WORDS[i::40]), str(i)) for i in range(40)]  # each less than a window
     size = sum(shard.size for shard in shards)
     for window in (200, 10_000):
         corpus = EncodedCorpus(tuple(shards), VOCABULARY, tmp_path / str(window), window, 4)
-        tasks = precompute.windows_of(Streams(corpus, 4, 3), size // 2)
+        tasks = precompute.window_ranges(CorpusSampler(corpus, 4, 3), size // 2)
         stored = sum(shards[number].size for number in {task.shard for task in tasks})
         assert size // 2 <= stored < size * 0.7
-        first = [Streams(corpus, 4, 3).shards(stream, 0)[0] for stream in range(4)]
+        first = [CorpusSampler(corpus, 4, 3).shard_order(stream, 0)[0] for stream in range(4)]
         assert [task.shard for task in tasks[:4]] == first
 
 
 @pytest.mark.slow
 def test_processes_that_encode_ahead_keep_what_the_streams_read_next(tmp_path):
-    shards = [Texts(tuple(WORDS[i::8]), str(i)) for i in range(8)]
+    shards = [InMemoryShard(tuple(WORDS[i::8]), str(i)) for i in range(8)]
     made = rows_in_streams(shards, tmp_path / "kept", notes=tmp_path / "notes")
     reading = made.rows.reader
-    notes = {number: reading.notes(number, made.rows.row_kind) for number in range(4)}
+    notes = {number: reading.index_file(number, made.rows.row_kind) for number in range(4)}
     made(0, slice(None))
-    with encoding_ahead(reading.streams, notes, 2):
+    with pretokenize_in_background(reading.sampler, notes, 2):
         deadline = time.monotonic() + 120
         while len([*(tmp_path / "kept").rglob("*.npz")]) < 4 * 3 and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -350,9 +356,9 @@ def test_processes_that_encode_ahead_keep_what_the_streams_read_next(tmp_path):
 
 @pytest.mark.slow
 def test_after_a_corpus_is_prepared_nothing_is_read_of_it(tmp_path):
-    made = rows_in_streams([Texts(tuple(WORDS[i::8]), str(i)) for i in range(8)], tmp_path / "kept")
+    made = rows_in_streams([InMemoryShard(tuple(WORDS[i::8]), str(i)) for i in range(8)], tmp_path / "kept")
     done = []
-    assert precompute.encode_ahead(made.rows.reader.streams, None, 2, done.append) == []
+    assert precompute.pretokenize(made.rows.reader.sampler, None, 2, done.append) == []
     assert sum(done) == len([*(tmp_path / "kept").rglob("*.npz")]) - 8  # behind each shard its end is kept
     watched = Watched.several()
     again = rows_in_streams(watched, tmp_path / "kept")

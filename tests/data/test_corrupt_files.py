@@ -28,7 +28,7 @@ from lm.config.base import DataError, SettingError, change, changes
 from lm.data import batches
 from lm.data.corpus import tfds as rows
 from lm.data.corpus import token_cache
-from lm.data.corpus.shards import documents_of
+from lm.data.corpus.shards import iter_documents
 from lm.data.corpus.spec import corpus_shards
 from lm.files import (
     atomic_file,
@@ -37,8 +37,8 @@ from lm.files import (
     parse_with_checksum,
     write_with_checksum,
 )
-from lm.tokenizers.sentencepiece import Bytes
-from lm.tokenizers.tokenizer import TRAINED_KINDS, UNK
+from lm.tokenizers.sentencepiece import ByteTokenizer
+from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS, UNK
 
 MINE = [f"text {i} " + "words and more words " * (i % 7) for i in range(40)]
 
@@ -84,7 +84,7 @@ def stored(folder):
         for text in MINE:  # in order
             writer.write(next(record for record in records if text.encode() + b"|" in record + b"|"))
         writer.close()
-    rows.open_set.cache_clear()
+    rows.open_builder.cache_clear()
     return folder
 
 
@@ -173,12 +173,12 @@ def test_corrupt_records_are_left_out_of_training_counted_and_never_of_evaluatio
     damage(shard(stored), 0, 7, 8, 39)
     damage(shard(stored, "validation"), 3)
     left = rows.prepared_rows("mine", "train", tmp_path, "skip")
-    assert left.left_out == (0, 7, 8, 39)
-    assert [row["text"] for row in left] == [text for k, text in enumerate(MINE) if k not in left.left_out]
+    assert left.skipped == (0, 7, 8, 39)
+    assert [row["text"] for row in left] == [text for k, text in enumerate(MINE) if k not in left.skipped]
     assert documents("tfds:mine", "train", tmp_path, "skip") == [row["text"] for row in left]
     read = [shard.read(0, 1 << 20) for shard in corpus_shards("tfds:mine", "train", tmp_path, "skip")]
-    assert [window.left_out for window in read] == [4]
-    assert rows.corrupt_records(rows.StoredRows(stored, "train"), tmp_path) == left.left_out
+    assert [window.num_corrupt for window in read] == [4]
+    assert rows.corrupt_records(rows.TfdsRows(stored, "train"), tmp_path) == left.skipped
     with pytest.raises(DataError, match="record 3 .*never out of evaluation"):
         documents("tfds:mine", "validation", tmp_path)
 
@@ -188,9 +188,11 @@ def test_a_corrupt_record_stops_the_encoding_of_a_corpus_and_leaves_nothing_behi
     place, lengths = tmp_path / "tokens", [len(text.encode()) for text in MINE]
     for corrupt in ("skip", "stop"):  # what one keeps the other does not read
         shards = corpus_shards("tfds:mine", "train", tmp_path, corrupt)
-        made = replace(token_cache.encoded_corpus(shards, Bytes(100), place, 1), corrupt=corrupt)
+        made = replace(
+            token_cache.make_encoded_corpus(shards, ByteTokenizer(100), place, 1), on_corrupt=corrupt
+        )
         if corrupt == "skip":
-            assert (len(made.first().tokens), made.first().left_out) == (sum(lengths) - lengths[7], 1)
+            assert (len(made.first().tokens), made.first().num_corrupt) == (sum(lengths) - lengths[7], 1)
             kept = files(place)
         else:
             with pytest.raises(DataError, match="record 7 "):
@@ -201,7 +203,7 @@ def test_a_corrupt_record_stops_the_encoding_of_a_corpus_and_leaves_nothing_behi
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_corrupt_record_in_the_middle_of_training_arrives_as_it_is_named(stored, tmp_path, workers):
     damage(shard(stored), 20)
-    stream = batches.stream(Lengths(rows.StoredRows(stored, "train")), 0, 40, workers=workers)
+    stream = batches.stream(Lengths(rows.TfdsRows(stored, "train")), 0, 40, workers=workers)
     with pytest.raises(Exception, match=r"(?s)record 20 \(number 20 of mine-train\.array_record") as caught:
         list(stream)
     assert isinstance(caught.value, DataError)
@@ -222,7 +224,7 @@ def files(folder):
 
 
 def test_tokens_with_any_byte_changed_and_files_cut_short_are_read_right_or_made_anew(tmp_path, capsys):
-    made = token_cache.encode_texts(TEXTS, Bytes(100), tmp_path)
+    made = token_cache.encode_texts(TEXTS, ByteTokenizer(100), tmp_path)
     good, path = made.first(), made.path(0, 0)
     content, draw = path.read_bytes(), random.Random(0)
     broken = [content[: len(content) * k // 8] for k in range(8)]
@@ -231,7 +233,7 @@ def test_tokens_with_any_byte_changed_and_files_cut_short_are_read_right_or_made
         broken += [content[:place] + other + content[place + 1 :]]
     for damaged in broken:
         path.write_bytes(damaged)
-        again = token_cache.encode_texts(TEXTS, Bytes(100), tmp_path).first()
+        again = token_cache.encode_texts(TEXTS, ByteTokenizer(100), tmp_path).first()
         assert (again.tokens.tolist(), again.offsets.tolist()) == (
             good.tokens.tolist(),
             good.offsets.tolist(),
@@ -264,7 +266,7 @@ def test_vocabularies_with_and_without_byte_fallback_lie_beside_each_other(tmp_p
         find_vocabulary(experiment, tmp_path, print)
 
 
-@pytest.mark.parametrize("kind", TRAINED_KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_ALGORITHMS)
 def test_a_vocabulary_of_each_kind_is_trained_on_the_corpus_that_it_names(kind, tmp_path):
     for name, texts in {"a": TEXTS, "b": [text.upper() for text in TEXTS]}.items():
         (tmp_path / f"{name}.txt").write_text("\n\n".join(texts))
@@ -308,13 +310,13 @@ def test_a_sealed_value_comes_back_as_it_was_or_its_file_is_named():
 
 ENCODE = """
 import sys; from pathlib import Path; from lm.data.corpus import token_cache
-from lm.tokenizers.sentencepiece import Bytes
-from lm.data.corpus.shards import documents_of
-class Said(Bytes):
+from lm.tokenizers.sentencepiece import ByteTokenizer
+from lm.data.corpus.shards import iter_documents
+class Said(ByteTokenizer):
     def encode_batch(self, texts):
         print("encodes", flush=True)
         return super().encode_batch(texts)
-token_cache.ENCODED_AT_ONCE = 10_000
+token_cache.CHARACTERS_PER_CALL = 10_000
 print("go", flush=True); sys.stdin.read(1)
 made = token_cache.encode_texts([f"{n} " * 50 for n in range(4000)], Said(100), Path(sys.argv[1])).first()
 print(len(made.tokens), int(made.tokens.sum()))
@@ -371,7 +373,7 @@ def read(path):
     ],
 )
 def test_a_malformed_line_is_named_and_the_others_are_read(tmp_path, line, monkeypatch):
-    monkeypatch.setattr(pages, "LONGEST_PAGE", 4096)
+    monkeypatch.setattr(pages, "MAX_PAGE_BYTES", 4096)
     for name, opened in (("a.jsonl", open), ("a.jsonl.gz", gzip.open)):
         with opened(tmp_path / name, "wb") as file:
             file.write(b'{"text": "first"}\n' + line + b'\n{"text": "last", "text": "twice"}\n')
@@ -406,4 +408,4 @@ def test_text_that_changed_since_it_was_listed_is_an_error(tmp_path):
     found = corpus_shards(f"text:{tmp_path / 'a.txt'}", "train", tmp_path)
     (tmp_path / "a.txt").write_bytes(b"\xff" * 22_000)
     with pytest.raises(SettingError, match=r"a\.txt: byte"):
-        [*documents_of(found)]
+        [*iter_documents(found)]

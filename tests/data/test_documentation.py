@@ -21,7 +21,7 @@ from lm.data.corpus import tfds as rows
 from lm.data.documentation import corpus, docstrings, tasks
 from lm.data.tasks.labelled import LABELLED
 
-TASKS = corpus.FEATURES.keys() - {"corpus", *corpus.ALONE}
+TASKS = corpus.FEATURES.keys() - {"corpus", *corpus.SEPARATE_SETS}
 SOME = (  # packages of the standard library that are rich in prose and quick to read
     "asyncio argparse ctypes email http json logging multiprocessing optparse os pickle pydoc_data random "
     "smtplib"
@@ -32,7 +32,7 @@ SOME = (  # packages of the standard library that are rich in prose and quick to
 
 @pytest.fixture(scope="module")
 def documents():
-    return list(docstrings.harvest(SOME.split()))
+    return list(docstrings.extract_docstrings(SOME.split()))
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_paragraphs_are_joined_and_tables_code_and_marks_are_dropped():
     -----
     A heading is no part of it.
     """
-    assert list(filter(None, map(docstrings.prose, docstrings.paragraphs(docstring)))) == [
+    assert list(filter(None, map(docstrings.to_prose, docstrings.paragraphs(docstring)))) == [
         "Return the mean of the values.",
         "The numbers whose mean is wanted by the caller.",
         "first point of a list that goes on here.",
@@ -100,7 +100,7 @@ def test_paragraphs_are_joined_and_tables_code_and_marks_are_dropped():
     "text", ["See https://x.org for more of it.", "x = y + 1.", "A set {a}.", "a | b | c.", "Ünïcödé."]
 )
 def test_code_and_addresses_are_no_prose(text):
-    assert docstrings.prose(text) is None
+    assert docstrings.to_prose(text) is None
 
 
 def test_every_line_passes_the_rules_and_a_name_is_there_once(documents):
@@ -108,7 +108,7 @@ def test_every_line_passes_the_rules_and_a_name_is_there_once(documents):
     assert any(document.name.startswith("help.") for document in documents)
     for _, text in documents:
         lines = [line for line in text.split("\n") if line]
-        assert filters.cleaned(lines, docstrings.PARAGRAPH_FILTERS) == lines
+        assert filters.apply_filters(lines, docstrings.PARAGRAPH_FILTERS) == lines
 
 
 def test_no_sentence_is_in_two_documents_or_twice_in_one(documents):
@@ -169,14 +169,14 @@ def test_answers_are_where_the_task_says_and_nowhere_else(cache):
         assert row["answers"][0] in row["context"] and row["context"].split().count(row["question"]) == 1
     for row in stored("cloze", "report", cache):
         candidates, (answer,) = row["candidates"], row["answers"]
-        assert len(set(candidates)) == tasks.CANDIDATES and answer in candidates
-        words = {tasks.bare(word) for word in f"{row['question']} {row['context']}".split()}
+        assert len(set(candidates)) == tasks.CLOZE_CANDIDATES and answer in candidates
+        words = {tasks.strip_punctuation(word) for word in f"{row['question']} {row['context']}".split()}
         assert not words & set(candidates) and row["question"].count("_") >= 1
     for row in stored("restore", "report", cache):
-        left = [word for word in row["summary"].split() if word not in tasks.SMALL_WORDS]
+        left = [word for word in row["summary"].split() if word not in tasks.FUNCTION_WORDS]
         assert left == row["document"].split() != row["summary"].split()
     for row in stored("next", "report", cache):
-        assert len(set(row["sentences"])) == tasks.SENTENCES > row["label"]
+        assert len(set(row["sentences"])) == tasks.NEXT_CANDIDATES > row["label"]
 
 
 def test_a_minimal_pair_has_the_same_words_in_another_order(cache):
@@ -189,7 +189,7 @@ def test_how_frequent_and_how_long_a_candidate_is_does_not_tell_the_answer(docum
     """Bits above chance of a guesser that knows the corpus and the answers of training, and no context."""
     corpus_words, learnt = Counter(), Counter()
     for _, text in documents:
-        corpus_words.update(map(tasks.bare, text.split()))
+        corpus_words.update(map(tasks.strip_punctuation, text.split()))
     learnt.update(row["answers"][0] for row in stored("cloze", "train", cache))
     rows = stored("cloze", "report", cache) + stored("cloze", "validation", cache)
     for weight in (lambda word: corpus_words[word], lambda word: learnt[word] + 1, len):
@@ -206,7 +206,7 @@ def above_chance(weights, row):
 def test_no_place_is_right_more_often_than_another(cache):
     cloze = [row["candidates"].index(row["answers"][0]) for row in stored("cloze", "report", cache)]
     following = [row["label"] for row in stored("next", "report", cache)]
-    for places, count in ((cloze, tasks.CANDIDATES), (following, tasks.SENTENCES)):
+    for places, count in ((cloze, tasks.CLOZE_CANDIDATES), (following, tasks.NEXT_CANDIDATES)):
         counts = np.bincount(places, minlength=count)
         assert scipy.stats.chisquare(counts).pvalue > 1e-4, counts
 
@@ -236,7 +236,7 @@ def test_every_process_writes_the_same_bytes(tmp_path):
 
 def test_too_little_documentation_is_an_error():
     with pytest.raises(SettingError, match="too few"):
-        corpus.make_sets(docstrings.harvest(["json"]))
+        corpus.make_sets(docstrings.extract_docstrings(["json"]))
 
 
 FULL = """
@@ -279,7 +279,7 @@ def test_a_default_install_gives_eight_megabytes_in_half_a_minute(tmp_path):
 
 
 def test_tagged_code_is_written_alone_and_read_as_a_labelled_task(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "EVALUATED", {"validation": 50, "report": 70})
+    monkeypatch.setattr(corpus, "EVALUATION_ROWS", {"validation": 50, "report": 70})
     corpus.prepare_sets(tmp_path, name="roles", packages=["asyncio", "email", "numpy"])
     assert [path.name for path in (tmp_path / "tfds" / "documentation").iterdir()] == ["roles"]
     task = LABELLED["roles"]

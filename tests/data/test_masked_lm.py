@@ -13,32 +13,32 @@ from scipy.stats import poisson
 
 from lm.config.base import SettingError
 from lm.data.batches import Batches, uniforms
-from lm.data.corpus.sampler import Streams
-from lm.data.corpus.token_cache import Tokens
+from lm.data.corpus.sampler import CorpusSampler
+from lm.data.corpus.token_cache import EncodedDocuments
 from lm.data.packing import Ragged
 from lm.data.pretraining import denoise, pretraining_rows
 from lm.objectives.corruption import geometric_lengths
 from lm.objectives.denoising import OBJECTIVES, compute_lengths
 from lm.objectives.formatting import sentence_permutation, sentence_starts
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.tokenizers.tokenizer import EOS
 
 MASK, CLS = 19_999, 19_998
 IDS = np.arange(20_000)
 VOCABULARY = SimpleNamespace(
-    size=20_000,
+    vocab_size=20_000,
     num_sentinels=2,
     eos=EOS,
     sep=EOS,
     mask=MASK,
     cls=CLS,
-    first_piece=3,
+    first_regular_id=3,
     word_starts=(IDS % 3 == 0) | (IDS % 40 == 1),
     sentence_ends=IDS % 40 == 0,
 )
 PRESETS = np.random.default_rng(0).integers(1, 300, 100)
 OFFSETS = np.concatenate([[0], np.cumsum(PRESETS)])
-CORPUS = Tokens(np.arange(OFFSETS[-1]) + 10, OFFSETS)  # every token is its own place
+CORPUS = EncodedDocuments(np.arange(OFFSETS[-1]) + 10, OFFSETS)  # every token is its own place
 
 
 WHOLE = OneWindow(CORPUS, VOCABULARY)
@@ -48,7 +48,7 @@ PAIRS = ("none", "next-sentence", "sentence-order")
 
 def batches(name="masked-lm", pairs="none", **settings):
     settings = {"architecture": "encoder", "inputs_length": 64, "batch_size": 16, "seed": 3} | settings
-    streams, objective = Streams(WHOLE, 1, settings.pop("seed")), replace(OBJECTIVES[name], pairs=pairs)
+    streams, objective = CorpusSampler(WHOLE, 1, settings.pop("seed")), replace(OBJECTIVES[name], pairs=pairs)
     return Batches(pretraining_rows(streams, objective, **settings), settings["batch_size"])
 
 
@@ -191,7 +191,7 @@ def test_infilling_hides_its_share_in_poisson_spans_each_shown_as_one_mask():
     """Of a text of ascending tokens every gap in the inputs must be where a mask is; some masks hide
     nothing.
     """
-    objective, vocabulary = replace(OBJECTIVES["text-infilling"], sentences="in-order"), Bytes(100)
+    objective, vocabulary = replace(OBJECTIVES["text-infilling"], sentences="in-order"), ByteTokenizer(100)
     count, limits = 300, compute_lengths(objective, 300)
     tokens = np.tile(np.arange(1000, 1300, dtype=np.int32), (200, 1))
     text = Ragged(tokens, np.full(200, count, np.int32), np.ones_like(tokens, bool))
@@ -258,7 +258,7 @@ def test_geometric_spans_have_spanberts_lengths():
             {"architecture": "decoder"},
             "objective.targets=",
         ),
-        (OBJECTIVES["masked-lm"], {"vocabulary": Bytes(1)}, "no token for cls"),
+        (OBJECTIVES["masked-lm"], {"vocabulary": ByteTokenizer(1)}, "no token for cls"),
         (OBJECTIVES["masked-lm"], {"inputs_length": 6}, "data.inputs_length=6"),
         (
             replace(OBJECTIVES["masked-lm"], pairs="next-sentence"),
@@ -270,6 +270,6 @@ def test_geometric_spans_have_spanberts_lengths():
 def test_choices_that_do_not_go_together_are_refused_by_name(objective, settings, words):
     settings = {"architecture": "encoder", "inputs_length": 64, "batch_size": 1} | settings
     tokens = CORPUS._replace(offsets=settings.pop("offsets", OFFSETS))
-    streams = Streams(OneWindow(tokens, settings.pop("vocabulary", VOCABULARY)), 1, 0)
+    streams = CorpusSampler(OneWindow(tokens, settings.pop("vocabulary", VOCABULARY)), 1, 0)
     with pytest.raises(SettingError, match=words):
         pretraining_rows(streams, objective, **settings)(np.arange(1))

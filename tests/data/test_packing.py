@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from peers import from_lists, packed
 
 from lm.config.base import SettingError
-from lm.data.packing import Ragged, fill_rows, join_inputs_and_targets
+from lm.data.packing import Ragged, concatenate_sides, pack_examples
 from lm.objectives.denoising import Lengths
 
 
@@ -33,7 +33,7 @@ def test_packing_keeps_every_token_in_order_and_never_overfills(sizes, architect
         from_lists([rng.integers(2, 99, size) for size in side]) for side in zip(*sizes, strict=True)
     )
     found = packed(inputs, targets, architecture, Lengths(0, 12, 8))
-    whole = targets if architecture == "encoder-decoder" else join_inputs_and_targets(inputs, targets)
+    whole = targets if architecture == "encoder-decoder" else concatenate_sides(inputs, targets)
     expected = np.concatenate([row[:n] for row, n in zip(whole.tokens, whole.lengths, strict=True)])
     text = found.decoder.segment_ids > 0
     assert found.decoder.targets[text].tolist() == expected.tolist()
@@ -46,4 +46,4 @@ def test_packing_keeps_every_token_in_order_and_never_overfills(sizes, architect
 
 def test_an_example_longer_than_a_row_is_an_error_and_not_cut():
     with pytest.raises(SettingError, match="does not fit"):
-        fill_rows(np.array([[3, 9]]), np.array([8, 8]))
+        pack_examples(np.array([[3, 9]]), np.array([8, 8]))

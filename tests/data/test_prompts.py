@@ -4,7 +4,7 @@ import pytest
 
 from lm.config.base import SettingError
 from lm.data.tasks.benchmarks import TASKS
-from lm.data.tasks.prompts import TEMPLATES, draw_examples, find_prompted
+from lm.data.tasks.prompts import TEMPLATES, draw_examples, find_prompted_task
 
 SQUAD = {"context": "A b c d.", "question": "What?", "answers": {"text": ["b c", "c"]}}
 COPA = {
@@ -48,13 +48,13 @@ PROMPTS = {  # name -> row, prompt, what may stand behind it, and which of that 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_a_prompt_is_the_question_up_to_where_its_answer_stands(name):
     row, prompt, texts, place = PROMPTS[name]
-    task = find_prompted(name.strip())
-    assert task.fitted(row, [], lambda text: True) == task.prompt(row, []) == prompt
-    assert task.texts(row) == texts and task.place(row) == place
+    task = find_prompted_task(name.strip())
+    assert task.fit_prompt(row, [], lambda text: True) == task.prompt(row, []) == prompt
+    assert task.continuations(row) == texts and task.gold_index(row) == place
 
 
 def test_examples_stand_in_front_with_their_answers():
-    task = find_prompted("multi30k_enfr@2")
+    task = find_prompted_task("multi30k_enfr@2")
     rows = [{"en": text, "fr": text.upper()} for text in "abc"]
     expected = "English: a\nFrench: A\n\nEnglish: b\nFrench: B\n\nEnglish: c\nFrench:"
     assert task.prompt(rows[2], rows[:2]) == expected
@@ -62,8 +62,8 @@ def test_examples_stand_in_front_with_their_answers():
 
 def test_a_right_answer_has_the_highest_score_of_every_task_that_is_asked():
     for name, (row, *_) in PROMPTS.items():
-        task = find_prompted(name.strip())
-        assert task.evaluate([row], [task.right(row)])["score"] == pytest.approx(100)
+        task = find_prompted_task(name.strip())
+        assert task.evaluate([row], [task.to_text(row)[1]])["score"] == pytest.approx(100)
     assert {*TEMPLATES} - {*TASKS} == {"last-word"}  # which is asked by prompts only
 
 
@@ -71,7 +71,7 @@ def test_examples_are_the_same_in_every_run_others_for_each_question_and_never_s
     train = [{"en": f"t{number}", "fr": "."} for number in range(40)]
     scored = [train[number] for number in range(0, 40, 2)]  # half of the training rows, and ten of their own
     scored += [{"en": f"v{number}", "fr": "."} for number in range(10)]
-    task = find_prompted("multi30k_enfr@3")
+    task = find_prompted_task("multi30k_enfr@3")
     drawn = draw_examples(task, train, scored)
     assert drawn == draw_examples(task, list(train), [dict(row) for row in scored])
     assert drawn[:5] == draw_examples(task, train, scored[:5] + scored[5:])[:5]
@@ -82,15 +82,15 @@ def test_examples_are_the_same_in_every_run_others_for_each_question_and_never_s
     with pytest.raises(
         SettingError, match="multi30k_enfr@30: only 20 training rows are not scored themselves"
     ):
-        draw_examples(find_prompted("multi30k_enfr@30"), train, scored)
-    assert draw_examples(find_prompted("multi30k_enfr@0"), (), scored) == [[]] * len(scored)
+        draw_examples(find_prompted_task("multi30k_enfr@30"), train, scored)
+    assert draw_examples(find_prompted_task("multi30k_enfr@0"), (), scored) == [[]] * len(scored)
 
 
 @pytest.mark.parametrize("room", range(9, 15))
 def test_a_prompt_that_is_too_long_loses_the_fewest_words_at_the_end_of_its_body(room):
-    task = find_prompted("squad@0")
+    task = find_prompted_task("squad@0")
     row = SQUAD | {"context": "1 2 3 4 5 6 7 8 9 10"}
-    prompt = task.fitted(row, [], lambda text: len(text.split()) <= room)
+    prompt = task.fit_prompt(row, [], lambda text: len(text.split()) <= room)
     assert prompt.split() == [*map(str, range(1, min(room - 2, 11))), "Question:", "What?", "Answer:"]
     assert len(prompt.split()) == min(room, 13)
 
@@ -98,7 +98,7 @@ def test_a_prompt_that_is_too_long_loses_the_fewest_words_at_the_end_of_its_body
 def test_a_prompt_that_never_fits_is_refused_with_the_option_that_limits_it():
     for name in ("squad@0", "cloze@0"):
         with pytest.raises(SettingError, match=f"{name}: the question alone exceeds --prompt-length"):
-            find_prompted(name).fitted(PROMPTS[name][0], [], lambda text: len(text) < 3)
+            find_prompted_task(name).fit_prompt(PROMPTS[name][0], [], lambda text: len(text) < 3)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ def test_a_prompt_that_never_fits_is_refused_with_the_option_that_limits_it():
     ],
 )
 def test_an_answer_ends_at_a_newline_or_where_another_question_begins(name, text, answer):
-    assert find_prompted(name).written(text) == answer
+    assert find_prompted_task(name).extract_answer(text) == answer
 
 
 def test_the_last_word_is_compared_without_the_marks_around_it():
-    task = find_prompted("last-word@0")
+    task = find_prompted_task("last-word@0")
     assert task.evaluate([NEXT] * 4, ["five.", "five and", "four", ""])["score"] == 50
 
 
@@ -131,4 +131,4 @@ def test_the_last_word_is_compared_without_the_marks_around_it():
 )
 def test_a_prompt_that_there_is_none_for_is_refused(name, message):
     with pytest.raises(SettingError, match=message):
-        find_prompted(name)
+        find_prompted_task(name)

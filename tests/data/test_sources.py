@@ -15,7 +15,7 @@ from paths import SHARED
 from lm.config.base import SettingError
 from lm.data.corpus import readers, spec
 from lm.data.corpus import tfds as rows
-from lm.data.corpus.shards import documents_of, fingerprint_of
+from lm.data.corpus.shards import corpus_fingerprint, iter_documents
 from lm.data.corpus.tfds import prepared_rows, tfds_folders
 
 TFDS = SHARED / "data" / "tfds"
@@ -45,7 +45,8 @@ def test_a_large_file_is_cut_at_blank_lines_and_no_text_is_lost(tmp_path):
     found = [document for part in parts for document in part]
     assert sorted(" ".join(found).split()) == sorted(text.split())
     assert all(
-        document.startswith("word") and len(document.encode()) <= readers.DOCUMENT for document in found
+        document.startswith("word") and len(document.encode()) <= readers.MAX_DOCUMENT_BYTES
+        for document in found
     )
     assert 0 < len(parts[1]) < 0.2 * len(parts[0])
     assert not set(parts[0]) & set(parts[1])
@@ -135,8 +136,8 @@ def test_prepared_texts_are_read(name, tmp_path):
     train, validation = (documents(f"tfds:{name}", split, tmp_path) for split in ("train", "validation"))
     assert isinstance(train[-1], str) and not {*train} & {*validation}
     shards = [spec.corpus_shards(f"tfds:{name}", split, tmp_path) for split in ("train", "validation")]
-    assert fingerprint_of(shards[0]) != fingerprint_of(shards[1])
-    assert [*documents_of(pickle.loads(pickle.dumps(shards[0])))] == train
+    assert corpus_fingerprint(shards[0]) != corpus_fingerprint(shards[1])
+    assert [*iter_documents(pickle.loads(pickle.dumps(shards[0])))] == train
 
 
 @needs_data
@@ -191,7 +192,7 @@ def test_without_a_validation_split_the_last_rows_of_train_are_held_out(tmp_path
 def test_reading_imports_neither_tensorflow_nor_jax(tmp_path):
     code = (
         "import sys; from pathlib import Path; from lm.data.corpus import spec\n"
-        f"spec.examples('glue/rte', 'train', Path({str(tmp_path)!r}))[0]\n"
+        f"spec.dataset_rows('glue/rte', 'train', Path({str(tmp_path)!r}))[0]\n"
         "print([name for name in ('tensorflow', 'jax', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -22,11 +22,11 @@ from experiments.runs.stages import save_settings, stages
 from experiments.study.experiment import Experiment
 from lm.config.base import SettingError, changes
 from lm.data.tasks.benchmarks import find_task
-from lm.data.tasks.declared import check_declared
 from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import LabelledTask
-from lm.tokenizers.sentencepiece import Bytes
+from lm.data.tasks.task_files import check_task_files
+from lm.tokenizers.sentencepiece import ByteTokenizer
 
 DOCS = (ROOT / "docs" / "tasks.md").read_text("utf-8")
 EXAMPLES = dict(re.findall(r"```\w+\n# (\S+)\n(.*?)```", DOCS, re.DOTALL))
@@ -58,7 +58,7 @@ def checked(name, cache, **given):
     settings = SMALL | {"tuning.mixtures": (), "tuning.heads": ()} | given
     kind = "tuning.mixtures" if not given else "tuning.heads"
     experiment = changes(Experiment(), settings | {kind: (name,)})
-    check_declared(declared_tasks(experiment), cache, Bytes(100), said.append)
+    check_task_files(declared_tasks(experiment), cache, ByteTokenizer(100), said.append)
     return said
 
 

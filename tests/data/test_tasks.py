@@ -7,11 +7,11 @@ import pytest
 
 from experiments.study.experiment import PAPER_MIXTURES
 from lm.config.base import DataError, SettingError
-from lm.data.seq2seq import EncodedTask
+from lm.data.seq2seq import EncodedExamples
 from lm.data.tasks.benchmarks import TASKS, find_task
-from lm.data.tasks.mixtures import MIXTURES, mixture, rates
+from lm.data.tasks.mixtures import MIXTURES, mixing_rates, mixture
 from lm.data.tasks.task import label_of
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 
 COLUMNS = {"GLUE": 8, "SGLUE": 8, "SQuAD": 1, "CNNDM": 1, "EnDe": 1, "EnFr": 1, "EnRo": 1}
 PLAIN = {"kind": "proportional", "limit": None, "temperature": 1.0}
@@ -30,14 +30,14 @@ PLAIN = {"kind": "proportional", "limit": None, "temperature": 1.0}
     ],
 )
 def test_rates_follow_the_examples_up_to_the_limit_and_the_temperature_makes_them_equal(settings, expected):
-    assert rates({"a": 300, "b": 100}, **PLAIN | settings) == pytest.approx(expected)
+    assert mixing_rates({"a": 300, "b": 100}, **PLAIN | settings) == pytest.approx(expected)
 
 
 def test_the_same_data_in_two_tasks_counts_half_in_each():
     sizes = {"rte": 100, "super_glue_rte": 100, "cb": 100}
-    assert rates(sizes, **PLAIN) == {"rte": 0.25, "super_glue_rte": 0.25, "cb": 0.5}
-    assert set(rates(sizes, **PLAIN | {"kind": "equal"}).values()) == {1 / 3}
-    assert rates({"rte": 100, "cb": 100}, **PLAIN) == {"rte": 0.5, "cb": 0.5}
+    assert mixing_rates(sizes, **PLAIN) == {"rte": 0.25, "super_glue_rte": 0.25, "cb": 0.5}
+    assert set(mixing_rates(sizes, **PLAIN | {"kind": "equal"}).values()) == {1 / 3}
+    assert mixing_rates({"rte": 100, "cb": 100}, **PLAIN) == {"rte": 0.5, "cb": 0.5}
 
 
 def test_every_task_but_one_for_tests_only_is_in_a_mixture_and_every_mixture_has_known_tasks():
@@ -61,10 +61,18 @@ def test_what_is_not_there_is_named_with_the_nearest(find, given, message):
 
 def test_the_seven_columns_have_the_papers_tasks_and_the_documentation_has_its_own():
     assert [one.column for one in MIXTURES["documentation"]] == list(MIXTURES["documentation"].tasks)
-    assert {one.like for one in MIXTURES["documentation"]} == {"CNNDM", "GLUE", "SGLUE", "SQuAD", "EnDe"}
+    assert {one.paper_column for one in MIXTURES["documentation"]} == {
+        "CNNDM",
+        "GLUE",
+        "SGLUE",
+        "SQuAD",
+        "EnDe",
+    }
     paper = [one.column for name in PAPER_MIXTURES for one in mixture(name).evaluated]
     assert {column: paper.count(column) for column in paper} == COLUMNS
-    assert all(name == one.name and set(one.beside) < set(one.metrics) for name, one in TASKS.items())
+    assert all(
+        name == one.name and set(one.unscored_metrics) < set(one.metrics) for name, one in TASKS.items()
+    )
 
 
 def test_the_score_is_the_mean_of_the_metrics_that_count():
@@ -103,7 +111,7 @@ def test_a_row_whose_label_is_unknown_is_read_and_neither_scored_nor_trained_on(
     with pytest.raises(DataError, match=f"task '{task.name}': row 1 has no label, .* leave such rows out"):
         task.evaluate([row], ["garbage"])
     with pytest.raises(DataError, match="row 1 has no label"):
-        EncodedTask(task, [row], Bytes(100))[0]
+        EncodedExamples(task, [row], ByteTokenizer(100))[0]
 
 
 @pytest.mark.parametrize("name", [task.name for task in TASKS.values() if task.labels])
@@ -111,13 +119,13 @@ def test_an_answer_that_is_no_class_is_always_wrong(name):
     task = TASKS[name]
     for label in range(len(task.labels)):
         for answer in ("garbage", "", "<unk>", "-1", "None"):
-            prediction = task.from_text(answer, {"label": label})
+            prediction = task.postprocess(answer, {"label": label})
             assert prediction != task.target({"label": label})
             assert prediction is not None
 
 
 def test_wsc_trains_on_what_is_true_only():
-    assert [len(TASKS["wsc"].training({"label": value})) for value in (0, 1)] == [0, 1]
+    assert [len(TASKS["wsc"].training_rows({"label": value})) for value in (0, 1)] == [0, 1]
 
 
 def test_a_task_is_pickled_by_name():

@@ -20,9 +20,9 @@ from lm.config.base import SettingError
 from lm.config.decoding import Decoding
 from lm.config.model import ModelConfig, SpecialTokens
 from lm.evaluate import generate as decoding
-from lm.evaluate.beam_search import T5_RULES, TRANSFORMERS_RULES, Search, highest
+from lm.evaluate.beam_search import T5_RULES, TRANSFORMERS_RULES, Search, blockwise_top_k
 from lm.evaluate.generate import beam_search, decode, greedy
-from lm.evaluate.sampling import next_token, warp
+from lm.evaluate.sampling import next_token, warp_logits
 from lm.nn.cache import Cache
 
 EOS, ENDLESS = 1, SpecialTokens(eos=None)
@@ -182,7 +182,7 @@ def test_drawn_answers_are_those_of_t5x(args, expected):
 @pytest.mark.parametrize(("args", "expected"), cases("sampling.warp_logits"))
 def test_warped_logits_are_those_of_the_peers(args, expected):
     settings = {"top_k": args["topk"], "top_p": args["topp"] or 1.0}
-    warped = warp(Decoding(temperature=args["temperature"], **settings), jnp.array(args["logits"]))
+    warped = warp_logits(Decoding(temperature=args["temperature"], **settings), jnp.array(args["logits"]))
     np.testing.assert_array_equal(warped > -jnp.inf, np.array(expected["kept"]) == 1)
     for row, kept in zip(np.array(warped), expected["kept_logits"], strict=True):
         np.testing.assert_allclose(row[row > -np.inf], kept, atol=2e-5)
@@ -278,7 +278,7 @@ def test_very_many_beams_find_the_best_of_all_sequences(args, expected, rules):
 def test_the_highest_of_many_values_are_those_of_a_sort_the_first_of_equal_ones_first(count, length):
     values = np.random.default_rng(0).integers(0, 40, (3, length)).astype(np.float32)
     values[1, ::2], values[2, 5:] = -np.inf, -np.inf
-    found = highest(jnp.asarray(values), count)
+    found = blockwise_top_k(jnp.asarray(values), count)
     for row, best, places in zip(values, *map(np.asarray, found), strict=True):
         due = np.argsort(-row, kind="stable")[:count]
         np.testing.assert_array_equal(best, row[due])

@@ -188,23 +188,23 @@ def test_a_row_that_is_too_long_or_has_no_beginning_is_refused():
 
 
 def test_questions_of_all_lengths_compile_few_programs(monkeypatch):
-    monkeypatch.setattr(bucketing, "PROGRAM", 300)
+    monkeypatch.setattr(bucketing, "COMPILE_COST", 300)
     sizes = np.random.default_rng(0).integers(0, 60, (1_000, 3))
     parts = bucketing.batches_by_length(sizes, lambda lengths: lengths.sum(-1), 2, 64)
     lengths = {part.lengths for part in parts}
-    assert 1 < len(lengths) <= len({(part.rows, *part.lengths) for part in parts}) <= bucketing.MOST
-    assert sorted(np.concatenate([part.questions for part in parts])) == [*range(1_000)]
+    assert 1 < len(lengths) <= len({(part.rows, *part.lengths) for part in parts}) <= bucketing.MAX_SHAPES
+    assert sorted(np.concatenate([part.examples for part in parts])) == [*range(1_000)]
     for part in parts:
-        assert part.rows % 2 == 0 and len(part.questions) <= part.rows and max(part.lengths) <= 64
-        assert (sizes[part.questions] <= part.lengths).all()
-    before = loglikelihood._log_probs._cache_size()
+        assert part.rows % 2 == 0 and len(part.examples) <= part.rows and max(part.lengths) <= 64
+        assert (sizes[part.examples] <= part.lengths).all()
+    before = loglikelihood._continuation_log_probs._cache_size()
     pairs = asked(8, 60, most=9)
     model = make("decoder")
     continuation_log_probs(model, pairs, put)
-    compiled = loglikelihood._log_probs._cache_size() - before
-    assert 1 <= compiled <= bucketing.MOST
+    compiled = loglikelihood._continuation_log_probs._cache_size() - before
+    assert 1 <= compiled <= bucketing.MAX_SHAPES
     continuation_log_probs(model, pairs[::-1], put)
-    assert loglikelihood._log_probs._cache_size() - before == compiled
+    assert loglikelihood._continuation_log_probs._cache_size() - before == compiled
 
 
 @pytest.mark.parametrize("sizes", [{"fsdp": 2, "tensor": 2, "data": 2}])

@@ -11,7 +11,7 @@ from small_models import make
 from lm.batch import Batch, Side
 from lm.config.model import ModelConfig
 from lm.evaluate.loglikelihood import continuation_log_probs
-from lm.evaluate.mask_filling import answered_spans, fill, gibbs, infill, mask_predict
+from lm.evaluate.mask_filling import fill_masks, gibbs, infill, mask_predict, sentinel_spans
 
 MASK, VOCABULARY = 1, 8
 TEXT = Batch(
@@ -43,11 +43,11 @@ MODEL = Neighbour(jnp.float32(1.0))
 
 
 def test_candidates_are_the_likeliest_tokens_at_each_mask_of_the_text():
-    tokens, probabilities = fill(MODEL, TEXT, mask=MASK, k=2)
+    tokens, probabilities = fill_masks(MODEL, TEXT, mask=MASK, k=2)
     assert tokens[:, 0].tolist() == [6, 4, 3, 5, 7]  # the mask in the padding is none
     np.testing.assert_allclose(probabilities[0, 0], np.exp(5) / (np.exp(5) + 7), rtol=1e-5)
     assert (probabilities[:, 0] > probabilities[:, 1]).all()
-    assert fill(MODEL, TEXT, mask=MASK, k=100)[0].shape == (5, VOCABULARY)
+    assert fill_masks(MODEL, TEXT, mask=MASK, k=100)[0].shape == (5, VOCABULARY)
 
 
 def test_one_pass_fills_every_mask_with_its_likeliest_token_and_leaves_the_rest():
@@ -161,4 +161,4 @@ def test_answers_that_fill_gaps_have_the_probability_of_their_tokens_the_likelie
     ],
 )
 def test_what_t5_writes_behind_a_sentinel_fills_its_gap(answer, expected):
-    assert answered_spans(answer, [99, 98], 97) == expected
+    assert sentinel_spans(answer, [99, 98], 97) == expected

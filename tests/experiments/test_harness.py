@@ -16,9 +16,9 @@ from experiments.runs.trained import open_run, texts_of_run
 from lm import convert
 from lm.config.base import SettingError
 from lm.config.decoding import Decoding
-from lm.evaluate.text_model import decoding_of, rolling_windows, until
+from lm.evaluate.text_model import cut_at_stops, decoding_from_kwargs, rolling_windows
 from lm.notebook import text_model
-from lm.tokenizers.huggingface import find_tokenizer
+from lm.tokenizers.huggingface import load_pretrained_tokenizer
 
 KNOWN = json.loads((GOLDEN / "harness" / "answers.json").read_text())
 TASK = """
@@ -56,7 +56,7 @@ def asked(request):
     """A small published model with its tokenizer, and what the harness's own class answers with it."""
     folder = GOLDEN / "harness" / request.param
     config, model = convert.load(GOLDEN / request.param)
-    tokens = find_tokenizer(folder, config.vocab_size)
+    tokens = load_pretrained_tokenizer(folder, config.vocab_size)
     model = text_model(model, tokens, max_length=KNOWN["max_length"])
     return model, KNOWN["answers"][request.param]
 
@@ -66,7 +66,7 @@ def test_likelihoods_of_continuations_and_of_whole_texts_are_the_harnesss(asked)
     found = model.log_likelihoods(KNOWN["pairs"])
     np.testing.assert_allclose([x for x, _ in found], [x for x, _ in known["pairs"]], rtol=1e-5)
     assert [greedy for _, greedy in found] == [greedy for _, greedy in known["pairs"]]
-    np.testing.assert_allclose(model.rolling(KNOWN["texts"]), known["texts"], rtol=1e-5)
+    np.testing.assert_allclose(model.rolling_log_likelihoods(KNOWN["texts"]), known["texts"], rtol=1e-5)
 
 
 def test_what_is_written_behind_prompts_is_the_harnesss_and_would_have_been_guessed(asked):
@@ -77,10 +77,12 @@ def test_what_is_written_behind_prompts_is_the_harnesss_and_would_have_been_gues
             assert theirs.startswith(mine) and bool(mine) == bool(theirs)
         else:
             assert mine.strip() == theirs.strip()
-    start = model.framed("a bird")
-    first = int(model._written([start], Decoding(1), 0)[0, 0])
-    assert model._scored([(model._bare(start), [first]), (model._bare(start), [first ^ 1])])[0][1]
-    assert not model._scored([(model._bare(start), [first ^ 1])])[0][1]
+    start = model.encode_prompt("a bird")
+    first = int(model._generate_batch([start], Decoding(1), 0)[0, 0])
+    assert model._score([(model._without_start(start), [first]), (model._without_start(start), [first ^ 1])])[
+        0
+    ][1]
+    assert not model._score([(model._without_start(start), [first ^ 1])])[0][1]
 
 
 def test_windows_score_every_token_once_in_rows_that_are_full():
@@ -91,14 +93,21 @@ def test_windows_score_every_token_once_in_rows_that_are_full():
 
 
 def test_settings_of_a_request_are_the_harnesss_and_unknown_ones_are_refused():
-    assert decoding_of({"max_new_tokens": 3, "until": ["x"], "do_sample": False, "temperature": 0.7}) == (
+    assert decoding_from_kwargs(
+        {"max_new_tokens": 3, "until": ["x"], "do_sample": False, "temperature": 0.7}
+    ) == (
         Decoding(3),
         0,
     )
-    assert decoding_of({"do_sample": True, "top_k": 5}) == (Decoding(256, temperature=1.0, top_k=5), 0)
-    assert until("one. two", [".", "e"]) == "on" and until("one", "") == "one" == until("one", None)
+    assert decoding_from_kwargs({"do_sample": True, "top_k": 5}) == (
+        Decoding(256, temperature=1.0, top_k=5),
+        0,
+    )
+    assert cut_at_stops("one. two", [".", "e"]) == "on" and cut_at_stops("one", "") == "one" == cut_at_stops(
+        "one", None
+    )
     with pytest.raises(SettingError, match="'max_gen_tok' is unknown; did you mean 'max_gen_toks'"):
-        decoding_of({"max_gen_tok": 1})
+        decoding_from_kwargs({"max_gen_tok": 1})
 
 
 def test_a_continuation_or_an_answer_without_room_is_refused(asked):

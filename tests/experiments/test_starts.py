@@ -17,7 +17,8 @@ from experiments.runs.prepare import store_vocabulary
 from experiments.runs.recipes import RECIPES, steps_of
 from experiments.runs.stages import save_settings, stages, stages_of, start_of
 from experiments.starts import started_from
-from experiments.study.registry import build, by_hand, check_start, named_changes
+from experiments.study.overrides import check_start, named_changes, overrides_of
+from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError
 from lm.config.training import CheckpointConfig
@@ -27,7 +28,7 @@ from lm.data.documentation import corpus
 from lm.data.tasks.labelled import LABELLED
 from lm.nn.finetune import BODY, source_parameter
 from lm.sharding import make_mesh, named
-from lm.tokenizers.huggingface import find_tokenizer
+from lm.tokenizers.huggingface import load_pretrained_tokenizer
 from lm.train.runtime.checkpoints import Checkpoints
 
 ROW = "t5/1-baseline/baseline"
@@ -90,14 +91,14 @@ def ids_of(family):
     ("family", "between", "second_type"), [("bert", 1, 1), ("roberta", 2, 0), ("bart", 2, 0)]
 )
 def test_pairs_for_a_head_are_framed_as_the_tokenizer_frames_them(runs, family, between, second_type):
-    vocabulary = find_tokenizer(Path(checkpoint(runs, family)), 400)
+    vocabulary = load_pretrained_tokenizer(Path(checkpoint(runs, family)), 400)
     architecture = "encoder-decoder" if family == "bart" else "encoder"
     reader = Reader(LABELLED["follows"], vocabulary, architecture, 60)
     row = {"sentence1": "the cat sat", "sentence2": "a dog ran", "label": 1}
     (example,) = reader.example(row).rows
     encoding = Tokenizer.from_file(str(runs / family / "tokenizer.json")).encode("the cat sat", "a dog ran")
     assert (example.tokens.tolist(), example.types.tolist()) == (encoding.ids, encoding.type_ids)
-    assert max(encoding.type_ids) == second_type and len(vocabulary.affixes.between) == between
+    assert max(encoding.type_ids) == second_type and len(vocabulary.template.separator) == between
 
 
 @pytest.mark.parametrize("family", [pytest.param("bert", marks=pytest.mark.slow), "gpt2"])
@@ -150,7 +151,7 @@ def test_a_run_is_named_by_its_start_and_by_what_was_changed_by_hand(runs):
     experiment = started(runs, "gpt2", **{"model.dropout": 0.25})
     name = experiment.start.model
     expected = {"start.model": name, "model.dropout": 0.25, "tuning.mixtures": TEXT["tuning.mixtures"]}
-    assert by_hand(ROW, "tiny", experiment) == expected
+    assert overrides_of(ROW, "tiny", experiment) == expected
     changes = started_from(checkpoint(runs, "gpt2"), runs)
     assert named_changes(changes | {"model.dropout": 0.25}) == {"start.model": name, "model.dropout": 0.25}
     assert named_changes({"model.d_model": 8}) == {"model.d_model": 8}
@@ -240,13 +241,15 @@ def test_special_ids_that_config_json_does_not_name_are_the_tokenizers(runs):
 
 def test_an_answer_that_would_be_cut_is_refused_with_its_tokens_and_the_room(runs):
     experiment = build(ROW, "tiny", {"tuning.mixtures": ("glue_small",)})
-    vocabulary = SimpleNamespace(encode=lambda text: [7] * (90 * (text == "positive")), affixes=None)
+    vocabulary = SimpleNamespace(encode=lambda text: [7] * (90 * (text == "positive")), template=None)
     with pytest.raises(SettingError, match="'positive' of task 'sst2' has 90 tokens here, and 'glue_small'"):
         check_answers(experiment, SimpleNamespace(vocabulary=vocabulary))
 
 
 def test_a_label_that_the_task_lacks_is_refused_with_those_it_has(runs):
-    reader = Reader(LABELLED["follows"], find_tokenizer(Path(checkpoint(runs, "bert")), 400), "encoder", 60)
+    reader = Reader(
+        LABELLED["follows"], load_pretrained_tokenizer(Path(checkpoint(runs, "bert")), 400), "encoder", 60
+    )
     with pytest.raises(SettingError, match="'follows' has a row with label 2; its labels are 0 to 1"):
         reader.example({"sentence1": "the cat", "sentence2": "sat", "label": 2})
 
@@ -273,7 +276,7 @@ def test_a_head_is_exported_whole_or_not_at_all_unless_it_is_to_stay_behind(runs
     (stage,) = stages_of(folder)
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
         checkpoints.save(steps_of(stage, make_mesh(experiment.mesh)).initial_state(0))
-    vocabulary = find_tokenizer(Path(checkpoint(runs, "bert")), 400)
+    vocabulary = load_pretrained_tokenizer(Path(checkpoint(runs, "bert")), 400)
     store_vocabulary(stage.folder, vocabulary)
     of_vocabulary = {"vocabulary": {"fingerprint": vocabulary.fingerprint}}
     origin.record(stage.folder, dict.fromkeys(origin.ORIGINS, {}) | of_vocabulary)

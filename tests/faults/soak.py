@@ -69,11 +69,11 @@ def disturbed(rows, runs, rng, dealt, end):
         except subprocess.TimeoutExpired:
             if time.monotonic() < end:
                 what = rng.choice([*SIGNALS, *DAMAGES])
-                dealt[what] += deal(what, process, runs, rng)
+                dealt[what] += split_shards(what, process, runs, rng)
     return process.returncode
 
 
-def deal(what, process, runs, rng):
+def split_shards(what, process, runs, rng):
     """True if there was anything to be damaged; what is damaged is read again, for all are killed."""
     os.killpg(process.pid, getattr(signal, what, signal.SIGKILL))
     if what == "SIGSTOP":

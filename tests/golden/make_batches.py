@@ -25,11 +25,11 @@ from lm.batch import Batch, concatenate
 from lm.config.base import SettingError
 from lm.data.batches import Batches, stream
 from lm.data.classification import LabelledRows, Reader, labelled_eval_batches
-from lm.data.corpus.sampler import Streams
-from lm.data.corpus.token_cache import Tokens
+from lm.data.corpus.sampler import CorpusSampler
+from lm.data.corpus.token_cache import EncodedDocuments
 from lm.data.packing import ARCHITECTURES
 from lm.data.pretraining import pretraining_rows
-from lm.data.seq2seq import CorpusTask, MixtureRows, eval_batches
+from lm.data.seq2seq import CorpusExamples, MixtureRows, eval_batches
 from lm.data.tasks.labelled import LABELLED
 from lm.objectives.denoising import OBJECTIVES, Lengths, Objective
 
@@ -49,29 +49,29 @@ CHOICES = {name: values for name, values in CHOICES.items() if values}
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class Tokenizer:
     """Ids are hashes of up to three characters: a third of them begin words, a tenth end sentences."""
 
     num_sentinels: int = 20
-    size: int = 300
+    vocab_size: int = 300
     pad, eos, sep = 0, 1, 1
-    first_piece, affixes = 3, None
+    first_regular_id, template = 3, None
 
     @property
     def mask(self) -> int:
-        return self.size - 1
+        return self.vocab_size - 1
 
     @property
     def cls(self) -> int:
-        return self.size - 2
+        return self.vocab_size - 2
 
     @property
     def word_starts(self) -> np.ndarray:
-        return np.arange(self.size) % 3 == 0
+        return np.arange(self.vocab_size) % 3 == 0
 
     @property
     def sentence_ends(self) -> np.ndarray:
-        return np.arange(self.size) % 10 == 1
+        return np.arange(self.vocab_size) % 10 == 1
 
     def encode(self, text: str) -> list[int]:
         return [3 + zlib.crc32(piece.encode()) % 270 for piece in re.findall(r" ?\w{1,3}| ?[^\w\s]", text)]
@@ -82,21 +82,21 @@ class OneWindow:
 
     fingerprint, shards = "", (None,)
 
-    def __init__(self, tokens: Tokens, vocabulary: Any):
-        self.tokens, self.vocabulary = tokens, vocabulary
+    def __init__(self, tokens: EncodedDocuments, tokenizer: Any):
+        self.tokens, self.tokenizer = tokens, tokenizer
 
-    def read(self, _shard: int, window: int) -> Tokens | None:
+    def read(self, _shard: int, window: int) -> EncodedDocuments | None:
         return None if window else self.tokens
 
 
-def corpus() -> Tokens:
+def corpus() -> EncodedDocuments:
     """Documents of 0 to 299 tokens, some 6,000 in all."""
     random = np.random.default_rng(0)
     offsets = np.concatenate([[0], np.cumsum([*random.integers(1, 300, 40), 0, 1, 2])])
-    return Tokens(random.integers(3, 273, offsets[-1]).astype(np.uint16), offsets)
+    return EncodedDocuments(random.integers(3, 273, offsets[-1]).astype(np.uint16), offsets)
 
 
-CORPUS, VOCABULARY = corpus(), Vocabulary()
+CORPUS, VOCABULARY = corpus(), Tokenizer()
 ROWS = {
     "acceptability": [
         {"sentence": f"a sentence, {'very ' * i}long", "label": i % 2 - (i == 3)} for i in range(30)
@@ -125,9 +125,9 @@ def examples(count: int) -> list[tuple[list[int], list[int]]]:
 
 
 def pretraining(
-    objective: Objective, architecture: str, length: int = 48, vocabulary: Vocabulary = VOCABULARY
+    objective: Objective, architecture: str, length: int = 48, vocabulary: Tokenizer = VOCABULARY
 ):
-    streams = Streams(OneWindow(CORPUS, vocabulary), 1, 7)
+    streams = CorpusSampler(OneWindow(CORPUS, vocabulary), 1, 7)
     settings = {"architecture": architecture, "inputs_length": length, "batch_size": 6}
     return Batches(pretraining_rows(streams, objective, **settings), 6)
 
@@ -135,7 +135,7 @@ def pretraining(
 def mixed(architecture: str, names: tuple[str, ...], corpus: str | None) -> Batches:
     tasks = {name: examples(10 * i + 5) for i, name in enumerate(names)}
     if corpus:
-        tasks["corpus"] = CorpusTask(pretraining(OBJECTIVES[corpus], architecture).rows)
+        tasks["corpus"] = CorpusExamples(pretraining(OBJECTIVES[corpus], architecture).rows)
     rates = {name: i + 1.0 for i, name in enumerate(tasks)}
     return Batches(MixtureRows(tasks, rates, architecture, Lengths(0, 48, 30), seed=7), 6)
 
@@ -178,7 +178,7 @@ def variants(objective: Objective) -> dict[str, tuple[Objective, dict]]:
         "ends": (replace(objective, eos="each-example"), {}),
         "between": (replace(objective, eos="between-documents"), {"length": 33}),
         "permuted": (replace(objective, sentences="permuted"), {}),
-        "few-sentinels": (amount(rate=0.3), {"vocabulary": Vocabulary(num_sentinels=3)}),
+        "few-sentinels": (amount(rate=0.3), {"vocabulary": Tokenizer(num_sentinels=3)}),
         **{pairs: (replace(objective, pairs=pairs), {}) for pairs in PAIRS[1:]},
     }
 

@@ -22,7 +22,7 @@ from lm.nn.finetune import ModelWithHead
 from lm.nn.heads import POOLINGS, LayerMixture
 from lm.nn.transformer import Transformer
 from lm.sharding import named
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.train import losses
 
 RECURRENT = {
@@ -121,7 +121,7 @@ def test_a_head_reads_what_its_settings_say_and_by_default_where_its_architectur
 ):
     experiment, task = build(row, "nano"), find_labelled("follows")
     (head,) = head_spec(experiment, task).extra_configs
-    reader = reader_of(experiment, task, Bytes(100))
+    reader = reader_of(experiment, task, ByteTokenizer(100))
     assert (head.pool, reader.layout) == (pool, layout)
 
 

@@ -23,8 +23,8 @@ def symbols(size=1000, num_sentinels=100):
     """A vocabulary in which every fifth id begins a word and every seventh ends a sentence."""
     ids = np.arange(size)
     marks = {"word_starts": ids % 5 == 0, "sentence_ends": ids % 7 == 0}
-    ids = {"eos": EOS, "mask": size - 1, "first_piece": UNK + 1}
-    return SimpleNamespace(size=size, num_sentinels=num_sentinels, **ids, **marks)
+    ids = {"eos": EOS, "mask": size - 1, "first_regular_id": UNK + 1}
+    return SimpleNamespace(vocab_size=size, num_sentinels=num_sentinels, **ids, **marks)
 
 
 VOCABULARY = symbols()

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow_datasets as tfds
 
-from lm.data.documentation.corpus import PreparedSet
+from lm.data.documentation.corpus import InMemoryBuilder
 
 TEXT = tfds.features.Text()
 PUT = {"sentence": "Carl put the book down so that he could see it.", "candidates": ["Carl", "the book"]}
@@ -76,7 +76,7 @@ SETS = {
 def prepare(source, folder, given):
     """Write a set of that name as TFDS does."""
     (features, rows, splits), (name, _, config) = given, source.partition("/")
-    builder = type(name, (PreparedSet,), {"name": name}, skip_registration=True)
+    builder = type(name, (InMemoryBuilder,), {"name": name}, skip_registration=True)
     builder(
         features, dict.fromkeys(splits.split(), rows), config=config or None, data_dir=folder / "tfds"
     ).download_and_prepare()

@@ -182,7 +182,7 @@ def vectors(stage, prepared, _mesh):
     """Tables that skip-gram learns from the text."""
     config, model = stage.settings.vectors, stage.settings.model
     text = _documents(in_own_order(stage.settings, prepared).first(config.tokens))
-    tables = train_skipgram(text, model.vocab_size, config.of_width(model.embed_width), stage.settings.seed)
+    tables = train_skipgram(text, model.vocab_size, config.with_width(model.embed_width), stage.settings.seed)
     return {"tables": arrays(tuple(tables))}
 
 

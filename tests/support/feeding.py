@@ -3,31 +3,31 @@
 from dataclasses import dataclass, field
 
 from lm.data.batches import Batches
-from lm.data.corpus.sampler import Streams
-from lm.data.corpus.shards import Texts, deal, documents_of, fingerprint_of
+from lm.data.corpus.sampler import CorpusSampler
+from lm.data.corpus.shards import InMemoryShard, corpus_fingerprint, iter_documents, split_shards
 from lm.data.corpus.spec import corpus_shards
 from lm.data.corpus.token_cache import EncodedCorpus
 from lm.data.pretraining import pretraining_rows
 from lm.objectives.denoising import OBJECTIVES
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 
-VOCABULARY = Bytes(100)
+VOCABULARY = ByteTokenizer(100)
 WORDS = [f"document {i} " + "of some length " * (i % 13) for i in range(400)]
 
 
 def documents(spec, split, cache, corrupt="stop"):
-    return [*documents_of(corpus_shards(spec, split, cache, corrupt))]
+    return [*iter_documents(corpus_shards(spec, split, cache, corrupt))]
 
 
 def fingerprint(spec, split, cache):
-    return fingerprint_of(corpus_shards(spec, split, cache))
+    return corpus_fingerprint(corpus_shards(spec, split, cache))
 
 
 @dataclass(frozen=True)
 class Watched:
     """A shard that notes what is read of it."""
 
-    texts: Texts
+    texts: InMemoryShard
     name: str
     read_windows: list = field(default_factory=list, hash=False, compare=False)
     size = property(lambda self: self.texts.size)
@@ -36,7 +36,7 @@ class Watched:
     @staticmethod
     def several(count=8):
         """WORDS, dealt to shards."""
-        return [Watched(Texts(tuple(WORDS[i::count])), str(i)) for i in range(count)]
+        return [Watched(InMemoryShard(tuple(WORDS[i::count])), str(i)) for i in range(count)]
 
     def read(self, number, size):
         self.read_windows.append(number)
@@ -45,7 +45,7 @@ class Watched:
 
 def rows_in_streams(shards, folder, streams=4, notes=None, unique=None, name="mass-style", seed=3):
     """Batches of 8 rows of shards in windows of 1000 bytes."""
-    corpus = EncodedCorpus(tuple(deal(shards, streams)), VOCABULARY, folder, 1000, streams)
-    reading = Streams(corpus, streams, seed, unique, notes)
+    corpus = EncodedCorpus(tuple(split_shards(shards, streams)), VOCABULARY, folder, 1000, streams)
+    reading = CorpusSampler(corpus, streams, seed, unique, notes)
     settings = {"architecture": "encoder-decoder", "inputs_length": 32, "batch_size": 8}
     return Batches(pretraining_rows(reading, OBJECTIVES[name], **settings), 8)

@@ -21,7 +21,7 @@ from lm.config.layers import NormConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
 from lm.data.batches import uniforms
-from lm.data.packing import Ragged, examples_to_batch, fill_rows, row_capacity, shift_right, to_ragged
+from lm.data.packing import Ragged, make_packed_batch, pack_examples, ragged, row_capacity, shift_right
 from lm.data.pretraining import noise_mask
 from lm.data.tasks.benchmarks import TASKS, classification
 from lm.nn.attention_inputs import make_attention_inputs
@@ -204,7 +204,7 @@ def clipped(grads, max_norm):
 def side(name, choice, tokens, noise_mask, vocabulary):
     """One side of an example under a mask that is given."""
     tokens, noise, size = np.array([tokens], np.int32), np.array([noise_mask], bool), vocabulary["vocab_size"]
-    vocabulary = SimpleNamespace(size=size, num_sentinels=100, mask=size - 1, first_piece=3)
+    vocabulary = SimpleNamespace(vocab_size=size, num_sentinels=100, mask=size - 1, first_regular_id=3)
     view = {"inputs": INPUTS, "targets": TARGETS}[name][choice]
     shown, keep = view.apply(tokens, noise, np.zeros(tokens.shape, np.float32), vocabulary)
     return shown[keep].tolist()
@@ -225,9 +225,8 @@ def span_objective(noise_density, mean_noise_span_length, **_):
 
 def span_counts(length, **given):
     u = uniforms(3, np.arange(50), 1, length)
-    mask = noise_mask(span_objective(**given), CorruptionInputs(np.full(50, length), u, 200), 10_000).astype(
-        int
-    )
+    texts = CorruptionInputs(np.full(50, length), u, 200)
+    mask = noise_mask(span_objective(**given), texts, 10_000).astype(int)
     found = {
         "num_noise_tokens": mask.sum(1),
         "num_noise_spans": (np.diff(mask, axis=1, prepend=0) == 1).sum(1),
@@ -256,9 +255,9 @@ def packed(inputs, targets, architecture, limits, pack=True):
     """The features of all examples, of each a row if they are not packed."""
     sides = np.stack([inputs.lengths, targets.lengths], axis=1)
     sides = sides if architecture == "encoder-decoder" else sides.sum(1, keepdims=True)
-    starts = fill_rows(sides, row_capacity(architecture, limits)) if pack else np.arange(len(sides) + 1)
+    starts = pack_examples(sides, row_capacity(architecture, limits)) if pack else np.arange(len(sides) + 1)
     rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    return examples_to_batch(
+    return make_packed_batch(
         inputs, targets, rows, architecture=architecture, lengths=limits, batch_size=len(starts) - 1
     )
 
@@ -302,7 +301,7 @@ def cut_before_eos(dataset, output_features, sequence_length):
         if not output_features.get(name, {}).get("add_eos"):
             return value
         rows = value if isinstance(value[0], list) else [value]
-        tokens, counts, _ = to_ragged(rows, sequence_length[name] or 99)
+        tokens, counts, _ = ragged(rows, sequence_length[name] or 99)
         found = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
         return found if rows is value else found[0]
 
@@ -336,7 +335,7 @@ def stsb(x):
 
 def record(dataset):
     row = dataset[0] | {"passage": first(dataset[0]["passage"])}
-    return [example(TASKS["record"].to_text(one))[0] for one in TASKS["record"].training(row)]
+    return [example(TASKS["record"].to_text(one))[0] for one in TASKS["record"].training_rows(row)]
 
 
 def deduplicated(pages, min_num_sentences):
@@ -345,11 +344,13 @@ def deduplicated(pages, min_num_sentences):
         [page["text"].split("\n") for page in pages],
     )
     hashes = [filters.span_hashes(lines, "lines") for lines in texts]
-    marked = np.isin(np.arange(sum(map(len, hashes))), filters.repeated(np.concatenate(hashes)))
+    marked = np.isin(np.arange(sum(map(len, hashes))), filters.repeated_indices(np.concatenate(hashes)))
     marked = np.split(marked, np.cumsum([len(part) for part in hashes])[:-1])
-    left = [filters.without_spans(lines, mark, "lines") for lines, mark in zip(texts, marked, strict=True)]
+    left = [filters.remove_spans(lines, mark, "lines") for lines, mark in zip(texts, marked, strict=True)]
     found = [{"url": page["url"], "text": "\n".join(lines)} for page, lines in zip(pages, left, strict=True)]
-    return [page for page, lines in zip(found, left, strict=True) if filters.long_enough(lines, rules)]
+    return [
+        page for page, lines in zip(found, left, strict=True) if filters.has_enough_sentences(lines, rules)
+    ]
 
 
 def metric(targets, predictions, **ours):

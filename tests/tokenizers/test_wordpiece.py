@@ -16,9 +16,9 @@ from experiments.runs.prepare import store_vocabulary
 from experiments.study.experiment import Experiment
 from lm.config.base import SettingError, changes
 from lm.tokenizers import wordpiece
-from lm.tokenizers.huggingface import find_tokenizer, open_vocabulary
+from lm.tokenizers.huggingface import load_pretrained_tokenizer, load_tokenizer
 from lm.tokenizers.tokenizer import EOS, PAD, UNK
-from lm.tokenizers.wordpiece import CONTINUES, WordPiece, train_wordpieces
+from lm.tokenizers.wordpiece import CONTINUATION_PREFIX, WordPieceTokenizer, train_wordpiece
 
 SIZE = 90
 LETTERS = sorted({*"".join(TEXTS)} - {" "})
@@ -26,14 +26,16 @@ LETTERS = sorted({*"".join(TEXTS)} - {" "})
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory):
-    return WordPiece(train_wordpieces(TEXTS, SIZE, tmp_path_factory.mktemp("wordpiece") / "small.txt"), 100)
+    return WordPieceTokenizer(
+        train_wordpiece(TEXTS, SIZE, tmp_path_factory.mktemp("wordpiece") / "small.txt"), 100
+    )
 
 
 def greedy(pieces, word):
     """The longest piece that a word begins with, and so on; None where none fits."""
     cut, start = [], 0
     while start < len(word):
-        mark = CONTINUES * (start > 0)
+        mark = CONTINUATION_PREFIX * (start > 0)
         ends = [end for end in range(len(word), start, -1) if mark + word[start:end] in pieces]
         if not ends:
             return None
@@ -46,10 +48,10 @@ def greedy(pieces, word):
 @given(st.lists(st.text(LETTERS, min_size=1, max_size=12)))
 @example("unquick foxes jumping wizardly".split())
 def test_words_of_known_letters_are_cut_greedily_and_come_back(vocabulary, words):
-    pieces = {*vocabulary.ids}
+    pieces = {*vocabulary.vocab}
     expected = [piece for word in words for piece in greedy(pieces, word)]
     ids = vocabulary.encode(" ".join(words))
-    assert [vocabulary.pieces[token] for token in ids] == expected
+    assert [vocabulary.tokens[token] for token in ids] == expected
     assert vocabulary.decode(ids) == " ".join(words)
     assert vocabulary.word_starts[ids].sum() == len(words)
 
@@ -57,7 +59,9 @@ def test_words_of_known_letters_are_cut_greedily_and_come_back(vocabulary, words
 def test_the_most_frequent_pair_of_neighbours_is_merged_first(tmp_path):
     """Of low x 5, lower x 2, newest x 6, widest x 3: e+s and es+t before l+o, inside of words all of them."""
     words = ["low"] * 5 + ["lower"] * 2 + ["newest"] * 6 + ["widest"] * 3
-    pieces = WordPiece(train_wordpieces([" ".join(words)], 3 + 2 * 10 + 3, tmp_path / "a.txt"), 0).pieces
+    pieces = WordPieceTokenizer(
+        train_wordpiece([" ".join(words)], 3 + 2 * 10 + 3, tmp_path / "a.txt"), 0
+    ).tokens
     assert len(pieces) == 26 and pieces[23] in ("##es", "##st") and pieces[24] == "##est"
     assert pieces[3:23] == (*"deilnorstw", *(f"##{letter}" for letter in "deilnorstw"))
 
@@ -73,7 +77,7 @@ def test_special_tokens_are_no_text_wherever_a_text_spells_them(vocabulary):
     for spelled in ("</s>", "[PAD]", "<extra_id_0>", "##x", "## x", "####"):
         assert {*vocabulary.encode(spelled)} <= {UNK, *vocabulary.encode("x")}
     dog = vocabulary.encode("dog")
-    ids = [PAD, vocabulary.size - 1, *dog, vocabulary.size - 2, EOS, *dog]
+    ids = [PAD, vocabulary.vocab_size - 1, *dog, vocabulary.vocab_size - 2, EOS, *dog]
     assert vocabulary.decode(ids) == "<extra_id_0> dog <extra_id_1>"
     assert (vocabulary.mask, vocabulary.cls, vocabulary.sep) == (SIZE + 99, SIZE + 98, EOS)
 
@@ -82,8 +86,8 @@ def test_special_tokens_are_no_text_wherever_a_text_spells_them(vocabulary):
 def ascii_pieces(tmp_path_factory):
     path = tmp_path_factory.mktemp("wordpiece") / "ascii.txt"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wordpiece, "ROOM", 1)
-        return WordPiece(train_wordpieces(TEXTS, 230, path), 0)
+        patch.setattr(wordpiece, "MIN_PIECES_PER_REQUIRED_CHARACTER", 1)
+        return WordPieceTokenizer(train_wordpiece(TEXTS, 230, path), 0)
 
 
 @settings(max_examples=200, deadline=None)
@@ -105,8 +109,8 @@ def test_text_is_normalised_by_nfkc_and_loses_its_control_characters(ascii_piece
 
 def test_two_processes_train_the_same_pieces_with_the_same_ids(vocabulary, tmp_path):
     code = (
-        "import sys; from pathlib import Path; from lm.tokenizers.wordpiece import train_wordpieces\n"
-        f"train_wordpieces(sys.stdin.read().split('|'), {SIZE}, Path(sys.argv[1]))"
+        "import sys; from pathlib import Path; from lm.tokenizers.wordpiece import train_wordpiece\n"
+        f"train_wordpiece(sys.stdin.read().split('|'), {SIZE}, Path(sys.argv[1]))"
     )
     for threads in ("1", "3"):
         env = {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads}
@@ -117,21 +121,21 @@ def test_two_processes_train_the_same_pieces_with_the_same_ids(vocabulary, tmp_p
 
 def test_a_vocabulary_travels_to_another_process_and_into_the_folder_of_a_run(vocabulary, tmp_path):
     store_vocabulary(tmp_path, vocabulary)
-    stored = open_vocabulary(tmp_path / "tokenizer", 100, 512)
+    stored = load_tokenizer(tmp_path / "tokenizer", 100, 512)
     for copy in (pickle.loads(pickle.dumps(vocabulary)), stored):
         assert copy.fingerprint == vocabulary.fingerprint
         assert copy.encode(TEXTS[0]) == vocabulary.encode(TEXTS[0])
-    assert WordPiece(vocabulary.path, 99).fingerprint != vocabulary.fingerprint
+    assert WordPieceTokenizer(vocabulary.path, 99).fingerprint != vocabulary.fingerprint
 
 
 @pytest.mark.parametrize("frame", [("cls", "sep"), ("pad", None), (None, "eos")])
 def test_an_exported_vocabulary_has_the_ids_that_the_run_was_trained_with(frame, vocabulary, tmp_path):
     begin, end = (None if name is None else getattr(vocabulary, name) for name in frame)
-    for name, contents in vocabulary.exported(begin, end).items():
+    for name, contents in vocabulary.export_files(begin, end).items():
         (tmp_path / name).write_bytes(contents)
     theirs, again = (
         tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")),
-        find_tokenizer(tmp_path, 512),
+        load_pretrained_tokenizer(tmp_path, 512),
     )
     for text in TEXTS + ODD:
         ids = vocabulary.encode(text)
@@ -139,7 +143,7 @@ def test_an_exported_vocabulary_has_the_ids_that_the_run_was_trained_with(frame,
         assert theirs.decode(ids, skip_special_tokens=False) == again.decode(ids) == vocabulary.decode(ids)
     own = [vocabulary.pad, vocabulary.eos, vocabulary.mask, vocabulary.cls, vocabulary.sep]
     assert [again.pad, again.eos, again.mask, again.cls, again.sep] == own
-    assert again.size == vocabulary.size and again.num_sentinels == 100
+    assert again.vocab_size == vocabulary.vocab_size and again.num_sentinels == 100
     np.testing.assert_array_equal(again.word_starts[UNK:SIZE], vocabulary.word_starts[UNK:SIZE])
 
 
@@ -155,7 +159,7 @@ def test_a_size_that_does_not_suit_the_text_is_refused(texts, size, message, tmp
     with pytest.raises(
         SettingError, match=f"data.vocabulary_size={size} does not suit the text: .*{message}"
     ):
-        train_wordpieces(texts, size, tmp_path / "no.txt")
+        train_wordpiece(texts, size, tmp_path / "no.txt")
     assert not list(tmp_path.iterdir())
 
 
@@ -165,7 +169,7 @@ def test_a_size_that_does_not_suit_the_text_is_refused(texts, size, message, tmp
 def test_a_file_that_is_damaged_or_another_is_refused(contents, tmp_path):
     (tmp_path / "junk.txt").write_bytes(contents)
     with pytest.raises(SettingError, match="junk.txt (should have a different piece|cannot be read)"):
-        open_vocabulary(tmp_path / "junk.txt", 100, 512).encode("a")
+        load_tokenizer(tmp_path / "junk.txt", 100, 512).encode("a")
 
 
 def test_bytes_of_unknown_characters_are_refused_by_name():

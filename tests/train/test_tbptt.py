@@ -17,7 +17,7 @@ from experiments.study.registry import build
 from lm.config.base import SettingError, changes
 from lm.config.mesh import MeshConfig
 from lm.config.training import GuardConfig, LossConfig, OptimizerConfig, TruncatedBPTT
-from lm.data.batches import Batches, ChunkedRows, stream
+from lm.data.batches import Batches, TBPTTRows, stream
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import OBJECTIVES
 from lm.sharding import make_mesh
@@ -34,7 +34,7 @@ def batches():
     """Of rows that last PARTS steps, and of the whole rows."""
     whole = pretraining(OBJECTIVE, "decoder", PARTS * LENGTH)
     lengths = pretraining(OBJECTIVE, "decoder", LENGTH).lengths
-    return Batches(ChunkedRows(whole.rows, lengths, ROWS, PARTS), ROWS), whole
+    return Batches(TBPTTRows(whole.rows, lengths, ROWS, PARTS), ROWS), whole
 
 
 def test_the_parts_of_a_row_one_after_the_other_are_the_row_whoever_asks_for_which():

@@ -26,7 +26,8 @@ from experiments.cli.usage.mistakes import (
 )
 from experiments.cli.usage.options import options_of
 from experiments.cli.usage.page import HELP_WORDS, help_page
-from experiments.study.experiment import Changes, Experiment
+from experiments.study.changes import Overrides
+from experiments.study.experiment import Experiment
 from experiments.study.registry import BASELINE_ROW
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from lm.config.base import SettingError, leaves, nearest
@@ -139,7 +140,7 @@ def scale_of(arguments: Sequence[str], flag: str = "--scale") -> str:
     return scale
 
 
-def named_settings(arguments: Sequence[str], settings: Experiment) -> Changes:
+def named_settings(arguments: Sequence[str], settings: Experiment) -> Overrides:
     """``{path: value}`` of the settings that the command line names, be they the row's or not."""
     words = {word.partition("=")[0][2:].replace("-", "_") for word in arguments if word[:2] == "--"}
     words |= {word.replace(".no_", ".") for word in words}

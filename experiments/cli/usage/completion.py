@@ -92,7 +92,7 @@ def script_of(shell: Shell) -> str:
     """The script for a shell."""
     commands = [*COMMANDS, "help"]
     flags = {name: flags_of(name) for name in COMMANDS}
-    rows = " ".join([*REGISTRY, *(table.name for table in TABLES)])
+    rows = " ".join([*REGISTRY, *TABLES])
     values = {"commands": " ".join(commands), "scales": " ".join(SCALES), "rows": rows}
     values |= {"runs": " ".join(RUN_FOLDERS), "globs": " ".join(f"{glob}(N)" for glob in RUN_FOLDERS)}
     values |= {"of_rows": "|".join(OF_ROWS), "of_runs": "|".join(OF_RUNS)}

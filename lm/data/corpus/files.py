@@ -10,29 +10,30 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lm.config.base import DataError, SettingError
 from lm.data.corpus.readers import FILE_ENDINGS, WINDOW_READERS
 from lm.data.corpus.shards import (
-    HELD_OUT,
-    SMALLEST_WINDOW,
+    HELD_OUT_SHARE,
+    MIN_WINDOW_BYTES,
     Shard,
     WindowText,
-    digested,
-    documents_of,
+    choose_end_bytes,
     file_digest,
+    iter_documents,
 )
-from lm.data.corpus.tfds import Corrupt, stamp
+from lm.data.corpus.tfds import OnCorrupt, file_stamp
 
-SAMPLE = 1 << 24  # of text from the start of a corpus; sets the largest digest that is held out [characters]
-TEXT_SPLITS = dict.fromkeys(("valid", "val", "dev", "validation"), "validation") | {"test": "test"}
+SAMPLE_CHARACTERS = 1 << 24  # from the start of a corpus; they set the largest digest that is held out
+SPLIT_NAMES = dict.fromkeys(("valid", "val", "dev", "validation"), "validation") | {"test": "test"}
 Split = Literal["train", "validation"]
 
 
+# Fields are not renamed: the fingerprint of a shard contains this tuple as text.
 class HeldOut(NamedTuple):
     """Select the documents of a split: those whose digest is at most ``edge`` are held out for validation."""
 
@@ -40,10 +41,10 @@ class HeldOut(NamedTuple):
     split: Split
 
     def keeps(self, text: str) -> bool:
-        return (digest_of(text) <= self.edge) == (self.split == "validation")
+        return (document_digest(text) <= self.edge) == (self.split == "validation")
 
 
-def digest_of(text: str) -> bytes:
+def document_digest(text: str) -> bytes:
     return hashlib.sha256(text.strip().encode(errors="surrogatepass")).digest()
 
 
@@ -53,14 +54,14 @@ class FileShard:
 
     paths: tuple[Path, ...]
     kind: str  # one of WINDOW_READERS
-    end: int  # read at either end of a file for its fingerprint [bytes]
-    corrupt: Corrupt = "stop"
+    end_bytes: int  # read at either end of a file for its fingerprint
+    on_corrupt: OnCorrupt = "stop"
     held_out: HeldOut | None = None  # None: all documents
 
     @property
     def name(self) -> str:
-        more = f" and {len(self.paths) - 1} more" * (len(self.paths) > 1)
-        return f"{self.paths[0]}{more}"
+        first, *others = self.paths
+        return f"{first} and {len(others)} more" if others else str(first)
 
     @property
     def size(self) -> int:
@@ -68,28 +69,30 @@ class FileShard:
 
     @property
     def fingerprint(self) -> str:
-        digests = " ".join(file_digest(path, self.end) for path in self.paths)
+        digests = " ".join(file_digest(path, self.end_bytes) for path in self.paths)
         return f"{self.kind} {digests} {self.held_out}"
 
-    def read(self, number: int, size: int) -> WindowText | None:
+    def read(self, window: int, window_bytes: int) -> WindowText | None:
         try:
-            window = WINDOW_READERS[self.kind](self.paths, number, size, self.corrupt)
+            text = WINDOW_READERS[self.kind](self.paths, window, window_bytes, self.on_corrupt)
         except OSError as error:
             raise DataError(f"{self.name} cannot be read: {error}") from error
-        if window is None or self.held_out is None:
-            return window
-        return window._replace(documents=[*filter(self.held_out.keeps, window.documents)])
+        if text is None or self.held_out is None:
+            return text
+        return text._replace(documents=[*filter(self.held_out.keeps, text.documents)])
 
 
-def file_shards(kind: str, pattern: str, split: Split, corrupt: Corrupt = "stop") -> tuple[FileShard, ...]:
+def file_shards(
+    kind: str, pattern: str, split: Split, on_corrupt: OnCorrupt = "stop"
+) -> tuple[FileShard, ...]:
     """Return the shards of one split of the files that match; raise SettingError if they hold no text."""
-    files = tuple((path, *stamp(path)) for path in matches(kind, pattern))
-    return _file_shards(kind, pattern, split, corrupt, files)
+    files = tuple((path, *file_stamp(path)) for path in matching_files(kind, pattern))
+    return _file_shards(kind, pattern, split, on_corrupt, files)
 
 
 @functools.lru_cache(maxsize=32)
 def _file_shards(
-    kind: str, pattern: str, split: Split, corrupt: Corrupt, files: tuple[tuple[Path, int, int], ...]
+    kind: str, pattern: str, split: Split, on_corrupt: OnCorrupt, files: tuple[tuple[Path, int, int], ...]
 ) -> tuple[FileShard, ...]:
     """Return the shards of ``files``, each (path, size, time of the last change).
 
@@ -97,65 +100,79 @@ def _file_shards(
     """
     paths = [path for path, *_ in files]
     base = Path(os.path.commonpath([path.parent for path in paths]))
-    splits = [next(filter(None, map(_split_of, path.relative_to(base).parts)), "train") for path in paths]
+    splits = [_named_split(path.relative_to(base)) or "train" for path in paths]
     has_validation = "validation" in splits
-    name = split if has_validation else "train"
-    chosen = [path for path, named in zip(paths, splits, strict=True) if named == name]
-    end = digested(len(files))
-    shards = [FileShard(group, kind, end, corrupt) for group in _groups(kind, chosen)]
-    sample = [*_sample(shards)]
+    source = split if has_validation else "train"
+    split_paths = [path for path, path_split in zip(paths, splits, strict=True) if path_split == source]
+    end_bytes = choose_end_bytes(len(files))
+    groups = _group_small_files(kind, split_paths)
+    shards = tuple(FileShard(group, kind, end_bytes, on_corrupt) for group in groups)
+    sample = _sample_documents(shards)
     if len(sample) < (1 if has_validation or split == "validation" else 2):
-        few = ", ".join(f"{path} ({path.stat().st_size:,} bytes)" for path in chosen[:3])
-        more = f" and {len(chosen) - 3:,} more" * (len(chosen) > 3)
+        examples = ", ".join(f"{path} ({path.stat().st_size:,} bytes)" for path in split_paths[:3])
+        if len(split_paths) > 3:
+            examples += f" and {len(split_paths) - 3:,} more"
         raise SettingError(
-            f"data.corpus={kind}:{pattern}: no text for {split!r} in {few}{more}: a validation file "
+            f"data.corpus={kind}:{pattern}: no text for {split!r} in {examples}: a validation file "
             "needs a document, and files of which a part is held out two"
         )
     if has_validation:
-        return tuple(shards)
-    edge = sorted(map(digest_of, sample))[max(1, round(HELD_OUT * len(sample))) - 1]
-    held_out = HeldOut(edge, split)
-    return tuple(FileShard(shard.paths, kind, end, corrupt, held_out) for shard in shards)
+        return shards
+    num_held_out = max(1, round(HELD_OUT_SHARE * len(sample)))
+    edge = sorted(map(document_digest, sample))[num_held_out - 1]
+    return tuple(replace(shard, held_out=HeldOut(edge, split)) for shard in shards)
 
 
-def _groups(kind: str, paths: Sequence[Path]) -> list[tuple[Path, ...]]:
+def _group_small_files(kind: str, paths: Sequence[Path]) -> list[tuple[Path, ...]]:
     """Return the files of each shard, in order.
 
-    Small text files share a shard up to SMALLEST_WINDOW, and empty ones are dropped; every file of another
-    kind is a shard of its own.
+    Small text files share a shard of up to MIN_WINDOW_BYTES, and empty ones are dropped. Every file of
+    another kind is a shard.
     """
+    if kind != "text":
+        return [(path,) for path in paths]
     groups, room = list[list[Path]](), 0
     for path in paths:
         size = path.stat().st_size
-        if kind == "text" and not size:
+        if not size:
             continue
-        if kind != "text" or (room := room - size) < 0:
+        room -= size
+        if room < 0:
             groups.append([])
-            room = SMALLEST_WINDOW - size
+            room = MIN_WINDOW_BYTES - size
         groups[-1].append(path)
     return [tuple(group) for group in groups]
 
 
-def _sample(shards: Sequence[Shard]) -> Iterator[str]:
-    read = 0
-    for text in documents_of(shards):
-        yield text
-        if (read := read + len(text)) > SAMPLE:
-            return
+def _sample_documents(shards: Sequence[Shard]) -> list[str]:
+    """Return the first documents of the shards, SAMPLE_CHARACTERS and a document at most."""
+    documents, num_characters = [], 0
+    for text in iter_documents(shards):
+        documents.append(text)
+        num_characters += len(text)
+        if num_characters > SAMPLE_CHARACTERS:
+            break
+    return documents
 
 
-def matches(kind: str, pattern: str) -> list[Path]:
+def matching_files(kind: str, pattern: str) -> list[Path]:
     """Return the sorted files that a path, glob or folder names; raise SettingError if there are none."""
     pattern = os.path.expanduser(pattern)
+    if os.path.isfile(pattern):
+        return [Path(pattern)]
+    globs = [pattern]
     if os.path.isdir(pattern):
-        inner = [f"{glob.escape(pattern)}/**/*{ending}" for ending in FILE_ENDINGS[kind]]
-    else:
-        inner = [pattern]
-    names = [pattern] if os.path.isfile(pattern) else sum((glob.glob(x, recursive=True) for x in inner), [])
-    if files := sorted({path for path in map(Path, names) if path.is_file()}):
+        globs = [f"{glob.escape(pattern)}/**/*{ending}" for ending in FILE_ENDINGS[kind]]
+    paths = {Path(name) for each in globs for name in glob.glob(each, recursive=True)}
+    if files := sorted(path for path in paths if path.is_file()):
         return files
-    raise SettingError(f"data.corpus={kind}:{pattern}: no file matches {os.path.abspath(inner[0])}")
+    raise SettingError(f"data.corpus={kind}:{pattern}: no file matches {os.path.abspath(globs[0])}")
 
 
-def _split_of(part: str) -> str | None:
-    return TEXT_SPLITS.get(re.split(r"[._-]", part.lower())[0])
+def _named_split(path: Path) -> str | None:
+    """Return the split that a folder in the path or the file itself is named for, or None."""
+    for part in path.parts:
+        name, *_ = re.split(r"[._-]", part.lower())
+        if name in SPLIT_NAMES:
+            return SPLIT_NAMES[name]
+    return None

@@ -1,4 +1,4 @@
-"""Tokenize a corpus ahead of training, on all cores and on every machine that shares the token cache."""
+"""Tokenize a corpus before training, on all cores and on every machine that shares the token cache."""
 
 import itertools
 import multiprocessing
@@ -12,132 +12,143 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lm.config.base import SettingError
-from lm.data.corpus.sampler import Streams
-from lm.data.corpus.token_cache import EncodedCorpus, encode
+from lm.data.corpus.sampler import CorpusSampler
+from lm.data.corpus.token_cache import EncodedCorpus, encode_documents
 
-TASK = 16  # that a process encodes in one task, one after the other [windows]
-ABANDONED = 1800  # a claim of another machine that was not renewed for so long is void [seconds]
+WINDOWS_PER_TASK = 16
+CLAIM_TIMEOUT = 1800  # a claim of another machine that was not renewed for so long is void [seconds]
 
 
 class EncodingCost(NamedTuple):
-    """Hold an estimate, from a sample, of what it takes to tokenize a part of a corpus."""
+    """Hold an estimate of what it takes to tokenize a part of a corpus."""
 
     tokens: int
     bytes_read: int
-    bytes_kept: int
+    bytes_written: int
     core_seconds: float
 
 
-class Windows(NamedTuple):
-    """Name consecutive windows of a shard, ``first`` to ``end`` - 1; an ``end`` of None means to the last."""
+class WindowRange(NamedTuple):
+    """Name consecutive windows of a shard, ``first`` to ``end`` - 1, or all from ``first`` on."""
 
     shard: int
     first: int
     end: int | None
 
 
-def windows_of(streams: Streams, size: int | None) -> list[Windows]:
+def window_ranges(sampler: CorpusSampler, num_bytes: int | None) -> list[WindowRange]:
     """Return the windows that the streams read first, in that order, as tasks for ``encode_windows``.
 
-    They cover about ``size`` stored bytes, or the whole corpus if it is None.
+    They cover about ``num_bytes`` stored bytes, or the whole corpus if it is None.
     """
-    corpus = streams.corpus
-    share = None if size is None else size / streams.count
-    by_stream = [[*_of_stream(corpus, streams.shards(s, 0), share)] for s in range(streams.count)]
-    return [task for tasks in itertools.zip_longest(*by_stream) for task in tasks if task is not None]
+    corpus, streams = sampler.corpus, range(sampler.num_streams)
+    share = None if num_bytes is None else num_bytes / sampler.num_streams
+    by_stream = [[*_ranges_of_shards(corpus, sampler.shard_order(stream, 0), share)] for stream in streams]
+    in_turn = itertools.zip_longest(*by_stream)
+    return [task for tasks in in_turn for task in tasks if task is not None]
 
 
-def _of_stream(corpus: EncodedCorpus, shards: list[int], size: float | None) -> Iterator[Windows]:
+def _ranges_of_shards(
+    corpus: EncodedCorpus, shards: list[int], num_bytes: float | None
+) -> Iterator[WindowRange]:
     for shard in shards:
-        stored = corpus.shards[shard].size
-        count = max(round(stored / corpus.window), 1)
-        for first in range(0, count, TASK):
-            if size is not None and size <= 0:
+        shard_bytes = corpus.shards[shard].size
+        num_windows = max(round(shard_bytes / corpus.window_bytes), 1)
+        for first in range(0, num_windows, WINDOWS_PER_TASK):
+            if num_bytes is not None and num_bytes <= 0:
                 return
-            last = first + TASK >= count  # how many more a compressed file has is unknown
-            yield Windows(shard, first, None if last else first + TASK)
-            if size is not None:
-                size -= min(TASK, count - first) * stored / count
+            is_last = first + WINDOWS_PER_TASK >= num_windows
+            # the last is open-ended: a compressed file may have more windows than its size suggests
+            yield WindowRange(shard, first, None if is_last else first + WINDOWS_PER_TASK)
+            if num_bytes is not None:
+                num_bytes -= min(WINDOWS_PER_TASK, num_windows - first) * shard_bytes / num_windows
 
 
-def cost_of(streams: Streams, tokens: int | None) -> EncodingCost:
+def estimate_cost(sampler: CorpusSampler, tokens: int | None) -> EncodingCost:
     """Estimate the cost of encoding the first ``tokens`` tokens, or all of them if it is None.
 
     It is extrapolated from the first window of a shard; SettingError if that window has no text.
     """
-    corpus, sample = streams.corpus, streams.shards(0, 0)[0]
+    corpus = sampler.corpus
+    shard = corpus.shards[sampler.shard_order(0, 0)[0]]
     begin = time.process_time()
-    window = corpus.shards[sample].read(0, corpus.window)
-    encoded = encode(window.documents if window else [], corpus.vocabulary)
-    seconds, size = time.process_time() - begin, min(corpus.shards[sample].size, corpus.window)
+    window = shard.read(0, corpus.window_bytes)
+    encoded = encode_documents(window.documents if window else [], corpus.tokenizer)
+    seconds = time.process_time() - begin
     if not len(encoded.tokens):
-        raise SettingError(f"data.corpus: the first window of {corpus.shards[sample].name} has no text")
-    every = sum(shard.size for shard in corpus.shards) * len(encoded.tokens) / size
-    count = every if tokens is None else min(tokens, every)
-    kept = encoded.tokens.nbytes + 4 * len(encoded.offsets)
+        raise SettingError(f"data.corpus: the first window of {shard.name} has no text")
+    bytes_read = min(shard.size, corpus.window_bytes)
+    bytes_written = encoded.tokens.nbytes + 4 * len(encoded.offsets)
+    total = sum(shard.size for shard in corpus.shards) * len(encoded.tokens) / bytes_read
+    count = total if tokens is None else min(tokens, total)
     factor = count / len(encoded.tokens)
-    return EncodingCost(round(count), round(size * factor), round(kept * factor), seconds * factor)
+    return EncodingCost(
+        round(count), round(bytes_read * factor), round(bytes_written * factor), seconds * factor
+    )
 
 
-def encode_ahead(
-    streams: Streams, size: int | None, workers: int, advance: Callable[[int], object]
-) -> list[Windows]:
-    """Encode what the streams read first in ``workers`` processes; return tasks claimed by other machines.
+def pretokenize(
+    sampler: CorpusSampler, num_bytes: int | None, workers: int, advance: Callable[[int], object]
+) -> list[WindowRange]:
+    """Encode what the streams read first, in ``workers`` processes.
 
-    About ``size`` stored bytes are encoded, or the whole corpus if it is None. ``advance`` is called with the
-    number of windows of each task that is done.
+    About ``num_bytes`` stored bytes are encoded, or the whole corpus if it is None. ``advance`` is called
+    with the number of windows of each task that is done. Returns the tasks that other machines have claimed.
     """
-    tasks, spawn = windows_of(streams, size), multiprocessing.get_context("spawn")
-    corpus, elsewhere = streams.corpus, list[Windows]()
-    with ProcessPoolExecutor(workers, spawn, initializer=_give, initargs=(corpus,)) as pool:
-        futures = {pool.submit(_encode_given, task): task for task in tasks}
+    tasks, spawn = window_ranges(sampler, num_bytes), multiprocessing.get_context("spawn")
+    claimed_elsewhere = list[WindowRange]()
+    with ProcessPoolExecutor(
+        workers, spawn, initializer=_initialize_worker, initargs=(sampler.corpus,)
+    ) as pool:
+        futures = {pool.submit(_encode_in_worker, task): task for task in tasks}
         try:
             for future in as_completed(futures):
-                if (done := future.result()) is None:
-                    elsewhere.append(futures[future])
+                num_windows = future.result()
+                if num_windows is None:
+                    claimed_elsewhere.append(futures[future])
                 else:
-                    advance(done)
+                    advance(num_windows)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return elsewhere
+    return claimed_elsewhere
 
 
-_GIVEN: list[EncodedCorpus] = []  # set once in each process of the pool, since opening a vocabulary is slow
+_WORKER_CORPUS: list[EncodedCorpus] = []  # set once in each worker, since loading a tokenizer is slow
 
 
-def _give(corpus: EncodedCorpus) -> None:
-    _GIVEN.append(corpus)
+def _initialize_worker(corpus: EncodedCorpus) -> None:
+    _WORKER_CORPUS.append(corpus)
 
 
-def _encode_given(task: Windows) -> int | None:
-    return encode_windows(_GIVEN[0], task)
+def _encode_in_worker(task: WindowRange) -> int | None:
+    return encode_windows(_WORKER_CORPUS[0], task)
 
 
-def encode_windows(corpus: EncodedCorpus, task: Windows) -> int | None:
+def encode_windows(corpus: EncodedCorpus, task: WindowRange) -> int | None:
     """Encode the windows of a task that the cache lacks and return how many windows the task has.
 
     None if another process, on any machine, has claimed the task.
     """
     claim = corpus.path(task.shard, task.first).with_suffix(".claim")
-    if not claimed(claim):
+    if not try_claim(claim):
         return None
-    numbers = itertools.count(task.first) if task.end is None else range(task.first, task.end)
-    done = 0
+    windows = itertools.count(task.first) if task.end is None else range(task.first, task.end)
+    num_windows = 0
     try:
-        for number in numbers:
-            # a kept window needs no reading, except in an open-ended task, where it may mark the end
-            known = task.end is not None and corpus.is_kept(task.shard, number)
-            if not known and corpus.read(task.shard, number) is None:
+        for window in windows:
+            # a cached window needs no reading, except in an open-ended task, where it may be past the end
+            is_done = task.end is not None and corpus.is_cached(task.shard, window)
+            if not is_done and corpus.read(task.shard, window) is None:
                 break
-            done += 1
+            num_windows += 1
             claim.touch()
     finally:
         claim.unlink(missing_ok=True)
-    return done
+    return num_windows
 
 
-def claimed(path: Path) -> bool:
+def try_claim(path: Path) -> bool:
     """Try to claim a task by creating the file ``path``; return whether this process now has it.
 
     An abandoned claim of another process is taken over.
@@ -148,19 +159,21 @@ def claimed(path: Path) -> bool:
             file.write(f"{platform.node()} {os.getpid()}")
             return True
         with suppress(FileNotFoundError):  # the other process has finished meanwhile
-            if not _abandoned(path):
+            if not _is_abandoned(path):
                 return False
             path.unlink()
     return False
 
 
-def _abandoned(path: Path) -> bool:
-    """Return whether the process that wrote a claim is gone, or has not renewed it for ABANDONED seconds."""
-    age, (node, _, process) = time.time() - path.stat().st_mtime, path.read_text().partition(" ")
-    return age > ABANDONED or (node == platform.node() and process.isdigit() and not _runs(int(process)))
+def _is_abandoned(path: Path) -> bool:
+    """Return whether the process that wrote a claim is gone, or has not renewed it for CLAIM_TIMEOUT."""
+    age = time.time() - path.stat().st_mtime
+    node, _, process = path.read_text().partition(" ")
+    is_gone = node == platform.node() and process.isdigit() and not _process_exists(int(process))
+    return age > CLAIM_TIMEOUT or is_gone
 
 
-def _runs(process: int) -> bool:
+def _process_exists(process: int) -> bool:
     """Return whether this machine has a process of that id."""
     try:
         os.kill(process, 0)

@@ -1,7 +1,7 @@
-"""Tokenize windows ahead of the batches that are made of them, in background processes.
+"""Tokenize windows in background processes, before batches are made of them.
 
-The processes follow the notes that say how far each stream has been read, and fill the token cache. Without
-them every window is encoded when it is first needed; the batches are the same.
+The processes follow the index files, which say how far each stream has been read, and fill the token cache.
+Without them every window is encoded when it is first needed; the batches are the same.
 """
 
 import multiprocessing
@@ -12,23 +12,27 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from lm.data.corpus.sampler import Streams, WindowPlace, last_note
+from lm.data.corpus.sampler import CorpusSampler, WindowPosition, last_entry
 
-LEAD = 2  # of each stream, encoded ahead of the one that is being read [windows]
-PAUSE = 0.5  # between polls when every stream is far enough ahead [seconds]
+WINDOWS_AHEAD = 2  # encoded of each stream after the window that is being read
+POLL_SECONDS = 0.5  # between looks at the index files when every stream is far enough ahead
 
 
 @contextmanager
-def encoding_ahead(streams: Streams, notes: Mapping[int, Path | None], processes: int) -> Iterator[None]:
-    """Run ``processes`` background processes that encode what the streams in ``notes`` need next.
+def pretokenize_in_background(
+    sampler: CorpusSampler, index_files: Mapping[int, Path | None], processes: int
+) -> Iterator[None]:
+    """Run ``processes`` background processes that encode what the streams in ``index_files`` read next.
 
-    ``notes`` maps each stream to the file that says how far it has been read; the streams are divided among
-    the processes, which end with the context.
+    ``index_files`` maps each stream to the file that says how far it has been read. The streams are divided
+    among the processes, which end with the context.
     """
     spawn = multiprocessing.get_context("spawn")
-    shares = [dict([*notes.items()][k::processes]) for k in range(processes)]
-    arguments = [(streams, share, os.getpid()) for share in shares if share]
-    children = [spawn.Process(target=_follow, args=each, daemon=True) for each in arguments]
+    children = []
+    for k in range(processes):
+        if share := dict([*index_files.items()][k::processes]):
+            arguments = (sampler, share, os.getpid())
+            children.append(spawn.Process(target=_run_worker, args=arguments, daemon=True))
     for child in children:
         child.start()
     try:
@@ -39,30 +43,33 @@ def encoding_ahead(streams: Streams, notes: Mapping[int, Path | None], processes
             child.join()
 
 
-def _follow(streams: Streams, notes: Mapping[int, Path | None], parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
-    leads = [Lead(streams, stream, path) for stream, path in notes.items()]
+def _run_worker(sampler: CorpusSampler, index_files: Mapping[int, Path | None], parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    streams = [StreamPretokenizer(sampler, stream, path) for stream, path in index_files.items()]
     while os.getppid() == parent:
-        if not sum(lead.advance() for lead in leads):
-            time.sleep(PAUSE)
+        encoded = [stream.advance() for stream in streams]
+        if not any(encoded):
+            time.sleep(POLL_SECONDS)
 
 
-class Lead:
-    """Track how far one stream is encoded, and how far it has been read."""
+class StreamPretokenizer:
+    """Encode the windows of one stream that are read next."""
 
-    def __init__(self, streams: Streams, stream: int, notes: Path | None):
-        self._streams, self._stream, self._notes = streams, stream, notes
-        self._places: list[WindowPlace | None] = [None]  # the one being read, and those encoded after it
-        self._next = streams.places(stream)
+    def __init__(self, sampler: CorpusSampler, stream: int, index_file: Path | None):
+        self._sampler, self._stream, self._index_file = sampler, stream, index_file
+        # the window that is being read, None at the start, and those encoded after it
+        self._encoded: list[WindowPosition | None] = [None]
+        self._windows = sampler.windows(stream)
 
     def advance(self) -> bool:
-        """Encode the next window unless LEAD windows are ready already; return whether one was encoded."""
-        noted = last_note(self._notes)
-        read = noted[1] if noted else None
-        if read not in self._places:  # reading started elsewhere, or overtook this process
-            self._places, self._next = [read], self._streams.places(self._stream, read)
-        self._places = self._places[self._places.index(read) :]
-        if len(self._places) > LEAD:
+        """Encode the next window unless WINDOWS_AHEAD are ready already; return whether one was encoded."""
+        entry = last_entry(self._index_file)
+        current = entry.position if entry else None
+        if current not in self._encoded:  # reading started elsewhere, or overtook this process
+            self._encoded = [current]
+            self._windows = self._sampler.windows(self._stream, current)
+        self._encoded = self._encoded[self._encoded.index(current) :]
+        if len(self._encoded) > WINDOWS_AHEAD:
             return False
-        self._places.append(next(self._next))
+        self._encoded.append(next(self._windows))
         return True

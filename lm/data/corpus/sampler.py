@@ -1,9 +1,11 @@
 """Find the window of a corpus from which each row of a batch is read.
 
-The rows of a global batch are divided among a fixed number of streams, an equal run of consecutive rows to
-each. A stream has its own shards, which it reads window by window, in a new order every epoch; the code that
-makes rows of a window shuffles it. So a host reads only the shards of its own rows, and a row is a function
-of its number: of the windows before it only their numbers of rows are needed, and these are noted in a file.
+The rows of a global batch are divided among a fixed number of streams, an equal number of consecutive rows to
+each. A stream has its own shards, which it reads window by window, in a new order every epoch. A window is
+shuffled by the code that makes rows of it (``lm.data.segments``).
+
+So a host reads only the shards of its own rows, and a row is a function of its number. To find the window of
+a row, only the numbers of rows in the windows before it are needed. These are stored in an index file.
 """
 
 import functools
@@ -12,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, count, takewhile
+from itertools import count, takewhile
 from math import gcd
 from pathlib import Path
 from typing import NamedTuple
@@ -20,32 +22,33 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.config.base import SettingError
-from lm.data.corpus.shards import SMALLEST_WINDOW
-from lm.data.corpus.token_cache import EncodedCorpus, Tokens, join
+from lm.data.corpus.shards import MIN_WINDOW_BYTES
+from lm.data.corpus.token_cache import EncodedCorpus, EncodedDocuments, concatenate
 
-SHARDS, ORDERS = 2**62, 2**61  # first random keys: to deal shards to streams, to order them
-USUAL = 16  # streams by default, if the batch size is divisible by it [streams]
+# first random keys: to assign shards to streams, to order the shards of a stream
+ASSIGNMENT_KEY, ORDER_KEY = 2**62, 2**61
+DEFAULT_STREAMS = 16  # if the batch size is divisible by it
 # so that random keys are distinct; likewise an epoch of a stream has up to 2^20 windows of 2^24 examples
-MOST_STREAMS = 1 << 12
+MAX_STREAMS = 1 << 12
 KEYED_EPOCHS = 1 << 7  # epochs whose random keys fit in an int64
-LAST_NOTES = 1 << 12  # read at the end of a file of notes to find the newest [bytes]
-LEAST_ROWS = 64  # per stream and epoch; a smaller corpus gets fewer streams [rows]
+INDEX_TAIL_BYTES = 1 << 12  # read at the end of an index file to find its newest entry
+MIN_ROWS_PER_STREAM = 64  # in an epoch; a smaller corpus gets fewer streams
 
 
-class WindowPlace(NamedTuple):
-    """Locate a window in a stream, and in the corpus."""
+class WindowPosition(NamedTuple):
+    """Locate a window in the reading order of a stream, and in the corpus."""
 
     stream: int
     epoch: int
-    number: int  # among the windows of the stream in this epoch
+    index_in_epoch: int  # among the windows of the stream
     shard: int
-    window: int  # of the shard
-    before: int  # tokens of the stream in this epoch before the window
+    window: int  # index in the shard
+    tokens_before: int  # in the windows of the stream in this epoch that precede it
 
     @property
     def order_key(self) -> int:
         """Return the random key that orders this window's segments in this epoch."""
-        return ((self.epoch << 20) | self.number) << 12 | self.stream
+        return ((self.epoch << 20) | self.index_in_epoch) << 12 | self.stream
 
     @property
     def key(self) -> int:
@@ -54,108 +57,120 @@ class WindowPlace(NamedTuple):
         Keys of different windows are at least 2^24 apart. After KEYED_EPOCHS the keys repeat, under another
         seed (``seed``).
         """
-        return (((self.epoch % KEYED_EPOCHS) << 20 | self.number) << 12 | self.stream) << 24
+        return (((self.epoch % KEYED_EPOCHS) << 20 | self.index_in_epoch) << 12 | self.stream) << 24
 
     def seed(self, seed: int) -> int:
         """Return ``seed`` (32 bits) with the part of the epoch that ``key`` omits in the bits above."""
         return (self.epoch // KEYED_EPOCHS) << 32 | seed
 
 
-def stream_count(wanted: int, batch_size: int, size: int) -> int:
-    """Return how many streams read a corpus of ``size`` bytes.
+def choose_num_streams(requested: int, batch_size: int, corpus_bytes: int) -> int:
+    """Return how many streams read a corpus.
 
-    That is ``wanted``, or SettingError if it does not divide the batch or is too large. With 0 it is
-    the greatest common divisor of the batch size and 16, reduced to a smaller divisor for a small corpus.
+    That is ``requested``, or SettingError if it does not divide the batch size or is too large. If it is 0,
+    the greatest common divisor of the batch size and 16, or a smaller divisor for a small corpus.
     """
-    if wanted:
-        if batch_size % wanted or wanted > MOST_STREAMS:
+    if requested:
+        if batch_size % requested or requested > MAX_STREAMS:
             raise SettingError(
-                f"data.streams={wanted} should divide the {batch_size} sequences of a batch, and be at most "
-                f"{MOST_STREAMS:,}"
+                f"data.streams={requested} should divide the {batch_size} sequences of a batch, and be at "
+                f"most {MAX_STREAMS:,}"
             )
-        return wanted
-    return largest_divisor(gcd(batch_size, USUAL), size // SMALLEST_WINDOW)
+        return requested
+    return largest_divisor(gcd(batch_size, DEFAULT_STREAMS), corpus_bytes // MIN_WINDOW_BYTES)
 
 
-def largest_divisor(number: int, most: int) -> int:
-    """Return the largest divisor of ``number`` that is at most ``most``, but at least 1."""
-    return max(n for n in range(1, number + 1) if not number % n and (n <= most or n == 1))
+def largest_divisor(number: int, limit: int) -> int:
+    """Return the largest divisor of ``number`` up to ``limit``, or 1."""
+    return max(n for n in range(1, number + 1) if not number % n and (n <= limit or n == 1))
 
 
 @dataclass(frozen=True)
-class Streams:
+class CorpusSampler:
     """Determine the order in which the windows of a corpus are read, by stream and epoch."""
 
     corpus: EncodedCorpus
-    count: int
-    seed: int | None = None  # None: read the corpus in its own order
-    unique: int | None = None  # per epoch, over all streams; None: the whole corpus [tokens]
-    notes: Path | None = None  # folder of notes of how many rows each window has
+    num_streams: int
+    seed: int | None = None  # None: read the shards in their own order
+    unique_tokens: int | None = None  # read in each epoch, over all streams; None: the whole corpus
+    index_folder: Path | None = None  # of the files that say how many rows each window has
 
     @property
     def fingerprint(self) -> str:
-        return f"{self.corpus.fingerprint} {self.count} {self.seed} {self.unique}"
+        return f"{self.corpus.fingerprint} {self.num_streams} {self.seed} {self.unique_tokens}"
 
-    def shards(self, stream: int, epoch: int) -> list[int]:
-        """Return the shards of a stream in the order of an epoch; with ``unique`` epochs do not differ."""
-        own = np.arange(len(self.corpus.shards))
+    def shard_order(self, stream: int, epoch: int) -> list[int]:
+        """Return the shards of a stream in the order of an epoch; with unique tokens epochs are equal."""
+        shards = np.arange(len(self.corpus.shards))
         if self.seed is None:
-            return own[stream :: self.count].tolist()
-        own = _random(self.seed, SHARDS).permutation(own)[stream :: self.count]
-        order = ORDERS + (0 if self.unique else epoch << 12) + stream
-        return _random(self.seed, order).permutation(own).tolist()
+            return shards[stream :: self.num_streams].tolist()
+        shards = _random(self.seed, ASSIGNMENT_KEY).permutation(shards)[stream :: self.num_streams]
+        key = ORDER_KEY + stream
+        if not self.unique_tokens:
+            key += epoch << 12
+        return _random(self.seed, key).permutation(shards).tolist()
 
-    def places(self, stream: int, last: WindowPlace | None = None) -> Iterator[WindowPlace]:
-        """Yield the nonempty windows of a stream, epoch after epoch, from its start or after ``last``.
+    def windows(self, stream: int, after: WindowPosition | None = None) -> Iterator[WindowPosition]:
+        """Yield the nonempty windows of a stream, epoch after epoch, from its start or from ``after`` on.
 
         Windows that are not in the token cache are encoded. SettingError if the stream has no tokens.
         """
-        for epoch in count(last.epoch if last else 0):
-            found = False
-            for place in self._epoch(stream, epoch, last):
-                found = True
-                yield place
-            if not found and not last:
+        for epoch in count(after.epoch if after else 0):
+            is_empty = True
+            for position in self._windows_of_epoch(stream, epoch, after):
+                is_empty = False
+                yield position
+            if is_empty and not after:
                 raise SettingError(
-                    f"data.corpus has no text to train on in stream {stream} of {self.count}: name a corpus "
-                    "with a document at least, or set data.streams lower"
+                    f"data.corpus has no text to train on in stream {stream} of {self.num_streams}: name a "
+                    "corpus with a document at least, or set data.streams lower"
                 )
-            last = None
+            after = None
 
-    def _epoch(self, stream: int, epoch: int, last: WindowPlace | None) -> Iterator[WindowPlace]:
-        shards, number, before, first = self.shards(stream, epoch), 0, 0, 0
-        if last:
-            shards = shards[shards.index(last.shard) :]
-            number, first = last.number + 1, last.window + 1
-            before = last.before + len(self.tokens(last).tokens)
+    def _windows_of_epoch(
+        self, stream: int, epoch: int, after: WindowPosition | None
+    ) -> Iterator[WindowPosition]:
+        shards = self.shard_order(stream, epoch)
+        index, tokens_before, first_window = 0, 0, 0
+        if after:
+            shards = shards[shards.index(after.shard) :]
+            index, first_window = after.index_in_epoch + 1, after.window + 1
+            tokens_before = after.tokens_before + len(self.read(after).tokens)
         for shard in shards:
-            for window in count(first):
-                if self.unique and before >= self.unique // self.count:
+            for window in count(first_window):
+                if self.unique_tokens and tokens_before >= self.unique_tokens // self.num_streams:
                     return
-                if (tokens := self._read(shard, window)) is None:
+                documents = self._read_window(shard, window)
+                if documents is None:
                     break
-                if size := len(tokens.tokens):
-                    yield WindowPlace(stream, epoch, number, shard, window, before)
-                    number, before = number + 1, before + size
-            first = 0
+                if num_tokens := len(documents.tokens):
+                    yield WindowPosition(stream, epoch, index, shard, window, tokens_before)
+                    index += 1
+                    tokens_before += num_tokens
+            first_window = 0
 
-    def tokens(self, place: WindowPlace) -> Tokens:
-        """Return the tokens of a window, cut where the ``unique`` tokens of the epoch end."""
-        tokens = self._read(place.shard, place.window)
-        assert tokens is not None, place
-        return tokens.cut(self.unique // self.count - place.before) if self.unique else tokens
+    def read(self, position: WindowPosition) -> EncodedDocuments:
+        """Return the tokens of a window, truncated where the unique tokens of the epoch end."""
+        documents = self._read_window(position.shard, position.window)
+        assert documents is not None, position
+        if not self.unique_tokens:
+            return documents
+        return documents.truncate(self.unique_tokens // self.num_streams - position.tokens_before)
 
-    def epoch(self) -> Tokens:
+    def read_epoch(self) -> EncodedDocuments:
         """Return all tokens of the first epoch of all streams, in memory."""
-        first = (takewhile(lambda place: not place.epoch, self.places(s)) for s in range(self.count))
-        return join([self.tokens(place) for place in chain.from_iterable(first)])
+        windows = []
+        for stream in range(self.num_streams):
+            first_epoch = takewhile(lambda position: position.epoch == 0, self.windows(stream))
+            windows += [self.read(position) for position in first_epoch]
+        return concatenate(windows)
 
-    def _read(self, shard: int, window: int) -> Tokens | None:
-        return _read_once(self.corpus, shard, window)
+    def _read_window(self, shard: int, window: int) -> EncodedDocuments | None:
+        return _read_cached(self.corpus, shard, window)
 
 
 @functools.lru_cache(maxsize=2)  # a window is located, and then read
-def _read_once(corpus: EncodedCorpus, shard: int, window: int) -> Tokens | None:
+def _read_cached(corpus: EncodedCorpus, shard: int, window: int) -> EncodedDocuments | None:
     return corpus.read(shard, window)
 
 
@@ -163,84 +178,108 @@ def _random(seed: int, key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([seed, key], np.uint64)))
 
 
-class Walk:
-    """Count the rows of the windows of one stream, in reading order, to find the window of any row.
+# ---- which window has which rows
 
-    Windows are counted lazily, as far as rows are asked for. The counts are noted in a file, so that another
-    process, or a resumed run, need not read the windows before again.
+
+class IndexEntry(NamedTuple):
+    """Hold the first row of a window; the rows of a stream are counted over all epochs."""
+
+    first_row: int
+    position: WindowPosition
+
+
+class RowIndex:
+    """Find the window of any row of a stream, by counting the rows of its windows in reading order.
+
+    Windows are counted lazily, as far as rows are asked for. The counts are appended to a file, so that
+    another process, or a resumed run, need not read the windows before again.
     """
 
-    def __init__(self, streams: Streams, stream: int, size: Callable[[WindowPlace], int], notes: Path | None):
-        self._streams, self._stream, self._size, self._notes = streams, stream, size, notes
-        self._begin(0, None)
+    def __init__(
+        self,
+        sampler: CorpusSampler,
+        stream: int,
+        count_rows: Callable[[WindowPosition], int],
+        index_file: Path | None,
+    ):
+        self._sampler, self._stream, self._count_rows = sampler, stream, count_rows
+        self._index_file = index_file
+        self._restart(None)
 
-    def _begin(self, rows: int, place: WindowPlace | None) -> None:
-        """Restart counting at ``place``, which has ``rows`` rows before it, or at the start of the stream."""
-        self._places, self._starts = ([place], [rows]) if place else ([], [])
-        self._end = rows + (self._size(place) if place else 0)
-        self._next = self._streams.places(self._stream, place)
+    def _restart(self, entry: IndexEntry | None) -> None:
+        """Restart counting at the window of ``entry``, or at the start of the stream."""
+        self._entries = [] if entry is None else [entry]  # consecutive windows that have rows
+        self._end = 0 if entry is None else entry.first_row + self._count_rows(entry.position)
+        self._windows = self._sampler.windows(self._stream, None if entry is None else entry.position)
 
-    def find(self, row: int) -> tuple[WindowPlace, int]:
-        """Return the window of row ``row`` of the stream, counted over all epochs, and its index in it."""
-        if not self._starts or not self._starts[0] <= row < self._end:
+    def find(self, row: int) -> tuple[WindowPosition, int]:
+        """Return the window of a row of the stream, counted over all epochs, and its index in the window."""
+        if not self._covers(row):
             self._jump(row)
         while row >= self._end:
-            self._count_next()
-        index = bisect_right(self._starts, row) - 1
-        return self._places[index], row - self._starts[index]
+            self._count_next_window()
+        entry = self._entries[bisect_right(self._entries, row, key=lambda entry: entry.first_row) - 1]
+        return entry.position, row - entry.first_row
 
-    def rows_of_epoch(self, most: int) -> int:
-        """Return the number of rows in the first epoch of the stream, but at most ``most``."""
-        while self._end < most and (not self._places or not self._places[-1].epoch):
-            self._count_next()
-        later = [start for start, place in zip(self._starts, self._places, strict=True) if place.epoch]
-        return min([most, self._end, *later])
+    def rows_of_epoch(self, limit: int) -> int:
+        """Return the number of rows in the first epoch of the stream, but at most ``limit``."""
+        while self._end < limit and (not self._entries or self._entries[-1].position.epoch == 0):
+            self._count_next_window()
+        later = [entry.first_row for entry in self._entries if entry.position.epoch > 0]
+        return min([limit, self._end, *later])
+
+    def _covers(self, row: int) -> bool:
+        return bool(self._entries) and self._entries[0].first_row <= row < self._end
 
     def _jump(self, row: int) -> None:
-        """Restart counting at the last noted window before ``row``, unless what is counted includes it."""
-        known = max((note for note in self._noted() if note[0] <= row), default=(0, None))
-        if not self._starts or not self._starts[0] <= known[0] <= self._end:
-            self._begin(*known)
+        """Restart counting at the last indexed window before ``row``, unless it is counted already."""
+        entries = [entry for entry in read_index(self._index_file) if entry.first_row <= row]
+        nearest = max(entries, default=None)
+        first_row = 0 if nearest is None else nearest.first_row
+        is_counted = bool(self._entries) and self._entries[0].first_row <= first_row <= self._end
+        if not is_counted:
+            self._restart(nearest)
 
-    def _count_next(self) -> None:
-        place = next(self._next)
-        if place.epoch and not self._end:
+    def _count_next_window(self) -> None:
+        position = next(self._windows)
+        if position.epoch > 0 and self._end == 0:
             raise SettingError(
                 f"data.corpus has no row in stream {self._stream}: it needs two documents of two tokens each "
                 "for objective.pairs, else one token"
             )
-        if rows := self._size(place):
-            self._places.append(place)
-            self._starts.append(self._end)
-            self._note(self._end, place)
-            self._end += rows
-
-    def _noted(self) -> list[tuple[int, WindowPlace]]:
-        return [*read_notes(self._notes)]
-
-    def _note(self, rows: int, place: WindowPlace) -> None:
-        if self._notes is not None and rows:
-            numbers = " ".join(map(str, (rows, *place)))
-            self._notes.parent.mkdir(parents=True, exist_ok=True)
-            with self._notes.open("a") as file:
-                file.write(f"{numbers} {zlib.crc32(numbers.encode())}\n")
+        if num_rows := self._count_rows(position):
+            entry = IndexEntry(self._end, position)
+            self._entries.append(entry)
+            if self._index_file is not None and entry.first_row:
+                append_to_index(self._index_file, entry)
+            self._end += num_rows
 
 
-def read_notes(path: Path | None, end: int | None = None) -> Iterator[tuple[int, WindowPlace]]:
-    """Yield (rows before the window, window) from a file of notes or its last ``end`` bytes, if undamaged."""
+def append_to_index(path: Path, entry: IndexEntry) -> None:
+    """Append a line to an index file: the numbers of ``entry`` and their checksum."""
+    numbers = " ".join(map(str, (entry.first_row, *entry.position)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(f"{numbers} {zlib.crc32(numbers.encode())}\n")
+
+
+def read_index(path: Path | None, tail_bytes: int | None = None) -> Iterator[IndexEntry]:
+    """Yield the undamaged entries of an index file, or of its last ``tail_bytes``."""
     if path is None or not path.exists():
         return
     with path.open("rb") as file:
-        file.seek(max(path.stat().st_size - end, 0) if end else 0)
+        if tail_bytes is not None:
+            file.seek(max(path.stat().st_size - tail_bytes, 0))
         lines = file.read().splitlines()
     for line in lines:
         numbers, _, checksum = line.rpartition(b" ")
         with suppress(ValueError, TypeError):
             if zlib.crc32(numbers) == int(checksum):
-                rows, *place = map(int, numbers.split())
-                yield rows, WindowPlace(*place)
+                first_row, *position = map(int, numbers.split())
+                yield IndexEntry(first_row, WindowPosition(*position))
 
 
-def last_note(path: Path | None) -> tuple[int, WindowPlace] | None:
-    """Return the newest entry of a file of notes, or None if it has none."""
-    return next(iter([*read_notes(path, LAST_NOTES)][::-1]), None)
+def last_entry(path: Path | None) -> IndexEntry | None:
+    """Return the newest entry of an index file, or None if it has none."""
+    entries = [*read_index(path, INDEX_TAIL_BYTES)]
+    return entries[-1] if entries else None

@@ -18,18 +18,18 @@ from lm.data.corpus.files import Split, file_shards
 from lm.data.corpus.readers import WINDOW_READERS
 from lm.data.corpus.shards import Shard, tfds_shards
 from lm.data.corpus.tables import TableRows, read_hub, read_table
-from lm.data.corpus.tfds import Corrupt, StoredRows
+from lm.data.corpus.tfds import OnCorrupt, TfdsRows
 
 
-def corpus_shards(spec: str, split: Split, cache: Path, corrupt: Corrupt = "stop") -> tuple[Shard, ...]:
+def corpus_shards(spec: str, split: Split, cache: Path, on_corrupt: OnCorrupt = "stop") -> tuple[Shard, ...]:
     """Return the shards of the ``train`` or ``validation`` split of a corpus, reading almost nothing of them.
 
-    ``corrupt="skip"`` skips records that cannot be read. SettingError for an unknown corpus or split.
+    ``on_corrupt="skip"`` skips records that cannot be read. SettingError for an unknown corpus or split.
     """
     if split not in ("train", "validation"):
         raise SettingError(f"split={split!r} of a corpus should be 'train' or 'validation'")
     if " + " in spec:
-        parts = (corpus_shards(part.strip(), split, cache, corrupt) for part in spec.split(" + "))
+        parts = (corpus_shards(part.strip(), split, cache, on_corrupt) for part in spec.split(" + "))
         return sum(parts, ())
     kind, _, name = spec.partition(":")
     if kind.partition("/")[0] == "documentation" and not name:
@@ -37,31 +37,31 @@ def corpus_shards(spec: str, split: Split, cache: Path, corrupt: Corrupt = "stop
 
         part = kind.partition("/")[2]
         write_documentation(f"documentation/{part if part == 'unfiltered' else 'corpus'}", cache)
-        return corpus.documentation_shards(part, split, cache, corrupt)
+        return corpus.documentation_shards(part, split, cache, on_corrupt)
     if kind == "tfds" and name:
         write_documentation(name, cache)
-        return tfds_shards(name, split, cache, corrupt)
+        return tfds_shards(name, split, cache, on_corrupt)
     if kind in WINDOW_READERS and name:
-        return file_shards(kind, name, split, corrupt)
+        return file_shards(kind, name, split, on_corrupt)
     kinds = ("documentation", "documentation/PART", *(f"{kind}:PATH" for kind in WINDOW_READERS), "tfds:NAME")
-    is_path = ":" not in spec and (spec[0:1] in "~/." or "*" in spec or os.path.exists(spec))
-    why = f"should be 'text:{spec}'" if is_path else f"is unknown{nearest(kind, kinds)}"
-    raise SettingError(f"data.corpus={spec!r} {why}")
+    if ":" not in spec and (spec[0:1] in "~/." or "*" in spec or os.path.exists(spec)):
+        raise SettingError(f"data.corpus={spec!r} should be 'text:{spec}'")
+    raise SettingError(f"data.corpus={spec!r} is unknown{nearest(kind, kinds)}")
 
 
-def examples(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> StoredRows | TableRows:
+def dataset_rows(name: str, split: str, cache: Path, on_corrupt: OnCorrupt = "stop") -> TfdsRows | TableRows:
     """Return the rows of one split of a dataset.
 
     ``file:FOLDER`` has a file for each split, and ``hf:NAME`` is a dataset of the Hugging Face Hub. Any other
     name is a TFDS set (``tfds.prepared_rows``); those of the documentation are written first if missing.
     """
-    kind, _, place = name.partition(":")
+    kind, _, source = name.partition(":")
     if kind == "file":
-        return read_table(Path(place) / split)
+        return read_table(Path(source) / split)
     if kind == "hf":
-        return read_hub(place, split)
+        return read_hub(source, split)
     write_documentation(name, cache)
-    return tfds.prepared_rows(name, split, cache, corrupt)
+    return tfds.prepared_rows(name, split, cache, on_corrupt)
 
 
 def write_documentation(name: str, cache: Path) -> None:

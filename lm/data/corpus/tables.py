@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from lm.config.base import DataError, SettingError, nearest, parse_json
 from lm.data.corpus.readers import COMPRESSED
-from lm.data.corpus.tfds import Row, stamp
+from lm.data.corpus.tfds import Row, file_stamp
 
-LARGEST_CELL = 1 << 27  # of a CSV file [characters]
+MAX_CELL_CHARACTERS = 1 << 27  # of a CSV file
 
 
 class TableRow(NamedTuple):
@@ -29,22 +29,22 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True)
 class TableRows(Sequence[Row]):
-    """Hold the rows of one split, with the interface of ``StoredRows``."""
+    """Hold the rows of one split, with the interface of ``TfdsRows``."""
 
     name: str  # of the file, or of the set and its split
-    numbered: tuple[TableRow, ...]
+    numbered_rows: tuple[TableRow, ...]
     fingerprint: str  # of their contents
-    left_out: tuple[int, ...] = ()  # always empty: a bad row is an error
+    skipped: tuple[int, ...] = ()  # corrupt rows; always empty, since one is an error here
 
     def __len__(self) -> int:
-        return len(self.numbered)
+        return len(self.numbered_rows)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.numbered[index].row
+        return self.numbered_rows[index].row
 
     def location(self, index: int) -> str:
-        """Return where a row stands, such as ``train.csv, line 7``."""
-        return f"{self.name}, line {self.numbered[index].line}"
+        """Return the file and line of a row, such as ``train.csv, line 7``."""
+        return f"{self.name}, line {self.numbered_rows[index].line}"
 
 
 def read_table(path: Path) -> TableRows:
@@ -53,16 +53,18 @@ def read_table(path: Path) -> TableRows:
     SettingError if the file is missing, empty or of another format; DataError if it cannot be read.
     """
     if not path.is_file():
-        raise SettingError(f"{path} is missing{nearest(path.name, _beside(path))}")
-    return _read_table(path, *stamp(path))
+        raise SettingError(f"{path} is missing{nearest(path.name, _tables_beside(path))}")
+    return _read_table(path, *file_stamp(path))
 
 
 @functools.lru_cache(maxsize=32)
-def _read_table(path: Path, size: int, _changed: int) -> TableRows:
+def _read_table(path: Path, size: int, _modified: int) -> TableRows:
     ending = path.suffix.lower()
     kind = Path(path.stem).suffix.lower() if ending in COMPRESSED else ending
     if kind not in TABLE_READERS:
-        raise SettingError(f"{path} should end in {', '.join(TABLE_READERS)}, or these with {_packed()}")
+        raise SettingError(
+            f"{path} should end in {', '.join(TABLE_READERS)}, or these with {', '.join(COMPRESSED)}"
+        )
     try:
         rows = tuple(TABLE_READERS[kind](path)) if size else ()
     except (OSError, EOFError, UnicodeDecodeError) as error:
@@ -72,35 +74,32 @@ def _read_table(path: Path, size: int, _changed: int) -> TableRows:
     return TableRows(path.name, rows, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def _beside(path: Path) -> list[str]:
+def _tables_beside(path: Path) -> list[str]:
     """Return the names of the tables in the folder of ``path``."""
     files = path.parent.iterdir() if path.parent.is_dir() else ()
     return [file.name for file in files if TABLE_READERS.keys() & set(file.suffixes)]
 
 
-def _packed() -> str:
-    return ", ".join(COMPRESSED)
-
-
-def _text(path: Path, **kind: Any) -> Any:
-    return COMPRESSED.get(path.suffix.lower(), open)(path, "rt", encoding="utf-8-sig", **kind)
+def _open_text(path: Path, **options: Any) -> Any:
+    open_file = COMPRESSED.get(path.suffix.lower(), open)
+    return open_file(path, "rt", encoding="utf-8-sig", **options)
 
 
 def _read_csv(path: Path, delimiter: str = ",") -> Iterator[TableRow]:
     """Yield the rows of a CSV file whose first line names the columns; empty lines are skipped."""
-    csv.field_size_limit(LARGEST_CELL)
-    with _text(path, newline="") as file:
+    csv.field_size_limit(MAX_CELL_CHARACTERS)
+    with _open_text(path, newline="") as file:
         lines = csv.reader(file, delimiter=delimiter, strict=True)
         try:
             header = next(lines, [])
             if len(set(header)) < len(header):
-                twice = next(name for name in header if header.count(name) > 1)
-                raise DataError(f"{path}, line 1: two columns are called {twice!r}")
+                duplicate = next(name for name in header if header.count(name) > 1)
+                raise DataError(f"{path}, line 1: two columns are called {duplicate!r}")
             begin = lines.line_num + 1  # a quoted cell may hold newlines
             for cells in lines:
                 if cells and len(cells) != len(header):
-                    found = f"{len(cells)} cells, and the header names {len(header)} columns"
-                    raise DataError(f"{path}, line {begin}: {found} ({', '.join(header)})")
+                    counts = f"{len(cells)} cells, and the header names {len(header)} columns"
+                    raise DataError(f"{path}, line {begin}: {counts} ({', '.join(header)})")
                 if cells:
                     yield TableRow(begin, dict(zip(header, cells, strict=True)))
                 begin = lines.line_num + 1
@@ -112,8 +111,8 @@ def _read_tsv(path: Path) -> Iterator[TableRow]:
     return _read_csv(path, "\t")
 
 
-def _read_objects(path: Path) -> Iterator[TableRow]:
-    with _text(path) as file:
+def _read_json_lines(path: Path) -> Iterator[TableRow]:
+    with _open_text(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 row = parse_json(line, f"{path}, line {number},")
@@ -136,8 +135,8 @@ def _read_parquet(path: Path) -> Iterator[TableRow]:
 TABLE_READERS: Mapping[str, Callable[[Path], Iterator[TableRow]]] = {  # by the ending of a file's name
     ".csv": _read_csv,
     ".tsv": _read_tsv,
-    ".jsonl": _read_objects,
-    ".json": _read_objects,
+    ".jsonl": _read_json_lines,
+    ".json": _read_json_lines,
     ".parquet": _read_parquet,
 }
 
@@ -163,5 +162,5 @@ def read_hub(name: str, split: str) -> TableRows:
     if not rows:
         raise SettingError(f"hf:{name}, split {split!r}, has no rows")
     contents = json.dumps(rows, sort_keys=True, default=str)
-    numbered = tuple(map(TableRow, range(1, len(rows) + 1), rows))
-    return TableRows(f"hf:{name} {split}", numbered, hashlib.sha256(contents.encode()).hexdigest())
+    numbered_rows = tuple(map(TableRow, range(1, len(rows) + 1), rows))
+    return TableRows(f"hf:{name} {split}", numbered_rows, hashlib.sha256(contents.encode()).hexdigest())

@@ -23,42 +23,42 @@ from lm.config.base import DataError, SettingError, nearest, parse_json, read_ob
 from lm.files import matches_checksum, write_with_checksum
 
 Row = dict[str, Any]
-Corrupt = Literal["stop", "skip"]  # how records to train on that cannot be read are handled
-CLASSES = "tensorflow_datasets."  # importing a class named in features.json runs its module; only TFDS's may
-READ_AT_ONCE = 1_024  # in a search for corrupt records [records]
-MEND = "restore the files, or delete the folder and prepare the set again"
-MACHINE = re.compile(r"\w\(\) failed:")  # errors of the machine: "open() failed: Too many open files"
-SLICES = "a part reads NAME, NAME[FROM:TO] or NAME[FROM%:TO%] with FROM below TO, such as validation[:10%]"
-LISTED_FAULTS = 5  # faults of a dataset that are listed; all are counted
-OPENED = 64  # files of a larger corpus are not opened before they are read [files]
+OnCorrupt = Literal["stop", "skip"]  # how records to train on that cannot be read are handled
+TRUSTED_MODULES = "tensorflow_datasets."  # features.json may have no other module imported, and so run
+RECORDS_PER_READ = 1_024  # in a search for corrupt records
+REMEDY = "restore the files, or delete the folder and prepare the set again"
+SYSTEM_ERROR = re.compile(r"\w\(\) failed:")  # not of the data: "open() failed: Too many open files"
+SLICE_SYNTAX = "write NAME, NAME[FROM:TO] or NAME[FROM%:TO%] with FROM below TO, such as validation[:10%]"
+MAX_LISTED_FAULTS = 5  # in the message about a damaged dataset, which counts all
+MAX_OPENED_FILES = 64  # files of a larger corpus are opened only when they are read
 
 
-def prepared_rows(name: str, split: str, cache: Path, corrupt: Corrupt = "stop") -> "StoredRows":
+def prepared_rows(name: str, split: str, cache: Path, on_corrupt: OnCorrupt = "stop") -> "TfdsRows":
     """Return the rows of a split of a prepared TFDS dataset, text as str.
 
     ``split`` may be an expression of TFDS (``train[:10%]``). SettingError or DataError if the dataset or a
-    file of the split is missing or damaged. With ``corrupt="skip"`` corrupt records are skipped, else reading
-    one raises DataError.
+    file of the split is missing or damaged. With ``on_corrupt="skip"`` corrupt records are skipped, otherwise
+    reading one raises DataError.
     """
     folder = find_prepared(name, cache)
-    info = open_set(folder).info
+    info = open_builder(folder).info
     for part in split.split("+"):
         if part.partition("[")[0] not in info.splits:
             raise SettingError(f"{name} at {folder} has no split {part!r}{nearest(part, info.splits)}")
     check_files(folder, split)
-    skipped = corrupt_records(StoredRows(folder, split), cache) if corrupt == "skip" else ()
-    return StoredRows(folder, split, skipped)
+    skipped = corrupt_records(TfdsRows(folder, split), cache) if on_corrupt == "skip" else ()
+    return TfdsRows(folder, split, skipped)
 
 
-def prepared_split(name: str, split: str, cache: Path) -> "StoredRows":
+def prepared_split(name: str, split: str, cache: Path) -> "TfdsRows":
     """Return the rows of a split of a corpus; raise SettingError if it has none.
 
-    If it has more than OPENED files, these are only checked to exist and are opened when they are read.
+    If it has more than MAX_OPENED_FILES, these are only checked to exist, and opened when they are read.
     """
     folder = find_prepared(name, cache)
-    check_files(folder, split, OPENED)
-    rows = StoredRows(folder, split)
-    if not sum(file.take for file in files_of(folder, split)):
+    check_files(folder, split, MAX_OPENED_FILES)
+    rows = TfdsRows(folder, split)
+    if not sum(file.take for file in file_instructions(folder, split)):
         raise SettingError(f"{name} at {folder}: split {split!r} has no rows")
     return rows
 
@@ -66,17 +66,17 @@ def prepared_split(name: str, split: str, cache: Path) -> "StoredRows":
 def find_prepared(name: str, cache: Path) -> Path:
     """Return the folder of prepared ``name[:version]``, the newest without a version; else SettingError."""
     name, _, version = name.partition(":")
-    if folder := newest(name, version or "*.*.*", cache):
+    if folder := newest_version(name, version or "*.*.*", cache):
         return folder
-    folders, names = tfds_folders(cache), prepared(cache)
-    unversioned = {known.partition(":")[0] for known in names}
-    near = nearest(f"{name}:{version}", names) if version else nearest(name, unversioned)
-    missing = f"dataset {name!r}{version and f' version {version}'} is not prepared"
-    command = preparation(name, folders[0])
-    raise SettingError(f"{missing} in {', '.join(map(str, folders))}{near}; to prepare it: {command}")
+    folders, names = tfds_folders(cache), prepared_sets(cache)
+    unversioned = {name_with_version.partition(":")[0] for name_with_version in names}
+    suggestion = nearest(f"{name}:{version}", names) if version else nearest(name, unversioned)
+    missing = f"dataset {name!r}{f' version {version}' if version else ''} is not prepared"
+    command = preparation_command(name, folders[0])
+    raise SettingError(f"{missing} in {', '.join(map(str, folders))}{suggestion}; to prepare it: {command}")
 
 
-def newest(name: str, version: str, cache: Path) -> Path | None:
+def newest_version(name: str, version: str, cache: Path) -> Path | None:
     """Return the newest prepared version that matches, from the first folder that has one, or None."""
     matches = (list((folder / name).glob(f"{version}/dataset_info.json")) for folder in tfds_folders(cache))
     versions = [path.parent for path in next(filter(None, matches), [])]
@@ -85,29 +85,34 @@ def newest(name: str, version: str, cache: Path) -> Path | None:
 
 def tfds_folders(cache: Path) -> list[Path]:
     """Return the folders that are searched for prepared datasets, in order."""
-    # expanduser leaves "~" as it is if there is no home
-    variable, home = os.environ.get("TFDS_DATA_DIR"), os.path.expanduser("~")
-    usual = [] if home == "~" else [Path(home) / "tensorflow_datasets"]
-    return [Path(cache) / "tfds", *([Path(variable)] if variable else []), *usual]
+    folders = [Path(cache) / "tfds"]
+    if data_dir := os.environ.get("TFDS_DATA_DIR"):
+        folders.append(Path(data_dir))
+    home = os.path.expanduser("~")  # stays "~" if there is no home
+    if home != "~":
+        folders.append(Path(home) / "tensorflow_datasets")
+    return folders
 
 
-def prepared(cache: Path) -> list[str]:
+def prepared_sets(cache: Path) -> list[str]:
     """Return ``name:version`` or ``name/config:version`` of every prepared dataset, sorted."""
-    patterns = ("[!.]*/*.*.*/dataset_info.json", "[!.]*/*/*.*.*/dataset_info.json")
-    folders = tfds_folders(cache)
-    paths = ((folder, path) for folder in folders for pattern in patterns for path in folder.glob(pattern))
-    sets = ((path.parent.parent.relative_to(folder), path.parent.name) for folder, path in paths)
-    return sorted({f"{name}:{version}" for name, version in sets})
+    names = set()
+    for folder in tfds_folders(cache):
+        for pattern in ("[!.]*/*.*.*/dataset_info.json", "[!.]*/*/*.*.*/dataset_info.json"):
+            for path in folder.glob(pattern):
+                version = path.parent
+                names.add(f"{version.parent.relative_to(folder)}:{version.name}")
+    return sorted(names)
 
 
-def preparation(name: str, folder: Path) -> str:
+def preparation_command(name: str, folder: Path) -> str:
     """Return the command that prepares a TFDS dataset in a format that can be read here."""
     options = f"--file_format=array_record --data_dir={folder}"
     return f"tfds build {name} {options} (some sets need TensorFlow for this)"
 
 
 @functools.lru_cache(maxsize=32)
-def open_set(folder: Path) -> Any:
+def open_builder(folder: Path) -> Any:
     """Return TFDS's builder of a prepared dataset.
 
     DataError if its description is damaged or would run code from outside TFDS; SettingError if its files
@@ -115,31 +120,31 @@ def open_set(folder: Path) -> Any:
     """
     import tensorflow_datasets as tfds  # takes seconds, hence not at the top
 
-    _description(folder / "dataset_info.json")
+    _read_description(folder / "dataset_info.json")
     features = folder / "features.json"
-    for name in _imported_classes(_description(features)):
-        if not name.startswith(CLASSES):
+    for name in _imported_classes(_read_description(features)):
+        if not name.startswith(TRUSTED_MODULES):
             raise DataError(f"{features} names {name!r}, code outside of TFDS that would run: do not use it")
     try:
         builder = tfds.builder_from_directory(folder)
         formats = {file_format.value for file_format in builder.info.available_file_formats()}
     except Exception as error:  # TFDS and protobuf raise many kinds for a damaged file
-        raise DataError(f"{folder} cannot be read as a TFDS set ({error!r:.500}): {MEND}") from error
+        raise DataError(f"{folder} cannot be read as a TFDS set ({error!r:.500}): {REMEDY}") from error
     if not formats & {"array_record", "parquet"}:
         name = f"{builder.info.name}/{builder.info.config_name or ''}".rstrip("/")
         raise SettingError(
             f"{folder} holds {'/'.join(sorted(formats)) or 'unknown'} files, which have no random access; "
             f"convert them: tfds convert_format --dataset_version_dir={folder} --out_file_format=array_record"
-            f", or prepare again: {preparation(name, folder.parents[name.count('/') + 1])}"
+            f", or prepare again: {preparation_command(name, folder.parents[name.count('/') + 1])}"
         )
     return builder
 
 
-def _description(path: Path) -> Row:
+def _read_description(path: Path) -> Row:
     try:
         return read_object(path)
     except SettingError as error:
-        raise DataError(f"{error}; it is damaged or missing: {MEND}") from error
+        raise DataError(f"{error}; it is damaged or missing: {REMEDY}") from error
 
 
 def _imported_classes(description: Any) -> Iterator[str]:
@@ -157,12 +162,13 @@ def split_sizes(folder: Path) -> dict[str, int]:
     """Return the number of rows of each split according to dataset_info.json, without importing TFDS."""
     path = folder / "dataset_info.json"
     try:
-        return {split["name"]: sum(map(int, split["shardLengths"])) for split in _description(path)["splits"]}
+        splits = _read_description(path)["splits"]
+        return {split["name"]: sum(map(int, split["shardLengths"])) for split in splits}
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} lists no splits ({error!r:.200}): {MEND}") from error
+        raise DataError(f"{path} lists no splits ({error!r:.200}): {REMEDY}") from error
 
 
-def serialized(example: Any) -> bytes:
+def serialize_example(example: Any) -> bytes:
     """Return the bytes of a tf.train.Example, the same in every process.
 
     Protobuf's default order of the fields varies by process.
@@ -170,22 +176,22 @@ def serialized(example: Any) -> bytes:
     return example.SerializeToString(deterministic=True)
 
 
-def files_of(folder: Path, split: str) -> list[Any]:
+def file_instructions(folder: Path, split: str) -> list[Any]:
     """Return TFDS's file instructions: which records of which files make up ``split``.
 
     SettingError if the split is unknown, reversed or empty.
     """
     try:
-        splits = open_set(folder).info.splits
+        splits = open_builder(folder).info.splits
         files = splits[split].file_instructions
         is_reversed = _is_reversed(split, splits)
     except Exception as error:  # for example for an expression that TFDS cannot parse
         reason = str(error).strip().rpartition("\n")[2]
-        raise SettingError(f"{folder} has no part {split!r}: {reason:.200}; {SLICES}") from error
+        raise SettingError(f"{folder} has no part {split!r}: {reason:.200}; {SLICE_SYNTAX}") from error
     if is_reversed:  # TFDS reads [3:2] as all rows from 3 on
-        raise SettingError(f"{folder}: split {split!r} ends before it begins; {SLICES}")
+        raise SettingError(f"{folder}: split {split!r} ends before it begins; {SLICE_SYNTAX}")
     if not files:
-        raise SettingError(f"{folder}: split {split!r} has no rows; choose a larger part, or {MEND}")
+        raise SettingError(f"{folder}: split {split!r} has no rows; choose a larger part, or {REMEDY}")
     return files
 
 
@@ -197,26 +203,28 @@ def _is_reversed(split: str, splits: Any) -> bool:
     return any(None not in (part.from_, part.to) and part.from_ > part.to for part in parts)
 
 
-def check_files(folder: Path, split: str, opened: int | None = None) -> None:
+def check_files(folder: Path, split: str, max_opened: int | None = None) -> None:
     """Raise DataError unless all files of ``split`` exist with the record counts of dataset_info.json.
 
-    If there are more than ``opened`` files, their records are not counted; None: always count.
+    If there are more than ``max_opened`` files, their records are not counted; None: always count.
     """
-    files = {Path(file.filename): file.examples_in_shard for file in files_of(folder, split)}
+    files = {Path(file.filename): file.examples_in_shard for file in file_instructions(folder, split)}
     if outside := [path for path in files if path.parent != folder]:
-        raise DataError(f"{folder} names {outside[0]}, which lies elsewhere: {MEND}")
-    counted = opened is None or len(files) <= opened
-    if faults := [fault for path, count in files.items() if (fault := _fault(path, count, counted))]:
-        damage = f"{len(faults)} of {len(files)} files are damaged ({MEND}):"
-        raise DataError("\n  ".join([f"{folder}, split {split!r}: {damage}", *faults[:LISTED_FAULTS]]))
+        raise DataError(f"{folder} names {outside[0]}, which lies elsewhere: {REMEDY}")
+    counts_records = max_opened is None or len(files) <= max_opened
+    faults = [_find_fault(path, count, counts_records) for path, count in files.items()]
+    if faults := [fault for fault in faults if fault]:
+        damage = f"{len(faults)} of {len(files)} files are damaged ({REMEDY}):"
+        raise DataError("\n  ".join([f"{folder}, split {split!r}: {damage}", *faults[:MAX_LISTED_FAULTS]]))
 
 
-def _fault(path: Path, count: int, counted: bool) -> str | None:
+def _find_fault(path: Path, count: int, counts_records: bool) -> str | None:
+    """Return what is wrong with a file that should have ``count`` records, or None."""
     if not path.is_file() or not path.stat().st_size:
         return f"{path.name} is {'empty' if path.exists() else 'missing'}"
-    if "array_record" not in path.name or not counted:
+    if "array_record" not in path.name or not counts_records:
         return None
-    records = _count_records(path, *stamp(path))
+    records = _count_records(path, *file_stamp(path))
     if isinstance(records, str):
         return f"{path.name} cannot be opened: {records}"
     if records != count:
@@ -225,7 +233,7 @@ def _fault(path: Path, count: int, counted: bool) -> str | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _count_records(path: Path, _size: int, _changed: int) -> int | str:
+def _count_records(path: Path, _size: int, _modified: int) -> int | str:
     """Return the number of records in an array_record file, or why it cannot be opened.
 
     The result is cached by the file's size and time of the last change.
@@ -243,17 +251,17 @@ def _count_records(path: Path, _size: int, _changed: int) -> int | str:
     return records
 
 
-def corrupt_records(rows: "StoredRows", cache: Path) -> tuple[int, ...]:
+def corrupt_records(rows: "TfdsRows", cache: Path) -> tuple[int, ...]:
     """Return the numbers of the records that cannot be read; found once and then stored in ``cache``."""
-    files = files_of(rows.folder, rows.split)
-    key = repr([(file.filename, file.skip, file.take, stamp(file.filename)) for file in files])
+    files = file_instructions(rows.folder, rows.split)
+    key = repr([(file.filename, file.skip, file.take, file_stamp(file.filename)) for file in files])
     path = Path(cache) / "corrupt" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     if matches_checksum(path):
         return tuple(json.loads(path.read_bytes()))
     print(f"searching for corrupt records in {rows.folder}, once", file=sys.stderr, flush=True)
     corrupt: list[int] = []
-    for start in range(0, len(rows), READ_AT_ONCE):
-        numbers = range(start, min(start + READ_AT_ONCE, len(rows)))
+    for start in range(0, len(rows), RECORDS_PER_READ):
+        numbers = range(start, min(start + RECORDS_PER_READ, len(rows)))
         try:
             rows.source.__getitems__([*numbers])
         except Exception:
@@ -262,67 +270,68 @@ def corrupt_records(rows: "StoredRows", cache: Path) -> tuple[int, ...]:
     return tuple(corrupt)
 
 
-def _is_readable(rows: "StoredRows", number: int) -> bool:
+def _is_readable(rows: "TfdsRows", number: int) -> bool:
     with suppress(DataError):
         rows[number]
         return True
     return False
 
 
-def stamp(path: str | Path) -> tuple[int, int]:
+def file_stamp(path: str | Path) -> tuple[int, int]:
     """Return the size [bytes] and the time of the last change [nanoseconds] of a file."""
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns
 
 
-class StoredRows(Sequence[Row]):
-    """Read the rows of one split of a TFDS dataset, without those ``left_out``, as a sequence.
+class TfdsRows(Sequence[Row]):
+    """Read the rows of one split of a TFDS dataset as a sequence, without the ``skipped`` records.
 
     Files are opened on first use, in each process. A record that cannot be read raises DataError with its
     file and number.
     """
 
-    def __init__(self, folder: Path, split: str, left_out: tuple[int, ...] = ()):
-        self.folder, self.split, self.left_out = folder, split, left_out
-        self._shifts = [number - before for before, number in enumerate(left_out)]
+    def __init__(self, folder: Path, split: str, skipped: tuple[int, ...] = ()):
+        self.folder, self.split, self.skipped = folder, split, skipped
+        # for each skipped record, how many records before it are not skipped
+        self._kept_before = [record - count for count, record in enumerate(skipped)]
 
     @functools.cached_property
     def source(self) -> Any:
         with suppress(OSError, ValueError):  # a reader keeps all its files open
             resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-        return open_set(self.folder).as_data_source(split=self.split)
+        return open_builder(self.folder).as_data_source(split=self.split)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StoredRows, (self.folder, self.split, self.left_out)
+        return TfdsRows, (self.folder, self.split, self.skipped)
 
     def __len__(self) -> int:
-        return len(self.source) - len(self.left_out)
+        return len(self.source) - len(self.skipped)
 
     def __getitem__(self, index: Any) -> Any:
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         number = index % len(self)
-        number += bisect.bisect_right(self._shifts, number)
+        number += bisect.bisect_right(self._kept_before, number)
         try:
             return {name: plain_values(value) for name, value in self.source[number].items()}
         except Exception as error:  # array_record, TFDS and protobuf raise their own
-            if isinstance(error, OSError | MemoryError) or MACHINE.search(str(error)):
+            if isinstance(error, OSError | MemoryError) or SYSTEM_ERROR.search(str(error)):
                 raise
             raise DataError(
                 f"{self.folder}, split {self.split!r}: record {number} ({self._location(number)}) cannot be "
-                f"read: {MEND}; data.corrupt_records='skip' leaves such records out of training, never out "
+                f"read: {REMEDY}; data.corrupt_records='skip' leaves such records out of training, never out "
                 f"of evaluation. {type(error).__name__}: {error}"
             ) from error
 
-    def several(self, numbers: Sequence[int]) -> list[Row]:
-        """Return the rows of ``numbers``, read together; raise DataError for the first that is unreadable."""
+    def read_many(self, numbers: Sequence[int]) -> list[Row]:
+        """Return several rows, read together; raise DataError for the first that is unreadable."""
         try:
             return [plain_values(row) for row in self.source.__getitems__([*numbers])]
         except Exception:  # it does not name the record
             return [self[number] for number in numbers]
 
     def _location(self, number: int) -> str:
-        for file in files_of(self.folder, self.split):
+        for file in file_instructions(self.folder, self.split):
             if number < file.take:
                 return f"number {file.skip + number} of {Path(file.filename).name}"
             number -= file.take
@@ -330,19 +339,19 @@ class StoredRows(Sequence[Row]):
 
     @property
     def fingerprint(self) -> str:
-        """Return a SHA-256 digest of the split, ``left_out`` and the stored bytes of its files.
+        """Return a SHA-256 digest of the split, ``skipped`` and the stored bytes of its files.
 
         Of a file larger than 64 MiB only both ends are digested.
         """
-        files = sorted({Path(file.filename) for file in files_of(self.folder, self.split)})
-        digest = hashlib.sha256(" ".join([self.split, *map(str, self.left_out)]).encode())
+        files = sorted({Path(file.filename) for file in file_instructions(self.folder, self.split)})
+        digest = hashlib.sha256(" ".join([self.split, *map(str, self.skipped)]).encode())
         for path in files:
-            digest.update(_digest(path, *stamp(path)))
+            digest.update(_digest(path, *file_stamp(path)))
         return digest.hexdigest()
 
 
 @functools.lru_cache(maxsize=4096)
-def _digest(path: Path, size: int, _changed: int) -> bytes:
+def _digest(path: Path, size: int, _modified: int) -> bytes:
     """Return the SHA-256 of a file's name, its size and both its ends, 32 MiB each."""
     with path.open("rb") as file:
         end = 1 << 25

@@ -1,4 +1,4 @@
-"""Keep a corpus as tokens: a cache of its windows, each encoded by the process that first needs it.
+"""Cache a corpus as tokens: each window is encoded by the process that first needs it.
 
 A file of tokens is complete or absent, is named by a hash of all that it depends on, and is checked when it
 is read: a damaged one is encoded again. So processes, runs and machines share a folder without coordination.
@@ -20,31 +20,31 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.config.base import DataError
-from lm.data.corpus.shards import Shard, Texts, deal, fingerprints_of, window_size
-from lm.data.corpus.tfds import Corrupt
+from lm.data.corpus.shards import InMemoryShard, Shard, choose_window_bytes, shard_fingerprints, split_shards
+from lm.data.corpus.tfds import OnCorrupt
 from lm.files import atomic_file, name_file_in_errors
-from lm.tokenizers.tokenizer import Vocabulary
+from lm.tokenizers.tokenizer import Tokenizer
 
-ENCODED_AT_ONCE = 1 << 20  # text per call of the tokenizer [characters]
-TRIMMED_EVERY = 32  # that a process writes between checks of the cache's size [windows]
+CHARACTERS_PER_CALL = 1 << 20  # of the tokenizer
+EVICTION_INTERVAL = 32  # windows that a process writes between checks of the cache's size
 TOKENS_FOLDER = "tokens"  # name of the folder of encoded windows in a cache
 GIGABYTE = 10**9
 
 
-class Tokens(NamedTuple):
-    """Hold encoded documents without EOS, concatenated."""
+class EncodedDocuments(NamedTuple):
+    """Hold the tokens of documents, without EOS, concatenated."""
 
     tokens: np.ndarray  # uint16 or uint32 [tokens]
     offsets: np.ndarray  # int64 [documents + 1]: document d is tokens[offsets[d]:offsets[d + 1]]
-    left_out: int = 0  # corrupt records that were skipped
-    goes_on: bool = False  # the last document is truncated
+    num_corrupt: int = 0  # records that were skipped
+    is_truncated: bool = False  # the last document lacks its end
 
-    def cut(self, count: int) -> "Tokens":
-        """Return the first ``count`` tokens; the last document may be truncated."""
-        if count >= len(self.tokens):
+    def truncate(self, length: int) -> "EncodedDocuments":
+        """Return the first ``length`` tokens."""
+        if length >= len(self.tokens):
             return self
-        offsets = np.append(self.offsets[self.offsets < count], count)
-        return Tokens(self.tokens[:count], offsets, self.left_out, count not in self.offsets)
+        offsets = np.append(self.offsets[self.offsets < length], length)
+        return EncodedDocuments(self.tokens[:length], offsets, self.num_corrupt, length not in self.offsets)
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,17 @@ class EncodedCorpus:
     """Read the windows of a corpus's shards as tokens, through a cache; cheap to send to another process."""
 
     shards: tuple[Shard, ...]  # at least as many as streams
-    vocabulary: Vocabulary
+    tokenizer: Tokenizer
     folder: Path  # of the token cache
-    window: int  # [bytes]
-    streams: int  # among which its shards can be divided
-    corrupt: Corrupt = "stop"  # how its shards handle corrupt records
-    most: float = 0.0  # size of the cache; least recently read windows are evicted; 0: no limit [gigabytes]
+    window_bytes: int
+    num_streams: int  # among which the shards can be divided
+    on_corrupt: OnCorrupt = "stop"  # as in the shards
+    max_gigabytes: float = 0.0  # of the cache; the least recently read windows are evicted; 0: no limit
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        key = f"{self.fingerprints} {self.vocabulary.fingerprint} {self.window}"
+        """Return a SHA-256 digest of what the tokens depend on, except ``on_corrupt``."""
+        key = f"{self.fingerprints} {self.tokenizer.fingerprint} {self.window_bytes}"
         return hashlib.sha256(key.encode()).hexdigest()
 
     @functools.cached_property
@@ -70,63 +71,70 @@ class EncodedCorpus:
 
         They are pickled with the corpus, so that a process that receives it does not read them again.
         """
-        return fingerprints_of(self.shards)
+        return shard_fingerprints(self.shards)
 
-    def path(self, shard: int, number: int) -> Path:
+    def path(self, shard: int, window: int) -> Path:
         """Return the cache file of a window of a shard; raise DataError if the shard has changed."""
         if self.shards[shard].fingerprint != self.fingerprints[shard]:
             raise DataError(f"{self.shards[shard].name} has changed since it was first read: restore it")
-        skips = "skip" * (self.corrupt == "skip")  # skipping records changes a window
-        key = f"{self.fingerprints[shard]} {number} {self.window} {self.vocabulary.fingerprint} {skips}"
+        skips = "skip" if self.on_corrupt == "skip" else ""  # skipping records changes a window
+        tokenizer = self.tokenizer.fingerprint
+        key = f"{self.fingerprints[shard]} {window} {self.window_bytes} {tokenizer} {skips}"
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
         return self.folder / name[:2] / f"{name}.npz"
 
-    def read(self, shard: int, number: int) -> Tokens | None:
+    def read(self, shard: int, window: int) -> EncodedDocuments | None:
         """Return the tokens of a window of a shard, encoded if not cached, or None after the last window."""
-        path = self.path(shard, number)
-        if (kept := _load(path)) is None:
-            with _alone(path):  # another process may be encoding it
-                if (kept := _load(path)) is None:
-                    kept = self._encode(shard, number)
-                    _save(path, kept)
-                    self._trim()
-        return None if kept.ended else kept.tokens
+        path = self.path(shard, window)
+        cached = _load(path)
+        if cached is None:
+            with _file_lock(path):  # another process may be encoding it
+                cached = _load(path)
+                if cached is None:
+                    cached = self._encode(shard, window)
+                    _save(path, cached)
+                    self._evict()
+        return None if cached.is_past_end else cached.documents
 
-    def is_kept(self, shard: int, number: int) -> bool:
-        return self.path(shard, number).exists()
+    def is_cached(self, shard: int, window: int) -> bool:
+        return self.path(shard, window).exists()
 
-    def _encode(self, shard: int, number: int) -> "_Kept":
-        window = self.shards[shard].read(number, self.window)
-        if window is None:
-            return _Kept(encode([], self.vocabulary), True)
-        if window.left_out:
+    def _encode(self, shard: int, window: int) -> "_CachedWindow":
+        text = self.shards[shard].read(window, self.window_bytes)
+        if text is None:
+            return _CachedWindow(encode_documents([], self.tokenizer), is_past_end=True)
+        if text.num_corrupt:
             name = self.shards[shard].name
-            print(f"warning: {window.left_out} corrupt records of {name} are left out", flush=True)
-        return _Kept(encode(window.documents, self.vocabulary)._replace(left_out=window.left_out), False)
+            print(f"warning: {text.num_corrupt} corrupt records of {name} are left out", flush=True)
+        documents = encode_documents(text.documents, self.tokenizer)
+        return _CachedWindow(documents._replace(num_corrupt=text.num_corrupt), is_past_end=False)
 
-    def first(self, count: int | None = None) -> Tokens:
-        """Return the first ``count`` tokens of the corpus in its own order, or all of them, in memory."""
-        parts, room = list[Tokens](), count
+    def first(self, num_tokens: int | None = None) -> EncodedDocuments:
+        """Return the first ``num_tokens`` tokens in the order of the shards, or all of them, in memory."""
+        windows, read = list[EncodedDocuments](), 0
         for shard in range(len(self.shards)):
-            number = 0
-            while (room is None or room > 0) and (tokens := self.read(shard, number)) is not None:
-                parts.append(tokens)
-                room = None if room is None else room - len(tokens.tokens)
-                number += 1
-        joined = join(parts)
-        return joined if count is None else joined.cut(count)
+            window = 0
+            while num_tokens is None or read < num_tokens:
+                documents = self.read(shard, window)
+                if documents is None:
+                    break
+                windows.append(documents)
+                read += len(documents.tokens)
+                window += 1
+        documents = concatenate(windows)
+        return documents if num_tokens is None else documents.truncate(num_tokens)
 
-    def _trim(self) -> None:
-        """Once in TRIMMED_EVERY calls, evict least recently read windows beyond ``most`` gigabytes."""
-        _WRITTEN[self.folder] = _WRITTEN.get(self.folder, 0) + 1
-        if not self.most or _WRITTEN[self.folder] % TRIMMED_EVERY:
+    def _evict(self) -> None:
+        """Once in EVICTION_INTERVAL calls, evict least recently read windows beyond ``max_gigabytes``."""
+        _WINDOWS_WRITTEN[self.folder] = _WINDOWS_WRITTEN.get(self.folder, 0) + 1
+        if not self.max_gigabytes or _WINDOWS_WRITTEN[self.folder] % EVICTION_INTERVAL:
             return
         files = []
         for path in self.folder.glob("*/*.npz"):
-            with contextlib.suppress(OSError):  # another process trims too
+            with contextlib.suppress(OSError):  # another process evicts too
                 status = path.stat()
                 files.append((status.st_mtime, status.st_size, path))
-        excess = sum(size for _, size, _ in files) - self.most * GIGABYTE
+        excess = sum(size for _, size, _ in files) - self.max_gigabytes * GIGABYTE
         for _, size, path in sorted(files):
             if excess <= 0:
                 return
@@ -134,93 +142,93 @@ class EncodedCorpus:
             excess -= size
 
 
-def kept_bytes(folder: Path) -> int:
+_WINDOWS_WRITTEN: dict[Path, int] = {}  # by this process, per folder
+
+
+def token_cache_bytes(folder: Path) -> int:
     """Return the total size of the token files in a folder [bytes]."""
-    sizes = 0
+    total = 0
     for path in folder.glob("*/*.npz"):
         with contextlib.suppress(OSError):  # another process may delete it
-            sizes += path.stat().st_size
-    return sizes
+            total += path.stat().st_size
+    return total
 
 
-_WRITTEN: dict[Path, int] = {}  # number of windows that this process wrote, by folder
-
-
-def encoded_corpus(
-    shards: Sequence[Shard], vocabulary: Vocabulary, folder: Path, streams: int
+def make_encoded_corpus(
+    shards: Sequence[Shard], tokenizer: Tokenizer, folder: Path, num_streams: int
 ) -> EncodedCorpus:
-    """Return the encoded corpus of ``shards``, divided so that ``streams`` streams can read it."""
-    size = window_size(shards, streams)
-    return EncodedCorpus(tuple(deal(shards, streams)), vocabulary, Path(folder), size, streams)
+    """Return the corpus of ``shards``, split so that ``num_streams`` streams can read it; encodes nothing."""
+    window_bytes = choose_window_bytes(shards, num_streams)
+    split = tuple(split_shards(shards, num_streams))
+    return EncodedCorpus(split, tokenizer, Path(folder), window_bytes, num_streams)
 
 
 def encode_texts(
-    documents: Sequence[str], vocabulary: Vocabulary, folder: Path, streams: int = 1
+    documents: Sequence[str], tokenizer: Tokenizer, folder: Path, num_streams: int = 1
 ) -> EncodedCorpus:
-    """Return the encoded corpus of documents in memory."""
-    return encoded_corpus([Texts(tuple(documents))], vocabulary, folder, streams)
+    """Return a corpus of documents in memory; its windows are encoded when they are read."""
+    return make_encoded_corpus([InMemoryShard(tuple(documents))], tokenizer, folder, num_streams)
 
 
-def encode(documents: Sequence[str], vocabulary: Vocabulary) -> Tokens:
-    """Return the tokens of ``documents``, concatenated; uint16 if the vocabulary fits, else uint32."""
-    dtype = np.dtype(np.uint16 if vocabulary.size <= 2**16 else np.uint32)
-    counts, parts = [np.zeros(1, np.int64)], [np.zeros(0, dtype)]
+def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> EncodedDocuments:
+    """Return the tokens of ``documents``, concatenated: uint16 if all ids fit, else uint32."""
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+    lengths, tokens = [np.zeros(1, np.int64)], [np.zeros(0, dtype)]
     for texts in _chunks(documents):
-        encoded = vocabulary.encode_batch(texts)
-        counts.append(np.array([len(ids) for ids in encoded], np.int64))
-        parts.append(np.concatenate(encoded).astype(dtype))
-    return Tokens(np.concatenate(parts), np.cumsum(np.concatenate(counts)))
+        encoded = tokenizer.encode_batch(texts)
+        lengths.append(np.array([len(ids) for ids in encoded], np.int64))
+        tokens.append(np.concatenate(encoded).astype(dtype))
+    return EncodedDocuments(np.concatenate(tokens), np.cumsum(np.concatenate(lengths)))
 
 
-def join(parts: Sequence[Tokens]) -> Tokens:
-    """Concatenate the documents of ``parts``."""
+def concatenate(parts: Sequence[EncodedDocuments]) -> EncodedDocuments:
     if not parts:
-        return Tokens(np.zeros(0, np.uint16), np.zeros(1, np.int64))
-    before = np.cumsum([0, *(len(part.tokens) for part in parts)])
-    offsets = [part.offsets[1:] + start for part, start in zip(parts, before[:-1], strict=True)]
+        return EncodedDocuments(np.zeros(0, np.uint16), np.zeros(1, np.int64))
+    starts = np.cumsum([0, *(len(part.tokens) for part in parts[:-1])])
+    offsets = [part.offsets[1:] + start for part, start in zip(parts, starts, strict=True)]
     tokens = np.concatenate([part.tokens for part in parts])
-    return Tokens(tokens, np.concatenate([[0], *offsets]), sum(part.left_out for part in parts))
+    num_corrupt = sum(part.num_corrupt for part in parts)
+    return EncodedDocuments(tokens, np.concatenate([[0], *offsets]), num_corrupt)
 
 
 def _chunks(documents: Sequence[str]) -> Iterator[list[str]]:
-    texts, size = list[str](), 0
+    """Yield the documents in lists of about CHARACTERS_PER_CALL characters."""
+    chunk, size = list[str](), 0
     for text in documents:
-        texts.append(text)
+        chunk.append(text)
         size += len(text)
-        if size >= ENCODED_AT_ONCE:
-            yield texts
-            texts, size = [], 0
-    if texts:
-        yield texts
+        if size >= CHARACTERS_PER_CALL:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
-# ---- files of tokens
+# ---- cache files
 
 
-class _Kept(NamedTuple):
-    tokens: Tokens
-    ended: bool  # the shard has no such window
+class _CachedWindow(NamedTuple):
+    documents: EncodedDocuments
+    is_past_end: bool  # the shard has no such window
 
 
-def _save(path: Path, kept: _Kept) -> None:
-    tokens = kept.tokens
-    numbers = np.array([tokens.left_out, kept.ended], np.int64)
+def _save(path: Path, window: _CachedWindow) -> None:
+    documents = window.documents
+    lengths = np.diff(documents.offsets).astype(np.uint32)
+    numbers = np.array([documents.num_corrupt, window.is_past_end], np.int64)
     contents = io.BytesIO()
-    np.savez(
-        contents, tokens=tokens.tokens, lengths=np.diff(tokens.offsets).astype(np.uint32), numbers=numbers
-    )
+    np.savez(contents, tokens=documents.tokens, lengths=lengths, numbers=numbers)
     with name_file_in_errors(path), atomic_file(path) as file:
         file.write(contents.getbuffer())
 
 
-def _load(path: Path) -> _Kept | None:
-    """Return what a cache file holds; None if it is missing or damaged (zip has a checksum per array)."""
+def _load(path: Path) -> _CachedWindow | None:
+    """Return the contents of a cache file; None if it is missing or damaged (a zip has checksums)."""
     try:
         with np.load(path) as arrays:
-            lengths, (left_out, ended) = arrays["lengths"], arrays["numbers"].tolist()
-            tokens = Tokens(
-                arrays["tokens"], np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), left_out
-            )
+            num_corrupt, is_past_end = arrays["numbers"].tolist()
+            offsets = np.concatenate([[0], np.cumsum(arrays["lengths"], dtype=np.int64)])
+            documents = EncodedDocuments(arrays["tokens"], offsets, num_corrupt)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError):
@@ -228,11 +236,11 @@ def _load(path: Path) -> _Kept | None:
         return None
     with contextlib.suppress(OSError):  # recently read files are evicted last
         os.utime(path)
-    return _Kept(tokens, bool(ended))
+    return _CachedWindow(documents, bool(is_past_end))
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _file_lock(path: Path) -> Iterator[None]:
     """Hold a lock, so that no other process of this machine writes ``path``; does nothing without flock."""
     lock = path.with_suffix(".lock")
     lock.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
-"""The default corpus and its tasks: installed documentation as TFDS sets, written once per machine.
+"""The built-in corpus and its tasks: installed documentation as TFDS data sets, written once per machine.
 
-``corpus`` holds a document per module, ``unfiltered`` the same modules without C4's rules. The tasks of
-``lm.data.documentation.tasks`` are made of the corpus's validation and test documents only, and are split by
-document themselves: nothing is seen twice. ``validation`` is the part of their held-out rows by which a
-checkpoint is chosen, ``report`` the part on which it is then scored. ``roles`` is made of the standard
-library's code, ``sequences-4`` and those of longer sequences of words drawn at random.
+- ``corpus`` has a document for each module, ``unfiltered`` the same modules without C4's filters.
+- The tasks of ``lm.data.documentation.tasks`` are made of the validation and test documents of the corpus
+  only, and are split by document again: no text is in two splits. ``validation`` rows choose a checkpoint,
+  ``report`` rows score it.
+- ``roles`` is made of the code of the standard library, ``sequences-4`` and longer ones of random words.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ from tensorflow_datasets.proto import tf_example_pb2
 from lm.c4.filters import hash_fraction
 from lm.config.base import SettingError, nearest
 from lm.data.corpus.files import Split
-from lm.data.corpus.shards import StoredShard, chosen_records, tfds_shards
-from lm.data.corpus.tfds import Corrupt, Row, serialized
-from lm.data.documentation.code_tags import role_rows
-from lm.data.documentation.docstrings import DEFAULT, STDLIB, Document, harvest, unfiltered
-from lm.data.documentation.drawn_words import LONGEST_SEQUENCES, random_sequences
-from lm.data.documentation.tasks import makers, word_groups
+from lm.data.corpus.shards import TfdsShard, select_records, tfds_shards
+from lm.data.corpus.tfds import OnCorrupt, Row, serialize_example
+from lm.data.documentation.code_tags import code_tag_rows
+from lm.data.documentation.docstrings import DEFAULT, STDLIB, Document, extract_docstrings, unfiltered
+from lm.data.documentation.tasks import task_generators, word_groups
+from lm.data.documentation.word_sequences import MAX_SEQUENCE_LENGTHS, random_sequences
 
 # a document is in train if its hash is below the first, in validation if below the second, else in test
-TRAIN, VALIDATION = 0.8, 0.9
-# likewise for the others, which tasks are made of: train, validation (to choose a checkpoint), report
-TASK_TRAIN, TASK_VALIDATION = 0.5, 0.6
-# most rows of a task: the standard error of an accuracy is about 2 % (validation) and 1 % (report)
-EVALUATED = {"validation": 500, "report": 2_000}
+TRAIN_BELOW, VALIDATION_BELOW = 0.8, 0.9
+# a document that is not in train is in a task's train, validation or report split by a second hash
+TASK_TRAIN_BELOW, TASK_VALIDATION_BELOW = 0.5, 0.6
+# most rows of a task: the standard error of an accuracy is then about 2 % (validation) and 1 % (report)
+EVALUATION_ROWS = {"validation": 500, "report": 2_000}
 
 TEXT = tfds.features.Text()
 TEXTS = tfds.features.Sequence(TEXT)
@@ -52,9 +52,9 @@ FEATURES = {
     "restore": {"document": TEXT, "summary": TEXT},
     "unfiltered": {"text": TEXT},
     "roles": {"tokens": TEXTS, "roles": tfds.features.Sequence(np.int64)},
-    **{f"sequences-{longest}": {"text": TEXT} for longest in LONGEST_SEQUENCES},
+    **{f"sequences-{length}": {"text": TEXT} for length in MAX_SEQUENCE_LENGTHS},
 }
-# Parts of the corpus by package, as parts of C4 are by domain, for their topic and style
+# Parts of the corpus by package, which differ in topic and style, as parts of C4 by domain do
 SCIENCE = """
 contourpy einops flax grain jax jaxlib joblib matplotlib ml_dtypes mpl_toolkits numpy opt_einsum optax orbax
 scipy sklearn tensorboardX tensorflow_datasets tensorstore treescope
@@ -67,31 +67,30 @@ CORPUS_PARTS = {"libraries": STDLIB, "science": SCIENCE.split(), "topics": TOPIC
 
 
 Splits = Mapping[str, Iterable[Row]]  # rows by split
-Report = Callable[[str], object]  # shows a line
 
 
-def _sequences(longest: int, _packages: Iterable[str]) -> dict[str, list[Row]]:
-    return random_sequences(longest)
+def _sequence_rows(max_length: int, _packages: Iterable[str]) -> dict[str, list[Row]]:
+    return random_sequences(max_length)
 
 
-# makers of the sets that are written alone, when they are named; the other sets are written all at once
-ALONE: Mapping[str, Callable[[Iterable[str]], Mapping[str, list[Row]]]] = {
+# generators of the data sets that are written alone, when they are named; all others are written together
+SEPARATE_SETS: Mapping[str, Callable[[Iterable[str]], Mapping[str, list[Row]]]] = {
     "unfiltered": lambda packages: by_split(unfiltered(packages)),
-    "roles": lambda packages: at_most(EVALUATED, role_rows({*packages} & {*STDLIB}), "roles"),
-    **{f"sequences-{longest}": partial(_sequences, longest) for longest in LONGEST_SEQUENCES},
+    "roles": lambda packages: limit_rows(code_tag_rows({*packages} & {*STDLIB}), EVALUATION_ROWS, "roles"),
+    **{f"sequences-{length}": partial(_sequence_rows, length) for length in MAX_SEQUENCE_LENGTHS},
 }
 
 
 class DeterministicWriter(ExampleWriter):
-    """Writes equal rows as equal files, and so with an equal fingerprint, in every process."""
+    """Writes equal rows as equal bytes in every process, so that they have equal fingerprints."""
 
     def write(self, path: Any, examples: Iterable[tuple[Any, bytes]]) -> Any:
         parse = tf_example_pb2.Example.FromString
-        return super().write(path, ((key, serialized(parse(row))) for key, row in examples))
+        return super().write(path, ((key, serialize_example(parse(row))) for key, row in examples))
 
 
-class PreparedSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """Writes rows, by split, as a TFDS set named like the subclass."""
+class InMemoryBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """Builds a TFDS data set, named like the subclass, from rows in memory."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -115,7 +114,7 @@ class PreparedSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         raise NotImplementedError("every split comes with its own rows")
 
 
-class Documentation(PreparedSet, skip_registration=True):
+class Documentation(InMemoryBuilder, skip_registration=True):
     """Documentation of the installed Python packages; the texts keep the licences of their packages."""
 
     VERSION = tfds.core.Version("2.2.0")  # 1.0.0 had other tasks
@@ -126,20 +125,24 @@ def prepare_sets(
     *,
     name: str = "corpus",
     packages: Iterable[str] = DEFAULT,
-    report: Report = lambda line: None,
+    report: Callable[[str], object] = lambda line: None,
 ) -> Path:
-    """Return the folder cache/tfds/documentation, after writing the set ``name`` if it is missing.
+    """Return the folder cache/tfds/documentation, after writing the data set ``name`` if it is missing.
 
-    The sets of ALONE are written when they are named, the other sets all at once; a set appears complete or
-    not at all. SettingError if the folder cannot be written.
+    A set of SEPARATE_SETS is written alone, the other sets together. Every set is complete or absent. Raises
+    SettingError if the folder cannot be written.
     """
     home = Path(cache) / "tfds" / "documentation"
-    names = [name] if name in ALONE else [key for key in FEATURES if key not in ALONE]
+    names = [name] if name in SEPARATE_SETS else [key for key in FEATURES if key not in SEPARATE_SETS]
     folders = [home / key / str(Documentation.VERSION) for key in names]
     if all(folder.exists() for folder in folders):
         return home
     report(f"writing documentation: {', '.join(names)} to {home} (once, under half a minute)")
-    sets = {name: ALONE[name](packages)} if name in ALONE else make_sets(harvest(packages))
+    sets = (
+        {name: SEPARATE_SETS[name](packages)}
+        if name in SEPARATE_SETS
+        else make_sets(extract_docstrings(packages))
+    )
     try:
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home.parent, prefix=".documentation-") as draft:
@@ -155,18 +158,18 @@ def prepare_sets(
 
 
 def write_set(name: str, rows: Mapping[str, list[Row]], draft: Path, folder: Path) -> None:
-    """Write one of the sets of FEATURES in ``draft``, and move it to ``folder`` when it is complete."""
+    """Write a data set of FEATURES in ``draft``, and move it to ``folder`` when it is complete."""
     with contextlib.redirect_stdout(io.StringIO()):
         builder = Documentation({"name": TEXT, **FEATURES[name]}, rows, name, data_dir=draft)
         builder.download_and_prepare()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    if not folder.exists():  # else another process was faster and wrote the same
+    if not folder.exists():  # else another process has written the same
         os.replace(builder.data_dir, folder)
 
 
 def documentation_shards(
-    part: str, split: Split, cache: Path, corrupt: Corrupt = "stop"
-) -> tuple[StoredShard, ...]:
+    part: str, split: Split, cache: Path, corrupt: OnCorrupt = "stop"
+) -> tuple[TfdsShard, ...]:
     """Return the shards of a part of the corpus: "" (all of it), "unfiltered", or one of CORPUS_PARTS.
 
     SettingError with the nearest name if there is no such part.
@@ -177,35 +180,41 @@ def documentation_shards(
         near = nearest(part, (*CORPUS_PARTS, "unfiltered"))
         raise SettingError(f"documentation has no part {part!r}{near}")
     shards = tfds_shards("documentation/corpus", split, cache, corrupt)
-    return chosen_records(shards, lambda row: row["name"].partition(".")[0] in CORPUS_PARTS[part])
+    return select_records(shards, lambda row: row["name"].partition(".")[0] in CORPUS_PARTS[part])
 
 
 def make_sets(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
-    """Return ``{set: {split: rows}}`` of the corpus and the tasks; SettingError for too few documents."""
+    """Return ``{set: {split: rows}}`` for the corpus and the tasks; SettingError for too few documents."""
     documents = list(documents)
     corpus = by_split(documents)
-    parts: dict[str, list[Document]] = {"train": [], "validation": [], "report": []}
+    task_documents: dict[str, list[Document]] = {"train": [], "validation": [], "report": []}
     for document in documents:
-        if hash_fraction(document.name, "corpus") >= TRAIN:
-            number = hash_fraction(document.name, "task")
-            split = "train" if number < TASK_TRAIN else "validation" if number < TASK_VALIDATION else "report"
-            parts[split].append(document)
-    if not all(corpus.values()) or not all(parts.values()):
+        if hash_fraction(document.name, "corpus") >= TRAIN_BELOW:
+            fraction = hash_fraction(document.name, "task")
+            if fraction < TASK_TRAIN_BELOW:
+                split = "train"
+            elif fraction < TASK_VALIDATION_BELOW:
+                split = "validation"
+            else:
+                split = "report"
+            task_documents[split].append(document)
+    if not all(corpus.values()) or not all(task_documents.values()):
         raise SettingError(f"documentation: {len(documents)} documents are too few to split: add packages")
     groups = word_groups(row["text"] for row in corpus["train"])
     sets = {"corpus": corpus}
-    for name, make in makers(groups).items():
-        rows = {split: [*make(part, random.Random(name))] for split, part in parts.items()}
-        sets[name] = at_most(EVALUATED, rows, name)
+    for name, generate in task_generators(groups).items():
+        rows = {split: [*generate(part, random.Random(name))] for split, part in task_documents.items()}
+        sets[name] = limit_rows(rows, EVALUATION_ROWS, name)
     return sets
 
 
-def at_most(most: Mapping[str, int], splits: Mapping[str, list[Row]], name: str) -> dict[str, list[Row]]:
-    """Return the splits, those that ``most`` names sampled down to that many rows; ``name`` is the seed."""
-    return {
-        split: random.Random(name).sample(rows, min(len(rows), most[split])) if split in most else rows
-        for split, rows in splits.items()
-    }
+def limit_rows(splits: Mapping[str, list[Row]], limits: Mapping[str, int], name: str) -> dict[str, list[Row]]:
+    """Return the splits; those with a limit are sampled down to that many rows. ``name`` is the seed."""
+    limited = dict(splits)
+    for split in limits.keys() & splits.keys():
+        rows = splits[split]
+        limited[split] = random.Random(name).sample(rows, min(len(rows), limits[split]))
+    return limited
 
 
 def by_split(documents: Iterable[Document]) -> dict[str, list[Row]]:
@@ -215,7 +224,12 @@ def by_split(documents: Iterable[Document]) -> dict[str, list[Row]]:
     """
     splits: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
     for document in documents:
-        number = hash_fraction(document.name, "corpus")
-        split = "train" if number < TRAIN else "validation" if number < VALIDATION else "test"
+        fraction = hash_fraction(document.name, "corpus")
+        if fraction < TRAIN_BELOW:
+            split = "train"
+        elif fraction < VALIDATION_BELOW:
+            split = "validation"
+        else:
+            split = "test"
         splits[split].append(document._asdict())
     return splits

@@ -1,60 +1,65 @@
-"""The answers, as token ids, whose likelihoods a task compares, or the right answer alone."""
+"""A task's answers as token ids: those whose likelihoods are compared, or the right answer alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lm.data.tasks.task import Row, Task
-from lm.tokenizers.tokenizer import T5_FRAME, TextFrame, Vocabulary
+from lm.tokenizers.tokenizer import T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
-IdPair = tuple[Sequence[int], Sequence[int]]
+IdPair = tuple[Sequence[int], Sequence[int]]  # inputs and answer
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The (inputs, answer) pairs of each row of a task that are ranked by the likelihood of the answer.
+    """For each row, the (inputs, answer) pairs that are ranked by the likelihood of the answer.
 
-    A pair is token ids with their special tokens. In a row with one pair there is no choice: only the
-    likelihood of its answer counts.
+    The token ids include special tokens. A row with one pair has no choice: only the likelihood of its answer
+    is measured.
     """
 
     pairs: Sequence[Sequence[IdPair]]
-    sizes: Sequence[Sequence[int]]  # of the answer of each pair [bytes]
-    right: Sequence[int]  # index of the right pair of each row
+    num_bytes: Sequence[Sequence[int]]  # of the answer of each pair
+    gold: Sequence[int]  # index of the right pair in each row
 
     @property
-    def choose(self) -> bool:
+    def is_choice(self) -> bool:
+        """Return whether any row has several pairs."""
         return any(len(pairs) > 1 for pairs in self.pairs)
 
 
-def choices_of(
+def encode_choices(
     task: Task,
     rows: Sequence[Row],
-    vocabulary: Vocabulary,
+    tokenizer: Tokenizer,
     lengths: tuple[int, int],
-    frame: TextFrame = T5_FRAME,
+    boundary: BoundaryTokens = T5_BOUNDARY_TOKENS,
 ) -> Choices:
-    """Return the pairs of ``rows``, with special tokens as in training.
+    """Return the choices of ``rows``, with special tokens as in training.
 
     ``lengths``: the tokens to which inputs and answers are truncated, special tokens included.
     """
     inputs_length, targets_length = lengths
 
-    def ids(text: str, length: int) -> list[int]:
-        return [*[*frame.before, *vocabulary.encode(text)][: length - 1], frame.eos]
+    def encode(text: str, length: int) -> list[int]:
+        ids = [*boundary.prefix, *tokenizer.encode(text)]
+        return [*ids[: length - 1], boundary.eos]
 
-    pairs, sizes, places = [], [], []
+    all_pairs, all_num_bytes, gold = [], [], []
     for row in rows:
-        texts, right = task.choices(row)
-        pairs.append([(ids(inputs, inputs_length), ids(answer, targets_length)) for inputs, answer in texts])
-        kept = [ids(answer, targets_length)[len(frame.before) :] for _, answer in texts]
-        sizes.append(
-            [answer_bytes(*pair, vocabulary) for pair in zip((x for _, x in texts), kept, strict=True)]
-        )
-        places.append(right)
-    return Choices(pairs, sizes, places)
+        texts, index = task.choices(row)
+        pairs, num_bytes = [], []
+        for inputs, answer in texts:
+            answer_ids = encode(answer, targets_length)
+            pairs.append((encode(inputs, inputs_length), answer_ids))
+            num_bytes.append(answer_bytes(answer, answer_ids[len(boundary.prefix) :], tokenizer))
+        all_pairs.append(pairs)
+        all_num_bytes.append(num_bytes)
+        gold.append(index)
+    return Choices(all_pairs, all_num_bytes, gold)
 
 
-def answer_bytes(answer: str, ids: Sequence[int], vocabulary: Vocabulary) -> int:
-    """Return the UTF-8 bytes of an answer, or of what is left of it if it was truncated; at least 1."""
-    whole = len(vocabulary.encode(answer)) < len(ids)
-    return max(len((answer if whole else vocabulary.decode(ids)).encode()), 1)
+def answer_bytes(answer: str, ids: Sequence[int], tokenizer: Tokenizer) -> int:
+    """Return the UTF-8 bytes of an answer, or of its part in ``ids`` if it was truncated; at least 1."""
+    is_whole = len(tokenizer.encode(answer)) < len(ids)  # ids end with EOS
+    text = answer if is_whole else tokenizer.decode(ids)
+    return max(len(text.encode()), 1)

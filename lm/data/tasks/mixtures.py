@@ -13,26 +13,26 @@ from lm.data.tasks.task import Task
 
 @dataclass(frozen=True)
 class Mixture:
-    """Names of tasks, or a task file, and the length to which targets are cut, EOS included [tokens]."""
+    """Tasks that a model is fine-tuned on together."""
 
-    tasks: tuple[str, ...]
-    targets_length: int
+    tasks: tuple[str, ...]  # names, or one task file
+    targets_length: int  # to which targets are truncated, EOS included [tokens]
 
     def __iter__(self) -> Iterator[Task]:
         return map(find_task, self.tasks)
 
     def has(self, task: str) -> bool:
-        """Return whether a task of this name is in the mixture."""
-        return task in [each.name for each in self]
+        """Return whether a task with this name is in the mixture."""
+        return any(member.name == task for member in self)
 
     @property
     def evaluated(self) -> list[Task]:
-        """Return the tasks that have a validation split, and so are not for training only."""
+        """Return the tasks that have a validation split; the others are for training only."""
         return [task for task in self if task.validation]
 
 
-def alone() -> dict[str, Mixture]:
-    """Return mixtures of a single task, by name: of each task with a ``targets_length`` of its own."""
+def single_task_mixtures() -> dict[str, Mixture]:
+    """Return a mixture of the same name for each task that has a ``targets_length``."""
     return {
         name: Mixture((name,), task.targets_length) for name, task in TASKS.items() if task.targets_length
     }
@@ -40,26 +40,27 @@ def alone() -> dict[str, Mixture]:
 
 SUPER_GLUE = ("boolq", "cb", "copa", "multirc", "record", "super_glue_rte", "wic", "wsc", "dpr")
 MIXTURES: dict[str, Mixture] = {
-    # the paper's (Raffel et al. 2020, section 2.3), with the lengths of the released code; all else is alone
+    # the paper's (Raffel et al. 2020, section 2.3), with the lengths of the released code; its other tasks
+    # are trained on alone
     "glue": Mixture(("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"), 84),
     "super_glue": Mixture(SUPER_GLUE, 62),
-    # those of smaller scales
+    # for smaller scales
     "documentation": Mixture(("cloze", "extract", "acceptability", "first-sentence", "next", "restore"), 40),
-    # its two halves, so that pre-training on tasks can hold one out; of the same shape, to compile once
+    # its halves, so that pre-training on tasks can hold one out; equal lengths share compiled programs
     "documentation-words": Mixture(("cloze", "extract", "acceptability"), 40),
     "documentation-sentences": Mixture(("first-sentence", "next", "restore"), 40),
-    # for accuracy by length
+    # for accuracy by length of the sequence
     "copy": Mixture(tuple(task.name for task in COPY), TARGETS_LENGTH),
     "reverse": Mixture(tuple(task.name for task in REVERSE), TARGETS_LENGTH),
     "glue_small": Mixture(("cola", "sst2", "mrpc", "stsb", "qnli", "rte"), 16),
     "super_glue_small": Mixture(("boolq", "cb", "copa", "super_glue_rte", "wic", "wsc"), 16),
     "squad_small": Mixture(("squad",), 32),
-    **alone(),
+    **single_task_mixtures(),
 }
 
 
 def mixture(name: str) -> Mixture:
-    """Return the mixture of that name, or of a task file alone; SettingError names the nearest."""
+    """Return the mixture with this name, or that of a task file; SettingError names the nearest."""
     if is_task_file(name):
         return Mixture((name,), find_task(name).targets_length or 0)
     if name not in MIXTURES:
@@ -67,19 +68,19 @@ def mixture(name: str) -> Mixture:
     return MIXTURES[name]
 
 
-TWINS = {"rte", "super_glue_rte"}  # the same data
+SAME_DATA = {"rte", "super_glue_rte"}  # two names of one data set
 
 
-def rates(
+def mixing_rates(
     sizes: Mapping[str, int], *, kind: Literal["proportional", "equal"], limit: int | None, temperature: float
 ) -> dict[str, float]:
-    """Return the mixing rates of tasks, of sum 1, by their numbers of examples ``sizes``.
+    """Return the rate at which each task is drawn, summing to 1, from its number of examples in ``sizes``.
 
-    Equal rates are the same for all tasks. Proportional ones are min(e, limit) ** (1 / temperature) for e
-    examples (section 3.5.2 of the paper), where tasks with the same data count half each.
+    "equal" rates are the same for all tasks. "proportional" rates are min(e, limit) ** (1 / temperature) for
+    e examples (Raffel et al. 2020, section 3.5.2); tasks with the same data get half of that each.
     """
     if kind == "equal":
         return dict.fromkeys(sizes, 1 / len(sizes))
     weights = {name: min(size, limit or size) ** (1 / temperature) for name, size in sizes.items()}
-    weights |= {name: weights[name] / 2 for name in TWINS if TWINS <= weights.keys()}
+    weights |= {name: weights[name] / 2 for name in SAME_DATA if SAME_DATA <= weights.keys()}
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}

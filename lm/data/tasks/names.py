@@ -1,4 +1,4 @@
-"""Names of tasks: one of this package, or the path of a file that declares a task."""
+"""Names of tasks: that of a built-in task, or the path of a task file."""
 
 from pathlib import PurePath
 
@@ -6,7 +6,7 @@ TASK_FILE = ".toml"
 
 
 def is_task_file(name: str) -> bool:
-    """Return whether a name is the path of a file that declares a task (``lm.data.tasks.declared``)."""
+    """Return whether a name is the path of a task file (``lm.data.tasks.task_files``)."""
     return name.endswith(TASK_FILE)
 
 

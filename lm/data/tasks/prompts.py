@@ -1,7 +1,7 @@
 """Tasks as zero-shot and few-shot prompts for a pre-trained model [Radford et al. 2019; Brown et al. 2020].
 
-``squad@3`` puts three training rows with their answers before each question of ``squad``, ``squad@0`` none.
-An answer is generated up to the end of a line, or it is the likeliest of the candidates.
+``squad@3`` puts three training examples with their answers before each question of ``squad``, ``squad@0``
+none. The answer is generated up to the end of a line, or it is the likeliest of the candidates.
 """
 
 import dataclasses
@@ -12,167 +12,184 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from lm.config.base import SettingError, nearest
-from lm.data.tasks.benchmarks import EXACT, TASKS
+from lm.data.tasks.benchmarks import EQUAL_TEXT, TASKS
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import Row, Task
 
-BETWEEN = "\n\n"  # separates examples
-AT = "@"  # between the name of a task and the number of its examples
-SPARE = 8  # more examples drawn than needed, to replace those that are scored themselves
+EXAMPLE_SEPARATOR = "\n\n"
+SHOTS_MARK = "@"  # between the name of a task and the number of its examples
+SPARE_EXAMPLES = 8  # drawn in addition, to replace examples that are scored themselves
 
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """A prompt template: the answer follows the question and a blank."""
+    """A prompt template: an example is the question, a space and the answer."""
 
     question: Callable[[Row], str]
-    body: str | None  # the field that is truncated where a prompt is too long; None: no field may be
-    cue: str  # begins the next question; ends an answer, as some vocabularies have no newline
-    option: Callable[[Row, str], str] = lambda row, answer: answer  # an answer of the task, as in prompts
-    right: Callable[[Row], str] | None = None  # returns the right answer; None: as the task
-    target: Callable[[Row], object] | None = None  # returns what metrics compare with; None: as the task
+    truncated_field: str | None  # of a row, whose end is cut if the prompt is too long; None: nothing is cut
+    # how the next question begins; it ends a generated answer, since some vocabularies have no newline
+    stop: str
+    # returns a candidate answer as it is written in prompts
+    verbalize: Callable[[Row, str], str] = lambda row, answer: answer
+    answer: Callable[[Row], str] | None = None  # returns the right answer; None: the targets of the task
+    target: Callable[[Row], object] | None = None  # returns what metrics compare with; None: as the task does
 
 
 @dataclasses.dataclass(frozen=True)
-class Prompted(Task):
-    """A few-shot task; the prompt of a row, once it is made, is in its field ``prompt``."""
+class PromptedTask(Task):
+    """A few-shot task; once the prompt of a row is made, it is in the row's field ``prompt``."""
 
     _: dataclasses.KW_ONLY
     template: Template
-    shots: int  # examples in front of a question
+    shots: int  # examples before a question
 
     @property
-    def asked(self) -> str:
+    def base_name(self) -> str:
         """Return the name of the task without the number of examples."""
-        return self.name.partition(AT)[0]
+        return self.name.partition(SHOTS_MARK)[0]
 
-    def right(self, row: Row) -> str:
-        """Return the right answer, in the task's words."""
-        return self.to_text(row)[1]
+    def answers(self, row: Row) -> tuple[str, ...]:
+        """Return all candidates, or the right answer alone."""
+        _, right = self.to_text(row)
+        return (right,) if self.candidates is None else self.candidates(row)
 
-    def texts(self, row: Row) -> list[str]:
-        """Return the answers as they may follow the prompt: all candidates, or the right answer alone."""
-        answers = [self.right(row)] if self.candidates is None else self.candidates(row)
-        return [self.template.option(row, answer) for answer in answers]
+    def continuations(self, row: Row) -> list[str]:
+        """Return ``answers`` as they are written after the prompt."""
+        return [self.template.verbalize(row, answer) for answer in self.answers(row)]
 
-    def place(self, row: Row) -> int:
-        """Return the index of the right answer in ``texts``; 0 where a test set withholds it."""
-        answers = () if self.candidates is None else self.candidates(row)
-        return answers.index(self.right(row)) if self.right(row) in answers else 0
+    def gold_index(self, row: Row) -> int:
+        """Return the index of the right answer in ``answers``; 0 if a test set withholds it."""
+        _, right = self.to_text(row)
+        answers = self.answers(row)
+        return answers.index(right) if right in answers else 0
 
     def prompt(self, row: Row, examples: Sequence[Row]) -> str:
         """Return the prompt: the examples with their answers, then the question."""
-        solved = [f"{self.template.question(one)} {self.texts(one)[self.place(one)]}" for one in examples]
-        return BETWEEN.join([*solved, self.template.question(row)])
+        parts = []
+        for example in examples:
+            answer = self.continuations(example)[self.gold_index(example)]
+            parts.append(f"{self.template.question(example)} {answer}")
+        return EXAMPLE_SEPARATOR.join([*parts, self.template.question(row)])
 
-    def fitted(self, row: Row, examples: Sequence[Row], fits: Callable[[str], bool]) -> str:
-        """Return the prompt with as many words of the question's body as fit, found by bisection.
+    def fit_prompt(self, row: Row, examples: Sequence[Row], fits: Callable[[str], bool]) -> str:
+        """Return the prompt with as many words of the question's truncated field as fit.
 
-        SettingError if it does not fit without any.
+        Raises SettingError if it does not fit without any of them.
         """
-        if fits(whole := self.prompt(row, examples)):
-            return whole
-        body = self.template.body
-        words = row[body].split() if body else []
+        prompt = self.prompt(row, examples)
+        if fits(prompt):
+            return prompt
+        field = self.template.truncated_field
+        words = row[field].split() if field else []
 
-        def shortened(count: int) -> str:
-            return self.prompt(row | {body or "": " ".join(words[:count])}, examples)
+        def with_words(count: int) -> str:
+            truncated = row | {field: " ".join(words[:count])} if field else row
+            return self.prompt(truncated, examples)
 
-        least, most = -1, len(words)  # numbers of words that are known to fit, and known not to
-        while most - least > 1:
-            middle = (least + most) // 2
-            least, most = (middle, most) if fits(shortened(middle)) else (least, middle)
-        if least < 0:
-            what = f"{self.shots} examples and the question" if self.shots else "the question alone"
-            raise SettingError(f"{self.name}: {what} exceeds --prompt-length, or what the model reads")
-        return shortened(least)
+        fitting, too_many = -1, len(words)  # bisection over the number of words
+        while too_many - fitting > 1:
+            middle = (fitting + too_many) // 2
+            if fits(with_words(middle)):
+                fitting = middle
+            else:
+                too_many = middle
+        if fitting < 0:
+            parts = f"{self.shots} examples and the question" if self.shots else "the question alone"
+            raise SettingError(f"{self.name}: {parts} exceeds --prompt-length, or what the model reads")
+        return with_words(fitting)
 
-    def written(self, text: str) -> str:
-        """Return the answer in generated text: up to a newline, or the cue of another question."""
-        ends = rf"\n|{re.escape(self.template.cue)}"
+    def extract_answer(self, text: str) -> str:
+        """Return the answer in generated text, which ends at a newline or where another question begins."""
+        ends = rf"\n|{re.escape(self.template.stop)}"
         return re.split(ends, text.strip(), maxsplit=1)[0].strip()
 
 
-def draw_examples(task: Prompted, train: Sequence[Row], scored: Sequence[Row]) -> list[list[Row]]:
+def draw_examples(task: PromptedTask, train: Sequence[Row], scored: Sequence[Row]) -> list[list[Row]]:
     """Return ``task.shots`` rows of ``train`` for each row of ``scored``, the same ones in every run.
 
-    As in GPT-3, every question has its own (Brown et al. 2020, section 2.4). No row that is scored is among
-    them. SettingError if too few rows are left.
+    As in GPT-3, every question has its own examples (Brown et al. 2020, section 2.4). No scored row is among
+    them. Raises SettingError if too few rows are left.
     """
-    tested, drawn = {*map(_identity, scored)} if task.shots else set(), []
-    for number in range(len(scored)):
-        random = np.random.Generator(np.random.Philox(key=[0, number]))
-        order = (
-            random.choice(len(train), min(len(train), task.shots + SPARE), replace=False)
-            if task.shots
-            else ()
-        )
-        rows = [row for index in order if _identity(row := train[int(index)]) not in tested]
+    if not task.shots:
+        return [[] for _ in scored]
+    scored_keys = {*map(_row_key, scored)}
+    examples = []
+    for index in range(len(scored)):
+        random = np.random.Generator(np.random.Philox(key=[0, index]))
+        drawn = random.choice(len(train), min(len(train), task.shots + SPARE_EXAMPLES), replace=False)
+        rows = [row for i in drawn if _row_key(row := train[int(i)]) not in scored_keys]
         if len(rows) < task.shots:
-            rows = [row for row in map(train.__getitem__, range(len(train))) if _identity(row) not in tested]
+            rows = [row for i in range(len(train)) if _row_key(row := train[i]) not in scored_keys]
         if len(rows) < task.shots:
             raise SettingError(f"{task.name}: only {len(rows)} training rows are not scored themselves")
-        drawn.append(rows[: task.shots])
-    return drawn
+        examples.append(rows[: task.shots])
+    return examples
 
 
-def _identity(row: Row) -> str:
+def _row_key(row: Row) -> str:
     return json.dumps(row, sort_keys=True, default=str)
 
 
-def is_prompted(name: str) -> bool:
-    """Return whether a name is one of a few-shot task, ``TASK@K``."""
-    return AT in name and not is_task_file(name)
+def is_prompted_task(name: str) -> bool:
+    """Return whether a name is that of a few-shot task, ``TASK@K``."""
+    return SHOTS_MARK in name and not is_task_file(name)
 
 
-def find_prompted(name: str) -> Prompted:
+def find_prompted_task(name: str) -> PromptedTask:
     """Return the task ``TASK@K``; SettingError with the nearest name, or with what K may be."""
-    stem, _, shots = name.partition(AT)
-    if stem not in TEMPLATES:
-        raise SettingError(f"--tasks {name}: there is no prompt for {stem!r}{nearest(stem, TEMPLATES)}")
+    base, _, shots = name.partition(SHOTS_MARK)
+    if base not in TEMPLATES:
+        raise SettingError(f"--tasks {name}: there is no prompt for {base!r}{nearest(base, TEMPLATES)}")
     if not shots.isascii() or not shots.isdigit():
-        raise SettingError(f"--tasks {name}: {shots!r} should be the number of examples, such as {stem}{AT}3")
-    task, template = _ONLY_PROMPTED.get(stem) or TASKS[stem], TEMPLATES[stem]
+        raise SettingError(
+            f"--tasks {name}: {shots!r} should be the number of examples, such as {base}{SHOTS_MARK}3"
+        )
+    task, template = _PROMPT_ONLY_TASKS.get(base) or TASKS[base], TEMPLATES[base]
+    answer = template.answer or (lambda row: task.to_text(row)[1])
     fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
-    right = template.right or (lambda row: task.to_text(row)[1])
-    fields |= {"to_text": lambda row: (row.get("prompt", template.question(row)), right(row))}
-    fields |= {"name": name, "target": template.target or task.target}
-    return Prompted(**fields, template=template, shots=int(shots))
+    fields["name"] = name
+    fields["target"] = template.target or task.target
+    fields["to_text"] = lambda row: (row.get("prompt", template.question(row)), answer(row))
+    return PromptedTask(**fields, template=template, shots=int(shots))
 
 
-def bare_first_word(text: str, _row: Row) -> str:
+# ---- the templates
+
+
+def first_bare_word(text: str, _row: Row) -> str:
+    """Return the first word of a text without the punctuation around it."""
     return (text.split() or [""])[0].strip(".,;:!?()[]\"'")
 
 
 def last_word(row: Row) -> tuple[str, str]:
     """Return two sentences without their last word, and that word [LAMBADA: Paperno et al. 2016]."""
     text, _, word = f"{row['sentences'][row['label']]} {row['following']}".rpartition(" ")
-    return text, bare_first_word(word, row)
+    return text, first_bare_word(word, row)
 
 
-def summarised(document: str) -> Template:
+def summarise(field: str) -> Template:
     """Return the template that summarises a field [Radford et al. 2019, section 3.6]."""
-    return Template(lambda row: f"{row[document]}\nTL;DR:", document, "TL;DR:")
+    return Template(lambda row: f"{row[field]}\nTL;DR:", field, "TL;DR:")
 
 
-def translation_to(language: str) -> Template:
+def translate_to(language: str) -> Template:
     """Return the template that translates from English [Radford et al. 2019, section 3.7]."""
     return Template(lambda row: f"English: {row['en']}\n{language}:", "en", "English:")
 
 
-def gap(row: Row) -> tuple[str, str]:
-    """Return the text before and behind the gap of a cloze, with the context in front."""
-    before, _, behind = row["question"].partition("_")
-    return f"{row['context']} {before}".strip(), behind
+def around_gap(row: Row) -> tuple[str, str]:
+    """Return the context and the text before the gap of a cloze, and the text after the gap."""
+    before, _, after = row["question"].partition("_")
+    return f"{row['context']} {before}".strip(), after
 
 
-def entails(row: Row) -> str:
+def rte_question(row: Row) -> str:
     return f"{row['sentence1']}\nQuestion: {row['sentence2']} True or False?\nAnswer:"
 
 
-def joined(row: Row) -> str:
-    word = {"cause": "because", "effect": "so"}[row["question"]]
-    return f"{row['premise'].rstrip('.')} {word}"
+def copa_question(row: Row) -> str:
+    connective = {"cause": "because", "effect": "so"}[row["question"]]
+    return f"{row['premise'].rstrip('.')} {connective}"
 
 
 def lower_first(text: str) -> str:
@@ -180,59 +197,66 @@ def lower_first(text: str) -> str:
 
 
 TEMPLATES: Mapping[str, Template] = {
-    # of the documentation
-    "first-sentence": summarised("document"),
+    # tasks on the documentation
+    "first-sentence": summarise("document"),
     "extract": Template(
         lambda row: f'{row["context"]}\nQuestion: what follows "{row["question"]}"?\nAnswer:',
         "context",
         "Question:",
     ),
-    # of ten candidates the one with which the rest of the sentence is likeliest, as in CBT [Hill et al. 2016]
+    # chooses the candidate with which the rest of the sentence is likeliest, as in CBT [Hill et al. 2016]
     "cloze": Template(
-        lambda row: gap(row)[0], None, BETWEEN, option=lambda row, word: f"{word}{gap(row)[1]}"
+        lambda row: around_gap(row)[0],
+        None,
+        EXAMPLE_SEPARATOR,
+        verbalize=lambda row, word: f"{word}{around_gap(row)[1]}",
     ),
-    "last-word": Template(lambda row: last_word(row)[0], None, BETWEEN, right=lambda row: last_word(row)[1]),
-    # of two sentences of the same words, the likelier
+    "last-word": Template(
+        lambda row: last_word(row)[0], None, EXAMPLE_SEPARATOR, answer=lambda row: last_word(row)[1]
+    ),
+    # chooses the likelier of two sentences with the same words
     "acceptability": Template(lambda row: f"Text: {row['context']}".strip(), None, "Text:"),
-    # the paper's, and smaller sets that stand in for them
-    "cnn_dailymail": summarised("article"),
-    "scitldr": summarised("document"),
+    # the paper's tasks, and smaller sets that replace them
+    "cnn_dailymail": summarise("article"),
+    "scitldr": summarise("document"),
     "squad": Template(
         lambda row: f"{row['context']}\nQuestion: {row['question']}\nAnswer:",
         "context",
         "Question:",
-        right=lambda row: row["answers"]["text"][0],
+        answer=lambda row: row["answers"]["text"][0],
         target=lambda row: list(row["answers"]["text"]),
     ),
-    "wmt_ende": translation_to("German"),
-    "wmt_enfr": translation_to("French"),
-    "wmt_enro": translation_to("Romanian"),
-    "multi30k_ende": translation_to("German"),
-    "multi30k_enfr": translation_to("French"),
-    "xquad_enro": translation_to("Romanian"),
+    "wmt_ende": translate_to("German"),
+    "wmt_enfr": translate_to("French"),
+    "wmt_enro": translate_to("Romanian"),
+    "multi30k_ende": translate_to("German"),
+    "multi30k_enfr": translate_to("French"),
+    "xquad_enro": translate_to("Romanian"),
     "sst2": Template(lambda row: f"Review: {row['sentence']}\nSentiment:", "sentence", "Review:"),
     "rte": Template(
-        entails,
+        rte_question,
         "sentence1",
         "Question:",
-        option=lambda row, label: {"entailment": "True", "not_entailment": "False"}[label],
+        verbalize=lambda row, label: {"entailment": "True", "not_entailment": "False"}[label],
     ),
     "boolq": Template(
         lambda row: f"{row['passage']}\nQuestion: {row['question']}?\nAnswer:",
         "passage",
         "Question:",
-        option=lambda row, truth: {"True": "yes", "False": "no"}[truth],
+        verbalize=lambda row, label: {"True": "yes", "False": "no"}[label],
     ),
-    "copa": Template(joined, None, BETWEEN, option=lambda row, choice: lower_first(row[choice])),
+    "copa": Template(
+        copa_question, None, EXAMPLE_SEPARATOR, verbalize=lambda row, choice: lower_first(row[choice])
+    ),
 }
-_ONLY_PROMPTED = {
+_PROMPT_ONLY_TASKS = {
     "last-word": Task(
         "last-word",
         "documentation/next",
         None,
         lambda row: last_word(row)[1],
-        EXACT,
+        EQUAL_TEXT,
         last_word,
-        from_text=bare_first_word,
+        postprocess=first_bare_word,
     )
 }

@@ -25,7 +25,7 @@ from experiments.runs.stages import save_settings, stages_of
 from experiments.runs.trained import answering, newest_masked, open_run
 from experiments.starts import started_from
 from experiments.study.experiment import Experiment
-from experiments.study.folders import cache_of
+from experiments.study.paths import cache_of
 from lm.config.base import SettingError, changes
 from lm.config.decoding import Decoding
 from lm.data.tasks.benchmarks import TASKS
@@ -33,8 +33,8 @@ from lm.data.tasks.labelled import LABELLED
 from lm.evaluate.evaluator import predict
 from lm.evaluate.generate import greedy
 from lm.evaluate.loglikelihood import continuation_log_probs
-from lm.metrics import defined, reasons
-from lm.tokenizers.sentencepiece import Bytes, SentencePiece, train_sentencepiece
+from lm.metrics import defined_values, undefined_reasons
+from lm.tokenizers.sentencepiece import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
 from lm.tokenizers.tokenizer import EOS
 
 TEXTS = {"tuning.mixtures": ("xquad_enro",)}
@@ -85,11 +85,14 @@ def test_a_run_is_asked_as_in_fine_tuning_by_the_model_tuned_for_the_task(task, 
     scores, lines = read(folder / "scores" / task.name / task.name / "validation")
     (state, steps), rows = made[task.name], task.rows("validation", runs / "cache")
     expected = predict(
-        state.eval_model, questions(experiment, Bytes(100), steps.mesh, task, rows, 64), steps.shard_batch
+        state.eval_model,
+        questions(experiment, ByteTokenizer(100), steps.mesh, task, rows, 64),
+        steps.shard_batch,
     )
     assert [line["prediction"] for line in lines] == expected
     metrics = task.evaluate(rows, expected)
-    known, undefined = defined(metrics), reasons(metrics)  # a new head gives all rows one class
+    # a new head gives all rows one class
+    known, undefined = defined_values(metrics), undefined_reasons(metrics)
     assert scores["metrics"] == dict.fromkeys(metrics) | known
     assert (scores["rows"], scores.get("undefined", {})) == (2, undefined)
     assert any(map(str, expected))
@@ -352,7 +355,9 @@ def test_a_corpus_is_as_likely_as_its_texts_and_characters_are_fewer_than_their_
 def test_characters_that_a_vocabulary_cannot_write_are_counted_and_a_blank_text_has_no_perplexity(
     tmp_path, capsys
 ):
-    vocabulary = SentencePiece(train_sentencepiece(["the cat sat on the mat"] * 99, 15, tmp_path / "m"), 4)
+    vocabulary = SentencePieceTokenizer(
+        train_sentencepiece(["the cat sat on the mat"] * 99, 15, tmp_path / "m"), 4
+    )
     results = [
         {"log_prob": -1.0, "tokens": len(ids), "unknown": ids.count(vocabulary.unk)}
         for ids in map(vocabulary.encode, ("the cat", "the \u4e2d", " "))
@@ -449,7 +454,7 @@ def test_gaps_of_t5_are_sentinels_and_of_bart_masks_however_they_are_spelled(run
     for name, given in (("gaps-t5", TEXTS), ("gaps-bart", DENOISING)):
         folder, *_ = run_of(runs, name, given)
         trained = open_run(folder, stages_of(folder))
-        top, (a, blank, b) = trained.vocabulary.size - 1, trained.vocabulary.encode("a b")
+        top, (a, blank, b) = trained.vocabulary.vocab_size - 1, trained.vocabulary.encode("a b")
         first, second = (top, top - 1) if name == "gaps-t5" else (top, top)
         ids, sentinels = trained.encode_gaps(texts[0])
         assert ids == [a, blank, first, blank, b, blank, second, EOS], "blanks are tokens of this vocabulary"

@@ -34,14 +34,14 @@ from lm.config.base import SettingError, changes
 from lm.config.layers import MixerConfig, PositionsConfig
 from lm.config.model import ModelConfig
 from lm.evaluate.lens import logit_lens, mean_similarity, word_similarity
-from lm.evaluate.rnn_states import gates, reading_layers, state_gradients
+from lm.evaluate.rnn_states import gate_activations, recurrent_layers, state_gradients
 from lm.nn.heads import LayerMixture
 from lm.nn.rnn import Direction
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import OBJECTIVES
 from lm.ops.recurrence import CELLS, rnn_scan
-from lm.tokenizers.huggingface import find_tokenizer
-from lm.tokenizers.sentencepiece import Bytes
+from lm.tokenizers.huggingface import load_pretrained_tokenizer
+from lm.tokenizers.sentencepiece import ByteTokenizer
 
 DECODER = changes(small_models.TINY, {"architecture": "decoder", "dropout": 0.0, "positions.kind": "none"})
 SENTENCE = "a key of a set"
@@ -178,7 +178,7 @@ def test_a_memory_that_forgets_nothing_and_reads_nothing_keeps_its_gradient():
 
 def test_gates_are_those_by_which_an_lstm_goes_on():
     direction, x = direction_of("lstm"), row(7)
-    found = {name: array[0] for name, array in gates(direction, x[None]).items()}
+    found = {name: array[0] for name, array in gate_activations(direction, x[None]).items()}
     states = [array[:, 0] for array in direction(x[None], None, direction.initial_state(1))]
     np.testing.assert_allclose(found["state h"], states[0], atol=1e-6)
     np.testing.assert_allclose(found["memory C"], states[1], atol=1e-6)
@@ -194,7 +194,7 @@ def test_gates_are_those_by_which_an_lstm_goes_on():
 
 def test_gates_of_a_gru_mix_the_state_before_with_a_new_one():
     direction, x = direction_of("gru"), row(7)
-    found = {name: array[0] for name, array in gates(direction, x[None]).items()}
+    found = {name: array[0] for name, array in gate_activations(direction, x[None]).items()}
     (state,) = (array[:, 0] for array in direction(x[None], None, direction.initial_state(1)))
     before = jnp.concatenate([jnp.zeros((1, 6)), state[:-1]])
     inner = (state - found["update gate"] * before) / (1 - found["update gate"])  # tanh(x + reset * h W)
@@ -208,14 +208,14 @@ def test_gates_of_a_gru_mix_the_state_before_with_a_new_one():
 def test_a_layers_states_are_those_of_its_direction_reading_what_the_mixer_reads(residual, shared):
     config = changes(DECODER, {"mixer.kind": "lstm", "residual": residual, "shared_layers": shared})
     model, batch = model_of(config), Batch(decoder=Side(tokens=jnp.array([[3, 1, 4, 1, 5]])))
-    layers, hidden = reading_layers(model, batch), model.hidden_states(batch)["decoder"]
+    layers, hidden = recurrent_layers(model, batch), model.hidden_states(batch)["decoder"]
     assert len(layers) == 2
     for layer, (direction, x) in enumerate(layers):
         block = jax.tree.map(lambda leaf, i=0 if shared else layer: leaf[i], model.decoder.blocks)
         read = hidden[layer] if residual == "post-norm" else block.attention_norm(hidden[layer])
         np.testing.assert_allclose(x, read, atol=1e-6)
         states = direction(x, None, direction.initial_state(1))[0].swapaxes(0, 1)
-        np.testing.assert_allclose(gates(direction, x)["state h"], states, atol=1e-6)
+        np.testing.assert_allclose(gate_activations(direction, x)["state h"], states, atol=1e-6)
 
 
 @pytest.mark.parametrize("architecture", ["decoder", "encoder", "encoder-decoder"])
@@ -268,7 +268,7 @@ def test_of_elmo_a_word_has_states_that_were_read_from_both_ends(runs):
 
 
 def test_a_word_is_found_whatever_its_pieces_and_another_is_said_to_be_missing():
-    vocabulary = Bytes(100)
+    vocabulary = ByteTokenizer(100)
     ids = vocabulary.encode("one key too")
     assert vocabulary.decode(ids[word_span(vocabulary, ids, "key")]).strip() == "key"
     with pytest.raises(SettingError, match="--word 'lock' is no run of tokens of 'one key too'"):
@@ -318,9 +318,9 @@ def test_the_text_and_the_answer_that_follows_it_are_labelled(lstm):
     ],
 )
 def test_special_tokens_are_spelt_as_in_the_family_of_the_model(family, names):
-    vocabulary = Bytes(100)
-    tokens = (vocabulary.size - 1, vocabulary.size - 2, vocabulary.size - 3, 1, 0)
-    spelt = vocabulary.special_names(family)
+    vocabulary = ByteTokenizer(100)
+    tokens = (vocabulary.vocab_size - 1, vocabulary.vocab_size - 2, vocabulary.vocab_size - 3, 1, 0)
+    spelt = vocabulary.special_token_names(family)
     assert tuple(spelt[token] for token in tokens) == names
     config = DECODER if family != "bert" else replace(DECODER, architecture="encoder")
     reading = Reading(SimpleNamespace(config=config), vocabulary, {}, {}, masks=family == "bart")
@@ -330,10 +330,10 @@ def test_special_tokens_are_spelt_as_in_the_family_of_the_model(family, names):
 def test_a_published_tokenizers_special_tokens_have_its_own_names():
     harness = GOLDEN / "harness"
     for name, expected in (("t5_v1_0", {"</s>", "<pad>"}), ("gpt2", {"<|endoftext|>"})):
-        vocabulary = find_tokenizer(harness / name, 10**6)
-        spelt = vocabulary.special_names("bert")
+        vocabulary = load_pretrained_tokenizer(harness / name, 10**6)
+        spelt = vocabulary.special_token_names("bert")
         assert expected <= {*spelt.values()}
-        assert all(vocabulary.ids[piece] == token for token, piece in spelt.items())
+        assert all(vocabulary.vocab[piece] == token for token, piece in spelt.items())
 
 
 def test_the_heads_that_are_drawn_are_those_that_look_sharpest_at_other_tokens():
@@ -348,10 +348,10 @@ def test_the_heads_that_are_drawn_are_those_that_look_sharpest_at_other_tokens()
 
 
 def test_a_dollar_begins_no_formula_and_a_sentinel_has_its_number():
-    vocabulary = Bytes(100)
+    vocabulary = ByteTokenizer(100)
     (dollar,) = vocabulary.encode("$")
     assert token_label(vocabulary, dollar) == r"\$"
-    assert token_label(vocabulary, vocabulary.size - 1 - 4) == "<extra_id_4>"
+    assert token_label(vocabulary, vocabulary.vocab_size - 1 - 4) == "<extra_id_4>"
     (bell,) = vocabulary.encode("\a")
     assert token_label(vocabulary, bell) == f"<{bell}>"
 
@@ -437,7 +437,9 @@ def test_what_cannot_be_drawn_is_said(arguments, message, lstm, encoder, tmp_pat
 def test_a_model_without_attention_has_no_heads_to_draw_and_an_elman_network_no_gates():
     model = model_of(changes(DECODER, {"mixer.kind": "rnn", "vocab_size": 400}))
     ids = [3, 4, 5]
-    reading = Reading(model, Bytes(100), Batch(decoder=Side(tokens=jnp.array([ids]))), {"decoder": ids})
+    reading = Reading(
+        model, ByteTokenizer(100), Batch(decoder=Side(tokens=jnp.array([ids]))), {"decoder": ids}
+    )
     with pytest.raises(SettingError, match="model.mixer.kind='rnn' has no attention to draw"):
         draw_heads(reading)
     with pytest.raises(SettingError, match="model.mixer.kind='rnn' has no gates"):

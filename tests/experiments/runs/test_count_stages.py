@@ -20,8 +20,8 @@ from experiments.runs.result import read_result
 from experiments.runs.stages import COUNTS_FILE, saved_steps, stages, stages_of
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
-from lm.classical.hmm import tag
-from lm.classical.ngram import count_ngrams, kneser_ney, token_log_probs
+from lm.classical.hmm import tag_words
+from lm.classical.ngram import count_ngrams, estimate_kneser_ney, token_log_probs
 from lm.config.base import DataError, SettingError
 from lm.data.documentation import corpus
 from lm.data.tasks.labelled import find_labelled
@@ -80,7 +80,7 @@ def joined(texts):
 def test_a_bigram_run_is_scored_as_counts_of_the_same_documents_are(runs, finished):
     changes = {"data.repeats": 0, "data.held_out_documents": 10_000}
     _, result = finish(runs, BIGRAM, "whole", changes)
-    model = kneser_ney(count_ngrams(*joined(texts_of(runs, "train")), 2, SMALL["model.vocab_size"]))
+    model = estimate_kneser_ney(count_ngrams(*joined(texts_of(runs, "train")), 2, SMALL["model.vocab_size"]))
     held_out = texts_of(runs, "validation")
     nats = -token_log_probs(model, *joined(held_out)).sum()
     assert result.likelihood().nats == pytest.approx(nats, rel=1e-9)
@@ -90,12 +90,12 @@ def test_a_bigram_run_is_scored_as_counts_of_the_same_documents_are(runs, finish
 
 def epoch_of(batches):
     """The tokens of the rows of the first epoch of each stream."""
-    reading, read = batches.rows.reader, []
-    share = reading.batch_size // reading.streams.count
-    for stream in range(reading.streams.count):
-        walk = reading.walk(stream, batches.rows.count_rows, batches.rows.row_kind)
-        nth = np.arange(walk.rows_of_epoch(10**6))
-        rows = batches.rows(nth // share * reading.batch_size + stream * share + nth % share)
+    reader, read = batches.rows.reader, []
+    share = reader.batch_size // reader.sampler.num_streams
+    for stream in range(reader.sampler.num_streams):
+        index = reader.row_index(stream, batches.rows.count_rows, batches.rows.row_kind)
+        nth = np.arange(index.rows_of_epoch(10**6))
+        rows = batches.rows(nth // share * reader.batch_size + stream * share + nth % share)
         read.append(rows.decoder.targets[rows.decoder.segment_ids > 0])
     return np.concatenate(read)
 
@@ -107,13 +107,13 @@ def test_counts_and_networks_read_the_same_tokens(runs):
     (stage,) = stages(build(BIGRAM, "tiny"))
     _, counted_tokens = counted.COUNT_MODELS["ngram"].estimate(stage, prepared)
     streams = training_streams(experiment, prepared)
-    text = streams.epoch()
+    text = streams.read_epoch()
     sizes = np.bincount(text.tokens, minlength=512)
     found = np.bincount(read, minlength=512)
     assert np.delete(found, EOS).tolist() == np.delete(sizes, EOS).tolist()
     ends = len(np.unique(text.offsets)) - 1
     assert counted_tokens == len(text.tokens) + ends
-    assert 0 <= ends - found[EOS] <= streams.count  # whose last documents are cut
+    assert 0 <= ends - found[EOS] <= streams.num_streams  # whose last documents are cut
 
 
 def test_networks_and_counts_are_asked_about_the_same_held_out_text(finished):
@@ -176,7 +176,7 @@ def test_a_tagger_run_scores_the_report_rows_as_its_model_tags_them(runs, finish
     widths = {"greedy": 1, "beam": 4, "viterbi": len(model.tags)}
     words = [row["tokens"] for row in rows]
     tags = [
-        tag(model, text, widths[tagging]) if tagging in widths else model.most_frequent(text)
+        tag_words(model, text, widths[tagging]) if tagging in widths else model.most_frequent_tags(text)
         for text in words
     ]
     right = sum(

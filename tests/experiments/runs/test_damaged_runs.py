@@ -20,12 +20,13 @@ from experiments.runs.result import write_result
 from experiments.runs.scores import best_of, write_example_values
 from experiments.runs.session import finished
 from experiments.runs.stages import load_settings, save_settings
-from experiments.study.registry import REGISTRY, build, run_folder
+from experiments.study.paths import run_folder
+from experiments.study.registry import REGISTRY, build
 from lm.config.base import SettingError
-from lm.data.tasks.task import Scored
+from lm.data.tasks.task import BaseTask
 from lm.evaluate.evaluator import write_predictions
 from lm.files import json_with_checksum, line_with_checksum, parse_lines_with_checksum, parse_with_checksum
-from lm.tokenizers.sentencepiece import SentencePiece, train_sentencepiece
+from lm.tokenizers.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 from lm.train.runtime import manifest
 from lm.train.runtime.log import status
 
@@ -113,7 +114,7 @@ def test_a_last_line_that_a_kill_cut_short_is_legal_and_one_that_was_changed_is_
             parse_lines_with_checksum(b"".join(whole) + wrong, PATH)
 
 
-STEPS, TASK = 4, Scored("cloze", "", "SQuAD", None, {"em": None})
+STEPS, TASK = 4, BaseTask("cloze", "", "SQuAD", None, {"em": None})
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +123,7 @@ def run(tmp_path_factory):
     runs = tmp_path_factory.mktemp("runs")
     folder, experiment = run_folder(runs, "nano", NAMES[0], 0, {}), build(NAMES[0], "nano")
     phase = folder / "finetuning" / "cloze"
-    vocabulary = SentencePiece(
+    vocabulary = SentencePieceTokenizer(
         train_sentencepiece(TEXTS, 45, runs / "vocabulary.model"), experiment.data.sentinels
     )
     save_settings(folder, experiment)

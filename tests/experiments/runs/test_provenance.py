@@ -30,12 +30,13 @@ from experiments.runs.run import run
 from experiments.runs.stages import stages, stages_of
 from experiments.runs.trained import answering, open_run
 from experiments.runs.vocabularies import find_vocabulary
-from experiments.study.experiment import BASELINE, result_settings
+from experiments.study.experiment import BASELINE
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
+from experiments.study.settings_diff import result_settings
 from lm.config.base import SettingError, change
 from lm.files import json_with_checksum
-from lm.tokenizers.huggingface import find_tokenizer
+from lm.tokenizers.huggingface import load_pretrained_tokenizer
 from lm.tokenizers.sentencepiece import train_sentencepiece
 from lm.train.runtime.log import records
 
@@ -276,7 +277,7 @@ def test_a_run_is_read_with_its_own_vocabulary_when_text_and_cache_are_gone_or_i
         assert open_run(folder, answering(folder)).vocabulary.encode("words and more") == due
         export_checkpoint(folder, tmp_path / "out")
         model = place / "tokenizer" / "vocabulary.model"
-        assert find_tokenizer(tmp_path / "out", 10**6).encode("words and more") == due
+        assert load_pretrained_tokenizer(tmp_path / "out", 10**6).encode("words and more") == due
         train_sentencepiece(["others words"] * 99, 12, tmp_path / "other.model")
         whole = model.read_bytes()
         for other, said in (

@@ -26,14 +26,15 @@ from experiments.runs.run import check, run
 from experiments.runs.scores import best_of, columns
 from experiments.runs.stages import Stage, save_settings, stages_of
 from experiments.study import registry
-from experiments.study.registry import REGISTRY, build, run_folder
+from experiments.study.paths import run_folder
+from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
 from lm import sharding
 from lm.config.base import SettingError, change
 from lm.config.decoding import Decoding
 from lm.config.mesh import MeshConfig
 from lm.config.training import CheckpointConfig
-from lm.data.tasks.task import Scored
+from lm.data.tasks.task import BaseTask
 from lm.files import lines_with_checksum
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import compute_lengths
@@ -140,7 +141,7 @@ def test_the_best_checkpoint_of_each_task_counts(tmp_path):
     ]
     (tmp_path / "metrics.jsonl").write_text(lines_with_checksum(lines))
 
-    task = Scored("", "", "GLUE", None, {"em": None})
+    task = BaseTask("", "", "GLUE", None, {"em": None})
     best = {name: best_of(replace(task, name=name), tmp_path) for name in "ab"}
     assert {name: found["step"] for name, found in best.items()} == {"a": 1, "b": 2}
     assert columns(best) == {"GLUE": 4.0}
@@ -149,7 +150,7 @@ def test_the_best_checkpoint_of_each_task_counts(tmp_path):
 def test_of_checkpoints_that_score_alike_the_one_with_the_likeliest_answers_is_the_best_else_the_last(
     tmp_path,
 ):
-    task = Scored("a", "", "GLUE", None, {"em": None})
+    task = BaseTask("a", "", "GLUE", None, {"em": None})
     losses = [4.0, 3.0, 2.0, 2.0, 5.0]
     lines = [
         {"step": n, "kind": "eval", "a/score": 0.0, "a/bits_per_byte": loss}

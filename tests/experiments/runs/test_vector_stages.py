@@ -16,7 +16,7 @@ from experiments.runs.trained import answering, open_run
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm import sharding
-from lm.classical.word2vec import Tables, as_large
+from lm.classical.word2vec import Tables, rescale_to
 from lm.config.base import SettingError
 from lm.data.documentation import corpus
 from lm.nn.finetune import source_parameter
@@ -128,7 +128,7 @@ def test_the_size_of_an_embedding_leaves_the_products_of_centres_and_contexts_as
     keys = jax.random.split(jax.random.key(0), 3)
     tables = Tables(0.01 * jax.random.normal(keys[0], (9, 4)), jax.random.normal(keys[1], (9, 4)))
     like = 3 * jax.random.normal(keys[2], (9, 4))
-    sized = as_large(tables, like)
+    sized = rescale_to(tables, like)
     np.testing.assert_allclose(
         sized.centres @ sized.contexts.T, tables.centres @ tables.contexts.T, rtol=1e-4
     )

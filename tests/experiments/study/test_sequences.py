@@ -6,8 +6,8 @@ from experiments.runs.stages import stages
 from experiments.study.registry import build
 from lm import metrics
 from lm.config.base import diff
-from lm.data.documentation import drawn_words
-from lm.data.documentation.drawn_words import DRAWN_WORDS, LONGEST_SEQUENCES, random_sequences
+from lm.data.documentation import word_sequences
+from lm.data.documentation.word_sequences import MAX_SEQUENCE_LENGTHS, SEQUENCE_WORDS, random_sequences
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.mixtures import mixture
 
@@ -17,17 +17,17 @@ KINDS = ("none", "dot", "multiplicative", "additive")
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setattr(drawn_words, "ROWS_BY_SPLIT", FEW)
+    monkeypatch.setattr(word_sequences, "ROWS_BY_SPLIT", FEW)
 
 
-@pytest.mark.parametrize("longest", LONGEST_SEQUENCES)
+@pytest.mark.parametrize("longest", MAX_SEQUENCE_LENGTHS)
 def test_sequences_fill_the_upper_half_of_their_lengths_and_none_is_in_two_splits(longest, few):
     splits = random_sequences(longest)
     assert {split: len(rows) for split, rows in splits.items()} == FEW
     texts = [row["text"] for rows in splits.values() for row in rows]
     assert len({*texts}) == len(texts)
     assert {len(text.split()) for text in texts} == {*range(longest // 2 + 1, longest + 1)}
-    assert {word for text in texts for word in text.split()} == {*DRAWN_WORDS}
+    assert {word for text in texts for word in text.split()} == {*SEQUENCE_WORDS}
     assert splits == random_sequences(longest)
 
 
@@ -53,8 +53,8 @@ def test_words_count_in_their_place_and_what_is_written_beyond_the_answer_does_n
 
 def test_each_mixture_has_a_task_for_each_length_and_room_for_the_longest():
     for name in ("copy", "reverse"):
-        assert mixture(name).tasks == tuple(f"{name}-{longest}" for longest in LONGEST_SEQUENCES)
-        assert mixture(name).targets_length > max(LONGEST_SEQUENCES)
+        assert mixture(name).tasks == tuple(f"{name}-{longest}" for longest in MAX_SEQUENCE_LENGTHS)
+        assert mixture(name).targets_length > max(MAX_SEQUENCE_LENGTHS)
 
 
 @pytest.mark.parametrize("scale", ["nano", "mini"])

@@ -14,9 +14,8 @@ from paths import ROOT
 
 from experiments.runs import origin
 from experiments.runs.stages import load_settings, save_settings
-from experiments.study import extension, own, registry
-from experiments.study.extension import load_study
-from experiments.study.own import STUDY, place_in_study, without_study
+from experiments.study import plugins, registry
+from experiments.study.plugins import STUDY, load_study, location_in_study, pop_study_option
 from experiments.study.registry import build, find
 from lm.config import base
 from lm.config.base import SettingError, from_json, set_choices, to_json
@@ -30,21 +29,27 @@ MODULES = {name: code for code, name in re.findall(r"```python\n(# (\w+\.py)\n.*
 SMALL = "--data.corpus text:words.txt --data.vocabulary bytes --tuning.mixtures --tuning.heads".split()
 
 
+IMPORTS = (
+    "from experiments.study.registry import add_rows, add_table\n"
+    "from experiments.study.table import Axis, Conclusion, Published, make_table\n"
+)
+
+
 @pytest.fixture
-def loads(tmp_path, monkeypatch):
+def loads(tmp_path, monkeypatch, restored_registry):
     """Loads modules of this text; afterwards the study is what it was."""
     tables, added = (
-        dict(extension._tables("MIXERS")),
+        dict(plugins._registries("MIXERS")),
         {field: dict(names) for field, names in base._ADDED.items()},
     )
-    before, lists = {name: dict(table) for name, table in tables.items()}, [*registry.TABLES]
+    before = {name: dict(table) for name, table in tables.items()}
     modules = dict(sys.modules)
     monkeypatch.chdir(tmp_path)
 
     def load(**modules):
         for name, text in modules.items():
             (tmp_path / f"{name}.py").write_text(text)
-        without_study([word for name in modules for word in ("--study", f"{name}.py")])
+        pop_study_option([word for name in modules for word in ("--study", f"{name}.py")])
         load_study()
 
     monkeypatch.setenv(STUDY, "")
@@ -53,7 +58,6 @@ def loads(tmp_path, monkeypatch):
     for name, table in tables.items():
         table.clear()
         table |= before[name]
-    registry.TABLES[:] = lists
     set_choices(Objective, "noise", NOISES)
     set_choices(Schedule, "name", OPTIMIZERS)
     base._ADDED.clear()
@@ -73,7 +77,7 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
     builtin = dict(registry.REGISTRY)
     loads(**{name.removesuffix(".py"): code for name, code in MODULES.items()})
     added = [name for name in registry.REGISTRY if name not in builtin]
-    assert len(added) == 17
+    assert len(added) == 19
     for name in added:
         experiment = build(name, "pico")
         assert from_json(type(experiment), to_json(experiment)) == experiment
@@ -93,7 +97,7 @@ def test_commands_of_the_guide_are_accepted_as_they_stand(loads, monkeypatch, ca
     assert len(lines) >= 10
     loads(**{name.removesuffix(".py"): code for name, code in MODULES.items()})
     for line in lines:
-        arguments = without_study(shlex.split(line)[1:])
+        arguments = pop_study_option(shlex.split(line)[1:])
         assert accepted(arguments, monkeypatch) == 0, capsys.readouterr()
 
 
@@ -118,21 +122,55 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
         ("\n\nnonsense\n", r"my\.py:3: NameError: name 'nonsense' is not defined"),
         ("x = (\n", r"my\.py:1: SyntaxError: '\(' was never closed"),
         (
-            "from experiments.study.registry import add_rows\nadd_rows('a', {'b': {'model.mlp.d_fff': 1}})\n",
-            r"my\.py:2: row 'a/b': MlpConfig has no setting 'd_fff'; did you mean 'd_ff'",
+            IMPORTS + "add_table(make_table('a', '', {'b': {'model.mlp.d_fff': 1}}))\n",
+            r"my\.py:3: row 'a/b': MlpConfig has no setting 'd_fff'; did you mean 'd_ff'",
         ),
         (
-            "from experiments.study.families import BERT\nfrom experiments.study.registry import add_rows\n"
-            "add_rows('a', {'b': BERT | {'start.steps': 100}})\n",
-            r"my\.py:3: row 'a/b': start\.steps is read by models with a decoder, not by model\.architecture",
+            IMPORTS + "from experiments.study.presets import BERT\n"
+            "add_table(make_table('a', '', {'b': BERT | {'start.steps': 100}}))\n",
+            r"my\.py:4: row 'a/b': start\.steps is read by models with a decoder, not by model\.architecture",
+        ),
+        (IMPORTS + "add_rows('gpt', {'base': {}})\n", r"my\.py:3: there is a row 'gpt/base' already"),
+        (
+            IMPORTS + "add_table(make_table('gpt', '', {'mine': {}}))\n",
+            r"my\.py:3: there is a table 'gpt' already; choose another name, or add rows to it with add_rows",
         ),
         (
-            "from experiments.study.registry import add_rows\nadd_rows('gpt', {'base': {}})\n",
-            r"my\.py:2: there is a row 'gpt/base' already",
+            IMPORTS + "add_rows('gtp', {'mine': {}})\n",
+            r"my\.py:3: there is no table 'gtp'; did you mean 'gpt'\?; a new one is made by add_table",
         ),
         (
-            "from experiments.study.registry import add_rows\nadd_rows('a', {'b c': {}})\n",
-            r"my\.py:2: row 'a/b c' should be named in letters",
+            IMPORTS + "add_table(make_table('a', '', {'b c': {}}))\n",
+            r"my\.py:3: row 'a/b c' should be named in letters",
+        ),
+        (
+            IMPORTS + "add_table(make_table('a', '', {'b': {}}, baseline='gpt/bass'))\n",
+            r"my\.py:3: table 'a': there is no row 'gpt/bass', its baseline; did you mean 'gpt/base'",
+        ),
+        (
+            IMPORTS + "add_table(make_table('a', '', {'b': {}}, scale='nanno'))\n",
+            r"my\.py:3: row 'a/b': scale='nanno' is unknown; did you mean 'nano'",
+        ),
+        (
+            IMPORTS + "add_table(make_table('a', '', {'b': {}}, seeds=0))\n",
+            r"my\.py:3: table 'a': seeds=0 should be at least 1",
+        ),
+        (
+            IMPORTS + "add_table(make_table('a', '', {'b': {}}, axis=Axis('model.mlp.dff', '')))\n",
+            r"my\.py:3: table 'a': its axis: there is no setting 'model.mlp.dff'; did you mean 'model.mlp.d_",
+        ),
+        (
+            IMPORTS + "add_table(make_table('a', '', {'b': {}}, axis=Axis('model.mlp.activation', '')))\n",
+            r"my\.py:3: table 'a': its axis: model.mlp.activation='relu' is not a number",
+        ),
+        (
+            IMPORTS + "add_table(make_table('a', '', {'b': {}}, conclusions=[Conclusion('b', 'c', '')]))\n",
+            r"my\.py:3: table 'a': a conclusion names the row 'c', which it lacks; choose from b",
+        ),
+        (
+            IMPORTS + "scores = {'b': Published('b', {'x': 1.0})}\n"
+            "add_table(make_table('a', '', {'b': {}}, published=scores))\n",
+            r"my\.py:4: row 'a/b' has published scores: name their paper, with paper=Paper\(",
         ),
         (
             "from lm.objectives.corruption import NOISES\nNOISES['iid'] = None\n",
@@ -144,8 +182,8 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
         ),
         (
             "def half(number, experiment):\n    return number / zero\n\n"
-            "from experiments.study.registry import add_rows\n"
-            "add_rows('a', {'b': {'model.mlp.d_ff': half}})\n",
+            + IMPORTS
+            + "add_table(make_table('a', '', {'b': {'model.mlp.d_ff': half}}))\n",
             r"my\.py:2: row 'a/b': name 'zero' is not defined",
         ),
         (
@@ -167,7 +205,7 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
         ),
         (
             "from experiments.study.registry import REGISTRY\n"
-            "REGISTRY['t5/1-baseline/baseline'].paper['GLUE'] = 1.0\n",
+            "REGISTRY['t5/1-baseline/baseline'].published['GLUE'] = 1.0\n",
             r"my\.py:2: this cannot be changed: a row stays what it is",
         ),
         (
@@ -175,9 +213,18 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
             r"my\.py:2: REGISTRY\['gpt/base'\] is the project's own",
         ),
         (
-            "from experiments.study.registry import TABLES\n"
-            "TABLES[:] = [table for table in TABLES if table.name != 'gpt']\n",
+            "from experiments.study.registry import TABLES\ndel TABLES['gpt']\n",
             r"my\.py:2: table 'gpt' is the project's own; add_rows\(TABLE, ROWS\) adds rows to it",
+        ),
+        (
+            "from experiments.study.registry import TABLES\nfrom dataclasses import replace\n"
+            "TABLES['gpt'] = replace(TABLES['gpt'], baseline='bert/base')\n",
+            r"my\.py:3: table 'gpt' is the project's own; add_rows\(TABLE, ROWS\) adds rows to it",
+        ),
+        (
+            "from experiments.study.registry import REGISTRY\nfrom dataclasses import replace\n"
+            "REGISTRY['a/b'] = replace(REGISTRY['gpt/base'], name='a/b')\n",
+            r"my\.py:3: row 'a/b' is in no table; add_table\(TABLE\) adds a table with its rows",
         ),
         ("import sys\nsys.exit(3)\n", r"my\.py:2: SystemExit: it ends the program \(exit code 3\)"),
     ],
@@ -202,16 +249,16 @@ OUTSIDE = (
     ("pretraining", "b"),
     ("reports/a", "b"),
     ("a", "seed-0"),
-    ("gpt", "base,model.mlp.d_ff=64"),
+    ("own", "base,model.mlp.d_ff=64"),
     ("t5", "1-baseline"),
 )
 
 
 @pytest.mark.parametrize(("table", "row"), OUTSIDE)
 def test_a_row_whose_folder_would_be_elsewhere_or_anothers_is_refused(table, row, loads):
-    before = dict(registry.REGISTRY), [*registry.TABLES]
-    adds = f"from experiments.study.registry import add_rows\nadd_rows({table!r}, {{{row!r}: {{}}}})\n"
-    with pytest.raises(SettingError, match=r"^my\.py:2: row "):
+    before = dict(registry.REGISTRY), dict(registry.TABLES)
+    adds = f"{IMPORTS}add_table(make_table({table!r}, '', {{{row!r}: {{}}}}))\n"
+    with pytest.raises(SettingError, match=r"^my\.py:3: row "):
         loads(my=adds)
     assert (dict(registry.REGISTRY), registry.TABLES) == before, "nothing is half added"
 
@@ -229,8 +276,8 @@ def test_a_row_whose_folder_would_be_elsewhere_or_anothers_is_refused(table, row
         "from lm.data.tasks.mixtures import MIXTURES, Mixture\nMIXTURES['..'] = Mixture(('cola',), 4)\n",
         "from experiments.study.registry import REGISTRY\nfrom dataclasses import replace\n"
         "REGISTRY['a/b'] = replace(REGISTRY['gpt/base'], name='a/../../b')\n",
-        "from experiments.study.registry import add_rows\nadd_rows('report', {'a': {}})\n",
-        "from experiments.study.registry import add_rows\nadd_rows('t5-1/baseline', {'a': {}})\n",
+        IMPORTS + "add_table(make_table('report', '', {'a': {}}))\n",
+        IMPORTS + "add_table(make_table('t5-1/baseline', '', {'a': {}}))\n",
     ],
 )
 def test_names_that_become_folders_and_files_are_refused_where_they_would_lie_elsewhere(text, loads):
@@ -253,8 +300,8 @@ def test_a_module_that_is_interrupted_ends_as_any_command_does(tmp_path):
 
 def test_a_module_that_is_not_there_or_is_called_as_another_is_refused(loads, tmp_path):
     with pytest.raises(SettingError, match=r"--study lacks its value"):
-        without_study(["list", "--study"])
-    without_study(["list", "--study=none.py"])
+        pop_study_option(["list", "--study"])
+    pop_study_option(["list", "--study=none.py"])
     with pytest.raises(SettingError, match=r"--study none\.py should be a Python file that is there"):
         load_study()
     with pytest.raises(SettingError, match=r"--study json\.py: a module 'json' is loaded already; rename it"):
@@ -268,8 +315,8 @@ def test_an_error_in_what_a_module_added_names_its_line(loads):
     )
     with pytest.raises(AttributeError) as caught:
         NOISES["mine"].mask(None, None)
-    assert place_in_study(caught.value) == "mine.py:5: "
-    assert place_in_study(ValueError()) == ""
+    assert location_in_study(caught.value) == "mine.py:5: "
+    assert location_in_study(ValueError()) == ""
 
 
 def test_a_run_is_not_resumed_without_its_modules_or_with_others(loads, tmp_path):
@@ -310,7 +357,7 @@ def test_the_words_that_start_a_process_again_lack_the_option(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "dev", "-m", "experiments", *sys.argv[1:]])
     take_study()
     assert sys.orig_argv == ["python", "-X", "dev", "-m", "experiments", "run", "gpt/base"]
-    assert own.study_files() == [Path("a.py").absolute()]
+    assert plugins.study_files() == [Path("a.py").absolute()]
 
 
 def test_what_is_sent_to_another_process_brings_the_modules_along(loads, tmp_path):

@@ -1,0 +1,79 @@
+"""Settings on top of a row's: given on the command line, or those of a checkpoint that it starts from."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from experiments.study.changes import Overrides
+from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.registry import build
+from experiments.study.settings_diff import NON_SEMANTIC
+from lm.config.base import SettingError, diff, leaves, unused_settings
+
+# settings of a model that stay the row's where it starts from a checkpoint
+OF_TRAINING = ("dropout", "dtype", "attention.implementation", "compile.layers", "compile.remat")
+# settings of data that it takes over from the checkpoint
+OF_VOCABULARY = ("vocabulary", "vocabulary_texts", "vocabulary_size", "unknown", "sentinels")
+
+
+def overrides_of(name: str, scale: str, experiment: Experiment) -> Overrides:
+    """Return the changes that make row ``name`` into ``experiment``; its folder has them in its name."""
+    started = {path: new for path, new in start_changes(experiment).items() if path != "start.model"}
+    changed = diff(build(name, scale, started), experiment).items()
+    return {path: new for path, (_, new) in changed if not path.startswith(NON_SEMANTIC)}
+
+
+def start_changes(experiment: Experiment) -> Overrides:
+    """Return what a row takes over from the checkpoint that ``experiment`` starts from; {} without one.
+
+    That is the shape of the model, its vocabulary and special ids. Pre-training is left out, unless its steps
+    are given; the rate of dropout, and how the model is compiled, stay the row's.
+    """
+    if not experiment.start.model:
+        return {}
+    model = {f"model.{path}": new for path, new in leaves(experiment.model) if path not in OF_TRAINING}
+    data = {f"data.{name}": getattr(experiment.data, name) for name in OF_VOCABULARY}
+    vectors = {f"vectors.{path}": new for path, new in leaves(BASELINE.vectors)}
+    left_out = vectors | {"start.steps": 0, "pretraining.steps": 0}
+    return model | data | left_out | {"start.model": experiment.start.model}
+
+
+def named_changes(changes: Overrides) -> Overrides:
+    """Return ``changes`` without those that follow from ``start.model`` among them."""
+
+    def follows(path: str, new: Any) -> bool:
+        group, _, name = path.partition(".")
+        is_shape = group == "model" and name not in OF_TRAINING
+        is_vocabulary = group == "data" and name in OF_VOCABULARY
+        is_left_out = group == "vectors" or (path.endswith(".steps") and new == 0)
+        return is_shape or is_vocabulary or is_left_out
+
+    is_started = "start.model" in changes
+    return {path: new for path, new in changes.items() if not (is_started and follows(path, new))}
+
+
+def check_start(experiment: Experiment, changes: Overrides) -> None:
+    """Raise SettingError for a setting in ``changes`` that contradicts the checkpoint of ``experiment``."""
+    for path, due in start_changes(experiment).items():
+        if path in changes and path != "pretraining.steps" and changes[path] != due:
+            raise SettingError(
+                f"--{path} {changes[path]} contradicts --start: the checkpoint {experiment.start.model} has "
+                f"{due!r:.60}; leave it out"
+            )
+
+
+def check_given(experiments: Sequence[Experiment], paths: Iterable[str]) -> None:
+    """Raise SettingError for a setting, given at one of ``paths``, that none of ``experiments`` reads."""
+    for path in paths:
+        if path == "start.model":
+            raise SettingError(f"{path} is set by --start: name a folder, a run or hf:NAME there")
+        reasons = [unused_settings(experiment, [path]) for experiment in experiments]
+        if all(reasons):
+            raise SettingError("; ".join(reasons[0].values()))
+
+
+def used_changes(name: str, scale: str, changes: Overrides) -> Overrides:
+    """Return those of ``changes`` that row ``name`` reads: without the others it is the same experiment."""
+    if "start.model" in changes:  # all that follows from a checkpoint is kept
+        return changes
+    lost = unused_settings(build(name, scale, changes), changes)
+    return {path: value for path, value in changes.items() if path not in lost}

@@ -1,0 +1,290 @@
+"""Modules of a user's own, which add tables, rows, scales, objectives and more (docs/extending.md).
+
+``--study my_rows.py`` with any command, or ``LM_STUDY=my_rows.py``, names one. It is run before the command
+is parsed, in every process; what it adds to are the dictionaries that this project's own modules fill. Those
+are imported inside of functions, since the command line imports this module before it knows what to do.
+"""
+
+import ast
+import copyreg
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, replace
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from experiments.study.names import check_row_name, check_scale_name, check_task_name
+from lm.config.base import SettingError, set_choices
+from lm.files import parse_with_checksum
+
+if TYPE_CHECKING:
+    from experiments.study.table import Table
+
+STUDY_OPTION = "--study"
+ORIGIN_FILE = "origin.json"  # in the folder of each stage of a run
+STUDY = "LM_STUDY"  # environment variable, which started processes inherit: files, separated as in PATH
+
+Refuse = Callable[[str, str], NoReturn]  # (a string of the module, message): raises SettingError at its line
+
+
+def pop_study_option(arguments: Sequence[str]) -> list[str]:
+    """Move ``--study FILE`` from the arguments of ``lm`` to the environment; return the other arguments."""
+    files: list[str] = []
+    others: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name != STUDY_OPTION:
+            others.append(word)
+            continue
+        value = value if equals else next(words, "")
+        if not value or value.startswith("-"):
+            raise SettingError(f"{STUDY_OPTION} lacks its value: {STUDY_OPTION} FILE, such as my_rows.py")
+        files.append(str(Path(value).absolute()))
+    if files:
+        os.environ[STUDY] = os.pathsep.join(files)
+    return others
+
+
+def study_files() -> list[Path]:
+    """Return the modules that the environment names."""
+    return [Path(name) for name in os.environ.get(STUDY, "").split(os.pathsep) if name]
+
+
+def study_arguments() -> list[str]:
+    """Return the arguments that make another command find the same modules."""
+    return [word for file in study_files() for word in (STUDY_OPTION, relative(file))]
+
+
+def location_in_study(error: BaseException) -> str:
+    """Return ``"my_rows.py:12: "`` if an error was raised in one of the modules, else ``""``."""
+    files = {str(file): file for file in study_files()}
+    if isinstance(error, SyntaxError) and error.filename in files:
+        return f"{relative(files[error.filename])}:{error.lineno}: "
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename in files:
+            return f"{relative(files[frame.filename])}:{frame.lineno}: "
+    return ""
+
+
+def relative(file: Path) -> str:
+    """Return a path from the current folder if it is below that, else the whole path."""
+    return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
+
+
+def needed_study(folder: Path) -> str:
+    """Return ``"; it was trained with --study my_rows.py"`` if the run in ``folder`` was, else ``""``."""
+    names: list[str] = []
+    for file in folder.rglob(ORIGIN_FILE):
+        code = parse_with_checksum(file.read_bytes(), file).get("code", {})
+        names += [name for name in code if name.startswith(STUDY_OPTION)]
+    return f"; it was trained with {' '.join(dict.fromkeys(names))}" if names else ""
+
+
+def load_study() -> None:
+    """Run the modules that the environment names, each once per process.
+
+    Raise SettingError, with file and line, for whatever is wrong with one.
+    """
+    for file in study_files():
+        module = sys.modules.get(file.stem)
+        if module is None:
+            _load(file)
+        elif module.__spec__ is None or module.__spec__.origin != str(file):
+            raise SettingError(
+                f"{STUDY_OPTION} {relative(file)}: a module {file.stem!r} is loaded already; rename it"
+            )
+
+
+def _load(file: Path) -> None:
+    """Run a module, check what it added, and let settings take the names of that."""
+    if file.suffix != ".py" or not file.is_file():
+        raise SettingError(
+            f"{STUDY_OPTION} {relative(file)} should be a Python file that is there, such as my_rows.py"
+        )
+    source = file.read_text("utf-8", errors="replace")
+    entries = {name: dict(registry) for name, registry in _registries(source).items()}
+    tables = _tables()
+    try:
+        _run(file)
+    except (Exception, SystemExit) as error:
+        place = location_in_study(error) or f"{relative(file)}: "
+        kind = "" if isinstance(error, SettingError) else f"{type(error).__name__}: "
+        raise SettingError(f"{place}{kind}{_reason(error)}") from error
+    lines = _lines_of_strings(source)
+
+    def refuse(name: str, message: str) -> NoReturn:
+        """Raise SettingError at the line where ``name`` first stands in quotes."""
+        line = f":{lines[name]}" if name in lines else ""
+        raise SettingError(f"{relative(file)}{line}: {message}")
+
+    added = {}
+    for name, registry in _registries(source).items():
+        _check_unchanged(name, entries[name], registry, refuse)
+        added[name] = {key: entry for key, entry in registry.items() if key not in entries[name]}
+    _check_tables_kept(tables, refuse)
+    _check_names(added, refuse)
+    _extend_choices(added)
+    _bring_modules_along()
+    for scale in added["SCALES"]:
+        _check_built(scale, "scale", refuse)
+    for row in added["REGISTRY"]:
+        _check_built(row, "row", refuse)
+
+
+def _run(file: Path) -> None:
+    """Import a module from its file; its own folder is searched for what it imports."""
+    spec = spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[file.stem] = module_from_spec(spec)
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    spec.loader.exec_module(module)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"it ends the program (exit code {error.code}), where it should add to the study and return"
+    return error.msg if isinstance(error, SyntaxError) else str(error)
+
+
+def _lines_of_strings(source: str) -> dict[str, int]:
+    """Return the first line of each string constant of a module."""
+    lines: dict[str, int] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            lines[node.value] = min(node.lineno, lines.get(node.value, node.lineno))
+    return lines
+
+
+def _registries(source: str) -> dict[str, Mapping[str, Any]]:
+    """Return all that a module can add to, by name.
+
+    Mixers, whose import takes seconds, are among them if its source names them.
+    """
+    from experiments.study.registry import REGISTRY
+    from experiments.study.scales import SCALES
+    from lm.config.training import OPTIMIZERS
+    from lm.data.tasks.benchmarks import TASKS
+    from lm.data.tasks.labelled import LABELLED
+    from lm.data.tasks.mixtures import MIXTURES
+    from lm.data.tasks.task_files import LABEL_METRICS, TEXT_METRICS
+    from lm.objectives.corruption import NOISES
+    from lm.objectives.denoising import OBJECTIVES
+
+    registries: dict[str, Mapping[str, Any]] = {
+        "REGISTRY": REGISTRY,
+        "SCALES": SCALES,
+        "OBJECTIVES": OBJECTIVES,
+        "NOISES": NOISES,
+        "OPTIMIZERS": OPTIMIZERS,
+        "TASKS": TASKS,
+        "LABELLED": LABELLED,
+        "MIXTURES": MIXTURES,
+        "TEXT_METRICS": TEXT_METRICS,
+        "LABEL_METRICS": LABEL_METRICS,
+    }
+    if "MIXERS" in source:
+        from lm.nn.mixers import MIXERS
+
+        registries["MIXERS"] = MIXERS
+    return registries
+
+
+def _tables() -> "dict[str, Table]":
+    """Return the tables that are registered now."""
+    from experiments.study.registry import TABLES
+
+    return dict(TABLES)
+
+
+def _check_unchanged(name: str, old: Mapping[str, Any], new: Mapping[str, Any], refuse: Refuse) -> None:
+    """Refuse a module that removed or replaced an entry of a registry."""
+    for key, entry in old.items():
+        if new.get(key) is not entry:
+            refuse(key, f"{name}[{key!r}] is the project's own; choose another name")
+
+
+def _check_tables_kept(before: "Mapping[str, Table]", refuse: Refuse) -> None:
+    """Refuse a module that changed a table, other than by rows behind its own."""
+    now = _tables()
+    for name, table in before.items():
+        after = now.get(name)
+        if after is None or replace(after, rows=after.rows[: len(table.rows)]) != table:
+            refuse(name, f"table {name!r} is the project's own; add_rows(TABLE, ROWS) adds rows to it")
+
+
+def _check_names(added: Mapping[str, Mapping[str, Any]], refuse: Refuse) -> None:
+    """Refuse a name that a folder cannot have, an entry with two names, and a row without a table."""
+    checks: dict[str, Callable[[str], None]] = {
+        "REGISTRY": check_row_name,
+        "SCALES": check_scale_name,
+        "TASKS": check_task_name,
+        "LABELLED": check_task_name,
+        "MIXTURES": check_task_name,
+    }
+    for registry, check in checks.items():
+        for name, entry in added[registry].items():
+            try:
+                check(name)
+            except SettingError as error:
+                refuse(name, str(error))
+            if getattr(entry, "name", name) != name:
+                refuse(name, f"{registry}[{name!r}] is called {entry.name!r}; it should have one name")
+    rows = [row.name for table in _tables().values() for row in table.rows]
+    for name in added["REGISTRY"]:
+        if name not in rows:
+            refuse(name, f"row {name!r} is in no table; add_table(TABLE) adds a table with its rows")
+
+
+def _check_built(name: str, kind: Literal["row", "scale"], refuse: Refuse) -> None:
+    """Refuse a row or scale that cannot be built; a row is built at the scale of its table."""
+    from experiments.study.registry import BASELINE_ROW, REGISTRY, TABLES, build, check_row
+
+    try:
+        if kind == "scale":
+            build(BASELINE_ROW, name)
+        else:
+            check_row(name, TABLES[REGISTRY[name].table].scale)
+    except Exception as error:
+        message = f"{kind} {name!r}: {error}"
+        if place := location_in_study(error):
+            raise SettingError(f"{place}{message}") from error
+        refuse(name if kind == "scale" else REGISTRY[name].key, message)
+
+
+def _extend_choices(added: Mapping[str, Mapping[str, Any]]) -> None:
+    """Let settings that choose by name take the new names; tasks that are tuned on alone become mixtures."""
+    from lm.config.layers import MixerConfig
+    from lm.config.training import OPTIMIZERS, Schedule
+    from lm.data.tasks.mixtures import MIXTURES, single_task_mixtures
+    from lm.objectives.corruption import NOISES
+    from lm.objectives.denoising import Objective
+
+    MIXTURES |= {name: mixture for name, mixture in single_task_mixtures().items() if name not in MIXTURES}
+    set_choices(Objective, "noise", NOISES)
+    set_choices(Schedule, "name", OPTIMIZERS)
+    if added.get("MIXERS"):
+        from lm.nn.mixers import MIXERS
+
+        set_choices(MixerConfig, "kind", MIXERS)
+
+
+def _bring_modules_along() -> None:
+    """Make processes that receive an objective or a task run the modules before they unpickle it."""
+    from lm.data.tasks.benchmarks import find_task
+    from lm.data.tasks.labelled import find_labelled
+    from lm.data.tasks.task import LabelledTask, Task
+    from lm.objectives.denoising import Objective
+
+    copyreg.pickle(Objective, lambda objective: (_unpickle, (Objective, *astuple(objective))))
+    copyreg.pickle(Task, lambda task: (_unpickle, (find_task, task.name_or_path)))
+    copyreg.pickle(LabelledTask, lambda task: (_unpickle, (find_labelled, task.name_or_path)))
+
+
+def _unpickle(make: Callable[..., Any], *values: Any) -> Any:
+    load_study()
+    return make(*values)

@@ -1,0 +1,380 @@
+"""Tasks that users define: a TOML file gives the splits, the inputs and targets, and the metrics.
+
+A text-to-text task has templates with columns in braces::
+
+    inputs = "translate English to French: {en}"
+    targets = "{fr}"
+    metrics = ["bleu"]
+    targets_length = 32
+
+    [splits]
+    train = "train.csv"
+    validation = "valid.csv"
+
+A labelled task classifies a text or a pair of texts. A head answers, or the model writes the label::
+
+    source = "tfds:glue/rte"
+    text = ["sentence1", "sentence2"]
+    label = "label"
+    labels = ["entailment", "not_entailment"]
+    metrics = ["accuracy"]
+    splits = {train = "train", validation = "validation"}
+"""
+
+import functools
+import math
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from lm import metrics
+from lm.config.base import DataError, SettingError, nearest
+from lm.data.corpus.tables import TableRows
+from lm.data.corpus.tfds import file_stamp
+from lm.data.tasks.task import UNKNOWN, LabelledTask, Row, Task, class_from_text, fields_template
+from lm.tokenizers.tokenizer import Tokenizer
+
+SOURCES = ("tfds", "hf")  # prefixes of data sets; without a source the splits are files
+COLUMN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")  # a column in a template, or an escaped brace
+SplitName = Literal["train", "validation", "report"]
+LongTargets = Literal["stop", "cut"]
+
+LABEL_METRICS: dict[str, Callable[[int], metrics.Metric]] = {  # functions of the number of labels
+    "accuracy": lambda count: metrics.accuracy,
+    "f1": lambda count: metrics.binary_f1,
+    "macro_f1": metrics.macro_f1,
+    "matthews": lambda count: metrics.matthews,
+}
+TEXT_METRICS: dict[str, metrics.Metric] = {
+    "exact_match": metrics.accuracy,
+    "f1": lambda targets, texts: metrics.answer_f1([[target] for target in targets], texts),
+    "word_accuracy": metrics.word_accuracy,
+    "bleu": metrics.bleu,
+    **{kind: metrics.rouge(kind) for kind in ("rouge1", "rouge2", "rougeLsum")},
+    "pearson": lambda targets, texts: metrics.pearson([*map(metrics.number, targets)], texts),
+    "spearman": lambda targets, texts: metrics.spearman([*map(metrics.number, targets)], texts),
+}
+NUMBER_METRICS = ("pearson", "spearman")  # their targets are numbers
+
+
+# ---- the file
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """The content of a task file; raises SettingError, without the file's name, for keys that contradict."""
+
+    # train, validation, report: a file in the folder of the task file, or a split of the source
+    splits: dict[str, str]
+    metrics: list[str]  # the score is their mean
+    source: str = ""  # tfds:NAME[:VERSION] or hf:NAME[:CONFIG]
+    inputs: str = ""  # template of the inputs; default for a labelled task: name and columns in T5's format
+    targets: str = ""  # template of the targets
+    targets_length: int = 64  # EOS included [tokens]
+    longer_targets: LongTargets = "stop"  # stop: an error; cut: their end is lost in training, as in T5
+    text: list[str] | str = ""  # the column that is classified, or the two columns of a pair
+    label: str = ""  # column of the class: a name in labels or, unless these are numbers, a number from 0
+    labels: list[str] | None = None  # names of the classes
+
+    def __post_init__(self):
+        if bool(self.label) == bool(self.targets):
+            raise SettingError("either targets (a text) or label, labels and text (a class) should be given")
+        if self.label and not (self.labels and 1 <= len(self.text_columns) <= 2):
+            raise SettingError("label needs labels, the names of its classes, and text, one column or two")
+        if len({*self.label_names}) < len(self.label_names):
+            raise SettingError(f"labels={self.labels} should be names that differ, one of each class")
+        if self.targets and not self.inputs:
+            raise SettingError('targets needs inputs, such as inputs = "summarize: {document}"')
+        if unknown := [name for name in self.splits if name not in get_args(SplitName)]:
+            raise SettingError(f"splits has {unknown[0]!r}{nearest(unknown[0], get_args(SplitName))}")
+        if self.source and self.source.partition(":")[0] not in SOURCES:
+            raise SettingError(f"source={self.source!r} should be 'tfds:NAME' or 'hf:NAME'")
+        known = LABEL_METRICS if self.label else TEXT_METRICS
+        for name in self.metrics or [""]:
+            if name not in known:
+                raise SettingError(f"metric {name!r} is unknown{nearest(name, known)}")
+        if "f1" in self.metrics and self.label and len(self.label_names) != 2:
+            raise SettingError(
+                f"metric 'f1' is of two labels, not {len(self.label_names)}; choose 'macro_f1'"
+            )
+        if self.targets_length < 2:
+            raise SettingError(f"targets_length={self.targets_length} should be at least 2, EOS counted")
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Return the names of the classes; none for a text-to-text task."""
+        return tuple(self.labels or ())
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """Return the one or two columns that are classified; none for a text-to-text task."""
+        if isinstance(self.text, str):
+            return (self.text,) if self.text else ()
+        return tuple(self.text)
+
+    @property
+    def columns(self) -> list[str]:
+        """Return all columns that the task reads, each once."""
+        names = [*template_columns(self.inputs), *template_columns(self.targets), *self.text_columns]
+        if self.label:
+            names.append(self.label)
+        return list(dict.fromkeys(names))
+
+    def class_of(self, row: Row) -> int | None:
+        """Return the index of a row's class; None if it is unknown (-1).
+
+        Raises LookupError if the value is neither one of ``labels`` nor the number of one.
+        """
+        value = row[self.label]
+        if str(value) in self.label_names:
+            return self.label_names.index(str(value))
+        number = str(int(value) if isinstance(value, bool) else value)
+        labels_are_numbers = any(name.lstrip("-").isdigit() for name in self.label_names)
+        if labels_are_numbers or not re.fullmatch(r"-1|\d+", number) or int(number) >= len(self.label_names):
+            raise LookupError(value)
+        return None if number == "-1" else int(number)
+
+
+def template_columns(template: str) -> list[str]:
+    """Return the columns of a template: the names in braces."""
+    return [match[1] for match in COLUMN.finditer(template) if match[1] is not None]
+
+
+def fill_template(template: str, row: Row) -> str:
+    """Return a template filled with the values of a row; doubled braces become single ones."""
+
+    def value(match: re.Match) -> str:
+        is_escaped_brace = match[1] is None
+        return match[0][0] if is_escaped_brace else str(row[match[1]])
+
+    return COLUMN.sub(value, template)
+
+
+def read_task_file(path: Path) -> TaskSpec:
+    """Read a task file; raise SettingError, with its name, for a key or a value that is not allowed."""
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise SettingError(f"there is no task file {path} in {Path.cwd()}") from error
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{path} cannot be read as TOML: {error}") from error
+    known = {field.name for field in fields(TaskSpec)}
+    try:
+        for name, value in content.items():
+            if name not in known:
+                raise SettingError(f"{name!r} is unknown{nearest(name, known)}")
+            _check_type(name, value)
+        for name in ("splits", "metrics"):
+            if name not in content:
+                raise SettingError(f"{name} is missing")
+        spec = TaskSpec(**content)
+        _check_splits(path.parent, spec)
+        return spec
+    except SettingError as error:
+        raise SettingError(f"{path}: {error}") from error
+
+
+def _check_type(name: str, value: Any) -> None:
+    """Raise SettingError if a value is not of the type of this field of a TaskSpec."""
+    is_text = isinstance(value, str)
+    is_text_list = isinstance(value, list) and all(isinstance(text, str) for text in value)
+    if name == "splits":
+        fits = isinstance(value, dict) and all(isinstance(split, str) for split in value.values())
+        expected = 'a table, such as {train = "train.csv", validation = "valid.csv"}'
+    elif name == "targets_length":
+        fits, expected = type(value) is int, "a whole number"
+    elif name == "longer_targets":
+        fits, expected = value in get_args(LongTargets), " or ".join(map(repr, get_args(LongTargets)))
+    elif name in ("metrics", "labels"):
+        fits, expected = is_text_list, 'a list of texts, such as ["a", "b"]'
+    elif name == "text":
+        fits, expected = is_text_list or is_text, 'a list of texts, such as ["a", "b"]'
+    else:
+        fits, expected = is_text, "a text"
+    if not fits:
+        raise SettingError(f"{name}={value!r} should be {expected}")
+
+
+def _check_splits(folder: Path, spec: TaskSpec) -> None:
+    """Raise SettingError if the model would be scored on its training rows."""
+    splits = spec.splits
+    if not spec.source:
+        splits = {name: str((folder / file).resolve()) for name, file in splits.items()}
+    for name in ("validation", "report"):
+        if "train" in splits and splits["train"] == splits.get(name):
+            raise SettingError(
+                f"splits: train and {name} are both {spec.splits[name]!r}, so that a model would be scored "
+                f"on what it learnt: name other rows for {name}"
+            )
+
+
+def _load_spec(path: Path) -> TaskSpec:
+    """Return the content of a task file, read again only if the file has changed."""
+    return _cached_spec(path, *file_stamp(path)) if path.is_file() else read_task_file(path)
+
+
+@functools.lru_cache(maxsize=32)
+def _cached_spec(path: Path, _size: int, _changed: int) -> TaskSpec:
+    return read_task_file(path)
+
+
+# ---- the task
+
+
+def task_from_file(name: str) -> Task:
+    """Return the text-to-text task of a file; the answer to a labelled one is one of its ``labels``."""
+    path = Path(name)
+    spec = _load_spec(path)
+    inputs = spec.inputs or fields_template(path.stem, spec.text_columns)
+    lengths: dict[str, Any] = {"targets_length": spec.targets_length, "longer_targets": spec.longer_targets}
+
+    def label_to_text(row: Row) -> tuple[str, str]:
+        label = spec.class_of(row)
+        return fill_template(inputs, row), UNKNOWN if label is None else spec.label_names[label]
+
+    def targets(row: Row) -> str:
+        return fill_template(spec.targets, row)
+
+    if not spec.label:
+        return Task(
+            **_shared_arguments(path, spec),
+            **lengths,
+            to_text=lambda row: (fill_template(inputs, row), targets(row)),
+            target=targets,
+        )
+    return Task(
+        **_shared_arguments(path, spec),
+        **lengths,
+        to_text=label_to_text,
+        target=spec.class_of,
+        postprocess=class_from_text(spec.label_names),
+        labels=spec.label_names,
+        candidates=lambda row: spec.label_names,
+    )
+
+
+def labelled_task_from_file(name: str) -> LabelledTask:
+    """Return the task of a file, for a head to answer; raise SettingError if it has no label."""
+    path = Path(name)
+    spec = _load_spec(path)
+    if not spec.label:
+        raise SettingError(f"tuning.heads: {path} has no label; name it in tuning.mixtures, to be written")
+    return LabelledTask(
+        **_shared_arguments(path, spec),
+        target=spec.class_of,
+        labels=spec.label_names,
+        kind="classes",
+        texts=lambda row: tuple(str(row[column]) for column in spec.text_columns),
+    )
+
+
+def _shared_arguments(path: Path, spec: TaskSpec) -> dict[str, Any]:
+    """Return the arguments of ``BaseTask``, but for the target."""
+    kind, _, name = spec.source.partition(":")
+    source = {"": f"file:{path.parent}", "tfds": name, "hf": spec.source}[kind]
+    if spec.label:
+        scores = {name: LABEL_METRICS[name](len(spec.label_names)) for name in spec.metrics}
+    else:
+        scores = {name: TEXT_METRICS[name] for name in spec.metrics}
+    return {
+        "name": path.name,
+        "column": path.name,
+        "source": source,
+        "metrics": scores,
+        "file": path,
+        "check_rows": functools.partial(check_rows, path, spec),
+    } | {split: spec.splits.get(split) for split in get_args(SplitName)}
+
+
+# ---- checks of the rows, before training
+
+
+def check_rows(path: Path, spec: TaskSpec, rows: Sequence[Row]) -> None:
+    """Check that rows fit their task file.
+
+    Raises SettingError for a column of the file that the rows lack, or a label of the rows that the file
+    lacks; DataError for a row without a value, or with a target that is no number if a metric needs one.
+    """
+
+    def location(index: int) -> str:
+        return rows.location(index) if isinstance(rows, TableRows) else f"row {index}"
+
+    for column in spec.columns:
+        if column not in rows[0]:
+            table = f" of {rows.name}" if isinstance(rows, TableRows) else ""
+            raise SettingError(f"{path}: the rows{table} have no column {column!r}{nearest(column, rows[0])}")
+    number_metrics = [name for name in spec.metrics if name in NUMBER_METRICS]
+    unknown_labels, first_unknown = Counter[str](), ""
+    for index, row in enumerate(rows):
+        for column in spec.columns:
+            if row.get(column) is None:
+                raise DataError(
+                    f"{location(index)}, has no value in the column {column!r}, which {path} reads"
+                )
+        if number_metrics:
+            target = fill_template(spec.targets, row)
+            if not _is_number(target):
+                reason = f"no number, as {' and '.join(number_metrics)} of {path} need"
+                raise DataError(f"{location(index)}: the target {target!r:.40} is {reason}")
+        if spec.label:
+            try:
+                spec.class_of(row)
+            except LookupError:
+                first_unknown = first_unknown or location(index)
+                unknown_labels[str(row[spec.label])] += 1
+    if unknown_labels:
+        found = ", ".join(f"{label!r} ({count:,} rows)" for label, count in unknown_labels.most_common(5))
+        raise SettingError(
+            f"{path}: labels={list(spec.label_names)} lack {found}; the first is at {first_unknown}"
+        )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def check_task_files(
+    tasks: Sequence[Task | LabelledTask], cache: Path, tokenizer: Tokenizer, report: Callable[[str], object]
+) -> None:
+    """Check all rows of tasks that come from files: columns, labels, and lengths of targets.
+
+    Raises SettingError or DataError for rows that do not fit. If a file has longer targets cut, ``report``
+    gets a line that says how many are.
+    """
+    for task in tasks:
+        for split in ("train", "validation", "report"):
+            if split == "report" and not task.report:
+                continue
+            rows = task.rows(split, cache)
+            task.check_rows(rows)
+            task.check_labels(rows)
+            if isinstance(task, Task) and task.targets_length is not None:
+                _check_targets_length(task, task.targets_length, split, rows, tokenizer, report)
+
+
+def _check_targets_length(
+    task: Task,
+    max_length: int,
+    split: str,
+    rows: Sequence[Row],
+    tokenizer: Tokenizer,
+    report: Callable[[str], object],
+) -> None:
+    """Raise SettingError for targets of more than ``max_length`` tokens, or report that they are cut."""
+    targets = tokenizer.encode_batch([task.to_text(row)[1] for row in rows])
+    lengths = [len(ids) + 1 for ids in targets]  # with EOS
+    longer = sum(length > max_length for length in lengths)
+    if not longer:
+        return
+    found = f"{longer:,} of {len(rows):,} targets in {split!r} exceed targets_length"
+    found += f"={max_length}, the longest has {max(lengths):,} tokens, EOS counted"
+    if task.longer_targets == "stop":
+        raise SettingError(f'{task.file}: {found}: raise it, or set longer_targets = "cut"')
+    report(f"{task.file}: {found}, and lose their end")
