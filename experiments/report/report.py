@@ -176,7 +176,8 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
         METRICS: metrics_sheet(comparison) if comparison.has_tasks else None,
         CLAIMS: claims_sheet(verdicts, comparison.mismatches),
     }
-    curves = {row.name: read_curves(comparison.runs_of(row), warn) for row in comparison.table.rows}
+    keys = dict.fromkeys(map(comparison.key, comparison.table.rows))
+    curves = {key: read_curves(comparison.runs[key], warn) for key in keys}
     figures = table_figures(comparison, curves)
     known = {heading: sheet for heading, sheet in sheets.items() if sheet is not None}
     return TableReport(comparison, verdicts, known, notes, figures)
