@@ -25,6 +25,7 @@ from lm.config.base import SettingError
 from lm.files import json_with_checksum, write
 
 POLL_SECONDS = 5.0  # between looks at the folders of runs
+MAX_PLOTTED_SEEDS = 20  # per row, whose training curves are averaged; more would not move the mean visibly
 SCORES = ""  # the sheet that is shown without a heading
 EXPLANATIONS = "explanations"  # name of the section that explains the others
 LATEX_SUFFIXES = {
@@ -169,7 +170,7 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
         text.CLAIMS: text.claims_sheet(verdicts, comparison.mismatches),
     }
     keys = dict.fromkeys(map(comparison.key, comparison.table.rows))
-    curves = {key: read_curves(comparison.runs[key], warn) for key in keys}
+    curves = {key: read_curves(comparison.runs[key][:MAX_PLOTTED_SEEDS], warn) for key in keys}
     figures = table_figures(comparison, curves)
     known = {heading: sheet for heading, sheet in sheets.items() if sheet is not None}
     return TableReport(comparison, verdicts, known, notes, figures)

@@ -136,8 +136,10 @@ class Result:
     def phase_folders(self) -> dict[str, Path]:
         """Stage -> the folder with its metrics and predictions; stages whose folder is gone are missing."""
         ups = (self.folder, *self.folder.parents)  # so that a folder of runs may be moved
-        nearest = ((name, [up / path for up in ups]) for name, path in self.phases.items())
-        folders = {name: next((path for path in paths if path.exists()), None) for name, paths in nearest}
+        folders = {
+            name: next((up / path for up in ups if (up / path).exists()), None)
+            for name, path in self.phases.items()
+        }
         return {name: folder for name, folder in folders.items() if folder is not None}
 
 
