@@ -35,7 +35,7 @@ def trained(runs):
         patch.setattr(owner, name, counted)
 
     count(sources, "corpus_shards", lambda corpus, split, *_: (corpus, split))
-    count(sources, "examples", lambda source, split, *_: (source, split))
+    count(sources, "dataset_rows", lambda source, split, *_: (source, split))
     count(run, "stages", lambda *_: None)
     for kind in kinds():
         if "batches" in vars(kind) and not getattr(kind.batches, "__isabstractmethod__", False):
@@ -55,7 +55,7 @@ def kinds(base=Stage):
 
 def test_training_opens_each_corpus_and_task_and_makes_stages_and_batches_once(trained):
     whole, counts = trained
-    assert {name for name, _ in counts} == {"corpus_shards", "examples", "stages", "batches"}
+    assert {name for name, _ in counts} == {"corpus_shards", "dataset_rows", "stages", "batches"}
     assert set(counts.values()) == {1}, counts
     assert {name for what, name in counts if what == "batches"} == {stage.name for stage in whole.stages}
 
