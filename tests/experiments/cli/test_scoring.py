@@ -135,7 +135,7 @@ def test_a_task_that_nothing_was_tuned_for_is_answered_by_pre_training_and_unkno
 )
 def test_what_cannot_be_scored_is_named_before_a_model_is_loaded(given, names, settings, message, runs):
     folder = runs / "nano" / "untrained"
-    save_settings(folder, changes(Experiment(), SMALL | given))
+    save_settings(folder, changes(Experiment(), SMALL | given), runs / "cache")
     with pytest.raises(SettingError, match=message):
         score_run(folder, names, settings.get("mixture", ""), Rows(limit=settings.get("limit", 0)))
 
