@@ -282,7 +282,7 @@ def _setup(baseline: str, scale: str) -> str:
     e = build(baseline, scale)
     if e.counts.model != "none":
         of = f"{e.counts.order}-grams" if e.counts.model == "ngram" else "a tagger"
-        return f"Baseline `{baseline}`: counts ({of}); see `lm diff` for what other rows change."
+        return f"Baseline `{baseline}`: counts ({of}); see `lm show ROW --diff` for what other rows change."
     layers = [str(e.model.num_encoder_layers)] * e.model.has_encoder
     layers += [str(e.model.num_decoder_layers)] * e.model.has_decoder
     return (

@@ -180,7 +180,7 @@ def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
 def answering(folder: Path) -> list[Stage]:
     """Return the stages of a run whose model writes text."""
     if not load_settings(folder).model.has_decoder:
-        raise SettingError("model.architecture='encoder' writes no text; `lm fill` predicts its [MASK]s")
+        raise SettingError("model.architecture='encoder' writes no text; `lm generate` fills its [MASK]s")
     return [stage for stage in stages_of(folder) if stage.has_model and stage.kind != "head"]
 
 

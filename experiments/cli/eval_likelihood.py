@@ -1,4 +1,4 @@
-"""``lm likelihood``: how likely a run's model finds texts, a corpus, or what continues contexts."""
+"""``lm eval likelihood``: how likely a run's model finds texts, a corpus, or continuations of contexts."""
 
 import json
 import math
@@ -9,10 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import tyro
 from rich.markup import escape
 
-from experiments.cli.usage.arguments import FLAT
-from experiments.cli.usage.page import HELP_WORDS
 from experiments.console import CONSOLE, UNBROKEN, listing
 from experiments.runs.stages import Stage, stages_of
 from experiments.study.folders import cache_of
@@ -29,12 +28,6 @@ if TYPE_CHECKING:  # with jax, which takes a second
     from lm.evaluate.loglikelihood import Continued, Masking
 
 SHOWN_TEXT = 60  # of a text [characters]
-HARNESS_HELP = """Evaluate a run by lm-evaluation-harness, which pip install 'lm-study[harness]' brings.
-
-usage: lm harness --model_args run=RUN[,mixture=NAME][,max_length=N] --tasks NAME,NAME [OPTIONS]
-
-mixture: which fine-tuned model answers, by default the pre-trained one; max_length: tokens read at once.
-All other options are those of `lm_eval run --help`."""
 CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name of a corpus begins
 
 
@@ -42,47 +35,40 @@ CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name
 class Scoring:
     """Options of how texts are scored."""
 
-    mixture: str = ""  # which fine-tuned model scores; by default the pre-trained one
-    end: bool = False  # whether the EOS behind each continuation is scored too
-    length: int = 512  # longest row; a longer text without a context is scored by windows [tokens]
-    stride: int = 256  # tokens that each window scores; the others before them are its context [tokens]
-    split: Split = "validation"  # of a corpus: validation is what is held out, train the rest
-    texts: int = 0  # of a corpus: score only the first N texts (0: all)
+    mixture: str = ""  # use the model that was fine-tuned on this mixture; by default the pre-trained one
+    end: bool = False  # also score the EOS after each text
+    # longest row; a longer text without a context is scored in overlapping windows [tokens]
+    length: int = 512
+    stride: int = 256  # tokens that each window scores; those before them are its context [tokens]
+    split: Split = "validation"  # split of a corpus: the held-out part (validation) or the rest (train)
+    texts: int = 0  # score only the first texts of a corpus; 0: all [texts]
 
     def __post_init__(self):
         at_least(self, "", texts=0)
 
 
-def harness(arguments: Sequence[str]) -> None:
-    """Evaluate a run by lm-evaluation-harness: its command `lm_eval run`, whose model is a run."""
-    if not arguments or {*HELP_WORDS} & {*arguments}:
-        print(HARNESS_HELP)
-        return
-    try:
-        from lm_eval.__main__ import cli_evaluate
-        from lm_eval.api.registry import model_registry
-    except ImportError as error:
-        needed = "pip install 'lm-study[harness]'"
-        raise SettingError(f"lm harness needs lm-evaluation-harness and torch: {needed}") from error
-    model_registry.register("lm", target="experiments.harness:StudyModel")
-    sys.argv = ["lm_eval", "run", "--model", "lm", *arguments]
-    cli_evaluate()
-
-
-def likelihood(
-    run: Path, file: str, /, out: Path | None = None, scoring: Annotated[Scoring, FLAT] = Scoring()
+def eval_likelihood(
+    run: Path,
+    file: str,
+    /,
+    out: Path | None = None,
+    scoring: Annotated[Scoring, tyro.conf.arg(name="")] = Scoring(),
 ) -> None:
-    """Show the log-probability of texts: nats, perplexity a token, bits per byte and per character.
+    """Show the log-probability of texts: nats, perplexity per token, bits per byte and per character.
 
-    A line of the file is a text, or a context, a tab and what continues it, blanks included; lines of blanks
-    alone, as between paragraphs, are left out. Of a .jsonl file it is {"context": ..., "continuation": ...}.
-    Encoders give the pseudo-log-likelihood: each token in turn is masked.
+    Each line of the file is a text, or a context, a tab and its continuation; blank lines are skipped. In a
+    .jsonl file a line is {"context": ..., "continuation": ...}. Encoders give the pseudo-log-likelihood: each
+    token in turn is masked.
+
+        lm eval likelihood runs/nano/t5/1-baseline/baseline/seed-0 book.txt
+        lm eval likelihood runs/nano/t5/1-baseline/baseline/seed-0 documentation --texts 10
 
     Args:
-        run: folder of a run.
-        file: lines to score (- reads standard input), or a corpus, as data.corpus names one: documentation,
-            text:PATH, jsonl:PATH, parquet:PATH or tfds:NAME; the texts of one split are scored together.
-        out: file for the results as JSON lines, in the order of the file.
+        run: Folder of a run.
+        file: Lines to score (- reads standard input), or a corpus as data.corpus names it: documentation,
+            text:PATH, jsonl:PATH, parquet:PATH or tfds:NAME, whose texts are scored together.
+        out: File for the results as JSON lines, in the order of the input.
+        scoring: How texts are scored.
     """
     stages = stages_of(run)
     if all(stage.settings.model.output.logits == "none" for stage in stages):

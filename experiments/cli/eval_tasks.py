@@ -1,4 +1,4 @@
-"""``lm score``: the scores of a run's models on tasks, or of predictions in a file."""
+"""``lm eval tasks`` and ``lm eval predictions``: scores of a run's models, or of answers in a file."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import tyro
 from rich.markup import escape
 
-from experiments.cli.usage.arguments import FLAT
 from experiments.console import CONSOLE, RUNS, UNBROKEN, listing
 from experiments.runs import origin
 from experiments.runs.prepare import stored_vocabulary
@@ -48,14 +48,14 @@ ANSWERS = {  # that the kinds of tasks take
 
 @dataclass(frozen=True)
 class Rows:
-    """Options of which rows are scored."""
+    """Options of which examples are scored."""
 
-    # split of the data sets; may be one of TFDS's expressions, such as 'validation[:10%]'
+    # split of the data sets, also an expression of TFDS, such as 'validation[:10%]'
     split: str = "validation"
-    limit: int = 0  # use only the first N rows of each task (0: all)
-    # longest prompt of TASK@K (0: model.positions.max_length, with room for an answer) [tokens]
+    limit: int = 0  # score only the first examples of each task; 0: all [examples]
+    # longest prompt of TASK@K; 0: model.positions.max_length, minus room for an answer [tokens]
     prompt_length: int = 0
-    runs: Path = RUNS  # folder that holds the prepared data; of a run it is found beside it
+    runs: Path = RUNS  # folder of the data; that of a run is found beside the run
 
     def of(self, task: Scored, cache: Path) -> Sequence[Row]:
         """These rows of a task, whose data lie in ``cache``."""
@@ -66,33 +66,46 @@ class Rows:
         return [rows[index] for index in range(min(self.limit or len(rows), len(rows)))]
 
 
-def score(
-    run: Path | None = None,
+def eval_tasks(
+    run: Path,
+    tasks: tuple[str, ...],
     /,
-    tasks: str = "",
     mixture: str = "",
-    predictions: Path | None = None,
-    task: str = "",
-    rows: Annotated[Rows, FLAT] = Rows(),
+    rows: Annotated[Rows, tyro.conf.arg(name="")] = Rows(),
 ) -> None:
-    """Score a run or an imported checkpoint on tasks, or predictions that were made elsewhere.
+    """Score a run or an imported checkpoint on tasks.
 
-    Answers and scores go to RUN/scores/PHASE/TASK/SPLIT.
+    Answers and scores go to RUN/scores/STAGE/TASK/SPLIT. TASK@K asks by a prompt with K examples.
+
+        lm eval tasks runs/nano/t5/1-baseline/baseline/seed-0 documentation-words
+        lm eval tasks runs/t5-small squad@3 glue_small my_task.toml --limit 100
 
     Args:
-        run: folder of a run.
-        tasks: names of tasks or mixtures, or task files, separated by commas, such as glue_small,squad or
-            my_task.toml; squad@3 asks the task by a prompt with three examples, squad@0 with none.
-        mixture: which fine-tuned model answers; by default one tuned for the task, else the pre-trained one.
-        predictions: file of predictions to score: a text a line, or .jsonl with {"prediction": ...} lines.
-        task: the task that the predictions are for.
+        run: Folder of a run.
+        tasks: Names of tasks or mixtures, or task files; squad@3 prompts with three examples, squad@0 with
+            none.
+        mixture: Use the model that was fine-tuned on this mixture; by default one that was fine-tuned on the
+            task, else the pre-trained one.
+        rows: Which examples are scored.
     """
-    if run is not None and tasks and predictions is None:
-        score_run(run, tasks.split(","), mixture, rows)
-    elif predictions is not None and task and run is None:
-        score_file(predictions, task, rows)
-    else:
-        raise SettingError("lm score takes RUN --tasks NAME,NAME or --predictions FILE --task NAME")
+    if not tasks:
+        raise SettingError("lm eval tasks needs one or more tasks; lm data tasks lists them")
+    score_run(run, tasks, mixture, rows)
+
+
+def eval_predictions(
+    predictions: Path, task: str, /, rows: Annotated[Rows, tyro.conf.arg(name="")] = Rows()
+) -> None:
+    """Score predictions that any program made.
+
+        lm eval predictions answers.txt squad
+
+    Args:
+        predictions: File with one text per line, or a .jsonl file with {"prediction": ...} lines.
+        task: Task that the predictions answer, or a task file.
+        rows: Which examples are scored.
+    """
+    score_file(predictions, task, rows)
 
 
 def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> None:
@@ -131,7 +144,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
         lines.append((task.name, ", ".join(stage.name for stage in team), len(examples), metrics))
     show_scores(lines)
     UNBROKEN.print(f"Data: {prepared}")
-    UNBROKEN.print(f"Answers and scores: {folder / 'scores'}/PHASE/TASK/{rows.split}")
+    UNBROKEN.print(f"Answers and scores: {folder / 'scores'}/STAGE/TASK/{rows.split}")
 
 
 def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, list[Stage]]:
@@ -297,12 +310,12 @@ def warn_of_other_rows(task: Scored, split: str, stage: Stage, prepared: Path) -
 def score_file(path: Path, name: str, rows: Rows) -> None:
     """Print the metrics of predictions: a text a line, or .jsonl with answers or {"prediction": answer}."""
     if name not in KNOWN and not is_task_file(name):
-        raise SettingError(f"--task: there is no task {name!r}{nearest(name, KNOWN)}")
+        raise SettingError(f"there is no task {name!r}{nearest(name, KNOWN)}")
     task = LABELLED[name] if name in LABELLED.keys() - TASKS.keys() else find_task(name)
     try:
         lines = files.split_lines(path.read_bytes().decode("utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise SettingError(f"--predictions {path} should hold one answer a line ({error!r})") from error
+        raise SettingError(f"{path} should hold one answer a line ({error!r})") from error
     answers = [
         answer_of(task, line, f"{path}, line {number},", path.suffix == ".jsonl")
         for number, line in enumerate(lines, 1)
@@ -375,6 +388,6 @@ def named_tasks(names: Sequence[str]) -> list[str]:
         if is_prompted(name):
             find_prompted(name)  # SettingError if there is none
         elif name not in KNOWN | MIXTURES.keys():
-            raise SettingError(f"--tasks: there is no task {name!r}{nearest(name, KNOWN | MIXTURES.keys())}")
+            raise SettingError(f"there is no task {name!r}{nearest(name, KNOWN | MIXTURES.keys())}")
         tasks += [task.name for task in MIXTURES[name].evaluated] if name in MIXTURES else [name]
     return list(dict.fromkeys(tasks))

@@ -1,0 +1,57 @@
+"""``lm list``: the rows of the study, what each changes, and how many seeds of it have finished."""
+
+from pathlib import Path
+
+from rich.markup import escape
+
+from experiments.cli.settings import Pattern, Scale, shown_value
+from experiments.console import CONSOLE, NARROW, RUNS, listing
+from experiments.study.experiment import told_changes
+from experiments.study.registry import baseline_of, build, find, run_folder, tables
+from experiments.study.scales import DEFAULT_SCALE
+
+
+def list_rows(
+    pattern: Pattern = "*", /, scale: Scale = DEFAULT_SCALE, runs: Path = RUNS, names: bool = False
+) -> None:
+    """List the rows of the study, what each changes, and how many seeds of it have finished.
+
+        lm list
+        lm list 't5/6-*' --scale mini
+
+    Args:
+        pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
+        scale: Size of the study.
+        runs: Folder of the runs.
+        names: Print only the names, one per line.
+    """
+    rows = find(pattern)
+    if names:
+        print("\n".join(row.name for row in rows))
+        return
+    for table in tables(rows):
+        prefix = f"{table.name}/" if CONSOLE.width < NARROW else ""
+        title = f"{table.name}{'/ROW' * bool(prefix)}: {table.title}"
+        label = "in the paper" if any(row.paper for row in table.rows) else "label"
+        listed = listing("row", label, "changes", "finished", title=title)
+        for row in (row for row in table.rows if row in rows):
+            changed = told_changes(build(baseline_of(row.name), scale), build(row.name, scale))
+            text = ", ".join(f"{path}={_shown(new)}" for path, (_, new) in changed.items())
+            finished = finished_seeds(row.name, scale, runs)
+            listed.add_row(
+                row.name.removeprefix(prefix),
+                escape(row.label),
+                escape(text or "(the baseline)"),
+                f"{finished} seed{'s' * (finished != 1)}",
+            )
+        CONSOLE.print(listed)
+
+
+def _shown(value: object) -> str:
+    return shown_value(value) if isinstance(value, float) else str(value)
+
+
+def finished_seeds(row: str, scale: str, runs: Path) -> int:
+    """Return how many seeds of a row have scores."""
+    folder = run_folder(runs, scale, row, 0, {}).parent
+    return sum(1 for _ in folder.glob("seed-*/scores.json"))

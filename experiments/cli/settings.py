@@ -1,0 +1,247 @@
+"""Settings on a command line: as options, from a file, and as a grid of values."""
+
+import dataclasses
+import shlex
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict, get_type_hints
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from experiments.study.experiment import Changes, Experiment
+from experiments.study.registry import REGISTRY, build, check_given, check_start
+from experiments.study.scales import DEFAULT_SCALE, SCALES
+from experiments.study.words import setting_words
+from lm.config.base import DataError, SettingError, changes, comments, leaves, parse_json
+from lm.files import CHECKSUM
+
+CHANGED_OFTEN = (  # the settings that people change first, which --help lists
+    "data.corpus",
+    "data.vocabulary",
+    "data.vocabulary_size",
+    "data.inputs_length",
+    "objective.noise",
+    "objective.rate",
+    "objective.mean_span_length",
+    "model.architecture",
+    "model.num_encoder_layers",
+    "model.num_decoder_layers",
+    "model.d_model",
+    "model.mlp.d_ff",
+    "model.attention.num_heads",
+    "model.positions.kind",
+    "model.dropout",
+    "pretraining.steps",
+    "pretraining.batch_size",
+    "pretraining.optimizer.name",
+    "pretraining.optimizer.learning_rate",
+    "finetuning.steps",
+    "finetuning.batch_size",
+    "finetuning.optimizer.learning_rate",
+    "tuning.mixtures",
+    "seed",
+)
+
+# {path: value} whose settings and defaults the help lists; None where a command line is parsed, not explained
+HELP_DEFAULTS: ContextVar[Mapping[str, Any] | None] = ContextVar("HELP_DEFAULTS", default=None)
+TYPES = ConstructorRegistry()
+COMPLETING: ContextVar[bool] = ContextVar("COMPLETING", default=False)  # names of rows are completed
+
+
+def types_of(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each (dotted path, type) of the settings of a dataclass."""
+    hints = get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        kind = hints[field.name]
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            yield from types_of(kind, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, kind
+
+
+def options_type(paths: Iterable[str] | None = None) -> Any:
+    """Return a TypedDict with an optional key for each setting: tyro's result holds those that were given.
+
+    ``paths``: only these settings, if given.
+    """
+    kinds, meanings, defaults = dict(types_of(Experiment)), comments(Experiment), HELP_DEFAULTS.get()
+    if paths is None:
+        paths = kinds if defaults is None else defaults
+    keys = {}
+    for path in paths:
+        hint = "" if defaults is None else f"(default: {shown_value(defaults[path])})"
+        keys[path] = Annotated[
+            kinds[path], tyro.conf.arg(help=meanings.get(path, ""), help_behavior_hint=hint)
+        ]
+    make: Any = TypedDict
+    return make("Settings", keys, total=False)
+
+
+def shown_value(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def help_defaults(words: Sequence[str], everything: bool) -> dict[str, Any]:
+    """Return the settings that a help page lists, with the values of the row and scale among ``words``."""
+    row = next((word for word in words if word in REGISTRY), "t5/1-baseline/baseline")
+    scale = next((name for name in SCALES if name in words or f"--scale={name}" in words), DEFAULT_SCALE)
+    values = dict(leaves(build(row, scale)))
+    return values if everything else {path: values[path] for path in CHANGED_OFTEN}
+
+
+@TYPES.primitive_rule
+def _integer_rule(about: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    if about.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: whole_number(words[0]),
+        is_instance=lambda value: type(value) is int,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def whole_number(text: str) -> int:
+    """Return ``"20000"``, ``"20_000"`` and ``"2e4"`` alike as 20000."""
+    for kind in (int, float):
+        try:
+            number = kind(text)
+            if number == int(number):
+                return int(number)
+        except (ValueError, OverflowError):
+            pass
+    raise ValueError(f"{text!r} should be a whole number, such as 20000 or 2e4")
+
+
+def _row_type() -> Any:
+    return Literal[tuple(REGISTRY)] if COMPLETING.get() else str
+
+
+def _scale_type() -> Any:
+    return Literal[tuple(SCALES)]
+
+
+Row = Annotated[str, tyro.conf.arg(metavar="ROW", constructor_factory=_row_type)]
+Pattern = Annotated[str, tyro.conf.arg(metavar="PATTERN", constructor_factory=_row_type)]
+Scale = Annotated[
+    str,
+    tyro.conf.arg(
+        constructor_factory=_scale_type,
+        help_behavior_hint=lambda default: f"(default: {default.strip('[]' + chr(39))})",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="FILE", help_behavior_hint="")
+]
+Settings = Annotated[Changes, tyro.conf.arg(name="", constructor_factory=options_type)]
+
+
+def given_changes(
+    rows: Sequence[str], scale: str, settings: Changes, config: Path | None, start: str, runs: Path
+) -> Changes:
+    """Return what a command line changes in rows: by --start, by --config, and by options, which win.
+
+    SettingError for a setting that none of the rows reads, or that contradicts the checkpoint to start from.
+    """
+    started: Changes = {}
+    if start:
+        from experiments.starts import started_from  # reads tokenizers, which takes a while to import
+
+        started = started_from(start, runs)
+    plain = [build(row, scale, started) for row in rows]
+    given = (read_config(config, plain) if config else {}) | settings
+    for experiment in plain:
+        check_start(experiment, given)
+    check_given([build(row, scale, started | given) for row in rows], given)
+    return started | given
+
+
+def read_config(path: Path, rows: Sequence[Experiment]) -> Changes:
+    """Return the settings in a file that differ from those of any of ``rows``.
+
+    The file is TOML or JSON, nested or with dotted names, such as the settings.json of a run.
+    """
+    try:
+        text = path.read_text("utf-8")
+        nested = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text, path)
+    except (OSError, ValueError) as error:
+        raise SettingError(f"--config {path} should be a file of settings, TOML or JSON: {error}") from error
+    if not isinstance(nested, dict):
+        raise SettingError(f"--config {path} should hold settings by name, not a {type(nested).__name__}")
+    nested.pop(CHECKSUM, None)
+    found = dict(_flat(nested, ""))
+    try:
+        new = [changes(experiment, found) for experiment in rows]
+    except DataError:
+        raise
+    except SettingError as error:
+        raise SettingError(f"--config {path}: {error}") from error
+    differing: Changes = {}
+    for old, experiment in zip(rows, new, strict=True):
+        before, after = dict(leaves(old)), dict(leaves(experiment))
+        differing |= {name: after[name] for name in found if name in after and after[name] != before[name]}
+    return differing
+
+
+def _flat(nested: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in nested.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def parse_settings(words: Sequence[str], paths: Iterable[str] | None = None) -> Changes:
+    """Return {path: value} of settings as a command line's ``words`` give them."""
+    found: Changes = tyro.cli(options_type(paths), prog="lm sweep", args=words, registry=TYPES)
+    return found
+
+
+def grid_points(grid: Sequence[str]) -> list[Changes]:
+    """Return the combinations of the values in ``PATH=VALUE,VALUE,...``, in order; [{}] without a grid.
+
+    The blanks in a value separate the elements of a setting that takes several; a value in quotes may have
+    commas.
+    """
+    axes = []
+    for text in grid:
+        path, equals, values = text.partition("=")
+        path = path.removeprefix("--").replace("-", "_")
+        kinds = dict(types_of(Experiment))
+        if not equals or not values:
+            raise SettingError(
+                f"--grid {text!r} should be SETTING=VALUE,VALUE, such as model.mlp.d_ff=128,256"
+            )
+        if path not in kinds:
+            changes(_any_experiment(), {path: None})  # SettingError with the nearest name
+        axes.append([_grid_value(path, value) for value in _split(values)])
+    return [{path: value for point in points for path, value in point.items()} for points in product(*axes)]
+
+
+def _any_experiment() -> Experiment:
+    return build(next(iter(REGISTRY)), DEFAULT_SCALE)
+
+
+def _split(values: str) -> list[str]:
+    lexer = shlex.shlex(values, posix=True)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = ",", True, ""
+    return list(lexer)
+
+
+def _grid_value(path: str, text: str) -> Changes:
+    kind = dict(types_of(Experiment))[path]
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise SettingError(f"--grid {path}: {text!r} should be True or False")
+        words = setting_words({path: text.lower() == "true"})
+    else:
+        words = [f"--{path}", *text.split()]
+    return parse_settings(words, [path])
