@@ -16,7 +16,7 @@ from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.jobs import JOB
 from experiments.processes.supervisor import RESUMABLE, print_line, supervise
-from experiments.study.own import study_files, without_study
+from experiments.study.plugins import study_files, without_study
 from lm.config.base import SettingError, nearest
 from lm.train.runtime.preemption import COMPILER_THREAD, exit_after
 
@@ -79,7 +79,7 @@ def main() -> None:
 
             report = join_others(line)
         if study_files():
-            from experiments.study.extension import load_study  # with numpy
+            from experiments.study.plugins import load_study
 
             load_study()
         code: int | str | None = dispatch(sys.argv[1:])

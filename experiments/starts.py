@@ -24,8 +24,9 @@ from experiments.runs.stages import (
     stages_of,
 )
 from experiments.study.experiment import Experiment, StartConfig, result_settings
-from experiments.study.folders import STARTS_FOLDER, check_runs
-from experiments.study.registry import start_changes
+from experiments.study.names import STARTS_FOLDER
+from experiments.study.overrides import start_changes
+from experiments.study.paths import check_runs
 from lm.config.base import SettingError, changes, nearest
 from lm.config.model import ModelConfig
 from lm.files import atomic_folder

@@ -15,7 +15,7 @@ from experiments.processes.progress import duration
 from experiments.runs.result import read_result
 from experiments.runs.stages import Stage, saved_steps, stages
 from experiments.study.experiment import Experiment
-from experiments.study.folders import home_of
+from experiments.study.paths import home_of
 from lm.config.base import SettingError, changes
 from lm.data.corpus import tfds
 from lm.data.corpus.spec import corpus_shards

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from experiments.console import CONSOLE, UNBROKEN, listing
 from experiments.runs.stages import Stage, stages_of
-from experiments.study.folders import cache_of
+from experiments.study.paths import cache_of
 from lm import files
 from lm.config.base import SettingError, at_least, parse_json
 from lm.data.corpus.files import Split

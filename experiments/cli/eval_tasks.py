@@ -17,7 +17,7 @@ from experiments.runs.prepare import stored_vocabulary
 from experiments.runs.result import UNDEFINED
 from experiments.runs.stages import Stage, load_settings, stages_of
 from experiments.runs.vocabularies import rows_of
-from experiments.study.folders import cache_of
+from experiments.study.paths import cache_of
 from lm import files
 from lm.batch import Batch
 from lm.config.base import SettingError, nearest, parse_json

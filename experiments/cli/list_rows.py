@@ -6,8 +6,9 @@ from rich.markup import escape
 
 from experiments.cli.settings import Pattern, Scale, shown_value
 from experiments.console import CONSOLE, NARROW, RUNS, listing
-from experiments.study.experiment import told_changes
-from experiments.study.registry import baseline_of, build, find, run_folder, tables
+from experiments.study.experiment import relevant_diff
+from experiments.study.paths import run_folder
+from experiments.study.registry import baseline_of, build, find, tables_of
 from experiments.study.scales import DEFAULT_SCALE
 
 
@@ -29,13 +30,13 @@ def list_rows(
     if names:
         print("\n".join(row.name for row in rows))
         return
-    for table in tables(rows):
+    for table in tables_of(rows):
         prefix = f"{table.name}/" if CONSOLE.width < NARROW else ""
         title = f"{table.name}{'/ROW' * bool(prefix)}: {table.title}"
-        label = "in the paper" if any(row.paper for row in table.rows) else "label"
+        label = "in the paper" if any(row.published for row in table.rows) else "label"
         listed = listing("row", label, "changes", "finished", title=title)
         for row in (row for row in table.rows if row in rows):
-            changed = told_changes(build(baseline_of(row.name), scale), build(row.name, scale))
+            changed = relevant_diff(build(baseline_of(row.name), scale), build(row.name, scale))
             text = ", ".join(f"{path}={_shown(new)}" for path, (_, new) in changed.items())
             finished = finished_seeds(row.name, scale, runs)
             listed.add_row(

@@ -6,7 +6,7 @@ import tyro
 
 from experiments.cli.settings import ConfigFile, Pattern, Settings, given_changes
 from experiments.plan.plans import PlanOptions, row_of, show_plans
-from experiments.study.experiment import apply
+from experiments.study.changes import apply
 from experiments.study.registry import find
 
 DEFAULTS = PlanOptions()

@@ -6,8 +6,9 @@ from typing import Literal
 
 from experiments.cli.settings import ConfigFile, Pattern, Scale, Settings, given_changes, grid_points
 from experiments.console import RUNS, print_line
-from experiments.study.own import study_words
-from experiments.study.registry import find, named_changes, registered, tables
+from experiments.study.overrides import named_changes
+from experiments.study.plugins import study_words
+from experiments.study.registry import find, registered, tables_of
 from experiments.study.scales import DEFAULT_SCALE
 from experiments.study.words import setting_words
 from lm.config.base import SettingError
@@ -55,7 +56,7 @@ def report(
     from experiments.report import report as reports  # whose pictures and page need more than a list of rows
     from experiments.report.variants import homes_of, with_variants
 
-    wanted = tables(rows)
+    wanted = tables_of(rows)
     if grid:
         from experiments.cli.sweep import grid_tables
 

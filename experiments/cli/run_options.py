@@ -11,8 +11,8 @@ from experiments.runs import origin
 from experiments.runs.result import check_settings, read_result
 from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
-from experiments.study.folders import home_of, lead_to
-from experiments.study.registry import by_hand, row_folder, run_folder
+from experiments.study.overrides import overrides_of
+from experiments.study.paths import home_of, lead_to, row_folder, run_folder
 from experiments.study.scales import DEFAULT_SCALE
 from lm.config.base import SettingError
 
@@ -51,14 +51,14 @@ class RowRun(NamedTuple):
 
 def row_run(name: str, experiment: Experiment, options: Options) -> RowRun:
     """Return the run of a row with these settings."""
-    changed = by_hand(name, options.scale, experiment)
+    changed = overrides_of(name, options.scale, experiment)
     return RowRun(name, experiment, run_folder(options.runs, options.scale, name, experiment.seed, changed))
 
 
 def share(name: str, experiment: Experiment, options: Options) -> str:
     """Link the row's own folder to its run, if another row has it; return a line about that, else ""."""
     run = row_run(name, experiment, options)
-    own = row_folder(options.runs, options.scale, name, by_hand(name, options.scale, experiment))
+    own = row_folder(options.runs, options.scale, name, overrides_of(name, options.scale, experiment))
     if own == run.folder.parent:
         return ""
     lead_to(own, run.folder.parent)

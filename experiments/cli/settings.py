@@ -12,8 +12,10 @@ from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from experiments.study.experiment import Changes, Experiment
-from experiments.study.registry import REGISTRY, build, check_given, check_start
+from experiments.study.changes import Changes
+from experiments.study.experiment import Experiment
+from experiments.study.overrides import check_given, check_start
+from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.words import setting_words
 from lm.config.base import DataError, SettingError, changes, comments, leaves, parse_json

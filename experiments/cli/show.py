@@ -12,8 +12,11 @@ from experiments.cli.settings import ConfigFile, Row, Scale, Settings, given_cha
 from experiments.console import CONSOLE, NARROW, RUNS, listing
 from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
-from experiments.study.experiment import Changes, told_changes
-from experiments.study.registry import baseline_of, build, by_hand, named_changes, run_folder
+from experiments.study.changes import Changes
+from experiments.study.experiment import relevant_diff
+from experiments.study.overrides import named_changes, overrides_of
+from experiments.study.paths import run_folder
+from experiments.study.registry import baseline_of, build
 from experiments.study.scales import DEFAULT_SCALE
 from experiments.study.words import setting_words
 from lm.config.base import SettingError, changes, comments, leaves
@@ -94,7 +97,7 @@ def show(
     elif costs:
         show_costs(experiment.model, title, length, batch, dtype, tokens)
     elif stages:
-        folder = run_folder(runs, scale, row, experiment.seed, by_hand(row, scale, experiment))
+        folder = run_folder(runs, scale, row, experiment.seed, overrides_of(row, scale, experiment))
         show_stages(stages_of_run(experiment, folder, runs / scale), title)
     else:
         show_settings(experiment, title)
@@ -147,7 +150,7 @@ def show_diff(row: str, scale: str, given: Changes, others: Sequence[str], to: s
         other = others[0] if others else baseline_of(row)
         old, new = build(other, scale), build(row, scale, given)
         names = f"{row} and {other} at scale {scale}"
-    changed = told_changes(old, new)
+    changed = relevant_diff(old, new)
     if not changed:
         CONSOLE.print(f"{names} are the same experiment.", highlight=False)
     for path, (before, after) in changed.items():

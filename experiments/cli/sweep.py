@@ -14,21 +14,13 @@ from experiments.cli.settings import ConfigFile, Pattern, Settings, given_change
 from experiments.cli.train import job_count, train_unfinished
 from experiments.console import RUNS
 from experiments.processes.progress import NO_TOOLS, Tools
-from experiments.study.experiment import Changes, Row, Table
-from experiments.study.folders import check_runs
-from experiments.study.own import study_words
-from experiments.study.registry import (
-    baseline_of,
-    build,
-    by_hand,
-    find,
-    named_changes,
-    read_changes,
-    registered,
-    tables,
-    with_overrides,
-)
+from experiments.study.changes import Changes
+from experiments.study.overrides import named_changes, overrides_of, used_changes
+from experiments.study.paths import check_runs, with_overrides
+from experiments.study.plugins import study_words
+from experiments.study.registry import baseline_of, build, find, registered, tables_of
 from experiments.study.scales import DEFAULT_SCALE, SCALES
+from experiments.study.table import Row, Table
 from experiments.study.words import setting_words
 from lm.config.base import SettingError
 
@@ -94,7 +86,7 @@ def sweep(
     """
     del restart  # read by the supervisor, before this process
     rows = find(pattern)
-    scale, seeds = published_setup(tables(rows), scale, seeds)
+    scale, seeds = published_setup(tables_of(rows), scale, seeds)
     changes = given_changes([row.name for row in rows], scale, settings, config, start, runs)
     options = Options(scale, runs, allow, start, tools)
     train_rows(pattern, seeds, changes, options, jobs, grid, dry_run)
@@ -144,7 +136,7 @@ def train_rows(
     from experiments.report.report import print_report  # whose pictures take a while to import
     from experiments.report.variants import homes_of
 
-    found = tables(find(pattern))
+    found = tables_of(find(pattern))
     if grid:
         found = grid_tables(pattern, options.scale, points, changes)
     command = shlex.join(sweep_words(pattern, seeds, changes, options, grid))
@@ -173,7 +165,7 @@ def wanted_runs(
     runs: dict[Path, RowRun] = {}
     for seed in range(seeds):
         for name, point in compared:
-            read = read_changes(name, options.scale, changes | point)
+            read = used_changes(name, options.scale, changes | point)
             experiment = build(name, options.scale, {**read, "seed": seed})
             run = row_run(name, experiment, options)
             runs.setdefault(run.folder, run)
@@ -186,12 +178,12 @@ def grid_tables(pattern: str, scale: str, points: Sequence[Changes], changes: Ch
 
     rows = find(pattern)
     found = []
-    for table in tables(rows):
+    for table in tables_of(rows):
         new: dict[str, Row] = {}
         for row in (row for row in table.rows if row in rows):
             new |= {row.name: row for row in table.rows if row.name == baseline_of(row.name)}
             for point in points:
-                given = by_hand(row.name, scale, build(row.name, scale, changes | point))
+                given = overrides_of(row.name, scale, build(row.name, scale, changes | point))
                 last = row.name.rpartition("/")[2]
                 suffix = with_overrides(last, given).removeprefix(last)
                 each = variant(row, given, suffix) if given else row

@@ -26,8 +26,8 @@ from experiments.report.ending import ending
 from experiments.runs.result import check_settings, read_result, summary
 from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
-from experiments.study.folders import check_runs, home_of
-from experiments.study.own import place_in_study
+from experiments.study.paths import check_runs, home_of
+from experiments.study.plugins import place_in_study
 from lm.config.base import SettingError
 from lm.devices import has_accelerator
 from lm.files import write

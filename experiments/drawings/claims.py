@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from experiments.drawings.panels import Picture
 from experiments.report.columns import Frame
 from experiments.report.comparison import UNCOMPARED
-from experiments.study.registry import REGISTRY
-from experiments.study.t5.claims import in_deviations
+from experiments.study.claims import standardized
+from experiments.study.registry import REGISTRY, TABLES
+from experiments.study.table import Row
 from lm.config.base import SettingError
 from lm.files import parse_with_checksum
 
@@ -66,12 +67,20 @@ def tau(rows: Mapping[str, Any]) -> float | None:
     """Return Kendall's tau between the rows' combined scores and their means in the paper."""
     from scipy.stats import kendalltau
 
-    compared = [name for name in rows if rows[name]["combined"] and name in REGISTRY and REGISTRY[name].paper]
+    published = [name for name in rows if name in REGISTRY and REGISTRY[name].published]
+    compared = [name for name in published if rows[name]["combined"]]
     if len(compared) < FEWEST:
         return None
     ours = [mean(rows[name]["combined"].values()) for name in compared]
-    paper = [in_deviations(REGISTRY[name]).mean() for name in compared]
+    paper = [_published_mean(REGISTRY[name]) for name in compared]
     return float(kendalltau(ours, paper).statistic)
+
+
+def _published_mean(row: Row) -> float:
+    """Return the mean over columns of a row's published scores, in deviations of the paper's baseline."""
+    paper = TABLES[row.table].paper
+    assert paper is not None
+    return float(standardized(row, paper).mean())
 
 
 def read_tables(path: Path) -> Mapping[str, Any]:

@@ -14,7 +14,8 @@ from experiments.plan.estimate import ASSUMPTIONS, BOUNDS, Estimate, candidates,
 from experiments.plan.slices import GIB, find_slice
 from experiments.plan.step import Compiled, PlannedStep
 from experiments.runs.checks import check_heads
-from experiments.study.experiment import BASELINE, Changes, Experiment, apply
+from experiments.study.changes import Changes, apply
+from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.registry import build, find_one
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.words import setting_words

@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.runs.result import Result
 from experiments.study.experiment import Experiment
-from experiments.study.t5.scores import COLUMNS
+from experiments.study.table import Paper
 from lm.data.tasks.task import LOWER
 
 Tasks = Mapping[str, Mapping[str, Any]]  # task -> its best checkpoint, as in scores.json
@@ -110,20 +110,22 @@ def has_equal_targets(column: Measured, a: Experiment, b: Experiment) -> bool:
     return a.objective == b.objective and all(getattr(a.data, x) == getattr(b.data, x) for x in names)
 
 
-def measured_columns(results: Iterable[Tasks]) -> list[Measured]:
+def measured_columns(results: Iterable[Tasks], paper: Paper | None) -> list[Measured]:
     """The columns in which any run with these tasks was scored, the paper's first and in its order."""
     tasks: dict[str, dict[str, Mapping[str, Any]]] = {}
     for result in results:
         for name, best in result.items():
             tasks.setdefault(best["column"], {}).setdefault(name, best)
-    names = [name for name in COLUMNS if name in tasks] + [name for name in tasks if name not in COLUMNS]
-    return [_column(name, tasks[name]) for name in names]
+    published = [column.name for column in paper.columns] if paper else []
+    names = [name for name in published if name in tasks] + [name for name in tasks if name not in published]
+    return [_column(name, tasks[name], published) for name in names]
 
 
-def _column(name: str, tasks: Tasks) -> Measured:
+def _column(name: str, tasks: Tasks, published: Sequence[str]) -> Measured:
     best = next(iter(tasks.values()))
     metric = ", ".join(dict.fromkeys(best["metric"].replace("_", " ") for best in tasks.values()))
-    paper = name if name in COLUMNS else best.get("like")
+    like = name if name in published else best.get("like")
+    paper = like if like in published else None
     return Measured(name, tuple(tasks), best.get("measure", "score"), paper, best.get("chance"), metric)
 
 

@@ -32,16 +32,16 @@ from experiments.report.statistics import (
     outliers,
 )
 from experiments.runs.result import Result
-from experiments.study.experiment import Experiment, Row, Table
-from experiments.study.t5.claims import TOLD_APART, Claim, claims
-from experiments.study.t5.scores import COLUMNS
+from experiments.study.claims import SIGNIFICANT, Claim, claims
+from experiments.study.experiment import Experiment
+from experiments.study.table import Row, Table
 from lm.config.base import SettingError
 
 SIGNAL = 3.0  # spread of the rows over the deviation of a repeat: a column below that is not averaged
 FROM_CHANCE = 3.0  # of the baseline: nor is one whose baseline guesses [standard errors]
 Curves = Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # what was recorded -> lines of (step, value)
-# deviations of a repeat: the smallest difference of two rows, over all its columns, that the paper tells
-MARGIN = TOLD_APART * sqrt(2 / len(COLUMNS))
+# deviations of a repeat: the smallest difference of two rows, over its seven columns, that the T5 paper tells
+MARGIN = SIGNIFICANT * sqrt(2 / 7)
 ALIKE: Mapping[str, list[str]] = {}
 WHOLE: Mapping[int, float] = {}
 Uncompared = Literal["not yet learning", "out of range", "no common seed"]  # why rows are not compared
@@ -69,7 +69,8 @@ class Finished:
     @cached_property
     def columns(self) -> list[Measured]:
         """The columns in which any row of the table was scored."""
-        return measured_columns(self.tasks(run) for row in self.table.rows for run in self.of(row))
+        tasks = [self.tasks(run) for row in self.table.rows for run in self.of(row)]
+        return measured_columns(tasks, self.table.paper)
 
     @cached_property
     def has_tasks(self) -> bool:

@@ -10,8 +10,9 @@ from experiments.console import RUNS
 from experiments.report.columns import leaving
 from experiments.runs.result import UNDEFINED, Result, read_result
 from experiments.study.experiment import Experiment
-from experiments.study.own import study_words
-from experiments.study.registry import REGISTRY, equal_rows, row_folder
+from experiments.study.paths import row_folder
+from experiments.study.plugins import study_words
+from experiments.study.registry import REGISTRY, equal_rows
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError
 from lm.data.tasks.benchmarks import TASKS

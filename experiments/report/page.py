@@ -14,8 +14,9 @@ from experiments.console import Cell, markdown, plain
 from experiments.report.columns import leaving
 from experiments.report.comparison import Curves
 from experiments.runs.result import Result
-from experiments.study.experiment import Experiment, Row, told_changes
+from experiments.study.experiment import Experiment, relevant_diff
 from experiments.study.registry import baseline_of, build
+from experiments.study.table import Row
 from lm.config.base import SettingError
 from lm.files import parse_lines_with_checksum
 
@@ -60,7 +61,7 @@ def _html(text: str) -> str:
 def details(row: Row, runs: Sequence[Result], curves: Curves, scale: str) -> str:
     """What a row changes, its runs, its curves and samples of its predictions, folded."""
     experiment = build(row.name, scale)
-    changed = told_changes(build(baseline_of(row.name), scale), experiment)
+    changed = relevant_diff(build(baseline_of(row.name), scale), experiment)
     settings = [f"- {plain(f'{path}: {old} → {new}')}" for path, (old, new) in changed.items()]
     text = ["Settings changed:\n\n" + "\n".join(settings) if settings else "The baseline."]
     text += ["Runs:\n\n" + "\n".join(f"- {plain(str(run.folder))}{learnt(run, experiment)}" for run in runs)]

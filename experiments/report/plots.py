@@ -18,22 +18,15 @@ from experiments.report.columns import Score
 from experiments.report.comparison import Curves, Evidence
 from experiments.report.likelihoods import learning_curve, likelihood_score, perplexities, quickest
 from experiments.runs.result import Result
-from experiments.study.experiment import Experiment, Row, Table
-from experiments.study.registry import file_name
-from experiments.study.t5.claims import in_deviations
+from experiments.study.claims import standardized
+from experiments.study.experiment import Experiment
+from experiments.study.names import file_name
+from experiments.study.table import Paper, Row, Table
 from lm.config.base import leaves
 from lm.files import write
 
-PAPER = "Raffel et al. 2020"
 COMBINED = "combined [deviations of a repeat]"
 PANELS_WIDE = 4  # at most
-AXES = {  # table -> the setting that its picture is drawn against, and what the picture calls it
-    "t5/6-corruption-rate": ("objective.rate", "corruption rate"),
-    "t5/7-span-length": ("objective.mean_span_length", "mean length of a span [tokens]"),
-    "t5/9-repeats": ("data.repeats", "times that the same data are seen"),
-    "t5/10-fine-tuning": ("tuning.adapters", "width of adapters, over that of the model"),
-    "t5/11-mixing": ("mixing.limit", "limit K [examples]"),
-}
 
 
 def draw_figures(evidence: Evidence, curves: Mapping[str, Curves]) -> dict[str, Figure]:
@@ -78,7 +71,7 @@ def axis_of(table: Table, settings: Mapping[str, Experiment]) -> dict[str, float
     On it are the rows that differ in this setting and in nothing else: the most that do. A row where the
     setting is 0, which leaves out what it is of, is not on it: the axis is logarithmic.
     """
-    path, _ = AXES.get(table.name, ("", ""))
+    path = table.axis.setting if table.axis else ""
     alike: dict[Any, dict[str, float]] = {}  # all other settings -> row -> this one
     for row in (row for row in table.rows if path and row.name in settings):
         values = dict(leaves(settings[row.name]))
@@ -118,7 +111,8 @@ def panels(evidence: Evidence, rows: Sequence[Row], setting: Mapping[str, float]
             (_draw_against(axis, panel, setting) if setting else _draw_below(axis, panel, rows))
             axis.set_title(panel.title, fontsize="medium")
             axis.grid(alpha=0.3)
-    figure.supxlabel(AXES[evidence.finished.table.name][1] if setting else "", fontsize="medium")
+    drawn_axis = evidence.finished.table.axis
+    figure.supxlabel(drawn_axis.label if setting and drawn_axis else "", fontsize="medium")
     _legend(figure)
     return figure
 
@@ -136,27 +130,32 @@ def _measured(evidence: Evidence, rows: Sequence[Row]) -> list[Panel]:
 
 
 def _published(evidence: Evidence, rows: Sequence[Row]) -> list[Panel]:
-    if not evidence.finished.baseline.paper:
+    paper = evidence.finished.table.paper
+    if paper is None or not evidence.finished.baseline.published:
         return []
     likes = dict.fromkeys(column.like for column in evidence.finished.columns if column.like)
     base = evidence.finished.baseline
-    values = {"mean of seven columns [deviations]": partial(paper_mean, base=base)}
+    values = {
+        f"mean of {len(paper.columns)} columns [deviations]": partial(paper_mean, base=base, paper=paper)
+    }
     values |= {like: partial(_paper, column=like) for like in likes}
     return [
         Panel(
-            f"{name}\n({PAPER})", "tab:orange", [(row, Score(value(row), None)) for row in rows if row.paper]
+            f"{name}\n({paper.citation})",
+            "tab:orange",
+            [(row, Score(value(row), None)) for row in rows if row.published],
         )
         for name, value in values.items()
     ]
 
 
 def _paper(row: Row, column: str) -> float:
-    return row.paper[column]
+    return row.published[column]
 
 
-def paper_mean(row: Row, base: Row) -> float:
+def paper_mean(row: Row, base: Row, paper: Paper) -> float:
     """Over all columns, less the baseline's, in deviations: that by which the paper's claims are made."""
-    return float((in_deviations(row) - in_deviations(base)).mean())
+    return float((standardized(row, paper) - standardized(base, paper)).mean())
 
 
 def _draw_below(axis: Axes, panel: Panel, rows: Sequence[Row]) -> None:

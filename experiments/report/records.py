@@ -30,7 +30,7 @@ def table_csv(tables: Sequence[Finished]) -> str:
                 cost = [getattr(run, name) for name in _COUNTED]
                 names = (row.table, row.name, row.label, run.seed)
                 for column in finished.columns:
-                    score, paper = column.value(finished.tasks(run)), row.paper.get(column.like or "")
+                    score, paper = column.value(finished.tasks(run)), row.published.get(column.like or "")
                     why = "; ".join(f"{task}: {x}" for task, x in run.undefined(column.name).items())
                     out.writerow([*names, column.name, column.measure, score, paper, *cost, why])
                 if not finished.columns:
@@ -94,7 +94,7 @@ def table_data(evidence: Evidence, verdicts: Verdicts) -> dict[str, Any]:
         {
             "better": claim.better.name,
             "worse": claim.worse.name,
-            "z": claim.z,
+            "z": claim.z,  # None: the noise of the published scores is not known
             "conclusion": claim.conclusion,
             "equal": {frame: _verdict(verdicts[frame][place][1]) for frame in verdicts},
         }

@@ -1,12 +1,9 @@
 """Finished runs as the paper's tables: Markdown, CSV, pictures and a page for a browser."""
 
-import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
-from itertools import groupby
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -32,24 +29,18 @@ from experiments.report.scoreboard import (
 )
 from experiments.report.statistics import DRAWS, LEVEL
 from experiments.runs.result import Result
-from experiments.study.experiment import Changes, Table
-from experiments.study.registry import (
-    OWN_TABLES,
-    REGISTRY,
-    TABLES,
-    baseline_of,
-    build,
-    file_name,
-    named_changes,
-    with_overrides,
-)
-from experiments.study.t5.claims import Counts, repeat_of_paper
+from experiments.study.changes import Changes
+from experiments.study.claims import Counts, simulate_replication
+from experiments.study.names import file_name
+from experiments.study.overrides import named_changes
+from experiments.study.paths import report_folder
+from experiments.study.registry import REGISTRY, baseline_of, build
+from experiments.study.table import Table
 from lm.config.base import SettingError
 from lm.files import json_with_checksum, write
 
 LOOK_EVERY = 5.0  # between looks at the folders of runs [s]
 
-PAPER = "t5/"  # what the names of the paper's tables begin with
 MEASURES, CLAIMS = "What the columns measure", "Claims of the paper, in deviations of a repeat"
 HOW_TO_READ = "explanations"  # name of the section that explains the others
 ABOUT_SCORES = f"""A row is the baseline with one change (`lm list TABLE`). A column is a \
@@ -122,7 +113,7 @@ def write_report(
     """
     all_runs, left_out = collect(tables, scale, runs, overrides)
     given = named_changes(overrides or {})
-    folder = roots(runs)[0] / scale / "reports" / with_overrides(name_of(tables), given)
+    folder = report_folder(roots(runs)[0], scale, tables, given)
     folder.mkdir(parents=True, exist_ok=True)
     settings = {name: build(name, scale, overrides) for name in all_runs}
     all_finished = [
@@ -189,43 +180,9 @@ def all_claims(found: Sequence[Verdicts], tables: Sequence[Table]) -> str:
     for frame in FRAMES:
         counts = [count_verdicts(verdicts[frame]) for verdicts in found]
         lines.append(f"- equal {frame}: {decision_accuracy(Counts(*map(sum, zip(*counts, strict=True))))}")
-    ceiling = Counts(*map(sum, zip(*map(repeat_of_paper, tables), strict=True)))
+    ceiling = Counts(*map(sum, zip(*map(simulate_replication, tables), strict=True)))
     lines.append(f"- a repeat of the paper: {decision_accuracy(ceiling)}")
     return "\n\nThe claims of all tables below:\n\n" + "\n".join(lines)
-
-
-def name_of(tables: list[Table]) -> str:
-    """What a report on ``tables`` is called, each set otherwise: t5-1-baseline, t5-1+2+4, t5, bert+gpt.
-
-    A set with a table of somebody's own may read as another set does, so it has a checksum behind it.
-    """
-    names = [table.name for table in tables]
-    if len(tables) == 1:
-        name = file_name(names[0])
-        is_clear = "+" not in name and name not in {
-            _study(table.name) for table in TABLES if "/" in table.name
-        }
-    else:
-        name = "+".join(_readable(study, list(some)) for study, some in groupby(names, _study))
-        is_clear = False
-    if is_clear or OWN_TABLES.issuperset(names):
-        return name
-    return f"{name}-{sha256(json.dumps(names).encode()).hexdigest()[:6]}"
-
-
-def _readable(study: str, names: list[str]) -> str:
-    """A study and the numbers of its tables, where they have any; the study alone if it is whole."""
-    whole = [table.name for table in TABLES if _study(table.name) == study]
-    if names == whole:
-        return study
-    short = {name: name.partition("/")[2].split("-")[0] for name in whole}
-    is_clear = len(set(short.values())) == len(short)
-    parts = (short[name] if is_clear else file_name(name.partition("/")[2]) for name in names)
-    return f"{study}-{'+'.join(parts)}"
-
-
-def _study(name: str) -> str:
-    return name.split("/")[0]
 
 
 def shown_tables(tables: list[Finished]) -> list[Finished]:
@@ -263,8 +220,9 @@ def title_of(table: Table) -> str:
 
 def heading(tables: Sequence[Table]) -> str:
     """Return what a report on these tables is called."""
-    if all(table.name.startswith(PAPER) for table in tables):
-        return "The T5 study"
+    papers = {table.paper for table in tables}
+    if len(papers) == 1 and (paper := papers.pop()) is not None:
+        return f"The {paper.name} study"
     if len(tables) == 1:
         return tables[0].title or tables[0].name
     *others, last = (table.name for table in tables)
@@ -273,7 +231,7 @@ def heading(tables: Sequence[Table]) -> str:
 
 def explanation(tables: list[Finished]) -> Section:
     """What stands below all tables."""
-    paper = any(finished.baseline.paper for finished in tables)
+    paper = any(finished.baseline.published for finished in tables)
     text = ["## How to read this", ABOUT_SCORES, *[ABOUT_PAPER, ABOUT_CLAIMS] * paper]
     return Section(HOW_TO_READ, "\n\n".join(text), [])
 

@@ -13,8 +13,12 @@ from experiments.report.comparison import Curves, Finished
 from experiments.runs import origin
 from experiments.runs.result import Result, check_settings, read_result
 from experiments.runs.stages import group_of, is_main
-from experiments.study.experiment import Changes, Experiment, Row
-from experiments.study.registry import build, by_hand, read_changes, run_folder
+from experiments.study.changes import Changes
+from experiments.study.experiment import Experiment
+from experiments.study.overrides import overrides_of, used_changes
+from experiments.study.paths import run_folder
+from experiments.study.registry import build
+from experiments.study.table import Row
 from lm.config.base import DataError, SettingError
 from lm.files import parse_lines_with_checksum
 from lm.tokenizers.tokenizer import TRAINED_KINDS
@@ -45,8 +49,8 @@ def results(
     count; without it the first such run is an error.
     """
     results: dict[int, Result] = {}
-    experiment = build(row.name, scale, read_changes(row.name, scale, overrides or {}))
-    changed = by_hand(row.name, scale, experiment) if overrides else {}
+    experiment = build(row.name, scale, used_changes(row.name, scale, overrides or {}))
+    changed = overrides_of(row.name, scale, experiment) if overrides else {}
     for root in roots(runs):
         parent = run_folder(root, scale, row.name, 0, changed).parent
         folders = parent.iterdir() if parent.exists() else ()

@@ -22,9 +22,8 @@ from experiments.report.comparison import (
 from experiments.report.likelihoods import MEASURES, likelihood_score, perplexities, quickest
 from experiments.report.statistics import LEVEL, Judged, power
 from experiments.runs.result import Result
-from experiments.study.experiment import Row
-from experiments.study.t5.claims import Claim, Counts, repeat_of_paper
-from experiments.study.t5.scores import BASELINE_STD, COLUMNS
+from experiments.study.claims import Claim, Counts, simulate_replication
+from experiments.study.table import Row
 
 HARD = "\N{NO-BREAK SPACE}"
 ARROWS = {1: f"{HARD}▲", 0: "", None: "", -1: f"{HARD}▼"}
@@ -44,7 +43,7 @@ def scoreboard(evidence: Evidence) -> Sheet:
         sheet[column.title] = _scores(evidence, column)
         if column.is_held_out:
             sheet[f"{column.title}, less the baseline's"] = _less_baseline(evidence, column)
-        if column.like and finished.baseline.paper and column.like not in shown:
+        if column.like and finished.baseline.published and column.like not in shown:
             sheet[f"paper's {column.like}"] = _published(finished, column.like)
             shown.add(column.like)
     if evidence.kept:
@@ -183,16 +182,17 @@ def _combined(evidence: Evidence, row: Row) -> Cell:
 
 def _published(finished: Finished, column: str) -> list[Cell]:
     """The paper's rows, by its rule: arrows beyond two deviations of the base, bold within two of best."""
-    std, scores = BASELINE_STD[column], [row.paper.get(column) for row in finished.table.rows]
+    scores = [row.published.get(column) for row in finished.table.rows]
     best = max((score for score in scores if score is not None), default=0.0)
-    return [
-        Cell()
-        if score is None
-        else Cell(
-            f"{score:.2f}{ARROWS[published_sign(finished, row, column)]}", score >= best - 2 * std, score
-        )
-        for row, score in zip(finished.table.rows, scores, strict=True)
-    ]
+    std = _published_std(finished, column) or 0.0
+    cells = []
+    for row, score in zip(finished.table.rows, scores, strict=True):
+        if score is None:
+            cells.append(Cell())
+        else:
+            arrow = ARROWS[published_sign(finished, row, column)]
+            cells.append(Cell(f"{score:.2f}{arrow}", score >= best - 2 * std, score))
+    return cells
 
 
 def published_sign(finished: Finished, row: Row, column: str) -> int | None:
@@ -200,11 +200,17 @@ def published_sign(finished: Finished, row: Row, column: str) -> int | None:
 
     None where the paper has no score. The deviation is that of ten runs of the baseline.
     """
-    score, baseline = row.paper.get(column), finished.baseline.paper.get(column)
-    if score is None or baseline is None:
+    score, baseline = row.published.get(column), finished.baseline.published.get(column)
+    std = _published_std(finished, column)
+    if score is None or baseline is None or std is None:
         return None
     delta = score - baseline
-    return int(abs(delta) > 2 * BASELINE_STD[column]) * (1 if delta > 0 else -1)
+    return int(abs(delta) > 2 * std) * (1 if delta > 0 else -1)
+
+
+def _published_std(finished: Finished, column: str) -> float | None:
+    """Return the standard deviation that the table's paper gives for its baseline in a column."""
+    return finished.table.paper.column(column).std if finished.table.paper else None
 
 
 def _text(digits: int, score: Score, sign: str = "") -> str:
@@ -220,11 +226,11 @@ def _cell(digits: int, score: Score | None, mark: str = "") -> Cell:
 
 def measures(evidence: Evidence) -> Sheet:
     """Every column: its tasks, what guessing gives, how far the baseline is from it, and its signal."""
-    columns, paper = evidence.finished.columns, evidence.finished.baseline.paper
+    columns, paper = evidence.finished.columns, evidence.finished.baseline.published
     sheet = {
         "column": [Cell(column.title) for column in columns],
         "tasks": [Cell(", ".join(c.tasks) + f" ({c.metric})" * (c.measure not in UNITS)) for c in columns],
-        "paper's column": [Cell(f"{c.like} ({COLUMNS[c.like]})" if c.like else "–") for c in columns],
+        "paper's column": [Cell(_paper_column(evidence.finished, c)) for c in columns],
         "chance": [Cell() if c.chance is None else Cell(f"{c.chance:g}") for c in columns],
         "baseline from chance": [_from_chance(evidence, column) for column in columns],
         "baseline ranks right": [_beside(evidence, column, "ranked_accuracy") for column in columns],
@@ -232,6 +238,13 @@ def measures(evidence: Evidence) -> Sheet:
         "signal-to-noise": [_signal(evidence, column) for column in columns],
     }
     return sheet if paper else {name: cells for name, cells in sheet.items() if "paper" not in name}
+
+
+def _paper_column(finished: Finished, column: Measured) -> str:
+    """Return the name and unit of the paper's column that a column is like."""
+    if column.like is None or finished.table.paper is None:
+        return "–"
+    return f"{column.like} ({finished.table.paper.column(column.like).unit})"
 
 
 def _signal(evidence: Evidence, column: Measured) -> Cell:
@@ -272,7 +285,7 @@ def verdict_sheet(verdicts: Verdicts, unlike: Collection[str]) -> Sheet | None:
     ]
     sheet: Sheet = {
         "claim": [Cell(name) for name in names],
-        "z": [Cell(f"{claim.z:.1f}") for claim in claims],
+        "z": [Cell() if claim.z is None else Cell(f"{claim.z:.1f}") for claim in claims],
     }
     for frame in FRAMES:
         sheet[f"equal {frame}"] = [_verdict(verdict) for _, verdict in verdicts[frame]]
@@ -314,8 +327,9 @@ def conclusions(evidence: Evidence, verdicts: Verdicts) -> list[str]:
     if not claims:
         return []
     lines = [f"- equal {frame}: {decision_accuracy(count_verdicts(verdicts[frame]))}" for frame in FRAMES]
-    ceiling = decision_accuracy(repeat_of_paper(evidence.finished.table))
-    lines += [f"- a repeat of the paper, of all its claims in this table: {ceiling}"]
+    ceiling = simulate_replication(evidence.finished.table)
+    if any(ceiling):
+        lines += [f"- a repeat of the paper, of all its claims in this table: {decision_accuracy(ceiling)}"]
     rows = {name for claim, _ in claims for name in claim.names}
     if not rows.isdisjoint(evidence.unlike):
         alike = [(c, v) for c, v in claims if c.names.isdisjoint(evidence.unlike)]

@@ -6,16 +6,12 @@ from pathlib import Path
 
 from experiments.report.results import Complain, Folders, roots
 from experiments.runs.stages import load_settings
-from experiments.study.experiment import Changes, Experiment, Row, Table, apply, new_row
-from experiments.study.registry import (
-    REGISTRY,
-    build,
-    by_hand,
-    equal_rows,
-    named_changes,
-    row_folder,
-    start_changes,
-)
+from experiments.study.changes import Changes, apply
+from experiments.study.experiment import Experiment
+from experiments.study.overrides import named_changes, overrides_of, start_changes
+from experiments.study.paths import row_folder
+from experiments.study.registry import REGISTRY, build, equal_rows
+from experiments.study.table import Row, Table, make_row
 from lm.config.base import SettingError
 
 
@@ -46,7 +42,7 @@ def variants(row: Row, scale: str, runs: Folders, complain: Complain) -> list[Ro
                 continue
             try:
                 experiment = load_settings(folder)
-                given = by_hand(row.name, scale, experiment)
+                given = overrides_of(row.name, scale, experiment)
             except SettingError as error:
                 complain(str(error))
                 continue
@@ -82,4 +78,4 @@ def variant(row: Row, given: Changes, suffix: str) -> Row:
     named = sorted(named_changes(given).items())
     short = [(path.removesuffix(".model").rpartition(".")[2], value) for path, value in named]
     text = ", ".join(f"{name}={value}" for name, value in short)
-    return new_row(f"{row.name}{suffix}", row.changes | given, f"{row.label}, {text}", {})
+    return make_row(f"{row.name}{suffix}", f"{row.label}, {text}", row.changes | given, {})

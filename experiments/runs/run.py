@@ -53,7 +53,7 @@ from experiments.runs.session import (
 )
 from experiments.runs.stages import COUNTS_FILE, Stage, save_settings, stages
 from experiments.study.experiment import Experiment
-from experiments.study.folders import home_of
+from experiments.study.paths import home_of
 from lm.config.base import SettingError
 from lm.config.training import LoopConfig
 from lm.data.tasks.labelled import AnyTask

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
-from experiments.study.folders import cache_of, home_of, start_folder
-from experiments.study.own import needed_study
+from experiments.study.paths import cache_of, home_of, start_folder
+from experiments.study.plugins import needed_study
 from lm.config.base import SettingError, changes, diff, from_json, nearest, to_json
 from lm.data.tasks.names import task_name
 from lm.files import json_with_checksum, matches_checksum, parse_with_checksum, write

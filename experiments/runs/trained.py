@@ -15,7 +15,7 @@ from experiments.runs.prepare import Prepared, encoded_split, pretraining_batche
 from experiments.runs.recipes import body_steps, trained, trained_body
 from experiments.runs.stages import Stage, load_settings, model_of_run, stages_of, which_model
 from experiments.study.experiment import Experiment
-from experiments.study.folders import cache_of
+from experiments.study.paths import cache_of
 from lm import sharding
 from lm.batch import Batch
 from lm.classical.word_vectors import WordVectors

@@ -5,14 +5,10 @@ Rows differ from the first of their table by what their name says. They read wha
 scale read; encoders and BART answer labelled tasks through heads, as their papers do, and not in words.
 """
 
-from experiments.study.experiment import Changes, Experiment, objective, table, times
-from experiments.study.families import ADAMW, BERT, GPT, HEADS, family
+from experiments.study.changes import Changes, objective, times
+from experiments.study.presets import ADAMW, BERT, GPT, HEADS, family
+from experiments.study.table import Axis, make_table
 from lm.config.attention import SparsityConfig
-
-
-def two_thirds(number: int, _experiment: Experiment) -> int:
-    return number * 2 // 3
-
 
 NO_NSP: Changes = {
     "objective.pairs": "none",
@@ -42,73 +38,106 @@ LONG_ROWS: Changes = ROTARY_DECODER | {
     "data.held_out_lengths": (1, 2, 4),
 }
 
-ROWS = {
+TABLES = (
     # lm sweep bert --scale nano: 10 rows, one to two minutes each; tasks at chance
-    ("bert", "Encoders: what masked language models are trained on"): {
-        "base": BERT,
-        "no-nsp": BERT | NO_NSP,
-        "order": BERT | ORDER,
-        "whole-word": BERT | NO_NSP | objective("whole-word-masked-lm"),
-        "span": BERT | NO_NSP | objective("span-masked-lm"),
-        "shared-layers": BERT | ORDER | {"model.shared_layers": True},
-        "mixed-layers": BERT | {"tuning.layers": "mixed-frozen"},
-        "mean-pooling": BERT | {"tuning.pool": "mean"},
-        "max-pooling": BERT | {"tuning.pool": "max"},
-        "no-pretraining": BERT | {"pretraining.steps": 0},
-    },
+    make_table(
+        "bert",
+        "Encoders: what masked language models are trained on",
+        {
+            "base": BERT,
+            "no-nsp": BERT | NO_NSP,
+            "order": BERT | ORDER,
+            "whole-word": BERT | NO_NSP | objective("whole-word-masked-lm"),
+            "span": BERT | NO_NSP | objective("span-masked-lm"),
+            "shared-layers": BERT | ORDER | {"model.shared_layers": True},
+            "mixed-layers": BERT | {"tuning.layers": "mixed-frozen"},
+            "mean-pooling": BERT | {"tuning.pool": "mean"},
+            "max-pooling": BERT | {"tuning.pool": "max"},
+            "no-pretraining": BERT | {"pretraining.steps": 0},
+        },
+    ),
     # lm sweep rates --scale nano: 5 rows that share one pre-training
-    ("rates", "Fine-tuning: learning rates"): {
-        rate: BERT | {"finetuning.optimizer.learning_rate": float(rate)}
-        for rate in ("3e-4", "3e-5", "1e-4", "1e-3", "3e-3")
-    },
+    make_table(
+        "rates",
+        "Fine-tuning: learning rates",
+        {
+            rate: BERT | {"finetuning.optimizer.learning_rate": float(rate)}
+            for rate in ("3e-4", "3e-5", "1e-4", "1e-3", "3e-3")
+        },
+        axis=Axis("finetuning.optimizer.learning_rate", "learning rate of fine-tuning"),
+    ),
     # lm sweep gpt --scale nano: 5 rows, a minute or two each; tasks near chance
-    ("gpt", "Decoders"): {
-        "base": GPT,
-        "post-norm": GPT | {"model.residual": "post-norm"},
-        # three matrices instead of two
-        "llama": GPT | family("llama-7b") | {"model.mlp.d_ff": two_thirds},
-        "start-delim-extract": GPT | {"tuning.layout": "start-delim-extract"},
-        "no-pretraining": GPT | {"pretraining.steps": 0},
-    },
+    make_table(
+        "gpt",
+        "Decoders",
+        {
+            "base": GPT,
+            "post-norm": GPT | {"model.residual": "post-norm"},
+            # three matrices instead of two
+            "llama": GPT | family("llama-7b") | {"model.mlp.d_ff": times(2 / 3, rounding="down")},
+            "start-delim-extract": GPT | {"tuning.layout": "start-delim-extract"},
+            "no-pretraining": GPT | {"pretraining.steps": 0},
+        },
+    ),
     # lm sweep electra --scale nano: 2 rows, one to two minutes each
-    ("electra", "Replaced-token detection"): {
-        "base": ELECTRA,
-        "half-width-generator": ELECTRA | {"generator_share": 0.5},
-    },
+    make_table(
+        "electra",
+        "Replaced-token detection",
+        {
+            "base": ELECTRA,
+            "half-width-generator": ELECTRA | {"generator_share": 0.5},
+        },
+    ),
     # lm sweep bart --scale nano: 2 rows, one to two minutes each
-    ("bart", "Denoising encoder-decoders with heads"): {
-        "base": BART,
-        "t5-objective": BART | objective("baseline"),
-    },
+    make_table(
+        "bart",
+        "Denoising encoder-decoders with heads",
+        {
+            "base": BART,
+            "t5-objective": BART | objective("baseline"),
+        },
+    ),
     # lm sweep positions --scale mini --seeds 3, of width 128 (options: docs/positions.md): 7 rows, 3.5 min a
     # seed; perplexity of the first six 105.2 (rotary) - 129.0 (none) at 64 tokens, 103.3 (ALiBi) - 169.4
     # (sinusoidal) at 512
-    ("positions", "Trained on short rows, tested on long ones"): {
-        name: DECODER | {"model.positions.kind": name}
-        for name in ("none", "learned", "sinusoidal", "relative", "rotary", "alibi")
-    }
-    | {
-        "relative": DECODER | RELATIVE,
-        "rotary-pairs": ROTARY_DECODER | {"model.positions.rotary.layout": "pairs"},
-    },
+    make_table(
+        "positions",
+        "Trained on short rows, tested on long ones",
+        {
+            name: DECODER | {"model.positions.kind": name}
+            for name in ("none", "learned", "sinusoidal", "relative", "rotary", "alibi")
+        }
+        | {
+            "relative": DECODER | RELATIVE,
+            "rotary-pairs": ROTARY_DECODER | {"model.positions.rotary.layout": "pairs"},
+        },
+        scale="mini",
+        seeds=3,
+    ),
     # lm sweep block --scale nano: 6 rows, about a minute each; perplexity 131 - 251, without a mask 1.1
-    ("block", "A decoder's block without one of its parts"): {
-        "base": ROTARY_DECODER,
-        "no-mask": ROTARY_DECODER | {"model.attention.mask": "none"},
-        "no-feed-forward": ROTARY_DECODER | {"model.mlp.activation": "none"},
-        "no-residual": ROTARY_DECODER | {"model.residual": "none"},
-        "no-norm": ROTARY_DECODER | {"model.norm.kind": "none"},
-        "no-positions": ROTARY_DECODER | {"model.positions.kind": "none"},
-    },
+    make_table(
+        "block",
+        "A decoder's block without one of its parts",
+        {
+            "base": ROTARY_DECODER,
+            "no-mask": ROTARY_DECODER | {"model.attention.mask": "none"},
+            "no-feed-forward": ROTARY_DECODER | {"model.mlp.activation": "none"},
+            "no-residual": ROTARY_DECODER | {"model.residual": "none"},
+            "no-norm": ROTARY_DECODER | {"model.norm.kind": "none"},
+            "no-positions": ROTARY_DECODER | {"model.positions.kind": "none"},
+        },
+    ),
     # lm sweep sparse --scale nano: 5 rows, about two minutes each; perplexity 142 (window) - 160 (dilated)
-    ("sparse", "What attention may skip in rows of 256 to 1,024 tokens"): {
-        "full": LONG_ROWS,
-        "window": LONG_ROWS | {"model.sparsity.window": 8},
-        "dilated": LONG_ROWS | {"model.sparsity": SparsityConfig(window=8, dilation=8)},
-        "global": LONG_ROWS | {"model.sparsity": SparsityConfig(window=8, global_tokens=8)},
-        "block-sparse": LONG_ROWS
-        | {"model.sparsity": SparsityConfig(1, global_tokens=1, block=8, random_blocks=2)},
-    },
-}
-
-TABLES = tuple(table(name, title, None, rows) for (name, title), rows in ROWS.items())
+    make_table(
+        "sparse",
+        "What attention may skip in rows of 256 to 1,024 tokens",
+        {
+            "full": LONG_ROWS,
+            "window": LONG_ROWS | {"model.sparsity.window": 8},
+            "dilated": LONG_ROWS | {"model.sparsity": SparsityConfig(window=8, dilation=8)},
+            "global": LONG_ROWS | {"model.sparsity": SparsityConfig(window=8, global_tokens=8)},
+            "block-sparse": LONG_ROWS
+            | {"model.sparsity": SparsityConfig(1, global_tokens=1, block=8, random_blocks=2)},
+        },
+    ),
+)

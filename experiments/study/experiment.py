@@ -1,14 +1,13 @@
-"""An experiment is one value; a row of a table is the few settings in which it differs from a baseline.
+"""An experiment is one value: all settings of a run. The defaults are the baseline of the T5 paper.
 
-Besides settings only numpy is imported here, no jax, so that listing and comparing rows starts at once.
+Of libraries only numpy is imported here, no jax, so that listing and comparing rows starts at once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from math import ceil
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from lm.config.base import (
     ABOVE_0,
@@ -21,7 +20,6 @@ from lm.config.base import (
     above_0,
     at_least,
     at_most,
-    changes,
     check_seed,
     diff,
     leaves,
@@ -351,120 +349,8 @@ class Experiment:
 
 BASELINE = Experiment()
 
-Changes = dict[str, Any]
 
-
-def objective(name: str) -> Changes:
-    """The change to the published objective of that name, with all of its settings."""
-    return {"objective": OBJECTIVES[name]}
-
-
-@dataclass(frozen=True)
-class Times:
-    """A change that multiplies what the scale has, so that a row means the same at every scale."""
-
-    factor: float
-    multiple: int = 1  # the product is rounded up to a multiple of this
-
-    def __call__(self, number: int, _experiment: Experiment) -> int:
-        """Return the new value of a setting that is ``number`` at this scale."""
-        return ceil(number * self.factor / self.multiple) * self.multiple
-
-    def __str__(self) -> str:
-        rounded = f", up to a multiple of {self.multiple}" if self.multiple > 1 else ""
-        return f"x {self.factor:.4g}{rounded}"
-
-
-def times(factor: float, multiple: int = 1) -> Times:
-    """Return the change that multiplies a setting by ``factor`` and rounds it up to a ``multiple``."""
-    return Times(factor, multiple)
-
-
-def apply(experiment: Experiment, new: Mapping[str, Any]) -> Experiment:
-    """``experiment`` with all of ``new``, in order; a function is called with (old value, experiment)."""
-    values: dict[str, Any] = {}
-    for path, value in new.items():
-        if callable(value):
-            experiment, values = changes(experiment, values), {}
-            value = value(dict(leaves(experiment))[path], experiment)
-        values[path] = value
-    return changes(experiment, values)
-
-
-class ReadOnly(Mapping[str, Any]):
-    """A mapping that nobody changes: a SettingError says what to do instead. ``|`` makes a dict of it."""
-
-    def __init__(self, values: Mapping[str, Any], instead: str):
-        self._values, self._instead = dict(values), instead
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return repr(self._values)
-
-    def __or__(self, other: Mapping[str, Any]) -> Changes:
-        return {**self, **other}
-
-    def __ror__(self, other: Mapping[str, Any]) -> Changes:
-        return {**other, **self}
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise SettingError(f"this cannot be changed: {self._instead}")
-
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    update = setdefault = pop = popitem = clear = _refuse
-
-
-OWN_ROW = "a row stays what it is; add one of your own with add_rows(TABLE, {ROW: CHANGES})"
-
-
-# A row is itself alone: whether experiments are equal is asked of what is built.
-@dataclass(frozen=True, eq=False)
-class Row:
-    """One row of a table of the paper: what it changes, and what the paper scored."""
-
-    name: str  # "t5/6-corruption-rate/15"
-    label: str  # the row's name in the paper
-    changes: ReadOnly
-    paper: Mapping[str, float]  # column -> score on the validation set
-
-    @property
-    def table(self) -> str:
-        return self.name.rpartition("/")[0]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows that are compared with each other."""
-
-    name: str
-    title: str
-    rows: tuple[Row, ...]
-
-
-def table(name: str, title: str, scores: Mapping[str, Any] | None, rows: Mapping[str, Changes]) -> Table:
-    """The table whose row ``key`` changes ``rows[key]`` in BASELINE; ``scores[key]``: the paper's."""
-    scores = {key: {"label": key, "scores": {}} for key in rows} if scores is None else scores
-    if missing := set(rows) ^ set(scores):
-        raise SettingError(f"table {name}: rows and scores differ in {sorted(missing)}")
-    return Table(
-        name, title, tuple(new_row(f"{name}/{key}", new, **scores[key]) for key, new in rows.items())
-    )
-
-
-def new_row(name: str, changes: Mapping[str, Any], label: str, scores: Mapping[str, float], **_: Any) -> Row:
-    """Return the row whose ``changes``, and whose ``scores`` in the paper, nobody changes."""
-    return Row(name, label, ReadOnly(changes, OWN_ROW), ReadOnly(scores, OWN_ROW))
-
-
-def told_changes(old: Experiment, new: Experiment) -> dict[str, tuple[Any, Any]]:
+def relevant_diff(old: Experiment, new: Experiment) -> dict[str, tuple[Any, Any]]:
     """Return ``{path: (old value, new value)}`` of what differs, without what ``new`` has no use for."""
     changed = diff(old, new)
     if new.counts.model == "none":  # a network, which reads no setting of models made of counts

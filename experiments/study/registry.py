@@ -1,71 +1,80 @@
-"""Every row that can be run, found by name or pattern, its settings at a scale and where its runs lie."""
+"""Every table and row by its name, and the experiment that a row is at a scale."""
 
 import fnmatch
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, lru_cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
-from experiments.study import classic, history, sequences, vectors
-from experiments.study.experiment import BASELINE, FREE, Changes, Experiment, Row, Table, apply
-from experiments.study.experiment import table as new_table
-from experiments.study.folders import check_row_name
+from experiments.study import baselines, classic, sequences, vectors
+from experiments.study.changes import Changes, apply
+from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.names import check_row_name, check_table_name
+from experiments.study.papers import t5
 from experiments.study.scales import SCALES
-from experiments.study.t5 import tables as t5
-from lm.config.base import SettingError, check_used, diff, leaves, nearest, unused_settings
+from experiments.study.table import Published, Row, Table, make_rows
+from lm.config.base import SettingError, check_used, diff, nearest
 from lm.objectives.denoising import OBJECTIVES
 
-# where a row starts from a checkpoint, these settings of a model stay the row's, those of data are not
-OF_TRAINING = ("dropout", "dtype", "attention.implementation", "compile.layers", "compile.remat")
-OF_VOCABULARY = ("vocabulary", "vocabulary_texts", "vocabulary_size", "unknown", "sentinels")
-BASELINE_ROW = "t5/1-baseline/baseline"
+BASELINE_ROW = t5.BASELINE_ROW  # the row without changes
 
-TABLES = [*t5.TABLES, *classic.TABLES, *history.TABLES, *sequences.TABLES, *vectors.TABLES]
+# table's name -> table, in the order in which they are listed
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (*t5.TABLES, *classic.TABLES, *baselines.TABLES, *sequences.TABLES, *vectors.TABLES)
+}
+REGISTRY: dict[str, Row] = {row.name: row for table in TABLES.values() for row in table.rows}
 
-REGISTRY: dict[str, Row] = {row.name: row for table in TABLES for row in table.rows}
-
-OWN_TABLES = frozenset(table.name for table in TABLES)  # of this project
-REPORT = "report"  # files of a report that is on several tables
+BUILTIN_TABLES = frozenset(TABLES)  # of this project
 
 
-def add_rows(name: str, rows: Mapping[str, Changes], title: str = "") -> None:
-    """Put rows, each with what it changes in BASELINE, behind those of table ``name``, or into a new one.
+def add_table(table: Table) -> None:
+    """Register a table with all of its rows.
 
-    SettingError for a name that is there already, or that a folder should not have.
+    SettingError for a name that is there already or that a folder should not have, or an unknown baseline.
     """
-    new = new_table(name, title, None, rows)
-    for row in new.rows:
+    if table.name in TABLES:
+        raise SettingError(
+            f"there is a table {table.name!r} already; choose another name, or add rows to it with "
+            f"add_rows({table.name!r}, {{ROW: CHANGES}})"
+        )
+    _check_new(table.rows, [*TABLES, table.name])
+    check_table_name(table.name, TABLES)
+    known = [*REGISTRY, *(row.name for row in table.rows)]
+    if table.baseline not in known:
+        raise SettingError(
+            f"table {table.name!r}: there is no row {table.baseline!r}, its baseline"
+            f"{nearest(table.baseline, known)}"
+        )
+    TABLES[table.name] = table
+    REGISTRY.update({row.name: row for row in table.rows})
+
+
+def add_rows(
+    name: str, rows: Mapping[str, Changes], published: Mapping[str, Published] | None = None
+) -> None:
+    """Register more rows of table ``name``, behind its own; SettingError as by add_table."""
+    if name not in TABLES:
+        raise SettingError(
+            f"there is no table {name!r}{nearest(name, TABLES)}; a new one is made by "
+            f"add_table(make_table({name!r}, TITLE, {{ROW: CHANGES}}))"
+        )
+    table = TABLES[name]
+    new = make_rows(name, rows, published or {}, table.paper)
+    _check_new(new, TABLES)
+    TABLES[name] = replace(table, rows=(*table.rows, *new))
+    REGISTRY.update({row.name: row for row in new})
+
+
+def _check_new(rows: Iterable[Row], tables: Iterable[str]) -> None:
+    """SettingError for a row whose name a row or one of ``tables`` has already, or a folder cannot have."""
+    for row in rows:
         check_row_name(row.name)
         if row.name in REGISTRY:
             raise SettingError(f"there is a row {row.name!r} already; choose another name")
-        if any(row.name == table.name for table in TABLES):
+        if row.name in tables:
             raise SettingError(f"row {row.name!r} is called as a table is; choose another name")
-    place = next((place for place, table in enumerate(TABLES) if table.name == name), None)
-    if place is None:
-        _check_file_name(name)
-        TABLES.append(new)
-    else:
-        TABLES[place] = replace(TABLES[place], rows=(*TABLES[place].rows, *new.rows))
-    REGISTRY.update({row.name: row for row in new.rows})
-
-
-def file_name(table: str) -> str:
-    """Return what files about a table are called, without an ending."""
-    return table.replace("/", "-")
-
-
-def _check_file_name(table: str) -> None:
-    """SettingError for a new table whose files would be called as those of another."""
-    same = [other.name for other in TABLES if file_name(other.name) == file_name(table)]
-    if same or file_name(table) == REPORT:
-        other = f"table {same[0]!r}" if same else "a whole report"
-        raise SettingError(
-            f"files of table {table!r} would be called as those of {other}; choose another name"
-        )
 
 
 @contextmanager
@@ -84,7 +93,7 @@ def find(pattern: str) -> list[Row]:
     """The rows whose own or table's name a shell-style ``pattern`` matches; SettingError if there is none."""
     rows = [row for row in REGISTRY.values() if fnmatch.filter((row.name, row.table), pattern)]
     if not rows:
-        names = [*REGISTRY, *(table.name for table in TABLES)]
+        names = [*REGISTRY, *TABLES]
         raise SettingError(f"no row or table is called {pattern!r}{_like(pattern, names)}")
     return rows
 
@@ -92,9 +101,11 @@ def find(pattern: str) -> list[Row]:
 def find_one(name: str) -> Row:
     """The row called exactly ``name``; SettingError with the nearest name if there is none."""
     if name not in REGISTRY:
-        if rows := [row.name for table in TABLES for row in table.rows if table.name == name.rstrip("/")]:
-            text = f"{name!r} is a table of {len(rows)} rows: name one of them, such as {rows[0]!r}, or train"
-            raise SettingError(f"{text} all with lm sweep {name}")
+        if (table := TABLES.get(name.rstrip("/"))) is not None:
+            raise SettingError(
+                f"{name!r} is a table of {len(table.rows)} rows: name one of them, such as "
+                f"{table.rows[0].name!r}, or train all with lm sweep {name}"
+            )
         raise SettingError(f"no row is called {name!r}{_like(name, REGISTRY)}")
     return REGISTRY[name]
 
@@ -107,17 +118,15 @@ def _like(name: str, names: Iterable[str]) -> str:
     return nearest(name, names)
 
 
-def tables(rows: list[Row]) -> list[Table]:
-    """The tables that any of ``rows`` belongs to, in the paper's order."""
+def tables_of(rows: Iterable[Row]) -> list[Table]:
+    """Return the tables that any of ``rows`` belongs to, in the order in which they are listed."""
     names = {row.table for row in rows}
-    return [table for table in TABLES if table.name in names]
+    return [table for table in TABLES.values() if table.name in names]
 
 
 def baseline_of(name: str) -> str:
-    """The row that row ``name`` is compared with: the paper's baseline, or the first of its own table."""
-    if name.startswith("t5/"):
-        return BASELINE_ROW
-    return next(table.rows[0].name for table in TABLES if table.name == REGISTRY[name].table)
+    """Return the name of the row that row ``name`` is compared with: its table's baseline."""
+    return TABLES[REGISTRY[name].table].baseline
 
 
 def build(name: str, scale: str, overrides: Changes | None = None) -> Experiment:
@@ -151,77 +160,14 @@ def _equal_rows(rows: tuple[Row, ...], scale: tuple[tuple[str, Any], ...]) -> Ma
     return equal
 
 
-def twin(name: str, scale: str) -> str:
+def canonical_row(name: str, scale: str) -> str:
     """Return the first row that is the same experiment at ``scale``: equal experiments share one run."""
     return equal_rows(name, scale)[0]
-
-
-def by_hand(name: str, scale: str, experiment: Experiment) -> Changes:
-    """In what ``experiment`` differs from row ``name`` and is therefore called otherwise."""
-    started = {path: new for path, new in start_changes(experiment).items() if path != "start.model"}
-    changed = diff(build(name, scale, started), experiment).items()
-    return {path: new for path, (_, new) in changed if not path.startswith(FREE)}
-
-
-def start_changes(experiment: Experiment) -> Changes:
-    """What a row takes over where it starts from the checkpoint that this experiment has; {} without one.
-
-    That is the shape of the model, its vocabulary and special ids. Pre-training is left out, unless it is
-    asked for by its steps; the rate of dropout, and how the model is compiled, stay the row's.
-    """
-    if not experiment.start.model:
-        return {}
-    model = {f"model.{path}": new for path, new in leaves(experiment.model) if path not in OF_TRAINING}
-    data = {f"data.{name}": getattr(experiment.data, name) for name in OF_VOCABULARY}
-    vectors = {f"vectors.{path}": new for path, new in leaves(BASELINE.vectors)}
-    left_out = vectors | {"start.steps": 0, "pretraining.steps": 0}
-    return model | data | left_out | {"start.model": experiment.start.model}
-
-
-def named_changes(changes: Changes) -> Changes:
-    """``changes`` without what follows from ``start.model`` among them."""
-
-    def follows(path: str, new: Any) -> bool:
-        group, _, name = path.partition(".")
-        shape = group == "model" and name not in OF_TRAINING
-        words = group == "data" and name in OF_VOCABULARY
-        return shape or words or group == "vectors" or (path.endswith(".steps") and new == 0)
-
-    is_started = "start.model" in changes
-    return {path: new for path, new in changes.items() if not (is_started and follows(path, new))}
-
-
-def check_start(experiment: Experiment, changes: Changes) -> None:
-    """SettingError for a setting in ``changes`` that contradicts the checkpoint of ``experiment``."""
-    for path, due in start_changes(experiment).items():
-        if path in changes and path != "pretraining.steps" and changes[path] != due:
-            raise SettingError(
-                f"--{path} {changes[path]} contradicts --start: the checkpoint {experiment.start.model} has "
-                f"{due!r:.60}; leave it out"
-            )
 
 
 def check_row(name: str, scale: str) -> None:
     """SettingError for what row ``name`` changes of its own at ``scale`` although its model reads it not."""
     check_used(build(name, scale), own_changes(name, scale))
-
-
-def check_given(experiments: Sequence[Experiment], paths: Iterable[str]) -> None:
-    """SettingError for a setting, given by hand at one of ``paths``, that none of these experiments reads."""
-    for path in paths:
-        if path == "start.model":
-            raise SettingError(f"{path} is set by --start: name a folder, a run or hf:NAME there")
-        reasons = [unused_settings(experiment, [path]) for experiment in experiments]
-        if all(reasons):
-            raise SettingError("; ".join(reasons[0].values()))
-
-
-def read_changes(name: str, scale: str, changes: Changes) -> Changes:
-    """Those of ``changes``, made in many rows, that row ``name`` reads: without the others it is the same."""
-    if "start.model" in changes:  # which has all of its checkpoint
-        return changes
-    lost = unused_settings(build(name, scale, changes), changes)
-    return {path: value for path, value in changes.items() if path not in lost}
 
 
 def own_changes(name: str, scale: str) -> list[str]:
@@ -241,62 +187,10 @@ def own_changes(name: str, scale: str) -> list[str]:
 
 
 def _rows_before(name: str) -> Iterator[Row]:
-    """The rows that ``own_changes`` compares a row with."""
-    for one in TABLES:
-        place = [row.name for row in one.rows].index(name) if REGISTRY[name] in one.rows else None
-        if place is not None:
-            yield from one.rows if "counts.model" in REGISTRY[name].changes else one.rows[:place]
+    """Yield the rows that ``own_changes`` compares a row with."""
+    row = REGISTRY[name]
+    for table in TABLES.values():
+        if row in table.rows:
+            yield from table.rows if "counts.model" in row.changes else table.rows[: table.rows.index(row)]
             return
-        yield one.rows[0]
-
-
-def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[str, Any]) -> Path:
-    """Return the folder of a run, with overrides in its name; rows that are one experiment share it.
-
-    It is that of the first of these rows which has runs, or will have them.
-    """
-    folders = [row_folder(runs, scale, row, overrides) for row in equal_rows(name, scale)]
-    if len(folders) > 1:
-        folders = [folder for folder in folders if folder.exists()] or folders
-    return folders[0] / f"seed-{seed}"
-
-
-def row_folder(runs: Path, scale: str, name: str, overrides: Mapping[str, Any]) -> Path:
-    """Return the folder that is called as row ``name`` with these overrides is.
-
-    One that an earlier release made, whose names needed quoting in a shell, is found where it lies.
-    """
-    parent, _, last = name.rpartition("/")
-    new, old = with_overrides(last, overrides), _shortened(last + _written_before(overrides))
-    folder = runs / scale / parent
-    if new != old and (folder / old).exists() and not (folder / new).exists():
-        new = old
-    return folder / new
-
-
-def with_overrides(name: str, overrides: Mapping[str, Any]) -> str:
-    """A file name, with the settings given by hand in it, that needs no quoting in a shell."""
-    given = sorted((path, value) for path, value in overrides.items() if path != "seed")
-    return _shortened(name + "".join(f",{path}={_plain(value)}" for path, value in given))
-
-
-def _plain(value: Any) -> str:
-    """A value in letters that no shell reads; where others had to go, a checksum tells it from the like."""
-    text = ":".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
-    text = text.replace("/", "_")
-    plain = re.sub(r"[^\w.,:=@%-]", "_", text, flags=re.ASCII)
-    return plain if plain == text else f"{plain}-{sha256(text.encode()).hexdigest()[:6]}"
-
-
-def _written_before(overrides: Mapping[str, Any]) -> str:
-    """What stood behind the names of folders up to release 0.1."""
-    suffix = "".join(f",{path}={value}" for path, value in sorted(overrides.items()) if path != "seed")
-    return suffix.replace("/", "_")
-
-
-def _shortened(name: str) -> str:
-    """At most 255 bytes: the longest file name on Linux and macOS."""
-    last = name.encode()
-    if len(last) > 255:
-        last = last[:238].decode(errors="ignore").encode() + b"," + sha256(last).hexdigest()[:16].encode()
-    return last.decode()
+        yield table.rows[0]

@@ -9,7 +9,7 @@ paper's; ``mini-real`` on real benchmarks, as far as they were prepared, in plac
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.study.experiment import Changes, ReadOnly
+from experiments.study.changes import Changes, ReadOnly
 
 _DOCUMENTATION: Changes = {
     "data.corpus": "documentation",

@@ -1,7 +1,8 @@
 """Encoder-decoders from before the Transformer to it, and what they can read of a longer text."""
 
-from experiments.study.experiment import Changes, table, times
-from experiments.study.families import family
+from experiments.study.changes import Changes, times
+from experiments.study.presets import family
+from experiments.study.table import make_table
 
 # From scratch, as these models were before pre-training: what they know is of the task.
 SCRATCH: Changes = {
@@ -27,15 +28,17 @@ RECURRENT_MODEL: Changes = {
 }
 RECURRENT_MODEL |= {"model.mixer.kind": "lstm", "model.positions.kind": "none"}
 
-ROWS = {
+TABLES = (
     # lm sweep seq2seq --scale nano: 5 rows, one seed; docs/sequences.md has what came out
-    ("seq2seq", "Encoder-decoders from scratch: what the decoder sees of what is read"): {
-        **{
-            name: RECURRENT_MODEL | {"model.cross_attention.kind": name}
-            for name in ("none", "dot", "multiplicative", "additive")
+    make_table(
+        "seq2seq",
+        "Encoder-decoders from scratch: what the decoder sees of what is read",
+        {
+            **{
+                name: RECURRENT_MODEL | {"model.cross_attention.kind": name}
+                for name in ("none", "dot", "multiplicative", "additive")
+            },
+            "transformer-2017": TRANSFORMER,
         },
-        "transformer-2017": TRANSFORMER,
-    },
-}
-
-TABLES = tuple(table(name, title, None, rows) for (name, title), rows in ROWS.items())
+    ),
+)

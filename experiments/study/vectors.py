@@ -3,8 +3,9 @@
 Rows differ from the first of their table by what their name says, and have the size of the scale.
 """
 
-from experiments.study.experiment import Changes, table, times
-from experiments.study.families import BERT, GPT
+from experiments.study.changes import Changes, times
+from experiments.study.presets import BERT, GPT
+from experiments.study.table import make_table
 
 # Tags of words and whole sentences. A head on frozen layers learns at a higher rate than a model.
 ON_TASKS: Changes = {
@@ -34,28 +35,34 @@ SKIPGRAM: Changes = {"vectors.epochs": 1}
 SOFTMAX: Changes = SKIPGRAM | {"vectors.negatives": 0, "vectors.batch": 64}
 FROZEN: Changes = {"vectors.embedding": "frozen"}
 
-ROWS = {
-    ("elmo", "Layers of language models as features, and an LSTM tuned"): {
-        "mixed": ELMO | MIXED,
-        "last": ELMO | LAST,
-        "tuned": ELMO,
-        "random-mixed": ELMO | MIXED | AS_INITIALISED,
-        "bert-mixed": MASKED | MIXED,
-        "bert-last": MASKED | LAST,
-        "lstm": LSTM,  # Dai and Le 2015
-        "lstm-no-pretraining": LSTM | AS_INITIALISED,
-    },
-    ("vectors", "Skip-gram's vectors, and models whose embedding starts as them"): {
-        "window": BENGIO,
-        "window+vectors": BENGIO | SKIPGRAM,
-        "window+frozen-vectors": BENGIO | SKIPGRAM | FROZEN,
-        "window+softmax-vectors": BENGIO | SOFTMAX,
-        "lstm": LSTM_LM,
-        "lstm+vectors": LSTM_LM | SKIPGRAM,
-        "lstm+frozen-vectors": LSTM_LM | SKIPGRAM | FROZEN,
-        "negative": NEXT | SKIPGRAM | AS_INITIALISED,
-        "softmax": NEXT | SOFTMAX | AS_INITIALISED,
-    },
-}
-
-TABLES = tuple(table(name, title, None, rows) for (name, title), rows in ROWS.items())
+TABLES = (
+    make_table(
+        "elmo",
+        "Layers of language models as features, and an LSTM tuned",
+        {
+            "mixed": ELMO | MIXED,
+            "last": ELMO | LAST,
+            "tuned": ELMO,
+            "random-mixed": ELMO | MIXED | AS_INITIALISED,
+            "bert-mixed": MASKED | MIXED,
+            "bert-last": MASKED | LAST,
+            "lstm": LSTM,  # Dai and Le 2015
+            "lstm-no-pretraining": LSTM | AS_INITIALISED,
+        },
+    ),
+    make_table(
+        "vectors",
+        "Skip-gram's vectors, and models whose embedding starts as them",
+        {
+            "window": BENGIO,
+            "window+vectors": BENGIO | SKIPGRAM,
+            "window+frozen-vectors": BENGIO | SKIPGRAM | FROZEN,
+            "window+softmax-vectors": BENGIO | SOFTMAX,
+            "lstm": LSTM_LM,
+            "lstm+vectors": LSTM_LM | SKIPGRAM,
+            "lstm+frozen-vectors": LSTM_LM | SKIPGRAM | FROZEN,
+            "negative": NEXT | SKIPGRAM | AS_INITIALISED,
+            "softmax": NEXT | SOFTMAX | AS_INITIALISED,
+        },
+    ),
+)

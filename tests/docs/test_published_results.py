@@ -16,8 +16,8 @@ from PIL import Image
 
 from experiments.drawings.claims import WORDS, ClaimsPicture, claims_of, read_tables, tau
 from experiments.report.report import write_report
-from experiments.study.registry import REGISTRY, find, tables, twin
-from experiments.study.t5.scores import BASELINE_STD, COLUMNS
+from experiments.study.papers.t5 import PAPER
+from experiments.study.registry import REGISTRY, canonical_row, find, tables_of
 from lm.config.base import SettingError
 from lm.files import parse_with_checksum
 
@@ -40,7 +40,7 @@ def test_the_values_of_every_example_that_a_published_score_is_made_of_are_publi
     """Those of a row that is not fine-tuned lie with its pre-training, not in its own folder."""
     kept = {hashlib.sha256(file.read_bytes()).hexdigest(): file for file in runs.rglob("report/*.npy")}
     lines = [*csv.DictReader(RESULTS.with_suffix(".csv").open())]
-    wanted = {(twin(line["row"], "mini"), line["seed"]) for line in lines}
+    wanted = {(canonical_row(line["row"], "mini"), line["seed"]) for line in lines}
     assert ("t5/11-mixing/k19", "2") in wanted and len(wanted) == 119
     for row, seed in wanted:
         path = runs / "mini" / row / f"seed-{seed}" / "scores.json"
@@ -50,7 +50,7 @@ def test_the_values_of_every_example_that_a_published_score_is_made_of_are_publi
 
 @pytest.mark.slow
 def test_a_report_on_the_published_runs_is_the_published_one(runs):
-    made = write_report(tables(find("t5/[12469][-02]*")), "mini", runs).path
+    made = write_report(tables_of(find("t5/[12469][-02]*")), "mini", runs).path
     written, published = (
         json.dumps(json.loads(file.read_bytes())["tables"])
         for file in (made.with_name("results.json"), RESULTS)
@@ -118,7 +118,7 @@ def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that
     for name, table in read_tables(RESULTS).items():
         rows = table["rows"]
         ours = {row: mean(rows[row]["combined"].values()) for row in rows}
-        paper = {row: sum(REGISTRY[row].paper[c] / BASELINE_STD[c] for c in COLUMNS) for row in rows}
+        paper = {row: sum(REGISTRY[row].published[c.name] / c.std for c in PAPER.columns) for row in rows}
         signs = Counter(((ours[a] > ours[b]) == (paper[a] > paper[b])) for a, b in combinations(rows, 2))
         due = (signs[True] - signs[False]) / signs.total()
         assert tau(rows) == (None if len(rows) == 2 else pytest.approx(due)), name

@@ -17,7 +17,8 @@ from experiments.runs.prepare import store_vocabulary
 from experiments.runs.recipes import RECIPES, steps_of
 from experiments.runs.stages import save_settings, stages, stages_of, start_of
 from experiments.starts import started_from
-from experiments.study.registry import build, by_hand, check_start, named_changes
+from experiments.study.overrides import check_start, named_changes, overrides_of
+from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError
 from lm.config.training import CheckpointConfig
@@ -150,7 +151,7 @@ def test_a_run_is_named_by_its_start_and_by_what_was_changed_by_hand(runs):
     experiment = started(runs, "gpt2", **{"model.dropout": 0.25})
     name = experiment.start.model
     expected = {"start.model": name, "model.dropout": 0.25, "tuning.mixtures": TEXT["tuning.mixtures"]}
-    assert by_hand(ROW, "tiny", experiment) == expected
+    assert overrides_of(ROW, "tiny", experiment) == expected
     changes = started_from(checkpoint(runs, "gpt2"), runs)
     assert named_changes(changes | {"model.dropout": 0.25}) == {"start.model": name, "model.dropout": 0.25}
     assert named_changes({"model.d_model": 8}) == {"model.d_model": 8}

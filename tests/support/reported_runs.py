@@ -1,11 +1,8 @@
 """Finished runs made by hand, as reports read them."""
 
-from experiments.study.registry import (
-    find,
-    tables,
-)
+from experiments.study.registry import find, tables_of
 
-RATES = tables(find("t5/6-corruption-rate"))
+RATES = tables_of(find("t5/6-corruption-rate"))
 NAMES = [row.name for row in RATES[0].rows]
 RECORD = {
     "settings": {},

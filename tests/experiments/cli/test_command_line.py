@@ -20,7 +20,8 @@ from experiments.cli.usage.completion import flags_of, script_of
 from experiments.cli.usage.mistakes import MEANT, as_typed
 from experiments.cli.usage.page import CHANGED_OFTEN
 from experiments.study.experiment import BASELINE, Experiment
-from experiments.study.registry import REGISTRY, build, run_folder
+from experiments.study.paths import run_folder
+from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.words import setting_words
 from lm.config.base import SettingError, changes, diff, leaves

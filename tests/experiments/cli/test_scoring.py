@@ -25,7 +25,7 @@ from experiments.runs.stages import save_settings, stages_of
 from experiments.runs.trained import answering, newest_masked, open_run
 from experiments.starts import started_from
 from experiments.study.experiment import Experiment
-from experiments.study.folders import cache_of
+from experiments.study.paths import cache_of
 from lm.config.base import SettingError, changes
 from lm.config.decoding import Decoding
 from lm.data.tasks.benchmarks import TASKS

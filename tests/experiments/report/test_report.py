@@ -30,21 +30,13 @@ from experiments.runs import origin
 from experiments.runs.result import read_result, summary, write_result
 from experiments.runs.scores import best_of, columns, score_values
 from experiments.runs.stages import save_settings
-from experiments.study.experiment import objective
-from experiments.study.families import GPT
-from experiments.study.registry import (
-    REGISTRY,
-    TABLES,
-    add_rows,
-    baseline_of,
-    build,
-    find,
-    named_changes,
-    run_folder,
-    start_changes,
-    tables,
-)
-from experiments.study.t5 import claims as paper
+from experiments.study import claims as paper
+from experiments.study.changes import objective
+from experiments.study.overrides import named_changes, start_changes
+from experiments.study.paths import report_name, run_folder
+from experiments.study.presets import GPT
+from experiments.study.registry import REGISTRY, TABLES, add_rows, add_table, build, find, tables_of
+from experiments.study.table import make_table
 from lm.config.base import SettingError, change, leaves
 from lm.data.tasks.benchmarks import TASKS
 from lm.files import json_with_checksum, lines_with_checksum, parse_with_checksum
@@ -215,7 +207,7 @@ def test_a_single_seed_claims_nothing_and_says_what_would(tmp_path):
 def test_tables_of_which_only_the_baseline_has_finished_are_named_not_shown(tmp_path):
     finish(tmp_path, "t5/1-baseline/baseline", 0, 1.0)
     finish(tmp_path, "t5/4-objective/deshuffling", 0, 1.0)
-    made = report.write_report(tables(find("t5/*")), "nano", tmp_path)
+    made = report.write_report(tables_of(find("t5/*")), "nano", tmp_path)
     assert list(made.sheets) == ["t5/4-objective"]
     assert "has finished of: t5/1-baseline, t5/2-architecture" in made.path.read_text()
 
@@ -231,22 +223,12 @@ def test_tables_of_which_only_the_baseline_has_finished_are_named_not_shown(tmp_
     ],
 )
 def test_every_set_of_tables_has_a_report_of_its_own(tmp_path, pattern, folder):
-    wanted = tables(find(pattern))
+    wanted = tables_of(find(pattern))
     finish(tmp_path, wanted[0].rows[0].name, 0, 1.0)
     assert report.write_report(wanted, "nano", tmp_path).path.parent.name == folder
 
 
-@pytest.fixture
-def own_tables():
-    """Tables of a user's own, while a test lasts."""
-    rows, lists = dict(REGISTRY), [*TABLES]
-    yield add_rows
-    REGISTRY.clear()
-    REGISTRY.update(rows)
-    TABLES[:] = lists
-
-
-def test_no_two_sets_of_tables_share_the_folder_of_their_report(own_tables):
+def test_no_two_sets_of_tables_share_the_folder_of_their_report(restored_registry):
     own = (
         "abl",
         "abl/depth-1",
@@ -260,21 +242,17 @@ def test_no_two_sets_of_tables_share_the_folder_of_their_report(own_tables):
         "a/b-3",
     )
     for name in own:
-        own_tables(name, {"base": {}})
-    around = [
-        table for table in TABLES if table.name in own or table.name.startswith(("t5/1-", "t5/2-", "electra"))
-    ]
+        add_table(make_table(name, "", {"base": {}}))
+    around = [name for name in TABLES if name in own or name.startswith(("t5/1-", "t5/2-", "electra"))]
     sets = [list(some) for count in range(1, len(around) + 1) for some in combinations(around, count)]
-    assert len({report.name_of(some) for some in sets}) == len(sets)
-    assert report.name_of([table for table in TABLES if table.name == "abl/depth-1"]) == "abl-depth-1"
+    assert len({report_name(some) for some in sets}) == len(sets)
+    assert report_name(["abl/depth-1"]) == "abl-depth-1"
 
 
-def test_a_row_of_ones_own_lies_on_the_axis_of_the_table_that_it_is_added_to(own_tables, tmp_path):
+def test_a_row_of_ones_own_lies_on_the_axis_of_the_table_that_it_is_added_to(restored_registry, tmp_path):
     name = "t5/6-corruption-rate"
-    own_tables(
-        name, {"30": {"objective.rate": 0.3}, "30-wide": {"objective.rate": 0.3, "model.mlp.d_ff": 512}}
-    )
-    (table,) = tables(find(name))
+    add_rows(name, {"30": {"objective.rate": 0.3}, "30-wide": {"objective.rate": 0.3, "model.mlp.d_ff": 512}})
+    (table,) = tables_of(find(name))
     at = plots.axis_of(table, {row.name: build(row.name, "nano") for row in table.rows})
     assert {row.rpartition("/")[2]: x for row, x in at.items()} == {
         "10": 0.1,
@@ -295,11 +273,11 @@ LOSSES = {"base": 4.0, "better": 3.5, "worse": 4.5, "same": 4.0, "masked": 1.0}
 NO_TASKS = {"tuning.heads": (), "finetuning.steps": 0}
 
 
-def without_tasks(add, runs: Path, seeds: int = 4) -> report.Report:
+def without_tasks(runs: Path, seeds: int = 4) -> report.Report:
     """The report on a table of ones own, whose rows have a loss on held-out text alone."""
     rows = {name: GPT | NO_TASKS | {"model.mlp.d_ff": 64 + place} for place, name in enumerate(LOSSES)}
     rows["masked"] |= objective("prefix-lm")
-    add("own", rows)
+    add_table(make_table("own", "", rows))
     for place, (name, loss) in enumerate(LOSSES.items()):
         for seed in range(seeds):
             folder = run_folder(runs, "nano", f"own/{name}", seed, {})
@@ -307,11 +285,11 @@ def without_tasks(add, runs: Path, seeds: int = 4) -> report.Report:
             noise = 0.1 * seed + 0.01 * np.random.default_rng([seed, place]).normal()
             scores = {"columns": {}, "tasks": {}, "held_out_loss": loss + noise, "seconds": 1.0, "tokens": 9}
             write_result(folder, scores)
-    return report.write_report(tables(find("own")), "nano", runs)
+    return report.write_report(tables_of(find("own")), "nano", runs)
 
 
-def test_a_table_without_tasks_is_judged_by_its_held_out_loss(own_tables, tmp_path):
-    made = without_tasks(own_tables, tmp_path)
+def test_a_table_without_tasks_is_judged_by_its_held_out_loss(restored_registry, tmp_path):
+    made = without_tasks(tmp_path)
     sheet = made.sheets["own"][""]
     arrows = [cell.text[-1] if cell.text[-1] in "▲▼" else "" for cell in sheet["held-out loss"]]
     assert arrows == ["", "▲", "▼", "", ""], "and a loss of other targets is not compared"
@@ -328,17 +306,17 @@ def test_a_table_without_tasks_is_judged_by_its_held_out_loss(own_tables, tmp_pa
     assert "own.csv" in {file.name for file in made.path.parent.iterdir()}
 
 
-def test_one_seed_of_a_table_without_tasks_claims_nothing(own_tables, tmp_path):
-    sheet = without_tasks(own_tables, tmp_path, seeds=1).sheets["own"][""]
+def test_one_seed_of_a_table_without_tasks_claims_nothing(restored_registry, tmp_path):
+    sheet = without_tasks(tmp_path, seeds=1).sheets["own"][""]
     assert not any(sign in cell.text for cell in sheet["held-out loss"] for sign in "▲▼")
     assert "(" not in "".join(cell.text for cell in sheet["held-out loss, less the baseline's"])
 
 
-def test_a_report_is_headed_by_the_tables_that_it_is_on(own_tables, tmp_path):
-    text = without_tasks(own_tables, tmp_path).path.read_text()
+def test_a_report_is_headed_by_the_tables_that_it_is_on(restored_registry, tmp_path):
+    text = without_tasks(tmp_path).path.read_text()
     assert text.startswith("# own at scale `nano`") and "\n## own\n" in text
-    own_tables("titled", {"base": {}}, title="What is hidden")
-    titled, rates = (tables(find(name)) for name in ("titled", "t5/6*"))
+    add_table(make_table("titled", "What is hidden", {"base": {}}))
+    titled, rates = (tables_of(find(name)) for name in ("titled", "t5/6*"))
     assert report.heading(titled) == "What is hidden"
     assert report.heading(rates) == "The T5 study"
     assert report.heading([*titled, *rates]) == "Tables titled and t5/6-corruption-rate"
@@ -416,15 +394,15 @@ def test_a_baseline_trained_anew_is_marked_and_not_all_the_rows_beside_it(tmp_pa
 
 
 def test_the_papers_mean_of_columns_is_in_the_order_of_its_claims():
-    for table in TABLES:
+    for table in TABLES.values():
         for claim in paper.claims(table):
-            base = REGISTRY[baseline_of(table.rows[0].name)]
-            better, worse = (plots.paper_mean(row, base) for row in (claim.better, claim.worse))
+            base = REGISTRY[table.baseline]
+            better, worse = (plots.paper_mean(row, base, table.paper) for row in (claim.better, claim.worse))
             assert better > worse, (claim.better.name, claim.worse.name)
 
 
 def test_rows_whose_settings_name_other_text_are_not_compared_in_it(tmp_path):
-    (table,) = tables(find("t5/8-*"))
+    (table,) = tables_of(find("t5/8-*"))
     for row in table.rows:
         phase = finish(tmp_path, row.name, 0, 1.0) / "finetuning" / "cloze"
         origin.record(phase, RECORD | {"data": {"corpus train": build(row.name, "nano").data.corpus}})
@@ -575,11 +553,11 @@ def test_many_settings_given_by_hand_still_make_a_file_name(tmp_path):
     assert len(set(folders)) == 2
 
 
-@pytest.mark.parametrize("name", plots.AXES)
+@pytest.mark.parametrize("name", [table.name for table in TABLES.values() if table.axis])
 def test_rows_on_the_axis_of_a_picture_differ_in_its_number_and_in_nothing_else(name):
-    (table,) = tables(find(name))
+    (table,) = tables_of(find(name))
     at = plots.axis_of(table, {row.name: build(row.name, "base") for row in table.rows})
-    built = [dict(leaves(build(row, "base"))) | {plots.AXES[name][0]: None} for row in at]
+    built = [dict(leaves(build(row, "base"))) | {table.axis.setting: None} for row in at]
     assert len(set(at.values())) == len(at) > 3
     assert all(settings == built[0] for settings in built)
 

@@ -19,8 +19,8 @@ from experiments.report.statistics import (
     power,
     resample_examples,
 )
+from experiments.study import claims as paper
 from experiments.study.registry import TABLES
-from experiments.study.t5 import claims as paper
 
 ROWS, SEEDS, EXAMPLES = 6, 5, 40
 MARGIN = 2.0
@@ -228,32 +228,32 @@ def test_a_seed_far_from_its_rows_others_is_named():
     assert outliers({"a": {0: 1.0, 1: 9.0}}) == []
 
 
-NAMED = {table.name: table for table in TABLES}
-PAPER = [table for table in TABLES if table.name.startswith("t5/")]
+T5 = [table for table in TABLES.values() if table.paper is not None]
 PAIRS = {"2": (42, 45), "4": (3, 3), "5": (4, 6), "6": (4, 6), "7": (6, 10), "9": (9, 10), "10": (15, 15)}
 PAIRS |= {"11": (52, 55), "12": (9, 10), "13": (18, 21)}
 
 
 def test_the_paper_claims_the_pairs_that_its_noise_tells_apart_in_the_direction_of_its_scores():
-    for table in PAPER:
+    for table in T5:
         number, listed = table.name.split("/")[1].split("-")[0], paper.claims(table)
         if number in PAIRS:
             count = len(table.rows) * (len(table.rows) - 1) // 2
             assert (len(listed), count) == PAIRS[number], table.name
-    (claim,) = paper.claims(NAMED["t5/1-baseline"])
+    (claim,) = paper.claims(TABLES["t5/1-baseline"])
     assert (claim.better.name, claim.worse.name) == ("t5/1-baseline/baseline", "t5/1-baseline/no-pretraining")
     assert claim.conclusion == "pre-training helps" and claim.z > 50
-    assert paper.claims(NAMED["t5/8-data"]) == paper.claims(NAMED["bert"]) == ()
+    assert paper.claims(TABLES["t5/8-data"]) == paper.claims(TABLES["bert"]) == ()
 
 
 def test_every_conclusion_is_one_of_the_claims():
-    named = {claim.conclusion for table in PAPER for claim in paper.claims(table)} - {""}
-    assert named == set(paper.CONCLUSIONS.values())
+    for table in T5:
+        named = {claim.conclusion for claim in paper.claims(table)} - {""}
+        assert named == {conclusion.text for conclusion in table.conclusions}, table.name
 
 
 def test_a_repeat_of_the_paper_confirms_nearly_all_that_is_clear_and_contradicts_nothing():
     clear, close = (
-        paper.repeat_of_paper(NAMED[f"t5/{name}"]) for name in ("10-fine-tuning", "7-span-length")
+        paper.simulate_replication(TABLES[f"t5/{name}"]) for name in ("10-fine-tuning", "7-span-length")
     )
     assert clear.confirmed == pytest.approx(15, abs=0.1)
     assert sum(close) == pytest.approx(6) and close.contradicted < 0.01

@@ -12,10 +12,10 @@ from experiments.report.plots import draw_figures
 from experiments.report.records import table_data
 from experiments.runs.result import Result
 from experiments.runs.scores import write_example_values
-from experiments.study.registry import REGISTRY, build, find, tables
+from experiments.study.registry import REGISTRY, build, find, tables_of
 from lm.config.base import change
 
-(TABLE,) = tables(find("t5/4-objective"))
+(TABLE,) = tables_of(find("t5/4-objective"))
 NAMES = [row.name for row in TABLE.rows]
 BASE = "t5/1-baseline/baseline"
 UPDATES, EXAMPLES = 200, 100

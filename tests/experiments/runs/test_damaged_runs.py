@@ -20,7 +20,8 @@ from experiments.runs.result import write_result
 from experiments.runs.scores import best_of, write_example_values
 from experiments.runs.session import finished
 from experiments.runs.stages import load_settings, save_settings
-from experiments.study.registry import REGISTRY, build, run_folder
+from experiments.study.paths import run_folder
+from experiments.study.registry import REGISTRY, build
 from lm.config.base import SettingError
 from lm.data.tasks.task import Scored
 from lm.evaluate.evaluator import write_predictions

@@ -26,7 +26,8 @@ from experiments.runs.run import check, run
 from experiments.runs.scores import best_of, columns
 from experiments.runs.stages import Stage, save_settings, stages_of
 from experiments.study import registry
-from experiments.study.registry import REGISTRY, build, run_folder
+from experiments.study.paths import run_folder
+from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
 from lm import sharding
 from lm.config.base import SettingError, change

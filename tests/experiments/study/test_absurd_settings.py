@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from experiments.cli.models import Filling, generate
 from experiments.runs.checks import check
-from experiments.study.experiment import Experiment, apply
-from experiments.study.registry import build, check_given
+from experiments.study.changes import apply
+from experiments.study.experiment import Experiment
+from experiments.study.overrides import check_given
+from experiments.study.registry import build
 from lm.config.base import SettingError, leaves
 from lm.config.training import OptimizerConfig
 

@@ -8,9 +8,12 @@ from computed import ROWS, built, computed, kind_of, small_corpus_and_scale, wit
 
 from experiments.cli import train
 from experiments.study import registry
-from experiments.study.experiment import Experiment, apply
-from experiments.study.registry import REGISTRY, build, check_given, check_row, read_changes
+from experiments.study.changes import apply
+from experiments.study.experiment import Experiment
+from experiments.study.overrides import check_given, used_changes
+from experiments.study.registry import REGISTRY, build, check_row
 from experiments.study.scales import SCALES
+from experiments.study.table import make_table
 from lm.config.base import (
     ABOVE_0,
     GIVEN,
@@ -188,7 +191,7 @@ def test_a_row_changes_nothing_at_any_scale_that_it_does_not_read(scale):
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_a_family_sets_nothing_that_its_models_do_not_read(name):
-    from experiments.study.families import family
+    from experiments.study.presets import family
 
     paths = [path.removeprefix("model.") for path in family(name)]
     assert unused_settings(PRESETS[name], paths) == {}
@@ -212,27 +215,16 @@ def test_a_family_sets_nothing_that_its_models_do_not_read(name):
         ),
     ],
 )
-def test_a_row_of_ones_own_that_sets_what_it_does_not_read_is_refused(changes, words):
-    table = registry.new_table(
-        "own", "", None, {"base": registry.REGISTRY["gpt/base"].changes, "row": changes}
-    )
-    registry.TABLES.append(table)
-    try:
-        with registry.registered(table.rows), pytest.raises(SettingError, match=words):
-            check_row("own/row", "nano")
-    finally:
-        registry.TABLES.remove(table)
+def test_a_row_of_ones_own_that_sets_what_it_does_not_read_is_refused(changes, words, restored_registry):
+    registry.add_table(make_table("own", "", {"base": registry.REGISTRY["gpt/base"].changes, "row": changes}))
+    with pytest.raises(SettingError, match=words):
+        check_row("own/row", "nano")
 
 
-def test_a_row_that_leaves_out_a_phase_of_another_keeps_what_that_says_of_it():
+def test_a_row_that_leaves_out_a_phase_of_another_keeps_what_that_says_of_it(restored_registry):
     bert = registry.REGISTRY["bert/base"].changes
-    table = registry.new_table("own", "", None, {"base": bert, "row": bert | {"pretraining.steps": 0}})
-    registry.TABLES.append(table)
-    try:
-        with registry.registered(table.rows):
-            check_row("own/row", "nano")
-    finally:
-        registry.TABLES.remove(table)
+    registry.add_table(make_table("own", "", {"base": bert, "row": bert | {"pretraining.steps": 0}}))
+    check_row("own/row", "nano")
 
 
 # ---- what is given on the command line
@@ -312,8 +304,8 @@ def test_a_sweep_refuses_what_none_of_its_rows_reads_and_trains_others_as_they_a
     with pytest.raises(SettingError, match=r"mixing\.limit is read with"):
         train.sweep_command(["t5/4-objective", "--mixing.limit", "5"])
     changes = {"objective.rate": 0.3, "pretraining.steps": 8}
-    assert read_changes("t5/4-objective/bert-style", "nano", changes) == changes
-    assert read_changes("t5/4-objective/deshuffling", "nano", changes) == {"pretraining.steps": 8}
+    assert used_changes("t5/4-objective/bert-style", "nano", changes) == changes
+    assert used_changes("t5/4-objective/deshuffling", "nano", changes) == {"pretraining.steps": 8}
 
 
 def test_settings_of_an_older_run_are_read_whatever_reads_them():

@@ -20,15 +20,17 @@ from experiments.cli.show import show_rows
 from experiments.processes.progress import duration, reporting
 from experiments.runs.stages import stages
 from experiments.study import classic, registry
-from experiments.study.experiment import BASELINE, Experiment, times, told_changes
-from experiments.study.registry import REGISTRY, baseline_of, build, find, find_one, run_folder, twin
+from experiments.study.changes import times
+from experiments.study.experiment import BASELINE, Experiment, relevant_diff
+from experiments.study.papers.t5 import PAPER, TABLES
+from experiments.study.paths import run_folder
+from experiments.study.registry import REGISTRY, baseline_of, build, canonical_row, find, find_one
 from experiments.study.scales import SCALES
-from experiments.study.t5.scores import COLUMNS
-from experiments.study.t5.tables import TABLES
+from experiments.study.table import make_table
 from lm.config.base import SettingError, change, comments, diff, from_json, leaves, to_json
 from lm.objectives.denoising import OBJECTIVES
 
-PAPER = SHARED / "t5" / "tables.json"
+PRINTED = SHARED / "t5" / "tables.json"
 
 
 def test_at_scale_base_the_baseline_is_the_papers_setup():
@@ -47,7 +49,7 @@ def test_at_scale_base_the_baseline_is_the_papers_setup():
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_no_two_rows_of_a_table_are_equal(scale):
-    for table in registry.TABLES:
+    for table in registry.TABLES.values():
         built = [build(row.name, scale) for row in table.rows]
         assert len(set(built)) == len(built), table.name
 
@@ -74,19 +76,19 @@ def test_every_row_differs_from_the_baseline_in_what_its_line_names_and_in_nothi
 
 def test_every_row_has_the_papers_seven_scores():
     for row in (row for table in TABLES for row in table.rows):
-        assert set(row.paper) == set(COLUMNS)
-        assert all(0 < score < 100 for score in row.paper.values())
+        assert set(row.published) == {column.name for column in PAPER.columns}
+        assert all(0 < score < 100 for score in row.published.values())
 
 
-@pytest.mark.skipif(not PAPER.exists(), reason="needs ../shared")
+@pytest.mark.skipif(not PRINTED.exists(), reason="needs ../shared")
 def test_scores_equal_the_papers_tables():
-    tables = json.loads(PAPER.read_text())["tables"]
+    tables = json.loads(PRINTED.read_text())["tables"]
     for table in TABLES:
         number = table.name.split("/")[1].split("-")[0]
         theirs = [
             row["scores"] for row in tables[f"table_{number}"]["rows"] if not row["id"].endswith("_std")
         ]
-        assert [dict(row.paper) for row in table.rows] == theirs
+        assert [dict(row.published) for row in table.rows] == theirs
 
 
 def test_settings_survive_json_and_each_has_a_meaning():
@@ -98,7 +100,7 @@ def test_settings_survive_json_and_each_has_a_meaning():
 
 def test_equal_rows_of_different_tables_share_one_run():
     shared = {
-        twin(name, "nano")
+        canonical_row(name, "nano")
         for name in (
             "t5/6-corruption-rate/15",
             "t5/5-bert-style/replace-spans",
@@ -106,7 +108,7 @@ def test_equal_rows_of_different_tables_share_one_run():
         )
     }
     assert shared == {"t5/1-baseline/baseline"}
-    assert twin("t5/6-corruption-rate/10", "nano") == "t5/6-corruption-rate/10"
+    assert canonical_row("t5/6-corruption-rate/10", "nano") == "t5/6-corruption-rate/10"
 
 
 def test_a_multiple_of_what_the_scale_has_compares_hashes_and_prints():
@@ -122,15 +124,13 @@ OWN = {
 
 
 @pytest.fixture
-def own_rows():
-    rows = registry.new_table("own", "", None, OWN).rows
-    with registry.registered(rows):
-        yield
+def own_rows(restored_registry):
+    registry.add_table(make_table("own", "", OWN))
 
 
 def test_rows_are_one_experiment_if_what_they_build_at_a_scale_is(own_rows):
     steps = "t5/13-scaling/steps"
-    twins = {row: {scale: twin(f"own/{row}", scale) for scale in ("nano", "mini")} for row in OWN}
+    twins = {row: {scale: canonical_row(f"own/{row}", scale) for scale in ("nano", "mini")} for row in OWN}
     assert twins == {
         "written-again": {"nano": steps, "mini": steps},
         "numbers-of-nano": {"nano": steps, "mini": "own/numbers-of-nano"},
@@ -166,7 +166,7 @@ def test_the_folder_called_as_a_row_leads_to_the_run_that_it_shares(own_rows, tm
 
 def test_a_network_is_listed_without_settings_of_models_made_of_counts():
     listed = {
-        row.name: told_changes(build("history/bigram", "nano"), build(row.name, "nano"))
+        row.name: relevant_diff(build("history/bigram", "nano"), build(row.name, "nano"))
         for row in find("history")
     }
     assert list(listed["history/transformer"]) == ["counts.model"]

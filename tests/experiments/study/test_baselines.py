@@ -11,8 +11,9 @@ from experiments.report import plots, report
 from experiments.report.results import results
 from experiments.runs.result import write_result
 from experiments.runs.stages import save_settings
-from experiments.study.history import TABLES
-from experiments.study.registry import REGISTRY, build, run_folder
+from experiments.study.baselines import TABLES
+from experiments.study.paths import run_folder
+from experiments.study.registry import REGISTRY, build
 from lm.nn.transformer import Transformer
 
 HISTORY = [row.name for row in TABLES[0].rows]

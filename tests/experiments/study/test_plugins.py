@@ -14,9 +14,8 @@ from paths import ROOT
 
 from experiments.runs import origin
 from experiments.runs.stages import load_settings, save_settings
-from experiments.study import extension, own, registry
-from experiments.study.extension import load_study
-from experiments.study.own import STUDY, place_in_study, without_study
+from experiments.study import plugins, registry
+from experiments.study.plugins import STUDY, load_study, place_in_study, without_study
 from experiments.study.registry import build, find
 from lm.config import base
 from lm.config.base import SettingError, from_json, set_choices, to_json
@@ -30,14 +29,20 @@ MODULES = {name: code for code, name in re.findall(r"```python\n(# (\w+\.py)\n.*
 SMALL = "--data.corpus text:words.txt --data.vocabulary bytes --tuning.mixtures --tuning.heads".split()
 
 
+IMPORTS = (
+    "from experiments.study.registry import add_rows, add_table\n"
+    "from experiments.study.table import Axis, Conclusion, Published, make_table\n"
+)
+
+
 @pytest.fixture
-def loads(tmp_path, monkeypatch):
+def loads(tmp_path, monkeypatch, restored_registry):
     """Loads modules of this text; afterwards the study is what it was."""
     tables, added = (
-        dict(extension._tables("MIXERS")),
+        dict(plugins._registries("MIXERS")),
         {field: dict(names) for field, names in base._ADDED.items()},
     )
-    before, lists = {name: dict(table) for name, table in tables.items()}, [*registry.TABLES]
+    before = {name: dict(table) for name, table in tables.items()}
     modules = dict(sys.modules)
     monkeypatch.chdir(tmp_path)
 
@@ -53,7 +58,6 @@ def loads(tmp_path, monkeypatch):
     for name, table in tables.items():
         table.clear()
         table |= before[name]
-    registry.TABLES[:] = lists
     set_choices(Objective, "noise", NOISES)
     set_choices(Schedule, "name", OPTIMIZERS)
     base._ADDED.clear()
@@ -73,7 +77,7 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
     builtin = dict(registry.REGISTRY)
     loads(**{name.removesuffix(".py"): code for name, code in MODULES.items()})
     added = [name for name in registry.REGISTRY if name not in builtin]
-    assert len(added) == 17
+    assert len(added) == 19
     for name in added:
         experiment = build(name, "pico")
         assert from_json(type(experiment), to_json(experiment)) == experiment
@@ -118,21 +122,47 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
         ("\n\nnonsense\n", r"my\.py:3: NameError: name 'nonsense' is not defined"),
         ("x = (\n", r"my\.py:1: SyntaxError: '\(' was never closed"),
         (
-            "from experiments.study.registry import add_rows\nadd_rows('a', {'b': {'model.mlp.d_fff': 1}})\n",
-            r"my\.py:2: row 'a/b': MlpConfig has no setting 'd_fff'; did you mean 'd_ff'",
+            IMPORTS + "add_table(make_table('a', '', {'b': {'model.mlp.d_fff': 1}}))\n",
+            r"my\.py:3: row 'a/b': MlpConfig has no setting 'd_fff'; did you mean 'd_ff'",
         ),
         (
-            "from experiments.study.families import BERT\nfrom experiments.study.registry import add_rows\n"
-            "add_rows('a', {'b': BERT | {'start.steps': 100}})\n",
-            r"my\.py:3: row 'a/b': start\.steps is read by models with a decoder, not by model\.architecture",
+            IMPORTS + "from experiments.study.presets import BERT\n"
+            "add_table(make_table('a', '', {'b': BERT | {'start.steps': 100}}))\n",
+            r"my\.py:4: row 'a/b': start\.steps is read by models with a decoder, not by model\.architecture",
+        ),
+        (IMPORTS + "add_rows('gpt', {'base': {}})\n", r"my\.py:3: there is a row 'gpt/base' already"),
+        (
+            IMPORTS + "add_table(make_table('gpt', '', {'mine': {}}))\n",
+            r"my\.py:3: there is a table 'gpt' already; choose another name, or add rows to it with add_rows",
         ),
         (
-            "from experiments.study.registry import add_rows\nadd_rows('gpt', {'base': {}})\n",
-            r"my\.py:2: there is a row 'gpt/base' already",
+            IMPORTS + "add_rows('gtp', {'mine': {}})\n",
+            r"my\.py:3: there is no table 'gtp'; did you mean 'gpt'\?; a new one is made by add_table",
         ),
         (
-            "from experiments.study.registry import add_rows\nadd_rows('a', {'b c': {}})\n",
-            r"my\.py:2: row 'a/b c' should be named in letters",
+            IMPORTS + "add_table(make_table('a', '', {'b c': {}}))\n",
+            r"my\.py:3: row 'a/b c' should be named in letters",
+        ),
+        (
+            IMPORTS + "add_table(make_table('a', '', {'b': {}}, baseline='gpt/bass'))\n",
+            r"my\.py:3: table 'a': there is no row 'gpt/bass', its baseline; did you mean 'gpt/base'",
+        ),
+        (
+            IMPORTS + "add_table(make_table('a', '', {'b': {}}, axis=Axis('model.mlp.dff', '')))\n",
+            r"my\.py:3: table 'a': its axis: there is no setting 'model.mlp.dff'; did you mean 'model.mlp.d_",
+        ),
+        (
+            IMPORTS + "add_table(make_table('a', '', {'b': {}}, axis=Axis('model.mlp.activation', '')))\n",
+            r"my\.py:3: table 'a': its axis: model.mlp.activation='relu' is not a number",
+        ),
+        (
+            IMPORTS + "add_table(make_table('a', '', {'b': {}}, conclusions=[Conclusion('b', 'c', '')]))\n",
+            r"my\.py:3: table 'a': a conclusion names the row 'c', which it lacks; choose from b",
+        ),
+        (
+            IMPORTS + "scores = {'b': Published('b', {'x': 1.0})}\n"
+            "add_table(make_table('a', '', {'b': {}}, published=scores))\n",
+            r"my\.py:4: row 'a/b' has published scores: name their paper, with paper=Paper\(",
         ),
         (
             "from lm.objectives.corruption import NOISES\nNOISES['iid'] = None\n",
@@ -144,8 +174,8 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
         ),
         (
             "def half(number, experiment):\n    return number / zero\n\n"
-            "from experiments.study.registry import add_rows\n"
-            "add_rows('a', {'b': {'model.mlp.d_ff': half}})\n",
+            + IMPORTS
+            + "add_table(make_table('a', '', {'b': {'model.mlp.d_ff': half}}))\n",
             r"my\.py:2: row 'a/b': name 'zero' is not defined",
         ),
         (
@@ -167,7 +197,7 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
         ),
         (
             "from experiments.study.registry import REGISTRY\n"
-            "REGISTRY['t5/1-baseline/baseline'].paper['GLUE'] = 1.0\n",
+            "REGISTRY['t5/1-baseline/baseline'].published['GLUE'] = 1.0\n",
             r"my\.py:2: this cannot be changed: a row stays what it is",
         ),
         (
@@ -175,9 +205,18 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
             r"my\.py:2: REGISTRY\['gpt/base'\] is the project's own",
         ),
         (
-            "from experiments.study.registry import TABLES\n"
-            "TABLES[:] = [table for table in TABLES if table.name != 'gpt']\n",
+            "from experiments.study.registry import TABLES\ndel TABLES['gpt']\n",
             r"my\.py:2: table 'gpt' is the project's own; add_rows\(TABLE, ROWS\) adds rows to it",
+        ),
+        (
+            "from experiments.study.registry import TABLES\nfrom dataclasses import replace\n"
+            "TABLES['gpt'] = replace(TABLES['gpt'], baseline='bert/base')\n",
+            r"my\.py:3: table 'gpt' is the project's own; add_rows\(TABLE, ROWS\) adds rows to it",
+        ),
+        (
+            "from experiments.study.registry import REGISTRY\nfrom dataclasses import replace\n"
+            "REGISTRY['a/b'] = replace(REGISTRY['gpt/base'], name='a/b')\n",
+            r"my\.py:3: row 'a/b' is in no table; add_table\(TABLE\) adds a table with its rows",
         ),
         ("import sys\nsys.exit(3)\n", r"my\.py:2: SystemExit: it ends the program \(exit code 3\)"),
     ],
@@ -202,16 +241,16 @@ OUTSIDE = (
     ("pretraining", "b"),
     ("reports/a", "b"),
     ("a", "seed-0"),
-    ("gpt", "base,model.mlp.d_ff=64"),
+    ("own", "base,model.mlp.d_ff=64"),
     ("t5", "1-baseline"),
 )
 
 
 @pytest.mark.parametrize(("table", "row"), OUTSIDE)
 def test_a_row_whose_folder_would_be_elsewhere_or_anothers_is_refused(table, row, loads):
-    before = dict(registry.REGISTRY), [*registry.TABLES]
-    adds = f"from experiments.study.registry import add_rows\nadd_rows({table!r}, {{{row!r}: {{}}}})\n"
-    with pytest.raises(SettingError, match=r"^my\.py:2: row "):
+    before = dict(registry.REGISTRY), dict(registry.TABLES)
+    adds = f"{IMPORTS}add_table(make_table({table!r}, '', {{{row!r}: {{}}}}))\n"
+    with pytest.raises(SettingError, match=r"^my\.py:3: row "):
         loads(my=adds)
     assert (dict(registry.REGISTRY), registry.TABLES) == before, "nothing is half added"
 
@@ -229,8 +268,8 @@ def test_a_row_whose_folder_would_be_elsewhere_or_anothers_is_refused(table, row
         "from lm.data.tasks.mixtures import MIXTURES, Mixture\nMIXTURES['..'] = Mixture(('cola',), 4)\n",
         "from experiments.study.registry import REGISTRY\nfrom dataclasses import replace\n"
         "REGISTRY['a/b'] = replace(REGISTRY['gpt/base'], name='a/../../b')\n",
-        "from experiments.study.registry import add_rows\nadd_rows('report', {'a': {}})\n",
-        "from experiments.study.registry import add_rows\nadd_rows('t5-1/baseline', {'a': {}})\n",
+        IMPORTS + "add_table(make_table('report', '', {'a': {}}))\n",
+        IMPORTS + "add_table(make_table('t5-1/baseline', '', {'a': {}}))\n",
     ],
 )
 def test_names_that_become_folders_and_files_are_refused_where_they_would_lie_elsewhere(text, loads):
@@ -310,7 +349,7 @@ def test_the_words_that_start_a_process_again_lack_the_option(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "dev", "-m", "experiments", *sys.argv[1:]])
     take_study()
     assert sys.orig_argv == ["python", "-X", "dev", "-m", "experiments", "run", "gpt/base"]
-    assert own.study_files() == [Path("a.py").absolute()]
+    assert plugins.study_files() == [Path("a.py").absolute()]
 
 
 def test_what_is_sent_to_another_process_brings_the_modules_along(loads, tmp_path):

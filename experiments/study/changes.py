@@ -1,0 +1,97 @@
+"""Changes of settings as values: ``{"model.mlp.d_ff": times(2)}`` is what a row or a scale changes."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil, floor
+from typing import Any, Literal, NoReturn
+
+from experiments.study.experiment import Experiment
+from lm.config.base import SettingError, changes, leaves, nearest
+from lm.objectives.denoising import OBJECTIVES
+
+# Path of a setting -> its new value, or a function of (old value, experiment): a frozen dataclass, so that
+# it compares, hashes and prints as other values do.
+Changes = dict[str, Any]
+
+
+def objective(name: str) -> Changes:
+    """Return the change to the published objective of that name, with all of its settings."""
+    if name not in OBJECTIVES:
+        raise SettingError(f"there is no objective {name!r}{nearest(name, OBJECTIVES)}")
+    return {"objective": OBJECTIVES[name]}
+
+
+@dataclass(frozen=True)
+class Times:
+    """A change that multiplies what the scale has, so that a row means the same at every scale."""
+
+    factor: float
+    multiple: int = 1  # the product is rounded to a multiple of this
+    rounding: Literal["up", "down"] = "up"
+
+    def __call__(self, number: int, _experiment: Experiment) -> int:
+        """Return the new value of a setting that is ``number`` at this scale."""
+        rounded = ceil if self.rounding == "up" else floor
+        return rounded(number * self.factor / self.multiple) * self.multiple
+
+    def __str__(self) -> str:
+        text = f"x {self.factor:.4g}"
+        if self.multiple > 1:
+            return f"{text}, {self.rounding} to a multiple of {self.multiple}"
+        return text if self.rounding == "up" else f"{text}, rounded down"
+
+
+def times(factor: float, multiple: int = 1, rounding: Literal["up", "down"] = "up") -> Times:
+    """Return the change that multiplies a setting by ``factor`` and rounds it to a ``multiple``."""
+    return Times(factor, multiple, rounding)
+
+
+def apply(experiment: Experiment, new: Mapping[str, Any]) -> Experiment:
+    """Return ``experiment`` with all changes of ``new``, in order.
+
+    A function is called with (old value, experiment), after the changes before it.
+    """
+    values: dict[str, Any] = {}
+    for path, value in new.items():
+        if callable(value):
+            experiment, values = changes(experiment, values), {}
+            value = value(dict(leaves(experiment))[path], experiment)
+        values[path] = value
+    return changes(experiment, values)
+
+
+class ReadOnly(Mapping[str, Any]):
+    """A mapping that cannot be changed: a SettingError says what to do instead. ``|`` returns a dict.
+
+    Unlike types.MappingProxyType it is hashable and has its own error.
+    """
+
+    def __init__(self, values: Mapping[str, Any], instead: str):
+        self._values, self._instead = dict(values), instead
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values))  # of the names alone: values may be of any type
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+    def __or__(self, other: Mapping[str, Any]) -> Changes:
+        return {**self, **other}
+
+    def __ror__(self, other: Mapping[str, Any]) -> Changes:
+        return {**other, **self}
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise SettingError(f"this cannot be changed: {self._instead}")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    update = setdefault = pop = popitem = clear = _refuse

@@ -1,0 +1,66 @@
+"""Names of rows, tables, scales and tasks become names of folders and files: which of them may do so."""
+
+import re
+from collections.abc import Iterable
+
+from lm.config.base import SettingError
+
+PLAIN_NAME = re.compile(r"[\w.,:=@%+-]+(/[\w.,:=@%+-]+)*", re.ASCII)  # that is a folder, and needs no quoting
+STARTS_FOLDER = "starts"  # of what runs start from, in the folder of all runs
+REPORT = "report"  # files of a report that is on several tables
+BESIDE_SCALES = ("cache", STARTS_FOLDER)  # folders in the folder of all runs
+BESIDE_TABLES = ("pretraining", "reports")  # folders in that of a scale
+
+
+def check_row_name(name: str) -> None:
+    """SettingError unless a row of this name, TABLE/ROW, has a folder of its own among those of its scale."""
+    _check_name("row", name)
+    table, _, last = name.rpartition("/")
+    if name.split("/")[0] in BESIDE_TABLES or not table:
+        raise SettingError(
+            f"row {name!r} should be TABLE/ROW, where TABLE is not {' or '.join(BESIDE_TABLES)}"
+        )
+    if re.fullmatch(r"seed-\d+", last):
+        raise SettingError(f"row {name!r} is called as the folder of a seed is; choose another name")
+    if re.search(r",[\w.]+=", last):
+        raise SettingError(f"row {name!r} is called as a row with settings given by hand is; leave out ','")
+
+
+def check_scale_name(name: str) -> None:
+    """SettingError unless the runs of a scale of this name have a folder of their own."""
+    _check_name("scale", name)
+    if "/" in name or name in BESIDE_SCALES:
+        raise SettingError(f"scale {name!r} should be one word other than {' and '.join(BESIDE_SCALES)}")
+
+
+def check_task_name(name: str) -> None:
+    """SettingError unless what a task or mixture of this name came to lies in the folder of its run."""
+    _check_name("task", name)
+    if "/" in name:
+        raise SettingError(f"task {name!r} should be one word: a folder of each run is called so")
+
+
+def _check_name(what: str, name: str) -> None:
+    if not PLAIN_NAME.fullmatch(name):
+        raise SettingError(
+            f"{what} {name!r} should be named in letters, digits and . , : = @ % + -, with / between words"
+        )
+    if {".", ".."} & set(name.split("/")):
+        raise SettingError(f"{what} {name!r} leads out of the folder of runs; name it without '.' and '..'")
+    if name.startswith("-"):
+        raise SettingError(f"{what} {name!r} reads as an option; begin it with a letter or digit")
+
+
+def file_name(table: str) -> str:
+    """Return what files about a table are called, without an ending."""
+    return table.replace("/", "-")
+
+
+def check_table_name(name: str, others: Iterable[str]) -> None:
+    """SettingError for a table whose files would be called as those of one of ``others``, or of a report."""
+    same = [other for other in others if file_name(other) == file_name(name)]
+    if same or file_name(name) == REPORT:
+        other = f"table {same[0]!r}" if same else "a whole report"
+        raise SettingError(
+            f"files of table {name!r} would be called as those of {other}; choose another name"
+        )

@@ -1,0 +1,156 @@
+"""Where runs, their caches and their reports lie."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from experiments.study.names import STARTS_FOLDER, file_name
+from experiments.study.registry import BUILTIN_TABLES, TABLES, equal_rows
+from experiments.study.table import Table
+from lm.config.base import SettingError
+
+CACHED = ("compiled", "corrupt", "lock", "tfds", "tokens", "vocabulary")  # what a cache may hold
+
+
+def check_runs(runs: Path) -> None:
+    """SettingError if nothing can be written to ``runs`` as to a folder."""
+    if runs.parts[:1] == ("gs:",):
+        raise SettingError(
+            f"--runs gs://{'/'.join(runs.parts[1:])} should be a folder: mount the bucket, as lm-launch does "
+            "on TPUs (gcsfuse --implicit-dirs --rename-dir-limit=1000000 BUCKET FOLDER)"
+        )
+
+
+def lead_to(name: Path, folder: Path) -> None:
+    """Make ``name`` a link to ``folder``, unless something is there or the file system has no links."""
+    with suppress(OSError):
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.symlink_to(os.path.relpath(folder, name.parent), target_is_directory=True)
+
+
+def cache_of(folder: Path) -> Path:
+    """Return the cache of the folder of runs that a run lies in, or ``runs/cache`` if it lies in none.
+
+    A folder above it that is only called so is passed over. Commands that read data from it print its path,
+    since a copied run may lie in another folder of runs than it was trained in.
+    """
+    caches = (parent / "cache" for parent in folder.resolve().parents)
+    return next(filter(_is_cache, caches), Path("runs") / "cache")
+
+
+def _is_cache(folder: Path) -> bool:
+    """Return whether a folder holds something that is kept for runs."""
+    return any((folder / name).exists() for name in CACHED)
+
+
+def home_of(folder: Path, cache: Path) -> Path:
+    """The folder of a run's scale, where what its runs share lies; elsewhere the run's own folder."""
+    runs, folder = cache.parent.resolve(), folder.resolve()  # the cache may be a link
+    return runs / folder.relative_to(runs).parts[0] if folder.is_relative_to(runs) else folder
+
+
+def start_folder(name: str, folder: Path, home: Path) -> Path:
+    """That of the start of this name, of the run in ``folder`` at the scale of ``home``.
+
+    The folder of all runs may have been copied: every folder above the run is searched first.
+    """
+    places = (up / STARTS_FOLDER / name for up in (folder, *folder.parents))
+    return next(filter(Path.is_dir, places), home.parent / STARTS_FOLDER / name)
+
+
+def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[str, Any]) -> Path:
+    """Return the folder of a run, with overrides in its name; rows that are one experiment share it.
+
+    It is that of the first of these rows which has runs, or will have them.
+    """
+    folders = [row_folder(runs, scale, row, overrides) for row in equal_rows(name, scale)]
+    if len(folders) > 1:
+        folders = [folder for folder in folders if folder.exists()] or folders
+    return folders[0] / f"seed-{seed}"
+
+
+def row_folder(runs: Path, scale: str, name: str, overrides: Mapping[str, Any]) -> Path:
+    """Return the folder that is called as row ``name`` with these overrides is.
+
+    One that an earlier release made, whose names needed quoting in a shell, is found where it lies.
+    """
+    parent, _, last = name.rpartition("/")
+    new, old = with_overrides(last, overrides), _shortened(last + _written_before(overrides))
+    folder = runs / scale / parent
+    if new != old and (folder / old).exists() and not (folder / new).exists():
+        new = old
+    return folder / new
+
+
+def with_overrides(name: str, overrides: Mapping[str, Any]) -> str:
+    """A file name, with the settings given by hand in it, that needs no quoting in a shell."""
+    given = sorted((path, value) for path, value in overrides.items() if path != "seed")
+    return _shortened(name + "".join(f",{path}={_plain(value)}" for path, value in given))
+
+
+def _plain(value: Any) -> str:
+    """A value in letters that no shell reads; where others had to go, a checksum tells it from the like."""
+    text = ":".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+    text = text.replace("/", "_")
+    plain = re.sub(r"[^\w.,:=@%-]", "_", text, flags=re.ASCII)
+    return plain if plain == text else f"{plain}-{sha256(text.encode()).hexdigest()[:6]}"
+
+
+def _written_before(overrides: Mapping[str, Any]) -> str:
+    """What stood behind the names of folders up to release 0.1."""
+    suffix = "".join(f",{path}={value}" for path, value in sorted(overrides.items()) if path != "seed")
+    return suffix.replace("/", "_")
+
+
+def _shortened(name: str) -> str:
+    """At most 255 bytes: the longest file name on Linux and macOS."""
+    last = name.encode()
+    if len(last) > 255:
+        last = last[:238].decode(errors="ignore").encode() + b"," + sha256(last).hexdigest()[:16].encode()
+    return last.decode()
+
+
+def report_folder(runs: Path, scale: str, tables: Sequence[Table], overrides: Mapping[str, Any]) -> Path:
+    """Return the folder of the report on ``tables``, which no other set of tables or overrides has."""
+    return runs / scale / "reports" / with_overrides(report_name([table.name for table in tables]), overrides)
+
+
+def report_name(tables: Sequence[str]) -> str:
+    """Return what a report on ``tables`` is called: t5-1-baseline, t5-1+2+4, t5, bert+gpt.
+
+    Names that are clear only among this project's own tables end with a checksum if another is in the set.
+    """
+    if len(tables) == 1:
+        name = file_name(tables[0])
+        groups = {_group(table) for table in TABLES if "/" in table}
+        is_clear = "+" not in name and name not in groups
+    else:
+        name = "+".join(_group_name(group, list(some)) for group, some in groupby(tables, _group))
+        is_clear = False
+    if is_clear or BUILTIN_TABLES.issuperset(tables):
+        return name
+    return f"{name}-{sha256(json.dumps(list(tables)).encode()).hexdigest()[:6]}"
+
+
+def _group_name(group: str, tables: list[str]) -> str:
+    """Return a group of tables with the numbers of those in ``tables``; the group alone if they are all."""
+    whole = [table for table in TABLES if _group(table) == group]
+    if tables == whole:
+        return group
+    numbers = {name: name.partition("/")[2].split("-")[0] for name in whole}
+    if len(set(numbers.values())) == len(numbers):
+        parts = [numbers[name] for name in tables]
+    else:
+        parts = [file_name(name.partition("/")[2]) for name in tables]
+    return f"{group}-{'+'.join(parts)}"
+
+
+def _group(table: str) -> str:
+    """Return "t5" for "t5/4-objective"."""
+    return table.split("/")[0]
