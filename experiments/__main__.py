@@ -143,10 +143,7 @@ def _stop(*_) -> None:
 
 
 def dispatch(arguments: Sequence[str]) -> int:
-    """Run one command; the exit code. Errors that a user can fix are printed without a traceback.
-
-    A command line that tyro does not accept, and a help page, end the process (SystemExit).
-    """
+    """Run one command; the exit code. Errors that a user can fix are printed without a traceback."""
     words = [*arguments[1:], "--help"] if arguments[:1] == ["help"] else list(arguments)
     if not words or words[0] in ("-h", "--help", "--help-all"):
         print(_help())
@@ -155,41 +152,53 @@ def dispatch(arguments: Sequence[str]) -> int:
         print(versions())
         return EXIT_CODES["done"]
     try:
-        run_command(words)
+        return run_command(words)
     except SettingError as error:
         print_line(str(error))
         return EXIT_CODES["bad settings"]
     except KeyboardInterrupt:
         print_line("interrupted; run the same command to resume")
         return EXIT_CODES["interrupted"]
+
+
+def run_command(words: Sequence[str]) -> int:
+    """Run the command that the first one or two words name, with the others; the exit code."""
+    name, rest = named_command(words)
+    if name in GROUPS:
+        print_group(name)
+        return EXIT_CODES["done"]
+    if name == "eval harness":  # whose options are those of another program
+        from experiments.cli.eval_harness import eval_harness
+
+        eval_harness(rest)
+        return EXIT_CODES["done"]
+    from experiments.cli.app import parse  # with tyro, which takes a while to import: not for `lm --help`
+
+    try:
+        call = parse(name, rest)
+    except SystemExit as end:  # tyro has printed help, or what is wrong
+        return end.code if isinstance(end.code, int) else EXIT_CODES["done"]
+    call()
     return EXIT_CODES["done"]
 
 
-def run_command(words: Sequence[str]) -> None:
-    """Run the command that the first one or two words name, with the others."""
+def named_command(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the name of a command, or of a group whose help is asked for, and the words behind it."""
     name, *rest = words
     if name.startswith("-"):
         raise SettingError(f"the command comes first, such as: lm run ROW {name} ...")
     if name in RENAMED:
         raise SettingError(f"lm {name} is now lm {RENAMED[name]}")
     if name in GROUPS:
-        subcommands = [known.partition(" ")[2] for known in COMMANDS if known.startswith(f"{name} ")]
         if not rest or rest[0] in ("-h", "--help", "--help-all"):
-            print_group(name)
-            return
+            return name, []
+        subcommands = [known.partition(" ")[2] for known in COMMANDS if known.startswith(f"{name} ")]
         if rest[0] not in subcommands:
             raise SettingError(f"lm {name} has no command {rest[0]!r}{nearest(rest[0], subcommands)}")
-        name, rest = f"{name} {rest[0]}", rest[1:]
-    elif name not in COMMANDS:
+        return f"{name} {rest[0]}", rest[1:]
+    if name not in COMMANDS:
         raise SettingError(f"there is no command {name!r}{nearest(name, [*COMMANDS, *GROUPS])}")
-    if name == "eval harness":  # whose options are those of another program
-        from experiments.cli.eval_harness import eval_harness
-
-        eval_harness(rest)
-        return
-    from experiments.cli.app import parse  # with tyro, which takes a while to import: not for `lm --help`
-
-    parse(name, rest)()
+    return name, rest
 
 
 def print_group(name: str) -> None:

@@ -37,7 +37,7 @@ def parse(name: str, words: Sequence[str]) -> Callable[[], Any]:
     error = io.StringIO()
     try:
         with redirect_stderr(error):
-            understood = tyro.cli(
+            understood: Any = tyro.cli(
                 function if inspect.isclass(function) else _deferred(function),
                 prog=f"lm {name}",
                 description=description(function, bool(asked) and "--help-all" not in asked),

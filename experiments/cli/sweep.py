@@ -3,7 +3,6 @@
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,14 +14,15 @@ from experiments.cli.train import job_count, train_unfinished
 from experiments.console import RUNS
 from experiments.processes.progress import NO_TOOLS, Tools
 from experiments.study.changes import Changes
+from experiments.study.experiment import Experiment
 from experiments.study.overrides import named_changes, overrides_of, used_changes
 from experiments.study.paths import check_runs, with_overrides
 from experiments.study.plugins import study_words
 from experiments.study.registry import baseline_of, build, find, registered, tables_of
 from experiments.study.scales import DEFAULT_SCALE, SCALES
-from experiments.study.table import Row, Table
+from experiments.study.table import Axis, Row, Table
 from experiments.study.words import setting_words
-from lm.config.base import SettingError
+from lm.config.base import SettingError, comments
 
 
 def _scale_type() -> object:
@@ -93,13 +93,12 @@ def sweep(
 
 
 def published_setup(found: Sequence[Table], scale: str | None, seeds: int | None) -> tuple[str, int]:
-    """Return scale and seeds: as given, else as the tables have been published, if they agree."""
-    scales = {getattr(table, "scale", None) for table in found}
-    numbers = {getattr(table, "seeds", None) for table in found}
+    """Return scale and seeds: as given, else as the tables were published; the defaults if these differ."""
+    scales, numbers = {table.scale for table in found}, {table.seeds for table in found}
     if scale is None:
-        scale = (scales.pop() if len(scales) == 1 else None) or DEFAULT_SCALE
+        scale = scales.pop() if len(scales) == 1 else DEFAULT_SCALE
     if seeds is None:
-        seeds = (numbers.pop() if len(numbers) == 1 else None) or 1
+        seeds = numbers.pop() if len(numbers) == 1 else 1
     return scale, seeds
 
 
@@ -173,23 +172,42 @@ def wanted_runs(
 
 
 def grid_tables(pattern: str, scale: str, points: Sequence[Changes], changes: Changes) -> list[Table]:
-    """Return the tables of the rows that match, each with a row per point of a grid."""
+    """Return the tables of the rows that match, each with a row per point of a grid, behind its baseline."""
     from experiments.report.variants import variant
 
-    rows = find(pattern)
+    rows, settings = find(pattern), list(points[0])
     found = []
     for table in tables_of(rows):
-        new: dict[str, Row] = {}
+        new: dict[str, Row] = {row.name: row for row in table.rows if row.name == table.baseline}
         for row in (row for row in table.rows if row in rows):
-            new |= {row.name: row for row in table.rows if row.name == baseline_of(row.name)}
             for point in points:
                 given = overrides_of(row.name, scale, build(row.name, scale, changes | point))
-                last = row.name.rpartition("/")[2]
-                suffix = with_overrides(last, given).removeprefix(last)
+                suffix = with_overrides(row.key, given).removeprefix(row.key)
                 each = variant(row, given, suffix) if given else row
                 new[each.name] = each
-        found.append(replace(table, title=f"{table.title}: a grid".lstrip(": "), rows=tuple(new.values())))
+        last_names = "-".join(path.rpartition(".")[2] for path in settings)
+        found.append(
+            Table(
+                name=f"{table.name}-grid-{last_names}",
+                title=f"{table.title}: {' x '.join(settings)}".lstrip(": "),
+                rows=tuple(new.values()),
+                baseline=table.baseline,
+                axis=grid_axis(points),
+                scale=scale,
+                surrogate_data=table.surrogate_data,
+            )
+        )
     return found
+
+
+def grid_axis(points: Sequence[Changes]) -> Axis | None:
+    """Return the axis of a grid of one numeric setting, else None."""
+    settings = {path for point in points for path in point}
+    values = [value for point in points for value in point.values()]
+    if len(settings) != 1 or any(isinstance(value, bool | str | tuple) or value is None for value in values):
+        return None
+    (path,) = settings
+    return Axis(path, comments(Experiment).get(path, path), log=min(values) > 0)
 
 
 def sweep_words(

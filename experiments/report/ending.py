@@ -91,16 +91,16 @@ def to_try(name: str, experiment: Experiment, folder: Path) -> tuple[str, str, s
     if experiment.counts.model != "none":
         look = f"{lm} show {name}"
     elif experiment.tuning.heads and not experiment.pretraining.steps:
-        look = f"{lm} score {folder} --tasks {experiment.tuning.heads[0]}"
+        look = f"{lm} eval tasks {folder} {experiment.tuning.heads[0]}"
     elif experiment.model.has_decoder:
         tuned = experiment.tuning.mixtures if experiment.finetuning.steps else ()
         model = f" --mixture {shlex.quote(task_name(tuned[0]))}" if tuned else ""
         look = f"{lm} generate {folder}{model} --prompt {shlex.quote(sentence)}"
     else:
-        look = f"{lm} fill 'Paris is the [MASK] of France.' --run {folder}"
+        look = f"{lm} generate {folder} --prompt 'Paris is the [MASK] of France.'"
     attends = experiment.counts.model == "none" and experiment.model.has_scores
     picture = f"{lm} draw attention {folder} --text {shlex.quote(sentence)}"
-    return look, picture if attends else f"{lm} examples {name}", f"{lm} {report_of(name, folder)}"
+    return look, picture if attends else f"{lm} show {name} --examples 3", f"{lm} {report_of(name, folder)}"
 
 
 def report_of(name: str, folder: Path) -> str:

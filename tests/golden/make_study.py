@@ -21,7 +21,6 @@ from experiments.study.scales import SCALES
 from lm.config.base import leaves
 
 PLACE = Path(__file__).with_name("study.json")
-ROW = "t5/1-baseline/baseline"  # for the commands whose options depend on a row
 
 
 def digest(value: object) -> str:
@@ -41,9 +40,8 @@ def stages(row: str, scale: str, seed: int) -> str:
 
 def options(command: str) -> list[str]:
     """The names that ``lm COMMAND --help-all`` has, sorted."""
-    rows = {"run": [ROW], "plan": [ROW], "convert": []}.get(command, [])
     text = subprocess.run(
-        [sys.executable, "-m", "experiments", command, *rows, "--help-all"],
+        [sys.executable, "-m", "experiments", *command.split(), "--help-all"],
         capture_output=True,
         text=True,
         check=True,

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Annotated
 
 import pytest
-
-from experiments import __main__ as cli
-from experiments.cli import COMMANDS, EXAMPLES
-from experiments.cli.one_run import Options
-from experiments.cli.train import sweep_words
 from experiments.cli.usage.arguments import FLAT, parse
 from experiments.cli.usage.completion import flags_of, script_of
 from experiments.cli.usage.mistakes import MEANT, as_typed
 from experiments.cli.usage.page import CHANGED_OFTEN
+
+from experiments import __main__ as cli
+from experiments.cli import COMMANDS, EXAMPLES
+from experiments.cli.run_options import Options
+from experiments.cli.train import sweep_words
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.paths import run_folder
 from experiments.study.registry import REGISTRY, build

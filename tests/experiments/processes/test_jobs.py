@@ -12,7 +12,7 @@ from paths import ROOT
 from tiny import TINY
 from waiting import gone, wait_for
 
-from experiments.cli.one_run import RowRun
+from experiments.cli.run_options import RowRun
 from experiments.processes.jobs import Jobs
 from experiments.runs.result import read_result
 from experiments.study.registry import build
@@ -192,7 +192,7 @@ from experiments.processes.jobs import cores
 from experiments.processes.memory import tune_memory
 assert cores() == os.cpu_count()
 tune_memory()
-import experiments.cli.clean, experiments.cli.plan
+import experiments.cli.data_clean, experiments.cli.plan
 from experiments.__main__ import main
 sys.argv[1:] = ["list", "t5/6-*"]
 main()
