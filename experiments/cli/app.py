@@ -6,7 +6,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from textwrap import dedent
 from typing import Any
@@ -15,9 +15,10 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from experiments.cli import COMMANDS
-from experiments.cli.settings import COMPLETING, HELP_DEFAULTS, TYPES, help_defaults
+from experiments.cli.settings import HELP_DEFAULTS, TYPES, help_defaults
 from experiments.cli.synonyms import hints
 from experiments.processes.supervisor import print_line
+from experiments.study.registry import REGISTRY, TABLES
 
 HELP = ("-h", "--help", "--help-all")
 MARKERS = (tyro.conf.PositionalMetavarFromFieldName,)
@@ -97,15 +98,25 @@ def examples(function: Callable[..., Any]) -> list[str]:
 
 
 def print_completion(shell: str) -> None:
-    """Print tyro's completion script of the whole command line, with the names of rows and scales."""
-    token = COMPLETING.set(True)
-    try:
+    """Print tyro's completion script of the whole command line; it completes names of rows and files too."""
+    script = io.StringIO()
+    with redirect_stdout(script), suppress(SystemExit):
         application().cli(prog="lm", args=["--tyro-print-completion", shell], registry=TYPES, config=MARKERS)
-    except SystemExit as end:
-        if end.code:
-            raise
-    finally:
-        COMPLETING.reset(token)
+    print(script.getvalue().replace(PRINTED, complete_places([*REGISTRY, *TABLES]) + PRINTED), end="")
+
+
+# in tyro's script, which completes options and commands, but not words that are known by their place
+PRINTED = "    # Output one completion per line.\n"
+
+
+def complete_places(names: Sequence[str]) -> str:
+    """Return lines for tyro's script that add the ``names`` that begin like the word, else ask for files."""
+    return f"""\
+    begun = words[current_index] if current_index < len(words) else ""
+    if not begun.startswith("-"):
+        completions += [name for name in {" ".join(names)!r}.split() if begun and name.startswith(begun)]
+        completions = completions or ["__TYRO_COMPLETE_FILES__"]
+"""
 
 
 def application() -> SubcommandApp:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from experiments.cli.settings import ConfigFile, Row, Scale, Settings, given_changes
+from experiments.cli.settings import ConfigFile, Scale, Settings, given_changes
 from experiments.console import RUNS, UNBROKEN
 from experiments.processes.jobs import cores
 from experiments.runs.prepare import prepare, training_streams
@@ -17,7 +17,7 @@ from lm.data.corpus.precompute import cost_of, encode_ahead
 
 
 def data_prepare(
-    row: Row,
+    row: str,
     /,
     settings: Settings,
     scale: Scale = DEFAULT_SCALE,

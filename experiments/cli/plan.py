@@ -4,7 +4,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments.cli.settings import ConfigFile, Pattern, Settings, given_changes
+from experiments.cli.settings import ConfigFile, Settings, given_changes
 from experiments.plan.plans import PlanOptions, row_of, show_plans
 from experiments.study.changes import apply
 from experiments.study.registry import find
@@ -13,7 +13,7 @@ DEFAULTS = PlanOptions()
 
 
 def plan(
-    pattern: Pattern,
+    pattern: str,
     /,
     settings: Settings,
     options: Annotated[PlanOptions, tyro.conf.arg(name="")] = DEFAULTS,

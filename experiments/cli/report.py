@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 from typing import Literal
 
-from experiments.cli.settings import ConfigFile, Pattern, Scale, Settings, given_changes, grid_points
+from experiments.cli.settings import ConfigFile, Scale, Settings, given_changes, grid_points
 from experiments.console import RUNS, print_line
 from experiments.study.overrides import named_changes
 from experiments.study.plugins import study_words
@@ -15,7 +15,7 @@ from lm.config.base import SettingError
 
 
 def report(
-    pattern: Pattern = "t5/*",
+    pattern: str = "t5/*",
     /,
     *,
     settings: Settings,

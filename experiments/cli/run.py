@@ -6,7 +6,7 @@ from typing import Annotated
 import tyro
 
 from experiments.cli.run_options import Options, row_run
-from experiments.cli.settings import ConfigFile, Row, Scale, Settings, given_changes
+from experiments.cli.settings import ConfigFile, Scale, Settings, given_changes
 from experiments.cli.train import train_row
 from experiments.console import RUNS
 from experiments.processes.progress import NO_TOOLS, Tools
@@ -15,7 +15,7 @@ from experiments.study.scales import DEFAULT_SCALE
 
 
 def run(
-    row: Row,
+    row: str,
     /,
     settings: Settings,
     scale: Scale = DEFAULT_SCALE,

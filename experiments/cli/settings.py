@@ -1,9 +1,11 @@
 """Settings on a command line: as options, from a file, and as a grid of values."""
 
 import dataclasses
+import io
 import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
 from contextvars import ContextVar
 from itertools import product
 from pathlib import Path
@@ -51,7 +53,6 @@ CHANGED_OFTEN = (  # the settings that people change first, which --help lists
 # {path: value} whose settings and defaults the help lists; None where a command line is parsed, not explained
 HELP_DEFAULTS: ContextVar[Mapping[str, Any] | None] = ContextVar("HELP_DEFAULTS", default=None)
 TYPES = ConstructorRegistry()
-COMPLETING: ContextVar[bool] = ContextVar("COMPLETING", default=False)  # names of rows are completed
 
 
 def types_of(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -123,16 +124,10 @@ def whole_number(text: str) -> int:
     raise ValueError(f"{text!r} should be a whole number, such as 20000 or 2e4")
 
 
-def _row_type() -> Any:
-    return Literal[tuple(REGISTRY)] if COMPLETING.get() else str
-
-
 def _scale_type() -> Any:
     return Literal[tuple(SCALES)]
 
 
-Row = Annotated[str, tyro.conf.arg(metavar="ROW", constructor_factory=_row_type)]
-Pattern = Annotated[str, tyro.conf.arg(metavar="PATTERN", constructor_factory=_row_type)]
 Scale = Annotated[
     str,
     tyro.conf.arg(
@@ -239,11 +234,14 @@ def _split(values: str) -> list[str]:
 
 
 def _grid_value(path: str, text: str) -> Changes:
-    kind = dict(types_of(Experiment))[path]
-    if kind is bool:
-        if text.lower() not in ("true", "false"):
-            raise SettingError(f"--grid {path}: {text!r} should be True or False")
-        words = setting_words({path: text.lower() == "true"})
-    else:
-        words = [f"--{path}", *text.split()]
-    return parse_settings(words, [path])
+    """Return the setting as tyro reads ``text`` behind its option; a switch takes True or False."""
+    words = [f"--{path}", *text.split()]
+    if dict(types_of(Experiment))[path] is bool and text in ("True", "False"):
+        words = setting_words({path: text == "True"})
+    try:
+        with redirect_stderr(io.StringIO()) as error:
+            return parse_settings(words, [path])
+    except SystemExit as end:
+        raise SettingError(
+            f"--grid {path}: {text!r} is not a value of this setting\n{error.getvalue()}"
+        ) from end

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.markup import escape
 
-from experiments.cli.settings import ConfigFile, Row, Scale, Settings, given_changes
+from experiments.cli.settings import ConfigFile, Scale, Settings, given_changes
 from experiments.console import CONSOLE, NARROW, RUNS, listing
 from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
@@ -28,7 +28,7 @@ Dtype = Literal["bfloat16", "float32"]
 
 
 def show(
-    row: Row,
+    row: str,
     /,
     settings: Settings,
     scale: Scale = DEFAULT_SCALE,

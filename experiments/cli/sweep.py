@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from experiments.cli.run_options import Options, RowRun, row_run, share
-from experiments.cli.settings import ConfigFile, Pattern, Settings, given_changes, grid_points
+from experiments.cli.settings import ConfigFile, Settings, given_changes, grid_points
 from experiments.cli.train import job_count, train_unfinished
 from experiments.console import RUNS
 from experiments.processes.progress import NO_TOOLS, Tools
@@ -40,7 +40,7 @@ TableSeeds = Annotated[
 
 
 def sweep(
-    pattern: Pattern,
+    pattern: str,
     /,
     settings: Settings,
     grid: tuple[str, ...] = (),

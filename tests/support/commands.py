@@ -40,4 +40,4 @@ def accepted(arguments, monkeypatch):
 
 def unboxed(text):
     """What tyro says in a box, in one line."""
-    return " ".join(re.sub(r"[╭╮╰╯│─]", " ", text).split())
+    return " ".join(re.sub(r"[╭╮╰╯│─]|-{3,}", " ", text).split())
