@@ -5,6 +5,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from experiments.cli.settings import Mixture
 from experiments.console import UNBROKEN
 from experiments.runs.prepare import FOLDER, stored_vocabulary
 from experiments.runs.stages import PRETRAINING, stages_of
@@ -60,7 +61,7 @@ def export_checkpoint(
     run: Path,
     folder: Path,
     /,
-    mixture: str = "",
+    mixture: Mixture = "",
     weights: Weights = "scored",
     head: Literal["keep", "drop"] = "keep",
 ) -> None:
@@ -74,7 +75,6 @@ def export_checkpoint(
     Args:
         run: Folder of a run.
         folder: Folder for config.json, safetensors and the tokenizer.
-        mixture: Write the model that was fine-tuned on this mixture; by default the pre-trained one.
         weights: Write the moving average of the parameters (average, see optimizer.ema), the last parameters
             (last), or those that evaluations use: the average if there is one (scored).
         head: Write the head (keep) or only the model below it (drop).

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 import tyro
 
+from experiments.cli.settings import Runs
 from experiments.console import RUNS
 from experiments.processes.jobs import cores
 from experiments.processes.progress import Reporter, reporting
@@ -73,7 +74,7 @@ class CleanOptions:
 
 
 def data_clean(
-    source: Path, /, options: Annotated[CleanOptions, tyro.conf.arg(name="")], runs: Path = RUNS
+    source: Path, /, options: Annotated[CleanOptions, tyro.conf.arg(name="")], runs: Runs = RUNS
 ) -> None:
     """Make a corpus of text files, JSON lines or WET files by the rules that made C4.
 
@@ -85,8 +86,6 @@ def data_clean(
 
     Args:
         source: Folder or file: .txt, .jsonl ({"text", "url"}) or .wet; the last two may end in .gz.
-        options: Name and settings.
-        runs: Folder of the runs and the prepared data.
     """
     run = build_pipeline(source, options)
     parts = pages.find_parts(source)

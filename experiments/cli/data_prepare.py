@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from experiments.cli.settings import ConfigFile, Scale, Settings, given_changes
+from experiments.cli.settings import ConfigFile, Runs, Scale, Settings, given_changes
 from experiments.console import RUNS, UNBROKEN
 from experiments.processes.jobs import cores
 from experiments.runs.prepare import prepare, training_streams
@@ -22,7 +22,7 @@ def data_prepare(
     settings: Settings,
     scale: Scale = DEFAULT_SCALE,
     config: ConfigFile = None,
-    runs: Path = RUNS,
+    runs: Runs = RUNS,
     tokens: float = 0.0,
     workers: int = 0,
     check: bool = False,
@@ -37,10 +37,6 @@ def data_prepare(
 
     Args:
         row: Row of a table, such as t5/1-baseline/baseline.
-        settings: Settings of the row.
-        scale: Size of the study.
-        config: File of settings to apply, TOML or JSON, such as the settings.json of a run.
-        runs: Folder of the runs and of the tokenized text.
         tokens: Number of tokens, such as 2e9; 0: as many as the row reads, or the whole corpus [tokens].
         workers: Number of processes; 0: one per core [processes].
         check: Only say what it will take.

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 from fnmatch import fnmatch
-from pathlib import Path
 
+from experiments.cli.settings import Runs
 from experiments.console import CONSOLE, RUNS, Cell, Sheet, show_sheet
 from lm.config.base import SettingError, nearest
 from lm.data.corpus import tfds
@@ -11,7 +11,7 @@ from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED, LabelledTask
 
 
-def data_tasks(pattern: str = "*", /, runs: Path = RUNS) -> None:
+def data_tasks(pattern: str = "*", /, runs: Runs = RUNS) -> None:
     """List the tasks: how each is answered and scored, and how many examples are prepared here.
 
         lm data tasks
@@ -19,7 +19,6 @@ def data_tasks(pattern: str = "*", /, runs: Path = RUNS) -> None:
 
     Args:
         pattern: Shell-style pattern of names of tasks.
-        runs: Folder of the runs and their data.
     """
     cache, missing = runs / "cache", set()
     tasks = [task for task in (*TASKS.values(), *LABELLED.values()) if fnmatch(task.name, pattern)]

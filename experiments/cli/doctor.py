@@ -33,7 +33,6 @@ def doctor(runs: Path = RUNS, verify: tuple[Path, ...] = ()) -> None:
         lm doctor --verify runs
 
     Args:
-        runs: Folder of the runs.
         verify: Check every file of the checkpoints in these folders, and tables of counts, against the
             checksums that were saved with them: folders of stages, of runs, or of many runs.
     """

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.markup import escape
 
+from experiments.cli.settings import Mixture
 from experiments.console import CONSOLE, UNBROKEN, listing
 from experiments.runs.stages import Stage, stages_of
 from experiments.study.paths import cache_of
@@ -35,7 +36,7 @@ CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name
 class Scoring:
     """Options of how texts are scored."""
 
-    mixture: str = ""  # use the model that was fine-tuned on this mixture; by default the pre-trained one
+    mixture: Mixture = ""  # use the model that was fine-tuned on this mixture; by default the pre-trained one
     end: bool = False  # also score the EOS after each text
     # longest row; a longer text without a context is scored in overlapping windows [tokens]
     length: int = 512
@@ -68,7 +69,6 @@ def eval_likelihood(
         file: Lines to score (- reads standard input), or a corpus as data.corpus names it: documentation,
             text:PATH, jsonl:PATH, parquet:PATH or tfds:NAME, whose texts are scored together.
         out: File for the results as JSON lines, in the order of the input.
-        scoring: How texts are scored.
     """
     stages = stages_of(run)
     if all(stage.settings.model.output.logits == "none" for stage in stages):

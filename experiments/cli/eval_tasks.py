@@ -11,6 +11,7 @@ import numpy as np
 import tyro
 from rich.markup import escape
 
+from experiments.cli.settings import Runs
 from experiments.console import CONSOLE, RUNS, UNBROKEN, listing
 from experiments.runs import origin
 from experiments.runs.prepare import stored_vocabulary
@@ -55,7 +56,7 @@ class Rows:
     limit: int = 0  # score only the first examples of each task; 0: all [examples]
     # longest prompt of TASK@K; 0: model.positions.max_length, minus room for an answer [tokens]
     prompt_length: int = 0
-    runs: Path = RUNS  # folder of the data; that of a run is found beside the run
+    runs: Runs = RUNS  # folder of the data; that of a run is found beside the run
 
     def of(self, task: Scored, cache: Path) -> Sequence[Row]:
         """These rows of a task, whose data lie in ``cache``."""
@@ -86,7 +87,6 @@ def eval_tasks(
             none.
         mixture: Use the model that was fine-tuned on this mixture; by default one that was fine-tuned on the
             task, else the pre-trained one.
-        rows: Which examples are scored.
     """
     if not tasks:
         raise SettingError("lm eval tasks needs one or more tasks; lm data tasks lists them")
@@ -103,7 +103,6 @@ def eval_predictions(
     Args:
         predictions: File with one text per line, or a .jsonl file with {"prediction": ...} lines.
         task: Task that the predictions answer, or a task file.
-        rows: Which examples are scored.
     """
     score_file(predictions, task, rows)
 

@@ -11,6 +11,7 @@ import numpy as np
 import tyro
 from rich.markup import escape
 
+from experiments.cli.settings import Mixture
 from experiments.console import UNBROKEN
 from lm.config.base import SettingError, at_least, check_seed
 from lm.config.decoding import Decoding
@@ -44,7 +45,7 @@ def generate(
     run: Path,
     /,
     prompt: tuple[str, ...],
-    mixture: str = "",
+    mixture: Mixture = "",
     decoding: Annotated[Decoding, tyro.conf.arg(name="")] = GREEDY,
     filling: Annotated[Filling, tyro.conf.arg(name="")] = Filling(),
     seed: int = 0,
@@ -61,9 +62,6 @@ def generate(
     Args:
         run: Folder of a run.
         prompt: One or more texts to answer, to continue or to fill.
-        mixture: Use the model that was fine-tuned on this mixture; by default the pre-trained one.
-        decoding: How prompts are answered.
-        filling: How gaps are filled.
         seed: Seed of sampling.
     """
     check_seed(seed, "--seed")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from experiments.cli.settings import Scale, shown_value
+from experiments.cli.settings import Runs, Scale, shown_value
 from experiments.console import CONSOLE, NARROW, RUNS, listing
 from experiments.study.experiment import relevant_diff
 from experiments.study.paths import run_folder
@@ -13,7 +13,7 @@ from experiments.study.scales import DEFAULT_SCALE
 
 
 def list_rows(
-    pattern: str = "*", /, scale: Scale = DEFAULT_SCALE, runs: Path = RUNS, names: bool = False
+    pattern: str = "*", /, scale: Scale = DEFAULT_SCALE, runs: Runs = RUNS, names: bool = False
 ) -> None:
     """List the rows of the study, what each changes, and how many seeds of it have finished.
 
@@ -22,8 +22,6 @@ def list_rows(
 
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
-        scale: Size of the study.
-        runs: Folder of the runs.
         names: Print only the names, one per line.
     """
     rows = find(pattern)

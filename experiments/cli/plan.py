@@ -4,7 +4,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments.cli.settings import ConfigFile, Settings, given_changes
+from experiments.cli.settings import ConfigFile, Settings, Start, given_changes
 from experiments.plan.plans import PlanOptions, row_of, show_plans
 from experiments.study.changes import apply
 from experiments.study.registry import find
@@ -18,7 +18,7 @@ def plan(
     settings: Settings,
     options: Annotated[PlanOptions, tyro.conf.arg(name="")] = DEFAULTS,
     config: ConfigFile = None,
-    start: str = "",
+    start: Start = "",
 ) -> None:
     """Compile the training step of rows for a TPU slice with libtpu, here, and print what it needs.
 
@@ -27,10 +27,6 @@ def plan(
 
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/2-architecture/*'.
-        settings: Settings of the rows.
-        options: The slice and what is tried on it.
-        config: File of settings to apply, TOML or JSON, such as the settings.json of a run.
-        start: Start from this model: a folder in the format of transformers, a run, RUN:STAGE, or hf:NAME.
     """
     names = [row.name for row in find(pattern)]
     changes = given_changes(names, options.scale, settings, config, start, options.runs)

@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 from typing import Literal
 
-from experiments.cli.settings import ConfigFile, Scale, Settings, given_changes, grid_points
+from experiments.cli.settings import ConfigFile, Scale, Settings, Start, given_changes, grid_points
 from experiments.console import RUNS, print_line
 from experiments.study.overrides import named_changes
 from experiments.study.plugins import study_words
@@ -21,7 +21,7 @@ def report(
     settings: Settings,
     scale: Scale = DEFAULT_SCALE,
     config: ConfigFile = None,
-    start: str = "",
+    start: Start = "",
     runs: tuple[str, ...] = (str(RUNS),),
     grid: tuple[str, ...] = (),
     variants: bool = False,
@@ -38,10 +38,6 @@ def report(
 
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
-        settings: Settings with which the runs were swept.
-        scale: Size of the study.
-        config: File of settings with which the runs were swept.
-        start: Checkpoint from which the runs started, as for lm sweep.
         runs: One or more folders of runs, also gs://; the report goes into the first.
         grid: Settings and values with which the runs were swept, as for lm sweep.
         variants: Also show runs with settings given by hand, each combination as a row of its own.

@@ -1,12 +1,21 @@
 """``lm run``: train, fine-tune and evaluate one row."""
 
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from experiments.cli.run_options import Options, row_run
-from experiments.cli.settings import ConfigFile, Scale, Settings, given_changes
+from experiments.cli.settings import (
+    Allow,
+    ConfigFile,
+    DryRun,
+    Restart,
+    Runs,
+    Scale,
+    Settings,
+    Start,
+    given_changes,
+)
 from experiments.cli.train import train_row
 from experiments.console import RUNS
 from experiments.processes.progress import NO_TOOLS, Tools
@@ -20,12 +29,12 @@ def run(
     settings: Settings,
     scale: Scale = DEFAULT_SCALE,
     config: ConfigFile = None,
-    start: str = "",
-    runs: Path = RUNS,
+    start: Start = "",
+    runs: Runs = RUNS,
     check: bool = False,
-    dry_run: bool = False,
-    allow: str = "",
-    restart: int = 0,
+    dry_run: DryRun = False,
+    allow: Allow = "",
+    restart: Restart = 0,
     tools: Annotated[Tools, tyro.conf.arg(name="")] = NO_TOOLS,
 ) -> None:
     """Train, fine-tune and evaluate one row; any of its settings can be changed.
@@ -39,19 +48,7 @@ def run(
 
     Args:
         row: Row of a table, such as t5/6-corruption-rate/15.
-        settings: Settings of the row.
-        scale: Size of the study.
-        config: File of settings to apply, TOML or JSON, such as the settings.json of a run.
-        start: Start from this model: a folder in the format of transformers, a run, RUN:STAGE, or hf:NAME.
-        runs: Folder of the runs and their data.
         check: Only check settings, data, vocabulary and folder, preparing data where needed; train nothing.
-        dry_run: Only print what would be trained, its FLOP and the expected time here, and which data are
-            missing; prepare and write nothing.
-        allow: Resume although these changed since the run began, such as data,code: any of settings,
-            vocabulary, data, code, packages.
-        restart: Restart up to this many times after a crash or exit code 42, but not after bad settings, a
-            loss of NaN or a signal.
-        tools: Profiler and trackers.
     """
     del restart  # read by the supervisor, before this process
     changes = given_changes([row], scale, settings, config, start, runs)

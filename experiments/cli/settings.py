@@ -76,9 +76,10 @@ def options_type(paths: Iterable[str] | None = None) -> Any:
         paths = kinds if defaults is None else defaults
     keys = {}
     for path in paths:
+        about = meanings.get(path, "")
         hint = "" if defaults is None else f"(default: {shown_value(defaults[path])})"
         keys[path] = Annotated[
-            kinds[path], tyro.conf.arg(help=meanings.get(path, ""), help_behavior_hint=hint)
+            kinds[path], tyro.conf.arg(help=about[:1].upper() + about[1:], help_behavior_hint=hint)
         ]
     make: Any = TypedDict
     return make("Settings", keys, total=False)
@@ -128,17 +129,63 @@ def _scale_type() -> Any:
     return Literal[tuple(SCALES)]
 
 
+# Options that several commands have, with their help.
 Scale = Annotated[
     str,
     tyro.conf.arg(
+        help="Size of the study.",
         constructor_factory=_scale_type,
         help_behavior_hint=lambda default: f"(default: {default.strip('[]' + chr(39))})",
     ),
 ]
-ConfigFile = Annotated[
-    Path | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="FILE", help_behavior_hint="")
-]
 Settings = Annotated[Changes, tyro.conf.arg(name="", constructor_factory=options_type)]
+ConfigFile = Annotated[
+    Path | None,
+    tyro.conf.DisallowNone,
+    tyro.conf.arg(
+        metavar="FILE",
+        help="File of settings to apply, TOML or JSON, such as the settings.json of a run.",
+        help_behavior_hint="",
+    ),
+]
+Start = Annotated[
+    str,
+    tyro.conf.arg(
+        metavar="MODEL",
+        help="Start from this model: a folder in the format of transformers, a run, RUN:STAGE, or hf:NAME.",
+        help_behavior_hint="",
+    ),
+]
+Runs = Annotated[Path, tyro.conf.arg(metavar="FOLDER", help="Folder of the runs and their data.")]
+Mixture = Annotated[
+    str,
+    tyro.conf.arg(
+        help="Use the model that was fine-tuned on this mixture; by default the pre-trained one.",
+        help_behavior_hint="",
+    ),
+]
+DryRun = Annotated[
+    bool,
+    tyro.conf.arg(
+        help="Only print what would be trained, its FLOP and the expected time here, and which data are "
+        "missing; prepare and write nothing."
+    ),
+]
+Allow = Annotated[
+    str,
+    tyro.conf.arg(
+        help="Resume although these changed since the run began, such as data,code: any of settings, "
+        "vocabulary, data, code, packages.",
+        help_behavior_hint="",
+    ),
+]
+Restart = Annotated[
+    int,
+    tyro.conf.arg(
+        help="Restart up to this many times after a crash or exit code 42, but not after bad settings, a "
+        "loss of NaN or a signal."
+    ),
+]
 
 
 def given_changes(

@@ -2,13 +2,12 @@
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 from rich.markup import escape
 
-from experiments.cli.settings import ConfigFile, Scale, Settings, given_changes
+from experiments.cli.settings import ConfigFile, Runs, Scale, Settings, Start, given_changes
 from experiments.console import CONSOLE, NARROW, RUNS, listing
 from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
@@ -33,8 +32,8 @@ def show(
     settings: Settings,
     scale: Scale = DEFAULT_SCALE,
     config: ConfigFile = None,
-    start: str = "",
-    runs: Path = RUNS,
+    start: Start = "",
+    runs: Runs = RUNS,
     diff: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="[ROW]")] = None,
     to: str = "",
     examples: int = 0,
@@ -57,11 +56,6 @@ def show(
 
     Args:
         row: Row of a table, such as t5/6-corruption-rate/15, or published model, such as llama-7b.
-        settings: Settings of the row.
-        scale: Size of the study.
-        config: File of settings to apply, TOML or JSON, such as the settings.json of a run.
-        start: Checkpoint to start from, as for lm run.
-        runs: Folder of the runs and their data.
         diff: Show only the settings in which the row differs from another one; by default from its baseline.
         to: Compare with this scale: without --diff ROW, the row with itself.
         examples: Print this many decoded examples of pre-training and of each task, as the model sees them.

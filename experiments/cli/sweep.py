@@ -9,7 +9,17 @@ from typing import Annotated, Literal
 import tyro
 
 from experiments.cli.run_options import Options, RowRun, row_run, share
-from experiments.cli.settings import ConfigFile, Settings, given_changes, grid_points
+from experiments.cli.settings import (
+    Allow,
+    ConfigFile,
+    DryRun,
+    Restart,
+    Runs,
+    Settings,
+    Start,
+    given_changes,
+    grid_points,
+)
 from experiments.cli.train import job_count, train_unfinished
 from experiments.console import RUNS
 from experiments.processes.progress import NO_TOOLS, Tools
@@ -47,12 +57,12 @@ def sweep(
     scale: TableScale = None,
     seeds: TableSeeds = None,
     config: ConfigFile = None,
-    start: str = "",
-    runs: Path = RUNS,
+    start: Start = "",
+    runs: Runs = RUNS,
     jobs: int = 0,
-    dry_run: bool = False,
-    allow: str = "",
-    restart: int = 0,
+    dry_run: DryRun = False,
+    allow: Allow = "",
+    restart: Restart = 0,
     tools: Annotated[Tools, tyro.conf.arg(name="")] = NO_TOOLS,
 ) -> None:
     """Train and evaluate all rows that match and have not finished, then write the report.
@@ -66,23 +76,12 @@ def sweep(
 
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
-        settings: Settings of every row.
         grid: Train every combination of these values: SETTING=VALUE,VALUE,... Blanks separate the elements of
             a value of several, such as 'data.held_out_lengths=1,1 2'; quote a value that has commas.
         scale: Size of the study.
         seeds: Number of runs per row, with seeds 0, 1, ...
-        config: File of settings to apply, TOML or JSON, such as the settings.json of a run.
-        start: Start from this model: a folder in the format of transformers, a run, RUN:STAGE, or hf:NAME.
-        runs: Folder of the runs and their data.
         jobs: Number of runs trained at once, each in a process with one thread; 0: one per core on CPUs if
             the models are so small that a step keeps only one core busy, as at scales nano and mini, else 1.
-        dry_run: Only print what would be trained, its FLOP and the expected time here, and which data are
-            missing; prepare and write nothing.
-        allow: Resume although these changed since the runs began, such as data,code: any of settings,
-            vocabulary, data, code, packages.
-        restart: Restart up to this many times after a crash or exit code 42, but not after bad settings, a
-            loss of NaN or a signal.
-        tools: Profiler and trackers.
     """
     del restart  # read by the supervisor, before this process
     rows = find(pattern)
@@ -109,7 +108,7 @@ def train_rows(
     options: Options,
     jobs: int = 1,
     grid: Sequence[str] = (),
-    dry_run: bool = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Train all rows that match and have not finished, with ``changes``, then write the report.
 

@@ -79,33 +79,41 @@ MOST_MEMBERS = 1_000  # of an ensemble
 class DataConfig:
     """What is read, and how it becomes tokens."""
 
-    # documentation[/PART], text:, jsonl: or parquet:PATH-or-glob, tfds:NAME[:VERSION], or several: "A + B"
+    # text to train on: documentation[/PART], text:, jsonl: or parquet:PATH-or-glob, tfds:NAME[:VERSION], or
+    # several joined by " + "
     corpus: str = setting("tfds:c4/en", (PRETRAINED, TRAINED_VOCABULARY, {"vectors.epochs": ABOVE_0}, NGRAMS))
-    # passes over the same tokens: the corpus is cut to fit; 0: all of it [times]
+    # number of passes over the same tokens, to which the corpus is cut; 0: use the whole corpus [passes]
     repeats: int = setting(0, (ON_CORPUS, NGRAMS))
-    # unigram, bpe or wordpiece[:CORPUS] (trained on it), bytes, .model file, tokenizer's folder
+    # kind of vocabulary: unigram, bpe or wordpiece[:CORPUS], trained on the corpus or on CORPUS; bytes; a
+    # .model file; or the folder of a tokenizer
     vocabulary: str = "unigram"
-    # what a vocabulary is trained on
+    # texts on which a vocabulary is trained
     vocabulary_texts: Literal["corpus", "corpus+tasks"] = setting(
         "corpus", TRAINED_VOCABULARY | {"tuning.mixtures": GIVEN}
     )
-    vocabulary_size: int = setting(32_000, TRAINED_VOCABULARY)  # word pieces, sentinels not counted [tokens]
-    # what a trained vocabulary writes for a character it lacks; the bytes are 256 of its pieces
+    # number of word pieces of a trained vocabulary, without sentinels [tokens]
+    vocabulary_size: int = setting(32_000, TRAINED_VOCABULARY)
+    # how a trained vocabulary encodes a character that it lacks: as <unk>, or as bytes, which are 256 of its
+    # pieces
     unknown: Literal["unk", "bytes"] = setting("unk", {"vocabulary": ("unigram", "bpe")})
-    # ids above the word pieces that stand for spans of noise [tokens]
+    # number of sentinel tokens, which replace corrupted spans [tokens]
     sentinels: int = setting(100, SENTINELS)
-    # of pre-training inputs; targets follow from the objective [tokens]
+    # length of pre-training inputs; the length of targets follows from the objective [tokens]
     inputs_length: int = setting(512, (PRETRAINED, OF_PASSES))
-    # rows in which held-out text is scored [x inputs_length]
+    # row lengths at which held-out text is scored [x inputs_length]
     held_out_lengths: tuple[int, ...] = setting((1,), PRETRAINED)
-    # whole held-out documents whose likelihood a language model is evaluated by besides; 0: none [documents]
+    # number of whole held-out documents on which a language model is also evaluated; 0: none [documents]
     held_out_documents: int = setting(0, (LANGUAGE_MODEL, NGRAMS))
-    corrupt_records: Literal["stop", "skip"] = "stop"  # skip: not to train on damaged TFDS records
-    workers: int = 0  # processes that prepare batches; 0 prepares them in threads [processes]
-    # parts of a batch, each with shards of its own, a multiple of the hosts; 0: 16, or what divides it
+    # whether a damaged TFDS record stops the run or is skipped
+    corrupt_records: Literal["stop", "skip"] = "stop"
+    workers: int = 0  # number of processes that prepare batches; 0: prepare them in threads [processes]
+    # number of parts of a batch that read their own shards, a multiple of the number of hosts; 0: 16, or the
+    # nearest number that divides the batch
     streams: int = setting(0, (ON_CORPUS, OF_PASSES))
-    encoders: int = 4  # processes that encode text ahead of the model; 0: when it is needed [processes]
-    cache_size: float = 0.0  # encoded text that is kept; beyond that the oldest goes; 0: all [gigabytes]
+    # number of processes that tokenize text ahead of the model; 0: tokenize when it is needed [processes]
+    encoders: int = 4
+    # largest size of the cache of tokenized text, from which the oldest is deleted; 0: no limit [gigabytes]
+    cache_size: float = 0.0
 
     def __post_init__(self):
         at_least(self, "data.", sentinels=1, vocabulary_size=1, workers=0, repeats=0, held_out_documents=0)
@@ -123,19 +131,20 @@ class DataConfig:
 class MixingConfig:
     """What pre-training reads, and how tasks are mixed [Raffel et al. 2020, section 3.5.2]."""
 
-    # tasks: all of tuning.mixtures; other-tasks: without those of the mixture that is fine-tuned on next
+    # data of pre-training; tasks are all of tuning.mixtures, other-tasks those of the mixtures that the model
+    # is not fine-tuned on next
     pretraining: Literal["corpus", "corpus+tasks", "corpus+other-tasks", "tasks"] = setting(
         "corpus", {"tuning.mixtures": GIVEN}
     )
-    # how often a task is drawn: in proportion to its number of examples, or as often as every other
+    # whether tasks are sampled in proportion to their number of examples or equally often
     rates: Literal["proportional", "equal"] = setting("proportional", MULTI_TASK)
-    # what a task counts with at most: the paper's K [examples]
+    # largest number of examples that a task counts as: the paper's K [examples]
     limit: int = setting(2**19, MULTI_TASK | {"rates": ("proportional",)})
-    # what the corpus, which is larger, counts with [x limit]
+    # number of examples that the corpus counts as [x limit]
     corpus_share: float = setting(
         1.0, {"pretraining": ("corpus+tasks", "corpus+other-tasks"), "rates": ("proportional",)}
     )
-    # rates to the power of 1 / temperature: higher is more equal
+    # temperature T of sampling: rates are raised to the power 1/T, so that a higher one is more equal
     temperature: float = setting(1.0, MULTI_TASK | {"rates": ("proportional",)})
 
     def __post_init__(self):
@@ -148,12 +157,14 @@ class MixingConfig:
 class PhaseConfig:
     """One phase of training, pre-training or fine-tuning: its length, batches and optimiser."""
 
-    steps: int = 524_288  # updates; 0 leaves the phase out [steps]
-    batch_size: int = 128  # global, over all devices and micro-batches [sequences]
-    microbatches: int = 1  # parts a batch is split into to save memory; the update is the same [parts]
-    save_every: int = 5_000  # between checkpoints; fine-tuning is evaluated at each [steps]
-    keep_hours: float = 1.0  # also keep one checkpoint per so many hours; 0: newest and best only [hours]
-    log_every: int = 100  # between lines of metrics.jsonl [steps]
+    steps: int = 524_288  # number of updates; 0: skip this phase [steps]
+    batch_size: int = 128  # global batch size, over all devices and micro-batches [sequences]
+    # number of micro-batches into which a batch is split to save memory; the update is the same [parts]
+    microbatches: int = 1
+    save_every: int = 5_000  # time between two checkpoints; fine-tuning is evaluated at each [steps]
+    # also keep one checkpoint per period of this length; 0: only the newest and the best [hours]
+    keep_hours: float = 1.0
+    log_every: int = 100  # time between two lines of metrics.jsonl [steps]
     optimizer: OptimizerConfig = OptimizerConfig()
 
     def check(self, name: str) -> None:
@@ -175,11 +186,13 @@ class StartConfig:
     what a row measures: a decoder learns late where to look, and early by an objective whose targets copy.
     """
 
-    model: str = ""  # a folder of ``starts`` beside the runs, made and named by the option --start
-    # random: its shape and vocabulary alone, as a control
+    # name of the checkpoint to start from, in the folder `starts` beside the runs; --start sets it
+    model: str = ""
+    # whether the parameters of that checkpoint are used, or random ones of its shape, as a control
     weights: Literal["trained", "random"] = setting("trained", {"model": GIVEN})
 
-    # updates before pre-training, on the corpus, with its optimiser and batch size; of encoders none [steps]
+    # number of updates of a warm-up on the corpus before pre-training, with its optimiser and batch size; not
+    # for encoders [steps]
     steps: int = setting(0, NETWORK | STARTED)
     objective: Objective = setting(OBJECTIVES["bert-style"], NETWORK | STARTED | {"steps": ABOVE_0})
 
@@ -197,9 +210,10 @@ class StartConfig:
 class PretrainingConfig(PhaseConfig):
     """Pre-training, whose held-out text may be looked at between two checkpoints."""
 
-    evaluate_every: int = 0  # between evaluations of held-out text; 0: one at each checkpoint [steps]
-    # that a row of text lasts, of which each reads the next data.inputs_length tokens; a recurrent state is
-    # carried from one to the next (truncated backpropagation through time) [steps]
+    # time between two evaluations of held-out text; 0: evaluate at each checkpoint [steps]
+    evaluate_every: int = 0
+    # number of steps that each row of text lasts; each step reads the next data.inputs_length tokens, with
+    # the recurrent state of the step before (truncated backpropagation through time) [steps]
     steps_per_row: int = setting(1, {"model.mixer.kind": RECURRENT, "model.architecture": ("decoder",)})
 
     @property
@@ -225,30 +239,36 @@ PAPER_MIXTURES = ("glue", "super_glue", "cnn_dailymail", "squad", "wmt_ende", "w
 class TuningConfig:
     """Which mixtures of tasks the pre-trained model is fine-tuned on, each from the same checkpoint."""
 
-    mixtures: tuple[str, ...] = PAPER_MIXTURES  # names of lm.data.tasks.mixtures, each fine-tuned on alone
-    heads: tuple[str, ...] = ()  # labelled tasks, each fine-tuned on alone, answered by a head
-    # that heads read, the last or all of them mixed; frozen: they are not trained
+    # mixtures of tasks; the model is fine-tuned on each of them separately
+    mixtures: tuple[str, ...] = PAPER_MIXTURES
+    # labelled tasks; the model is fine-tuned on each separately, with a classification head
+    heads: tuple[str, ...] = ()
+    # layers that a head reads: the last, or a learned mixture of all; frozen: the model below the head is not
+    # trained
     layers: HeadLayers = setting("last", BY_HEADS)
-    # which position speaks for a text to a head, or the mean or elementwise maximum of all; None: the last of
-    # decoders, the first of encoders (through the pooler, if the model has one)
+    # positions that a head reads: the first, the last, or the mean or maximum of all; None: the last for
+    # decoders, the first for encoders (through the pooler, if there is one)
     pool: Pool | None = setting(None, BY_HEADS)
-    # of the texts that a head reads: each with an end, or for decoders START text DELIM text EXTRACT, three
-    # sentinels of the vocabulary (Radford et al. 2018)
+    # layout of the texts that a head reads: each with an end, or for decoders START text DELIM text EXTRACT
+    # with three sentinels (Radford et al. 2018)
     layout: Layout = setting("ended", BY_HEADS)
-    # width of adapters over d_model, which alone are trained; 0: all parameters are
+    # width of adapters as a share of d_model; only they are trained; 0: train all parameters
     adapters: float = setting(0.0, WHEN_TUNED)
     # low-rank updates, which alone are trained; merged in what is exported
     lora: LoraConfig = setting(LoraConfig(), WHEN_TUNED)
-    # gradual: one more layer from the top at a time
+    # whether all layers are trained at once, or one more from the top at a time
     unfreezing: Literal["at-once", "gradual"] = setting("at-once", WHEN_TUNED)
-    # shares of pre-training after each of which fine-tuning starts, so that a run is scored at all of them
+    # fine-tune after these fractions of pre-training, so that a run is scored at each of them
     branches: tuple[float, ...] = setting((1.0,), {"pretraining.steps": ABOVE_0})
-    inputs_length: int = setting(512, ON_TASKS)  # longer inputs are cut at their end [tokens]
-    # of a task's size, by which tasks are drawn; None: none [examples]
+    # length of the inputs of tasks; longer inputs are truncated [tokens]
+    inputs_length: int = setting(512, ON_TASKS)
+    # largest size of a task when the tasks of a mixture are sampled; None: no limit [examples]
     examples_limit: int | None = setting(None, WHEN_TUNED | {"mixtures": GIVEN})
-    # of each validation set, from its start; 0 takes all [examples]
+    # number of examples of each validation set, from its start, on which checkpoints are compared; 0: all of
+    # them [examples]
     evaluation_examples: int = setting(0, ON_TASKS)
-    report_examples: int = setting(0, ON_TASKS)  # the same of the halves that the report is on [examples]
+    # number of examples of each validation set on which reported scores are measured; 0: all [examples]
+    report_examples: int = setting(0, ON_TASKS)
 
     def __post_init__(self):
         at_least(self, "tuning.", inputs_length=2, evaluation_examples=0, report_examples=0, examples_limit=1)
@@ -275,8 +295,8 @@ class TuningConfig:
 class EnsembleConfig:
     """Models that answer together: the mean of their logits [Raffel et al. 2020, section 3.6]."""
 
-    members: int = 1  # how many [models]
-    # shared: they differ in fine-tuning only
+    members: int = 1  # number of models in the ensemble [models]
+    # whether each member is pre-trained, or all are fine-tuned from one pre-training
     pretraining: Literal["separate", "shared"] = setting(
         "separate", {"members": Values(above=1), "pretraining.steps": ABOVE_0}
     )
@@ -326,12 +346,12 @@ class Experiment:
     ensemble: EnsembleConfig = setting(EnsembleConfig(), NETWORK)
     counts: CountsConfig = CountsConfig()
     guard: GuardConfig = EVERY_UPDATE
-    # width of ELECTRA's generator over the model's
+    # width of ELECTRA's generator as a share of the model's
     generator_share: float = setting(
         0.25, PRETRAINED | {"objective.targets": Values(("replaced",), said="ELECTRA's objective")}
     )
     mesh: MeshConfig = MeshConfig()
-    seed: int = 0  # of initial parameters, order of examples, noise and dropout
+    seed: int = 0  # seed of initial parameters, order of examples, corruption and dropout
 
     def __post_init__(self):
         self.pretraining.check("pretraining")

@@ -10,15 +10,17 @@ from lm.config.base import ABOVE_0, SettingError, above_0, at_least, setting
 class SkipGramTraining:
     """Settings of the training of skip-gram's tables, whatever their size."""
 
-    window: int = 5  # contexts on either side of a centre, at most [words]
-    # contexts on either side: all of the window, or a number drawn from 1..window for each centre (word2vec)
+    window: int = 5  # largest number of contexts on each side of a centre [words]
+    # number of contexts on each side: the whole window, or, as in word2vec, a random number from 1 to window
+    # for each centre
     reach: Literal["whole", "random"] = "random"
-    negatives: int = 5  # drawn for each centre; 0: the full softmax
-    subsample: float = 0.0  # words of a higher frequency are left out at random; 0: none are
-    learning_rate: float = 0.025  # of a pair at the start; it falls linearly to ``last_rate``
-    last_rate: float = 0.0001  # at the end
-    epochs: int = 5  # passes over the text
-    # centres of a batch, whose updates are summed; 16 to 256 reach the same held-out loss at equal rates
+    negatives: int = 5  # number of negative samples per centre; 0: full softmax
+    subsample: float = 0.0  # frequency above which words are randomly left out; 0: never
+    learning_rate: float = 0.025  # learning rate of a pair at the start; it decays linearly to last_rate
+    last_rate: float = 0.0001  # learning rate at the end
+    epochs: int = 5  # number of passes over the text [passes]
+    # number of centres per batch, whose updates are summed; from 16 to 256 they reach the same held-out loss
+    # at equal rates [words]
     batch: int = 256
 
     def check(self, prefix: str, least: int) -> None:
@@ -45,9 +47,9 @@ class SkipGramConfig(SkipGramTraining):
 class VectorsConfig(SkipGramTraining):
     """Skip-gram over the pieces of the text before pre-training, whose embedding starts as its vectors."""
 
-    epochs: int = 0  # passes over the text; 0: the embedding starts at random
-    tokens: int = 2**26  # of the text, from its start, that are read at most [tokens]
-    # in pre-training
+    epochs: int = 0  # number of passes of skip-gram over the text; 0: random initial embeddings [passes]
+    tokens: int = 2**26  # largest number of tokens read, from the start of the text [tokens]
+    # whether pre-training goes on to train the embedding, or freezes it
     embedding: Literal["trained", "frozen"] = setting("trained", {"pretraining.steps": ABOVE_0})
 
     def __post_init__(self) -> None:
