@@ -13,7 +13,7 @@ from paths import FILES, ROOT
 from experiments.cli import COMMANDS, overview
 
 BELOW_CLI = (
-    "console study processes runs starts report plan drawings"  # the last three never import each other
+    "console study processes runs starts evaluate report plan drawings"  # the last three: not each other
 )
 # A package may import itself and what is listed; lm.batch, lm.config and lm.files are open to all.
 ALLOWED = {
@@ -58,6 +58,7 @@ ALLOWED = {
     "experiments.harness": {"lm", "experiments.runs"},
     "experiments.report": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
     "experiments.plan": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
+    "experiments.evaluate": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
     "experiments.drawings": {"lm", "experiments.study", "experiments.runs", "experiments.report"},
     "experiments.cli": {"lm", *(f"experiments.{below}" for below in BELOW_CLI.split())},
     "experiments.__main__": {"lm", "experiments.cli", "experiments.processes", "experiments.study"},

@@ -85,7 +85,7 @@ def show(
     if named:
         title += f" with {shlex.join(setting_words(named))}"
     if "--examples" in chosen:
-        from experiments.cli.examples import show_examples  # reads data, with jax
+        from experiments.evaluate.examples import show_examples  # reads data, with jax
 
         show_examples(experiment, examples, runs / "cache")
     elif costs:

@@ -264,8 +264,8 @@ class TuningConfig:
     inputs_length: int = setting(512, ON_TASKS)
     # largest size of a task when the tasks of a mixture are sampled; None: no limit [examples]
     examples_limit: int | None = setting(None, WHEN_TUNED | {"mixtures": GIVEN})
-    # number of examples of each validation set, from its start, on which checkpoints are compared; 0: all of
-    # them [examples]
+    # number of examples of each validation set, from its start, on which checkpoints are compared during
+    # training; 0: all [examples]
     evaluation_examples: int = setting(0, ON_TASKS)
     # number of examples of each validation set on which reported scores are measured; 0: all [examples]
     report_examples: int = setting(0, ON_TASKS)

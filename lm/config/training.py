@@ -45,8 +45,8 @@ class Schedule:
     timescale: int = setting(10_000, {"schedule": ("inverse-sqrt",)})
     # step at which warmup-stable-decay begins to decay [steps]
     decay_start: int = setting(0, {"schedule": ("warmup-stable-decay",)})
-    # step at which the rate reaches 0; linear (T5X: linear_decay) and cosine decay from the end of the warm-up
-    # on [steps]
+    # step at which the rate reaches 0; linear (T5X: linear_decay) and cosine decay from the end of warm-up,
+    # warmup-stable-decay from decay_start on [steps]
     decay_end: int = setting(0, {"schedule": ("linear", "cosine", "warmup-stable-decay")})
     # factor by which decay-every (T5X: decay_every) multiplies the rate each time
     decay_factor: float = setting(0.5, DECAYS_EVERY)

@@ -17,16 +17,17 @@ from experiments.cli.app import function_of
 from experiments.cli.convert import export_checkpoint
 from experiments.cli.data_tasks import data_tasks
 from experiments.cli.draw import write_picture
-from experiments.cli.eval_likelihood import (
+from experiments.cli.generate import GAP, generate
+from experiments.evaluate.generation import Filling, fill_gaps
+from experiments.evaluate.likelihood import (
     Scoring,
-    eval_likelihood,
     masking_of,
+    score_texts,
     show_likelihoods,
     text_rates,
     texts_of,
 )
-from experiments.cli.eval_tasks import Rows, score_file, score_run
-from experiments.cli.generate import GAP, Filling, fill_gaps, generate
+from experiments.evaluate.tasks import Rows, score_file, score_run
 from experiments.runs import origin
 from experiments.runs.recipes import questions
 from experiments.runs.stages import save_settings, stages_of
@@ -258,7 +259,7 @@ def asked(folder, place, mixture):
     }
     return {
         "generate": partial(generate, folder, ("It is",), mixture, Decoding(4)),
-        "likelihood": partial(eval_likelihood, folder, str(lines), None, Scoring(mixture=mixture)),
+        "likelihood": partial(score_texts, folder, str(lines), None, Scoring(mixture=mixture)),
         "export": partial(export_checkpoint, folder, place / "out", mixture),
         "notebook": lambda: print(open_run(folder, stages_of(folder), mixture).which),
         **pictures,
@@ -305,7 +306,7 @@ def test_lines_are_as_likely_as_the_runs_model_finds_their_bytes(given, runs, tm
     folder, _, _ = run_of(runs, f"likelihood-{given.get('model.architecture')}", given)
     file, out = tmp_path / "lines.tsv", tmp_path / "out.jsonl"
     file.write_text("Where?\tHere.\n\n \t \nHere, and nowhere else at all.\n\n")
-    eval_likelihood(folder, str(file), out, Scoring(length=12, stride=5))
+    score_texts(folder, str(file), out, Scoring(length=12, stride=5))
     first, second = map(json.loads, out.read_text().splitlines())
     assert (first["tokens"], second["tokens"]) == (first["bytes"], second["bytes"]) == (5, 30)
     assert first["bits_per_byte"] == pytest.approx(-first["log_prob"] / 5 / math.log(2))
@@ -322,7 +323,7 @@ def test_a_model_without_an_output_matrix_is_refused_before_a_corpus_is_made(tmp
     bare = {"model.architecture": "encoder", "model.output.logits": "none", "model.output.bias": False}
     save_settings(tmp_path, changes(Experiment(), SMALL | HEADS | bare | {"pretraining.steps": 0}))
     with pytest.raises(SettingError, match="no output matrix"):
-        eval_likelihood(tmp_path, "documentation")
+        score_texts(tmp_path, "documentation", None, Scoring())
     assert not capsys.readouterr().out
 
 
@@ -334,7 +335,7 @@ def test_a_corpus_is_as_likely_as_its_texts_and_characters_are_fewer_than_their_
     results = {}
     corpora = [f"text:{tmp_path}/0.txt + text:{tmp_path}/1.txt", f"text:{tmp_path}/0.txt"]
     for corpus, limit in ((corpora[0], 0), (corpora[0], 1), (corpora[1], 0)):
-        eval_likelihood(folder, corpus, tmp_path / "out.jsonl", Scoring(texts=limit))
+        score_texts(folder, corpus, tmp_path / "out.jsonl", Scoring(texts=limit))
         results[corpus, limit] = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
     first, second = results[corpora[0], 0]
     assert [first] == results[corpora[0], 1] == results[corpora[1], 0]

@@ -15,10 +15,11 @@ from flax import nnx
 from small_runs import SMALL
 
 from experiments import __main__ as cli
-from experiments.cli.generate import count_written, generate
+from experiments.cli.generate import generate
 from experiments.cli.run_options import Options, RowRun
 from experiments.cli.sweep import train_rows
 from experiments.cli.train import train_one
+from experiments.evaluate.generation import count_written
 from experiments.processes.progress import reporting
 from experiments.report.ending import chance_of, ending, report_of, to_try
 from experiments.runs.recipes import start_from, steps_of

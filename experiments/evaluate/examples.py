@@ -1,4 +1,4 @@
-"""``lm show ROW --examples``: examples of training, decoded, as the model sees them."""
+"""Examples of training, decoded, as the model sees them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,0 +1,251 @@
+"""How likely a run's model finds texts, a corpus, or continuations of contexts."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from experiments.cli.settings import Mixture
+from experiments.console import CONSOLE, UNBROKEN, listing
+from experiments.runs.stages import Stage, stages_of
+from experiments.study.paths import cache_of
+from lm import files
+from lm.config.base import SettingError, at_least, parse_json
+from lm.data.corpus.files import Split
+from lm.data.corpus.readers import WINDOW_READERS
+from lm.data.corpus.shards import documents_of
+from lm.data.corpus.spec import corpus_shards
+from lm.tokenizers.tokenizer import Vocabulary
+
+if TYPE_CHECKING:  # with jax, which takes a second
+    from experiments.runs.trained import Trained
+    from lm.evaluate.loglikelihood import Continued, Masking
+
+SHOWN_TEXT = 60  # of a text [characters]
+CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name of a corpus begins
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Options of how texts are scored."""
+
+    mixture: Mixture = ""  # use the model that was fine-tuned on this mixture; by default the pre-trained one
+    end: bool = False  # also score the EOS after each text
+    # longest row; a longer text without a context is scored in overlapping windows [tokens]
+    length: int = 512
+    stride: int = 256  # tokens that each window scores; those before them are its context [tokens]
+    split: Split = "validation"  # split of a corpus: the held-out part (validation) or the rest (train)
+    texts: int = 0  # score only the first texts of a corpus; 0: all [texts]
+
+    def __post_init__(self):
+        at_least(self, "", texts=0)
+
+
+def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> None:
+    """Print how likely a run's model finds the texts of a file or a corpus; write each result to ``out``."""
+    stages = stages_of(run)
+    if all(stage.settings.model.output.logits == "none" for stage in stages):
+        raise SettingError(
+            f"{run}: its model has no output matrix (model.output.logits=none), so that no token "
+            "has a probability"
+        )
+    is_corpus = file.partition(":")[0].partition("/")[0] in CORPUS_KINDS
+    is_corpus = is_corpus and not Path(file).exists()
+    if is_corpus:
+        texts = corpus_texts(file, scoring, cache := cache_of(run))
+        UNBROKEN.print(f"Data: {cache}")
+    else:
+        texts = texts_of(Path(file))
+    reads = as_data if is_corpus else as_prompt
+    by = by_counts if any(stage.kind == "count" for stage in stages) else by_network
+    results = by(run, stages, texts, scoring, reads)
+    for result, (_, text) in zip(results, texts, strict=True):
+        result |= {"bytes": len(text.encode()), "characters": len(text)}
+        result |= text_rates([result])
+    if out is not None:
+        files.write(out, "".join(json.dumps(result) + "\n" for result in results).encode())
+    show_likelihoods([] if is_corpus else [text for _, text in texts], results)
+
+
+def as_data(vocabulary: Vocabulary, text: str) -> list[int]:
+    """Ids of a text of a corpus, which names no special tokens."""
+    return vocabulary.encode(text)
+
+
+def as_prompt(vocabulary: Vocabulary, text: str) -> list[int]:
+    """Ids of a line, which may name masks and sentinels, as the answers of T5 do."""
+    return vocabulary.encode_prompt(text)
+
+
+def by_counts(
+    _run: Path,
+    stages: Sequence[Stage],
+    texts: Sequence[tuple[str, str]],
+    scoring: Scoring,
+    reads: Callable[[Vocabulary, str], list[int]],
+) -> list[dict[str, Any]]:
+    """Log-probability and tokens of each continuation by n-grams; a context begins a document."""
+    from experiments.runs.counted import counts_of, texts_as_counted
+    from experiments.runs.prepare import stored_vocabulary
+    from lm.classical.ngram import token_log_probs
+
+    stage = stages[0]
+    if stage.settings.counts.model != "ngram":
+        raise SettingError(
+            f"{stage.folder}: counts.model={stage.settings.counts.model!r} is no language model"
+        )
+    vocabulary = stored_vocabulary(stage.folder, stage.settings)
+    contexts = [reads(vocabulary, context) for context, _ in texts]
+    scored = [[*reads(vocabulary, text), *[vocabulary.eos] * scoring.end] for _, text in texts]
+    tokens, offsets = texts_as_counted([a + b for a, b in zip(contexts, scored, strict=True)])
+    log_probs = token_log_probs(counts_of(stage), tokens, offsets)
+    ends = zip(offsets[1:].tolist(), scored, strict=True)
+    sums = [(float(log_probs[end - len(ids) : end].sum()), ids) for end, ids in ends]
+    return [
+        {"log_prob": total, "tokens": len(ids), "unknown": ids.count(vocabulary.unk)} for total, ids in sums
+    ]
+
+
+def by_network(
+    run: Path,
+    stages: Sequence[Stage],
+    texts: Sequence[tuple[str, str]],
+    scoring: Scoring,
+    reads: Callable[[Vocabulary, str], list[int]],
+) -> list[dict[str, Any]]:
+    """Log-probability and tokens of each continuation."""
+    from experiments.runs.trained import open_run
+    from lm.evaluate.loglikelihood import continuation_log_probs
+
+    trained = open_run(run, stages, scoring.mixture)
+    UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
+    masking, pairs, owners = masking_of(trained), [], []
+    for number, (context, continuation) in enumerate(texts):
+        scored_ids = reads(trained.vocabulary, continuation)
+        found = list(pairs_of(trained, context, scored_ids, scoring))
+        pairs += found
+        owners += [number] * len(found)
+    log_probs = continuation_log_probs(trained.model, pairs, trained.put, masking).tolist()
+    results: list[dict[str, Any]] = [{"log_prob": 0.0, "tokens": 0, "unknown": 0} for _ in texts]
+    for number, log_prob, (_, scored) in zip(owners, log_probs, pairs, strict=True):
+        results[number]["log_prob"] += log_prob
+        results[number]["tokens"] += len(scored)
+        results[number]["unknown"] += [*scored].count(trained.vocabulary.unk)
+    return results
+
+
+def corpus_texts(name: str, scoring: Scoring, cache: Path) -> list[tuple[str, str]]:
+    """The texts of a split of a corpus, none with a context; SettingError if there are none."""
+    found = documents_of(corpus_shards(name, scoring.split, cache))
+    texts = [("", text) for text in islice(found, scoring.texts or None) if text]
+    if not texts:
+        raise SettingError(f"{name} has no text in its {scoring.split} split")
+    return texts
+
+
+def texts_of(file: Path) -> list[tuple[str, str]]:
+    """Return (context, continuation) of each line that is not blank.
+
+    SettingError for a line with nothing to score, and for a file without lines.
+    """
+    try:
+        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        lines = files.split_lines(data.decode("utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{file} cannot be read as text: {error}") from error
+    texts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if file.suffix == ".jsonl":
+            fields = parse_json(line, f"{file}, line {number},")
+            fields = fields if isinstance(fields, dict) else {}
+            context, continuation = fields.get("context", ""), fields.get("continuation")
+        else:
+            context, _, continuation = line.rpartition("\t")
+        if not isinstance(context, str) or not isinstance(continuation, str) or not continuation:
+            raise SettingError(f"{file}, line {number}, has no continuation to score")
+        texts.append((context, continuation))
+    if not texts:
+        raise SettingError(f"{file} has no lines to score")
+    return texts
+
+
+def masking_of(run: "Trained") -> "Masking | None":
+    """Return how an encoder's rows are framed, None for other models."""
+    from lm.evaluate.loglikelihood import Masking
+
+    if run.config.has_decoder:
+        return None
+    vocabulary = run.vocabulary
+    begin, end = ((() if token is None else (token,)) for token in (vocabulary.cls, vocabulary.sep))
+    return Masking(vocabulary.mask, begin, end)
+
+
+def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) -> "Iterator[Continued]":
+    """Ids of a context, framed as in training, and those behind it; a text without a context by windows."""
+    from experiments.runs.trained import frame
+    from lm.evaluate.loglikelihood import Window, windows
+
+    config = run.config
+    begin, _ = frame(run.stage, run.vocabulary) if config.has_decoder else (None, None)
+    if scoring.end and config.special.eos is not None:
+        scored = [*scored, config.special.eos]
+    if context:
+        if config.has_decoder:  # which reads the start token by itself
+            ids = run.encode(context)
+            yield ids[ids[:1] == [config.special.start] :], scored
+        else:
+            yield run.vocabulary.encode_prompt(context), scored
+        return
+    if config.special.start is None and not config.has_encoder:  # the first token is then not scored
+        scored = [*run.vocabulary.encode_framed("", begin, None), *scored]
+    length = scoring.length
+    if config.positions.kind == "learned":
+        length = min(length, config.positions.max_length)
+    length -= 2 * (not config.has_decoder)  # which are framed
+    yield from windows(scored, Window(length, min(scoring.stride, length)), config)
+
+
+def text_rates(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Return perplexity per token, and bits per byte and per character, of all these texts together.
+
+    Of texts that are blanks alone, and so no tokens, there is no perplexity: None.
+    """
+    nats, tokens, size, characters = (
+        sum(result[name] for result in results) for name in ("log_prob", "tokens", "bytes", "characters")
+    )
+    return {
+        "perplexity": math.exp(-nats / tokens) if tokens else None,
+        "bits_per_byte": -nats / math.log(2) / size,
+        "bits_per_character": -nats / math.log(2) / characters,
+    }
+
+
+def show_likelihoods(texts: Sequence[str], results: Sequence[dict[str, Any]]) -> None:
+    """A line for each of ``texts``, which may be none, and one for all results."""
+    grid = listing("text", "nats", "tokens", "unknown", "perplexity", "bits/byte", "bits/character")
+    for text, result in zip(texts, results, strict=False):
+        shown = text if len(text) <= SHOWN_TEXT else f"{text[: SHOWN_TEXT - 1]}…"
+        grid.add_row(escape(shown.strip()), *_numbers([result]))
+    grid.add_row("all" if texts else f"all {len(results):,}", *_numbers(results))
+    CONSOLE.print(grid)
+    if count := sum(result["unknown"] for result in results):
+        CONSOLE.print(
+            f"[yellow]{count:,} tokens are unknown[/]: characters that the vocabulary cannot write. Their "
+            "likelihood is that of <unk>, which stands for any of them, so that all numbers are too good. A "
+            "run with --data.unknown bytes writes every character."
+        )
+
+
+def _numbers(results: Sequence[dict[str, Any]]) -> list[str]:
+    nats, *counts = (sum(result[name] for result in results) for name in ("log_prob", "tokens", "unknown"))
+    perplexity, *bits = text_rates(results).values()
+    shown = "– (no token)" if perplexity is None else f"{perplexity:,.2f}"
+    return [f"{nats:,.3f}", *(f"{count:,}" for count in counts), shown, *(f"{rate:.4f}" for rate in bits)]

@@ -1,0 +1,350 @@
+"""Scores on tasks: of a run's models, or of answers in a file."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.markup import escape
+
+from experiments.console import CONSOLE, RUNS, UNBROKEN, listing
+from experiments.runs import origin
+from experiments.runs.prepare import stored_vocabulary
+from experiments.runs.result import UNDEFINED
+from experiments.runs.stages import Stage, load_settings, stages_of
+from experiments.runs.vocabularies import rows_of
+from experiments.study.paths import cache_of
+from lm import files
+from lm.batch import Batch
+from lm.config.base import SettingError, nearest, parse_json
+from lm.data.tasks.benchmarks import TASKS, find_task
+from lm.data.tasks.choices import Choices
+from lm.data.tasks.labelled import LABELLED, AnyTask, LabelledTask, find_labelled
+from lm.data.tasks.mixtures import MIXTURES, mixture
+from lm.data.tasks.names import is_task_file, task_name
+from lm.data.tasks.prompts import Prompted, draw_examples, find_prompted, is_prompted
+from lm.data.tasks.task import Row, Scored, Task
+from lm.metrics import Undefined, Value, reasons, shown
+
+if TYPE_CHECKING:  # with jax, which takes a second
+    from experiments.runs.trained import Trained
+
+KNOWN = {*TASKS, *LABELLED}
+BATCH_ROWS = 32  # that a model answers in a batch [rows]
+LONGEST_ANSWER = 64  # to a task of no mixture [tokens]
+ANSWERS = {  # that the kinds of tasks take
+    "text": "a text",
+    "span": "a text",
+    "regression": "a number",
+    "classes": "the number of a class",
+    "choice": "the number of a candidate",
+    "tokens": "a list of the numbers of the words' classes",
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Options of which examples are scored."""
+
+    # split of the data sets, also an expression of TFDS, such as 'validation[:10%]'
+    split: str = "validation"
+    limit: int = 0  # score only the first examples of each task; 0: all [examples]
+    # longest prompt of TASK@K; 0: model.positions.max_length, minus room for an answer [tokens]
+    prompt_length: int = 0
+    runs: Path = RUNS  # folder of the data; that of a run is found beside the run
+
+    def of(self, task: Scored, cache: Path) -> Sequence[Row]:
+        """These rows of a task, whose data lie in ``cache``."""
+        if self.limit < 0:
+            raise SettingError(f"--limit {self.limit} should be at least 0; 0 takes all rows")
+        rows = task.rows(self.split, cache)
+        task.check(rows)
+        return [rows[index] for index in range(min(self.limit or len(rows), len(rows)))]
+
+
+def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> None:
+    """Print what a run's models score on tasks; answers and scores go to ``scores`` in its folder."""
+    from experiments.runs.trained import open_run
+    from lm.evaluate.evaluator import write_predictions
+
+    width, prepared, lines = load_settings(folder).tuning.inputs_length, cache_of(folder), []
+    opened = cache(lambda stage: open_run(folder, [stage]))
+    teams = [team_of(folder, name, mixture) for name in named_tasks(names)]
+    references = [rows.of(task, prepared) for task, _ in teams]
+    for (task, _), examples in zip(teams, references, strict=True):
+        if any(map(task.is_labelled, examples)):  # else there are answers and no scores
+            task.check_labels(examples)
+    for (task, team), examples in zip(teams, references, strict=True):
+        more: dict[str, Value] = {}
+        if team[0].kind == "count":
+            answers = answers_by_counts(team[0], examples)
+        elif isinstance(task, LabelledTask):
+            answers = answers_by_head(task, team[0], examples)
+        elif isinstance(task, Prompted):
+            models = [opened(stage) for stage in team]
+            examples = prompted_rows(models[0], task, examples, prepared, rows.prompt_length)
+            answers, more = answers_to_prompts(models, task, examples)
+        else:
+            answers = answers_in_words([opened(stage) for stage in team], task, examples, width)
+        warn_of_other_rows(task, rows.split, team[0], prepared)
+        labelled = any(map(task.is_labelled, examples))  # the labels of many test sets are not public
+        metrics = task.evaluate(examples, answers) | more if labelled else {}
+        place = folder / "scores" / team[0].group / task.name / rows.split
+        write_predictions(place / "predictions.jsonl", task, examples, answers)
+        values = {name: None if isinstance(value, Undefined) else value for name, value in metrics.items()}
+        record: dict[str, Any] = {"rows": len(examples), "metrics": values}
+        record |= {UNDEFINED: undefined} if (undefined := reasons(metrics)) else {}
+        (place / "scores.json").write_text(json.dumps(record, indent=1) + "\n")
+        lines.append((task.name, ", ".join(stage.name for stage in team), len(examples), metrics))
+    show_scores(lines)
+    UNBROKEN.print(f"Data: {prepared}")
+    UNBROKEN.print(f"Answers and scores: {folder / 'scores'}/STAGE/TASK/{rows.split}")
+
+
+def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, list[Stage]]:
+    """A task as the run in ``folder`` answers it, in words or by a head, and the stages that answer together.
+
+    That is ``wanted``, else the first that was tuned for the task, else pre-training, with all its members.
+    """
+    from experiments.runs.trained import chosen
+
+    experiment = load_settings(folder)
+    stages = [stage for stage in stages_of(folder) if stage.has_model]
+    heads, writes = experiment.tuning.heads, experiment.model.has_decoder
+    asked, known = task_name(name), experiment.tuning.mixtures
+    tuned = [asked] if asked in map(task_name, heads) else []
+    tuned += [task_name(each) for each in known if asked == task_name(each) or mixture(each).has(asked)]
+    teams: dict[str, list[Stage]] = {}
+    for stage in stages:
+        teams.setdefault(stage.group, []).append(stage)
+    default = next((group for group in tuned if group in teams), "")
+    team = chosen(folder, {stage.name: [stage] for stage in stages} | teams, wanted or default)
+    head = team[0].on[0] if team[0].on and team[0].kind in ("head", "count") else None
+    if head is not None and task_name(head) == asked:
+        return find_labelled(name), team[:1]
+    if head is None and writes and (name in TASKS or is_task_file(name) or is_prompted(name)):
+        return find_prompted(name) if is_prompted(name) else find_task(name), team
+    reason = f"its heads are {', '.join(heads) or 'none'}"
+    reason += "" if writes else ", and an encoder writes no text"
+    reason = f"--mixture {wanted!r} answers by a head for {head}" if wanted and head else reason
+    raise SettingError(f"{folder} has no model that answers {name!r}: {reason}")
+
+
+def answers_by_head(task: LabelledTask, stage: Stage, rows: Sequence[Row]) -> list[Any]:
+    """One for each row, of the kind that the task has."""
+    from experiments.runs.recipes import questions, steps_of, trained
+    from lm import sharding
+    from lm.evaluate.evaluator import predict
+
+    experiment = stage.settings
+    mesh = sharding.make_mesh(experiment.mesh)
+    vocabulary = stored_vocabulary(stage.folder, experiment)
+    asked = questions(experiment, vocabulary, mesh, task, rows, 0)
+    return predict(trained(stage, mesh).model, asked, steps_of(stage, mesh).shard_batch)
+
+
+def answers_by_counts(stage: Stage, rows: Sequence[Row]) -> list[Any]:
+    """The classes of the words of each row, by a tagger."""
+    from experiments.runs.counted import counts_of, tagged_by
+
+    return tagged_by(counts_of(stage), stage, rows)
+
+
+def answers_in_words(models: "Sequence[Trained]", task: Task, rows: Sequence[Row], width: int) -> list[str]:
+    """Return what a model, or several together, write to inputs of at most ``width`` tokens."""
+    tuned = "".join(models[0].stage.on)
+    length = task.targets_length if task.file and task.targets_length else answer_length(task.name, tuned)
+    inputs = prompts(models[0], [task.to_text(row)[0] for row in rows], width, length)
+    return written(models, task, rows, inputs, length)
+
+
+def written(
+    models: "Sequence[Trained]", task: Task, rows: Sequence[Row], inputs: Sequence[Any], length: int
+) -> list[str]:
+    """Return what a model, or several together, write greedily to batches of inputs."""
+    from lm.evaluate.evaluator import Questions, predict
+    from lm.evaluate.generate import greedy
+
+    first = models[0]
+    output, decoded = partial(greedy, max_length=length), lambda row, ids: first.vocabulary.decode(ids)
+    return predict(together(models), Questions(task, rows, inputs, output, decoded), first.put)
+
+
+def together(models: "Sequence[Trained]") -> Any:
+    """One model, or several as an ensemble."""
+    from lm.nn.ensemble import Ensemble
+
+    return models[0].model if len(models) == 1 else Ensemble([trained.model for trained in models])
+
+
+def answer_length(name: str, tuned: str) -> int:
+    """The longest answer to a task, of a model that was ``tuned`` on a mixture [tokens]."""
+    lengths = {mixture: mixed.targets_length for mixture, mixed in MIXTURES.items() if name in mixed.tasks}
+    return lengths.get(tuned) or max(lengths.values(), default=LONGEST_ANSWER)
+
+
+def prompted_rows(
+    run: "Trained", task: Prompted, rows: Sequence[Row], prepared: Path, longest: int
+) -> list[Row]:
+    """The rows with a ``prompt`` each, of at most ``longest`` tokens; 0: as long as the model reads."""
+    answer = 0 if run.config.has_encoder else prompted_length(task)
+    room = longest or run.config.positions.max_length - answer
+    train = task.rows("train", prepared) if task.shots else ()
+    drawn = draw_examples(task, train, rows)
+
+    def fits(text: str) -> bool:
+        return len(run.encode_data(text)) <= room
+
+    pairs = zip(rows, drawn, strict=True)
+    return [row | {"prompt": task.fitted(row, examples, fits)} for row, examples in pairs]
+
+
+def prompted_length(task: Prompted) -> int:
+    """The longest answer to a prompt [tokens]."""
+    return min(answer_length(task.asked, ""), LONGEST_ANSWER)
+
+
+def answers_to_prompts(
+    models: "Sequence[Trained]", task: Prompted, rows: Sequence[Row]
+) -> tuple[list[str], dict[str, Value]]:
+    """Return the answers written or chosen after each row's prompt, and how likely the right ones are."""
+    from lm.evaluate.ranked_choice import gold_metrics, likeliest, log_probs, measured
+
+    run = models[0]
+    texts = [task.texts(row) for row in rows]
+    pairs = [
+        [run.continued(row["prompt"], text) for text in few] for row, few in zip(rows, texts, strict=True)
+    ]
+    sizes = [[max(len(text.encode()), 1) for text in few] for few in texts]
+    choices = Choices(pairs, sizes, [task.place(row) for row in rows])
+    nats = log_probs(together(models), pairs, run.put)
+    metrics: dict[str, Value] = {**gold_metrics(measured(nats, choices))}
+    if task.measure != "score":
+        metrics["score"] = metrics[task.measure]
+    if task.candidates is not None:
+        chosen = likeliest(nats, choices)
+        return [task.candidates(row)[place] for row, place in zip(rows, chosen, strict=True)], metrics
+    length, asked = prompted_length(task), [row["prompt"] for row in rows]
+    inputs = prompts(run, asked, max(len(run.encode_data(text)) for text in asked), length)
+    return [task.written(text) for text in written(models, task, rows, inputs, length)], metrics
+
+
+def prompts(run: "Trained", inputs: Sequence[str], width: int, answer: int) -> list[Batch]:
+    """Inputs as the run's model reads them, cut to ``width`` tokens, in batches of one shape."""
+    config = run.config
+    width += not config.has_encoder  # a decoder's begin with a token of its own
+    texts = [_shortened(run.encode_data(text), width, config.special.eos) for text in inputs]
+    batches = [
+        run.host_batch(texts[start : start + BATCH_ROWS], answer)
+        for start in range(0, len(texts), BATCH_ROWS)
+    ]
+    shape = (-(-BATCH_ROWS // run.devices) * run.devices, max(map(len, texts)))
+    return [batch.map(lambda x: _pad_to(x, shape)) for batch in batches]
+
+
+def _pad_to(array: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    return np.pad(array, [(0, size - length) for size, length in zip(shape, array.shape, strict=True)])
+
+
+def _shortened(ids: list[int], width: int, eos: int | None) -> list[int]:
+    """The first ``width`` of ``ids``, with their EOS if they have one."""
+    if len(ids) <= width:
+        return ids
+    return [*ids[: width - 1], ids[-1]] if ids[-1] == eos else ids[:width]
+
+
+def warn_of_other_rows(task: Scored, split: str, stage: Stage, prepared: Path) -> None:
+    """Say so if a stage was trained or scored on other rows of this split than there are now."""
+    known = origin.read(stage.folder)["data"].get(f"{task.name} {split}")
+    if known and rows_of(task, split, stage.settings, prepared).fingerprint != known:
+        note = f"these rows are not those that {stage.name} was trained with"
+        CONSOLE.print(f"[yellow]{task.name} {split}[/]: {note}")
+
+
+def score_file(path: Path, name: str, rows: Rows) -> None:
+    """Print the metrics of predictions: a text a line, or .jsonl with answers or {"prediction": answer}."""
+    if name not in KNOWN and not is_task_file(name):
+        raise SettingError(f"there is no task {name!r}{nearest(name, KNOWN)}")
+    task = LABELLED[name] if name in LABELLED.keys() - TASKS.keys() else find_task(name)
+    try:
+        lines = files.split_lines(path.read_bytes().decode("utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{path} should hold one answer a line ({error!r})") from error
+    answers = [
+        answer_of(task, line, f"{path}, line {number},", path.suffix == ".jsonl")
+        for number, line in enumerate(lines, 1)
+    ]
+    examples = rows.of(task, rows.runs / "cache")
+    if len(answers) != len(examples):
+        raise SettingError(
+            f"{path} has {len(answers)} predictions and split {rows.split!r} of {name} has {len(examples)} "
+            "references; as many are needed, in the order of the data set"
+        )
+    try:
+        metrics = task.evaluate(examples, answers)
+    except SettingError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+        raise SettingError(f"{path} has an answer of a kind that {name} has not: {error!r:.200}") from error
+    show_scores([(name, str(path), len(examples), metrics)])
+
+
+def answer_of(task: AnyTask, line: str, place: str, is_json: bool) -> Any:
+    """The answer in a line of predictions; SettingError, with the place, for what answers no such task.
+
+    A number where a text is due is its text.
+    """
+    kind = task.kind if isinstance(task, LabelledTask) else "text"
+    if kind in ("text", "span") and not is_json:
+        return line
+    answer = parse_json(line, place)
+    if isinstance(answer, dict):
+        if "prediction" not in answer:
+            raise SettingError(f'{place} has no field "prediction"')
+        answer = answer["prediction"]
+    if kind in ("text", "span"):
+        fits = isinstance(answer, str) or _is_number(answer)
+    elif kind == "regression":
+        fits = _is_number(answer)
+    elif kind == "tokens":
+        fits = isinstance(answer, list) and all(type(each) is int for each in answer)
+    else:
+        fits = type(answer) is int
+    if not fits:
+        found = json.dumps(answer)
+        raise SettingError(f"{place} has the answer {found:.40}; {task.name} takes {ANSWERS[kind]}")
+    return str(answer) if kind in ("text", "span") else answer
+
+
+def _is_number(answer: Any) -> bool:
+    return isinstance(answer, int | float) and not isinstance(answer, bool)
+
+
+def show_scores(lines: Sequence[tuple[str, str, int, Mapping[str, Value]]]) -> None:
+    """A line for each (task, where its answers come from, rows, metrics)."""
+    grid = listing("task", "answers of", "rows", "metrics", "score")
+    for task, models, rows, metrics in lines:
+        others = ", ".join(f"{name} {shown(value)}" for name, value in metrics.items() if name != "score")
+        score = "no labels"
+        if metrics:
+            score = "–" if isinstance(metrics["score"], Undefined) else f"{metrics['score']:.2f}"
+        grid.add_row(task, escape(models), f"{rows:,}", escape(others), score)
+    CONSOLE.print(grid)
+
+
+def named_tasks(names: Sequence[str]) -> list[str]:
+    """The names of tasks, and of all that are in the mixtures among them."""
+    tasks: list[str] = []
+    for name in names:
+        if is_task_file(name):
+            tasks.append(name)
+            continue
+        if is_prompted(name):
+            find_prompted(name)  # SettingError if there is none
+        elif name not in KNOWN | MIXTURES.keys():
+            raise SettingError(f"there is no task {name!r}{nearest(name, KNOWN | MIXTURES.keys())}")
+        tasks += [task.name for task in MIXTURES[name].evaluated] if name in MIXTURES else [name]
+    return list(dict.fromkeys(tasks))
