@@ -33,10 +33,11 @@ on a workstation), medium (a quarter of an hour on an H100), base (the paper's s
 --study FILE, with any command, adds your own rows, tasks, objectives and more (docs/extending.md).
 Start with:
 
-  lm list 't5/*'                              rows of the T5 paper's tables
-  lm show t5/6-corruption-rate/50 --diff      what a row changes
-  lm sweep t5/6-corruption-rate               train a table and print it beside the paper's
+  lm list 't5/*'                                          rows of the T5 paper's tables
+  lm show t5/6-corruption-rate/50 --diff                  what a row changes
   lm run t5/1-baseline/baseline --model.mlp.d_ff 512 --pretraining.steps 200
+  lm sweep t5/6-corruption-rate --scale nano --seeds 1    train a table and print it beside the paper's
+  lm status                                               what is in progress
 
 Exit codes: {codes}."""
 
