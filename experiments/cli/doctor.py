@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from experiments.cli.settings import Runs
 from experiments.console import RUNS, UNBROKEN
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.memory import has_glibc, tunables
@@ -24,7 +25,7 @@ from lm.train.runtime import manifest
 SHOWN = "jax jaxlib flax optax orbax-checkpoint grain tensorflow-datasets sentencepiece".split()  # versions
 
 
-def doctor(runs: Path = RUNS, verify: tuple[Path, ...] = ()) -> None:
+def doctor(runs: Runs = RUNS, verify: tuple[Path, ...] = ()) -> None:
     """Show devices, versions, the data found and the free disk space; or check the files of checkpoints.
 
     The exit code is 1 if --verify finds a damaged file.

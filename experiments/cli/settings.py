@@ -204,8 +204,18 @@ def given_changes(
     given = (read_config(config, plain) if config else {}) | settings
     for experiment in plain:
         check_start(experiment, given)
-    check_given([build(row, scale, started | given) for row in rows], given)
+    try:
+        check_given([build(row, scale, started | given) for row in rows], given)
+    except SettingError as error:
+        raise SettingError(with_path(str(error), given)) from error
     return started | given
+
+
+def with_path(message: str, given: Changes) -> str:
+    """Return an error's message with the whole path of the setting that it begins with."""
+    name = message.partition("=")[0]
+    whole = [path for path in given if path.endswith(f".{name}")]
+    return whole[0] + message.removeprefix(name) if len(whole) == 1 else message
 
 
 def read_config(path: Path, rows: Sequence[Experiment]) -> Changes:

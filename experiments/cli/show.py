@@ -159,7 +159,7 @@ def show_costs(
 
     for name, value, least in (("length", length, 1), ("batch", batch, 1), ("tokens", tokens, 0)):
         if value is not None and value < least:
-            raise SettingError(f"--{name} {value} should be at least {least}")
+            raise SettingError(f"--{name}={value} should be at least {least}")
     model = changes(model, {"dtype": dtype, "attention.implementation": "auto"})
     length = longest_row(model, 2_048) if length is None else length
     found = costs(model, length)

@@ -12,10 +12,13 @@ from typing import Any
 
 from experiments.console import CONSOLE, RUNS, listing
 from experiments.processes.progress import duration
-from experiments.runs.stages import Stage, stages_of
+from experiments.runs.stages import Stage, load_settings, stages_of
+from experiments.runs.stages import stages as stages_in
+from experiments.study.names import BESIDE_SCALES, BESIDE_TABLES
 from lm.config.base import SettingError
 from lm.files import parse_with_checksum
 
+NO_RUNS = {*BESIDE_SCALES, *BESIDE_TABLES}  # folders beside those of runs
 SILENT = 1_800.0  # a run on another host that has written nothing for so long has stopped [seconds]
 LINE = 65_536  # bytes from the end of metrics.jsonl that hold its last record
 
@@ -69,18 +72,28 @@ def status(runs: Path = RUNS, /, all: bool = False) -> None:
 
 def progresses(runs: Path) -> Iterator[Progress]:
     """Yield the progress of each run in a folder of runs; runs whose files are damaged are left out."""
-    if (runs / "settings.json").exists():
-        paths = [runs / "settings.json"]
-    else:
-        paths = sorted(runs.glob("*/**/seed-*/settings.json"))
-    for path in paths:
+    for folder in run_folders(runs):
         with suppress(SettingError, OSError):
-            yield progress_of(path.parent, runs)
+            yield progress_of(folder, runs)
+
+
+def run_folders(folder: Path) -> Iterator[Path]:
+    """Yield the folders of runs at or below ``folder``, without looking into their stages."""
+    if (folder / "settings.json").exists():
+        yield folder
+        return
+    for child in sorted(folder.iterdir() if folder.is_dir() else ()):
+        if child.is_dir() and not child.is_symlink() and child.name not in NO_RUNS:
+            yield from run_folders(child)
 
 
 def progress_of(folder: Path, runs: Path) -> Progress:
     """Return how far the run in ``folder`` has come."""
-    stages = stages_of(folder)
+    if folder == runs:
+        stages, name = stages_of(folder), str(folder)
+    else:
+        name = str(folder.relative_to(runs))
+        stages = stages_in(load_settings(folder), folder, runs / folder.relative_to(runs).parts[0])
     records = {stage.name: last_record(stage.folder) for stage in stages}
     steps = sum(stage.training.steps for stage in stages)
     done = {stage.name: min(records[stage.name].get("step", 0), stage.training.steps) for stage in stages}
@@ -88,7 +101,7 @@ def progress_of(folder: Path, runs: Path) -> Progress:
     last = max(begun, key=lambda stage: last_change(stage.folder), default=stages[0])
     seen = last_change(last.folder) or (folder / "settings.json").stat().st_mtime
     return Progress(
-        run=str(folder.relative_to(runs)) if folder != runs else str(folder),
+        run=name,
         state="finished" if (folder / "scores.json").exists() else state_of(last, seen),
         stage=last.name,
         step=sum(done.values()),

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from experiments.cli.settings import Mixture
 from experiments.console import CONSOLE, UNBROKEN, listing
 from experiments.runs.stages import Stage, stages_of
 from experiments.study.paths import cache_of
@@ -35,7 +34,7 @@ CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name
 class Scoring:
     """Options of how texts are scored."""
 
-    mixture: Mixture = ""  # use the model that was fine-tuned on this mixture; by default the pre-trained one
+    mixture: str = ""  # use the model that was fine-tuned on this mixture; by default the pre-trained one
     end: bool = False  # also score the EOS after each text
     # longest row; a longer text without a context is scored in overlapping windows [tokens]
     length: int = 512
