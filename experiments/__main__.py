@@ -16,7 +16,7 @@ from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.jobs import JOB
 from experiments.processes.supervisor import RESUMABLE, print_line, supervise
-from experiments.study.plugins import study_files, without_study
+from experiments.study.plugins import pop_study_option, study_files
 from lm.config.base import SettingError, nearest
 from lm.train.runtime.preemption import COMPILER_THREAD, exit_after
 
@@ -116,7 +116,7 @@ def main() -> None:
 
 def take_study() -> None:
     """Move ``--study FILE`` to the environment, also from the words that start this process again."""
-    arguments = without_study(sys.argv[1:])
+    arguments = pop_study_option(sys.argv[1:])
     sys.orig_argv[len(sys.orig_argv) - len(sys.argv) + 1 :] = arguments
     sys.argv[1:] = arguments
 

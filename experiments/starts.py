@@ -23,10 +23,11 @@ from experiments.runs.stages import (
     stages,
     stages_of,
 )
-from experiments.study.experiment import Experiment, StartConfig, result_settings
+from experiments.study.experiment import Experiment, StartConfig
 from experiments.study.names import STARTS_FOLDER
 from experiments.study.overrides import start_changes
 from experiments.study.paths import check_runs
+from experiments.study.settings_diff import result_settings
 from lm.config.base import SettingError, changes, nearest
 from lm.config.model import ModelConfig
 from lm.files import atomic_folder

@@ -6,10 +6,11 @@ from rich.markup import escape
 
 from experiments.cli.settings import Runs, Scale, shown_value
 from experiments.console import CONSOLE, NARROW, RUNS, listing
-from experiments.study.experiment import relevant_diff
 from experiments.study.paths import run_folder
 from experiments.study.registry import baseline_of, build, find, tables_of
 from experiments.study.scales import DEFAULT_SCALE
+from experiments.study.settings_diff import relevant_diff
+from experiments.study.table import Row
 
 
 def list_rows(
@@ -35,19 +36,22 @@ def list_rows(
         listed = listing("row", label, "changes", "finished", title=title)
         for row in (row for row in table.rows if row in rows):
             changed = relevant_diff(build(baseline_of(row.name), scale), build(row.name, scale))
-            text = ", ".join(f"{path}={_shown(new)}" for path, (_, new) in changed.items())
+            parts = [changed_setting(row, path, new) for path, (_, new) in changed.items()]
             finished = finished_seeds(row.name, scale, runs)
             listed.add_row(
                 row.name.removeprefix(prefix),
                 escape(row.label),
-                escape(text or "(the baseline)"),
+                escape(", ".join(parts) or "(the baseline)"),
                 f"{finished} seed{'s' * (finished != 1)}",
             )
         CONSOLE.print(listed)
 
 
-def _shown(value: object) -> str:
-    return shown_value(value) if isinstance(value, float) else str(value)
+def changed_setting(row: Row, path: str, value: object) -> str:
+    """Return a setting that a row changes, and how it follows from the scale: "model.d_model=128 (x 2)"."""
+    shown = shown_value(value) if isinstance(value, float) else str(value)
+    derivation = row.derivation(path)
+    return f"{path}={shown} ({derivation})" if derivation else f"{path}={shown}"
 
 
 def finished_seeds(row: str, scale: str, runs: Path) -> int:

@@ -7,7 +7,7 @@ from typing import Literal
 from experiments.cli.settings import ConfigFile, Scale, Settings, Start, given_changes, grid_points
 from experiments.console import RUNS, print_line
 from experiments.study.overrides import named_changes
-from experiments.study.plugins import study_words
+from experiments.study.plugins import study_arguments
 from experiments.study.registry import find, registered, tables_of
 from experiments.study.scales import DEFAULT_SCALE
 from experiments.study.words import setting_words
@@ -65,7 +65,7 @@ def report(
             reports.watch(wanted, scale, runs, overrides=changes)
             return
         named = {path: value for path, value in named_changes(changes).items() if path != "start.model"}
-        words = ["lm", *study_words(), "report", pattern, "--scale", scale, *setting_words(named)]
+        words = ["lm", *study_arguments(), "report", pattern, "--scale", scale, *setting_words(named)]
         words += ["--start", start] * bool(start) + ["--grid", *grid] * bool(grid) + ["--runs", *runs]
         words += ["--variants"] * variants + ["--latex"] * latex + ["--pictures", pictures]
         written = reports.print_report(wanted, scale, runs, changes, shlex.join(words))

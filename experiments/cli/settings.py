@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from experiments.study.changes import Changes
+from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import check_given, check_start
 from experiments.study.registry import REGISTRY, build
@@ -138,7 +138,7 @@ Scale = Annotated[
         help_behavior_hint=lambda default: f"(default: {default.strip('[]' + chr(39))})",
     ),
 ]
-Settings = Annotated[Changes, tyro.conf.arg(name="", constructor_factory=options_type)]
+Settings = Annotated[Overrides, tyro.conf.arg(name="", constructor_factory=options_type)]
 ConfigFile = Annotated[
     Path | None,
     tyro.conf.DisallowNone,
@@ -189,13 +189,13 @@ Restart = Annotated[
 
 
 def given_changes(
-    rows: Sequence[str], scale: str, settings: Changes, config: Path | None, start: str, runs: Path
-) -> Changes:
+    rows: Sequence[str], scale: str, settings: Overrides, config: Path | None, start: str, runs: Path
+) -> Overrides:
     """Return what a command line changes in rows: by --start, by --config, and by options, which win.
 
     SettingError for a setting that none of the rows reads, or that contradicts the checkpoint to start from.
     """
-    started: Changes = {}
+    started: Overrides = {}
     if start:
         from experiments.starts import started_from  # reads tokenizers, which takes a while to import
 
@@ -211,14 +211,14 @@ def given_changes(
     return started | given
 
 
-def with_path(message: str, given: Changes) -> str:
+def with_path(message: str, given: Overrides) -> str:
     """Return an error's message with the whole path of the setting that it begins with."""
     name = message.partition("=")[0]
     whole = [path for path in given if path.endswith(f".{name}")]
     return whole[0] + message.removeprefix(name) if len(whole) == 1 else message
 
 
-def read_config(path: Path, rows: Sequence[Experiment]) -> Changes:
+def read_config(path: Path, rows: Sequence[Experiment]) -> Overrides:
     """Return the settings in a file that differ from those of any of ``rows``.
 
     The file is TOML or JSON, nested or with dotted names, such as the settings.json of a run.
@@ -238,7 +238,7 @@ def read_config(path: Path, rows: Sequence[Experiment]) -> Changes:
         raise
     except SettingError as error:
         raise SettingError(f"--config {path}: {error}") from error
-    differing: Changes = {}
+    differing: Overrides = {}
     for old, experiment in zip(rows, new, strict=True):
         before, after = dict(leaves(old)), dict(leaves(experiment))
         differing |= {name: after[name] for name in found if name in after and after[name] != before[name]}
@@ -253,13 +253,13 @@ def _flat(nested: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield prefix + name, value
 
 
-def parse_settings(words: Sequence[str], paths: Iterable[str] | None = None) -> Changes:
+def parse_settings(words: Sequence[str], paths: Iterable[str] | None = None) -> Overrides:
     """Return {path: value} of settings as a command line's ``words`` give them."""
-    found: Changes = tyro.cli(options_type(paths), prog="lm sweep", args=words, registry=TYPES)
+    found: Overrides = tyro.cli(options_type(paths), prog="lm sweep", args=words, registry=TYPES)
     return found
 
 
-def grid_points(grid: Sequence[str]) -> list[Changes]:
+def grid_points(grid: Sequence[str]) -> list[Overrides]:
     """Return the combinations of the values in ``PATH=VALUE,VALUE,...``, in order; [{}] without a grid.
 
     The blanks in a value separate the elements of a setting that takes several; a value in quotes may have
@@ -290,7 +290,7 @@ def _split(values: str) -> list[str]:
     return list(lexer)
 
 
-def _grid_value(path: str, text: str) -> Changes:
+def _grid_value(path: str, text: str) -> Overrides:
     """Return the setting as tyro reads ``text`` behind its option; a switch takes True or False."""
     words = [f"--{path}", *text.split()]
     if dict(types_of(Experiment))[path] is bool and text in ("True", "False"):

@@ -11,12 +11,12 @@ from experiments.cli.settings import ConfigFile, Runs, Scale, Settings, Start, g
 from experiments.console import CONSOLE, NARROW, RUNS, listing
 from experiments.runs.stages import Stage, saved_steps
 from experiments.runs.stages import stages as stages_of_run
-from experiments.study.changes import Changes
-from experiments.study.experiment import relevant_diff
+from experiments.study.changes import Overrides
 from experiments.study.overrides import named_changes, overrides_of
 from experiments.study.paths import run_folder
-from experiments.study.registry import baseline_of, build
+from experiments.study.registry import baseline_of, build, find_one
 from experiments.study.scales import DEFAULT_SCALE
+from experiments.study.settings_diff import relevant_diff
 from experiments.study.words import setting_words
 from lm.config.base import SettingError, changes, comments, leaves
 from lm.config.model import ModelConfig
@@ -99,7 +99,7 @@ def show(
 
 def show_published(
     name: str,
-    settings: Changes,
+    settings: Overrides,
     chosen: Sequence[str],
     length: int | None,
     batch: int,
@@ -132,7 +132,7 @@ def show_settings(settings: Any, title: str) -> None:
     CONSOLE.print(grid)
 
 
-def show_diff(row: str, scale: str, given: Changes, others: Sequence[str], to: str) -> None:
+def show_diff(row: str, scale: str, given: Overrides, others: Sequence[str], to: str) -> None:
     """Print what differs between another row, or another scale, and ``row`` with the settings ``given``."""
     if len(others) > 1:
         raise SettingError(f"--diff {' '.join(others)}: a row is compared with one other row")
@@ -148,7 +148,8 @@ def show_diff(row: str, scale: str, given: Changes, others: Sequence[str], to: s
     if not changed:
         CONSOLE.print(f"{names} are the same experiment.", highlight=False)
     for path, (before, after) in changed.items():
-        CONSOLE.print(f"{path}: {before} → {after}", highlight=False)
+        derivation = "" if to else find_one(row).derivation(path)
+        CONSOLE.print(f"{path}: {before} → {after}{f' ({derivation})' * bool(derivation)}", highlight=False)
 
 
 def show_costs(

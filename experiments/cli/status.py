@@ -14,11 +14,11 @@ from experiments.console import CONSOLE, RUNS, listing
 from experiments.processes.progress import duration
 from experiments.runs.stages import Stage, load_settings, stages_of
 from experiments.runs.stages import stages as stages_in
-from experiments.study.names import BESIDE_SCALES, BESIDE_TABLES
+from experiments.study.names import RESERVED_SCALES, RESERVED_TABLES
 from lm.config.base import SettingError
 from lm.files import parse_with_checksum
 
-NO_RUNS = {*BESIDE_SCALES, *BESIDE_TABLES}  # folders beside those of runs
+NO_RUNS = {*RESERVED_SCALES, *RESERVED_TABLES}  # folders beside those of runs
 SILENT = 1_800.0  # a run on another host that has written nothing for so long has stopped [seconds]
 LINE = 65_536  # bytes from the end of metrics.jsonl that hold its last record
 

@@ -23,11 +23,11 @@ from experiments.cli.settings import (
 from experiments.cli.train import job_count, train_unfinished
 from experiments.console import RUNS
 from experiments.processes.progress import NO_TOOLS, Tools
-from experiments.study.changes import Changes
+from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import named_changes, overrides_of, used_changes
 from experiments.study.paths import check_runs, with_overrides
-from experiments.study.plugins import study_words
+from experiments.study.plugins import study_arguments
 from experiments.study.registry import baseline_of, build, find, registered, tables_of
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.table import Axis, Row, Table
@@ -104,7 +104,7 @@ def published_setup(found: Sequence[Table], scale: str | None, seeds: int | None
 def train_rows(
     pattern: str,
     seeds: int,
-    changes: Changes,
+    changes: Overrides,
     options: Options,
     jobs: int = 1,
     grid: Sequence[str] = (),
@@ -149,15 +149,15 @@ def train_rows(
         sys.exit(failed)
 
 
-def compared_rows(pattern: str, points: Sequence[Changes]) -> list[tuple[str, Changes]]:
+def compared_rows(pattern: str, points: Sequence[Overrides]) -> list[tuple[str, Overrides]]:
     """Return (row, settings of the grid) of all rows that match, then of the rows they are compared with."""
     rows = [row.name for row in find(pattern)]
-    baselines: list[tuple[str, Changes]] = [(baseline_of(name), {}) for name in rows]
+    baselines: list[tuple[str, Overrides]] = [(baseline_of(name), {}) for name in rows]
     return [*((name, point) for name in rows for point in points), *baselines]
 
 
 def wanted_runs(
-    compared: Sequence[tuple[str, Changes]], seeds: int, changes: Changes, options: Options
+    compared: Sequence[tuple[str, Overrides]], seeds: int, changes: Overrides, options: Options
 ) -> list[RowRun]:
     """Return the run of each row and seed; rows that are one experiment share it."""
     runs: dict[Path, RowRun] = {}
@@ -170,7 +170,7 @@ def wanted_runs(
     return list(runs.values())
 
 
-def grid_tables(pattern: str, scale: str, points: Sequence[Changes], changes: Changes) -> list[Table]:
+def grid_tables(pattern: str, scale: str, points: Sequence[Overrides], changes: Overrides) -> list[Table]:
     """Return the tables of the rows that match, each with a row per point of a grid, behind its baseline."""
     from experiments.report.variants import variant
 
@@ -199,7 +199,7 @@ def grid_tables(pattern: str, scale: str, points: Sequence[Changes], changes: Ch
     return found
 
 
-def grid_axis(points: Sequence[Changes]) -> Axis | None:
+def grid_axis(points: Sequence[Overrides]) -> Axis | None:
     """Return the axis of a grid of one numeric setting, else None."""
     settings = {path for point in points for path in point}
     values = [value for point in points for value in point.values()]
@@ -210,10 +210,10 @@ def grid_axis(points: Sequence[Changes]) -> Axis | None:
 
 
 def sweep_words(
-    pattern: str, seeds: int, changes: Changes, options: Options, grid: Sequence[str] = ()
+    pattern: str, seeds: int, changes: Overrides, options: Options, grid: Sequence[str] = ()
 ) -> list[str]:
     """Return the command that trains this sweep, as its report records it."""
-    words = ["lm", *study_words(), "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
+    words = ["lm", *study_arguments(), "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
     named = {path: value for path, value in named_changes(changes).items() if path != "start.model"}
     words += setting_words(named)
     words += ["--start", options.start] if options.start else []

@@ -27,7 +27,7 @@ from experiments.runs.result import check_settings, read_result, summary
 from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
 from experiments.study.paths import check_runs, home_of
-from experiments.study.plugins import place_in_study
+from experiments.study.plugins import location_in_study
 from lm.config.base import SettingError
 from lm.devices import has_accelerator
 from lm.files import write
@@ -153,7 +153,7 @@ def train_or_refuse(run: RowRun, options: Options, reporter: Reporter) -> int:
         return EXIT_CODES["loss not finite" if isinstance(error, NonFiniteLoss) else "failed"]
     except Exception as error:  # the other runs of a sweep are trained nevertheless
         trace = traceback.format_exc()
-        reason = f"{place_in_study(error)}{type(error).__name__}: {error}"
+        reason = f"{location_in_study(error)}{type(error).__name__}: {error}"
         if isinstance(error, OSError):
             reason = f"{error}. Fix that and run the same command: it resumes from the newest checkpoint"
         reporter.complain(_failure(run.name, f"{reason}{_saved(trace, run.folder)}", run.folder))

@@ -14,7 +14,7 @@ from experiments.plan.estimate import ASSUMPTIONS, BOUNDS, Estimate, candidates,
 from experiments.plan.slices import GIB, find_slice
 from experiments.plan.step import Compiled, PlannedStep
 from experiments.runs.checks import check_heads
-from experiments.study.changes import Changes, apply
+from experiments.study.changes import Overrides, apply
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.registry import build, find_one
 from experiments.study.scales import DEFAULT_SCALE, SCALES
@@ -28,7 +28,7 @@ from lm.train.step import check_mesh
 
 PROGRAMS_AT_ONCE = 4  # programs that are compiled side by side, at up to 3 GB each
 SHAPE = "num_encoder_layers num_decoder_layers d_model mlp.d_ff attention.d_kv attention.num_heads".split()
-SMALLER: tuple[Changes, ...] = (  # what to try, in this order, on a step that does not fit
+SMALLER: tuple[Overrides, ...] = (  # what to try, in this order, on a step that does not fit
     {"model.compile.remat": "dots"},
     *({"model.compile.remat": "full", "pretraining.microbatches": parts} for parts in (1, 2, 4, 8, 16)),
 )

@@ -11,7 +11,7 @@ from experiments.report.columns import leaving
 from experiments.runs.result import UNDEFINED, Result, read_result
 from experiments.study.experiment import Experiment
 from experiments.study.paths import row_folder
-from experiments.study.plugins import study_words
+from experiments.study.plugins import study_arguments
 from experiments.study.registry import REGISTRY, equal_rows
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError
@@ -85,7 +85,7 @@ def drawn(name: str, result: Result) -> bool:
 
 def to_try(name: str, experiment: Experiment, folder: Path) -> tuple[str, str, str]:
     """Three commands that go on from a finished run."""
-    lm = shlex.join(["lm", *study_words()])
+    lm = shlex.join(["lm", *study_arguments()])
     documented = experiment.data.corpus.startswith("documentation")
     sentence = "The function returns" if documented else "It was a"
     if experiment.counts.model != "none":

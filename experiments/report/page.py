@@ -14,8 +14,9 @@ from experiments.console import Cell, markdown, plain
 from experiments.report.columns import leaving
 from experiments.report.comparison import Curves
 from experiments.runs.result import Result
-from experiments.study.experiment import Experiment, relevant_diff
+from experiments.study.experiment import Experiment
 from experiments.study.registry import baseline_of, build
+from experiments.study.settings_diff import relevant_diff
 from experiments.study.table import Row
 from lm.config.base import SettingError
 from lm.files import parse_lines_with_checksum

@@ -29,7 +29,7 @@ from experiments.report.scoreboard import (
 )
 from experiments.report.statistics import DRAWS, LEVEL
 from experiments.runs.result import Result
-from experiments.study.changes import Changes
+from experiments.study.changes import Overrides
 from experiments.study.claims import Counts, simulate_replication
 from experiments.study.names import file_name
 from experiments.study.overrides import named_changes
@@ -77,7 +77,7 @@ class Report:
 
 
 def collect(
-    tables: list[Table], scale: str, runs: Folders, overrides: Changes | None = None
+    tables: list[Table], scale: str, runs: Folders, overrides: Overrides | None = None
 ) -> tuple[dict[str, list[Result]], list[str]]:
     """Row -> its finished runs, for ``tables`` and their baselines; and why other runs do not count."""
     names = dict.fromkeys(row.name for table in tables for row in table.rows)
@@ -104,7 +104,7 @@ def write_report(
     scale: str,
     runs: Folders,
     refresh: float = 0,
-    overrides: Changes | None = None,
+    overrides: Overrides | None = None,
     command: str = "",
 ) -> Report:
     """Write the report into the first folder of ``runs``; SettingError if no row has finished.
@@ -193,7 +193,7 @@ def shown_tables(tables: list[Finished]) -> list[Finished]:
 
 
 def header(
-    tables: list[Finished], scale: str, left_out: list[str], waiting: list[str], given: Changes
+    tables: list[Finished], scale: str, left_out: list[str], waiting: list[str], given: Overrides
 ) -> str:
     """What stands above all tables."""
     baselines = dict.fromkeys(finished.baseline.name for finished in tables)
@@ -252,7 +252,11 @@ def _setup(baseline: str, scale: str) -> str:
 
 
 def print_report(
-    tables: list[Table], scale: str, runs: Sequence[str], overrides: Changes | None = None, command: str = ""
+    tables: list[Table],
+    scale: str,
+    runs: Sequence[str],
+    overrides: Overrides | None = None,
+    command: str = "",
 ) -> Report:
     """Write the report on tables, print what a terminal shows of it, and return it."""
     report = write_report(tables, scale, runs, overrides=overrides, command=command)
@@ -310,7 +314,7 @@ def watch(
     scale: str,
     runs: Folders,
     say: Callable[[str], object] = print_line,
-    overrides: Changes | None = None,
+    overrides: Overrides | None = None,
 ) -> None:
     """Write the report whenever different runs count than before, until interrupted.
 

@@ -13,7 +13,7 @@ from experiments.report.comparison import Curves, Finished
 from experiments.runs import origin
 from experiments.runs.result import Result, check_settings, read_result
 from experiments.runs.stages import group_of, is_main
-from experiments.study.changes import Changes
+from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import overrides_of, used_changes
 from experiments.study.paths import run_folder
@@ -41,7 +41,7 @@ def roots(runs: Folders) -> list[epath.Path]:
 
 
 def results(
-    row: Row, scale: str, runs: Folders, complain: Complain | None = None, overrides: Changes | None = None
+    row: Row, scale: str, runs: Folders, complain: Complain | None = None, overrides: Overrides | None = None
 ) -> list[Result]:
     """Every finished seed of ``row`` at ``scale``; a seed that lies in several folders of runs counts once.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.report.results import Complain, Folders, roots
 from experiments.runs.stages import load_settings
-from experiments.study.changes import Changes, apply
+from experiments.study.changes import Overrides, apply
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import named_changes, overrides_of, start_changes
 from experiments.study.paths import row_folder
@@ -70,10 +70,10 @@ def homes_of(tables: list[Table], scale: str) -> list[Row]:
     return homes + new
 
 
-def variant(row: Row, given: Changes, suffix: str) -> Row:
+def variant(row: Row, given: Overrides, suffix: str) -> Row:
     """``row`` with settings given by hand and those of its start, without scores of the paper.
 
-    ``suffix`` is what its folder is called behind the row's, also by an earlier release.
+    ``suffix`` is what the name of its folder has behind the row's.
     """
     named = sorted(named_changes(given).items())
     short = [(path.removesuffix(".model").rpartition(".")[2], value) for path, value in named]

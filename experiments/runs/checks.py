@@ -24,8 +24,9 @@ from experiments.runs.prepare import (
 from experiments.runs.recipes import head_config, text_spec
 from experiments.runs.result import check_settings
 from experiments.runs.stages import Stage, stages, start_of
-from experiments.study.experiment import Experiment, setting_changes
+from experiments.study.experiment import Experiment
 from experiments.study.paths import home_of
+from experiments.study.settings_diff import setting_changes
 from lm import sharding
 from lm.config.base import SettingError, changes, check_numbers, leaves
 from lm.data.batches import check_size

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments.study.experiment import setting_changes
 from experiments.study.plugins import ORIGIN_FILE, STUDY_OPTION, study_files
+from experiments.study.settings_diff import setting_changes
 from lm.config import base as config
 from lm.config.base import SettingError, nearest
 from lm.files import json_with_checksum, parse_with_checksum, write

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from experiments.study.experiment import Experiment, flatten, result_settings, setting_changes
+from experiments.study.experiment import Experiment
+from experiments.study.settings_diff import flatten, result_settings, setting_changes
 from lm.config.base import DataError, SettingError
 from lm.files import checksum, json_with_checksum, parse_with_checksum, write
 from lm.metrics import Likelihood

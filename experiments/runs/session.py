@@ -20,7 +20,7 @@ from experiments.processes.progress import NO_TOOLS, Reporter, Tools
 from experiments.runs import origin
 from experiments.runs.prepare import Prepared, fingerprints, in_own_order, store_vocabulary
 from experiments.runs.stages import Stage, saved_steps
-from experiments.study.experiment import result_settings
+from experiments.study.settings_diff import result_settings
 from lm import sharding
 from lm.batch import Batch
 from lm.classical.word2vec import Tables, as_large, initial_tables, mean_loss, train_epoch

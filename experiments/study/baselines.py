@@ -1,18 +1,18 @@
-"""Language models and taggers in the order in which the field came to them, on equal text and of equal size.
+"""Language models and taggers before the Transformer, in order of discovery, on equal text and of equal size.
 
 Networks have as many parameters as the Transformer of their scale, within 2 %: their widths follow from its
-settings. Their blocks are a mixer alone; a feed-forward layer is 1 wide, which is as good as none. Counts
-have as many numbers as their text has different n-grams, or words with tags.
+settings. Their blocks have only a mixer: the feed-forward layer has width 1, so it is switched off. Count
+models have as many parameters as their text has different n-grams, or pairs of word and tag.
 """
 
 from dataclasses import dataclass
 
-from experiments.study.changes import Changes, objective, times
+from experiments.study.changes import Changes, objective, times, without
 from experiments.study.experiment import Experiment
 from experiments.study.presets import ADAMW, family
 from experiments.study.table import make_table
 
-WINDOW_CONTEXT = 4  # tokens that Bengio's network reads to predict the fifth [tokens]
+WINDOW_CONTEXT = 4  # that the network of Bengio et al. (2003) reads to predict the next one [tokens]
 STATE_MATRICES = {"rnn": 1, "gru": 3, "lstm": 4}  # matrices of a recurrent layer
 
 
@@ -52,19 +52,22 @@ class EqualSize:
 
 
 def network(changes: Changes, mixer: str, layers: int) -> Changes:
-    """``changes`` with layers of a mixer in the place of the Transformer's blocks."""
-    encodes = changes["model.architecture"] == "encoder"
+    """Return ``changes`` with ``layers`` of a mixer in the place of the Transformer's blocks."""
+    bidirectional = changes["model.architecture"] == "encoder"
     own: Changes = {
         "model.positions.kind": "none",
         # asks for the Transformer's sizes, so it comes before what changes them
-        "model.mixer.width": EqualSize(mixer, layers, encodes),
+        "model.mixer.width": EqualSize(mixer, layers, bidirectional),
         "model.mixer.kind": mixer,
         "model.mlp.d_ff": 1,
-        f"model.num_{'encoder' if encodes else 'decoder'}_layers": layers,
     }
+    if bidirectional:
+        own["model.num_encoder_layers"] = layers
+    else:
+        own["model.num_decoder_layers"] = layers
     if mixer == "window":
         own["model.mixer.window"] = WINDOW_CONTEXT
-    return {path: value for path, value in changes.items() if path not in own} | own
+    return without(changes, *own) | own
 
 
 # At nano these read 1.2 M tokens twice, at mini all 2.1 M of the documentation 2.4 times.
@@ -73,7 +76,7 @@ LANGUAGE_MODEL: Changes = (
     | objective("causal-lm")
     | ADAMW
     | {
-        "model.positions.kind": "rotary",  # which have no parameters
+        "model.positions.kind": "rotary",  # has no parameters
         "start.steps": 0,
         "pretraining.steps": times(4),
         "pretraining.save_every": times(4),
@@ -99,13 +102,11 @@ TAGGING: Changes = (
         "finetuning.optimizer.learning_rate": 3e-3,  # the bi-LSTM has 79 % after 200 steps at 3e-4, 99 % here
     }
 )
-UNTRAINED: Changes = {path: value for path, value in TAGGING.items() if path != "objective"}
-UNTRAINED |= {"pretraining.steps": 0}
+UNTRAINED: Changes = without(TAGGING, "objective") | {"pretraining.steps": 0}
 HIDDEN_MARKOV: Changes = UNTRAINED | {"counts.model": "tagger"}
 
 TABLES = (
-    # lm sweep history --scale mini --seeds 2: 8 rows; networks take 2,400 steps of 0.06 to 0.09 s on two
-    # cores, three to five minutes a seed with their evaluations; counts are there in seconds
+    # three to five minutes each, 2,400 steps of 0.06 to 0.09 s on two cores; n-grams take seconds
     make_table(
         "history",
         "Language models in the order of their discovery",
@@ -122,7 +123,6 @@ TABLES = (
         scale="mini",
         seeds=2,
     ),
-    # lm sweep tagging --scale nano: 7 rows
     make_table(
         "tagging",
         "Tags of words",

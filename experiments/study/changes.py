@@ -3,15 +3,16 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, floor
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
 from experiments.study.experiment import Experiment
+from experiments.study.setting_paths import Changes
 from lm.config.base import SettingError, changes, leaves, nearest
 from lm.objectives.denoising import OBJECTIVES
 
-# Path of a setting -> its new value, or a function of (old value, experiment): a frozen dataclass, so that
-# it compares, hashes and prints as other values do.
-Changes = dict[str, Any]
+# Path of a setting -> its new value, as the command line gives them. In rows and scales they are ``Changes``,
+# whose paths and types a type checker knows.
+Overrides = dict[str, Any]
 
 
 def objective(name: str) -> Changes:
@@ -44,6 +45,11 @@ class Times:
 def times(factor: float, multiple: int = 1, rounding: Literal["up", "down"] = "up") -> Times:
     """Return the change that multiplies a setting by ``factor`` and rounds it to a ``multiple``."""
     return Times(factor, multiple, rounding)
+
+
+def without(changes: Changes, *paths: str) -> Changes:
+    """Return ``changes`` but for those of ``paths``."""
+    return cast(Changes, {path: value for path, value in changes.items() if path not in paths})
 
 
 def apply(experiment: Experiment, new: Mapping[str, Any]) -> Experiment:
@@ -84,11 +90,11 @@ class ReadOnly(Mapping[str, Any]):
     def __repr__(self) -> str:
         return repr(self._values)
 
-    def __or__(self, other: Mapping[str, Any]) -> Changes:
-        return {**self, **other}
+    def __or__(self, other: Changes | Overrides) -> Changes:
+        return cast(Changes, {**self, **other})
 
-    def __ror__(self, other: Mapping[str, Any]) -> Changes:
-        return {**other, **self}
+    def __ror__(self, other: Changes | Overrides) -> Changes:
+        return cast(Changes, {**other, **self})
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise SettingError(f"this cannot be changed: {self._instead}")

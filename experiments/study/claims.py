@@ -52,9 +52,8 @@ def claims(table: Table) -> tuple[Claim, ...]:
         return ()
     if table.paper is None or not has_noise(table.paper):
         rows = {row.key: row for row in table.rows}
-        return tuple(
-            Claim(rows[each.better], rows[each.worse], None, each.text) for each in table.conclusions
-        )
+        known = [each for each in table.conclusions if {each.better, each.worse} <= rows.keys()]
+        return tuple(Claim(rows[each.better], rows[each.worse], None, each.text) for each in known)
     texts = {(each.better, each.worse): each.text for each in table.conclusions}
     scores = {row: standardized(row, table.paper) for row in published_rows(table)}
     found = []

@@ -1,8 +1,7 @@
-"""The models that the field is taught with, at equal size and on equal text; position encodings; and decoders
-that lack a part of their blocks, or skip a part of what they could see (docs/blocks.md).
+"""BERT, GPT, ELECTRA and BART on equal text and of equal size; position encodings; ablations of a decoder.
 
-Rows differ from the first of their table by what their name says. They read what the paper's rows of the same
-scale read; encoders and BART answer labelled tasks through heads, as their papers do, and not in words.
+Rows differ from the first of their table by what their name says. They read the same corpus as the T5 rows of
+the same scale. Encoders, GPT and BART answer labelled tasks through heads, as in their papers, not in words.
 """
 
 from experiments.study.changes import Changes, objective, times
@@ -17,21 +16,22 @@ NO_NSP: Changes = {
     "model.heads": (),
 }
 ORDER: Changes = {"objective.pairs": "sentence-order", "model.heads": ("pooler", "sentence-order")}
-BART = family("bart-base") | objective("text-infilling") | HEADS | ADAMW
-ELECTRA = BERT | NO_NSP | family("electra-base") | objective("electra")
-ELECTRA |= {"model.embedding.type_vocab_size": 0}
+BART: Changes = family("bart-base") | objective("text-infilling") | HEADS | ADAMW
+ELECTRA: Changes = (
+    BERT | NO_NSP | family("electra-base") | objective("electra") | {"model.embedding.type_vocab_size": 0}
+)
 
 DECODER: Changes = GPT | {
-    # sinusoids are as long as sqrt(d_model / 2): else they would drown the tokens
+    # sinusoids have a norm of sqrt(d_model / 2), so embeddings are scaled up to be heard beside them
     "model.embedding.scale": "sqrt",
     "finetuning.steps": 0,
     "data.inputs_length": 64,
     "data.held_out_lengths": (1, 2, 4, 8),
 }
 
-# By rotary positions a token at a distance is soon found: without a mask, the one that is to be predicted.
+# With rotary positions a model soon finds a token at a fixed distance: without a mask, the one to predict.
 ROTARY_DECODER: Changes = DECODER | {"model.positions.kind": "rotary"}
-RELATIVE = {"model.positions.kind": "relative", "model.positions.relative_bias_start": "normal"}
+RELATIVE: Changes = {"model.positions.kind": "relative", "model.positions.relative_bias_start": "normal"}
 LONG_ROWS: Changes = ROTARY_DECODER | {
     "data.inputs_length": 256,
     "pretraining.batch_size": times(1 / 4),
@@ -39,7 +39,7 @@ LONG_ROWS: Changes = ROTARY_DECODER | {
 }
 
 TABLES = (
-    # lm sweep bert --scale nano: 10 rows, one to two minutes each; tasks at chance
+    # one to two minutes each; tasks at chance
     make_table(
         "bert",
         "Encoders: what masked language models are trained on",
@@ -56,7 +56,7 @@ TABLES = (
             "no-pretraining": BERT | {"pretraining.steps": 0},
         },
     ),
-    # lm sweep rates --scale nano: 5 rows that share one pre-training
+    # all rows share one pre-training
     make_table(
         "rates",
         "Fine-tuning: learning rates",
@@ -66,7 +66,7 @@ TABLES = (
         },
         axis=Axis("finetuning.optimizer.learning_rate", "learning rate of fine-tuning"),
     ),
-    # lm sweep gpt --scale nano: 5 rows, a minute or two each; tasks near chance
+    # one to two minutes each; tasks near chance
     make_table(
         "gpt",
         "Decoders",
@@ -79,7 +79,7 @@ TABLES = (
             "no-pretraining": GPT | {"pretraining.steps": 0},
         },
     ),
-    # lm sweep electra --scale nano: 2 rows, one to two minutes each
+    # one to two minutes each
     make_table(
         "electra",
         "Replaced-token detection",
@@ -88,7 +88,7 @@ TABLES = (
             "half-width-generator": ELECTRA | {"generator_share": 0.5},
         },
     ),
-    # lm sweep bart --scale nano: 2 rows, one to two minutes each
+    # one to two minutes each
     make_table(
         "bart",
         "Denoising encoder-decoders with heads",
@@ -97,9 +97,8 @@ TABLES = (
             "t5-objective": BART | objective("baseline"),
         },
     ),
-    # lm sweep positions --scale mini --seeds 3, of width 128 (options: docs/positions.md): 7 rows, 3.5 min a
-    # seed; perplexity of the first six 105.2 (rotary) - 129.0 (none) at 64 tokens, 103.3 (ALiBi) - 169.4
-    # (sinusoidal) at 512
+    # 3.5 minutes each; with the options of docs/positions.md the perplexities of the first six rows are 105.2
+    # (rotary) to 129.0 (none) at 64 tokens, and 103.3 (ALiBi) to 169.4 (sinusoidal) at 512
     make_table(
         "positions",
         "Trained on short rows, tested on long ones",
@@ -114,7 +113,7 @@ TABLES = (
         scale="mini",
         seeds=3,
     ),
-    # lm sweep block --scale nano: 6 rows, about a minute each; perplexity 131 - 251, without a mask 1.1
+    # one minute each; perplexities are 131 to 251, without a mask 1.1
     make_table(
         "block",
         "A decoder's block without one of its parts",
@@ -127,7 +126,7 @@ TABLES = (
             "no-positions": ROTARY_DECODER | {"model.positions.kind": "none"},
         },
     ),
-    # lm sweep sparse --scale nano: 5 rows, about two minutes each; perplexity 142 (window) - 160 (dilated)
+    # two minutes each; perplexities are 142 (window) to 160 (dilated)
     make_table(
         "sparse",
         "What attention may skip in rows of 256 to 1,024 tokens",

@@ -3,26 +3,38 @@
 Of libraries only numpy is imported here, no jax, so that listing and comparing rows starts at once.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from experiments.study.conditions import (
+    BY_HEADS,
+    FINETUNED,
+    LANGUAGE_MODEL,
+    MULTI_TASK,
+    NETWORK,
+    NGRAMS,
+    NO_CHECKPOINT,
+    ON_CORPUS,
+    ON_TASKS,
+    PRETRAINED,
+    REPEATED_NGRAMS,
+    SENTINELS,
+    SHARED_START,
+    TAGGER,
+    TRAINED_VOCABULARY,
+    WHEN_TUNED,
+)
 from lm.config.base import (
     ABOVE_0,
     GIVEN,
     INT32,
-    Condition,
-    Conditions,
     SettingError,
     Values,
     above_0,
     at_least,
     at_most,
     check_seed,
-    diff,
-    leaves,
     setting,
 )
 from lm.config.counts import CountsConfig
@@ -34,50 +46,13 @@ from lm.data.tasks.names import task_name
 from lm.objectives.denoising import OBJECTIVES, Objective
 from lm.tokenizers.tokenizer import Layout
 
-# ``read_if`` of settings: on which others they depend
-NETWORK: Condition = {"counts.model": Values(("none",), said="networks")}
-PRETRAINED: Condition = NETWORK | {"pretraining.steps": ABOVE_0}
-TUNED: tuple[Condition, ...] = tuple(
-    NETWORK | {"finetuning.steps": ABOVE_0, f"tuning.{targets}": GIVEN} for targets in ("mixtures", "heads")
-)
-NGRAMS: Condition = {"counts.model": ("ngram",)}
-TAGGER: Condition = {"counts.model": ("tagger",)}
-OF_PASSES: Condition = NGRAMS | {"data.repeats": ABOVE_0}  # how much text is counted
-ON_CORPUS: Condition = PRETRAINED | {"mixing.pretraining": Values(but=("tasks",))}
-MULTI_TASK: Condition = PRETRAINED | {"mixing.pretraining": Values(but=("corpus",))}
-TRAINED_VOCABULARY: Condition = {"data.vocabulary": ("unigram", "bpe", "wordpiece")}
-LANGUAGE_MODEL: Condition = PRETRAINED | {
-    "model.architecture": ("decoder",),
-    "objective.noise": ("everything",),
-    "objective.inputs": ("drop",),
-}
-WITHOUT_START: Condition = {"start.model": Values(("",), said="models without --start")}
-STARTED: Condition = (
-    {"model.architecture": Values(but=("encoder",), said="models with a decoder")}
-    | WITHOUT_START
-    | {"pretraining.steps": ABOVE_0}
-)
-# who reads the ids above those of pieces: they stand for noise, for masks, and for ends of an encoder's texts
-SENTINELS: Conditions = (
-    PRETRAINED | {"objective.inputs": Values(but=("drop", "shuffle"))},
-    PRETRAINED | {"objective.targets": ("sentinels",), "objective.inputs": Values(but=("drop",))},
-    PRETRAINED | {"objective.targets": ("sentinels",), "objective.noise": Values(but=("everything",))},
-    STARTED | {"start.steps": ABOVE_0},
-    NETWORK | {"model.architecture": ("encoder",)},
-    {"finetuning.steps": ABOVE_0, "tuning.heads": GIVEN, "tuning.layout": ("start-delim-extract",)},
-)
-ON_TASKS: Conditions = ({"mixtures": GIVEN}, {"heads": GIVEN})
-BY_HEADS: Condition = {"heads": GIVEN, "finetuning.steps": ABOVE_0}
-WHEN_TUNED: Condition = {"finetuning.steps": ABOVE_0}
-
-
 MOST_PROCESSES = 1_024  # of one kind, on a machine
 MOST_MEMBERS = 1_000  # of an ensemble
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is read, and how it becomes tokens."""
+    """The corpus, and how its text becomes tokens."""
 
     # text to train on: documentation[/PART], text:, jsonl: or parquet:PATH-or-glob, tfds:NAME[:VERSION], or
     # several joined by " + "
@@ -99,7 +74,7 @@ class DataConfig:
     # number of sentinel tokens, which replace corrupted spans [tokens]
     sentinels: int = setting(100, SENTINELS)
     # length of pre-training inputs; the length of targets follows from the objective [tokens]
-    inputs_length: int = setting(512, (PRETRAINED, OF_PASSES))
+    inputs_length: int = setting(512, (PRETRAINED, REPEATED_NGRAMS))
     # row lengths at which held-out text is scored [x inputs_length]
     held_out_lengths: tuple[int, ...] = setting((1,), PRETRAINED)
     # number of whole held-out documents on which a language model is also evaluated; 0: none [documents]
@@ -109,7 +84,7 @@ class DataConfig:
     workers: int = 0  # number of processes that prepare batches; 0: prepare them in threads [processes]
     # number of parts of a batch that read their own shards, a multiple of the number of hosts; 0: 16, or the
     # nearest number that divides the batch
-    streams: int = setting(0, (ON_CORPUS, OF_PASSES))
+    streams: int = setting(0, (ON_CORPUS, REPEATED_NGRAMS))
     # number of processes that tokenize text ahead of the model; 0: tokenize when it is needed [processes]
     encoders: int = 4
     # largest size of the cache of tokenized text, from which the oldest is deleted; 0: no limit [gigabytes]
@@ -168,7 +143,7 @@ class PhaseConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
 
     def check(self, name: str) -> None:
-        """SettingError for numbers that make no sense, by the name of the phase."""
+        """Raise SettingError for impossible numbers; ``name`` is that of the phase."""
         least = {"steps": 0, "keep_hours": 0}
         least |= dict.fromkeys(("batch_size", "microbatches", "save_every", "log_every"), 1)
         at_least(self, f"{name}.", **least)
@@ -182,8 +157,10 @@ class PhaseConfig:
 
 @dataclass(frozen=True)
 class StartConfig:
-    """A checkpoint to start from; or a start of pre-training that rows share, part of the instrument, not of
-    what a row measures: a decoder learns late where to look, and early by an objective whose targets copy.
+    """What comes before pre-training: a checkpoint, or steps by another objective.
+
+    The steps belong to the set-up, not to what rows compare. A small decoder learns late where to look in its
+    inputs, and early by an objective whose targets copy them.
     """
 
     # name of the checkpoint to start from, in the folder `starts` beside the runs; --start sets it
@@ -193,8 +170,8 @@ class StartConfig:
 
     # number of updates of a warm-up on the corpus before pre-training, with its optimiser and batch size; not
     # for encoders [steps]
-    steps: int = setting(0, NETWORK | STARTED)
-    objective: Objective = setting(OBJECTIVES["bert-style"], NETWORK | STARTED | {"steps": ABOVE_0})
+    steps: int = setting(0, NETWORK | SHARED_START)
+    objective: Objective = setting(OBJECTIVES["bert-style"], NETWORK | SHARED_START | {"steps": ABOVE_0})
 
     def __post_init__(self):
         at_least(self, "start.", steps=0)
@@ -208,7 +185,7 @@ class StartConfig:
 
 @dataclass(frozen=True)
 class PretrainingConfig(PhaseConfig):
-    """Pre-training, whose held-out text may be looked at between two checkpoints."""
+    """Pre-training: a phase whose loss on held-out text may be evaluated between two checkpoints."""
 
     # time between two evaluations of held-out text; 0: evaluate at each checkpoint [steps]
     evaluate_every: int = 0
@@ -218,11 +195,11 @@ class PretrainingConfig(PhaseConfig):
 
     @property
     def tbptt(self) -> TruncatedBPTT | None:
-        """Of rows that last several steps."""
+        """Return the layout of rows that several steps read; None if each step reads new ones."""
         return TruncatedBPTT(self.batch_size, self.steps_per_row) if self.steps_per_row > 1 else None
 
     def check(self, name: str) -> None:
-        """Also of the evaluations: those of checkpoints are among them."""
+        """Raise SettingError for impossible numbers; every checkpoint should be evaluated."""
         super().check(name)
         at_least(self, f"{name}.", evaluate_every=0, steps_per_row=1)
         if self.evaluate_every and self.save_every % self.evaluate_every:
@@ -237,7 +214,7 @@ PAPER_MIXTURES = ("glue", "super_glue", "cnn_dailymail", "squad", "wmt_ende", "w
 
 @dataclass(frozen=True)
 class TuningConfig:
-    """Which mixtures of tasks the pre-trained model is fine-tuned on, each from the same checkpoint."""
+    """Tasks that the pre-trained model is fine-tuned on, each mixture or head from the same checkpoint."""
 
     # mixtures of tasks; the model is fine-tuned on each of them separately
     mixtures: tuple[str, ...] = PAPER_MIXTURES
@@ -254,7 +231,7 @@ class TuningConfig:
     layout: Layout = setting("ended", BY_HEADS)
     # width of adapters as a share of d_model; only they are trained; 0: train all parameters
     adapters: float = setting(0.0, WHEN_TUNED)
-    # low-rank updates, which alone are trained; merged in what is exported
+    # low-rank updates, which alone are trained; an exported model has them merged
     lora: LoraConfig = setting(LoraConfig(), WHEN_TUNED)
     # whether all layers are trained at once, or one more from the top at a time
     unfreezing: Literal["at-once", "gradual"] = setting("at-once", WHEN_TUNED)
@@ -284,16 +261,22 @@ class TuningConfig:
             )
         at_least(self, "tuning.", adapters=0)
         at_most(self, "tuning.", adapters=1_000)
-        which = {f"adapters={self.adapters}": self.adapters, f"lora.rank={self.lora.rank}": self.lora.rank}
-        which |= {"unfreezing='gradual'": self.unfreezing == "gradual"}
-        which |= {f"layers={self.layers!r}": self.lora.rank and self.layers.endswith("frozen")}
-        if len(chosen := [f"tuning.{name}" for name, on in which.items() if on]) > 1:
+        chosen = []
+        if self.adapters:
+            chosen.append(f"tuning.adapters={self.adapters}")
+        if self.lora.rank:
+            chosen.append(f"tuning.lora.rank={self.lora.rank}")
+        if self.unfreezing == "gradual":
+            chosen.append("tuning.unfreezing='gradual'")
+        if self.lora.rank and self.layers.endswith("frozen"):
+            chosen.append(f"tuning.layers={self.layers!r}")
+        if len(chosen) > 1:
             raise SettingError(f"{' and '.join(chosen)} say different things of what is trained: choose one")
 
 
 @dataclass(frozen=True)
 class EnsembleConfig:
-    """Models that answer together: the mean of their logits [Raffel et al. 2020, section 3.6]."""
+    """Models that answer together, by the mean of their logits [Raffel et al. 2020, section 3.6]."""
 
     members: int = 1  # number of models in the ensemble [models]
     # whether each member is pre-trained, or all are fine-tuned from one pre-training
@@ -321,26 +304,26 @@ class Experiment:
         NETWORK,
         apart={"vocab_size": (NETWORK, NGRAMS), "published": {"start.model": GIVEN}},
     )
-    vectors: VectorsConfig = setting(VectorsConfig(), NETWORK | WITHOUT_START | {"vectors.epochs": ABOVE_0})
+    vectors: VectorsConfig = setting(VectorsConfig(), NETWORK | NO_CHECKPOINT | {"vectors.epochs": ABOVE_0})
     start: StartConfig = StartConfig()
     pretraining: PretrainingConfig = setting(
         PretrainingConfig(),
         PRETRAINED,
-        apart={"steps": (NETWORK, OF_PASSES), "batch_size": (PRETRAINED, OF_PASSES)},
+        apart={"steps": (NETWORK, REPEATED_NGRAMS), "batch_size": (PRETRAINED, REPEATED_NGRAMS)},
     )
     finetuning: PhaseConfig = setting(
         PhaseConfig(steps=262_144, optimizer=OptimizerConfig(schedule="constant", learning_rate=0.001)),
-        TUNED,
+        FINETUNED,
     )
     mixing: MixingConfig = setting(MixingConfig(), PRETRAINED)
     tuning: TuningConfig = setting(
         TuningConfig(),
-        (*TUNED, MULTI_TASK),
+        (*FINETUNED, MULTI_TASK),
         apart={
-            "mixtures": (*TUNED, MULTI_TASK, {"data.vocabulary_texts": ("corpus+tasks",)}),
-            "heads": (*TUNED, TAGGER),
-            "evaluation_examples": (*TUNED, MULTI_TASK, TAGGER),
-            "report_examples": (*TUNED, MULTI_TASK, TAGGER),
+            "mixtures": (*FINETUNED, MULTI_TASK, {"data.vocabulary_texts": ("corpus+tasks",)}),
+            "heads": (*FINETUNED, TAGGER),
+            "evaluation_examples": (*FINETUNED, MULTI_TASK, TAGGER),
+            "report_examples": (*FINETUNED, MULTI_TASK, TAGGER),
         },
     )
     ensemble: EnsembleConfig = setting(EnsembleConfig(), NETWORK)
@@ -368,57 +351,3 @@ class Experiment:
 
 
 BASELINE = Experiment()
-
-
-def relevant_diff(old: Experiment, new: Experiment) -> dict[str, tuple[Any, Any]]:
-    """Return ``{path: (old value, new value)}`` of what differs, without what ``new`` has no use for."""
-    changed = diff(old, new)
-    if new.counts.model == "none":  # a network, which reads no setting of models made of counts
-        return {
-            path: pair
-            for path, pair in changed.items()
-            if path == "counts.model" or not path.startswith("counts.")
-        }
-    return changed
-
-
-# settings that change no result: a run may resume on other devices, or past what stopped it
-FREE: tuple[str, ...] = (
-    "mesh",
-    "data.workers",
-    "data.encoders",
-    "data.cache_size",
-    "guard.non_finite",
-    "guard.in_a_row",
-    "guard.failed_save",
-)
-FREE += ("pretraining.keep_hours", "finetuning.keep_hours")
-LISTED = 12  # changes of settings, at most [lines]
-
-
-def result_settings(experiment: Experiment) -> dict[str, Any]:
-    """``{path: value}`` of the settings that change results, with the values that JSON has."""
-    settings = {path: value for path, value in leaves(experiment) if not path.startswith(FREE)}
-    return {path: list(value) if isinstance(value, tuple) else value for path, value in settings.items()}
-
-
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{path: value}`` of settings as JSON nests them, without those of FREE."""
-    flat: dict[str, Any] = {}
-    for name, value in nested.items():
-        if prefix + name not in FREE:
-            flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
-
-
-@cache
-def _baseline_settings() -> dict[str, Any]:
-    return result_settings(BASELINE)
-
-
-def setting_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """A line per difference; a setting that ``old`` lacks was added since, and had the value of BASELINE."""
-    old = {name: value for name, value in _baseline_settings().items() if name in new} | dict(old)
-    names = [name for name in {**new, **old} if name not in old or name not in new or old[name] != new[name]]
-    lines = [f"{name}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names]
-    return lines if len(lines) <= LISTED else [*lines[:LISTED], f"and {len(lines) - LISTED} more"]

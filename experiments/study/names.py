@@ -1,24 +1,24 @@
-"""Names of rows, tables, scales and tasks become names of folders and files: which of them may do so."""
+"""Which names rows, tables, scales and tasks may have: they become names of folders and files."""
 
 import re
 from collections.abc import Iterable
 
 from lm.config.base import SettingError
 
-PLAIN_NAME = re.compile(r"[\w.,:=@%+-]+(/[\w.,:=@%+-]+)*", re.ASCII)  # that is a folder, and needs no quoting
-STARTS_FOLDER = "starts"  # of what runs start from, in the folder of all runs
-REPORT = "report"  # files of a report that is on several tables
-BESIDE_SCALES = ("cache", STARTS_FOLDER)  # folders in the folder of all runs
-BESIDE_TABLES = ("pretraining", "reports")  # folders in that of a scale
+PLAIN_NAME = re.compile(r"[\w.,:=@%+-]+(/[\w.,:=@%+-]+)*", re.ASCII)  # needs no quoting in a shell
+STARTS_FOLDER = "starts"  # of checkpoints that runs start from, in the folder of all runs
+REPORT = "report"  # name of the files of a whole report, without an ending
+RESERVED_SCALES = ("cache", STARTS_FOLDER)  # are folders beside those of scales
+RESERVED_TABLES = ("pretraining", "reports")  # are folders beside those of tables
 
 
 def check_row_name(name: str) -> None:
-    """SettingError unless a row of this name, TABLE/ROW, has a folder of its own among those of its scale."""
+    """Raise SettingError unless ``name`` is TABLE/ROW and can be that of a folder of its scale."""
     _check_name("row", name)
     table, _, last = name.rpartition("/")
-    if name.split("/")[0] in BESIDE_TABLES or not table:
+    if name.split("/")[0] in RESERVED_TABLES or not table:
         raise SettingError(
-            f"row {name!r} should be TABLE/ROW, where TABLE is not {' or '.join(BESIDE_TABLES)}"
+            f"row {name!r} should be TABLE/ROW, where TABLE is not {' or '.join(RESERVED_TABLES)}"
         )
     if re.fullmatch(r"seed-\d+", last):
         raise SettingError(f"row {name!r} is called as the folder of a seed is; choose another name")
@@ -27,14 +27,14 @@ def check_row_name(name: str) -> None:
 
 
 def check_scale_name(name: str) -> None:
-    """SettingError unless the runs of a scale of this name have a folder of their own."""
+    """Raise SettingError unless ``name`` can be that of a folder beside those of other scales."""
     _check_name("scale", name)
-    if "/" in name or name in BESIDE_SCALES:
-        raise SettingError(f"scale {name!r} should be one word other than {' and '.join(BESIDE_SCALES)}")
+    if "/" in name or name in RESERVED_SCALES:
+        raise SettingError(f"scale {name!r} should be one word other than {' and '.join(RESERVED_SCALES)}")
 
 
 def check_task_name(name: str) -> None:
-    """SettingError unless what a task or mixture of this name came to lies in the folder of its run."""
+    """Raise SettingError unless ``name``, of a task or mixture, can be that of a folder of a run."""
     _check_name("task", name)
     if "/" in name:
         raise SettingError(f"task {name!r} should be one word: a folder of each run is called so")
@@ -57,7 +57,7 @@ def file_name(table: str) -> str:
 
 
 def check_table_name(name: str, others: Iterable[str]) -> None:
-    """SettingError for a table whose files would be called as those of one of ``others``, or of a report."""
+    """Raise SettingError for a table whose files one of ``others``, or a whole report, would overwrite."""
     same = [other for other in others if file_name(other) == file_name(name)]
     if same or file_name(name) == REPORT:
         other = f"table {same[0]!r}" if same else "a whole report"

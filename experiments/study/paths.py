@@ -19,7 +19,7 @@ CACHED = ("compiled", "corrupt", "lock", "tfds", "tokens", "vocabulary")  # what
 
 
 def check_runs(runs: Path) -> None:
-    """SettingError if nothing can be written to ``runs`` as to a folder."""
+    """Raise SettingError if ``runs`` is a bucket, to which nothing can be written as to a folder."""
     if runs.parts[:1] == ("gs:",):
         raise SettingError(
             f"--runs gs://{'/'.join(runs.parts[1:])} should be a folder: mount the bucket, as lm-launch does "
@@ -50,13 +50,13 @@ def _is_cache(folder: Path) -> bool:
 
 
 def home_of(folder: Path, cache: Path) -> Path:
-    """The folder of a run's scale, where what its runs share lies; elsewhere the run's own folder."""
+    """Return the folder of a run's scale, which holds what its runs share; of other runs their own folder."""
     runs, folder = cache.parent.resolve(), folder.resolve()  # the cache may be a link
     return runs / folder.relative_to(runs).parts[0] if folder.is_relative_to(runs) else folder
 
 
 def start_folder(name: str, folder: Path, home: Path) -> Path:
-    """That of the start of this name, of the run in ``folder`` at the scale of ``home``.
+    """Return the folder of the checkpoint ``name`` that the run in ``folder`` starts from.
 
     The folder of all runs may have been copied: every folder above the run is searched first.
     """
@@ -65,55 +65,44 @@ def start_folder(name: str, folder: Path, home: Path) -> Path:
 
 
 def run_folder(runs: Path, scale: str, name: str, seed: int, overrides: Mapping[str, Any]) -> Path:
-    """Return the folder of a run, with overrides in its name; rows that are one experiment share it.
+    """Return the folder of a run of row ``name``; rows that are the same experiment at a scale share it.
 
-    It is that of the first of these rows which has runs, or will have them.
+    It is the folder of the first of these rows that has runs, or of the first row if none has.
     """
     folders = [row_folder(runs, scale, row, overrides) for row in equal_rows(name, scale)]
-    if len(folders) > 1:
-        folders = [folder for folder in folders if folder.exists()] or folders
-    return folders[0] / f"seed-{seed}"
+    found = [folder for folder in folders if folder.exists()] if len(folders) > 1 else folders
+    return (found or folders)[0] / f"seed-{seed}"
 
 
 def row_folder(runs: Path, scale: str, name: str, overrides: Mapping[str, Any]) -> Path:
-    """Return the folder that is called as row ``name`` with these overrides is.
-
-    One that an earlier release made, whose names needed quoting in a shell, is found where it lies.
-    """
-    parent, _, last = name.rpartition("/")
-    new, old = with_overrides(last, overrides), _shortened(last + _written_before(overrides))
-    folder = runs / scale / parent
-    if new != old and (folder / old).exists() and not (folder / new).exists():
-        new = old
-    return folder / new
+    """Return the folder called as row ``name`` with these overrides, in which each seed has a folder."""
+    table, _, key = name.rpartition("/")
+    return runs / scale / table / with_overrides(key, overrides)
 
 
 def with_overrides(name: str, overrides: Mapping[str, Any]) -> str:
-    """A file name, with the settings given by hand in it, that needs no quoting in a shell."""
+    """Return ``name`` with the overrides behind it, as a file name that needs no quoting in a shell."""
     given = sorted((path, value) for path, value in overrides.items() if path != "seed")
-    return _shortened(name + "".join(f",{path}={_plain(value)}" for path, value in given))
+    return _shortened(name + "".join(f",{path}={_quoted(value)}" for path, value in given))
 
 
-def _plain(value: Any) -> str:
-    """A value in letters that no shell reads; where others had to go, a checksum tells it from the like."""
-    text = ":".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+def _quoted(value: Any) -> str:
+    """Return a value in characters that no shell interprets; if others are replaced, a checksum follows."""
+    if isinstance(value, tuple):
+        text = ":".join(map(str, value)) or "none"
+    else:
+        text = str(value)
     text = text.replace("/", "_")
-    plain = re.sub(r"[^\w.,:=@%-]", "_", text, flags=re.ASCII)
-    return plain if plain == text else f"{plain}-{sha256(text.encode()).hexdigest()[:6]}"
-
-
-def _written_before(overrides: Mapping[str, Any]) -> str:
-    """What stood behind the names of folders up to release 0.1."""
-    suffix = "".join(f",{path}={value}" for path, value in sorted(overrides.items()) if path != "seed")
-    return suffix.replace("/", "_")
+    safe = re.sub(r"[^\w.,:=@%-]", "_", text, flags=re.ASCII)
+    return safe if safe == text else f"{safe}-{sha256(text.encode()).hexdigest()[:6]}"
 
 
 def _shortened(name: str) -> str:
-    """At most 255 bytes: the longest file name on Linux and macOS."""
-    last = name.encode()
-    if len(last) > 255:
-        last = last[:238].decode(errors="ignore").encode() + b"," + sha256(last).hexdigest()[:16].encode()
-    return last.decode()
+    """Return ``name`` in at most 255 bytes, as Linux and macOS allow: a checksum replaces what is cut."""
+    encoded = name.encode()
+    if len(encoded) <= 255:
+        return name
+    return encoded[:238].decode(errors="ignore") + "," + sha256(encoded).hexdigest()[:16]
 
 
 def report_folder(runs: Path, scale: str, tables: Sequence[Table], overrides: Mapping[str, Any]) -> Path:

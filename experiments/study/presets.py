@@ -1,38 +1,60 @@
-"""What makes a model one of a published family, and how models of such families are trained here."""
+"""Changes that make a model one of a published family, and train it as such models are trained here."""
 
-from typing import Any
+from typing import cast
 
+from experiments.study.changes import Changes, objective
 from lm.config.base import leaves, unused_settings
 from lm.nn.presets import PRESETS
-from lm.objectives.denoising import OBJECTIVES
 
-# What stays as the scale has it: the size, the vocabulary and its special tokens, and how it is compiled.
+# settings that stay those of the scale: size, vocabulary and special tokens, and how the model is compiled
 _OF_SCALE = """vocab_size num_encoder_layers num_decoder_layers d_model mlp.d_ff attention.d_kv
     attention.num_heads attention.num_key_value_heads embedding.d_embed special.pad special.eos special.start
     dropout dtype compile.layers compile.remat""".split()
 
-# No encoder or decoder of these was published with Adafactor; a ramp keeps post-norm stacks from diverging.
-_RAMP: dict[str, Any] = {"clip_norm": 1.0, "weight_decay": 0.01, "warmup_steps": 50}
-ADAMW: dict[str, Any] = {
-    f"{phase}.optimizer.{name}": value
-    for phase, rate in (("pretraining", 1e-3), ("finetuning", 3e-4))
-    for name, value in (_RAMP | {"name": "adamw", "schedule": "constant", "learning_rate": rate}).items()
+# No encoder or decoder of these was published with Adafactor; warm-up keeps post-norm stacks from diverging.
+ADAMW: Changes = {
+    "pretraining.optimizer.name": "adamw",
+    "pretraining.optimizer.schedule": "constant",
+    "pretraining.optimizer.learning_rate": 1e-3,
+    "pretraining.optimizer.warmup_steps": 50,
+    "pretraining.optimizer.weight_decay": 0.01,
+    "pretraining.optimizer.clip_norm": 1.0,
+    "finetuning.optimizer.name": "adamw",
+    "finetuning.optimizer.schedule": "constant",
+    "finetuning.optimizer.learning_rate": 3e-4,
+    "finetuning.optimizer.warmup_steps": 50,
+    "finetuning.optimizer.weight_decay": 0.01,
+    "finetuning.optimizer.clip_norm": 1.0,
 }
 
 
-def family(name: str) -> dict[str, Any]:
-    """The changes that make a model one of the family of the published ``name``, which reads all of them."""
+def family(name: str) -> Changes:
+    """Return the changes that make a model one of the family of the published ``name``.
+
+    The family reads all of them; sizes and vocabulary stay those of the scale.
+    """
     published = dict(leaves(PRESETS[name]))
     left_out = {*_OF_SCALE, *unused_settings(PRESETS[name], published)}
-    return {f"model.{path}": value for path, value in published.items() if path not in left_out}
+    kept = {f"model.{path}": value for path, value in published.items() if path not in left_out}
+    return cast(Changes, kept)
 
 
 LABELLED = ("acceptability", "follows", "extract", "next")  # labelled tasks of the documentation
-HEADS: dict[str, Any] = {"tuning.mixtures": (), "tuning.heads": LABELLED}
+HEADS: Changes = {"tuning.mixtures": (), "tuning.heads": LABELLED}
 
-BERT = family("bert-base") | {"objective": OBJECTIVES["masked-lm"], "objective.pairs": "next-sentence"}
-BERT |= {"objective.eos": "each-example"}  # of pairs, which are not joined
-BERT |= HEADS | ADAMW
-# No start by denoising: a causal LM learns from the first steps on, and rows of the start would be longer.
-GPT = family("gpt2") | {"objective": OBJECTIVES["causal-lm"]} | HEADS | ADAMW | {"start.steps": 0}
-GPT |= {"pretraining.optimizer.learning_rate": 3e-3}
+BERT: Changes = (
+    family("bert-base")
+    | objective("masked-lm")
+    # each text of a pair ends, since pairs are not joined
+    | {"objective.pairs": "next-sentence", "objective.eos": "each-example"}
+    | HEADS
+    | ADAMW
+)
+GPT: Changes = (
+    family("gpt2")
+    | objective("causal-lm")
+    | HEADS
+    | ADAMW
+    # no start by denoising: a causal LM learns from the first steps on, and rows of the start would be longer
+    | {"start.steps": 0, "pretraining.optimizer.learning_rate": 3e-3}
+)

@@ -32,14 +32,17 @@ BUILTIN_TABLES = frozenset(TABLES)  # of this project
 def add_table(table: Table) -> None:
     """Register a table with all of its rows.
 
-    SettingError for a name that is there already or that a folder should not have, or an unknown baseline.
+    Raise SettingError for a name that is taken or cannot be that of a folder, and for an unknown baseline.
     """
+    for row in table.rows:
+        if row.table != table.name:
+            raise SettingError(f"row {row.name!r} of table {table.name!r} should be called {table.name}/ROW")
     if table.name in TABLES:
         raise SettingError(
             f"there is a table {table.name!r} already; choose another name, or add rows to it with "
             f"add_rows({table.name!r}, {{ROW: CHANGES}})"
         )
-    _check_new(table.rows, [*TABLES, table.name])
+    _check_new_rows(table.rows, [*TABLES, table.name])
     check_table_name(table.name, TABLES)
     known = [*REGISTRY, *(row.name for row in table.rows)]
     if table.baseline not in known:
@@ -54,7 +57,7 @@ def add_table(table: Table) -> None:
 def add_rows(
     name: str, rows: Mapping[str, Changes], published: Mapping[str, Published] | None = None
 ) -> None:
-    """Register more rows of table ``name``, behind its own; SettingError as by add_table."""
+    """Register more rows of table ``name``, behind its own; raise SettingError as add_table does."""
     if name not in TABLES:
         raise SettingError(
             f"there is no table {name!r}{nearest(name, TABLES)}; a new one is made by "
@@ -62,13 +65,13 @@ def add_rows(
         )
     table = TABLES[name]
     new = make_rows(name, rows, published or {}, table.paper)
-    _check_new(new, TABLES)
+    _check_new_rows(new, TABLES)
     TABLES[name] = replace(table, rows=(*table.rows, *new))
     REGISTRY.update({row.name: row for row in new})
 
 
-def _check_new(rows: Iterable[Row], tables: Iterable[str]) -> None:
-    """SettingError for a row whose name a row or one of ``tables`` has already, or a folder cannot have."""
+def _check_new_rows(rows: Iterable[Row], tables: Iterable[str]) -> None:
+    """Raise SettingError for a row whose name a row or one of ``tables`` has, or a folder cannot have."""
     for row in rows:
         check_row_name(row.name)
         if row.name in REGISTRY:
@@ -79,7 +82,7 @@ def _check_new(rows: Iterable[Row], tables: Iterable[str]) -> None:
 
 @contextmanager
 def registered(rows: Iterable[Row]) -> Iterator[None]:
-    """``rows`` are found by their names as long as this lasts."""
+    """Register ``rows`` for the time of a ``with`` block, without adding them to their tables."""
     new = {row.name: row for row in rows if row.name not in REGISTRY}
     REGISTRY.update(new)
     try:
@@ -90,32 +93,37 @@ def registered(rows: Iterable[Row]) -> Iterator[None]:
 
 
 def find(pattern: str) -> list[Row]:
-    """The rows whose own or table's name a shell-style ``pattern`` matches; SettingError if there is none."""
+    """Return the rows whose name, or whose table's name, a shell-style ``pattern`` matches.
+
+    Raise SettingError if there are none.
+    """
     rows = [row for row in REGISTRY.values() if fnmatch.filter((row.name, row.table), pattern)]
     if not rows:
-        names = [*REGISTRY, *TABLES]
-        raise SettingError(f"no row or table is called {pattern!r}{_like(pattern, names)}")
+        raise SettingError(
+            f"no row or table is called {pattern!r}{_suggestion(pattern, [*REGISTRY, *TABLES])}"
+        )
     return rows
 
 
 def find_one(name: str) -> Row:
-    """The row called exactly ``name``; SettingError with the nearest name if there is none."""
+    """Return the row called exactly ``name``; raise SettingError with the nearest name if there is none."""
     if name not in REGISTRY:
         if (table := TABLES.get(name.rstrip("/"))) is not None:
             raise SettingError(
                 f"{name!r} is a table of {len(table.rows)} rows: name one of them, such as "
                 f"{table.rows[0].name!r}, or train all with lm sweep {name}"
             )
-        raise SettingError(f"no row is called {name!r}{_like(name, REGISTRY)}")
+        raise SettingError(f"no row is called {name!r}{_suggestion(name, REGISTRY)}")
     return REGISTRY[name]
 
 
-def _like(name: str, names: Iterable[str]) -> str:
-    """The rows whose last part is ``name``, the paper's baseline first, or the one spelt most like it."""
-    if ends := [row for row in REGISTRY if row.endswith(f"/{name}")]:
-        nearest_rows = sorted(ends, key=lambda row: row != BASELINE_ROW)[:5]
-        return f"; did you mean {' or '.join(map(repr, nearest_rows))}?"
-    return nearest(name, names)
+def _suggestion(name: str, names: Iterable[str]) -> str:
+    """Return "; did you mean ...?" with the rows that end with ``name``, or the name spelt most like it."""
+    rows = [row for row in REGISTRY if row.endswith(f"/{name}")]
+    if not rows:
+        return nearest(name, names)
+    rows.sort(key=lambda row: row != BASELINE_ROW)  # the paper's baseline first
+    return f"; did you mean {' or '.join(map(repr, rows[:5]))}?"
 
 
 def tables_of(rows: Iterable[Row]) -> list[Table]:
@@ -129,8 +137,8 @@ def baseline_of(name: str) -> str:
     return TABLES[REGISTRY[name].table].baseline
 
 
-def build(name: str, scale: str, overrides: Changes | None = None) -> Experiment:
-    """The settings of row ``name`` at ``scale``: baseline, then scale, then row, then ``overrides``."""
+def build(name: str, scale: str, overrides: Mapping[str, Any] | None = None) -> Experiment:
+    """Return row ``name`` at ``scale``: the baseline, changed by the scale, the row, then ``overrides``."""
     if scale not in SCALES:
         raise SettingError(f"scale={scale!r} is unknown{nearest(scale, SCALES)}")
     return apply(_built(find_one(name), tuple(SCALES[scale].items())), overrides or {})
@@ -155,7 +163,7 @@ def equal_rows(name: str, scale: str) -> list[str]:
 def _equal_rows(rows: tuple[Row, ...], scale: tuple[tuple[str, Any], ...]) -> Mapping[Experiment, list[str]]:
     equal: dict[Experiment, list[str]] = {}
     for row in rows:
-        with suppress(Exception):  # a row of somebody's own that cannot be built at this scale equals none
+        with suppress(Exception):  # a user's row that cannot be built at this scale equals no other
             equal.setdefault(_built(row, scale), []).append(row.name)
     return equal
 
@@ -166,31 +174,39 @@ def canonical_row(name: str, scale: str) -> str:
 
 
 def check_row(name: str, scale: str) -> None:
-    """SettingError for what row ``name`` changes of its own at ``scale`` although its model reads it not."""
+    """Raise SettingError for a setting that row ``name`` itself changes at ``scale`` and nothing reads."""
     check_used(build(name, scale), own_changes(name, scale))
 
 
 def own_changes(name: str, scale: str) -> list[str]:
-    """The settings that row ``name`` changes in the plain baseline, and in the row that it is nearest to.
+    """Return the settings that row ``name`` itself changes, rather than takes over from another row.
 
     Rows are made of others, whose settings need not all be read any more: ``BERT | {"pretraining.steps": 0}``
-    has BERT's optimiser. Such rows stand earlier in the row's table, or are the first of an earlier one; for
-    a row of counts, they are any networks of its table. An objective of OBJECTIVES is one change, whatever of
-    it is read.
+    keeps BERT's optimiser. So a setting counts if the row differs in it from the baseline and also from the
+    row that it is nearest to. A published objective is one change, whatever of it is read.
     """
-    experiment, plain = build(name, scale), _scaled(tuple(SCALES[scale].items()))
-    known = [build(row.name, scale) for row in _rows_before(name) if "counts.model" not in row.changes]
-    nearest_one = min((diff(other, experiment) for other in (plain, *known)), key=len)
-    whole = [path for path, new in REGISTRY[name].changes.items() if new in OBJECTIVES.values()]
-    own = [path for path in nearest_one if path in diff(plain, experiment)]
-    return [path for path in own if path.rpartition(".")[0] not in whole]
+    experiment, baseline = build(name, scale), _scaled(tuple(SCALES[scale].items()))
+    others = [build(row.name, scale) for row in _possible_origins(name)]
+    from_baseline = diff(baseline, experiment)
+    from_nearest = min((diff(other, experiment) for other in (baseline, *others)), key=len)
+    changes = REGISTRY[name].changes
+    objectives = [path for path, value in changes.items() if value in OBJECTIVES.values()]
+    own = [path for path in from_nearest if path in from_baseline]
+    return [path for path in own if path.rpartition(".")[0] not in objectives]
 
 
-def _rows_before(name: str) -> Iterator[Row]:
-    """Yield the rows that ``own_changes`` compares a row with."""
+def _possible_origins(name: str) -> list[Row]:
+    """Return the networks that row ``name`` may have been made of.
+
+    They are the first rows of the tables before its own, and of that the rows before it; for a row of counts,
+    all rows of its table.
+    """
     row = REGISTRY[name]
+    before: list[Row] = []
     for table in TABLES.values():
         if row in table.rows:
-            yield from table.rows if "counts.model" in row.changes else table.rows[: table.rows.index(row)]
-            return
-        yield table.rows[0]
+            is_counts = "counts.model" in row.changes
+            before += table.rows if is_counts else table.rows[: table.rows.index(row)]
+            break
+        before.append(table.rows[0])
+    return [other for other in before if "counts.model" not in other.changes]

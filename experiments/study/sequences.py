@@ -1,10 +1,10 @@
-"""Encoder-decoders from before the Transformer to it, and what they can read of a longer text."""
+"""Encoder-decoders from LSTMs without attention to the Transformer, trained from scratch."""
 
-from experiments.study.changes import Changes, times
+from experiments.study.changes import Changes, times, without
 from experiments.study.presets import family
 from experiments.study.table import make_table
 
-# From scratch, as these models were before pre-training: what they know is of the task.
+# As these models were trained before pre-training was known.
 SCRATCH: Changes = {
     "pretraining.steps": 0,
     "tuning.mixtures": ("copy", "reverse", "first-sentence"),
@@ -19,17 +19,15 @@ SCRATCH: Changes = {
     "finetuning.optimizer.warmup_steps": 100,
     "finetuning.optimizer.clip_norm": 1.0,
 }
-TRANSFORMER = family("transformer-base") | SCRATCH
-# Everything but what mixes positions and reads the encoder is as in the Transformer.
-RECURRENT_MODEL: Changes = {
-    path: value
-    for path, value in TRANSFORMER.items()
-    if path not in ("model.positions.sinusoid", "model.attention.scores")
+TRANSFORMER: Changes = family("transformer-base") | SCRATCH
+# All but the mixer and cross-attention is as in the Transformer.
+RECURRENT_MODEL: Changes = without(TRANSFORMER, "model.positions.sinusoid", "model.attention.scores") | {
+    "model.mixer.kind": "lstm",
+    "model.positions.kind": "none",
 }
-RECURRENT_MODEL |= {"model.mixer.kind": "lstm", "model.positions.kind": "none"}
 
 TABLES = (
-    # lm sweep seq2seq --scale nano: 5 rows, one seed; docs/sequences.md has what came out
+    # docs/sequences.md has what came out
     make_table(
         "seq2seq",
         "Encoder-decoders from scratch: what the decoder sees of what is read",

@@ -4,7 +4,7 @@ Listing, sweeps, reports, plots and verdicts read what is here; nothing about a 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 
 from experiments.study.changes import Changes, ReadOnly
 from experiments.study.experiment import BASELINE
@@ -32,6 +32,11 @@ class Row:
     def key(self) -> str:
         """Return the row's name within its table."""
         return self.name.rpartition("/")[2]
+
+    def derivation(self, path: str) -> str:
+        """Return how the row gets a setting from the scale's value, such as "x 2"; "" of a plain value."""
+        change = self.changes.get(path)
+        return str(change) if callable(change) and is_dataclass(change) else ""
 
 
 @dataclass(frozen=True)
@@ -93,8 +98,8 @@ class Table:
     rows: tuple[Row, ...]
     baseline: str  # full name of the row that all are compared with; it may be in another table
     axis: Axis | None = None
-    scale: str = DEFAULT_SCALE  # of `lm sweep TABLE` without options: what was published
-    seeds: int = 1  # the same
+    scale: str = DEFAULT_SCALE  # at which our results are published, and `lm sweep TABLE` trains
+    seeds: int = 1  # that it trains
     paper: Paper | None = None
     conclusions: tuple[Conclusion, ...] = ()
     # below scale `base` other data replace those of the paper, so that none of its claims is judged
@@ -119,11 +124,13 @@ def make_table(
 
     baseline: full name of the row compared with; the table's first row, if it is empty.
     published: row -> what ``paper`` prints about it; rows that the paper lacks may be left out.
-    SettingError for a row that is published or concluded about and that the table lacks, or a score in a
-    column that the paper lacks.
+    Raise SettingError for a published score or a conclusion about a row that the table lacks, and for scores
+    in other columns than the paper's.
     """
     if not rows:
         raise SettingError(f"table {name!r} has no rows; give it one, such as {{'base': {{}}}}")
+    if seeds < 1:
+        raise SettingError(f"table {name!r}: seeds={seeds} should be at least 1")
     made = make_rows(name, rows, published or {}, paper)
     if axis is not None:
         _check_axis(name, axis)
@@ -164,7 +171,7 @@ def make_row(name: str, label: str, changes: Mapping[str, object], published: Ma
 
 
 def _check_axis(table: str, axis: Axis) -> None:
-    """SettingError unless the axis is a setting that may be a number."""
+    """Raise SettingError unless the axis is a setting that may be a number."""
     settings = dict(leaves(BASELINE))
     if axis.setting not in settings:
         like = nearest(axis.setting, settings)
@@ -182,7 +189,7 @@ def _check_is_row(table: str, key: str, rows: Mapping[str, Changes], what: str) 
 
 
 def _check_columns(row: str, published: Published, paper: Paper | None) -> None:
-    """SettingError unless the scores are those of all columns of ``paper``."""
+    """Raise SettingError unless the scores are those of all columns of ``paper``."""
     if paper is None:
         raise SettingError(f"row {row!r} has published scores: name their paper, with paper=Paper(...)")
     due = [column.name for column in paper.columns]

@@ -1,4 +1,4 @@
-"""What was learnt from text before there were Transformers: ELMo's layers, an LSTM that is tuned, vectors.
+"""Transfer learning before the Transformer: word vectors, ELMo, and a fine-tuned LSTM language model.
 
 Rows differ from the first of their table by what their name says, and have the size of the scale.
 """
@@ -7,7 +7,7 @@ from experiments.study.changes import Changes, times
 from experiments.study.presets import BERT, GPT
 from experiments.study.table import make_table
 
-# Tags of words and whole sentences. A head on frozen layers learns at a higher rate than a model.
+# A task that tags words, and one that classifies sentences.
 ON_TASKS: Changes = {
     "tuning.heads": ("roles", "acceptability"),
     "finetuning.steps": times(2),
@@ -18,10 +18,9 @@ ELMO: Changes = LSTM | {"model.heads": ("backward",)}
 MASKED: Changes = BERT | ON_TASKS
 MIXED: Changes = {"tuning.layers": "mixed-frozen", "finetuning.optimizer.learning_rate": 1e-2}
 LAST: Changes = MIXED | {"tuning.layers": "last-frozen"}
-AS_INITIALISED: Changes = {"pretraining.steps": 0}
+NO_PRETRAINING: Changes = {"pretraining.steps": 0}
 
-# Models of the next token whose embedding is a table of its own, so that it may stay as it is. Their only
-# blocks are a mixer and a feed-forward layer.
+# Language models whose embedding is not shared with the output, so that it can be frozen; one layer.
 NEXT: Changes = GPT | {
     "model.output.logits": "separate",
     "model.positions.kind": "none",
@@ -31,7 +30,7 @@ NEXT: Changes = GPT | {
 BENGIO: Changes = NEXT | {"model.mixer.kind": "window", "model.mixer.window": 4}
 LSTM_LM: Changes = NEXT | {"model.mixer.kind": "lstm"}
 SKIPGRAM: Changes = {"vectors.epochs": 1}
-# The softmax moves all contexts at every centre, so that fewer of these may share an update.
+# A full softmax updates all context vectors for every centre word, so a batch has fewer of these.
 SOFTMAX: Changes = SKIPGRAM | {"vectors.negatives": 0, "vectors.batch": 64}
 FROZEN: Changes = {"vectors.embedding": "frozen"}
 
@@ -43,11 +42,11 @@ TABLES = (
             "mixed": ELMO | MIXED,
             "last": ELMO | LAST,
             "tuned": ELMO,
-            "random-mixed": ELMO | MIXED | AS_INITIALISED,
+            "random-mixed": ELMO | MIXED | NO_PRETRAINING,
             "bert-mixed": MASKED | MIXED,
             "bert-last": MASKED | LAST,
             "lstm": LSTM,  # Dai and Le 2015
-            "lstm-no-pretraining": LSTM | AS_INITIALISED,
+            "lstm-no-pretraining": LSTM | NO_PRETRAINING,
         },
     ),
     make_table(
@@ -61,8 +60,8 @@ TABLES = (
             "lstm": LSTM_LM,
             "lstm+vectors": LSTM_LM | SKIPGRAM,
             "lstm+frozen-vectors": LSTM_LM | SKIPGRAM | FROZEN,
-            "negative": NEXT | SKIPGRAM | AS_INITIALISED,
-            "softmax": NEXT | SOFTMAX | AS_INITIALISED,
+            "negative": NEXT | SKIPGRAM | NO_PRETRAINING,
+            "softmax": NEXT | SOFTMAX | NO_PRETRAINING,
         },
     ),
 )

@@ -16,7 +16,7 @@ SECTIONS = dict(SECTION.findall((ROOT / "CONTRIBUTING.md").read_text()))
 
 # prints which of the recorded files lack what the code in this folder has
 OUTDATED = """
-import json, make_batches, make_study
+import json, make_batches, make_setting_paths, make_study
 
 rows = json.loads(make_study.PLACE.read_text())["rows"]
 found = {row: make_study.settings(row, "nano") for row in make_study.REGISTRY}
@@ -28,6 +28,8 @@ if not objectives <= {name.split()[0] for name in batches["cases"]} or batches["
     make_batches.CHOICES["noise"]
 ):
     print("make_batches.py")
+if make_setting_paths.outdated():
+    print("make_setting_paths.py")
 """
 
 
@@ -54,7 +56,8 @@ def test_what_the_guide_adds_works_in_the_files_that_it_names_and_no_others(titl
 def test_the_guide_names_the_recorded_files_that_an_addition_changes_and_no_others(title, tmp_path):
     follow(title, tmp_path)
     outdated = python(OUTDATED, tmp_path, ROOT / "tests" / "golden").split()
-    assert outdated == [name for name in ("make_study.py", "make_batches.py") if name in SECTIONS[title]]
+    scripts = ("make_study.py", "make_batches.py", "make_setting_paths.py")
+    assert outdated == [script for script in scripts if script in SECTIONS[title]]
 
 
 @pytest.mark.slow

@@ -36,24 +36,27 @@ PAPER = Paper(
 )
 
 # Of the baseline's 12 + 12 layers. A decoder alone has its own 12, as in the paper.
-SIX_LAYERS = {"model.num_encoder_layers": times(1 / 2), "model.num_decoder_layers": times(1 / 2)}
-SHARED = {"model.architecture": "shared-encoder-decoder"}
-LM, PREFIX_LM = {"model.architecture": "decoder"}, {"model.architecture": "prefix-decoder"}
+SIX_LAYERS: Changes = {"model.num_encoder_layers": times(1 / 2), "model.num_decoder_layers": times(1 / 2)}
+SHARED: Changes = {"model.architecture": "shared-encoder-decoder"}
+LM: Changes = {"model.architecture": "decoder"}
+PREFIX_LM: Changes = {"model.architecture": "prefix-decoder"}
 
 # 2^19 steps of pre-training and 2^18 of fine-tuning become 3/2 x 2^19 steps on everything at once.
-MULTI_TASK = {"mixing.pretraining": "corpus+tasks", "pretraining.steps": times(3 / 2), "finetuning.steps": 0}
-STEPS = ("pretraining.steps", "finetuning.steps")
-BATCHES = ("pretraining.batch_size", "finetuning.batch_size")
+MULTI_TASK: Changes = {
+    "mixing.pretraining": "corpus+tasks",
+    "pretraining.steps": times(3 / 2),
+    "finetuning.steps": 0,
+}
 
 
 def spans(mean_length: float) -> Changes:
-    """Noise in spans of this average length, in place of i.i.d. noise [tokens]."""
+    """Return the change from i.i.d. noise to noise in spans of this average length [tokens]."""
     return {"objective.noise": "spans", "objective.mean_span_length": mean_length}
 
 
 # 1 trillion tokens: 10^6 steps instead of 2^19, of 2,048 rows of 512 instead of 128
-LONG = {"pretraining.steps": times(1_000_000 / 2**19), "pretraining.batch_size": times(16)}
-FINAL_MIXTURE = {
+LONG: Changes = {"pretraining.steps": times(1_000_000 / 2**19), "pretraining.batch_size": times(16)}
+FINAL_MIXTURE: Changes = {
     "mixing.pretraining": "corpus+tasks",
     # K of 10^6 in place of 2^19: only English to German and to French have more examples.
     "mixing.limit": times(1_000_000 / 2**19),
@@ -98,21 +101,29 @@ WIKIPEDIA_AND_BOOKS = "tfds:wikipedia/20190301.en + text:books"
 
 
 def limit(exponent: int) -> Changes:
-    """The paper's K = 2^exponent, as a multiple of the scale's limit, which stands for K = 2^19."""
+    """Return the change to the paper's K = 2^exponent; the scale's limit stands for K = 2^19."""
     return {"mixing.limit": times(2.0 ** (exponent - 19))}
 
 
 def temperature(value: float) -> Changes:
-    """Mixing with this temperature, and K = 2^21, as the paper has with every temperature."""
+    """Return the change to this temperature, and to K = 2^21, which the paper has with every temperature."""
     return limit(21) | {"mixing.temperature": value}
 
 
+def steps(factor: float) -> Changes:
+    """Return the change to ``factor`` times the steps of both phases of training."""
+    return {"pretraining.steps": times(factor), "finetuning.steps": times(factor)}
+
+
 def larger(layers: float) -> Changes:
-    """The width of BERT-large (4/3 of 768 is 1,024), and so many times the layers."""
-    # multiples of 8, so that meshes can divide them
-    widths = dict.fromkeys(("model.d_model", "model.mlp.d_ff"), times(4 / 3, 8))
-    depths = dict.fromkeys(("model.num_encoder_layers", "model.num_decoder_layers"), times(layers))
-    return widths | {"model.attention.num_heads": times(4 / 3)} | depths
+    """Return the change to the width of BERT-large (4/3 of 768 is 1,024) and ``layers`` times the layers."""
+    return {
+        "model.d_model": times(4 / 3, 8),  # multiples of 8, so that meshes can divide them
+        "model.mlp.d_ff": times(4 / 3, 8),
+        "model.attention.num_heads": times(4 / 3),
+        "model.num_encoder_layers": times(layers),
+        "model.num_decoder_layers": times(layers),
+    }
 
 
 def _table(
@@ -322,11 +333,11 @@ TABLES = (
         "What to do with four times the compute",
         {
             "baseline": {},
-            "steps": dict.fromkeys(STEPS, times(4)),
-            "batch": dict.fromkeys(BATCHES, times(4)),
+            "steps": steps(4),
+            "batch": {"pretraining.batch_size": times(4), "finetuning.batch_size": times(4)},
             # About twice and four times the compute of a step: (4/3)^2 of the widths, times 4/3 or 8/3 of the
             # layers, is 2.4 or 4.7 (16 and 32 layers, from 12).
-            "size-2-steps-2": larger(4 / 3) | dict.fromkeys(STEPS, times(2)),
+            "size-2-steps-2": larger(4 / 3) | steps(2),
             "size": larger(8 / 3),
             "ensemble": {"ensemble.members": 4},
             "ensemble-fine-tuning": {"ensemble.members": 4, "ensemble.pretraining": "shared"},

@@ -444,14 +444,3 @@ def test_the_name_of_a_runs_folder_needs_no_quoting_in_a_shell():
     assert ",model.mlp.d_ff=200," in folder.parent.name and ",tuning.branches=0.5:1.0," in folder.parent.name
     others = [run_folder(Path("runs"), "nano", ROW, 0, {"data.corpus": f"text:a{sign}b"}) for sign in " +*("]
     assert len(set(others)) == len(others)
-
-
-def test_a_run_whose_folder_an_earlier_release_named_is_found(tmp_path):
-    given = {"tuning.mixtures": ("glue", "squad")}
-    old = tmp_path / "nano" / f"{ROW},tuning.mixtures=('glue', 'squad')" / "seed-0"
-    new = run_folder(tmp_path, "nano", ROW, 0, given)
-    assert new.parent.name == "baseline,tuning.mixtures=glue:squad"
-    old.mkdir(parents=True)
-    assert run_folder(tmp_path, "nano", ROW, 0, given) == old
-    new.mkdir(parents=True)
-    assert run_folder(tmp_path, "nano", ROW, 0, given) == new

@@ -658,16 +658,6 @@ def test_runs_that_started_from_a_checkpoint_are_rows_of_its_name(tmp_path, caps
     assert re.search(r", start=t5-0123[ ≠]*\| 50\.", text)
 
 
-def test_runs_with_settings_given_by_hand_are_found_under_the_names_of_an_earlier_release(tmp_path):
-    finish(tmp_path, NAMES[0], 0, 40.0)
-    finish(tmp_path, NAMES[0], 0, 50.0, **{"tuning.branches": (0.5, 1.0)})
-    (folder,) = (path.parent for path in tmp_path.glob("nano/**/*branches*/seed-0"))
-    folder.rename(folder.with_name(folder.name.partition(",")[0] + ",tuning.branches=(0.5, 1.0)"))
-    assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--variants"]) == 0
-    text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.md").read_text()
-    assert re.search(r"branches=\(0\.5, 1\.0\)[ ≠]*\| 50\.", text)
-
-
 def test_every_column_that_the_terminal_shows_is_in_the_tables_of_latex(tmp_path, capsys):
     for seed in (0, 1):
         finish(tmp_path, NAMES[0], seed, 40.0 + seed)

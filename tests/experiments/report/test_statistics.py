@@ -19,8 +19,6 @@ from experiments.report.statistics import (
     power,
     resample_examples,
 )
-from experiments.study import claims as paper
-from experiments.study.registry import TABLES
 
 ROWS, SEEDS, EXAMPLES = 6, 5, 40
 MARGIN = 2.0
@@ -226,35 +224,3 @@ def test_a_seed_far_from_its_rows_others_is_named():
     assert outliers(rows) == []
     assert outliers(rows | {"b": rows["b"] | {2: 9.0}}) == [("b", 2)]
     assert outliers({"a": {0: 1.0, 1: 9.0}}) == []
-
-
-T5 = [table for table in TABLES.values() if table.paper is not None]
-PAIRS = {"2": (42, 45), "4": (3, 3), "5": (4, 6), "6": (4, 6), "7": (6, 10), "9": (9, 10), "10": (15, 15)}
-PAIRS |= {"11": (52, 55), "12": (9, 10), "13": (18, 21)}
-
-
-def test_the_paper_claims_the_pairs_that_its_noise_tells_apart_in_the_direction_of_its_scores():
-    for table in T5:
-        number, listed = table.name.split("/")[1].split("-")[0], paper.claims(table)
-        if number in PAIRS:
-            count = len(table.rows) * (len(table.rows) - 1) // 2
-            assert (len(listed), count) == PAIRS[number], table.name
-    (claim,) = paper.claims(TABLES["t5/1-baseline"])
-    assert (claim.better.name, claim.worse.name) == ("t5/1-baseline/baseline", "t5/1-baseline/no-pretraining")
-    assert claim.conclusion == "pre-training helps" and claim.z > 50
-    assert paper.claims(TABLES["t5/8-data"]) == paper.claims(TABLES["bert"]) == ()
-
-
-def test_every_conclusion_is_one_of_the_claims():
-    for table in T5:
-        named = {claim.conclusion for claim in paper.claims(table)} - {""}
-        assert named == {conclusion.text for conclusion in table.conclusions}, table.name
-
-
-def test_a_repeat_of_the_paper_confirms_nearly_all_that_is_clear_and_contradicts_nothing():
-    clear, close = (
-        paper.simulate_replication(TABLES[f"t5/{name}"]) for name in ("10-fine-tuning", "7-span-length")
-    )
-    assert clear.confirmed == pytest.approx(15, abs=0.1)
-    assert sum(close) == pytest.approx(6) and close.contradicted < 0.01
-    assert close.confirmed == pytest.approx(4.3, abs=0.1)

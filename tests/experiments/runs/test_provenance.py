@@ -30,9 +30,10 @@ from experiments.runs.run import run
 from experiments.runs.stages import stages, stages_of
 from experiments.runs.trained import answering, open_run
 from experiments.runs.vocabularies import find_vocabulary
-from experiments.study.experiment import BASELINE, result_settings
+from experiments.study.experiment import BASELINE
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
+from experiments.study.settings_diff import result_settings
 from lm.config.base import SettingError, change
 from lm.files import json_with_checksum
 from lm.tokenizers.huggingface import find_tokenizer

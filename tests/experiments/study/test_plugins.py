@@ -15,7 +15,7 @@ from paths import ROOT
 from experiments.runs import origin
 from experiments.runs.stages import load_settings, save_settings
 from experiments.study import plugins, registry
-from experiments.study.plugins import STUDY, load_study, place_in_study, without_study
+from experiments.study.plugins import STUDY, load_study, location_in_study, pop_study_option
 from experiments.study.registry import build, find
 from lm.config import base
 from lm.config.base import SettingError, from_json, set_choices, to_json
@@ -49,7 +49,7 @@ def loads(tmp_path, monkeypatch, restored_registry):
     def load(**modules):
         for name, text in modules.items():
             (tmp_path / f"{name}.py").write_text(text)
-        without_study([word for name in modules for word in ("--study", f"{name}.py")])
+        pop_study_option([word for name in modules for word in ("--study", f"{name}.py")])
         load_study()
 
     monkeypatch.setenv(STUDY, "")
@@ -97,7 +97,7 @@ def test_commands_of_the_guide_are_accepted_as_they_stand(loads, monkeypatch, ca
     assert len(lines) >= 10
     loads(**{name.removesuffix(".py"): code for name, code in MODULES.items()})
     for line in lines:
-        arguments = without_study(shlex.split(line)[1:])
+        arguments = pop_study_option(shlex.split(line)[1:])
         assert accepted(arguments, monkeypatch) == 0, capsys.readouterr()
 
 
@@ -146,6 +146,14 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
         (
             IMPORTS + "add_table(make_table('a', '', {'b': {}}, baseline='gpt/bass'))\n",
             r"my\.py:3: table 'a': there is no row 'gpt/bass', its baseline; did you mean 'gpt/base'",
+        ),
+        (
+            IMPORTS + "add_table(make_table('a', '', {'b': {}}, scale='nanno'))\n",
+            r"my\.py:3: row 'a/b': scale='nanno' is unknown; did you mean 'nano'",
+        ),
+        (
+            IMPORTS + "add_table(make_table('a', '', {'b': {}}, seeds=0))\n",
+            r"my\.py:3: table 'a': seeds=0 should be at least 1",
         ),
         (
             IMPORTS + "add_table(make_table('a', '', {'b': {}}, axis=Axis('model.mlp.dff', '')))\n",
@@ -292,8 +300,8 @@ def test_a_module_that_is_interrupted_ends_as_any_command_does(tmp_path):
 
 def test_a_module_that_is_not_there_or_is_called_as_another_is_refused(loads, tmp_path):
     with pytest.raises(SettingError, match=r"--study lacks its value"):
-        without_study(["list", "--study"])
-    without_study(["list", "--study=none.py"])
+        pop_study_option(["list", "--study"])
+    pop_study_option(["list", "--study=none.py"])
     with pytest.raises(SettingError, match=r"--study none\.py should be a Python file that is there"):
         load_study()
     with pytest.raises(SettingError, match=r"--study json\.py: a module 'json' is loaded already; rename it"):
@@ -307,8 +315,8 @@ def test_an_error_in_what_a_module_added_names_its_line(loads):
     )
     with pytest.raises(AttributeError) as caught:
         NOISES["mine"].mask(None, None)
-    assert place_in_study(caught.value) == "mine.py:5: "
-    assert place_in_study(ValueError()) == ""
+    assert location_in_study(caught.value) == "mine.py:5: "
+    assert location_in_study(ValueError()) == ""
 
 
 def test_a_run_is_not_resumed_without_its_modules_or_with_others(loads, tmp_path):

@@ -4,13 +4,14 @@ scores.
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from commands import unboxed
-from golden import make_study
+from golden import make_setting_paths, make_study
 from paths import SHARED
 from rich.console import Console
 
@@ -22,11 +23,12 @@ from experiments.processes.progress import duration, reporting
 from experiments.runs.stages import stages
 from experiments.study import classic, registry
 from experiments.study.changes import times
-from experiments.study.experiment import BASELINE, Experiment, relevant_diff
+from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.papers.t5 import PAPER, TABLES
 from experiments.study.paths import run_folder
 from experiments.study.registry import REGISTRY, baseline_of, build, canonical_row, find, find_one
 from experiments.study.scales import SCALES
+from experiments.study.settings_diff import relevant_diff
 from experiments.study.table import make_table
 from lm.config.base import SettingError, change, comments, diff, from_json, leaves, to_json
 from lm.objectives.denoising import OBJECTIVES
@@ -99,6 +101,11 @@ def test_settings_survive_json_and_each_has_a_meaning():
     assert {path for path, _ in leaves(BASELINE)} == set(comments(Experiment))
 
 
+def test_a_type_checker_knows_every_setting_of_a_row_with_its_type():
+    """Else: python tests/golden/make_setting_paths.py."""
+    assert make_setting_paths.outdated() == []
+
+
 def test_equal_rows_of_different_tables_share_one_run():
     shared = {
         canonical_row(name, "nano")
@@ -115,6 +122,23 @@ def test_equal_rows_of_different_tables_share_one_run():
 def test_a_multiple_of_what_the_scale_has_compares_hashes_and_prints():
     assert times(2) == times(2) != times(3) and len({times(2), times(2), times(2, 8)}) == 2
     assert (str(times(2)), str(times(1 / 3, 8))) == ("x 2", "x 0.3333, up to a multiple of 8")
+    assert times(2 / 3, rounding="down")(256, BASELINE) == 170 and times(2 / 3)(256, BASELINE) == 171
+
+
+def test_a_change_by_the_scale_is_listed_with_how_it_is_derived(capsys):
+    assert cli.dispatch(["diff", "t5/13-scaling/size-2-steps-2"]) == 0
+    assert "pretraining.steps: 300 → 600 (x 2)" in capsys.readouterr().out
+    assert cli.dispatch(["diff", "t5/8-data/wikipedia"]) == 0
+    shown = capsys.readouterr().out
+    assert "data.vocabulary: unigram → unigram:documentation (trained on the baseline's corpus)" in shown
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_what_a_row_changes_compares_hashes_and_prints(name):
+    changes = REGISTRY[name].changes
+    again = pickle.loads(pickle.dumps({path: value for path, value in changes.items() if callable(value)}))
+    assert all(changes[path] == value and hash(changes[path]) == hash(value) for path, value in again.items())
+    assert " at 0x" not in f"{REGISTRY[name]}"
 
 
 OWN = {

@@ -1,0 +1,52 @@
+"""When a setting of an experiment is read: the conditions that ``setting(default, read_if)`` is given.
+
+A condition maps paths of other settings to the values that they should have; of several, one is enough.
+"""
+
+from lm.config.base import ABOVE_0, GIVEN, Condition, Conditions, Values
+
+# ---- paths from the outermost settings
+
+NETWORK: Condition = {"counts.model": Values(("none",), said="networks")}
+NGRAMS: Condition = {"counts.model": ("ngram",)}
+TAGGER: Condition = {"counts.model": ("tagger",)}
+REPEATED_NGRAMS: Condition = NGRAMS | {"data.repeats": ABOVE_0}  # whose text is cut to whole passes
+
+PRETRAINED: Condition = NETWORK | {"pretraining.steps": ABOVE_0}
+ON_CORPUS: Condition = PRETRAINED | {"mixing.pretraining": Values(but=("tasks",))}
+MULTI_TASK: Condition = PRETRAINED | {"mixing.pretraining": Values(but=("corpus",))}
+LANGUAGE_MODEL: Condition = PRETRAINED | {
+    "model.architecture": ("decoder",),
+    "objective.noise": ("everything",),
+    "objective.inputs": ("drop",),
+}
+
+FINETUNED: Conditions = (
+    NETWORK | {"finetuning.steps": ABOVE_0, "tuning.mixtures": GIVEN},
+    NETWORK | {"finetuning.steps": ABOVE_0, "tuning.heads": GIVEN},
+)
+
+TRAINED_VOCABULARY: Condition = {"data.vocabulary": ("unigram", "bpe", "wordpiece")}
+
+NO_CHECKPOINT: Condition = {"start.model": Values(("",), said="models without --start")}
+SHARED_START: Condition = (  # steps by another objective before pre-training
+    {"model.architecture": Values(but=("encoder",), said="models with a decoder")}
+    | NO_CHECKPOINT
+    | {"pretraining.steps": ABOVE_0}
+)
+
+# Ids above those of word pieces stand for noise, for masks, and for the ends of texts that an encoder reads.
+SENTINELS: Conditions = (
+    PRETRAINED | {"objective.inputs": Values(but=("drop", "shuffle"))},
+    PRETRAINED | {"objective.targets": ("sentinels",), "objective.inputs": Values(but=("drop",))},
+    PRETRAINED | {"objective.targets": ("sentinels",), "objective.noise": Values(but=("everything",))},
+    SHARED_START | {"start.steps": ABOVE_0},
+    NETWORK | {"model.architecture": ("encoder",)},
+    {"finetuning.steps": ABOVE_0, "tuning.heads": GIVEN, "tuning.layout": ("start-delim-extract",)},
+)
+
+# ---- paths within ``tuning``
+
+ON_TASKS: Conditions = ({"mixtures": GIVEN}, {"heads": GIVEN})
+BY_HEADS: Condition = {"heads": GIVEN, "finetuning.steps": ABOVE_0}
+WHEN_TUNED: Condition = {"finetuning.steps": ABOVE_0}

@@ -1,0 +1,63 @@
+"""How two experiments, or the settings that a run recorded and those of now, differ."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from experiments.study.experiment import BASELINE, Experiment
+from lm.config.base import diff, leaves
+
+
+def relevant_diff(old: Experiment, new: Experiment) -> dict[str, tuple[Any, Any]]:
+    """Return ``{path: (old value, new value)}`` of the settings that differ and that ``new`` reads."""
+    changed = diff(old, new)
+    if new.counts.model != "none":
+        return changed
+    unread = [path for path in changed if path.startswith("counts.") and path != "counts.model"]
+    return {path: pair for path, pair in changed.items() if path not in unread}
+
+
+# Settings that change no result: a run may resume on other devices, or past what stopped it.
+NON_SEMANTIC = (
+    "mesh",
+    "data.workers",
+    "data.encoders",
+    "data.cache_size",
+    "guard.non_finite",
+    "guard.in_a_row",
+    "guard.failed_save",
+    "pretraining.keep_hours",
+    "finetuning.keep_hours",
+)
+MAX_LISTED = 12  # changes of settings in an error message [lines]
+
+
+def result_settings(experiment: Experiment) -> dict[str, Any]:
+    """Return ``{path: value}`` of the settings that change results, with values as JSON has them."""
+    settings = {path: value for path, value in leaves(experiment) if not path.startswith(NON_SEMANTIC)}
+    return {path: list(value) if isinstance(value, tuple) else value for path, value in settings.items()}
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return ``{path: value}`` of nested settings, as JSON has them, without those that change no result."""
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        if prefix + name not in NON_SEMANTIC:
+            flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+@cache
+def _baseline_settings() -> dict[str, Any]:
+    return result_settings(BASELINE)
+
+
+def setting_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return a line per difference between recorded settings, at most MAX_LISTED.
+
+    A setting that ``old`` lacks was added since, and had the baseline's value.
+    """
+    old = {name: value for name, value in _baseline_settings().items() if name in new} | dict(old)
+    names = [name for name in {**new, **old} if name not in old or name not in new or old[name] != new[name]]
+    lines = [f"{name}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names]
+    return lines if len(lines) <= MAX_LISTED else [*lines[:MAX_LISTED], f"and {len(lines) - MAX_LISTED} more"]

@@ -1,0 +1,85 @@
+"""Claims follow from published scores and their noise in any table; a replication would find most of them."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.study.claims import claims, simulate_replication, standardized
+from experiments.study.registry import TABLES
+from experiments.study.table import Column, Conclusion, Paper, Published, make_table
+
+T5 = [table for table in TABLES.values() if table.paper is not None]
+PAIRS = {"2": (42, 45), "4": (3, 3), "5": (4, 6), "6": (4, 6), "7": (6, 10), "9": (9, 10), "10": (15, 15)}
+PAIRS |= {"11": (52, 55), "12": (9, 10), "13": (18, 21)}
+
+
+def test_the_paper_claims_the_pairs_that_its_noise_tells_apart_in_the_direction_of_its_scores():
+    for table in T5:
+        number, listed = table.name.split("/")[1].split("-")[0], claims(table)
+        if number in PAIRS:
+            count = len(table.rows) * (len(table.rows) - 1) // 2
+            assert (len(listed), count) == PAIRS[number], table.name
+    (claim,) = claims(TABLES["t5/1-baseline"])
+    assert (claim.better.name, claim.worse.name) == ("t5/1-baseline/baseline", "t5/1-baseline/no-pretraining")
+    assert claim.conclusion == "pre-training helps" and claim.z > 50
+    assert claims(TABLES["t5/8-data"]) == claims(TABLES["bert"]) == ()
+
+
+def test_every_conclusion_is_one_of_the_claims():
+    for table in T5:
+        named = {claim.conclusion for claim in claims(table)} - {""}
+        assert named == {conclusion.text for conclusion in table.conclusions}, table.name
+
+
+def test_a_repeat_of_the_paper_confirms_nearly_all_that_is_clear_and_contradicts_nothing():
+    clear, close = (
+        simulate_replication(TABLES[f"t5/{name}"]) for name in ("10-fine-tuning", "7-span-length")
+    )
+    assert clear.confirmed == pytest.approx(15, abs=0.1)
+    assert sum(close) == pytest.approx(6) and close.contradicted < 0.01
+    assert close.confirmed == pytest.approx(4.3, abs=0.1)
+
+
+PAPER = Paper("Own", "Somebody 2026", (Column("accuracy", "%", 1.0), Column("perplexity", "", 2.0, False)))
+SCORES = {
+    "best": Published("best", {"accuracy": 60.0, "perplexity": 10.0}),
+    "worse": Published("worse", {"accuracy": 59.0, "perplexity": 20.0}),
+    "also-worse": Published("also worse", {"accuracy": 54.0, "perplexity": 11.0}),
+}
+SAID = [Conclusion("best", "worse", "perplexity counts"), Conclusion("ours", "best", "ours is better")]
+
+
+def own_table(paper):
+    rows = dict.fromkeys([*SCORES, "ours"], {})
+    published = SCORES if paper else {}
+    return make_table("own", "", rows, paper=paper, published=published, conclusions=SAID)
+
+
+def pairs(table):
+    return {(claim.better.key, claim.worse.key): claim.conclusion for claim in claims(table)}
+
+
+def test_any_table_whose_paper_gives_its_noise_has_the_claims_of_its_published_rows():
+    assert pairs(own_table(PAPER)) == {("best", "worse"): "perplexity counts", ("best", "also-worse"): ""}
+    assert sum(simulate_replication(own_table(PAPER))) == pytest.approx(2)
+
+
+def test_less_is_better_in_a_column_that_says_so():
+    scores = {row.key: standardized(row, PAPER).tolist() for row in own_table(PAPER).rows if row.published}
+    assert scores["best"] == [60.0, -5.0] and scores["worse"] == [59.0, -10.0]
+
+
+@pytest.mark.parametrize("paper", [None, replace(PAPER, columns=(Column("accuracy", "%"), PAPER.columns[1]))])
+def test_without_published_noise_the_claims_are_the_conclusions(paper):
+    table = own_table(paper)
+    assert pairs(table) == {(each.better, each.worse): each.text for each in SAID}
+    assert {claim.z for claim in claims(table)} == {None} and not any(simulate_replication(table))
+
+
+def test_a_table_with_some_of_its_rows_has_the_claims_about_those():
+    table = own_table(None)
+    assert pairs(replace(table, rows=table.rows[1:])) == {}
+
+
+def test_nothing_is_claimed_where_other_data_replace_those_of_the_paper():
+    assert claims(replace(own_table(PAPER), surrogate_data=True)) == ()
