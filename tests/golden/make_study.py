@@ -8,12 +8,13 @@ meant to change:
 """
 
 import hashlib
+import io
 import json
 import re
-import subprocess
-import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
+from experiments.__main__ import dispatch
 from experiments.cli import COMMANDS
 from experiments.runs.stages import stages as stages_of_run
 from experiments.study.registry import REGISTRY, build
@@ -40,13 +41,9 @@ def stages(row: str, scale: str, seed: int) -> str:
 
 def options(command: str) -> list[str]:
     """The names that ``lm COMMAND --help-all`` has, sorted."""
-    text = subprocess.run(
-        [sys.executable, "-m", "experiments", *command.split(), "--help-all"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    return sorted(set(re.findall(r"--[a-z][\w.-]*", text)))
+    with redirect_stdout(io.StringIO()) as text:
+        assert dispatch([*command.split(), "--help-all"]) == 0
+    return sorted(set(re.findall(r"--[a-z][\w.-]*", text.getvalue())))
 
 
 def rows() -> dict[str, dict[str, list[str]]]:
