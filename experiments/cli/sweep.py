@@ -28,7 +28,7 @@ from experiments.study.experiment import Experiment
 from experiments.study.overrides import named_changes, overrides_of, used_changes
 from experiments.study.paths import check_runs, with_overrides
 from experiments.study.plugins import study_arguments
-from experiments.study.registry import baseline_of, build, find, registered, tables_of
+from experiments.study.registry import baseline_of, build, find, find_one, registered, tables_of
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.table import Axis, Row, Table
 from experiments.study.words import setting_words
@@ -108,7 +108,7 @@ def train_rows(
     options: Options,
     jobs: int = 1,
     grid: Sequence[str] = (),
-    dry_run: DryRun = False,
+    dry_run: bool = False,
 ) -> None:
     """Train all rows that match and have not finished, with ``changes``, then write the report.
 
@@ -172,17 +172,14 @@ def wanted_runs(
 
 def grid_tables(pattern: str, scale: str, points: Sequence[Overrides], changes: Overrides) -> list[Table]:
     """Return the tables of the rows that match, each with a row per point of a grid, behind its baseline."""
-    from experiments.report.variants import variant
-
     rows, settings = find(pattern), list(points[0])
     found = []
     for table in tables_of(rows):
-        new: dict[str, Row] = {row.name: row for row in table.rows if row.name == table.baseline}
+        baseline = row_with(find_one(table.baseline), scale, changes)
+        new = {baseline.name: baseline}
         for row in (row for row in table.rows if row in rows):
             for point in points:
-                given = overrides_of(row.name, scale, build(row.name, scale, changes | point))
-                suffix = with_overrides(row.key, given).removeprefix(row.key)
-                each = variant(row, given, suffix) if given else row
+                each = row_with(row, scale, changes | point)
                 new[each.name] = each
         last_names = "-".join(path.rpartition(".")[2] for path in settings)
         found.append(
@@ -190,13 +187,23 @@ def grid_tables(pattern: str, scale: str, points: Sequence[Overrides], changes: 
                 name=f"{table.name}-grid-{last_names}",
                 title=f"{table.title}: {' x '.join(settings)}".lstrip(": "),
                 rows=tuple(new.values()),
-                baseline=table.baseline,
+                baseline=baseline.name,
                 axis=grid_axis(points),
                 scale=scale,
                 surrogate_data=table.surrogate_data,
             )
         )
     return found
+
+
+def row_with(row: Row, scale: str, changes: Overrides) -> Row:
+    """Return a row with settings given by hand, named as the folder of its runs; without any, the row."""
+    from experiments.report.variants import variant
+
+    experiment = build(row.name, scale, used_changes(row.name, scale, changes))
+    given = overrides_of(row.name, scale, experiment)
+    suffix = with_overrides(row.key, given).removeprefix(row.key)
+    return variant(row, given, suffix) if given else row
 
 
 def grid_axis(points: Sequence[Overrides]) -> Axis | None:

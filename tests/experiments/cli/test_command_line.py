@@ -338,6 +338,12 @@ def test_a_point_of_a_grid_is_the_run_of_its_settings_and_a_row_of_the_report(mo
     (table,) = reported
     assert [row.name for row in table.rows] == [ROW, f"{ROW},model.mlp.d_ff=128"]
     assert (table.baseline, table.axis.setting) == (ROW, "model.mlp.d_ff")
+    reported.clear()
+    assert cli.dispatch([*words, "--model.dropout", "0.1"]) == 0
+    (table,) = reported
+    changed = f"{ROW},model.dropout=0.1"  # also in the row that all are compared with
+    assert [row.name for row in table.rows] == [changed, f"{changed},model.mlp.d_ff=128"]
+    assert table.baseline == changed
 
 
 def test_a_sweep_without_options_is_the_one_that_was_published(tmp_path, monkeypatch):
