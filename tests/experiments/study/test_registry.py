@@ -126,9 +126,9 @@ def test_a_multiple_of_what_the_scale_has_compares_hashes_and_prints():
 
 
 def test_a_change_by_the_scale_is_listed_with_how_it_is_derived(capsys):
-    assert cli.dispatch(["diff", "t5/13-scaling/size-2-steps-2"]) == 0
+    assert cli.dispatch(["show", "t5/13-scaling/size-2-steps-2", "--diff"]) == 0
     assert "pretraining.steps: 300 → 600 (x 2)" in capsys.readouterr().out
-    assert cli.dispatch(["diff", "t5/8-data/wikipedia"]) == 0
+    assert cli.dispatch(["show", "t5/8-data/wikipedia", "--diff"]) == 0
     shown = capsys.readouterr().out
     assert "data.vocabulary: unigram → unigram:documentation (trained on the baseline's corpus)" in shown
 
