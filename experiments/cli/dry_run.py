@@ -17,6 +17,7 @@ from experiments.runs.stages import Stage, saved_steps, stages
 from experiments.study.experiment import Experiment
 from experiments.study.paths import home_of
 from lm.config.base import SettingError, changes
+from lm.config.model import ModelConfig
 from lm.data.corpus import tfds
 from lm.data.corpus.spec import corpus_shards
 from lm.data.packing import row_length
@@ -38,7 +39,8 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     seen: set[Path] = set()
     unfinished, total_steps, total_flops, total_seconds = 0, 0, 0.0, 0.0
     for run in wanted:
-        left = [] if is_finished(run) else stages_left(run, options, seen)
+        done = is_finished(run)
+        left = [] if done else stages_left(run, options, seen)
         steps = sum(count for _, count in left)
         flops = seconds = 0.0
         for stage, count in left:
@@ -48,9 +50,9 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
                 measured, speed = False, MATMUL_SHARE * matmul_speed()
             flops += cost * count
             seconds += cost * count / speed
-        state, expected = ("to train", duration(seconds)) if left else ("finished", "–")
+        state, expected = ("finished", "–") if done else ("to train", duration(seconds))
         grid.add_row(title_of(run), state, f"{steps:,}", f"{flops:.3g}", expected)
-        unfinished += bool(left)
+        unfinished += not done
         total_steps += steps
         total_flops += flops
         total_seconds += seconds
@@ -97,16 +99,20 @@ def stages_left(run: RowRun, options: Options, seen: set[Path]) -> list[tuple[St
 
 def step_cost(stage: Stage) -> float:
     """Return the FLOPs of a training step of a stage; 0 for counts and vectors."""
-    from lm.train.flops import step_flops  # with jax
-
     if stage.kind in ("count", "vectors", "given"):
         return 0.0
     lengths, model = stage_lengths(stage), stage.settings.model
     if stage.kind == "head":
         model = changes(model, {"output.logits": "none"})
-    return step_flops(
-        model, stage.training.batch_size, lengths.inputs, row_length(model.architecture, lengths)
-    )
+    targets = row_length(model.architecture, lengths)
+    return _step_flops(model, stage.training.batch_size, lengths.inputs, targets)
+
+
+@cache  # a sweep asks this of thousands of stages, and of few models
+def _step_flops(model: ModelConfig, rows: int, inputs: int, targets: int) -> float:
+    from lm.train.flops import step_flops  # with jax
+
+    return step_flops(model, rows, inputs, targets)
 
 
 def stage_lengths(stage: Stage) -> Lengths:
