@@ -51,7 +51,7 @@ test-slow: $(VENV)/tpu
 test-faults: $(VENV)/tpu
 	$(BIN)/python tests/faults/run.py
 
-# `lm clean` on Apache Beam, in an environment of its own: Beam takes older versions of four packages.
+# `lm data clean` on Apache Beam, in an environment of its own: Beam takes older versions of four packages.
 test-beam:
 	$(MAKE) VENV=.venv-beam .venv-beam/beam
 	.venv-beam/bin/python -m pytest -q tests/c4/test_beam.py tests/c4/test_crawl.py

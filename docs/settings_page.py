@@ -2,11 +2,12 @@
 
 import dataclasses
 import inspect
+import types
 import typing
 from collections.abc import Iterator
 from typing import Any
 
-from experiments.cli.usage.options import KINDS, Taken, options_of
+from experiments.cli.settings import types_of
 from experiments.console import plain
 from experiments.study.experiment import Experiment
 from experiments.study.registry import BASELINE_ROW, build
@@ -18,7 +19,7 @@ HEAD = f"""# Settings
 
 Every setting that `lm run ROW --SETTING VALUE` takes, a row of a table may change, and `lm show ROW` prints.
 The values are those of `{BASELINE_ROW}` at the scales `nano` and `base` (the paper's setup).
-`lm diff ROW` shows what another row changes.
+`lm show ROW --diff` shows what another row changes.
 
 The column *read with* says on which values of other settings one depends; what stands above a table holds
 for all of it but the settings whose own entry says otherwise. Given where nothing reads it, on the command
@@ -38,7 +39,7 @@ def on_files(files: Any, config: Any) -> Any:
 def settings_page() -> str:
     """The page, in Markdown: a table for each group of settings."""
     values = [dict(leaves(build(BASELINE_ROW, scale))) for scale in SCALES]
-    taken = {each.name: each for each in options_of(Experiment)}
+    kinds = dict(types_of(Experiment))
     meanings, reads, groups = comments(Experiment), conditions(Experiment), dict[str, list[str]]()
     for name in values[0]:
         groups.setdefault(name.rpartition(".")[0], []).append(name)
@@ -50,7 +51,7 @@ def settings_page() -> str:
         lines += [f"Read with {plain(reads[group])}.", ""] if group in reads else []
         lines += [f"| {' | '.join(heads)} |", "|:---" * len(heads) + "|"]
         for name in names:
-            cells = [f"`{name}`", _takes(taken[name]), *(f"`{shown(each[name])}`" for each in values)]
+            cells = [f"`{name}`", _takes(kinds[name]), *(f"`{shown(each[name])}`" for each in values)]
             cells += [plain(reads.get(name, "")), plain(meanings.get(name, ""))]
             lines.append(f"| {' | '.join(cells)} |")
         parts.append("\n".join(lines) + "\n")
@@ -65,12 +66,19 @@ def _groups(cls: type, prefix: str) -> Iterator[tuple[str, str]]:
             yield from _groups(kind, f"{prefix}{name}.")
 
 
-def _takes(each: Taken) -> str:
-    """The kind of its values, or all of them."""
-    words = {"N": "whole number", "X": "number", "TEXT": "text", "VALUE": "on or off"}
-    kind = ", ".join(f"`{choice}`" for choice in each.choices) or words[KINDS.get(each.scalar, "VALUE")]
-    may_lack = " or none" if each.kind is not each.scalar and not each.several else ""
-    return f"{kind}, several" if each.several else kind + may_lack
+def _takes(kind: Any) -> str:
+    """Return the kind of a setting's values, or all of them."""
+    several = typing.get_origin(kind) is tuple
+    if several:
+        kind = typing.get_args(kind)[0]
+    may_lack = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    if may_lack:
+        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+    if typing.get_origin(kind) is typing.Literal:
+        text = ", ".join(f"`{choice}`" for choice in typing.get_args(kind))
+    else:
+        text = {int: "whole number", float: "number", str: "text", bool: "on or off"}[kind]
+    return f"{text}, several" if several else text + " or none" * may_lack
 
 
 def shown(value: Any) -> str:

@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from importlib import metadata
 from textwrap import indent
 
-from experiments.cli import COMMANDS, HELP, RAW, function_of
+from experiments.cli import COMMANDS, GROUPS, RENAMED, overview
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.processes.exit_codes import EXIT_CODES
-from experiments.processes.group import join_others
 from experiments.processes.jobs import JOB
-from experiments.processes.memory import tune_memory
 from experiments.processes.supervisor import RESUMABLE, print_line, supervise
-from experiments.study.plugins import load_study, pop_study_option, study_files
+from experiments.study.plugins import pop_study_option, study_files
 from lm.config.base import SettingError, nearest
 from lm.train.runtime.preemption import COMPILER_THREAD, exit_after
 
@@ -29,16 +27,17 @@ usage: lm COMMAND [OPTIONS]        details: lm COMMAND --help        versions: l
 
 {commands}
 
-A row is one line of a table of the study, such as t5/6-corruption-rate/15. Scales: nano (1 to 2 minutes a row
-on one CPU core), mini (five to eleven), mini-real (mini, tuned on real benchmarks), small (a night on a
-workstation), medium (a quarter of an hour on an H100), base (the paper's setup){own_scales}.
---study FILE, with any command, adds rows, tasks, objectives and more of your own (docs/extending.md).
+A row is a line of a table of the study, such as t5/6-corruption-rate/15. Scales: nano (1 to 2 minutes per
+row on one CPU core), mini (5 to 11 minutes), mini-real (mini, fine-tuned on real benchmarks), small (a night
+on a workstation), medium (a quarter of an hour on an H100), base (the paper's setup){own_scales}.
+--study FILE, with any command, adds your own rows, tasks, objectives and more (docs/extending.md).
 Start with:
 
-  lm list 't5/*'                              rows of the T5 paper's tables
-  lm diff t5/6-corruption-rate/50             what a row changes
-  lm sweep t5/6-corruption-rate               train a table and print it beside the paper's
+  lm list 't5/*'                                          rows of the T5 paper's tables
+  lm show t5/6-corruption-rate/50 --diff                  what a row changes
   lm run t5/1-baseline/baseline --model.mlp.d_ff 512 --pretraining.steps 200
+  lm sweep t5/6-corruption-rate --scale nano --seeds 1    train a table and print it beside the paper's
+  lm status                                               what is in progress
 
 Exit codes: {codes}."""
 
@@ -46,8 +45,8 @@ Exit codes: {codes}."""
 def _help() -> str:
     codes = ", ".join(f"{code} {meaning}" for meaning, code in EXIT_CODES.items())
     own = own_scales() if study_files() else ()
-    named = f"; of your own: {', '.join(own)}" if own else ""
-    return _HELP.format(commands=indent(HELP, "  "), codes=codes, own_scales=named)
+    named = f"; yours: {', '.join(own)}" if own else ""
+    return _HELP.format(commands=indent(overview(), "  "), codes=codes, own_scales=named)
 
 
 def own_scales() -> list[str]:
@@ -67,6 +66,8 @@ def main() -> None:
     """Run the command line in ``sys.argv``; end the process with one of EXIT_CODES."""
     speak_any_encoding()
     if sys.argv[1:2] and sys.argv[1] in RESUMABLE:
+        from experiments.processes.memory import tune_memory
+
         tune_memory()
         outlive_the_reader()
     report = None
@@ -75,11 +76,17 @@ def main() -> None:
         line = None if JOB in os.environ else supervise(sys.argv[1:])
         signal.signal(signal.SIGTERM, _stop)
         if line is not None:
+            from experiments.processes.group import join_others
+
             report = join_others(line)
-        load_study()
+        if study_files():
+            from experiments.study.plugins import load_study
+
+            load_study()
         code: int | str | None = dispatch(sys.argv[1:])
     except SettingError as error:
-        code = _bad(error)
+        print_line(str(error))
+        code = EXIT_CODES["bad settings"]
     except KeyboardInterrupt:  # in a study module, or while others are waited for
         print_line("interrupted; run the same command to resume")
         code = EXIT_CODES["interrupted"]
@@ -136,43 +143,76 @@ def _stop(*_) -> None:
     sys.exit(EXIT_CODES["start again"])
 
 
-def _bad(error: SettingError) -> int:
-    print_line(str(error))
-    return EXIT_CODES["bad settings"]
-
-
 def dispatch(arguments: Sequence[str]) -> int:
     """Run one command; the exit code. Errors that a user can fix are printed without a traceback."""
-    if not arguments or arguments[0] in ("-h", "--help", "--help-all") or list(arguments) == ["help"]:
+    words = [*arguments[1:], "--help"] if arguments[:1] == ["help"] else list(arguments)
+    if not words or words[0] in ("-h", "--help", "--help-all"):
         print(_help())
         return EXIT_CODES["done"]
-    if arguments[0] in ("--version", "-V"):
+    if words[0] in ("--version", "-V"):
         print(versions())
         return EXIT_CODES["done"]
-    name, *rest = arguments if arguments[0] != "help" else (*arguments[1:], "--help")
     try:
-        if name.startswith("-"):
-            raise SettingError(f"{name} should stand behind a command, such as: lm run ROW {name} ...")
-        if name not in COMMANDS:
-            raise SettingError(f"there is no command {name!r}{nearest(name, COMMANDS)}")
-        _call_command(name, rest)
+        return run_command(words)
     except SettingError as error:
-        return _bad(error)
+        print_line(str(error))
+        return EXIT_CODES["bad settings"]
     except KeyboardInterrupt:
         print_line("interrupted; run the same command to resume")
         return EXIT_CODES["interrupted"]
+
+
+def run_command(words: Sequence[str]) -> int:
+    """Run the command that the first one or two words name, with the others; the exit code."""
+    name, rest = named_command(words)
+    if name in GROUPS:
+        print_group(name)
+        return EXIT_CODES["done"]
+    if name == "eval harness":  # whose options are those of another program
+        from experiments.cli.eval_harness import eval_harness
+
+        eval_harness(rest)
+        return EXIT_CODES["done"]
+    from experiments.cli.app import parse  # with tyro, which takes a while to import: not for `lm --help`
+
+    try:
+        call = parse(name, rest)
+    except SystemExit as end:  # tyro has printed help, or what is wrong
+        return end.code if isinstance(end.code, int) else EXIT_CODES["done"]
+    call()
     return EXIT_CODES["done"]
 
 
-def _call_command(name: str, arguments: Sequence[str]) -> None:
-    command = function_of(name)
-    if name in RAW:
-        command(arguments)
-    else:
-        # with tyro, which takes a third of a second: not for `lm --help`
-        from experiments.cli.usage.arguments import parse
+def named_command(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the name of a command, or of a group whose help is asked for, and the words behind it."""
+    name, *rest = words
+    if name.startswith("-"):
+        raise SettingError(f"the command comes first, such as: lm run ROW {name} ...")
+    if name in RENAMED:
+        raise SettingError(f"lm {name} is now lm {RENAMED[name]}")
+    if name in GROUPS:
+        if not rest or rest[0] in ("-h", "--help", "--help-all"):
+            return name, []
+        subcommands = [known.partition(" ")[2] for known in COMMANDS if known.startswith(f"{name} ")]
+        if rest[0] not in subcommands:
+            raise SettingError(f"lm {name} has no command {rest[0]!r}{nearest(rest[0], subcommands)}")
+        return f"{name} {rest[0]}", rest[1:]
+    if name not in COMMANDS:
+        raise SettingError(f"there is no command {name!r}{nearest(name, [*COMMANDS, *GROUPS])}")
+    return name, rest
 
-        parse(command, f"lm {name}", arguments)
+
+def print_group(name: str) -> None:
+    """Print the commands that begin with ``name``."""
+    if name == "draw":
+        from experiments.cli.draw import show_figures
+
+        show_figures()
+        return
+    commands = {known: each for known, each in COMMANDS.items() if known.startswith(f"{name} ")}
+    lines = [f"{known:<17} {command.about}" for known, command in commands.items()]
+    print(f"{GROUPS[name]}\n\nusage: lm {name} COMMAND [OPTIONS]        details: lm {name} COMMAND --help\n")
+    print(indent("\n".join(lines), "  "))
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from rich.table import Column
 from rich.table import Table as Grid
 
 RUNS = Path("runs")
-# A pipe has no width of its own: give lines room there, so that nothing is cut in a file.
+# A pipe has no width: give lines room there, so that nothing is cut in a file.
 CONSOLE = Console(width=None if Console().is_terminal else max(160, shutil.get_terminal_size().columns))
-NARROW = 100  # in a terminal of fewer columns, names are shown without what their title says already
+NARROW = 100  # in a terminal of fewer columns, names are shown without what the title says [characters]
 UNBROKEN = Console(soft_wrap=True, highlight=False)  # for lines of any length
-# headings of columns that hold no numbers
+# headings of columns of text, which are aligned to the left
 TEXTS = (
     "row",
     "column",
@@ -34,7 +34,7 @@ TEXTS = (
 
 
 class Cell(NamedTuple):
-    """One cell of a sheet."""
+    """A cell of a sheet."""
 
     text: str = "–"
     best: bool = False
@@ -42,11 +42,11 @@ class Cell(NamedTuple):
     deviation: float | None = None  # over seeds
 
 
-Sheet = dict[str, list[Cell]]  # heading -> a cell a line
+Sheet = dict[str, list[Cell]]  # heading -> one cell per line
 
 
 def markdown(sheet: Sheet) -> str:
-    """The sheet as a table of Markdown."""
+    """Return a sheet as a table in Markdown."""
     rule = "".join("|:---" if head in TEXTS else "|---:" for head in sheet)
     lines = [" | ".join(map(_markdown, cells)) for cells in zip(*sheet.values(), strict=True)]
     return "\n".join([f"| {' | '.join(sheet)} |", f"{rule}|", *(f"| {line} |" for line in lines)])
@@ -57,11 +57,11 @@ def _markdown(cell: Cell) -> str:
 
 
 def plain(text: str) -> str:
-    """``text`` as Markdown that shows it as it is."""
+    """Return Markdown that shows ``text`` as it is."""
     return re.sub(r"([\\`*_|<\[&])", r"\\\1", text)
 
 
-LATEX = {  # what LaTeX writes otherwise, with its own packages alone
+LATEX = {  # sign -> its command in LaTeX without packages
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -79,7 +79,7 @@ LATEX = {  # what LaTeX writes otherwise, with its own packages alone
 
 
 def latex(title: str, label: str, sheet: Sheet) -> str:
-    """The sheet as a table of LaTeX, which its text refers to by ``label``."""
+    """Return a sheet as a table in LaTeX with a caption and a label."""
     kinds = "".join("l" if head in TEXTS else "r" for head in sheet)
     lines = [" & ".join(map(_latex_cell, cells)) for cells in zip(*sheet.values(), strict=True)]
     heads = " & ".join(map(_latex_text, sheet))
@@ -101,18 +101,18 @@ def _latex_text(text: str) -> str:
 
 
 def print_line(text: str) -> None:
-    """Print a line as it is: nothing in it is markup, and nothing is cut or wrapped."""
+    """Print a line without markup, cuts or wraps."""
     CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def listing(*heads: str, title: str | None = None) -> Grid:
-    """A table of texts, none of which is cut: all but the names in front are wrapped instead."""
+    """Return a table for texts; the first column is never wrapped, and none is cut."""
     columns = [Column(head, overflow="fold", no_wrap=head == heads[0]) for head in heads]
     return Grid(*columns, title=title, title_justify="left")
 
 
 def show_sheet(title: str, sheet: Sheet) -> None:
-    """Print a sheet in as many blocks of columns as the terminal needs, each with the names of the rows."""
+    """Print a sheet, split into blocks of columns that fit the terminal, each with the names of the rows."""
     (first, names), *others = sheet.items()
     parts: list[Sheet] = [{first: names}]
     for head, cells in others:
@@ -125,7 +125,7 @@ def show_sheet(title: str, sheet: Sheet) -> None:
 
 
 def _sheet_width(sheet: Sheet) -> int:
-    """Width of a sheet in the terminal [characters]."""
+    """Return the width of a sheet in the terminal [characters]."""
     return 1 + sum(max(len(head), *(len(cell.text) for cell in cells)) + 2 for head, cells in sheet.items())
 
 

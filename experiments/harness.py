@@ -1,4 +1,4 @@
-"""A run as a model of lm-evaluation-harness: ``lm harness --model_args run=RUN --tasks NAME,NAME``.
+"""A run as a model of lm-evaluation-harness: ``lm eval harness --model_args run=RUN --tasks NAME,NAME``.
 
 Imported only with the harness (``pip install 'lm-study[harness]'``), which finds it by the name "lm".
 """

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from paths import FILES, GOLDEN
 from trained_tokenizers import TEXTS, byte_pairs
 
-from experiments.cli.score import Rows, score_file
+from experiments.evaluate.tasks import Rows, score_file
 from experiments.runs.paths import load_settings
 from experiments.study.experiment import BASELINE, Experiment
 from lm.c4 import pages

@@ -1,19 +1,16 @@
-"""``lm convert``: published checkpoints become runs, for ``lm generate`` and ``lm fill``, and runs such."""
+"""``lm convert``: checkpoints of transformers become runs, and models of runs such checkpoints."""
 
 import json
-from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from experiments.cli import EXAMPLES
-from experiments.cli.usage.arguments import name_first, parse
-from experiments.cli.usage.page import HELP_WORDS, help_page
+from experiments.cli.settings import Mixture
 from experiments.console import UNBROKEN
 from experiments.runs.init_from import import_published
 from experiments.runs.paths import PRETRAINING, describe_model
 from experiments.runs.vocabulary import FOLDER, stored_vocabulary
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError
 from lm.config.training import Weights
 
 if TYPE_CHECKING:
@@ -21,28 +18,14 @@ if TYPE_CHECKING:
     from lm.nn.transformer import Transformer
 
 
-def import_or_export(arguments: Sequence[str]) -> None:
-    """Import a published checkpoint as a run, or export a run's model in the published format."""
-    both = {"import": import_checkpoint, "export": export_checkpoint}
-    way, *others = name_first(both, arguments) or ("--help",)
-    if way in HELP_WORDS:
-        pages = [
-            help_page(f"lm convert {name}", function, EXAMPLES["convert"], "", True)
-            for name, function in both.items()
-        ]
-        print("\n\n".join(pages))
-    elif way not in both:
-        raise SettingError(f"lm convert {way}: the first word is import or export{nearest(way, both)}")
-    else:
-        parse(both[way], f"lm convert {way}", others)
-
-
 def import_checkpoint(folder: Path, run: Path, /) -> None:
-    """Turn a published checkpoint, in the format of Hugging Face's transformers, into a run.
+    """Turn a checkpoint in the format of Hugging Face's transformers into a run.
+
+        lm convert import bert-base-uncased runs/bert
 
     Args:
-        folder: holds config.json, safetensors and the tokenizer.
-        run: folder of the run to make.
+        folder: Folder with config.json, safetensors and the tokenizer.
+        run: Folder of the new run.
     """
     from lm.train.runtime import manifest
 
@@ -78,22 +61,23 @@ def export_checkpoint(
     run: Path,
     folder: Path,
     /,
-    mixture: str = "",
+    mixture: Mixture = "",
     weights: Weights = "scored",
     head: Literal["keep", "drop"] = "keep",
 ) -> None:
-    """Write a run's model as a checkpoint that other programs read.
+    """Write a run's model as a checkpoint in the format of transformers.
 
-    A head goes along where a class of transformers computes the same, such as BertForSequenceClassification;
-    where none does, nothing is written, unless it is to stay behind.
+    A classification head is written if a class of transformers computes the same, such as
+    BertForSequenceClassification. If none does, nothing is written, unless --head drop leaves the head out.
+
+        lm convert export runs/nano/t5/1-baseline/baseline/seed-0 my-t5
 
     Args:
-        run: folder of a run.
-        folder: where config.json and safetensors go.
-        mixture: which fine-tuned model; by default the pre-trained one.
-        weights: average: the moving average of the parameters (optimizer.ema); last: the parameters
-            themselves; scored: the average where one is kept, as everywhere.
-        head: drop: write only the model below it.
+        run: Folder of a run.
+        folder: Folder for config.json, safetensors and the tokenizer.
+        weights: Write the moving average of the parameters (average, see optimizer.ema), the last parameters
+            (last), or those that evaluations use: the average if there is one (scored).
+        head: Write the head (keep) or only the model below it (drop).
     """
     from experiments.runs.kinds.head import HeadFinetuning
     from experiments.runs.stages import stages_of

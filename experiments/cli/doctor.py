@@ -1,38 +1,50 @@
-"""What is here: ``lm doctor`` (devices, versions, data, disk), ``lm tasks``, ``lm verify`` (checkpoints)."""
+"""``lm doctor``: devices, versions, data and disk; whether checkpoints are whole."""
 
 import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 
 from rich.markup import escape
 
-from experiments.console import CONSOLE, RUNS, UNBROKEN, Cell, Sheet, show_sheet
+from experiments.cli.settings import Runs
+from experiments.console import RUNS, UNBROKEN
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.memory import has_glibc, tunables
 from experiments.runs.paths import COUNTS_FILE
-from lm.config.base import DataError, SettingError, nearest
+from lm.config.base import DataError, SettingError
 from lm.data.corpus import tfds
 from lm.data.corpus.token_cache import TOKENS_FOLDER, token_cache_bytes
-from lm.data.tasks.benchmarks import TASKS
-from lm.data.tasks.labelled import LABELLED, LabelledTask
 from lm.files import matches_checksum
 from lm.train.runtime import manifest
 
 SHOWN = "jax jaxlib flax optax orbax-checkpoint grain tensorflow-datasets sentencepiece".split()  # versions
 
 
-def examine(runs: Path = RUNS) -> None:
-    """Show devices, versions, data found and free disk space.
+def doctor(runs: Runs = RUNS, verify: tuple[Path, ...] = ()) -> None:
+    """Show devices, versions, the data found and the free disk space; or check the files of checkpoints.
+
+    The exit code is 1 if --verify finds a damaged file.
+
+        lm doctor
+        lm doctor --verify runs
 
     Args:
-        runs: folder that holds the runs.
+        verify: Check every file of the checkpoints in these folders, and tables of counts, against the
+            checksums that were saved with them: folders of stages, of runs, or of many runs.
     """
+    if not verify:
+        examine(runs)
+    elif find_damage(verify):
+        sys.exit(EXIT_CODES["failed"])
+
+
+def examine(runs: Path) -> None:
+    """Print devices, versions, the data found and the free disk space."""
     import jax
 
     devices, cache, root = jax.devices(), runs / "cache", runs.resolve()
@@ -79,66 +91,11 @@ def damage(name: str, cache: Path) -> str:
     return ""
 
 
-def show_tasks(pattern: str = "*", /, runs: Path = RUNS) -> None:
-    """List the tasks: how each is answered and scored, and the rows of what is prepared here.
+def find_damage(folders: Sequence[Path]) -> int:
+    """Print each checkpoint and table of counts, its size and whether it is damaged; return how many are.
 
-    Args:
-        pattern: shell-style pattern over the names of tasks, such as 'multi30k*'.
-        runs: folder that holds the runs and their data.
-    """
-    cache, missing = runs / "cache", set()
-    tasks = [task for task in (*TASKS.values(), *LABELLED.values()) if fnmatch(task.name, pattern)]
-    if not tasks:
-        raise SettingError(f"no task matches {pattern!r}{nearest(pattern, {*TASKS, *LABELLED})}")
-    heads = ("task", "answered", "column", "metrics", "data set", "train", "validation")
-    sheet: Sheet = {head: [] for head in heads}
-    for task in tasks:
-        folder = tfds.newest_version(task.source, "*.*.*", cache)
-        sizes = tfds.split_sizes(folder) if folder else None  # read without TFDS
-        if sizes is None:
-            missing.add(task.source)
-        metrics = ", ".join(f"({name})" if name in task.unscored_metrics else name for name in task.metrics)
-        how = f"by a head: {task.kind}" if isinstance(task, LabelledTask) else "in words"
-        counts = [_row_count(sizes, split) for split in (task.train, task.validation)]
-        texts = (task.name, how, task.column or "–", metrics, task.source, *counts)
-        for head, text in zip(heads, texts, strict=True):
-            sheet[head].append(Cell(text))
-    show_sheet("Tasks", sheet)
-    documentation = {name for name in missing if name.startswith("documentation/")}
-    if documentation:
-        names = ", ".join(sorted(documentation))
-        CONSOLE.print(f"{names}: written by the first run that reads them", highlight=False)
-    if missing - documentation:
-        command = tfds.preparation_command("NAME", tfds.tfds_folders(cache)[0])
-        CONSOLE.print(f"To prepare a data set: {command}", highlight=False)
-
-
-def _row_count(sizes: Mapping[str, int] | None, split: str | None) -> str:
-    """The rows of a split, such as ``validation_matched+validation_mismatched``."""
-    if sizes is None:
-        return "not prepared"
-    return "–" if split is None else f"{sum(sizes.get(name, 0) for name in split.split('+')):,}"
-
-
-def verify_runs(run: tuple[Path, ...], /) -> None:
-    """Check every file of the checkpoints of runs, and tables of counts, against their saved checksums.
-
-    The exit code is 1 if one is bad.
-
-    Args:
-        run: folders of stages, of runs, or of many runs, such as runs.
-    """
-    if not run:
-        raise SettingError("lm verify takes one or more folders, such as runs")
-    if verify(run):
-        sys.exit(EXIT_CODES["failed"])
-
-
-def verify(folders: Sequence[Path]) -> int:
-    """Print each checkpoint and table of counts in ``folders``, its size and what is wrong with it.
-
-    The number of bad ones. A folder is that of a stage, of a run, whose pre-training may lie elsewhere, or of
-    many runs; SettingError if there is nothing to check in one.
+    A folder is that of a stage, of a run, whose pre-training may be elsewhere, or of many runs; SettingError
+    if it holds nothing to check.
     """
     bad, seen = 0, set()
     for folder in folders:

@@ -1,70 +1,59 @@
-"""``lm draw`` and ``lm attention``: pictures of masks, positions and costs, and of what a model does."""
+"""``lm draw``: pictures of masks, positions and costs, and of what a model does; nearest neighbours."""
 
-from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from experiments.cli import EXAMPLES
-from experiments.cli.usage.arguments import name_first, parse
-from experiments.cli.usage.page import HELP_WORDS
+from rich.markup import escape
+
 from experiments.console import UNBROKEN
 from experiments.figures import FIGURES
-from lm.config.base import SettingError, nearest
+from lm.tokenizers.tokenizer import METASPACE
 
 
-def draw(arguments: Sequence[str]) -> None:
-    """Draw a picture; without a name list what there is."""
-    arguments = name_first(FIGURES, arguments)
-    if not arguments or arguments[0] in HELP_WORDS:
-        show_drawings()
-        return
-    what, *options = arguments
-    if what not in FIGURES:
-        raise SettingError(f"lm draw knows no {what!r}{nearest(what, FIGURES)}; `lm draw` lists all")
-    write_picture(what, parse(picture_of(what), f"lm draw {what}", options))
-
-
-def attention(
-    run: Path, /, text: str, mixture: str = "", heads: int = 4, out: Path = Path("attention.png")
-) -> None:
-    """Draw where heads of a run's model attend in a text: ``lm draw attention``.
-
-    Args:
-        run: folder of a run.
-        text: what the model reads; an encoder-decoder is watched writing its answer.
-        mixture: which fine-tuned model; by default the pre-trained one.
-        heads: panels to draw, of the heads that look sharpest at other tokens (0: all).
-        out: picture to write, .png, .svg or .pdf.
-    """
-    picture = picture_of("attention")(run=run, text=text, mixture=mixture, heads=heads, out=out)
-    write_picture("attention", picture)
-
-
-def show_drawings() -> None:
+def show_figures() -> None:
     """Print what can be drawn, in the order of a course."""
-    examples = "".join(f"  {example}\n" for example in EXAMPLES["draw"])
-    text = f"Draw masks, positions, costs, or what a model does with a text.\n\n{examples}\n"
-    text += "usage: lm draw WHAT [OPTIONS] [--out PICTURE.png]      details: lm draw WHAT --help\n"
-    UNBROKEN.print(text, markup=False, highlight=False)
+    UNBROKEN.print(
+        "Draw masks, positions, costs, or what a model does with a text.\n\n"
+        "usage: lm draw WHAT [OPTIONS] [--out PICTURE.png]      details: lm draw WHAT --help\n",
+        markup=False,
+        highlight=False,
+    )
     for what, drawing in FIGURES.items():
         UNBROKEN.print(f"  {what:<11} {drawing.summary}", markup=False)
         if drawing.arguments:
             UNBROKEN.print(f"  {'':<11} lm draw {what} {drawing.arguments}", markup=False)
+    UNBROKEN.print("  neighbours  The pieces whose vectors are nearest to a word's, as text.")
     UNBROKEN.print("\nA picture ends in .png, .svg or .pdf.")
 
 
-def picture_of(what: str) -> Any:
-    """The class of a picture, whose fields are its options; with jax, which takes a second."""
-    module, _, name = FIGURES[what].target.partition(":")
-    return getattr(import_module(module), name)
-
-
 def write_picture(what: str, picture: Any) -> None:
-    """Draw a picture into its ``out``, and print what it shows; a wrong ending is refused at once."""
+    """Draw a picture into its ``out``, and print what it shows; another ending is refused before drawing."""
     from experiments.figures.draw import check_format, save_figure  # with matplotlib
 
     out = picture.out or Path(f"{what}.png")
     check_format(out)
     save_figure(picture.figure(), out, picture.description())
     UNBROKEN.print(f"{out}: {FIGURES[what].summary}", markup=False)
+
+
+def neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage: str = "") -> None:
+    """Print the pieces whose vectors are nearest to a word's: skip-gram vectors, or a model's embedding.
+
+        lm draw neighbours runs/nano/vectors/negative/seed-0 --words file --count 3
+
+    Args:
+        run: Folder of a run.
+        words: Words that are single pieces of the run's vocabulary.
+        count: Neighbours to print for each word, the nearest by cosine first.
+        stage: Stage whose embedding is used; by default skip-gram's if the run has it, else pre-training.
+    """
+    from experiments.runs.stages import stages_of
+    from experiments.runs.trained import embedding_of, networks
+
+    stages = {each.name: each for each in networks(stages_of(run))}
+    vectors, which = embedding_of(run, stages, stage)
+    UNBROKEN.print(f"[dim]{escape(which)}[/]")
+    for word in words:
+        piece = next((name for name in (METASPACE + word, word) if name in vectors.ids), word)
+        nearest = "  ".join(f"{name} {cosine:.2f}" for name, cosine in vectors.neighbours(piece, count))
+        UNBROKEN.print(f"[cyan]{escape(piece)}[/]  {escape(nearest)}", highlight=False)

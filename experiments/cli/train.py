@@ -1,27 +1,15 @@
-"""``lm run`` and ``lm sweep``: one row, or every row of a pattern and every seed, each trained to its end."""
+"""Training of rows: one, or all that a sweep wants, several at once; each to its end."""
 
 import os
-import shlex
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
-from experiments.cli.one_run import NO_OPTIONS, Options, RowRun, check_data, is_finished, row_run, share
-from experiments.cli.usage.arguments import (
-    FLAT,
-    first_word,
-    named_settings,
-    option,
-    ordered,
-    parse,
-    scale_of,
-)
-from experiments.cli.usage.mistakes import as_typed
-from experiments.console import RUNS
+from experiments.cli.run_options import Options, RowRun, check_data, is_finished, row_run, share
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES
 from experiments.processes.group import agreed, cache_compiled
 from experiments.processes.jobs import Jobs, cores, handed_out
@@ -34,87 +22,16 @@ from experiments.processes.progress import (
     duration,
     reporting,
 )
-from experiments.runs.init_from import started_from
 from experiments.runs.result import check_settings, read_result, summary
-from experiments.study.changes import Overrides
-from experiments.study.experiment import BASELINE, Experiment
-from experiments.study.overrides import check_given, check_start, named_changes, used_changes
+from experiments.runs.stages import stages
+from experiments.study.experiment import Experiment
 from experiments.study.paths import check_runs
-from experiments.study.plugins import location_in_study, study_arguments
-from experiments.study.registry import baseline_of, build, canonical_row, find, tables_of
-from experiments.study.words import setting_words
-from lm.config.base import SettingError, leaves
+from experiments.study.plugins import location_in_study
+from lm.config.base import SettingError
 from lm.devices import has_accelerator
 from lm.files import write
 
 ONE_CORE = 1e11  # between the steps of mini-real (3e10) and small (5e11), which all cores share [FLOP]
-
-
-def run_command(arguments: Sequence[str]) -> None:
-    """Train, fine-tune and evaluate one row; any of its settings can be changed on the command line."""
-
-    def run(
-        row: str,
-        /,
-        settings: Annotated[Experiment, FLAT] = BASELINE,
-        options: Annotated[Options, FLAT] = NO_OPTIONS,
-        check: bool = False,
-    ) -> None:
-        """Train, fine-tune and evaluate one row; any of its settings can be changed.
-
-        Started again, it resumes from its newest checkpoint, as after a crash or a preemption. Settings
-        given here become part of the run's folder name.
-
-        Args:
-            row: row of the registry, such as t5/6-corruption-rate/15.
-            check: only check settings, data, vocabulary and folder; train nothing.
-        """
-        changes = named_settings(arguments, settings)
-        check_start(default, changes)
-        check_given([settings], changes)
-        train_row(row, settings, options, check)
-
-    arguments = ordered(run, arguments)
-    default = build(first_word(arguments), scale_of(arguments), started_by(arguments))
-    parse(run, "lm run", arguments, default)
-
-
-def sweep_command(arguments: Sequence[str]) -> None:
-    """Train and evaluate every row that matches and has not finished, then write the report."""
-
-    def sweep(
-        pattern: str,
-        /,
-        settings: Annotated[Experiment, FLAT] = BASELINE,
-        options: Annotated[Options, FLAT] = NO_OPTIONS,
-        seeds: int = 1,
-        jobs: int = 0,
-    ) -> None:
-        """Train and evaluate every row that matches and has not finished, then write the report.
-
-        Started again, it resumes from the newest checkpoints. Settings given here hold for every row.
-
-        Args:
-            pattern: shell-style pattern over rows and tables, such as 't5/6-*'.
-            seeds: runs of each row, with seeds 0, 1, ...
-            jobs: runs at once, each a process with one thread; 0: as many as cores, for models so small that
-                a step keeps one core busy, as at scales nano and mini, on CPUs, else 1
-        """
-        changes = named_settings(arguments, settings)
-        check_start(default, changes)
-        changed = [build(row.name, options.scale, started | changes) for row in find(pattern)]
-        check_given(changed, changes)
-        train_rows(pattern, seeds, started | changes, options, jobs)
-
-    arguments = ordered(sweep, arguments)
-    started = started_by(arguments)
-    default = build(find(first_word(arguments))[0].name, scale_of(arguments), started)
-    parse(sweep, "lm sweep", arguments, default)
-
-
-def started_by(arguments: Sequence[str]) -> Overrides:
-    """Return what --start changes in a row."""
-    return started_from(option(arguments, "--start", ""), Path(option(arguments, "--runs", str(RUNS))))
 
 
 def fits_one_core(experiment: Experiment) -> bool:
@@ -125,7 +42,7 @@ def fits_one_core(experiment: Experiment) -> bool:
     return step_flops(experiment.model, size, length, length) < ONE_CORE
 
 
-def _job_count(jobs: int, wanted: Sequence[RowRun]) -> int:
+def job_count(jobs: int, wanted: Sequence[RowRun]) -> int:
     """Return how many runs to train at once; SettingError where a device, or another process, does that."""
     if jobs < 0:
         raise SettingError(f"--jobs {jobs} should be at least 1, or 0 for as many as is best")
@@ -139,53 +56,6 @@ def _job_count(jobs: int, wanted: Sequence[RowRun]) -> int:
         why = "of several processes (LM_PROCESSES, Slurm, TPU)" if several else "with a GPU or TPU"
         raise SettingError(f"--jobs {jobs}: a sweep {why} trains one run at a time; leave --jobs out")
     return 1 if several or has_accelerator() else jobs or cores()
-
-
-def train_rows(pattern: str, seeds: int, changes: Overrides, options: Options, jobs: int = 1) -> None:
-    """Train every row that matches and has not finished, with ``changes``, then write the report.
-
-    ``jobs``: how many at once; 0 for as many as is best.
-    """
-    if seeds < 1:
-        raise SettingError(f"--seeds {seeds} should be at least 1")
-    if "seed" in changes:
-        raise SettingError(f"--seed {changes['seed']}: a sweep takes --seeds N, and trains seeds 0 to N - 1")
-    check_runs(options.runs)
-    rows = find(pattern)
-    compared = [row.name for row in rows] + [baseline_of(row.name) for row in rows]
-    once: dict[str, str] = {}
-    for name in compared:
-        once.setdefault(canonical_row(name, options.scale), name)
-    wanted = [
-        row_run(
-            name,
-            build(name, options.scale, {**used_changes(name, options.scale, changes), "seed": seed}),
-            options,
-        )
-        for seed in range(seeds)
-        for name in once.values()
-    ]
-    failed = train_unfinished(wanted, options, _job_count(jobs, wanted))
-    for name in compared:
-        share(name, build(name, options.scale, changes), options)
-    from experiments.report.report import print_report  # whose pictures take a while to import
-
-    try:
-        command = sweep_words(pattern, seeds, changes, options)
-        print_report(tables_of(rows), options.scale, (str(options.runs),), changes, shlex.join(command))
-    except SettingError:
-        if not failed:
-            raise
-    if failed:
-        sys.exit(failed)
-
-
-def sweep_words(pattern: str, seeds: int, changes: Overrides, options: Options) -> list[str]:
-    """Return the command that trains this sweep, as its report records it."""
-    words = ["lm", *study_arguments(), "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
-    named = {path: value for path, value in named_changes(changes).items() if path != "start.model"}
-    words += setting_words(named)
-    return [*words, *(["--start", options.start] if options.start else [])]
 
 
 def train_unfinished(wanted: Sequence[RowRun], options: Options, jobs: int = 1) -> int:
@@ -222,7 +92,6 @@ def _train_in_jobs(
     wanted: Sequence[RowRun], todo: Sequence[int], options: Options, reporter: Reporter, count: int
 ) -> list[int]:
     """Train the runs with the numbers ``todo`` in so many processes at once; their exit codes."""
-    from experiments.runs.stages import stages
     from lm.train.runtime.log import is_finished
 
     several = len({run.experiment.seed for run in wanted}) > 1
@@ -255,8 +124,7 @@ def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
     try:
         return train_or_refuse(run, options, reporter)
     except SettingError as error:
-        said = as_typed(str(error), [path for path, _ in leaves(run.experiment)])
-        reporter.complain(_failure(run.name, said, run.folder))
+        reporter.complain(_failure(run.name, error, run.folder))
         return EXIT_CODES["bad settings"]
 
 

@@ -39,13 +39,14 @@ class PlanOptions:
     """The options of ``lm plan`` beside the settings of its rows."""
 
     topology: str = "v5e:4x4"  # generation and shape of the slice: v4, v5e, v5p, v6e, tpu7x; as v5p:4x4x8
-    # sizes of the mesh's axes, such as fsdp=8,tensor=2 or slice=2; data takes the remaining devices
+    # sizes of the mesh's axes, such as fsdp=8,tensor=2 or slice=2; data gets the remaining devices
     mesh: str = ""
     scale: str = DEFAULT_SCALE  # size of the study
-    size: str = ""  # a published model's size in place of the scale's, such as t5-11b
-    search: bool = False  # compile likely meshes, rematerialisations, micro-batches; recommend the fastest
-    price: float = 0.0  # of a chip-hour [dollars]; 0: unknown
-    runs: Path = RUNS  # folder whose cache holds what was compiled
+    size: str = ""  # published model whose size replaces the scale's, such as t5-11b
+    # compile likely meshes, rematerialisations and micro-batches, and recommend the fastest
+    search: bool = False
+    price: float = 0.0  # price of a chip-hour; 0: unknown [dollars]
+    runs: Path = RUNS  # folder of the runs, whose cache keeps what was compiled
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,11 @@ from lm.config.base import SettingError
 class Tools:
     """What watches training besides, and changes none of it."""
 
-    # first and last step of each stage to trace with jax's profiler, such as 10:15: FOLDER/profile
+    # first and last step of each stage to trace with jax's profiler, such as 10:15; the trace is in
+    # FOLDER/profile
     profile: str = ""
-    wandb: str = ""  # project of Weights & Biases to log to besides; WANDB_MODE, WANDB_ENTITY, ... hold
+    # also log to this project of Weights & Biases; the variables WANDB_MODE, WANDB_ENTITY, ... apply
+    wandb: str = ""
 
     def __post_init__(self):
         if self.profile and not (self.steps and 0 < self.steps[0] <= self.steps[1]):

@@ -259,7 +259,7 @@ def baseline_setup(name: str, scale: str) -> str:
     model = experiment.model
     if experiment.counts.model != "none":
         kind = f"{experiment.counts.order}-grams" if experiment.counts.model == "ngram" else "a tagger"
-        return f"Baseline `{name}`: counts ({kind}); see `lm diff` for what other rows change."
+        return f"Baseline `{name}`: counts ({kind}); see `lm show ROW --diff` for what other rows change."
     layers = [str(model.num_encoder_layers)] if model.has_encoder else []
     layers += [str(model.num_decoder_layers)] if model.has_decoder else []
     tasks = ", ".join(experiment.tuning.mixtures + experiment.tuning.heads) or "no task"

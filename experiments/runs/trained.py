@@ -1,6 +1,5 @@
 """A run that was trained, or imported: its vocabulary, its model, and texts as that model reads them."""
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,6 @@ from lm.nn.transformer import Transformer
 from lm.notebook import text_model
 from lm.tokenizers.tokenizer import MASK, Tokenizer
 from lm.train.optimizers import EMBEDDING
-from lm.train.runtime.manifest import manifests
 
 T = TypeVar("T")
 LOOKED_AT = 16  # examples, for one to show [rows]
@@ -196,7 +194,7 @@ def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
 def answering(folder: Path) -> list[NetworkStage]:
     """Return the stages of a run whose model writes text."""
     if not load_settings(folder).model.has_decoder:
-        raise SettingError("model.architecture='encoder' writes no text; `lm fill` predicts its [MASK]s")
+        raise SettingError("model.architecture='encoder' writes no text; `lm generate` fills its [MASK]s")
     return [stage for stage in networks(stages_of(folder)) if stage.has_model and not stage.has_head]
 
 
@@ -204,10 +202,10 @@ def masked(folder: Path) -> list[NetworkStage]:
     """Pre-training of a model that fills gaps: a masked language model, or a denoising encoder-decoder."""
     experiment = load_settings(folder)
     model, shown = experiment.model, experiment.objective.inputs
-    text = f"--run: a model with architecture={model.architecture!r}"
+    text = f"{folder}: a model with architecture={model.architecture!r}"
     if not model.has_encoder:
         what = "writes what follows a text and fills no gaps"
-        raise SettingError(f"{text} {what}; use `lm generate {folder} --prompt ...`")
+        raise SettingError(f"{text} {what}; leave the [MASK]s out of --prompt")
     if not model.has_decoder and model.output.logits == "none":
         raise SettingError(
             f"{text} and output.logits={model.output.logits!r} is no masked LM; "
@@ -218,30 +216,8 @@ def masked(folder: Path) -> list[NetworkStage]:
         raise SettingError(f"{text} {what}; name the run of another, such as bart/base")
     stages = [stage for stage in networks(stages_of(folder)) if stage.is_pretraining]
     if not stages:
-        raise SettingError("--run: pretraining.steps=0: nothing was pre-trained; name another run")
+        raise SettingError(f"{folder}: pretraining.steps=0: nothing was pre-trained; name another run")
     return stages
-
-
-def newest_masked(runs: Path) -> Path:
-    """The folder below ``runs`` with the masked language model that was trained last."""
-    trained = {}
-    for path in sorted(runs.glob("**/settings.json")):
-        try:
-            load_settings(path.parent)
-        except SettingError as error:  # it may be the newest
-            print(f"left out: {error}", file=sys.stderr)
-            continue
-        try:
-            stage = masked(path.parent)[0]
-        except SettingError:
-            continue
-        checkpoints = manifests(stage.folder / "checkpoints").values()
-        if saved := [checkpoint["saved"] for checkpoint in checkpoints if checkpoint is not None]:
-            trained[path.parent] = max(saved)
-    if not trained:
-        text = f"--run: {runs} holds no trained masked LM yet: `lm run bert/base` trains one"
-        raise SettingError(f"{text}, or name another run")
-    return max(trained, key=trained.__getitem__)
 
 
 def sample_texts(experiment: Experiment, folder: Path) -> Iterator[str]:

@@ -53,33 +53,41 @@ MOST_MEMBERS = 1_000  # of an ensemble
 class DataConfig:
     """The corpus, and how its text becomes tokens."""
 
-    # documentation[/PART], text:, jsonl: or parquet:PATH-or-glob, tfds:NAME[:VERSION], or several: "A + B"
+    # text to train on: documentation[/PART], text:, jsonl: or parquet:PATH-or-glob, tfds:NAME[:VERSION], or
+    # several joined by " + "
     corpus: str = setting("tfds:c4/en", (PRETRAINED, TRAINED_VOCABULARY, {"vectors.epochs": ABOVE_0}, NGRAMS))
-    # passes of pre-training over the same tokens: the corpus is cut to fit; 0: it is read whole [passes]
+    # number of passes over the same tokens, to which the corpus is cut; 0: use the whole corpus [passes]
     repeats: int = setting(0, (ON_CORPUS, NGRAMS))
-    # unigram, bpe or wordpiece[:CORPUS], which is trained; or bytes, a .model file, a tokenizer's folder
+    # kind of vocabulary: unigram, bpe or wordpiece[:CORPUS], trained on the corpus or on CORPUS; bytes; a
+    # .model file; or the folder of a tokenizer
     vocabulary: str = "unigram"
-    # texts that the vocabulary is trained on
+    # texts on which a vocabulary is trained
     vocabulary_texts: Literal["corpus", "corpus+tasks"] = setting(
         "corpus", TRAINED_VOCABULARY | {"tuning.mixtures": GIVEN}
     )
-    vocabulary_size: int = setting(32_000, TRAINED_VOCABULARY)  # word pieces, without sentinels [tokens]
-    # how a trained vocabulary spells a character that it lacks; bytes: with 256 of its pieces
+    # number of word pieces of a trained vocabulary, without sentinels [tokens]
+    vocabulary_size: int = setting(32_000, TRAINED_VOCABULARY)
+    # how a trained vocabulary encodes a character that it lacks: as <unk>, or as bytes, which are 256 of its
+    # pieces
     unknown: Literal["unk", "bytes"] = setting("unk", {"vocabulary": ("unigram", "bpe")})
-    # number of ids above the word pieces, which stand for spans of noise [tokens]
+    # number of sentinel tokens, which replace corrupted spans [tokens]
     sentinels: int = setting(100, SENTINELS)
-    # length of pre-training inputs; that of targets follows from the objective [tokens]
+    # length of pre-training inputs; the length of targets follows from the objective [tokens]
     inputs_length: int = setting(512, (PRETRAINED, REPEATED_NGRAMS))
-    # lengths of the sequences in which held-out text is scored [x inputs_length]
+    # row lengths at which held-out text is scored [x inputs_length]
     held_out_lengths: tuple[int, ...] = setting((1,), PRETRAINED)
-    # number of whole held-out documents whose likelihood is evaluated too; 0: none [documents]
+    # number of whole held-out documents on which a language model is also evaluated; 0: none [documents]
     held_out_documents: int = setting(0, (LANGUAGE_MODEL, NGRAMS))
-    corrupt_records: Literal["stop", "skip"] = "stop"  # what to do at a damaged TFDS record
-    workers: int = 0  # processes that prepare batches; 0: threads do [processes]
-    # parts of a batch that read different shards, a multiple of the hosts; 0: 16, or what divides the batch
+    # whether a damaged TFDS record stops the run or is skipped
+    corrupt_records: Literal["stop", "skip"] = "stop"
+    workers: int = 0  # number of processes that prepare batches; 0: prepare them in threads [processes]
+    # number of parts of a batch that read their own shards, a multiple of the number of hosts; 0: 16, or the
+    # nearest number that divides the batch
     streams: int = setting(0, (ON_CORPUS, REPEATED_NGRAMS))
-    encoders: int = 4  # processes that tokenize text ahead; 0: it is done when needed [processes]
-    cache_size: float = 0.0  # tokenized text that is cached, the newest; 0: all of it [gigabytes]
+    # number of processes that tokenize text ahead of the model; 0: tokenize when it is needed [processes]
+    encoders: int = 4
+    # largest size of the cache of tokenized text, from which the oldest is deleted; 0: no limit [gigabytes]
+    cache_size: float = 0.0
 
     def __post_init__(self):
         at_least(self, "data.", sentinels=1, vocabulary_size=1, workers=0, repeats=0, held_out_documents=0)
@@ -97,19 +105,20 @@ class DataConfig:
 class MixingConfig:
     """What pre-training reads, and how tasks are mixed [Raffel et al. 2020, section 3.5.2]."""
 
-    # tasks: all of tuning.mixtures; other-tasks: all but those of the mixture that is fine-tuned on next
+    # data of pre-training; tasks are all of tuning.mixtures, other-tasks those of the mixtures that the model
+    # is not fine-tuned on next
     pretraining: Literal["corpus", "corpus+tasks", "corpus+other-tasks", "tasks"] = setting(
         "corpus", {"tuning.mixtures": GIVEN}
     )
-    # whether tasks are drawn in proportion to their number of examples, or equally often
+    # whether tasks are sampled in proportion to their number of examples or equally often
     rates: Literal["proportional", "equal"] = setting("proportional", MULTI_TASK)
-    # largest number of examples that a task counts with: the paper's K [examples]
+    # largest number of examples that a task counts as: the paper's K [examples]
     limit: int = setting(2**19, MULTI_TASK | {"rates": ("proportional",)})
-    # number of examples that the corpus counts with [x limit]
+    # number of examples that the corpus counts as [x limit]
     corpus_share: float = setting(
         1.0, {"pretraining": ("corpus+tasks", "corpus+other-tasks"), "rates": ("proportional",)}
     )
-    # rates are raised to the power of 1 / temperature: a higher one makes them more equal
+    # temperature T of sampling: rates are raised to the power 1/T, so that a higher one is more equal
     temperature: float = setting(1.0, MULTI_TASK | {"rates": ("proportional",)})
 
     def __post_init__(self):
@@ -122,12 +131,14 @@ class MixingConfig:
 class PhaseConfig:
     """One phase of training, pre-training or fine-tuning: its length, batches and optimiser."""
 
-    steps: int = 524_288  # number of updates; 0 leaves the phase out [steps]
+    steps: int = 524_288  # number of updates; 0: skip this phase [steps]
     batch_size: int = 128  # global batch size, over all devices and micro-batches [sequences]
-    microbatches: int = 1  # a batch is split into so many, to save memory; the update is the same [parts]
-    save_every: int = 5_000  # interval of checkpoints; fine-tuning is evaluated at each [steps]
-    keep_hours: float = 1.0  # interval of checkpoints kept beside the newest and best; 0: none [hours]
-    log_every: int = 100  # interval of lines in metrics.jsonl [steps]
+    # number of micro-batches into which a batch is split to save memory; the update is the same [parts]
+    microbatches: int = 1
+    save_every: int = 5_000  # time between two checkpoints; fine-tuning is evaluated at each [steps]
+    # also keep one checkpoint per period of this length; 0: only the newest and the best [hours]
+    keep_hours: float = 1.0
+    log_every: int = 100  # time between two lines of metrics.jsonl [steps]
     optimizer: OptimizerConfig = OptimizerConfig()
 
     def check(self, name: str) -> None:
@@ -151,11 +162,13 @@ class StartConfig:
     inputs, and early by an objective whose targets copy them.
     """
 
-    model: str = ""  # checkpoint to start from: a folder in ``starts`` beside the runs, which --start makes
-    # random: only shape and vocabulary are the checkpoint's, as a control
+    # name of the checkpoint to start from, in the folder `starts` beside the runs; --start sets it
+    model: str = ""
+    # whether the parameters of that checkpoint are used, or random ones of its shape, as a control
     weights: Literal["trained", "random"] = setting("trained", {"model": GIVEN})
 
-    # number of updates before pre-training, with its corpus, optimiser and batch size; 0: none [steps]
+    # number of updates of a warm-up on the corpus before pre-training, with its optimiser and batch size; not
+    # for encoders [steps]
     steps: int = setting(0, NETWORK | SHARED_START)
     objective: Objective = setting(OBJECTIVES["bert-style"], NETWORK | SHARED_START | {"steps": ABOVE_0})
 
@@ -173,9 +186,10 @@ class StartConfig:
 class PretrainingConfig(PhaseConfig):
     """Pre-training: a phase whose loss on held-out text may be evaluated between two checkpoints."""
 
-    evaluate_every: int = 0  # interval of evaluations on held-out text; 0: at each checkpoint [steps]
-    # number of steps that read one row of text, data.inputs_length tokens each; a recurrent state is carried
-    # from one to the next (truncated backpropagation through time) [steps]
+    # time between two evaluations of held-out text; 0: evaluate at each checkpoint [steps]
+    evaluate_every: int = 0
+    # number of steps that each row of text lasts; each step reads the next data.inputs_length tokens, with
+    # the recurrent state of the step before (truncated backpropagation through time) [steps]
     steps_per_row: int = setting(1, {"model.mixer.kind": RECURRENT, "model.architecture": ("decoder",)})
 
     @property
@@ -201,30 +215,36 @@ PAPER_MIXTURES = ("glue", "super_glue", "cnn_dailymail", "squad", "wmt_ende", "w
 class TuningConfig:
     """Tasks that the pre-trained model is fine-tuned on, each mixture or head from the same checkpoint."""
 
-    mixtures: tuple[str, ...] = PAPER_MIXTURES  # names in lm.data.tasks.mixtures; each is fine-tuned on alone
-    heads: tuple[str, ...] = ()  # labelled tasks, answered by a head; each is fine-tuned on alone
-    # layers that heads read: the last, or a mixture of all; frozen: the layers are not trained
+    # mixtures of tasks; the model is fine-tuned on each of them separately
+    mixtures: tuple[str, ...] = PAPER_MIXTURES
+    # labelled tasks; the model is fine-tuned on each separately, with a classification head
+    heads: tuple[str, ...] = ()
+    # layers that a head reads: the last, or a learned mixture of all; frozen: the model below the head is not
+    # trained
     layers: HeadLayers = setting("last", BY_HEADS)
-    # position whose vector a head reads, or the mean or maximum over all; None: the last of decoders, the
-    # first of encoders (through the pooler, if the model has one)
+    # positions that a head reads: the first, the last, or the mean or maximum of all; None: the last for
+    # decoders, the first for encoders (through the pooler, if there is one)
     pool: Pool | None = setting(None, BY_HEADS)
-    # format of the texts that a head reads: an end after each, or for decoders START text DELIM text EXTRACT,
-    # which are three sentinels (Radford et al. 2018)
+    # layout of the texts that a head reads: each with an end, or for decoders START text DELIM text EXTRACT
+    # with three sentinels (Radford et al. 2018)
     layout: Layout = setting("ended", BY_HEADS)
-    # width of adapters, which alone are trained; 0: no adapters, all parameters are trained [x d_model]
+    # width of adapters as a share of d_model; only they are trained; 0: train all parameters
     adapters: float = setting(0.0, WHEN_TUNED)
     # low-rank updates, which alone are trained; an exported model has them merged
     lora: LoraConfig = setting(LoraConfig(), WHEN_TUNED)
-    # gradual: one more layer is trained at a time, from the top
+    # whether all layers are trained at once, or one more from the top at a time
     unfreezing: Literal["at-once", "gradual"] = setting("at-once", WHEN_TUNED)
-    # fine-tune, and score, after these fractions of pre-training
+    # fine-tune after these fractions of pre-training, so that a run is scored at each of them
     branches: tuple[float, ...] = setting((1.0,), {"pretraining.steps": ABOVE_0})
-    inputs_length: int = setting(512, ON_TASKS)  # longer inputs are cut at their end [tokens]
-    # largest size with which a task is drawn, as mixing.limit in pre-training; None: its own [examples]
+    # length of the inputs of tasks; longer inputs are truncated [tokens]
+    inputs_length: int = setting(512, ON_TASKS)
+    # largest size of a task when the tasks of a mixture are sampled; None: no limit [examples]
     examples_limit: int | None = setting(None, WHEN_TUNED | {"mixtures": GIVEN})
-    # number of examples of each validation set that checkpoints are scored on; 0: all [examples]
+    # number of examples of each validation set, from its start, on which checkpoints are compared during
+    # training; 0: all [examples]
     evaluation_examples: int = setting(0, ON_TASKS)
-    report_examples: int = setting(0, ON_TASKS)  # number that final scores are on; 0: all [examples]
+    # number of examples of each validation set on which reported scores are measured; 0: all [examples]
+    report_examples: int = setting(0, ON_TASKS)
 
     def __post_init__(self):
         at_least(self, "tuning.", inputs_length=2, evaluation_examples=0, report_examples=0, examples_limit=1)
@@ -257,8 +277,8 @@ class TuningConfig:
 class EnsembleConfig:
     """Models that answer together, by the mean of their logits [Raffel et al. 2020, section 3.6]."""
 
-    members: int = 1  # number of models [models]
-    # shared: the members have one pre-training and differ in fine-tuning
+    members: int = 1  # number of models in the ensemble [models]
+    # whether each member is pre-trained, or all are fine-tuned from one pre-training
     pretraining: Literal["separate", "shared"] = setting(
         "separate", {"members": Values(above=1), "pretraining.steps": ABOVE_0}
     )
@@ -308,12 +328,12 @@ class Experiment:
     ensemble: EnsembleConfig = setting(EnsembleConfig(), NETWORK)
     counts: CountsConfig = CountsConfig()
     guard: GuardConfig = EVERY_UPDATE
-    # width of ELECTRA's generator [x the model's]
+    # width of ELECTRA's generator as a share of the model's
     generator_share: float = setting(
         0.25, PRETRAINED | {"objective.targets": Values(("replaced",), said="ELECTRA's objective")}
     )
     mesh: MeshConfig = MeshConfig()
-    seed: int = 0  # random seed of initial parameters, order of examples, noise and dropout
+    seed: int = 0  # seed of initial parameters, order of examples, corruption and dropout
 
     def __post_init__(self):
         self.pretraining.check("pretraining")

@@ -1,4 +1,4 @@
-"""`lm clean` on many machines: the passes of ``lm.c4.passes`` as an Apache Beam pipeline.
+"""`lm data clean` on many machines: the passes of ``lm.c4.passes`` as an Apache Beam pipeline.
 
     parts - filter -+- pages ------------------------------+
                     +- spans, cut by hash - find repeats --+- by part - write

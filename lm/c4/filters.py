@@ -38,16 +38,17 @@ ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|cf|vs|etc|al|Fig|Eqs?|Sec|No|Vol|pp|M
 class Rules:
     """Thresholds of C4; the journal version of the paper has 5 sentences and 3 words instead."""
 
-    sentences_per_page: int = 3  # a page with fewer is dropped [sentences]
-    words_per_line: int = 5  # a line with fewer is dropped [words]
-    word_length: int = 1000  # a line with a longer word is dropped [characters]
-    page_length: int = 190_000  # a longer page is dropped, as TFDS does [characters]
-    paragraphs: int = 0  # fewer lines, or no three long ones, drop a page (mC4: 3); 0: never [lines]
-    paragraph_length: int = 200  # what makes a line a long one [characters]
-    language: str = "en"  # ISO 639-1 code; pages in another language are dropped
-    probability: float = 0.99  # of the language, below which a page is dropped
-    bad_words: str = ""  # file with a word or phrase a line: a page with one of them is dropped
-    domains: str = ""  # file with a host a line: pages from elsewhere are dropped; "": none is
+    sentences_per_page: int = 3  # drop pages with fewer sentences than this [sentences]
+    words_per_line: int = 5  # drop lines with fewer words than this [words]
+    word_length: int = 1000  # drop lines with a word longer than this [characters]
+    page_length: int = 190_000  # drop pages longer than this, as TFDS does [characters]
+    # drop pages with fewer lines than this, or fewer than three long ones (mC4: 3); 0: keep them [lines]
+    paragraphs: int = 0
+    paragraph_length: int = 200  # length of a long line [characters]
+    language: str = "en"  # keep pages in this language: an ISO 639-1 code
+    probability: float = 0.99  # drop pages whose language has a lower probability than this
+    bad_words: str = ""  # file with one word or phrase per line; pages with one of them are dropped
+    domains: str = ""  # file with one host per line; pages from other hosts are dropped; "": keep all
 
 
 def sentences(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The three passes of `lm clean` over the parts of a crawl.
+"""The three passes of `lm data clean` over the parts of a crawl, each a function of files written before.
 
 1. Filter the pages of a part, and write the hashes of their spans, sorted.
 2. For a range of hashes, find the spans that occurred before.

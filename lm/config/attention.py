@@ -22,19 +22,23 @@ WINDOWED: Conditions = ({"window": GIVEN}, {"layer_windows": GIVEN})
 class RotaryConfig:
     """Rotary positions (RoPE), and how they are stretched to rows longer than in training."""
 
-    base: float = 10_000.0  # slowest wavelength over 2 pi, of an infinitely wide head [tokens]
-    fraction: float = 1.0  # share of a head's features that are turned, from the first on
-    # which of the R features turn together: i and i + R/2 (GPT-NeoX, Llama), or neighbours (Su et al., GPT-J)
+    base: float = 10_000.0  # base of the geometric series of wavelengths (theta) [tokens]
+    fraction: float = 1.0  # share of a head's features that are rotated, from the first on
+    # which of the R features rotate together: i and i + R/2 (GPT-NeoX, Llama), or neighbours (Su et al.,
+    # GPT-J)
     layout: Literal["halves", "pairs"] = "halves"
-    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"  # which wavelengths are stretched
-    factor: float = setting(1.0, STRETCHED)  # how many times longer rows get than original_length
-    original_length: int = setting(2_048, {"scaling": ("llama3", "yarn")})  # row length of training [tokens]
-    # "llama3": wavelengths above original_length over this are stretched
+    # how wavelengths are stretched for longer rows
+    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
+    factor: float = setting(1.0, STRETCHED)  # how many times longer than original_length rows become
+    # row length of the original training [tokens]
+    original_length: int = setting(2_048, {"scaling": ("llama3", "yarn")})
+    # llama3: wavelengths above original_length divided by this are stretched
     low_frequency_factor: float = setting(1.0, LLAMA3)
-    # "llama3": wavelengths below original_length over this are not
+    # llama3: wavelengths below original_length divided by this are kept
     high_frequency_factor: float = setting(4.0, LLAMA3)
-    beta_fast: float = setting(32.0, YARN)  # "yarn": features that turn more often are not stretched [turns]
-    # "yarn": features that turn less often are stretched wholly [turns]
+    # yarn: features that rotate more often than this in original_length are kept [turns]
+    beta_fast: float = setting(32.0, YARN)
+    # yarn: features that rotate less often than this in original_length are stretched fully [turns]
     beta_slow: float = setting(1.0, YARN)
 
     def __post_init__(self):
@@ -78,15 +82,17 @@ class RotaryConfig:
 class SparsityConfig:
     """Sparse self-attention; distances are counted in blocks of ``block`` positions."""
 
-    window: int | None = None  # how far is seen to each side; None: everything [blocks]
-    dilation: int = setting(1, WINDOWED)  # step of the window; 2 leaves out every other block [blocks]
-    # first blocks of a row, which see and are seen by all [blocks]
+    window: int | None = None  # number of blocks that a block attends to on each side; None: all [blocks]
+    dilation: int = setting(1, WINDOWED)  # dilation of the window; 2 skips every other block [blocks]
+    # number of blocks at the start of a row that attend to, and are attended by, all [blocks]
     global_tokens: int = setting(0, {"window": GIVEN})
-    block: int = setting(1, WINDOWED)  # positions to a block: 1 in Longformer, 64 in BigBird [tokens]
-    # blocks seen besides, drawn anew for each block of queries (BigBird) [blocks]
+    block: int = setting(1, WINDOWED)  # size of a block: 1 in Longformer, 64 in BigBird [tokens]
+    # number of random blocks that each block of queries also attends to (BigBird) [blocks]
     random_blocks: int = setting(0, {"window": GIVEN})
-    projections: Literal["shared", "separate"] = "shared"  # of global positions; separate: in Longformer
-    # of each layer, the widest being window; None: that layer sees everything; empty: window in all [blocks]
+    # whether global positions share the projections of the others or have their own (Longformer)
+    projections: Literal["shared", "separate"] = "shared"
+    # window of each layer, the widest being window; None: that layer attends to all positions; empty: window
+    # for all layers [blocks]
     layer_windows: tuple[int | None, ...] = ()
 
     def __post_init__(self):

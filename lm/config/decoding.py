@@ -10,10 +10,11 @@ class Decoding:
     """How answers are decoded: greedily, by sampling with a temperature, or by beam search."""
 
     max_length: int = 64  # longest answer [tokens]
-    beams: int = 1  # answers searched side by side; 1: no search
-    length_penalty: float = 0.6  # of beam search; 0 compares log-probabilities, more favours long answers
-    temperature: float = 0.0  # logits are divided by it; below 1 likely tokens get likelier, 0 is greedy
-    top_k: int = 0  # sample from so many of the likeliest tokens; 0: from all [tokens]
+    beams: int = 1  # number of beams; 1: no beam search
+    # length penalty of beam search; 0 compares log-probabilities, larger values favour long answers
+    length_penalty: float = 0.6
+    temperature: float = 0.0  # sampling temperature, which divides the logits; 0: greedy
+    top_k: int = 0  # sample from this many of the likeliest tokens; 0: from all [tokens]
     top_p: float = 1.0  # sample from the likeliest tokens that together have this probability
 
     def __post_init__(self):

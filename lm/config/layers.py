@@ -42,20 +42,22 @@ FEED_FORWARD: Condition = {"activation": Values(but=("none",))}
 class AttentionConfig:
     """Multi-head attention; cross-attention has the same heads."""
 
-    num_heads: int = 12  # attention heads [heads]
-    # of keys and values, which query heads share; None: num_heads
+    num_heads: int = 12  # number of attention heads [heads]
+    # number of key and value heads, each shared by several query heads; None: num_heads [heads]
     num_key_value_heads: int | None = None
-    d_kv: int = 64  # width of one attention head [features]
-    d_v: int | None = None  # width of its values; None: d_kv, that of its queries and keys [features]
-    scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"  # query times key; in T5 not scaled by d_kv^-0.5
-    # attention logits c become cap * tanh(c / cap), within (-cap, cap) (Gemma 2); None: no cap
+    d_kv: int = 64  # width of the queries and keys of one head [features]
+    d_v: int | None = None  # width of the values of one head; None: d_kv [features]
+    # attention scores: the product of query and key, also divided by sqrt(d_kv) (scaled-dot; not in T5), or
+    # with a matrix between them
+    scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"
+    # soft cap of the attention logits c: cap * tanh(c / cap) (Gemma 2); None: no cap
     logit_cap: float | None = None
-    # whether linear layers of queries, keys and values add a bias; None: if model.bias
+    # whether the projections of queries, keys and values have a bias; None: as model.bias
     qkv_bias: bool | None = None
     qk_norm: bool = False  # whether each head's queries and keys are normalised (Qwen3)
-    # of a decoder's self-attention; none: it sees what it is to predict, and when it writes what is written
+    # mask of a decoder's self-attention; with none, it sees the tokens that it is to predict
     mask: Literal["causal", "none"] = "causal"
-    # auto: by device and length; CPU: xla
+    # implementation of attention; auto chooses by device and length (xla on CPUs)
     implementation: Literal["auto", "xla", "cudnn", "flash"] = "auto"
 
     def __post_init__(self):
@@ -78,11 +80,12 @@ class AttentionConfig:
 class CrossAttentionConfig:
     """Cross-attention: how a decoder reads its encoder."""
 
-    # heads as in self-attention, one mean of the encoder's states (Luong et al. 2015, additive: Bahdanau et
-    # al. 2015), or none: a recurrent decoder starts from the encoder's last state (Sutskever et al. 2014)
+    # how a decoder reads its encoder: by heads as in self-attention, by one mean of the encoder's states (dot
+    # and multiplicative: Luong et al. 2015, additive: Bahdanau et al. 2015), or only from the encoder's last
+    # state (none: Sutskever et al. 2014)
     kind: CrossName = "heads"
-    # how it starts: at random, or each head's queries as its keys, so that a position of the decoder looks
-    # where the encoder has the same token (Trockman and Kolter 2023)
+    # initialisation: random, or queries and keys of each head alike, so that a position of the decoder
+    # attends to the same token in the encoder (mimetic: Trockman and Kolter 2023)
     start: Literal["normal", "mimetic"] = setting("normal", {"kind": ("heads",)})
 
     def __post_init__(self):
@@ -97,14 +100,14 @@ class CrossAttentionConfig:
 class MixerConfig:
     """The token mixer: what mixes the positions of a row."""
 
-    # attention, a recurrent layer (Elman's, GRU, LSTM), the concatenated last tokens (Bengio et al. 2003), or
-    # nothing; what reads the encoder: cross_attention
+    # token mixer of a block: attention, a recurrent layer (Elman, GRU, LSTM), the concatenation of the last
+    # tokens (window: Bengio et al. 2003), or none
     kind: MixerName = "attention"
-    # of a state or a window's hidden layer; None: d_model [features]
+    # width of the recurrent state, or of the window's hidden layer; None: d_model [features]
     width: int | None = setting(None, {"kind": Mixers((*RECURRENT, "window"))})
-    # tokens that a window reads, the current one included, to each side [tokens]
+    # number of tokens that a window reads on each side, including the current one [tokens]
     window: int = setting(3, {"kind": Mixers(("window",))})
-    # chunks that gradients of recurrent states stay in; None: rows [tokens]
+    # length of the chunks within which gradients of recurrent states flow; None: the whole row [tokens]
     truncation: int | None = setting(None, {"kind": Mixers(RECURRENT)})
 
     def __post_init__(self):
@@ -118,11 +121,12 @@ class MixerConfig:
 class MlpConfig:
     """The feed-forward layer, and the adapter after it."""
 
-    activation: Activation = "relu"  # of the feed-forward layer; none: there is no such layer
+    activation: Activation = "relu"  # activation of the feed-forward layer; none: no such layer
     d_ff: int = setting(3_072, FEED_FORWARD)  # width of the feed-forward layer [features]
-    # whether its linear layers add a bias; None: if model.bias
+    # whether the feed-forward layer has biases; None: as model.bias
     bias: bool | None = setting(None, FEED_FORWARD)
-    adapter_width: int = 0  # inner width of the adapter after each feed-forward layer; 0: none [features]
+    # inner width of the adapter after each feed-forward layer; 0: no adapter [features]
+    adapter_width: int = 0
 
     def __post_init__(self):
         at_least(self, "model.mlp.", d_ff=1, adapter_width=0)
@@ -134,16 +138,16 @@ class PositionsConfig:
 
     kind: Positions = "relative"  # position encoding
     max_length: int = 512  # longest row with learned positions or random blocks [tokens]
-    # unused rows in front of the learned positions; 2 in BART and RoBERTa [rows]
+    # number of unused rows before the learned positions; 2 in BART and RoBERTa [rows]
     offset: int = setting(0, LEARNED)
-    # order of sines and cosines
+    # order of sines and cosines in sinusoidal positions
     sinusoid: Literal["interleaved", "halves", "tensor2tensor"] = setting(
         "interleaved", {"kind": ("sinusoidal",)}
     )
-    relative_buckets: int = setting(32, RELATIVE)  # rows of the relative-position bias table [buckets]
-    # distance from which on all positions share a bucket [tokens]
+    relative_buckets: int = setting(32, RELATIVE)  # number of buckets of relative positions [buckets]
+    # distance from which all relative positions share a bucket [tokens]
     relative_max_distance: int = setting(128, RELATIVE)
-    # how that table starts: at random as in T5, or as ALiBi's slopes, 1 and its halves over the heads
+    # initialisation of the relative-position biases: random as in T5, or ALiBi's slopes
     relative_bias_start: Literal["normal", "slopes"] = setting("normal", RELATIVE)
     rotary: RotaryConfig = setting(RotaryConfig(), {"kind": ("rotary",)})
 
@@ -158,12 +162,16 @@ class PositionsConfig:
 class EmbeddingConfig:
     """The embeddings of tokens and of their types, and what happens to them before the first block."""
 
-    d_embed: int | None = None  # width of the embedding, if it is projected to d_model [features]
-    # what is: the sum of all embeddings (ALBERT), or tokens alone, without a bias, and states back (OPT)
+    # width of the embedding, if it is projected to d_model; None: d_model [features]
+    d_embed: int | None = None
+    # what is projected: the sum of all embeddings (ALBERT), or only those of tokens, and states back before
+    # the output matrix (OPT)
     projected: Literal["sum", "tokens"] = setting("sum", {"d_embed": GIVEN})
-    norm: bool = False  # whether embeddings are normalised too (BERT, BART, BLOOM)
-    scale: Literal["none", "sqrt"] = "none"  # sqrt: embeddings times d_model^0.5 (Vaswani et al. 2017)
-    type_vocab_size: int = 0  # kinds of tokens with an embedding: first and second sentence (BERT) [types]
+    norm: bool = False  # whether embeddings are normalised (BERT, BART, BLOOM)
+    # factor of the embeddings: 1 (none) or d_model^0.5 (sqrt: Vaswani et al. 2017)
+    scale: Literal["none", "sqrt"] = "none"
+    # number of token types with an embedding, such as first and second sentence (BERT) [types]
+    type_vocab_size: int = 0
 
     def __post_init__(self):
         at_least(self, "model.embedding.", d_embed=1, type_vocab_size=0)
@@ -173,8 +181,9 @@ class EmbeddingConfig:
 class NormConfig:
     """The norm that all blocks have; model.residual says where."""
 
-    kind: Literal["rms", "layer", "none"] = "rms"  # T5 and Llama leave out the mean and the bias
-    # added to the (mean) square before its root is taken
+    # normalisation; rms leaves out the mean and the bias (T5, Llama)
+    kind: Literal["rms", "layer", "none"] = "rms"
+    # added to the mean square (or the variance) before its root is taken
     epsilon: float = setting(1e-6, {"kind": ("rms", "layer")})
 
     def __post_init__(self):
@@ -185,15 +194,18 @@ class NormConfig:
 class OutputConfig:
     """The output layer: how the last hidden states become logits."""
 
-    logits: Logits = "tied-scaled"  # output matrix: the embedding or its own; scaled by d_model^-0.5 (T5 1.0)
-    transform: bool = False  # whether a dense layer and a norm come before it (BERT's masked LM)
-    bias: bool = False  # whether each token has a bias (BERT, BART)
+    # output matrix: tied to the embedding or separate, scaled by d_model^-0.5 or not (T5 1.0: tied-scaled);
+    # none: no output matrix
+    logits: Logits = "tied-scaled"
+    transform: bool = False  # whether a dense layer and a norm precede the output matrix (BERT's masked LM)
+    bias: bool = False  # whether the logits have a bias per token (BERT, BART)
 
 
 @dataclass(frozen=True)
 class CompileConfig:
     """How a model is compiled, which does not change what it computes."""
 
-    layers: Literal["scan", "unroll"] = "scan"  # how the stack is compiled
-    # the backward pass recomputes nothing, all but products with parameters, or all
+    # whether the stack is compiled as a scan over layers or unrolled
+    layers: Literal["scan", "unroll"] = "scan"
+    # what the backward pass recomputes: nothing, all but products with parameters (dots), or everything
     remat: Literal["none", "dots", "full"] = "none"

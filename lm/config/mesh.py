@@ -14,13 +14,16 @@ class MeshConfig:
     The axes are in the order of their traffic, the least first: devices that are far apart communicate least.
     """
 
-    # slices of a TPU that only a data-centre network joins; each holds all parameters [slices]
+    # number of TPU slices that only a data-centre network joins; each holds all parameters [slices]
     slice: int = 1
-    data: int = -1  # groups of devices that share out the batch and each hold all parameters [devices]
-    fsdp: int = 1  # devices that share out the batch and the parameters' "embed" axis [devices]
-    # devices that share out the positions of a row; for rows too long for one device [devices]
+    # number of data-parallel groups, each with all parameters; -1: all remaining devices [devices]
+    data: int = -1
+    # number of devices over which the batch and the "embed" axis of the parameters are sharded [devices]
+    fsdp: int = 1
+    # number of devices over which the positions of a row are sharded, for long rows [devices]
     sequence: int = 1
-    tensor: int = 1  # devices that share out heads, feed-forward width and vocabulary [devices]
+    # number of devices over which heads, feed-forward width and vocabulary are sharded [devices]
+    tensor: int = 1
 
     def sizes(self, devices: int) -> dict[str, int]:
         """Return ``{mesh axis: size}`` on so many devices.

@@ -74,9 +74,11 @@ LOW_RANK: Condition = {"rank": ABOVE_0}
 class SideConfig:
     """Sizes of an encoder's blocks where they differ from its decoder's (BART, Marian); None: they do not."""
 
-    d_ff: int | None = None  # width of the feed-forward layer [features]
-    d_kv: int | None = None  # width of one attention head [features]
-    num_heads: int | None = None  # attention heads [heads]
+    # width of the encoder's feed-forward layer, if other than the decoder's [features]
+    d_ff: int | None = None
+    d_kv: int | None = None  # width of the encoder's attention heads, if other than the decoder's [features]
+    # number of the encoder's attention heads, if other than the decoder's [heads]
+    num_heads: int | None = None
 
     def __post_init__(self):
         at_least(self, "model.encoder.", d_ff=1, d_kv=1, num_heads=1)
@@ -87,9 +89,9 @@ class SideConfig:
 class LoraConfig:
     """Low-rank updates of matrices, trained instead of the matrices (LoRA, Hu et al. 2021)."""
 
-    rank: int = 0  # inner width of an update; 0: there are none [features]
-    alpha: float = setting(8.0, LOW_RANK)  # over the rank: what updates are multiplied by
-    matrices: tuple[LoraMatrix, ...] = setting(("query", "value"), LOW_RANK)  # that have an update
+    rank: int = 0  # rank of the update of a matrix; 0: no updates [features]
+    alpha: float = setting(8.0, LOW_RANK)  # scale of the updates: they are multiplied by alpha / rank
+    matrices: tuple[LoraMatrix, ...] = setting(("query", "value"), LOW_RANK)  # matrices that are updated
 
     def __post_init__(self):
         at_least(self, "lora.", rank=0)
@@ -101,27 +103,31 @@ class LoraConfig:
 class SpecialTokens:
     """Ids of the special tokens that decoding uses."""
 
-    pad: int = 0  # written after the end
-    eos: int | None = 1  # ends a text; None: nothing does
-    start: int | None = 0  # what the decoder of an encoder-decoder reads first
+    pad: int = 0  # id that is written after the end of a text
+    eos: int | None = 1  # id that ends a text; None: there is none
+    start: int | None = 0  # id that the decoder of an encoder-decoder reads first
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """A Transformer: settings of the whole model, and a group of settings for each part."""
 
-    architecture: Architecture = "encoder-decoder"  # which stacks there are, and what each position sees
-    vocab_size: int = 32_128  # rows of the embedding; at least the vocabulary with its sentinels [tokens]
-    num_encoder_layers: int = setting(12, ENCODERS)  # blocks of the encoder [layers]
-    num_decoder_layers: int = setting(12, DECODERS)  # blocks of the decoder [layers]
+    # stacks of the model and the mask of each: encoder, decoder, prefix-decoder, encoder-decoder, or one with
+    # shared parameters
+    architecture: Architecture = "encoder-decoder"
+    # number of rows of the embedding, at least the size of the vocabulary with its sentinels [tokens]
+    vocab_size: int = 32_128
+    num_encoder_layers: int = setting(12, ENCODERS)  # number of encoder layers [layers]
+    num_decoder_layers: int = setting(12, DECODERS)  # number of decoder layers [layers]
     d_model: int = 768  # width of the residual stream [features]
-    shared_layers: bool = False  # whether all blocks of a stack are one and the same (ALBERT)
-    # where norms are; parallel: GPT-NeoX, with one norm for all sub-layers of a block: GPT-J; none: as
-    # pre-norm, but no sub-layer's input is added to its output
+    shared_layers: bool = False  # whether all layers of a stack share their parameters (ALBERT)
+    # position of the norms and residuals: parallel as in GPT-NeoX, parallel-one-norm as in GPT-J, none: norms
+    # as in pre-norm, but no residuals
     residual: Literal["pre-norm", "post-norm", "parallel", "parallel-one-norm", "none"] = "pre-norm"
-    bias: bool = False  # whether linear layers add a bias, but for those that say so themselves
-    dropout: float = 0.1  # rate at which activations and attention weights are zeroed in training
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of activations; parameters and softmax stay float32
+    bias: bool = False  # whether linear layers have biases, unless a setting of their own says otherwise
+    dropout: float = 0.1  # dropout rate of activations and attention weights
+    # type of activations; parameters and softmax stay float32
+    dtype: Literal["float32", "bfloat16"] = "float32"
     embedding: EmbeddingConfig = setting(EmbeddingConfig(), apart={"norm": NORMED})
     positions: PositionsConfig = setting(PositionsConfig(), apart={"max_length": ROW_LENGTHS})
     mixer: MixerConfig = MixerConfig()
@@ -135,10 +141,10 @@ class ModelConfig:
     output: OutputConfig = OutputConfig()
     encoder: SideConfig = setting(SideConfig(), {"architecture": ("encoder-decoder",)})
     lora: LoraConfig = LoraConfig()
-    heads: tuple[PretrainingHead, ...] = ()  # what else is trained with the model
+    heads: tuple[PretrainingHead, ...] = ()  # heads that are pre-trained with the model
     special: SpecialTokens = SpecialTokens()
     compile: CompileConfig = CompileConfig()
-    published: str = ""  # the config.json that the model was loaded with, kept for lm convert export
+    published: str = ""  # config.json of the imported checkpoint, for lm convert export
 
     def __post_init__(self):
         at_least(self, "model.", vocab_size=1, num_encoder_layers=1, num_decoder_layers=1, d_model=1)

@@ -32,29 +32,29 @@ OF_MUON: Condition = {"name": ("muon",)}
 class Schedule:
     """The optimiser's name, and what all optimisers share: learning rate, weight decay and clipping."""
 
-    name: Literal["adafactor", "adamw", "adamw-relative", "muon"] = "adafactor"  # which optimiser
-    # multiplies the schedule; a step changes a parameter by about this much ("adamw", "muon": root mean
-    # square) or by this share of its own size ("adafactor", "adamw-relative")
+    name: Literal["adafactor", "adamw", "adamw-relative", "muon"] = "adafactor"  # optimiser
+    # learning rate, which multiplies the schedule; a step changes a parameter by about this much (adamw,
+    # muon: root mean square), or by this share of its size (adafactor, adamw-relative)
     learning_rate: float = 1.0
-    # learning rate after the warm-up; warmup-stable-decay: constant, then linear to 0
+    # learning-rate schedule after the warm-up; warmup-stable-decay is constant, then decays linearly to 0
     schedule: Literal[
         "constant", "inverse-sqrt", "linear", "cosine", "decay-every", "warmup-stable-decay"
     ] = "inverse-sqrt"
-    warmup_steps: int = 0  # linear warm-up from 0, which multiplies the schedule; T5 has none [steps]
-    # until when "inverse-sqrt", 1 over the root of the step, is constant [steps]
+    warmup_steps: int = 0  # length of the linear warm-up from 0; T5 has none [steps]
+    # number of steps during which the schedule inverse-sqrt, 1 / sqrt(step), stays constant [steps]
     timescale: int = setting(10_000, {"schedule": ("inverse-sqrt",)})
-    # when "warmup-stable-decay" begins to decay [steps]
+    # step at which warmup-stable-decay begins to decay [steps]
     decay_start: int = setting(0, {"schedule": ("warmup-stable-decay",)})
-    # when the rate reaches 0; "linear" (T5X: linear_decay) and "cosine" decay from the warm-up on [steps]
+    # step at which the rate reaches 0; linear (T5X: linear_decay) and cosine decay from the end of warm-up,
+    # warmup-stable-decay from decay_start on [steps]
     decay_end: int = setting(0, {"schedule": ("linear", "cosine", "warmup-stable-decay")})
-    # factor by which "decay-every" (T5X: decay_every) multiplies the rate each time
+    # factor by which decay-every (T5X: decay_every) multiplies the rate each time
     decay_factor: float = setting(0.5, DECAYS_EVERY)
-    # time between two such decays, from the first step on [steps]
-    steps_per_decay: int = setting(20_000, DECAYS_EVERY)
-    weight_decay: float = 0.0  # decoupled, of matrices; multiplied by the learning rate
+    steps_per_decay: int = setting(20_000, DECAYS_EVERY)  # time between two decays of decay-every [steps]
+    weight_decay: float = 0.0  # decoupled weight decay of matrices, multiplied by the learning rate
     clip_norm: float | None = None  # largest global norm of the gradient; None: no clipping
-    # decay of an exponential moving average of the parameters, which is evaluated, fine-tuned and exported
-    # in their place; 0: no average
+    # decay of an exponential moving average of the parameters, which is evaluated, fine-tuned and exported;
+    # 0: no average
     ema: float = 0.0
 
 
@@ -62,20 +62,20 @@ class Schedule:
 class Adafactor:
     """Adafactor as T5 uses it (Shazeer and Stern 2018)."""
 
-    # Adafactor: largest root mean square of one parameter's update; None: no clipping
+    # Adafactor: largest root mean square of a parameter's update; None: no clipping
     clip_rms: float | None = setting(1.0, OF_ADAFACTOR)
     # Adafactor: the mean of squares decays by 1 - step ** -decay_exponent
     decay_exponent: float = setting(0.8, OF_ADAFACTOR)
     # Adafactor: matrices at least this wide are factored into row and column means [features]
     factor_from: int = setting(128, OF_ADAFACTOR)
     epsilon_square: float = setting(1e-30, OF_ADAFACTOR)  # Adafactor: added to squared gradients
-    # Adafactor and adamw-relative: lower bound of a parameter's size, to which updates are relative
+    # Adafactor and adamw-relative: lower bound of the size of a parameter to which updates are relative
     epsilon_scale: float = setting(
         1e-3, (OF_ADAFACTOR | {"relative": ("parameter",)}, {"name": ("adamw-relative",)})
     )
     # Adafactor: decay of the mean update (T5X: beta1); 0: no momentum
     momentum: float = setting(0.0, OF_ADAFACTOR)
-    # Adafactor: what the learning rate is relative to
+    # Adafactor: whether the learning rate is relative to the size of a parameter
     relative: Literal["parameter", "none"] = setting("parameter", OF_ADAFACTOR)
 
     def transform(self, _axes: Axes) -> "optax.GradientTransformation":
@@ -131,8 +131,7 @@ class Muon(AdamW):
     Embeddings, output matrices, heads, norms, biases and relative-position tables are updated by AdamW.
     """
 
-    # Muon: decay of the mean gradient of a matrix
-    muon_momentum: float = setting(0.95, OF_MUON)
+    muon_momentum: float = setting(0.95, OF_MUON)  # Muon: decay of the mean gradient of a matrix
     # Muon: root mean square of a matrix's update, about that of AdamW, so that one learning rate serves both
     # (Liu et al. 2025)
     muon_rms: float = setting(0.2, OF_MUON)
@@ -249,12 +248,13 @@ class GuardConfig:
     saves nothing.
     """
 
-    # if the loss or gradient is not finite, stop the run or skip the update
+    # whether a loss or gradient that is not finite stops the run or skips the update
     non_finite: Literal["stop", "skip"] = "stop"
-    # skip updates whose loss is this far above the mean of the last 128; None: no limit [standard deviations]
+    # skip updates whose loss is so many standard deviations above the mean of the last 128; None: no limit
+    # [standard deviations]
     spikes: float | None = setting(None, {"counts.model": ("none",)})
-    in_a_row: int = 10  # end the run after this many consecutive skipped updates [steps]
-    # if saving a checkpoint fails, stop, or warn and retry with the next one
+    in_a_row: int = 10  # number of consecutive skipped updates that ends the run [steps]
+    # whether a checkpoint that cannot be saved stops the run, or is retried with the next one
     failed_save: Literal["stop", "retry"] = "stop"
 
     def __post_init__(self):

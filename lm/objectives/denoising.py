@@ -57,19 +57,19 @@ EosPlacement = Literal["each-example", "between-documents"]
 class Objective:
     """An objective: corruption mask x format of inputs x format of targets."""
 
-    noise: NoiseName = "iid"  # which tokens are noise
-    inputs: InputsName = "sentinels"  # what replaces noise
-    # what replaces the tokens that are not noise
+    noise: NoiseName = "iid"  # how corrupted tokens are chosen
+    inputs: InputsName = "sentinels"  # what replaces corrupted tokens in the inputs
+    # what the model predicts, and what replaces the tokens that are not corrupted
     targets: TargetsName = setting("sentinels", WITH_INPUTS)
-    # share of tokens that are noise; not of "suffix" and "everything"
+    # share of tokens that are corrupted (ignored with noise suffix and everything)
     rate: float = setting(0.15, {"noise": _noises_that_use("rate")})
-    # of noise in spans [tokens]
+    # mean length of corrupted spans [tokens]
     mean_span_length: float = setting(3.0, {"noise": _noises_that_use("mean_span_length")})
-    # of inputs; targets keep the text's order
+    # order of the sentences of the inputs; targets keep the order of the text
     sentences: Literal["in-order", "permuted"] = setting("in-order", WITH_INPUTS)
-    # what an encoder classifies about two pieces of text
+    # classification of two pieces of text by an encoder: none, next sentence, or sentence order
     pairs: Literal["none", "next-sentence", "sentence-order"] = setting("none", {"targets": IN_PLACE})
-    eos: EosPlacement = setting("each-example", CONCATENATED)  # where EOS is put, or [SEP] of encoders
+    eos: EosPlacement = setting("each-example", CONCATENATED)  # where EOS (in encoders [SEP]) is written
 
     def __post_init__(self):
         if not 0 < self.rate <= HIGHEST_RATE:

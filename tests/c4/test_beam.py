@@ -1,4 +1,4 @@
-"""`lm clean` on Apache Beam's local runner: the bytes that the pool of one machine writes."""
+"""`lm data clean` on Apache Beam's local runner: the bytes that the pool of one machine writes."""
 
 import gzip
 import importlib.util
@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from experiments.cli import clean as command
+from experiments.cli import data_clean as command
 from lm.c4 import filters, pages, passes
 from lm.config.base import SettingError
 
@@ -41,7 +41,7 @@ def source(tmp_path, monkeypatch):
 
 def cleaned_files(source, runs, **settings):
     options = {"without": OFF, "validation": 0.2} | settings
-    command.clean(source, command.CleanOptions("pages", **options), source.parent / runs)
+    command.data_clean(source, command.CleanOptions("pages", **options), source.parent / runs)
     folder = source.parent / runs / "cache" / "tfds" / "pages" / "1.0.0"
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -178,10 +178,10 @@ def test_options_of_a_job_server_are_left_to_it():
     ],
 )
 def test_what_other_machines_cannot_share_is_refused(settings, message, source, monkeypatch):
-    monkeypatch.chdir(command.__file__.removesuffix("experiments/cli/clean.py"))
+    monkeypatch.chdir(command.__file__.removesuffix("experiments/cli/data_clean.py"))
     given = {"source": source, "beam_options": (DIRECT,)} | settings
     with pytest.raises(SettingError, match=message):
-        command.clean(
+        command.data_clean(
             command.Path(given.pop("source")), command.CleanOptions("pages", **given), source.parent / "runs"
         )
     assert not (source.parent / "runs").exists()

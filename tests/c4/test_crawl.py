@@ -1,4 +1,4 @@
-"""`lm clean`: what becomes of pages, whatever they are stored in, when it is killed, and when they are
+"""`lm data clean`: what becomes of pages, whatever they are stored in, when it is killed, and when they are
 damaged.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from feeding import documents
 
-from experiments.cli import clean as command
+from experiments.cli import data_clean as command
 from lm.c4 import filters, pages
 from lm.config.base import SettingError
 
@@ -59,7 +59,7 @@ def source(tmp_path):
 def clean(source, name="pages", without=OFF, **settings):
     runs = source.parent / "runs"
     options = command.CleanOptions(name, without, validation=0.2, workers=1, **settings)
-    command.clean(source, options, runs)
+    command.data_clean(source, options, runs)
     return runs / "cache"
 
 
@@ -208,7 +208,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_read(settings, messag
     (tmp_path / "empty").mkdir()
     given = {"source": ".", "name": "x", "without": OFF} | settings
     with pytest.raises(SettingError, match=message):
-        command.clean(tmp_path / given.pop("source"), command.CleanOptions(**given), tmp_path / "runs")
+        command.data_clean(tmp_path / given.pop("source"), command.CleanOptions(**given), tmp_path / "runs")
 
 
 def test_a_finished_set_is_left_alone_and_other_settings_are_refused_with_the_difference(source):

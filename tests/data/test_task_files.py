@@ -14,7 +14,7 @@ from paths import ROOT
 from scored_runs import HEADS, SMALL, read, run_of
 from tiny import TINY
 
-from experiments.cli.score import Rows, score_run, team_of
+from experiments.evaluate.tasks import Rows, score_run, team_of
 from experiments.runs import prepare as data
 from experiments.runs.checks import declared_tasks
 from experiments.runs.paths import save_settings

@@ -10,7 +10,7 @@ import pytest
 from paths import GOLDEN
 
 from experiments.cli.convert import export_checkpoint, import_checkpoint
-from experiments.cli.likelihood import harness
+from experiments.cli.eval_harness import eval_harness
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run, texts_of_run
 from lm import convert
@@ -121,8 +121,8 @@ def test_a_continuation_or_an_answer_without_room_is_refused(asked):
 
 def test_the_harness_is_needed_only_where_it_is_asked_for(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "lm_eval", None)
-    with pytest.raises(SettingError, match=r"lm harness needs .*: pip install 'lm-study\[harness\]'"):
-        harness(["--tasks", "piqa"])
+    with pytest.raises(SettingError, match=r"lm eval harness needs .*: pip install 'lm-study\[harness\]'"):
+        eval_harness(["--tasks", "piqa"])
 
 
 @pytest.mark.slow

@@ -8,13 +8,14 @@ meant to change:
 """
 
 import hashlib
+import io
 import json
 import os
 import re
-import subprocess
-import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
+from experiments.__main__ import dispatch
 from experiments.cli import COMMANDS
 from experiments.runs.stages import stages as stages_of_run
 from experiments.study.registry import REGISTRY, build
@@ -22,7 +23,6 @@ from experiments.study.scales import SCALES
 from lm.config.base import leaves
 
 PLACE = Path(__file__).with_name("study.json")
-ROW = "t5/1-baseline/baseline"  # for the commands whose options depend on a row
 
 
 def digest(value: object) -> str:
@@ -42,14 +42,9 @@ def stages(row: str, scale: str, seed: int) -> str:
 
 def options(command: str) -> list[str]:
     """The names that ``lm COMMAND --help-all`` has, sorted."""
-    rows = {"run": [ROW], "plan": [ROW], "convert": []}.get(command, [])
-    text = subprocess.run(
-        [sys.executable, "-m", "experiments", command, *rows, "--help-all"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    return sorted(set(re.findall(r"--[a-z][\w.-]*", text)))
+    with redirect_stdout(io.StringIO()) as text:
+        assert dispatch([*command.split(), "--help-all"]) == 0
+    return sorted(set(re.findall(r"--[a-z][\w.-]*", text.getvalue())))
 
 
 def rows() -> dict[str, dict[str, list[str]]]:

@@ -1,10 +1,12 @@
-"""How a command in the documentation is checked: it is accepted as it stands."""
+"""How command lines are tested: what they would do, and what they say."""
 
-import functools
+import inspect
+import re
+import sys
 
-import tyro
-
-from experiments.__main__ import dispatch
+from experiments.__main__ import named_command
+from experiments.cli.app import parse
+from lm.config.base import SettingError
 
 
 class Accepted(Exception):
@@ -12,24 +14,30 @@ class Accepted(Exception):
 
 
 def accepted(arguments, monkeypatch):
-    """The exit code of a command line that is parsed as ``lm`` does, and not carried out."""
+    """The exit code of a command line that is parsed, whose rows and settings are checked, and no more."""
+    try:
+        call = parse(*named_command(arguments))
+        if "settings" not in inspect.signature(call.func).parameters:
+            return 0
+        module = sys.modules[call.func.__module__]
+        check = module.given_changes
 
-    def stopped(function):
-        def begin(*_, **__):
+        def checked(*given):
+            check(*given)
             raise Accepted
 
-        return functools.wraps(function)(begin)
-
-    cli, from_dict = tyro.cli, tyro.extras.subcommand_cli_from_dict
-    monkeypatch.setattr(tyro, "cli", lambda function, **options: cli(stopped(function), **options))
-    monkeypatch.setattr(
-        tyro.extras,
-        "subcommand_cli_from_dict",
-        lambda functions, **options: from_dict({k: stopped(f) for k, f in functions.items()}, **options),
-    )
-    try:
-        return dispatch(arguments)
+        monkeypatch.setattr(module, "given_changes", checked)
+        call()
     except Accepted:
         return 0
+    except SettingError as error:
+        print(error, file=sys.stderr)
+        return 2
     except SystemExit as end:
         return end.code
+    return 0
+
+
+def unboxed(text):
+    """What tyro says in a box, in one line."""
+    return " ".join(re.sub(r"[╭╮╰╯│─]|-{3,}", " ", text).split())

@@ -22,7 +22,7 @@ from golden import make_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.cli.doctor import verify
+from experiments.cli.doctor import find_damage
 from experiments.runs.paths import save_settings
 from experiments.runs.stages import stages
 from experiments.study.registry import build
@@ -437,7 +437,7 @@ def test_verify_names_every_checkpoint_of_a_run_and_counts_the_bad_ones(copied, 
     shared = stages(experiment, run, run.parent)[0].folder
     shutil.copytree(copied[0], shared / "checkpoints")
     copied[0].rename(run / "finetuning" / "cloze" / "checkpoints")
-    assert verify([run, tmp_path / "runs"]) == 0
+    assert find_damage([run, tmp_path / "runs"]) == 0
     lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
     own, others = f"{run}/finetuning/cloze/checkpoints/", f"{shared}/checkpoints/"
     assert [line[::2] for line in lines] == [
@@ -445,10 +445,10 @@ def test_verify_names_every_checkpoint_of_a_run_and_counts_the_bad_ones(copied, 
     ]
     (shared / "checkpoints" / "1" / "_METADATA").unlink()
     for folder in (run, shared, shared / "checkpoints", tmp_path):
-        assert verify([folder]) == 1
+        assert find_damage([folder]) == 1
         assert f"{others}1  0.0 MB  file '_METADATA' is missing\n" in capsys.readouterr().out
     with pytest.raises(SettingError, match="cache holds no checkpoint"):
-        verify([run, tmp_path / "runs" / "cache"])
+        find_damage([run, tmp_path / "runs" / "cache"])
 
 
 def test_the_checkpoint_of_an_earlier_release_is_good_and_training_goes_on_from_it(tmp_path):

@@ -110,7 +110,7 @@ def test_a_bert_is_costed_in_rows_that_it_can_have(capsys):
         assert "rows of 512 tokens" in said
         assert "1.793e+20 FLOP, 1.652e+20 of it 6 N D" in said
     assert dispatch(["show", "bert-base", "--costs", "--length", "513"]) == 2
-    assert "rows of 513 tokens are longer than --model.positions.max_length=512" in capsys.readouterr().err
+    assert "rows of 513 tokens are longer than model.positions.max_length=512" in capsys.readouterr().err
     assert dispatch(["show", "llama-7b", "--costs"]) == 0
     assert "rows of 2,048 tokens" in capsys.readouterr().out
 
@@ -141,7 +141,7 @@ def test_a_published_model_has_no_stages_and_no_settings_but_its_own(capsys):
     assert dispatch(["show", "llama-7b", "--stages"]) == 2
     assert "llama-7b is a published model" in capsys.readouterr().err
     assert dispatch(["show", "llama-7b", "--objective.rate", "0.2"]) == 2
-    assert "llama-7b is a published model, which has no setting --objective.rate" in capsys.readouterr().err
+    assert "llama-7b is a published model, which has no setting objective.rate" in capsys.readouterr().err
     assert dispatch(["show", "--model.num_decoder_layers", "3", "llama-7b"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "llama-7b, as published with --model.num_decoder_layers 3" in said

@@ -1,103 +1,93 @@
-"""The command line: help, mistakes and their mends, completion, and names of folders."""
+"""The command line: mistakes and their mends, help, completion, settings from files, and grids."""
 
+import json
 import re
 import shlex
 import subprocess
 import time
-from contextlib import suppress
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
-from typing import Annotated
 
 import pytest
+from commands import accepted, unboxed
 
 from experiments import __main__ as cli
-from experiments.cli import COMMANDS, EXAMPLES
-from experiments.cli.one_run import Options
-from experiments.cli.train import sweep_words
-from experiments.cli.usage.arguments import FLAT, parse
-from experiments.cli.usage.completion import flags_of, script_of
-from experiments.cli.usage.mistakes import MEANT, as_typed
-from experiments.cli.usage.page import CHANGED_OFTEN
+from experiments.cli import COMMANDS, RENAMED
+from experiments.cli.app import description, examples, function_of, parse
+from experiments.cli.run_options import Options
+from experiments.cli.settings import CHANGED_OFTEN, grid_points, parse_settings, read_config
+from experiments.cli.sweep import sweep_words
+from experiments.cli.synonyms import SYNONYMS, hints
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.paths import run_folder
-from experiments.study.registry import REGISTRY, build
+from experiments.study.registry import REGISTRY, TABLES, build
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.words import setting_words
-from lm.config.base import SettingError, changes, diff, leaves
+from lm.config.base import SettingError, changes, comments, diff, leaves, to_json
 from lm.config.decoding import Decoding
+from lm.files import json_with_checksum
 
 ROW, RUN = "t5/1-baseline/baseline", "runs/nano/t5/1-baseline/baseline/seed-0"
-MISTAKES = [  # a command line, and what its one line of error names
+MISTAKES = [  # a command line, and what its error names
     # commands and rows
     ("swep t5", "did you mean 'sweep'?"),
     ("trian", "there is no command 'trian'"),
     ("help rnu", "did you mean 'run'?"),
-    ("--scale mini run", "should stand behind a command"),
-    ("run", "lm run needs ROW"),
+    ("--scale mini run", "the command comes first"),
+    ("diff t5/6-corruption-rate/50", "lm diff is now lm show ROW --diff"),
+    ("run", "Missing from lm run: ROW"),
     ("run t5/1-baseline", "lm sweep t5/1-baseline"),
     ("run baseline", "did you mean 't5/1-baseline/baseline'"),
     ("run t5/1-baseline/basline", "did you mean 't5/1-baseline/baseline'?"),
     ("run t5/*", "no row is called 't5/*'"),
     ("sweep t5/7-coruption", "no row or table is called"),
-    ("run --tuning.mixtures squad", "lm run needs ROW: lm run ROW [OPTIONS]"),
-    ("run --scale mini --lr 3 bert/base", "there is no option --lr; did you mean"),
-    (f"run {ROW} again", "'again' is one word too many"),
-    (f"run {ROW} --scale tiny", "--scale 'tiny' is unknown"),
-    (f"diff {ROW} --to minni", "did you mean 'mini'?"),
+    (f"run {ROW} again", "Unrecognized options: again"),
+    (f"run {ROW} --scale tiny", "'--scale'. Expected one of ('nano',"),
+    (f"show {ROW} --to minni", "did you mean 'mini'?"),
+    (f"show {ROW} --stages --costs", "--stages and --costs"),
     ("show t5-111b", "no row is called"),
-    # options that other programs have
+    # options
     (f"run {ROW} --lr 3", "--pretraining.optimizer.learning-rate or --finetuning.optimizer.learning-rate?"),
-    (f"run {ROW} --learning_rate=3", "--pretraining.optimizer.learning-rate"),
-    (f"run {ROW} --batch-size 8", "did you mean --pretraining.batch-size or --finetuning.batch-size?"),
-    (f"run {ROW} --steps 8", "did you mean --pretraining.steps or --finetuning.steps"),
-    (f"run {ROW} --epochs 3", "--pretraining.steps or --finetuning.steps or --data.repeats?"),
-    (f"run {ROW} --dropout 0.1", "did you mean --model.dropout?"),
-    (f"run {ROW} --layers 3", "--model.num-encoder-layers or --model.num-decoder-layers?"),
-    (f"run {ROW} --heads 3", "did you mean --model.attention.num-heads or --tuning.heads?"),
+    (f"run {ROW} --pretraining.step 3", "Perhaps you meant: --pretraining"),
     (f"run {ROW} --resume", "the same command resumes where it stopped"),
-    (f"sweep {ROW} --output-dir x", "did you mean --runs?"),
-    (f"run {ROW} --pretraining.step 3", "did you mean --pretraining.steps"),
-    (f"run {ROW} -lr 3", "there is no option -lr; did you mean"),
+    (f"run {ROW} --pretraining.steps", "Missing value for argument '--pretraining.steps'"),
     # values
-    (f"run {ROW} --pretraining.steps", "--pretraining.steps lacks its value"),
     (f"run {ROW} --pretraining.steps many", "'many' should be a whole number, such as 20000 or 2e4"),
-    (f"run {ROW} --pretraining.steps -10", "lm: --pretraining.steps=-10 should be at least 0"),
-    (f"run {ROW} --pretraining.batch-size 0", "lm: --pretraining.batch_size=0 should be at least 1"),
-    (f"run {ROW} --model.dropout half", "'half' should be a number"),
-    (f"run {ROW} --model.dropout 1.5", "lm: --model.dropout=1.5"),
-    (f"run {ROW} --objective.rate 1.5", "lm: --objective.rate=1.5 should lie"),
-    (f"run {ROW} --seed -1", "lm: --seed=-1 should be a whole number"),
-    (f"generate {RUN} --prompt a --beams 0", "lm: --beams=0 should be at least 1"),
-    (f"run {ROW} --model.positions.kind rotery", "did you mean 'rotary'?"),
-    (f"run {ROW} --data.held-out-lengths 1 two", "'two' should be a whole number"),
-    (
-        f"run {ROW} --finetuning.optimizer.learning-rate -1",
-        "lm: --finetuning.optimizer.learning_rate=-1.0 should",
-    ),
-    (f"run {ROW} --check=yes", "--check takes no value; its opposite is --no-check"),
+    (f"run {ROW} --pretraining.steps -10", "pretraining.steps=-10 should be at least 0"),
+    (f"run {ROW} --model.dropout half", "--model.dropout: could not convert"),
+    (f"run {ROW} --objective.rate 1.5", "objective.rate=1.5 should lie"),
+    (f"run {ROW} --seed -1", "seed=-1 should be a whole number"),
+    (f"generate {RUN} --prompt a --beams 0", "beams=0 should be at least 1"),
+    (f"run {ROW} --model.positions.kind rotery", "invalid choice 'rotery'"),
+    (f"run {ROW} --check=yes", "Unrecognized options: yes"),
     (f"run {ROW} --tuning.mixtures glu", "did you mean"),
     (f"sweep {ROW} --seeds 0", "--seeds 0 should be at least 1"),
     (f"sweep {ROW} --seed 3", "a sweep takes --seeds N"),
+    (f"sweep {ROW} --grid model.mlp.dff=1,2", "did you mean 'd_ff'?"),
+    (f"sweep {ROW} --grid model.mlp.d_ff", "should be SETTING=VALUE,VALUE"),
+    (f"sweep {ROW} --grid model.mlp.d_ff=1,x", "'x' is not a value of this setting"),
     # files and folders
     (f"run {ROW} --runs gs://bucket/runs", "should be a folder: mount the bucket"),
     (f"run {ROW} --runs file.txt", "file.txt"),
+    (f"run {ROW} --config file.txt", "--config file.txt should be a file of settings"),
     (f"run {ROW} --data.corpus text:none.txt", "none.txt"),
     (f"run {ROW} --data.corpus documentatoin", "documentatoin"),
     (f"run {ROW} --data.vocabulary none.model", "none.model"),
     ("report t5/6-corruption-rate", "lm sweep 't5/6-corruption-rate' --scale nano"),
+    ("status none", "none holds no run"),
     (f"generate {RUN} --prompt a", "is no run: it has no settings.json"),
     ("generate file.txt --prompt a", "file.txt is no run"),
     (f"generate {RUN} --prompt a --seed -5", "--seed=-5 should be a whole number from 0 to 4294967295"),
-    (f"generate {RUN}", "needs RUN and --prompt TEXT [TEXT ...]"),
-    (f"score {RUN}", "lm score takes RUN --tasks NAME,NAME"),
+    (f"generate {RUN}", "Missing from lm generate: --prompt"),
+    (f"eval tasks {RUN}", "lm eval tasks needs one or more tasks"),
     ("convert imprt bert runs/bert", "did you mean 'import'?"),
     ("convert import none runs/none", "none"),
     ("convert import file.txt runs/none", "file.txt"),
     ("draw mask", "did you mean 'masks'?"),
-    ("clean none --name mine", "none"),
-    ("clean file.txt --name Mine!", "should be small letters"),
-    ("verify none", "none holds no checkpoint"),
+    ("data clean none --name mine", "none"),
+    ("data clean file.txt --name Mine!", "should be small letters"),
+    ("doctor --verify none", "none holds no checkpoint"),
     ("completion tcsh", "tcsh"),
 ]
 
@@ -109,13 +99,13 @@ def not_refused(*_):
 @pytest.fixture(scope="module")
 def imported():
     """Modules that a command imports are not part of what a mistake costs."""
-    for name in ("cli.clean", "cli.models", "report.report", "runs.run", "figures.trained_models"):
+    for name in ("cli.data_clean", "cli.generate", "report.report", "runs.run", "figures.trained_models"):
         import_module(f"experiments.{name}")
     import_module("lm.convert")
 
 
 @pytest.mark.parametrize(("words", "said"), MISTAKES, ids=[words for words, _ in MISTAKES])
-def test_a_mistake_ends_with_one_line_that_names_the_mend_and_leaves_nothing(
+def test_a_mistake_ends_with_an_error_that_names_the_mend_and_leaves_nothing(
     words, said, tmp_path, monkeypatch, capsys, imported
 ):
     monkeypatch.chdir(tmp_path)
@@ -125,117 +115,96 @@ def test_a_mistake_ends_with_one_line_that_names_the_mend_and_leaves_nothing(
     assert cli.dispatch(words.split()) == 2
     spent = time.process_time() - began
     told = capsys.readouterr()
-    assert told.err.startswith("lm: ") and told.err.count("\n") == 1 and said in told.err, told
+    assert said in unboxed(told.err) and "Traceback" not in told.err, told
     assert spent < 2, spent
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
     assert {path for path in left if not path.startswith("runs/cache")} <= {"file.txt", "runs"}
 
 
-def pages():
-    """A command line for the help of each command, with a row where defaults depend on it."""
-    rows = {name: [ROW] for name in ("run", "sweep", "plan", "prepare")}
-    return {name: [name, *rows.get(name, [])] for name in COMMANDS}
+def test_every_former_command_is_answered_with_the_one_that_there_is():
+    for new in RENAMED.values():
+        assert any(new == name or new.startswith(f"{name} ") for name in COMMANDS), new
+    assert not RENAMED.keys() & COMMANDS.keys()
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("plan", "harness")])
-def test_help_begins_with_what_a_command_does_and_two_examples_and_knows_no_str(name, capsys):
-    with suppress(SystemExit):
-        cli.dispatch(["help", *pages()[name]])
-    said = capsys.readouterr().out
-    first, *others = said.split("\n\n")
-    assert first[0].isupper() and not first.startswith("usage")
-    for example in EXAMPLES[name]:
-        assert said.index(f"  {example}\n") < said.index("usage:")
-    assert not re.search(r"^  (--\S+ )?(STR|PATH|INT|FLOAT)\b", said, re.MULTILINE)
+FUNCTIONS = [
+    name for name in COMMANDS if not name.startswith("draw ") and name not in ("plan", "eval harness")
+]
 
 
-@pytest.mark.parametrize(
-    "example", [line for name, both in EXAMPLES.items() for line in both if name not in ("plan", "harness")]
-)
-def test_every_example_of_the_help_is_a_command_line_that_is_understood(example, monkeypatch):
-    called = []
-    monkeypatch.setattr("experiments.cli.usage.arguments.carry_out", lambda later: called.append(later))
-    monkeypatch.setattr("experiments.cli.draw.write_picture", lambda *_: called.append(1))
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_help_says_what_a_command_does_has_an_example_and_explains_every_option(name, capsys):
+    function = function_of(name)
+    assert description(function)[0].isupper() and (name == "draw neighbours" or examples(function))
+    assert cli.dispatch([*name.split(), "--help"]) == 0
+    said = unboxed(capsys.readouterr().out)
+    assert said.startswith(f"usage: lm {name}")
+    documented = function.__doc__.partition("Args:")[2]
+    for parameter in signature(function).parameters.values():
+        marks = getattr(parameter.annotation, "__metadata__", ())
+        is_group = any(getattr(mark, "name", None) == "" for mark in marks)
+        has_help = any(getattr(mark, "help", None) for mark in marks)
+        assert is_group or has_help or f"{parameter.name}: " in documented, parameter
+
+
+EXAMPLES = {line: name for name in FUNCTIONS for line in examples(function_of(name))}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_of_the_help_is_a_command_line_that_is_understood(example, monkeypatch, capsys):
     words = shlex.split(example.partition(" >")[0])
-    assert words[0] == "lm" and cli.dispatch(words[1:]) == 0 and called
+    assert words[0] == "lm" and accepted(words[1:], monkeypatch) == 0, capsys.readouterr()
 
 
 def test_help_shows_the_settings_that_people_change_with_the_values_of_the_row_and_scale(capsys):
     texts = []
     for words in (["--help"], ["--help-all"], ["--scale", "mini", "--help"]):
-        with pytest.raises(SystemExit) as stopped:
-            cli.dispatch(["run", "t5/6-corruption-rate/50", *words])
-        assert not stopped.value.code
-        texts.append(" ".join(capsys.readouterr().out.split()))
+        assert cli.dispatch(["run", "t5/6-corruption-rate/50", *words]) == 0
+        texts.append(unboxed(capsys.readouterr().out))
     short, whole, mini = texts
-    assert "share of tokens that are noise" in short and '"everything" (default: 0.5)' in short
-    assert "--model.d-model N width of the residual stream [features] (default: 64)" in short
-    assert "--model.d-model N width of the residual stream [features] (default: 128)" in mini
+    about = comments(Experiment)["model.d_model"].capitalize()
+    assert f"--model.d-model INT {about} (default: 64)" in short and "(default: 0.5)" in short
+    assert f"--model.d-model INT {about} (default: 128)" in mini
     assert "--guard" not in short and "--guard.non-finite" in whole
-    assert {f"--{path.replace('_', '-')}" for path, _ in leaves(BASELINE)} <= set(
-        whole.replace(",", " ").split()
-    )
-    assert set(CHANGED_OFTEN) <= {path for path, _ in leaves(BASELINE)} and 18 <= len(CHANGED_OFTEN) <= 25
+    flags = set(re.findall(r"--[a-z][\w.-]*", whole))
+    assert {f"--{path.replace('_', '-')}" for path, _ in leaves(BASELINE)} <= flags
+    assert set(CHANGED_OFTEN) <= {path for path, _ in leaves(BASELINE)}
 
 
 def test_all_commands_have_one_default_scale_and_list_those_there_are(capsys, monkeypatch):
-    assert DEFAULT_SCALE == "nano"
     monkeypatch.setitem(SCALES, "width", SCALES["nano"] | {"model.d_model": 96})
-    names = [name for name in COMMANDS if name != "harness" and "--scale" in flags_of(name)]
-    assert {"list", "run", "sweep", "report", "show", "diff", "plan", "prepare", "examples"} == {*names}
-    for name in names:
-        with pytest.raises(SystemExit):
-            cli.dispatch([name, "--help"])
-        said = " ".join(capsys.readouterr().out.split())
-        listed = "nano, mini, mini-real, small, medium, base, width (default: nano)"
-        assert f"--scale SCALE size of the study: {listed}" in said, name
-        if "Settings that people change" in said:
-            assert f"with the values of {ROW} at scale nano:" in said, name
+    with_scale = {name for name in FUNCTIONS if "scale" in signature(function_of(name)).parameters}
+    assert with_scale == {"list", "show", "run", "sweep", "report", "data prepare"}
+    for name in with_scale:
+        default = signature(function_of(name)).parameters["scale"].default
+        assert default == (None if name == "sweep" else DEFAULT_SCALE)
+        assert cli.dispatch([*name.split(), "--help"]) == 0
+        said = unboxed(capsys.readouterr().out)
+        assert "--scale {nano,mini,mini-real,small,medium,base,width} Size of the study." in said, name
 
 
-def understood_as(words, monkeypatch):
+def called(words):
     """What the function of a command would be called with."""
-    called = []
-    monkeypatch.setattr("experiments.cli.usage.arguments.carry_out", called.append)
-    assert cli.dispatch(words) == 0
-    return [(later.args, later.keywords) for later in called]
+    call = parse(*cli.named_command(words))
+    return call.args, call.keywords
 
 
-PLACED = [line for name, both in EXAMPLES.items() for line in both if name not in ("plan", "harness", "draw")]
-
-
-@pytest.mark.parametrize("example", dict.fromkeys(PLACED))
-def test_options_may_stand_before_what_stands_in_a_place(example, monkeypatch):
-    _, command, *words = shlex.split(example.partition(" >")[0])
-    way = [words.pop(0)] if command == "convert" else []
-    first = next((place for place, word in enumerate(words) if word.startswith("--")), len(words))
-    places, options = words[:first], words[first:]
-    last_takes_several = (
-        options and not options[-1].startswith("--") and "--runs" in options and command == "report"
-    )
-    if last_takes_several:  # of folders; what comes last is one more
-        options = [*options, "--watch"]
-        words = [*words, "--watch"]
-    due = understood_as([command, *way, *words], monkeypatch)
-    assert understood_as([command, *way, *options, *places], monkeypatch) == due
-    assert understood_as([command, *options, *way, *places], monkeypatch) == due
-
-
-def test_a_picture_may_be_named_behind_its_options(monkeypatch):
-    drawn = []
-    monkeypatch.setattr("experiments.cli.draw.write_picture", lambda *picture: drawn.append(picture))
-    assert cli.dispatch(["draw", "attention", "runs/a", "--text", "The cat sat."]) == 0
-    assert cli.dispatch(["draw", "--text", "The cat sat.", "attention", "runs/a"]) == 0
-    assert drawn[0] == drawn[1]
-
-
-def parsed_back(words, default):
-    """The settings that a command line means."""
-
-    def settings_of(row: str, /, settings: Annotated[Experiment, FLAT] = default) -> Experiment:
-        return settings
-
-    return parse(settings_of, "lm run", [ROW, *shlex.split(shlex.join(words))])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "list t5/6-* --scale mini --names",
+        f"run {ROW} --pretraining.steps 2e2 --scale mini --check",
+        f"show {ROW} --runs elsewhere --stages",
+        f"eval likelihood {RUN} book.txt --stride 12 --end",
+        "convert import bert runs/bert",
+    ],
+)
+def test_options_may_stand_before_what_is_known_by_its_place(line):
+    words = line.split()
+    name, rest = cli.named_command(words)
+    first = next(place for place, word in enumerate([*rest, "--"]) if word.startswith("--"))
+    places, options = rest[:first], rest[first:]
+    assert called([*name.split(), *options, *places]) == called(words)
 
 
 def test_the_command_that_a_sweep_records_means_the_same_experiment_for_every_row():
@@ -248,7 +217,33 @@ def test_the_command_that_a_sweep_records_means_the_same_experiment_for_every_ro
             tried.add(str(changed))
             words = sweep_words("t5/*", 2, changed, Options())
             assert words[:7] == ["lm", "sweep", "t5/*", "--scale", "nano", "--seeds", "2"]
-            assert parsed_back(words[7:], base) == experiment, name
+            assert parse_settings(words[7:]) == changed, name
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [],
+        ["--model.mlp.d_ff", "200", "--model.no-bias"],
+        ["--grid", "model.mlp.d_ff=128,200", "data.held_out_lengths=1,1 2"],
+    ],
+    ids=str,
+)
+def test_the_command_that_a_sweep_records_runs_when_pasted(given, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    recorded = []
+    monkeypatch.setattr("experiments.cli.sweep.train_unfinished", lambda *_: 0)
+    monkeypatch.setattr("experiments.report.report.print_report", lambda *all: recorded.append(all[4]))
+    assert cli.dispatch(["sweep", "t5/6-corruption-rate", "--scale", "nano", "--seeds", "1", *given]) == 0
+    _, *words = shlex.split(recorded[0])
+    first = called([*words, "--dry-run"])[1]["settings"]
+    assert first == parse_settings(given if "--grid" not in given else [])
+    monkeypatch.setattr("experiments.cli.dry_run.matmul_speed", lambda: 1e10)
+    assert cli.dispatch([*words, "--dry-run"]) == 0
+    count = 4 * (4 if "--grid" in given else 1)
+    assert re.search(
+        rf"\b{count + bool(given[:1] == ['--grid'])} of \d+ runs to train", capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -268,40 +263,115 @@ def test_every_kind_of_setting_is_written_as_it_is_read(given):
     base = build(ROW, "nano")
     for before, after in ((base, changes(base, given)), (changes(base, given), base)):
         changed = {path: new for path, (_, new) in diff(before, after).items()}
-        assert parsed_back(setting_words(changed), before) == after
+        assert parse_settings(shlex.split(shlex.join(setting_words(changed)))) == changed
 
 
-def test_an_error_names_a_setting_as_it_is_typed():
-    numbers = [path for path, value in leaves(BASELINE) if type(value) in (int, float)]
-    base, refused = build(ROW, "nano"), 0
-    for path in numbers:
-        try:
-            parsed_back([f"--{path}=-7"], base)
-        except SettingError as error:
-            refused += 1
-            assert re.search(rf"(^|[ (])--{re.escape(path)}\b", str(error)), (path, str(error))
-            unnamed = r"(^|[ (])\.?(model|data|objective|pretraining|tuning)\.[a-z]"
-            assert not re.search(unnamed, str(error)), str(error)
-    assert refused > len(numbers) / 2
-
-
-def test_settings_in_an_errors_message_are_named_as_they_are_typed_and_folders_stay():
-    names = ["model.mlp.d_ff", "model.d_ff_x", "beams", "runs"]
-    told = "model.mlp.d_ff=3, beams=0 (model.mlp.d_ff) of runs/a,model.mlp.d_ff=3/beams; "
-    told += "'model.mlp.d_ff' --model.mlp.d_ff=1"
-    due = told.replace("model.mlp.d_ff=3, beams=0 (", "--model.mlp.d_ff=3, --beams=0 (--", 1)
-    assert as_typed(told, names) == due
-    assert as_typed("\n  model.mlp.d_ff: 32 -> 64", names) == "\n  model.mlp.d_ff: 32 -> 64"
-
-
-def test_show_and_diff_take_settings_as_run_does(capsys):
+def test_show_takes_settings_as_run_does(capsys):
     assert cli.dispatch(["show", "--start.steps", "100", ROW]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"{ROW} at scale nano with --start.steps 100" in said and re.search(r"start.steps . 100 ", said)
-    assert cli.dispatch(["diff", "t5/6-corruption-rate/50", "--start.steps", "100"]) == 0
+    assert cli.dispatch(["show", "t5/6-corruption-rate/50", "--diff", "--start.steps", "100"]) == 0
     assert capsys.readouterr().out == "objective.rate: 0.15 → 0.5\nstart.steps: 200 → 100\n"
-    assert cli.dispatch(["diff", ROW, "--to", "mini", "--model.d-model=32"]) == 0
+    assert cli.dispatch(["show", ROW, "--to", "mini", "--model.d-model=32"]) == 0
     assert "model.d_model" not in capsys.readouterr().out
+
+
+def test_two_rows_and_two_scales_are_compared(capsys):
+    assert cli.dispatch(["show", "t5/6-corruption-rate/50", "--to", "mini"]) == 0
+    told = capsys.readouterr().out
+    assert "model.d_model: 64 → 128\n" in told and "objective" not in told
+    assert cli.dispatch(["show", ROW, "--diff", "t5/6-corruption-rate/50", "--to", "mini"]) == 0
+    assert "objective.rate: 0.15 → 0.5\n" in (told := capsys.readouterr().out) and "64 → 128" in told
+    assert cli.dispatch(["show", ROW, "--diff", "t5/6-corruption-rate/15"]) == 0
+    assert "are the same experiment" in capsys.readouterr().out
+
+
+def test_a_file_of_settings_changes_what_it_names_and_options_win(tmp_path, capsys):
+    (tmp_path / "a.toml").write_text('"pretraining.steps" = 7\n[model]\nmlp.d_ff = 96\ndropout = 0.1\n')
+    row = build(ROW, "nano")
+    found = read_config(tmp_path / "a.toml", [row])
+    assert found == {"pretraining.steps": 7, "model.mlp.d_ff": 96, "model.dropout": 0.1}
+    (tmp_path / "a.json").write_text(json.dumps({"data": {"held_out_lengths": [1, 2]}, "seed": 0}))
+    assert read_config(tmp_path / "a.json", [row]) == {"data.held_out_lengths": (1, 2)}
+    words = ["show", ROW, "--diff", "--config", str(tmp_path / "a.toml"), "--model.dropout", "0.2"]
+    assert cli.dispatch(words) == 0
+    assert "model.dropout: 0.0 → 0.2\nmodel.mlp.d_ff: 256 → 96" in capsys.readouterr().out
+    (tmp_path / "a.json").write_text('{"model": {"mlp": {"dff": 1}}}')
+    with pytest.raises(SettingError, match="did you mean 'd_ff'"):
+        read_config(tmp_path / "a.json", [row])
+
+
+def test_the_saved_settings_of_a_run_make_the_same_experiment(tmp_path):
+    experiment = build("t5/6-corruption-rate/50", "mini", {"model.dropout": 0.1, "tuning.mixtures": ()})
+    path = tmp_path / "settings.json"
+    path.write_text(json_with_checksum(json.loads(to_json(experiment))))
+    assert build(ROW, "nano", read_config(path, [build(ROW, "nano")])) == experiment
+
+
+def test_a_grid_has_every_combination_and_values_of_several_elements():
+    assert grid_points([]) == [{}]
+    assert grid_points(["model.mlp.d-ff=128,2e2", "model.bias=True,False"]) == [
+        {"model.mlp.d_ff": d_ff, "model.bias": bias} for d_ff in (128, 200) for bias in (True, False)
+    ]
+    assert grid_points(["data.held_out_lengths=1,1 2"]) == [
+        {"data.held_out_lengths": (1,)},
+        {"data.held_out_lengths": (1, 2)},
+    ]
+    assert grid_points(["data.corpus='text:a,b',documentation", "guard.spikes=None,5"]) == [
+        {"data.corpus": corpus, "guard.spikes": spikes}
+        for corpus in ("text:a,b", "documentation")
+        for spikes in (None, 5.0)
+    ]
+
+
+def test_a_point_of_a_grid_is_the_run_of_its_settings_and_a_row_of_the_report(monkeypatch, tmp_path):
+    wanted, reported = [], []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.cli.sweep.train_unfinished", lambda runs, *_: wanted.extend(runs) or 0)
+    monkeypatch.setattr("experiments.report.report.print_report", lambda tables, *_: reported.extend(tables))
+    words = ["sweep", ROW, "--scale", "nano", "--seeds", "1", "--grid", "model.mlp.d_ff=128,256"]
+    assert cli.dispatch(words) == 0
+    assert [str(run.folder) for run in wanted] == [
+        f"runs/nano/{ROW},model.mlp.d_ff=128/seed-0",
+        f"runs/nano/{ROW}/seed-0",  # 256 is what the scale has
+    ]
+    (table,) = reported
+    assert [row.name for row in table.rows] == [ROW, f"{ROW},model.mlp.d_ff=128"]
+    assert (table.baseline, table.axis.setting) == (ROW, "model.mlp.d_ff")
+    reported.clear()
+    assert cli.dispatch([*words, "--model.dropout", "0.1"]) == 0
+    (table,) = reported
+    changed = f"{ROW},model.dropout=0.1"  # also in the row that all are compared with
+    assert [row.name for row in table.rows] == [changed, f"{changed},model.mlp.d_ff=128"]
+    assert table.baseline == changed
+
+
+def test_a_sweep_without_options_is_the_one_that_was_published(tmp_path, monkeypatch):
+    wanted = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.cli.dry_run.print_dry_run", lambda runs, *_: wanted.extend(runs))
+    for table in (TABLES["t5/6-corruption-rate"], TABLES["block"]):
+        wanted.clear()
+        assert cli.dispatch(["sweep", table.name, "--dry-run"]) == 0
+        assert {run.folder.parts[1] for run in wanted} == {table.scale}
+        assert {run.experiment.seed for run in wanted} == {*range(table.seeds)}
+
+
+def test_a_dry_run_counts_a_shared_pre_training_once_names_missing_data_and_writes_nothing(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.cli.dry_run.matmul_speed", lambda: 1e10)
+    assert cli.dispatch(["run", ROW, "--dry-run", "--data.corpus", "tfds:c4/en"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 of 1 runs to train: 800 steps" in said  # start 200, pre-training 300, 2 x 150 of fine-tuning
+    assert "missing: " in said and "c4/en" in said
+    assert (
+        cli.dispatch(["sweep", "t5/6-corruption-rate", "--scale", "nano", "--seeds", "1", "--dry-run"]) == 0
+    )
+    said = " ".join(capsys.readouterr().out.split())
+    assert "4 of 4 runs to train: 2,600 steps" in said and "missing" not in said
+    assert not [*tmp_path.iterdir()]
 
 
 OTHERS_CALL = {  # what a user may type -> the first of the settings that it leads to
@@ -314,15 +384,9 @@ OTHERS_CALL = {  # what a user may type -> the first of the settings that it lea
     "warmup num_warmup_steps": "--pretraining.optimizer.warmup-steps",
     "lr learning_rate pretraining.lr optimizer.lr": "--pretraining.optimizer.learning-rate",
     "finetuning.lr": "--finetuning.optimizer.learning-rate",
-    "weight_decay wd": "--pretraining.optimizer.weight-decay",
-    "max_grad_norm grad_clip": "--pretraining.optimizer.clip-norm",
     "seq_len max_seq_length block_size context_length": "--data.inputs-length",
-    "max_position_embeddings n_positions": "--model.positions.max-length",
     "max_steps num_train_steps": "--pretraining.steps",
     "dropout_rate hidden_dropout_prob attn_pdrop": "--model.dropout",
-    "vocab tokenizer": "--data.vocabulary",
-    "vocab_size": "--data.vocabulary-size",
-    "num_kv_heads": "--model.attention.num-key-value-heads",
     "rope_theta": "--model.positions.rotary.base",
     "tie_word_embeddings": "--model.output.logits",
     "gradient_checkpointing": "--model.compile.remat",
@@ -333,16 +397,15 @@ OTHERS_CALL = {  # what a user may type -> the first of the settings that it lea
 @pytest.mark.parametrize(
     ("word", "due"), [(word, due) for words, due in OTHERS_CALL.items() for word in words.split()]
 )
-def test_a_name_of_other_programs_leads_to_the_setting(word, due, capsys):
-    assert cli.dispatch(["run", ROW, f"--{word}", "3"]) == 2
-    said = capsys.readouterr().err
-    assert re.search(rf"did you mean {re.escape(due)}[ ?]", said), said
+def test_a_name_of_other_programs_leads_to_the_setting(word, due):
+    (hint,) = hints([f"--{word}", "3"], takes_settings=True)
+    assert re.search(rf"did you mean {re.escape(due)}[ ?]", hint), hint
 
 
-@pytest.mark.parametrize("word", ["label-smoothing", "z-loss", "init-std", "num-experts"])
-def test_a_name_of_nothing_here_leads_nowhere(word, capsys):
-    assert cli.dispatch(["run", ROW, f"--{word}", "3"]) == 2
-    assert capsys.readouterr().err == f"lm: there is no option --{word}; --help lists all\n"
+def test_what_other_programs_call_a_setting_leads_to_settings_that_there_are():
+    options = {*Decoding.__dataclass_fields__, "run", "runs", "prompt", "wandb", "seeds"}
+    known = {path for path, _ in leaves(BASELINE)} | options
+    assert {name for names in SYNONYMS for name in names.split()} <= known
 
 
 def test_the_version_is_that_of_the_package_jax_and_python(capsys):
@@ -350,42 +413,25 @@ def test_the_version_is_that_of_the_package_jax_and_python(capsys):
     assert re.fullmatch(r"lm [\d.]+, jax [\d.]+, Python [\d.]+\n", capsys.readouterr().out)
 
 
-def test_what_other_programs_call_a_setting_leads_to_settings_that_there_are():
-    options = {field for command in (Options, Decoding) for field in command.__dataclass_fields__}
-    known = {path for path, _ in leaves(BASELINE)} | options | {"run", "prompt", "wandb", "seeds"}
-    assert {name for names in MEANT.values() for name in names} <= known
-
-
-def test_two_scales_of_a_row_are_compared(capsys):
-    assert cli.dispatch(["diff", "t5/6-corruption-rate/50", "--scale", "nano", "--to", "mini"]) == 0
-    told = capsys.readouterr().out
-    assert "model.d_model: 64 → 128\n" in told and "objective" not in told
-    assert cli.dispatch(["diff", ROW, "t5/6-corruption-rate/50", "--to", "mini"]) == 0
-    assert "objective.rate: 0.15 → 0.5\n" in (told := capsys.readouterr().out) and "64 → 128" in told
-
-
-def test_bash_completes_commands_rows_options_and_runs_from_the_script_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "experiments.cli.usage.completion.COMMANDS", {k: COMMANDS[k] for k in ("diff", "list", "run")}
-    )
-    script = script_of("bash")
-    (tmp_path / RUN).mkdir(parents=True)
+def test_bash_completes_commands_rows_and_options(tmp_path, monkeypatch, capsys):
+    kept = {name: COMMANDS[name] for name in ("list", "show", "data tasks", "data prepare", "completion")}
+    monkeypatch.setattr("experiments.cli.app.COMMANDS", kept)
+    assert cli.dispatch(["completion", "bash"]) == 0
+    script = tmp_path / "lm.sh"
+    script.write_text(capsys.readouterr().out)
 
     def completed(*words):
         line = " ".join(map(shlex.quote, words))
-        ask = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _lm; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-        ran = subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True, cwd=tmp_path)
-        assert not ran.stderr, ran.stderr
+        ask = f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; COMP_LINE='{line}'; "
+        ask += "f=$(complete -p lm | sed 's/.*-F \\([^ ]*\\).*/\\1/'); $f; printf '%s\\n' \"${COMPREPLY[@]}\""
+        ran = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, cwd=tmp_path)
         return set(ran.stdout.split())
 
-    assert completed("lm", "di") == {"diff"}
-    assert completed("lm", "run", "t5/6-corruption-rate/") == {r for r in REGISTRY if r.startswith("t5/6-")}
-    assert "--to" in completed("lm", "diff", ROW, "--t")
-    assert completed("lm", "run", ROW, "--scale", "mi") == {"mini", "mini-real"}
-    assert "--model.d-model" in completed("lm", "run", ROW, "--model.d")
-    assert completed("lm", "generate", "runs/nano/t5") == {RUN}
-    assert "complete -c lm -n '__fish_seen_subcommand_from diff' -l to\n" in script_of("fish")
-    assert "compdef _lm lm" in script_of("zsh")
+    assert completed("lm", "sh") == {"show"}
+    assert completed("lm", "data", "pre") == {"prepare"}
+    assert "--model.d-model" in completed("lm", "show", ROW, "--model.d")
+    assert completed("lm", "show", "--scale", "mi") >= {"mini", "mini-real"}
+    assert completed("lm", "list", "t5/6-corruption-rate/") == {r for r in REGISTRY if r.startswith("t5/6-")}
 
 
 VALUES = {

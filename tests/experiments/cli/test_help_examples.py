@@ -7,7 +7,8 @@ import pytest
 from scored_runs import run_of
 
 from experiments import __main__ as cli
-from experiments.cli import EXAMPLES
+from experiments.cli import COMMANDS
+from experiments.cli.app import examples, function_of
 from lm.data.documentation import corpus
 
 RUN, VECTORS = "t5/1-baseline/baseline/seed-0", "vectors/negative/seed-0"
@@ -15,13 +16,14 @@ GPT = "gpt/base/seed-0"
 MIXTURES = {"tuning.mixtures": ("documentation-words", "documentation-sentences")}
 # They train, compile for a TPU, need lm-evaluation-harness, a crawl, C4, words that are pieces (here are
 # bytes), or a data set that is not here.
-ELSEWHERE = ("run", "sweep", "report", "plan", "harness", "clean", "neighbours")
-NEEDS_DATA = ("--scale base", "--task squad", "lm convert import")
+ELSEWHERE = ("run", "sweep", "report", "plan", "eval harness", "data clean", "status")
+NEEDS_DATA = ("--scale base", " squad", "lm convert import", "--verify", "[MASK]", VECTORS)
 HERE = [
     line
-    for name, both in EXAMPLES.items()
-    for line in both
-    if name not in ELSEWHERE and not any(part in line for part in NEEDS_DATA) and VECTORS not in line
+    for name in COMMANDS
+    if name not in ELSEWHERE and not name.startswith("draw ")
+    for line in examples(function_of(name))
+    if not any(part in line for part in NEEDS_DATA)
 ]
 
 

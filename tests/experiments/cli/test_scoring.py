@@ -13,18 +13,27 @@ import tensorflow_datasets as tfds
 from benchmark_files import SETS, TEXT, prepare
 from scored_runs import HEADS, SMALL, read, run_of
 
+from experiments.cli.app import function_of
 from experiments.cli.convert import export_checkpoint
-from experiments.cli.doctor import show_tasks
-from experiments.cli.draw import attention, picture_of, write_picture
-from experiments.cli.likelihood import Scoring, likelihood, masking_of, show_likelihoods, text_rates, texts_of
-from experiments.cli.models import Filling, fill_in, generate
-from experiments.cli.score import Rows, score_file, score_run
+from experiments.cli.data_tasks import data_tasks
+from experiments.cli.draw import write_picture
+from experiments.cli.generate import GAP, generate
+from experiments.evaluate.generation import Filling, fill_gaps
+from experiments.evaluate.likelihood import (
+    Scoring,
+    masking_of,
+    score_texts,
+    show_likelihoods,
+    text_rates,
+    texts_of,
+)
+from experiments.evaluate.tasks import Rows, score_file, score_run
 from experiments.runs import provenance
 from experiments.runs.init_from import started_from
 from experiments.runs.kinds.answers import questions
 from experiments.runs.paths import save_settings
 from experiments.runs.stages import stages_of
-from experiments.runs.trained import answering, newest_masked, open_run
+from experiments.runs.trained import answering, open_run
 from experiments.study.experiment import Experiment
 from lm.config.base import SettingError, changes
 from lm.config.decoding import Decoding
@@ -35,7 +44,7 @@ from lm.evaluate.generate import greedy
 from lm.evaluate.loglikelihood import continuation_log_probs
 from lm.metrics import defined_values, undefined_reasons
 from lm.tokenizers.sentencepiece import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
-from lm.tokenizers.tokenizer import EOS
+from lm.tokenizers.tokenizer import EOS, MASK
 
 TEXTS = {"tuning.mixtures": ("xquad_enro",)}
 COLA = [{"sentence": "It is so.", "label": 1}, {"sentence": "Is so it.", "label": 0}]
@@ -210,27 +219,13 @@ def test_answers_end_at_newlines_alone(name, text, rows, runs, tmp_path, monkeyp
 
 
 def test_the_list_of_tasks_has_the_rows_of_what_is_prepared_and_the_command_for_the_rest(runs, capsys):
-    show_tasks("co*", runs)
+    data_tasks("co*", runs)
     out = capsys.readouterr().out
     assert re.findall(r"glue/cola +(\d+)", out) == ["2", "2"]
     assert out.count("tfds build NAME") == 1
     assert "not prepared" in out
     with pytest.raises(SettingError, match="did you mean 'cola'"):
-        show_tasks("colo", runs)
-
-
-def test_of_masked_models_the_one_trained_last_is_asked_and_a_damaged_one_is_said(runs, capsys):
-    first, *_ = run_of(runs, "masked-1", HEADS)
-    last, *_ = run_of(runs, "masked-2", HEADS | {"seed": 1})
-    (first / "settings.json").write_text((first / "settings.json").read_text())
-    assert newest_masked(runs) == last and not capsys.readouterr().err
-    settings = (last / "settings.json").read_text()
-    (last / "settings.json").write_text(settings.replace('"seed": 1', '"seed": 2'))
-    assert newest_masked(runs) != last  # but another
-    assert f"left out: {last}/settings.json" in capsys.readouterr().err
-    (last / "settings.json").write_text(settings)
-    with pytest.raises(SettingError, match="holds no trained masked LM yet"):
-        newest_masked(runs / "cache")
+        data_tasks("colo", runs)
 
 
 def test_a_run_reads_the_cache_that_it_recorded_or_is_told_and_says_which(
@@ -246,20 +241,25 @@ def test_a_run_reads_the_cache_that_it_recorded_or_is_told_and_says_which(
     assert f"Data: {runs / 'cache'}\n" in capsys.readouterr().out
 
 
+TEXT_READ = {"text": "It is."}
+PICTURES = {"next": TEXT_READ, "lens": TEXT_READ, "attention": TEXT_READ, "bias": {}}
+
+
 def asked(folder, place, mixture):
     """``{command: what it prints}`` of all commands that use a model of the run in ``folder``."""
     lines = place / "lines.txt"
     lines.write_text("It is so.\n")
     pictures = {
         what: partial(
-            write_picture, what, picture_of(what)(run=folder, mixture=mixture, out=place / "x.png", **more)
+            write_picture,
+            what,
+            function_of(f"draw {what}")(run=folder, mixture=mixture, out=place / "x.png", **more),
         )
-        for what, more in {"next": {"text": "It is."}, "lens": {"text": "It is."}, "bias": {}}.items()
+        for what, more in PICTURES.items()
     }
     return {
         "generate": partial(generate, folder, ("It is",), mixture, Decoding(4)),
-        "likelihood": partial(likelihood, folder, str(lines), None, Scoring(mixture=mixture)),
-        "attention": partial(attention, folder, "It is.", mixture, out=place / "attention.png"),
+        "likelihood": partial(score_texts, folder, str(lines), None, Scoring(mixture=mixture)),
         "export": partial(export_checkpoint, folder, place / "out", mixture),
         "notebook": lambda: print(open_run(folder, stages_of(folder), mixture).which),
         **pictures,
@@ -294,11 +294,11 @@ def test_a_run_that_trains_nothing_has_no_model_to_show(allowed, tmp_path):
         open_run(tmp_path, allowed(tmp_path))
 
 
-def test_a_kind_of_picture_that_cannot_be_drawn_is_refused_before_the_run_is_looked_at(tmp_path):
+def test_a_kind_of_picture_that_cannot_be_drawn_is_refused():
     with pytest.raises(
         SettingError, match=r"--out x\.foo should be a picture that ends in \.png, \.svg or \.pdf"
     ):
-        attention(tmp_path / "nowhere", "a text", out=Path("x.foo"))
+        write_picture("masks", function_of("draw masks")(out=Path("x.foo")))
 
 
 @pytest.mark.parametrize("given", [TEXTS, HEADS, TEXTS | {"model.architecture": "decoder"}])
@@ -306,7 +306,7 @@ def test_lines_are_as_likely_as_the_runs_model_finds_their_bytes(given, runs, tm
     folder, _, _ = run_of(runs, f"likelihood-{given.get('model.architecture')}", given)
     file, out = tmp_path / "lines.tsv", tmp_path / "out.jsonl"
     file.write_text("Where?\tHere.\n\n \t \nHere, and nowhere else at all.\n\n")
-    likelihood(folder, str(file), out, Scoring(length=12, stride=5))
+    score_texts(folder, str(file), out, Scoring(length=12, stride=5))
     first, second = map(json.loads, out.read_text().splitlines())
     assert (first["tokens"], second["tokens"]) == (first["bytes"], second["bytes"]) == (5, 30)
     assert first["bits_per_byte"] == pytest.approx(-first["log_prob"] / 5 / math.log(2))
@@ -323,7 +323,7 @@ def test_a_model_without_an_output_matrix_is_refused_before_a_corpus_is_made(tmp
     bare = {"model.architecture": "encoder", "model.output.logits": "none", "model.output.bias": False}
     save_settings(tmp_path, changes(Experiment(), SMALL | HEADS | bare | {"pretraining.steps": 0}))
     with pytest.raises(SettingError, match="no output matrix"):
-        likelihood(tmp_path, "documentation")
+        score_texts(tmp_path, "documentation", None, Scoring())
     assert not capsys.readouterr().out
 
 
@@ -335,7 +335,7 @@ def test_a_corpus_is_as_likely_as_its_texts_and_characters_are_fewer_than_their_
     results = {}
     corpora = [f"text:{tmp_path}/0.txt + text:{tmp_path}/1.txt", f"text:{tmp_path}/0.txt"]
     for corpus, limit in ((corpora[0], 0), (corpora[0], 1), (corpora[1], 0)):
-        likelihood(folder, corpus, tmp_path / "out.jsonl", Scoring(texts=limit))
+        score_texts(folder, corpus, tmp_path / "out.jsonl", Scoring(texts=limit))
         results[corpus, limit] = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
     first, second = results[corpora[0], 0]
     assert [first] == results[corpora[0], 1] == results[corpora[1], 0]
@@ -458,7 +458,7 @@ def test_gaps_of_t5_are_sentinels_and_of_bart_masks_however_they_are_spelled(run
         assert sentinels == ([top, top - 1] if name == "gaps-t5" else [])
         answers = []
         for text in texts:
-            fill_in(text, folder, Filling(top=2), runs)
+            fill_gaps(folder, [GAP.sub(MASK, text)], "", Filling(top=2), 0)
             answers.append(capsys.readouterr().out)
         assert 1 <= answers[0].count("%") <= 2 and len({*answers}) == 1
         assert str(folder) in answers[0].splitlines()[0]
@@ -471,9 +471,8 @@ def test_a_text_is_shown_once_with_the_probability_of_all_answers_that_read_so(r
     monkeypatch.setattr(
         "lm.evaluate.mask_filling.infill", lambda *_, **__: (answers, np.array([[1e-5, 4e-5, 0.0]]))
     )
-    fill_in("a [MASK]", None, Filling(top=3), runs)
-    first, *lines = capsys.readouterr().out.splitlines()
-    assert first.endswith("of the newest run that fills gaps; --run names another")
+    fill_gaps(folder, ["a [MASK]"], "", Filling(top=3), 0)
+    _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split(maxsplit=1) for line in lines] == [["4e-03%", "a c"], ["1e-03%", "a b"]]
 
 
@@ -481,25 +480,24 @@ def test_an_encoder_fills_a_text_in_passes_that_a_seed_repeats(runs, capsys):
     folder, *_ = run_of(runs, "gaps-bert", HEADS)
     answers = []
     for seed in (0, 0, 1):
-        fill_in("a [MASK] b [MASK]", folder, Filling(2, iterations=2, passes="gibbs", seed=seed), runs)
+        fill_gaps(folder, ["a [MASK] b [MASK]"], "", Filling(2, iterations=2, passes="gibbs"), seed)
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1] != answers[2]
     for filling in (Filling(), Filling(iterations=2)):
-        fill_in("a <mask> b", folder, filling, runs)
+        generate(folder, ("a <mask> b",), filling=filling)
         assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("given", "text", "filling", "message"),
     [
-        (TEXTS | {"model.architecture": "decoder"}, "a [MASK]", {}, "fills no gaps; use `lm generate "),
+        (TEXTS | {"model.architecture": "decoder"}, "a [MASK]", {}, "fills no gaps"),
         (
             TEXTS | {"objective.inputs": "drop", "objective.targets": "drop"},
             "a [MASK]",
             {},
             "such as bart/base",
         ),
-        (TEXTS, "a b", {}, "has no .MASK. to fill"),
         (TEXTS, "a [MASK]", {"iterations": 1}, "--iterations is for encoders"),
         (TEXTS, "[MASK]" * 101, {}, "101 gaps are more than the vocabulary's 100 sentinels"),
         (HEADS, "a [MASK]", {"passes": "gibbs"}, "passes='gibbs' needs iterations"),
@@ -511,4 +509,9 @@ def test_a_gap_that_no_model_can_fill_is_refused_with_what_to_use(given, text, f
         runs, f"gaps-{given.get('model.architecture')}-{given.get('objective.inputs')}", given
     )
     with pytest.raises(SettingError, match=message):
-        fill_in(text, folder, Filling(**filling), runs)
+        generate(folder, (text,), filling=Filling(**filling))
+
+
+def test_texts_with_and_without_gaps_are_not_mixed(tmp_path):
+    with pytest.raises(SettingError, match="all texts or none"):
+        generate(tmp_path, ("a [MASK]", "a b"))

@@ -1,5 +1,6 @@
 """What pictures show is what models compute; each is drawn once, and what has no picture is said plainly."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 import scored_runs
 import small_models
+from commands import unboxed
 from flax import nnx
 from paths import GOLDEN, ROOT
 
-from experiments.cli.draw import draw
+from experiments.__main__ import dispatch
 from experiments.figures import FIGURES, benchmark
 from experiments.figures.benchmark import measure_mixers
 from experiments.figures.curves import alibi_curves, bias_plots, bucket_curves, rotary_curves
@@ -389,7 +391,7 @@ def test_every_picture_is_drawn(what, lstm, encoder, tmp_path, monkeypatch, caps
     monkeypatch.setattr(benchmark, "REPEATS", 1)
     folder = [] if what in WITHOUT_RUN else [str(encoder if what == "bias" else lstm)]
     options = OPTIONS.get(what, ["--text", SENTENCE])
-    draw([what, *folder, *options, "--out", str(tmp_path / "a.png")])
+    assert dispatch(["draw", what, *folder, *options, "--out", str(tmp_path / "a.png")]) == 0
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
     assert FIGURES[what].summary in capsys.readouterr().out
 
@@ -399,14 +401,14 @@ def test_every_picture_is_drawn(what, lstm, encoder, tmp_path, monkeypatch, caps
 def test_a_picture_that_needs_no_run_can_have_one(what, lstm, tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "REPEATS", 1)
     options = ["--text", SENTENCE] if what == "gradients" else ["--lengths", "2", "3"]
-    draw([what, str(lstm), *options, "--out", str(tmp_path / "a.svg")])
+    assert dispatch(["draw", what, str(lstm), *options, "--out", str(tmp_path / "a.svg")]) == 0
     assert b"<svg" in (tmp_path / "a.svg").read_bytes()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mask"], "lm draw knows no 'mask'; did you mean 'masks'"),
+        (["mask"], "lm draw has no command 'mask'; did you mean 'masks'"),
         (["masks", "--out", "a.gif"], r"--out a\.gif should be a picture that ends in \.png, \.svg or \.pdf"),
         (["masks", "--length", "3"], "--length=3 should be at least 4"),
         (["sinusoids", "--width", "5"], "--width 5 should be even"),
@@ -431,11 +433,11 @@ def test_a_picture_that_needs_no_run_can_have_one(what, lstm, tmp_path, monkeypa
         (["next", "nowhere", "--text", "a"], "nowhere"),
     ],
 )
-def test_what_cannot_be_drawn_is_said(arguments, message, lstm, encoder, tmp_path, monkeypatch):
+def test_what_cannot_be_drawn_is_said(arguments, message, lstm, encoder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     named = {"LSTM": str(lstm), "ENCODER": str(encoder)}
-    with pytest.raises(SettingError, match=message):
-        draw([named.get(argument, argument) for argument in arguments])
+    assert dispatch(["draw", *(named.get(argument, argument) for argument in arguments)]) == 2
+    assert re.search(message, unboxed(capsys.readouterr().err))
     assert not [*tmp_path.iterdir()]
 
 
@@ -451,7 +453,7 @@ def test_a_model_without_attention_has_no_heads_to_draw_and_an_elman_network_no_
 
 
 def test_without_a_name_all_pictures_are_listed_in_their_order(capsys):
-    draw([])
+    assert dispatch(["draw"]) == 0
     out = capsys.readouterr().out
     places = [out.index(f"\n  {what} ") for what in FIGURES]
     assert places == sorted(places)

@@ -12,7 +12,7 @@ from paths import ROOT
 from tiny import TINY
 from waiting import gone, wait_for
 
-from experiments.cli.one_run import RowRun
+from experiments.cli.run_options import RowRun
 from experiments.processes.jobs import Jobs
 from experiments.runs.result import read_result
 from experiments.study.registry import build
@@ -141,18 +141,18 @@ def test_jobs_are_refused_where_a_device_or_another_process_trains(monkeypatch):
     def runs_at(scale):
         return [RowRun(ROW, build(ROW, scale), Path())]
 
-    assert [train._job_count(0, runs_at(scale)) for scale in ("nano", "mini", "base")] == [4, 4, 1]
-    assert [train._job_count(n, runs_at("base")) for n in (1, 3)] == [1, 3]
+    assert [train.job_count(0, runs_at(scale)) for scale in ("nano", "mini", "base")] == [4, 4, 1]
+    assert [train.job_count(n, runs_at("base")) for n in (1, 3)] == [1, 3]
     nano = runs_at("nano")
     monkeypatch.setattr(train, "has_accelerator", lambda: True)
-    assert train._job_count(0, nano) == 1
+    assert train.job_count(0, nano) == 1
     with pytest.raises(SettingError, match="--jobs 2: a sweep with a GPU or TPU trains one run at a time"):
-        train._job_count(2, nano)
+        train.job_count(2, nano)
     for name, value in {"COORDINATOR": "localhost:1", "PROCESSES": "2", "PROCESS": "0"}.items():
         monkeypatch.setenv(f"LM_{name}", value)
     with pytest.raises(SettingError, match="of several processes"):
-        train._job_count(2, nano)
-    assert train._job_count(0, nano) == 1
+        train.job_count(2, nano)
+    assert train.job_count(0, nano) == 1
 
 
 def test_how_many_runs_train_at_once_follows_from_the_size_of_their_models_at_any_scale(monkeypatch):
@@ -161,12 +161,12 @@ def test_how_many_runs_train_at_once_follows_from_the_size_of_their_models_at_an
     monkeypatch.setattr(train, "cores", lambda: 4)
     monkeypatch.setattr(train, "has_accelerator", lambda: False)
     names = ("nano", "mini", "mini-real", "small", "medium", "base")
-    at_once = {name: train._job_count(0, [RowRun(ROW, build(ROW, name), Path())]) for name in names}
+    at_once = {name: train.job_count(0, [RowRun(ROW, build(ROW, name), Path())]) for name in names}
     assert at_once == {"nano": 4, "mini": 4, "mini-real": 4, "small": 1, "medium": 1, "base": 1}
     monkeypatch.setitem(SCALES, "width", SCALES["nano"] | {"model.d_model": 96})
     monkeypatch.setitem(SCALES, "wide", SCALES["nano"] | {"model.d_model": 1024, "model.mlp.d_ff": 4096})
     small, large = (RowRun(ROW, build(ROW, name), Path()) for name in ("width", "wide"))
-    assert [train._job_count(0, wanted) for wanted in ([small], [large], [small, large, small])] == [4, 1, 4]
+    assert [train.job_count(0, wanted) for wanted in ([small], [large], [small, large, small])] == [4, 1, 4]
 
 
 def test_a_training_command_starts_again_once_with_the_tunables_of_memory():
@@ -192,7 +192,7 @@ from experiments.processes.jobs import cores
 from experiments.processes.memory import tune_memory
 assert cores() == os.cpu_count()
 tune_memory()
-import experiments.cli.clean, experiments.cli.plan
+import experiments.cli.data_clean, experiments.cli.plan
 from experiments.__main__ import main
 sys.argv[1:] = ["list", "t5/6-*"]
 main()

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from experiments import console
 from experiments.__main__ import dispatch
-from experiments.cli import show as commands
+from experiments.cli import list_rows
 from experiments.console import Cell
 from experiments.figures import draw
 from experiments.figures.draw import draw_plots
@@ -707,7 +707,7 @@ def test_the_page_needs_no_network_hides_no_markup_and_sorts_its_tables(tmp_path
 
 
 def test_at_80_columns_no_number_and_no_value_that_a_row_changes_is_cut(monkeypatch, capsys):
-    for module in (commands, console):
+    for module in (list_rows, console):
         monkeypatch.setattr(module, "CONSOLE", Console(width=80, file=sys.stdout))
     numbers = {f"column {i}, paper": [Cell(f"{i}{i}.{i:02d} ± 0.12", best=i == 3)] for i in range(10, 22)}
     console.show_sheet("a table", {"row": [Cell("encoder-decoder-6-layers")], **numbers})
@@ -715,7 +715,7 @@ def test_at_80_columns_no_number_and_no_value_that_a_row_changes_is_cut(monkeypa
     for head, (cell,) in numbers.items():
         assert any(head in line for line in lines) and any(cell.text in line for line in lines)
     assert max(map(len, lines)) <= 80 and sum("encoder-decoder-6-layers" in line for line in lines) > 1
-    commands.show_rows("t5/5-bert-style")
+    list_rows.list_rows("t5/5-bert-style")
     shown = "".join(
         line.split("│")[3].strip() for line in capsys.readouterr().out.splitlines() if "│" in line
     )

@@ -10,7 +10,7 @@ import pytest
 from tiny import TINY
 
 from experiments import __main__ as cli
-from experiments.cli.doctor import verify
+from experiments.cli.doctor import find_damage
 from experiments.plan.plans import PlanOptions, show_plans
 from experiments.runs.checks import check_counts
 from experiments.runs.inputs import training_streams
@@ -195,7 +195,7 @@ def test_a_tagger_run_scores_the_report_rows_as_its_model_tags_them(runs, finish
 
 def test_lm_score_tags_other_rows_with_a_tagger(finished, capsys):
     path, _ = finished[TAGGER]
-    assert cli.dispatch(["score", str(path), "--tasks", "roles", "--limit", "10"]) == 0
+    assert cli.dispatch(["eval", "tasks", str(path), "roles", "--limit", "10"]) == 0
     assert "roles" in capsys.readouterr().out
 
 
@@ -205,7 +205,7 @@ def test_lm_likelihood_of_a_bigram_run_is_the_sum_of_its_probabilities_and_the_c
     path, _ = finished[BIGRAM]
     (tmp_path / "texts.txt").write_text("the file\nthe \tfile is read\n")
     texts, out = tmp_path / "texts.txt", tmp_path / "out.jsonl"
-    assert cli.dispatch(["likelihood", str(path), str(texts), "--out", str(out)]) == 0
+    assert cli.dispatch(["eval", "likelihood", str(path), str(texts), "--out", str(out)]) == 0
     plain, continued = map(json.loads, out.read_text().splitlines())
     (stage,), (_, prepared) = stages_of(path), prepared_of(runs, BIGRAM)
     model, encode = stage.model(), prepared.vocabulary.encode
@@ -219,16 +219,16 @@ def test_lm_likelihood_of_a_bigram_run_is_the_sum_of_its_probabilities_and_the_c
 
 def test_verify_tells_damaged_counts_from_good_ones(runs, capsys):
     path, _ = finish(runs, BIGRAM, "damaged")
-    assert verify([path]) == 0 and "good" in capsys.readouterr().out
+    assert find_damage([path]) == 0 and "good" in capsys.readouterr().out
     (stage,) = stages_of(path)
     file = stage.folder / COUNTS_FILE
     file.write_bytes(file.read_bytes()[:-1])
-    assert verify([path]) == 1 and "checksum" in capsys.readouterr().out
+    assert find_damage([path]) == 1 and "checksum" in capsys.readouterr().out
     assert not saved_steps(stage.folder)
     with pytest.raises(DataError, match="damaged"):
         stage.model()
     finish(runs, BIGRAM, "damaged")  # counts again
-    assert matches_checksum(file) and verify([path]) == 0
+    assert matches_checksum(file) and find_damage([path]) == 0
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from paths import ROOT
 from small_runs import SMALL
 
 from experiments.cli.convert import export_checkpoint
-from experiments.cli.one_run import Options
+from experiments.cli.run_options import Options
 from experiments.cli.train import train_row
 from experiments.processes.progress import reporting
 from experiments.report.results import find_results

@@ -15,9 +15,11 @@ from flax import nnx
 from small_runs import SMALL
 
 from experiments import __main__ as cli
-from experiments.cli.models import count_written, generate
-from experiments.cli.one_run import Options, RowRun
-from experiments.cli.train import train_one, train_rows
+from experiments.cli.generate import generate
+from experiments.cli.run_options import Options, RowRun
+from experiments.cli.sweep import train_rows
+from experiments.cli.train import train_one
+from experiments.evaluate.generation import count_written
 from experiments.processes.progress import reporting
 from experiments.report.run_summary import chance_score, report_command, suggestions, summarize
 from experiments.runs.kinds.stage import Stage
@@ -334,8 +336,8 @@ def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swe
             "lm generate runs/a --mixture documentation-words --prompt 'The function returns'",
         ),
         ("gpt/base", {"data.corpus": "text:novel.txt"}, "lm generate runs/a --prompt 'It was a'"),
-        ("bert/base", {}, "lm fill 'Paris is the [MASK] of France.' --run runs/a"),
-        ("bert/base", {"pretraining.steps": 0, "tuning.heads": ("mrpc",)}, "lm score runs/a --tasks mrpc"),
+        ("bert/base", {}, "lm generate runs/a --prompt 'Paris is the [MASK] of France.'"),
+        ("bert/base", {"pretraining.steps": 0, "tuning.heads": ("mrpc",)}, "lm eval tasks runs/a mrpc"),
     ],
 )
 def test_what_to_try_first_suits_what_the_model_was_trained_for(row, changes, command):
@@ -384,7 +386,7 @@ def test_the_command_line_gives_an_exit_code_and_the_nearest_name(capsys):
     assert cli.dispatch([]) == 0
     assert cli.dispatch(["swep"]) == 2
     assert "did you mean 'sweep'" in capsys.readouterr().err
-    assert cli.dispatch(["diff", "t5/6-corruption-rate/50"]) == 0
+    assert cli.dispatch(["show", "t5/6-corruption-rate/50", "--diff"]) == 0
     assert "objective.rate: 0.15 → 0.5" in capsys.readouterr().out
     assert cli.dispatch(["show", "t5/6-corruption-rate/5"]) == 2
 
@@ -444,9 +446,7 @@ def test_a_finished_run_of_other_settings_is_not_counted_and_not_touched(swept, 
 
 
 def test_examples_of_an_encoder_show_what_it_must_tell(runs, capsys):
-    assert (
-        cli.dispatch(["examples", "bert/base", "--scale", "tiny", "--count", "1", "--runs", str(runs)]) == 0
-    )
+    assert cli.dispatch(["show", "bert/base", "--examples", "1", "--scale", "tiny", "--runs", str(runs)]) == 0
     out = capsys.readouterr().out
     assert {"inputs", "hidden", "label", "text"} <= set(out.split())
     assert "[MASK]" in out and "<extra_id_0>" not in out
@@ -454,7 +454,7 @@ def test_examples_of_an_encoder_show_what_it_must_tell(runs, capsys):
 
 
 def test_examples_are_of_the_row_as_it_would_be_trained_with_settings_given_by_hand(runs, capsys):
-    words = ["examples", "--scale", "tiny", "--count", "1", "--runs", str(runs), "--data.inputs-length", "30"]
+    words = ["show", "--scale", "tiny", "--examples", "1", "--runs", str(runs), "--data.inputs-length", "30"]
     assert cli.dispatch([*words, "--objective.rate", "0.5", RATE]) == 0
     assert re.search(
         r": \d+ tokens of text, room for 30 of inputs and \d+ of targets\n", capsys.readouterr().out

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import TINY
 
-from experiments.cli.models import show_neighbours
+from experiments.cli.draw import neighbours
 from experiments.runs.kinds import vectors as skipgram
 from experiments.runs.kinds.vectors import Vectors
 from experiments.runs.result import read_result
@@ -193,19 +193,19 @@ def test_a_run_of_vectors_alone_ends_with_its_cost_and_has_no_model(cache, capsy
     assert result.seconds > 0 and result.held_out_loss is None and result.tokens == 2 * 20_000
     with pytest.raises(SettingError, match="no model for this"):
         open_run(folder, answering(folder))
-    show_neighbours(folder, ("the", "of"), count=3)
+    neighbours(folder, ("the", "of"), count=3)
     which, *lines = capsys.readouterr().out.splitlines()
     assert which == f"{folder} after vectors"
     assert [line.split()[0] for line in lines] == ["\u2581the", "\u2581of"]
     assert all(len(line.split()) == 1 + 2 * 3 for line in lines)
     with pytest.raises(SettingError, match="'thex' has no vector; did you mean"):
-        show_neighbours(folder, ("thex",))
+        neighbours(folder, ("thex",))
 
 
 def test_the_embedding_of_a_model_has_neighbours_too(finished, capsys):
     folder, _ = finished
     for stage in ("", "pretraining"):
-        show_neighbours(folder, ("the",), count=200, stage=stage)
+        neighbours(folder, ("the",), count=200, stage=stage)
     said, vectors, other, model = capsys.readouterr().out.splitlines()
     assert said == f"{folder} after vectors; by --stage also: pretraining" and "after pretraining" in other
     assert vectors != model

@@ -104,7 +104,7 @@ def test_commands_of_the_guide_are_accepted_as_they_stand(loads, monkeypatch, ca
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_command_finds_rows_wherever_the_module_is_named(place, tmp_path):
     (tmp_path / "my_rows.py").write_text(MODULES["my_rows.py"])
-    words = ["diff", "width/wide"]
+    words = ["show", "width/wide", "--diff"]
     words[place:place] = ["--study", "my_rows.py"]
     done = lm(tmp_path, *words)
     assert "model.mlp.d_ff: 256" in done.stdout, done.stderr

@@ -1,11 +1,10 @@
-"""One row with one seed: with what options it is trained, where it lies, whether it has finished."""
+"""Options of training, and one row with one seed: where its run is, and whether it has finished."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from experiments.cli.usage.arguments import FLAT
 from experiments.console import RUNS
 from experiments.processes.progress import NO_TOOLS, Tools
 from experiments.runs import provenance
@@ -19,16 +18,13 @@ from lm.config.base import SettingError
 
 @dataclass(frozen=True)
 class Options:
-    """Options of lm run and lm sweep that are not settings."""
+    """Options of lm run and lm sweep that are no settings."""
 
-    scale: str = DEFAULT_SCALE  # size of the study
-    runs: Path = RUNS  # folder that holds the runs
-    # resume although these changed since a run was started: settings,vocabulary,data,code,packages
-    allow: str = ""
-    # restart up to N times after a crash or exit code 42; not after bad settings, a loss of NaN, or a signal
-    restart: int = 0
-    start: str = ""  # train from this model: a folder in the published format, a run, RUN:STAGE, or hf:NAME
-    tools: Annotated[Tools, FLAT] = NO_TOOLS
+    scale: str = DEFAULT_SCALE
+    runs: Path = RUNS
+    allow: str = ""  # what may differ from when the run began, such as "data,code"
+    start: str = ""  # the checkpoint to start from, as it was typed
+    tools: Tools = NO_TOOLS
 
     @property
     def cache(self) -> Path:
@@ -37,9 +33,6 @@ class Options:
     @property
     def allowed(self) -> frozenset[str]:
         return provenance.allowed(self.allow)
-
-
-NO_OPTIONS = Options()
 
 
 class RowRun(NamedTuple):
@@ -58,12 +51,13 @@ class RowRun(NamedTuple):
 
 
 def row_run(name: str, experiment: Experiment, options: Options) -> RowRun:
+    """Return the run of a row with these settings."""
     changed = overrides_of(name, options.scale, experiment)
     return RowRun(name, experiment, run_folder(options.runs, options.scale, name, experiment.seed, changed))
 
 
 def share(name: str, experiment: Experiment, options: Options) -> str:
-    """Let the folder called as the row lead to its run, which may lie in that of another row; say so then."""
+    """Link the row's own folder to its run, if another row has it; return a line about that, else ""."""
     run = row_run(name, experiment, options)
     own = row_folder(options.runs, options.scale, name, overrides_of(name, options.scale, experiment))
     if own == run.folder.parent:

@@ -1,4 +1,4 @@
-"""``lm likelihood``: how likely a run's model finds texts, a corpus, or what continues contexts."""
+"""How likely a run's model finds texts, a corpus, or continuations of contexts."""
 
 import json
 import math
@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from experiments.cli.usage.arguments import FLAT
-from experiments.cli.usage.page import HELP_WORDS
 from experiments.console import CONSOLE, UNBROKEN, listing
 from experiments.runs.paths import find_cache
 from lm import files
@@ -29,12 +27,6 @@ if TYPE_CHECKING:  # with jax, which takes a second
     from lm.evaluate.loglikelihood import Masking, Request
 
 SHOWN_TEXT = 60  # of a text [characters]
-HARNESS_HELP = """Evaluate a run by lm-evaluation-harness, which pip install 'lm-study[harness]' brings.
-
-usage: lm harness --model_args run=RUN[,mixture=NAME][,max_length=N] --tasks NAME,NAME [OPTIONS]
-
-mixture: which fine-tuned model answers, by default the pre-trained one; max_length: tokens read at once.
-All other options are those of `lm_eval run --help`."""
 CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name of a corpus begins
 
 
@@ -42,48 +34,20 @@ CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name
 class Scoring:
     """Options of how texts are scored."""
 
-    mixture: str = ""  # which fine-tuned model scores; by default the pre-trained one
-    end: bool = False  # whether the EOS behind each continuation is scored too
-    length: int = 512  # longest row; a longer text without a context is scored by windows [tokens]
-    stride: int = 256  # tokens that each window scores; the others before them are its context [tokens]
-    split: Split = "validation"  # of a corpus: validation is what is held out, train the rest
-    texts: int = 0  # of a corpus: score only the first N texts (0: all)
+    mixture: str = ""  # use the model that was fine-tuned on this mixture; by default the pre-trained one
+    end: bool = False  # also score the EOS after each text
+    # longest row; a longer text without a context is scored in overlapping windows [tokens]
+    length: int = 512
+    stride: int = 256  # tokens that each window scores; those before them are its context [tokens]
+    split: Split = "validation"  # split of a corpus: the held-out part (validation) or the rest (train)
+    texts: int = 0  # score only the first texts of a corpus; 0: all [texts]
 
     def __post_init__(self):
         at_least(self, "", texts=0)
 
 
-def harness(arguments: Sequence[str]) -> None:
-    """Evaluate a run by lm-evaluation-harness: its command `lm_eval run`, whose model is a run."""
-    if not arguments or {*HELP_WORDS} & {*arguments}:
-        print(HARNESS_HELP)
-        return
-    try:
-        from lm_eval.__main__ import cli_evaluate
-        from lm_eval.api.registry import model_registry
-    except ImportError as error:
-        needed = "pip install 'lm-study[harness]'"
-        raise SettingError(f"lm harness needs lm-evaluation-harness and torch: {needed}") from error
-    model_registry.register("lm", target="experiments.harness:StudyModel")
-    sys.argv = ["lm_eval", "run", "--model", "lm", *arguments]
-    cli_evaluate()
-
-
-def likelihood(
-    run: Path, file: str, /, out: Path | None = None, scoring: Annotated[Scoring, FLAT] = Scoring()
-) -> None:
-    """Show the log-probability of texts: nats, perplexity a token, bits per byte and per character.
-
-    A line of the file is a text, or a context, a tab and what continues it, blanks included; lines of blanks
-    alone, as between paragraphs, are left out. Of a .jsonl file it is {"context": ..., "continuation": ...}.
-    Encoders give the pseudo-log-likelihood: each token in turn is masked.
-
-    Args:
-        run: folder of a run.
-        file: lines to score (- reads standard input), or a corpus, as data.corpus names one: documentation,
-            text:PATH, jsonl:PATH, parquet:PATH or tfds:NAME; the texts of one split are scored together.
-        out: file for the results as JSON lines, in the order of the file.
-    """
+def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> None:
+    """Print how likely a run's model finds the texts of a file or a corpus; write each result to ``out``."""
     from experiments.runs.stages import stages_of
 
     stages = stages_of(run)

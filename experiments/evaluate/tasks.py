@@ -1,16 +1,15 @@
-"""``lm score``: the scores of a run's models on tasks, or of predictions in a file."""
+"""Scores on tasks: of a run's models, or of answers in a file."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.markup import escape
 
-from experiments.cli.usage.arguments import FLAT
 from experiments.console import CONSOLE, RUNS, UNBROKEN, listing
 from experiments.runs import provenance
 from experiments.runs.paths import find_cache, load_settings
@@ -48,14 +47,14 @@ ANSWERS = {  # that the kinds of tasks take
 
 @dataclass(frozen=True)
 class Rows:
-    """Options of which rows are scored."""
+    """Options of which examples are scored."""
 
-    # split of the data sets; may be one of TFDS's expressions, such as 'validation[:10%]'
+    # split of the data sets, also an expression of TFDS, such as 'validation[:10%]'
     split: str = "validation"
-    limit: int = 0  # use only the first N rows of each task (0: all)
-    # longest prompt of TASK@K (0: model.positions.max_length, with room for an answer) [tokens]
+    limit: int = 0  # score only the first examples of each task; 0: all [examples]
+    # longest prompt of TASK@K; 0: model.positions.max_length, minus room for an answer [tokens]
     prompt_length: int = 0
-    runs: Path = RUNS  # folder that holds the prepared data; of a run it is found beside it
+    runs: Path = RUNS  # folder of the data; that of a run is found beside the run
 
     def of(self, task: BaseTask, cache: Path) -> Sequence[Row]:
         """These rows of a task, whose data lie in ``cache``."""
@@ -64,35 +63,6 @@ class Rows:
         rows = task.rows(self.split, cache)
         task.check_rows(rows)
         return [rows[index] for index in range(min(self.limit or len(rows), len(rows)))]
-
-
-def score(
-    run: Path | None = None,
-    /,
-    tasks: str = "",
-    mixture: str = "",
-    predictions: Path | None = None,
-    task: str = "",
-    rows: Annotated[Rows, FLAT] = Rows(),
-) -> None:
-    """Score a run or an imported checkpoint on tasks, or predictions that were made elsewhere.
-
-    Answers and scores go to RUN/scores/PHASE/TASK/SPLIT.
-
-    Args:
-        run: folder of a run.
-        tasks: names of tasks or mixtures, or task files, separated by commas, such as glue_small,squad or
-            my_task.toml; squad@3 asks the task by a prompt with three examples, squad@0 with none.
-        mixture: which fine-tuned model answers; by default one tuned for the task, else the pre-trained one.
-        predictions: file of predictions to score: a text a line, or .jsonl with {"prediction": ...} lines.
-        task: the task that the predictions are for.
-    """
-    if run is not None and tasks and predictions is None:
-        score_run(run, tasks.split(","), mixture, rows)
-    elif predictions is not None and task and run is None:
-        score_file(predictions, task, rows)
-    else:
-        raise SettingError("lm score takes RUN --tasks NAME,NAME or --predictions FILE --task NAME")
 
 
 def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> None:
@@ -131,7 +101,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
         lines.append((task.name, ", ".join(stage.name for stage in team), len(examples), metrics))
     show_scores(lines)
     UNBROKEN.print(f"Data: {prepared}")
-    UNBROKEN.print(f"Answers and scores: {folder / 'scores'}/PHASE/TASK/{rows.split}")
+    UNBROKEN.print(f"Answers and scores: {folder / 'scores'}/STAGE/TASK/{rows.split}")
 
 
 def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, "list[Stage]"]:
@@ -301,12 +271,12 @@ def warn_of_other_rows(task: BaseTask, split: str, stage: "Stage", prepared: Pat
 def score_file(path: Path, name: str, rows: Rows) -> None:
     """Print the metrics of predictions: a text a line, or .jsonl with answers or {"prediction": answer}."""
     if name not in KNOWN and not is_task_file(name):
-        raise SettingError(f"--task: there is no task {name!r}{nearest(name, KNOWN)}")
+        raise SettingError(f"there is no task {name!r}{nearest(name, KNOWN)}")
     task = LABELLED[name] if name in LABELLED.keys() - TASKS.keys() else find_task(name)
     try:
         lines = files.split_lines(path.read_bytes().decode("utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise SettingError(f"--predictions {path} should hold one answer a line ({error!r})") from error
+        raise SettingError(f"{path} should hold one answer a line ({error!r})") from error
     answers = [
         answer_of(task, line, f"{path}, line {number},", path.suffix == ".jsonl")
         for number, line in enumerate(lines, 1)
@@ -381,6 +351,6 @@ def named_tasks(names: Sequence[str]) -> list[str]:
         if is_prompted_task(name):
             find_prompted_task(name)  # SettingError if there is none
         elif name not in KNOWN | MIXTURES.keys():
-            raise SettingError(f"--tasks: there is no task {name!r}{nearest(name, KNOWN | MIXTURES.keys())}")
+            raise SettingError(f"there is no task {name!r}{nearest(name, KNOWN | MIXTURES.keys())}")
         tasks += [task.name for task in MIXTURES[name].evaluated] if name in MIXTURES else [name]
     return list(dict.fromkeys(tasks))

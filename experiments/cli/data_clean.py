@@ -1,4 +1,4 @@
-"""`lm clean`: a folder of pages -> a prepared dataset, in the three passes of ``corpora.sieve``."""
+"""``lm data clean``: a folder of pages becomes a prepared data set, in the three passes of ``lm.c4``."""
 
 import contextlib
 import dataclasses
@@ -18,8 +18,9 @@ from typing import Annotated, Any
 
 import numpy as np
 import tensorflow_datasets as tfds
+import tyro
 
-from experiments.cli.usage.arguments import FLAT
+from experiments.cli.settings import Runs
 from experiments.console import RUNS
 from experiments.processes.jobs import cores
 from experiments.processes.progress import Reporter, reporting
@@ -37,17 +38,18 @@ Parts = list[list[pages.Piece]]
 
 @dataclasses.dataclass(frozen=True)
 class CleanOptions:
-    """What the dataset is called, and how it is made."""
+    """What the data set is called, and how it is made."""
 
-    name: str  # of the dataset: small letters, digits and _
+    name: str  # name of the data set: small letters, digits and _
     # filters to switch off, such as policy or duplicates; all: all but the language ("unfiltered")
     without: tuple[str, ...] = ()
     # keep one of each span of three sentences (the paper), or of each line (TFDS)
     deduplicate: filters.Unit = "spans"
     rules: filters.Rules = filters.Rules()  # thresholds, language, lists
-    validation: float = HELD_OUT_SHARE  # share of the pages held out
-    workers: int = 0  # processes; 0: one a core
-    # KEY=VALUE of an Apache Beam runner instead, such as runner=DataflowRunner project=mine; needs '.[beam]'
+    validation: float = HELD_OUT_SHARE  # share of the pages that is held out
+    workers: int = 0  # number of processes; 0: one per core [processes]
+    # KEY=VALUE options with which Apache Beam runs it, such as runner=DataflowRunner project=mine; the
+    # package's extra "beam" installs Beam
     beam_options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -71,19 +73,19 @@ class CleanOptions:
             raise SettingError(f"rules.language={language!r} should be one of {', '.join(known)}")
 
 
-Flat = Annotated[CleanOptions, FLAT]  # --name instead of --options.name
-
-
-def clean(source: Path, /, options: Flat, runs: Path = RUNS) -> None:
+def data_clean(
+    source: Path, /, options: Annotated[CleanOptions, tyro.conf.arg(name="")], runs: Runs = RUNS
+) -> None:
     """Make a corpus of text files, JSON lines or WET files by the rules that made C4.
 
-    If it is killed, the same command resumes. Run again, it checks that settings and all bytes of the source
-    are those that the dataset was made of. --data.corpus tfds:NAME reads what it wrote.
+    The same command resumes after a kill; when all is done, it checks that settings and all bytes of the
+    source are those that the data set was made of. --data.corpus tfds:NAME trains on it.
+
+        lm data clean pages --name mine
+        lm data clean crawl --name web --without policy --workers 8
 
     Args:
-        source: folder or file: .txt, .jsonl ({"text", "url"}) or .wet; the last two may end in .gz.
-        options: name and settings.
-        runs: folder that holds the runs and the prepared data.
+        source: Folder or file: .txt, .jsonl ({"text", "url"}) or .wet; the last two may end in .gz.
     """
     run = build_pipeline(source, options)
     parts = pages.find_parts(source)
@@ -170,7 +172,7 @@ def is_cleaned(folder: Path, settings: CleaningConfig) -> bool:
     """Whether the dataset exists; SettingError if it was made from other settings, or by something else."""
     if not folder.exists():
         return False
-    record, changed = folder / "clean.json", {"made by": ("other", "lm clean")}
+    record, changed = folder / "clean.json", {"made by": ("other", "lm data clean")}
     if record.exists() and (old := json.loads(record.read_text())["settings"]):
         changed = diff(from_json(CleaningConfig, json.dumps(old)), settings)
     if changed:

@@ -1,0 +1,132 @@
+"""Command lines become calls of functions, by tyro: signatures are options, docstrings and comments help."""
+
+import functools
+import inspect
+import io
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from importlib import import_module
+from textwrap import dedent
+from typing import Any
+
+import tyro
+from tyro.extras import SubcommandApp
+
+from experiments.cli import COMMANDS
+from experiments.cli.settings import HELP_DEFAULTS, TYPES, help_defaults
+from experiments.cli.synonyms import hints
+from experiments.processes.supervisor import print_line
+from experiments.study.registry import REGISTRY, TABLES
+
+HELP = ("-h", "--help", "--help-all")
+MARKERS = (tyro.conf.PositionalMetavarFromFieldName,)
+
+
+def parse(name: str, words: Sequence[str]) -> Callable[[], Any]:
+    """Return the call that ``lm NAME WORDS`` means.
+
+    Where the words mean none, tyro prints why and the process ends with code 2; it ends with code 0 after
+    help.
+    """
+    function = function_of(name)
+    asked = [word for word in words if word in HELP]
+    defaults = help_defaults(words, everything="--help-all" in asked) if asked else None
+    words = ["--help"] if asked else list(words)
+    token = HELP_DEFAULTS.set(defaults)
+    error = io.StringIO()
+    try:
+        with redirect_stderr(error):
+            understood: Any = tyro.cli(
+                function if inspect.isclass(function) else _deferred(function),
+                prog=f"lm {name}",
+                description=description(function, bool(asked) and "--help-all" not in asked),
+                args=words,
+                registry=TYPES,
+                config=MARKERS,
+            )
+    finally:
+        HELP_DEFAULTS.reset(token)
+        print(error.getvalue(), end="", file=sys.stderr)
+        if "Unrecognized options" in error.getvalue():
+            for hint in hints(words, takes_settings(function)):
+                print_line(hint)
+    if inspect.isclass(function):  # a picture, whose fields are its options
+        from experiments.cli.draw import write_picture
+
+        return functools.partial(write_picture, name.removeprefix("draw "), understood)
+    call: Callable[[], Any] = understood
+    return call
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """Import and return the function, or the class of a picture, of a command."""
+    module, _, function = COMMANDS[name].place.partition(":")
+    loaded = import_module(module)
+    found: Callable[..., Any] = getattr(loaded, function)
+    return found
+
+
+def _deferred(function: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
+    """Return a function of the same signature that returns the call instead of making it."""
+
+    def later(*given: Any, **named: Any) -> Callable[[], Any]:
+        return functools.partial(function, *given, **named)
+
+    later.__dict__["__signature__"] = inspect.signature(function)
+    later.__annotations__ = function.__annotations__
+    later.__doc__ = re.sub(r"\n {8,}", " ", inspect.getdoc(function) or "")  # tyro keeps breaks of lines
+    return later
+
+
+def description(function: Callable[..., Any], is_short: bool = False) -> str:
+    """Return a docstring without its section of arguments."""
+    text = (inspect.getdoc(function) or "").partition("\nArgs:\n")[0].strip()
+    return text + "\n\n--help-all lists all settings." * (is_short and takes_settings(function))
+
+
+def takes_settings(function: Callable[..., Any]) -> bool:
+    """Return whether the settings of a row are options of a command."""
+    return "settings" in inspect.signature(function).parameters
+
+
+def examples(function: Callable[..., Any]) -> list[str]:
+    """Return the command lines in a docstring: its indented lines that begin with ``lm``."""
+    lines = (inspect.getdoc(function) or "").splitlines()
+    return [dedent(line) for line in lines if line.startswith("    lm ")]
+
+
+def print_completion(shell: str) -> None:
+    """Print tyro's completion script of the whole command line; it completes names of rows and files too."""
+    script = io.StringIO()
+    with redirect_stdout(script), suppress(SystemExit):
+        application().cli(prog="lm", args=["--tyro-print-completion", shell], registry=TYPES, config=MARKERS)
+    print(script.getvalue().replace(PRINTED, complete_places([*REGISTRY, *TABLES]) + PRINTED), end="")
+
+
+# in tyro's script, which completes options and commands, but not words that are known by their place
+PRINTED = "    # Output one completion per line.\n"
+
+
+def complete_places(names: Sequence[str]) -> str:
+    """Return lines for tyro's script that add the ``names`` that begin like the word, else ask for files."""
+    return f"""\
+    begun = words[current_index] if current_index < len(words) else ""
+    if not begun.startswith("-"):
+        completions += [name for name in {" ".join(names)!r}.split() if begun and name.startswith(begun)]
+        completions = completions or ["__TYRO_COMPLETE_FILES__"]
+"""
+
+
+def application() -> SubcommandApp:
+    """Return all commands as one application, for completion."""
+    whole, groups = SubcommandApp(), dict[str, SubcommandApp]()
+    for name, command in COMMANDS.items():
+        group, _, last = name.rpartition(" ")
+        if group and group not in groups:
+            groups[group] = SubcommandApp()
+            whole.command(groups[group], name=group)
+        app = groups[group] if group else whole
+        app.command(name=last, help=command.about)(function_of(name))
+    return whole

@@ -1,0 +1,80 @@
+"""``lm data prepare``: tokenize the text that a row reads, before its training and with all cores."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from rich.progress import Progress
+
+from experiments.cli.settings import ConfigFile, Runs, Scale, Settings, given_changes
+from experiments.console import RUNS, UNBROKEN
+from experiments.processes.jobs import cores
+from experiments.runs.inputs import training_streams
+from experiments.runs.prepare import prepare
+from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.registry import build
+from experiments.study.scales import DEFAULT_SCALE
+from lm.config.base import SettingError
+from lm.data.corpus.precompute import estimate_cost, pretokenize
+
+
+def data_prepare(
+    row: str,
+    /,
+    settings: Settings,
+    scale: Scale = DEFAULT_SCALE,
+    config: ConfigFile = None,
+    runs: Runs = RUNS,
+    tokens: float = 0.0,
+    workers: int = 0,
+    check: bool = False,
+) -> None:
+    """Tokenize the text that a row reads, before its training and with all cores.
+
+    First it says, from a sample, what that will take. The same command resumes, also on another machine with
+    the same --runs.
+
+        lm data prepare t5/1-baseline/baseline --check
+        lm data prepare t5/1-baseline/baseline --scale base --tokens 2e9
+
+    Args:
+        row: Row of a table, such as t5/1-baseline/baseline.
+        tokens: Number of tokens, such as 2e9; 0: as many as the row reads, or the whole corpus [tokens].
+        workers: Number of processes; 0: one per core [processes].
+        check: Only say what it will take.
+    """
+    for name, value in (("tokens", tokens), ("workers", workers)):
+        if value < 0:
+            raise SettingError(f"--{name} {value} should be at least 0")
+    changes = given_changes([row], scale, settings, config, "", runs)
+    prepare_corpus(build(row, scale, changes), runs / "cache", tokens, workers or cores(), check)
+
+
+def without_tasks(experiment: Experiment) -> Experiment:
+    """Return the experiment without tasks, unless its vocabulary is trained on their texts too."""
+    if experiment.data.vocabulary_texts != "corpus":
+        return experiment
+    tuning = replace(experiment.tuning, mixtures=(), heads=())
+    return replace(experiment, tuning=tuning, mixing=BASELINE.mixing)
+
+
+def prepare_corpus(experiment: Experiment, cache: Path, tokens: float, workers: int, check: bool) -> None:
+    """Print what it takes to tokenize the text that a row reads of its corpus; do it unless ``check``."""
+    cache.mkdir(parents=True, exist_ok=True)
+    prepared = prepare(without_tasks(experiment), cache, UNBROKEN.print)
+    streams = training_streams(experiment, prepared)
+    phase = experiment.pretraining
+    wanted = int(tokens) or phase.steps * phase.batch_size * experiment.data.inputs_length
+    cost = estimate_cost(streams, wanted)
+    hours = cost.core_seconds / workers / 3600
+    read, kept = cost.bytes_read / 1e9, cost.bytes_written / 1e9
+    UNBROKEN.print(
+        f"{cost.tokens:,} tokens: {read:,.2f} GB of text to read, {kept:,.2f} GB to keep in "
+        f"{streams.corpus.folder}, {hours:,.2f} hours with {workers} processes"
+    )
+    if check:
+        return
+    with Progress(console=UNBROKEN) as progress:
+        bar = progress.add_task("windows", total=None)
+        elsewhere = pretokenize(streams, cost.bytes_read, workers, lambda n: progress.update(bar, advance=n))
+    if elsewhere:
+        UNBROKEN.print(f"{len(elsewhere)} parts are being tokenized by other processes or machines")

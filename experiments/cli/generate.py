@@ -1,0 +1,51 @@
+"""``lm generate``: what a run's model writes after prompts, or puts into the gaps of a text."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from experiments.cli.settings import Mixture
+from experiments.evaluate.generation import Filling, fill_gaps, write_answers
+from lm.config.base import SettingError, check_seed
+from lm.config.decoding import Decoding
+from lm.tokenizers.tokenizer import MASK
+
+GAP = re.compile(r"<mask>|<extra_id_\d+>")  # how published models write what is [MASK] here
+GREEDY = Decoding()
+CANDIDATES = Filling()
+
+
+def generate(
+    run: Path,
+    /,
+    prompt: tuple[str, ...],
+    mixture: Mixture = "",
+    decoding: Annotated[Decoding, tyro.conf.arg(name="")] = GREEDY,
+    filling: Annotated[Filling, tyro.conf.arg(name="")] = CANDIDATES,
+    seed: int = 0,
+) -> None:
+    """Show what a run's model writes after prompts, or what it puts into the gaps of a text with [MASK].
+
+    Prompts are answered greedily, by sampling (--temperature) or by beam search (--beams). In a text with
+    gaps, an encoder predicts one token per gap, an encoder-decoder (BART, T5) any number; <mask> and
+    <extra_id_0>, <extra_id_1>, ... mean the same as [MASK].
+
+        lm generate runs/nano/gpt/base/seed-0 --prompt 'Once' --temperature 0.8 --top-p 0.9
+        lm generate runs/nano/t5/1-baseline/baseline/seed-0 --prompt 'Paris is the [MASK] of France.'
+
+    Args:
+        run: Folder of a run.
+        prompt: One or more texts to answer, to continue or to fill.
+        seed: Seed of sampling.
+    """
+    check_seed(seed, "--seed")
+    texts = [GAP.sub(MASK, text) for text in prompt]
+    with_gaps = [text for text in texts if MASK in text]
+    if not with_gaps:
+        write_answers(run, prompt, mixture, decoding, seed)
+    elif len(with_gaps) == len(texts):
+        fill_gaps(run, texts, mixture, filling, seed)
+    else:
+        raise SettingError(f"--prompt: all texts or none should have {MASK}, which is filled")

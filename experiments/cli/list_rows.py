@@ -1,0 +1,60 @@
+"""``lm list``: the rows of the study, what each changes, and how many seeds of it have finished."""
+
+from pathlib import Path
+
+from rich.markup import escape
+
+from experiments.cli.settings import Runs, Scale, shown_value
+from experiments.console import CONSOLE, NARROW, RUNS, listing
+from experiments.study.paths import run_folder
+from experiments.study.registry import baseline_of, build, find, tables_of
+from experiments.study.scales import DEFAULT_SCALE
+from experiments.study.settings_diff import relevant_diff
+from experiments.study.table import Row
+
+
+def list_rows(
+    pattern: str = "*", /, scale: Scale = DEFAULT_SCALE, runs: Runs = RUNS, names: bool = False
+) -> None:
+    """List the rows of the study, what each changes, and how many seeds of it have finished.
+
+        lm list
+        lm list 't5/6-*' --scale mini
+
+    Args:
+        pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
+        names: Print only the names, one per line.
+    """
+    rows = find(pattern)
+    if names:
+        print("\n".join(row.name for row in rows))
+        return
+    for table in tables_of(rows):
+        prefix = f"{table.name}/" if CONSOLE.width < NARROW else ""
+        title = f"{table.name}{'/ROW' * bool(prefix)}: {table.title}"
+        label = "in the paper" if any(row.published for row in table.rows) else "label"
+        listed = listing("row", label, "changes", "finished", title=title)
+        for row in (row for row in table.rows if row in rows):
+            changed = relevant_diff(build(baseline_of(row.name), scale), build(row.name, scale))
+            parts = [changed_setting(row, path, new) for path, (_, new) in changed.items()]
+            finished = finished_seeds(row.name, scale, runs)
+            listed.add_row(
+                row.name.removeprefix(prefix),
+                escape(row.label),
+                escape(", ".join(parts) or "(the baseline)"),
+                f"{finished} seed{'s' * (finished != 1)}",
+            )
+        CONSOLE.print(listed)
+
+
+def changed_setting(row: Row, path: str, value: object) -> str:
+    """Return a setting that a row changes, and how it follows from the scale: "model.d_model=128 (x 2)"."""
+    shown = shown_value(value) if isinstance(value, float) else str(value)
+    derivation = row.derivation(path)
+    return f"{path}={shown} ({derivation})" if derivation else f"{path}={shown}"
+
+
+def finished_seeds(row: str, scale: str, runs: Path) -> int:
+    """Return how many seeds of a row have scores."""
+    folder = run_folder(runs, scale, row, 0, {}).parent
+    return sum(1 for _ in folder.glob("seed-*/scores.json"))

@@ -1,0 +1,75 @@
+"""``lm report``: the tables of finished runs beside the paper's."""
+
+import shlex
+from pathlib import Path
+from typing import Literal
+
+from experiments.cli.settings import ConfigFile, Scale, Settings, Start, given_changes, grid_points
+from experiments.console import RUNS, print_line
+from experiments.study.overrides import named_changes
+from experiments.study.plugins import study_arguments
+from experiments.study.registry import find, registered, tables_of
+from experiments.study.scales import DEFAULT_SCALE
+from experiments.study.words import setting_words
+from lm.config.base import SettingError
+
+
+def report(
+    pattern: str = "t5/*",
+    /,
+    *,
+    settings: Settings,
+    scale: Scale = DEFAULT_SCALE,
+    config: ConfigFile = None,
+    start: Start = "",
+    runs: tuple[str, ...] = (str(RUNS),),
+    grid: tuple[str, ...] = (),
+    variants: bool = False,
+    watch: bool = False,
+    latex: bool = False,
+    pictures: Literal["png", "svg", "pdf"] = "png",
+) -> None:
+    """Write the tables of finished runs beside the paper's: Markdown, a web page, CSV and pictures.
+
+    Give the settings with which the runs were swept.
+
+        lm report t5/6-corruption-rate
+        lm report 't5/*' --scale mini --runs runs gs://bucket/runs
+
+    Args:
+        pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
+        runs: One or more folders of runs, also gs://; the report goes into the first.
+        grid: Settings and values with which the runs were swept, as for lm sweep.
+        variants: Also show runs with settings given by hand, each combination as a row of its own.
+        watch: Write the report again whenever a run makes progress, until interrupted.
+        latex: Also write the tables as report.tex.
+        pictures: Also write the pictures in this format.
+    """
+    rows = find(pattern)
+    changes = given_changes([row.name for row in rows], scale, settings, config, start, Path(runs[0]))
+    if variants and (changes or grid):
+        raise SettingError("--variants shows all settings given by hand: leave out settings and --grid")
+    from experiments.report import report as reports  # whose pictures and page need more than a list of rows
+    from experiments.report.overrides import rows_to_register, with_override_rows
+
+    wanted = tables_of(rows)
+    if grid:
+        from experiments.cli.sweep import grid_tables
+
+        wanted = grid_tables(pattern, scale, grid_points(grid), changes)
+        changes = {}
+    if variants:
+        wanted = with_override_rows(wanted, scale, runs, print_line)
+    with registered(rows_to_register(wanted, scale)):
+        if watch:
+            reports.watch(wanted, scale, runs, overrides=changes)
+            return
+        named = {path: value for path, value in named_changes(changes).items() if path != "start.model"}
+        words = ["lm", *study_arguments(), "report", pattern, "--scale", scale, *setting_words(named)]
+        words += ["--start", start] * bool(start) + ["--grid", *grid] * bool(grid) + ["--runs", *runs]
+        words += ["--variants"] * variants + ["--latex"] * latex + ["--pictures", pictures]
+        written = reports.print_report(wanted, scale, runs, changes, shlex.join(words))
+        if pictures != "png":
+            print_line(f"Pictures: {', '.join(reports.write_pictures(written, pictures))}")
+        if latex:
+            print_line(f"LaTeX: {reports.write_latex(written)}")

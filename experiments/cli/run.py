@@ -1,0 +1,62 @@
+"""``lm run``: train, fine-tune and evaluate one row."""
+
+from typing import Annotated
+
+import tyro
+
+from experiments.cli.run_options import Options, row_run
+from experiments.cli.settings import (
+    Allow,
+    ConfigFile,
+    DryRun,
+    Restart,
+    Runs,
+    Scale,
+    Settings,
+    Start,
+    given_changes,
+)
+from experiments.cli.train import train_row
+from experiments.console import RUNS
+from experiments.processes.progress import NO_TOOLS, Tools
+from experiments.study.registry import build
+from experiments.study.scales import DEFAULT_SCALE
+
+
+def run(
+    row: str,
+    /,
+    settings: Settings,
+    scale: Scale = DEFAULT_SCALE,
+    config: ConfigFile = None,
+    start: Start = "",
+    runs: Runs = RUNS,
+    check: bool = False,
+    dry_run: DryRun = False,
+    allow: Allow = "",
+    restart: Restart = 0,
+    tools: Annotated[Tools, tyro.conf.arg(name="")] = NO_TOOLS,
+) -> None:
+    """Train, fine-tune and evaluate one row; any of its settings can be changed.
+
+    The same command resumes from the newest checkpoint, for instance after a crash. The name of the run's
+    folder contains the settings that you change.
+
+        lm run t5/1-baseline/baseline
+        lm run gpt/base --data.corpus text:book.txt --pretraining.steps 500
+        lm run t5/1-baseline/baseline --scale mini --dry-run
+
+    Args:
+        row: Row of a table, such as t5/6-corruption-rate/15.
+        check: Only check settings, data, vocabulary and folder, preparing data where needed; train nothing.
+    """
+    del restart  # read by the supervisor, before this process
+    changes = given_changes([row], scale, settings, config, start, runs)
+    options = Options(scale, runs, allow, start, tools)
+    experiment = build(row, scale, changes)
+    if dry_run:
+        from experiments.cli.dry_run import print_dry_run
+
+        print_dry_run([row_run(row, experiment, options)], options, jobs=1)
+    else:
+        train_row(row, experiment, options, check)

@@ -1,0 +1,304 @@
+"""Settings on a command line: as options, from a file, and as a grid of values."""
+
+import dataclasses
+import io
+import shlex
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
+from contextvars import ContextVar
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict, get_type_hints
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from experiments.study.changes import Overrides
+from experiments.study.experiment import Experiment
+from experiments.study.overrides import check_given, check_start
+from experiments.study.registry import REGISTRY, build
+from experiments.study.scales import DEFAULT_SCALE, SCALES
+from experiments.study.words import setting_words
+from lm.config.base import DataError, SettingError, changes, comments, leaves, parse_json
+from lm.files import CHECKSUM
+
+CHANGED_OFTEN = (  # the settings that people change first, which --help lists
+    "data.corpus",
+    "data.vocabulary",
+    "data.vocabulary_size",
+    "data.inputs_length",
+    "objective.noise",
+    "objective.rate",
+    "objective.mean_span_length",
+    "model.architecture",
+    "model.num_encoder_layers",
+    "model.num_decoder_layers",
+    "model.d_model",
+    "model.mlp.d_ff",
+    "model.attention.num_heads",
+    "model.positions.kind",
+    "model.dropout",
+    "pretraining.steps",
+    "pretraining.batch_size",
+    "pretraining.optimizer.name",
+    "pretraining.optimizer.learning_rate",
+    "finetuning.steps",
+    "finetuning.batch_size",
+    "finetuning.optimizer.learning_rate",
+    "tuning.mixtures",
+    "seed",
+)
+
+# {path: value} whose settings and defaults the help lists; None where a command line is parsed, not explained
+HELP_DEFAULTS: ContextVar[Mapping[str, Any] | None] = ContextVar("HELP_DEFAULTS", default=None)
+TYPES = ConstructorRegistry()
+
+
+def types_of(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each (dotted path, type) of the settings of a dataclass."""
+    hints = get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        kind = hints[field.name]
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            yield from types_of(kind, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, kind
+
+
+def options_type(paths: Iterable[str] | None = None) -> Any:
+    """Return a TypedDict with an optional key for each setting: tyro's result holds those that were given.
+
+    ``paths``: only these settings, if given.
+    """
+    kinds, meanings, defaults = dict(types_of(Experiment)), comments(Experiment), HELP_DEFAULTS.get()
+    if paths is None:
+        paths = kinds if defaults is None else defaults
+    keys = {}
+    for path in paths:
+        about = meanings.get(path, "")
+        hint = "" if defaults is None else f"(default: {shown_value(defaults[path])})"
+        keys[path] = Annotated[
+            kinds[path], tyro.conf.arg(help=about[:1].upper() + about[1:], help_behavior_hint=hint)
+        ]
+    make: Any = TypedDict
+    return make("Settings", keys, total=False)
+
+
+def shown_value(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def help_defaults(words: Sequence[str], everything: bool) -> dict[str, Any]:
+    """Return the settings that a help page lists, with the values of the row and scale among ``words``."""
+    row = next((word for word in words if word in REGISTRY), "t5/1-baseline/baseline")
+    scale = next((name for name in SCALES if name in words or f"--scale={name}" in words), DEFAULT_SCALE)
+    values = dict(leaves(build(row, scale)))
+    return values if everything else {path: values[path] for path in CHANGED_OFTEN}
+
+
+@TYPES.primitive_rule
+def _integer_rule(about: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    if about.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: whole_number(words[0]),
+        is_instance=lambda value: type(value) is int,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def whole_number(text: str) -> int:
+    """Return ``"20000"``, ``"20_000"`` and ``"2e4"`` alike as 20000."""
+    for kind in (int, float):
+        try:
+            number = kind(text)
+            if number == int(number):
+                return int(number)
+        except (ValueError, OverflowError):
+            pass
+    raise ValueError(f"{text!r} should be a whole number, such as 20000 or 2e4")
+
+
+def _scale_type() -> Any:
+    return Literal[tuple(SCALES)]
+
+
+# Options that several commands have, with their help.
+Scale = Annotated[
+    str,
+    tyro.conf.arg(
+        help="Size of the study.",
+        constructor_factory=_scale_type,
+        help_behavior_hint=lambda default: f"(default: {default.strip('[]' + chr(39))})",
+    ),
+]
+Settings = Annotated[Overrides, tyro.conf.arg(name="", constructor_factory=options_type)]
+ConfigFile = Annotated[
+    Path | None,
+    tyro.conf.DisallowNone,
+    tyro.conf.arg(
+        metavar="FILE",
+        help="File of settings to apply, TOML or JSON, such as the settings.json of a run.",
+        help_behavior_hint="",
+    ),
+]
+Start = Annotated[
+    str,
+    tyro.conf.arg(
+        metavar="MODEL",
+        help="Start from this model: a folder in the format of transformers, a run, RUN:STAGE, or hf:NAME.",
+        help_behavior_hint="",
+    ),
+]
+Runs = Annotated[Path, tyro.conf.arg(metavar="FOLDER", help="Folder of the runs and their data.")]
+Mixture = Annotated[
+    str,
+    tyro.conf.arg(
+        help="Use the model that was fine-tuned on this mixture; by default the pre-trained one.",
+        help_behavior_hint="",
+    ),
+]
+DryRun = Annotated[
+    bool,
+    tyro.conf.arg(
+        help="Only print what would be trained, its FLOP and the expected time here, and which data are "
+        "missing; prepare and write nothing."
+    ),
+]
+Allow = Annotated[
+    str,
+    tyro.conf.arg(
+        help="Resume although these changed since the run began, such as data,code: any of settings, "
+        "vocabulary, data, code, packages.",
+        help_behavior_hint="",
+    ),
+]
+Restart = Annotated[
+    int,
+    tyro.conf.arg(
+        help="Restart up to this many times after a crash or exit code 42, but not after bad settings, a "
+        "loss of NaN or a signal."
+    ),
+]
+
+
+def given_changes(
+    rows: Sequence[str], scale: str, settings: Overrides, config: Path | None, start: str, runs: Path
+) -> Overrides:
+    """Return what a command line changes in rows: by --start, by --config, and by options, which win.
+
+    SettingError for a setting that none of the rows reads, or that contradicts the checkpoint to start from.
+    """
+    started: Overrides = {}
+    if start:
+        from experiments.runs.init_from import started_from  # reads tokenizers, which takes a while to import
+
+        started = started_from(start, runs)
+    plain = [build(row, scale, started) for row in rows]
+    given = (read_config(config, plain) if config else {}) | settings
+    for experiment in plain:
+        check_start(experiment, given)
+    try:
+        check_given([build(row, scale, started | given) for row in rows], given)
+    except SettingError as error:
+        raise SettingError(with_path(str(error), given)) from error
+    return started | given
+
+
+def with_path(message: str, given: Overrides) -> str:
+    """Return an error's message with the whole path of the setting that it begins with."""
+    name = message.partition("=")[0]
+    whole = [path for path in given if path.endswith(f".{name}")]
+    return whole[0] + message.removeprefix(name) if len(whole) == 1 else message
+
+
+def read_config(path: Path, rows: Sequence[Experiment]) -> Overrides:
+    """Return the settings in a file that differ from those of any of ``rows``.
+
+    The file is TOML or JSON, nested or with dotted names, such as the settings.json of a run.
+    """
+    try:
+        text = path.read_text("utf-8")
+        nested = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text, path)
+    except (OSError, ValueError) as error:
+        raise SettingError(f"--config {path} should be a file of settings, TOML or JSON: {error}") from error
+    if not isinstance(nested, dict):
+        raise SettingError(f"--config {path} should hold settings by name, not a {type(nested).__name__}")
+    nested.pop(CHECKSUM, None)
+    found = dict(_flat(nested, ""))
+    try:
+        new = [changes(experiment, found) for experiment in rows]
+    except DataError:
+        raise
+    except SettingError as error:
+        raise SettingError(f"--config {path}: {error}") from error
+    differing: Overrides = {}
+    for old, experiment in zip(rows, new, strict=True):
+        before, after = dict(leaves(old)), dict(leaves(experiment))
+        differing |= {name: after[name] for name in found if name in after and after[name] != before[name]}
+    return differing
+
+
+def _flat(nested: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in nested.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def parse_settings(words: Sequence[str], paths: Iterable[str] | None = None) -> Overrides:
+    """Return {path: value} of settings as a command line's ``words`` give them."""
+    found: Overrides = tyro.cli(options_type(paths), prog="lm sweep", args=words, registry=TYPES)
+    return found
+
+
+def grid_points(grid: Sequence[str]) -> list[Overrides]:
+    """Return the combinations of the values in ``PATH=VALUE,VALUE,...``, in order; [{}] without a grid.
+
+    The blanks in a value separate the elements of a setting that takes several; a value in quotes may have
+    commas.
+    """
+    axes = []
+    for text in grid:
+        path, equals, values = text.partition("=")
+        path = path.removeprefix("--").replace("-", "_")
+        kinds = dict(types_of(Experiment))
+        if not equals or not values:
+            raise SettingError(
+                f"--grid {text!r} should be SETTING=VALUE,VALUE, such as model.mlp.d_ff=128,256"
+            )
+        if path not in kinds:
+            changes(_any_experiment(), {path: None})  # SettingError with the nearest name
+        axes.append([_grid_value(path, value) for value in _split(values)])
+    return [{path: value for point in points for path, value in point.items()} for points in product(*axes)]
+
+
+def _any_experiment() -> Experiment:
+    return build(next(iter(REGISTRY)), DEFAULT_SCALE)
+
+
+def _split(values: str) -> list[str]:
+    lexer = shlex.shlex(values, posix=True)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = ",", True, ""
+    return list(lexer)
+
+
+def _grid_value(path: str, text: str) -> Overrides:
+    """Return the setting as tyro reads ``text`` behind its option; a switch takes True or False."""
+    words = [f"--{path}", *text.split()]
+    if dict(types_of(Experiment))[path] is bool and text in ("True", "False"):
+        words = setting_words({path: text == "True"})
+    try:
+        with redirect_stderr(io.StringIO()) as error:
+            return parse_settings(words, [path])
+    except SystemExit as end:
+        raise SettingError(
+            f"--grid {path}: {text!r} is not a value of this setting\n{error.getvalue()}"
+        ) from end

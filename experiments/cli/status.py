@@ -1,0 +1,173 @@
+"""``lm status``: runs in progress and finished runs, from their files alone."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.console import CONSOLE, RUNS, listing
+from experiments.processes.progress import duration
+from experiments.runs.stages import Stage, load_settings, stages_of
+from experiments.runs.stages import stages as stages_in
+from experiments.study.names import RESERVED_SCALES, RESERVED_TABLES
+from lm.config.base import SettingError
+from lm.files import parse_with_checksum
+
+NO_RUNS = {*RESERVED_SCALES, *RESERVED_TABLES}  # folders beside those of runs
+SILENT = 1_800.0  # a run on another host that has written nothing for so long has stopped [seconds]
+LINE = 65_536  # bytes from the end of metrics.jsonl that hold its last record
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come."""
+
+    run: str  # its folder, below that of the runs
+    state: str  # running, stopped, failed or finished
+    stage: str  # the stage that was trained last
+    step: int  # steps done of all stages
+    steps: int  # steps of all stages
+    loss: float | None  # of the last record of training
+    seen: float  # when it last wrote a record [seconds since 1970]
+    left: float | None  # expected time to the end of training [seconds]
+
+
+def status(runs: Path = RUNS, /, all: bool = False) -> None:
+    """Show the runs in progress and those that stopped: stage, step, loss, last sign of life, expected end.
+
+    Reads files only, and starts no training code; the folder may be a copy or a mounted bucket.
+
+        lm status
+        lm status runs --all
+
+    Args:
+        runs: Folder of runs, or of one run.
+        all: Also list the runs that have finished.
+    """
+    found = sorted(progresses(runs), key=lambda each: each.seen, reverse=True)
+    if not found:
+        raise SettingError(f"{runs} holds no run; `lm run ROW` starts one")
+    shown = [each for each in found if all or each.state != "finished"]
+    heads = ("run", "state", "stage", "steps", "loss", "last sign of life", "expected end")
+    grid = listing(*heads)
+    now = time.time()
+    for each in shown:
+        loss = "–" if each.loss is None else f"{each.loss:.3f}"
+        end = "–"
+        if each.state == "running" and each.left is not None:
+            end = f"in {duration(each.left)}"
+        steps = f"{each.step:,} of {each.steps:,}"
+        ago = f"{duration(max(now - each.seen, 0))} ago"
+        grid.add_row(each.run, each.state, each.stage, steps, loss, ago, end)
+    if shown:
+        CONSOLE.print(grid)
+    finished = sum(each.state == "finished" for each in found)
+    CONSOLE.print(f"{finished} of {len(found)} runs have finished", highlight=False)
+
+
+def progresses(runs: Path) -> Iterator[Progress]:
+    """Yield the progress of each run in a folder of runs; runs whose files are damaged are left out."""
+    for folder in run_folders(runs):
+        with suppress(SettingError, OSError):
+            yield progress_of(folder, runs)
+
+
+def run_folders(folder: Path) -> Iterator[Path]:
+    """Yield the folders of runs at or below ``folder``, without looking into their stages."""
+    if (folder / "settings.json").exists():
+        yield folder
+        return
+    for child in sorted(folder.iterdir() if folder.is_dir() else ()):
+        if child.is_dir() and not child.is_symlink() and child.name not in NO_RUNS:
+            yield from run_folders(child)
+
+
+def progress_of(folder: Path, runs: Path) -> Progress:
+    """Return how far the run in ``folder`` has come."""
+    if folder == runs:
+        stages, name = stages_of(folder), str(folder)
+    else:
+        name = str(folder.relative_to(runs))
+        stages = stages_in(load_settings(folder), folder, runs / folder.relative_to(runs).parts[0])
+    records = {stage.name: last_record(stage.folder) for stage in stages}
+    steps = sum(stage.training.steps for stage in stages)
+    done = {stage.name: min(records[stage.name].get("step", 0), stage.training.steps) for stage in stages}
+    begun = [stage for stage in stages if records[stage.name] or (stage.folder / "run.json").exists()]
+    last = max(begun, key=lambda stage: last_change(stage.folder), default=stages[0])
+    seen = last_change(last.folder) or (folder / "settings.json").stat().st_mtime
+    return Progress(
+        run=name,
+        state="finished" if (folder / "scores.json").exists() else state_of(last, seen),
+        stage=last.name,
+        step=sum(done.values()),
+        steps=steps,
+        loss=records[last.name].get("loss"),
+        seen=seen,
+        left=time_left(stages, records, done),
+    )
+
+
+def state_of(stage: Stage, seen: float) -> str:
+    """Return whether the process that trains a stage still runs, has stopped, or has failed."""
+    path = stage.folder / "run.json"
+    if not path.exists():
+        return "stopped"
+    life = parse_with_checksum(path.read_bytes(), path)
+    status = str(life.get("status"))
+    if status not in ("running", "finished"):
+        return "stopped" if status.startswith(("Interrupted", "KeyboardInterrupt")) else f"failed ({status})"
+    if life.get("host") == platform.node() and isinstance(life.get("pid"), int):
+        return "running" if is_alive(life["pid"]) else "stopped"
+    return "running" if time.time() - seen < SILENT else "stopped"
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process of this machine runs."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+def last_change(folder: Path) -> float:
+    """Return when a stage last wrote a record; 0 if never [seconds since 1970]."""
+    paths = (folder / "metrics.jsonl", folder / "run.json")
+    return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
+
+
+def last_record(folder: Path) -> dict[str, Any]:
+    """Return the last record of training of a stage; {} without one."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return {}
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - LINE, 0))
+        lines = file.read().splitlines()
+    for line in reversed(lines):
+        with suppress(ValueError):  # a line that a kill cut short, or the first one read
+            record = json.loads(line)
+            if isinstance(record, dict) and record.get("kind") == "train":
+                return record
+    return {}
+
+
+def time_left(
+    stages: tuple[Stage, ...], records: dict[str, dict[str, Any]], done: dict[str, int]
+) -> float | None:
+    """Return the expected time to the end of training, by the speed of each stage or of the last one."""
+    total, speed = 0.0, None
+    for stage in stages:
+        speed = records[stage.name].get("seconds_per_step", speed)
+        left = stage.training.steps - done[stage.name]
+        if left and speed is None:
+            return None
+        total += left * (speed or 0.0)
+    return total

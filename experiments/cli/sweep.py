@@ -1,0 +1,227 @@
+"""``lm sweep``: train all rows of a pattern, or a grid of settings, and write their report."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from experiments.cli.run_options import Options, RowRun, row_run, share
+from experiments.cli.settings import (
+    Allow,
+    ConfigFile,
+    DryRun,
+    Restart,
+    Runs,
+    Settings,
+    Start,
+    given_changes,
+    grid_points,
+)
+from experiments.cli.train import job_count, train_unfinished
+from experiments.console import RUNS
+from experiments.processes.progress import NO_TOOLS, Tools
+from experiments.study.changes import Overrides
+from experiments.study.experiment import Experiment
+from experiments.study.overrides import named_changes, overrides_of, used_changes
+from experiments.study.paths import check_runs, with_overrides
+from experiments.study.plugins import study_arguments
+from experiments.study.registry import baseline_of, build, find, find_one, registered, tables_of
+from experiments.study.scales import DEFAULT_SCALE, SCALES
+from experiments.study.table import Axis, Row, Table
+from experiments.study.words import setting_words
+from lm.config.base import SettingError, comments
+
+
+def _scale_type() -> object:
+    return Literal[tuple(SCALES)] | None
+
+
+TableScale = Annotated[
+    str | None,
+    tyro.conf.DisallowNone,
+    tyro.conf.arg(constructor_factory=_scale_type, help_behavior_hint="(default: the table's)"),
+]
+TableSeeds = Annotated[
+    int | None, tyro.conf.DisallowNone, tyro.conf.arg(help_behavior_hint="(default: the table's)")
+]
+
+
+def sweep(
+    pattern: str,
+    /,
+    settings: Settings,
+    grid: tuple[str, ...] = (),
+    scale: TableScale = None,
+    seeds: TableSeeds = None,
+    config: ConfigFile = None,
+    start: Start = "",
+    runs: Runs = RUNS,
+    jobs: int = 0,
+    dry_run: DryRun = False,
+    allow: Allow = "",
+    restart: Restart = 0,
+    tools: Annotated[Tools, tyro.conf.arg(name="")] = NO_TOOLS,
+) -> None:
+    """Train and evaluate all rows that match and have not finished, then write the report.
+
+    The same command resumes from the newest checkpoints. Settings given as options apply to every row.
+
+        lm sweep t5/6-corruption-rate --seeds 3
+        lm sweep 't5/4-*' --pretraining.optimizer.learning-rate 0.5
+        lm sweep t5/1-baseline/baseline --grid model.mlp.d_ff=128,256,512 model.dropout=0,0.1
+        lm sweep 't5/*' --dry-run
+
+    Args:
+        pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
+        grid: Train every combination of these values: SETTING=VALUE,VALUE,... Blanks separate the elements of
+            a value of several, such as 'data.held_out_lengths=1,1 2'; quote a value that has commas.
+        scale: Size of the study.
+        seeds: Number of runs per row, with seeds 0, 1, ...
+        jobs: Number of runs trained at once, each in a process with one thread; 0: one per core on CPUs if
+            the models are so small that a step keeps only one core busy, as at scales nano and mini, else 1.
+    """
+    del restart  # read by the supervisor, before this process
+    rows = find(pattern)
+    scale, seeds = published_setup(tables_of(rows), scale, seeds)
+    changes = given_changes([row.name for row in rows], scale, settings, config, start, runs)
+    options = Options(scale, runs, allow, start, tools)
+    train_rows(pattern, seeds, changes, options, jobs, grid, dry_run)
+
+
+def published_setup(found: Sequence[Table], scale: str | None, seeds: int | None) -> tuple[str, int]:
+    """Return scale and seeds: as given, else as the tables were published; the defaults if these differ."""
+    scales, numbers = {table.scale for table in found}, {table.seeds for table in found}
+    if scale is None:
+        scale = scales.pop() if len(scales) == 1 else DEFAULT_SCALE
+    if seeds is None:
+        seeds = numbers.pop() if len(numbers) == 1 else 1
+    return scale, seeds
+
+
+def train_rows(
+    pattern: str,
+    seeds: int,
+    changes: Overrides,
+    options: Options,
+    jobs: int = 1,
+    grid: Sequence[str] = (),
+    dry_run: bool = False,
+) -> None:
+    """Train all rows that match and have not finished, with ``changes``, then write the report.
+
+    ``jobs``: how many at once; 0 for as many as is best.
+    """
+    if seeds < 1:
+        raise SettingError(f"--seeds {seeds} should be at least 1")
+    points = grid_points(grid)
+    if any("seed" in each for each in (changes, *points)):
+        raise SettingError("seed: a sweep takes --seeds N, and trains seeds 0 to N - 1")
+    check_runs(options.runs)
+    compared = compared_rows(pattern, points)
+    wanted = wanted_runs(compared, seeds, changes, options)
+    count = job_count(jobs, wanted)
+    if dry_run:
+        from experiments.cli.dry_run import print_dry_run
+
+        print_dry_run(wanted, options, count)
+        return
+    failed = train_unfinished(wanted, options, count)
+    for name, point in compared:
+        share(name, build(name, options.scale, changes | point), options)
+    from experiments.report.overrides import rows_to_register
+    from experiments.report.report import print_report  # whose pictures take a while to import
+
+    found = tables_of(find(pattern))
+    if grid:
+        found = grid_tables(pattern, options.scale, points, changes)
+    command = shlex.join(sweep_words(pattern, seeds, changes, options, grid))
+    try:
+        with registered(rows_to_register(found, options.scale)):
+            overrides = {} if grid else changes
+            print_report(found, options.scale, (str(options.runs),), overrides, command)
+    except SettingError:
+        if not failed:
+            raise
+    if failed:
+        sys.exit(failed)
+
+
+def compared_rows(pattern: str, points: Sequence[Overrides]) -> list[tuple[str, Overrides]]:
+    """Return (row, settings of the grid) of all rows that match, then of the rows they are compared with."""
+    rows = [row.name for row in find(pattern)]
+    baselines: list[tuple[str, Overrides]] = [(baseline_of(name), {}) for name in rows]
+    return [*((name, point) for name in rows for point in points), *baselines]
+
+
+def wanted_runs(
+    compared: Sequence[tuple[str, Overrides]], seeds: int, changes: Overrides, options: Options
+) -> list[RowRun]:
+    """Return the run of each row and seed; rows that are one experiment share it."""
+    runs: dict[Path, RowRun] = {}
+    for seed in range(seeds):
+        for name, point in compared:
+            read = used_changes(name, options.scale, changes | point)
+            experiment = build(name, options.scale, {**read, "seed": seed})
+            run = row_run(name, experiment, options)
+            runs.setdefault(run.folder, run)
+    return list(runs.values())
+
+
+def grid_tables(pattern: str, scale: str, points: Sequence[Overrides], changes: Overrides) -> list[Table]:
+    """Return the tables of the rows that match, each with a row per point of a grid, behind its baseline."""
+    rows, settings = find(pattern), list(points[0])
+    found = []
+    for table in tables_of(rows):
+        baseline = row_with(find_one(table.baseline), scale, changes)
+        new = {baseline.name: baseline}
+        for row in (row for row in table.rows if row in rows):
+            for point in points:
+                each = row_with(row, scale, changes | point)
+                new[each.name] = each
+        last_names = "-".join(path.rpartition(".")[2] for path in settings)
+        found.append(
+            Table(
+                name=f"{table.name}-grid-{last_names}",
+                title=f"{table.title}: {' x '.join(settings)}".lstrip(": "),
+                rows=tuple(new.values()),
+                baseline=baseline.name,
+                axis=grid_axis(points),
+                scale=scale,
+                surrogate_data=table.surrogate_data,
+            )
+        )
+    return found
+
+
+def row_with(row: Row, scale: str, changes: Overrides) -> Row:
+    """Return a row with settings given by hand, named as the folder of its runs; without any, the row."""
+    from experiments.report.overrides import override_row
+
+    experiment = build(row.name, scale, used_changes(row.name, scale, changes))
+    given = overrides_of(row.name, scale, experiment)
+    suffix = with_overrides(row.key, given).removeprefix(row.key)
+    return override_row(row, given, suffix) if given else row
+
+
+def grid_axis(points: Sequence[Overrides]) -> Axis | None:
+    """Return the axis of a grid of one numeric setting, else None."""
+    settings = {path for point in points for path in point}
+    values = [value for point in points for value in point.values()]
+    if len(settings) != 1 or any(isinstance(value, bool | str | tuple) or value is None for value in values):
+        return None
+    (path,) = settings
+    return Axis(path, comments(Experiment).get(path, path), log=min(values) > 0)
+
+
+def sweep_words(
+    pattern: str, seeds: int, changes: Overrides, options: Options, grid: Sequence[str] = ()
+) -> list[str]:
+    """Return the command that trains this sweep, as its report records it."""
+    words = ["lm", *study_arguments(), "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
+    named = {path: value for path, value in named_changes(changes).items() if path != "start.model"}
+    words += setting_words(named)
+    words += ["--start", options.start] if options.start else []
+    return [*words, *(["--grid", *grid] if grid else [])]

@@ -1,0 +1,148 @@
+"""Examples of training, decoded, as the model sees them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.markup import escape
+
+from experiments.console import UNBROKEN
+from experiments.runs.inputs import Inputs, mixture_lengths, reads_corpus
+from experiments.runs.kinds.pretraining import corpus_batches
+from experiments.runs.prepare import prepare
+from experiments.study.experiment import Experiment
+from lm.batch import Batch
+from lm.data.seq2seq import EncodedExamples, eval_batches
+from lm.data.tasks.labelled import LabelledTask, find_labelled
+from lm.data.tasks.mixtures import mixture
+from lm.data.tasks.task import Row
+from lm.objectives.denoising import Lengths
+from lm.special_tokens import boundary_tokens
+from lm.tokenizers.tokenizer import MASK, Tokenizer
+
+Part = tuple[str, str, str]  # of an example: its kind, length and text
+
+
+def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
+    """Print ``count`` examples of each kind that an experiment trains on."""
+    data, tuning = prepare(experiment, cache, UNBROKEN.print), experiment.tuning
+    if reads_corpus(experiment):
+        _show_pretraining(experiment, data, count)
+    boundary = boundary_tokens(experiment.model, data.vocabulary)
+    for name in tuning.mixtures:
+        lengths, architecture = mixture_lengths(experiment, (name,)), experiment.model.architecture
+        for task in mixture(name):
+            source = task.rows("train", cache, experiment.data.corrupt_records)
+            task.check_rows(source)
+            examples = EncodedExamples(task, source, data.vocabulary)
+            UNBROKEN.print(f"[bold]{task.name}[/], {len(examples):,} examples, {_column(task.column)}")
+            few = [examples[index] for index in range(min(count, len(examples)))]
+            size = len(few)
+            batches = eval_batches(
+                few, architecture=architecture, lengths=lengths, batch_size=size, boundary=boundary
+            )
+            for batch in batches:
+                _print_examples(_parts(batch, number, data.vocabulary) for number in range(len(few)))
+    for labelled in map(find_labelled, tuning.heads):
+        source = labelled.rows("train", cache, experiment.data.corrupt_records)
+        labelled.check_rows(source)
+        note = f"examples for a head, {_column(labelled.column)}"
+        UNBROKEN.print(f"[bold]{labelled.name}[/], {len(source):,} {note}")
+        _print_examples(_labelled(labelled, source[index]) for index in range(min(count, len(source))))
+
+
+def _show_pretraining(experiment: Experiment, data: Inputs, count: int) -> None:
+    """Rows of the first batch."""
+    batches = corpus_batches(experiment, data)
+    UNBROKEN.print(f"[bold]pre-training[/], rows of step 0: {described(batches.lengths)}")
+    few_rows = range(min(count, experiment.pretraining.batch_size))
+    # "mask" stands for itself, not for a sentinel, the first of which is the mask of our own vocabularies
+    masks = "mask" in experiment.objective.inputs
+    vocabulary = MaskShown(data.vocabulary) if masks else data.vocabulary
+    batch = batches(0, slice(0, len(few_rows)))
+    _print_examples(_parts(batch, number, vocabulary) for number in few_rows)
+
+
+def described(lengths: Lengths) -> str:
+    """Return in words what a row of pre-training has room for."""
+    rooms = {"inputs": lengths.inputs, "targets": lengths.targets}
+    said = " and ".join(f"{int(count):,} of {name}" for name, count in rooms.items() if count)
+    return f"{int(lengths.raw):,} tokens of text, room for {said}"
+
+
+def _column(name: str | None) -> str:
+    return f"for the paper's column {name}"
+
+
+@dataclass(frozen=True)
+class MaskShown:
+    """Decodes as ``vocabulary``, but for the mask, which is shown as [MASK]."""
+
+    vocabulary: Tokenizer
+
+    @property
+    def eos(self) -> int | None:
+        return self.vocabulary.eos
+
+    def decode(self, ids: Iterable[int]) -> str:
+        mask = self.vocabulary.decode([self.vocabulary.mask])
+        return self.vocabulary.decode(ids).replace(mask or MASK, MASK)
+
+
+def _print_examples(rows: Iterable[Iterable[Part]]) -> None:
+    for parts in rows:
+        for kind, note, text in parts:
+            UNBROKEN.print(f"  [cyan]{kind:>7}[/] {note:>11} │ {escape(text)}")
+        UNBROKEN.print()
+
+
+def _labelled(task: LabelledTask, row: Row) -> Iterator[Part]:
+    """The texts, for a choice those of each candidate, and the label."""
+    between = " ⏎ " if task.kind == "choice" else " "
+    for text in task.texts(row):
+        yield "text", "", text if isinstance(text, str) else between.join(text)
+    task.check_labels([row])
+    target = task.target(row)
+    yield "label", "", " ".join(task.labels[k] for k in np.atleast_1d(target)) if task.labels else str(target)
+
+
+def _parts(batch: Batch, row: int, vocabulary: "Tokenizer | MaskShown") -> Iterator[Part]:
+    """The inputs and targets of each example of a row, and what the encoder has to predict."""
+    kinds = {}
+    if batch.encoder is not None:
+        kinds["inputs"] = batch.encoder.tokens[row], batch.encoder.segment_ids[row]
+    if batch.decoder is not None:
+        kinds["targets"] = batch.decoder.targets[row], batch.decoder.segment_ids[row]
+    last_segments = [*batch.sides.values()][-1].segment_ids[row]
+    for example in range(1, last_segments.max() + 1):
+        for kind, (tokens, segments) in kinds.items():
+            ids = tokens[segments == example]
+            text = " ⏎ ".join(filter(None, map(vocabulary.decode, _sentences(ids, vocabulary.eos))))
+            yield kind, f"{len(ids)} tokens", text
+        yield from _content(batch, row, example, vocabulary)
+    if batch.encoder is not None and batch.encoder.targets is not None:
+        ids = batch.encoder.targets[row][batch.encoder.loss_weights[row] > 0]
+        yield "hidden", f"{len(ids)} tokens", " · ".join(vocabulary.decode([token]) for token in ids)
+    if batch.sentence_labels is not None:
+        yield "label", "", "a changed pair" if batch.sentence_labels[row] else "a pair as in the text"
+
+
+def _content(batch: Batch, row: int, example: int, vocabulary: "Tokenizer | MaskShown") -> Iterator[Part]:
+    """The content tokens of a decoder's example, unless they are all that it predicts but EOS."""
+    side = batch.decoder
+    if side is not None and side.content is not None:
+        inside = side.segment_ids[row] == example
+        ids, content = side.targets[row][inside], side.content[row][inside]
+        if content.sum() < (ids != vocabulary.eos).sum():
+            words = " · ".join(vocabulary.decode([token]) for token in ids[content])
+            yield "content", f"{content.sum()} tokens", words
+
+
+def _sentences(ids: Sequence[int], eos: int | None) -> Iterator[list[int]]:
+    """Cut after each EOS: a decoder's row holds inputs, EOS, targets, EOS."""
+    start = 0
+    for end, token in enumerate(ids, 1):
+        if token == eos or end == len(ids):
+            yield list(ids[start:end])
+            start = end

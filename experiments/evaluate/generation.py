@@ -1,0 +1,149 @@
+"""What a run's model writes after prompts, and what it puts into the gaps of a text."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from rich.markup import escape
+
+from experiments.console import UNBROKEN
+from lm.config.base import SettingError, at_least
+from lm.config.decoding import Decoding
+from lm.tokenizers.tokenizer import MASK
+
+if TYPE_CHECKING:  # with jax, which takes a second
+    from experiments.runs.trained import Trained
+
+LONGEST_SPAN = 16  # that an encoder-decoder may write for a mask [tokens]
+
+
+@dataclass(frozen=True)
+class Filling:
+    """Options for texts with gaps."""
+
+    top: int = 5  # candidates to show per gap: tokens of an encoder, whole texts of an encoder-decoder
+    iterations: int = 0  # encoders: fill the whole text in this many passes; 0: show candidates per gap
+    # encoders: predict the least certain positions again in each pass (mask-predict), or sample one position
+    # after another given all others (gibbs)
+    passes: Literal["mask-predict", "gibbs"] = "mask-predict"
+
+    def __post_init__(self):
+        at_least(self, "", top=1, iterations=0)
+        if self.passes == "gibbs" and not self.iterations:
+            raise SettingError("passes='gibbs' needs iterations of 1 or more, such as 10")
+
+
+def write_answers(run: Path, prompts: Sequence[str], mixture: str, decoding: Decoding, seed: int) -> None:
+    """Print what a model writes after each prompt, and how fast."""
+    from experiments.runs.trained import answering, open_run
+
+    write = _writer(decoding, seed)
+    trained = open_run(run, answering(run), mixture)
+    batch = trained.batch([trained.encode(text) for text in prompts], decoding.max_length)
+    write(trained.model, batch)  # compiles
+    start = time.perf_counter()
+    tokens = write(trained.model, batch)[: len(prompts)]
+    seconds, count = time.perf_counter() - start, count_written(tokens, trained.config.special.eos)
+    UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
+    for text, ids in zip(prompts, tokens, strict=True):
+        UNBROKEN.print(f"[cyan]{escape(text)}[/]\n  {escape(trained.vocabulary.decode(ids))}")
+    UNBROKEN.print(f"{count} tokens in {seconds:.3f} s: {count / seconds:.0f} tokens/s")
+
+
+def count_written(tokens: np.ndarray, eos: int | None) -> int:
+    """The tokens of answers [B,max_length] up to and with the first EOS; without one, all."""
+    ends = tokens == eos
+    return int(np.where(ends.any(1), ends.argmax(1) + 1, tokens.shape[1]).sum())
+
+
+def _writer(decoding: Decoding, seed: int) -> Callable:
+    """(model, batch) -> the best answers, int32 [B,max_length]."""
+    import jax
+
+    from lm.evaluate.generate import beam_search, decode
+
+    if decoding.beams > 1:
+        return lambda model, batch: np.asarray(beam_search(model, batch, decoding)[0][:, 0])
+    key = jax.random.key(seed)
+    return lambda model, batch: np.asarray(decode(model, batch, decoding, key=key).tokens)
+
+
+def fill_gaps(run: Path, texts: Sequence[str], mixture: str, filling: Filling, seed: int) -> None:
+    """Print what a model puts for each [MASK] of the texts."""
+    from experiments.runs.trained import masked, open_run
+
+    trained = open_run(run, masked(run), mixture)
+    if trained.config.has_decoder and filling.iterations:
+        raise SettingError("--iterations is for encoders; an encoder-decoder writes its text once")
+    UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
+    for text in texts:
+        if trained.config.has_decoder:
+            lines = _infilled(trained, text, filling.top)
+        elif filling.iterations:
+            lines = _filled_in_passes(trained, text, filling, seed)
+        else:
+            lines = _candidates(trained, text, filling.top)
+        for line in lines:
+            UNBROKEN.print(line)
+
+
+def _candidates(run: "Trained", text: str, top: int) -> Iterator[str]:
+    """Yield an encoder's likeliest tokens for each mask, with their probabilities."""
+    from lm.evaluate.mask_filling import fill_masks
+
+    vocabulary = run.vocabulary
+    ids, _ = run.encode_gaps(text)
+    candidates = fill_masks(run.model, run.batch([ids]), mask=vocabulary.mask, k=top)
+    for number, (tokens, shares) in enumerate(zip(*candidates, strict=True), 1):
+        words = [escape(vocabulary.decode([token]) or str(token)) for token in tokens]
+        line = "  ".join(f"{word} {share:.1%}" for word, share in zip(words, shares, strict=True))
+        yield f"{escape(MASK)} {number}: {line}"
+
+
+def _filled_in_passes(run: "Trained", text: str, filling: Filling, seed: int) -> Iterator[str]:
+    """Yield the text that an encoder fills in several passes, or several texts by Gibbs sampling."""
+    import jax
+
+    from lm.evaluate.mask_filling import gibbs, mask_predict
+
+    vocabulary, iterations = run.vocabulary, filling.iterations
+    ids, _ = run.encode_gaps(text)
+    if filling.passes == "gibbs":
+        batch, key = run.batch([ids] * filling.top), jax.random.key(seed)
+        filled = gibbs(run.model, batch, key, iterations=iterations, mask=vocabulary.mask)[: filling.top]
+    else:
+        filled = mask_predict(run.model, run.batch([ids]), iterations=iterations, mask=vocabulary.mask)[:1]
+    special = (vocabulary.cls, vocabulary.sep, vocabulary.eos)
+    for row in np.asarray(filled)[:, : len(ids)]:
+        yield escape(vocabulary.decode([token for token in row if token not in special]))
+
+
+def _infilled(run: "Trained", text: str, top: int) -> Iterator[str]:
+    """Yield the likeliest texts of an encoder-decoder, each once, with the probability of all its answers."""
+    from lm.evaluate.mask_filling import infill, sentinel_spans
+
+    vocabulary, config = run.vocabulary, run.config
+    ids, sentinels = run.encode_gaps(text)
+    longest = LONGEST_SPAN * text.count(MASK) + (len(sentinels) if sentinels else len(ids)) + 1
+    longest = min(longest, config.positions.max_length) if config.positions.kind == "learned" else longest
+    answers, shares = infill(run.model, run.batch([ids], longest), max_length=longest, k=top)
+    found: dict[str, float] = {}  # text -> its probability, of all answers that read alike
+    for answer, share in zip(answers[0].tolist(), shares[0].tolist(), strict=True):
+        filled = escape(vocabulary.decode(answer))
+        if sentinels:
+            known = answer[: answer.index(vocabulary.eos)] if vocabulary.eos in answer else answer
+            spans = sentinel_spans(known, sentinels, vocabulary.vocab_size - vocabulary.num_sentinels)
+            words = [MASK if span is None else vocabulary.decode(span) for span in spans]
+            shown = zip(text.split(MASK), [*words, ""], strict=True)
+            filled = "".join(f"{escape(part)}[bold]{escape(word)}[/]" for part, word in shown)
+        found[filled] = found.get(filled, 0.0) + share
+    for filled, share in sorted(found.items(), key=lambda pair: -pair[1]):
+        yield f"{percentage(share):>7}  {filled}"
+
+
+def percentage(share: float) -> str:
+    """Return ``"12.3%"``, and with an exponent what that would round to nothing."""
+    return f"{share:.1%}" if share >= 0.001 or not share else f"{100 * share:.0e}%"

@@ -1,0 +1,82 @@
+"""``lm status``: what the files of runs say of their progress."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from experiments.cli.status import progresses, status
+from experiments.runs.stages import save_settings, stages
+from experiments.study.registry import build
+from lm.config.base import SettingError
+from lm.files import json_with_checksum
+
+ROW = "t5/1-baseline/baseline"
+
+
+def begin(runs, seed, last_step, **life):
+    """A run whose pre-training has written a record after ``last_step``; the folder of the run."""
+    folder = runs / "nano" / ROW / f"seed-{seed}"
+    save_settings(folder, build(ROW, "nano", {"seed": seed}))
+    every = stages(build(ROW, "nano", {"seed": seed}), folder, runs / "nano")
+    by_name = {stage.name: stage for stage in every}
+    for name, step in (("start", 200), ("pretraining", last_step)):
+        by_name[name].folder.mkdir(parents=True)
+        record = {"step": step, "kind": "train", "loss": 3.5, "seconds_per_step": 0.5}
+        (by_name[name].folder / "metrics.jsonl").write_text(json.dumps(record) + "\n" + '{"step": 1')
+        values = {"status": "finished", "host": platform.node(), "pid": os.getpid()}
+        values |= life if name == "pretraining" else {}
+        (by_name[name].folder / "run.json").write_text(json_with_checksum(values))
+    os.utime(by_name["start"].folder / "run.json", (1, 1))
+    os.utime(by_name["start"].folder / "metrics.jsonl", (1, 1))
+    return folder
+
+
+@pytest.fixture
+def gone():
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_run_has_the_state_of_its_process_its_steps_and_the_time_that_is_left(tmp_path, gone):
+    begin(tmp_path, 0, 100, status="running")
+    begin(tmp_path, 1, 100, status="running", pid=gone)
+    begin(tmp_path, 2, 100, status="NonFiniteLoss: step 101")
+    (begin(tmp_path, 3, 300) / "scores.json").write_text("{}")
+    found = list(progresses(tmp_path))
+    assert [each.state for each in found] == [
+        "running",
+        "stopped",
+        "failed (NonFiniteLoss: step 101)",
+        "finished",
+    ]
+    first = found[0]
+    assert (first.run, first.stage) == (f"nano/{ROW}/seed-0", "pretraining")
+    assert (first.step, first.steps, first.loss) == (300, 800, 3.5)
+    assert first.left == pytest.approx(250)  # 500 steps, at the speed of the last stage that was trained
+
+
+def test_finished_runs_are_listed_when_asked_for_and_a_folder_without_runs_is_refused(tmp_path, capsys):
+    begin(tmp_path, 0, 100, status="running")
+    (begin(tmp_path, 1, 300) / "scores.json").write_text("{}")
+    status(tmp_path)
+    said = capsys.readouterr().out
+    assert "seed-0" in said and "seed-1" not in said and "1 of 2 runs have finished" in said
+    status(tmp_path, all=True)
+    assert "seed-1" in capsys.readouterr().out
+    with pytest.raises(SettingError, match="holds no run"):
+        status(tmp_path / "elsewhere")
+
+
+def test_no_training_code_is_imported():
+    code = (
+        "import sys, experiments.cli.status\n"
+        "print([name for name in ('jax', 'flax', 'tyro') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
