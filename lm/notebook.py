@@ -87,17 +87,17 @@ def train_model(
     rows = MixtureRows({PAIRS: examples}, {PAIRS: 1.0}, config.architecture, lengths, seed, boundary)
     mesh = sharding.make_mesh(MeshConfig())
     steps = build(StepSpec(config, training.optimizer), mesh)
-    state = steps.init(seed)
+    state = steps.initial_state(seed)
     learnt = sharding.named(texts.model)  # copied, since a step consumes the state before
     params = {
         name: jax.device_put(jnp.array(learnt[name]), like.sharding) for name, like in state.params.items()
     }
-    state, step, losses = replace(state, params=params), steps.train_step(seed), []
+    state, step, losses = replace(state, params=params), steps.seeded_train_step(seed), []
     for batch in stream(Batches(rows, training.batch_size), 0, training.steps):
         state, metrics = step(state, sharding.put_batch(batch, mesh))
         losses.append(metrics["loss"])
     trained = text_model(
-        cast(Transformer, state.model), tokenizer, steps.shard_batch, max_length=texts.max_length
+        cast(Transformer, state.eval_model), tokenizer, steps.shard_batch, max_length=texts.max_length
     )
     if not config.has_encoder:  # whatever a published tokenizer puts around a text
         begin, end = config.special.start, config.special.eos

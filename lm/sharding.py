@@ -113,11 +113,11 @@ def check_mesh_types(mesh: Any) -> None:
 
 def check_division(what: str, size: int, sizes: Mapping[str, int]) -> None:
     """Raise SettingError if an axis of this size cannot be split over these mesh ``sizes``."""
-    if size % (parts := prod(sizes.values())):
+    if size % (shards := prod(sizes.values())):
         fitting = [n for n in range(1, min(size, 4096) + 1) if size % n == 0]
         raise SettingError(
             f"{what} of size {size} cannot be split over {describe_mesh(sizes)}: make it a multiple of "
-            f"{parts}, or mesh.{' * mesh.'.join(sizes)} one of {', '.join(map(str, fitting))}"
+            f"{shards}, or mesh.{' * mesh.'.join(sizes)} one of {', '.join(map(str, fitting))}"
         )
 
 
@@ -128,17 +128,20 @@ def check_length(length: int, sizes: Mapping[str, int]) -> None:
 
 def constrain(x: jax.Array, *axes: str) -> jax.Array:
     """Return x with the sharding of an activation with these axes; x itself without several devices."""
-    mesh = jax.sharding.get_abstract_mesh()
-    spec = _spec(axes, x.shape, ACTIVATION_AXES, f"activation {axes}", mesh)
-    return x if mesh.empty or mesh.size == 1 else jax.lax.with_sharding_constraint(x, spec)
+    mesh, what = jax.sharding.get_abstract_mesh(), f"activation {axes}"
+    _check_names(axes, ACTIVATION_AXES, what)
+    if mesh.empty:
+        return x
+    spec = _spec(axes, x.shape, ACTIVATION_AXES, what, mesh)
+    return x if mesh.size == 1 else jax.lax.with_sharding_constraint(x, spec)
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """Return {dotted name: leaf} of any pytree; a parameter's name is that of the variable that holds it."""
+    """Return {dotted name: leaf} of any pytree; parameters are named by attributes, as in "embed.table"."""
     leaves = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        parts = [str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))) for key in path]
-        leaves[".".join(parts[:-1] if parts[-1:] == ["value"] else parts)] = leaf
+        keys = [str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))) for key in path]
+        leaves[".".join(keys[:-1] if keys[-1:] == ["value"] else keys)] = leaf
     return leaves
 
 
@@ -204,15 +207,16 @@ def optimizer_state_shardings(
 
     def sharding_of(path, leaf):
         owners = [key.key for key in path if getattr(key, "key", None) in shapes]
+        # size of an axis of the parameter -> mesh axes
         spec = dict(zip(shapes[owners[-1]], shardings[owners[-1]].spec, strict=True)) if owners else {}
-        sizes = [
-            size for size in leaf.shape if size > 1
-        ]  # 1 stands for an axis that the optimiser has reduced
+        sizes = [size for size in leaf.shape if size > 1]  # an axis of size 1 is one that was reduced
         if len(set(sizes) & spec.keys()) == len(sizes):
             return NamedSharding(mesh, PartitionSpec(*map(spec.get, leaf.shape)))
         if leaf.ndim > 1:
-            memory = f"the optimiser's {jax.tree_util.keystr(path)} of shape {leaf.shape}"
-            raise SettingError(f"{memory} has other axes than the parameter, {spec}")
+            raise SettingError(
+                f"the optimiser's {jax.tree_util.keystr(path)} of shape {leaf.shape} has other axes than the "
+                f"parameter, {spec}"
+            )
         return replicated(mesh)
 
     return jax.tree_util.tree_map_with_path(sharding_of, jax.eval_shape(init, stand_ins))
@@ -271,19 +275,27 @@ def put_batch(batch: Tree, mesh: Mesh) -> Tree:
     sharding = batch_sharding(mesh)
     if jax.process_count() == 1:
         return jax.device_put(batch, sharding)
-    parts = batch_shards(mesh.shape)
-    held = {rows.start: number for number, rows in enumerate(process_rows(mesh, parts))}
+    num_shards = batch_shards(mesh.shape)
+    # number of a shard of the global batch -> its number among those of this process
+    local_shards = {rows.start: number for number, rows in enumerate(process_rows(mesh, num_shards))}
 
-    def spread(values):
-        size = len(values) // len(held)
+    def put(local_rows):
+        size = len(local_rows) // len(local_shards)
 
-        def part(index):
-            first = held[(index[0].start or 0) // size] * size
-            return values[first : first + size]
+        def read_shard(index):
+            start = local_shards[(index[0].start or 0) // size] * size
+            return local_rows[start : start + size]
 
-        return jax.make_array_from_callback((size * parts, *values.shape[1:]), sharding, part)
+        return jax.make_array_from_callback((size * num_shards, *local_rows.shape[1:]), sharding, read_shard)
 
-    return jax.tree.map(spread, batch)
+    return jax.tree.map(put, batch)
+
+
+def _check_names(names: tuple[str, ...], table: Mapping[str, Any], what: str) -> None:
+    """Raise SettingError for an axis that a table lacks."""
+    for name in names:
+        if name not in table:
+            raise SettingError(f"{what} has the axis {name!r}, which lm.sharding lacks{nearest(name, table)}")
 
 
 def _spec(names: tuple[str, ...], shape: tuple[int, ...], table: Mapping[str, Any], what: str, mesh: Any):
@@ -292,10 +304,9 @@ def _spec(names: tuple[str, ...], shape: tuple[int, ...], table: Mapping[str, An
     Raises SettingError for an unknown name, or a size that is not divisible.
     """
     check_mesh_types(mesh)
+    _check_names(names, table, what)
     partition = []
     for name, size in zip(names, shape, strict=True):
-        if name not in table:
-            raise SettingError(f"{what} has the axis {name!r}, which lm.sharding lacks{nearest(name, table)}")
         split = mesh_axes(table[name], mesh)
         split_axes = (split,) if isinstance(split, str) else split or ()
         sizes = {axis: mesh.shape[axis] for axis in split_axes}

@@ -28,19 +28,40 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+UNCHECKED = ("make_mixer",)  # returns a protocol, of which Python cannot tell instances
+
+
 def check_annotations(*names):
-    """Check every call of the public functions of ``lm.ops.NAME`` against their annotations, shapes included.
+    """Check calls of the public functions and methods of modules against their annotations, shapes included.
 
-    Called before other modules import these functions by name.
+    Called before other modules import these functions by name, so modules come after those they import.
     """
+    nnx = importlib.import_module("flax.nnx")  # only now: jax reads the environment above
     for name in names:
-        module = importlib.import_module(f"lm.ops.{name}")
+        module = importlib.import_module(f"lm.{name}")
         for attribute, value in list(vars(module).items()):
-            if inspect.isfunction(value) and value.__module__ == module.__name__ and attribute[0] != "_":
+            if getattr(value, "__module__", None) != module.__name__ or attribute[0] == "_":
+                continue
+            if inspect.isfunction(value) and attribute not in UNCHECKED:
                 setattr(module, attribute, jaxtyped(value, typechecker=beartype))
+            elif inspect.isclass(value) and issubclass(value, nnx.Module):
+                check_methods(value)
 
 
-check_annotations("attention", "losses", "masks", "positions", "recurrence")
+def check_methods(cls):
+    """Check calls of the public methods of a class, and of the class's instances."""
+    for attribute, value in list(vars(cls).items()):
+        is_public = attribute == "__call__" or attribute[0] != "_"
+        if inspect.isfunction(value) and is_public:
+            setattr(cls, attribute, jaxtyped(value, typechecker=beartype))
+
+
+OPS = ("attention", "losses", "masks", "positions", "recurrence")
+NN = (
+    "dropout layers costs cache positions attention_dispatch attention_inputs attention alignment rnn mixers "
+    "mlp lora block stack heads transformer electra elmo ensemble finetune"
+).split()
+check_annotations(*(f"ops.{name}" for name in OPS), *(f"nn.{name}" for name in NN))
 
 # Modules of few tests that take long: begun first, so that no worker is left alone with one at the end.
 LONGEST = [

@@ -97,9 +97,9 @@ def test_an_axis_that_a_mesh_lacks_is_one_device(names):
     batch, results = transformer_batch(0), []
     for each in (mesh, whole):
         steps = build(StepSpec(MODEL), each)
-        state, metrics = steps.train_step(0)(steps.init(0), sharding.put_batch(batch, each))
+        state, metrics = steps.seeded_train_step(0)(steps.initial_state(0), sharding.put_batch(batch, each))
         with jax.set_mesh(each):
-            logits = jax.jit(lambda model, batch: model(batch))(state.model, batch)
+            logits = jax.jit(lambda model, batch: model(batch))(state.eval_model, batch)
         results.append((float(metrics["loss"]), float(metrics["grad_norm"]), np.asarray(logits)))
     for found, expected in zip(*results, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-4)
@@ -172,7 +172,7 @@ def test_gradients_are_laid_out_as_their_parameters():
     tokens = jax.ShapeDtypeStruct((8, 4), np.int32)
     weights = jax.ShapeDtypeStruct((8, 4), np.float32)
     batch = Batch(decoder=Side(tokens=tokens, targets=tokens, loss_weights=weights))
-    program = str(steps.train.trace(steps.abstract, batch, seed).jaxpr)
+    program = str(steps.jit_train_step.trace(steps.abstract, batch, seed).jaxpr)
     constrained = re.findall(r":(f32\[[\d,]+\]) = sharding_constraint\[", program)
     shapes = [f"f32[{','.join(map(str, x.shape))}]" for x in steps.abstract.params.values()]
     assert not Counter(shapes) - Counter(constrained)
@@ -269,8 +269,8 @@ def test_the_training_step_and_decoding_lower_for_a_gpu():
     batch, seed = steps.shard_batch(transformer_batch(0)), jax.ShapeDtypeStruct((), np.uint32)
     writing = jax.jit(partial(greedy, max_length=3))
     for traced in (
-        steps.train.trace(steps.abstract, batch, seed),
-        writing.trace(steps.abstract.model, batch),
+        steps.jit_train_step.trace(steps.abstract, batch, seed),
+        writing.trace(steps.abstract.eval_model, batch),
     ):
         assert "dot_general" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
@@ -284,7 +284,7 @@ def test_no_device_ever_holds_the_logits_of_the_whole_vocabulary():
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.batch_sharding(steps.mesh))
         )
         seed = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(steps.mesh))
-        return steps.train.lower(steps.abstract, batch, seed).compile().as_text()
+        return steps.jit_train_step.lower(steps.abstract, batch, seed).compile().as_text()
 
     logits = rf"f32\[[0-9]+,6,{MODEL.vocab_size}\]"  # [rows,T,V]
     assert re.search(logits, program(2, 1))

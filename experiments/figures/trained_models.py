@@ -266,7 +266,7 @@ def contextual_model(run: Trained) -> Transformer | BidirectionalLM:
     """Return the model of a run; for ELMo, both of its language models together."""
     if run.stage.writes_answers or "backward" not in run.config.heads:
         return run.model
-    model = run.stage.trained(sharding.make_mesh(run.stage.settings.mesh)).model
+    model = run.stage.trained(sharding.make_mesh(run.stage.settings.mesh)).eval_model
     return model.body if isinstance(model, ModelWithHead) else cast(BidirectionalLM, model)
 
 
@@ -297,6 +297,6 @@ def word_span(vocabulary: Tokenizer, ids: list[int], word: str) -> slice:
 
 def layer_weights(stage: NetworkStage) -> np.ndarray:
     """Return the weight of each layer in what the head of a stage reads, float32 [layers+1]."""
-    model = stage.trained(sharding.make_mesh(stage.settings.mesh)).model
+    model = stage.trained(sharding.make_mesh(stage.settings.mesh)).eval_model
     assert isinstance(model, ModelWithHead) and model.mixture is not None, "a head that reads mixed layers"
     return np.asarray(model.mixture.layer_weights)

@@ -20,7 +20,7 @@ from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
 from lm.data.packing import row_length
-from lm.nn.attention_dispatch import SHORT, fits_short_rows
+from lm.nn.attention_dispatch import MAX_XLA_LENGTH, fits_short_rows
 from lm.nn.layers import count
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths
@@ -236,7 +236,7 @@ def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
     inputs, targets = lengths.inputs, row_length(model.architecture, lengths)
 
     def scores(queries: int, keys: int) -> int:
-        by_length = max(queries, keys) > SHORT or fits_short_rows(model, queries * keys)
+        by_length = max(queries, keys) > MAX_XLA_LENGTH or fits_short_rows(model, queries * keys)
         kernel = {"auto": by_length, "flash": True}.get(model.attention.implementation, False)
         return 0 if kernel and not model.sparsity.random_blocks else queries * keys
 

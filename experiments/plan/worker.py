@@ -42,7 +42,7 @@ def compile_here(experiment: Experiment, batch: Features, slices: Slice) -> Comp
     shapes_of_features = {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in batch.items()}
     arrays = Batch.from_features(shapes_of_features)
     began = perf_counter()
-    lowered = steps.train.lower(steps.abstract, arrays, jax.ShapeDtypeStruct((), "uint32"))
+    lowered = steps.jit_train_step.lower(steps.abstract, arrays, jax.ShapeDtypeStruct((), "uint32"))
     print(f"traced in {perf_counter() - began:.0f} s; the compiler is at work", flush=True)
     shapes = {name: leaf.shape for name, leaf in steps.abstract.params.items()}
     parameters = sum(map(prod, shapes.values()))

@@ -34,7 +34,7 @@ DPI = 130
 def table_figures(comparison: Comparison, curves: Mapping[str, Curves]) -> dict[str, PlotGrid]:
     """Return every figure that a table has results for, by the name of its file without a suffix.
 
-    ``curves``: row -> its training curves.
+    ``curves``: training curves by the keys of the comparison's rows.
     """
     table, rows = comparison.table, comparison.trained_rows
     name = file_name(table.name)
@@ -44,7 +44,7 @@ def table_figures(comparison: Comparison, curves: Mapping[str, Curves]) -> dict[
         for row in rows
         if any(run.likelihoods for run in comparison.runs_of(row))
     }
-    training = {row.label: curves[row.name] for row in rows if curves[row.name]}
+    training = {row.label: curves[comparison.key(row)] for row in rows if curves[comparison.key(row)]}
     figures = {
         name: scores_figure(comparison, rows, axis_values(table, comparison.experiments), title),
         f"{name}-crossing": score_vs_tokens_figure(comparison, rows, title),

@@ -8,29 +8,12 @@ from pathlib import Path
 
 from experiments.console import Sheet, latex, markdown, print_line, show_sheet
 from experiments.figures.panels import PlotGrid
+from experiments.report import text
 from experiments.report.comparison import Comparison, Verdicts, Warn
 from experiments.report.export import seeds_csv, sheet_csv, table_data
 from experiments.report.figures import save_figures, table_figures
 from experiments.report.page import REFRESH, Section, html_page, row_details
 from experiments.report.results import Folders, find_results, provenance_mismatches, read_curves, run_roots
-from experiments.report.text import (
-    ABOUT_CLAIMS,
-    ABOUT_PAPER,
-    ABOUT_SCORES,
-    CLAIMS,
-    DIFFERENCES,
-    METRICS,
-    all_claims_note,
-    claims_notes,
-    claims_sheet,
-    differences_sheet,
-    document_notes,
-    flag_rows,
-    metrics_sheet,
-    mismatch_note,
-    scores_sheet,
-    undefined_notes,
-)
 from experiments.runs.result import Result
 from experiments.study.changes import Overrides
 from experiments.study.names import file_name
@@ -42,9 +25,15 @@ from lm.config.base import SettingError
 from lm.files import json_with_checksum, write
 
 POLL_SECONDS = 5.0  # between looks at the folders of runs
+MAX_PLOTTED_SEEDS = 20  # per row, whose training curves are averaged; more would not move the mean visibly
 SCORES = ""  # the sheet that is shown without a heading
 EXPLANATIONS = "explanations"  # name of the section that explains the others
-LATEX_SUFFIXES = {SCORES: "", DIFFERENCES: "-differences", METRICS: "-columns", CLAIMS: "-claims"}
+LATEX_SUFFIXES = {
+    SCORES: "",
+    text.DIFFERENCES: "-differences",
+    text.METRICS: "-columns",
+    text.CLAIMS: "-claims",
+}
 
 
 @dataclass(frozen=True)
@@ -140,7 +129,7 @@ def write_report(
         save_figures(table_report.figures, folder)
     waiting = [table.name for table in tables if table.name not in shown]
     header = report_header(comparisons, scale, list(warnings), waiting, overridden)
-    summary = all_claims_note(
+    summary = text.all_claims_note(
         [each.verdicts for each in shown.values()], [t.comparison for t in shown.values()]
     )
     header = "\n\n".join(filter(None, [header, summary]))
@@ -164,19 +153,24 @@ def _with_baseline(table: Table, results: Mapping[str, Sequence[Result]]) -> dic
 def report_table(comparison: Comparison, warn: Warn) -> TableReport:
     """Return the sheets, notes and figures of one table."""
     verdicts = comparison.verdicts()
-    notes = claims_notes(comparison, verdicts) + document_notes(comparison) + undefined_notes(comparison)
-    scores = scores_sheet(comparison)
+    notes = (
+        text.claims_notes(comparison, verdicts)
+        + text.document_notes(comparison)
+        + text.undefined_notes(comparison)
+    )
+    scores = text.scores_sheet(comparison)
     if comparison.mismatches:
         rows = comparison.table.rows
-        scores = flag_rows(scores, [row.label for row in rows if row.name in comparison.mismatches])
-        notes.append(mismatch_note(comparison))
+        scores = text.flag_rows(scores, [row.label for row in rows if row.name in comparison.mismatches])
+        notes.append(text.mismatch_note(comparison))
     sheets = {
         SCORES: scores,
-        DIFFERENCES: differences_sheet(comparison),
-        METRICS: metrics_sheet(comparison) if comparison.has_tasks else None,
-        CLAIMS: claims_sheet(verdicts, comparison.mismatches),
+        text.DIFFERENCES: text.differences_sheet(comparison),
+        text.METRICS: text.metrics_sheet(comparison) if comparison.has_tasks else None,
+        text.CLAIMS: text.claims_sheet(verdicts, comparison.mismatches),
     }
-    curves = {row.name: read_curves(comparison.runs_of(row), warn) for row in comparison.table.rows}
+    keys = dict.fromkeys(map(comparison.key, comparison.table.rows))
+    curves = {key: read_curves(comparison.runs[key][:MAX_PLOTTED_SEEDS], warn) for key in keys}
     figures = table_figures(comparison, curves)
     known = {heading: sheet for heading, sheet in sheets.items() if sheet is not None}
     return TableReport(comparison, verdicts, known, notes, figures)
@@ -185,17 +179,17 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
 def _section(table_report: TableReport) -> Section:
     comparison = table_report.comparison
     title = table_title(comparison.table)
-    text = [f"## {title}"]
+    parts = [f"## {title}"]
     for heading, sheet in table_report.sheets.items():
-        text += [f"{heading}:", markdown(sheet)] if heading else [markdown(sheet)]
-    text += table_report.notes
-    text += [f"![{title}]({file}.png)" for file in table_report.figures]
+        parts += [f"{heading}:", markdown(sheet)] if heading else [markdown(sheet)]
+    parts += table_report.notes
+    parts += [f"![{title}]({file}.png)" for file in table_report.figures]
     baseline = comparison.experiments[comparison.baseline.name]
     details = [
         row_details(row, comparison.runs_of(row), comparison.experiments[row.name], baseline)
         for row in comparison.trained_rows
     ]
-    return Section(comparison.table.name, "\n\n".join(text), details)
+    return Section(comparison.table.name, "\n\n".join(parts), details)
 
 
 def shown_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -251,12 +245,12 @@ def report_title(tables: Sequence[Table]) -> str:
 
 def explanations(comparisons: Sequence[Comparison]) -> Section:
     """Return what is written below all tables."""
-    text = ["## How to read this", ABOUT_SCORES]
+    parts = ["## How to read this", text.ABOUT_SCORES]
     if any(comparison.baseline.published for comparison in comparisons):
-        text.append(ABOUT_PAPER)
+        parts.append(text.ABOUT_PAPER)
     if any(comparison.table.paper or comparison.table.conclusions for comparison in comparisons):
-        text.append(ABOUT_CLAIMS)
-    return Section(EXPLANATIONS, "\n\n".join(text), [])
+        parts.append(text.ABOUT_CLAIMS)
+    return Section(EXPLANATIONS, "\n\n".join(parts), [])
 
 
 def baseline_setup(name: str, scale: str) -> str:
@@ -306,9 +300,9 @@ def print_report(
 
 def sheet_legend(sheet: Sheet) -> str:
     """Return what the signs in a sheet of scores mean; "" if it has none."""
-    text = "".join(cell.text for cells in sheet.values() for cell in cells)
-    parts = ["▲ ▼ significantly better, worse than the baseline"] if "▲" in text or "▼" in text else []
-    parts += ["± standard deviation over seeds"] if "±" in text else []
+    shown = "".join(cell.text for cells in sheet.values() for cell in cells)
+    parts = ["▲ ▼ significantly better, worse than the baseline"] if "▲" in shown or "▼" in shown else []
+    parts += ["± standard deviation over seeds"] if "±" in shown else []
     return "; ".join(parts)
 
 

@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,14 +167,14 @@ def provenance_mismatches(
     """
     ingredients: list[tuple[str, Ingredient]] = []
     lines: dict[str, list[str]] = {}
-    read: dict[Path, list[Ingredient]] = {}  # rows may share runs
+    read_record = lru_cache(maxsize=None)(provenance.read)  # rows may share runs, and runs their pre-training
     for row, seeds in runs.items():
         for run in seeds:
             name = f"{row} seed {run.seed}"
             try:
-                if run.folder not in read:
-                    read[run.folder] = list(_ingredients(name, run, experiments[row]))
-                ingredients += [(row, each._replace(run=name)) for each in read[run.folder]]
+                ingredients += [
+                    (row, each) for each in _ingredients(name, run, experiments[row], read_record)
+                ]
             except (SettingError, OSError) as error:
                 lines.setdefault(row, []).append(f"{name}: its provenance is unknown: {error}")
     expected = _most_common(each for _, each in ingredients)
@@ -199,8 +200,10 @@ def _most_common(ingredients: Iterable[Ingredient]) -> dict[Any, Ingredient]:
     return {kind: next(iter(max(groups, key=len).values())) for kind, groups in values.items()}
 
 
-def _ingredients(name: str, run: Result, experiment: Experiment) -> Iterator[Ingredient]:
-    """Yield all that the stages of a run were made from."""
+def _ingredients(
+    name: str, run: Result, experiment: Experiment, read_record: Callable[[Path], Mapping[str, Any]]
+) -> Iterator[Ingredient]:
+    """Yield all that the stages of a run were made from, by the record in the folder of each."""
     data = experiment.data
     algorithm, _, corpus = data.vocabulary.partition(":")
     vocabulary: tuple[Any, ...] = (data.vocabulary, data.sentinels, experiment.start.model)
@@ -212,7 +215,7 @@ def _ingredients(name: str, run: Result, experiment: Experiment) -> Iterator[Ing
     for stage in run.stages:
         if stage not in folders:
             raise SettingError(f"the folder of {stage} is missing")
-        record = provenance.read(folders[stage])
+        record = read_record(folders[stage])
         for split, fingerprint in record["data"].items():
             source = {"corpus": data.corpus, "vocabulary": data.vocabulary}.get(split.split()[0])
             kind = ("other data", split, source, data.corrupt_records)

@@ -201,7 +201,7 @@ def _copy_stage(stage: "NetworkStage", run: Path, parts: Mapping[str, str], cach
     words = "bytes" if settings.data.vocabulary == "bytes" else FOLDER
     experiment = imported(model)
     experiment = replace(experiment, data=replace(experiment.data, vocabulary=words, **kept))
-    params = state.scored_params
+    params = state.eval_params
     if stage.has_head:
         params = {name.removeprefix(BODY): x for name, x in params.items() if name.startswith(BODY)}
     _save_run(run, experiment, vocabulary, dict(params), parts, cache)
@@ -223,7 +223,9 @@ def _save_run(
     from lm.train.step import StepSpec, build
 
     mesh = sharding.make_mesh(experiment.mesh)
-    state = build(StepSpec(experiment.model, experiment.pretraining.optimizer), mesh).init(experiment.seed)
+    state = build(StepSpec(experiment.model, experiment.pretraining.optimizer), mesh).initial_state(
+        experiment.seed
+    )
     record = {
         "settings": result_settings(experiment),
         "code": provenance.code(),

@@ -297,4 +297,4 @@ def first_model(stage: NetworkStage, mesh: Mesh) -> Transformer:
         stage = stage.parent
     if isinstance(stage, Given):
         return stage.trained_body(mesh)
-    return cast(Transformer, stage.body_steps(mesh).init(stage.settings.seed).model)
+    return cast(Transformer, stage.body_steps(mesh).initial_state(stage.settings.seed).eval_model)

@@ -1,9 +1,9 @@
-"""Content tokens, whose predictions say something about a text, and the unigram loss on them as a baseline.
+"""Content tokens, the targets that have to be predicted from a text, and the unigram loss on them.
 
-A target is content unless it is a sentinel, an EOS, or shown at the same position by the inputs: an unchanged
-word of a text that is reconstructed, or the prefix of a prefix decoder. ``Side.content``, bool [B,T], marks
-them in the decoder or, if there is none, in the encoder: its masked tokens. In the answers to a task all
-tokens but EOS are content.
+A target is a content token unless it is a sentinel, an EOS, or visible in the inputs at the same position: an
+unchanged word of a text that is reconstructed, or the prefix of a prefix decoder. ``Side.content``, bool
+[B,T], marks them in the decoder or, if there is none, in the encoder: its masked tokens. In the answers to a
+task all tokens but EOS are content tokens.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ import numpy as np
 from lm.batch import Batch
 from lm.tokenizers.tokenizer import Tokenizer
 
-NUM_FREQUENT = 10  # most frequent tokens, which a model predicts that does not yet use the context
+NUM_FREQUENT = 10  # most frequent tokens, which a model predicts while it does not yet use the context
 
 
 class UnigramBaseline(NamedTuple):
-    """The results of a model that knows nothing but the frequency of tokens, on content tokens."""
+    """What a model that knows token frequencies only reaches on content tokens."""
 
     loss: float  # [nats per content token]
-    frequent: np.ndarray  # int32 [NUM_FREQUENT]: the most frequent tokens; -1 where there are fewer
+    frequent_tokens: np.ndarray  # int32 [NUM_FREQUENT]: the most frequent; -1 where there are fewer
 
 
 def unigram_baseline(batches: Sequence[Batch], tokenizer: Tokenizer, text: np.ndarray) -> UnigramBaseline:
@@ -31,28 +31,30 @@ def unigram_baseline(batches: Sequence[Batch], tokenizer: Tokenizer, text: np.nd
     Frequencies are counted in ``batches`` and in ``text``, int [tokens], which they are made of: in a few
     thousand content tokens alone the entropy would be too low, the more so the fewer an objective has.
     """
-    sides = [batch.encoder if batch.decoder is None else batch.decoder for batch in batches]
-    names = ("targets", "content", "segment_ids")
-    targets, content, segments = (np.concatenate([getattr(side, name) for side in sides]) for name in names)
-    tokens = targets[content]
-    target_counts = np.bincount(tokens, minlength=tokenizer.vocab_size)
-    counts = target_counts + np.bincount(text, minlength=tokenizer.vocab_size)
-    entropy = -np.log(counts[tokens] / counts.sum()).sum() / max(len(tokens), 1)
-    frequent = np.argsort(-target_counts, kind="stable")[:NUM_FREQUENT]
-    sentinels = (segments > 0) & ~content & (targets >= tokenizer.vocab_size - tokenizer.num_sentinels)
-    loss = float(entropy) + _surprise(content, sentinels, segments)
-    return UnigramBaseline(loss, np.where(target_counts[frequent] > 0, frequent, -1).astype(np.int32))
+    sides = [batch.side("decoder" if "decoder" in batch.sides else "encoder") for batch in batches]
+    targets = np.concatenate([side.targets for side in sides])
+    is_content = np.concatenate([side.content for side in sides])
+    segments = np.concatenate([side.segment_ids for side in sides])
+    content_tokens = targets[is_content]
+    content_counts = np.bincount(content_tokens, minlength=tokenizer.vocab_size)
+    counts = content_counts + np.bincount(text, minlength=tokenizer.vocab_size)
+    entropy = -np.log(counts[content_tokens] / counts.sum()).sum() / max(len(content_tokens), 1)
+    frequent = np.argsort(-content_counts, kind="stable")[:NUM_FREQUENT]
+    is_sentinel = (segments > 0) & ~is_content & (targets >= tokenizer.vocab_size - tokenizer.num_sentinels)
+    loss = float(entropy) + _content_surprise(is_content, is_sentinel, segments)
+    return UnigramBaseline(loss, np.where(content_counts[frequent] > 0, frequent, -1).astype(np.int32))
 
 
-def _surprise(content: np.ndarray, sentinels: np.ndarray, segments: np.ndarray) -> float:
-    """Return the surprise that a content token is no sentinel, given whether the target before it is one.
+def _content_surprise(is_content: np.ndarray, is_sentinel: np.ndarray, segments: np.ndarray) -> float:
+    """Return the surprise that a content token is no sentinel, given which of both the target before it is.
 
-    It is in nats per content token; all arrays are bool or int [B,T]. For i.i.d. noise at 15 % it is 0.28:
-    15 % of the words follow a word, and each of these costs -ln 0.15.
+    It is in nats per content token; arrays are bool and int [B,T]. For i.i.d. noise at 15 % it is 0.28: 15 %
+    of the content tokens follow another one, and each of these costs -ln 0.15.
     """
-    either = content | sentinels
-    follows = either[:, 1:] & either[:, :-1] & (segments[:, 1:] == segments[:, :-1])
-    before, word, total = content[:, :-1][follows], content[:, 1:][follows], 0.0
-    for after in (word[before], word[~before]):
-        total -= after.sum() * np.log(after.mean()) if after.any() else 0.0
-    return float(total) / max(int(content.sum()), 1)
+    is_either = is_content | is_sentinel
+    is_pair = is_either[:, 1:] & is_either[:, :-1] & (segments[:, 1:] == segments[:, :-1])
+    before, after, total = is_content[:, :-1][is_pair], is_content[:, 1:][is_pair], 0.0
+    for is_content_after in (after[before], after[~before]):
+        if is_content_after.any():
+            total -= is_content_after.sum() * np.log(is_content_after.mean())
+    return float(total) / max(int(is_content.sum()), 1)

@@ -14,7 +14,7 @@ import numpy as np
 from lm.batch import Batch, Side
 from lm.data.batches import uniforms
 from lm.data.segments import SEGMENTS, SegmentedWindow, SegmentReader, WindowRows
-from lm.objectives.corruption import Drawn, length_mask
+from lm.objectives.corruption import CorruptionInputs, length_mask
 from lm.objectives.denoising import Lengths
 from lm.objectives.formatting import INPUTS, split_points
 from lm.tokenizers.tokenizer import PAD
@@ -59,13 +59,13 @@ class MaskedLMRows:
         return self.reader.rows_of_epoch(limit, self.reader.count_segments, self.row_kind)
 
     def __call__(self, numbers: np.ndarray) -> Batch:
-        draws = self.reader.objective.draws + self.paired
+        draws = self.reader.objective.uniforms_per_token + self.paired
         u = uniforms(self.reader.seed, numbers, draws, self.lengths.raw)
         windows = self.reader.find_rows(numbers, self.reader.count_segments, self.row_kind)
         parts = [self._read_rows(window, u) for window in windows]
         order = np.argsort(np.concatenate([part.batch_rows for part in parts]))
         rows = UnmaskedRows(*(np.concatenate(values)[order] for values in zip(*parts, strict=True)))
-        batch = self._features(rows, u[:, : len(u[0]) - self.paired])
+        batch = self._mask_rows(rows, u[:, : len(u[0]) - self.paired])
         if not self.paired:
             return batch
         weights = np.ones(len(numbers), np.float32)
@@ -73,7 +73,7 @@ class MaskedLMRows:
         return replace(batch, sentence_labels=labels, sentence_loss_weights=weights)
 
     def _read_rows(self, window: WindowRows, u: np.ndarray) -> UnmaskedRows:
-        segments = self.reader.order(window.position)[window.rows]
+        segments = self.reader.segment_order(window.position)[window.rows]
         pairs = PairSampler(self.reader.window(window.position), self.lengths.raw)
         if self.paired:
             pair, changed = pairs.sample(segments, u[window.batch_rows, -1])
@@ -86,19 +86,21 @@ class MaskedLMRows:
         objective, tokenizer, starts = self.reader.objective, self.reader.tokenizer, None
         text = rows.text
         between = text == tokenizer.sep
-        if objective.corruption.on_words:  # a segment or a document begins a word, whatever comes before it
+        if objective.corruption.needs_word_starts:
+            # A segment or a document begins a word, whatever comes before it.
             second = np.arange(self.lengths.raw) == rows.lengths[:, :1]
             starts = tokenizer.word_starts[text] | second | between
             starts[:, 1:] |= between[:, :-1]
         lengths = rows.lengths.sum(1)
-        mask = objective.corruption.mask(objective, Drawn(lengths, u, 0, starts))
+        mask = objective.corruption.mask(objective, CorruptionInputs(lengths, u, 0, starts))
         return mask & length_mask(lengths, self.lengths.raw) & ~between
 
-    def _features(self, rows: UnmaskedRows, u: np.ndarray) -> Batch:
+    def _mask_rows(self, rows: UnmaskedRows, u: np.ndarray) -> Batch:
+        """Return the batch of masked rows, with [CLS] and [SEP] around their segments."""
         objective, tokenizer, paired = self.reader.objective, self.reader.tokenizer, int(self.paired)
         text, first = rows.text, rows.lengths[:, :1]
         noise = self._noise(rows, u)
-        visible, _ = INPUTS[objective.inputs].show(text, noise, u[:, -1], tokenizer)
+        visible, _ = INPUTS[objective.inputs].apply(text, noise, u[:, -1], tokenizer)
         positions = np.arange(self.lengths.inputs)
         second = paired * (positions > first + 1)
         end = rows.lengths.sum(1)[:, None] + 1 + paired  # position of the last [SEP]
@@ -117,8 +119,8 @@ class MaskedLMRows:
             content=words & noise,
         )
         # ELECTRA's discriminator classifies every token of the row.
-        text_weights = in_row.astype(np.float32) if objective.targets == "replaced" else None
-        return Batch(encoder=side, text_loss_weights=text_weights)
+        discriminator_weights = in_row.astype(np.float32) if objective.targets == "replaced" else None
+        return Batch(encoder=side, discriminator_loss_weights=discriminator_weights)
 
 
 @dataclass(frozen=True)

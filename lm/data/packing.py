@@ -24,86 +24,88 @@ ARCHITECTURES = (*ENCODER_DECODERS, *DECODERS, "encoder")
 
 
 class Ragged(NamedTuple):
-    """A ragged batch: sequences padded on the right; only ``lengths`` tells padding from text."""
+    """Sequences of different lengths, padded on the right; ``lengths`` alone says what is padding."""
 
     tokens: np.ndarray  # int32 [B,L]
     lengths: np.ndarray  # int32 [B]
-    content: np.ndarray  # bool [B,L]: the tokens that are content where they are predicted
+    content: np.ndarray  # bool [B,L]: content tokens (``lm.data.content``)
 
     @property
     def mask(self) -> np.ndarray:
-        """Return the padding mask, bool [B,L], True on tokens that are no padding."""
+        """Return bool [B,L], False on padding."""
         return length_mask(self.lengths, self.tokens.shape[1])
 
 
 class MarkedIds(NamedTuple):
-    """Token ids without EOS, and which of them are content; where only ids are given, all are."""
+    """Token ids without EOS, and which of them are content tokens."""
 
     ids: Sequence[int] | np.ndarray  # [L]
     content: np.ndarray  # bool [L]
 
 
-Ids = Sequence[int] | np.ndarray | MarkedIds
+Ids = Sequence[int] | np.ndarray | MarkedIds  # of ids alone, all are content tokens
 
 
 def ragged(
     sequences: Sequence[Ids], max_length: int, boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
 ) -> Ragged:
-    """Return the sequences as a ragged batch, with the prefix and EOS of ``boundary`` around each of them.
+    """Return the sequences as a ragged batch, with the prefix and EOS of ``boundary`` around each.
 
     A sequence longer than ``max_length``, EOS included, loses its end but keeps its EOS.
     """
-    marked = [_mark(ids, boundary.prefix) for ids in sequences]
-    lengths = np.array([min(len(ids), max_length - 1) for ids, _ in marked], np.int32)  # without EOS
-    shape = (len(marked), int(lengths.max(initial=-1)) + 1)
-    tokens, content = np.full(shape, PAD, np.int32), np.zeros(shape, bool)
-    for row, (length, example) in enumerate(zip(lengths, marked, strict=True)):
-        tokens[row, :length] = example.ids[:length]
-        tokens[row, length] = boundary.eos
-        content[row, :length] = example.content[:length]
-    return Ragged(tokens, lengths + 1, content)
+    marked = [_add_prefix(ids, boundary.prefix) for ids in sequences]
+    lengths = np.array([min(len(ids), max_length - 1) for ids, _ in marked], np.int32) + 1
+    tokens = np.full((len(marked), int(lengths.max(initial=0))), PAD, np.int32)
+    is_content = np.zeros(tokens.shape, bool)
+    for row, (length, (ids, content)) in enumerate(zip(lengths - 1, marked, strict=True)):
+        tokens[row, :length], tokens[row, length] = ids[:length], boundary.eos
+        is_content[row, :length] = content[:length]
+    return Ragged(tokens, lengths, is_content)
 
 
-def _mark(ids: Ids, prefix: tuple[int, ...]) -> MarkedIds:
-    """Return the ids of ``prefix`` and ``ids`` with their content mask; the prefix is no content."""
-    ids, content = ids if isinstance(ids, MarkedIds) else MarkedIds(ids, np.ones(len(ids), bool))
+def _add_prefix(ids: Ids, prefix: tuple[int, ...]) -> MarkedIds:
+    """Return ``ids`` with those of ``prefix``, which are no content, in front of them."""
+    marked = ids if isinstance(ids, MarkedIds) else MarkedIds(ids, np.ones(len(ids), bool))
     if not prefix:
-        return MarkedIds(ids, content)
-    return MarkedIds([*prefix, *ids], np.concatenate([np.zeros(len(prefix), bool), content]))
+        return marked
+    content = np.concatenate([np.zeros(len(prefix), bool), marked.content])
+    return MarkedIds([*prefix, *marked.ids], content)
 
 
 def concatenate_sides(inputs: Ragged, targets: Ragged) -> Ragged:
     """Return the inputs [B,S] of each example followed by its targets [B,T], as one ragged batch [B,L]."""
-    is_text = np.flatnonzero(np.concatenate([inputs.mask, targets.mask], axis=1))
+    kept = np.flatnonzero(np.concatenate([inputs.mask, targets.mask], axis=1))
     lengths = inputs.lengths + targets.lengths
     shape = (len(lengths), int(lengths.max(initial=0)))
     joined = Ragged(np.full(shape, PAD, np.int32), lengths, np.zeros(shape, bool))
     text = joined.mask
-    joined.tokens[text] = np.concatenate([inputs.tokens, targets.tokens], axis=1).ravel()[is_text]
-    joined.content[text] = np.concatenate([inputs.content, targets.content], axis=1).ravel()[is_text]
+    joined.tokens[text] = np.concatenate([inputs.tokens, targets.tokens], axis=1).ravel()[kept]
+    joined.content[text] = np.concatenate([inputs.content, targets.content], axis=1).ravel()[kept]
     return joined
 
 
-def pack_examples(lengths: np.ndarray, capacity: np.ndarray) -> np.ndarray:
-    """Return the first example of each row, and last the number of examples, int64 [rows + 1].
+def pack_examples(sizes: np.ndarray, capacity: np.ndarray) -> np.ndarray:
+    """Return the index of each row's first example, and last the number of examples, int64 [rows + 1].
 
-    ``lengths`` [examples, sides] and ``capacity`` [sides] are in tokens. Examples stay in order: the first
-    that does not fit, on any side, begins the next row. SettingError if an example exceeds a whole row.
+    ``sizes`` [examples, sides] and ``capacity`` [sides] are in tokens; sides are encoder and decoder, or the
+    decoder alone. Examples stay in order: the first that does not fit, on any side, begins the next row.
+    SettingError if an example exceeds a whole row.
 
     >>> pack_examples(np.array([[3], [4], [2], [5]]), np.array([8])).tolist()
     [0, 2, 4]
     """
-    if len(lengths) and (lengths.max(axis=0) > capacity).any():
-        raise SettingError(f"an example of {lengths.max(axis=0)} tokens does not fit in a row of {capacity}")
-    ends = np.zeros((len(lengths) + 1, lengths.shape[1]), np.int64)
-    np.cumsum(lengths, axis=0, out=ends[1:])
-    sides = zip(ends.T, capacity, strict=True)
-    fitting = [np.searchsorted(end, end[:-1] + limit, side="right") - 1 for end, limit in sides]
-    # a row that begins with example i ends before example following[i]
-    following = np.minimum.reduce(fitting).tolist()
+    if len(sizes) and (sizes.max(axis=0) > capacity).any():
+        raise SettingError(f"an example of {sizes.max(axis=0)} tokens does not fit in a row of {capacity}")
+    ends = np.concatenate([np.zeros((1, sizes.shape[1]), np.int64), np.cumsum(sizes, axis=0, dtype=np.int64)])
+    # If example i began a row, next_start[i] would begin the next one.
+    next_starts = [
+        np.searchsorted(side_ends, side_ends[:-1] + size, side="right") - 1
+        for side_ends, size in zip(ends.T, capacity, strict=True)
+    ]
+    next_start = np.minimum.reduce(next_starts).tolist()
     starts = [0]
-    while starts[-1] < len(lengths):
-        starts.append(following[starts[-1]])
+    while starts[-1] < len(sizes):
+        starts.append(next_start[starts[-1]])
     return np.array(starts, np.int64)
 
 
@@ -114,8 +116,8 @@ def row_length(architecture: str, lengths: Lengths) -> int:
 
 def row_capacity(architecture: str, lengths: Lengths) -> np.ndarray:
     """Return the capacity of a row for ``pack_examples``, [sides], in tokens."""
-    side = row_length(architecture, lengths)
-    return np.array([lengths.inputs, side] if architecture in ENCODER_DECODERS else [side])
+    decoder = row_length(architecture, lengths)
+    return np.array([lengths.inputs, decoder] if architecture in ENCODER_DECODERS else [decoder])
 
 
 def make_packed_batch(
@@ -126,28 +128,29 @@ def make_packed_batch(
     ``inputs`` and ``targets`` include EOS; ``rows`` [examples], ascending, is the row of each example.
     """
     if architecture in ENCODER_DECODERS:
-        tokens, segments, positions, _ = _place_in_rows(inputs, rows, (batch_size, lengths.inputs))
-        encoder = Side(tokens=tokens, segment_ids=segments, positions=positions)
+        packed = _pack(inputs, rows, (batch_size, lengths.inputs))
+        encoder = Side(tokens=packed.tokens, segment_ids=packed.segments, positions=packed.positions)
     else:
-        if architecture == "prefix-decoder":  # it sees the inputs that it predicts
+        encoder = None
+        if architecture == "prefix-decoder":  # it attends to the inputs that it predicts
             inputs = inputs._replace(content=np.zeros_like(inputs.content))
-        targets, encoder = concatenate_sides(inputs, targets), None
+        targets = concatenate_sides(inputs, targets)
     shape = (batch_size, row_length(architecture, lengths))
-    tokens, segments, positions, content = _place_in_rows(targets, rows, shape)
-    text, causal_attention = segments > 0, None
+    packed = _pack(targets, rows, shape)
+    is_token, causal_attention = packed.segments > 0, None
     if architecture not in ENCODER_DECODERS:
         # one position more than there are inputs: where their EOS is read and the first target is predicted
-        prefix = np.zeros(shape, np.int32)
-        prefix[text] = np.repeat(inputs.lengths, targets.lengths)
-        causal_attention = (text & (positions <= prefix)).astype(np.int32)
+        last_of_prefix = np.zeros(shape, np.int32)
+        last_of_prefix[is_token] = np.repeat(inputs.lengths, targets.lengths)
+        causal_attention = (is_token & (packed.positions <= last_of_prefix)).astype(np.int32)
     decoder = Side(
-        tokens=shift_right(tokens, segments),
-        segment_ids=segments,
-        positions=positions,
+        tokens=shift_right(packed.tokens, packed.segments),
+        segment_ids=packed.segments,
+        positions=packed.positions,
         causal_attention=causal_attention,
-        targets=tokens,
-        loss_weights=text.astype(np.float32),
-        content=content,
+        targets=packed.tokens,
+        loss_weights=is_token.astype(np.float32),
+        content=packed.content,
     )
     return Batch(encoder=encoder, decoder=decoder)
 
@@ -166,20 +169,30 @@ def shift_right(tokens: np.ndarray, segments: np.ndarray) -> np.ndarray:
     return shifted
 
 
-def _place_in_rows(examples: Ragged, rows: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, ...]:
-    """Return tokens, segment ids and positions, int32 [B,L], and content, bool [B,L], of packed rows.
+class PackedRows(NamedTuple):
+    """Rows [B,L] in which examples follow each other from the left."""
 
-    The examples of a row follow each other from the left. SettingError if they exceed ``shape``.
+    tokens: np.ndarray  # int32
+    segments: np.ndarray  # int32, from 1 in each row; 0: padding
+    positions: np.ndarray  # int32, from 0 in each segment
+    content: np.ndarray  # bool
+
+
+def _pack(examples: Ragged, rows: np.ndarray, shape: tuple[int, int]) -> PackedRows:
+    """Return the examples packed into rows of this shape; SettingError if they do not fit.
+
+    ``rows`` [examples], ascending, is the row of each example.
     """
     filled = np.bincount(rows, weights=examples.lengths, minlength=shape[0]).astype(np.int64)
     if len(filled) > shape[0] or (filled > shape[1]).any():
         raise SettingError(f"rows of {filled.max()} tokens do not fit in a batch of shape {shape}")
-    text = length_mask(filled, shape[1])
-    first = np.searchsorted(rows, rows)  # the first example of the same row
-    begin = np.cumsum(examples.lengths) - examples.lengths
+    destination, source = length_mask(filled, shape[1]), np.flatnonzero(examples.mask)
     tokens, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
-    content, is_text = np.zeros(shape, bool), np.flatnonzero(examples.mask)
-    tokens[text], content[text] = examples.tokens.ravel()[is_text], examples.content.ravel()[is_text]
-    segments[text] = np.repeat(np.arange(len(rows)) - first + 1, examples.lengths)
-    positions[text] = np.arange(examples.lengths.sum()) - np.repeat(begin, examples.lengths)
-    return tokens, segments, positions, content
+    content = np.zeros(shape, bool)
+    tokens[destination] = examples.tokens.ravel()[source]
+    content[destination] = examples.content.ravel()[source]
+    first_of_row = np.searchsorted(rows, rows)  # the first example of the same row
+    segments[destination] = np.repeat(np.arange(len(rows)) - first_of_row + 1, examples.lengths)
+    starts = np.cumsum(examples.lengths) - examples.lengths
+    positions[destination] = np.arange(examples.lengths.sum()) - np.repeat(starts, examples.lengths)
+    return PackedRows(tokens, segments, positions, content)

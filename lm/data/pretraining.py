@@ -1,7 +1,7 @@
 """Pre-training rows of models with a decoder: inputs and targets of corrupted text, packed into rows.
 
-Shapes: B examples of at most L raw tokens. A batch is a function of (seed, row numbers) alone: random
-numbers are a function of (seed, number of the example).
+Shapes: B texts of at most L raw tokens. A batch is a function of (seed, row numbers) alone: random numbers
+are a function of (seed, number of the example).
 """
 
 import functools
@@ -25,9 +25,9 @@ from lm.data.packing import (
     set_decoder_start,
 )
 from lm.data.segments import CACHED_WINDOWS, SEGMENTS, SegmentReader, WindowRows
-from lm.objectives.corruption import Drawn, cap_sentinels, length_mask, trim_targets
-from lm.objectives.denoising import Lengths, Objective, compute_lengths, sizes
-from lm.objectives.formatting import INPUTS, TARGETS, permutation
+from lm.objectives.corruption import CorruptionInputs, length_mask, limit_spans, trim_targets
+from lm.objectives.denoising import Lengths, Objective, compute_lengths, corrupted_lengths
+from lm.objectives.formatting import INPUTS, TARGETS, sentence_permutation
 from lm.tokenizers.tokenizer import PAD, T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
 
@@ -40,7 +40,7 @@ def pretraining_rows(
     batch_size: int,
     boundary: BoundaryTokens = T5_BOUNDARY_TOKENS,
 ) -> "DenoisingRows | MaskedLMRows":
-    """Return the rows of a corpus under an objective.
+    """Return the rows of a corpus under an objective: ``MaskedLMRows`` for encoders, else ``DenoisingRows``.
 
     SettingError if objective, architecture and tokenizer do not fit together.
     """
@@ -56,19 +56,22 @@ def pretraining_rows(
     return DenoisingRows(reader, architecture, boundary)
 
 
-def noise_mask(objective: Objective, text: Drawn, room: int) -> np.ndarray:
-    """Return the corruption mask, bool [B,L], True on noise.
+# --- corruption of texts
 
-    Its targets take at most ``room`` tokens, EOS included.
+
+def noise_mask(objective: Objective, texts: CorruptionInputs, max_targets: int) -> np.ndarray:
+    """Return the corruption mask, bool [B,L], True on noise, reduced until it fits.
+
+    There is a sentinel for each span, and targets have at most ``max_targets`` tokens, EOS included.
     """
-    inside = length_mask(text.lengths, text.u.shape[2])
-    mask = objective.corruption.mask(objective, text) & inside
-    if not objective.corruption.bounded:
+    is_token = length_mask(texts.lengths, texts.uniforms.shape[2])
+    noise = objective.corruption.mask(objective, texts) & is_token
+    if not objective.corruption.has_bounded_targets:
         if "sentinels" in (objective.inputs, objective.targets):
-            mask = cap_sentinels(mask, inside, text.u[:, 0], text.num_sentinels)
+            noise = limit_spans(noise, is_token, texts.uniforms[:, 0], texts.num_sentinels)
         if objective.targets in ("sentinels", "drop"):
-            mask = trim_targets(mask, inside, objective.targets == "sentinels", room)
-    return mask
+            noise = trim_targets(noise, is_token, objective.targets == "sentinels", max_targets)
+    return noise
 
 
 def denoise(
@@ -76,46 +79,51 @@ def denoise(
 ) -> tuple[Ragged, Ragged]:
     """Return inputs and targets of texts [B,L], within ``limits`` and ending with EOS.
 
-    Of the uniform numbers u [B,draws,L] the first ones draw the corruption mask, the next one the format of
-    the inputs and, if the objective permutes sentences, the last one their order. Content tokens of the
-    inputs are those of the text that they show, content tokens of the targets those that inputs hide.
+    Of the uniform numbers u [B,R,L] the first ones draw the corruption mask, the next one the format of the
+    inputs and, if the objective permutes sentences, the last one their order. Content tokens of the inputs
+    are those of the text that they show, content tokens of the targets those that inputs hide.
     """
-    tokens, lengths, words = text
-    eos, inside, order = None if objective.eos_between_documents else tokenizer.eos, text.mask, None
+    tokens, lengths, is_content = text
+    is_token, order = text.mask, None
+    eos = None if objective.eos_between_documents else tokenizer.eos
     if objective.sentences == "permuted":
-        order, u = permutation(tokens, lengths, u[:, -1], tokenizer), u[:, :-1]
-        tokens, words = (np.take_along_axis(side, order, axis=1) for side in (tokens, words))
+        order, u = sentence_permutation(tokens, lengths, u[:, -1], tokenizer), u[:, :-1]
+        tokens = np.take_along_axis(tokens, order, axis=1)
+        is_content = np.take_along_axis(is_content, order, axis=1)
     if objective.corruption.infill:
         source, keep, noise = objective.corruption.infill(objective, lengths, u)
         shown = np.where(source < 0, tokenizer.mask, np.take_along_axis(tokens, source, axis=1))
-        inputs = _gather(shown, keep, (source >= 0) & np.take_along_axis(words, source, axis=1), eos)
+        shows_content = (source >= 0) & np.take_along_axis(is_content, source, axis=1)
+        inputs = _keep_tokens(shown, keep, shows_content, eos)
     else:
-        starts = tokenizer.word_starts[tokens] if objective.corruption.on_words else None
-        noise = noise_mask(objective, Drawn(lengths, u, tokenizer.num_sentinels, starts), limits.targets)
-        shown, keep = INPUTS[objective.inputs].show(tokens, noise, u[:, -1], tokenizer)
-        inputs = _gather(shown, keep & inside, words & ~noise, eos if objective.has_inputs else None)
+        word_starts = tokenizer.word_starts[tokens] if objective.corruption.needs_word_starts else None
+        texts = CorruptionInputs(lengths, u, tokenizer.num_sentinels, word_starts)
+        noise = noise_mask(objective, texts, limits.targets)
+        shown, keep = INPUTS[objective.inputs].apply(tokens, noise, u[:, -1], tokenizer)
+        inputs_eos = eos if objective.has_inputs else None
+        inputs = _keep_tokens(shown, keep & is_token, is_content & ~noise, inputs_eos)
     if order is not None:  # targets keep the order of the text
         noise[np.arange(len(order))[:, None], order] = noise.copy()
-    targets = TARGETS["everything" if objective.corruption.infill else objective.targets]
-    predicted, keep = targets.show(text.tokens, noise, u[:, -1], tokenizer)
-    return inputs, _gather(predicted, keep & inside, text.content & noise, eos)
+    targets_format = TARGETS["everything" if objective.corruption.infill else objective.targets]
+    predicted, keep = targets_format.apply(text.tokens, noise, u[:, -1], tokenizer)
+    return inputs, _keep_tokens(predicted, keep & is_token, text.content & noise, eos)
 
 
-def _gather(tokens: np.ndarray, keep: np.ndarray, content: np.ndarray, eos: int | None) -> Ragged:
-    """Return the tokens to keep, moved to the left, and after them ``eos`` unless it is None."""
+def _keep_tokens(tokens: np.ndarray, keep: np.ndarray, content: np.ndarray, eos: int | None) -> Ragged:
+    """Return the tokens [B,L] to keep, moved to the left, and after them ``eos`` unless it is None."""
     counts = np.count_nonzero(keep, axis=1).astype(np.int32)
     shape = len(tokens), int(counts.max(initial=0)) + (eos is not None)
-    gathered, marks = np.full(shape, PAD, np.int32), np.zeros(shape, bool)
+    kept_tokens, kept_content = np.full(shape, PAD, np.int32), np.zeros(shape, bool)
     # 3 x as fast as [keep]
-    room, kept = length_mask(counts, shape[1]), np.flatnonzero(keep)
-    gathered[room], marks[room] = tokens.ravel()[kept], content.ravel()[kept]
+    destination, source = length_mask(counts, shape[1]), np.flatnonzero(keep)
+    kept_tokens[destination], kept_content[destination] = tokens.ravel()[source], content.ravel()[source]
     if eos is not None:
-        gathered[np.arange(len(tokens)), counts] = eos
-    return Ragged(gathered, counts + np.int32(eos is not None), marks)
+        kept_tokens[np.arange(len(tokens)), counts] = eos
+    return Ragged(kept_tokens, counts + np.int32(eos is not None), kept_content)
 
 
 def _add_prefix(text: Ragged, prefix: tuple[int, ...]) -> Ragged:
-    """Return the texts [B,L] with the ids of ``prefix`` before each."""
+    """Return the texts [B,L] with the ids of ``prefix``, which are no content, before each."""
     if not prefix:
         return text
     count, rows = len(prefix), len(text.lengths)
@@ -124,22 +132,35 @@ def _add_prefix(text: Ragged, prefix: tuple[int, ...]) -> Ragged:
     return Ragged(tokens, text.lengths + np.int32(count), content)
 
 
-class WindowPacking(NamedTuple):
-    """Hold how the segments of a window, in the order of the epoch, are packed into rows."""
+# --- rows of a corpus
 
-    row_starts: np.ndarray  # index of each row's first segment, and last the number of segments [rows + 1]
-    first_uniforms: np.ndarray  # first random number of each segment, which decides its size [segments]
+
+class SegmentBatch(NamedTuple):
+    """The B segments of a batch's rows, and what their random numbers are drawn from."""
+
+    text: Ragged  # raw tokens
+    seeds: np.ndarray  # int64 [B]
+    keys: np.ndarray  # int64 [B]: random numbers are those of ``uniforms(seeds, keys, ...)``, except
+    first_uniforms: np.ndarray | None  # float32 [B]: the first one of each packed segment, drawn before
+    batch_rows: np.ndarray  # int64 [B]: the row that each segment is in
+
+
+class PackedWindow(NamedTuple):
+    """How the segments of a window, in the order of the epoch, are packed into rows."""
+
+    row_starts: np.ndarray  # index in the order of each row's first segment; last the number of segments
+    first_uniforms: np.ndarray  # float32 [segments], in the same order
 
 
 @dataclass(frozen=True)
 class DenoisingRows(PickledWithoutCache):
-    """Rows of pre-training for models with a decoder: inputs and targets of segments.
+    """The rows of pre-training by denoising: inputs and targets of segments of a corpus.
 
     If documents are concatenated, each segment fills one row. Otherwise segments are packed in the order of
     the epoch, within a window; how many fit depends on their noise.
 
-    A call goes from row numbers to the windows that hold them, to the segments of each row (``RawExamples``),
-    to ragged inputs and targets, to a ``Batch``.
+    A call goes from row numbers to the windows that hold them, to the segments of each row, to ragged inputs
+    and targets, to a ``Batch``.
     """
 
     reader: SegmentReader
@@ -152,123 +173,103 @@ class DenoisingRows(PickledWithoutCache):
         return lengths._replace(inputs=lengths.inputs + prefix, targets=lengths.targets + prefix)
 
     @property
-    def objective(self) -> Objective:
-        return self.reader.objective
+    def row_kind(self) -> str:
+        """Return the name under which rows of windows are counted, which depends on the packing."""
+        return SEGMENTS if self.reader.objective.concatenates else f"packed {self.architecture}"
 
     def __call__(self, numbers: np.ndarray) -> Batch:
+        objective = self.reader.objective
+        read = self._read_whole_rows if objective.concatenates else self._read_packed_rows
         windows = self.reader.find_rows(numbers, self.count_rows, self.row_kind)
-        if self.objective.concatenates:
-            examples = _concatenate([self._read_rows(window, numbers) for window in windows])
-        else:
-            examples = _concatenate([self._read_packed_rows(window) for window in windows])
-        sides = self._denoise(examples.text, examples.seeds, examples.keys, examples.first_uniforms)
-        inputs, targets = (_add_prefix(side, self.boundary.prefix) for side in sides)
+        segments = _in_batch_order([read(window, numbers) for window in windows])
+        u = uniforms(segments.seeds, segments.keys, objective.uniforms_per_token, self.reader.lengths.raw)
+        if segments.first_uniforms is not None:
+            u[:, 0, 0] = segments.first_uniforms
+        inputs, targets = denoise(objective, segments.text, u, self.reader.tokenizer, self.reader.lengths)
+        inputs = _add_prefix(inputs, self.boundary.prefix)
+        targets = _add_prefix(targets, self.boundary.prefix)
         batch = make_packed_batch(
-            inputs, targets, examples.batch_rows, self.architecture, self.lengths, len(numbers)
+            inputs, targets, segments.batch_rows, self.architecture, self.lengths, len(numbers)
         )
         return set_decoder_start(batch, self.boundary.decoder_start)
+
+    def example(self, number: int) -> tuple[Ragged, Ragged]:
+        """Return inputs and targets of example ``number`` of a corpus that is one task of a mixture.
+
+        Streams take turns, each in the order of its segments.
+        """
+        reader, count = self.reader, np.array([self.reader.sampler.num_streams])
+        (window,) = reader.find_stream_rows(number % count, number // count, reader.count_segments, SEGMENTS)
+        text = self._read_text(window.position, reader.segment_order(window.position)[window.rows])
+        u = uniforms(reader.seed, np.array([number]), reader.objective.uniforms_per_token, self.lengths.raw)
+        return denoise(reader.objective, text, u, reader.tokenizer, reader.lengths)
 
     def rows_of_epoch(self, limit: int) -> int:
         """Return the number of rows of the first epoch of a corpus in one stream, at most ``limit``."""
         return self.reader.rows_of_epoch(limit, self.count_rows, self.row_kind)
 
-    @property
-    def row_kind(self) -> str:
-        """Return the name under which rows of windows are counted, which depends on the packing."""
-        return SEGMENTS if self.objective.concatenates else f"packed {self.architecture}"
-
     def count_rows(self, position: WindowPosition) -> int:
         """Return how many rows a window fills."""
-        if self.objective.concatenates:
+        if self.reader.objective.concatenates:
             return self.reader.count_segments(position)
         return len(self.pack_window(position).row_starts) - 1
 
-    def _read_rows(self, window: WindowRows, numbers: np.ndarray) -> "RawExamples":
-        """Return the texts of rows that hold one segment each."""
-        segments = self.reader.order(window.position)[window.rows]
-        text = self._read_segments(window.position, segments)
-        seeds = np.full(len(segments), self.reader.seed)
-        return RawExamples(text, seeds, numbers[window.batch_rows], None, window.batch_rows)
+    @functools.cached_property
+    def pack_window(self) -> Callable[[WindowPosition], PackedWindow]:
+        """Return the function that packs a window, with a cache."""
 
-    def _read_packed_rows(self, window: WindowRows) -> "RawExamples":
-        """Return the texts of rows that hold several segments each."""
-        packing = self.pack_window(window.position)
-        starts, ends = packing.row_starts[window.rows], packing.row_starts[window.rows + 1]
-        indices = np.concatenate([np.arange(*bounds) for bounds in zip(starts, ends, strict=True)])
-        return RawExamples(
-            text=self._read_segments(window.position, self.reader.order(window.position)[indices]),
-            seeds=np.full(len(indices), window.position.seed(self.reader.seed)),
-            keys=window.position.key + indices,
-            first_uniforms=packing.first_uniforms[indices],
-            batch_rows=np.repeat(window.batch_rows, ends - starts),
-        )
+        def pack(position: WindowPosition) -> PackedWindow:
+            first_uniforms = self.reader.first_uniforms(position)
+            raw_lengths = self.reader.window(position).segments.lengths[self.reader.segment_order(position)]
+            lengths = corrupted_lengths(self.reader.objective, raw_lengths, first_uniforms)
+            sizes = np.stack(lengths, axis=1) + len(self.boundary.prefix)
+            if self.architecture not in ENCODER_DECODERS:
+                sizes = sizes.sum(axis=1, keepdims=True)
+            row_starts = pack_examples(sizes, row_capacity(self.architecture, self.lengths))
+            return PackedWindow(row_starts, first_uniforms)
 
-    def _read_segments(self, position: WindowPosition, segments: np.ndarray) -> Ragged:
-        window, max_length = self.reader.window(position), self.lengths.raw
+        return functools.lru_cache(maxsize=CACHED_WINDOWS * self.reader.sampler.num_streams)(pack)
+
+    def _read_whole_rows(self, window: WindowRows, numbers: np.ndarray) -> SegmentBatch:
+        """Return the segments of rows that hold one segment each."""
+        segments = self.reader.segment_order(window.position)[window.rows]
+        seeds, keys = np.full(len(segments), self.reader.seed), numbers[window.batch_rows]
+        return SegmentBatch(self._read_text(window.position, segments), seeds, keys, None, window.batch_rows)
+
+    def _read_packed_rows(self, window: WindowRows, _numbers: np.ndarray) -> SegmentBatch:
+        """Return the segments of rows that hold several segments each."""
+        row_starts, first_uniforms = self.pack_window(window.position)
+        starts, ends = row_starts[window.rows], row_starts[window.rows + 1]
+        nth = np.concatenate([np.arange(*row) for row in zip(starts, ends, strict=True)])  # in the order
+        text = self._read_text(window.position, self.reader.segment_order(window.position)[nth])
+        seeds, keys = np.full(len(nth), window.position.seed(self.reader.seed)), window.position.key + nth
+        batch_rows = np.repeat(window.batch_rows, ends - starts)
+        return SegmentBatch(text, seeds, keys, first_uniforms[nth], batch_rows)
+
+    def _read_text(self, position: WindowPosition, segments: np.ndarray) -> Ragged:
+        """Return the raw tokens of segments of a window."""
+        window = self.reader.window(position)
         starts, lengths = window.segments.starts[segments], window.segments.lengths[segments]
-        tokens = window.text.read(starts[:, None] + np.arange(max_length))
+        tokens = window.text.read(starts[:, None] + np.arange(self.lengths.raw))
         return Ragged(tokens, lengths.astype(np.int32), tokens != window.tokenizer.eos)
 
-    def _denoise(
-        self, text: Ragged, seeds: np.ndarray | int, keys: np.ndarray, first_uniforms: np.ndarray | None
-    ) -> tuple[Ragged, Ragged]:
-        """Return inputs and targets of texts, with noise drawn by seed and key.
 
-        ``first_uniforms`` replaces the first random number of each text.
-        """
-        u = uniforms(seeds, keys, self.objective.draws, self.lengths.raw)
-        if first_uniforms is not None:
-            u[:, 0, 0] = first_uniforms
-        return denoise(self.objective, text, u, self.reader.tokenizer, self.reader.lengths)
-
-    def example(self, number: int) -> tuple[Ragged, Ragged]:
-        """Return example ``number`` of a mixture; streams take turns, each in the order of its segments."""
-        num_streams = np.array([self.reader.sampler.num_streams])
-        (window,) = self.reader.find_stream_rows(
-            number % num_streams, number // num_streams, self.reader.count_segments, SEGMENTS
-        )
-        segments = self.reader.order(window.position)[window.rows]
-        text = self._read_segments(window.position, segments)
-        return self._denoise(text, self.reader.seed, np.array([number]), None)
-
-    @functools.cached_property
-    def pack_window(self) -> Callable[[WindowPosition], WindowPacking]:
-        """Return the function that packs a window; the last windows are cached."""
-        return functools.lru_cache(maxsize=CACHED_WINDOWS * self.reader.sampler.num_streams)(
-            self._pack_window
-        )
-
-    def _pack_window(self, position: WindowPosition) -> WindowPacking:
-        lengths = self.reader.window(position).segments.lengths[self.reader.order(position)]
-        first_uniforms = self.reader.first_uniforms(position)
-        side_lengths = np.stack(sizes(self.objective, lengths, first_uniforms), axis=1)
-        side_lengths += len(self.boundary.prefix)
-        if self.architecture not in ENCODER_DECODERS:
-            side_lengths = side_lengths.sum(axis=1, keepdims=True)
-        row_starts = pack_examples(side_lengths, row_capacity(self.architecture, self.lengths))
-        return WindowPacking(row_starts, first_uniforms)
-
-
-class RawExamples(NamedTuple):
-    """Hold segments before noise is applied, and what their noise is drawn by."""
-
-    text: Ragged
-    seeds: np.ndarray  # of their noise, int64 [B]
-    keys: np.ndarray  # of their noise under that seed, int64 [B]
-    first_uniforms: np.ndarray | None  # float32 [B]; None: drawn by seed and key like all others
-    batch_rows: np.ndarray  # their rows in the batch, int64 [B]
-
-
-def _concatenate(parts: Sequence[RawExamples]) -> RawExamples:
-    """Return all segments in the order of their rows."""
-    batch_rows = np.concatenate([part.batch_rows for part in parts])
+def _in_batch_order(windows: Sequence[SegmentBatch]) -> SegmentBatch:
+    """Return the segments of all windows in the order of their rows."""
+    batch_rows = np.concatenate([window.batch_rows for window in windows])
     order = np.argsort(batch_rows, kind="stable")
-    text = (np.concatenate(arrays)[order] for arrays in zip(*(part.text for part in parts), strict=True))
-    first_uniforms = [part.first_uniforms for part in parts if part.first_uniforms is not None]
-    return RawExamples(
-        text=Ragged(*text),
-        seeds=np.concatenate([part.seeds for part in parts])[order],
-        keys=np.concatenate([part.keys for part in parts])[order],
-        first_uniforms=np.concatenate(first_uniforms)[order] if first_uniforms else None,
-        batch_rows=batch_rows[order],
+    text = Ragged(
+        np.concatenate([window.text.tokens for window in windows])[order],
+        np.concatenate([window.text.lengths for window in windows])[order],
+        np.concatenate([window.text.content for window in windows])[order],
+    )
+    seeds = np.concatenate([window.seeds for window in windows])[order]
+    keys = np.concatenate([window.keys for window in windows])[order]
+    first_uniforms = [window.first_uniforms for window in windows if window.first_uniforms is not None]
+    return SegmentBatch(
+        text,
+        seeds,
+        keys,
+        np.concatenate(first_uniforms)[order] if first_uniforms else None,
+        batch_rows[order],
     )

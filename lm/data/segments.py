@@ -196,7 +196,7 @@ class SegmentReader(PickledWithoutCache):
         folder = hashlib.sha256(key.encode()).hexdigest()[:16]
         return self.sampler.index_folder / folder / f"{stream}.txt"
 
-    def streams_of(self, rows: Sequence[slice]) -> list[int]:
+    def streams_of_rows(self, rows: Sequence[slice]) -> list[int]:
         """Return the streams from which these rows of a batch are read, ascending."""
         numbers = np.concatenate([np.arange(self.batch_size)[part] for part in rows])
         return np.unique(numbers * self.sampler.num_streams // self.batch_size).tolist()
@@ -222,7 +222,7 @@ class SegmentReader(PickledWithoutCache):
         return self.row_index(0, count_rows, row_kind).rows_of_epoch(limit)
 
     @functools.cached_property
-    def order(self) -> Callable[[WindowPosition], np.ndarray]:
+    def segment_order(self) -> Callable[[WindowPosition], np.ndarray]:
         """Return the function that returns the segments of a window in the order of its epoch, int64."""
         return functools.lru_cache(maxsize=CACHED_WINDOWS * self.sampler.num_streams)(self._shuffle)
 

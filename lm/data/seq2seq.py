@@ -42,7 +42,7 @@ class CorpusExamples(Sequence[Example]):
     source: DenoisingRows
 
     def __post_init__(self) -> None:
-        if self.source.objective.eos_between_documents:
+        if self.source.reader.objective.eos_between_documents:
             why = "where mixing.pretraining reads tasks too: an example of a mixture ends with EOS"
             raise SettingError(f"objective.eos='between-documents' should be 'each-example' {why}")
 

@@ -1,11 +1,12 @@
-"""Attention of a decoder to an encoder's states as they are, before the Transformer.
+"""Cross-attention of recurrent models, whose values are the encoder's states without a projection.
 
-Bahdanau et al. 2015 (additive scores), Luong et al. 2015 (dot and multiplicative ones).
+Bahdanau et al. 2015 (additive scores), Luong et al. 2015 (dot and multiplicative scores).
 """
 
 import jax
 from flax import nnx
 from jax import Array
+from jaxtyping import Bool, Float, Float32
 
 from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import AttentionInputs
@@ -27,32 +28,40 @@ from lm.sharding import constrain
 class LuongAttention(Module):
     """One head, whose score of a query s and a state h [D] is s * h ("dot") or s * W h ("multiplicative").
 
-    What is read is the mean of the states, not of projections of them. Norms make states D^0.5 long, so
-    scores are scaled by D^-0.5.
+    Its output is a projection of the weighted mean of the states themselves. Norms make states D^0.5 long,
+    so scores are scaled by D^-0.5.
     """
 
-    heads = 1
+    num_heads = 1
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         self.query: nnx.Module = Identity()
-        self.key = Identity() if config.cross_attention.kind == "dot" else _square(config, rngs, "kv")
-        self.out = _square(config, rngs, "embed")
+        self.key = Identity() if config.cross_attention.kind == "dot" else _square_linear(config, rngs, "kv")
+        self.out = _square_linear(config, rngs, "embed")
 
-    def key_value(self, x: Array, _positions: None) -> KeyValue:
+    def key_value(self, x: Float[Array, "B S D"], _positions: None) -> KeyValue:
         """Return keys and values [B,S,1,D] of the encoder's states x [B,S,D]."""
         x = constrain(x, "batch", "key_length", "embed")
         return KeyValue(self.key(x)[:, :, None], x[:, :, None])
 
-    def read(self, x: Array, kv: KeyValue, inputs: AttentionInputs, dropout_mask: Array | None) -> Array:
+    def attend_to(
+        self,
+        x: Float[Array, "B T D"],
+        kv: KeyValue,
+        inputs: AttentionInputs,
+        dropout_mask: Bool[Array, "B 1 1 S"] | None,
+    ) -> Float[Array, "B T D"]:
         """Return [B,T,D] of x [B,T,D], which attends to keys and values; ``dropout_mask`` bool [B,1,1,S]."""
         factors = None if dropout_mask is None else dropout_factors(dropout_mask, self.config.dropout)
         mask = materialize_mask(inputs.mask, x.shape[1], kv.key.shape[1])
         out = self._attend(self._queries(x), kv, mask, factors)
         return self.out(out[:, :, 0])
 
-    def weights(self, x: Array, kv: KeyValue, inputs: AttentionInputs) -> Array:
-        """Return float32 [B,1,T,S]: the alignment, how much x [B,T,D] takes from each state."""
+    def weights(
+        self, x: Float[Array, "B T D"], kv: KeyValue, inputs: AttentionInputs
+    ) -> Float32[Array, "B 1 T S"]:
+        """Return the alignment: the attention weights from x [B,T,D] to each state, float32 [B,1,T,S]."""
         mask = materialize_mask(inputs.mask, x.shape[1], kv.key.shape[1])
         return attention_weights(self._queries(x), kv.key, mask)
 
@@ -81,13 +90,15 @@ class BahdanauAttention(LuongAttention):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config, width = config, config.d_model
-        self.query = _square(config, rngs, "kv")
-        self.key = _square(config, rngs, "kv")
+        self.query = _square_linear(config, rngs, "kv")
+        self.key = _square_linear(config, rngs, "kv")
         self.vector = param(normal(rngs, (1, width), width**-0.5), "bias_heads", "kv")
-        self.out = _square(config, rngs, "embed")
+        self.out = _square_linear(config, rngs, "embed")
 
-    def weights(self, x: Array, kv: KeyValue, inputs: AttentionInputs) -> Array:
-        """Return float32 [B,1,T,S]: the alignment, how much x [B,T,D] takes from each state."""
+    def weights(
+        self, x: Float[Array, "B T D"], kv: KeyValue, inputs: AttentionInputs
+    ) -> Float32[Array, "B 1 T S"]:
+        """Return the alignment: the attention weights from x [B,T,D] to each state, float32 [B,1,T,S]."""
         scores = additive_scores(self._queries(x), kv.key, self.vector[...])
         mask = materialize_mask(inputs.mask, x.shape[1], kv.key.shape[1])
         return jax.nn.softmax(scores, axis=-1, where=mask)
@@ -96,7 +107,7 @@ class BahdanauAttention(LuongAttention):
         return additive_attention(query, kv.key, kv.value, self.vector[...], mask, dropout_factors=factors)
 
 
-def _square(config: ModelConfig, rngs: nnx.Rngs, out_axis: str) -> Linear:
+def _square_linear(config: ModelConfig, rngs: nnx.Rngs, out_axis: str) -> Linear:
     """Return a linear layer [D,D], to the axis "kv" inside of attention or back to "embed"."""
     width = config.d_model
     axes = ("embed", "kv") if out_axis == "kv" else ("kv", "embed")

@@ -1,8 +1,10 @@
 """Attention as a layer: projections and positions around the formula, and the cache of decoding."""
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
+from jaxtyping import Bool, Float, Float32, Int
 
 from lm.config.model import ModelConfig
 from lm.nn.attention_dispatch import attend
@@ -50,12 +52,16 @@ class Projections(Module):
             make_norm(config.norm, config.attention.d_kv) if config.attention.qk_norm else Identity()
         )
 
-    def queries(self, x: Array, positions: Array | None) -> Array:
+    def queries(
+        self, x: Float[Array, "B T D"], positions: Int[Array | np.ndarray, "#B T"] | None
+    ) -> Float[Array, "B T N H"]:
         """Return queries [B,T,N,H] of x [B,T,D]."""
         query = self._split_heads(self.query(x), "length", "heads")
         return self._rotate(self.query_norm(query), positions)
 
-    def key_value(self, x: Array, positions: Array | None) -> KeyValue:
+    def key_value(
+        self, x: Float[Array, "B S D"], positions: Int[Array | np.ndarray, "#B S"] | None
+    ) -> KeyValue:
         """Return keys and values [B,S,K,H] of x [B,S,D]; ``positions`` is None in cross-attention."""
         key = self._split_heads(self.key(x), "key_length", self._key_axis)
         value = self._split_heads(self.value(x), "key_length", self._key_axis)
@@ -63,18 +69,21 @@ class Projections(Module):
 
     @property
     def _key_axis(self) -> str:
-        # Matrices of keys are sharded by heads of their own: a device count that divides N may not divide K.
+        # Keys have their own axis name for sharding: a number of devices that divides N may not divide K.
         return "heads" if self.config.attention.num_key_value_heads is None else "kv_heads"
 
     def _split_heads(self, x: Array, length: str, axis: str) -> Array:
-        heads = self.config.attention.num_heads if axis == "heads" else self.config.attention.key_value_heads
-        return constrain(x.reshape(*x.shape[:-1], heads, -1), "batch", length, axis, "kv")
+        sizes = self.config.attention
+        num_heads = sizes.num_heads if axis == "heads" else sizes.key_value_heads
+        return constrain(x.reshape(*x.shape[:-1], num_heads, -1), "batch", length, axis, "kv")
 
-    def _rotate(self, x: Array, positions: Array | None) -> Array:
+    def _rotate(self, x: Array, positions: Array | np.ndarray | None) -> Array:
         if self.config.positions.kind != "rotary" or positions is None:
             return x
         rotary = self.config.positions.rotary
-        return rotate(x, positions, *rotary.frequencies(self.config.attention.d_kv), rotary.layout)
+        return rotate(
+            x, jnp.asarray(positions), *rotary.frequencies(self.config.attention.d_kv), rotary.layout
+        )
 
 
 class Attention(Projections, TokenMixer):
@@ -96,21 +105,31 @@ class Attention(Projections, TokenMixer):
         if is_cross and config.cross_attention.start == "mimetic":
             self._start_queries_as_keys()
         self.bilinear = _bilinear_weight(config, rngs) if config.attention.scores == "bilinear" else None
-        # Global positions of a Longformer have projections of their own.
+        # Checkpoints call the projections of a Longformer's global positions globals.
         separate = config.sparsity.projections == "separate" and not is_cross
         self.globals = Projections(config, rngs) if separate else None
 
     def __call__(
-        self, x: Array, inputs: AttentionInputs, cache: LayerCache | None, dropout_masks: DropoutMasks
-    ) -> tuple[Array, LayerCache | None]:
+        self,
+        x: Float[Array, "B T D"],
+        inputs: AttentionInputs,
+        cache: LayerCache | None,
+        dropout_masks: DropoutMasks,
+    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
         """Return [B,T,D], of x [B,T,D] that attends to itself and to the cache, and the updated cache."""
         kv = self.key_value(x, inputs.positions)
         if cache is not None:
             cache = cache.write(kv, inputs.cache_index)
             kv = cache.key_value()
-        return self.read(x, kv, inputs, dropout_masks.get("attention")), cache
+        return self.attend_to(x, kv, inputs, dropout_masks.get("attention")), cache
 
-    def read(self, x: Array, kv: KeyValue, inputs: AttentionInputs, dropout_mask: Array | None) -> Array:
+    def attend_to(
+        self,
+        x: Float[Array, "B T D"],
+        kv: KeyValue,
+        inputs: AttentionInputs,
+        dropout_mask: Bool[Array, "B N 1 S"] | None,
+    ) -> Float[Array, "B T D"]:
         """Return [B,T,D] of x [B,T,D], which attends to keys and values; ``dropout_mask`` bool [B,N,1,S]."""
         options = self.options
         if dropout_mask is not None:
@@ -118,7 +137,7 @@ class Attention(Projections, TokenMixer):
             options = options._replace(dropout_factors=factors)
         query = self._queries(self, x, inputs)
         out = attend(self.config, query, kv, inputs.mask, inputs.bias, options)
-        if self._has_globals(inputs):
+        if self._has_global_projections(inputs):
             # Both kinds are computed for all positions, and one is chosen for each: shapes stay static.
             query = self._queries(self.globals, x, inputs)
             kv = self.globals.key_value(x, inputs.positions)
@@ -126,17 +145,21 @@ class Attention(Projections, TokenMixer):
             out = jnp.where(inputs.global_tokens[:, :, None, None], global_out, out)
         return self.combine(x, out)
 
-    def combine(self, x: Array, heads: Array) -> Array:
-        """Return the layer's output [B,T,D] from its input x [B,T,D] and the heads' outputs [B,T,N,H].
+    def combine(
+        self, x: Float[Array, "B T D"], head_outputs: Float[Array, "B T N Hv"]
+    ) -> Float[Array, "B T D"]:
+        """Return the layer's output [B,T,D] from its input x [B,T,D] and the heads' outputs [B,T,N,Hv].
 
-        A subclass may gate, mix or normalise heads here.
+        A subclass may gate, mix or normalise the outputs of heads here.
         """
-        return self.out(heads.reshape(*x.shape[:-1], -1))
+        return self.out(head_outputs.reshape(*x.shape[:-1], -1))
 
-    def weights(self, x: Array, kv: KeyValue, inputs: AttentionInputs) -> Array:
-        """Return float32 [B,N,T,S]: how much each head of x [B,T,D] takes from each key."""
+    def weights(
+        self, x: Float[Array, "B T D"], kv: KeyValue, inputs: AttentionInputs
+    ) -> Float32[Array, "B N T S"]:
+        """Return the attention weights from x [B,T,D] to each key, float32 [B,N,T,S]."""
         local = self._weights(self._queries(self, x, inputs), kv, inputs.mask, inputs.bias)
-        if not self._has_globals(inputs):
+        if not self._has_global_projections(inputs):
             return local
         query = self._queries(self.globals, x, inputs)
         kv = self.globals.key_value(x, inputs.positions)
@@ -149,38 +172,39 @@ class Attention(Projections, TokenMixer):
         return AttentionOptions(scale=attention_scale(self.config), logit_cap=self.config.attention.logit_cap)
 
     @property
-    def heads(self) -> int:
+    def num_heads(self) -> int:
         """Return N."""
         return self.config.attention.num_heads
 
     def init_carry(self, rows: int, length: int) -> LayerCache:
-        """Return an empty cache [B,K,S,H] for ``length`` positions; masks hide what has not been written."""
+        """Return an empty cache [B,K,S,H] for ``length`` positions; masks hide those not yet written."""
         config, shape = self.config, (rows, self.config.attention.key_value_heads, length)
         key = jnp.zeros((*shape, config.attention.d_kv), config.dtype)
         value = jnp.zeros((*shape, config.attention.value_width), config.dtype)
         return LayerCache(key, value)
 
     def flops(self, length: int, visible: int, /) -> int:
-        """Return the FLOPs of the forward pass over one row of ``length`` tokens that read ``visible`` each.
+        """Return the FLOPs of the forward pass over one row of ``length`` tokens.
 
-        All matrices count, also those that a subclass adds; separate projections of global tokens do not.
+        Each token attends to ``visible`` tokens. All matrices count, also those that a subclass adds;
+        separate projections of global tokens do not.
         """
         products = matmul_flops(self, length) - matmul_flops(self.globals, length)
         return products + self._score_flops(length, visible)
 
     def cross_flops(self, queries: int, keys: int) -> int:
         """Return the FLOPs of cross-attention from ``queries`` tokens of one row to ``keys`` of another."""
-        key_value = matmul_flops(self.key, 1) + matmul_flops(self.value, 1)
-        query_out = matmul_flops(self, 1) - key_value
-        return keys * key_value + queries * query_out + self._score_flops(queries, keys)
+        flops_per_key = matmul_flops(self.key, 1) + matmul_flops(self.value, 1)
+        flops_per_query = matmul_flops(self, 1) - flops_per_key
+        return keys * flops_per_key + queries * flops_per_query + self._score_flops(queries, keys)
 
     def dropout_shapes(self, key_length: int) -> Shapes:
-        """Return one row's shape [N,1,S] of dropped weights; all queries share the mask, as in T5."""
-        return {"attention": (self.heads, 1, key_length)}
+        """Return one row's shape [N,1,S] of the mask of attention weights; all queries share it, as in T5."""
+        return {"attention": (self.num_heads, 1, key_length)}
 
     def _weights(self, query: Array, kv: KeyValue, mask: AnyMask, bias: AnyBias) -> Array:
-        size = query.shape[1], kv.key.shape[1]
-        mask, bias = materialize_mask(mask, *size), materialize_bias(bias, *size)
+        lengths = query.shape[1], kv.key.shape[1]
+        mask, bias = materialize_mask(mask, *lengths), materialize_bias(bias, *lengths)
         options = self.options
         return attention_weights(query, kv.key, mask, bias, scale=options.scale, logit_cap=options.logit_cap)
 
@@ -189,7 +213,7 @@ class Attention(Projections, TokenMixer):
         sizes = self.config.attention
         return 2 * queries * keys * sizes.num_heads * (sizes.d_kv + sizes.value_width)
 
-    def _has_globals(self, inputs: AttentionInputs) -> bool:
+    def _has_global_projections(self, inputs: AttentionInputs) -> bool:
         return self.globals is not None and inputs.global_tokens is not None
 
     def _queries(self, projections: Projections, x: Array, inputs: AttentionInputs) -> Array:
@@ -200,18 +224,16 @@ class Attention(Projections, TokenMixer):
         return bilinear_query(query, self.bilinear[...].astype(x.dtype))
 
     def _start_queries_as_keys(self) -> None:
-        """Start each head's query kernel [D,H] as a copy of its key kernel, in a query kernel's usual size.
+        """Start each head's query kernel [D,H] as a copy of its key kernel, scaled to its own usual std.
 
         The query kernel times the transposed key kernel is then near the identity (mimetic initialisation,
         Trockman and Kolter 2023), so equal features get the highest logits.
         """
-        config = self.config
-        by_head = self.key.kernel[...].reshape(
-            config.d_model, config.attention.key_value_heads, config.attention.d_kv
-        )
-        kernel = jnp.repeat(by_head, config.attention.num_heads // config.attention.key_value_heads, axis=1)
-        size = config.attention.d_kv**-0.5 if config.attention.scores == "dot" else 1.0
-        self.query.kernel = param(size * kernel.reshape(config.d_model, -1), "embed", "heads")
+        d_model, sizes = self.config.d_model, self.config.attention
+        key_kernel = self.key.kernel[...].reshape(d_model, sizes.key_value_heads, sizes.d_kv)
+        kernel = jnp.repeat(key_kernel, sizes.num_heads // sizes.key_value_heads, axis=1)
+        scale = sizes.d_kv**-0.5 if sizes.scores == "dot" else 1.0
+        self.query.kernel = param(scale * kernel.reshape(d_model, -1), "embed", "heads")
 
 
 def _bilinear_weight(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:

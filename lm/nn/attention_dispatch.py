@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax import Array
 from jax.sharding import PartitionSpec
+from jaxtyping import Float
 
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
@@ -17,7 +18,7 @@ from lm.ops.masks import CAUSAL, AnyMask, AttentionMask
 from lm.ops.positions import AnyBias
 from lm.sharding import ACTIVATION_AXES, mesh_axes
 
-SHORT = 1_024  # longest row for which storing the logits is faster than a tiled kernel [tokens]
+MAX_XLA_LENGTH = 1_024  # longest row for which storing the logits is faster than a tiled kernel [tokens]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Implementation:
     """
 
     options: frozenset[str]  # names of ``AttentionOptions``
-    # Returns a function like ``xla_attention``, given the index of the first query where queries are sharded.
+    # Returns a function like ``xla_attention``. Its argument is the index of a device's first query, int32
+    # [1], if the queries of a row are spread over devices.
     make: Callable[[Array | None], Any]
 
 
@@ -50,8 +52,8 @@ def _make_short_rows(_query_offset: Array | None) -> Any:
 PALLAS_OPTIONS = frozenset({"scale", "logit_cap", "dropout_factors"})
 
 IMPLEMENTATIONS = {
-    "xla": Implementation(xla.SUPPORTED, lambda _: xla.xla_attention),
-    "cudnn": Implementation(cudnn.SUPPORTED, lambda _: cudnn.cudnn_attention),
+    "xla": Implementation(xla.SUPPORTED, lambda _query_offset: xla.xla_attention),
+    "cudnn": Implementation(cudnn.SUPPORTED, lambda _query_offset: cudnn.cudnn_attention),
     "flash": Implementation(PALLAS_OPTIONS, _make_flash),
     "short-rows": Implementation(PALLAS_OPTIONS, _make_short_rows),
 }
@@ -65,7 +67,7 @@ def choose_implementation(
     bias: AnyBias,
     options: AttentionOptions,
 ) -> str:
-    """Return the name of what computes the attention of ``length`` queries to ``key_length`` keys here.
+    """Return the implementation, by name, for attention of ``length`` queries to ``key_length`` keys here.
 
     "xla" and "cudnn" take masks as arrays or not, "xla" biases too; "flash" takes neither as an array,
     "short-rows" only the bias. A single query, and a mask that is an array, always go to "xla". SettingError
@@ -89,11 +91,13 @@ def choose_implementation(
 
 
 def _candidates(config: ModelConfig, length: int, key_length: int, mask: AnyMask, bias: AnyBias) -> list[str]:
-    """Return what could compute this attention whatever its options, the fastest first."""
+    """Return the implementations that take this mask and bias here, the fastest first."""
     asked, platform = config.attention.implementation, _platform()
     if asked == "cudnn" and length > 1:
         return ["cudnn"]
-    if length == 1 or isinstance(mask, Array) or has_random_blocks(mask):
+    # No kernel evaluates random blocks tile by tile.
+    has_random_blocks = isinstance(mask, AttentionMask) and mask.spec.random_blocks is not None
+    if length == 1 or isinstance(mask, Array) or has_random_blocks:
         return ["xla"]
     can_use_short_rows = (
         platform == "tpu" and not _is_length_sharded() and fits_short_rows(config, length * key_length)
@@ -103,7 +107,7 @@ def _candidates(config: ModelConfig, length: int, key_length: int, mask: AnyMask
         return [*candidates, "xla"]
     if asked != "auto":
         return [asked]
-    if platform not in ("gpu", "tpu") or max(length, key_length) <= SHORT:
+    if platform not in ("gpu", "tpu") or max(length, key_length) <= MAX_XLA_LENGTH:
         return [*candidates, "xla"]
     is_plain = (mask is None or mask == CAUSAL) and bias is None and config.dtype == "bfloat16"
     cudnn_takes_widths = (
@@ -119,18 +123,15 @@ def _is_length_sharded() -> bool:
     return jax.sharding.get_abstract_mesh().shape.get(ACTIVATION_AXES["length"], 1) > 1
 
 
-def has_random_blocks(mask: AnyMask) -> bool:
-    """Return whether a mask has random blocks, which no kernel evaluates tile by tile."""
-    return isinstance(mask, AttentionMask) and mask.spec.random_blocks is not None
-
-
-def fits_short_rows(config: ModelConfig, logits: int) -> bool:
-    """Return whether the short-rows kernel takes so many logits of a head, and the heads of one device."""
+def fits_short_rows(config: ModelConfig, num_logits: int) -> bool:
+    """Return whether the short-rows kernel takes so many logits per head, and the heads of one device."""
     from lm.ops.kernels.short_rows import MAX_LOGITS, heads_per_register
 
     devices = jax.sharding.get_abstract_mesh().shape.get(ACTIVATION_AXES["heads"], 1)
     fills_registers = heads_per_register(config.attention.num_heads // devices, config.attention.d_kv) > 0
-    return logits <= MAX_LOGITS and config.attention.value_width == config.attention.d_kv and fills_registers
+    return (
+        num_logits <= MAX_LOGITS and config.attention.value_width == config.attention.d_kv and fills_registers
+    )
 
 
 def _platform() -> str:
@@ -141,18 +142,17 @@ def _platform() -> str:
 
 def attend(
     config: ModelConfig,
-    query: Array,
+    query: Float[Array, "B T N H"],
     kv: KeyValue,
     mask: AnyMask,
     bias: AnyBias,
     options: AttentionOptions,
-) -> Array:
-    """Return ``scaled_dot_product_attention``, [B,T,N,H], by the implementation that suits its inputs."""
+) -> Float[Array, "B T N Hv"]:
+    """Return ``scaled_dot_product_attention``, [B,T,N,Hv], by the implementation that suits its inputs."""
     name = choose_implementation(config, query.shape[1], kv.key.shape[1], mask, bias, options)
-    implementation = IMPLEMENTATIONS[name]
     if name == "xla":  # the compiler shards it
-        return implementation.make(None)(query, kv.key, kv.value, mask, bias, options)
-    return _shard_mapped(implementation, query, kv, mask, bias, options)
+        return xla.xla_attention(query, kv.key, kv.value, mask, bias, options)
+    return _shard_mapped(IMPLEMENTATIONS[name], query, kv, mask, bias, options)
 
 
 def _shard_mapped(
@@ -168,34 +168,37 @@ def _shard_mapped(
     if mesh.empty or mesh.size == 1:
         return implementation.make(None)(query, kv.key, kv.value, mask, bias, options)
     names = ("batch", "length", "heads")
-    batch, length, heads = (mesh_axes(ACTIVATION_AXES[name], mesh) for name in names)
-    if query.shape[1] % mesh.shape.get(length, 1):
-        length = None  # a length that does not divide is not sharded, as in ``lm.sharding``
-    if kv.key.shape[2] % mesh.shape.get(heads, 1):
+    batch_axis, length_axis, heads_axis = (mesh_axes(ACTIVATION_AXES[name], mesh) for name in names)
+    if query.shape[1] % mesh.shape.get(length_axis, 1):
+        length_axis = None  # a length that is not divisible is not sharded, as in ``lm.sharding``
+    if kv.key.shape[2] % mesh.shape.get(heads_axis, 1):
         kv = KeyValue(*(repeat_heads(x, query.shape[2]) for x in kv))
 
-    def spec_of_ids(axis):
-        """Return a function from a mask's ids [B|1,L|1] to the spec that shards their length on ``axis``."""
-        return lambda x: PartitionSpec(batch if len(x) > 1 else None, axis if x.shape[1] > 1 else None)
+    def ids_spec(ids, length_axis):
+        """Return the spec of a mask's ids [B|1,L|1]."""
+        return PartitionSpec(
+            batch_axis if ids.shape[0] > 1 else None, length_axis if ids.shape[1] > 1 else None
+        )
 
-    query_spec, key_spec = PartitionSpec(batch, length, heads), PartitionSpec(batch, None, heads)
+    query_spec = PartitionSpec(batch_axis, length_axis, heads_axis)
+    key_spec = PartitionSpec(batch_axis, None, heads_axis)
     mask_spec = None
     if mask is not None:
-        query_ids = jax.tree.map(spec_of_ids(length), mask.query)
-        key_ids = jax.tree.map(spec_of_ids(None), mask.key)
+        query_ids = jax.tree.map(lambda ids: ids_spec(ids, length_axis), mask.query)
+        key_ids = jax.tree.map(lambda ids: ids_spec(ids, None), mask.key)
         mask_spec = replace(mask, query=query_ids, key=key_ids)
     if isinstance(bias, Array):
-        bias_spec = PartitionSpec(None, heads)
+        bias_spec = PartitionSpec(None, heads_axis)
     else:
-        bias_spec = jax.tree.map(lambda x: PartitionSpec(*(None,) * (x.ndim - 1), heads), bias)
-    dropout_spec = None if options.dropout_factors is None else PartitionSpec(batch, heads)
+        bias_spec = jax.tree.map(lambda x: PartitionSpec(*(None,) * (x.ndim - 1), heads_axis), bias)
+    dropout_spec = None if options.dropout_factors is None else PartitionSpec(batch_axis, heads_axis)
 
     def local(query, key, value, mask, bias, dropout_factors):
-        offset = None
-        if length is not None:
-            offset = jax.lax.axis_index(length)[None] * query.shape[1]
+        query_offset = None
+        if length_axis is not None:
+            query_offset = jax.lax.axis_index(length_axis)[None] * query.shape[1]
         local_options = options._replace(dropout_factors=dropout_factors)
-        return implementation.make(offset)(query, key, value, mask, bias, local_options)
+        return implementation.make(query_offset)(query, key, value, mask, bias, local_options)
 
     specs = (query_spec, key_spec, key_spec, mask_spec, bias_spec, dropout_spec)
     # A Pallas call has no rule by which JAX could check how its results vary over the mesh.

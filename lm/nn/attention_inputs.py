@@ -1,11 +1,13 @@
-"""What the blocks of a stack share: positions, masks and biases, computed once from settings and a batch."""
+"""Positions, masks and biases, computed once for a stack from settings and a batch, for all its blocks."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jaxtyping import Float, Int, Int32
 
 from lm.batch import Batch, Side
 from lm.config.base import SettingError
@@ -37,21 +39,21 @@ def check_row_length(config: ModelConfig, side: Side, name: str) -> None:
 
 
 class AttentionInputs(NamedTuple):
-    """What all blocks of a stack share. By default all is visible, and positions are unknown.
+    """Inputs that all blocks of a stack share. By default all is visible, and positions are unknown.
 
-    Masks and biases are arrays, or left to the kernel that evaluates them tile by tile.
+    Masks and biases are arrays, or objects that a kernel evaluates tile by tile.
     """
 
     mask: AnyMask = None  # bool [B|1,1,T,S]
     layer_masks: tuple[AnyMask, ...] = ()  # one for each layer, where their windows differ
     bias: AnyBias = None  # float32 [B|1,N,T,S]
-    # the bias of a block that has a table of its own (UMT5)
+    # turns the table of a block that has its own (UMT5) into its bias
     layer_bias: Callable[[RelativePositionBias], AnyBias] | None = None
     positions: Array | None = None  # int32 [B|1,T]
     segments: Array | None = None  # int32 [B,T], 0 for padding; None: each row is one text
-    # Longformer's global positions, bool [B,T], if they have projections of their own
+    # bool [B|1,T]: Longformer's global positions, if they have separate projections
     global_tokens: Array | None = None
-    global_mask: AnyMask = None  # bool [B|1,1,T,S]: what global positions attend to
+    global_mask: AnyMask = None  # bool [B|1,1,T,S]: the keys that global positions attend to
     encoded: Array | None = None  # the encoder's output [B,S,D], for cross-attention
     cross_mask: AnyMask = None  # bool [B,1,T,S]
     # [B,T|1,D]: the encoder's last state, from which a recurrent decoder without cross-attention starts
@@ -71,38 +73,39 @@ def make_attention_inputs(
     Rows attend to themselves, or to a cache of ``cache_length`` positions that holds them. With a cache a
     decoder is causal even if ``model.attention.mask`` is "none", since later keys are not written yet.
     """
-    read, is_decoder = batch.side(side), side == "decoder"
-    check_row_length(config, read, side)
-    length = read.tokens.shape[1]
+    stack_side, is_decoder = batch.side(side), side == "decoder"
+    check_row_length(config, stack_side, side)
+    length = stack_side.tokens.shape[1]
     causal = is_decoder and (config.attention.mask == "causal" or cache_length is not None)
     key_length = length if cache_length is None else cache_length
-    segments, given_positions = read.segment_ids, read.positions
-    positions = positions_in_segments(length, segments) if given_positions is None else given_positions
+    segments, positions = stack_side.segment_ids, stack_side.positions
+    has_positions = positions is not None
+    if not has_positions:
+        positions = positions_in_segments(length, segments)
 
     ids: dict[str, Array | None] = {"segment": segments}
     if config.architecture == "prefix-decoder":
-        if read.causal_attention is None:
+        if stack_side.causal_attention is None:
             raise SettingError("a prefix decoder needs the causal_attention of its side: 1 in the prefix")
-        ids["prefix"] = read.causal_attention > 0
+        ids["prefix"] = stack_side.causal_attention > 0
     global_mask = _make_mask(MaskSpec(causal), ids, key_length)
-    # Only encoders read global positions from the batch: a decoder's cache does not hold them.
-    given_globals = None if is_decoder else read.global_attention
-    global_tokens = _global_tokens(config, positions, given_globals)
+    # Only encoders take global positions from the batch: a decoder's cache does not hold them.
+    batch_globals = None if is_decoder else stack_side.global_attention
+    global_tokens = _global_tokens(config, positions, batch_globals)
     if config.sparsity.has_window:
         # Unless the batch gives positions, a window compares indices in the row: within a segment they differ
         # by as much. Indices need no ids, and let a kernel skip tiles.
         sparsity = config.sparsity
-        by_index = given_positions is None and sparsity.block == 1 and not sparsity.random_blocks
+        by_index = not has_positions and sparsity.block == 1 and not sparsity.random_blocks
         ids["position"] = None if by_index else positions // sparsity.block
         ids["global"] = global_tokens
 
-    def mask_of(window: int | None) -> AttentionMask | None:
+    def window_mask(window: int | None) -> AttentionMask | None:
         return _make_mask(_mask_spec(config, causal, window, length), ids, key_length)
 
     options = AttentionOptions(logit_cap=config.attention.logit_cap)
-    implementation = choose_implementation(
-        config, length, key_length, mask_of(config.sparsity.window), None, options
-    )
+    mask = window_mask(config.sparsity.window)
+    implementation = choose_implementation(config, length, key_length, mask, None, options)
 
     # Where the implementation needs arrays, they are made once for the whole stack.
     def prepare_mask(mask: AttentionMask | None) -> AnyMask:
@@ -120,46 +123,52 @@ def make_attention_inputs(
         global_tokens=global_tokens if config.sparsity.projections == "separate" else None,
         global_mask=prepare_mask(global_mask),
     )
-    inputs = _with_masks(inputs, config, lambda window: prepare_mask(mask_of(window)))
+    inputs = _with_masks(inputs, config, lambda window: prepare_mask(window_mask(window)))
     return _with_biases(inputs, config, relative, bidirectional, prepare_bias)
 
 
 def make_decode_inputs(
     config: ModelConfig,
-    cached: Array,
+    cached: Int32[Array, " B"],
     cache_length: int,
     relative: RelativePositionBias | None,
     count: int = 1,
 ) -> AttentionInputs:
     """Return the inputs for the next ``count`` tokens of each row, after ``cached`` int32 [B] tokens."""
-    index = jnp.arange(cache_length)[None, :]
+    key_position = jnp.arange(cache_length)[None, :]
     position = cached[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]
-    relative_position = index[:, None, :] - position[:, :, None]
-    query_ids, key_ids = _window_ids(config, position), _window_ids(config, index)
+    relative_position = key_position[:, None, :] - position[:, :, None]
+    query_ids, key_ids = _window_ids(config, position), _window_ids(config, key_position)
 
-    def mask_of(window: int | None) -> Array:
+    def window_mask(window: int | None) -> Array:
         spec = _mask_spec(config, True, window, cache_length)
         return AttentionMask(query_ids, key_ids, spec).evaluate(relative_position)
 
-    inputs = _with_masks(AttentionInputs(positions=position), config, mask_of)
+    inputs = _with_masks(AttentionInputs(positions=position), config, window_mask)
     return _with_biases(
         inputs, config, relative, config.sees_ahead, lambda bias: bias.evaluate(relative_position)
     )
 
 
 def make_cross_mask(
-    config: ModelConfig, length: int, segments: Array | None, encoder_segments: Array | None
+    config: ModelConfig,
+    length: int,
+    segments: Int[Array | np.ndarray, "B _"] | None,
+    encoder_segments: Int[Array | np.ndarray, "B S"] | None,
 ) -> AnyMask:
-    """Return which of the encoder's positions [B,S] each of ``length`` queries may attend to.
+    """Return the mask of cross-attention from ``length`` queries to the encoder's positions [B,S].
 
-    ``segments`` [B,T] or [B,1] are the queries'; without them a decoder attends to all but the padding.
+    Queries attend to their own segment: ``segments`` are [B,T] or, for all queries of a row, [B,1]. Without
+    them a decoder attends to all but the padding.
     """
     if encoder_segments is None:
         return None
     if segments is None:
         segments = jnp.ones((len(encoder_segments), 1), jnp.int32)
         encoder_segments = (encoder_segments > 0) * 1
-    mask = AttentionMask({"segment": segments}, {"segment": key_segments(encoder_segments)}, MaskSpec())
+    mask = AttentionMask(
+        {"segment": jnp.asarray(segments)}, {"segment": key_segments(encoder_segments)}, MaskSpec()
+    )
     key_length = encoder_segments.shape[1]
     options = AttentionOptions(logit_cap=config.attention.logit_cap)
     if choose_implementation(config, length, key_length, mask, None, options) == "xla":
@@ -167,10 +176,14 @@ def make_cross_mask(
     return mask
 
 
-def last_encoder_states(encoded: Array, segments: Array | None, encoder_segments: Array | None) -> Array:
+def last_encoder_states(
+    encoded: Float[Array, "B S D"],
+    segments: Int[Array | np.ndarray, "B _"] | None,
+    encoder_segments: Int[Array | np.ndarray, "B S"] | None,
+) -> Float[Array, "B _ D"]:
     """Return [B,T|1,D]: for each position of a decoder, the encoder's last state [B,S,D] in its segment.
 
-    Segments [B,T] and [B,S] are as in ``make_cross_mask``. Zeros where the encoder has no token of a segment.
+    Segments are as in ``make_cross_mask``. States are 0 where the encoder has no token of a segment.
     """
     if encoder_segments is None:
         return encoded[:, -1:]
@@ -178,13 +191,15 @@ def last_encoder_states(encoded: Array, segments: Array | None, encoder_segments
         segments = jnp.ones((len(encoded), 1), jnp.int32)
         encoder_segments = (encoder_segments > 0) * 1
     index = jnp.arange(encoded.shape[1])[None, None, :]
-    is_same = segments[:, :, None] == key_segments(encoder_segments)[:, None, :]
-    last = jnp.where(is_same, index, -1).max(-1)[:, :, None]
-    states = jnp.take_along_axis(encoded, jnp.maximum(last, 0), axis=1)
-    return jnp.where(last < 0, 0, states)
+    is_same_segment = segments[:, :, None] == key_segments(encoder_segments)[:, None, :]
+    last_index = jnp.where(is_same_segment, index, -1).max(-1)[:, :, None]
+    states = jnp.take_along_axis(encoded, jnp.maximum(last_index, 0), axis=1)
+    return jnp.where(last_index < 0, 0, states)
 
 
-def positions_in_segments(length: int, segments: Array | None) -> Array:
+def positions_in_segments(
+    length: int, segments: Int[Array | np.ndarray, "B {length}"] | None
+) -> Int32[Array, "_ {length}"]:
     """Return int32 [B|1,T]: the position of each token in its segment, from 0 where the segment id changes.
 
     >>> positions_in_segments(5, jnp.array([[1, 1, 2, 2, 2]])).tolist()
@@ -198,7 +213,7 @@ def positions_in_segments(length: int, segments: Array | None) -> Array:
 
 
 def _mask_spec(config: ModelConfig, causal: bool, window: int | None, length: int) -> MaskSpec:
-    """Return the mask's spec for rows of ``length``; ``window`` counts blocks, None: no window."""
+    """Return the spec of the mask for rows of ``length``; ``window`` counts blocks, None: no window."""
     if window is None:
         return MaskSpec(causal)
     sparsity = config.sparsity
@@ -227,14 +242,14 @@ def _make_mask(spec: MaskSpec, ids: dict[str, Array | None], key_length: int) ->
 
 
 def _with_masks(
-    inputs: AttentionInputs, config: ModelConfig, mask_of: Callable[[int | None], AnyMask]
+    inputs: AttentionInputs, config: ModelConfig, window_mask: Callable[[int | None], AnyMask]
 ) -> AttentionInputs:
     """Return the inputs with the mask of all layers, and one for each layer where their windows differ."""
-    windows = config.sparsity.layer_windows
-    by_window = {window: mask_of(window) for window in {config.sparsity.window, *windows}}
+    layer_windows = config.sparsity.layer_windows
+    masks = {window: window_mask(window) for window in {config.sparsity.window, *layer_windows}}
     return inputs._replace(
-        mask=by_window[config.sparsity.window],
-        layer_masks=tuple(by_window[window] for window in windows),
+        mask=masks[config.sparsity.window],
+        layer_masks=tuple(masks[window] for window in layer_windows),
     )
 
 
@@ -247,23 +262,23 @@ def _with_biases(
 ) -> AttentionInputs:
     """Return the inputs with the stack's position bias and ``layer_bias``."""
 
-    def learned(table: RelativePositionBias) -> AnyBias:
+    def learned_bias(table: RelativePositionBias) -> AnyBias:
         return prepare(table(bidirectional))
 
-    bias = None if relative is None else learned(relative)
+    bias = None if relative is None else learned_bias(relative)
     if config.positions.kind == "alibi":
         bias = prepare(AlibiBias(jnp.asarray(alibi_slopes(config.attention.num_heads))))
-    return inputs._replace(bias=bias, layer_bias=learned)
+    return inputs._replace(bias=bias, layer_bias=learned_bias)
 
 
-def _global_tokens(config: ModelConfig, positions: Array, given: Array | None) -> Array | None:
-    """Return bool [B|1,T]: positions that the batch gives as global, and the first ones of each segment."""
+def _global_tokens(config: ModelConfig, positions: Array, global_attention: Array | None) -> Array | None:
+    """Return bool [B|1,T]: positions with ``global_attention``, and the first ones of each segment."""
     count = config.sparsity.global_tokens * config.sparsity.block
-    tokens = None if given is None else given > 0
+    tokens = None if global_attention is None else global_attention > 0
     if not count:
         return tokens
-    first = positions < count
-    return first if tokens is None else tokens | first
+    is_first = positions < count
+    return is_first if tokens is None else tokens | is_first
 
 
 def _window_ids(config: ModelConfig, positions: Array) -> PositionIds:

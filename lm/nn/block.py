@@ -5,6 +5,7 @@ from typing import Any
 import jax
 from flax import nnx
 from jax import Array
+from jaxtyping import Float, Float32
 
 from lm.config.model import ModelConfig
 from lm.nn.attention import Attention
@@ -18,7 +19,7 @@ from lm.nn.mlp import MLP, Adapter
 from lm.nn.positions import RelativePositionBias
 from lm.sharding import constrain
 
-REMAT_POLICIES = {  # what jax.checkpoint saves of a block for the backward pass; it computes the rest again
+REMAT_POLICIES = {  # which values jax.checkpoint saves for the backward pass; it computes the others again
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # products with parameters
     "full": jax.checkpoint_policies.nothing_saveable,  # only the block's input
 }
@@ -49,17 +50,17 @@ class Block(Module):
 
     def __call__(
         self,
-        x: Array,
+        x: Float[Array, "B T D"],
         inputs: AttentionInputs,
         dropout_masks: DropoutMasks,
         carry: Carry | None,
         encoder_kv: LayerCache | None,
-    ) -> tuple[Array, Carry | None]:
+    ) -> tuple[Float[Array, "B T D"], Carry | None]:
         """Return [B,T,D] of x [B,T,D], and the mixer's carry.
 
         ``carry`` is a KV cache or a recurrent state. ``encoder_kv`` holds keys and values of the encoder's
-        output, computed once; a row's beams are adjacent in x and share them. Without it they are computed
-        from ``inputs.encoded`` [B,S,D]; without that there is no cross-attention.
+        output, computed once; a row's beams are adjacent in x and share them. Without it keys and values are
+        computed from ``inputs.encoded`` [B,S,D]; without that there is no cross-attention.
         """
         block_input = x
         h = self._sublayer_input(block_input, x, self.attention_norm)
@@ -73,7 +74,7 @@ class Block(Module):
             h = self._sublayer_input(block_input, x, self.cross_norm)
             h = h.reshape(len(kv.key), -1, h.shape[-1])  # a row's beams become more queries of the same keys
             cross_inputs = AttentionInputs(inputs.cross_mask)
-            h = self.cross.read(h, kv, cross_inputs, dropout_masks.get("cross")).reshape(x.shape)
+            h = self.cross.attend_to(h, kv, cross_inputs, dropout_masks.get("cross")).reshape(x.shape)
             x = self._add(x, h, self.cross_norm, dropout_masks.get("cross_out"))
         if self.mlp is not None:
             h = self._sublayer_input(block_input, x, self.mlp_norm)
@@ -86,9 +87,9 @@ class Block(Module):
         return x, carry
 
     def dropout_shapes(self, length: int, encoded_length: int | None) -> Shapes:
-        """Return each dropout mask's shape for a row: [heads,1,S] for weights, [1,features] for activations.
+        """Return each dropout mask's shape for a row: [N,1,S] for weights, [1,features] for activations.
 
-        One draw is cut into all of them, so their order decides which random numbers each gets.
+        All are cut from one draw, so their order decides which random numbers each gets.
         """
         config, out = self.config, (1, self.config.d_model)
         shapes = self.attention.dropout_shapes(length) | {"attention_out": out}
@@ -97,11 +98,16 @@ class Block(Module):
         if self.adapter is not None:
             shapes |= {"adapter": (1, config.mlp.adapter_width), "adapter_out": out}
         if encoded_length is not None:
-            shapes |= {"cross": (self.cross.heads, 1, encoded_length), "cross_out": out}
+            shapes |= {"cross": (self.cross.num_heads, 1, encoded_length), "cross_out": out}
         return shapes
 
-    def attention_weights(self, x: Array, inputs: AttentionInputs) -> tuple[Array | None, Array | None]:
-        """Return float32 [B,N,T,S] of self- and cross-attention, from x [B,T,D]; None where there is none."""
+    def attention_weights(
+        self, x: Float[Array, "B T D"], inputs: AttentionInputs
+    ) -> tuple[Float32[Array, "B N T T"] | None, Float32[Array, "B M T S"] | None]:
+        """Return the weights of self- and of cross-attention, float32 [B,N,T,S], for the block's input x.
+
+        None if the block has no such attention.
+        """
         block_input, inputs, h = x, self._with_own_bias(inputs), self.mixer_input(x)
         weights = None
         if isinstance(self.attention, Attention):
@@ -114,12 +120,12 @@ class Block(Module):
         kv = self.cross.key_value(inputs.encoded, None)
         return weights, self.cross.weights(h, kv, AttentionInputs(inputs.cross_mask))
 
-    def mixer_input(self, x: Array) -> Array:
-        """Return what the mixer reads of the block's input x [B,T,D]."""
+    def mixer_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Return the mixer's input from the block's input x [B,T,D]: normalised unless post-norm."""
         return self._sublayer_input(x, x, self.attention_norm)
 
     def _with_own_bias(self, inputs: AttentionInputs) -> AttentionInputs:
-        """Return the inputs with the bias of this block's own table, if it has one (UMT5)."""
+        """Return the inputs with the bias of this block's table, if each block has one (UMT5)."""
         if self.relative is None:
             return inputs
         return inputs._replace(bias=inputs.layer_bias(self.relative))
@@ -128,7 +134,7 @@ class Block(Module):
         """Return a sub-layer's input: x, or the block's input if parallel; normalised unless post-norm."""
         if self.config.residual == "post-norm":
             return x  # normalised by ``_add``
-        norm = self.attention_norm if norm is None else norm  # the one that all sub-layers share
+        norm = self.attention_norm if norm is None else norm  # None: all sub-layers share that norm
         return norm(block_input if self.config.residual.startswith("parallel") else x)
 
     def _add(self, x: Array, h: Array, norm: Any, dropout_mask: Array | None) -> Array:

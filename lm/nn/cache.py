@@ -10,20 +10,22 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jaxtyping import Int, Int32
 
 from lm.ops.masks import AnyMask
 
 
 class KeyValue(NamedTuple):
-    """Keys and values [B,S,K,H] of a layer, each of a width of its own; of a stack [layers,B,S,K,H]."""
+    """Keys [B,S,K,H] and values [B,S,K,Hv] of a layer; of a stack [layers,B,S,K,H]."""
 
     key: Array
     value: Array
 
 
 class LayerCache(NamedTuple):
-    """Keys and values [B,K,S,H] of a layer, laid out for decoding: those of one head lie together.
+    """Keys and values [B,K,S,H] of a layer, stored for decoding: those of one head are contiguous.
 
     Attention multiplies them head by head, for which [B,S,K,H] would be transposed at every token.
     """
@@ -37,19 +39,19 @@ class LayerCache(NamedTuple):
         return cls(kv.key.swapaxes(-3, -2), kv.value.swapaxes(-3, -2))
 
     def key_value(self) -> KeyValue:
-        """Return what attention reads, [...,S,K,H]; the compiler moves nothing."""
+        """Return keys and values [...,S,K,H], as attention takes them; the compiler copies nothing."""
         return KeyValue(self.key.swapaxes(-3, -2), self.value.swapaxes(-3, -2))
 
-    def write(self, kv: KeyValue, index: Array) -> "LayerCache":
+    def write(self, kv: KeyValue, index: Int32[Array, " B"]) -> "LayerCache":
         """Return the cache with ``kv`` [B,T,K,H] written from ``index`` int32 [B] on."""
-        update = jax.vmap(
+        update_rows = jax.vmap(
             lambda old, new, start: jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=1)
         )
         new = LayerCache.from_key_value(kv)
-        return LayerCache(update(self.key, new.key, index), update(self.value, new.value, index))
+        return LayerCache(update_rows(self.key, new.key, index), update_rows(self.value, new.value, index))
 
 
-Carry = Any  # what a mixer remembers from token to token: a pytree with leaves [B,...]
+Carry = Any  # a mixer's memory between tokens, a KV cache or a recurrent state: a pytree, leaves [B,...]
 
 
 @jax.tree_util.register_dataclass
@@ -57,13 +59,13 @@ Carry = Any  # what a mixer remembers from token to token: a pytree with leaves 
 class Cache:
     """The state of decoding between two calls of ``Transformer.step``."""
 
-    # Of the mixers of all layers, leaves [layers,B,...]; unstacked: a tuple by layer, leaves [B,...].
+    # The carries of all layers, leaves [layers,B,...]; unstacked: a tuple by layer, leaves [B,...].
     carry: Carry
-    length: Array  # int32 [B]: positions held, which is the position of the next token
+    length: Array  # int32 [B]: number of tokens in the cache, which is the position of the next token
     # Keys and values of the encoder's output, a ``LayerCache`` [layers,B,K,S,H] that a row's beams share;
     # unstacked: a tuple by layer; None without cross-attention.
     encoder_kv: Any
-    cross_mask: AnyMask  # bool [B,1,1,S]: the positions of the encoder's output that are no padding
+    cross_mask: AnyMask  # bool [B,1,1,S]: False for the padding of the encoder's output
     max_length: int = field(metadata={"static": True})  # longest row that fits, its prompt included [tokens]
 
     def repeat_beams(self, beams: int) -> "Cache":
@@ -71,8 +73,8 @@ class Cache:
         carry = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=1), self.carry)
         return replace(self, carry=carry, length=jnp.repeat(self.length, beams))
 
-    def reorder(self, rows: Array) -> "Cache":
-        """Return an unstacked cache whose row i carries on from row ``rows[i]``, a beam of the same row.
+    def reorder(self, rows: Int[Array | np.ndarray, " B"]) -> "Cache":
+        """Return an unstacked cache whose row i continues row ``rows[i]``, a beam of the same row.
 
         Beams of a row share their length and the encoder's output.
         """

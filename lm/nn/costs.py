@@ -1,4 +1,4 @@
-"""What a layer costs: FLOPs of products with its matrices, and bytes of what decoding remembers.
+"""Costs of a layer: FLOPs of products with its matrices, and bytes of its cache of decoding.
 
 Modules may be abstract, as ``jax.eval_shape`` returns them. Their parameters are those of one layer, without
 the axis on which a stack holds all layers.
@@ -27,7 +27,7 @@ def array_bytes(tree: Any) -> int:
 
 
 class TokenMixer(Module):
-    """The base of token mixers: it counts a mixer that multiplies each position by each of its matrices.
+    """The base of token mixers, with the costs of one that multiplies each position by each of its matrices.
 
     A mixer that computes more, or less, overrides ``flops``.
     """
@@ -35,12 +35,12 @@ class TokenMixer(Module):
     def flops(self, length: int, _visible: int, /) -> int:
         """Return the FLOPs of the forward pass over one row of ``length`` tokens.
 
-        Each token reads ``visible`` tokens of the row. What grows with them is reported as scores.
+        Each token attends to ``visible`` tokens of the row. FLOPs that grow with these count as scores.
         """
         return matmul_flops(self, length)
 
     def cache_bytes(self: Any, length: int, /) -> int:
-        """Return the bytes of what decoding remembers of one row of ``length`` tokens."""
+        """Return the bytes of the carry of one row of ``length`` tokens."""
         return array_bytes(jax.eval_shape(lambda mixer: mixer.init_carry(1, length), self))
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jaxtyping import Float32, Int32
 
 from lm.batch import Batch
 from lm.config.base import changes
@@ -20,15 +21,15 @@ DISCRIMINATOR = "discriminator."  # how the names of its parameters begin
 
 
 class ElectraOutputs(NamedTuple):
-    """What ``Electra`` returns."""
+    """Outputs of ``Electra``."""
 
-    generator_logits: Array  # float32 [B,S,V]
-    tokens: Array  # int32 [B,S]: what the discriminator reads, with the generator's samples
-    replaced_logits: Array  # float32 [B,S]: that a token is not the text's
+    generator_logits: Float32[Array, "B S V"]
+    tokens: Int32[Array, "B S"]  # the discriminator's input, with the generator's samples
+    replaced_logits: Float32[Array, "B S"]  # the discriminator's, that a token is not the text's
 
 
 class Electra(Module):
-    """A small masked LM, and an encoder that tells its samples from the text's; they share embeddings."""
+    """A generator, which is a small masked LM, and a discriminator; they share embeddings."""
 
     def __init__(self, config: ModelConfig, generator: ModelConfig, rngs: nnx.Rngs):
         self.discriminator = Transformer(config, rngs)
@@ -36,7 +37,7 @@ class Electra(Module):
         del self.generator.embed  # the discriminator's is used
 
     def __call__(self, batch: Batch, sample_key: Array, key: Array | None = None) -> ElectraOutputs:
-        """Return the outputs of both, with samples where the encoder's loss weights are above 0."""
+        """Return the outputs of both; the generator replaces tokens whose loss weights are above 0."""
         generator_key, discriminator_key = split_key(key, 2)
         generator = jax.tree.map(lambda leaf: leaf, self.generator)  # a copy, to which the embedding is added
         generator.embed = self.discriminator.embed
@@ -52,13 +53,13 @@ class Electra(Module):
 
 def generator_config(model: ModelConfig, share: float) -> ModelConfig:
     """Return the settings of a generator as deep as ``model`` and ``share`` as wide, with its embedding."""
-    heads = max(int(model.attention.num_heads * share), 1)
+    num_heads = max(int(model.attention.num_heads * share), 1)
     return changes(
         model,
         {
-            "d_model": heads * model.attention.d_kv,
+            "d_model": num_heads * model.attention.d_kv,
             "mlp.d_ff": max(int(model.mlp.d_ff * share), 1),
-            "attention.num_heads": heads,
+            "attention.num_heads": num_heads,
             "attention.num_key_value_heads": None,
             "embedding.d_embed": model.embed_width,
             "output.logits": "tied",

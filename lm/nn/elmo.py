@@ -1,4 +1,4 @@
-"""A bidirectional language model, and skip-gram's tables: models of words in context and without."""
+"""A bidirectional language model (ELMo), and skip-gram's tables of embeddings."""
 
 from dataclasses import replace
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jaxtyping import Float, Float32
 
 from lm.batch import Batch, Side
 from lm.config.model import ModelConfig
@@ -20,8 +21,8 @@ FORWARD = "forward."  # how the names of the forward model's parameters begin
 class BidirectionalLM(Module):
     """Two language models of one text that share embedding and output matrix (ELMo, Peters et al. 2018).
 
-    ``forward`` reads the text from its beginning; with the stack ``backward`` in its place, from its end.
-    The batch is a decoder's.
+    ``forward`` reads the text from left to right. The same model with the stack ``backward`` as its decoder
+    reads it from right to left. The batch is a decoder's.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
@@ -29,10 +30,12 @@ class BidirectionalLM(Module):
         self.forward = Transformer(config, rngs)
         self.backward = Stack(config, rngs, config.num_decoder_layers, has_cross_attention=False)
 
-    def __call__(self, batch: Batch, key: Array | None = None) -> tuple[Array, Array]:
-        """Return logits float32 [B,T,V] of the decoder's targets [B,T], twice.
+    def __call__(
+        self, batch: Batch, key: Array | None = None
+    ) -> tuple[Float32[Array, "B T V"], Float32[Array, "B T V"]]:
+        """Return the logits of the forward and of the backward model, float32 [B,T,V], for targets [B,T].
 
-        Each token is predicted from those before it, and from those after it in its segment.
+        Each target is predicted from those before it, and from those after it in its segment.
         """
         forward_key, backward_key = split_key(key, 2)
         flipped = _flip(batch).side("decoder")
@@ -40,7 +43,7 @@ class BidirectionalLM(Module):
         backward = self._backward_model(Batch(decoder=flipped), backward_key)
         return self.forward(batch, forward_key), backward[:, ::-1]
 
-    def features(self, batch: Batch, key: Array | None = None) -> Array:
+    def features(self, batch: Batch, key: Array | None = None) -> Float[Array, "B T 2*{self.config.d_model}"]:
         """Return [B,T,2D]: the last states at each of the decoder's tokens, in both directions."""
         forward_key, backward_key = split_key(key, 2)
         forward = self.forward.features(batch, forward_key)
@@ -48,21 +51,21 @@ class BidirectionalLM(Module):
         return jnp.concatenate([forward, backward[:, ::-1]], axis=-1)
 
     def hidden_states(self, batch: Batch) -> dict[str, Array]:
-        """Return {"decoder": [layers+1,B,T,2D]}: both directions of each layer, the embeddings twice."""
+        """Return {"decoder": [layers+1,B,T,2D]}: the states of both directions side by side."""
         forward = self.forward.hidden_states(batch)["decoder"]
         backward = self._backward_model.hidden_states(_flip(batch))["decoder"]
         return {"decoder": jnp.concatenate([forward, backward[:, :, ::-1]], axis=-1)}
 
     @property
     def _backward_model(self) -> Transformer:
-        """Return the language model that reads flipped rows."""
+        """Return the language model that reads rows from right to left."""
         model = jax.tree.map(lambda leaf: leaf, self.forward)  # a copy, whose stack is replaced
         model.decoder = self.backward
         return model
 
 
 def _flip(batch: Batch) -> Batch:
-    """Return the decoder's side from right to left, without positions: they count from the other end now."""
+    """Return the decoder's side from right to left, without positions: they count from the other end."""
     return Batch(decoder=replace(batch.side("decoder"), positions=None).map(lambda x: x[:, ::-1]))
 
 
@@ -77,7 +80,7 @@ def _shift_right(side: Side, pad: int) -> Array:
 class SkipGramTables(Module):
     """Skip-gram's tables [V,d_embed] of tokens as centres and as contexts (Mikolov et al. 2013).
 
-    An embedding can start as the first of them, ``embed``.
+    The embedding of another model can start as the first of them, ``embed``.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):

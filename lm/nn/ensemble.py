@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 from flax import nnx
 from jax import Array
+from jaxtyping import Float32, Int
 
 from lm.batch import Batch
 from lm.config.base import SettingError
@@ -26,20 +28,22 @@ class Ensemble(Module):
         self.members = nnx.List(members)
         self.config = members[0].config
 
-    def prefill(self, batch: Batch, max_length: int) -> tuple[Array, tuple[Cache, ...]]:
+    def prefill(self, batch: Batch, max_length: int) -> tuple[Float32[Array, "B V"], tuple[Cache, ...]]:
         """Return the mean of the logits, and the caches, as ``Transformer.prefill`` does."""
         return _mean_logits([member.prefill(batch, max_length) for member in self.members])
 
     def unstack(self, cache: tuple[Cache, ...]) -> tuple["Ensemble", tuple[Cache, ...]]:
         """Return the members and their caches with each layer's arrays apart."""
         pairs = zip(self.members, cache, strict=True)
-        members, caches = zip(*(member.unstack(own) for member, own in pairs), strict=True)
+        members, caches = zip(*(member.unstack(member_cache) for member, member_cache in pairs), strict=True)
         return Ensemble(members), caches
 
-    def step(self, tokens: Array, cache: tuple[Cache, ...]) -> tuple[Array, tuple[Cache, ...]]:
+    def step(
+        self, tokens: Int[Array | np.ndarray, " B"], cache: tuple[Cache, ...]
+    ) -> tuple[Float32[Array, "B V"], tuple[Cache, ...]]:
         """Return the mean of the logits, and the caches, as ``Transformer.step`` does."""
         pairs = zip(self.members, cache, strict=True)
-        return _mean_logits([member.step(tokens, own) for member, own in pairs])
+        return _mean_logits([member.step(tokens, member_cache) for member, member_cache in pairs])
 
 
 def _mean_logits(outputs: Sequence[tuple[Array, Cache]]) -> tuple[Array, tuple[Cache, ...]]:

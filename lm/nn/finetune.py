@@ -1,4 +1,4 @@
-"""A pre-trained model with a new head, and what fine-tuning does to its parameters."""
+"""A pre-trained model with a new head, which parameters it starts from, and merging of LoRA."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jaxtyping import Float32
 
 from lm.batch import Batch
 from lm.config.model import HeadConfig, LoraConfig, ModelConfig
@@ -22,7 +23,7 @@ BODY = "body."  # how the names of the pre-trained model's parameters begin
 
 
 class ModelWithHead(Module):
-    """A pre-trained ``body`` with a new ``head``; calls return what ``Head`` returns.
+    """A pre-trained ``body`` with a new ``head``, whose outputs a call returns.
 
     The body is a ``Transformer`` or, with the pre-training head "backward", a ``BidirectionalLM``. The batch
     is the body's; in multiple choice each array of a side is [B,C,L], with C candidates per row.
@@ -36,7 +37,7 @@ class ModelWithHead(Module):
         layers = config.num_decoder_layers if config.has_decoder else config.num_encoder_layers
         self.mixture = LayerMixture(layers) if head.layers == "mixed-frozen" else None
 
-    def __call__(self, batch: Batch, key: Array | None = None) -> Array:
+    def __call__(self, batch: Batch, key: Array | None = None) -> Float32[Array, "B ..."]:
         if self.settings.kind != "choice":
             return self._outputs(batch, key)
         rows, choices, length = batch.side(self._side).tokens.shape
@@ -71,9 +72,9 @@ class ModelWithHead(Module):
 
 
 def source_parameter(learned: Collection[str], name: str) -> str | None:
-    """Return which of the ``learned`` parameters parameter ``name`` starts from; None if it is new.
+    """Return which of the ``learned`` parameters the parameter ``name`` starts from; None if it is new.
 
-    A model may have become the body of another, or be one of ELECTRA's or ELMo's pair.
+    The learned model may have become the body of another, or be one of ELECTRA's or ELMo's two models.
     """
     bare = name.removeprefix(BODY)
     candidates = [name, bare, DISCRIMINATOR + bare, FORWARD + bare]
@@ -82,7 +83,7 @@ def source_parameter(learned: Collection[str], name: str) -> str | None:
 
 
 def merge_lora(model: Transformer) -> Transformer:
-    """Return the same function without low-rank updates, each added to its kernel.
+    """Return a model that computes the same without low-rank updates: each is added to its kernel.
 
     Hu et al. 2021, section 4.1.
     """

@@ -1,4 +1,4 @@
-"""Heads: what is predicted from hidden states x [B,T,D] besides the next token.
+"""Heads: layers that predict something else than the next token from hidden states x [B,T,D].
 
 Sources: Devlin et al. 2019 (masked LM, next sentence, classes, tokens, spans), Lan et al. 2020 (sentence
 order), Clark et al. 2020 (replaced tokens), Radford et al. 2018 (the last token), Peters et al. 2018 (a
@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
+from jaxtyping import Bool, Float, Float32, Int
 
 from lm.config.model import HeadConfig, ModelConfig
 from lm.nn.dropout import dropout
@@ -28,7 +30,7 @@ class MLMTransform(Module):
         self.dense = Linear(rngs, shape, ("embed", "kv"), std=std, use_bias=config.bias)
         self.norm = make_norm(config.norm, config.embed_width)
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T d_embed"]:
         return self.norm(ACTIVATIONS[self.config.mlp.activation](self.dense(x)))
 
 
@@ -41,7 +43,7 @@ class ReplacedTokenHead(Module):
         self.dense = Linear(rngs, (width, width), ("embed", "kv"), std=std, use_bias=use_bias)
         self.out = Linear(rngs, (width, 1), ("embed", "classes"), std=std, use_bias=use_bias)
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Float[Array, "B T D"]) -> Float32[Array, "B T"]:
         return self.out(ACTIVATIONS[self.config.mlp.activation](self.dense(x)))[..., 0].astype(jnp.float32)
 
 
@@ -49,29 +51,29 @@ def _take_position(x: Array, position: Array) -> Array:
     return jnp.take_along_axis(x, position[:, None, None], axis=1)[:, 0]
 
 
-def pool_first(x: Array, is_token: Array) -> Array:
+def pool_first(x: Float[Array, "B T D"], is_token: Bool[Array | np.ndarray, "B T"]) -> Float[Array, "B D"]:
     """Return [B,D]: the first position of x [B,T,D] where ``is_token`` bool [B,T]."""
     return _take_position(x, is_token.argmax(-1))
 
 
-def pool_last(x: Array, is_token: Array) -> Array:
+def pool_last(x: Float[Array, "B T D"], is_token: Bool[Array | np.ndarray, "B T"]) -> Float[Array, "B D"]:
     """Return [B,D]: the last position of x [B,T,D] where ``is_token`` bool [B,T]."""
     return _take_position(x, jnp.where(is_token, jnp.arange(x.shape[1])[None, :], 0).max(-1))
 
 
-def pool_mean(x: Array, is_token: Array) -> Array:
+def pool_mean(x: Float[Array, "B T D"], is_token: Bool[Array | np.ndarray, "B T"]) -> Float[Array, "B D"]:
     """Return [B,D]: the mean of x [B,T,D] where ``is_token`` bool [B,T]; 0 for a row of padding."""
     weights = is_token / jnp.maximum(is_token.sum(-1, keepdims=True), 1)
     return jnp.einsum("bt,btd->bd", weights, x.astype(jnp.float32)).astype(x.dtype)
 
 
-def pool_max(x: Array, is_token: Array) -> Array:
+def pool_max(x: Float[Array, "B T D"], is_token: Bool[Array | np.ndarray, "B T"]) -> Float[Array, "B D"]:
     """Return [B,D]: the maximum of x [B,T,D] where ``is_token`` bool [B,T]; 0 for a row of padding."""
     maximum = jnp.where(is_token[:, :, None], x, jnp.finfo(x.dtype).min).max(1)
     return jnp.where(is_token.any(-1, keepdims=True), maximum, 0)
 
 
-# By ``HeadConfig.pool``. Tokens are what is no padding or, in a packed row, the tokens of one of its texts.
+# By ``HeadConfig.pool``. In a packed row, ``is_token`` may be True for the tokens of one of its texts only.
 POOLINGS: dict[str, Callable[[Array, Array], Array]] = {
     "first": pool_first,
     "last": pool_last,
@@ -92,7 +94,8 @@ class LayerMixture(Module):
         """Return the weight of each layer, float32 [layers+1], which sum to 1."""
         return jax.nn.softmax(self.weights[...])
 
-    def __call__(self, hidden: Array) -> Array:
+    def __call__(self, hidden: Float[Array, "layers B T D"]) -> Float[Array, "B T D"]:
+        """Return [B,T,D] of all hidden states [layers+1,B,T,D]."""
         weights = self.size[...] * self.layer_weights
         return jnp.einsum("l,lbtd->btd", weights, hidden.astype(jnp.float32)).astype(hidden.dtype)
 
@@ -111,7 +114,9 @@ class Head(Module):
         axes, std = ("embed", "classes"), width**-0.5
         self.out = Linear(rngs, (width, outputs), axes, std=std, use_bias=config.bias)
 
-    def __call__(self, x: Array, segments: Array, key: Array | None) -> Array:
+    def __call__(
+        self, x: Float[Array, "B *T D"], segments: Int[Array | np.ndarray, "B _"], key: Array | None
+    ) -> Float32[Array, "B ..."]:
         """Return outputs of pooled states [B,D], or of states [B,T,D] with segments [B,T].
 
         A key switches dropout on.

@@ -7,9 +7,11 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Float, Float32, Int
 
 from lm.config.base import SettingError
 from lm.config.layers import Logits, NormConfig
@@ -17,7 +19,7 @@ from lm.sharding import PARAMETER_AXES, constrain
 
 M = TypeVar("M", bound=nnx.Module)
 
-REFUSED_ATTRIBUTES = {  # what flax would set in a module to no effect, or to its harm
+REFUSED_ATTRIBUTES = {  # attributes that flax's tools would set in a module, without effect or with a bad one
     "deterministic": "having a key means training, and there is no mode to switch: call model(batch, key) "
     "to train, model(batch) to evaluate",
     "_nnx_tabulate_id": "nnx.tabulate cannot show a model whose layers are in a scan, and would leave it "
@@ -52,7 +54,7 @@ def param(value: Array, *axes: str) -> nnx.Param:
 
 
 def add_layers_axis(module: M) -> M:
-    """Return a module that ``jax.vmap`` has made, with flax told of the axis in front of its parameters."""
+    """Return a module that ``jax.vmap`` has made, with the layers' axis in its parameters' metadata."""
     for variable in jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, nnx.Variable)):
         mesh_axes = variable.get_metadata().get("out_sharding")
         if mesh_axes is not None:
@@ -76,14 +78,16 @@ remat = partial(jax.checkpoint, prevent_cse=False)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def dense(x: Array, kernel: Array, dtype: DTypeLike | None = None) -> Array:
+def dense(
+    x: Float[Array, "*batch in"], kernel: Float[Array, "in out"], dtype: DTypeLike | None = None
+) -> Float[Array, "*batch out"]:
     """Return x [...,in] times a kernel [in,out], in ``dtype`` or else that of the inputs.
 
     Its gradient is written out for XLA on CPUs, which has to transpose one factor of the kernel's gradient:
-    naming the narrower factor first makes it that one. Transposing the wider one, with all that leads to it
-    recomputed column by column, would be a tenth of a small model's step.
+    the first one. So the narrower factor is named first. Transposing the wider one, with all operations
+    before it recomputed column by column, would be a tenth of a small model's step.
     """
-    return _dense_forward(x, kernel, dtype)[0]
+    return jnp.matmul(x, kernel, preferred_element_type=dtype)
 
 
 def _dense_forward(x: Array, kernel: Array, dtype: DTypeLike | None) -> tuple[Array, tuple[Array, Array]]:
@@ -108,22 +112,22 @@ def _dense_backward(
 dense.defvjp(_dense_forward, _dense_backward)
 
 
-def broadcast_to_rank(vector: Array, x: Array) -> Array:
+def broadcast_to_rank(vector: Float[Array, " D"], x: Float[Array, "*_ D"]) -> Float[Array, "*_ D"]:
     """Return ``vector`` [D] as [1,...,1,D], with the rank and dtype of x [...,D]."""
     return vector.astype(x.dtype).reshape((1,) * (x.ndim - 1) + vector.shape)
 
 
 class Identity(Module):
-    """Return the input: what stands in a module for a layer that a model leaves out."""
+    """Return the input: takes the place of a layer that a model leaves out."""
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return x
 
 
 class LowRankUpdate(Module):
-    """A LoRA update of a linear layer, [...,in] to [...,out] through ``rank`` features; 0 when new.
+    """A LoRA update of a linear layer, [...,in] to [...,out] through ``rank`` features (Hu et al. 2021).
 
-    Hu et al. 2021.
+    A new one returns 0.
     """
 
     def __init__(
@@ -133,7 +137,7 @@ class LowRankUpdate(Module):
         self.down = param(normal(rngs, (shape[0], rank), shape[0] ** -0.5), axes[0], "lora")
         self.up = param(jnp.zeros((rank, shape[1]), jnp.float32), "lora", axes[1])
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         hidden = dense(x, self.down[...].astype(x.dtype))
         return dense(hidden, self.up[...].astype(x.dtype)) * self.scale
 
@@ -151,7 +155,7 @@ class Linear(Module):
         self.bias = param(jnp.zeros(shape[1:], jnp.float32), axes[1]) if use_bias else None
         self.lora: LowRankUpdate | None = nnx.data(None)
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         y = dense(x, self.kernel[...].astype(x.dtype))
         if self.lora is not None:
             y = y + self.lora(x)
@@ -161,18 +165,19 @@ class Linear(Module):
 
 
 class Embed(Module):
-    """A table [rows,D] of embeddings, looked up by ids and, where output embeddings are tied, multiplied."""
+    """A table [rows,D] of embeddings, looked up by ids; tied to the output, also the output matrix."""
 
     def __init__(self, rngs: nnx.Rngs, shape: tuple[int, int], axis: str, *, std: float, dtype: DTypeLike):
         self.dtype = dtype
         self.table = param(normal(rngs, shape, std), axis, "embed")
 
-    def __call__(self, ids: Array) -> Array:
+    def __call__(self, ids: Int[Array | np.ndarray, "B T"]) -> Float[Array, "B T D"]:
         """Return [B,T,D] of ids int32 [B,T]; NaN for an id that the table lacks, also for a negative one."""
+        ids = jnp.asarray(ids)
         if len(ids) == 1:  # positions, which all rows share
             return self._look_up(ids)
-        # Each device looks up its features of the rows of other devices too, and then they change places:
-        # left to itself, the compiler gathers everything everywhere.
+        # The table is sharded by features. Each device looks up its features for all rows of its group, and
+        # then devices exchange them. Without these constraints the compiler gathers the table on each device.
         x = self._look_up(constrain(ids, "batch_of_features", "key_length"))
         x = constrain(x, "batch_of_features", "key_length", "features")
         return constrain(x, "batch", "length", "embed")
@@ -183,7 +188,7 @@ class Embed(Module):
         # The gradients of a frequent token's many positions are summed in float32, before the cast.
         return rows.astype(self.dtype)
 
-    def logits(self, x: Array) -> Array:
+    def logits(self, x: Float[Array, "B T D"]) -> Float32[Array, "B T rows"]:
         """Return the products of x [B,T,D] with all rows, float32 [B,T,rows]."""
         return dense(x, self.table[...].astype(x.dtype).T, jnp.float32)
 
@@ -191,8 +196,8 @@ class Embed(Module):
 def embedding_std(logits: Logits, width: int) -> float:
     """Return the standard deviation with which a table of embeddings of this width starts.
 
-    Rows of length 1 give logits of size 1, here or in ELECTRA's generator, which shares them. T5's rows are
-    sqrt(D) long, which is why its tied logits are scaled down.
+    Rows of Euclidean length 1 give logits of size 1, here or in ELECTRA's generator, which shares them. T5's
+    rows are sqrt(D) long, which is why its tied logits are scaled down.
     """
     return width**-0.5 if logits in ("tied", "none") else 1.0
 
@@ -205,7 +210,7 @@ class RMSNorm(Module):
         self.scale = param(jnp.ones((width,), jnp.float32), "norm")
 
     @remat
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         return _over_root_mean_square(x.astype(jnp.float32), self.scale[...], self.epsilon).astype(x.dtype)
 
 
@@ -218,7 +223,7 @@ class LayerNorm(Module):
         self.bias = param(jnp.zeros((width,), jnp.float32), "norm")
 
     @remat
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         y = x.astype(jnp.float32)
         y = y - y.mean(-1, keepdims=True)
         y = _over_root_mean_square(y, self.scale[...], self.epsilon)

@@ -9,18 +9,16 @@ from lm.nn.layers import Linear, LowRankUpdate
 
 
 def add_lora(config: ModelConfig, rngs: nnx.Rngs, block: Any) -> None:
-    """Give an update to those linear layers of a new block that ``lora.matrices`` names."""
+    """Add a low-rank update to those linear layers of a new block that ``lora.matrices`` names."""
     if not config.lora.rank:
         return
     lora = config.lora
-    projections = block.attention, getattr(block.attention, "globals", None), block.cross
-    chosen = [
-        getattr(module, name, None) for module in projections for name in lora.matrices if name != "mlp"
-    ]
+    modules = block.attention, getattr(block.attention, "globals", None), block.cross
+    layers = [getattr(module, name, None) for module in modules for name in lora.matrices if name != "mlp"]
     if "mlp" in lora.matrices:
-        chosen += [getattr(block.mlp, name, None) for name in ("hidden", "linear", "out")]
-    for linear in chosen:
-        if isinstance(linear, Linear):
-            width, out = linear.kernel.shape
-            axes = linear.kernel.axes
-            linear.lora = LowRankUpdate(rngs, (width, out), axes, rank=lora.rank, alpha=lora.alpha)
+        layers += [getattr(block.mlp, name, None) for name in ("hidden", "linear", "out")]
+    for layer in layers:
+        if isinstance(layer, Linear):
+            width, out = layer.kernel.shape
+            axes = layer.kernel.axes
+            layer.lora = LowRankUpdate(rngs, (width, out), axes, rank=lora.rank, alpha=lora.alpha)

@@ -6,6 +6,7 @@ from typing import Protocol
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jaxtyping import Float
 
 from lm.config.base import SettingError
 from lm.config.model import MIXERS, ModelConfig
@@ -21,11 +22,11 @@ from lm.sharding import constrain
 
 
 class Mixer(Protocol):
-    """What a block needs of a token mixer; a state space model would be one too.
+    """The interface of token mixers; a state space model would be one too.
 
-    A class with ``has_scores`` True takes what changes attention scores: position biases, rotary positions,
-    windows, prefixes and low-rank updates. ``lm.nn.costs.TokenMixer`` is a base that adds ``flops`` and
-    ``cache_bytes``; a module that lacks them is counted as that base counts.
+    The settings of attention scores (position biases, rotary positions, windows, prefixes, low-rank updates)
+    are allowed for classes with ``has_scores`` True. ``lm.nn.costs.TokenMixer`` is a base that adds ``flops``
+    and ``cache_bytes``; a module without them is counted as that base counts.
     """
 
     def __call__(
@@ -36,7 +37,7 @@ class Mixer(Protocol):
     def init_carry(self, rows: int, length: int, /) -> Carry:
         """Return the carry of ``rows`` before the first token, for up to ``length`` tokens; leaves [B,...].
 
-        Beam search repeats and reorders the rows of all leaves without knowing what they are.
+        Beam search repeats and reorders all leaves along their first axis, the rows.
         """
 
     def dropout_shapes(self, length: int, /) -> Shapes:
@@ -47,8 +48,8 @@ class NGramMLP(TokenMixer):
     """tanh(W [x_(t-n+1); ...; x_t] + b): a hidden layer over the last n = ``mixer.window`` tokens.
 
     Without a feed-forward layer after it, the model is that of Bengio et al. 2003, whose n counts the target
-    too. Each place of the window has its own rows of W. An encoder's window reaches as far ahead, so that it
-    has 2n-1 places. Places outside of a position's segment are 0.
+    too. Each token of the window has its own part of W. An encoder's window reaches as far ahead, so that it
+    has 2n-1 tokens. Tokens outside of a position's segment are 0.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, bidirectional: bool):
@@ -64,21 +65,27 @@ class NGramMLP(TokenMixer):
         )
 
     def __call__(
-        self, x: Array, inputs: AttentionInputs, carry: Array | None, _dropout_masks: DropoutMasks
-    ) -> tuple[Array, Array | None]:
+        self,
+        x: Float[Array, "B T D"],
+        inputs: AttentionInputs,
+        carry: Float[Array, "B _ D"] | None,
+        _dropout_masks: DropoutMasks,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B _ D"] | None]:
         """Return [B,T,D] of x [B,T,D], and the last n-1 inputs [B,n-1,D] up to its last token."""
         length, segments = x.shape[1], inputs.segments
         before = self.init_carry(len(x), 0) if carry is None else carry
         x = constrain(x, "batch", "key_length", "embed")
         padded = jnp.pad(jnp.concatenate([before, x], axis=1), ((0, 0), (0, self.ahead), (0, 0)))
-        places = [padded[:, start : start + length] for start in range(self.behind + 1 + self.ahead)]
+        # shifted[i] [B,T,D]: the i-th token of each position's window
+        shifted = [padded[:, start : start + length] for start in range(self.behind + 1 + self.ahead)]
         if segments is not None:
-            ids = jnp.pad(segments, ((0, 0), (self.behind, 0)), mode="edge")  # what is carried is this row's
+            # the carry belongs to the row's first segment
+            ids = jnp.pad(segments, ((0, 0), (self.behind, 0)), mode="edge")
             ids = jnp.pad(ids, ((0, 0), (0, self.ahead)))
-            for start, place in enumerate(places):
-                is_same = ids[:, start : start + length] == segments
-                places[start] = jnp.where(is_same[:, :, None], place, 0)
-        hidden = self.out(jnp.tanh(self.hidden(jnp.concatenate(places, axis=-1))))
+            for start, tokens in enumerate(shifted):
+                is_same_segment = ids[:, start : start + length] == segments
+                shifted[start] = jnp.where(is_same_segment[:, :, None], tokens, 0)
+        hidden = self.out(jnp.tanh(self.hidden(jnp.concatenate(shifted, axis=-1))))
         return hidden, None if carry is None else self._next_carry(padded, segments, length)
 
     def init_carry(self, rows: int, _length: int) -> Array:
@@ -98,11 +105,15 @@ class NGramMLP(TokenMixer):
 
 
 class NoMixing(TokenMixer):
-    """A mixer that adds nothing: each position keeps to itself."""
+    """A mixer whose output is 0: positions exchange nothing."""
 
     def __call__(
-        self, x: Array, _inputs: AttentionInputs, carry: Carry | None, _dropout_masks: DropoutMasks
-    ) -> tuple[Array, Carry]:
+        self,
+        x: Float[Array, "B T D"],
+        _inputs: AttentionInputs,
+        carry: Carry | None,
+        _dropout_masks: DropoutMasks,
+    ) -> tuple[Float[Array, "B T D"], Carry]:
         """Return zeros [B,T,D]."""
         return jnp.zeros_like(x), carry
 
@@ -117,7 +128,7 @@ class NoMixing(TokenMixer):
 
 CrossAttention = Attention | LuongAttention
 
-# By model.cross_attention.kind; of the settings and random keys.
+# By model.cross_attention.kind; called with the settings and random keys.
 CROSS_ATTENTION: dict[str, Callable[[ModelConfig, nnx.Rngs], CrossAttention | None]] = {
     "heads": lambda config, rngs: Attention(config, rngs, is_cross=True),
     "dot": LuongAttention,
@@ -126,7 +137,7 @@ CROSS_ATTENTION: dict[str, Callable[[ModelConfig, nnx.Rngs], CrossAttention | No
     "none": lambda config, rngs: None,
 }
 
-# By model.mixer.kind; made of the settings, random keys, and whether the stack is bidirectional.
+# By model.mixer.kind; called with the settings, random keys, and whether the stack is bidirectional.
 MIXERS |= {
     "attention": Attention,
     "rnn": Recurrent,
@@ -138,7 +149,7 @@ MIXERS |= {
 
 
 def make_mixer(config: ModelConfig, rngs: nnx.Rngs, bidirectional: bool) -> Mixer:
-    """Return the mixer that the settings name; SettingError if it hides that it has scores."""
+    """Return the mixer that the settings name; SettingError if MIXERS contradicts its ``has_scores``."""
     mixer = MIXERS[config.mixer.kind](config, rngs, bidirectional)
     if getattr(mixer, "has_scores", False) != config.has_scores:
         raise SettingError(

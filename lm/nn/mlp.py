@@ -3,6 +3,7 @@
 import jax
 from flax import nnx
 from jax import Array
+from jaxtyping import Bool, Float
 
 from lm.config.model import ModelConfig
 from lm.nn.dropout import dropout
@@ -13,7 +14,7 @@ from lm.sharding import constrain
 class MLP(Module):
     """The feed-forward layer, [B,T,D] to [B,T,D] through F hidden features.
 
-    A gated one multiplies them by a second, linear projection (GLU, Shazeer 2020).
+    A gated layer multiplies these by a second, linear projection (GLU, Shazeer 2020).
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
@@ -27,7 +28,9 @@ class MLP(Module):
         self.linear = linear(inward, ("embed", "mlp")) if is_gated else None
         self.out = linear((config.mlp.d_ff, config.d_model), ("mlp", "embed"))
 
-    def __call__(self, x: Array, dropout_mask: Array | None) -> Array:
+    def __call__(
+        self, x: Float[Array, "B T D"], dropout_mask: Bool[Array, "B 1 F"] | None
+    ) -> Float[Array, "B T D"]:
         """Return [B,T,D] of x [B,T,D]; ``dropout_mask`` bool [B,1,F]."""
         hidden = constrain(self.hidden(x), "batch", "length", "mlp")
         if self.linear is None:
@@ -35,7 +38,7 @@ class MLP(Module):
         linear = constrain(self.linear(x), "batch", "length", "mlp")
         return self._activate_and_project(hidden, linear, dropout_mask)
 
-    @remat  # all but the product, which its gradients do not ask for
+    @remat  # computed again in the backward pass, but for the last product, which no gradient needs
     def _activate_and_project(self, hidden: Array, linear: Array | None, dropout_mask: Array | None) -> Array:
         hidden = ACTIVATIONS[self.config.mlp.activation](hidden)
         if linear is not None:
@@ -46,8 +49,8 @@ class MLP(Module):
 class Adapter(Module):
     """A bottleneck [B,T,D] to [B,T,D] after a block, trained alone (Houlsby et al. 2019).
 
-    It has a norm in front wherever the block's norms are. A new one adds next to nothing: adapters train
-    alike from any standard deviation up to 1e-2. It is not 0, since Adafactor's step is relative to a
+    It begins with a norm, also in post-norm models. A new adapter adds next to nothing: adapters train alike
+    from any standard deviation of ``out`` up to 1e-2. It is not 0, since Adafactor's step is relative to a
     parameter's size.
     """
 
@@ -58,7 +61,9 @@ class Adapter(Module):
         self.hidden = Linear(rngs, (width, inner), ("embed", "adapter"), std=width**-0.5, use_bias=use_bias)
         self.out = Linear(rngs, (inner, width), ("adapter", "embed"), std=1e-2, use_bias=use_bias)
 
-    def __call__(self, x: Array, dropout_mask: Array | None) -> Array:
+    def __call__(
+        self, x: Float[Array, "B T D"], dropout_mask: Bool[Array, "B 1 adapter_width"] | None
+    ) -> Float[Array, "B T D"]:
         """Return [B,T,D] of x [B,T,D]; ``dropout_mask`` bool [B,1,adapter_width]."""
         hidden = jax.nn.relu(self.hidden(self.norm(x)))
         return self.out(dropout(hidden, dropout_mask, self.config.dropout))

@@ -1,13 +1,15 @@
 """Recurrent token mixers: Elman networks, GRUs and LSTMs; one direction in a decoder, two in an encoder.
 
-Flax's cells are not used: they start a segment only where a row starts, and take one input product per
-position; here one product serves all.
+Flax's cells are not used: they start a segment only where a row starts, and multiply the input at each
+position by itself; here one product serves all positions.
 """
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Float, Int
 
 from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import AttentionInputs
@@ -21,8 +23,8 @@ from lm.sharding import constrain
 class Direction(Module):
     """One direction through a row, with h = ``mixer.width`` features and G gates: G*h*(h+D+1) parameters.
 
-    One bias per gate, as the equations have it; torch has two, which add up. Only where GRU's reset gate
-    multiplies a product of the state is the second (``state_bias`` [h]) one more set of parameters.
+    Each gate has one bias, as in the equations; torch has two, which add up. A GRU has a second one,
+    ``state_bias`` [h], where its reset gate multiplies a product of the state.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
@@ -40,7 +42,11 @@ class Direction(Module):
         self.state_bias = param(jnp.zeros((width,), jnp.float32), "gates") if is_gru else None
 
     def __call__(
-        self, x: Array, segments: Array | None, state: States, start_states: States | None = None
+        self,
+        x: Float[Array, "B T D"],
+        segments: Int[Array | np.ndarray, "B T"] | None,
+        state: States,
+        start_states: States | None = None,
     ) -> States:
         """Return the states [T,B,h] after each position of x [B,T,D], time first.
 
@@ -53,14 +59,14 @@ class Direction(Module):
         weights, inputs = self.state_weights(x.dtype), self.input_products(x)
         return rnn_scan(self.cell, weights, inputs, state, resets, self.config.mixer.truncation)
 
-    def input_products(self, x: Array) -> Array:
+    def input_products(self, x: Float[Array, "B T D"]) -> Float[Array, "T B Gh"]:
         """Return x [B,T,D] times the input's kernel, plus the bias: [T,B,G*h]."""
         x = constrain(x, "batch", "key_length", "embed").swapaxes(0, 1)
         products = dense(x, self.input[...].astype(x.dtype))
         return products + broadcast_to_rank(self.bias[...], products)
 
     def state_weights(self, dtype: DTypeLike) -> StateWeights:
-        """Return what multiplies the state, gathered once before the scan and not at each position."""
+        """Return the weights of the state, gathered from all devices once and not at each position."""
         bias = None
         if self.state_bias is not None:  # GRU's reset and update gates have a bias already: 0 here
             bias = jnp.pad(self.state_bias[...], (2 * self.config.state_width, 0))
@@ -79,11 +85,11 @@ class Direction(Module):
 class Recurrent(TokenMixer):
     """A token mixer that reads a row position by position; each step of decoding costs the same.
 
-    A causal one of width D returns its states as they are. Otherwise they are projected to D features: both
-    directions of an encoder side by side, [2h], so that a direction is as wide there as in a decoder. Nothing
-    is dropped out between positions (Zaremba et al. 2014).
+    A decoder's mixer with h = D returns its states. All others project them to D features; an encoder's first
+    concatenates both directions to 2h features, so that a direction is as wide as in a decoder. Nothing is
+    dropped out between positions (Zaremba et al. 2014).
 
-    Without cross-attention, a decoder that reads an encoder starts from tanh(W c), where c is the encoder's
+    In an encoder-decoder without cross-attention, the decoder starts from tanh(W c), where c is the encoder's
     output at the last token of its segment: with a matrix for each layer as in Cho et al. 2014, and at the
     first position alone as in Sutskever et al. 2014.
     """
@@ -97,15 +103,19 @@ class Recurrent(TokenMixer):
         def linear(shape: tuple[int, int], axes: tuple[str, str]) -> Linear:
             return Linear(rngs, shape, axes, std=shape[0] ** -0.5, use_bias=config.bias)
 
-        is_plain = width == config.d_model and not bidirectional
-        self.out = Identity() if is_plain else linear((width, config.d_model), ("gates", "embed"))
+        needs_no_projection = width == config.d_model and not bidirectional
+        self.out = Identity() if needs_no_projection else linear((width, config.d_model), ("gates", "embed"))
         starts_from_encoder = config.cross_attention.kind == "none" and not bidirectional
-        first = config.d_model, config.state_width * CELLS[config.mixer.kind].states
-        self.first = linear(first, ("embed", "gates")) if starts_from_encoder else None
+        first_shape = config.d_model, config.state_width * CELLS[config.mixer.kind].states
+        self.first = linear(first_shape, ("embed", "gates")) if starts_from_encoder else None
 
     def __call__(
-        self, x: Array, inputs: AttentionInputs, carry: States | None, _dropout_masks: DropoutMasks
-    ) -> tuple[Array, States | None]:
+        self,
+        x: Float[Array, "B T D"],
+        inputs: AttentionInputs,
+        carry: States | None,
+        _dropout_masks: DropoutMasks,
+    ) -> tuple[Float[Array, "B T D"], States | None]:
         """Return [B,T,D] of x [B,T,D], and the state after its last token."""
         segments, start_states = inputs.segments, None
         state = self.init_carry(len(x), 0) if carry is None else carry

@@ -8,8 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
+from jaxtyping import Float, Float32, Int
 
 from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import AttentionInputs
@@ -25,8 +27,8 @@ from lm.sharding import constrain
 class Stack(Module):
     """Adds positions and types to token embeddings, runs the blocks, and normalises the result.
 
-    The parameters of all blocks are stacked on a leading axis [layers,...], so that a scan runs them and one
-    block is compiled. With ``shared_layers`` (ALBERT) that axis has length 1.
+    The parameters of all blocks are stacked on a leading axis [layers,...], so that a scan over layers
+    compiles one block only. With ``shared_layers`` (ALBERT) that axis has length 1.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, num_layers: int, has_cross_attention: bool):
@@ -60,16 +62,17 @@ class Stack(Module):
 
     def __call__(
         self,
-        x: Array,
-        types: Array | None,
+        x: Float[Array, "B T d_embed"],
+        types: Int[Array | np.ndarray, "B T"] | None,
         inputs: AttentionInputs,
         key: Array | None = None,
         carry: Carry | None = None,
-        encoder_kv: LayerCache | None = None,
-    ) -> tuple[Array, Carry | None]:
+        encoder_kv: LayerCache | tuple[LayerCache, ...] | None = None,
+    ) -> tuple[Float[Array, "B T {self.config.d_model}"], Carry | None]:
         """Return [B,T,D] from embeddings x [B,T,d_embed] and token types [B,T], and the carry of all layers.
 
-        ``key`` switches dropout on. ``carry`` and ``encoder_kv`` are as in ``Block``, [layers,...].
+        ``key`` switches dropout on. ``carry`` and ``encoder_kv`` are as in ``Block``, [layers,...] or, if the
+        stack is unstacked, tuples by layer.
         """
         stack_masks, block_masks = self._draw_dropout_masks(x, inputs, key)
 
@@ -80,13 +83,13 @@ class Stack(Module):
         x, carry = self._run(step, x, (block_masks, carry, encoder_kv), inputs)
         return dropout(self.norm(x), stack_masks.get("out"), self.config.dropout), carry
 
-    def encoder_key_value(self, encoded: Array) -> LayerCache:
+    def encoder_key_value(self, encoded: Float[Array, "B S D"]) -> LayerCache:
         """Return keys and values [layers,B,K,S,H] of the encoder's output [B,S,D], for all blocks."""
 
-        def of_block(block):
+        def block_key_value(block):
             return LayerCache.from_key_value(block.cross.key_value(encoded, None))
 
-        kv = jax.vmap(of_block)(self.blocks)
+        kv = jax.vmap(block_key_value)(self.blocks)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape[1:])), kv)
 
     def init_carry(self, rows: int, length: int) -> Carry:
@@ -94,7 +97,12 @@ class Stack(Module):
         carry = self.blocks.attention.init_carry(rows, length)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape)), carry)
 
-    def hidden_states(self, x: Array, types: Array | None, inputs: AttentionInputs) -> Array:
+    def hidden_states(
+        self,
+        x: Float[Array, "B T d_embed"],
+        types: Int[Array | np.ndarray, "B T"] | None,
+        inputs: AttentionInputs,
+    ) -> Float[Array, "{self.num_layers}+1 B T D"]:
         """Return [layers+1,B,T,D]: each block's input, and the last one's output before the final norm."""
 
         def step(block, x, _, inputs):
@@ -104,10 +112,12 @@ class Stack(Module):
         last, block_inputs = self._run(step, first, None, inputs)
         return jnp.concatenate([block_inputs, last[None]])
 
-    def attention_weights(self, hidden: Array, inputs: AttentionInputs) -> tuple[Array | None, Array | None]:
-        """Return weights float32 [layers,B,N,T,S] of self- and of cross-attention, from ``hidden_states``.
+    def attention_weights(
+        self, hidden: Float[Array, "_ B T D"], inputs: AttentionInputs
+    ) -> tuple[Float32[Array, "layers B N T T"] | None, Float32[Array, "layers B M T S"] | None]:
+        """Return the weights of self- and cross-attention, float32 [layers,B,N,T,S], from ``hidden_states``.
 
-        None where a stack has no such attention.
+        None for attention that the stack lacks.
         """
 
         def step(block, _, x, inputs):
@@ -115,8 +125,8 @@ class Stack(Module):
 
         return self._run(step, None, hidden[:-1], inputs)[1]
 
-    def mixer_inputs(self, hidden: Array) -> Array:
-        """Return [layers,B,T,D]: what each block's mixer reads, from ``hidden_states``."""
+    def mixer_inputs(self, hidden: Float[Array, "_ B T D"]) -> Float[Array, "layers B T D"]:
+        """Return the input of each block's mixer, [layers,B,T,D], from ``hidden_states``."""
 
         def step(block, _, x, _inputs):
             return None, block.mixer_input(x)
@@ -134,8 +144,9 @@ class Stack(Module):
         return stack
 
     def _run(self, step: Callable, x: Any, layers: Any, inputs: AttentionInputs) -> tuple[Any, Any]:
-        """Apply ``step(block, x, layer, inputs)`` block by block; return the last x and the stacked results.
+        """Apply ``step`` block by block; return the last x and the results of all steps, stacked.
 
+        ``step(block, x, layer, inputs)`` returns the next x and a result, from a slice of ``layers``.
         The leaves of ``layers``, and of the results, are [layers,...]; unstacked, they are tuples by layer.
         """
         config = self.config
@@ -198,7 +209,11 @@ class Stack(Module):
         return split_layers(self.blocks, self.num_layers)
 
     def _first_block_input(
-        self, x: Array, types: Array | None, inputs: AttentionInputs, dropout_mask: Array | None
+        self,
+        x: Array,
+        types: Array | np.ndarray | None,
+        inputs: AttentionInputs,
+        dropout_mask: Array | None,
     ) -> Array:
         """Return the first block's input [B,T,D], from embeddings of tokens x [B,T,d_embed] and types [B,T].
 
@@ -246,8 +261,8 @@ class Stack(Module):
 def split_layers(stacked: Any, count: int) -> list:
     """Return a tree for each layer of a tree with leaves [layers,...]."""
     leaves, structure = jax.tree.flatten(stacked)
-    by_leaf = [jnp.split(leaf, count) for leaf in leaves]
-    return [jax.tree.unflatten(structure, [parts[layer][0] for parts in by_leaf]) for layer in range(count)]
+    slices = [jnp.split(leaf, count) for leaf in leaves]  # of each leaf, [1,...] by layer
+    return [jax.tree.unflatten(structure, [leaf[layer][0] for leaf in slices]) for layer in range(count)]
 
 
 def _input_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:

@@ -5,8 +5,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
+from jaxtyping import Float, Float32, Int
 
 from lm.batch import Batch
 from lm.config.base import SettingError
@@ -27,15 +29,15 @@ from lm.sharding import constrain
 
 
 class StackInputs(NamedTuple):
-    """What a stack reads."""
+    """The arguments of a stack."""
 
-    embeddings: Array  # [B,T,d_embed], of tokens
-    types: Array | None  # int32 [B,T]
+    embeddings: Array  # [B,T,d_embed]: of tokens
+    types: Array | None  # int32 [B,T]: token types
     attention: AttentionInputs
 
 
 class Transformer(Module):
-    """Logits of the next token, or of an encoder's masked tokens. Passing a key switches dropout on.
+    """An encoder, a decoder or both, which return logits. Passing a key switches dropout on.
 
     A batch has a side for each stack (``lm.batch.Side``), with tokens int32 [B,S] or [B,T]; segment ids,
     positions, token types and global attention may be left out.
@@ -59,7 +61,7 @@ class Transformer(Module):
         decoder = config, config.num_decoder_layers, config.has_encoder
         self.encoder = stack(*encoder) if has_own_encoder else None
         self.decoder = stack(*decoder) if config.has_decoder else None
-        self.narrowing = _output_projection(config, rngs)
+        self.narrowing = _output_projection(config, rngs)  # its name in checkpoints
         self.transform = MLMTransform(config, rngs) if config.output.transform else Identity()
         self.head = _output_matrix(config, rngs) if config.output.logits.startswith("separate") else None
         self.logits_bias = param(jnp.zeros(config.vocab_size), "vocab") if config.output.bias else None
@@ -73,11 +75,13 @@ class Transformer(Module):
         self.sentence_order = linear(PAIR_CLASSES, "classes") if "sentence-order" in heads else None
         self.replaced = ReplacedTokenHead(config, rngs) if "replaced-token" in heads else None
 
-    def __call__(self, batch: Batch, key: Array | None = None) -> Array:
+    def __call__(
+        self, batch: Batch, key: Array | None = None
+    ) -> Float32[Array, "B T {self.config.vocab_size}"]:
         """Return logits float32 [B,T,V]: a decoder's of the next token, an encoder's of the token itself."""
         return self.logits(self.features(batch, key))
 
-    def features(self, batch: Batch, key: Array | None = None) -> Array:
+    def features(self, batch: Batch, key: Array | None = None) -> Float[Array, "B T {self.config.d_model}"]:
         """Return the last hidden states [B,T,D], of the decoder if there is one."""
         encoder_key, decoder_key = split_key(key, 2)
         encoded = self.encode(batch, encoder_key) if self.config.has_encoder else None
@@ -87,16 +91,16 @@ class Transformer(Module):
 
     def features_from_carry(
         self, batch: Batch, carry: Carry, key: Array | None = None
-    ) -> tuple[Array, Carry]:
-        """Return [B,T,D] of a recurrent decoder that carries on from ``carry``, and the carry after it."""
+    ) -> tuple[Float[Array, "B T D"], Carry]:
+        """Return [B,T,D] of a recurrent decoder that continues from ``carry``, and the carry after it."""
         return self.decoder(*self._decoder_inputs(batch, None), split_key(key, 2)[1], carry)
 
-    def encode(self, batch: Batch, key: Array | None = None) -> Array:
+    def encode(self, batch: Batch, key: Array | None = None) -> Float[Array, "B S {self.config.d_model}"]:
         """Return the encoder's output [B,S,D] for the tokens of its side."""
         return self._encoder(*self._encoder_inputs(batch), key)[0]
 
-    def logits(self, x: Array) -> Array:
-        """Return float32 [B,T,V] of last hidden states x [B,T,D]."""
+    def logits(self, x: Float[Array, "B T D"]) -> Float32[Array, "B T {self.config.vocab_size}"]:
+        """Return logits float32 [B,T,V] of last hidden states x [B,T,D]."""
         config = self.config
         if config.output.logits == "none":
             raise SettingError(
@@ -113,8 +117,8 @@ class Transformer(Module):
             logits = logits + broadcast_to_rank(self.logits_bias[...], logits)
         return constrain(logits, "batch", "length", "vocab")
 
-    def pooled(self, x: Array) -> Array:
-        """Return [B,D], which stands for a whole text: the first position of x [B,T,D] through the pooler."""
+    def pooled(self, x: Float[Array, "B T D"]) -> Float[Array, "B D"]:
+        """Return [B,D], which represents a whole text: the first position of x [B,T,D] through the pooler."""
         return jnp.tanh(self.pooler(x[:, 0]))
 
     def hidden_states(self, batch: Batch) -> dict[str, Array]:
@@ -122,18 +126,18 @@ class Transformer(Module):
         return {side: states for side, (_, states, _) in self._hidden_by_side(batch).items()}
 
     def attention_weights(self, batch: Batch) -> dict[str, Array]:
-        """Return {"encoder", "decoder", "cross": float32 [layers,B,N,T,S]} of each head.
+        """Return {"encoder", "decoder", "cross": float32 [layers,B,N,T,S]} of self- and cross-attention.
 
-        Stacks with another mixer than attention have none of their own.
+        The self-attention of a stack is missing if its mixer is no attention.
         """
         weights: dict[str, Array | None] = {}
         for side, (stack, states, inputs) in self._hidden_by_side(batch).items():
-            own, cross = stack.attention_weights(states, inputs)
-            weights |= {side: own, "cross": cross}
-        return {name: each for name, each in weights.items() if each is not None}
+            self_attention, cross_attention = stack.attention_weights(states, inputs)
+            weights |= {side: self_attention, "cross": cross_attention}
+        return {name: array for name, array in weights.items() if array is not None}
 
     def mixer_inputs(self, batch: Batch) -> dict[str, Array]:
-        """Return {"encoder", "decoder": [layers,B,T,D]}: what each block's mixer reads."""
+        """Return {"encoder", "decoder": [layers,B,T,D]}: the input of each block's mixer."""
         return {side: stack.mixer_inputs(x) for side, (stack, x, _) in self._hidden_by_side(batch).items()}
 
     def _hidden_by_side(self, batch: Batch) -> dict[str, tuple[Stack, Array, AttentionInputs]]:
@@ -173,7 +177,7 @@ class Transformer(Module):
                 attention = attention._replace(encoded=encoded, cross_mask=cross_mask)
         return StackInputs(self.embed(side.tokens), side.token_types, attention)
 
-    def prefill(self, batch: Batch, max_length: int) -> tuple[Array, Cache]:
+    def prefill(self, batch: Batch, max_length: int) -> tuple[Float32[Array, "B V"], Cache]:
         """Return logits [B,V] of the token after each row's prompt, and a cache with room for ``max_length``.
 
         The prompt is the decoder's tokens, padded on the right; after an encoder often a start token.
@@ -200,9 +204,9 @@ class Transformer(Module):
         return self.logits(last)[:, 0], Cache(carry, lengths, encoder_kv, cross_mask, max_length)
 
     def unstack(self, cache: Cache) -> tuple["Transformer", Cache]:
-        """Return the same model and cache with each layer's arrays apart, for a long loop of steps.
+        """Return the same model and cache with separate arrays for each layer, for a long loop of steps.
 
-        A step takes longer to compile, without a scan over layers, and is faster: see ``Stack.unstack``.
+        A step then takes longer to compile, without a scan over layers, and is faster: see ``Stack.unstack``.
         """
         model, count = jax.tree.map(lambda leaf: leaf, self), self.config.num_decoder_layers
         model.decoder = self.decoder.unstack()
@@ -211,15 +215,22 @@ class Transformer(Module):
             encoder_kv = tuple(split_layers(cache.encoder_kv, count))
         return model, replace(cache, carry=tuple(split_layers(cache.carry, count)), encoder_kv=encoder_kv)
 
-    def step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Return logits [B,V] of what follows ``tokens`` [B], which follow ``cache``, and the new cache."""
+    def step(
+        self, tokens: Int[Array | np.ndarray, " B"], cache: Cache
+    ) -> tuple[Float32[Array, "B V"], Cache]:
+        """Append a token to each row, ``tokens`` [B]; return logits [B,V] of the next, and the new cache."""
         x, cache = self.extend(tokens[:, None], cache)
         return self.logits(x)[:, 0], cache
 
-    def extend(self, tokens: Array, cache: Cache, lengths: Array | None = None) -> tuple[Array, Cache]:
-        """Return last hidden states [B,T,D] of ``tokens`` [B,T], the next after ``cache``, and the new cache.
+    def extend(
+        self,
+        tokens: Int[Array | np.ndarray, "B T"],
+        cache: Cache,
+        lengths: Int[Array | np.ndarray, " B"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], Cache]:
+        """Append ``tokens`` [B,T]; return their last hidden states [B,T,D], and the new cache.
 
-        ``lengths`` [B] counts each row's tokens. Padding follows; the cache must have room for it.
+        ``lengths`` [B] counts each row's tokens, if padding follows them; the cache must have room for it.
         """
         count = tokens.shape[1]
         inputs = make_decode_inputs(self.config, cache.length, cache.max_length, self.decoder.relative, count)
@@ -233,16 +244,16 @@ class Transformer(Module):
 
 
 def _output_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
-    """Return the kernel [D,d_embed] that brings states back to a tied embedding's width, if needed (OPT)."""
-    is_back_already = config.output.transform or not config.output.logits.startswith("tied")
-    if config.embedding.projected == "sum" or config.embedding.d_embed is None or is_back_already:
+    """Return the linear layer [D,d_embed] from states to a tied embedding's width, if it differs (OPT)."""
+    fits_already = config.output.transform or not config.output.logits.startswith("tied")
+    if config.embedding.projected == "sum" or config.embedding.d_embed is None or fits_already:
         return Identity()
     shape, std = (config.d_model, config.embed_width), config.d_model**-0.5
     return Linear(rngs, shape, ("embed", "kv"), std=std, use_bias=False)
 
 
 def _output_matrix(config: ModelConfig, rngs: nnx.Rngs) -> Linear:
-    """Return the kernel [D,V]. Its std is larger where states are scaled down, so logits start at size 1."""
+    """Return the linear layer [D,V] to logits; its std is such that these start at size 1."""
     std = 1.0 if config.output.logits.endswith("scaled") else config.d_model**-0.5
     shape = config.d_model, config.vocab_size
     return Linear(rngs, shape, ("embed", "vocab"), std=std, use_bias=False)

@@ -1,18 +1,19 @@
-"""Pre-training objectives: which tokens are corrupted, what is predicted, and how long both get.
+"""Pre-training objectives: which tokens are noise, what is predicted, and how long inputs and targets are.
 
 A denoising objective is three independent choices: the corruption mask (which tokens are noise), the format
 of the inputs (what replaces noise) and the format of the targets. Here L is the number of tokens of a text,
-p is ``rate``, a span is a run of consecutive noise tokens, and a sentinel is the special token that stands
-for a span.
+p is ``rate``, a span is a run of consecutive noise tokens, and a sentinel is the special token that replaces
+a span.
+
 Sources: Raffel et al. 2020, sections 3.1.4 and 3.3; of encoders Devlin et al. 2019, Joshi et al. 2020
-(SpanBERT) and Clark et al. 2020 (ELECTRA); of text infilling Lewis et al. 2020 (BART). T5 differs in two
-points, both because nothing may be cut and inputs and targets must together give back the text:
+(SpanBERT) and Clark et al. 2020 (ELECTRA); of text infilling Lewis et al. 2020 (BART). This code differs
+from T5's in two points, so that nothing is cut, and inputs and targets together give back the text:
 
 * *Too few sentinels.* T5 lets their ids run over into word pieces. Here "spans" draws at most as many spans
-  as there are sentinels (fewer and longer ones, with the same number of noise tokens). Noise of random amount
-  drops spans, chosen uniformly, until there are enough sentinels for inputs and targets.
+  as there are sentinels (fewer and longer ones, with the same number of noise tokens). Noise whose amount is
+  random drops spans, chosen uniformly, until there are enough sentinels for inputs and targets.
 * *Too long targets.* T5 truncates them. Here ``compute_lengths`` leaves room for all but about 1 in 30,000
-  draws of random amount, and such a draw drops the noise that does not fit.
+  texts if the amount of noise is random, and from such a text the noise that does not fit is dropped.
 """
 
 import math
@@ -27,20 +28,20 @@ from lm.objectives.formatting import INPUTS, TARGETS, InputsName, TargetsName
 
 IN_PLACE = ("in-place", "replaced")  # targets of encoders: predicted at the position where they are hidden
 DEVIATIONS = 4  # standard deviations of room for targets of random length: 1 draw in 30,000 is longer
-HIGHEST_RATE = 0.99  # beyond it a row of inputs stands for texts of more than 100 rows
-LONGEST_MEAN = 10_000  # of spans of noise [tokens]
-SHORTEST_INPUTS = 3  # one token that stays, one for noise, EOS [tokens]
-SHORTEST_MASKED = 7  # [CLS], two [SEP], and a token for each random number that a pair takes
+HIGHEST_RATE = 0.99  # beyond it a text would be more than 100 times as long as its inputs
+LONGEST_MEAN_SPAN = 10_000  # [tokens]
+SHORTEST_INPUTS = 3  # one visible token, one that replaces noise, EOS [tokens]
+SHORTEST_MLM_INPUTS = 7  # [CLS], two [SEP], and a token for each random number that a pair takes [tokens]
 
 
-def _reads(field: str) -> Values:
-    """Return the kinds of noise that use a setting of their amount."""
-    return Values(tuple(name for name, noise in NOISES.items() if field not in noise.ignores))
+def _noises_that_use(field: str) -> Values:
+    """Return the kinds of noise that use a setting of ``CorruptionConfig``."""
+    return Values(tuple(name for name, noise in NOISES.items() if field not in noise.unused_settings))
 
 
-# A causal LM has no inputs, and one kind of targets: as ``Objective.has_inputs`` says.
+# All but a causal LM, which has no inputs and one format of targets: as ``Objective.has_inputs`` says.
 WITH_INPUTS: Conditions = ({"noise": Values(but=("everything",))}, {"inputs": Values(but=("drop",))})
-# Documents are joined, so that EOS may stand between them: as ``Objective.concatenates`` says.
+# Where documents are concatenated, so that EOS can separate them: as ``Objective.concatenates`` says.
 CONCATENATED: Conditions = (
     {"noise": Values(tuple(name for name, noise in NOISES.items() if not noise.per_document))}
     | {"pairs": ("none",)},
@@ -48,8 +49,8 @@ CONCATENATED: Conditions = (
 )
 
 # T5 ends every example, also where the text was cut. Others separate documents and nothing else: a causal
-# model that finds EOS at the same place of every row learns the place, and stops there.
-Ends = Literal["each-example", "between-documents"]
+# model that finds EOS at the same position of every row learns the position, and stops there.
+EosPlacement = Literal["each-example", "between-documents"]
 
 
 @dataclass(frozen=True)
@@ -61,22 +62,25 @@ class Objective:
     # what replaces the tokens that are not noise
     targets: TargetsName = setting("sentinels", WITH_INPUTS)
     # share of tokens that are noise; not of "suffix" and "everything"
-    rate: float = setting(0.15, {"noise": _reads("rate")})
+    rate: float = setting(0.15, {"noise": _noises_that_use("rate")})
     # of noise in spans [tokens]
-    mean_span_length: float = setting(3.0, {"noise": _reads("mean_span_length")})
+    mean_span_length: float = setting(3.0, {"noise": _noises_that_use("mean_span_length")})
     # of inputs; targets keep the text's order
     sentences: Literal["in-order", "permuted"] = setting("in-order", WITH_INPUTS)
     # what an encoder classifies about two pieces of text
     pairs: Literal["none", "next-sentence", "sentence-order"] = setting("none", {"targets": IN_PLACE})
-    eos: Ends = setting("each-example", CONCATENATED)  # where EOS stands, of encoders [SEP]
+    eos: EosPlacement = setting("each-example", CONCATENATED)  # where EOS is put, or [SEP] of encoders
 
     def __post_init__(self):
         if not 0 < self.rate <= HIGHEST_RATE:
-            due = f"should lie between 0 and {HIGHEST_RATE}, such as 0.15"
-            raise SettingError(f"objective.rate={self.rate} {due}")
-        if not 1 <= (length := self.mean_span_length) <= LONGEST_MEAN:
-            due = f"should be from 1 to {LONGEST_MEAN:,}, such as 3.0"
-            raise SettingError(f"objective.mean_span_length={length} {due}")
+            raise SettingError(
+                f"objective.rate={self.rate} should lie between 0 and {HIGHEST_RATE}, such as 0.15"
+            )
+        if not 1 <= self.mean_span_length <= LONGEST_MEAN_SPAN:
+            raise SettingError(
+                f"objective.mean_span_length={self.mean_span_length} should be from 1 to "
+                f"{LONGEST_MEAN_SPAN:,}, such as 3.0"
+            )
 
     @property
     def corruption(self) -> Noise:
@@ -97,7 +101,7 @@ class Objective:
     def concatenates(self) -> bool:
         """Return whether documents are concatenated before they are split into segments.
 
-        Not for pairs of sentences, nor where the split of a document is what is learnt (prefix LM).
+        They are kept apart for pairs of sentences, and where a document is split in two (prefix LM).
         """
         return self.pairs == "none" and not (self.corruption.per_document and self.has_inputs)
 
@@ -107,9 +111,10 @@ class Objective:
         return self.concatenates and self.eos == "between-documents"
 
     @property
-    def draws(self) -> int:
+    def uniforms_per_token(self) -> int:
         """Return the random numbers per token, for mask, format of inputs and order of sentences."""
-        return self.corruption.draws + INPUTS[self.inputs].draws + (self.sentences == "permuted")
+        per_format = INPUTS[self.inputs].uniforms_per_token
+        return self.corruption.uniforms_per_token + per_format + (self.sentences == "permuted")
 
 
 _CAUSAL_LM = Objective(noise="everything", inputs="drop", targets="everything")
@@ -143,16 +148,17 @@ class Lengths(NamedTuple):
     targets: int
 
 
-def sizes(objective: Objective, lengths: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of input and of target tokens, int [B] each, EOS included.
+def corrupted_lengths(
+    objective: Objective, lengths: np.ndarray, first_uniforms: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of input and of target tokens of texts of these lengths, int [B] each, EOS included.
 
-    They follow from the raw lengths [B] and the first uniform number u [B] of each text, for noise whose
-    amount is not random. Each span adds a sentinel to inputs and to targets.
+    Only for noise with ``counts``: for it the first uniform number [B] of each text decides.
     """
     assert objective.corruption.counts is not None, "the amount of noise is random"
-    noise, runs = objective.corruption.counts(objective, lengths, u)
-    inputs = INPUTS[objective.inputs].size(lengths, noise, np.where(noise, runs, 0)) + 1
-    targets = TARGETS[objective.targets].size(lengths, noise, np.where(noise < lengths, runs, 0)) + 1
+    noise, spans = objective.corruption.counts(objective, lengths, first_uniforms)
+    inputs = INPUTS[objective.inputs].num_kept(lengths, noise, np.where(noise, spans, 0)) + 1
+    targets = TARGETS[objective.targets].num_kept(lengths, noise, np.where(noise < lengths, spans, 0)) + 1
     return inputs if objective.has_inputs else np.zeros_like(inputs), targets
 
 
@@ -164,7 +170,7 @@ def compute_lengths(objective: Objective, inputs_length: int) -> Lengths:
     >>> compute_lengths(Objective(noise="spans"), 512)
     Lengths(raw=568, inputs=512, targets=114)
     """
-    shortest = SHORTEST_MASKED if objective.is_mlm else SHORTEST_INPUTS
+    shortest = SHORTEST_MLM_INPUTS if objective.is_mlm else SHORTEST_INPUTS
     if inputs_length < shortest:
         raise SettingError(f"data.inputs_length={inputs_length} should be at least {shortest}, such as 512")
     if objective.is_mlm:  # all but [CLS] and the [SEP] behind each piece is text
@@ -173,32 +179,33 @@ def compute_lengths(objective: Objective, inputs_length: int) -> Lengths:
         return _fixed_lengths(objective, inputs_length)
     raw = inputs_length - (not objective.eos_between_documents)  # one token less, for EOS at the end
     targets = inputs_length
-    if not objective.corruption.bounded and objective.targets != "everything":
-        targets = min(targets, _room_by_chance(objective, raw))
+    if not objective.corruption.has_bounded_targets and objective.targets != "everything":
+        targets = min(targets, _room_for_random_targets(objective, raw))
     return Lengths(raw, inputs_length if objective.has_inputs else 0, targets)
 
 
 def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
-    """Return the lengths for noise of a fixed amount."""
+    """Return the lengths for noise of a fixed amount: all lengths of texts are tried."""
     # A share of 1 - rate of the raw tokens stays in the inputs, so that far longer texts cannot fit; the
     # factor 2 leaves room for rounding.
     raw = np.arange(2, math.ceil(inputs_length * 2 / (1 - objective.rate)) + 2)
-    inputs, targets = sizes(objective, raw, np.zeros(len(raw)))
-    last = int(np.flatnonzero(inputs <= inputs_length)[-1])
+    inputs, targets = corrupted_lengths(objective, raw, np.zeros(len(raw)))
+    longest = int(np.flatnonzero(inputs <= inputs_length)[-1])
     # At 50 % noise T5 takes one raw token less, so that targets are not longer than inputs.
-    over = objective.rate == 0.5 and targets[last] > inputs[last]
-    return Lengths(int(raw[last]) - over, inputs_length, int(targets[last]) - over)
+    one_less = objective.rate == 0.5 and targets[longest] > inputs[longest]
+    return Lengths(int(raw[longest]) - one_less, inputs_length, int(targets[longest]) - one_less)
 
 
-def _room_by_chance(objective: Objective, raw: int) -> int:
-    """Return the room for targets of L raw tokens, each noise with probability p.
+def _room_for_random_targets(objective: Objective, raw: int) -> int:
+    """Return the room for targets of L raw tokens, each of which is noise with probability p.
 
     It is the mean number of targets plus DEVIATIONS standard deviations.
 
     "drop" predicts the noise: binomial, mean Lp, variance Lp(1-p). "sentinels" has a target where a token is
-    noise or the one before it is (and one at the very start, either way): all L but those with
-    q_i q_{i-1} = 1, where q = 1 for no noise. With P(q) = Q = 1-p the mean is L - (L-1)Q^2; each of the L-1
-    products has variance Q^2 - Q^4, each of the L-2 pairs of neighbours the covariance Q^3 - Q^4.
+    noise or the one before it is, and always one at the very start: L of them, less the L - 1 products
+    q_i q_{i-1}, where q is 1 for a token that is no noise, and 0 for noise. With P(q = 1) = Q = 1-p the mean
+    is L - (L-1)Q^2. Each product has variance Q^2 - Q^4, and each of the L-2 pairs of neighbouring products
+    the covariance Q^3 - Q^4.
 
     512 inputs at 10/15/25/50 %: 149/200/287/435 with EOS. T5's 103/192/256/512 cut 35 % of the examples at
     10 %, 2 % at 25 %; its 104 for "drop" at 15 %, where this gives 110, cut 0.07 %.

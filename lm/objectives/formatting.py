@@ -1,6 +1,7 @@
 """Input and target formats of a text under a corruption mask, and how its sentences are ordered and split.
 
-A new way to show noise is one entry of INPUTS or TARGETS and its name. Tokens, noise and uniforms are [B,L].
+A new format is one entry of INPUTS or TARGETS and its name. Shapes: B texts of at most L tokens; tokens,
+noise (True on noise tokens) and uniform random numbers are [B,L].
 """
 
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lm.objectives.corruption import Selection, latest, length_mask, runs_of, tie_broken
+from lm.objectives.corruption import break_ties, last_start, length_mask, run_starts
 from lm.tokenizers.tokenizer import Tokenizer
 
 RANDOM_SHARE = 0.1  # share that becomes any id [Raffel et al. 2020, 3.3.1; Devlin et al. 2019, 3.1]
@@ -22,70 +23,97 @@ InputsName = Literal["sentinels", _MasksName, "drop", "shuffle"]
 TargetsName = Literal["sentinels", "drop", "everything", "in-place", "replaced"]
 
 
-class Side(NamedTuple):
-    """The format of one side of an example, inputs or targets: what it shows of a corrupted text."""
+class Formatted(NamedTuple):
+    """Texts in the format of inputs or targets, before the tokens to drop are taken out."""
+
+    tokens: np.ndarray  # int32 [B,L]
+    keep: np.ndarray  # bool [B,L]: the tokens that inputs or targets consist of
+
+
+class Format(NamedTuple):
+    """A format of inputs or of targets."""
 
     # of tokens, noise and uniforms, each [B,L]
-    show: Callable[[np.ndarray, np.ndarray, np.ndarray, Tokenizer], Selection]
-    # tokens of text, of noise, and runs that become sentinels [B] -> tokens shown [B], without EOS
-    size: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = lambda text, noise, runs: text
-    draws: int = 0  # random numbers per token
+    apply: Callable[[np.ndarray, np.ndarray, np.ndarray, Tokenizer], Formatted]
+    # numbers of tokens, noise tokens, and runs that become sentinels [B] -> tokens kept [B], without EOS
+    num_kept: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = lambda tokens, noise, runs: tokens
+    uniforms_per_token: int = 0  # random numbers that ``apply`` reads
 
 
 def noise_span_to_unique_sentinel(
-    tokens: np.ndarray, noise: np.ndarray, _u: np.ndarray, tokenizer: Tokenizer
-) -> Selection:
+    tokens: np.ndarray, noise: np.ndarray, _uniforms: np.ndarray, tokenizer: Tokenizer
+) -> Formatted:
     """Replace each noise span by a unique sentinel; sentinels count down from the top of the vocabulary.
 
     T5's ``noise_span_to_unique_sentinel``, and with the mask inverted its nonnoise form for targets.
     """
-    starts = runs_of(noise)
+    starts = run_starts(noise)
     counts = np.count_nonzero(starts, axis=1)
-    order = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    index_in_text = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     replaced = tokens.copy()
-    replaced.ravel()[np.flatnonzero(starts)] = tokenizer.vocab_size - 1 - order
-    return replaced, starts | ~noise
+    replaced.ravel()[np.flatnonzero(starts)] = tokenizer.vocab_size - 1 - index_in_text
+    return Formatted(replaced, starts | ~noise)
 
 
-def _masks(tokens: np.ndarray, noise: np.ndarray, _u: np.ndarray, tokenizer: Tokenizer) -> Selection:
-    return np.where(noise, np.int32(tokenizer.mask), tokens), np.ones_like(noise)
+def nonnoise_span_to_unique_sentinel(
+    tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
+) -> Formatted:
+    """Replace each run of text between noise spans by a unique sentinel."""
+    return noise_span_to_unique_sentinel(tokens, ~noise, uniforms, tokenizer)
 
 
-def _or_random(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, tokenizer: Tokenizer) -> Selection:
+def _mask(tokens: np.ndarray, noise: np.ndarray, _uniforms: np.ndarray, tokenizer: Tokenizer) -> Formatted:
+    return Formatted(np.where(noise, np.int32(tokenizer.mask), tokens), np.ones_like(noise))
+
+
+def _mask_or_random(
+    tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
+) -> Formatted:
     first = tokenizer.first_regular_id
-    anything = first + (u / RANDOM_SHARE * (tokenizer.vocab_size - first)).astype(np.int32)
-    shown = np.where(u < RANDOM_SHARE, anything, tokenizer.mask)
-    return np.where(noise, shown, tokens), np.ones_like(noise)
+    random_token = first + (uniforms / RANDOM_SHARE * (tokenizer.vocab_size - first)).astype(np.int32)
+    replacement = np.where(uniforms < RANDOM_SHARE, random_token, tokenizer.mask)
+    return Formatted(np.where(noise, replacement, tokens), np.ones_like(noise))
 
 
-def _or_same(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, tokenizer: Tokenizer) -> Selection:
-    return _or_random(tokens, noise & (u < 1 - SAME_SHARE), u, tokenizer)
+def _mask_random_or_same(
+    tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
+) -> Formatted:
+    return _mask_or_random(tokens, noise & (uniforms < 1 - SAME_SHARE), uniforms, tokenizer)
 
 
-def _shuffle(tokens: np.ndarray, noise: np.ndarray, u: np.ndarray, _vocabulary: Tokenizer) -> Selection:
-    """Permute the noise tokens among their places (deshuffling)."""
-    order = np.argsort(np.where(noise, tie_broken(u), np.inf), axis=1)
+def _drop_noise(tokens: np.ndarray, noise: np.ndarray, *_: object) -> Formatted:
+    return Formatted(tokens, ~noise)
+
+
+def _drop_nonnoise(tokens: np.ndarray, noise: np.ndarray, *_: object) -> Formatted:
+    return Formatted(tokens, noise)
+
+
+def _keep_all(tokens: np.ndarray, noise: np.ndarray, *_: object) -> Formatted:
+    return Formatted(tokens, np.ones_like(noise))
+
+
+def _shuffle(tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, _tokenizer: Tokenizer) -> Formatted:
+    """Permute the noise tokens among their positions (deshuffling)."""
+    order = np.argsort(np.where(noise, break_ties(uniforms), np.inf), axis=1)
     shuffled = tokens.copy()
     shuffled[noise] = np.take_along_axis(tokens, order, axis=1)[length_mask(noise.sum(1), noise.shape[1])]
-    return shuffled, np.ones_like(noise)
+    return Formatted(shuffled, np.ones_like(noise))
 
 
-INPUTS: dict[InputsName, Side] = {
-    "sentinels": Side(noise_span_to_unique_sentinel, lambda text, noise, runs: text - noise + runs),
-    "masks": Side(_masks),
-    "masks-or-random": Side(_or_random, draws=1),
-    "masks-random-or-same": Side(_or_same, draws=1),
-    "span-masks": Side(_masks),  # only of noise that is infilled
-    "drop": Side(lambda tokens, noise, *_: (tokens, ~noise), lambda text, noise, runs: text - noise),
-    "shuffle": Side(_shuffle, draws=1),
+INPUTS: dict[InputsName, Format] = {
+    "sentinels": Format(noise_span_to_unique_sentinel, lambda tokens, noise, runs: tokens - noise + runs),
+    "masks": Format(_mask),
+    "masks-or-random": Format(_mask_or_random, uniforms_per_token=1),
+    "masks-random-or-same": Format(_mask_random_or_same, uniforms_per_token=1),
+    "span-masks": Format(_mask),  # only of noise that is infilled
+    "drop": Format(_drop_noise, lambda tokens, noise, runs: tokens - noise),
+    "shuffle": Format(_shuffle, uniforms_per_token=1),
 }
-TARGETS: dict[TargetsName, Side] = {
-    "sentinels": Side(
-        lambda tokens, noise, u, tokenizer: noise_span_to_unique_sentinel(tokens, ~noise, u, tokenizer),
-        lambda text, noise, runs: noise + runs,
-    ),
-    "drop": Side(lambda tokens, noise, *_: (tokens, noise), lambda text, noise, runs: noise),
-    "everything": Side(lambda tokens, noise, *_: (tokens, np.ones_like(noise))),
+TARGETS: dict[TargetsName, Format] = {
+    "sentinels": Format(nonnoise_span_to_unique_sentinel, lambda tokens, noise, runs: noise + runs),
+    "drop": Format(_drop_nonnoise, lambda tokens, noise, runs: noise),
+    "everything": Format(_keep_all),
 }
 
 
@@ -93,9 +121,9 @@ TARGETS: dict[TargetsName, Side] = {
 
 
 def sentence_starts(tokens: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """Return where sentences begin, bool [B,L]; never the first token.
+    """Return bool [B,L]: the first token of each sentence but the text's first.
 
-    A sentence begins where a word follows the end of one, or anything an EOS.
+    A sentence begins where a word follows the end of another sentence, and after every EOS.
     """
     starts = np.zeros(tokens.shape, bool)
     before = tokens[:, :-1]
@@ -104,22 +132,27 @@ def sentence_starts(tokens: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     return starts
 
 
-def permutation(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """Return the positions of the text with its sentences in random order, int [B,L]; u uniform [B,L]."""
-    order = np.take_along_axis(u, latest(sentence_starts(tokens, tokenizer)), axis=1)
-    np.putmask(order, ~length_mask(lengths, u.shape[1]), np.inf)
+def sentence_permutation(
+    tokens: np.ndarray, lengths: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
+) -> np.ndarray:
+    """Return int [B,L]: the positions of the text with its sentences in random order."""
+    order = np.take_along_axis(uniforms, last_start(sentence_starts(tokens, tokenizer)), axis=1)
+    np.putmask(order, ~length_mask(lengths, uniforms.shape[1]), np.inf)
     return np.argsort(order, axis=1, kind="stable")
 
 
-def split_points(tokens: np.ndarray, lengths: np.ndarray, u: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """Return where to split each text, int [B], at least one token from either end; u uniform [B].
+def split_points(
+    tokens: np.ndarray, lengths: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
+) -> np.ndarray:
+    """Return where to split each text, int [B], at least one token from either end; uniforms are [B].
 
-    Any sentence is as likely, any word where there is one sentence only, any token where there is one word.
+    All starts of sentences are equally likely. A text of one sentence is split at the start of a word, a text
+    of one word at any token.
     """
-    inner = length_mask(lengths, tokens.shape[1])
-    inner[:, 0] = False
+    candidates = length_mask(lengths, tokens.shape[1])
+    candidates[:, 0] = False
     for starts in (tokenizer.word_starts[tokens], sentence_starts(tokens, tokenizer)):
-        finer, inner = inner, starts & inner
-        inner = np.where(inner.any(axis=1, keepdims=True), inner, finer)
-    nth = (u * inner.sum(axis=1)).astype(np.int64)
-    return np.argmax(np.cumsum(inner, axis=1) > nth[:, None], axis=1)
+        coarser = starts & candidates
+        candidates = np.where(coarser.any(axis=1, keepdims=True), coarser, candidates)
+    nth = (uniforms * candidates.sum(axis=1)).astype(np.int64)
+    return np.argmax(np.cumsum(candidates, axis=1) > nth[:, None], axis=1)

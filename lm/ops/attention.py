@@ -60,8 +60,8 @@ def multi_head_attention(
     query = jnp.einsum("btd,dnh->btnh", x, wq)
     key = jnp.einsum("bsd,dkh->bskh", memory, wk)
     value = jnp.einsum("bsd,dkh->bskh", memory, wv)
-    heads = scaled_dot_product_attention(query, key, value, mask, bias, scale=scale)
-    return jnp.einsum("btnh,nhd->btd", heads, wo)
+    head_outputs = scaled_dot_product_attention(query, key, value, mask, bias, scale=scale)
+    return jnp.einsum("btnh,nhd->btd", head_outputs, wo)
 
 
 def attention_weights(
@@ -73,11 +73,11 @@ def attention_weights(
     scale: float | None = None,
     logit_cap: float | None = None,
 ) -> Float32[Array, "B N T S"]:
-    """Return softmax(Q K^T / sqrt(H) + bias), float32 [B,N,T,S]: what each query takes from each key."""
-    batch, length, heads, width = query.shape
-    check_mask_and_bias(mask, bias, (batch, heads, length, key.shape[1]))
+    """Return the weights softmax(Q K^T / sqrt(H) + bias), float32 [B,N,T,S]; arguments are as above."""
+    batch, length, num_heads, width = query.shape
+    check_mask_and_bias(mask, bias, (batch, num_heads, length, key.shape[1]))
     scale = width**-0.5 if scale is None else scale
-    key = repeat_heads(key, heads)
+    key = repeat_heads(key, num_heads)
     products = jnp.einsum("btnh,bsnh->bnts", query, key, preferred_element_type=jnp.float32)
     logits = attention_logits(products, bias, scale=scale, logit_cap=logit_cap)
     return jax.nn.softmax(logits, axis=-1, where=mask)  # zeros where all is masked
@@ -97,7 +97,7 @@ def attention_logits(
 
 
 class AttentionOptions(NamedTuple):
-    """The options of attention besides mask and bias. Each implementation declares those it supports."""
+    """The options of attention, apart from mask and bias. Each implementation declares those it supports."""
 
     scale: float | None = None  # products are multiplied by it; None: 1 / sqrt(H)
     logit_cap: float | None = None  # logits c become cap * tanh(c / cap) (Gemma 2, Gemma Team 2024)
@@ -126,13 +126,13 @@ def repeat_heads(x: Float[Array, "B S K H"], num_heads: int) -> Float[Array, "B 
     return x if x.shape[2] == num_heads else jnp.repeat(x, num_heads // x.shape[2], axis=2)
 
 
-def drop_values(
+def apply_dropout_to_values(
     key: Float[Array, "B S K H"], value: Float[Array, "B S K Hv"], dropout_factors: Float[Array, "B N 1 S"]
 ) -> tuple[Float[Array, "B S N H"], Float[Array, "B S N Hv"]]:
     """Return keys and values [B,S,N,H], the values times ``dropout_factors`` [B,N,1,S].
 
-    Fused kernels do not expose the weights. A dropout mask that all queries of a row share can scale the
-    values instead. No gradient flows to the factors.
+    Fused kernels do not expose the weights. If all queries of a row share a dropout mask, multiplying the
+    values by it gives the same result. No gradient flows to the factors.
     """
     key, value = (repeat_heads(x, dropout_factors.shape[1]) for x in (key, value))
     factor = jax.lax.stop_gradient(dropout_factors)[:, :, 0].swapaxes(1, 2)[..., None]

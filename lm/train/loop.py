@@ -34,31 +34,33 @@ MAX_EVALUATION_TRIES = 3
 
 @dataclass(frozen=True)
 class Run:
-    """What a run trains on and from, and how it saves, logs and evaluates."""
+    """The data, checkpoints, log and evaluation of a run."""
 
     seed: int
-    data: Callable[[int], Iterable[Batch]]  # first step -> this process's rows of the batches from it on
+    data: Callable[[int], Iterable[Batch]]  # steps done -> this process's rows of the batches that follow
     checkpoints: Checkpoints
     log: Log
     evaluate: Callable[[State], dict[str, float]]
-    initial: Callable[[], State] | None = None  # the state before the first step; None: random by the seed
+    initial: Callable[[], State] | None = None  # returns the state to start from; None: random by the seed
     flops: float | None = None  # of one step, to compute the utilisation of devices; None: unknown
 
     def start(self, restored: State | None, config: LoopConfig) -> int:
-        """Return the last step already trained, 0 in a new run, and log this start.
+        """Log this start, and return the number of steps already done: 0 in a new run.
 
-        Raises SettingError if that step is beyond ``config.steps``.
+        Raises SettingError if it is more than ``config.steps``.
         """
         start = 0 if restored is None else int(restored.step)
         if start > config.steps:
-            reached = f"{self.log.folder} is trained to step {start} already"
-            raise SettingError(f"{reached}, which is more than steps={config.steps}")
+            raise SettingError(
+                f"{self.log.folder} is trained to step {start} already, which is more than "
+                f"steps={config.steps}"
+            )
         self.log.start(start)
         return start
 
     def initial_state(self, steps: Steps) -> State:
         """Return the state before the first step."""
-        return self.initial() if self.initial else steps.init(self.seed)
+        return self.initial() if self.initial else steps.initial_state(self.seed)
 
 
 def train(steps: Steps, run: Run, config: LoopConfig) -> State:
@@ -69,9 +71,9 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
     """
     restored = run.checkpoints.restore(steps.abstract)
     start = run.start(restored, config)
-    stacks = run.log.folder / f"stuck-{jax.process_index()}.txt"
+    stack_traces = run.log.folder / f"stuck-{jax.process_index()}.txt"
     profile = Profile(run.log.folder / "profile", config.profile)
-    with PreemptionHandler(config.patience, stacks) as stopping, _save_bad_batch(run), profile:
+    with PreemptionHandler(config.patience, stack_traces) as stopping, _save_bad_batch(run), profile:
         meter = MetricsWriter(run.log, config, run.flops)
         periodic = PeriodicActions(run, config, meter, stopping)
         batches = Prefetched(run.data(start), steps.mesh, config.prefetch, meter)
@@ -96,7 +98,7 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
 
 
 class Prefetched(Iterator[Batch]):
-    """Iterates over batches on the devices, of which ``ahead`` are copied before they are needed.
+    """Iterates over batches on the devices; ``ahead`` of them are copied there before they are needed.
 
     Raises ValueError after the last batch: data should last for all steps.
     """
@@ -121,12 +123,12 @@ class Prefetched(Iterator[Batch]):
 class CompiledStep:
     """The training step, compiled in a thread for the shapes of the first of ``batches``.
 
-    The time of compilation is logged. The end of the process does not wait for that thread, since nothing
+    The time of compilation is logged. The process may end while the thread still compiles, since nothing
     interrupts a compiler.
     """
 
     def __init__(self, steps: Steps, run: Run, batches: Prefetched):
-        self._step, self._log = steps.train_step(run.seed), run.log
+        self._step, self._log = steps.seeded_train_step(run.seed), run.log
         self._seconds: float | None = None  # time of compilation, until it is logged
         self._compiled: Future[float] = Future()
 
@@ -134,7 +136,7 @@ class CompiledStep:
             try:
                 batch, begin = batches.peek(), time.perf_counter()
                 if batch is not None:
-                    steps.compile_train(batch)
+                    steps.compile_train_step(batch)
                 self._compiled.set_result(time.perf_counter() - begin)
             except BaseException as error:
                 self._compiled.set_exception(error)
@@ -161,7 +163,7 @@ class CompiledStep:
 
 @dataclass(frozen=True)
 class PeriodicActions:
-    """What happens after some steps only: saving, evaluating and stopping."""
+    """Saving, evaluating and stopping, which happen after some steps only."""
 
     run: Run
     config: LoopConfig
@@ -169,66 +171,66 @@ class PeriodicActions:
     stopping: PreemptionHandler
 
     def on_step_end(self, state: State, step: int) -> None:
-        """Save and evaluate if that is due after ``step``; raise Interrupted if a signal asked to stop.
+        """Save and evaluate if it is time to after ``step``; raise Interrupted if a signal asked to stop.
 
         The metrics of the step are read first, so that no state is saved whose loss is not finite.
         """
-        checkpoints, evaluates = self.run.checkpoints, self._evaluates(step)
-        stops = self.stopping.requested()
-        saves = stops or step == self.config.steps or checkpoints.config.due(step)
-        if not (saves or evaluates):
+        checkpoints, should_evaluate = self.run.checkpoints, self._should_evaluate(step)
+        should_stop = self.stopping.requested()
+        should_save = should_stop or step == self.config.steps or checkpoints.config.due(step)
+        if not (should_save or should_evaluate):
             return
         self.meter.read(step)
-        if saves:
+        if should_save:
             checkpoints.save(state)
-        if stops:
+        if should_stop:
             checkpoints.wait()
             self.stopping.check(step)
-        if evaluates:
+        if should_evaluate:
             checkpoints.wait_until_finished()  # the evaluation may end this process
-            self.evaluate(state, saves)
+            self.evaluate(state, is_saved=should_save)
         self.meter.restart()
 
     def catch_up_evaluation(self, state: State) -> None:
         """Evaluate a restored state if its evaluation was interrupted."""
         step = int(state.step)
-        if self._evaluates(step) and not self.run.log.has_record(step, "eval"):
-            self.evaluate(state, saved=True)
+        if self._should_evaluate(step) and not self.run.log.has_record(step, "eval"):
+            self.evaluate(state, is_saved=True)
 
-    def evaluate(self, state: State, saved: bool) -> None:
-        """Evaluate a state: write the scores to its checkpoint, if it is ``saved``, and then to the log.
+    def evaluate(self, state: State, is_saved: bool) -> None:
+        """Evaluate a state: write the scores to its checkpoint, if it is saved, and then to the log.
 
         Raises SettingError if this evaluation has ended the process MAX_EVALUATION_TRIES times.
         """
         step, log, checkpoints = int(state.step), self.run.log, self.run.checkpoints
-        if (ended := log.evaluation_crashes(step)) >= MAX_EVALUATION_TRIES:
+        if (crashes := log.evaluation_crashes(step)) >= MAX_EVALUATION_TRIES:
             raise SettingError(
-                f"the evaluation of step {step} has ended this run {ended} times in a row; how is in "
+                f"the evaluation of step {step} has ended this run {crashes} times in a row; how is in "
                 f"{log.folder}/run.json under starts. Mend the cause, such as too little memory, and start "
                 "again: training goes on from the last checkpoint, and the evaluation is tried anew"
             )
         with log.evaluating(step):
             values = self.stopping.interruptible(lambda: self.run.evaluate(state))
             if values is not None:
-                if saved:
+                if is_saved:
                     checkpoints.score(step, *_scores_and_losses(values, self.config.score))
                 log.write(step, "eval", values)
         if self.stopping.signal:
-            if not saved:
+            if not is_saved:
                 checkpoints.save(state)
             checkpoints.wait()
             self.stopping.check(step)
 
-    def _evaluates(self, step: int) -> bool:
-        ends = step == self.config.steps or step in self.run.checkpoints.config.steps
-        return ends or step % self.config.evaluate_every == 0
+    def _should_evaluate(self, step: int) -> bool:
+        is_named = step == self.config.steps or step in self.run.checkpoints.config.steps
+        return is_named or step % self.config.evaluate_every == 0
 
 
 LOSSES = ("loss", "bits_per_byte")  # between checkpoints of equal score the lower one is better
 
 
 def _scores_and_losses(values: Mapping[str, float], score: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Return scores by name, which rank a checkpoint, and by the same names mean losses, which break ties."""
+    """Return scores by name, which rank checkpoints, and mean losses by the same names, which break ties."""
     scores = {name: value for name, value in values.items() if name.split("/")[-1] == score}
     losses = {name: value for name, value in values.items() if name.split("/")[-1] in LOSSES}
     means = {}
@@ -241,7 +243,7 @@ def _scores_and_losses(values: Mapping[str, float], score: str) -> tuple[dict[st
 
 @contextmanager
 def _save_bad_batch(run: Run) -> Iterator[None]:
-    """On a NonFiniteLoss in this context, write the step's batch beside the log and name it in the error."""
+    """On a NonFiniteLoss in this context, write the step's batch beside the log, and name it in the error."""
     try:
         yield
     except NonFiniteLoss as error:
@@ -253,6 +255,8 @@ def _save_bad_batch(run: Run) -> Iterator[None]:
         with suppress(CheckpointError):
             run.checkpoints.wait()
         newest = max((step for step in run.checkpoints.steps() if step < error.step), default=None)
-        before = f"the checkpoint of step {newest} is from before it"
-        error.add("nothing was saved yet" if newest is None else before)
+        if newest is None:
+            error.add("nothing was saved yet")
+        else:
+            error.add(f"the checkpoint of step {newest} is from before it")
         raise

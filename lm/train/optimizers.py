@@ -21,7 +21,7 @@ Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 Transform: TypeAlias = optax.GradientTransformation
 Updates = dict[str, jax.Array]  # changes of parameters, by name
 EMBEDDING = ".embed.table"  # how the name of the embedding of tokens ends, in models within models too
-Freeze = Callable[[Updates, jax.Array], Updates]  # (updates, step) -> updates, 0 for what is frozen
+Freeze = Callable[[Updates, jax.Array], Updates]  # (updates, step) -> updates, 0 for frozen parameters
 
 
 def learning_rate(config: OptimizerConfig, step: jax.Array) -> jax.Array:
@@ -96,22 +96,25 @@ def per_layer(transform: Transform, stacked: Collection[str]) -> Transform:
     Adafactor's factors, clipping and scale are of one matrix: a stack seen as one array would mix its layers.
     """
 
-    def groups(arrays):  # {depth: {name: array}}, depth 0 for what is not stacked
-        by_depth: dict[int, dict[str, jax.Array]] = {}
+    def group_by_depth(arrays):  # {number of layers: {name: array}}, 0 for arrays that are not stacked
+        groups: dict[int, dict[str, jax.Array]] = {}
         for name, array in arrays.items():
-            by_depth.setdefault(array.shape[0] if name in stacked else 0, {})[name] = array
-        return by_depth
+            groups.setdefault(array.shape[0] if name in stacked else 0, {})[name] = array
+        return groups
 
     def init(params):
-        inits = {depth: jax.vmap(transform.init) if depth else transform.init for depth in groups(params)}
-        return {str(depth): inits[depth](group) for depth, group in groups(params).items()}
+        state = {}
+        for depth, group in group_by_depth(params).items():
+            init_group = jax.vmap(transform.init) if depth else transform.init
+            state[str(depth)] = init_group(group)
+        return state
 
     def update(updates, state, params):
-        groups_of_params, new_state = groups(params), {}
+        param_groups, new_state = group_by_depth(params), {}
         new_updates: Updates = {}
-        for depth, group in groups(updates).items():
-            step = jax.vmap(transform.update) if depth else transform.update
-            new, new_state[str(depth)] = step(group, state[str(depth)], groups_of_params[depth])
+        for depth, group in group_by_depth(updates).items():
+            update_group = jax.vmap(transform.update) if depth else transform.update
+            new, new_state[str(depth)] = update_group(group, state[str(depth)], param_groups[depth])
             new_updates |= new
         return {name: new_updates[name] for name in updates}, new_state
 
@@ -119,23 +122,25 @@ def per_layer(transform: Transform, stacked: Collection[str]) -> Transform:
 
 
 def average_parameters(decay: float, step: jax.Array, average: Updates, params: Updates) -> Updates:
-    """Return the exponential moving average of the parameters, after ``params`` of ``step`` + 1.
+    """Return the exponential moving average of the parameters, updated with the ``params`` of ``step`` + 1.
 
-    It starts as the initial (or pre-trained) parameters. The decay grows to ``decay``, as
-    (1 + step) / (10 + step), so that their weight falls below 1e-12 within 100 steps.
+    It starts as the initial (or pre-trained) parameters. The decay grows as (1 + step) / (10 + step) up to
+    ``decay``, so that the weight of these falls below 1e-12 within 100 steps.
     """
     decay_now = jnp.minimum(decay, (1 + step) / (10 + step))
     return {name: average[name] + (1 - decay_now) * (value - average[name]) for name, value in params.items()}
 
 
 def optimizer_state_size(config: OptimizerConfig, model: nnx.Module) -> int:
-    """Return how many numbers the optimiser and the moving average hold besides a model's parameters."""
-    transform = make_optimizer(config, sharding.axes(model), train_all)
-    memory = [jax.eval_shape(transform.init, sharding.named(model)), model if config.ema else ()]
-    return sum(leaf.size for leaf in jax.tree.leaves(memory))
+    """Return how many numbers the optimiser and the moving average hold, without the parameters."""
+    optimizer = make_optimizer(config, sharding.axes(model), train_all)
+    state = [jax.eval_shape(optimizer.init, sharding.named(model)), model if config.ema else ()]
+    return sum(leaf.size for leaf in jax.tree.leaves(state))
 
 
-# Which parameters fine-tuning moves, by their names. A new head, outside of the body, is always trained.
+# --- which parameters fine-tuning trains, by their names
+
+# A new head, outside of the body, is always trained.
 # Source: Raffel et al. 2020, section 3.5.1.
 
 
@@ -150,12 +155,12 @@ def freeze_body(updates: Updates, _step: jax.Array) -> Updates:
 
 
 def freeze_embedding(updates: Updates, _step: jax.Array) -> Updates:
-    """Train all but the embedding of tokens, and but the output matrix if that is tied to it."""
+    """Train all but the embedding of tokens, which may also be the output matrix."""
     return {name: jnp.zeros_like(x) if f".{name}".endswith(EMBEDDING) else x for name, x in updates.items()}
 
 
 def train_adapters(updates: Updates, _step: jax.Array) -> Updates:
-    """Train adapters and all norms, as the paper says; the released code trains the adapters' norms alone."""
+    """Train adapters and all norms, as the paper says; of norms, its code trains those of adapters alone."""
     return _train_modules(updates, lambda path: "adapter" in path or path[-1].endswith("norm"))
 
 

@@ -31,38 +31,39 @@ GuardState = dict[str, jax.Array]
 class State:
     """The train state, a pytree.
 
-    Parameters are held by name, since JAX flattens a dictionary ten times as fast as a module.
+    Parameters are held by name, since JAX flattens a dictionary ten times as fast as a module. Steps train
+    ``params``; where a moving average is kept, it alone is evaluated, exported and fine-tuned.
     """
 
     step: jax.Array  # int32 []: updates done
     params: dict[str, jax.Array]  # by dotted name
     opt_state: optax.OptState
     structure: tuple[Any, tuple[str, ...]]  # the model's tree definition, and its leaves' names in order
-    guard: GuardState | None = None  # by which bad updates are recognised
+    guard: GuardState | None = None  # statistics by which bad updates are recognised
     average: dict[str, jax.Array] | None = None  # moving average of params (optimizer.ema)
     carry: Any = None  # recurrent states [layers,B,h], set if a row spans several steps (tbptt)
 
     @property
-    def scored_params(self) -> dict[str, jax.Array]:
-        """Return the parameters that are evaluated, fine-tuned and exported: the average if one is kept."""
+    def eval_params(self) -> dict[str, jax.Array]:
+        """Return the average of the parameters if one is kept, else the parameters."""
         return self.params if self.average is None else self.average
 
     @property
-    def model(self) -> nnx.Module:
-        """Return the model with the scored parameters; inside and outside of ``jax.jit``."""
-        return self.with_params(self.scored_params)
+    def eval_model(self) -> nnx.Module:
+        """Return the model with ``eval_params``; inside and outside of ``jax.jit``."""
+        return self.model_with(self.eval_params)
 
-    def with_params(self, params: dict[str, jax.Array]) -> nnx.Module:
+    def model_with(self, params: dict[str, jax.Array]) -> nnx.Module:
         """Return the model with these parameters."""
         definition, names = self.structure
         return jax.tree.unflatten(definition, [params[name] for name in names])
 
     def warm_start(self, fresh: "State") -> "State":
-        """Return a state before the first step with the scored parameters and optimiser state of this one.
+        """Return a state before the first step with ``eval_params`` and the optimiser state of this one.
 
         All else is that of ``fresh``.
         """
-        params = self.scored_params
+        params = self.eval_params
         average = None if fresh.average is None else jax.tree.map(jnp.copy, params)
         return replace(
             self, step=fresh.step, params=params, guard=fresh.guard, average=average, carry=fresh.carry
@@ -85,7 +86,7 @@ def create_state(
         params=params,
         opt_state=optimizer.init(params),
         structure=(jax.tree.structure(model), tuple(params)),
-        guard=new_guard(guard),
+        guard=initial_guard(guard),
         average=jax.tree.map(jnp.copy, params) if ema else None,
         carry=None if tbptt is None else model.decoder.init_carry(tbptt.rows, 0),
     )
@@ -94,12 +95,13 @@ def create_state(
 def abstract_state(create: Callable[[jax.Array], State], optimizer: Optimizer, mesh: Mesh) -> State:
     """Return shapes, dtypes and shardings of the state that ``create(seed)`` makes; nothing is computed."""
     state = jax.eval_shape(create, jax.ShapeDtypeStruct((), jnp.uint32))
-    params, replicated = sharding.parameter_shardings(state.model, mesh), sharding.replicated(mesh)
+    model, replicated = state.model_with(state.params), sharding.replicated(mesh)
+    params = sharding.parameter_shardings(model, mesh)
     shardings = replace(
         state,
         step=replicated,
         params=params,
-        opt_state=sharding.optimizer_state_shardings(optimizer.init, state.model, params),
+        opt_state=sharding.optimizer_state_shardings(optimizer.init, model, params),
         guard=jax.tree.map(lambda _: replicated, state.guard),
         average=None if state.average is None else params,
         carry=jax.tree.map(lambda _: sharding.layered_batch_sharding(mesh), state.carry),
@@ -116,7 +118,7 @@ def shardings_of(state: State) -> State:
     return jax.tree.map(lambda leaf: leaf.sharding, state)
 
 
-def new_guard(config: GuardConfig) -> GuardState | None:
+def initial_guard(config: GuardConfig) -> GuardState | None:
     """Return the guard's state before the first step; None where no update is ever skipped."""
     if not config.skips:
         return None
@@ -129,7 +131,7 @@ def new_guard(config: GuardConfig) -> GuardState | None:
 def check_update(
     config: GuardConfig, guard: GuardState, loss: jax.Array, grad_norm: jax.Array
 ) -> tuple[jax.Array, GuardState]:
-    """Return bool [], whether to make the update with this loss and gradient norm, and the next guard state.
+    """Return bool [], whether to make the update with this loss and gradient norm, and the guard's new state.
 
     A spike is a loss above the mean of the last updates by more than ``config.spikes`` of their standard
     deviations; nothing is a spike until there have been LOSS_HISTORY updates. The norm of the gradient need
@@ -138,13 +140,13 @@ def check_update(
     """
     is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     is_good = is_finite | (config.non_finite == "stop")  # the loop stops when it reads these numbers
-    after = {}
+    new_guard_state = {}
     if config.spikes is not None:
         losses, updates = guard["losses"], guard["updates"]
         limit = losses.mean() + config.spikes * jnp.maximum(losses.std(), MIN_LOSS_STD)
         is_spike = is_finite & (updates >= LOSS_HISTORY) & (loss > limit)
         is_good &= ~is_spike
         losses = jnp.where(is_good, losses.at[updates % LOSS_HISTORY].set(loss), losses)
-        after = {"updates": updates + is_good, "losses": losses}
+        new_guard_state = {"updates": updates + is_good, "losses": losses}
     consecutive = jnp.where(is_good, 0, guard["consecutive_skipped"] + 1)
-    return is_good, after | {"consecutive_skipped": consecutive}
+    return is_good, new_guard_state | {"consecutive_skipped": consecutive}

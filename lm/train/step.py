@@ -45,21 +45,21 @@ Metrics = dict[str, jax.Array]
 
 @dataclass(frozen=True)
 class StepSpec:
-    """What a training step computes. The model is ``module(model, *parts, rngs)``.
+    """What a training step computes. The model is ``module(model, *extra_configs, rngs)``.
 
     Equal specs share their compiled functions, so all fields are hashable: settings, classes, functions.
     """
 
-    model: ModelConfig
+    model: ModelConfig  # of the Transformer, which the module may be or contain
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: Loss = language_model
     loss_config: LossConfig = LossConfig()
     module: Callable[..., nnx.Module] = Transformer
-    parts: tuple[HeadConfig | ModelConfig, ...] = ()  # settings of what surrounds the model
+    extra_configs: tuple[HeadConfig | ModelConfig, ...] = ()  # of a head, or of ELECTRA's generator
     freeze: Freeze = train_all  # zeroes updates of frozen parameters
-    microbatches: int = 1  # parts of a batch, whose gradients are summed
-    guard: GuardConfig = EVERY_UPDATE
-    # set if a row spans several steps; the loss is then that of ``carried_language_model``
+    microbatches: int = 1  # into which a batch is split; their gradients are summed
+    guard: GuardConfig = EVERY_UPDATE  # which bad updates are skipped
+    # set if rows are longer than a step's chunk; the loss is then that of ``carried_language_model``
     tbptt: TruncatedBPTT | None = None
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class StepSpec:
 
     def make_model(self, key: jax.Array) -> nnx.Module:
         """Return the model, initialised at random."""
-        return self.module(self.model, *self.parts, nnx.Rngs(params=key))
+        return self.module(self.model, *self.extra_configs, nnx.Rngs(params=key))
 
     def make_optimizer(self) -> Optimizer:
         """Return the optimiser of the model's parameters."""
@@ -79,14 +79,18 @@ class StepSpec:
 def train_step(
     spec: StepSpec, optimizer: Optimizer, state: State, batch: Batch, seed: jax.Array
 ) -> tuple[State, Metrics]:
-    """Return the state after one update, and metrics float32 []; ``seed`` uint32 [] decides dropout."""
+    """Return the state after one update, and metrics float32 []; ``seed`` uint32 [] decides dropout.
+
+    It is pure and not compiled: ``build`` compiles it.
+    """
     key = dropout_key(seed, state.step)
     carry = None
     if spec.tbptt is not None:
         carry = reset_carry(state.carry, state.step % spec.tbptt.chunks_per_row == 0)
     gradients, metrics, carry = compute_gradients(spec, state, batch, key, carry)
     # Sharded like the parameters, so that devices exchange only the part of a gradient that they update.
-    gradients = sharding.constrain_to_parameters(gradients, sharding.axes(state.model))
+    axes = sharding.axes(state.model_with(state.params))
+    gradients = sharding.constrain_to_parameters(gradients, axes)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)
     params = optax.apply_updates(state.params, updates)
     metrics |= {
@@ -103,9 +107,9 @@ def train_step(
 
 
 def eval_step(spec: StepSpec, state: State, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Return (sum, sum of weights) by metric, of the averaged parameters where an average is kept."""
-    _, sums = spec.loss(state.model, batch, None, LossConfig(z_loss=0.0))
-    return {name: value for name, value in sums.items() if name != "z_loss"}
+    """Return (sum, sum of weights) of each metric on a batch, with ``State.eval_params``."""
+    _, sums = spec.loss(state.eval_model, batch, None, LossConfig(z_loss=0.0))
+    return {name: sum_and_weight for name, sum_and_weight in sums.items() if name != "z_loss"}
 
 
 def initial_state(spec: StepSpec, optimizer: Optimizer, seed: jax.Array) -> State:
@@ -126,7 +130,7 @@ def reset_carry(carry: Carry, is_start: jax.Array) -> Carry:
 
 
 class Gradients(NamedTuple):
-    """What the backward pass of a batch gives."""
+    """The results of the forward and backward pass of a batch."""
 
     gradients: dict[str, jax.Array]  # by parameter, of the mean loss over the batch's target tokens
     metrics: Metrics
@@ -136,39 +140,42 @@ class Gradients(NamedTuple):
 def compute_gradients(
     spec: StepSpec, state: State, batch: Batch, key: jax.Array, carry: Carry | None = None
 ) -> Gradients:
-    """Return gradients and metrics of the mean loss over a batch, split into micro-batches if asked.
+    """Return gradients and metrics of the mean loss over a batch, in ``spec.microbatches`` if it says so.
 
     The weights of targets are divided by their sum over the whole batch first: losses and gradients of
-    micro-batches then simply add up. Rows go on from ``carry``, which is never split.
+    micro-batches then simply add up, and so do the other metrics. ``carry`` is the recurrent state in which
+    rows continue; such a batch is never split.
     """
     batch, metrics = normalize_loss_weights(batch)
 
     def mean_loss(params, batch, key):
-        model, after = state.with_params(params), None
+        model, new_carry = state.model_with(params), None
         if carry is None:
             loss, sums = spec.loss(model, batch, key, spec.loss_config)
         else:
-            loss, sums, after = carried_language_model(model, batch, carry, key, spec.loss_config)
-        return loss, ({name: value for name, (value, _) in sums.items()}, after)
+            loss, sums, new_carry = carried_language_model(model, batch, carry, key, spec.loss_config)
+        # Weights sum to 1, so the sums are means.
+        return loss, ({name: value for name, (value, _) in sums.items()}, new_carry)
 
-    gradient = jax.value_and_grad(mean_loss, has_aux=True)
+    loss_and_gradients = jax.value_and_grad(mean_loss, has_aux=True)
     if spec.microbatches == 1:
-        (_, (means, carry_after)), gradients = gradient(state.params, batch, key)
+        (_, (means, new_carry)), gradients = loss_and_gradients(state.params, batch, key)
     else:
-        sums = _sum_over_microbatches(gradient, spec.microbatches, state.params, batch, key)
-        gradients, (means, carry_after) = sums
-    return Gradients(gradients, means | metrics, carry_after)
+        gradients, (means, new_carry) = _sum_over_microbatches(
+            loss_and_gradients, spec.microbatches, state.params, batch, key
+        )
+    return Gradients(gradients, means | metrics, new_carry)
 
 
 def normalize_loss_weights(batch: Batch) -> tuple[Batch, Metrics]:
-    """Return the batch with loss weights that sum to 1, and how many tokens it trains on.
+    """Return the batch with each kind of loss weights divided by its sum, and how many tokens it trains on.
 
-    For ELECTRA these are the tokens that the discriminator judges.
+    For ELECTRA these are the tokens that the discriminator classifies.
     """
     weights = batch.loss_weights()
     totals = {name: x.sum(dtype=jnp.float32) for name, x in weights.items()}
     normalized = {name: weights[name] / jnp.maximum(total, 1) for name, total in totals.items()}
-    # An encoder's batch also has weights of sentence pairs, which are fewer than its tokens.
+    # The largest total: an encoder's batch may also have weights of its rows, as sentence pairs.
     metrics = {"tokens": jnp.stack(list(totals.values())).max()}
     for side in batch.sides.values():
         if side.content is not None:  # labelled tasks have none
@@ -177,30 +184,31 @@ def normalize_loss_weights(batch: Batch) -> tuple[Batch, Metrics]:
 
 
 def _sum_over_microbatches(
-    gradient: Callable, count: int, params: dict[str, jax.Array], batch: Batch, key: jax.Array
+    loss_and_gradients: Callable, count: int, params: dict[str, jax.Array], batch: Batch, key: jax.Array
 ) -> tuple[dict[str, jax.Array], tuple[Metrics, None]]:
-    # Each part takes every count-th row, so that devices exchange no rows.
-    parts = batch.map(lambda x: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1))
+    """Return the sums of gradients and of metrics over ``count`` micro-batches."""
+    # Each takes every count-th row, so that devices exchange no rows.
+    microbatches = batch.map(lambda x: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1))
 
-    def add(sums, numbered_part):
-        index, part = numbered_part
-        (_, metrics), gradients = gradient(params, part, jax.random.fold_in(key, index))
+    def add(sums, index_and_microbatch):
+        index, microbatch = index_and_microbatch
+        (_, metrics), gradients = loss_and_gradients(params, microbatch, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, sums, (gradients, metrics)), None
 
-    first = parts.map(lambda x: x[0])
-    (_, metrics), gradients = jax.eval_shape(gradient, params, first, key)
+    first = microbatches.map(lambda x: x[0])
+    (_, metrics), gradients = jax.eval_shape(loss_and_gradients, params, first, key)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (gradients, metrics))
-    (gradients, metrics), _ = jax.lax.scan(add, zeros, (jnp.arange(count), parts))
+    (gradients, metrics), _ = jax.lax.scan(add, zeros, (jnp.arange(count), microbatches))
     return gradients, metrics
 
 
 def skip_bad_update(
     config: GuardConfig, before: State, after: State, metrics: Metrics
 ) -> tuple[State, Metrics]:
-    """Return ``after``, or ``before`` with the next step's number if the guard skips the update.
+    """Return the state after the update or, if it is skipped, that before it with the next step's number.
 
-    This is no optax transformation: a recurrent carry and the average of parameters must stay too, and
-    changing the guard must not rename the optimiser's state in checkpoints.
+    This is no optax transformation, since a recurrent carry and the average of parameters have to be restored
+    too, and since changing the guard must not rename the optimiser's state in checkpoints.
     """
     assert before.guard is not None
     is_good, guard = check_update(config, before.guard, metrics["loss"], metrics["grad_norm"])
@@ -215,45 +223,50 @@ def skip_bad_update(
 
 @dataclass(frozen=True)
 class Steps:
-    """The compiled functions of a run; the seed is an argument, so runs that differ in it share them."""
+    """The jitted functions of a spec and a mesh (``jit_...``), and what calls them.
+
+    The seed is an argument, so runs that differ in it share them.
+    """
 
     mesh: Mesh
     abstract: State  # shapes, dtypes and shardings
     # seed uint32 [] -> initial state, with the shardings of ``abstract``
-    create: Callable[[jax.Array], State]
-    train: jax.stages.Wrapped  # (state, batch, seed uint32 []) -> (state, metrics); consumes the state
-    eval: Callable[[State, Batch], dict[str, tuple[jax.Array, jax.Array]]]  # see ``eval_step``
+    jit_initial_state: Callable[[jax.Array], State]
+    # ``train_step`` of (state, batch, seed uint32 []); donates the state, which cannot be used afterwards
+    jit_train_step: jax.stages.Wrapped
+    # ``eval_step`` of (state, batch)
+    jit_eval_step: Callable[[State, Batch], dict[str, tuple[jax.Array, jax.Array]]]
 
-    def init(self, seed: int) -> State:
+    def initial_state(self, seed: int) -> State:
         """Return the state before the first step."""
-        return self.create(self._on_devices(seed))
+        return self.jit_initial_state(self._on_devices(seed))
 
-    def train_step(self, seed: int) -> Callable[[State, Batch], tuple[State, Metrics]]:
-        """Return the compiled step of a seed: (state, batch) -> (state, metrics)."""
+    def seeded_train_step(self, seed: int) -> Callable[[State, Batch], tuple[State, Metrics]]:
+        """Return the jitted training step with this seed: (state, batch) -> (state, metrics)."""
         seed_on_devices = self._on_devices(seed)
-        return lambda state, batch: self.train(state, batch, seed_on_devices)
+        return lambda state, batch: self.jit_train_step(state, batch, seed_on_devices)
 
-    def compile_train(self, batch: Batch) -> None:
+    def compile_train_step(self, batch: Batch) -> None:
         """Compile the training step for batches of this shape: the first call then finds it."""
         seed = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(self.mesh))
-        self.train.lower(self.abstract, sharding.abstract_arrays(batch), seed).compile()
+        self.jit_train_step.lower(self.abstract, sharding.abstract_arrays(batch), seed).compile()
 
     def shard_batch(self, batch: sharding.Tree) -> sharding.Tree:
         """Return a batch, or any tree of arrays by row, sharded over the devices.
 
-        Raises if a signal has asked the process to end.
+        This also sends a heartbeat and, after a signal, ends an evaluation in all processes.
         """
         check_preemption()
         return sharding.put_batch(batch, self.mesh)
 
     def evaluate(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
-        """Return metrics averaged over ``batches``, and their number of ``tokens``.
+        """Return metrics averaged over ``batches`` with ``State.eval_params``, and the number of ``tokens``.
 
         Each process passes its own rows of every batch.
         """
         totals = None
         for batch in batches:
-            sums = self.eval(state, self.shard_batch(batch))
+            sums = self.jit_eval_step(state, self.shard_batch(batch))
             # Waiting keeps at most two programs running: more may deadlock on many CPU devices.
             totals = sums if totals is None else jax.tree.map(jnp.add, jax.block_until_ready(totals), sums)
         if totals is None:
@@ -268,18 +281,15 @@ class Steps:
 
 @lru_cache(maxsize=16)
 def build(spec: StepSpec, mesh: Mesh) -> Steps:
-    """Return the compiled steps of a spec on a mesh; the same objects for equal arguments."""
+    """Return the jitted steps of a spec on a mesh; the same objects for equal arguments."""
     optimizer = spec.make_optimizer()
     create = partial(initial_state, spec, optimizer)
     abstract = abstract_state(create, optimizer, mesh)
-    state, batch, replicated = (
-        shardings_of(abstract),
-        sharding.batch_sharding(mesh),
-        sharding.replicated(mesh),
-    )
-    compile_for = partial(jax.jit, compiler_options=COMPILER_OPTIONS.get(mesh.devices.flat[0].platform))
+    state_shardings, batch_sharding = shardings_of(abstract), sharding.batch_sharding(mesh)
+    replicated = sharding.replicated(mesh)
+    jit = partial(jax.jit, compiler_options=COMPILER_OPTIONS.get(mesh.devices.flat[0].platform))
 
-    # ``lm.sharding.constrain`` asks for the mesh around it.
+    # ``lm.sharding.constrain`` reads the mesh from its context.
     def train(state, batch, seed):
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             return train_step(spec, optimizer, state, batch, seed)
@@ -291,23 +301,27 @@ def build(spec: StepSpec, mesh: Mesh) -> Steps:
     return Steps(
         mesh,
         abstract,
-        compile_for(create, in_shardings=replicated, out_shardings=state),
-        compile_for(
+        jit(create, in_shardings=replicated, out_shardings=state_shardings),
+        jit(
             train,
-            in_shardings=(state, batch, replicated),
-            out_shardings=(state, replicated),
+            in_shardings=(state_shardings, batch_sharding, replicated),
+            out_shardings=(state_shardings, replicated),
             donate_argnums=0,
         ),
-        compile_for(evaluate, in_shardings=(state, batch), out_shardings=replicated),
+        jit(evaluate, in_shardings=(state_shardings, batch_sharding), out_shardings=replicated),
     )
 
 
 def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, microbatches: int = 1) -> None:
-    """Raise SettingError for what cannot be split over mesh ``sizes``; cheap, before anything is compiled."""
+    """Raise SettingError for a size of the model or batch that cannot be split over mesh ``sizes``.
+
+    It is cheap, and called before anything is compiled.
+    """
     axes = {"vocab_size": "tensor", "attention.num_heads": "tensor", "mlp.d_ff": "tensor", "d_model": "fsdp"}
     for path, axis in axes.items():
-        for side in (model, model.encoder_side):
-            sharding.check_division(f"model.{path}", attrgetter(path)(side), {axis: sizes[axis]})
+        for stack_config in (model, model.encoder_side):
+            size = attrgetter(path)(stack_config)
+            sharding.check_division(f"model.{path}", size, {axis: sizes[axis]})
     if model.mixer.width is not None:
         sharding.check_division("model.mixer.width", model.mixer.width, {"fsdp": sizes["fsdp"]})
     if microbatches < 1 or batch_size % microbatches:
@@ -320,9 +334,9 @@ def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, mi
 def check_memory(model: ModelConfig, mesh: Mesh) -> None:
     """Raise SettingError if parameters and gradients in float32 alone do not fit on the devices."""
     shapes = jax.eval_shape(lambda key: Transformer(model, nnx.Rngs(params=key)), jax.random.key(0))
-    layouts = sharding.parameter_shardings(shapes, mesh)
-    leaves = sharding.named(shapes)
-    needed = sum(2 * 4 * prod(layout.shard_shape(leaves[name].shape)) for name, layout in layouts.items())
+    shardings, leaves = sharding.parameter_shardings(shapes, mesh), sharding.named(shapes)
+    numbers = sum(prod(shardings[name].shard_shape(leaf.shape)) for name, leaf in leaves.items())
+    needed = 2 * 4 * numbers
     available = device_memory()
     if needed > available:
         paths = ("vocab_size", "d_model", "mlp.d_ff", "num_encoder_layers", "num_decoder_layers")
@@ -339,10 +353,10 @@ def check_rows(model: ModelConfig, sizes: Mapping[str, int], rows: int, length: 
     A lower bound: every position's hidden state plus, if stored, one head's logits of one row. ``named``: the
     settings that the message blames.
     """
-    own_rows, own_length = -(-rows // sharding.batch_shards(sizes)), -(-length // sizes["sequence"])
-    states = own_rows * own_length * model.d_model * (2 if model.dtype == "bfloat16" else 4)
+    device_rows, device_length = -(-rows // sharding.batch_shards(sizes)), -(-length // sizes["sequence"])
+    states = device_rows * device_length * model.d_model * (2 if model.dtype == "bfloat16" else 4)
     stores_logits = jax.default_backend() == "cpu" and model.attention.implementation in ("auto", "xla")
-    logits = own_length * length * 4 if stores_logits and model.has_scores else 0
+    logits = device_length * length * 4 if stores_logits and model.has_scores else 0
     needed, available = states + logits, device_memory()
     if needed > available:
         batch, gib = f"a batch of {rows:,} rows of {length:,} tokens", 2**30

@@ -84,7 +84,7 @@ def our_step(shape: str) -> Step:
     optimizer = OptimizerConfig("adamw", 1e-3, "constant", weight_decay=0.01)
     steps = build(StepSpec(model, optimizer, loss), sharding.make_mesh(MeshConfig()))
     batch = steps.shard_batch(our_batch(*SHAPES[shape], model))
-    trained, train_step = steps.init(0), steps.train_step(0)
+    trained, train_step = steps.initial_state(0), steps.seeded_train_step(0)
 
     def step():
         nonlocal trained

@@ -376,7 +376,7 @@ def test_the_average_or_the_parameters_themselves_are_exported_on_request(tmp_pa
         export_checkpoint(run, tmp_path / "average", weights="average")
     config, model = load(source)
     spec = StepSpec(config, OptimizerConfig(ema=0.9))
-    state = build(spec, make_mesh(MeshConfig(), jax.devices()[:1])).init(0)
+    state = build(spec, make_mesh(MeshConfig(), jax.devices()[:1])).initial_state(0)
     due = named(model)
     average = {name: value + 1 for name, value in due.items()}
     with Checkpoints(checkpoints, CheckpointConfig()) as keeper:

@@ -163,7 +163,7 @@ def test_one_eos_stands_between_two_documents_and_none_at_a_cut(batches, corpus,
     made = batches(name, architecture, batch_size=1)
     rows = [made(step, slice(None)) for step in range(epoch_rows(made, 0))]
     rows = [row.decoder.targets[row.decoder.segment_ids > 0].tolist() for row in rows]
-    order = np.argsort(made.rows.reader.order(WindowPosition(0, 0, 0, 0, 0, 0)))
+    order = np.argsort(made.rows.reader.segment_order(WindowPosition(0, 0, 0, 0, 0, 0)))
     tokens, offsets, *_ = corpus.first()
     documents = [tokens[begin:end].tolist() for begin, end in itertools.pairwise(offsets)]
     strung = [token for document in documents for token in (*document, EOS)]

@@ -186,14 +186,14 @@ def with_content(batch, content):
 
 def test_evaluation_tells_the_loss_of_content_and_how_often_a_frequent_piece_is_likeliest():
     steps = toy.steps(model=replace(toy.MODEL, dropout=0.0))
-    state, batch = steps.init(0), toy.batch(0)
+    state, batch = steps.initial_state(0), toy.batch(0)
     assert "content_loss" not in steps.evaluate(state, [batch])
     content = np.random.default_rng(1).random(batch.decoder.loss_weights.shape) < 0.5
     batch = with_content(batch, content & (batch.decoder.loss_weights > 0))
-    logits = np.asarray(state.model(batch), np.float64)
+    logits = np.asarray(state.eval_model(batch), np.float64)
     best = logits.argmax(-1)[batch.decoder.content]
     pieces = np.array([*np.unique(best)[:2], -1], np.int32)
-    batch = replace(batch, frequent_pieces=np.tile(pieces, (toy.ROWS, 1)))
+    batch = replace(batch, frequent_tokens=np.tile(pieces, (toy.ROWS, 1)))
     logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     due = -np.take_along_axis(logs, batch.decoder.targets[..., None], -1)[..., 0]
     values = steps.evaluate(state, [batch])
@@ -207,5 +207,5 @@ def test_evaluation_tells_the_loss_of_content_and_how_often_a_frequent_piece_is_
 def test_a_step_counts_its_content_tokens_whatever_its_micro_batches():
     steps, batch = toy.steps(microbatches=4), toy.batch(0)
     batch = with_content(batch, batch.decoder.loss_weights * (np.arange(toy.LENGTH) % 2) > 0)
-    _, metrics = steps.train_step(0)(steps.init(0), steps.shard_batch(batch))
+    _, metrics = steps.seeded_train_step(0)(steps.initial_state(0), steps.shard_batch(batch))
     assert metrics["content_tokens"] == batch.decoder.content.sum()

@@ -17,9 +17,9 @@ from lm.data.corpus.sampler import CorpusSampler
 from lm.data.corpus.token_cache import EncodedDocuments
 from lm.data.packing import Ragged
 from lm.data.pretraining import denoise, pretraining_rows
-from lm.objectives.corruption import geometric
+from lm.objectives.corruption import geometric_lengths
 from lm.objectives.denoising import OBJECTIVES, compute_lengths
-from lm.objectives.formatting import permutation, sentence_starts
+from lm.objectives.formatting import sentence_permutation, sentence_starts
 from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.tokenizers.tokenizer import EOS
 
@@ -85,7 +85,7 @@ def test_targets_in_place_are_the_framed_text_and_no_part_of_the_frame_is_noise(
     else:
         types = np.cumsum(np.pad(targets == EOS, ((0, 0), (1, 0)))[:, :-1], axis=1) * segments
         assert (batch.encoder.token_types == types).all()
-    assert (batch.text_loss_weights is not None) == (name == "electra")
+    assert (batch.discriminator_loss_weights is not None) == (name == "electra")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_of_a_masked_lms_noise_80_percent_is_masked_10_any_token_10_unchanged_an
     )
     batch = batches("electra")(0, slice(None))
     assert ((batch.encoder.tokens == MASK) == (batch.encoder.loss_weights > 0)).all()
-    assert (batch.text_loss_weights == batch.encoder.segment_ids).all()
+    assert (batch.discriminator_loss_weights == batch.encoder.segment_ids).all()
 
 
 @pytest.mark.parametrize("pairs", PAIRS[1:])
@@ -176,7 +176,7 @@ def test_a_batch_is_the_same_whole_in_parts_and_in_another_process(name, pairs):
 def test_permuted_sentences_stay_whole_and_change_places():
     vocabulary = SimpleNamespace(word_starts=IDS % 5 == 0, sentence_ends=IDS % 3 == 0, eos=EOS)
     text = np.random.default_rng(0).integers(10, 900, (40, 60))
-    order = permutation(text, np.full(40, 60), uniforms(0, np.arange(40), 1, 60)[:, 0], vocabulary)
+    order = sentence_permutation(text, np.full(40, 60), uniforms(0, np.arange(40), 1, 60)[:, 0], vocabulary)
     moved = np.take_along_axis(text, order, axis=1)
     assert (moved != text).any(1).mean() > 0.5
 
@@ -231,7 +231,7 @@ def test_infilled_spans_hide_exactly_their_share_and_all_but_the_last_are_as_dra
 
 
 def test_geometric_spans_have_spanberts_lengths():
-    found = geometric(np.linspace(0, 1, 100_000, endpoint=False, dtype=np.float32))
+    found = geometric_lengths(np.linspace(0, 1, 100_000, endpoint=False, dtype=np.float32))
     assert found.mean() == pytest.approx(3.8, abs=0.01)
     assert np.bincount(found)[1:3] / len(found) == pytest.approx([0.224, 0.179], abs=0.001)
     assert found.max() == 10

@@ -58,7 +58,7 @@ def batch(step: int) -> Batch:
 
 def next_step(made: Steps, state: State) -> tuple[State, float]:
     """The state after the next step, and its loss."""
-    state, metrics = made.train_step(0)(state, sharding.put_batch(batch(int(state.step)), made.mesh))
+    state, metrics = made.seeded_train_step(0)(state, sharding.put_batch(batch(int(state.step)), made.mesh))
     return state, float(metrics["loss"])
 
 
@@ -73,7 +73,7 @@ def hashes(state: State) -> dict[str, str]:
 if __name__ == "__main__":
     shutil.rmtree(HERE, ignore_errors=True)
     made = steps()
-    state = made.init(0)
+    state = made.initial_state(0)
     for _ in range(STEP):
         state, _ = next_step(made, state)
     with Checkpoints(HERE, CheckpointConfig()) as checkpoints:

@@ -100,10 +100,10 @@ def test_states_are_scored_by_the_formula_of_their_kind_and_their_mean_is_read(k
     }[kind]
     weights = softmax(np.array([[score(s, h) for h in encoder[0]] for s in decoder[0]]))
     np.testing.assert_allclose(cross.weights(x, seen, AttentionInputs())[0, 0], weights, atol=1e-5)
-    found = cross.read(x, seen, AttentionInputs(), None)[0]
+    found = cross.attend_to(x, seen, AttentionInputs(), None)[0]
     np.testing.assert_allclose(found, weights @ encoder[0] @ arrays["out.kernel"], atol=1e-5)
     dropped = jnp.array([True, False, True, True, False])[None, None, None]
-    found = cross.read(x, seen, AttentionInputs(), dropped)[0]
+    found = cross.attend_to(x, seen, AttentionInputs(), dropped)[0]
     kept = weights * np.asarray(dropped)[0, 0] / 0.9
     np.testing.assert_allclose(found, kept @ encoder[0] @ arrays["out.kernel"], atol=1e-5)
 

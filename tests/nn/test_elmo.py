@@ -146,16 +146,18 @@ def test_the_loss_is_the_mean_of_both_directions_and_counts_each_token_once():
 def test_frozen_layers_stay_bit_for_bit_whatever_decays_and_the_head_reads_both_directions(layers, trained):
     experiment = build("elmo/mixed", "nano", {"tuning.layers": layers, "model.vocab_size": 48})
     spec = head_spec(experiment, find_labelled("acceptability"))
-    (head,) = spec.parts
+    (head,) = spec.extra_configs
     assert (head.pool, head.layers) == ("mean", layers)
-    steps = built(CONFIG, module=spec.module, parts=spec.parts, loss=spec.loss, freeze=spec.freeze)
-    state = steps.init(0)
+    steps = built(
+        CONFIG, module=spec.module, extra_configs=spec.extra_configs, loss=spec.loss, freeze=spec.freeze
+    )
+    state = steps.initial_state(0)
     before = {name: np.asarray(value) for name, value in state.params.items()}
     assert before["head.out.kernel"].shape == (2 * CONFIG.d_model, 2)
     labels, weights = np.arange(8, dtype=np.int32) % 2, np.ones(8, np.float32)
     batch = replace(batch_of(np.stack(texts(6) * 8)), labels=labels, label_loss_weights=weights)
     for _ in range(2):
-        state, _ = steps.train_step(0)(state, steps.shard_batch(batch))
+        state, _ = steps.seeded_train_step(0)(state, steps.shard_batch(batch))
     moved = {name for name, value in state.params.items() if (np.asarray(value) != before[name]).any()}
     assert {name.split(".")[0] for name in moved} == trained
 

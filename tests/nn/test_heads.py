@@ -120,7 +120,7 @@ def test_a_head_reads_what_its_settings_say_and_by_default_where_its_architectur
     row, pool, layout
 ):
     experiment, task = build(row, "nano"), find_labelled("follows")
-    (head,) = head_spec(experiment, task).parts
+    (head,) = head_spec(experiment, task).extra_configs
     reader = reader_of(experiment, task, ByteTokenizer(100))
     assert (head.pool, reader.layout) == (pool, layout)
 
@@ -190,10 +190,10 @@ def test_a_masked_lm_learns_the_same_whichever_logits_are_computed(predicted, mo
         loss_weights=weights.astype(np.float32),
         content=weights > 0,
     )
-    batch = replace(text, encoder=side, frequent_pieces=np.arange(10)[None])
+    batch = replace(text, encoder=side, frequent_tokens=np.arange(10)[None])
 
     def learnt(few):
-        monkeypatch.setattr(losses, "MAX_PREDICTED_SHARE", few)
+        monkeypatch.setattr(losses, "MAX_MASKED_SHARE", few)
         loss = jax.value_and_grad(
             lambda model: losses.masked_lm(model, batch, None, LossConfig()), has_aux=True
         )

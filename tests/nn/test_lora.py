@@ -87,7 +87,7 @@ def built(mesh, devices, **settings):
 
 
 def after_two_steps(steps):
-    state, step = steps.init(0), steps.train_step(0)
+    state, step = steps.initial_state(0), steps.seeded_train_step(0)
     before = {name: np.asarray(value) for name, value in state.params.items()}
     for k in range(2):
         state, _ = step(state, steps.shard_batch(transformer_batch(k)))
@@ -166,7 +166,7 @@ def test_a_tuned_run_is_read_as_the_plain_model(tmp_path):
     stage = next(s for s in stages(changes(imported(plain), new), tmp_path) if s.writes_answers)
     spec, mesh = text_spec(stage.settings), sharding.make_mesh(MeshConfig(), jax.devices()[:1])
     assert spec.freeze is train_lora
-    state = build(spec, mesh).init(0)
+    state = build(spec, mesh).initial_state(0)
     model = with_updates(plain, {n: x for n, x in state.params.items() if ".lora." not in n}, seed=0)
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
         checkpoints.save(replace(state, step=jnp.int32(1), params=sharding.named(model)))

@@ -13,8 +13,8 @@ from lm.config.base import SettingError
 from lm.data.batches import uniforms
 from lm.data.packing import Ragged
 from lm.data.pretraining import denoise, noise_mask
-from lm.objectives.corruption import NOISES, Drawn, NoiseName, length_mask, prefix_lengths
-from lm.objectives.denoising import OBJECTIVES, Lengths, Objective, compute_lengths, sizes
+from lm.objectives.corruption import NOISES, CorruptionInputs, NoiseName, length_mask, prefix_lengths
+from lm.objectives.denoising import OBJECTIVES, Lengths, Objective, compute_lengths, corrupted_lengths
 from lm.objectives.formatting import INPUTS, InputsName
 from lm.tokenizers.tokenizer import EOS, UNK
 
@@ -85,7 +85,9 @@ def test_span_lengths_are_uniform_compositions():
     stay.
     """
     objective = Objective(noise="spans", rate=0.4, mean_span_length=2.0)
-    mask = noise_mask(objective, Drawn(np.full(6000, 10), uniforms(5, np.arange(6000), 1, 10), 100), 100)
+    mask = noise_mask(
+        objective, CorruptionInputs(np.full(6000, 10), uniforms(5, np.arange(6000), 1, 10), 100), 100
+    )
     _, counts = np.unique(mask, axis=0, return_counts=True)
     assert len(counts) == 3 * 5
     assert abs(counts - 400).max() < 5 * np.sqrt(400)
@@ -108,7 +110,7 @@ def test_inputs_and_targets_together_give_back_the_text_and_nothing_is_cut(
     counts = np.minimum(counts, limits.raw)
     given_text = text(np.random.default_rng(seed), counts, limits.raw)
     vocabulary = symbols(num_sentinels=sentinels)
-    u = uniforms(seed, np.arange(len(counts)), objective.draws, limits.raw)
+    u = uniforms(seed, np.arange(len(counts)), objective.uniforms_per_token, limits.raw)
     inputs, targets = denoise(objective, given_text, u, vocabulary, limits)
     assert (inputs.lengths <= limits.inputs).all()
     assert (targets.lengths <= limits.targets).all()
@@ -134,12 +136,12 @@ def test_inputs_and_targets_together_give_back_the_text_and_nothing_is_cut(
 
 def test_with_too_few_sentinels_iid_noise_stays_uniform_and_spans_are_fewer_and_longer():
     counts, u = np.full(4000, 64), uniforms(0, np.arange(4000), 1, 64)
-    mask = noise_mask(Objective(rate=0.5), Drawn(counts, u, 8), 1000)
+    mask = noise_mask(Objective(rate=0.5), CorruptionInputs(counts, u, 8), 1000)
     runs = (np.diff(mask.astype(int), axis=1, prepend=0) == 1).sum(1)
     assert runs.max() == 7  # and at most 8 runs of text
     assert mask[:, :32].mean() == pytest.approx(mask[:, 32:].mean(), rel=0.05)
     objective = Objective(noise="spans", rate=0.5, mean_span_length=1.0)
-    mask = noise_mask(objective, Drawn(counts, u, 8), 1000).astype(int)
+    mask = noise_mask(objective, CorruptionInputs(counts, u, 8), 1000).astype(int)
     assert (mask.sum(1) == 32).all()
     assert ((np.diff(mask, axis=1, prepend=0) == 1).sum(1) == 8).all()
 
@@ -151,7 +153,7 @@ def test_iid_noise_has_its_rate_and_its_targets_their_room(rate):
     u = uniforms(0, np.arange(2000), 1, limits.raw)
     given_text = text(np.random.default_rng(0), [limits.raw] * 2000)
     plenty = symbols(num_sentinels=300)
-    mask = noise_mask(objective, Drawn(given_text.lengths, u, 300), limits.targets)
+    mask = noise_mask(objective, CorruptionInputs(given_text.lengths, u, 300), limits.targets)
     assert mask.mean() == pytest.approx(rate, rel=0.01)
     free = denoise(objective, given_text, u, plenty, limits._replace(targets=10_000))[1].lengths
     assert (free > limits.targets).sum() <= 1  # a draw in 30,000
@@ -201,9 +203,9 @@ def test_an_example_depends_on_seed_and_row_alone():
 def test_a_single_token_is_never_span_noise_and_two_have_one():
     objective = OBJECTIVES["span-corruption"]
     for width in (1, 5):
-        text = Drawn(np.array([1, 1]), uniforms(0, np.arange(2), 1, width), 100)
+        text = CorruptionInputs(np.array([1, 1]), uniforms(0, np.arange(2), 1, width), 100)
         assert not noise_mask(objective, text, 100).any()
-    text = Drawn(np.array([2]), uniforms(0, np.arange(1), 1, 2), 100)
+    text = CorruptionInputs(np.array([2]), uniforms(0, np.arange(1), 1, 2), 100)
     assert noise_mask(objective, text, 100).tolist() == [[False, True]]
 
 
@@ -216,9 +218,9 @@ def test_sizes_are_those_of_the_examples():
         if not objective.corruption.counts or objective.eos_between_documents:
             continue
         limits = compute_lengths(objective, 64)
-        u = uniforms(2, np.arange(5), objective.draws, limits.raw)
+        u = uniforms(2, np.arange(5), objective.uniforms_per_token, limits.raw)
         made = denoise(objective, text(np.random.default_rng(0), counts, limits.raw), u, VOCABULARY, limits)
-        inputs, targets = sizes(objective, counts, u[:, 0, 0])
+        inputs, targets = corrupted_lengths(objective, counts, u[:, 0, 0])
         # a single token has no noise, which only matters where texts are packed
         if objective.noise == "spans":
             inputs, targets, made = (
@@ -233,27 +235,32 @@ def test_sizes_are_those_of_the_examples():
 @pytest.mark.parametrize("name", [name for name, noise in NOISES.items() if not noise.infill])
 def test_noise_lies_in_the_text_fits_its_targets_and_is_the_same_whatever_the_other_rows(name):
     objective, room, counts = Objective(noise=name, rate=0.5), 20, np.array([1, 2, 7, 30, 40])
-    if objective.corruption.bounded:
+    if objective.corruption.has_bounded_targets:
         room = 42
-    u, starts = uniforms(0, np.arange(5), objective.draws, 40), np.arange(200).reshape(5, 40) % 3 == 0
-    mask = noise_mask(objective, Drawn(counts, u, 100, starts), room)
+    u, starts = (
+        uniforms(0, np.arange(5), objective.uniforms_per_token, 40),
+        np.arange(200).reshape(5, 40) % 3 == 0,
+    )
+    mask = noise_mask(objective, CorruptionInputs(counts, u, 100, starts), room)
     assert not mask[~length_mask(counts, 40)].any()
     assert mask.any()
     tokens = whole(np.full((5, 40), 5, np.int32), counts)
     _, targets = denoise(objective, tokens, u, VOCABULARY, Lengths(40, 41, room))
     assert targets.lengths.max() <= room
-    alone = noise_mask(objective, Drawn(counts[3:4], u[3:4], 100, starts[3:4]), room)
+    alone = noise_mask(objective, CorruptionInputs(counts[3:4], u[3:4], 100, starts[3:4]), room)
     assert (alone == mask[3:4]).all()
 
 
 @pytest.mark.parametrize("name", NOISES)
 def test_noise_follows_every_setting_but_those_that_it_is_said_to_ignore(name):
     noise, lengths = NOISES[name], np.full(20, 100)
-    text = Drawn(lengths, uniforms(0, np.arange(20), noise.draws, 100), 100, np.ones((20, 100), bool))
+    text = CorruptionInputs(
+        lengths, uniforms(0, np.arange(20), noise.uniforms_per_token, 100), 100, np.ones((20, 100), bool)
+    )
     usual = noise.mask(Objective(rate=0.3), text)
     for field, value in {"rate": 0.4, "mean_span_length": 5.0}.items():
         other = noise.mask(replace(Objective(rate=0.3), **{field: value}), text)
-        assert (other == usual).all() == (field in noise.ignores), field
+        assert (other == usual).all() == (field in noise.unused_settings), field
 
 
 def test_every_name_of_a_choice_has_its_entry_and_every_entry_its_name():

@@ -26,7 +26,7 @@ from lm.data.pretraining import noise_mask
 from lm.data.tasks.benchmarks import TASKS, classification
 from lm.nn.attention_inputs import make_attention_inputs
 from lm.nn.layers import make_norm
-from lm.objectives.corruption import Drawn
+from lm.objectives.corruption import CorruptionInputs
 from lm.objectives.denoising import Lengths, Objective, compute_lengths
 from lm.objectives.formatting import INPUTS, TARGETS
 from lm.ops.attention import AttentionOptions
@@ -206,7 +206,7 @@ def side(name, choice, tokens, noise_mask, vocabulary):
     tokens, noise, size = np.array([tokens], np.int32), np.array([noise_mask], bool), vocabulary["vocab_size"]
     vocabulary = SimpleNamespace(vocab_size=size, num_sentinels=100, mask=size - 1, first_regular_id=3)
     view = {"inputs": INPUTS, "targets": TARGETS}[name][choice]
-    shown, keep = view.show(tokens, noise, np.zeros(tokens.shape, np.float32), vocabulary)
+    shown, keep = view.apply(tokens, noise, np.zeros(tokens.shape, np.float32), vocabulary)
     return shown[keep].tolist()
 
 
@@ -225,7 +225,8 @@ def span_objective(noise_density, mean_noise_span_length, **_):
 
 def span_counts(length, **given):
     u = uniforms(3, np.arange(50), 1, length)
-    mask = noise_mask(span_objective(**given), Drawn(np.full(50, length), u, 200), 10_000).astype(int)
+    texts = CorruptionInputs(np.full(50, length), u, 200)
+    mask = noise_mask(span_objective(**given), texts, 10_000).astype(int)
     found = {
         "num_noise_tokens": mask.sum(1),
         "num_noise_spans": (np.diff(mask, axis=1, prepend=0) == 1).sum(1),

@@ -29,7 +29,7 @@ def run_of(runs, name, given):
     mesh = sharding.make_mesh(experiment.mesh)
     for seed, stage in enumerate(stages_of(folder)):
         steps = stage.steps(mesh)
-        made[stage.name] = steps.init(seed), steps
+        made[stage.name] = steps.initial_state(seed), steps
         with Checkpoints(str(stage.folder / "checkpoints"), CheckpointConfig()) as checkpoints:
             checkpoints.save(made[stage.name][0])
         record = dict.fromkeys(provenance.PARTS, {}) | {

@@ -30,8 +30,8 @@ def transformer_batch(step):
 
 
 def trained(steps):
-    assert isinstance(steps.abstract.model, Transformer)
-    state, step = steps.init(0), steps.train_step(0)
+    assert isinstance(steps.abstract.eval_model, Transformer)
+    state, step = steps.initial_state(0), steps.seeded_train_step(0)
     found = []
     for i in range(3):
         state, metrics = step(state, steps.shard_batch(transformer_batch(i)))

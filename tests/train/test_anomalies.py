@@ -22,14 +22,14 @@ from lm.config.base import SettingError
 from lm.config.training import GuardConfig
 from lm.train.runtime.log import NonFiniteLoss, records
 from lm.train.runtime.preemption import STEP_TIMEOUT, Interrupted, PreemptionHandler
-from lm.train.state import check_update, new_guard
+from lm.train.state import check_update, initial_guard
 
 SKIP = GuardConfig(non_finite="skip", in_a_row=3)
 
 
 def test_of_an_update_that_is_left_out_only_the_step_counts():
     steps = toy.steps(guard=SKIP)
-    state, train = steps.init(0), steps.train_step(0)
+    state, train = steps.initial_state(0), steps.seeded_train_step(0)
     state, _ = train(state, steps.shard_batch(toy.batch(0)))
     before = toy.numbers(state)
     state, metrics = train(state, steps.shard_batch(toy.batch(1, poison=[1])))
@@ -98,7 +98,7 @@ def judged(config, losses, norms):
         return check_update(config, memory, *numbers)[::-1]
 
     numbers = jnp.array([losses, norms], jnp.float32).T
-    return np.array(jax.lax.scan(step, new_guard(config), numbers)[1])
+    return np.array(jax.lax.scan(step, initial_guard(config), numbers)[1])
 
 
 def test_a_spike_is_left_out():

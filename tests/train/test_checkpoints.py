@@ -47,7 +47,7 @@ def at(state, step):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A folder with the checkpoints 1 and 2, and the numbers of both."""
-    folder, state = tmp_path_factory.mktemp("saved"), toy.steps().init(0)
+    folder, state = tmp_path_factory.mktemp("saved"), toy.steps().initial_state(0)
     with opened(folder, keep=5) as checkpoints:
         for step in (1, 2):
             checkpoints.save(at(state, step))
@@ -117,7 +117,7 @@ def test_when_every_checkpoint_is_bad_nothing_starts_from_scratch(copied):
     ):
         restored(folder)
     with opened(folder) as checkpoints, pytest.raises(CheckpointError):
-        checkpoints.restore_model(toy.steps().init(0))
+        checkpoints.restore_model(toy.steps().initial_state(0))
 
 
 def test_what_a_kill_inside_a_save_left_is_ignored_and_swept(copied):
@@ -137,13 +137,13 @@ def test_nothing_saved_is_none_for_a_run_and_an_error_for_fine_tuning(tmp_path):
         opened(tmp_path / "absent") as checkpoints,
         pytest.raises(CheckpointError, match="there is no checkpoint"),
     ):
-        checkpoints.restore_model(toy.steps().init(0))
+        checkpoints.restore_model(toy.steps().initial_state(0))
 
 
 @pytest.mark.parametrize("old, new", [((2, 2, 2), ()), ((), (1, 8, 1)), ((4, 2, 1), (1, 2, 4))])
 def test_a_checkpoint_moves_between_meshes_bit_for_bit(tmp_path, old, new):
     with opened(tmp_path) as checkpoints:
-        state = toy.steps(*old).init(5)
+        state = toy.steps(*old).initial_state(5)
         checkpoints.save(state)
     other = restored(tmp_path, toy.steps(*new))
     assert toy.numbers(other) == toy.numbers(state)
@@ -165,7 +165,7 @@ def test_another_shape_name_or_dtype_is_refused(saved):
 
 
 def test_fine_tuning_takes_the_parameters_alone_under_another_optimiser(saved):
-    fresh = toy.steps(2, 2, 2, optimizer=OptimizerConfig(name="adamw")).init(9)
+    fresh = toy.steps(2, 2, 2, optimizer=OptimizerConfig(name="adamw")).initial_state(9)
     with opened(saved[0]) as checkpoints:
         state = checkpoints.restore_model(fresh, step=1)
     found = {name: value for name, value in toy.numbers(state).items() if name.startswith("params.")}
@@ -174,7 +174,7 @@ def test_fine_tuning_takes_the_parameters_alone_under_another_optimiser(saved):
 
 
 def test_the_newest_and_the_best_by_each_score_are_kept(tmp_path):
-    state = toy.steps().init(0)
+    state = toy.steps().initial_state(0)
     with opened(tmp_path, keep=2, best="highest") as checkpoints:
         for step, score in enumerate((0.1, 0.9, float("nan"), None, 0.9, 0.3), 1):
             checkpoints.save(at(state, step))
@@ -261,7 +261,7 @@ def test_one_checkpoint_an_hour_is_kept_also_by_a_clock_that_jumps():
 
 def test_training_may_go_on_while_a_state_is_being_written(tmp_path):
     big = toy.steps(model=changes(toy.MODEL, {"d_model": 256, "mlp.d_ff": 4096}))
-    state, step = big.init(0), big.train_step(0)
+    state, step = big.initial_state(0), big.seeded_train_step(0)
     numbers = toy.numbers(state)
     with opened(tmp_path) as checkpoints:
         checkpoints.save(state)
@@ -303,7 +303,7 @@ def failing(how, monkeypatch, folder):
 def test_a_save_that_fails_is_one_error_and_leaves_what_was_saved_before(
     tmp_path, monkeypatch, capfd, caplog, how
 ):
-    state = toy.steps().init(0)
+    state = toy.steps().initial_state(0)
     said = (
         rf"step 2 could not be saved in {tmp_path}: .*{FAILURES[how]}.* good checkpoint is 1. .* start again"
     )
@@ -335,7 +335,7 @@ def test_a_save_that_fails_does_not_hide_what_ended_the_run(tmp_path, monkeypatc
         failing("rename", monkeypatch, tmp_path),
         opened(tmp_path) as checkpoints,
     ):
-        checkpoints.save(toy.steps().init(0))
+        checkpoints.save(toy.steps().initial_state(0))
         raise ZeroDivisionError
     assert "Operation not permitted; no checkpoint is good" in capsys.readouterr().out
 
@@ -468,7 +468,7 @@ def test_the_checkpoint_of_an_earlier_release_is_good_and_training_goes_on_from_
 
 
 def test_a_folder_that_is_deleted_while_a_step_is_saved_is_said_to_be(tmp_path, monkeypatch):
-    state, folder, publish = toy.steps().init(0), tmp_path / "run", manifest.publish
+    state, folder, publish = toy.steps().initial_state(0), tmp_path / "run", manifest.publish
 
     def too_late(*args):
         shutil.rmtree(folder)

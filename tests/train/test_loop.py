@@ -32,7 +32,7 @@ NO_DROPOUT = replace(toy.MODEL, dropout=0.0)
 
 
 def trained(steps, count=2, seed=0):
-    state, step = steps.init(seed), steps.train_step(seed)
+    state, step = steps.initial_state(seed), steps.seeded_train_step(seed)
     for i in range(count):
         state, metrics = step(state, steps.shard_batch(toy.batch(i)))
     return state, {name: float(value) for name, value in metrics.items()}
@@ -49,8 +49,8 @@ def test_microbatches_with_ragged_targets_make_the_step_of_one_batch(sizes, part
 
 def test_a_step_counts_every_target_alike():
     steps = toy.steps(model=NO_DROPOUT, loss_config=LossConfig(z_loss=0.0))
-    state, batch = steps.init(0), toy.batch(0)
-    logits = np.asarray(state.model(batch), np.float64)
+    state, batch = steps.initial_state(0), toy.batch(0)
+    logits = np.asarray(state.eval_model(batch), np.float64)
     logs, targets = logits - np.log(np.exp(logits).sum(-1, keepdims=True)), batch.decoder.targets
     loss = -np.take_along_axis(logs, targets[..., None], -1)[..., 0]
     weights = batch.decoder.loss_weights
@@ -58,7 +58,7 @@ def test_a_step_counts_every_target_alike():
     assert steps.evaluate(state, [batch])["loss"] == pytest.approx(due, rel=1e-5)
     halves = [batch.map(lambda x, rows=rows: x[rows]) for rows in (slice(0, 4), slice(4, None))]
     assert steps.evaluate(state, halves)["loss"] == pytest.approx(due, rel=1e-5)
-    _, metrics = steps.train_step(0)(state, steps.shard_batch(batch))
+    _, metrics = steps.seeded_train_step(0)(state, steps.shard_batch(batch))
     assert metrics["loss"] == pytest.approx(due, rel=1e-5) and metrics["tokens"] == weights.sum()
 
 
@@ -75,8 +75,8 @@ def test_dropout_differs_between_steps_and_seeds_and_is_the_same_again():
     steps = toy.steps(optimizer=OptimizerConfig(schedule="constant", learning_rate=1e-9))
 
     def loss(seed, step):
-        state = replace(steps.init(0), step=jax.numpy.asarray(step, jax.numpy.int32))
-        return float(steps.train_step(seed)(state, steps.shard_batch(toy.batch(0)))[1]["loss"])
+        state = replace(steps.initial_state(0), step=jax.numpy.asarray(step, jax.numpy.int32))
+        return float(steps.seeded_train_step(seed)(state, steps.shard_batch(toy.batch(0)))[1]["loss"])
 
     assert loss(0, 0) == loss(0, 0) and len({loss(0, 0), loss(0, 1), loss(1, 0)}) == 3
 
@@ -84,14 +84,14 @@ def test_dropout_differs_between_steps_and_seeds_and_is_the_same_again():
 def test_runs_of_one_shape_share_their_compilation():
     steps = toy.steps()
     trained(steps, seed=0)
-    compiled = steps.train._cache_size()
+    compiled = steps.jit_train_step._cache_size()
     trained(toy.steps(), seed=1)
-    assert toy.steps() is steps and steps.train._cache_size() == compiled
+    assert toy.steps() is steps and steps.jit_train_step._cache_size() == compiled
 
 
 def test_a_frozen_parameter_stays():
     steps = toy.steps(freeze=frozen)
-    state, before = trained(steps)[0], steps.init(0)
+    state, before = trained(steps)[0], steps.initial_state(0)
     assert (state.params["table"] == before.params["table"]).all()
     assert (state.params["blocks"] != before.params["blocks"]).any()
 
@@ -136,16 +136,16 @@ def test_a_mean_of_the_parameters_is_evaluated_and_resumed_and_training_goes_on_
     assert {name: numbers[name] for name in uninterrupted[0]} == uninterrupted[0]
     for line, other in zip(lines(parts), uninterrupted[1], strict=True):
         assert (line == other) == (line["kind"] == "train")
-    assert all((leaf == whole.average[name]).all() for name, leaf in named(whole.model).items())
+    assert all((leaf == whole.average[name]).all() for name, leaf in named(whole.eval_model).items())
     # What starts from the run starts from the mean: fine-tuning without one, or with a new one.
     steps = toy.steps()
     with Checkpoints(parts / "checkpoints", CheckpointConfig()) as checkpoints:
-        found = checkpoints.restore_model(steps.init(1))
-        tuned = found.warm_start(toy.steps(optimizer=kept).init(1))
+        found = checkpoints.restore_model(steps.initial_state(1))
+        tuned = found.warm_start(toy.steps(optimizer=kept).initial_state(1))
     assert int(found.step) == 0 and found.average is None
     for name, value in whole.average.items():
         assert (found.params[name] == value).all() and (tuned.average[name] == value).all()
-    toy.steps(optimizer=kept).train_step(0)(
+    toy.steps(optimizer=kept).seeded_train_step(0)(
         tuned, steps.shard_batch(toy.batch(0))
     )  # no buffer is in it twice
 

@@ -60,7 +60,7 @@ def model_of(mixer, **new):
 def losses(spec, batches, count):
     """Of the first steps."""
     steps = training.build(spec, make_mesh(MeshConfig(), jax.devices()[:1]))
-    state, train = steps.init(0), steps.train_step(0)
+    state, train = steps.initial_state(0), steps.seeded_train_step(0)
     found = []
     for step in range(count):
         state, metrics = train(state, steps.shard_batch(batches(step, slice(None))))
@@ -110,7 +110,7 @@ def test_an_update_that_is_left_out_leaves_the_state_as_it_was():
     )
     steps = training.build(spec, make_mesh(MeshConfig(), jax.devices()[:1]))
     lasting, _ = batches()
-    state, train = steps.init(0), steps.train_step(0)
+    state, train = steps.initial_state(0), steps.seeded_train_step(0)
     first = lasting(0, slice(None))
     state, _ = train(state, steps.shard_batch(first))
     before = jax.device_get(state.carry)

@@ -89,9 +89,9 @@ def trained(name, kind):
     )
     mesh = sharding.make_mesh(MeshConfig(), jax.devices()[:1])
     steps = build(spec, mesh)
-    fresh, batch = steps.init(0), sharding.put_batch(batch_of(name), mesh)
+    fresh, batch = steps.initial_state(0), sharding.put_batch(batch_of(name), mesh)
     params = {path: jax.device_put(x, fresh.params[path].sharding) for path, x in named(model).items()}
-    state, step, losses = replace(fresh, params=params), steps.train_step(0), []
+    state, step, losses = replace(fresh, params=params), steps.seeded_train_step(0), []
     for _ in range(STEPS):
         state, metrics = step(state, batch)
         losses.append(float(metrics["loss"] + metrics.get("sentence_loss", 0.0)))

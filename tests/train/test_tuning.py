@@ -24,7 +24,7 @@ DECODER = changes(MODEL, {"architecture": "decoder", "output.bias": True})
 @pytest.mark.parametrize("tune", [train_adapters, GradualUnfreezing(DECODER, 6)])
 def test_what_is_frozen_stays_bit_for_bit_whatever_decays_and_all_else_moves(tune):
     steps = built(DECODER, freeze=tune)
-    state, step = steps.init(0), steps.train_step(0)
+    state, step = steps.initial_state(0), steps.seeded_train_step(0)
     before = {name: np.asarray(value) for name, value in state.params.items()}
     batch = transformer_batch(0)
     batch = replace(batch, decoder=replace(batch.decoder, loss_weights=np.ones((8, 6), np.float32)))
@@ -85,7 +85,7 @@ def test_a_new_head_is_always_trained(tune):
 
 def test_a_checkpoint_without_adapters_starts_a_model_with_them(tmp_path):
     plain, new = built(changes(DECODER, {"mlp.adapter_width": 0})), built(DECODER)
-    saved, fresh = plain.init(0), new.init(1)
+    saved, fresh = plain.initial_state(0), new.initial_state(1)
     with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
         checkpoints.save(saved)
         known = saved.params.keys()

@@ -79,7 +79,7 @@ class HeadFinetuning(NetworkStage):
 
     def trained_with_head(self, mesh: Mesh, weights: Weights = "scored") -> finetune.ModelWithHead:
         """Return its model with its head; low-rank updates are merged."""
-        model = cast(finetune.ModelWithHead, self.trained(mesh, weights=weights).model)
+        model = cast(finetune.ModelWithHead, self.trained(mesh, weights=weights).eval_model)
         model.body = finetune.merge_lora(cast(Transformer, model.body))
         return model
 
@@ -88,7 +88,7 @@ def head_spec(experiment: Experiment, task: LabelledTask) -> StepSpec:
     """Return the step of fine-tuning with a new head for a labelled task, and the model below it."""
     spec, head = text_spec(experiment), head_config(experiment, task)
     freeze = optimizers.freeze_body if head.layers.endswith("frozen") else spec.freeze
-    return replace(spec, loss=labelled, module=finetune.ModelWithHead, parts=(head,), freeze=freeze)
+    return replace(spec, loss=labelled, module=finetune.ModelWithHead, extra_configs=(head,), freeze=freeze)
 
 
 def head_config(experiment: Experiment, task: LabelledTask) -> HeadConfig:

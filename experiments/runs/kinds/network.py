@@ -164,7 +164,7 @@ class NetworkStage(Stage):
                 return values
             for questions in asked:
                 path = answers_path(self.folder, questions.task, step)
-                metrics, _ = score_task(state.model, questions, steps.shard_batch, path)
+                metrics, _ = score_task(state.eval_model, questions, steps.shard_batch, path)
                 values |= score_values(questions.task, metrics)
             names = [f"{each.task.name}/score" for each in asked]
             if asked and values.keys() >= {*names}:
@@ -188,7 +188,7 @@ class NetworkStage(Stage):
     def trained_body(self, mesh: Mesh, weights: Weights = "scored") -> Transformer:
         """Return its Transformer, without a head or ELECTRA's generator; low-rank updates are merged."""
         state = self._restored(self.body_steps(mesh), self.prefix, weights=weights)
-        return finetune.merge_lora(cast(Transformer, state.model))
+        return finetune.merge_lora(cast(Transformer, state.eval_model))
 
     def _restored(
         self, steps: Steps, prefix: str, step: int | None = None, weights: Weights = "scored"
@@ -218,7 +218,7 @@ class NetworkStage(Stage):
         """
         last = step or self.training.steps
         with self.checkpoints() as checkpoints:
-            fresh = steps.init(self.settings.seed)
+            fresh = steps.initial_state(self.settings.seed)
             learnt = self.steps(steps.mesh).abstract
             like = replace(steps.abstract, average=learnt.average, carry=learnt.carry)
             if sharding.named(like).keys() == sharding.named(learnt).keys():
@@ -246,7 +246,7 @@ class NetworkStage(Stage):
             chosen = step or agreed(lambda: best_step(folder / "checkpoints"))
             kept = agreed(lambda: reported(answers))
             if kept.get("step") != chosen:
-                model = self.trained(mesh, chosen).model
+                model = self.trained(mesh, chosen).eval_model
                 found = self.scores_of(model, "report", inputs, mesh, answers, chosen)
                 kept = {"step": chosen, "tasks": found}
                 if jax.process_index() == 0:
@@ -279,7 +279,7 @@ class NetworkStage(Stage):
 def ensemble_scores(members: Sequence[NetworkStage], inputs: Inputs, mesh: Mesh) -> TaskScores:
     """Return the scores of the members' best models as an ensemble; its answers lie beside the members'."""
     stage = members[0]
-    ensemble = Ensemble([cast(Transformer, member.trained(mesh).model) for member in members])
+    ensemble = Ensemble([cast(Transformer, member.trained(mesh).eval_model) for member in members])
     folder, step = stage.folder.parent, stage.training.steps
     scores = stage.scores_of(ensemble, "validation", inputs, mesh, folder, step)
     return scores | stage.scores_of(ensemble, "report", inputs, mesh, folder, step)

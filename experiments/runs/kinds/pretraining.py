@@ -157,7 +157,7 @@ class Given(Pretraining):
 
     def warm_start(self, steps: Steps, step: int | None = None) -> State:
         with self.checkpoints() as checkpoints:
-            fresh = steps.init(self.settings.seed)
+            fresh = steps.initial_state(self.settings.seed)
             source = partial(finetune.source_parameter, checkpoints.parameters(0))
             return checkpoints.restore_model(fresh, 0, source).warm_start(fresh)
 
@@ -233,7 +233,7 @@ def pretraining_spec(experiment: Experiment) -> StepSpec:
     )
     if "replaced-token" in model.heads:
         generator = electra.generator_config(model, experiment.generator_share)
-        return replace(spec, module=electra.Electra, parts=(generator,), loss=replaced_tokens)
+        return replace(spec, module=electra.Electra, extra_configs=(generator,), loss=replaced_tokens)
     if "backward" in model.heads:
         return replace(spec, module=elmo.BidirectionalLM, loss=both_directions)
     return replace(spec, loss=masked_lm) if model.architecture == "encoder" else spec
@@ -318,14 +318,14 @@ def watched_batches(
 ) -> tuple[list[Batch], float]:
     """Return the batches on which pre-training is watched, and the loss of a model without context on them.
 
-    They know the ``frequent_pieces`` of their content tokens.
+    They know the ``frequent_tokens`` of their content tokens.
     """
     batches, count = _held_out(experiment, inputs, mesh, 1, most)
     size, whole = batches.batch_size, list(stream(batches, 0, count))
     text = inputs.validation.first(UNIGRAMS).tokens
     reference, frequent = unigram_baseline(whole, inputs.vocabulary, text)
     pieces = np.tile(frequent, (size, 1))
-    return rows_of_process(mesh, size, [replace(each, frequent_pieces=pieces) for each in whole]), reference
+    return rows_of_process(mesh, size, [replace(each, frequent_tokens=pieces) for each in whole]), reference
 
 
 def _held_out(
@@ -349,6 +349,6 @@ def document_values(
     if not text.documents:
         return {}
     length = experiment.data.inputs_length
-    model, window = cast(Transformer, state.model), Window(length, -(-length // 2))
+    model, window = cast(Transformer, state.eval_model), Window(length, -(-length // 2))
     log_prob = documents_log_prob(model, text.documents, window, text.eos, steps.shard_batch)
     return recorded(text.likelihood(log_prob))

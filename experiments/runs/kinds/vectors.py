@@ -81,7 +81,7 @@ class Vectors(NetworkStage):
         skipgram = config.with_width(self.settings.model.embed_width)
         steps = self.steps(mesh)
         with self.checkpoints() as checkpoints, PreemptionHandler(0.0, self.folder) as stopping:
-            restored, fresh = checkpoints.restore(steps.abstract), steps.init(seed)
+            restored, fresh = checkpoints.restore(steps.abstract), steps.initial_state(seed)
             start = 0 if restored is None else int(restored.step)
             vocab_size = self.settings.model.vocab_size
             tables = initial_tables(jax.random.key(seed), vocab_size, skipgram.d_model)

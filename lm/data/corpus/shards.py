@@ -275,8 +275,8 @@ def read_texts(path: Path, first: int, end: int, feature: str) -> list[str]:
 def tfds_shards(name: str, split: str, cache: Path, on_corrupt: OnCorrupt = "stop") -> tuple[TfdsShard, ...]:
     """Return the files of a split of a TFDS set as shards.
 
-    Without a validation split, the last records of ``train``, a share HELD_OUT, are held out. SettingError if
-    it is unclear which feature is the text.
+    Without a validation split, the last records of ``train``, a share HELD_OUT_SHARE, are held out.
+    SettingError if it is unclear which feature is the text.
     """
     folder = find_prepared(name, cache)
     info = open_builder(folder).info

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from lm.ops.attention import NO_OPTIONS, AttentionOptions, check_mask_and_bias, drop_values
+from lm.ops.attention import NO_OPTIONS, AttentionOptions, apply_dropout_to_values, check_mask_and_bias
 from lm.ops.masks import CAUSAL, AnyMask, AttentionMask, materialize_mask
 
 SUPPORTED = frozenset({"scale", "dropout_factors"})
@@ -27,7 +27,7 @@ def cudnn_attention(
     if bias is not None:
         raise ValueError("attention by 'cudnn' takes no bias: use another implementation")
     if options.dropout_factors is not None:
-        key, value = drop_values(key, value, options.dropout_factors)
+        key, value = apply_dropout_to_values(key, value, options.dropout_factors)
     is_causal = isinstance(mask, AttentionMask) and mask == CAUSAL
     if mask is None or is_causal:
         return jax.nn.dot_product_attention(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from lm.ops.attention import NO_OPTIONS, AttentionOptions, attention_logits, drop_values
+from lm.ops.attention import NO_OPTIONS, AttentionOptions, apply_dropout_to_values, attention_logits
 from lm.ops.kernels.tile_sweep import Backend, Fold, Input, Outputs, Sweep, Tiles, power_of_two, sweep_tiles
 from lm.ops.masks import NO_BOUNDS, AttentionMask, MaskSpec, PositionIds
 from lm.ops.positions import LinearDecay, PiecewiseConstant, PositionBias, TilePositions
@@ -65,7 +65,7 @@ class FlashAttention(NamedTuple):
         scale = width**-0.5 if options.scale is None else options.scale
         query = query if scale == 1.0 else query * scale
         if options.dropout_factors is not None:
-            key, value = drop_values(key, value, options.dropout_factors)
+            key, value = apply_dropout_to_values(key, value, options.dropout_factors)
         plan = TilePlan(
             self.backend,
             mask=None if mask is None else mask.spec,

@@ -85,7 +85,9 @@ def test_a_run_is_asked_as_in_fine_tuning_by_the_model_tuned_for_the_task(task, 
     scores, lines = read(folder / "scores" / task.name / task.name / "validation")
     (state, steps), rows = made[task.name], task.rows("validation", runs / "cache")
     expected = predict(
-        state.model, questions(experiment, ByteTokenizer(100), steps.mesh, task, rows, 64), steps.shard_batch
+        state.eval_model,
+        questions(experiment, ByteTokenizer(100), steps.mesh, task, rows, 64),
+        steps.shard_batch,
     )
     assert [line["prediction"] for line in lines] == expected
     metrics = task.evaluate(rows, expected)

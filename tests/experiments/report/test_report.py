@@ -328,7 +328,7 @@ from experiments.study.scales import SCALES
 from experiments.study.table import Axis, Conclusion, make_table
 
 SCALES["tiny"] = SCALES["nano"] | {"pretraining.steps": 50}
-ALONE = GPT | {"tuning.heads": (), "finetuning.steps": 0}
+ALONE = GPT | {"tuning.heads": ()}
 WIDTHS = {"base": 256, "narrow": 64, "wide": 512, "wider": 1024}
 ROWS = {name: ALONE | {"model.mlp.d_ff": width} for name, width in WIDTHS.items()}
 add_table(make_table(

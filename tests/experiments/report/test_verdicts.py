@@ -333,7 +333,7 @@ def test_a_table_whose_claims_are_not_judged_says_nothing_of_seeds(tmp_path):
 def test_a_table_whose_baseline_has_not_finished_is_drawn(tmp_path):
     comparison = study(tmp_path)
     comparison.runs[BASE] = []
-    grid = table_figures(comparison, {name: {} for name in NAMES})["t5-4-objective"]
+    grid = table_figures(comparison, dict.fromkeys(comparison.keys, {}))["t5-4-objective"]
     assert all(axes.has_data() or not axes.get_visible() for axes in draw_plots(grid).axes)
 
 
@@ -376,7 +376,8 @@ def test_chance_is_told_in_standard_errors_and_columns_by_what_they_measure(tmp_
 
 
 def test_every_panel_of_a_picture_shows_something(tmp_path):
-    figures = table_figures(study(tmp_path), {name: {} for name in NAMES})
+    comparison = study(tmp_path)
+    figures = table_figures(comparison, dict.fromkeys(comparison.keys, {}))
     assert [name.removeprefix("t5-4-objective") for name in figures] == ["", "-crossing"]
     for grid in figures.values():
         for axes in draw_plots(grid).axes:

@@ -283,7 +283,7 @@ def test_a_head_is_exported_whole_or_not_at_all_unless_it_is_to_stay_behind(runs
     save_settings(folder, experiment)
     (stage,) = stages_of(folder)
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
-        checkpoints.save(stage.steps(make_mesh(experiment.mesh)).init(0))
+        checkpoints.save(stage.steps(make_mesh(experiment.mesh)).initial_state(0))
     vocabulary = load_pretrained_tokenizer(Path(checkpoint(runs, "bert")), 400)
     store_vocabulary(stage.folder, vocabulary)
     of_vocabulary = {"vocabulary": {"fingerprint": vocabulary.fingerprint}}

@@ -183,7 +183,9 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
     for name, value in saved.params.items():
         np.testing.assert_array_equal(value, start.params[name])
     moved = [
-        name for name, value in steps.init(0).params.items() if not np.array_equal(value, start.params[name])
+        name
+        for name, value in steps.initial_state(0).params.items()
+        if not np.array_equal(value, start.params[name])
     ]
     assert len(moved) == len(saved.params)
 

@@ -146,7 +146,7 @@ def test_pretraining_starts_from_the_vectors_in_the_size_of_a_new_embedding(fini
     vectors, pretraining = finished[1]
     mesh = sharding.make_mesh(pretraining.settings.mesh)
     steps = pretraining.steps(mesh)
-    fresh, state = steps.init(0), vectors.warm_start(steps, pretraining.parent_step)
+    fresh, state = steps.initial_state(0), vectors.warm_start(steps, pretraining.parent_step)
     table, new = (np.asarray(x.params["embed.table"]) for x in (state, fresh))
     np.testing.assert_array_equal(table, params(vectors)["embed.table"])
     assert np.square(table).mean() == pytest.approx(np.square(new).mean(), rel=1e-5)

@@ -366,7 +366,7 @@ def test_what_is_sent_to_another_process_brings_the_modules_along(loads, tmp_pat
     (tmp_path / "sent").write_bytes(pickle.dumps(sent))
     code = (
         "import pickle; one, *tasks = pickle.load(open('sent', 'rb')); "
-        "print(one.corruption.bounded, len(tasks))"
+        "print(one.corruption.has_bounded_targets, len(tasks))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
