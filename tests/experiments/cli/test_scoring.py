@@ -138,7 +138,7 @@ def test_a_task_that_nothing_was_tuned_for_is_answered_by_pre_training_and_unkno
         (TEXTS, ["pos"], {}, "its heads are none"),
         (HEADS, ["sst2"], {}, "its heads are cola, and an encoder writes no text"),
         (HEADS, ["sst2"], {"mixture": "cola"}, "--mixture 'cola' answers by a head for cola"),
-        (TEXTS, ["xquad_enro"], {}, "no checkpoint yet"),
+        (TEXTS, ["xquad_enro"], {}, "is missing: train the run first"),
         (TEXTS | NOTHING, ["xquad_enro"], {}, "untrained has no model for this"),
     ],
 )
