@@ -129,7 +129,7 @@ def make_attention_inputs(
 
 def make_decode_inputs(
     config: ModelConfig,
-    cached: Int32[Array, " B"],
+    cached: Int32[Array | np.ndarray, " B"],
     cache_length: int,
     relative: RelativePositionBias | None,
     count: int = 1,
