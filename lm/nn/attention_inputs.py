@@ -129,14 +129,14 @@ def make_attention_inputs(
 
 def make_decode_inputs(
     config: ModelConfig,
-    cached: Int32[Array, " B"],
+    cached: Int32[Array | np.ndarray, " B"],
     cache_length: int,
     relative: RelativePositionBias | None,
     count: int = 1,
 ) -> AttentionInputs:
     """Return the inputs for the next ``count`` tokens of each row, after ``cached`` int32 [B] tokens."""
     key_position = jnp.arange(cache_length)[None, :]
-    position = cached[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]
+    position = jnp.asarray(cached)[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]
     relative_position = key_position[:, None, :] - position[:, :, None]
     query_ids, key_ids = _window_ids(config, position), _window_ids(config, key_position)
 

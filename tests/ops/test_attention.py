@@ -241,16 +241,12 @@ def test_choosing_knows_what_each_implementation_supports():
     assert all(options <= set(AttentionOptions._fields) for options in supported.values())
 
 
-class NewOptions(NamedTuple):
-    """Options with one that no implementation knows yet."""
+class NewOptions(AttentionOptions):
+    """Options with one in use that no implementation knows yet, ``temperature``."""
 
-    scale: float | None = None
-    logit_cap: float | None = None
-    dropout_factors: None = None
-    temperature: float | None = None
-
-    in_use = AttentionOptions.in_use
-    check_supported = AttentionOptions.check_supported
+    @property
+    def in_use(self):
+        return super().in_use | {"temperature"}
 
 
 @pytest.mark.parametrize("attend", ["cudnn", *ATTEND])
@@ -258,14 +254,14 @@ def test_a_new_option_is_refused_by_each_implementation_until_that_declares_it(a
     query = draw(1, 8, 2, 16, seed=0)
     call = ATTEND.get(attend, cudnn.cudnn_attention)
     with pytest.raises(ValueError, match="does not implement temperature"):
-        call(query, query, query, None, None, NewOptions(temperature=2.0))
+        call(query, query, query, None, None, NewOptions())
 
 
 def test_a_new_option_is_refused_where_no_implementation_has_it(monkeypatch):
     monkeypatch.setattr("lm.nn.attention_dispatch._platform", lambda: "gpu")
 
     with pytest.raises(SettingError, match="temperature"):
-        choose_implementation(ModelConfig(), 4_096, 4_096, None, None, NewOptions(temperature=2.0))
+        choose_implementation(ModelConfig(), 4_096, 4_096, None, None, NewOptions())
 
 
 def test_cudnn_refuses_a_bias_rather_than_leaving_it_out():
