@@ -8,8 +8,6 @@ from rich.progress import Progress
 from experiments.cli.settings import ConfigFile, Runs, Scale, Settings, given_changes
 from experiments.console import RUNS, UNBROKEN
 from experiments.processes.jobs import cores
-from experiments.runs.inputs import training_streams
-from experiments.runs.prepare import prepare
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.registry import build
 from experiments.study.scales import DEFAULT_SCALE
@@ -59,6 +57,9 @@ def without_tasks(experiment: Experiment) -> Experiment:
 
 def prepare_corpus(experiment: Experiment, cache: Path, tokens: float, workers: int, check: bool) -> None:
     """Print what it takes to tokenize the text that a row reads of its corpus; do it unless ``check``."""
+    from experiments.runs.inputs import training_streams  # with jax
+    from experiments.runs.prepare import prepare
+
     cache.mkdir(parents=True, exist_ok=True)
     prepared = prepare(without_tasks(experiment), cache, UNBROKEN.print)
     streams = training_streams(experiment, prepared)

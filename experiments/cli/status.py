@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.console import CONSOLE, RUNS, listing
 from experiments.processes.progress import duration
-from experiments.runs.stages import Stage, load_settings, stages_of
-from experiments.runs.stages import stages as stages_in
 from experiments.study.names import RESERVED_SCALES, RESERVED_TABLES
 from lm.config.base import SettingError
 from lm.files import parse_with_checksum
+
+if TYPE_CHECKING:  # with jax, which takes a second
+    from experiments.runs.kinds.stage import Stage
 
 NO_RUNS = {*RESERVED_SCALES, *RESERVED_TABLES}  # folders beside those of runs
 SILENT = 1_800.0  # a run on another host that has written nothing for so long has stopped [seconds]
@@ -89,11 +90,10 @@ def run_folders(folder: Path) -> Iterator[Path]:
 
 def progress_of(folder: Path, runs: Path) -> Progress:
     """Return how far the run in ``folder`` has come."""
-    if folder == runs:
-        stages, name = stages_of(folder), str(folder)
-    else:
-        name = str(folder.relative_to(runs))
-        stages = stages_in(load_settings(folder), folder, runs / folder.relative_to(runs).parts[0])
+    from experiments.runs.stages import stages_of
+
+    stages = stages_of(folder)
+    name = str(folder if folder == runs else folder.relative_to(runs))
     records = {stage.name: last_record(stage.folder) for stage in stages}
     steps = sum(stage.training.steps for stage in stages)
     done = {stage.name: min(records[stage.name].get("step", 0), stage.training.steps) for stage in stages}
@@ -112,7 +112,7 @@ def progress_of(folder: Path, runs: Path) -> Progress:
     )
 
 
-def state_of(stage: Stage, seen: float) -> str:
+def state_of(stage: "Stage", seen: float) -> str:
     """Return whether the process that trains a stage still runs, has stopped, or has failed."""
     path = stage.folder / "run.json"
     if not path.exists():
@@ -160,7 +160,7 @@ def last_record(folder: Path) -> dict[str, Any]:
 
 
 def time_left(
-    stages: tuple[Stage, ...], records: dict[str, dict[str, Any]], done: dict[str, int]
+    stages: "tuple[Stage, ...]", records: dict[str, dict[str, Any]], done: dict[str, int]
 ) -> float | None:
     """Return the expected time to the end of training, by the speed of each stage or of the last one."""
     total, speed = 0.0, None

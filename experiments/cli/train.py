@@ -23,7 +23,6 @@ from experiments.processes.progress import (
     reporting,
 )
 from experiments.runs.result import check_settings, read_result, summary
-from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
 from experiments.study.paths import check_runs
 from experiments.study.plugins import location_in_study
@@ -92,6 +91,7 @@ def _train_in_jobs(
     wanted: Sequence[RowRun], todo: Sequence[int], options: Options, reporter: Reporter, count: int
 ) -> list[int]:
     """Train the runs with the numbers ``todo`` in so many processes at once; their exit codes."""
+    from experiments.runs.stages import stages  # with jax
     from lm.train.runtime.log import is_finished
 
     several = len({run.experiment.seed for run in wanted}) > 1

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from experiments.cli.status import progresses, status
-from experiments.runs.stages import save_settings, stages
+from experiments.runs.paths import save_settings
+from experiments.runs.stages import stages
 from experiments.study.registry import build
 from lm.config.base import SettingError
 from lm.files import json_with_checksum
@@ -20,8 +21,8 @@ ROW = "t5/1-baseline/baseline"
 def begin(runs, seed, last_step, **life):
     """A run whose pre-training has written a record after ``last_step``; the folder of the run."""
     folder = runs / "nano" / ROW / f"seed-{seed}"
-    save_settings(folder, build(ROW, "nano", {"seed": seed}))
-    every = stages(build(ROW, "nano", {"seed": seed}), folder, runs / "nano")
+    save_settings(folder, build(ROW, "nano", {"seed": seed}), runs / "cache")
+    every = stages(build(ROW, "nano", {"seed": seed}), folder, runs / "cache")
     by_name = {stage.name: stage for stage in every}
     for name, step in (("start", 200), ("pretraining", last_step)):
         by_name[name].folder.mkdir(parents=True)
