@@ -287,9 +287,11 @@ def test_the_highest_of_many_values_are_those_of_a_sort_the_first_of_equal_ones_
 
 def test_length_penalties_are_those_of_their_papers():
     for args, expected in (case.values for case in cases("t5x.decoding.brevity_penalty")):
-        np.testing.assert_allclose(T5_RULES.penalty(jnp.array(args["lengths"]), args["alpha"]), expected)
-    assert T5_RULES.penalty(7.0, 2.0) == 4.0  # ((5 + 7) / 6) ** 2
-    assert TRANSFORMERS_RULES.penalty(7.0, 2.0) == 49.0
+        np.testing.assert_allclose(
+            T5_RULES.length_penalty(jnp.array(args["lengths"]), args["alpha"]), expected
+        )
+    assert T5_RULES.length_penalty(7.0, 2.0) == 4.0  # ((5 + 7) / 6) ** 2
+    assert TRANSFORMERS_RULES.length_penalty(7.0, 2.0) == 49.0
 
 
 @pytest.mark.parametrize(("architecture", "early_stopping"), [("encoder-decoder", True), ("decoder", False)])
