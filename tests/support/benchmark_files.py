@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow_datasets as tfds
 
-from lm.data.documentation.corpus import InMemoryBuilder
+from lm.data.documentation.builder import InMemoryBuilder
 
 TEXT = tfds.features.Text()
 PUT = {"sentence": "Carl put the book down so that he could see it.", "candidates": ["Carl", "the book"]}

@@ -7,27 +7,18 @@
 - ``roles`` is made of the code of the standard library, ``sequences-4`` and longer ones of random words.
 """
 
-import contextlib
-import io
 import os
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import tensorflow_datasets as tfds
-from absl import logging
-from tensorflow_datasets.core.writer import ExampleWriter
-from tensorflow_datasets.proto import tf_example_pb2
 
 from lm.c4.filters import hash_fraction
 from lm.config.base import SettingError, nearest
 from lm.data.corpus.files import Split
 from lm.data.corpus.shards import TfdsShard, select_records, tfds_shards
-from lm.data.corpus.tfds import OnCorrupt, Row, serialize_example
+from lm.data.corpus.tfds import OnCorrupt, Row
 from lm.data.documentation.code_tags import code_tag_rows
 from lm.data.documentation.docstrings import DEFAULT, STDLIB, Document, extract_docstrings, unfiltered
 from lm.data.documentation.tasks import task_generators, word_groups
@@ -40,19 +31,19 @@ TASK_TRAIN_BELOW, TASK_VALIDATION_BELOW = 0.5, 0.6
 # most rows of a task: the standard error of an accuracy is then about 2 % (validation) and 1 % (report)
 EVALUATION_ROWS = {"validation": 500, "report": 2_000}
 
-TEXT = tfds.features.Text()
-TEXTS = tfds.features.Sequence(TEXT)
-FEATURES = {
-    "corpus": {"text": TEXT},
-    "cloze": {"question": TEXT, "context": TEXT, "answers": TEXTS, "candidates": TEXTS},
-    "extract": {"question": TEXT, "context": TEXT, "answers": TEXTS},
-    "acceptability": {"context": TEXT, "sentence": TEXT, "damaged": TEXT},
-    "first-sentence": {"document": TEXT, "summary": TEXT},
-    "next": {"sentences": TEXTS, "following": TEXT, "label": tfds.features.Scalar(np.int64)},
-    "restore": {"document": TEXT, "summary": TEXT},
-    "unfiltered": {"text": TEXT},
-    "roles": {"tokens": TEXTS, "roles": tfds.features.Sequence(np.int64)},
-    **{f"sequences-{length}": {"text": TEXT} for length in MAX_SEQUENCE_LENGTHS},
+VERSION = "2.2.0"  # of the data sets; 1.0.0 had other tasks
+# data set -> column -> type, in the notation of ``lm.data.documentation.builder``
+FEATURES: Mapping[str, Mapping[str, str]] = {
+    "corpus": {"text": "text"},
+    "cloze": {"question": "text", "context": "text", "answers": "texts", "candidates": "texts"},
+    "extract": {"question": "text", "context": "text", "answers": "texts"},
+    "acceptability": {"context": "text", "sentence": "text", "damaged": "text"},
+    "first-sentence": {"document": "text", "summary": "text"},
+    "next": {"sentences": "texts", "following": "text", "label": "integer"},
+    "restore": {"document": "text", "summary": "text"},
+    "unfiltered": {"text": "text"},
+    "roles": {"tokens": "texts", "roles": "integers"},
+    **{f"sequences-{length}": {"text": "text"} for length in MAX_SEQUENCE_LENGTHS},
 }
 # Parts of the corpus by package, which differ in topic and style, as parts of C4 by domain do
 SCIENCE = """
@@ -66,9 +57,6 @@ sacrebleu sentencepiece yaml
 CORPUS_PARTS = {"libraries": STDLIB, "science": SCIENCE.split(), "topics": TOPICS.split()}
 
 
-Splits = Mapping[str, Iterable[Row]]  # rows by split
-
-
 def _sequence_rows(max_length: int, _packages: Iterable[str]) -> dict[str, list[Row]]:
     return random_sequences(max_length)
 
@@ -79,45 +67,6 @@ SEPARATE_SETS: Mapping[str, Callable[[Iterable[str]], Mapping[str, list[Row]]]] 
     "roles": lambda packages: limit_rows(code_tag_rows({*packages} & {*STDLIB}), EVALUATION_ROWS, "roles"),
     **{f"sequences-{length}": partial(_sequence_rows, length) for length in MAX_SEQUENCE_LENGTHS},
 }
-
-
-class DeterministicWriter(ExampleWriter):
-    """Writes equal rows as equal bytes in every process, so that they have equal fingerprints."""
-
-    def write(self, path: Any, examples: Iterable[tuple[Any, bytes]]) -> Any:
-        parse = tf_example_pb2.Example.FromString
-        return super().write(path, ((key, serialize_example(parse(row))) for key, row in examples))
-
-
-class InMemoryBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """Builds a TFDS data set, named like the subclass, from rows in memory."""
-
-    VERSION = tfds.core.Version("1.0.0")
-
-    def __init__(self, features: Mapping[str, Any], rows: Splits, config: str | None, **rest: Any):
-        self.features, self.rows = tfds.features.FeaturesDict(features), rows
-        config = config and tfds.core.BuilderConfig(name=config)
-        tfds.disable_progress_bar()
-        logging.set_verbosity(logging.ERROR)  # TFDS warns about a configuration that it does not know
-        super().__init__(config=config, file_format="array_record", **rest)
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(builder=self, description=type(self).__doc__, features=self.features)
-
-    def _split_generators(self, _dl_manager: Any) -> dict[str, Iterable[tuple[int, Row]]]:
-        return {split: enumerate(rows) for split, rows in self.rows.items()}
-
-    def _example_writer(self) -> ExampleWriter:
-        return DeterministicWriter(self.info.file_format)
-
-    def _generate_examples(self) -> None:
-        raise NotImplementedError("every split comes with its own rows")
-
-
-class Documentation(InMemoryBuilder, skip_registration=True):
-    """Documentation of the installed Python packages; the texts keep the licences of their packages."""
-
-    VERSION = tfds.core.Version("2.2.0")  # 1.0.0 had other tasks
 
 
 def prepare_sets(
@@ -134,7 +83,7 @@ def prepare_sets(
     """
     home = Path(cache) / "tfds" / "documentation"
     names = [name] if name in SEPARATE_SETS else [key for key in FEATURES if key not in SEPARATE_SETS]
-    folders = [home / key / str(Documentation.VERSION) for key in names]
+    folders = [home / key / VERSION for key in names]
     if all(folder.exists() for folder in folders):
         return home
     report(f"writing documentation: {', '.join(names)} to {home} (once, under half a minute)")
@@ -159,12 +108,12 @@ def prepare_sets(
 
 def write_set(name: str, rows: Mapping[str, list[Row]], draft: Path, folder: Path) -> None:
     """Write a data set of FEATURES in ``draft``, and move it to ``folder`` when it is complete."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        builder = Documentation({"name": TEXT, **FEATURES[name]}, rows, name, data_dir=draft)
-        builder.download_and_prepare()
+    from lm.data.documentation.builder import build_set  # imports TFDS, which takes a second
+
+    written = build_set(name, VERSION, {"name": "text", **FEATURES[name]}, rows, draft)
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not folder.exists():  # else another process has written the same
-        os.replace(builder.data_dir, folder)
+        os.replace(written, folder)
 
 
 def documentation_shards(
