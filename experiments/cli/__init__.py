@@ -30,7 +30,10 @@ COMMANDS = {
     "sweep": Command(
         f"{_HERE}.sweep:sweep", "Train all rows of a table, or a grid of settings, and write the report."
     ),
-    "status": Command(f"{_HERE}.status:status", "Show the runs in progress and those that have finished."),
+    "status": Command(
+        f"{_HERE}.status:status",
+        "Show the runs in progress and those that stopped; --all also lists finished ones.",
+    ),
     "report": Command(
         f"{_HERE}.report:report", "Write the tables of finished runs beside the paper's, with pictures."
     ),

@@ -20,7 +20,7 @@ from experiments.study.overrides import check_given, check_start
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.words import setting_words
-from lm.config.base import DataError, SettingError, changes, comments, leaves, parse_json
+from lm.config.base import DataError, SettingError, changes, comments, leaves, parse_json, unused_settings
 from lm.files import CHECKSUM
 
 CHANGED_OFTEN = (  # the settings that people change first, which --help lists
@@ -201,7 +201,7 @@ def given_changes(
 
         started = started_from(start, runs)
     plain = [build(row, scale, started) for row in rows]
-    given = (read_config(config, plain) if config else {}) | settings
+    given = (read_config(config, plain, settings) if config else {}) | settings
     for experiment in plain:
         check_start(experiment, given)
     try:
@@ -218,10 +218,11 @@ def with_path(message: str, given: Overrides) -> str:
     return whole[0] + message.removeprefix(name) if len(whole) == 1 else message
 
 
-def read_config(path: Path, rows: Sequence[Experiment]) -> Overrides:
+def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> Overrides:
     """Return the settings in a file that differ from those of any of ``rows``.
 
-    The file is TOML or JSON, nested or with dotted names, such as the settings.json of a run.
+    The file is TOML or JSON, nested or with dotted names, such as the settings.json of a run. The latter holds
+    every setting: those that none of ``rows``, with these and ``options``, reads are left out.
     """
     try:
         text = path.read_text("utf-8")
@@ -230,7 +231,7 @@ def read_config(path: Path, rows: Sequence[Experiment]) -> Overrides:
         raise SettingError(f"--config {path} should be a file of settings, TOML or JSON: {error}") from error
     if not isinstance(nested, dict):
         raise SettingError(f"--config {path} should hold settings by name, not a {type(nested).__name__}")
-    nested.pop(CHECKSUM, None)
+    is_of_run = nested.pop(CHECKSUM, None) is not None
     found = dict(_flat(nested, ""))
     try:
         new = [changes(experiment, found) for experiment in rows]
@@ -242,7 +243,14 @@ def read_config(path: Path, rows: Sequence[Experiment]) -> Overrides:
     for old, experiment in zip(rows, new, strict=True):
         before, after = dict(leaves(old)), dict(leaves(experiment))
         differing |= {name: after[name] for name in found if name in after and after[name] != before[name]}
-    return differing
+    if not is_of_run:
+        return differing
+    changed = [changes(experiment, differing | options) for experiment in rows]
+    return {
+        name: value
+        for name, value in differing.items()
+        if not all(unused_settings(experiment, [name]) for experiment in changed)
+    }
 
 
 def _flat(nested: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -72,7 +72,7 @@ def described(lengths: Lengths) -> str:
 
 
 def _column(name: str | None) -> str:
-    return f"for the paper's column {name}"
+    return f"for the column {name} of reports"
 
 
 @dataclass(frozen=True)

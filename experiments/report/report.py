@@ -27,7 +27,7 @@ from lm.files import json_with_checksum, write
 POLL_SECONDS = 5.0  # between looks at the folders of runs
 MAX_PLOTTED_SEEDS = 20  # per row, whose training curves are averaged; more would not move the mean visibly
 SCORES = ""  # the sheet that is shown without a heading
-EXPLANATIONS = "explanations"  # name of the section that explains the others
+EXPLANATIONS = "how-to-read-this"  # name of the section that explains the others
 LATEX_SUFFIXES = {
     SCORES: "",
     text.DIFFERENCES: "-differences",
@@ -262,12 +262,15 @@ def baseline_setup(name: str, scale: str) -> str:
         return f"Baseline `{name}`: counts ({kind}); see `lm show ROW --diff` for what other rows change."
     layers = [str(model.num_encoder_layers)] if model.has_encoder else []
     layers += [str(model.num_decoder_layers)] if model.has_decoder else []
-    tasks = ", ".join(experiment.tuning.mixtures + experiment.tuning.heads) or "no task"
+    tasks = ", ".join(experiment.tuning.mixtures + experiment.tuning.heads)
+    finetuning = (
+        f", then fine-tuned for {experiment.finetuning.steps:,} steps on each of {tasks}" if tasks else ""
+    )
     return (
         f"Baseline `{name}`: {'+'.join(layers)} layers of width {model.d_model}, pre-trained on "
         f"`{experiment.data.corpus}` for {experiment.pretraining.steps:,} steps of "
-        f"{experiment.pretraining.batch_size} texts of up to {experiment.data.inputs_length} tokens, then "
-        f"fine-tuned for {experiment.finetuning.steps:,} steps on each of {tasks}."
+        f"{experiment.pretraining.batch_size} texts of up to {experiment.data.inputs_length} tokens"
+        f"{finetuning}."
     )
 
 
