@@ -221,7 +221,7 @@ def with_path(message: str, given: Overrides) -> str:
 def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> Overrides:
     """Return the settings in a file that differ from those of any of ``rows``.
 
-    The file is TOML or JSON, nested or with dotted names, such as the settings.json of a run. The latter holds
+    The file is TOML or JSON, nested or with dotted names, such as the settings.json of a run. That holds
     every setting: those that none of ``rows``, with these and ``options``, reads are left out.
     """
     try:
