@@ -196,9 +196,9 @@ class Attention(Projections, TokenMixer):
     def flops(self, length: int, visible: int, /) -> int:
         """Return the FLOPs of the forward pass over one row of ``length`` tokens.
 
-        Each token attends to ``visible`` tokens. Counted are products with all matrices, also with those that
-        a subclass adds, and with bilinear weights. A subclass counts products with other arrays of rank 3 or
-        more itself. Not counted are separate projections of global tokens.
+        Each token attends to ``visible`` tokens. The count includes products with all matrices, also those
+        that a subclass adds, and with bilinear weights. It leaves out other arrays of rank 3 or more, for
+        which a subclass overrides this method, and separate projections of global tokens.
         """
         products = matmul_flops(self, length) - matmul_flops(self.globals, length)
         return products + self._bilinear_flops(length) + self._score_flops(length, visible)

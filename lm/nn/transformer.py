@@ -39,8 +39,8 @@ class StackInputs(NamedTuple):
 class Transformer(Module):
     """An encoder, a decoder or both, which return logits. Passing a key switches dropout on.
 
-    A batch has a side for each stack, its arrays (``lm.batch.Side``): tokens int32 [B,S] or [B,T], and
-    optional segment ids, positions, token types and global attention.
+    A batch has one side per stack, the arrays of that stack (``lm.batch.Side``): tokens int32 [B,S] or [B,T],
+    and optional segment ids, positions, token types and global attention.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
@@ -78,7 +78,7 @@ class Transformer(Module):
     def __call__(
         self, batch: Batch, key: Array | None = None
     ) -> Float32[Array, "B T {self.config.vocab_size}"]:
-        """Return logits float32 [B,T,V], by a decoder of the next token, by an encoder of the same."""
+        """Return logits float32 [B,T,V]: decoders predict the next token, encoders each position's own."""
         return self.logits(self.features(batch, key))
 
     def features(self, batch: Batch, key: Array | None = None) -> Float[Array, "B T {self.config.d_model}"]:
@@ -231,8 +231,8 @@ class Transformer(Module):
     ) -> tuple[Float[Array, "B T D"], Cache]:
         """Append ``tokens`` [B,T]; return their last hidden states [B,T,D], and the new cache.
 
-        ``lengths`` [B]: how many of each row's tokens are no padding, which follows them. The cache must have
-        room for the padding too.
+        ``lengths`` [B] is the number of tokens in each row, after which there may be padding. The cache must
+        have room for the padding too.
         """
         count = tokens.shape[1]
         inputs = make_decode_inputs(self.config, cache.length, cache.max_length, self.decoder.relative, count)
