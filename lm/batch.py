@@ -1,5 +1,6 @@
 """A batch: what a model reads and what it should predict, as arrays whose first axis is the row.
 
+A side of a batch is the arrays of the encoder, or those of the decoder: what that stack reads and predicts.
 Arrays are numpy's on the host and jax's on devices; ``lm.sharding`` registers both classes as pytrees. An
 array that a batch lacks is None. In multiple choice the arrays of a side are [B,C,T], with C candidates per
 row.
@@ -28,7 +29,9 @@ class Side:
     global_attention: Array = None  # 1: an encoder's positions that attend to all, whatever the window
     targets: Array = None  # int32: the token that is predicted at each position
     loss_weights: Array = None  # float32: the weight of each target in the loss
-    content: Array = None  # bool: targets that are text, no sentinel, EOS or copy (``lm.data.content``)
+    # bool: content tokens, the targets that are no sentinel and no EOS, and not visible in the inputs at the
+    # same position (``lm.data.content``)
+    content: Array = None
 
     def map(self, function: Callable[[Array], Array]) -> "Side":
         """Return the side with ``function`` applied to each of its arrays."""
@@ -38,7 +41,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """Rows for a model: an encoder side, a decoder side or both, and labels of whole rows."""
+    """Rows for a model: the arrays of its encoder, of its decoder or of both, and labels of whole rows."""
 
     encoder: Side | None = None
     decoder: Side | None = None

@@ -27,7 +27,7 @@ _BATCH_FIELDS = ["decoder", "encoder", *(field for side, field in BATCH_FEATURES
 jax.tree_util.register_dataclass(Side, data_fields=_SIDE_FIELDS, meta_fields=[])
 jax.tree_util.register_dataclass(Batch, data_fields=_BATCH_FIELDS, meta_fields=[])
 
-BATCH = ("slice", "data", "fsdp")  # the mesh axes over which the rows of a batch are spread
+BATCH_MESH_AXES = ("slice", "data", "fsdp")  # the mesh axes over which the rows of a batch are spread
 
 PARAMETER_AXES: dict[str, str | None] = {
     "vocab": "tensor",
@@ -49,7 +49,7 @@ PARAMETER_AXES: dict[str, str | None] = {
 }
 
 ACTIVATION_AXES: dict[str, str | tuple[str, ...] | None] = {
-    "batch": BATCH,
+    "batch": BATCH_MESH_AXES,
     "length": "sequence",  # positions of queries; each device has all keys and values of its rows, so that
     "key_length": None,  # attention needs one all-gather and its mask and bias no other device
     "heads": "tensor",
@@ -145,8 +145,8 @@ def named(tree: Any) -> dict[str, Any]:
     return leaves
 
 
-def axes(model: nnx.Module) -> dict[str, tuple[str, ...]]:
-    """Return {parameter name: names of its axes}, with "layers" in front where it is stacked over layers.
+def logical_axes(model: nnx.Module) -> dict[str, tuple[str, ...]]:
+    """Return {parameter name: logical names of its axes}, "layers" first where it is stacked over layers.
 
     Raises SettingError for an array outside of nnx.Param, or without one name for each axis.
     """
@@ -166,7 +166,7 @@ def axes(model: nnx.Module) -> dict[str, tuple[str, ...]]:
 def parameter_shardings(model: nnx.Module, mesh: Mesh) -> dict[str, NamedSharding]:
     """Return {parameter name: sharding}, also for an abstract model (``jax.eval_shape``)."""
     leaves, shardings = named(model), {}
-    for name, names in axes(model).items():
+    for name, names in logical_axes(model).items():
         spec = _spec(names, leaves[name].shape, PARAMETER_AXES, f"parameter {name}", mesh)
         shardings[name] = NamedSharding(mesh, spec)
     return shardings
@@ -201,7 +201,8 @@ def optimizer_state_shardings(
     mesh: Any = next(iter(shardings.values())).mesh
     params = named(model)
     shapes = {
-        n: _distinct_sizes(params[n].shape, names[:1] == ("layers",)) for n, names in axes(model).items()
+        n: _distinct_sizes(params[n].shape, names[:1] == ("layers",))
+        for n, names in logical_axes(model).items()
     }
     stand_ins = {name: jax.ShapeDtypeStruct(shape, params[name].dtype) for name, shape in shapes.items()}
 
@@ -238,19 +239,19 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of a batch, whose rows are split over the mesh axes ``BATCH``."""
+    """Return the sharding of a batch, whose rows are split over the mesh axes ``BATCH_MESH_AXES``."""
     check_mesh_types(mesh)
-    return NamedSharding(mesh, PartitionSpec(mesh_axes(BATCH, mesh)))
+    return NamedSharding(mesh, PartitionSpec(mesh_axes(BATCH_MESH_AXES, mesh)))
 
 
 def layered_batch_sharding(mesh: Mesh) -> NamedSharding:
     """Return the sharding of arrays [layers,B,...], such as recurrent states: rows as in a batch."""
-    return NamedSharding(mesh, PartitionSpec(None, mesh_axes(BATCH, mesh)))
+    return NamedSharding(mesh, PartitionSpec(None, mesh_axes(BATCH_MESH_AXES, mesh)))
 
 
 def batch_shards(sizes: Mapping[str, int]) -> int:
     """Return into how many shards a mesh of these ``sizes`` splits the rows of a batch."""
-    return prod(sizes.get(axis, 1) for axis in BATCH)
+    return prod(sizes.get(axis, 1) for axis in BATCH_MESH_AXES)
 
 
 def abstract_arrays(tree: Any) -> Any:

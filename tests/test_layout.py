@@ -161,7 +161,7 @@ def test_no_import_goes_in_a_circle():
 
 
 def test_nothing_asks_whether_a_mixer_is_called_attention():
-    """Its class says what it can do (``has_scores``), so that a subclass under another name can do it too."""
+    """Its class says what it can do (``has_attention_logits``), so that subclasses can do it too."""
     compared = re.compile("mixer [!=]= .attention")
     assert [module(path) for path in FILES if compared.search(path.read_text())] == []
 

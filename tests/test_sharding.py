@@ -158,7 +158,7 @@ def places_of(init):
 
 def test_a_square_matrix_has_its_rows_and_columns_told_apart():
     config = OptimizerConfig(factor_from=8, momentum=0.9, clip_rms=None, relative="none")
-    init = update_direction(config, sharding.axes(Square(nnx.Rngs(0)))).init
+    init = update_direction(config, sharding.logical_axes(Square(nnx.Rngs(0)))).init
     found = {name.split(".", 1)[1]: spec for name, spec in places_of(init).items()}
     assert (found["0.0.v_row.one"], found["0.0.v_col.one"]) == (P("fsdp"), P("tensor"))
     assert (found["8.0.v_row.stack"], found["8.0.v_col.stack"]) == (P(None, "fsdp"), P(None, "tensor"))

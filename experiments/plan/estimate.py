@@ -189,7 +189,7 @@ def memory(step: PlannedStep, parameters: int) -> float:
 def _mixed_features(model: ModelConfig, width: int) -> float:
     """What a mixer makes at a position, in numbers of ``width`` bytes; of a recurrent one in float32."""
     heads = 2 * model.attention.num_heads * (model.attention.d_kv + model.attention.value_width)
-    if model.has_scores:
+    if model.has_attention_logits:
         return heads
     across = heads * (model.has_encoder and model.has_decoder)
     if (cell := CELLS.get(model.mixer.kind)) is not None:
@@ -240,7 +240,7 @@ def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
         kernel = {"auto": by_length, "flash": True}.get(model.attention.implementation, False)
         return 0 if kernel and not model.sparsity.random_blocks else queries * keys
 
-    attends = model.has_scores  # else only across
+    attends = model.has_attention_logits  # else only across
     # of one head, if the states are read as they are; in additive scores each is a sum over features
     share = {"heads": 1.0, "none": 0.0, "additive": model.d_model / model.attention.num_heads}
     across = share.get(model.cross_attention.kind, 1 / model.attention.num_heads) * model.has_encoder

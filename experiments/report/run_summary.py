@@ -110,7 +110,7 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
         look = f"{lm} generate {folder}{model} --prompt {prompt}"
     else:
         look = f"{lm} fill 'Paris is the [MASK] of France.' --run {folder}"
-    if is_network and experiment.model.has_scores:
+    if is_network and experiment.model.has_attention_logits:
         picture = f"{lm} draw attention {folder} --text {prompt}"
     else:
         picture = f"{lm} examples {name}"

@@ -10,7 +10,7 @@ from experiments.runs.sources import Sources
 from experiments.study.experiment import Experiment
 from lm.data.batches import Batches
 from lm.data.corpus.files import Split
-from lm.data.corpus.sampler import MIN_ROWS_PER_STREAM, CorpusSampler, choose_num_streams, largest_divisor
+from lm.data.corpus.sampler import CorpusSampler, choose_num_streams, largest_divisor
 from lm.data.corpus.shards import InMemoryShard, Shard, sample_documents
 from lm.data.corpus.token_cache import TOKENS_FOLDER, EncodedCorpus, make_encoded_corpus
 from lm.data.seq2seq import EncodedExamples
@@ -20,6 +20,7 @@ from lm.metrics import Likelihood
 from lm.objectives.denoising import Lengths
 from lm.tokenizers.tokenizer import Tokenizer
 
+MIN_ROWS_PER_STREAM = 64  # in an epoch of repeated tokens; fewer tokens are read by fewer streams
 WINDOW_ROWS = "rows"  # folder in the cache: how many rows each window of a corpus has
 EvalSplit = Literal["validation", "report"]  # checkpoints are chosen on the first, and scored on the second
 
@@ -70,7 +71,7 @@ def training_streams(experiment: Experiment, inputs: Inputs) -> CorpusSampler:
     """Return the streams in which pre-training reads the corpus."""
     corpus, data = inputs.train, experiment.data
     unique, count = unique_tokens(experiment) if data.repeats else None, corpus.num_streams
-    if unique:  # of which every stream has a part
+    if unique:  # each stream reads a part of them
         count = largest_divisor(count, unique // (MIN_ROWS_PER_STREAM * data.inputs_length))
     return CorpusSampler(corpus, count, experiment.seed, unique, inputs.cache / WINDOW_ROWS)
 

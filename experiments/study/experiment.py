@@ -40,7 +40,7 @@ from lm.config.base import (
 from lm.config.classical import CountsConfig, VectorsConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import RECURRENT, HeadLayers, LoraConfig, ModelConfig, Pool
-from lm.config.training import EVERY_UPDATE, GuardConfig, OptimizerConfig, TruncatedBPTT
+from lm.config.training import NEVER_SKIP, GuardConfig, OptimizerConfig, TruncatedBPTT
 from lm.data.tasks.names import task_name
 from lm.objectives.denoising import OBJECTIVES, Objective
 from lm.tokenizers.tokenizer import Layout
@@ -327,7 +327,7 @@ class Experiment:
     )
     ensemble: EnsembleConfig = setting(EnsembleConfig(), NETWORK)
     counts: CountsConfig = CountsConfig()
-    guard: GuardConfig = EVERY_UPDATE
+    guard: GuardConfig = NEVER_SKIP
     # width of ELECTRA's generator as a share of the model's
     generator_share: float = setting(
         0.25, PRETRAINED | {"objective.targets": Values(("replaced",), said="ELECTRA's objective")}

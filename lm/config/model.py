@@ -36,7 +36,7 @@ from lm.config.layers import (
 
 Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 Pool = Literal["first", "last", "mean", "max"]
-WITH_SCORES = ("attention",)  # mixers whose positions weigh each other, as their classes say too
+WITH_ATTENTION_LOGITS = ("attention",)  # mixers with attention logits, as their classes say too
 # What makes a mixer, by model.mixer.kind: filled by lm.nn.mixers, which needs flax, and by modules of a
 # user's own. Settings ask of a class there what it can do.
 MIXERS: dict[str, Callable[..., Any]] = {}
@@ -213,7 +213,7 @@ class ModelConfig:
 
     def _check_mixer(self) -> None:
         """Check that a mixer without attention scores has no settings that need them."""
-        if self.has_scores:
+        if self.has_attention_logits:
             return
         mixer = f"model.mixer.kind={self.mixer.kind!r}"
         if self.lora.rank and self.lora.matrices != ("mlp",):
@@ -268,7 +268,7 @@ class ModelConfig:
             if self.architecture != "encoder-decoder":
                 message = f"model.encoder={self.encoder} needs model.architecture='encoder-decoder'"
                 raise SettingError(f"{message}, not {self.architecture!r}")
-            _ = self.encoder_side  # has to be valid by itself
+            _ = self.encoder_config  # has to be valid by itself
         encoder, decoder = self.num_encoder_layers, self.num_decoder_layers
         if self.architecture == "shared-encoder-decoder" and encoder != decoder:
             layers = f"model.num_encoder_layers={encoder} should equal model.num_decoder_layers={decoder}"
@@ -285,15 +285,15 @@ class ModelConfig:
         return self.architecture != "encoder"
 
     @property
-    def has_scores(self) -> bool:
-        """Return whether positions weigh each other by scores, which take biases, masks and windows."""
+    def has_attention_logits(self) -> bool:
+        """Return whether the token mixer computes attention logits, which take biases, masks and windows."""
         if self.mixer.kind in MIXERS:
-            return getattr(MIXERS[self.mixer.kind], "has_scores", False)
-        return self.mixer.kind in WITH_SCORES
+            return getattr(MIXERS[self.mixer.kind], "has_attention_logits", False)
+        return self.mixer.kind in WITH_ATTENTION_LOGITS
 
     @property
-    def encoder_side(self) -> "ModelConfig":
-        """Return the settings as the encoder's blocks have them."""
+    def encoder_config(self) -> "ModelConfig":
+        """Return the settings of the encoder: these with the sizes of ``encoder`` where it has its own."""
         paths = {"d_ff": "mlp.d_ff", "d_kv": "attention.d_kv", "num_heads": "attention.num_heads"}
         sizes = {paths[name]: value for name, value in asdict(self.encoder).items() if value is not None}
         return changes(replace(self, encoder=SideConfig()), sizes) if sizes else self

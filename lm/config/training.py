@@ -268,7 +268,7 @@ class GuardConfig:
         return self.non_finite == "skip" or self.spikes is not None
 
 
-EVERY_UPDATE = GuardConfig()
+NEVER_SKIP = GuardConfig()
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ class LoopConfig:
     # time between two evaluations; the last step is always evaluated [steps]
     evaluate_every: int = 5_000
     score: str = "loss"  # metric by which checkpoints are ranked
-    guard: GuardConfig = EVERY_UPDATE
+    guard: GuardConfig = NEVER_SKIP
     patience: float = (
         0.0  # end the process after so long without a step or evaluation batch; 0: never [seconds]
     )

@@ -26,7 +26,7 @@ def check_architecture(architecture: str, seed: int = 0, generates: bool = False
 
 def _compatible_values() -> list[tuple[str, str, str, tuple[str, ...]]]:
     """Return rows (setting, value, other setting, values of that one that go with it) of an objective."""
-    anywhere = tuple(name for name, noise in NOISES.items() if not noise.has_bounded_targets)
+    anywhere = tuple(name for name, noise in NOISES.items() if not noise.fits_without_trimming)
     infilled = tuple(name for name, noise in NOISES.items() if noise.infill)
     return [
         *[("targets", name, "noise", anywhere) for name in IN_PLACE],

@@ -1,9 +1,11 @@
-"""Rows of masked language modeling for encoders, of running text or of pairs of segments.
+"""Rows of masked language modeling for encoders: of running text, or of pairs of segments.
 
-A row is [CLS] text [SEP], its text running on through the documents with a [SEP] between two (RoBERTa's
-full sentences: Liu et al. 2019, section 4.2); or [CLS] A [SEP] B [SEP], where A and B are cut from one
-document. Half of the pairs are changed, and the model classifies which: next-sentence (Devlin et al. 2019)
-takes B from another document, sentence-order (Lan et al. 2020) puts B first.
+A row of running text is [CLS] text [SEP]; its text continues across documents, with a [SEP] between them
+(RoBERTa's "full sentences": Liu et al. 2019, section 4.2).
+
+A row of a pair is [CLS] A [SEP] B [SEP], where A and B are the two parts of one segment of a document. Half
+of the pairs are changed, and the model classifies which. In next-sentence prediction (Devlin et al. 2019) B
+is taken from another document, in sentence-order prediction (Lan et al. 2020) A and B are swapped.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +15,7 @@ import numpy as np
 
 from lm.batch import Batch, Side
 from lm.data.batches import uniforms
-from lm.data.segments import SEGMENTS, SegmentedWindow, SegmentReader, WindowRows
+from lm.data.segments import UNPACKED_ROWS, SegmentedWindow, SegmentReader, WindowRows
 from lm.objectives.corruption import CorruptionInputs, length_mask
 from lm.objectives.denoising import Lengths
 from lm.objectives.formatting import INPUTS, split_points
@@ -23,7 +25,7 @@ CHANGED = 0.5  # probability that a pair is changed [Devlin et al. 2019, 3.1; La
 
 
 class SegmentPair(NamedTuple):
-    """Hold the one or two segments of each row, int64 [B,2]; a single segment has an empty second one."""
+    """Hold the one or two segments of each row, int64 [B,2]; in a row with one, the second is empty."""
 
     starts: np.ndarray
     lengths: np.ndarray
@@ -32,15 +34,15 @@ class SegmentPair(NamedTuple):
 class UnmaskedRows(NamedTuple):
     """Hold the texts of rows before masking."""
 
-    text: np.ndarray  # int32 [B,raw]: the first segment, the second, and then whatever follows
+    text: np.ndarray  # int32 [B,raw]: the first segment, the second, and then tokens to ignore
     lengths: np.ndarray  # of both segments, int64 [B,2]
-    changed: np.ndarray  # bool [B]: the pair is not as in the text
+    changed: np.ndarray  # bool [B]: whether the pair was changed
     batch_rows: np.ndarray  # int64 [B]: indices in the batch
 
 
 @dataclass(frozen=True)
 class MaskedLMRows:
-    """Rows of masked language modeling: each has one segment, and every segment comes once an epoch."""
+    """Rows of masked language modeling: each holds one segment, and each segment occurs once per epoch."""
 
     reader: SegmentReader
 
@@ -48,20 +50,20 @@ class MaskedLMRows:
     def lengths(self) -> Lengths:
         return self.reader.lengths
 
-    row_kind = SEGMENTS  # the kind of row that is counted in a window
+    row_index_key = UNPACKED_ROWS
 
     @property
     def paired(self) -> bool:
         return self.reader.objective.pairs != "none"
 
     def rows_of_epoch(self, limit: int) -> int:
-        """Return how many rows the first epoch has, at most ``limit``; the corpus is read in one stream."""
-        return self.reader.rows_of_epoch(limit, self.reader.count_segments, self.row_kind)
+        """Return the number of rows in the first epoch of a corpus in one stream, at most ``limit``."""
+        return self.reader.rows_of_epoch(limit, self.reader.count_segments, self.row_index_key)
 
     def __call__(self, numbers: np.ndarray) -> Batch:
         draws = self.reader.objective.uniforms_per_token + self.paired
         u = uniforms(self.reader.seed, numbers, draws, self.lengths.raw)
-        windows = self.reader.find_rows(numbers, self.reader.count_segments, self.row_kind)
+        windows = self.reader.find_rows(numbers, self.reader.count_segments, self.row_index_key)
         parts = [self._read_rows(window, u) for window in windows]
         order = np.argsort(np.concatenate([part.batch_rows for part in parts]))
         rows = UnmaskedRows(*(np.concatenate(values)[order] for values in zip(*parts, strict=True)))
@@ -87,7 +89,7 @@ class MaskedLMRows:
         text = rows.text
         between = text == tokenizer.sep
         if objective.corruption.needs_word_starts:
-            # A segment or a document begins a word, whatever comes before it.
+            # Each segment and each document begins with a word start.
             second = np.arange(self.lengths.raw) == rows.lengths[:, :1]
             starts = tokenizer.word_starts[text] | second | between
             starts[:, 1:] |= between[:, :-1]
@@ -98,25 +100,25 @@ class MaskedLMRows:
     def _mask_rows(self, rows: UnmaskedRows, u: np.ndarray) -> Batch:
         """Return the batch of masked rows, with [CLS] and [SEP] around their segments."""
         objective, tokenizer, paired = self.reader.objective, self.reader.tokenizer, int(self.paired)
-        text, first = rows.text, rows.lengths[:, :1]
+        text, first_length = rows.text, rows.lengths[:, :1]
         noise = self._noise(rows, u)
         visible, _ = INPUTS[objective.inputs].apply(text, noise, u[:, -1], tokenizer)
         positions = np.arange(self.lengths.inputs)
-        second = paired * (positions > first + 1)
+        in_second = paired * (positions > first_length + 1)
         end = rows.lengths.sum(1)[:, None] + 1 + paired  # position of the last [SEP]
         in_row = positions <= end
-        words = (positions > 0) & (positions < end) & ((positions != first + 1) | (not paired))
+        is_text = (positions > 0) & (positions < end) & ((positions != first_length + 1) | (not paired))
         special = np.where(positions > 0, tokenizer.sep, tokenizer.cls) * in_row + PAD * ~in_row
-        source = np.clip(positions - 1 - second, 0, self.lengths.raw - 1)
-        visible, text, noise = (np.take_along_axis(side, source, axis=1) for side in (visible, text, noise))
+        source = np.clip(positions - 1 - in_second, 0, self.lengths.raw - 1)  # index in the text
+        visible, text, noise = (np.take_along_axis(array, source, axis=1) for array in (visible, text, noise))
         side = Side(
-            tokens=np.where(words, visible, special).astype(np.int32),
+            tokens=np.where(is_text, visible, special).astype(np.int32),
             segment_ids=in_row.astype(np.int32),
             positions=(positions * in_row).astype(np.int32),
-            token_types=(second * in_row).astype(np.int32) if paired else None,
-            targets=np.where(words, text, special).astype(np.int32),
-            loss_weights=(words & noise).astype(np.float32),
-            content=words & noise,
+            token_types=(in_second * in_row).astype(np.int32) if paired else None,
+            targets=np.where(is_text, text, special).astype(np.int32),
+            loss_weights=(is_text & noise).astype(np.float32),
+            content=is_text & noise,
         )
         # ELECTRA's discriminator classifies every token of the row.
         discriminator_weights = in_row.astype(np.float32) if objective.targets == "replaced" else None
@@ -131,7 +133,7 @@ class PairSampler:
     max_length: int  # of both segments together [tokens]
 
     def single(self, segments: np.ndarray) -> SegmentPair:
-        """Return the segments [B] as pairs whose second segment is empty."""
+        """Return pairs of the segments with these indices [B] and an empty second segment."""
         first_only = np.array([1, 0])
         all_segments = self.window.segments
         return SegmentPair(
@@ -140,7 +142,7 @@ class PairSampler:
         )
 
     def read(self, pair: SegmentPair) -> np.ndarray:
-        """Return the text of pairs, int32 [B,L]: the first segment, the second, and then whatever follows."""
+        """Return the text of pairs, int32 [B,L]: the first segment, the second, and then tokens to ignore."""
         positions = np.arange(self.max_length)
         first, second = pair.starts[:, :1], pair.starts[:, 1:] - pair.lengths[:, :1]
         if pair.lengths[:, 1].any():
@@ -148,11 +150,11 @@ class PairSampler:
         return self.window.text.read(first + positions)
 
     def sample(self, segments: np.ndarray, u: np.ndarray) -> tuple[SegmentPair, np.ndarray]:
-        """Return the pairs that the segments [B] are split into, and which of them are changed, bool [B].
+        """Return a pair made of each segment [B], and whether the pair is changed, bool [B].
 
-        The uniform numbers u [B,4 or more] of a pair draw where the segment is split, whether the pair is
-        changed, which segment replaces the second one, and where that one is split. The label of changed
-        pairs is 1; for next-sentence that is as in BERT's code, where 0 is "is next".
+        The uniform numbers u [B,4 or more] of a pair decide, in this order, where its segment is split,
+        whether the pair is changed, which segment its second part is then taken from, and where that segment
+        is split. The label of changed pairs is 1, as in BERT's code, where 0 means "is next".
         """
         start, length = self.window.segments.starts[segments], self.window.segments.lengths[segments]
         split, changed = self._split_points(segments, u[:, 0]), u[:, 1] < CHANGED
@@ -164,7 +166,7 @@ class PairSampler:
             return SegmentPair(*swapped), changed
         random_start, length_there = self._other_document(segments, u[:, 2:])
         starts[:, 1] = np.where(changed, random_start, starts[:, 1])
-        # true pairs too are cut to this length, or short second segments would give away the changed ones
+        # Unchanged pairs are cut to this length too, or short second parts would give away changed pairs.
         lengths[:, 1] = np.minimum(lengths[:, 1], length_there)
         return SegmentPair(starts, lengths), changed
 
@@ -174,7 +176,7 @@ class PairSampler:
 
     def _other_document(self, segments: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return a random position in another document, and how many of its tokens follow, both int64 [B]."""
-        documents = self.window.segments.documents  # ascending: those of one document are neighbours
+        documents = self.window.segments.documents  # ascending: the segments of a document are adjacent
         low, high = (np.searchsorted(documents, documents[segments], side=side) for side in ("left", "right"))
         other = (u[:, 0] * (len(documents) - high + low)).astype(np.int64)
         other += (other >= low) * (high - low)

@@ -1,9 +1,9 @@
-"""Pack ragged examples into a batch, several examples to a row where they fit.
+"""Pack examples of different lengths into a batch, as many successive examples per row as fit.
 
-Names and rules are those of seqio's converters, but every batch is written as a packed one: a row with one
-example is a row with one segment. Segment 0 is padding; segments count from 1, positions from 0 in each
-segment; the decoder reads the targets shifted right by one within each segment, beginning with padding, T5's
-start token, which ``set_decoder_start`` replaces by that of another model.
+Names and rules are those of seqio's feature converters, but every batch is a packed one: a row with a single
+example has one segment. Segment ids count from 1, and 0 is padding. Positions count from 0 in each segment.
+The decoder reads the targets shifted right by one within each segment. It begins with the padding id, T5's
+start token; ``set_decoder_start`` replaces it by another model's start token.
 """
 
 from collections.abc import Sequence
@@ -19,20 +19,20 @@ from lm.objectives.denoising import Lengths
 from lm.tokenizers.tokenizer import PAD, T5_BOUNDARY_TOKENS, BoundaryTokens
 
 ENCODER_DECODERS = ("encoder-decoder", "shared-encoder-decoder")
-DECODERS = ("decoder", "prefix-decoder")  # read inputs and targets in one row
+DECODERS = ("decoder", "prefix-decoder")  # their rows hold both inputs and targets
 ARCHITECTURES = (*ENCODER_DECODERS, *DECODERS, "encoder")
 
 
-class Ragged(NamedTuple):
-    """Sequences of different lengths, padded on the right; ``lengths`` alone says what is padding."""
+class PaddedTexts(NamedTuple):
+    """Texts of different lengths, padded on the right, with their lengths and a mask of content tokens."""
 
     tokens: np.ndarray  # int32 [B,L]
-    lengths: np.ndarray  # int32 [B]
+    lengths: np.ndarray  # int32 [B]: without padding, which cannot be told from tokens by its id
     content: np.ndarray  # bool [B,L]: content tokens (``lm.data.content``)
 
     @property
     def mask(self) -> np.ndarray:
-        """Return bool [B,L], False on padding."""
+        """Return bool [B,L]: True on tokens, False on padding."""
         return length_mask(self.lengths, self.tokens.shape[1])
 
 
@@ -43,13 +43,13 @@ class MarkedIds(NamedTuple):
     content: np.ndarray  # bool [L]
 
 
-Ids = Sequence[int] | np.ndarray | MarkedIds  # of ids alone, all are content tokens
+Ids = Sequence[int] | np.ndarray | MarkedIds  # without marks, all ids are content tokens
 
 
-def ragged(
+def pad_texts(
     sequences: Sequence[Ids], max_length: int, boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
-) -> Ragged:
-    """Return the sequences as a ragged batch, with the prefix and EOS of ``boundary`` around each.
+) -> PaddedTexts:
+    """Return the sequences as padded texts, with the prefix and EOS of ``boundary`` around each.
 
     A sequence longer than ``max_length``, EOS included, loses its end but keeps its EOS.
     """
@@ -60,11 +60,11 @@ def ragged(
     for row, (length, (ids, content)) in enumerate(zip(lengths - 1, marked, strict=True)):
         tokens[row, :length], tokens[row, length] = ids[:length], boundary.eos
         is_content[row, :length] = content[:length]
-    return Ragged(tokens, lengths, is_content)
+    return PaddedTexts(tokens, lengths, is_content)
 
 
 def _add_prefix(ids: Ids, prefix: tuple[int, ...]) -> MarkedIds:
-    """Return ``ids`` with those of ``prefix``, which are no content, in front of them."""
+    """Return ``ids`` with the ids of ``prefix``, which are no content, in front of them."""
     marked = ids if isinstance(ids, MarkedIds) else MarkedIds(ids, np.ones(len(ids), bool))
     if not prefix:
         return marked
@@ -72,12 +72,12 @@ def _add_prefix(ids: Ids, prefix: tuple[int, ...]) -> MarkedIds:
     return MarkedIds([*prefix, *marked.ids], content)
 
 
-def concatenate_sides(inputs: Ragged, targets: Ragged) -> Ragged:
-    """Return the inputs [B,S] of each example followed by its targets [B,T], as one ragged batch [B,L]."""
+def concatenate_sides(inputs: PaddedTexts, targets: PaddedTexts) -> PaddedTexts:
+    """Return the inputs [B,S] of each example followed by its targets [B,T], as one text each, [B,L]."""
     kept = np.flatnonzero(np.concatenate([inputs.mask, targets.mask], axis=1))
     lengths = inputs.lengths + targets.lengths
     shape = (len(lengths), int(lengths.max(initial=0)))
-    joined = Ragged(np.full(shape, PAD, np.int32), lengths, np.zeros(shape, bool))
+    joined = PaddedTexts(np.full(shape, PAD, np.int32), lengths, np.zeros(shape, bool))
     text = joined.mask
     joined.tokens[text] = np.concatenate([inputs.tokens, targets.tokens], axis=1).ravel()[kept]
     joined.content[text] = np.concatenate([inputs.content, targets.content], axis=1).ravel()[kept]
@@ -87,9 +87,9 @@ def concatenate_sides(inputs: Ragged, targets: Ragged) -> Ragged:
 def pack_examples(sizes: np.ndarray, capacity: np.ndarray) -> np.ndarray:
     """Return the index of each row's first example, and last the number of examples, int64 [rows + 1].
 
-    ``sizes`` [examples, sides] and ``capacity`` [sides] are in tokens; sides are encoder and decoder, or the
-    decoder alone. Examples stay in order: the first that does not fit, on any side, begins the next row.
-    SettingError if an example exceeds a whole row.
+    ``sizes`` [examples, sides] and ``capacity`` [sides] are in tokens; the sides are encoder and decoder, or
+    only the decoder. Examples stay in order: the first that does not fit on each side begins the next row.
+    SettingError if an example is longer than a row.
 
     >>> pack_examples(np.array([[3], [4], [2], [5]]), np.array([8])).tolist()
     [0, 2, 4]
@@ -97,7 +97,7 @@ def pack_examples(sizes: np.ndarray, capacity: np.ndarray) -> np.ndarray:
     if len(sizes) and (sizes.max(axis=0) > capacity).any():
         raise SettingError(f"an example of {sizes.max(axis=0)} tokens does not fit in a row of {capacity}")
     ends = np.concatenate([np.zeros((1, sizes.shape[1]), np.int64), np.cumsum(sizes, axis=0, dtype=np.int64)])
-    # If example i began a row, next_start[i] would begin the next one.
+    # If example i began a row, example next_start[i] would begin the next one.
     next_starts = [
         np.searchsorted(side_ends, side_ends[:-1] + size, side="right") - 1
         for side_ends, size in zip(ends.T, capacity, strict=True)
@@ -110,7 +110,7 @@ def pack_examples(sizes: np.ndarray, capacity: np.ndarray) -> np.ndarray:
 
 
 def row_length(architecture: str, lengths: Lengths) -> int:
-    """Return the length of a decoder's row: that of targets, and of inputs where no encoder reads them."""
+    """Return the length of a decoder's row: room for targets and, without an encoder, for inputs."""
     return lengths.inputs + lengths.targets if architecture in DECODERS else lengths.targets
 
 
@@ -121,9 +121,14 @@ def row_capacity(architecture: str, lengths: Lengths) -> np.ndarray:
 
 
 def make_packed_batch(
-    inputs: Ragged, targets: Ragged, rows: np.ndarray, architecture: str, lengths: Lengths, batch_size: int
+    inputs: PaddedTexts,
+    targets: PaddedTexts,
+    rows: np.ndarray,
+    architecture: str,
+    lengths: Lengths,
+    batch_size: int,
 ) -> Batch:
-    """Return the batch of packed examples, its sides [batch_size, S or T].
+    """Return the batch of packed examples, with arrays [batch_size,S] and [batch_size,T].
 
     ``inputs`` and ``targets`` include EOS; ``rows`` [examples], ascending, is the row of each example.
     """
@@ -132,14 +137,15 @@ def make_packed_batch(
         encoder = Side(tokens=packed.tokens, segment_ids=packed.segments, positions=packed.positions)
     else:
         encoder = None
-        if architecture == "prefix-decoder":  # it attends to the inputs that it predicts
+        if architecture == "prefix-decoder":  # its inputs are visible where they are predicted: no content
             inputs = inputs._replace(content=np.zeros_like(inputs.content))
         targets = concatenate_sides(inputs, targets)
     shape = (batch_size, row_length(architecture, lengths))
     packed = _pack(targets, rows, shape)
     is_token, causal_attention = packed.segments > 0, None
     if architecture not in ENCODER_DECODERS:
-        # one position more than there are inputs: where their EOS is read and the first target is predicted
+        # The prefix has one position more than the inputs, since decoder tokens are shifted right: at its end
+        # the EOS of the inputs is read and the first target is predicted.
         last_of_prefix = np.zeros(shape, np.int32)
         last_of_prefix[is_token] = np.repeat(inputs.lengths, targets.lengths)
         causal_attention = (is_token & (packed.positions <= last_of_prefix)).astype(np.int32)
@@ -163,7 +169,7 @@ def set_decoder_start(batch: Batch, start: int) -> Batch:
 
 
 def shift_right(tokens: np.ndarray, segments: np.ndarray) -> np.ndarray:
-    """Return tokens [B,T] shifted right by one within each segment; PAD where one begins and in padding."""
+    """Return tokens [B,T] shifted right by one within each segment; PAD where it begins, and in padding."""
     shifted = np.zeros_like(tokens)
     shifted[:, 1:] = tokens[:, :-1] * (segments[:, 1:] == segments[:, :-1])
     return shifted
@@ -178,7 +184,7 @@ class PackedRows(NamedTuple):
     content: np.ndarray  # bool
 
 
-def _pack(examples: Ragged, rows: np.ndarray, shape: tuple[int, int]) -> PackedRows:
+def _pack(examples: PaddedTexts, rows: np.ndarray, shape: tuple[int, int]) -> PackedRows:
     """Return the examples packed into rows of this shape; SettingError if they do not fit.
 
     ``rows`` [examples], ascending, is the row of each example.

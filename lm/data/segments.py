@@ -1,4 +1,7 @@
-"""Split each window of a corpus into segments, from which rows are made, in the order of an epoch."""
+"""Split each window of a corpus into segments, shuffle these in each epoch, and find those of a batch's rows.
+
+A window is the part of a shard that is read, shuffled and cached as one (``lm.data.corpus.shards``).
+"""
 
 import functools
 import hashlib
@@ -15,23 +18,25 @@ from lm.data.corpus.token_cache import EncodedDocuments
 from lm.objectives.denoising import Lengths, Objective
 from lm.tokenizers.tokenizer import Tokenizer
 
-SEGMENTS = "segments"  # the kind of row that is counted in a window, unless segments are packed into rows
-FIRST_UNIFORMS_KEY = 1 << 41  # a bit in the keys of ``first_uniforms`` that the keys of orders lack
-CACHED_WINDOWS = 2  # of each stream, the last ones read
+UNPACKED_ROWS = "segments"  # the row index key if each row holds one segment; packed rows have other keys
+LENGTH_UNIFORMS_KEY = (
+    1 << 41
+)  # a bit that is set in the keys of ``length_uniforms`` and not in those of orders
+CACHED_WINDOWS = 2  # per stream: the ones read last
 
 
 class Segments(NamedTuple):
-    """Hold starts, lengths and documents of the segments of a text, each int64 [segments]."""
+    """Hold the segments of a text: their starts, lengths and documents, each int64 [segments]."""
 
-    starts: np.ndarray  # position of the first token of each in the text
-    lengths: np.ndarray
-    documents: np.ndarray
+    starts: np.ndarray  # position in the text of each segment's first token
+    lengths: np.ndarray  # [tokens]
+    documents: np.ndarray  # index of the document that each segment is from
 
 
 class ConcatenatedText(NamedTuple):
-    """Hold documents concatenated into one text, with ``separator``, unless it is None, between them.
+    """Hold documents concatenated into one text, with ``separator`` between them unless it is None.
 
-    A separator that marks the end of a document (EOS) also follows the last one, unless that is truncated.
+    If the separator is an EOS it also follows the last document, unless this is truncated.
     """
 
     tokens: np.ndarray  # of all documents, one after the other [tokens]
@@ -66,7 +71,7 @@ def concatenate_documents(
 
 
 def split_greedily(offsets: np.ndarray, max_length: int) -> Segments:
-    """Return the documents split into segments of ``max_length``; the last of each has what remains."""
+    """Return the documents split into segments of ``max_length``; a document's last one may be shorter."""
     lengths = np.diff(offsets)
     documents, index = _number_segments(-(-lengths // max_length))
     starts = offsets[documents] + index * max_length
@@ -74,9 +79,9 @@ def split_greedily(offsets: np.ndarray, max_length: int) -> Segments:
 
 
 def split_evenly(offsets: np.ndarray, max_length: int) -> Segments:
-    """Return the documents split evenly into segments of at most ``max_length``.
+    """Return the documents split into as few segments of equal length as ``max_length`` allows.
 
-    Documents of one token are skipped.
+    Lengths differ by one token at most. Documents of one token are skipped.
     """
     lengths = np.diff(offsets)
     counts = np.where(lengths > 1, -(-lengths // max_length), 0)
@@ -86,9 +91,9 @@ def split_evenly(offsets: np.ndarray, max_length: int) -> Segments:
 
 
 def _number_segments(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the document of each segment and its index in that document, int64 [segments].
+    """Return each segment's document, and the segment's index in that document, both int64 [segments].
 
-    ``counts``: how many segments each document has, int64 [documents].
+    ``counts`` int64 [documents] is the number of segments of each document.
     """
     before = np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(np.arange(len(counts)), counts), np.arange(counts.sum()) - before
@@ -115,9 +120,9 @@ class SegmentedWindow(PickledWithoutCache):
 
     @functools.cached_property
     def segments(self) -> Segments:
-        """Return the segments: of the whole text if the objective concatenates documents, else of each one.
+        """Return the segments of the concatenated text, or of each document if these are not concatenated.
 
-        There are none if next-sentence pairs need a second document and the window has only one.
+        There are none if the window has only one document and next-sentence pairs need a second one.
         """
         if self.objective.pairs == "none":
             whole = np.array([0, self.text.length])
@@ -130,11 +135,11 @@ class SegmentedWindow(PickledWithoutCache):
 
 
 class WindowRows(NamedTuple):
-    """Hold which rows of a batch are read from a window."""
+    """Hold the rows of a batch that are read from one window."""
 
     position: WindowPosition
     rows: np.ndarray  # indices among the rows of the window, int64 [rows]
-    batch_rows: np.ndarray  # indices in the batch, int64 [rows]
+    batch_rows: np.ndarray  # indices among the rows of the batch, int64 [rows]
 
 
 CountRows = Callable[[WindowPosition], int]  # returns how many rows a window has
@@ -147,7 +152,7 @@ class SegmentReader(PickledWithoutCache):
     sampler: CorpusSampler
     objective: Objective
     lengths: Lengths
-    batch_size: int  # of all hosts [rows]
+    batch_size: int  # over all hosts [rows]
 
     @property
     def seed(self) -> int:
@@ -157,47 +162,48 @@ class SegmentReader(PickledWithoutCache):
     def tokenizer(self) -> Tokenizer:
         return self.sampler.corpus.tokenizer
 
-    def find_rows(self, numbers: np.ndarray, count_rows: CountRows, row_kind: str) -> list[WindowRows]:
-        """Return the windows of the rows with these numbers, int64 [B], counted from the first batch on.
+    def find_rows(self, numbers: np.ndarray, count_rows: CountRows, row_index_key: str) -> list[WindowRows]:
+        """Return the windows of the rows with these ``numbers`` int64 [B], counted from the first batch on.
 
-        ``row_kind`` names what ``count_rows`` counts.
+        ``count_rows`` returns the number of rows of a window. It depends on how segments are packed, which
+        ``row_index_key`` names: each key has its own index of row counts.
         """
         rows_per_stream = self.batch_size // self.sampler.num_streams
         steps, batch_rows = np.divmod(numbers, self.batch_size)
         streams = batch_rows // rows_per_stream
         stream_rows = steps * rows_per_stream + numbers % rows_per_stream
-        return self.find_stream_rows(streams, stream_rows, count_rows, row_kind)
+        return self.find_stream_rows(streams, stream_rows, count_rows, row_index_key)
 
     def find_stream_rows(
-        self, streams: np.ndarray, stream_rows: np.ndarray, count_rows: CountRows, row_kind: str
+        self, streams: np.ndarray, stream_rows: np.ndarray, count_rows: CountRows, row_index_key: str
     ) -> list[WindowRows]:
-        """Return the windows of rows that are given by stream and number in the stream, both int64 [B]."""
+        """Return the windows of rows, given the stream and the number in it of each row, both int64 [B]."""
         pairs = zip(streams.tolist(), stream_rows.tolist(), strict=True)
         rows: dict[WindowPosition, list[int]] = {}
         batch_rows: dict[WindowPosition, list[int]] = {}
         for batch_row, (stream, stream_row) in enumerate(pairs):
-            position, row = self.row_index(stream, count_rows, row_kind).find(stream_row)
+            position, row = self.row_index(stream, count_rows, row_index_key).find(stream_row)
             rows.setdefault(position, []).append(row)
             batch_rows.setdefault(position, []).append(batch_row)
         return [WindowRows(x, np.array(rows[x]), np.array(batch_rows[x])) for x in rows]
 
-    def row_index(self, stream: int, count_rows: CountRows, row_kind: str) -> RowIndex:
-        """Return the index of the rows of a stream; there is one for each stream and kind of row."""
-        if (stream, row_kind) not in self._row_indices:
-            index_file = self.index_file(stream, row_kind)
-            self._row_indices[stream, row_kind] = RowIndex(self.sampler, stream, count_rows, index_file)
-        return self._row_indices[stream, row_kind]
+    def row_index(self, stream: int, count_rows: CountRows, row_index_key: str) -> RowIndex:
+        """Return the index of a stream's rows; there is one for each stream and ``row_index_key``."""
+        if (stream, row_index_key) not in self._row_indices:
+            index_file = self.index_file(stream, row_index_key)
+            self._row_indices[stream, row_index_key] = RowIndex(self.sampler, stream, count_rows, index_file)
+        return self._row_indices[stream, row_index_key]
 
-    def index_file(self, stream: int, row_kind: str) -> Path | None:
-        """Return the file in which row counts are stored; None if there is no folder for it."""
+    def index_file(self, stream: int, row_index_key: str) -> Path | None:
+        """Return the file that stores a stream's row counts; None if the sampler has no index folder."""
         if self.sampler.index_folder is None:
             return None
-        key = f"{self.sampler.fingerprint} {self.objective} {self.lengths} {row_kind}"
+        key = f"{self.sampler.fingerprint} {self.objective} {self.lengths} {row_index_key}"
         folder = hashlib.sha256(key.encode()).hexdigest()[:16]
         return self.sampler.index_folder / folder / f"{stream}.txt"
 
     def streams_of_rows(self, rows: Sequence[slice]) -> list[int]:
-        """Return the streams from which these rows of a batch are read, ascending."""
+        """Return the streams from which these ``rows`` of every batch are read, ascending."""
         numbers = np.concatenate([np.arange(self.batch_size)[part] for part in rows])
         return np.unique(numbers * self.sampler.num_streams // self.batch_size).tolist()
 
@@ -207,7 +213,7 @@ class SegmentReader(PickledWithoutCache):
 
     @functools.cached_property
     def window(self) -> Callable[[WindowPosition], SegmentedWindow]:
-        """Return the function that reads and splits a window; the last windows are cached."""
+        """Return the function that reads a window and splits it into segments, with a cache."""
         return functools.lru_cache(maxsize=CACHED_WINDOWS * self.sampler.num_streams)(self._read_window)
 
     def _read_window(self, position: WindowPosition) -> SegmentedWindow:
@@ -217,22 +223,24 @@ class SegmentReader(PickledWithoutCache):
     def count_segments(self, position: WindowPosition) -> int:
         return len(self.window(position).segments.starts)
 
-    def rows_of_epoch(self, limit: int, count_rows: CountRows, row_kind: str) -> int:
-        """Return how many rows the first epoch has, at most ``limit``; the corpus is read in one stream."""
-        return self.row_index(0, count_rows, row_kind).rows_of_epoch(limit)
+    def rows_of_epoch(self, limit: int, count_rows: CountRows, row_index_key: str) -> int:
+        """Return the number of rows in the first epoch of a corpus in one stream, at most ``limit``."""
+        return self.row_index(0, count_rows, row_index_key).rows_of_epoch(limit)
 
     @functools.cached_property
     def segment_order(self) -> Callable[[WindowPosition], np.ndarray]:
-        """Return the function that returns the segments of a window in the order of its epoch, int64."""
+        """Return the function that returns the shuffled indices of a window's segments, with a cache."""
         return functools.lru_cache(maxsize=CACHED_WINDOWS * self.sampler.num_streams)(self._shuffle)
 
     def _shuffle(self, position: WindowPosition) -> np.ndarray:
         return epoch_generator(self.seed, position.order_key).permutation(self.count_segments(position))
 
-    def first_uniforms(self, position: WindowPosition) -> np.ndarray:
-        """Return the first random number of each segment of a window, in epoch order, float32 [segments].
+    def length_uniforms(self, position: WindowPosition) -> np.ndarray:
+        """Return the first random number of each shuffled segment of a window, float32 [segments].
 
-        It decides how much room the segment takes in a row.
+        It decides how long the corrupted segment is, so it is drawn before segments are packed into rows.
         """
-        random = epoch_generator(position.seed(self.seed), position.key >> 24 | FIRST_UNIFORMS_KEY)
+        random = epoch_generator(
+            position.seed(self.seed), position.first_example_key >> 24 | LENGTH_UNIFORMS_KEY
+        )
         return random.random(self.count_segments(position), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Text-to-text rows: of mixtures of tasks, with a corpus among them if there is one, and for evaluation."""
+"""Text-to-text rows: training rows of mixtures of tasks and a corpus, and rows for evaluation."""
 
 import functools
 import zlib
@@ -17,10 +17,10 @@ from lm.data.packing import (
     DECODERS,
     Ids,
     MarkedIds,
-    Ragged,
+    PaddedTexts,
     make_packed_batch,
     pack_examples,
-    ragged,
+    pad_texts,
     row_capacity,
     set_decoder_start,
 )
@@ -31,8 +31,8 @@ from lm.tokenizers.tokenizer import T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenize
 
 Example = tuple[Ids, Ids]  # (inputs, targets), without EOS
 
-ROWS_PER_BLOCK = 128  # packed together: a row begins where the one before it is full
-CORPUS_LENGTH = 2**31  # of a corpus as a task, endless in effect [examples]; grain allows less than 2^32
+ROWS_PER_BLOCK = 128  # rows that are packed together
+CORPUS_LENGTH = 2**31  # of a corpus as a task: endless in effect, and below grain's limit of 2^32 [examples]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class EncodedExamples(Sequence[Example]):
         return self.tokenizer.encode(inputs), self.tokenizer.encode(targets)
 
 
-def _without_eos(example: Ragged) -> MarkedIds:
+def _without_eos(example: PaddedTexts) -> MarkedIds:
     count = max(example.lengths[0] - 1, 0)
     return MarkedIds(example.tokens[0, :count], example.content[0, :count])
 
@@ -85,11 +85,12 @@ class MixtureRows(PickledWithoutCache):
     """Packed rows of examples that are drawn from several tasks in fixed proportions.
 
     Each task is reshuffled every epoch. A row holds as many successive examples as fit (Raffel et al. 2020,
-    section 3.1.2). Inputs and targets that are too long lose their end, but keep their EOS.
+    section 3.1.2). Inputs and targets that are too long are truncated before their EOS.
 
-    Rows are packed in blocks of ROWS_PER_BLOCK. Each block begins as many examples after the one before it as
-    fill the first block, so that a row can be made without all rows before it. Where two blocks meet, about
-    one example in fifty is left out or comes twice.
+    Rows are packed in blocks of ROWS_PER_BLOCK. Every block begins the same number of examples after the one
+    before it, the number of examples in the first block. So a row can be made without the rows of earlier
+    blocks. After a block that holds fewer examples some are left out; after one that holds more, the next
+    repeats some: about one example in fifty.
     """
 
     examples_by_task: Mapping[str, Sequence[Example]]
@@ -116,7 +117,7 @@ class MixtureRows(PickledWithoutCache):
 
         def endless(name: str) -> grain.MapDataset:
             examples = grain.MapDataset.source(self.examples_by_task[name])
-            if isinstance(self.examples_by_task[name], CorpusExamples):  # is shuffled already
+            if isinstance(self.examples_by_task[name], CorpusExamples):  # already shuffled
                 return examples.repeat()
             return examples.shuffle(seed=zlib.crc32(f"{self.seed} {name}".encode())).repeat()
 
@@ -133,7 +134,7 @@ class MixtureRows(PickledWithoutCache):
 
     @functools.cached_property
     def _block(self) -> Callable[[int], list[list[Example]]]:
-        """Return the examples of each row of a block, given its number; the last two blocks are cached."""
+        """Return the function that returns the examples of each row of a block, with a cache."""
         return functools.lru_cache(2)(self._pack_block)
 
     @functools.cached_property
@@ -144,7 +145,7 @@ class MixtureRows(PickledWithoutCache):
         begin = block * self._examples_per_block if block else 0
         examples: list[Example] = []
         starts = np.zeros(1, np.int64)
-        while len(starts) < ROWS_PER_BLOCK + 2:  # the last row may have room for more
+        while len(starts) < ROWS_PER_BLOCK + 2:  # the last row may have room for more examples
             count = begin + len(examples)
             examples += [self._dataset[number] for number in range(count, count + ROWS_PER_BLOCK)]
             inputs, targets = _batch_sides(examples, self.lengths, self.boundary)
@@ -177,7 +178,7 @@ def eval_batches(
 
 def _batch_sides(
     examples: Sequence[Example], lengths: Lengths, boundary: BoundaryTokens
-) -> tuple[Ragged, Ragged]:
+) -> tuple[PaddedTexts, PaddedTexts]:
     """Return the inputs and the targets of examples, truncated to ``lengths``, with EOS."""
-    inputs = ragged([inputs for inputs, _ in examples], lengths.inputs, boundary)
-    return inputs, ragged([targets for _, targets in examples], lengths.targets, boundary)
+    inputs = pad_texts([inputs for inputs, _ in examples], lengths.inputs, boundary)
+    return inputs, pad_texts([targets for _, targets in examples], lengths.targets, boundary)

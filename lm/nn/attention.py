@@ -1,4 +1,7 @@
-"""Attention as a layer: projections and positions around the formula, and the cache of decoding."""
+"""Attention as a layer: projections, positions and the KV cache around the formula of ``lm.ops.attention``.
+
+Shapes: B rows, T queries, S keys, D features; N query heads and K key heads of width H, values of width Hv.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,11 +23,11 @@ from lm.sharding import constrain
 
 
 def attention_scale(config: ModelConfig) -> float:
-    """Return what products of queries and keys are multiplied by."""
+    """Return the factor by which products of queries and keys are multiplied."""
     # T5 does not scale products: its query kernels start smaller instead.
     if config.attention.scores == "dot":
         return 1.0
-    # Vaswani et al. 2017. Bilinear weights keep the size of a query, so it fits them too.
+    # Vaswani et al. 2017. Bilinear weights do not change the variance of queries, so it fits them too.
     return config.attention.d_kv**-0.5
 
 
@@ -37,7 +40,8 @@ class Projections(Module):
         query_width = config.attention.num_heads * config.attention.d_kv
         key_width = config.attention.key_value_heads * config.attention.d_kv
         value_features = config.attention.key_value_heads * config.attention.value_width
-        std = d_model**-0.5  # gives queries of size 1; T5 starts query kernels H^-0.5 smaller instead
+        # This std gives queries and keys unit variance. T5 scales query kernels by H^-0.5 instead of logits.
+        std = d_model**-0.5
         query_std = std * config.attention.d_kv**-0.5 if config.attention.scores == "dot" else std
         key_axes = ("embed", self._key_axis)
         self.query = Linear(
@@ -69,7 +73,7 @@ class Projections(Module):
 
     @property
     def _key_axis(self) -> str:
-        # Keys have their own axis name for sharding: a number of devices that divides N may not divide K.
+        # Where K differs from N it has its own logical axis: devices that divide N heads may not divide K.
         return "heads" if self.config.attention.num_key_value_heads is None else "kv_heads"
 
     def _split_heads(self, x: Array, length: str, axis: str) -> Array:
@@ -89,10 +93,10 @@ class Projections(Module):
 class Attention(Projections, TokenMixer):
     """Multi-head attention: a token mixer, or with ``is_cross`` a decoder's attention to its encoder.
 
-    The mask alone decides what is visible, so ``_bidirectional`` is unused.
+    ``_bidirectional`` is an argument of all mixers; attention ignores it, since its mask decides.
     """
 
-    has_scores = True
+    has_attention_logits = True
 
     def __init__(
         self, config: ModelConfig, rngs: nnx.Rngs, _bidirectional: bool = False, *, is_cross: bool = False
@@ -103,9 +107,9 @@ class Attention(Projections, TokenMixer):
             rngs, (inner, config.d_model), ("heads", "embed"), std=inner**-0.5, use_bias=config.bias
         )
         if is_cross and config.cross_attention.start == "mimetic":
-            self._start_queries_as_keys()
+            self._init_queries_as_keys()
         self.bilinear = _bilinear_weight(config, rngs) if config.attention.scores == "bilinear" else None
-        # Checkpoints call the projections of a Longformer's global positions globals.
+        # The projections of a Longformer's global positions; checkpoints call them globals.
         separate = config.sparsity.projections == "separate" and not is_cross
         self.globals = Projections(config, rngs) if separate else None
 
@@ -116,7 +120,10 @@ class Attention(Projections, TokenMixer):
         cache: LayerCache | None,
         dropout_masks: DropoutMasks,
     ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
-        """Return [B,T,D], of x [B,T,D] that attends to itself and to the cache, and the updated cache."""
+        """Return the output [B,T,D] of self-attention on x [B,T,D], and the updated cache.
+
+        With a cache, keys and values of x are written to it, and x attends to the whole cache.
+        """
         kv = self.key_value(x, inputs.positions)
         if cache is not None:
             cache = cache.write(kv, inputs.cache_index)
@@ -130,7 +137,10 @@ class Attention(Projections, TokenMixer):
         inputs: AttentionInputs,
         dropout_mask: Bool[Array, "B N 1 S"] | None,
     ) -> Float[Array, "B T D"]:
-        """Return [B,T,D] of x [B,T,D], which attends to keys and values; ``dropout_mask`` bool [B,N,1,S]."""
+        """Return the output [B,T,D] of attention from x [B,T,D] to keys and values.
+
+        ``dropout_mask`` bool [B,N,1,S] is False where attention weights are dropped; None: no dropout.
+        """
         options = self.options
         if dropout_mask is not None:
             factors = dropout_factors(dropout_mask, self.config.dropout)
@@ -138,7 +148,7 @@ class Attention(Projections, TokenMixer):
         query = self._queries(self, x, inputs)
         out = attend(self.config, query, kv, inputs.mask, inputs.bias, options)
         if self._has_global_projections(inputs):
-            # Both kinds are computed for all positions, and one is chosen for each: shapes stay static.
+            # Both outputs are computed at all positions, and one of them is selected: shapes stay static.
             query = self._queries(self.globals, x, inputs)
             kv = self.globals.key_value(x, inputs.positions)
             global_out = attend(self.config, query, kv, inputs.global_mask, inputs.bias, options)
@@ -177,7 +187,7 @@ class Attention(Projections, TokenMixer):
         return self.config.attention.num_heads
 
     def init_carry(self, rows: int, length: int) -> LayerCache:
-        """Return an empty cache [B,K,S,H] for ``length`` positions; masks hide those not yet written."""
+        """Return an empty KV cache [B,K,S,H] for ``length`` positions; masks hide those not yet written."""
         config, shape = self.config, (rows, self.config.attention.key_value_heads, length)
         key = jnp.zeros((*shape, config.attention.d_kv), config.dtype)
         value = jnp.zeros((*shape, config.attention.value_width), config.dtype)
@@ -186,16 +196,17 @@ class Attention(Projections, TokenMixer):
     def flops(self, length: int, visible: int, /) -> int:
         """Return the FLOPs of the forward pass over one row of ``length`` tokens.
 
-        Each token attends to ``visible`` tokens. All matrices count, also those that a subclass adds;
-        separate projections of global tokens do not.
+        Each token attends to ``visible`` tokens. The count includes products with all matrices, also those
+        that a subclass adds, and with bilinear weights. It leaves out other arrays of rank 3 or more, for
+        which a subclass overrides this method, and separate projections of global tokens.
         """
         products = matmul_flops(self, length) - matmul_flops(self.globals, length)
-        return products + self._score_flops(length, visible)
+        return products + self._bilinear_flops(length) + self._score_flops(length, visible)
 
     def cross_flops(self, queries: int, keys: int) -> int:
         """Return the FLOPs of cross-attention from ``queries`` tokens of one row to ``keys`` of another."""
         flops_per_key = matmul_flops(self.key, 1) + matmul_flops(self.value, 1)
-        flops_per_query = matmul_flops(self, 1) - flops_per_key
+        flops_per_query = matmul_flops(self, 1) + self._bilinear_flops(1) - flops_per_key
         return keys * flops_per_key + queries * flops_per_query + self._score_flops(queries, keys)
 
     def dropout_shapes(self, key_length: int) -> Shapes:
@@ -209,22 +220,28 @@ class Attention(Projections, TokenMixer):
         return attention_weights(query, kv.key, mask, bias, scale=options.scale, logit_cap=options.logit_cap)
 
     def _score_flops(self, queries: int, keys: int) -> int:
-        """Return the FLOPs of the scores of all heads, and of the weighted sums of values."""
+        """Return the FLOPs of the logits of all heads, and of the weighted sums of values."""
         sizes = self.config.attention
         return 2 * queries * keys * sizes.num_heads * (sizes.d_kv + sizes.value_width)
+
+    def _bilinear_flops(self, queries: int) -> int:
+        """Return the FLOPs of multiplying queries by the bilinear weight [N,H,H]; 0 without one."""
+        if self.bilinear is None:
+            return 0
+        return 2 * queries * self.config.attention.num_heads * self.config.attention.d_kv**2
 
     def _has_global_projections(self, inputs: AttentionInputs) -> bool:
         return self.globals is not None and inputs.global_tokens is not None
 
     def _queries(self, projections: Projections, x: Array, inputs: AttentionInputs) -> Array:
-        """Return queries [B,T,N,H], times the weight of bilinear scores if there is one."""
+        """Return queries [B,T,N,H], multiplied by the bilinear weight if there is one."""
         query = projections.queries(x, inputs.positions)
         if self.bilinear is None:
             return query
         return bilinear_query(query, self.bilinear[...].astype(x.dtype))
 
-    def _start_queries_as_keys(self) -> None:
-        """Start each head's query kernel [D,H] as a copy of its key kernel, scaled to its own usual std.
+    def _init_queries_as_keys(self) -> None:
+        """Initialise each head's query kernel [D,H] as a copy of its key kernel, scaled to the usual std.
 
         The query kernel times the transposed key kernel is then near the identity (mimetic initialisation,
         Trockman and Kolter 2023), so equal features get the highest logits.
@@ -237,6 +254,6 @@ class Attention(Projections, TokenMixer):
 
 
 def _bilinear_weight(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
-    """Return the weight [N,H,H] of bilinear scores, whose columns have length 1."""
+    """Return the weight [N,H,H] of bilinear scores; its columns have about unit norm."""
     shape = config.attention.num_heads, config.attention.d_kv, config.attention.d_kv
     return param(normal(rngs, shape, config.attention.d_kv**-0.5), "bias_heads", "kv", "kv")

@@ -1,4 +1,7 @@
-"""Positions, masks and biases, computed once for a stack from settings and a batch, for all its blocks."""
+"""Positions, masks and biases: computed once per stack from settings and a batch, and shared by its blocks.
+
+Shapes: B rows, T queries, S keys, N heads, D features. A side of a batch is the arrays of one stack.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -28,7 +31,7 @@ from lm.ops.positions import AlibiBias, AnyBias, PositionBias, alibi_slopes
 
 
 def check_row_length(config: ModelConfig, side: Side, name: str) -> None:
-    """Raise SettingError for rows longer than learned positions, unless the batch names their positions."""
+    """Raise SettingError for rows longer than learned positions, unless the batch has positions."""
     length, max_length = side.tokens.shape[1], config.positions.max_length
     if config.positions.kind == "learned" and length > max_length and side.positions is None:
         raise SettingError(
@@ -39,15 +42,15 @@ def check_row_length(config: ModelConfig, side: Side, name: str) -> None:
 
 
 class AttentionInputs(NamedTuple):
-    """Inputs that all blocks of a stack share. By default all is visible, and positions are unknown.
+    """Inputs that all blocks of a stack share. By default everything is visible, and there are no positions.
 
     Masks and biases are arrays, or objects that a kernel evaluates tile by tile.
     """
 
     mask: AnyMask = None  # bool [B|1,1,T,S]
-    layer_masks: tuple[AnyMask, ...] = ()  # one for each layer, where their windows differ
+    layer_masks: tuple[AnyMask, ...] = ()  # one for each layer, if their windows differ; replace ``mask``
     bias: AnyBias = None  # float32 [B|1,N,T,S]
-    # turns the table of a block that has its own (UMT5) into its bias
+    # returns the bias of a block that has a table of its own (UMT5), given that table
     layer_bias: Callable[[RelativePositionBias], AnyBias] | None = None
     positions: Array | None = None  # int32 [B|1,T]
     segments: Array | None = None  # int32 [B,T], 0 for padding; None: each row is one text
@@ -56,9 +59,9 @@ class AttentionInputs(NamedTuple):
     global_mask: AnyMask = None  # bool [B|1,1,T,S]: the keys that global positions attend to
     encoded: Array | None = None  # the encoder's output [B,S,D], for cross-attention
     cross_mask: AnyMask = None  # bool [B,1,T,S]
-    # [B,T|1,D]: the encoder's last state, from which a recurrent decoder without cross-attention starts
+    # [B,T|1,D]: the encoder's last state, the initial state of a recurrent decoder without cross-attention
     encoder_state: Array | None = None
-    cache_index: Array | None = None  # int32 [B]: where in the cache to write keys and values; None: no cache
+    cache_index: Array | None = None  # int32 [B]: index in the cache at which to write; None: no cache
 
 
 def make_attention_inputs(
@@ -70,8 +73,9 @@ def make_attention_inputs(
 ) -> AttentionInputs:
     """Return the inputs of the stack ``side``, "encoder" or "decoder", for whole rows [B,T].
 
-    Rows attend to themselves, or to a cache of ``cache_length`` positions that holds them. With a cache a
-    decoder is causal even if ``model.attention.mask`` is "none", since later keys are not written yet.
+    Keys are those of the same rows or, with ``cache_length``, those of a cache of so many positions to which
+    the rows are written. With a cache a decoder is causal even if ``model.attention.mask`` is "none", since
+    the keys of later tokens are not written yet.
     """
     stack_side, is_decoder = batch.side(side), side == "decoder"
     check_row_length(config, stack_side, side)
@@ -93,8 +97,8 @@ def make_attention_inputs(
     batch_globals = None if is_decoder else stack_side.global_attention
     global_tokens = _global_tokens(config, positions, batch_globals)
     if config.sparsity.has_window:
-        # Unless the batch gives positions, a window compares indices in the row: within a segment they differ
-        # by as much. Indices need no ids, and let a kernel skip tiles.
+        # Unless the batch has positions, a window compares indices in the row, whose differences within a
+        # segment are the same. Indices need no ids, and let a kernel skip tiles.
         sparsity = config.sparsity
         by_index = not has_positions and sparsity.block == 1 and not sparsity.random_blocks
         ids["position"] = None if by_index else positions // sparsity.block
@@ -107,7 +111,7 @@ def make_attention_inputs(
     mask = window_mask(config.sparsity.window)
     implementation = choose_implementation(config, length, key_length, mask, None, options)
 
-    # Where the implementation needs arrays, they are made once for the whole stack.
+    # If the implementation needs arrays, they are made once for the whole stack.
     def prepare_mask(mask: AttentionMask | None) -> AnyMask:
         if mask is None or implementation != "xla":
             return mask
@@ -134,7 +138,7 @@ def make_decode_inputs(
     relative: RelativePositionBias | None,
     count: int = 1,
 ) -> AttentionInputs:
-    """Return the inputs for the next ``count`` tokens of each row, after ``cached`` int32 [B] tokens."""
+    """Return the inputs for the next ``count`` tokens of rows whose first ``cached`` int32 [B] are cached."""
     key_position = jnp.arange(cache_length)[None, :]
     position = jnp.asarray(cached)[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]
     relative_position = key_position[:, None, :] - position[:, :, None]
@@ -158,8 +162,8 @@ def make_cross_mask(
 ) -> AnyMask:
     """Return the mask of cross-attention from ``length`` queries to the encoder's positions [B,S].
 
-    Queries attend to their own segment: ``segments`` are [B,T] or, for all queries of a row, [B,1]. Without
-    them a decoder attends to all but the padding.
+    Queries attend to the encoder's tokens of the same segment. ``segments`` are the queries', [B,T], or [B,1]
+    for all queries of a row; None: queries attend to all tokens but padding.
     """
     if encoder_segments is None:
         return None
@@ -213,7 +217,7 @@ def positions_in_segments(
 
 
 def _mask_spec(config: ModelConfig, causal: bool, window: int | None, length: int) -> MaskSpec:
-    """Return the spec of the mask for rows of ``length``; ``window`` counts blocks, None: no window."""
+    """Return the spec of the mask for rows of ``length``; ``window`` is in blocks, None: no window."""
     if window is None:
         return MaskSpec(causal)
     sparsity = config.sparsity
@@ -244,7 +248,7 @@ def _make_mask(spec: MaskSpec, ids: dict[str, Array | None], key_length: int) ->
 def _with_masks(
     inputs: AttentionInputs, config: ModelConfig, window_mask: Callable[[int | None], AnyMask]
 ) -> AttentionInputs:
-    """Return the inputs with the mask of all layers, and one for each layer where their windows differ."""
+    """Return the inputs with the mask of all layers and, if their windows differ, one for each layer."""
     layer_windows = config.sparsity.layer_windows
     masks = {window: window_mask(window) for window in {config.sparsity.window, *layer_windows}}
     return inputs._replace(
@@ -272,7 +276,10 @@ def _with_biases(
 
 
 def _global_tokens(config: ModelConfig, positions: Array, global_attention: Array | None) -> Array | None:
-    """Return bool [B|1,T]: positions with ``global_attention``, and the first ones of each segment."""
+    """Return bool [B|1,T]: which positions are global; None if none can be.
+
+    They are those with ``global_attention``, and the first blocks of each segment that the settings ask for.
+    """
     count = config.sparsity.global_tokens * config.sparsity.block
     tokens = None if global_attention is None else global_attention > 0
     if not count:
@@ -282,7 +289,7 @@ def _global_tokens(config: ModelConfig, positions: Array, global_attention: Arra
 
 
 def _window_ids(config: ModelConfig, positions: Array) -> PositionIds:
-    """Return the ids by which a window and its global positions are decided while decoding."""
+    """Return the ids of positions that a window and its global positions compare while decoding."""
     if not config.sparsity.has_window:
         return {}
     ids = {"position": positions // config.sparsity.block}

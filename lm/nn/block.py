@@ -1,4 +1,7 @@
-"""A block: a token mixer and, if the model has them, cross-attention, a feed-forward layer, an adapter."""
+"""A block: a token mixer and, as the settings say, cross-attention, a feed-forward layer and an adapter.
+
+Shapes: B rows, T positions, D = d_model, S positions of the encoder, N heads, M heads of cross-attention.
+"""
 
 from typing import Any
 
@@ -19,7 +22,7 @@ from lm.nn.mlp import MLP, Adapter
 from lm.nn.positions import RelativePositionBias
 from lm.sharding import constrain
 
-REMAT_POLICIES = {  # which values jax.checkpoint saves for the backward pass; it computes the others again
+REMAT_POLICIES = {  # which values jax.checkpoint saves for the backward pass; it recomputes the others
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # products with parameters
     "full": jax.checkpoint_policies.nothing_saveable,  # only the block's input
 }
@@ -33,7 +36,7 @@ class Block(Module):
         bidirectional = config.reads_both_ways(has_cross_attention)
         shares_norm = config.residual == "parallel-one-norm"
         self.attention_norm = make_norm(config.norm, config.d_model)
-        # Checkpoints call it attention, whichever mixer it is.
+        # Whichever mixer it is: checkpoints call it attention.
         self.attention: Mixer = make_mixer(config, rngs, bidirectional)
         has_own_bias = config.positions.kind == "relative-per-layer"
         self.relative = RelativePositionBias(config, rngs, bidirectional) if has_own_bias else None
@@ -56,11 +59,12 @@ class Block(Module):
         carry: Carry | None,
         encoder_kv: LayerCache | None,
     ) -> tuple[Float[Array, "B T D"], Carry | None]:
-        """Return [B,T,D] of x [B,T,D], and the mixer's carry.
+        """Return the block's output [B,T,D] from x [B,T,D], and the mixer's new carry.
 
-        ``carry`` is a KV cache or a recurrent state. ``encoder_kv`` holds keys and values of the encoder's
-        output, computed once; a row's beams are adjacent in x and share them. Without it keys and values are
-        computed from ``inputs.encoded`` [B,S,D]; without that there is no cross-attention.
+        ``carry`` is a KV cache, a recurrent state, or None. ``encoder_kv`` holds the keys and values of the
+        encoder's output, computed once for decoding; the beams of a row, adjacent in x, share them. If it is
+        None, keys and values are computed from ``inputs.encoded`` [B,S,D]. If that is None too, there is no
+        cross-attention.
         """
         block_input = x
         h = self._sublayer_input(block_input, x, self.attention_norm)
@@ -87,9 +91,9 @@ class Block(Module):
         return x, carry
 
     def dropout_shapes(self, length: int, encoded_length: int | None) -> Shapes:
-        """Return each dropout mask's shape for a row: [N,1,S] for weights, [1,features] for activations.
+        """Return the shapes of one row's dropout masks, [N,1,S] for weights and [1,features] for activations.
 
-        All are cut from one draw, so their order decides which random numbers each gets.
+        All masks are slices of one array of random numbers, so their order decides which numbers each gets.
         """
         config, out = self.config, (1, self.config.d_model)
         shapes = self.attention.dropout_shapes(length) | {"attention_out": out}
@@ -104,9 +108,9 @@ class Block(Module):
     def attention_weights(
         self, x: Float[Array, "B T D"], inputs: AttentionInputs
     ) -> tuple[Float32[Array, "B N T T"] | None, Float32[Array, "B M T S"] | None]:
-        """Return the weights of self- and of cross-attention, float32 [B,N,T,S], for the block's input x.
+        """Return the weights of self-attention and of cross-attention for the block's input x [B,T,D].
 
-        None if the block has no such attention.
+        Either is None if the block lacks that attention.
         """
         block_input, inputs, h = x, self._with_own_bias(inputs), self.mixer_input(x)
         weights = None
@@ -121,7 +125,7 @@ class Block(Module):
         return weights, self.cross.weights(h, kv, AttentionInputs(inputs.cross_mask))
 
     def mixer_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Return the mixer's input from the block's input x [B,T,D]: normalised unless post-norm."""
+        """Return the mixer's input from the block's input x [B,T,D]: x, normalised unless post-norm."""
         return self._sublayer_input(x, x, self.attention_norm)
 
     def _with_own_bias(self, inputs: AttentionInputs) -> AttentionInputs:
@@ -131,10 +135,13 @@ class Block(Module):
         return inputs._replace(bias=inputs.layer_bias(self.relative))
 
     def _sublayer_input(self, block_input: Array, x: Array, norm: Any) -> Array:
-        """Return a sub-layer's input: x, or the block's input if parallel; normalised unless post-norm."""
+        """Return a sub-layer's input: x, or the block's input if parallel; normalised unless post-norm.
+
+        ``norm`` None: all sub-layers share the norm of the mixer.
+        """
         if self.config.residual == "post-norm":
             return x  # normalised by ``_add``
-        norm = self.attention_norm if norm is None else norm  # None: all sub-layers share that norm
+        norm = self.attention_norm if norm is None else norm
         return norm(block_input if self.config.residual.startswith("parallel") else x)
 
     def _add(self, x: Array, h: Array, norm: Any, dropout_mask: Array | None) -> Array:

@@ -15,8 +15,8 @@ from lm.nn.layers import Module
 def matmul_flops(module: nnx.Module | None, positions: int) -> int:
     """Return the FLOPs of multiplying ``positions`` vectors by each matrix of a module; 0 without a module.
 
-    A matrix [in,out] takes 2*in*out for each vector. Parameters of other ranks, such as biases, are not
-    counted.
+    A matrix [in,out] takes 2*in*out for each vector. Arrays of other ranks are not counted: neither biases
+    nor weights of rank 3, which a mixer adds by itself.
     """
     return 2 * positions * sum(leaf.size for leaf in jax.tree.leaves(module) if leaf.ndim == 2)
 

@@ -1,4 +1,4 @@
-"""Token mixers: the layers by which the positions of a row exchange information, such as attention."""
+"""Token mixers: layers such as attention, through which the positions of a row exchange information."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -24,20 +24,22 @@ from lm.sharding import constrain
 class Mixer(Protocol):
     """The interface of token mixers; a state space model would be one too.
 
-    The settings of attention scores (position biases, rotary positions, windows, prefixes, low-rank updates)
-    are allowed for classes with ``has_scores`` True. ``lm.nn.costs.TokenMixer`` is a base that adds ``flops``
-    and ``cache_bytes``; a module without them is counted as that base counts.
+    A class that computes attention logits sets ``has_attention_logits = True``. Only then the settings of
+    logits are allowed: position biases, rotary positions, windows, prefixes, low-rank updates.
+    ``lm.nn.costs.TokenMixer`` is a base class with ``flops`` and ``cache_bytes``; a module without them is
+    counted in the same way.
     """
 
     def __call__(
         self, x: Array, inputs: AttentionInputs, carry: Carry | None, dropout_masks: DropoutMasks, /
     ) -> tuple[Array, Carry]:
-        """Return [B,T,D] of x [B,T,D], and the carry for the tokens that follow, if a carry was given."""
+        """Return [B,T,D] from x [B,T,D], and the carry after these tokens, or None if ``carry`` is None."""
 
     def init_carry(self, rows: int, length: int, /) -> Carry:
-        """Return the carry of ``rows`` before the first token, for up to ``length`` tokens; leaves [B,...].
+        """Return the carry of ``rows`` before their first token, with leaves [B,...].
 
-        Beam search repeats and reorders all leaves along their first axis, the rows.
+        For attention it is an empty KV cache with room for ``length`` tokens, for recurrent mixers the
+        initial state. Beam search repeats and reorders all leaves along their first axis, the rows.
         """
 
     def dropout_shapes(self, length: int, /) -> Shapes:
@@ -48,8 +50,8 @@ class NGramMLP(TokenMixer):
     """tanh(W [x_(t-n+1); ...; x_t] + b): a hidden layer over the last n = ``mixer.window`` tokens.
 
     Without a feed-forward layer after it, the model is that of Bengio et al. 2003, whose n counts the target
-    too. Each token of the window has its own part of W. An encoder's window reaches as far ahead, so that it
-    has 2n-1 tokens. Tokens outside of a position's segment are 0.
+    too. Each token of the window has its own part of W. An encoder's window also covers the next n-1 tokens,
+    2n-1 in total. Tokens outside of a position's segment count as 0.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, bidirectional: bool):
@@ -59,9 +61,11 @@ class NGramMLP(TokenMixer):
         inner, width = (self.behind + 1 + self.ahead) * config.d_model, config.state_width
         self.hidden = Linear(rngs, (inner, width), ("embed", "mlp"), std=inner**-0.5, use_bias=True)
         shape, axes = (width, config.d_model), ("mlp", "embed")
-        is_plain = width == config.d_model
+        needs_no_output = width == config.d_model
         self.out = (
-            Identity() if is_plain else Linear(rngs, shape, axes, std=width**-0.5, use_bias=config.bias)
+            Identity()
+            if needs_no_output
+            else Linear(rngs, shape, axes, std=width**-0.5, use_bias=config.bias)
         )
 
     def __call__(
@@ -71,7 +75,7 @@ class NGramMLP(TokenMixer):
         carry: Float[Array, "B _ D"] | None,
         _dropout_masks: DropoutMasks,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B _ D"] | None]:
-        """Return [B,T,D] of x [B,T,D], and the last n-1 inputs [B,n-1,D] up to its last token."""
+        """Return [B,T,D] from x [B,T,D] and, if a carry was given, the last n-1 inputs [B,n-1,D]."""
         length, segments = x.shape[1], inputs.segments
         before = self.init_carry(len(x), 0) if carry is None else carry
         x = constrain(x, "batch", "key_length", "embed")
@@ -93,11 +97,11 @@ class NGramMLP(TokenMixer):
         return jnp.zeros((rows, self.behind, self.config.d_model), self.config.dtype)
 
     def dropout_shapes(self, _length: int) -> Shapes:
-        """Return no shapes: the block drops out what the mixer returns."""
+        """Return no shapes: the only dropout is the block's, on the mixer's output."""
         return {}
 
     def _next_carry(self, padded: Array, segments: Array | None, length: int) -> Array:
-        """Return the last inputs [B,n-1,D] of ``padded`` [B,n-1+T,D], whose padding follows the tokens."""
+        """Return the last n-1 inputs before padding, [B,n-1,D], of ``padded`` [B,n-1+T,D]."""
         if segments is None:
             return padded[:, length:]
         index = (segments > 0).sum(1)[:, None] + jnp.arange(self.behind)[None, :]
@@ -105,7 +109,7 @@ class NGramMLP(TokenMixer):
 
 
 class NoMixing(TokenMixer):
-    """A mixer whose output is 0: positions exchange nothing."""
+    """A mixer whose output is 0: positions exchange no information."""
 
     def __call__(
         self,
@@ -149,11 +153,15 @@ MIXERS |= {
 
 
 def make_mixer(config: ModelConfig, rngs: nnx.Rngs, bidirectional: bool) -> Mixer:
-    """Return the mixer that the settings name; SettingError if MIXERS contradicts its ``has_scores``."""
+    """Return the mixer ``model.mixer.kind``.
+
+    SettingError if its entry in MIXERS and the mixer itself differ in ``has_attention_logits``.
+    """
     mixer = MIXERS[config.mixer.kind](config, rngs, bidirectional)
-    if getattr(mixer, "has_scores", False) != config.has_scores:
+    if getattr(mixer, "has_attention_logits", False) != config.has_attention_logits:
         raise SettingError(
-            f"MIXERS[{config.mixer.kind!r}] should say has_scores={not config.has_scores}, as what it "
-            "makes does: put the class there, or set that attribute of the function"
+            f"MIXERS[{config.mixer.kind!r}] should say has_attention_logits="
+            f"{not config.has_attention_logits}, as what it makes does: put the class there, or set that "
+            "attribute of the function"
         )
     return mixer

@@ -1,6 +1,6 @@
 """A stack of blocks: an encoder or a decoder without the embedding of tokens.
 
-Shapes: B rows, T positions, D = d_model, S positions that are attended to, K key heads of width H.
+Shapes: B rows, T positions, D = d_model, S keys, N query heads, K key heads of width H.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class Stack(Module):
         def block(key: Array) -> Block:
             return Block(config, nnx.Rngs(params=key), has_cross_attention)
 
-        # vmap initialises the blocks side by side, each with its key: this makes the leading axis.
+        # vmap initialises each block with its own key and stacks their parameters.
         self.blocks: Any = add_layers_axis(jax.vmap(block)(keys))
         bidirectional = config.reads_both_ways(has_cross_attention)
         has_bias = config.positions.kind == "relative"
@@ -103,7 +103,7 @@ class Stack(Module):
         types: Int[Array | np.ndarray, "B T"] | None,
         inputs: AttentionInputs,
     ) -> Float[Array, "{self.num_layers}+1 B T D"]:
-        """Return [layers+1,B,T,D]: each block's input, and the last one's output before the final norm."""
+        """Return [layers+1,B,T,D]: each block's input, and the last block's output before the final norm."""
 
         def step(block, x, _, inputs):
             return block(x, inputs, {}, None, None)[0], x
@@ -115,9 +115,9 @@ class Stack(Module):
     def attention_weights(
         self, hidden: Float[Array, "_ B T D"], inputs: AttentionInputs
     ) -> tuple[Float32[Array, "layers B N T T"] | None, Float32[Array, "layers B M T S"] | None]:
-        """Return the weights of self- and cross-attention, float32 [layers,B,N,T,S], from ``hidden_states``.
+        """Return the weights of self- and cross-attention, float32 [layers,B,N,T,S], given ``hidden_states``.
 
-        None for attention that the stack lacks.
+        Either is None if the stack lacks that attention.
         """
 
         def step(block, _, x, inputs):
@@ -126,7 +126,7 @@ class Stack(Module):
         return self._run(step, None, hidden[:-1], inputs)[1]
 
     def mixer_inputs(self, hidden: Float[Array, "_ B T D"]) -> Float[Array, "layers B T D"]:
-        """Return the input of each block's mixer, [layers,B,T,D], from ``hidden_states``."""
+        """Return the input of each block's mixer, [layers,B,T,D], given ``hidden_states``."""
 
         def step(block, _, x, _inputs):
             return None, block.mixer_input(x)
@@ -136,7 +136,7 @@ class Stack(Module):
     def unstack(self) -> "Stack":
         """Return the same stack with a list of blocks in place of stacked parameters.
 
-        A loop over tokens then reads each layer's own arrays. Slicing a stacked array would copy it at every
+        A decoding loop then reads each layer's own arrays; slices of a stacked array would be copied at every
         token.
         """
         stack = jax.tree.map(lambda leaf: leaf, self)  # a copy
@@ -144,10 +144,11 @@ class Stack(Module):
         return stack
 
     def _run(self, step: Callable, x: Any, layers: Any, inputs: AttentionInputs) -> tuple[Any, Any]:
-        """Apply ``step`` block by block; return the last x and the results of all steps, stacked.
+        """Apply ``step`` block by block; return the last x and the stacked results of all steps.
 
-        ``step(block, x, layer, inputs)`` returns the next x and a result, from a slice of ``layers``.
-        The leaves of ``layers``, and of the results, are [layers,...]; unstacked, they are tuples by layer.
+        ``layers`` is a tree of inputs by layer, with leaves [layers,...]. ``step(block, x, layer, inputs)``
+        gets its slice for one layer, and returns the next x and a result. In an unstacked stack, inputs and
+        results are tuples by layer instead.
         """
         config = self.config
         if isinstance(self.blocks, nnx.List):
@@ -180,7 +181,7 @@ class Stack(Module):
     def _run_unrolled(
         self, one_layer: Callable, x: Any, layers: Any, inputs: AttentionInputs
     ) -> tuple[Any, Any]:
-        """Run the layers without a scan: needed where masks differ by layer, and faster for few layers."""
+        """Run the layers without a scan, as masks that differ by layer need; faster for few layers."""
         masks = inputs.layer_masks or (inputs.mask,) * self.num_layers
         blocks, results = self._blocks_by_layer(), []
         for block, layer, mask in zip(blocks, split_layers(layers, self.num_layers), masks, strict=True):
@@ -191,7 +192,7 @@ class Stack(Module):
     def _run_decoding(
         self, step: Callable, x: Any, layers: Any, inputs: AttentionInputs
     ) -> tuple[Any, tuple]:
-        """Decode with a list of blocks: ``layers`` is ({}, carries, encoder_kv or None), by layer."""
+        """Run an unstacked stack, in decoding: ``layers`` is ({}, carries, encoder_kv or None), by layer."""
         dropout_masks, carries, encoder_kvs = layers
         masks = inputs.layer_masks or (inputs.mask,) * self.num_layers
         new_carries = []
@@ -203,7 +204,7 @@ class Stack(Module):
         return x, tuple(new_carries)
 
     def _blocks_by_layer(self) -> list[Block]:
-        """Return the block of each layer, without the leading axis; shared layers have one and the same."""
+        """Return the block of each layer, without the leading axis; shared layers are the same block."""
         if self.config.shared_layers:
             return split_layers(self.blocks, 1) * self.num_layers
         return split_layers(self.blocks, self.num_layers)
@@ -217,8 +218,9 @@ class Stack(Module):
     ) -> Array:
         """Return the first block's input [B,T,D], from embeddings of tokens x [B,T,d_embed] and types [B,T].
 
-        The order is that of the published models: scale, positions, types, norm, dropout. The projection to
-        d_model comes before positions if it projects tokens (OPT), last if it projects the sum (ALBERT).
+        The order is that of published models: scale, positions, types, norm, dropout. The projection to
+        d_model comes before the positions if it projects token embeddings (OPT), or last if it projects the
+        sum of embeddings (ALBERT).
         """
         config = self.config
         if config.embedding.scale == "sqrt":
@@ -259,16 +261,16 @@ class Stack(Module):
 
 
 def split_layers(stacked: Any, count: int) -> list:
-    """Return a tree for each layer of a tree with leaves [layers,...]."""
-    leaves, structure = jax.tree.flatten(stacked)
-    slices = [jnp.split(leaf, count) for leaf in leaves]  # of each leaf, [1,...] by layer
-    return [jax.tree.unflatten(structure, [leaf[layer][0] for leaf in slices]) for layer in range(count)]
+    """Return the tree of each of ``count`` layers, given the tree with leaves [layers,...]."""
+    leaves, treedef = jax.tree.flatten(stacked)
+    slices = [jnp.split(leaf, count) for leaf in leaves]  # for each leaf, one [1,...] per layer
+    return [jax.tree.unflatten(treedef, [leaf[layer][0] for leaf in slices]) for layer in range(count)]
 
 
 def _input_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
-    """Return the layer from the embedding's width to the model's, if they differ.
+    """Return the linear layer from the width of embeddings to d_model; Identity if they are equal.
 
-    It has a bias only where it projects the sum of all embeddings (ALBERT); OPT's has none.
+    It has a bias only if it projects the sum of all embeddings (ALBERT), not of tokens (OPT).
     """
     if config.embedding.d_embed is None:
         return Identity()

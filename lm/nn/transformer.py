@@ -39,8 +39,8 @@ class StackInputs(NamedTuple):
 class Transformer(Module):
     """An encoder, a decoder or both, which return logits. Passing a key switches dropout on.
 
-    A batch has a side for each stack (``lm.batch.Side``), with tokens int32 [B,S] or [B,T]; segment ids,
-    positions, token types and global attention may be left out.
+    A batch has one side per stack, the arrays of that stack (``lm.batch.Side``): tokens int32 [B,S] or [B,T],
+    and optional segment ids, positions, token types and global attention.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
@@ -51,13 +51,13 @@ class Transformer(Module):
             embedding_std(config.output.logits, config.embed_width),
         )
         self.embed = Embed(rngs, shape, "vocab", std=std, dtype=config.dtype)
-        # A stack that both sides share is the decoder.
+        # If encoder and decoder share one stack, it is ``decoder``.
         has_own_encoder = config.architecture in ("encoder-decoder", "encoder")
 
         def stack(config: ModelConfig, num_layers: int, has_cross_attention: bool) -> Stack:
             return Stack(config, rngs, num_layers, has_cross_attention)
 
-        encoder = config.encoder_side, config.num_encoder_layers, False
+        encoder = config.encoder_config, config.num_encoder_layers, False
         decoder = config, config.num_decoder_layers, config.has_encoder
         self.encoder = stack(*encoder) if has_own_encoder else None
         self.decoder = stack(*decoder) if config.has_decoder else None
@@ -78,7 +78,7 @@ class Transformer(Module):
     def __call__(
         self, batch: Batch, key: Array | None = None
     ) -> Float32[Array, "B T {self.config.vocab_size}"]:
-        """Return logits float32 [B,T,V]: a decoder's of the next token, an encoder's of the token itself."""
+        """Return logits float32 [B,T,V]: decoders predict the next token, encoders each position's own."""
         return self.logits(self.features(batch, key))
 
     def features(self, batch: Batch, key: Array | None = None) -> Float[Array, "B T {self.config.d_model}"]:
@@ -92,11 +92,11 @@ class Transformer(Module):
     def features_from_carry(
         self, batch: Batch, carry: Carry, key: Array | None = None
     ) -> tuple[Float[Array, "B T D"], Carry]:
-        """Return [B,T,D] of a recurrent decoder that continues from ``carry``, and the carry after it."""
+        """Return hidden states [B,T,D] of a recurrent decoder started from ``carry``, and the new carry."""
         return self.decoder(*self._decoder_inputs(batch, None), split_key(key, 2)[1], carry)
 
     def encode(self, batch: Batch, key: Array | None = None) -> Float[Array, "B S {self.config.d_model}"]:
-        """Return the encoder's output [B,S,D] for the tokens of its side."""
+        """Return the encoder's output [B,S,D]."""
         return self._encoder(*self._encoder_inputs(batch), key)[0]
 
     def logits(self, x: Float[Array, "B T D"]) -> Float32[Array, "B T {self.config.vocab_size}"]:
@@ -118,17 +118,17 @@ class Transformer(Module):
         return constrain(logits, "batch", "length", "vocab")
 
     def pooled(self, x: Float[Array, "B T D"]) -> Float[Array, "B D"]:
-        """Return [B,D], which represents a whole text: the first position of x [B,T,D] through the pooler."""
+        """Return [B,D], the representation of each text: the pooler applied to the first position of x."""
         return jnp.tanh(self.pooler(x[:, 0]))
 
     def hidden_states(self, batch: Batch) -> dict[str, Array]:
-        """Return {"encoder", "decoder": [layers+1,B,T,D]}: each block's input, and the last one's output."""
+        """Return {"encoder", "decoder": [layers+1,B,T,D]}: each block's input, the last block's output."""
         return {side: states for side, (_, states, _) in self._hidden_by_side(batch).items()}
 
     def attention_weights(self, batch: Batch) -> dict[str, Array]:
         """Return {"encoder", "decoder", "cross": float32 [layers,B,N,T,S]} of self- and cross-attention.
 
-        The self-attention of a stack is missing if its mixer is no attention.
+        The entry of a stack is missing if its mixer is not attention.
         """
         weights: dict[str, Array | None] = {}
         for side, (stack, states, inputs) in self._hidden_by_side(batch).items():
@@ -180,7 +180,8 @@ class Transformer(Module):
     def prefill(self, batch: Batch, max_length: int) -> tuple[Float32[Array, "B V"], Cache]:
         """Return logits [B,V] of the token after each row's prompt, and a cache with room for ``max_length``.
 
-        The prompt is the decoder's tokens, padded on the right; after an encoder often a start token.
+        Prompts are the decoder's tokens, padded on the right. Those of an encoder-decoder are often one start
+        token.
         """
         side, config = batch.side("decoder"), self.config
         prompt, rows = side.tokens, len(side.tokens)
@@ -204,9 +205,9 @@ class Transformer(Module):
         return self.logits(last)[:, 0], Cache(carry, lengths, encoder_kv, cross_mask, max_length)
 
     def unstack(self, cache: Cache) -> tuple["Transformer", Cache]:
-        """Return the same model and cache with separate arrays for each layer, for a long loop of steps.
+        """Return the same model and cache with separate arrays for each layer, for many steps of decoding.
 
-        A step then takes longer to compile, without a scan over layers, and is faster: see ``Stack.unstack``.
+        Without a scan over layers a step is slower to compile and faster to run: see ``Stack.unstack``.
         """
         model, count = jax.tree.map(lambda leaf: leaf, self), self.config.num_decoder_layers
         model.decoder = self.decoder.unstack()
@@ -218,7 +219,7 @@ class Transformer(Module):
     def step(
         self, tokens: Int[Array | np.ndarray, " B"], cache: Cache
     ) -> tuple[Float32[Array, "B V"], Cache]:
-        """Append a token to each row, ``tokens`` [B]; return logits [B,V] of the next, and the new cache."""
+        """Append one token to each row; return logits [B,V] of the next token, and the new cache."""
         x, cache = self.extend(tokens[:, None], cache)
         return self.logits(x)[:, 0], cache
 
@@ -230,12 +231,13 @@ class Transformer(Module):
     ) -> tuple[Float[Array, "B T D"], Cache]:
         """Append ``tokens`` [B,T]; return their last hidden states [B,T,D], and the new cache.
 
-        ``lengths`` [B] counts each row's tokens, if padding follows them; the cache must have room for it.
+        ``lengths`` [B] is the number of tokens in each row, after which there may be padding. The cache must
+        have room for the padding too.
         """
         count = tokens.shape[1]
         inputs = make_decode_inputs(self.config, cache.length, cache.max_length, self.decoder.relative, count)
         inputs = inputs._replace(cross_mask=cache.cross_mask, cache_index=cache.length)
-        if lengths is not None:  # padding takes position 0: its own may lie beyond the table
+        if lengths is not None:  # padding gets position 0, since its own may lie beyond learned positions
             is_token = jnp.arange(count)[None, :] < lengths[:, None]
             positions = jnp.where(is_token, inputs.positions, 0)
             inputs = inputs._replace(positions=positions, segments=is_token * 1)
@@ -244,7 +246,7 @@ class Transformer(Module):
 
 
 def _output_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
-    """Return the linear layer [D,d_embed] from states to a tied embedding's width, if it differs (OPT)."""
+    """Return the linear layer [D,d_embed] before a tied embedding (OPT); Identity if none is needed."""
     fits_already = config.output.transform or not config.output.logits.startswith("tied")
     if config.embedding.projected == "sum" or config.embedding.d_embed is None or fits_already:
         return Identity()
@@ -253,7 +255,7 @@ def _output_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def _output_matrix(config: ModelConfig, rngs: nnx.Rngs) -> Linear:
-    """Return the linear layer [D,V] to logits; its std is such that these start at size 1."""
+    """Return the linear layer [D,V] to logits; its std gives logits of unit variance at initialisation."""
     std = 1.0 if config.output.logits.endswith("scaled") else config.d_model**-0.5
     shape = config.d_model, config.vocab_size
     return Linear(rngs, shape, ("embed", "vocab"), std=std, use_bias=False)

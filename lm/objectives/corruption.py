@@ -30,48 +30,54 @@ class CorruptionConfig(Protocol):
 
 
 class CorruptionInputs(NamedTuple):
-    """What corruption masks are drawn from: lengths of texts, and random numbers."""
+    """The arguments of a noise's ``mask``: lengths of texts, and random numbers."""
 
     lengths: np.ndarray  # int [B]
     uniforms: np.ndarray  # float32 [B,R,L]
-    num_sentinels: int  # at most so many spans can be replaced
+    num_sentinels: int  # the largest number of spans that can be replaced
     word_starts: np.ndarray | None = None  # bool [B,L]; only for noise with ``needs_word_starts``
 
 
 class Infilling(NamedTuple):
-    """Texts in which each noise span, of any length, is replaced by one mask; [B,2L] before selection."""
+    """Infilled texts: each noise span becomes one mask token, also a span of length 0.
 
-    source: np.ndarray  # int [B,2L]: the position in the text that is shown; -1: a mask
-    keep: np.ndarray  # bool [B,2L]: which of these entries the inputs consist of
+    A text is stored as 2L slots, a slot for a mask before the slot of each token.
+    """
+
+    source: np.ndarray  # int [B,2L]: the position in the text of each slot's token; -1: a mask token
+    keep: np.ndarray  # bool [B,2L]: which slots make up the inputs
     noise: np.ndarray  # bool [B,L]: the tokens of the text that are hidden
 
 
 class NoiseCounts(NamedTuple):
-    """How much of each text is noise, int [B] each."""
+    """The numbers of noise tokens and of noise spans of each text."""
 
-    tokens: np.ndarray
-    spans: np.ndarray
+    tokens: np.ndarray  # int [B]
+    spans: np.ndarray  # int [B]
 
 
 class Noise(NamedTuple):
     """A kind of noise: the function that draws its corruption mask, and facts about it."""
 
     mask: Callable[[CorruptionConfig, CorruptionInputs], np.ndarray]  # returns bool [B,L], True on noise
-    # (config, lengths [B], uniforms [B,R,L]) -> Infilling, for noise that also inserts masks
+    # (config, lengths [B], uniforms [B,R,L]) -> Infilling, for noise that also inserts mask tokens
     infill: Callable[[CorruptionConfig, np.ndarray, np.ndarray], Infilling] | None = None
-    # (config, lengths [B], first uniforms [B]) -> NoiseCounts; None where more of the draw decides
+    # (config, lengths [B], first uniform of each text [B]) -> NoiseCounts; None if the counts depend on more
+    # random numbers than that one
     counts: Callable[[CorruptionConfig, np.ndarray, np.ndarray], NoiseCounts] | None = None
     uniforms_per_token: int = 1  # R
     needs_word_starts: bool = False
-    per_document: bool = False  # splits each document in two, so documents are not concatenated
+    # documents are not concatenated: each is split in two, or hidden as a whole; a causal LM ignores this
+    per_document: bool = False
     unused_settings: tuple[str, ...] = ()  # of ``CorruptionConfig``; changing them is an error
 
     @property
-    def has_bounded_targets(self) -> bool:
-        """Return whether inputs and targets are known to fit before the noise is drawn.
+    def fits_without_trimming(self) -> bool:
+        """Return whether inputs and targets always fit, so that noise is not reduced after it is drawn.
 
-        Either the first random number determines the number of noise tokens and spans, or there are no more
-        of them than the text has tokens. All other noise is drawn first and then reduced until it fits.
+        There are two such cases. With ``counts`` the lengths are known before the noise is drawn. With
+        ``infill`` neither inputs nor targets are longer than the text. All other noise is drawn first and
+        then reduced by ``limit_spans`` and ``trim_targets``.
         """
         return self.infill is not None or self.counts is not None
 
@@ -94,15 +100,15 @@ def last_start(starts: np.ndarray) -> np.ndarray:
 
 
 def break_ties(uniforms: np.ndarray) -> np.ndarray:
-    """Return float64 [B,L]: the same numbers, where equal ones grow slightly from left to right.
+    """Return float64 [B,L]: the numbers plus a tiny increment by position, so that ties break left to right.
 
-    Every machine then sorts alike.
+    Every machine then sorts them in the same order.
     """
     return uniforms + np.arange(uniforms.shape[1]) * (2.0**-24 / uniforms.shape[1])  # multiples of 2^-24
 
 
 def _choose_smallest(uniforms: np.ndarray, candidates: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Return bool [B,L]: the ``count`` [B] positions with the smallest numbers, of ``candidates`` [B,L]."""
+    """Return bool [B,L]: the ``count`` [B] of the ``candidates`` [B,L] with the smallest uniforms."""
     order = break_ties(uniforms)
     np.putmask(order, ~candidates, np.inf)
     bounds = np.sort(order, axis=1)[np.arange(len(order)), count - 1]
@@ -113,9 +119,12 @@ def _choose_smallest(uniforms: np.ndarray, candidates: np.ndarray, count: np.nda
 
 
 def span_counts(
-    config: CorruptionConfig, lengths: np.ndarray, _first_uniforms: np.ndarray | None = None
+    config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray | None = None
 ) -> NoiseCounts:
-    """Return T5's numbers of noise tokens and spans [B], in float32, half to even, whatever is drawn."""
+    """Return T5's numbers of noise tokens and noise spans, int [B], which do not depend on random numbers.
+
+    They are computed in float32 and rounded half to even, as in T5's code.
+    """
     length = np.maximum(lengths, 2)
     noise = np.round(length.astype(np.float32) * np.float32(config.rate)).astype(np.int32)
     noise = np.clip(noise, 1, length - 1)
@@ -123,10 +132,11 @@ def span_counts(
     return NoiseCounts(noise, np.maximum(spans, 1))
 
 
-def _random_part_ends(uniforms: np.ndarray, total: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Return the end of each part of randomly split totals [B], one text after the other, int [sum of parts].
+def _random_segment_ends(uniforms: np.ndarray, total: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """Split each ``total[b]`` at random into ``parts[b]`` segments, and return where they end.
 
-    A total is split into ``parts`` [B] lengths of at least 1, all splits equally likely (a composition).
+    The ends are flattened over b, int [sum of parts]. Segments have at least one token, and all splits are
+    equally likely (a random composition of an integer).
     """
     columns = np.arange(max(int(total.max()), 1))
     ends = _choose_smallest(uniforms[:, : len(columns)], columns < total[:, None] - 1, parts - 1)
@@ -135,10 +145,10 @@ def _random_part_ends(uniforms: np.ndarray, total: np.ndarray, parts: np.ndarray
 
 
 def random_spans_noise_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
-    """Return the mask of T5's span corruption, bool [B,L]: text, noise, text, ..., noise.
+    """Return the mask of T5's span corruption, bool [B,L]: visible text, noise, visible text, ..., noise.
 
-    The numbers of noise tokens and of spans are fixed (``span_counts``). Their lengths, and those of the text
-    between them, are random.
+    The numbers of noise tokens and of noise spans are fixed (``span_counts``). The lengths of the noise spans
+    and of the visible spans between them are random.
 
     >>> from lm.objectives.denoising import Objective
     >>> u = np.random.default_rng(0).random((1, 1, 8), np.float32)
@@ -153,17 +163,18 @@ def random_spans_noise_mask(config: CorruptionConfig, texts: CorruptionInputs) -
         return np.zeros(uniforms.shape, bool)
     noise, spans = span_counts(config, texts.lengths)
     visible = np.maximum(texts.lengths, 2) - noise
-    # none is empty, and there is a sentinel for each
+    # No noise span and no visible span is empty, and there is a sentinel for each noise span.
     spans = np.minimum(spans, np.minimum(np.minimum(noise, visible), texts.num_sentinels))
-    # Noise uses the first numbers and text the last, together at most L - 2, so that none is used twice.
-    noise_ends = _random_part_ends(uniforms, noise, spans)
-    text_ends = _random_part_ends(uniforms[:, ::-1], visible, spans)
-    noise_starts = np.roll(noise_ends, 1)  # counted in noise tokens alone, as the ends are
+    # Noise reads uniforms from the left, visible text from the right. Together they read at most L - 2, so
+    # none is read twice.
+    noise_ends = _random_segment_ends(uniforms, noise, spans)
+    nonnoise_ends = _random_segment_ends(uniforms[:, ::-1], visible, spans)
+    noise_starts = np.roll(noise_ends, 1)  # like the ends, they count noise tokens only
     noise_starts[np.cumsum(spans) - spans] = 0
     rows = np.repeat(np.arange(batch), spans)
     steps = np.zeros((batch, width + 1), np.int8)  # +1 where noise begins, -1 where it ends
-    steps[rows, text_ends + noise_starts] = 1
-    steps[rows, text_ends + noise_ends] = -1
+    steps[rows, nonnoise_ends + noise_starts] = 1
+    steps[rows, nonnoise_ends + noise_ends] = -1
     return np.cumsum(steps[:, :-1], axis=1, dtype=np.int8).view(bool)
 
 
@@ -181,8 +192,10 @@ def _suffix_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarr
     return np.arange(texts.uniforms.shape[2]) >= prefixes[:, None]
 
 
-def _suffix_counts(_config: CorruptionConfig, lengths: np.ndarray, first_uniforms: np.ndarray) -> NoiseCounts:
-    return NoiseCounts(lengths - prefix_lengths(lengths, first_uniforms), np.ones_like(lengths))
+def _suffix_counts(
+    _config: CorruptionConfig, lengths: np.ndarray, length_uniforms: np.ndarray
+) -> NoiseCounts:
+    return NoiseCounts(lengths - prefix_lengths(lengths, length_uniforms), np.ones_like(lengths))
 
 
 def _everything_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
@@ -190,13 +203,13 @@ def _everything_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.n
 
 
 def _everything_counts(
-    _config: CorruptionConfig, lengths: np.ndarray, _first_uniforms: np.ndarray
+    _config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray
 ) -> NoiseCounts:
     return NoiseCounts(lengths, np.ones_like(lengths))
 
 
 def _whole_words_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
-    """Return a whole-word mask, bool [B,L]: the number drawn where a word begins decides for all of it."""
+    """Return a whole-word mask, bool [B,L]: a word's tokens share the uniform of its first."""
     assert texts.word_starts is not None
     return np.take_along_axis(texts.uniforms[:, 0], last_start(texts.word_starts), axis=1) < config.rate
 
@@ -204,9 +217,9 @@ def _whole_words_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.n
 def _geometric_spans_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
     """Return SpanBERT's mask, bool [B,L]: spans of whole words until ``rate`` of the tokens is noise.
 
-    Each word has a number that orders the spans, and a length in words for the span that begins there. A word
-    is reached by the first span, in that order, that covers it. Words become noise as they are reached. So
-    the last span is cut at the first word whose end reaches the wanted number of tokens.
+    At each word a span could begin: it has a random priority and a random length in words. Spans are added
+    in order of priority, the lowest first, and each marks its words as noise from left to right. Marking
+    stops after the word with which the noise reaches ``rate`` of the tokens, also within a span.
     """
     assert texts.word_starts is not None
     lengths, uniforms = texts.lengths, texts.uniforms
@@ -219,14 +232,14 @@ def _geometric_spans_mask(config: CorruptionConfig, texts: CorruptionInputs) -> 
     flat_word = word_of_token + shape[1] * np.arange(len(uniforms))[:, None]
     word_sizes = np.bincount(flat_word[is_token], minlength=shape[0] * shape[1]).reshape(shape)
     is_word, first_tokens = length_mask(num_words, shape[1]), np.flatnonzero(starts)
-    rank, span_words = np.full(shape, np.inf, np.float32), np.zeros(shape, np.int32)
-    rank[is_word] = uniforms[:, 0].ravel()[first_tokens]
+    priority, span_words = np.full(shape, np.inf, np.float32), np.zeros(shape, np.int32)
+    priority[is_word] = uniforms[:, 0].ravel()[first_tokens]
     span_words[is_word] = geometric_lengths(uniforms[:, 1].ravel()[first_tokens])
-    reached_at = rank.copy()  # the rank of the first span over each word
+    covering_priority = priority.copy()  # of the first span, in order of priority, that covers each word
     for ahead in range(1, min(LONGEST_SPAN, shape[1])):
-        rank_if_covered = np.where(span_words[:, :-ahead] > ahead, rank[:, :-ahead], np.inf)
-        np.minimum(reached_at[:, ahead:], rank_if_covered, out=reached_at[:, ahead:])
-    order = np.argsort(reached_at, axis=1, kind="stable")
+        priority_if_covered = np.where(span_words[:, :-ahead] > ahead, priority[:, :-ahead], np.inf)
+        np.minimum(covering_priority[:, ahead:], priority_if_covered, out=covering_priority[:, ahead:])
+    order = np.argsort(covering_priority, axis=1, kind="stable")
     ordered_sizes = np.take_along_axis(word_sizes, order, axis=1)
     wanted = np.maximum(np.round(lengths * config.rate), 1)[:, None]
     noise_words = np.zeros(shape, bool)
@@ -235,43 +248,45 @@ def _geometric_spans_mask(config: CorruptionConfig, texts: CorruptionInputs) -> 
 
 
 def geometric_lengths(uniforms: np.ndarray) -> np.ndarray:
-    """Return lengths from 1 to LONGEST_SPAN, each 20 % less likely than the one before, from uniforms."""
+    """Return lengths from 1 to LONGEST_SPAN from uniforms; each is 20 % less likely than the one before."""
     stay = 1 - GEOMETRIC_P
     lengths = 1 + np.log1p(-uniforms * (1 - stay**LONGEST_SPAN)) / math.log(stay)
     return np.minimum(lengths, LONGEST_SPAN).astype(np.int32)
 
 
 def _infill(config: CorruptionConfig, lengths: np.ndarray, uniforms: np.ndarray) -> Infilling:
-    """Return BART's text infilling of texts of these lengths [B]: each noise span becomes one mask.
+    """Return BART's text infilling of texts of these lengths [B]: each noise span becomes one mask token.
 
-    The number of noise tokens is exact. Span lengths are Poisson, and one of 0 inserts a mask between two
-    tokens; no two masks are neighbours. Spans are drawn until they hold all noise tokens. The last one drawn,
-    which is also the last in the text, takes what remains of them. Mostly that cuts it, as in BART. It is
-    lengthened if no further span fits: a span needs one noise token, and one visible token before the next
-    span, so that inputs never outgrow the text. That is rare except for texts of a few tokens (at a rate of
-    0.15, one in 20 of 2 to 9 tokens) and rates above mean / (mean + 1).
+    The number of noise tokens is exact. Span lengths are Poisson distributed. A span of length 0 inserts a
+    mask token between two tokens; no two mask tokens are neighbours.
 
-    BART's code counts words, lets spans overlap, so that less may be hidden than asked for, and adds a mask
-    for every empty span.
+    Spans are drawn until their lengths add up to the number of noise tokens. The last span, which is also
+    the last in the text, gets the tokens that are left. Usually this shortens it, as in BART. If no further
+    span fits it is lengthened: there are at most min(noise tokens, visible tokens + 1) spans, so that inputs
+    are never longer than the text. That is rare, except for texts of a few tokens (at a rate of 0.15, one in
+    20 texts of 2 to 9 tokens) and for rates above mean / (mean + 1).
+
+    BART's code counts words in place of tokens, adds a mask for every empty span, and lets spans overlap, so
+    that it may hide less than ``rate``.
     """
     rows, _, width = uniforms.shape
     noise = np.clip(np.round(lengths * config.rate), 1, lengths - 1)
     noise = np.where(lengths > 1, noise, 0).astype(np.int64)
     visible = lengths - noise
-    spans = np.searchsorted(_poisson_cdf(config.mean_span_length), uniforms[:, 1], side="right")  # lengths
-    total = np.cumsum(spans, axis=1)
+    span_lengths = np.searchsorted(_poisson_cdf(config.mean_span_length), uniforms[:, 1], side="right")
+    total = np.cumsum(span_lengths, axis=1)
     count = np.minimum(np.minimum((total < noise[:, None]).sum(1) + 1, visible + 1), noise)
     last = np.maximum(count - 1, 0)
-    spans[np.arange(rows), last] += noise - total[np.arange(rows), last]
+    span_lengths[np.arange(rows), last] += noise - total[np.arange(rows), last]
     columns = np.arange(width)
-    # before which of the visible tokens a span lies; column ``visible``: at the end
+    # has_span[b, i]: a span lies before visible token i or, if i == visible[b], at the end of the text
     has_span = _choose_smallest(uniforms[:, 0], columns < visible[:, None] + 1, count)
-    skipped = np.zeros((rows, width), np.int64)
-    skipped[has_span] = spans[columns < count[:, None]]
-    source = np.minimum(columns + np.cumsum(skipped, axis=1), width - 1)
+    num_hidden_before = np.zeros((rows, width), np.int64)
+    num_hidden_before[has_span] = span_lengths[columns < count[:, None]]
+    source = np.minimum(columns + np.cumsum(num_hidden_before, axis=1), width - 1)
     is_visible, hidden = columns < visible[:, None], length_mask(lengths, width)
     hidden[np.nonzero(is_visible)[0], source[is_visible]] = False
-    # Before each visible token there is room for a mask.
+    # Each visible token's slot comes after a slot for the mask before it.
     sources, keep = np.stack([np.full_like(source, -1), source], axis=2), np.stack([has_span, is_visible], 2)
     return Infilling(sources.reshape(rows, -1), keep.reshape(rows, -1), hidden)
 
@@ -281,7 +296,7 @@ def _infill_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarra
 
 
 def _poisson_cdf(mean: float) -> np.ndarray:
-    """Return the Poisson distribution function at 0, 1, 2, ..., float64, as far as float32 resolves it."""
+    """Return the Poisson CDF at 0, 1, 2, ..., float64, up to where float32 cannot tell it from 1."""
     count = np.arange(int(mean + 10 * math.sqrt(mean)) + 10)
     return np.cumsum(np.exp(count * math.log(mean) - mean - [math.lgamma(k + 1) for k in count]))[:-1]
 
@@ -320,9 +335,10 @@ def limit_spans(
 ) -> np.ndarray:
     """Return noise, bool [B,L], with random spans dropped in texts that have more spans than sentinels.
 
-    One span fewer is kept than there are sentinels, since the text around k spans has up to k + 1 runs, each
-    of which needs a sentinel too. The spans with the smallest uniforms at their starts are kept. Given the
-    mask these numbers are uniform for i.i.d. and whole-word noise, and only nearly so for geometric spans.
+    Such a text keeps ``num_sentinels`` - 1 noise spans: k noise spans leave up to k + 1 visible spans, which
+    targets replace by a sentinel each. The noise spans with the smallest uniforms at their starts are kept.
+    Given the mask these uniforms are uniformly distributed for i.i.d. and whole-word noise, and only nearly
+    so for geometric spans.
     """
     starts = run_starts(noise)
     has_too_many = np.maximum(starts.sum(1), run_starts(is_token & ~noise).sum(1)) > num_sentinels
@@ -336,12 +352,12 @@ def limit_spans(
 def trim_targets(
     noise: np.ndarray, is_token: np.ndarray, has_sentinels: bool, max_targets: int
 ) -> np.ndarray:
-    """Return noise, bool [B,L], without its end where targets would be longer than ``max_targets``.
+    """Return noise, bool [B,L], without its last tokens in texts whose targets exceed ``max_targets``.
 
-    Targets also have an EOS and, with sentinels, a closing one.
+    Targets end with an EOS and, if they have sentinels, a sentinel before it, for which room is left.
     """
-    is_target = noise | run_starts(is_token & ~noise) if has_sentinels else noise
-    is_too_long = is_target.sum(1) > max_targets - 1
+    in_targets = noise | run_starts(is_token & ~noise) if has_sentinels else noise
+    is_too_long = in_targets.sum(1) > max_targets - 1
     if is_too_long.any():
-        noise[is_too_long] &= np.cumsum(is_target[is_too_long], axis=1) <= max_targets - 2
+        noise[is_too_long] &= np.cumsum(in_targets[is_too_long], axis=1) <= max_targets - 2
     return noise

@@ -107,7 +107,7 @@ class Objective:
 
     @property
     def eos_between_documents(self) -> bool:
-        """Return whether EOS stands between concatenated documents instead of at the end of each example."""
+        """Return whether EOS separates concatenated documents instead of ending each example."""
         return self.concatenates and self.eos == "between-documents"
 
     @property
@@ -141,22 +141,22 @@ OBJECTIVES = {
 
 
 class Lengths(NamedTuple):
-    """Tokens of a row: of raw text before noise, and the room for inputs and for targets, EOS included."""
+    """The lengths of an example [tokens]: of its text, and the most that its inputs and targets may have."""
 
-    raw: int
-    inputs: int
-    targets: int
+    raw: int  # of the text before corruption
+    inputs: int  # EOS included
+    targets: int  # EOS included
 
 
 def corrupted_lengths(
-    objective: Objective, lengths: np.ndarray, first_uniforms: np.ndarray
+    objective: Objective, lengths: np.ndarray, length_uniforms: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of input and of target tokens of texts of these lengths, int [B] each, EOS included.
 
-    Only for noise with ``counts``: for it the first uniform number [B] of each text decides.
+    Only for noise with ``counts``. Its lengths depend on one random number per text, ``length_uniforms`` [B].
     """
     assert objective.corruption.counts is not None, "the amount of noise is random"
-    noise, spans = objective.corruption.counts(objective, lengths, first_uniforms)
+    noise, spans = objective.corruption.counts(objective, lengths, length_uniforms)
     inputs = INPUTS[objective.inputs].num_kept(lengths, noise, np.where(noise, spans, 0)) + 1
     targets = TARGETS[objective.targets].num_kept(lengths, noise, np.where(noise < lengths, spans, 0)) + 1
     return inputs if objective.has_inputs else np.zeros_like(inputs), targets
@@ -179,7 +179,7 @@ def compute_lengths(objective: Objective, inputs_length: int) -> Lengths:
         return _fixed_lengths(objective, inputs_length)
     raw = inputs_length - (not objective.eos_between_documents)  # one token less, for EOS at the end
     targets = inputs_length
-    if not objective.corruption.has_bounded_targets and objective.targets != "everything":
+    if not objective.corruption.fits_without_trimming and objective.targets != "everything":
         targets = min(targets, _room_for_random_targets(objective, raw))
     return Lengths(raw, inputs_length if objective.has_inputs else 0, targets)
 

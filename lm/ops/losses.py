@@ -46,16 +46,16 @@ def accuracy(
     """
     weights = jnp.asarray(weights, jnp.float32)
     targets = jnp.where(weights == 0, 0, targets)
-    known = is_known(targets, logits.shape[-1])
+    is_valid = in_range(targets, logits.shape[-1])
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     right = target >= logits.max(-1)  # the loss needs this maximum anyway
-    return (jnp.where(known, right, jnp.nan) * weights).sum(), weights.sum()
+    return (jnp.where(is_valid, right, jnp.nan) * weights).sum(), weights.sum()
 
 
-def is_known(targets: Int[Array, "*shape"], classes: int) -> Bool[Array, "*shape"]:
-    """Return which targets are from 0 to ``classes`` - 1, bool.
+def in_range(targets: Int[Array, "*shape"], classes: int) -> Bool[Array, "*shape"]:
+    """Return whether each target lies in [0, classes), bool.
 
-    Negative ones have to be found, since indexing would count them from the end.
+    This has to be checked for negative ones too: indexing would count them from the end.
     """
     return (targets >= 0) & (targets < classes)
 
@@ -72,7 +72,7 @@ def _token_loss_forward(logits, targets, z_loss, label_smoothing):
     log_z = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1)
     right, wrong = _smoothed(vocabulary, label_smoothing)
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0].astype(jnp.float32)
-    target = jnp.where(is_known(targets, vocabulary), target, jnp.nan)
+    target = jnp.where(in_range(targets, vocabulary), target, jnp.nan)
     loss = log_z - (right - wrong) * target + z_loss * jnp.square(log_z)
     if label_smoothing:
         entropy = -right * log(right) - (vocabulary - 1) * wrong * log(wrong)
@@ -83,7 +83,7 @@ def _token_loss_forward(logits, targets, z_loss, label_smoothing):
 def _token_loss_backward(z_loss, label_smoothing, saved, gradients):
     logits, targets, log_z = saved
     # the log-partition function is only reported
-    gradient = jnp.where(is_known(targets, logits.shape[-1]), gradients[0], jnp.nan)
+    gradient = jnp.where(in_range(targets, logits.shape[-1]), gradients[0], jnp.nan)
     right, wrong = _smoothed(logits.shape[-1], label_smoothing)
     softmax = jnp.exp(logits.astype(jnp.float32) - log_z[..., None])
     slope = (gradient * (1 + 2 * z_loss * log_z))[..., None]

@@ -31,7 +31,7 @@ PROMPT_TOKEN = re.compile(r"\[MASK\]|<extra_id_(\d{1,9})>")  # the special token
 
 
 class BoundaryTokens(NamedTuple):
-    """Hold the special ids around the inputs and targets of a model with a decoder; defaults are T5's."""
+    """Hold the special ids around inputs and targets: EOS, decoder start, prefix. The defaults are T5's."""
 
     eos: int = EOS  # ends inputs and targets
     decoder_start: int = PAD  # the first token that the decoder reads

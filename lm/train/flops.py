@@ -48,7 +48,7 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     predicted = targets if config.has_decoder else inputs
     forward = 2 * predicted * config.embed_width * vocab_size
     if config.has_encoder:
-        encoder_block = abstract_block(config.encoder_side, has_cross_attention=False)
+        encoder_block = abstract_block(config.encoder_config, has_cross_attention=False)
         forward += config.num_encoder_layers * _block_flops(encoder_block, inputs)
     if config.has_decoder:
         decoder_block = abstract_block(config, has_cross_attention=config.has_encoder)
@@ -111,7 +111,7 @@ def costs(config: ModelConfig, length: int) -> Costs:
     passes = 2 if config.architecture == "shared-encoder-decoder" else 1  # of the same parameters
     encoder = decoder = 0
     if config.has_encoder:
-        encoder = _score_flops(config.encoder_side, config.num_encoder_layers, length)
+        encoder = _score_flops(config.encoder_config, config.num_encoder_layers, length)
     if config.has_decoder:
         decoder = _score_flops(config, config.num_decoder_layers, length)
     cross = abstract_block(config, has_cross_attention=num_stacks == 2).cross

@@ -1,6 +1,6 @@
-"""The training loop: run a step, read the metrics of the step before, save and evaluate periodically.
+"""The training loop: run a step, read the metrics of the previous step, save and evaluate periodically.
 
-jax starts a step and returns at once, so the loop prepares batches and writes lines while devices compute.
+JAX dispatches a step asynchronously, so the loop prepares batches and writes logs while devices compute.
 """
 
 import threading
@@ -27,8 +27,8 @@ from lm.train.runtime.preemption import COMPILER_THREAD, PreemptionHandler
 from lm.train.state import State
 from lm.train.step import Metrics, Steps
 
-# Evaluations of a step that may end the process. Two kills from outside may hit the same evaluation by
-# chance, three hardly: the evaluation is then the cause, such as by too much memory.
+# How often the evaluation of one step may end the process before it is no longer tried. Two kills from
+# outside can hit the same evaluation by chance; three are probably caused by it, such as by its memory.
 MAX_EVALUATION_TRIES = 3
 
 
@@ -77,7 +77,7 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
         meter = MetricsWriter(run.log, config, run.flops)
         periodic = PeriodicActions(run, config, meter, stopping)
         batches = Prefetched(run.data(start), steps.mesh, config.prefetch, meter)
-        # The step compiles in a thread while the first state is made: both take long.
+        # The step compiles in a thread while the initial state is computed: both take long.
         train_step = CompiledStep(steps, run, batches)
         state = run.initial_state(steps) if restored is None else restored
         if restored is not None:
@@ -98,9 +98,9 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
 
 
 class Prefetched(Iterator[Batch]):
-    """Iterates over batches on the devices; ``ahead`` of them are copied there before they are needed.
+    """Iterates over batches on the devices, to which the next ``ahead`` batches are copied in advance.
 
-    Raises ValueError after the last batch: data should last for all steps.
+    Raises ValueError after the last batch, since there should be one for each step.
     """
 
     def __init__(self, data: Iterable[Batch], mesh: Mesh, ahead: int, meter: MetricsWriter):
@@ -123,8 +123,8 @@ class Prefetched(Iterator[Batch]):
 class CompiledStep:
     """The training step, compiled in a thread for the shapes of the first of ``batches``.
 
-    The time of compilation is logged. The process may end while the thread still compiles, since nothing
-    interrupts a compiler.
+    The compile time is logged. The thread is a daemon, since a compilation cannot be interrupted and the
+    process may have to end before it.
     """
 
     def __init__(self, steps: Steps, run: Run, batches: Prefetched):
@@ -152,7 +152,7 @@ class CompiledStep:
     def __call__(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         if self._seconds is None:
             return self._step(state, batch)
-        # The first call still takes a moment: it counts as compilation.
+        # The first call is slower than the others, so it counts as compilation.
         begin = time.perf_counter()
         state, metrics = self._step(state, batch)
         seconds, self._seconds = self._seconds + time.perf_counter() - begin, None
@@ -163,7 +163,7 @@ class CompiledStep:
 
 @dataclass(frozen=True)
 class PeriodicActions:
-    """Saving, evaluating and stopping, which happen after some steps only."""
+    """Saving, evaluating and stopping, which happen after some steps."""
 
     run: Run
     config: LoopConfig
@@ -171,9 +171,9 @@ class PeriodicActions:
     stopping: PreemptionHandler
 
     def on_step_end(self, state: State, step: int) -> None:
-        """Save and evaluate if it is time to after ``step``; raise Interrupted if a signal asked to stop.
+        """Save and evaluate if that is due after ``step``; raise Interrupted after a stop signal.
 
-        The metrics of the step are read first, so that no state is saved whose loss is not finite.
+        The metrics of the step are read first, so that no state with a non-finite loss is saved.
         """
         checkpoints, should_evaluate = self.run.checkpoints, self._should_evaluate(step)
         should_stop = self.stopping.requested()
@@ -192,13 +192,13 @@ class PeriodicActions:
         self.meter.restart()
 
     def catch_up_evaluation(self, state: State) -> None:
-        """Evaluate a restored state if its evaluation was interrupted."""
+        """Evaluate a restored state if the evaluation of its step is due and was interrupted."""
         step = int(state.step)
         if self._should_evaluate(step) and not self.run.log.has_record(step, "eval"):
             self.evaluate(state, is_saved=True)
 
     def evaluate(self, state: State, is_saved: bool) -> None:
-        """Evaluate a state: write the scores to its checkpoint, if it is saved, and then to the log.
+        """Evaluate a state; write the scores to its checkpoint, if it is saved, and then to the log.
 
         Raises SettingError if this evaluation has ended the process MAX_EVALUATION_TRIES times.
         """
@@ -230,7 +230,7 @@ LOSSES = ("loss", "bits_per_byte")  # between checkpoints of equal score the low
 
 
 def _scores_and_losses(values: Mapping[str, float], score: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Return scores by name, which rank checkpoints, and mean losses by the same names, which break ties."""
+    """Return scores by name, which rank checkpoints, and a mean loss for each score, which breaks ties."""
     scores = {name: value for name, value in values.items() if name.split("/")[-1] == score}
     losses = {name: value for name, value in values.items() if name.split("/")[-1] in LOSSES}
     means = {}
@@ -243,7 +243,7 @@ def _scores_and_losses(values: Mapping[str, float], score: str) -> tuple[dict[st
 
 @contextmanager
 def _save_bad_batch(run: Run) -> Iterator[None]:
-    """On a NonFiniteLoss in this context, write the step's batch beside the log, and name it in the error."""
+    """On a NonFiniteLoss in this context, save the step's batch beside the log and name it in the error."""
     try:
         yield
     except NonFiniteLoss as error:

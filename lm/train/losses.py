@@ -1,10 +1,15 @@
 """Losses: functions (model, batch, key, settings) -> a loss to minimise, and sums to report.
 
-All losses are sums over targets, each times its loss weight. In training the step first divides each array of
-loss weights by its total over the whole batch, so that the sums are means, and those of micro-batches and
-hosts add up. Metrics are reported as pairs (sum, sum of weights) by name, which ``Steps.evaluate`` adds up
-over batches and divides. Batches with ``frequent_tokens``, such as those of held-out text, are also reported
-on their content tokens (``lm.data.content``). Without a key nothing is dropped out.
+A loss is the sum of the losses of all targets, each multiplied by its loss weight. Before a training step,
+each array of loss weights is divided by its sum over the whole batch: the sums are then means, and those of
+micro-batches and hosts add up.
+
+Metrics are returned by name as pairs (weighted sum, sum of weights). ``Steps.evaluate`` adds these up over
+batches and divides one by the other. A batch with ``frequent_tokens``, the 10 most frequent content tokens of
+held-out data, gets metrics of its content tokens too: the targets that are no sentinel and no EOS, and that
+the inputs do not show at the same position (``lm.data.content``).
+
+A side of a batch is the arrays of its encoder or of its decoder. Without a key there is no dropout.
 """
 
 from collections.abc import Callable
@@ -19,7 +24,7 @@ from jax import Array
 from lm.batch import Batch, Side
 from lm.config.training import LossConfig
 from lm.nn.cache import Carry
-from lm.ops.losses import accuracy, cross_entropy, is_known
+from lm.ops.losses import accuracy, cross_entropy, in_range
 
 Sums = dict[str, tuple[Array, Array]]  # metric -> (weighted sum, sum of weights), float32 []
 LossAndSums = tuple[Array, Sums]  # the loss to minimise, float32 [], and the metrics to report
@@ -58,7 +63,7 @@ def carried_language_model(
 
 
 def both_directions(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Return the cross-entropy of the decoder's targets, averaged over a ``BidirectionalLM``'s directions."""
+    """Return the cross-entropy of the decoder's targets, the mean of a ``BidirectionalLM``'s directions."""
     side = batch.side("decoder")
     forward_logits, backward_logits = model(batch, key)
     forward = _token_loss(forward_logits, side, batch.frequent_tokens, config)
@@ -67,7 +72,7 @@ def both_directions(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
 
 
 def masked_lm(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Return the cross-entropy of masked tokens and, of sentence pairs, that of ``sentence_labels``."""
+    """Return the cross-entropy of masked tokens; for sentence pairs, plus that of ``sentence_labels``."""
     x = model.features(batch, key)
     loss, sums = _masked_token_loss(model, x, batch, config)
     if batch.sentence_labels is None:
@@ -79,7 +84,7 @@ def masked_lm(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAnd
 
 
 def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Return the sum of ELECTRA's losses: its generator's of masked tokens, its discriminator's of all."""
+    """Return ELECTRA's loss: the generator's on masked tokens plus the discriminator's on all tokens."""
     if key is None:
         sample_key = jax.random.key(0)  # every evaluation draws the same samples
     else:
@@ -96,25 +101,25 @@ def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
 
 
 def labelled(model: Any, batch: Batch, key: Key, _config: LossConfig) -> LossAndSums:
-    """Return the loss of a ``ModelWithHead``: squared error of numbers [B], else cross-entropy.
+    """Return the loss of a ``ModelWithHead``: the squared error for regression, else the cross-entropy.
 
-    ``labels`` are then classes [B], classes of tokens [B,T], chosen candidates [B], or the first and last
-    position of spans [B,2].
+    ``batch.labels`` are numbers [B] for regression. Otherwise they are classes [B], classes of tokens [B,T],
+    correct candidates [B], or the first and last position of spans [B,2].
     """
     outputs, labels, weights = model(batch, key), batch.labels, batch.label_loss_weights
     kind = model.settings.kind
     if kind == "regression":
         loss = (jnp.square(outputs - labels) * weights).sum()
         return loss, {"loss": (loss, weights.sum())}
-    if kind == "span":  # the mean of two losses, of the start and of the end
+    if kind == "span":  # the mean of the losses of a span's start and of its end
         weights = weights[:, None] / 2 * jnp.ones(2)[None, :]
     return _class_loss(outputs, labels, weights)
 
 
 def _masked_token_loss(model: Any, x: Array, batch: Batch, config: LossConfig) -> LossAndSums:
-    """Return the cross-entropy of masked tokens, from an encoder's last states x [B,T,D].
+    """Return the cross-entropy of masked tokens, from an encoder's last hidden states x [B,T,D].
 
-    If few positions are masked, which is the usual case, logits are computed for these alone.
+    Logits are computed at the masked positions only, unless a row has more than MAX_MASKED_SHARE of them.
     """
     side, weights = batch.side("encoder"), batch.side("encoder").loss_weights
     max_masked = ceil(MAX_MASKED_SHARE * weights.shape[1])
@@ -124,7 +129,7 @@ def _masked_token_loss(model: Any, x: Array, batch: Batch, config: LossConfig) -
         return _token_loss(model.logits(x), side, batch.frequent_tokens, config)
 
     def loss_where_masked(x: Array, side: Side) -> LossAndSums:
-        # All masked positions, and in rows with fewer than ``max_masked`` also some of weight 0.
+        # The positions of the largest weights: all masked ones, and unmasked ones of weight 0 to fill up.
         positions = jax.lax.top_k(weights, max_masked)[1]
         masked = side.map(lambda array: jnp.take_along_axis(array, positions, axis=1))
         return loss_everywhere(jnp.take_along_axis(x, positions[:, :, None], axis=1), masked)
@@ -147,12 +152,15 @@ def _token_loss(logits: Array, side: Side, frequent_tokens: Array | None, config
 
 
 def _content_metrics(logits: Array, targets: Array, content: Array, frequent_tokens: Array) -> Sums:
-    """Return the loss of content tokens, and how often the likeliest token is among ``frequent_tokens``.
+    """Return the metrics of targets where ``content`` bool [B,T] is True.
 
-    ``content`` is bool [B,T], ``frequent_tokens`` int [B,10], filled up with -1.
+    ``content_loss`` is their cross-entropy. ``top_ten_share`` is the share of their predictions, the tokens
+    with the highest logits, that are among ``frequent_tokens`` int [B,10]: the 10 most frequent content
+    tokens of held-out data, padded with -1. Content leaves out sentinels, EOS, and targets that the inputs
+    show at the same position.
     """
     loss, total, _ = cross_entropy(logits, targets, content, z_loss=0.0, label_smoothing=0.0)
-    # The loss computes the same maximum. XLA's argmax would take as long on CPUs as the whole evaluation.
+    # The loss computes this maximum anyway. On CPUs, XLA's argmax would take as long as the whole evaluation.
     is_token = (frequent_tokens >= 0)[:, None, :]
     frequent_logits = jnp.take_along_axis(logits, jnp.maximum(frequent_tokens, 0)[:, None, :], axis=-1)
     is_frequent = ((frequent_logits >= logits.max(-1, keepdims=True)) & is_token).any(-1)
@@ -160,9 +168,12 @@ def _content_metrics(logits: Array, targets: Array, content: Array, frequent_tok
 
 
 def _class_loss(logits: Array, labels: Array, weights: Array) -> LossAndSums:
-    """Return the cross-entropy of class labels; one that is no class gives NaN unless its weight is 0."""
+    """Return the cross-entropy of class labels [...], given logits [...,classes].
+
+    A label outside [0, classes) makes the loss NaN, unless its weight is 0.
+    """
     labels = jnp.where(weights == 0, 0, labels)
-    is_class = is_known(labels, logits.shape[-1])
+    is_class = in_range(labels, logits.shape[-1])
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     loss = (jnp.where(is_class, losses, jnp.nan) * weights).sum()
     num_right = (jnp.where(is_class, logits.argmax(-1) == labels, jnp.nan) * weights).sum()

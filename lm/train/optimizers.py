@@ -1,4 +1,4 @@
-"""Optimisers, schedules and freezing, built on optax; schedules and freezing are functions of the step."""
+"""Optimisers, schedules and frozen parameters, built on optax; schedules and masks depend on the step."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from lm.nn.finetune import BODY
 
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 Transform: TypeAlias = optax.GradientTransformation
-Updates = dict[str, jax.Array]  # changes of parameters, by name
-EMBEDDING = ".embed.table"  # how the name of the embedding of tokens ends, in models within models too
-Freeze = Callable[[Updates, jax.Array], Updates]  # (updates, step) -> updates, 0 for frozen parameters
+Updates = dict[str, jax.Array]  # updates of parameters, by name
+EMBEDDING = ".embed.table"  # end of the name of a token embedding, also of a model within another
+MaskUpdates = Callable[[Updates, jax.Array], Updates]  # (updates, step) -> updates, 0 for frozen parameters
 
 
 def learning_rate(config: OptimizerConfig, step: jax.Array) -> jax.Array:
@@ -34,7 +34,7 @@ def learning_rate(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     step = jnp.asarray(step, jnp.float32)
 
     def progress(start: int) -> jax.Array:
-        """Return the share of the decay that is done, if it starts there."""
+        """Return the fraction of the decay from step ``start`` that is done."""
         return jnp.clip((step - start) / max(1, config.decay_end - start), 0, 1)
 
     schedule = {
@@ -49,18 +49,18 @@ def learning_rate(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     return config.learning_rate * schedule * warmup
 
 
-def make_optimizer(config: OptimizerConfig, axes: Axes, freeze: Freeze) -> Optimizer:
-    """Return the optimiser of parameters {name: array} with these axes (``lm.sharding.axes``).
+def make_optimizer(config: OptimizerConfig, axes: Axes, mask_updates: MaskUpdates) -> Optimizer:
+    """Return the optimiser of parameters {name: array} with these axes (``lm.sharding.logical_axes``).
 
-    Its ``update`` also takes ``step`` int32 [], which schedule and freezing follow: they keep no count, so
-    fine-tuning has none to reset.
+    Its ``update`` also takes ``step`` int32 [], for the schedule and ``mask_updates``: these keep no count
+    that fine-tuning would have to reset.
     """
-    freezing, descent = apply_at_step(freeze), apply_at_step(partial(_descend, config))
-    return optax.chain(*_direction_transforms(config, axes), freezing, descent)
+    masking, descent = apply_at_step(mask_updates), apply_at_step(partial(_descend, config))
+    return optax.chain(*_direction_transforms(config, axes), masking, descent)
 
 
 def update_direction(config: OptimizerConfig, axes: Axes) -> Transform:
-    """Return the transformation of gradients to directions, which the learning rate then multiplies."""
+    """Return the transformation from gradients to directions, to be multiplied by the learning rate."""
     return optax.chain(*_direction_transforms(config, axes))
 
 
@@ -76,7 +76,7 @@ def _direction_transforms(config: OptimizerConfig, axes: Axes) -> list[Transform
     return transforms
 
 
-def apply_at_step(function: Freeze) -> Optimizer:
+def apply_at_step(function: MaskUpdates) -> Optimizer:
     """Return the stateless transformation of updates by ``function(updates, step)``."""
 
     def update(updates, state, _params=None, *, step, **_):
@@ -91,9 +91,9 @@ def _descend(config: OptimizerConfig, updates: Updates, step: jax.Array) -> Upda
 
 
 def per_layer(transform: Transform, stacked: Collection[str]) -> Transform:
-    """Apply ``transform`` as if each layer of the ``stacked`` parameters were a parameter by itself.
+    """Apply ``transform`` to each layer of the ``stacked`` parameters separately.
 
-    Adafactor's factors, clipping and scale are of one matrix: a stack seen as one array would mix its layers.
+    Adafactor factors, clips and scales each matrix: taking a stack for one array would mix its layers.
     """
 
     def group_by_depth(arrays):  # {number of layers: {name: array}}, 0 for arrays that are not stacked
@@ -124,23 +124,23 @@ def per_layer(transform: Transform, stacked: Collection[str]) -> Transform:
 def average_parameters(decay: float, step: jax.Array, average: Updates, params: Updates) -> Updates:
     """Return the exponential moving average of the parameters, updated with the ``params`` of ``step`` + 1.
 
-    It starts as the initial (or pre-trained) parameters. The decay grows as (1 + step) / (10 + step) up to
-    ``decay``, so that the weight of these falls below 1e-12 within 100 steps.
+    The average starts as the initial (or pre-trained) parameters. The decay grows as (1 + step) / (10 + step)
+    up to ``decay``, so that the weight of the initial parameters falls below 1e-12 within 100 steps.
     """
     decay_now = jnp.minimum(decay, (1 + step) / (10 + step))
     return {name: average[name] + (1 - decay_now) * (value - average[name]) for name, value in params.items()}
 
 
 def optimizer_state_size(config: OptimizerConfig, model: nnx.Module) -> int:
-    """Return how many numbers the optimiser and the moving average hold, without the parameters."""
-    optimizer = make_optimizer(config, sharding.axes(model), train_all)
+    """Return the number of array elements in the optimiser's state and the moving average."""
+    optimizer = make_optimizer(config, sharding.logical_axes(model), train_all)
     state = [jax.eval_shape(optimizer.init, sharding.named(model)), model if config.ema else ()]
     return sum(leaf.size for leaf in jax.tree.leaves(state))
 
 
-# --- which parameters fine-tuning trains, by their names
+# --- ``MaskUpdates`` for fine-tuning: which parameters are trained, by their names
 
-# A new head, outside of the body, is always trained.
+# A new head, whose names do not begin with BODY, is always trained.
 # Source: Raffel et al. 2020, section 3.5.1.
 
 
@@ -160,7 +160,7 @@ def freeze_embedding(updates: Updates, _step: jax.Array) -> Updates:
 
 
 def train_adapters(updates: Updates, _step: jax.Array) -> Updates:
-    """Train adapters and all norms, as the paper says; of norms, its code trains those of adapters alone."""
+    """Train adapters and all norms, as the paper says; its code trains no norms but those of adapters."""
     return _train_modules(updates, lambda path: "adapter" in path or path[-1].endswith("norm"))
 
 
@@ -170,24 +170,24 @@ def train_lora(updates: Updates, _step: jax.Array) -> Updates:
 
 
 def _train_modules(updates: Updates, is_trained: Callable[[list[str]], bool]) -> Updates:
-    """Return updates of a new head and of parameters whose path of modules ``is_trained``; else 0."""
+    """Return the updates, 0 except for a new head and for parameters whose module path ``is_trained``."""
     has_body = any(name.startswith(BODY) for name in updates)
 
     def has_update(name):
-        is_of_head = has_body and not name.startswith(BODY)
+        is_in_head = has_body and not name.startswith(BODY)
         path = name.split(".")[:-1] or [""]
-        return is_of_head or is_trained(path)
+        return is_in_head or is_trained(path)
 
     return {name: value if has_update(name) else jnp.zeros_like(value) for name, value in updates.items()}
 
 
 @dataclass(frozen=True)
 class GradualUnfreezing:
-    """Unfreezes one layer per episode, from the top of every stack; the last episode trains all layers.
+    """Unfreezes one more layer per episode, from the top of every stack; the last episode trains all layers.
 
-    There are as many episodes as the deepest stack has layers, equally long. A stack's last norm and the
-    softmax, with the embedding if that is the same matrix, are trained from the start on. The relative bias,
-    and whatever else comes before the first layer, are trained with that layer.
+    Episodes are equally long, and there are as many as the deepest stack has layers. A stack's last norm and
+    the output matrix, also if it is tied to the embedding, are trained from the start. The relative bias, and
+    everything else before the first layer, are trained together with that layer.
     """
 
     model: ModelConfig
@@ -203,7 +203,7 @@ class GradualUnfreezing:
         unfrozen = 1 + step * episodes // self.steps  # layers, from the top
 
         def trained_from(name: str, ndim: int) -> int | np.ndarray:
-            """Return how many layers must be unfrozen for this parameter to be trained, or for each layer."""
+            """Return how many layers have to be unfrozen to train this parameter, or each layer of it."""
             module, _, rest = name.removeprefix(BODY).removeprefix(FORWARD).partition(".")
             if module == "embed" and not model.output.logits.startswith("tied"):
                 return episodes

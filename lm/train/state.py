@@ -15,8 +15,8 @@ from lm import sharding
 from lm.config.training import GuardConfig, TruncatedBPTT
 from lm.train.optimizers import Optimizer
 
-LOSS_HISTORY = 128  # losses of the last updates, by which a spike is recognised [steps]
-MIN_LOSS_STD = 0.1  # smaller deviations count as this; near zero, losses differ by large factors [nats/token]
+LOSS_HISTORY = 128  # number of last losses that a new loss is compared with [steps]
+MIN_LOSS_STD = 0.1  # lower bound of their std: near zero, losses differ by large factors [nats/token]
 
 MakeModel = Callable[[jax.Array], nnx.Module]  # from a key
 GuardState = dict[str, jax.Array]
@@ -25,22 +25,23 @@ GuardState = dict[str, jax.Array]
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("step", "params", "opt_state", "guard", "average", "carry"),
-    meta_fields=("structure",),
+    meta_fields=("model_treedef",),
 )
 @dataclass(frozen=True)
 class State:
-    """The train state, a pytree.
+    """The train state, a pytree. The names of its fields are those of its arrays in checkpoints.
 
     Parameters are held by name, since JAX flattens a dictionary ten times as fast as a module. Steps train
-    ``params``; where a moving average is kept, it alone is evaluated, exported and fine-tuned.
+    ``params``. If an exponential moving average of the parameters is kept, it is evaluated, exported and
+    fine-tuned in their place.
     """
 
     step: jax.Array  # int32 []: updates done
     params: dict[str, jax.Array]  # by dotted name
     opt_state: optax.OptState
-    structure: tuple[Any, tuple[str, ...]]  # the model's tree definition, and its leaves' names in order
-    guard: GuardState | None = None  # statistics by which bad updates are recognised
-    average: dict[str, jax.Array] | None = None  # moving average of params (optimizer.ema)
+    model_treedef: tuple[Any, tuple[str, ...]]  # the model's treedef, and the names of its leaves in order
+    guard: GuardState | None = None  # guard state: statistics by which bad updates are recognised
+    average: dict[str, jax.Array] | None = None  # EMA of params (optimizer.ema)
     carry: Any = None  # recurrent states [layers,B,h], set if a row spans several steps (tbptt)
 
     @property
@@ -55,13 +56,14 @@ class State:
 
     def model_with(self, params: dict[str, jax.Array]) -> nnx.Module:
         """Return the model with these parameters."""
-        definition, names = self.structure
-        return jax.tree.unflatten(definition, [params[name] for name in names])
+        treedef, names = self.model_treedef
+        return jax.tree.unflatten(treedef, [params[name] for name in names])
 
     def warm_start(self, fresh: "State") -> "State":
-        """Return a state before the first step with ``eval_params`` and the optimiser state of this one.
+        """Return a state at the step of ``fresh`` that starts from this state's parameters.
 
-        All else is that of ``fresh``.
+        Its parameters are the ``eval_params`` of this state, its optimiser state is that of this state, and
+        all other fields are those of ``fresh``.
         """
         params = self.eval_params
         average = None if fresh.average is None else jax.tree.map(jnp.copy, params)
@@ -85,7 +87,7 @@ def create_state(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=optimizer.init(params),
-        structure=(jax.tree.structure(model), tuple(params)),
+        model_treedef=(jax.tree.structure(model), tuple(params)),
         guard=initial_guard(guard),
         average=jax.tree.map(jnp.copy, params) if ema else None,
         carry=None if tbptt is None else model.decoder.init_carry(tbptt.rows, 0),
@@ -93,7 +95,7 @@ def create_state(
 
 
 def abstract_state(create: Callable[[jax.Array], State], optimizer: Optimizer, mesh: Mesh) -> State:
-    """Return shapes, dtypes and shardings of the state that ``create(seed)`` makes; nothing is computed."""
+    """Return shapes, dtypes and shardings of the state that ``create(seed)`` would return."""
     state = jax.eval_shape(create, jax.ShapeDtypeStruct((), jnp.uint32))
     model, replicated = state.model_with(state.params), sharding.replicated(mesh)
     params = sharding.parameter_shardings(model, mesh)
@@ -119,34 +121,34 @@ def shardings_of(state: State) -> State:
 
 
 def initial_guard(config: GuardConfig) -> GuardState | None:
-    """Return the guard's state before the first step; None where no update is ever skipped."""
+    """Return the guard state before the first step; None if ``config`` skips no updates."""
     if not config.skips:
         return None
-    guard = {"consecutive_skipped": jnp.zeros((), jnp.int32)}
+    guard_state = {"consecutive_skipped": jnp.zeros((), jnp.int32)}
     if config.spikes is not None:
-        guard |= {"updates": jnp.zeros((), jnp.int32), "losses": jnp.zeros(LOSS_HISTORY, jnp.float32)}
-    return guard
+        guard_state |= {"updates": jnp.zeros((), jnp.int32), "losses": jnp.zeros(LOSS_HISTORY, jnp.float32)}
+    return guard_state
 
 
 def check_update(
-    config: GuardConfig, guard: GuardState, loss: jax.Array, grad_norm: jax.Array
+    config: GuardConfig, guard_state: GuardState, loss: jax.Array, grad_norm: jax.Array
 ) -> tuple[jax.Array, GuardState]:
-    """Return bool [], whether to make the update with this loss and gradient norm, and the guard's new state.
+    """Return whether to apply the update with this loss and gradient norm, bool [], and the new guard state.
 
-    A spike is a loss above the mean of the last updates by more than ``config.spikes`` of their standard
-    deviations; nothing is a spike until there have been LOSS_HISTORY updates. The norm of the gradient need
-    only be finite: in ordinary runs with Adafactor it jumps to a hundred deviations while the loss stays
+    A loss is a spike if it exceeds the mean of the last LOSS_HISTORY losses by more than ``config.spikes``
+    standard deviations; before there have been so many updates none is. The gradient norm is only checked to
+    be finite: in ordinary runs with Adafactor it jumps by a hundred standard deviations while the loss stays
     within four.
     """
     is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     is_good = is_finite | (config.non_finite == "stop")  # the loop stops when it reads these numbers
-    new_guard_state = {}
+    new_guard_state: GuardState = {}
     if config.spikes is not None:
-        losses, updates = guard["losses"], guard["updates"]
+        losses, updates = guard_state["losses"], guard_state["updates"]
         limit = losses.mean() + config.spikes * jnp.maximum(losses.std(), MIN_LOSS_STD)
         is_spike = is_finite & (updates >= LOSS_HISTORY) & (loss > limit)
         is_good &= ~is_spike
         losses = jnp.where(is_good, losses.at[updates % LOSS_HISTORY].set(loss), losses)
         new_guard_state = {"updates": updates + is_good, "losses": losses}
-    consecutive = jnp.where(is_good, 0, guard["consecutive_skipped"] + 1)
+    consecutive = jnp.where(is_good, 0, guard_state["consecutive_skipped"] + 1)
     return is_good, new_guard_state | {"consecutive_skipped": consecutive}

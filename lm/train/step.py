@@ -19,12 +19,12 @@ from lm import sharding
 from lm.batch import Batch
 from lm.config.base import SettingError
 from lm.config.model import HeadConfig, ModelConfig
-from lm.config.training import EVERY_UPDATE, GuardConfig, LossConfig, OptimizerConfig, TruncatedBPTT
+from lm.config.training import NEVER_SKIP, GuardConfig, LossConfig, OptimizerConfig, TruncatedBPTT
 from lm.nn.cache import Carry
 from lm.nn.transformer import Transformer
 from lm.train.losses import Loss, carried_language_model, language_model
 from lm.train.optimizers import (
-    Freeze,
+    MaskUpdates,
     Optimizer,
     average_parameters,
     learning_rate,
@@ -35,8 +35,8 @@ from lm.train.runtime.preemption import check_preemption
 from lm.train.state import State, abstract_state, check_update, create_state, shardings_of
 
 COMPILER_OPTIONS = {  # by platform
-    # The partitioner otherwise splits products with fsdp-sharded matrices into up to 240 small permutes, a
-    # third slower by the compiler's own estimate.
+    # Otherwise the SPMD partitioner turns a matmul with an fsdp-sharded matrix into up to 240
+    # collective-permutes, which the compiler itself estimates to be a third slower.
     "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"},
 }
 
@@ -56,9 +56,9 @@ class StepSpec:
     loss_config: LossConfig = LossConfig()
     module: Callable[..., nnx.Module] = Transformer
     extra_configs: tuple[HeadConfig | ModelConfig, ...] = ()  # of a head, or of ELECTRA's generator
-    freeze: Freeze = train_all  # zeroes updates of frozen parameters
+    mask_updates: MaskUpdates = train_all  # zeroes the updates of frozen parameters
     microbatches: int = 1  # into which a batch is split; their gradients are summed
-    guard: GuardConfig = EVERY_UPDATE  # which bad updates are skipped
+    guard: GuardConfig = NEVER_SKIP  # which bad updates are skipped
     # set if rows are longer than a step's chunk; the loss is then that of ``carried_language_model``
     tbptt: TruncatedBPTT | None = None
 
@@ -73,7 +73,7 @@ class StepSpec:
     def make_optimizer(self) -> Optimizer:
         """Return the optimiser of the model's parameters."""
         abstract_model = jax.eval_shape(self.make_model, jax.random.key(0))
-        return make_optimizer(self.optimizer, sharding.axes(abstract_model), self.freeze)
+        return make_optimizer(self.optimizer, sharding.logical_axes(abstract_model), self.mask_updates)
 
 
 def train_step(
@@ -89,8 +89,8 @@ def train_step(
         carry = reset_carry(state.carry, state.step % spec.tbptt.chunks_per_row == 0)
     gradients, metrics, carry = compute_gradients(spec, state, batch, key, carry)
     # Sharded like the parameters, so that devices exchange only the part of a gradient that they update.
-    axes = sharding.axes(state.model_with(state.params))
-    gradients = sharding.constrain_to_parameters(gradients, axes)
+    logical_axes = sharding.logical_axes(state.model_with(state.params))
+    gradients = sharding.constrain_to_parameters(gradients, logical_axes)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)
     params = optax.apply_updates(state.params, updates)
     metrics |= {
@@ -100,7 +100,7 @@ def train_step(
     average = state.average
     if average is not None:
         average = average_parameters(spec.optimizer.ema, state.step, average, params)
-    after = State(state.step + 1, params, opt_state, state.structure, state.guard, average, carry)
+    after = State(state.step + 1, params, opt_state, state.model_treedef, state.guard, average, carry)
     if spec.guard.skips:
         return skip_bad_update(spec.guard, state, after, metrics)
     return after, metrics
@@ -140,11 +140,11 @@ class Gradients(NamedTuple):
 def compute_gradients(
     spec: StepSpec, state: State, batch: Batch, key: jax.Array, carry: Carry | None = None
 ) -> Gradients:
-    """Return gradients and metrics of the mean loss over a batch, in ``spec.microbatches`` if it says so.
+    """Return gradients and metrics of the mean loss over a batch, computed in ``spec.microbatches`` parts.
 
-    The weights of targets are divided by their sum over the whole batch first: losses and gradients of
-    micro-batches then simply add up, and so do the other metrics. ``carry`` is the recurrent state in which
-    rows continue; such a batch is never split.
+    Loss weights are first divided by their sum over the whole batch. Losses, gradients and other metrics of
+    micro-batches then simply add up. ``carry`` is the recurrent state at the end of the previous chunk of
+    each row; with a carry there is one micro-batch.
     """
     batch, metrics = normalize_loss_weights(batch)
 
@@ -168,14 +168,16 @@ def compute_gradients(
 
 
 def normalize_loss_weights(batch: Batch) -> tuple[Batch, Metrics]:
-    """Return the batch with each kind of loss weights divided by its sum, and how many tokens it trains on.
+    """Return the batch with each kind of loss weights divided by its sum, and two counts as metrics.
 
-    For ELECTRA these are the tokens that the discriminator classifies.
+    ``tokens`` are the targets with a loss weight; with ELECTRA, the tokens that its discriminator classifies.
+    ``content_tokens`` are the targets that the model cannot copy: no sentinel, no EOS, and none that the
+    inputs show at the same position (``lm.data.content``).
     """
     weights = batch.loss_weights()
     totals = {name: x.sum(dtype=jnp.float32) for name, x in weights.items()}
     normalized = {name: weights[name] / jnp.maximum(total, 1) for name, total in totals.items()}
-    # The largest total: an encoder's batch may also have weights of its rows, as sentence pairs.
+    # A batch may have weights per token and, of sentence pairs, per row: the largest total is the tokens'.
     metrics = {"tokens": jnp.stack(list(totals.values())).max()}
     for side in batch.sides.values():
         if side.content is not None:  # labelled tasks have none
@@ -205,27 +207,28 @@ def _sum_over_microbatches(
 def skip_bad_update(
     config: GuardConfig, before: State, after: State, metrics: Metrics
 ) -> tuple[State, Metrics]:
-    """Return the state after the update or, if it is skipped, that before it with the next step's number.
+    """Return ``after`` or, if its update is bad, ``before`` with its step incremented; and the metrics.
 
+    Either state gets the new guard state: the statistics by which ``check_update`` recognises bad updates.
     This is no optax transformation, since a recurrent carry and the average of parameters have to be restored
     too, and since changing the guard must not rename the optimiser's state in checkpoints.
     """
     assert before.guard is not None
-    is_good, guard = check_update(config, before.guard, metrics["loss"], metrics["grad_norm"])
+    is_good, guard_state = check_update(config, before.guard, metrics["loss"], metrics["grad_norm"])
     before = replace(before, step=after.step)
     chosen = jax.tree.map(lambda new, old: jnp.where(is_good, new, old), after, before)
     counts = {
         "skipped_updates": 1.0 - is_good,
-        "consecutive_skipped": guard["consecutive_skipped"].astype(jnp.float32),
+        "consecutive_skipped": guard_state["consecutive_skipped"].astype(jnp.float32),
     }
-    return replace(chosen, guard=guard), metrics | counts
+    return replace(chosen, guard=guard_state), metrics | counts
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The jitted functions of a spec and a mesh (``jit_...``), and what calls them.
+    """Jitted functions for one spec and mesh (``jit_...``), and methods that call them.
 
-    The seed is an argument, so runs that differ in it share them.
+    The seed is an argument of these functions, so runs with different seeds share them.
     """
 
     mesh: Mesh
@@ -247,14 +250,19 @@ class Steps:
         return lambda state, batch: self.jit_train_step(state, batch, seed_on_devices)
 
     def compile_train_step(self, batch: Batch) -> None:
-        """Compile the training step for batches of this shape: the first call then finds it."""
+        """Compile the training step ahead of time for batches of this shape.
+
+        JAX keeps the executable in memory, by shapes and shardings. So the first training step with such a
+        batch neither traces nor compiles.
+        """
         seed = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(self.mesh))
         self.jit_train_step.lower(self.abstract, sharding.abstract_arrays(batch), seed).compile()
 
     def shard_batch(self, batch: sharding.Tree) -> sharding.Tree:
-        """Return a batch, or any tree of arrays by row, sharded over the devices.
+        """Return a batch, or any tree of arrays whose first axis is the row, sharded over the devices.
 
-        This also sends a heartbeat and, after a signal, ends an evaluation in all processes.
+        Side effects: resets the watchdog and, after a stop signal, aborts the current evaluation in all
+        processes.
         """
         check_preemption()
         return sharding.put_batch(batch, self.mesh)
@@ -271,9 +279,9 @@ class Steps:
             totals = sums if totals is None else jax.tree.map(jnp.add, jax.block_until_ready(totals), sums)
         if totals is None:
             return {"tokens": 0.0}
-        numbers = {name: (float(total), float(weight)) for name, (total, weight) in totals.items()}
-        means = {name: total / max(weight, 1.0) for name, (total, weight) in numbers.items()}
-        return means | {"tokens": numbers["loss"][1]}
+        scores = {name: (float(total), float(weight)) for name, (total, weight) in totals.items()}
+        means = {name: total / max(weight, 1.0) for name, (total, weight) in scores.items()}
+        return means | {"tokens": scores["loss"][1]}
 
     def _on_devices(self, seed: int) -> jax.Array:
         return jax.device_put(np.uint32(seed), sharding.replicated(self.mesh))
@@ -317,17 +325,22 @@ def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, mi
 
     It is cheap, and called before anything is compiled.
     """
-    axes = {"vocab_size": "tensor", "attention.num_heads": "tensor", "mlp.d_ff": "tensor", "d_model": "fsdp"}
-    for path, axis in axes.items():
-        for stack_config in (model, model.encoder_side):
+    mesh_axes = {
+        "vocab_size": "tensor",
+        "attention.num_heads": "tensor",
+        "mlp.d_ff": "tensor",
+        "d_model": "fsdp",
+    }
+    for path, axis in mesh_axes.items():
+        for stack_config in (model, model.encoder_config):
             size = attrgetter(path)(stack_config)
             sharding.check_division(f"model.{path}", size, {axis: sizes[axis]})
-    if model.mixer.width is not None:
+    if model.mixer.width is not None:  # of the states of a recurrent mixer
         sharding.check_division("model.mixer.width", model.mixer.width, {"fsdp": sizes["fsdp"]})
     if microbatches < 1 or batch_size % microbatches:
         raise SettingError(f"batch_size={batch_size} should be a multiple of microbatches={microbatches}")
     what = "batch_size" if microbatches == 1 else f"batch_size={batch_size} / microbatches={microbatches}"
-    rows = {axis: sizes[axis] for axis in sharding.BATCH}
+    rows = {axis: sizes[axis] for axis in sharding.BATCH_MESH_AXES}
     sharding.check_division(what, batch_size // microbatches, rows)
 
 
@@ -335,8 +348,10 @@ def check_memory(model: ModelConfig, mesh: Mesh) -> None:
     """Raise SettingError if parameters and gradients in float32 alone do not fit on the devices."""
     shapes = jax.eval_shape(lambda key: Transformer(model, nnx.Rngs(params=key)), jax.random.key(0))
     shardings, leaves = sharding.parameter_shardings(shapes, mesh), sharding.named(shapes)
-    numbers = sum(prod(shardings[name].shard_shape(leaf.shape)) for name, leaf in leaves.items())
-    needed = 2 * 4 * numbers
+    num_params_per_device = sum(
+        prod(shardings[name].shard_shape(leaf.shape)) for name, leaf in leaves.items()
+    )
+    needed = 2 * 4 * num_params_per_device
     available = device_memory()
     if needed > available:
         paths = ("vocab_size", "d_model", "mlp.d_ff", "num_encoder_layers", "num_decoder_layers")
@@ -350,20 +365,20 @@ def check_memory(model: ModelConfig, mesh: Mesh) -> None:
 def check_rows(model: ModelConfig, sizes: Mapping[str, int], rows: int, length: int, named: str) -> None:
     """Raise SettingError if the devices of a mesh cannot hold a batch of ``rows`` of ``length`` tokens.
 
-    A lower bound: every position's hidden state plus, if stored, one head's logits of one row. ``named``: the
-    settings that the message blames.
+    The estimate is a lower bound: the hidden states of the batch and, where attention logits are
+    materialised, those of one head for one row, [T,T]. ``named`` names the settings to change in the error.
     """
     device_rows, device_length = -(-rows // sharding.batch_shards(sizes)), -(-length // sizes["sequence"])
     states = device_rows * device_length * model.d_model * (2 if model.dtype == "bfloat16" else 4)
     stores_logits = jax.default_backend() == "cpu" and model.attention.implementation in ("auto", "xla")
-    logits = device_length * length * 4 if stores_logits and model.has_scores else 0
+    logits = device_length * length * 4 if stores_logits and model.has_attention_logits else 0
     needed, available = states + logits, device_memory()
     if needed > available:
         batch, gib = f"a batch of {rows:,} rows of {length:,} tokens", 2**30
-        mend = f"ask for fewer or shorter rows, or less than model.d_model={model.d_model}"
+        hint = f"ask for fewer or shorter rows, or less than model.d_model={model.d_model}"
         raise SettingError(
             f"{named}: {batch} needs at least {needed / gib:,.1f} GiB of each device, and there are "
-            f"{available / gib:,.1f}: {mend}"
+            f"{available / gib:,.1f}: {hint}"
         )
 
 

@@ -339,7 +339,7 @@ def test_processes_that_encode_ahead_keep_what_the_streams_read_next(tmp_path):
     shards = [InMemoryShard(tuple(WORDS[i::8]), str(i)) for i in range(8)]
     made = rows_in_streams(shards, tmp_path / "kept", notes=tmp_path / "notes")
     reading = made.rows.reader
-    notes = {number: reading.index_file(number, made.rows.row_kind) for number in range(4)}
+    notes = {number: reading.index_file(number, made.rows.row_index_key) for number in range(4)}
     made(0, slice(None))
     with pretokenize_in_background(reading.sampler, notes, 2):
         deadline = time.monotonic() + 120

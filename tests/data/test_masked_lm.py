@@ -15,7 +15,7 @@ from lm.config.base import SettingError
 from lm.data.batches import Batches, uniforms
 from lm.data.corpus.sampler import CorpusSampler
 from lm.data.corpus.token_cache import EncodedDocuments
-from lm.data.packing import Ragged
+from lm.data.packing import PaddedTexts
 from lm.data.pretraining import denoise, pretraining_rows
 from lm.objectives.corruption import geometric_lengths
 from lm.objectives.denoising import OBJECTIVES, compute_lengths
@@ -194,7 +194,7 @@ def test_infilling_hides_its_share_in_poisson_spans_each_shown_as_one_mask():
     objective, vocabulary = replace(OBJECTIVES["text-infilling"], sentences="in-order"), ByteTokenizer(100)
     count, limits = 300, compute_lengths(objective, 300)
     tokens = np.tile(np.arange(1000, 1300, dtype=np.int32), (200, 1))
-    text = Ragged(tokens, np.full(200, count, np.int32), np.ones_like(tokens, bool))
+    text = PaddedTexts(tokens, np.full(200, count, np.int32), np.ones_like(tokens, bool))
     inputs, targets = denoise(objective, text, uniforms(0, np.arange(200), 2, count), vocabulary, limits)
     assert (targets.tokens == text.tokens).all()
     hidden = []

@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from peers import from_lists, packed
 
 from lm.config.base import SettingError
-from lm.data.packing import Ragged, concatenate_sides, pack_examples
+from lm.data.packing import PaddedTexts, concatenate_sides, pack_examples
 from lm.objectives.denoising import Lengths
 
 
 def test_padding_is_told_by_length_and_not_by_id():
     """A text may hold id 0; it is a token like any other."""
     inputs, targets = (
-        Ragged(np.array([[0, 7, 1]], np.int32), np.array([3]), np.ones((1, 3), bool)),
-        Ragged(np.array([[0, 1]]), np.array([2]), np.ones((1, 2), bool)),
+        PaddedTexts(np.array([[0, 7, 1]], np.int32), np.array([3]), np.ones((1, 3), bool)),
+        PaddedTexts(np.array([[0, 1]]), np.array([2]), np.ones((1, 2), bool)),
     )
     found = packed(inputs, targets, "encoder-decoder", Lengths(0, 4, 3))
     assert found.encoder.segment_ids.tolist() == [[1, 1, 1, 0]]

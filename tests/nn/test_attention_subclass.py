@@ -12,7 +12,7 @@ from lm.batch import Batch, Side
 from lm.config.attention import SparsityConfig
 from lm.config.base import SettingError, changes, unused_settings
 from lm.config.layers import AttentionConfig, MixerConfig, MlpConfig
-from lm.config.model import WITH_SCORES, LoraConfig, ModelConfig
+from lm.config.model import WITH_ATTENTION_LOGITS, LoraConfig, ModelConfig
 from lm.nn.attention import Attention
 from lm.nn.layers import Linear
 from lm.nn.mixers import MIXERS
@@ -59,10 +59,10 @@ def registered(monkeypatch):
 
 
 def test_classes_and_settings_agree_on_which_mixers_have_scores():
-    said = {name for name, make in MIXERS.items() if getattr(make, "has_scores", False)}
-    assert said - {"own", "wider"} == set(WITH_SCORES)
+    said = {name for name, make in MIXERS.items() if getattr(make, "has_attention_logits", False)}
+    assert said - {"own", "wider"} == set(WITH_ATTENTION_LOGITS)
     monkey = with_mixer(TINY, "own")
-    assert monkey.has_scores and with_mixer(TINY, "wider").has_scores
+    assert monkey.has_attention_logits and with_mixer(TINY, "wider").has_attention_logits
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_subclass_with_another_cache_needs_no_count_of_its_own(monkeypatch):
 
 def test_a_function_that_hides_what_it_makes_is_refused(monkeypatch):
     monkeypatch.setitem(MIXERS, "hidden", lambda config, rngs, bidirectional: Own(config, rngs))
-    with pytest.raises(SettingError, match=r"MIXERS\['hidden'\] should say has_scores=True"):
+    with pytest.raises(SettingError, match=r"MIXERS\['hidden'\] should say has_attention_logits=True"):
         Transformer(with_mixer(changes(TINY, {"positions.kind": "none"}), "hidden"), nnx.Rngs(params=0))
 
 

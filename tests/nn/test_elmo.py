@@ -149,7 +149,11 @@ def test_frozen_layers_stay_bit_for_bit_whatever_decays_and_the_head_reads_both_
     (head,) = spec.extra_configs
     assert (head.pool, head.layers) == ("mean", layers)
     steps = built(
-        CONFIG, module=spec.module, extra_configs=spec.extra_configs, loss=spec.loss, freeze=spec.freeze
+        CONFIG,
+        module=spec.module,
+        extra_configs=spec.extra_configs,
+        loss=spec.loss,
+        mask_updates=spec.mask_updates,
     )
     state = steps.initial_state(0)
     before = {name: np.asarray(value) for name, value in state.params.items()}

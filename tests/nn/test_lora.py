@@ -83,7 +83,9 @@ def built(mesh, devices, **settings):
             "lora": ALL,
         },
     )
-    return build(StepSpec(model, DECAYING, freeze=train_lora, **settings), sharding.make_mesh(mesh, devices))
+    return build(
+        StepSpec(model, DECAYING, mask_updates=train_lora, **settings), sharding.make_mesh(mesh, devices)
+    )
 
 
 def after_two_steps(steps):
@@ -165,7 +167,7 @@ def test_a_tuned_run_is_read_as_the_plain_model(tmp_path):
     new = {"tuning.mixtures": ("glue/cola",), "tuning.lora": ALL}
     stage = next(s for s in stages(changes(imported(plain), new), tmp_path) if s.writes_answers)
     spec, mesh = text_spec(stage.settings), sharding.make_mesh(MeshConfig(), jax.devices()[:1])
-    assert spec.freeze is train_lora
+    assert spec.mask_updates is train_lora
     state = build(spec, mesh).initial_state(0)
     model = with_updates(plain, {n: x for n, x in state.params.items() if ".lora." not in n}, seed=0)
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:

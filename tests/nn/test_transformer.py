@@ -40,7 +40,7 @@ from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 from lm.ops.masks import relative_positions
 from lm.ops.positions import AlibiBias, BucketedBias
-from lm.sharding import axes, make_mesh, named, parameter_shardings
+from lm.sharding import logical_axes, make_mesh, named, parameter_shardings
 
 BASE = PRESETS["t5-base"]
 SETUP = SHARED / "t5" / "setup.json"
@@ -366,7 +366,7 @@ def test_flax_is_told_where_parameters_live(name):
     model = make(name)
     told = named(nnx.get_partition_spec(nnx.state(model)))
     for parameter, place in parameter_shardings(model, mesh).items():
-        by_head = "kv_heads" in axes(model)[parameter]  # where they divide
+        by_head = "kv_heads" in logical_axes(model)[parameter]  # where they divide
         assert told[parameter] == place.spec or by_head, parameter
     assert any("tensor" in spec for spec in told.values())
 

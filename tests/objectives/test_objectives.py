@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lm.config.base import SettingError
 from lm.data.batches import uniforms
-from lm.data.packing import Ragged
+from lm.data.packing import PaddedTexts
 from lm.data.pretraining import denoise, noise_mask
 from lm.objectives.corruption import NOISES, CorruptionInputs, NoiseName, length_mask, prefix_lengths
 from lm.objectives.denoising import OBJECTIVES, Lengths, Objective, compute_lengths, corrupted_lengths
@@ -38,7 +38,7 @@ def text(rng, counts, width=None):
 
 
 def whole(tokens, counts):
-    return Ragged(tokens, counts, tokens != EOS)
+    return PaddedTexts(tokens, counts, tokens != EOS)
 
 
 def rows(side):
@@ -226,7 +226,7 @@ def test_sizes_are_those_of_the_examples():
             inputs, targets, made = (
                 inputs[1:],
                 targets[1:],
-                [Ragged(*(values[1:] for values in side)) for side in made],
+                [PaddedTexts(*(values[1:] for values in side)) for side in made],
             )
         assert inputs.tolist() == made[0].lengths.tolist()
         assert targets.tolist() == made[1].lengths.tolist()
@@ -235,7 +235,7 @@ def test_sizes_are_those_of_the_examples():
 @pytest.mark.parametrize("name", [name for name, noise in NOISES.items() if not noise.infill])
 def test_noise_lies_in_the_text_fits_its_targets_and_is_the_same_whatever_the_other_rows(name):
     objective, room, counts = Objective(noise=name, rate=0.5), 20, np.array([1, 2, 7, 30, 40])
-    if objective.corruption.has_bounded_targets:
+    if objective.corruption.fits_without_trimming:
         room = 42
     u, starts = (
         uniforms(0, np.arange(5), objective.uniforms_per_token, 40),

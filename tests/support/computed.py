@@ -132,7 +132,7 @@ def trained(stage, prepared, mesh):
     spec = stage.step_spec()
     alone = StepSpec(spec.model, loss=spec.loss, module=spec.module, extra_configs=spec.extra_configs)
     found = {"model": model(alone, shapes)}
-    found["update"] = digest([update(spec.optimizer), spec.freeze, spec.guard.spikes, spec.tbptt])
+    found["update"] = digest([update(spec.optimizer), spec.mask_updates, spec.guard.spikes, spec.tbptt])
     found["batch"] = arrays([first.features(), batches(1, slice(0, batches.batch_size)).features()])
     found["loads as"] = digest(stage.settings.model.special)
     for split in ("validation", "report"):

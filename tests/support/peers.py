@@ -21,7 +21,14 @@ from lm.config.layers import NormConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
 from lm.data.batches import uniforms
-from lm.data.packing import Ragged, make_packed_batch, pack_examples, ragged, row_capacity, shift_right
+from lm.data.packing import (
+    PaddedTexts,
+    make_packed_batch,
+    pack_examples,
+    pad_texts,
+    row_capacity,
+    shift_right,
+)
 from lm.data.pretraining import noise_mask
 from lm.data.tasks.benchmarks import TASKS, classification
 from lm.nn.attention_inputs import make_attention_inputs
@@ -248,7 +255,7 @@ def from_lists(lists):
     tokens = np.zeros((len(lists), max(map(len, lists))), np.int32)
     for row, ids in zip(tokens, lists, strict=True):
         row[: len(ids)] = ids
-    return Ragged(tokens, np.array([len(ids) for ids in lists], np.int32), tokens > 0)
+    return PaddedTexts(tokens, np.array([len(ids) for ids in lists], np.int32), tokens > 0)
 
 
 def packed(inputs, targets, architecture, limits, pack=True):
@@ -301,7 +308,7 @@ def cut_before_eos(dataset, output_features, sequence_length):
         if not output_features.get(name, {}).get("add_eos"):
             return value
         rows = value if isinstance(value[0], list) else [value]
-        tokens, counts, _ = ragged(rows, sequence_length[name] or 99)
+        tokens, counts, _ = pad_texts(rows, sequence_length[name] or 99)
         found = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
         return found if rows is value else found[0]
 

@@ -12,7 +12,7 @@ from lm.batch import Batch, Side
 from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
-from lm.config.training import EVERY_UPDATE, CheckpointConfig, LoopConfig, OptimizerConfig
+from lm.config.training import NEVER_SKIP, CheckpointConfig, LoopConfig, OptimizerConfig
 from lm.nn.layers import param
 from lm.sharding import constrain, make_mesh, named, process_rows
 from lm.train.loop import Run, train
@@ -82,7 +82,7 @@ def run(
     poison=(),
     seed=0,
     on_batch=None,
-    guarding=EVERY_UPDATE,
+    guarding=NEVER_SKIP,
     patience=0.0,
     sizes=(),
     keep=3,

@@ -97,6 +97,17 @@ def test_scores_are_those_of_a_step():
     assert difference == costs(gpt, 512).scores - costs(none, 512).scores
 
 
+def test_products_with_bilinear_weights_count_in_a_step():
+    """Each attention multiplies its queries by N matrices [H,H]: 2 operations a number, thrice in a step."""
+    scaled, bilinear = (
+        changes(PRESETS["t5-base"], {"attention.scores": scores}) for scores in ("scaled-dot", "bilinear")
+    )
+    queries = 12 * 512 + 12 * 2 * 114  # 12 layers: of the encoder, of the decoder's two attentions
+    more = step_flops(bilinear, 7, 512, 114) - step_flops(scaled, 7, 512, 114)
+    assert more == 7 * queries * 3 * 2 * 12 * 64 * 64
+    assert costs(bilinear, 512).scores == costs(scaled, 512).scores
+
+
 def test_a_bert_is_costed_in_rows_that_it_can_have(capsys):
     """110 M parameters on 250 G tokens: 6 N D is 1.65e20, and the scores of rows of 512 come on top."""
     bert = PRESETS["bert-base"]

@@ -90,7 +90,7 @@ def test_runs_of_one_shape_share_their_compilation():
 
 
 def test_a_frozen_parameter_stays():
-    steps = toy.steps(freeze=frozen)
+    steps = toy.steps(mask_updates=frozen)
     state, before = trained(steps)[0], steps.initial_state(0)
     assert (state.params["table"] == before.params["table"]).all()
     assert (state.params["blocks"] != before.params["blocks"]).any()

@@ -165,7 +165,7 @@ def test_with_muon_all_but_the_matrices_of_layers_change_by_adamw():
             changes(MODEL, {"positions.kind": "relative-per-layer", "bias": True}), nnx.Rngs(0)
         )
     )
-    axes, rng = sharding.axes(model), np.random.default_rng(0)
+    axes, rng = sharding.logical_axes(model), np.random.default_rng(0)
     grads = {
         n: jnp.asarray(rng.standard_normal(x.shape), jnp.float32) for n, x in sharding.named(model).items()
     }

@@ -23,7 +23,7 @@ DECODER = changes(MODEL, {"architecture": "decoder", "output.bias": True})
 
 @pytest.mark.parametrize("tune", [train_adapters, GradualUnfreezing(DECODER, 6)])
 def test_what_is_frozen_stays_bit_for_bit_whatever_decays_and_all_else_moves(tune):
-    steps = built(DECODER, freeze=tune)
+    steps = built(DECODER, mask_updates=tune)
     state, step = steps.initial_state(0), steps.seeded_train_step(0)
     before = {name: np.asarray(value) for name, value in state.params.items()}
     batch = transformer_batch(0)

@@ -61,14 +61,16 @@ class Finetuning(NetworkStage):
 def text_spec(experiment: Experiment) -> StepSpec:
     """Return the step of fine-tuning: of all parameters, some layers first, adapters or LoRA alone."""
     model, training, tuning = experiment.model, experiment.finetuning, experiment.tuning
-    freeze: optimizers.Freeze = optimizers.train_all
+    mask_updates: optimizers.MaskUpdates = optimizers.train_all
     if tuning.adapters:
-        freeze = optimizers.train_adapters
+        mask_updates = optimizers.train_adapters
     elif tuning.lora.rank:
-        freeze = optimizers.train_lora
+        mask_updates = optimizers.train_lora
     elif tuning.unfreezing == "gradual":
-        freeze = optimizers.GradualUnfreezing(model, training.steps)
+        mask_updates = optimizers.GradualUnfreezing(model, training.steps)
     width = round(tuning.adapters * model.d_model)
     model = changes(model, {"mlp.adapter_width": width, "lora": tuning.lora})
     microbatches, guard = training.microbatches, experiment.guard
-    return StepSpec(model, training.optimizer, freeze=freeze, microbatches=microbatches, guard=guard)
+    return StepSpec(
+        model, training.optimizer, mask_updates=mask_updates, microbatches=microbatches, guard=guard
+    )

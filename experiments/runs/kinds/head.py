@@ -87,8 +87,10 @@ class HeadFinetuning(NetworkStage):
 def head_spec(experiment: Experiment, task: LabelledTask) -> StepSpec:
     """Return the step of fine-tuning with a new head for a labelled task, and the model below it."""
     spec, head = text_spec(experiment), head_config(experiment, task)
-    freeze = optimizers.freeze_body if head.layers.endswith("frozen") else spec.freeze
-    return replace(spec, loss=labelled, module=finetune.ModelWithHead, extra_configs=(head,), freeze=freeze)
+    mask_updates = optimizers.freeze_body if head.layers.endswith("frozen") else spec.mask_updates
+    return replace(
+        spec, loss=labelled, module=finetune.ModelWithHead, extra_configs=(head,), mask_updates=mask_updates
+    )
 
 
 def head_config(experiment: Experiment, task: LabelledTask) -> HeadConfig:

@@ -37,7 +37,7 @@ from lm.data.corpus.prefetch import pretokenize_in_background
 from lm.data.masked_lm import MaskedLMRows
 from lm.data.packing import row_length
 from lm.data.pretraining import DenoisingRows
-from lm.data.segments import SEGMENTS
+from lm.data.segments import UNPACKED_ROWS
 from lm.data.seq2seq import CorpusExamples, MixtureRows
 from lm.data.tasks.labelled import AnyTask
 from lm.evaluate.evaluator import EvalTask, score_task
@@ -307,9 +307,9 @@ def encode_ahead(batches: Batches, rows: Sequence[slice], processes: int) -> Abs
     source = batches.rows.rows if isinstance(batches.rows, TBPTTRows) else batches.rows
     if isinstance(source, MixtureRows):  # whose examples are dealt to all streams
         corpora = [x.source for x in source.examples_by_task.values() if isinstance(x, CorpusExamples)]
-        kind, rows, source = SEGMENTS, [slice(None)], corpora[0] if corpora else None
+        kind, rows, source = UNPACKED_ROWS, [slice(None)], corpora[0] if corpora else None
     elif isinstance(source, DenoisingRows | MaskedLMRows):
-        kind = source.row_kind
+        kind = source.row_index_key
     else:
         source = None
     if source is None or not processes:

@@ -226,7 +226,7 @@ def pretraining_spec(experiment: Experiment) -> StepSpec:
     spec = StepSpec(
         model,
         training.optimizer,
-        freeze=optimizers.freeze_embedding if frozen else optimizers.train_all,
+        mask_updates=optimizers.freeze_embedding if frozen else optimizers.train_all,
         microbatches=training.microbatches,
         guard=experiment.guard,
         tbptt=training.tbptt,

@@ -1,11 +1,12 @@
 """Find the window of a corpus from which each row of a batch is read.
 
-The rows of a global batch are divided among a fixed number of streams, an equal number of consecutive rows to
-each. A stream has its own shards, which it reads window by window, in a new order every epoch. A window is
-shuffled by the code that makes rows of it (``lm.data.segments``).
+A window is the part of a shard (64 KiB to 8 MiB of text) that is read, shuffled and cached as one. The rows
+of a global batch are divided among a fixed number of streams, an equal number of consecutive rows to each. A
+stream has its own shards, which it reads window by window, in a new order every epoch. The segments of a
+window are shuffled by ``lm.data.segments``.
 
-So a host reads only the shards of its own rows, and a row is a function of its number. To find the window of
-a row, only the numbers of rows in the windows before it are needed. These are stored in an index file.
+So a host reads only the shards of its own rows, and a row is a function of its number. To find a row's
+window, only the row counts of the windows before it in its stream are needed. They are kept in an index file.
 """
 
 import functools
@@ -25,50 +26,54 @@ from lm.config.base import SettingError
 from lm.data.corpus.shards import MIN_WINDOW_BYTES
 from lm.data.corpus.token_cache import EncodedCorpus, EncodedDocuments, concatenate
 
-# first random keys: to assign shards to streams, to order the shards of a stream
+# base Philox keys of two permutations: of all shards, to assign them to streams; of the shards of a stream
 ASSIGNMENT_KEY, ORDER_KEY = 2**62, 2**61
 DEFAULT_STREAMS = 16  # if the batch size is divisible by it
-# so that random keys are distinct; likewise an epoch of a stream has up to 2^20 windows of 2^24 examples
+# Bit fields of an example's random key: 7 bits for the epoch, 20 for the window in the epoch, 12 for the
+# stream, 24 for the example in the window. Keys of different examples are then distinct.
 MAX_STREAMS = 1 << 12
-KEYED_EPOCHS = 1 << 7  # epochs whose random keys fit in an int64
+EPOCHS_PER_SEED = 1 << 7
 INDEX_TAIL_BYTES = 1 << 12  # read at the end of an index file to find its newest entry
-MIN_ROWS_PER_STREAM = 64  # in an epoch; a smaller corpus gets fewer streams
 
 
 class WindowPosition(NamedTuple):
-    """Locate a window in the reading order of a stream, and in the corpus."""
+    """Locate a window in the reading order of a stream, and in the corpus. Index files hold these fields."""
 
     stream: int
     epoch: int
     index_in_epoch: int  # among the windows of the stream
     shard: int
     window: int  # index in the shard
-    tokens_before: int  # in the windows of the stream in this epoch that precede it
+    tokens_before: int  # tokens in the earlier windows of this stream and epoch
 
     @property
     def order_key(self) -> int:
-        """Return the random key that orders this window's segments in this epoch."""
+        """Return the random key by which this window's segments are shuffled in this epoch."""
         return ((self.epoch << 20) | self.index_in_epoch) << 12 | self.stream
 
     @property
-    def key(self) -> int:
-        """Return the first random key of this window's examples, below 2^63.
+    def first_example_key(self) -> int:
+        """Return the random key of this window's first example, below 2^63; the next examples count up.
 
-        Keys of different windows are at least 2^24 apart. After KEYED_EPOCHS the keys repeat, under another
-        seed (``seed``).
+        Keys of different windows are at least 2^24 apart. Keys repeat every EPOCHS_PER_SEED epochs, for which
+        ``seed`` then returns another seed.
         """
-        return (((self.epoch % KEYED_EPOCHS) << 20 | self.index_in_epoch) << 12 | self.stream) << 24
+        return (((self.epoch % EPOCHS_PER_SEED) << 20 | self.index_in_epoch) << 12 | self.stream) << 24
 
     def seed(self, seed: int) -> int:
-        """Return ``seed`` (32 bits) with the part of the epoch that ``key`` omits in the bits above."""
-        return (self.epoch // KEYED_EPOCHS) << 32 | seed
+        """Return the seed of this window's examples: ``seed`` in the low 32 bits, above it the repetition.
+
+        The repetition is epoch // EPOCHS_PER_SEED, by which epochs with the same keys differ.
+        """
+        return (self.epoch // EPOCHS_PER_SEED) << 32 | seed
 
 
 def choose_num_streams(requested: int, batch_size: int, corpus_bytes: int) -> int:
-    """Return how many streams read a corpus.
+    """Return the number of streams that read a corpus.
 
-    That is ``requested``, or SettingError if it does not divide the batch size or is too large. If it is 0,
-    the greatest common divisor of the batch size and 16, or a smaller divisor for a small corpus.
+    It is ``requested`` unless that is 0; SettingError if this does not divide the batch size or is too large.
+    By default it is the greatest common divisor of the batch size and DEFAULT_STREAMS, or a smaller divisor
+    if the corpus is small.
     """
     if requested:
         if batch_size % requested or requested > MAX_STREAMS:
@@ -92,28 +97,32 @@ class CorpusSampler:
     corpus: EncodedCorpus
     num_streams: int
     seed: int | None = None  # None: read the shards in their own order
-    unique_tokens: int | None = None  # read in each epoch, over all streams; None: the whole corpus
+    tokens_per_epoch: int | None = None  # over all streams, the same in each epoch; None: the whole corpus
     index_folder: Path | None = None  # of the files that say how many rows each window has
 
     @property
     def fingerprint(self) -> str:
-        return f"{self.corpus.fingerprint} {self.num_streams} {self.seed} {self.unique_tokens}"
+        return f"{self.corpus.fingerprint} {self.num_streams} {self.seed} {self.tokens_per_epoch}"
 
     def shard_order(self, stream: int, epoch: int) -> list[int]:
-        """Return the shards of a stream in the order of an epoch; with unique tokens epochs are equal."""
+        """Return the shards of a stream in the order of an epoch.
+
+        All epochs have the same order if ``tokens_per_epoch`` is set, so that they read the same tokens.
+        """
         shards = np.arange(len(self.corpus.shards))
         if self.seed is None:
             return shards[stream :: self.num_streams].tolist()
         shards = _random(self.seed, ASSIGNMENT_KEY).permutation(shards)[stream :: self.num_streams]
         key = ORDER_KEY + stream
-        if not self.unique_tokens:
+        if not self.tokens_per_epoch:
             key += epoch << 12
         return _random(self.seed, key).permutation(shards).tolist()
 
     def windows(self, stream: int, after: WindowPosition | None = None) -> Iterator[WindowPosition]:
-        """Yield the nonempty windows of a stream, epoch after epoch, from its start or from ``after`` on.
+        """Yield the nonempty windows of a stream without end, epoch by epoch.
 
-        Windows that are not in the token cache are encoded. SettingError if the stream has no tokens.
+        They begin at the start of the stream or behind the window ``after``. Windows that are not in the
+        token cache are encoded. SettingError if the stream has no tokens.
         """
         for epoch in count(after.epoch if after else 0):
             is_empty = True
@@ -138,7 +147,7 @@ class CorpusSampler:
             tokens_before = after.tokens_before + len(self.read(after).tokens)
         for shard in shards:
             for window in count(first_window):
-                if self.unique_tokens and tokens_before >= self.unique_tokens // self.num_streams:
+                if self.tokens_per_epoch and tokens_before >= self.tokens_per_epoch // self.num_streams:
                     return
                 documents = self._read_window(shard, window)
                 if documents is None:
@@ -150,12 +159,12 @@ class CorpusSampler:
             first_window = 0
 
     def read(self, position: WindowPosition) -> EncodedDocuments:
-        """Return the tokens of a window, truncated where the unique tokens of the epoch end."""
+        """Return the documents of a window, truncated after ``tokens_per_epoch`` tokens of the epoch."""
         documents = self._read_window(position.shard, position.window)
         assert documents is not None, position
-        if not self.unique_tokens:
+        if not self.tokens_per_epoch:
             return documents
-        return documents.truncate(self.unique_tokens // self.num_streams - position.tokens_before)
+        return documents.truncate(self.tokens_per_epoch // self.num_streams - position.tokens_before)
 
     def read_epoch(self) -> EncodedDocuments:
         """Return all tokens of the first epoch of all streams, in memory."""
@@ -169,7 +178,7 @@ class CorpusSampler:
         return _read_cached(self.corpus, shard, window)
 
 
-@functools.lru_cache(maxsize=2)  # a window is located, and then read
+@functools.lru_cache(maxsize=2)  # iterating over windows reads each one before ``CorpusSampler.read`` does
 def _read_cached(corpus: EncodedCorpus, shard: int, window: int) -> EncodedDocuments | None:
     return corpus.read(shard, window)
 
@@ -182,7 +191,7 @@ def _random(seed: int, key: int) -> np.random.Generator:
 
 
 class IndexEntry(NamedTuple):
-    """Hold the first row of a window; the rows of a stream are counted over all epochs."""
+    """Hold the number of a window's first row among the rows of its stream, counted over all epochs."""
 
     first_row: int
     position: WindowPosition
@@ -191,8 +200,8 @@ class IndexEntry(NamedTuple):
 class RowIndex:
     """Find the window of any row of a stream, by counting the rows of its windows in reading order.
 
-    Windows are counted lazily, as far as rows are asked for. The counts are appended to a file, so that
-    another process, or a resumed run, need not read the windows before again.
+    Windows are counted lazily, up to the row that is asked for. The counts are appended to a file, so that
+    other processes and resumed runs need not read the earlier windows again.
     """
 
     def __init__(
@@ -213,7 +222,10 @@ class RowIndex:
         self._windows = self._sampler.windows(self._stream, None if entry is None else entry.position)
 
     def find(self, row: int) -> tuple[WindowPosition, int]:
-        """Return the window of a row of the stream, counted over all epochs, and its index in the window."""
+        """Return the window that holds a row, and the row's index among the rows of that window.
+
+        ``row`` is its number in the stream, counted over all epochs.
+        """
         if not self._covers(row):
             self._jump(row)
         while row >= self._end:
@@ -222,7 +234,7 @@ class RowIndex:
         return entry.position, row - entry.first_row
 
     def rows_of_epoch(self, limit: int) -> int:
-        """Return the number of rows in the first epoch of the stream, but at most ``limit``."""
+        """Return the number of rows in the first epoch of the stream, at most ``limit``."""
         while self._end < limit and (not self._entries or self._entries[-1].position.epoch == 0):
             self._count_next_window()
         later = [entry.first_row for entry in self._entries if entry.position.epoch > 0]
@@ -232,7 +244,7 @@ class RowIndex:
         return bool(self._entries) and self._entries[0].first_row <= row < self._end
 
     def _jump(self, row: int) -> None:
-        """Restart counting at the last indexed window before ``row``, unless it is counted already."""
+        """Restart counting at the last indexed window before ``row``, unless that is counted already."""
         entries = [entry for entry in read_index(self._index_file) if entry.first_row <= row]
         nearest = max(entries, default=None)
         first_row = 0 if nearest is None else nearest.first_row

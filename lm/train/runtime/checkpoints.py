@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 
 from lm import sharding
 from lm.config.base import SettingError
-from lm.config.training import EVERY_UPDATE, CheckpointConfig, GuardConfig, Weights
+from lm.config.training import NEVER_SKIP, CheckpointConfig, GuardConfig, Weights
 from lm.train.runtime import manifest
 from lm.train.runtime.manifest import UNFINISHED, Manifest
 from lm.train.state import State
@@ -49,7 +49,7 @@ class Checkpoints:
     does, and only if no ``save`` has succeeded since: the last state is always saved, or an error is raised.
     """
 
-    def __init__(self, folder: str | Path, config: CheckpointConfig, guard: GuardConfig = EVERY_UPDATE):
+    def __init__(self, folder: str | Path, config: CheckpointConfig, guard: GuardConfig = NEVER_SKIP):
         self.folder, self.config, self._stops = Path(folder).absolute(), config, guard.failed_save == "stop"
         ocp = _orbax()
         _silence_orbax()

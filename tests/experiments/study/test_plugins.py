@@ -83,8 +83,8 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
         assert from_json(type(experiment), to_json(experiment)) == experiment
     assert build("hidden/even", "nano").objective.noise == "every-other"
     assert build("mixing/running-mean", "nano").model.mixer.kind == "running-mean"
-    assert build("attention-variants/gated", "nano").model.has_scores
-    assert not build("mixing/running-mean", "nano").model.has_scores
+    assert build("attention-variants/gated", "nano").model.has_attention_logits
+    assert not build("mixing/running-mean", "nano").model.has_attention_logits
     assert [row.name for row in find("t5/6-corruption-rate")][-1] == "t5/6-corruption-rate/30"
     (task,) = mixture("words-backwards")
     row = {"summary": "to be"}
@@ -366,7 +366,7 @@ def test_what_is_sent_to_another_process_brings_the_modules_along(loads, tmp_pat
     (tmp_path / "sent").write_bytes(pickle.dumps(sent))
     code = (
         "import pickle; one, *tasks = pickle.load(open('sent', 'rb')); "
-        "print(one.corruption.has_bounded_targets, len(tasks))"
+        "print(one.corruption.fits_without_trimming, len(tasks))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
