@@ -92,7 +92,7 @@ class Metric:
         values = [scores[name]["metrics"].get(self.measure, scores[name]["score"]) for name in self.tasks]
         return None if None in values else mean(values)
 
-    def example_sums(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+    def per_example_sums(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
         """Return numerators and denominators [N] per example, the ratio of whose sums is the metric's value.
 
         ``values``: what a run kept of the examples of the metric's task. None if that is not enough.

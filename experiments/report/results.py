@@ -12,11 +12,11 @@ from etils import epath
 
 from experiments.report.comparison import Warn
 from experiments.runs import provenance
-from experiments.runs.paths import base_name, is_main, is_pretraining
+from experiments.runs.paths import base_name, is_compared, is_pretraining
 from experiments.runs.result import Result, check_settings, read_result
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import overrides_of, used_changes
+from experiments.study.overrides import effective_overrides, overrides_of
 from experiments.study.paths import run_folder
 from experiments.study.registry import build
 from experiments.study.table import Row
@@ -56,7 +56,7 @@ def find_results(
     that does not count, and why; without it the first such run is an error.
     """
     results: dict[int, Result] = {}
-    experiment = build(row.name, scale, used_changes(row.name, scale, overrides or {}))
+    experiment = build(row.name, scale, effective_overrides(row.name, scale, overrides or {}))
     named = overrides_of(row.name, scale, experiment) if overrides else {}
     for root in run_roots(runs):
         for folder in _seed_folders(run_folder(root, scale, row.name, 0, named).parent):
@@ -118,7 +118,7 @@ def plotted_metrics(stage: str) -> dict[str, tuple[str, str]]:
 
     Stages that runs are not compared by have none.
     """
-    if not is_main(stage):
+    if not is_compared(stage):
         return {}
     if not is_pretraining(stage):
         return {f"{base_name(stage)}: mean of scores": ("eval", "score")}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from experiments.processes.group import agreed, gathered
+from experiments.processes.group import broadcast_from_first, gathered
 from experiments.runs import provenance
 from experiments.runs.inputs import Inputs, mixture_lengths
 from experiments.runs.kinds.finetuning import text_spec
@@ -16,7 +16,7 @@ from experiments.runs.kinds.pretraining import pretraining_batches
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.result import check_settings
 from experiments.runs.sources import Sources
-from experiments.runs.stages import given_checkpoint
+from experiments.runs.stages import external_checkpoint
 from experiments.study.experiment import Experiment
 from experiments.study.settings_diff import setting_changes
 from lm import sharding
@@ -76,9 +76,11 @@ def check_inputs(
     experiment: Experiment, every: Sequence[Stage], inputs: Inputs, say: Callable[[str], object]
 ) -> None:
     """SettingError for data that the stages of an experiment, ``every``, cannot be trained with here."""
-    agreed(lambda: check_task_files(declared_tasks(experiment), inputs.cache, inputs.vocabulary, say))
+    broadcast_from_first(
+        lambda: check_task_files(declared_tasks(experiment), inputs.cache, inputs.vocabulary, say)
+    )
     check_alike(provenance_of_run(experiment, every, inputs))
-    agreed(lambda: check_space(experiment, inputs))
+    broadcast_from_first(lambda: check_space(experiment, inputs))
     for stage in every:
         if (batches := stage.batches(inputs)) is not None:
             inputs.batches[stage.name] = batches
@@ -354,7 +356,7 @@ def check_branches(every: Sequence[Stage]) -> None:
 
 def check_start_parameters(experiment: Experiment, cache: Path) -> None:
     """SettingError if a checkpoint lacks what pre-training is to go on with, or there is nothing to tune."""
-    model, given = experiment.model, given_checkpoint(experiment, cache)
+    model, given = experiment.model, external_checkpoint(experiment, cache)
     if given is None:
         return
     if experiment.counts.model != "none":
@@ -396,7 +398,7 @@ def check_folder(
     experiment: Experiment, folder: Path, cache: Path, allowed: Callable[[str], object] | None
 ) -> None:
     """SettingError if ``folder`` is another run's, unless ``allowed`` takes it, or ``cache`` is read-only."""
-    agreed(lambda: check_settings(experiment, folder, allowed))
+    broadcast_from_first(lambda: check_settings(experiment, folder, allowed))
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=cache):

@@ -20,7 +20,7 @@ from lm.metrics import Likelihood
 from lm.objectives.denoising import Lengths
 from lm.tokenizers.tokenizer import Tokenizer
 
-WINDOW_ROWS = "rows"  # folder in the cache: how many rows each window of a corpus has
+ROW_INDEX_FOLDER = "rows"  # folder in the cache: how many rows each window of a corpus has
 EvalSplit = Literal["validation", "report"]  # checkpoints are chosen on the first, and scored on the second
 
 
@@ -72,7 +72,7 @@ def training_streams(experiment: Experiment, inputs: Inputs) -> CorpusSampler:
     unique, count = unique_tokens(experiment) if data.repeats else None, corpus.num_streams
     if unique:  # of which every stream has a part
         count = largest_divisor(count, unique // (MIN_ROWS_PER_STREAM * data.inputs_length))
-    return CorpusSampler(corpus, count, experiment.seed, unique, inputs.cache / WINDOW_ROWS)
+    return CorpusSampler(corpus, count, experiment.seed, unique, inputs.cache / ROW_INDEX_FOLDER)
 
 
 def unique_tokens(experiment: Experiment) -> int:

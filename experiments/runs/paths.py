@@ -60,7 +60,7 @@ def is_pretraining(name: str) -> bool:
     return base_name(name) in (START, PRETRAINING)
 
 
-def is_main(name: str) -> bool:
+def is_compared(name: str) -> bool:
     """Return whether runs are compared by the stage of this name: no vectors, start or branch."""
     return base_name(name) not in (START, VECTORS) and not name.startswith(BRANCH)
 
@@ -71,7 +71,7 @@ def model_of_run(names: Iterable[str]) -> str:
     A run pre-trains once and is fine-tuned any number of times, so that no fine-tuned model is the run's own.
     It is the first one where nothing is pre-trained. All commands, ``--start`` and notebooks follow this.
     """
-    return next(filter(is_main, names))
+    return next(filter(is_compared, names))
 
 
 def describe_model(folder: Path, name: str, names: Iterable[str], option: str = "--mixture") -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from experiments.runs.inputs import Inputs, encoded_split
 from experiments.runs.kinds.stage import SPLITS, Stage
 from experiments.runs.sources import Sources
-from experiments.runs.stages import given_checkpoint, stages
+from experiments.runs.stages import external_checkpoint, stages
 from experiments.runs.vocabulary import find_vocabulary, stored_vocabulary, unwritable_answers
 from experiments.study.experiment import Experiment
 from lm.config.base import SettingError
@@ -33,7 +33,7 @@ def prepare_inputs(experiment: Experiment, every: Sequence[Stage], sources: Sour
     skipped = _open_tasks(every, sources)
     for name, count in skipped.items():
         say(f"{count:,} corrupt records of {name} are left out of training (data.corrupt_records='skip')")
-    given = given_checkpoint(experiment, sources.cache)
+    given = external_checkpoint(experiment, sources.cache)
     if given is None:
         vocabulary = find_vocabulary(experiment, sources, say)
         _report_unwritable(every, vocabulary, sources, say)

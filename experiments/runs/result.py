@@ -143,7 +143,7 @@ class Result:
         return {name: folder for name, folder in folders.items() if folder.exists()}
 
 
-def recorded(likelihood: Likelihood) -> dict[str, float]:
+def to_log_dict(likelihood: Likelihood) -> dict[str, float]:
     """What the records of a stage say of the held-out documents."""
     return {f"{DOCUMENTS}{name}": float(value) for name, value in likelihood._asdict().items()}
 

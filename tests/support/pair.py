@@ -85,10 +85,10 @@ def agree(folder):
         raise SettingError("no" * (jax.process_index() == 0))
 
     made = folder / "made"
-    found = group.agreed(lambda: {"process": jax.process_index(), "long": "ü" * 2000})
-    there = group.first_alone(lambda: made.exists() or made.write_text(""))
+    found = group.broadcast_from_first(lambda: {"process": jax.process_index(), "long": "ü" * 2000})
+    there = group.main_process_first(lambda: made.exists() or made.write_text(""))
     try:
-        group.agreed(refuse)
+        group.broadcast_from_first(refuse)
     except SettingError as error:
         return (
             found == {"process": 0, "long": "ü" * 2000},

@@ -1,4 +1,4 @@
-"""The questions that models are asked: rows of tasks as batches, and how outputs become answers."""
+"""Makes the evaluation of tasks: their rows as batches, and how the outputs of a model become answers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,13 +26,13 @@ from lm.special_tokens import boundary_tokens
 from lm.tokenizers.tokenizer import Tokenizer
 
 
-def text_questions(stage: NetworkStage, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
-    """Return the questions of all tasks that a stage answers in words."""
+def text_eval_tasks(stage: NetworkStage, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
+    """Return the evaluation of all tasks that a stage answers by generated text."""
     tasks = cast(list[Task], stage.tasks[split])
-    return [_text_questions(stage, inputs, mesh, task, split) for task in tasks]
+    return [_text_eval_task(stage, inputs, mesh, task, split) for task in tasks]
 
 
-def _text_questions(
+def _text_eval_task(
     stage: NetworkStage, inputs: Inputs, mesh: Mesh, task: Task, split: EvalSplit
 ) -> EvalTask:
     """Return the rows of a task, whose right answers are all measured.
@@ -42,10 +42,10 @@ def _text_questions(
     """
     settings, vocabulary = stage.settings, inputs.vocabulary
     rows, limit = stage.scored_rows(task, split, inputs), settings.tuning.evaluation_examples
-    is_answered = task.measure == "score" or (split == "report" and stage.is_main)
+    is_answered = task.measure == "score" or (split == "report" and stage.is_compared)
     answered = first_rows(rows, limit) if is_answered else []
     length = max(mixture(name).targets_length for name in stage.scored_on if mixture(name).has(task.name))
-    asked = questions(settings, vocabulary, mesh, task, answered, length)
+    asked = make_eval_task(settings, vocabulary, mesh, task, answered, length)
     lengths, boundary = (settings.tuning.inputs_length, length), boundary_tokens(settings.model, vocabulary)
     validation_rows = first_rows(inputs.sources.rows(task, "validation"), limit)
     choices = partial(encode_choices, task, tokenizer=vocabulary, lengths=lengths, boundary=boundary)
@@ -55,7 +55,7 @@ def _text_questions(
     return replace(asked, choices=choices(rows), calibration=choices(validation_rows) if chooses else None)
 
 
-def questions(
+def make_eval_task(
     experiment: Experiment,
     vocabulary: Tokenizer,
     mesh: Mesh,
