@@ -102,14 +102,14 @@ def differ():
     import jax
 
     from experiments.runs import provenance
-    from experiments.runs.checks import check_alike
+    from experiments.runs.checks import check_same_on_all_processes
     from lm.config.base import SettingError
 
     alike = {name: {"a": "1", "long": "x" * 2000} for name in provenance.PARTS}
-    check_alike(alike)
+    check_same_on_all_processes(alike)
     other = {name: {"a": "2"} for name in ("data", "code")} if jax.process_index() else {}
     try:
-        check_alike(alike | other)
+        check_same_on_all_processes(alike | other)
     except SettingError as error:
         return str(error).splitlines()
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from experiments.cli.convert import export_checkpoint
 from experiments.runs import provenance
-from experiments.runs.checks import check_answers
+from experiments.runs.checks import check_answer_lengths
 from experiments.runs.init_from import started_from
 from experiments.runs.kinds.finetuning import Finetuning
 from experiments.runs.kinds.pretraining import ExternalCheckpoint, Pretraining
@@ -254,7 +254,7 @@ def test_an_answer_that_would_be_cut_is_refused_with_its_tokens_and_the_room(run
     experiment = build(ROW, "tiny", {"tuning.mixtures": ("glue_small",)})
     vocabulary = SimpleNamespace(encode=lambda text: [7] * (90 * (text == "positive")), template=None)
     with pytest.raises(SettingError, match="'positive' of task 'sst2' has 90 tokens here, and 'glue_small'"):
-        check_answers(experiment, vocabulary)
+        check_answer_lengths(experiment, vocabulary)
 
 
 def test_a_label_that_the_task_lacks_is_refused_with_those_it_has(runs):
