@@ -78,7 +78,7 @@ def sweep(
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
         grid: Train every combination of these values: SETTING=VALUE,VALUE,... Separate the elements of a list
             by blanks, such as 'data.held_out_lengths=1,1 2', and quote a value that has commas.
-        scale: Named preset of the sizes of model and data.
+        scale: Size of the study.
         seeds: Number of runs per row, with seeds 0, 1, ...
         jobs: Runs in parallel, each in a process with one thread. 0 chooses: one per core for tiny models on
             CPU (scales nano and mini), whose steps keep only one core busy, else 1.

@@ -66,7 +66,10 @@ def make_eval_task(
     rows: Sequence[Row],
     targets_length: int,
 ) -> EvalTask:
-    """Return how a task is evaluated on ``rows``; generated answers have at most ``targets_length`` tokens."""
+    """Return how a task is evaluated on ``rows``.
+
+    targets_length: the most tokens that a generated answer may have.
+    """
     length, size = experiment.tuning.inputs_length, experiment.finetuning.batch_size
     architecture = experiment.model.architecture
     output: Callable[[Any, Any], jax.Array]

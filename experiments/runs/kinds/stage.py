@@ -61,7 +61,7 @@ class Stage(ABC):
 
     @property
     def name(self) -> str:
-        """Return the name with the member, such as ``pretraining`` or ``at-0.5/squad/member-1``."""
+        """Return the name with the member, such as ``pretraining``, ``squad`` or ``at-0.5/squad``."""
         return member_name(self.base_name, self.member)
 
     @property
