@@ -95,10 +95,10 @@ def export_checkpoint(
         except SettingError as error:
             below = "--head drop writes the model below it"
             raise SettingError(
-                f"the head for {', '.join(stage.on)} cannot be written: {error}; {below}"
+                f"the head for {', '.join(stage.task_names)} cannot be written: {error}; {below}"
             ) from error
         model: Transformer | ModelWithHead = tuned
-        labels = find_labelled(*stage.on).labels
+        labels = find_labelled(*stage.task_names).labels
     else:
         model = stage.trained_body(mesh, weights)
     files: dict[str, bytes] = {}

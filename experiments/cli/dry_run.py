@@ -14,7 +14,7 @@ from experiments.console import CONSOLE, listing
 from experiments.processes.progress import duration
 from experiments.runs.kinds.network import NetworkStage
 from experiments.runs.kinds.stage import Stage
-from experiments.runs.kinds.vectors import Vectors
+from experiments.runs.kinds.vectors import SkipGram
 from experiments.runs.result import read_result
 from experiments.runs.stages import stages
 from experiments.runs.status import saved_steps
@@ -101,7 +101,7 @@ def stages_left(run: RowRun, options: Options, seen: set[Path]) -> list[tuple[St
 
 def step_cost(stage: Stage) -> float:
     """Return the FLOPs of a training step of a stage; 0 for counts and vectors."""
-    if not isinstance(stage, NetworkStage) or isinstance(stage, Vectors):
+    if not isinstance(stage, NetworkStage) or isinstance(stage, SkipGram):
         return 0.0
     model, lengths = stage.model_of_flops, stage.lengths
     targets = row_length(model.architecture, lengths)

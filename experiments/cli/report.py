@@ -6,11 +6,11 @@ from typing import Literal
 
 from experiments.cli.settings import ConfigFile, Scale, Settings, Start, given_changes, grid_points
 from experiments.console import RUNS, print_line
-from experiments.study.overrides import named_changes
-from experiments.study.plugins import study_arguments
+from experiments.study.overrides import explicit_overrides
+from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import find, registered, tables_of
 from experiments.study.scales import DEFAULT_SCALE
-from experiments.study.words import setting_words
+from experiments.study.words import setting_arguments
 from lm.config.base import SettingError
 
 
@@ -50,7 +50,7 @@ def report(
     if variants and (changes or grid):
         raise SettingError("--variants shows all settings given by hand: leave out settings and --grid")
     from experiments.report import report as reports  # whose pictures and page need more than a list of rows
-    from experiments.report.overrides import rows_to_register, with_override_rows
+    from experiments.report.overrides import variant_rows, with_override_rows
 
     wanted = tables_of(rows)
     if grid:
@@ -60,12 +60,12 @@ def report(
         changes = {}
     if variants:
         wanted = with_override_rows(wanted, scale, runs, print_line)
-    with registered(rows_to_register(wanted, scale)):
+    with registered(variant_rows(wanted, scale)):
         if watch:
             reports.watch(wanted, scale, runs, overrides=changes)
             return
-        named = {path: value for path, value in named_changes(changes).items() if path != "start.model"}
-        words = ["lm", *study_arguments(), "report", pattern, "--scale", scale, *setting_words(named)]
+        named = {path: value for path, value in explicit_overrides(changes).items() if path != "start.model"}
+        words = ["lm", *plugin_arguments(), "report", pattern, "--scale", scale, *setting_arguments(named)]
         words += ["--start", start] * bool(start) + ["--grid", *grid] * bool(grid) + ["--runs", *runs]
         words += ["--variants"] * variants + ["--latex"] * latex + ["--pictures", pictures]
         written = reports.print_report(wanted, scale, runs, changes, shlex.join(words))

@@ -56,8 +56,11 @@ def row_run(name: str, experiment: Experiment, options: Options) -> RowRun:
     return RowRun(name, experiment, run_folder(options.runs, options.scale, name, experiment.seed, changed))
 
 
-def share(name: str, experiment: Experiment, options: Options) -> str:
-    """Link the row's own folder to its run, if another row has it; return a line about that, else ""."""
+def link_shared_run(name: str, experiment: Experiment, options: Options) -> str:
+    """Link the row's folder to the run that it shares with an equal row; return a line about it.
+
+    Return "" if the run is in the row's own folder.
+    """
     run = row_run(name, experiment, options)
     own = row_folder(options.runs, options.scale, name, overrides_of(name, options.scale, experiment))
     if own == run.folder.parent:

@@ -19,7 +19,7 @@ from experiments.study.experiment import Experiment
 from experiments.study.overrides import check_given, check_start
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import DEFAULT_SCALE, SCALES
-from experiments.study.words import setting_words
+from experiments.study.words import setting_arguments
 from lm.config.base import DataError, SettingError, changes, comments, leaves, parse_json, unused_settings
 from lm.files import CHECKSUM
 
@@ -302,7 +302,7 @@ def _grid_value(path: str, text: str) -> Overrides:
     """Return the setting as tyro reads ``text`` behind its option; a switch takes True or False."""
     words = [f"--{path}", *text.split()]
     if dict(types_of(Experiment))[path] is bool and text in ("True", "False"):
-        words = setting_words({path: text == "True"})
+        words = setting_arguments({path: text == "True"})
     try:
         with redirect_stderr(io.StringIO()) as error:
             return parse_settings(words, [path])

@@ -12,12 +12,12 @@ from experiments.cli.settings import ConfigFile, Runs, Scale, Settings, Start, g
 from experiments.console import CONSOLE, NARROW, RUNS, listing
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import named_changes, overrides_of
+from experiments.study.overrides import explicit_overrides, overrides_of
 from experiments.study.paths import run_folder
 from experiments.study.registry import baseline_of, build, find_one
 from experiments.study.scales import DEFAULT_SCALE
 from experiments.study.settings_diff import relevant_diff
-from experiments.study.words import setting_words
+from experiments.study.words import setting_arguments
 from lm.config.base import SettingError, changes, comments, leaves
 from lm.config.model import ModelConfig
 from lm.nn.presets import PRESETS
@@ -80,9 +80,9 @@ def show(
         return
     experiment = build(row, scale, given)
     title = f"{row} at scale {scale}"
-    named = {path: value for path, value in named_changes(given).items() if path != "start.model"}
+    named = {path: value for path, value in explicit_overrides(given).items() if path != "start.model"}
     if named:
-        title += f" with {shlex.join(setting_words(named))}"
+        title += f" with {shlex.join(setting_arguments(named))}"
     if "--examples" in chosen:
         from experiments.evaluate.examples import show_examples  # reads data, with jax
 
@@ -113,7 +113,7 @@ def show_published(
         raise SettingError(f"{name} is a published model: {chosen[0]} is for rows of the study")
     given = {path.removeprefix("model."): value for path, value in settings.items()}
     model = changes(PRESETS[name], given)
-    title = f"{name}, as published" + f" with {shlex.join(setting_words(settings))}" * bool(settings)
+    title = f"{name}, as published" + f" with {shlex.join(setting_arguments(settings))}" * bool(settings)
     if chosen:
         show_costs(model, title, length, batch, dtype, tokens)
     else:
@@ -193,7 +193,9 @@ def show_stages(experiment: Experiment, folder: Path, cache: Path, title: str) -
 
     grid = listing("stage", "trained on", "starts from", "steps", "saved", "folder", title=title)
     for stage in stages(experiment, folder, cache):
-        data = ", ".join((stage.settings.data.corpus, *stage.on) if stage.reads_corpus else stage.on)
+        data = ", ".join(
+            (stage.settings.data.corpus, *stage.task_names) if stage.reads_corpus else stage.task_names
+        )
         parent = stage.parent.name if stage.parent else stage.parentless_start
         if stage.parent and stage.parent_step != stage.parent.training.steps:
             parent += f", step {stage.parent_step:,}"

@@ -1,4 +1,4 @@
-"""``lm sweep``: train all rows of a pattern, or a grid of settings, and write their report."""
+"""``lm sweep``: train all rows that match a pattern, or a grid of settings, and write their report."""
 
 import shlex
 import sys
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from experiments.cli.run_options import Options, RowRun, row_run, share
+from experiments.cli.run_options import Options, RowRun, link_shared_run, row_run
 from experiments.cli.settings import (
     Allow,
     ConfigFile,
@@ -25,13 +25,13 @@ from experiments.console import RUNS
 from experiments.processes.progress import NO_TOOLS, Tools
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import named_changes, overrides_of, used_changes
+from experiments.study.overrides import effective_overrides, explicit_overrides, overrides_of
 from experiments.study.paths import check_runs, with_overrides
-from experiments.study.plugins import study_arguments
+from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import baseline_of, build, find, find_one, registered, tables_of
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.table import Axis, Row, Table
-from experiments.study.words import setting_words
+from experiments.study.words import setting_arguments
 from lm.config.base import SettingError, comments
 
 
@@ -76,23 +76,26 @@ def sweep(
 
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
-        grid: Train every combination of these values: SETTING=VALUE,VALUE,... Blanks separate the elements of
-            a value of several, such as 'data.held_out_lengths=1,1 2'; quote a value that has commas.
+        grid: Train every combination of these values: SETTING=VALUE,VALUE,... Separate the elements of a list
+            by blanks, such as 'data.held_out_lengths=1,1 2', and quote a value that has commas.
         scale: Size of the study.
         seeds: Number of runs per row, with seeds 0, 1, ...
-        jobs: Number of runs trained at once, each in a process with one thread; 0: one per core on CPUs if
-            the models are so small that a step keeps only one core busy, as at scales nano and mini, else 1.
+        jobs: Runs in parallel, each in a process with one thread. 0 chooses: one per core for tiny models on
+            CPU (scales nano and mini), whose steps keep only one core busy, else 1.
     """
     del restart  # read by the supervisor, before this process
     rows = find(pattern)
-    scale, seeds = published_setup(tables_of(rows), scale, seeds)
+    scale, seeds = default_scale_and_seeds(tables_of(rows), scale, seeds)
     changes = given_changes([row.name for row in rows], scale, settings, config, start, runs)
     options = Options(scale, runs, allow, start, tools)
     train_rows(pattern, seeds, changes, options, jobs, grid, dry_run)
 
 
-def published_setup(found: Sequence[Table], scale: str | None, seeds: int | None) -> tuple[str, int]:
-    """Return scale and seeds: as given, else as the tables were published; the defaults if these differ."""
+def default_scale_and_seeds(found: Sequence[Table], scale: str | None, seeds: int | None) -> tuple[str, int]:
+    """Return the given scale and seeds, with those of the tables in place of None.
+
+    If the tables differ in one of them, it is DEFAULT_SCALE or one seed.
+    """
     scales, numbers = {table.scale for table in found}, {table.seeds for table in found}
     if scale is None:
         scale = scales.pop() if len(scales) == 1 else DEFAULT_SCALE
@@ -110,9 +113,9 @@ def train_rows(
     grid: Sequence[str] = (),
     dry_run: bool = False,
 ) -> None:
-    """Train all rows that match and have not finished, with ``changes``, then write the report.
+    """Train all rows that match and have not finished, with ``changes`` to each, then write the report.
 
-    ``jobs``: how many at once; 0 for as many as is best.
+    jobs: runs in parallel; 0 chooses, as in ``sweep``.
     """
     if seeds < 1:
         raise SettingError(f"--seeds {seeds} should be at least 1")
@@ -130,16 +133,16 @@ def train_rows(
         return
     failed = train_unfinished(wanted, options, count)
     for name, point in compared:
-        share(name, build(name, options.scale, changes | point), options)
-    from experiments.report.overrides import rows_to_register
-    from experiments.report.report import print_report  # whose pictures take a while to import
+        link_shared_run(name, build(name, options.scale, changes | point), options)
+    from experiments.report.overrides import variant_rows
+    from experiments.report.report import print_report  # slow to import: it draws
 
     found = tables_of(find(pattern))
     if grid:
         found = grid_tables(pattern, options.scale, points, changes)
-    command = shlex.join(sweep_words(pattern, seeds, changes, options, grid))
+    command = shlex.join(sweep_argv(pattern, seeds, changes, options, grid))
     try:
-        with registered(rows_to_register(found, options.scale)):
+        with registered(variant_rows(found, options.scale)):
             overrides = {} if grid else changes
             print_report(found, options.scale, (str(options.runs),), overrides, command)
     except SettingError:
@@ -150,7 +153,7 @@ def train_rows(
 
 
 def compared_rows(pattern: str, points: Sequence[Overrides]) -> list[tuple[str, Overrides]]:
-    """Return (row, settings of the grid) of all rows that match, then of the rows they are compared with."""
+    """Return (row, point of the grid) for all rows that match, then (baseline, {}) for their baselines."""
     rows = [row.name for row in find(pattern)]
     baselines: list[tuple[str, Overrides]] = [(baseline_of(name), {}) for name in rows]
     return [*((name, point) for name in rows for point in points), *baselines]
@@ -159,19 +162,19 @@ def compared_rows(pattern: str, points: Sequence[Overrides]) -> list[tuple[str, 
 def wanted_runs(
     compared: Sequence[tuple[str, Overrides]], seeds: int, changes: Overrides, options: Options
 ) -> list[RowRun]:
-    """Return the run of each row and seed; rows that are one experiment share it."""
+    """Return the run of each row and seed, once for rows that build the same experiment."""
     runs: dict[Path, RowRun] = {}
     for seed in range(seeds):
         for name, point in compared:
-            read = used_changes(name, options.scale, changes | point)
-            experiment = build(name, options.scale, {**read, "seed": seed})
+            effective = effective_overrides(name, options.scale, changes | point)
+            experiment = build(name, options.scale, {**effective, "seed": seed})
             run = row_run(name, experiment, options)
             runs.setdefault(run.folder, run)
     return list(runs.values())
 
 
 def grid_tables(pattern: str, scale: str, points: Sequence[Overrides], changes: Overrides) -> list[Table]:
-    """Return the tables of the rows that match, each with a row per point of a grid, behind its baseline."""
+    """Return a table for each table with matching rows: its baseline, then each row at each grid point."""
     rows, settings = find(pattern), list(points[0])
     found = []
     for table in tables_of(rows):
@@ -197,17 +200,20 @@ def grid_tables(pattern: str, scale: str, points: Sequence[Overrides], changes: 
 
 
 def row_with(row: Row, scale: str, changes: Overrides) -> Row:
-    """Return a row with settings given by hand, named as the folder of its runs; without any, the row."""
+    """Return the row with ``changes`` as a row of its own, named like the folder of its runs.
+
+    Changes that the row does not read are ignored; without others the row itself is returned.
+    """
     from experiments.report.overrides import override_row
 
-    experiment = build(row.name, scale, used_changes(row.name, scale, changes))
+    experiment = build(row.name, scale, effective_overrides(row.name, scale, changes))
     given = overrides_of(row.name, scale, experiment)
     suffix = with_overrides(row.key, given).removeprefix(row.key)
     return override_row(row, given, suffix) if given else row
 
 
 def grid_axis(points: Sequence[Overrides]) -> Axis | None:
-    """Return the axis of a grid of one numeric setting, else None."""
+    """Return the x axis of the plot of a grid, or None unless it varies a single numeric setting."""
     settings = {path for point in points for path in point}
     values = [value for point in points for value in point.values()]
     if len(settings) != 1 or any(isinstance(value, bool | str | tuple) or value is None for value in values):
@@ -216,12 +222,12 @@ def grid_axis(points: Sequence[Overrides]) -> Axis | None:
     return Axis(path, comments(Experiment).get(path, path), log=min(values) > 0)
 
 
-def sweep_words(
+def sweep_argv(
     pattern: str, seeds: int, changes: Overrides, options: Options, grid: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command that trains this sweep, as its report records it."""
-    words = ["lm", *study_arguments(), "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
-    named = {path: value for path, value in named_changes(changes).items() if path != "start.model"}
-    words += setting_words(named)
+    """Return the command line that repeats this sweep, which its report records."""
+    words = ["lm", *plugin_arguments(), "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
+    named = {path: value for path, value in explicit_overrides(changes).items() if path != "start.model"}
+    words += setting_arguments(named)
     words += ["--start", options.start] if options.start else []
     return [*words, *(["--grid", *grid] if grid else [])]

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from experiments.cli.run_options import Options, RowRun, check_data, is_finished, row_run, share
+from experiments.cli.run_options import Options, RowRun, check_data, is_finished, link_shared_run, row_run
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES
-from experiments.processes.group import agreed, cache_compiled
+from experiments.processes.group import broadcast_from_first, cache_compiled
 from experiments.processes.jobs import Jobs, cores, handed_out
 from experiments.processes.line import Line
 from experiments.processes.place import find_place
@@ -137,10 +137,12 @@ def train_or_refuse(run: RowRun, options: Options, reporter: Reporter) -> int:
 
     began = time.perf_counter()
     try:
-        finished = agreed(lambda: read_result(run.folder) is not None)  # SettingError if it is damaged
+        finished = broadcast_from_first(
+            lambda: read_result(run.folder) is not None
+        )  # SettingError if it is damaged
         allowed = options.allowed - {"settings"} if finished else options.allowed
         Run(run.experiment, run.folder, options.cache).train(reporter, allowed, options.tools)
-        scores = agreed(lambda: summary(run.folder))
+        scores = broadcast_from_first(lambda: summary(run.folder))
     except Interrupted as stopped:
         reporter.say(f"{run.name}: {stopped}. Run the same command to resume.")
         sys.exit(AGAIN)
@@ -200,11 +202,11 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
             Run(experiment, run.folder, options.cache).check(reporter.say, options.allowed)
             reporter.say(f"ready to train in {run.folder}")
             return
-        if shared := share(name, experiment, options):
+        if shared := link_shared_run(name, experiment, options):
             reporter.say(shared)
-        if agreed(lambda: read_result(run.folder) is not None):
-            agreed(lambda: check_settings(experiment, run.folder))
-            agreed(lambda: check_data(run, options, reporter.say))
+        if broadcast_from_first(lambda: read_result(run.folder) is not None):
+            broadcast_from_first(lambda: check_settings(experiment, run.folder))
+            broadcast_from_first(lambda: check_data(run, options, reporter.say))
             reporter.say(f"already finished: {run.folder}")
             say_ending()
             return

@@ -64,7 +64,7 @@ def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> Non
     else:
         texts = texts_of(Path(file))
     reads = as_data if is_corpus else as_prompt
-    by = by_counts if any(stage.is_counted for stage in stages) else by_network
+    by = by_counts if any(stage.is_count_based for stage in stages) else by_network
     results = by(run, stages, texts, scoring, reads)
     for result, (_, text) in zip(results, texts, strict=True):
         result |= {"bytes": len(text.encode()), "characters": len(text)}

@@ -79,7 +79,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
             task.check_labels(examples)
     for (task, team), examples in zip(teams, references, strict=True):
         more: dict[str, Value] = {}
-        if team[0].is_counted:
+        if team[0].is_count_based:
             answers = answers_by_counts(team[0], examples)
         elif isinstance(task, LabelledTask):
             answers = answers_by_head(task, team[0], examples)
@@ -136,7 +136,7 @@ def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, "list[Stage]
 
 def answers_by_head(task: LabelledTask, stage: "Stage", rows: Sequence[Row]) -> list[Any]:
     """One for each row, of the kind that the task has."""
-    from experiments.runs.kinds.answers import questions
+    from experiments.runs.kinds.answers import make_eval_task
     from experiments.runs.trained import networks
     from lm import sharding
     from lm.evaluate.evaluator import predict
@@ -144,7 +144,7 @@ def answers_by_head(task: LabelledTask, stage: "Stage", rows: Sequence[Row]) -> 
     (network,), experiment = networks([stage]), stage.settings
     mesh = sharding.make_mesh(experiment.mesh)
     vocabulary = stored_vocabulary(stage.folder, experiment)
-    asked = questions(experiment, vocabulary, mesh, task, rows, 0)
+    asked = make_eval_task(experiment, vocabulary, mesh, task, rows, 0)
     return predict(network.trained(mesh).eval_model, asked, network.steps(mesh).shard_batch)
 
 
@@ -158,7 +158,7 @@ def answers_by_counts(stage: "Stage", rows: Sequence[Row]) -> list[Any]:
 
 def answers_in_words(models: "Sequence[Trained]", task: Task, rows: Sequence[Row], width: int) -> list[str]:
     """Return what a model, or several together, write to inputs of at most ``width`` tokens."""
-    tuned = "".join(models[0].stage.on)
+    tuned = "".join(models[0].stage.task_names)
     length = task.targets_length if task.file and task.targets_length else answer_length(task.name, tuned)
     inputs = prompts(models[0], [task.to_text(row)[0] for row in rows], width, length)
     return written(models, task, rows, inputs, length)

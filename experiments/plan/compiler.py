@@ -49,7 +49,7 @@ def planned_step(experiment: Experiment, slices: Slice) -> PlannedStep:
     with tempfile.TemporaryDirectory() as folder:
         tokens = encode_texts(["words and words. " * 400] * 4, vocabulary, Path(folder))
         inputs = Inputs(vocabulary, tokens, tokens, Sources(Path(folder)))
-        batches = pretraining_batches(experiment, inputs, "train", rows=1)
+        batches = pretraining_batches(experiment, inputs, "train", batch_size=1)
         lengths, batch = batches.lengths, batches(0, slice(None))
     if experiment.mixing.pretraining != "corpus":
         tuned = mixture_lengths(experiment, experiment.tuning.mixtures)

@@ -18,7 +18,7 @@ from experiments.study.changes import Overrides, apply
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.registry import build, find_one
 from experiments.study.scales import DEFAULT_SCALE, SCALES
-from experiments.study.words import setting_words
+from experiments.study.words import setting_arguments
 from lm import sharding
 from lm.config.base import SettingError, change, diff, leaves, nearest
 from lm.config.model import ModelConfig
@@ -266,7 +266,7 @@ def _smaller(plan: Plan) -> str:
 
 def options_between(old: Experiment, new: Experiment) -> str:
     """What to add to a command line to get from ``old`` to ``new``."""
-    return shlex.join(setting_words({path: value for path, (_, value) in diff(old, new).items()}))
+    return shlex.join(setting_arguments({path: value for path, (_, value) in diff(old, new).items()}))
 
 
 def _recommended(plans: Sequence[Plan], scale: str) -> str:

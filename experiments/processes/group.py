@@ -56,8 +56,12 @@ def trains(unsaved: bool) -> None:
         _supervisor.send({"trains": unsaved})
 
 
-def agreed(find: Callable[[], Any]) -> Any:
-    """What ``find`` gives, which only the first process calls; all get it, as JSON, or its SettingError."""
+def broadcast_from_first(find: Callable[[], Any]) -> Any:
+    """Call ``find`` on process 0 alone, and return its result on all processes.
+
+    The result is sent as JSON. A SettingError that ``find`` raises is raised on all processes.
+    All processes must call this: it is a barrier too.
+    """
     import jax
     import numpy as np
     from jax.experimental.multihost_utils import broadcast_one_to_all
@@ -98,8 +102,11 @@ def _rounded(length: int) -> int:
     return -(-length // 1024) * 1024
 
 
-def first_alone(work: Callable[[], Any]) -> Any:
-    """What ``work`` gives. The first process does it before the others, which then find it in the cache."""
+def main_process_first(work: Callable[[], Any]) -> Any:
+    """Return ``work()``, which process 0 calls first and the others call afterwards.
+
+    So process 0 fills the cache alone, and the others read it. A SettingError of process 0 is raised on all.
+    """
     results = []
-    agreed(lambda: results.append(work()))
+    broadcast_from_first(lambda: results.append(work()))
     return results[0] if results else work()

@@ -28,14 +28,14 @@ class Tools:
     wandb: str = ""
 
     def __post_init__(self):
-        if self.profile and not (self.steps and 0 < self.steps[0] <= self.steps[1]):
+        if self.profile and not (self.profile_steps and 0 < self.profile_steps[0] <= self.profile_steps[1]):
             raise SettingError(f"--profile {self.profile} should be FIRST:LAST, such as 10:15 [steps]")
         if self.wandb and find_spec("wandb") is None:
             raise SettingError(f"--wandb {self.wandb} needs its package: pip install 'lm-study[wandb]'")
 
     @property
-    def steps(self) -> tuple[int, int] | None:
-        """The first and the last that are traced; None: none."""
+    def profile_steps(self) -> tuple[int, int] | None:
+        """Return the first and the last step to trace, or None without ``profile``."""
         match = re.fullmatch(r"(\d+):(\d+)", self.profile)
         return match and (int(match[1]), int(match[2]))
 

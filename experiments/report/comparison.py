@@ -1,5 +1,8 @@
 """Compares the finished runs of a table: which metrics count, how each row differs from the baseline, and the
-verdict on each claim at equal budgets.
+verdict on each paper claim at equal budgets.
+
+The noise standard deviation of a metric is the unit in which differences are averaged over metrics: how much
+a score would vary if a row were trained with another seed and scored on other examples.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,60 +35,63 @@ from experiments.report.statistics import (
     PairedTest,
     RowPair,
     RunKey,
+    bootstrap_deviations,
     bootstrap_difference,
-    bootstrap_errors,
     compare_pairs,
     outlying_seeds,
 )
 from experiments.runs.result import Result
-from experiments.study.claims import SIGNIFICANT, Claim, claims
+from experiments.study.claims import SIGNIFICANT, Claim, paper_claims
 from experiments.study.experiment import Experiment
 from experiments.study.registry import REGISTRY
 from experiments.study.table import Row, Table
 from lm.config.base import SettingError
 
-# A metric is averaged if its rows' means range over so many deviations of a replication ...
+# A metric is averaged if the means of its rows range over at least so many noise standard deviations ...
 MIN_SIGNAL = 3.0
-# ... and its baseline is so many standard errors from chance.
+# ... and if the baseline is at least so many standard errors better than chance.
 MIN_FROM_CHANCE = 3.0
-# The smallest mean difference over its seven columns that the T5 paper calls significant: rows that differ by
-# less are equivalent [deviations of a replication].
+# Rows that differ by less are equivalent. This is the smallest difference that the T5 paper calls
+# significant, as a mean over its seven columns [noise standard deviations].
 EQUIVALENCE_MARGIN = SIGNIFICANT * sqrt(2 / 7)
-MAX_RESAMPLED_SEEDS = 20  # per row, whose examples are resampled; more would not narrow an interval
+MAX_RESAMPLED_SEEDS = 20  # seeds of a row whose examples are resampled; more would not narrow an interval
 Uncompared = Literal["not yet learning", "out of range", "no common seed", "different targets"]
 VerdictWord = Literal["confirmed", "contradicted", "equivalent", "undecided", Uncompared]
 BaselineVerdict = Literal["better", "worse", "equivalent", "undecided"]
 UNCOMPARED: tuple[Uncompared, ...] = get_args(Uncompared)
-Warn = Callable[[str], object]  # is called with each thing that does not count, and why
+Warn = Callable[[str], object]  # called with a line on each score that is left out, and why
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What runs say about a claim at one budget. Only "confirmed" and "contradicted" decide it."""
+    """The verdict of our runs on a claim at one budget.
+
+    "confirmed" and "contradicted" settle the claim; the other words leave it open.
+    """
 
     word: VerdictWord
-    test: PairedTest | None = None  # of better - worse, in deviations of a replication
+    test: PairedTest | None = None  # of better - worse [noise standard deviations]
 
 
 @dataclass(frozen=True)
 class BaselineDifference:
-    """A row's difference from the baseline in one metric, in its own unit."""
+    """A row's difference from the baseline in one metric, in the unit of the metric."""
 
     mean: float
-    low: float  # ends of the 95 % confidence interval, infinite where seeds do not tell
+    low: float  # ends of the 95 % confidence interval; infinite if too few seeds differ to estimate it
     high: float
     verdict: BaselineVerdict
-    test: PairedTest  # in deviations of a replication; more is better
+    test: PairedTest  # [noise standard deviations], positive if the row is better
 
 
 Verdicts = Mapping[Budget, Sequence[tuple[Claim, Verdict]]]
 
 
 class Comparison:
-    """The finished runs of a table, and what they say.
+    """The finished runs of a table, their scores, differences and verdicts.
 
-    Rows that are the same experiment share their runs. Everything is computed under the name of the first of
-    these rows in the table, which ``key`` returns.
+    Rows that build the same experiment share their runs. Their canonical name is the name of the first of
+    them in the table. All mappings and arguments called ``name`` here use canonical names.
     """
 
     def __init__(
@@ -98,39 +104,38 @@ class Comparison:
     ):
         """Compare ``runs`` (row -> its finished seeds) of the table's rows and its baseline.
 
-        ``experiments``: the settings of each of these rows. ``mismatches``: row -> how its provenance differs
-        from that of the other rows. ``warn`` is called with each damaged file and each run that lacks what
-        others have.
+        experiments: row -> its settings. mismatches: row -> lines on how its provenance differs from that of
+        the other rows. warn: called with a line on each damaged file and each run that lacks a score.
         """
         self.table, self.runs, self.experiments, self.warn = table, runs, experiments, warn
         self.mismatches = mismatches or {}
         self.baseline = REGISTRY[table.baseline]
         self._scores: dict[int, TaskScores] = {}
-        self._samples: dict[str, dict[str, dict[int, float]]] = {}
+        self._values_by_seed: dict[str, dict[str, dict[int, float]]] = {}
         self._differences: dict[str, dict[str, BaselineDifference]] = {}
 
     # ---- rows and runs
 
     @cached_property
-    def _keys(self) -> dict[str, str]:
-        """Name of each row -> name of the first row with the same experiment."""
+    def _canonical_names(self) -> dict[str, str]:
+        """Name of each row -> its canonical name."""
         first: dict[Experiment, str] = {}
         names = [row.name for row in (*self.table.rows, self.baseline)]
         return {name: first.setdefault(self.experiments[name], name) for name in names}
 
-    def key(self, row: Row) -> str:
-        """Return the name of the first row that is the same experiment as ``row``."""
-        return self._keys[row.name]
+    def canonical_name(self, row: Row) -> str:
+        """Return the name of the first row of the table that builds the same experiment as ``row``."""
+        return self._canonical_names[row.name]
 
     @property
-    def keys(self) -> list[str]:
-        """The names of all different experiments, the baseline's included."""
-        return list(dict.fromkeys(self._keys.values()))
+    def canonical_names(self) -> list[str]:
+        """The canonical names of all rows and the baseline, each once."""
+        return list(dict.fromkeys(self._canonical_names.values()))
 
     @property
-    def baseline_key(self) -> str:
-        """The name under which the baseline's runs are compared."""
-        return self.key(self.baseline)
+    def canonical_baseline(self) -> str:
+        """The canonical name of the baseline."""
+        return self.canonical_name(self.baseline)
 
     def runs_of(self, row: Row) -> Sequence[Result]:
         """Return the finished seeds of a row."""
@@ -142,20 +147,23 @@ class Comparison:
         return [row for row in self.table.rows if self.runs_of(row)]
 
     def scores(self, run: Result) -> TaskScores:
-        """Return what a run scored on tasks and on held-out text."""
+        """Return the scores of a run on tasks and on held-out text."""
         if id(run) not in self._scores:
             self._scores[id(run)] = run_scores(run)
         return self._scores[id(run)]
 
-    def is_learning(self, key: str, updates: Mapping[int, float] | None = None) -> bool:
-        """Return whether most of a row's seeds have left the unigram plateau, or never had one.
+    def has_left_plateau(self, name: str, updates: Mapping[int, float] | None = None) -> bool:
+        """Return whether most of a row's seeds have left the unigram plateau.
 
-        ``updates``: seed -> after how many updates to look, for these seeds only; by default all seeds are
-        looked at after all of their pre-training.
+        A run leaves it when its held-out loss on content tokens (targets that come from the text: no
+        sentinels, EOS or copies) falls clearly below the unigram loss, at ``Result.exit_step``. True for rows
+        where this cannot be measured: they train on tasks, repeat a few texts, or are not pre-trained.
+        updates: seed -> number of updates after which to look, for these seeds only; by default all seeds
+        are looked at after their whole pre-training.
         """
-        if not has_plateau(self.experiments[key]):
+        if not has_plateau(self.experiments[name]):
             return True
-        runs = [run for run in self.runs[key] if updates is None or run.seed in updates]
+        runs = [run for run in self.runs[name] if updates is None or run.seed in updates]
         num_stuck = 0
         for run in runs:
             limit = inf if updates is None else updates[run.seed] * (1 + RELATIVE_TOLERANCE)
@@ -167,7 +175,7 @@ class Comparison:
 
     @cached_property
     def metrics(self) -> list[Metric]:
-        """The metrics in which any row of the table is scored."""
+        """The metrics that any run of the table has."""
         return find_metrics((run for row in self.table.rows for run in self.runs_of(row)), self.table.paper)
 
     @property
@@ -175,55 +183,57 @@ class Comparison:
         """Whether any row of the table is scored on a task."""
         return any(not metric.is_held_out for metric in self.metrics)
 
-    def samples(self, metric: Metric) -> dict[str, dict[int, float]]:
-        """Return the value of each row and seed: row -> seed -> value, the baseline's included."""
-        if metric.name not in self._samples:
-            self._samples[metric.name] = {
-                key: {
+    def values_by_seed(self, metric: Metric) -> dict[str, dict[int, float]]:
+        """Return row -> seed -> value of one metric, with the baseline's among the rows."""
+        if metric.name not in self._values_by_seed:
+            self._values_by_seed[metric.name] = {
+                name: {
                     run.seed: value
-                    for run in self.runs[key]
+                    for run in self.runs[name]
                     if (value := metric.value(self.scores(run))) is not None
                 }
-                for key in self.keys
+                for name in self.canonical_names
             }
-        return self._samples[metric.name]
+        return self._values_by_seed[metric.name]
 
     def std(self, metric: Metric) -> float:
-        """Return the standard deviation over seeds, pooled over rows; 0 if unknown."""
-        return pooled_std([*seeds.values()] for seeds in self.samples(metric).values())
+        """Return the standard deviation over seeds, pooled over rows; 0 if no row has two seeds."""
+        return pooled_std([*seeds.values()] for seeds in self.values_by_seed(metric).values())
 
     @cached_property
-    def units(self) -> dict[str, float]:
-        """Metric -> its standard deviation if both seeds and examples were new; 1 if unknown.
+    def noise_std(self) -> dict[str, float]:
+        """Metric -> standard deviation of its value over new seeds and new examples; 1 if unknown.
 
-        Seeds are too few to weigh metrics by them alone: one that happens to repeat well would decide all.
+        The part due to examples keeps a metric whose few seeds happen to agree from getting all the weight.
         """
-        units = {}
+        noise_std = {}
         for metric in self.metrics:
-            errors = self._example_errors[metric.name].values()
-            variances = [np.var(error) for seeds in errors for error in seeds.values()]
-            units[metric.name] = hypot(self.std(metric), sqrt(np.mean(variances or [0.0]))) or 1.0
-        return units
+            rows = self._example_deviations[metric.name].values()
+            variances = [np.var(deviations) for seeds in rows for deviations in seeds.values()]
+            example_std = sqrt(np.mean(variances or [0.0]))
+            noise_std[metric.name] = hypot(self.std(metric), example_std) or 1.0
+        return noise_std
 
     @cached_property
-    def signals(self) -> dict[str, float | None]:
-        """Metric -> range of its rows' means over its unit; None if unknown.
+    def signal_to_noise(self) -> dict[str, float | None]:
+        """Metric -> range of the rows' means in noise standard deviations; None if unknown.
 
-        Only rows with two seeds or more count: noise alone takes the mean of one seed far from the others.
+        Only rows with two seeds or more count, since noise alone can move a single seed far from other rows.
         """
-        signals: dict[str, float | None] = {}
+        ratios: dict[str, float | None] = {}
         for metric in self.metrics:
-            means = [mean(seeds.values()) for seeds in self.samples(metric).values() if len(seeds) > 1]
+            means = [mean(seeds.values()) for seeds in self.values_by_seed(metric).values() if len(seeds) > 1]
             is_known = len(means) > 1 and self.std(metric) > 0
-            signals[metric.name] = float(np.ptp(means)) / self.units[metric.name] if is_known else None
-        return signals
+            ratios[metric.name] = float(np.ptp(means)) / self.noise_std[metric.name] if is_known else None
+        return ratios
 
     @cached_property
     def averaged(self) -> list[Metric]:
-        """The metrics that claims are judged by, averaged in units of their noise.
+        """The metrics that claims are judged by: their average, each in noise standard deviations.
 
-        These are the tasks that distinguish the rows and whose baseline does not guess. In a table without
-        tasks it is held-out text: bits per byte of documents, if they were scored, else held-out loss.
+        These are the tasks whose rows differ by more than noise and whose baseline is better than chance.
+        A table without tasks has one: bits per byte of held-out documents or, if no documents were scored,
+        held-out loss.
         """
         if not self.has_tasks:
             by_name = {metric.name: metric for metric in self.metrics}
@@ -234,12 +244,15 @@ class Comparison:
     def _is_informative(self, metric: Metric) -> bool:
         from_chance = self.from_chance(metric)
         is_learned = from_chance is None or from_chance >= MIN_FROM_CHANCE
-        return is_learned and (self.signals[metric.name] or 0.0) >= MIN_SIGNAL
+        return is_learned and (self.signal_to_noise[metric.name] or 0.0) >= MIN_SIGNAL
 
     def from_chance(self, metric: Metric) -> float | None:
-        """Return how much better than chance the baseline is, in standard errors over seeds and examples."""
-        values = self.samples(metric)[self.baseline_key]
-        errors = self._example_errors[metric.name].get(self.baseline_key, {})
+        """Return how much better than chance the baseline is [standard errors over seeds and examples].
+
+        None if the chance level or the error is unknown.
+        """
+        values = self.values_by_seed(metric)[self.canonical_baseline]
+        errors = self._example_deviations[metric.name].get(self.canonical_baseline, {})
         by_examples = np.var(np.mean([*errors.values()], axis=0)) if errors else 0.0
         by_seeds = np.var([*values.values()], ddof=1) / len(values) if len(values) > 1 else 0.0
         error = float(np.sqrt(by_examples + by_seeds))
@@ -248,104 +261,125 @@ class Comparison:
         return metric.sign * (mean(values.values()) - metric.chance) / error
 
     def is_comparable(self, metric: Metric, a: str, b: str) -> bool:
-        """Return whether two rows have the same targets in a metric."""
+        """Return whether a metric measures two rows on the same evaluation tokens.
+
+        Held-out loss and bits per byte may differ in them; tasks are always comparable.
+        """
         return has_same_targets(metric, self.experiments[a], self.experiments[b])
 
     @cached_property
-    def _example_errors(self) -> dict[str, dict[str, dict[int, np.ndarray]]]:
-        """Metric -> row -> seed -> bootstrap error of its value over examples, where runs kept them."""
-        return {metric.name: example_errors(self, metric) for metric in self.metrics}
+    def _example_deviations(self) -> dict[str, dict[str, dict[int, np.ndarray]]]:
+        """Metric -> row -> seed -> how much resampling the examples changes its value, [NUM_RESAMPLES]."""
+        return {metric.name: example_deviations(self, metric) for metric in self.metrics}
 
     # ---- differences from the baseline
 
     def differences(self, metric: Metric) -> dict[str, BaselineDifference]:
-        """Return the difference of each row from the baseline in one metric, tested as a family.
+        """Return the difference of each row from the baseline in one metric.
 
-        Rows that share no seed with the baseline are left out, and those with other targets.
+        The tests are corrected for their number. Rows are left out that share no seed with the baseline, or
+        that the metric measures on other tokens.
         """
         if metric.name not in self._differences:
             self._differences[metric.name] = self._compare_with_baseline(metric)
         return self._differences[metric.name]
 
     def _compare_with_baseline(self, metric: Metric) -> dict[str, BaselineDifference]:
-        samples, base = self.samples(metric), self.baseline_key
-        unit, pairs = metric.sign / self.units[metric.name], {}
-        for key in samples:
-            seeds = sorted(samples[key].keys() & samples[base].keys())
-            if key == base or not seeds or not self.is_comparable(metric, key, base):
+        values, base = self.values_by_seed(metric), self.canonical_baseline
+        signed_std = metric.sign * self.noise_std[metric.name]
+        standardize = metric.sign / self.noise_std[metric.name]
+        pairs = {}
+        for name in values:
+            seeds = sorted(values[name].keys() & values[base].keys())
+            if name == base or not seeds or not self.is_comparable(metric, name, base):
                 continue
-            by_seed = unit * np.array([samples[key][seed] - samples[base][seed] for seed in seeds])
-            by_examples = bootstrap_difference(self._example_errors[metric.name], key, base, seeds)
-            pairs[key, base] = PairedDifference(by_seed, None if by_examples is None else unit * by_examples)
-        tests = compare_pairs(pairs, EQUIVALENCE_MARGIN)
-        scale = metric.sign * self.units[metric.name]
+            by_seed = standardize * np.array([values[name][seed] - values[base][seed] for seed in seeds])
+            by_examples = bootstrap_difference(self._example_deviations[metric.name], name, base, seeds)
+            if by_examples is not None:
+                by_examples = standardize * by_examples
+            pairs[name, base] = PairedDifference(by_seed, by_examples)
         found = {}
-        for (key, _), test in tests.items():
-            low, high = sorted((scale * test.low, scale * test.high))
-            found[key] = BaselineDifference(scale * test.mean, low, high, to_baseline_verdict(test), test)
+        for (name, _), test in compare_pairs(pairs, EQUIVALENCE_MARGIN).items():
+            # back to the unit of the metric; a negative sign exchanges the ends of the interval
+            low, high = sorted((signed_std * test.low, signed_std * test.high))
+            verdict = to_baseline_verdict(test)
+            found[name] = BaselineDifference(signed_std * test.mean, low, high, verdict, test)
         return found
 
-    # ---- the mean z-score, and claims
+    # ---- the mean standardized difference, and claims
 
     @cached_property
     def budget_curves(self) -> dict[str, dict[int, BudgetCurve]]:
-        """Row -> seed -> its scores against what it spent; runs that lack an averaged metric are left out."""
+        """Row -> seed -> its scores by the budget spent.
+
+        Runs that lack an averaged metric are left out, with a warning.
+        """
         rows: dict[str, dict[int, BudgetCurve]] = {}
-        for key in self.keys if self.averaged else ():
-            rows[key] = {}
-            for run in self.runs[key]:
+        if not self.averaged:
+            return rows
+        for name in self.canonical_names:
+            rows[name] = {}
+            for run in self.runs[name]:
                 scores = self.scores(run)
                 missing = [metric.name for metric in self.averaged if metric.value(scores) is None]
                 if missing:
                     lacks = f"has no score in {', '.join(missing)}"
-                    self.warn(f"{key} seed {run.seed} {lacks}: it is in no mean z-score")
+                    self.warn(f"{name} seed {run.seed} {lacks}: it is in no mean z-score")
                 else:
-                    rows[key][run.seed] = budget_curve(run, self.averaged, self.experiments[key])
+                    rows[name][run.seed] = budget_curve(run, self.averaged, self.experiments[name])
         return rows
 
     def average(self, values: Mapping[str, float]) -> float:
-        """Return the mean over the averaged metrics, each in deviations of a replication; more is better."""
-        parts = [metric.sign * values[metric.name] / self.units[metric.name] for metric in self.averaged]
+        """Return the mean over the averaged metrics, each in noise standard deviations; more is better."""
+        parts = [metric.sign * values[metric.name] / self.noise_std[metric.name] for metric in self.averaged]
         return sum(parts) / len(parts)
 
-    def mean_z(self, key: str) -> dict[int, float]:
-        """Return a row's average less the baseline's at the end of training, by seed.
+    def mean_standardized_difference(self, name: str) -> dict[int, float]:
+        """Return seed -> a row's average minus the baseline's, after training; printed as "mean z-score".
 
-        The baseline's is its mean over the seeds that the row has too, so that what a seed does to all rows
-        cancels; over all of its seeds if the row has none of them.
+        The baseline's average is its mean over the seeds that both rows have, so that effects of a seed on
+        all rows cancel. If they have no seed in common, it is the mean over all seeds of the baseline.
         """
-        zero = self._baseline_average(key)
-        if zero is None or not self._has_baseline_targets(key):
+        baseline_average = self._baseline_average(name)
+        if baseline_average is None or not self._has_baseline_targets(name):
             return {}
-        curves = self.budget_curves.get(key, {})
-        return {seed: self._final_average(curve) - zero for seed, curve in curves.items()}
+        curves = self.budget_curves.get(name, {})
+        return {seed: self._final_average(curve) - baseline_average for seed, curve in curves.items()}
 
-    def mean_z_by_budget(self, key: str, budget: Budget) -> list[dict[float, float]]:
-        """Return a row's average less the baseline's final one by what was spent, one mapping per seed."""
-        zero, seeds = self._baseline_average(key) or 0.0, []
-        for curve in self.budget_curves.get(key, {}).values():
-            points = zip(*(curve.values[metric.name] for metric in self.averaged), strict=True)
-            z = [self.average(dict(zip(curve.values, point, strict=True))) - zero for point in points]
-            seeds.append(dict(zip(curve.spent[budget].tolist(), z, strict=True)))
+    def standardized_difference_by_budget(self, name: str, budget: Budget) -> list[dict[float, float]]:
+        """Return, for each seed, budget spent -> the row's average minus the baseline's final average."""
+        baseline_average = self._baseline_average(name) or 0.0
+        seeds = []
+        for curve in self.budget_curves.get(name, {}).values():
+            by_budget = {}
+            for i, spent in enumerate(curve.spent[budget].tolist()):
+                values = {metric.name: curve.values[metric.name][i] for metric in self.averaged}
+                by_budget[spent] = self.average(values) - baseline_average
+            seeds.append(by_budget)
         return seeds
 
-    def _has_baseline_targets(self, key: str) -> bool:
-        return all(self.is_comparable(metric, key, self.baseline_key) for metric in self.averaged)
+    def _has_baseline_targets(self, name: str) -> bool:
+        return all(self.is_comparable(metric, name, self.canonical_baseline) for metric in self.averaged)
 
-    def _baseline_average(self, key: str) -> float | None:
-        """Return the baseline's average that a row's is compared with; None if no baseline has finished."""
-        base = self.budget_curves.get(self.baseline_key, {})
-        shared = self.budget_curves.get(key, {}).keys() & base.keys()
-        return mean(self._final_average(base[seed]) for seed in shared or base) if base else None
+    def _baseline_average(self, name: str) -> float | None:
+        """Return the baseline's final average over the seeds that it shares with a row.
+
+        If there are none, it is over all seeds of the baseline. None if the baseline has no finished run.
+        """
+        base = self.budget_curves.get(self.canonical_baseline, {})
+        if not base:
+            return None
+        shared = self.budget_curves.get(name, {}).keys() & base.keys()
+        return mean(self._final_average(base[seed]) for seed in shared or base)
 
     def _final_average(self, curve: BudgetCurve) -> float:
         return self.average({metric.name: float(curve.values[metric.name][-1]) for metric in self.averaged})
 
     def difference(self, a: str, b: str, budget: Budget) -> PairedDifference | Uncompared:
-        """Return row a's average less row b's where both had spent the same, or why they are not compared.
+        """Return row a's average minus row b's at an equal budget or, as a word, why they are not compared.
 
-        They are compared where the cheaper one ends; for the budget "updates" each at its own end, as in the
-        paper. The error over examples is that at the end.
+        Each pair of runs is compared where the cheaper of the two ends. For the budget "updates" each row is
+        taken at its own end, as in the paper. The noise due to examples is that at the end of training.
         """
         if not all(self.is_comparable(metric, a, b) for metric in self.averaged):
             return "different targets"
@@ -362,14 +396,14 @@ class Comparison:
             if None in values:
                 return "out of range"
             updates = {seed: curves[seed].updates_at(budget, spent[seed]) for seed in seeds}
-            if not self.is_learning(row, updates):
+            if not self.has_left_plateau(row, updates):
                 return "not yet learning"
             averages.append(np.array(values, np.float64))
         return PairedDifference(averages[0] - averages[1], self._example_difference(a, b, seeds))
 
     def _average_at(self, curve: BudgetCurve, budget: Budget, spent: float) -> float | None:
-        """Return a run's average where it had spent so much; None outside the measured range."""
-        if budget == "updates":  # a row without pre-training spent none
+        """Return a run's average when it had spent ``spent`` of a budget; None outside the measured range."""
+        if budget == "updates":  # also for rows without pre-training, which have no updates
             return self._final_average(curve)
         values = {}
         for metric in self.averaged:
@@ -380,29 +414,32 @@ class Comparison:
         return self.average(values)
 
     def _example_difference(self, a: str, b: str, seeds: Sequence[int]) -> np.ndarray | None:
-        """Return the bootstrap error of two rows' difference over examples, by the metrics known of both."""
+        """Return how much resampling the examples changes two rows' difference, [S, NUM_RESAMPLES].
+
+        Metrics whose examples either row lacks add no noise; None if that holds for all of them.
+        """
         parts = []
         for metric in self.averaged:
-            errors = bootstrap_difference(self._example_errors[metric.name], a, b, seeds)
-            if errors is not None:
-                parts.append(errors * metric.sign / self.units[metric.name])
+            deviations = bootstrap_difference(self._example_deviations[metric.name], a, b, seeds)
+            if deviations is not None:
+                parts.append(deviations * metric.sign / self.noise_std[metric.name])
         return np.sum(parts, axis=0) / len(self.averaged) if parts else None
 
     def verdicts(self) -> Verdicts:
-        """Return the verdict on each claim about two rows that have finished, at each budget."""
+        """Return budget -> the verdict on each paper claim whose two rows both have finished runs."""
         judged = [
             claim
-            for claim in claims(self.table)
-            if self.runs.get(self.key(claim.better)) and self.runs.get(self.key(claim.worse))
+            for claim in paper_claims(self.table)
+            if all(self.runs.get(self.canonical_name(row)) for row in (claim.better, claim.worse))
         ]
         return {budget: self._judge(judged, budget) for budget in BUDGETS}
 
     def _judge(self, judged: Sequence[Claim], budget: Budget) -> list[tuple[Claim, Verdict]]:
-        pairs = [(self.key(claim.better), self.key(claim.worse)) for claim in judged]
+        pairs = [(self.canonical_name(claim.better), self.canonical_name(claim.worse)) for claim in judged]
         verdicts: dict[RowPair, Verdict] = {}
         differences: dict[RowPair, PairedDifference] = {}
         for pair in pairs:
-            if not all(map(self.is_learning, pair)):
+            if not all(map(self.has_left_plateau, pair)):
                 verdicts[pair] = Verdict("not yet learning")
             elif not self.averaged:
                 verdicts[pair] = Verdict("undecided")
@@ -417,8 +454,8 @@ class Comparison:
         return [(claim, verdicts[pair]) for claim, pair in zip(judged, pairs, strict=True)]
 
     def outlying_seeds(self) -> list[RunKey]:
-        """Return (row, seed) of each run whose mean z-score is far from that of the row's other seeds."""
-        return outlying_seeds({key: self.mean_z(key) for key in self.budget_curves})
+        """Return (row, seed) of each run whose mean standardized difference is far from its row's median."""
+        return outlying_seeds({name: self.mean_standardized_difference(name) for name in self.budget_curves})
 
 
 def to_verdict(test: PairedTest) -> Verdict:
@@ -431,7 +468,7 @@ def to_verdict(test: PairedTest) -> Verdict:
 
 
 def to_baseline_verdict(test: PairedTest) -> BaselineVerdict:
-    """Return what the test of a row against the baseline says about the row."""
+    """Return the verdict on a row from its test against the baseline."""
     if test.sign > 0:
         return "better"
     if test.sign < 0:
@@ -439,34 +476,36 @@ def to_baseline_verdict(test: PairedTest) -> BaselineVerdict:
     return "equivalent" if test.is_equivalent else "undecided"
 
 
-def example_errors(comparison: Comparison, metric: Metric) -> dict[str, dict[int, np.ndarray]]:
-    """Return row -> seed -> bootstrap error of a metric over its examples, for runs that kept their values.
+def example_deviations(comparison: Comparison, metric: Metric) -> dict[str, dict[int, np.ndarray]]:
+    """Return row -> seed -> how much resampling the examples changes a metric's value, [NUM_RESAMPLES].
 
-    All runs see the same resamples. Runs scored on other examples than most are left out.
+    This covers only metrics of one task that are measured in bits, for runs that kept the values of single
+    examples; {} for others. All runs get the same resamples. Runs scored on other examples than most runs
+    are left out, with a warning.
     """
     if metric.is_held_out or len(metric.tasks) > 1:
         return {}
     sums: dict[RunKey, tuple[np.ndarray, np.ndarray]] = {}
     missing: list[RunKey] = []
-    for key in comparison.keys:
-        for run in comparison.runs[key][:MAX_RESAMPLED_SEEDS]:
+    for name in comparison.canonical_names:
+        for run in comparison.runs[name][:MAX_RESAMPLED_SEEDS]:
             try:
-                values = metric.example_sums(run.example_values(metric.tasks[0]))
+                values = metric.per_example_sums(run.example_values(metric.tasks[0]))
             except (SettingError, OSError) as error:
                 comparison.warn(f"{error}; its examples are not resampled")
                 continue
             if values is not None and len(values[0]):
-                sums[key, run.seed] = values
+                sums[name, run.seed] = values
             elif metric.value(comparison.scores(run)) is not None:
-                missing.append((key, run.seed))
-    errors = bootstrap_errors(sums)
-    for key, seed in (run for run in sums if run not in errors):
-        comparison.warn(f"{key} seed {seed}: its examples of {metric.name} are not those of most runs")
-    for key, seed in missing if sums else ():
+                missing.append((name, run.seed))
+    deviations = bootstrap_deviations(sums)
+    for name, seed in (run for run in sums if run not in deviations):
+        comparison.warn(f"{name} seed {seed}: its examples of {metric.name} are not those of most runs")
+    for name, seed in missing if sums else ():
         comparison.warn(
-            f"{key} seed {seed}: the values of its examples of {metric.name} are missing; not resampled"
+            f"{name} seed {seed}: the values of its examples of {metric.name} are missing; not resampled"
         )
     rows: dict[str, dict[int, np.ndarray]] = {}
-    for (key, seed), resampled in errors.items():
-        rows.setdefault(key, {})[seed] = resampled
+    for (name, seed), resampled in deviations.items():
+        rows.setdefault(name, {})[seed] = resampled
     return rows

@@ -88,8 +88,8 @@ def table_data(comparison: Comparison, verdicts: Verdicts) -> dict[str, Any]:
                 "paper's column": metric.paper_column,
                 "chance": metric.chance,
                 "deviation": comparison.std(metric),
-                "unit": comparison.units[metric.name],
-                "signal-to-noise": comparison.signals[metric.name],
+                "unit": comparison.noise_std[metric.name],
+                "signal-to-noise": comparison.signal_to_noise[metric.name],
                 "averaged": metric in comparison.averaged,
                 "higher is better": metric.sign == 1,
             }
@@ -110,7 +110,7 @@ def table_data(comparison: Comparison, verdicts: Verdicts) -> dict[str, Any]:
 
 
 def _row_data(comparison: Comparison, row: Row) -> dict[str, Any]:
-    key = comparison.key(row)
+    key = comparison.canonical_name(row)
     differences = {metric.name: comparison.differences(metric).get(key) for metric in comparison.metrics}
     return {
         "label": row.label,
@@ -119,7 +119,7 @@ def _row_data(comparison: Comparison, row: Row) -> dict[str, Any]:
         "less the baseline's": {
             name: _difference_data(x) for name, x in differences.items() if x is not None
         },
-        "combined": {str(seed): z for seed, z in comparison.mean_z(key).items()},
+        "combined": {str(seed): z for seed, z in comparison.mean_standardized_difference(key).items()},
     }
 
 

@@ -44,7 +44,11 @@ def table_figures(comparison: Comparison, curves: Mapping[str, Curves]) -> dict[
         for row in rows
         if any(run.likelihoods for run in comparison.runs_of(row))
     }
-    training = {row.label: curves[comparison.key(row)] for row in rows if curves[comparison.key(row)]}
+    training = {
+        row.label: curves[comparison.canonical_name(row)]
+        for row in rows
+        if curves[comparison.canonical_name(row)]
+    }
     figures = {
         name: scores_figure(comparison, rows, axis_values(table, comparison.experiments), title),
         f"{name}-crossing": score_vs_tokens_figure(comparison, rows, title),
@@ -171,12 +175,20 @@ def _our_scores(comparison: Comparison) -> list[tuple[str, ScoreOf, float | None
     """Return (title, score of a row, chance) of each panel of our runs."""
     panels: list[tuple[str, ScoreOf, float | None]] = []
     if comparison.averaged and comparison.has_tasks:
-        panels.append((MEAN_Z, lambda row: Score.of(comparison.mean_z(comparison.key(row)).values()), None))
+        panels.append(
+            (
+                MEAN_Z,
+                lambda row: Score.of(
+                    comparison.mean_standardized_difference(comparison.canonical_name(row)).values()
+                ),
+                None,
+            )
+        )
     for metric in comparison.metrics:
-        samples = comparison.samples(metric)
+        samples = comparison.values_by_seed(metric)
 
         def score(row: Row, samples: Mapping[str, Mapping[int, float]] = samples) -> Score | None:
-            return Score.of(samples[comparison.key(row)].values())
+            return Score.of(samples[comparison.canonical_name(row)].values())
 
         panels.append((metric.title, score, metric.chance))
     return panels
@@ -190,7 +202,7 @@ def _published_scores(comparison: Comparison) -> list[tuple[str, Callable[[Row],
     panels: list[tuple[str, Callable[[Row], float]]] = []
     if has_noise(paper):
         title = f"mean z-score of {len(paper.columns)} columns\n({paper.citation})"
-        panels.append((title, lambda row: published_mean_z(row, baseline, paper)))
+        panels.append((title, lambda row: published_standardized_difference(row, baseline, paper)))
     for column in dict.fromkeys(metric.paper_column for metric in comparison.metrics):
         if column is not None:
             title = f"{column}\n({paper.citation})"
@@ -202,7 +214,7 @@ def _published_score(column: str, row: Row) -> float:
     return row.published[column]
 
 
-def published_mean_z(row: Row, baseline: Row, paper: Paper) -> float:
+def published_standardized_difference(row: Row, baseline: Row, paper: Paper) -> float:
     """Return a row's published mean over all columns less the baseline's, in deviations of the baseline."""
     return float((standardized(row, paper) - standardized(baseline, paper)).mean())
 
@@ -249,7 +261,7 @@ def score_vs_tokens_figure(comparison: Comparison, rows: Sequence[Row], title: s
     """Return the mean z-score over content tokens of pre-training, a curve per row; None without branches."""
     curves = {}
     for row in rows:
-        seeds = comparison.mean_z_by_budget(comparison.key(row), "content tokens")
+        seeds = comparison.standardized_difference_by_budget(comparison.canonical_name(row), "content tokens")
         if len(set(map(len, seeds))) == 1 and any(x > 0 for seed in seeds for x in seed):
             curves[row.label] = mean_point_curve(seeds)
     if not any(len(curve.x) > 1 for curve in curves.values()):

@@ -1,4 +1,7 @@
-"""What rows are compared by: scores of tasks, held-out loss and bits per byte, and what they cost."""
+"""The metrics that rows are compared by (task scores, held-out loss, bits per byte), and budgets.
+
+A budget is what training spends: updates, FLOPs or content tokens.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +16,11 @@ from experiments.study.experiment import Experiment
 from experiments.study.table import Paper
 from lm.data.tasks.task import LOWER_IS_BETTER
 
-TaskScores = Mapping[str, Mapping[str, Any]]  # task -> its best checkpoint, as in scores.json
-Budget = Literal["updates", "FLOP", "content tokens"]  # what rows spent equally when they are compared
+TaskScores = Mapping[str, Mapping[str, Any]]  # task -> scores of its best checkpoint, as in scores.json
+Budget = Literal["updates", "FLOP", "content tokens"]  # the cost at which two rows are compared when equal
 BUDGETS: tuple[Budget, ...] = ("updates", "FLOP", "content tokens")
 HELD_OUT_LOSS, BITS_PER_BYTE = "held-out loss", "bits per byte"
-HELD_OUT = (HELD_OUT_LOSS, BITS_PER_BYTE)  # what a run without tasks is measured by
+HELD_OUT = (HELD_OUT_LOSS, BITS_PER_BYTE)  # metrics of held-out text
 # measure of a task -> its unit in headings
 UNITS = {"bits_above_chance": "bits above chance", "bits_per_byte": "bits per byte ↓"}
 # heading of a column on held-out documents -> property of ``Likelihood``, and its digits
@@ -26,7 +29,7 @@ LIKELIHOODS = {
     "token perplexity": ("perplexity", 1),
     BITS_PER_BYTE: ("bits_per_byte", 3),
 }
-# settings of data that held-out loss depends on
+# settings of data on which the tokens of held-out loss depend
 TARGET_SETTINGS = (
     "corpus",
     "vocabulary",
@@ -47,7 +50,7 @@ class Score:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "Score | None":
-        """Return the score of the values that are known; None if there is none."""
+        """Return the score over the values that are not None, or None if all are."""
         known = [value for value in values if value is not None]
         if not known:
             return None
@@ -62,7 +65,7 @@ class Metric:
     tasks: tuple[str, ...]
     measure: str  # metric of the tasks that counts; "score": the mean of several
     paper_column: str | None = None  # the paper's column of the same kind
-    chance: float | None = None  # what guessing scores
+    chance: float | None = None  # the score of guessing
     task_metric: str = ""  # name of what the tasks count as "score"
 
     @property
@@ -92,19 +95,24 @@ class Metric:
         values = [scores[name]["metrics"].get(self.measure, scores[name]["score"]) for name in self.tasks]
         return None if None in values else mean(values)
 
-    def example_sums(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return numerators and denominators [N] per example, the ratio of whose sums is the metric's value.
+    def per_example_sums(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return numerators [N] and denominators [N], one per example of the metric's task.
 
-        ``values``: what a run kept of the examples of the metric's task. None if that is not enough.
+        The sum of numerators over the sum of denominators is the metric's value, so it can be recomputed on
+        resampled examples. None unless the metric is measured in bits and ``values`` (name -> [N], as the run
+        saved them) has the bits of each example.
         """
         if self.measure not in UNITS or "bits" not in values:
             return None
-        ones = np.ones(len(values["bits"]))
-        return values["bits"], values.get("bytes", ones) if self.measure in LOWER_IS_BETTER else ones
+        bits = values["bits"]
+        ones = np.ones(len(bits))
+        if self.measure in LOWER_IS_BETTER:  # bits per byte
+            return bits, values.get("bytes", ones)
+        return bits, ones
 
 
 def run_scores(run: Result) -> TaskScores:
-    """Return what a run scored on tasks and on held-out text."""
+    """Return the scores of a run on tasks and on held-out text."""
     likelihood = run.likelihood()
     held_out = {
         HELD_OUT_LOSS: run.held_out_loss,
@@ -148,7 +156,10 @@ def _task_metric(name: str, tasks: TaskScores, published: Sequence[str]) -> Metr
 
 
 def has_same_targets(metric: Metric, a: Experiment, b: Experiment) -> bool:
-    """Return whether a metric measures both experiments on the same tokens, or bytes, of held-out text."""
+    """Return whether a metric measures both experiments on the same evaluation tokens or bytes.
+
+    Only metrics of held-out text can differ in them.
+    """
     if metric.measure == BITS_PER_BYTE:
         return (a.data.corpus, a.data.held_out_documents) == (b.data.corpus, b.data.held_out_documents)
     if metric.measure == HELD_OUT_LOSS:
@@ -158,31 +169,31 @@ def has_same_targets(metric: Metric, a: Experiment, b: Experiment) -> bool:
 
 
 def _target_layout(experiment: Experiment) -> str:
-    """Return the architecture as far as it decides which tokens an objective's targets have."""
+    """Return the architecture, with those mapped to one name whose targets have the same tokens."""
     architecture = experiment.model.architecture
     return "encoder-decoder" if architecture == "shared-encoder-decoder" else architecture
 
 
-# ---- scores against what pre-training spent
+# ---- scores by the budget spent
 
 
 @dataclass(frozen=True)
 class BudgetCurve:
-    """What a run scored after parts of its pre-training: P points, in the order of what they had spent."""
+    """The scores of a run after P fractions of its pre-training, in rising order."""
 
-    spent: Mapping[Budget, np.ndarray]  # [P]
-    values: Mapping[str, np.ndarray]  # metric -> [P]
+    spent: Mapping[Budget, np.ndarray]  # budget -> amount spent [P]
+    values: Mapping[str, np.ndarray]  # metric -> value [P]
 
     def total(self, budget: Budget) -> float:
-        """Return what the whole pre-training spent."""
+        """Return the amount that the whole pre-training spent."""
         return float(self.spent[budget][-1])
 
     def updates_at(self, budget: Budget, spent: float) -> float:
-        """Return the number of updates after which so much was spent."""
+        """Return the number of updates after which the amount ``spent`` was spent, interpolated."""
         return float(np.interp(spent, self.spent[budget], self.spent["updates"]))
 
     def score_at(self, budget: Budget, spent: float, metric: str) -> float | None:
-        """Return a metric where so much was spent, linear in its logarithm; None out of range."""
+        """Return a metric at the amount ``spent``, interpolated in its logarithm; None out of range."""
         points, tolerance = self.spent[budget], 1e-6
         if not points[0] * (1 - tolerance) <= spent <= points[-1] * (1 + tolerance) or points[0] <= 0:
             return None
@@ -190,7 +201,10 @@ class BudgetCurve:
 
 
 def budget_curve(run: Result, metrics: Sequence[Metric], experiment: Experiment) -> BudgetCurve:
-    """Return a run's scores after parts of its pre-training with all ``metrics``, and after all of it."""
+    """Return a run's scores at all branches that have all ``metrics``, and at the end.
+
+    Branches (``tuning.branches``) are intermediate checkpoints of pre-training that were fine-tuned too.
+    """
     num_updates = experiment.pretraining.steps
     points: dict[int, dict[str, Mapping[str, Any]]] = {}
     for task, branches in run.branches.items():
@@ -202,12 +216,12 @@ def budget_curve(run: Result, metrics: Sequence[Metric], experiment: Experiment)
         if updates < num_updates and all(metric.value(early) is not None for metric in metrics)
     }
     scores[num_updates] = run_scores(run)
-    shares = np.array(list(scores)) / max(num_updates, 1)
-    # the start that rows share comes before the counted updates; the rest is spent evenly
+    fractions = np.array(list(scores)) / max(num_updates, 1)
+    # The start, a short pre-training that rows share, is spent before the first update of the row's own.
     spent: dict[Budget, np.ndarray] = {
-        "updates": num_updates * shares,
-        "FLOP": run.start_flops + (run.flops - run.start_flops) * shares,
-        "content tokens": run.start_tokens + (run.content_tokens - run.start_tokens) * shares,
+        "updates": num_updates * fractions,
+        "FLOP": run.start_flops + (run.flops - run.start_flops) * fractions,
+        "content tokens": run.start_tokens + (run.content_tokens - run.start_tokens) * fractions,
     }
     values = {m.name: np.array([m.value(point) for point in scores.values()], float) for m in metrics}
     return BudgetCurve(spent, values)
@@ -224,26 +238,29 @@ def has_plateau(experiment: Experiment) -> bool:
     return experiment.mixing.pretraining == "corpus" and not experiment.data.repeats
 
 
-def plateau_note(exit_step: int | None, experiment: Experiment) -> str:
-    """Return when a run's loss left the unigram plateau, to follow its losses; "" if it has none."""
+def plateau_note(plateau_exit_step: int | None, experiment: Experiment) -> str:
+    """Return a note on when a run left the unigram plateau, to append to its losses; "" if it has none."""
     if not has_plateau(experiment):
         return ""
-    if exit_step is None:
+    if plateau_exit_step is None:
         return "; it has not left the unigram plateau"
-    return f"; it left the unigram plateau at step {exit_step:,}"
+    return f"; it left the unigram plateau at step {plateau_exit_step:,}"
 
 
 # ---- language modeling
 
 
 def likelihood_score(seeds: Iterable[Result], measure: str, seconds: float = inf) -> Score | None:
-    """Return a property of the likelihood of held-out documents over seeds, after so much training time."""
+    """Return a property of the likelihood of held-out documents over seeds.
+
+    seconds: after so much training time, by default at the end.
+    """
     likelihoods = (run.likelihood(seconds) for run in seeds)
     return Score.of(getattr(likelihood, measure) for likelihood in likelihoods if likelihood is not None)
 
 
 def shortest_training(rows: Iterable[Sequence[Result]]) -> float | None:
-    """Return how long the fastest row trained, of those evaluated on the way; None: no such row [s]."""
+    """Return the training time of the fastest row that was evaluated during training, or None [s]."""
     times = []
     for seeds in rows:
         ends = [run.likelihoods[-1]["seconds"] for run in seeds if len(run.likelihoods) > 1]

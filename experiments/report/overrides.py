@@ -8,7 +8,7 @@ from experiments.report.results import Folders, run_roots
 from experiments.runs.paths import load_settings
 from experiments.study.changes import Overrides, apply
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import named_changes, overrides_of, start_changes
+from experiments.study.overrides import explicit_overrides, overrides_of, start_changes
 from experiments.study.paths import row_folder
 from experiments.study.registry import REGISTRY, build, equal_rows
 from experiments.study.table import Row, Table, make_row
@@ -63,12 +63,12 @@ def override_row(row: Row, changes: Overrides, suffix: str) -> Row:
     ``suffix`` follows the row's name in the name of the folder.
     """
     values = []
-    for path, value in sorted(named_changes(changes).items()):
+    for path, value in sorted(explicit_overrides(changes).items()):
         values.append(f"{path.removesuffix('.model').rpartition('.')[2]}={value}")
     return make_row(f"{row.name}{suffix}", f"{row.label}, {', '.join(values)}", row.changes | changes, {})
 
 
-def rows_to_register(tables: list[Table], scale: str) -> list[Row]:
+def variant_rows(tables: list[Table], scale: str) -> list[Row]:
     """Return the variants in ``tables``, after the rows by whose names their folders are called."""
     new = [row for table in tables for row in table.rows if row.name not in REGISTRY]
     homes = []

@@ -17,7 +17,7 @@ from experiments.report.results import Folders, find_results, provenance_mismatc
 from experiments.runs.result import Result
 from experiments.study.changes import Overrides
 from experiments.study.names import file_name
-from experiments.study.overrides import named_changes
+from experiments.study.overrides import explicit_overrides
 from experiments.study.paths import report_folder
 from experiments.study.registry import REGISTRY, build
 from experiments.study.table import Table
@@ -121,7 +121,7 @@ def write_report(
     shown = {
         each.table.name: report_table(each, warnings.setdefault) for each in shown_comparisons(comparisons)
     }
-    overridden = named_changes(overrides or {})
+    overridden = explicit_overrides(overrides or {})
     folder = report_folder(run_roots(runs)[0], scale, tables, overridden)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "report.md"
@@ -169,7 +169,7 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
         text.METRICS: text.metrics_sheet(comparison) if comparison.has_tasks else None,
         text.CLAIMS: text.claims_sheet(verdicts, comparison.mismatches),
     }
-    keys = dict.fromkeys(map(comparison.key, comparison.table.rows))
+    keys = dict.fromkeys(map(comparison.canonical_name, comparison.table.rows))
     curves = {key: read_curves(comparison.runs[key][:MAX_PLOTTED_SEEDS], warn) for key in keys}
     figures = table_figures(comparison, curves)
     known = {heading: sheet for heading, sheet in sheets.items() if sheet is not None}
@@ -196,8 +196,8 @@ def shown_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return the tables of which more than the baseline has finished; if none, the first with a run."""
     shown = []
     for comparison in comparisons:
-        trained = {comparison.key(row) for row in comparison.trained_rows}
-        if trained - {comparison.baseline_key}:
+        trained = {comparison.canonical_name(row) for row in comparison.trained_rows}
+        if trained - {comparison.canonical_baseline}:
             shown.append(comparison)
     return shown or [next(comparison for comparison in comparisons if comparison.trained_rows)]
 

@@ -1,4 +1,4 @@
-"""Reads finished runs from one folder of runs or several: results, training curves, and provenance."""
+"""Reads finished runs from one or several folders of runs: results, training curves and provenance."""
 
 import os
 import re
@@ -12,11 +12,11 @@ from etils import epath
 
 from experiments.report.comparison import Warn
 from experiments.runs import provenance
-from experiments.runs.paths import base_name, is_main, is_pretraining
+from experiments.runs.paths import base_name, is_compared, is_pretraining
 from experiments.runs.result import Result, check_settings, read_result
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import overrides_of, used_changes
+from experiments.study.overrides import effective_overrides, overrides_of
 from experiments.study.paths import run_folder
 from experiments.study.registry import build
 from experiments.study.table import Row
@@ -27,8 +27,8 @@ from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS
 Folders = str | os.PathLike | Sequence[str | os.PathLike]  # one folder of runs, or several
 SeedCurve = list[tuple[float, float]]  # (step, value) of one seed or ensemble member
 Curves = Mapping[str, Sequence[SeedCurve]]  # plotted metric -> curves
-MAX_PLOTTED = 1e30  # larger values are left out of a curve
-MAX_SHOWN_VALUE = 60  # longest difference in provenance whose values are shown [characters]
+MAX_PLOTTED = 1e30  # larger values are not plotted
+MAX_SHOWN_VALUE = 60  # a longer difference in provenance is shown without its values [characters]
 
 
 def run_roots(runs: Folders) -> list[Path]:
@@ -43,7 +43,7 @@ def run_roots(runs: Folders) -> list[Path]:
 
 
 def _path(root: str | os.PathLike) -> Path:
-    """Return a path that opens buckets; on this machine a plain one, which is several times faster."""
+    """Return a path that also opens buckets; for local folders a plain one, which is several times faster."""
     return epath.Path(root) if "://" in os.fspath(root) else Path(root)
 
 
@@ -52,11 +52,11 @@ def find_results(
 ) -> list[Result]:
     """Return every finished seed of ``row`` at ``scale``; a seed in several folders of runs counts once.
 
-    ``overrides``: settings that the runs were given on the command line. ``warn`` is called with each run
-    that does not count, and why; without it the first such run is an error.
+    overrides: settings that the runs were given on the command line.
+    warn: called with a line on each run that is left out; without it the first such run is an error.
     """
     results: dict[int, Result] = {}
-    experiment = build(row.name, scale, used_changes(row.name, scale, overrides or {}))
+    experiment = build(row.name, scale, effective_overrides(row.name, scale, overrides or {}))
     named = overrides_of(row.name, scale, experiment) if overrides else {}
     for root in run_roots(runs):
         for folder in _seed_folders(run_folder(root, scale, row.name, 0, named).parent):
@@ -87,7 +87,7 @@ def _seed_folders(row_folder: Path) -> list[Path]:
 def read_curves(runs: Iterable[Result], warn: Warn) -> Curves:
     """Return losses of pre-training and scores of fine-tuning over steps, one curve per seed and member.
 
-    A value that was recorded once gives no curve. ``warn`` is called with each damaged file.
+    A value that was recorded only once has no curve. warn: called with a line on each damaged file.
     """
     curves: dict[str, list[SeedCurve]] = {}
     for run in runs:
@@ -114,11 +114,11 @@ def read_curves(runs: Iterable[Result], warn: Warn) -> Curves:
 
 
 def plotted_metrics(stage: str) -> dict[str, tuple[str, str]]:
-    """Return the panels in which a stage is plotted: title -> kind of its records, and the value in them.
+    """Return the plots of a stage: title -> (kind of its records, name of the value in them).
 
-    Stages that runs are not compared by have none.
+    Stages by which rows are not compared have none.
     """
-    if not is_main(stage):
+    if not is_compared(stage):
         return {}
     if not is_pretraining(stage):
         return {f"{base_name(stage)}: mean of scores": ("eval", "score")}
@@ -132,7 +132,10 @@ def plotted_metrics(stage: str) -> dict[str, tuple[str, str]]:
 
 
 def read_records(folder: Path, count: int) -> list[dict[str, Any]]:
-    """Return what a stage of a finished run recorded, ``count`` lines or more; DataError if it is damaged."""
+    """Return the records of a stage of a finished run.
+
+    Raise DataError if the file is damaged or has fewer than ``count`` lines.
+    """
     path, mend = folder / "metrics.jsonl", "put back an undamaged copy"
     lines = parse_lines_with_checksum(path.read_bytes(), path, mend) if path.exists() else []
     if len(lines) < count:
@@ -148,22 +151,22 @@ def _is_plotted(value: Any) -> bool:
 
 
 class Ingredient(NamedTuple):
-    """One thing that a stage was made from, such as its code."""
+    """One thing that a stage was trained with, such as its code."""
 
     run: str  # row and seed
-    folder: Path  # of the run, which several rows may share
-    kind: tuple[Any, ...]  # what it is, and the settings that it depends on
+    folder: Path  # folder of the run, which several rows may share
+    kind: tuple[Any, ...]  # its name, and the settings that it depends on
     value: Mapping[str, Any]
 
 
 def provenance_mismatches(
     runs: Mapping[str, Sequence[Result]], experiments: Mapping[str, Experiment]
 ) -> dict[str, list[str]]:
-    """Return for each row a line per thing that its runs were made from and most others were not.
+    """Return row -> a line for each thing that its runs were trained with, unlike most other runs.
 
-    ``runs``: row -> its finished seeds, the baseline first. What most runs were made from is expected; in a
-    tie, what the first was. Rows whose settings choose other data or another vocabulary are compared with the
-    runs that have the same settings. A row is in the result if anything differs, or is unknown.
+    runs: row -> its finished seeds, the baseline first. The majority is taken as the norm and, in a tie, the
+    first run. Rows whose settings choose other data or another vocabulary are compared only with runs of the
+    same settings. Rows without differences are left out; unknown provenance counts as a difference.
     """
     ingredients: list[tuple[str, Ingredient]] = []
     lines: dict[str, list[str]] = {}
@@ -187,8 +190,8 @@ def provenance_mismatches(
 
 
 def _most_common(ingredients: Iterable[Ingredient]) -> dict[Any, Ingredient]:
-    """Return for each kind the first ingredient with the value that most runs have."""
-    values: dict[Any, list[dict[Path, Ingredient]]] = {}  # kind -> for each value the runs that have it
+    """Return kind -> the first ingredient with the value that most runs have."""
+    values: dict[Any, list[dict[Path, Ingredient]]] = {}  # kind -> for each value, the runs that have it
     for each in ingredients:
         groups = values.setdefault(each.kind, [])
         for group in groups:
@@ -203,7 +206,7 @@ def _most_common(ingredients: Iterable[Ingredient]) -> dict[Any, Ingredient]:
 def _ingredients(
     name: str, run: Result, experiment: Experiment, read_record: Callable[[Path], Mapping[str, Any]]
 ) -> Iterator[Ingredient]:
-    """Yield all that the stages of a run were made from, by the record in the folder of each."""
+    """Yield everything that the stages of a run were trained with, from the record in each one's folder."""
     data = experiment.data
     algorithm, _, corpus = data.vocabulary.partition(":")
     vocabulary: tuple[Any, ...] = (data.vocabulary, data.sentinels, experiment.start.model)

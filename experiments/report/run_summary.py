@@ -11,7 +11,7 @@ from experiments.report.metrics import plateau_note
 from experiments.runs.result import UNDEFINED, Result, read_result
 from experiments.study.experiment import Experiment
 from experiments.study.paths import row_folder
-from experiments.study.plugins import study_arguments
+from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import REGISTRY, equal_rows
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError
@@ -96,7 +96,7 @@ def draw_curves(name: str, result: Result) -> bool:
 
 def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, str, str]:
     """Return three commands to go on with from a finished run."""
-    lm = shlex.join(["lm", *study_arguments()])
+    lm = shlex.join(["lm", *plugin_arguments()])
     is_documentation = experiment.data.corpus.startswith("documentation")
     prompt = shlex.quote("The function returns" if is_documentation else "It was a")
     is_network = experiment.counts.model == "none"

@@ -1,7 +1,8 @@
-"""How large the difference of two rows is, and whether it is more than noise. Arrays in, numbers out.
+"""Statistics of differences between rows: how large they are, and whether they exceed noise.
 
-A value varies with the seed of a run and with the examples it was measured on, so both are resampled: the
-multi-bootstrap (Sellam et al. 2022, "The MultiBERTs"). Seeds are paired, and all rows see the same resamples.
+A score varies with the seed of a run and with the examples that it was measured on. So both are resampled,
+by the multi-bootstrap (Sellam et al. 2022, "The MultiBERTs"). Rows are compared seed by seed, and all rows
+get the same resamples.
 """
 
 from collections import Counter
@@ -15,16 +16,19 @@ import numpy as np
 
 ALPHA = 0.05  # family-wise error rate: how often a table in which nothing differs shows a difference
 NUM_RESAMPLES = 10_000  # of the bootstrap
-CHUNK = 500  # resamples that are computed at a time, so that their counts fit the cache
-RELATIVE_TOLERANCE = 1e-9  # values that differ by less are equal but for rounding
-OUTLIER_THRESHOLD = 4.0  # standard deviations from its row's median at which a seed is called an outlier
+CHUNK = 500  # resamples computed at a time, so that their counts fit the processor's cache
+RELATIVE_TOLERANCE = 1e-9  # smaller differences are rounding
+OUTLIER_THRESHOLD = 4.0  # a seed further from its row's median is an outlier [standard deviations]
 RowPair = tuple[str, str]  # names of two rows
 RunKey = tuple[str, int]  # name of a row, seed
 
 
 @lru_cache(maxsize=4)
 def _bootstrap_counts(num_examples: int) -> np.ndarray:
-    """Return how often each resample has each of N examples: uint8 [NUM_RESAMPLES, N], always the same."""
+    """Return how often each resample draws each of N examples, uint8 [NUM_RESAMPLES, N].
+
+    The random seed is fixed, so all rows get the same resamples.
+    """
     rng, counts = np.random.default_rng(0), np.empty((NUM_RESAMPLES, num_examples), np.uint8)
     offsets = np.arange(CHUNK)[:, None] * num_examples
     for start in range(0, NUM_RESAMPLES, CHUNK):
@@ -38,8 +42,8 @@ def _bootstrap_counts(num_examples: int) -> np.ndarray:
 def _seed_weights(num_seeds: int) -> np.ndarray:
     """Return the weight of each of S >= 2 seeds in the mean of each resample, [NUM_RESAMPLES, S].
 
-    Means of S seeds drawn from S vary 1 - 1/S times as much as means of new seeds would; the weights are
-    spread out to make up for it.
+    The bootstrap underestimates the variance by a factor of (S - 1) / S, so the weights' distances from 1/S
+    are multiplied by sqrt(S / (S - 1)).
     """
     rng = np.random.default_rng(1)
     drawn = rng.multinomial(num_seeds, [1 / num_seeds] * num_seeds, size=NUM_RESAMPLES) / num_seeds
@@ -59,13 +63,13 @@ def bootstrap_ratios(numerators: np.ndarray, denominators: np.ndarray) -> np.nda
     return np.concatenate(ratios).T
 
 
-def bootstrap_errors(
+def bootstrap_deviations(
     runs: Mapping[RunKey, tuple[np.ndarray, np.ndarray]],
 ) -> dict[RunKey, np.ndarray]:
-    """Return by how much the ratio of each run changes if examples are resampled, [NUM_RESAMPLES] each.
+    """Return run -> how much its ratio of sums changes if examples are resampled, [NUM_RESAMPLES].
 
-    ``runs`` maps a run to numerators [N] and denominators [N]. A run whose denominators are not those of most
-    runs was scored on other examples and is left out.
+    runs: run -> numerators [N], denominators [N]. A run whose denominators differ from those of most runs was
+    scored on other examples, and is left out.
     """
     if not runs:
         return {}
@@ -78,14 +82,14 @@ def bootstrap_errors(
 
 
 def bootstrap_difference(
-    errors: Mapping[str, Mapping[int, np.ndarray]], a: str, b: str, seeds: Sequence[int]
+    deviations: Mapping[str, Mapping[int, np.ndarray]], a: str, b: str, seeds: Sequence[int]
 ) -> np.ndarray | None:
-    """Return row a's bootstrap error less row b's, [S, NUM_RESAMPLES]; None if no seed has both.
+    """Return row a's bootstrap deviations minus row b's, [S, NUM_RESAMPLES]; None if no seed has both.
 
-    ``errors``: row -> seed -> [NUM_RESAMPLES]. Seeds that lack theirs get the mean of the others: the same
-    examples are hard for all.
+    deviations: row -> seed -> [NUM_RESAMPLES]. Seeds that lack them get the mean over the other seeds, since
+    the same examples are hard for all seeds.
     """
-    of_a, of_b = errors.get(a, {}), errors.get(b, {})
+    of_a, of_b = deviations.get(a, {}), deviations.get(b, {})
     known = {seed: of_a[seed] - of_b[seed] for seed in seeds if seed in of_a and seed in of_b}
     if not known:
         return None
@@ -97,12 +101,13 @@ def bootstrap_difference(
 class PairedDifference:
     """The difference of two rows, seed by seed."""
 
-    by_seed: np.ndarray  # [S], of the seeds that both rows have
-    by_examples: np.ndarray | None = None  # [S, NUM_RESAMPLES]: its bootstrap error over examples, if known
+    by_seed: np.ndarray  # [S], for the seeds that both rows have
+    # [S, NUM_RESAMPLES]: how much resampling the examples changes it; None if unknown
+    by_examples: np.ndarray | None = None
 
     @property
     def variance(self) -> float:
-        """Sample variance over seeds; 0 if unknown, with one seed or where all seeds are tied."""
+        """Sample variance over seeds; 0 for one seed, and for seeds that are equal up to rounding."""
         if len(self.by_seed) < 2:
             return 0.0
         tolerance = RELATIVE_TOLERANCE * float(np.abs(self.by_seed).max())
@@ -118,19 +123,22 @@ class PairedDifference:
         """Return the mean difference with both seeds and examples resampled, [NUM_RESAMPLES]."""
         weights = _seed_weights(len(self.by_seed))
         by_seed = weights @ self.by_seed
-        return by_seed if self.by_examples is None else by_seed + (weights.T * self.by_examples).sum(0)
+        if self.by_examples is None:
+            return by_seed
+        by_examples = (weights.T * self.by_examples).sum(0)
+        return by_seed + by_examples
 
 
 @dataclass(frozen=True)
 class PairedTest:
-    """A tested difference; the defaults are those of a difference whose noise is unknown."""
+    """A difference with its test. The defaults hold for a difference whose noise is unknown."""
 
     mean: float
     low: float = -inf  # ends of the 95 % confidence interval of this difference alone
     high: float = inf
     bootstrap: tuple[float, float] = (-inf, inf)  # the same interval by the multi-bootstrap
-    p: float = 1.0  # of no difference, adjusted by Holm's method
-    p_not_equivalent: float = 1.0  # of a difference of the margin or more, adjusted by Holm's method
+    p: float = 1.0  # p-value of "no difference", adjusted by Holm's method
+    p_not_equivalent: float = 1.0  # p-value of "the difference is the margin or more", adjusted likewise
     by_seed: tuple[float, ...] = ()
     standard_error: float = inf
     degrees_of_freedom: float = 0.0
@@ -139,7 +147,8 @@ class PairedTest:
     def sign(self) -> int:
         """1 or -1 if the difference is significantly above or below zero, else 0.
 
-        The bootstrap interval must exclude zero too: it borrows no variance from other pairs.
+        The bootstrap interval must exclude zero as well, because it does not rely on the variance of other
+        pairs as the t test does.
         """
         excludes_zero = self.bootstrap[0] > 0 or self.bootstrap[1] < 0
         return int(np.sign(self.mean)) if self.p < ALPHA and excludes_zero else 0
@@ -153,33 +162,32 @@ class PairedTest:
 def compare_pairs(
     differences: Mapping[RowPair, PairedDifference], margin: float
 ) -> dict[RowPair, PairedTest]:
-    """Test each difference of two rows as one of a family, whose error rate Holm's method controls.
+    """Test all differences by paired t tests; Holm's method controls the family-wise error rate.
 
-    These are paired t tests with moderated variances (Smyth 2004), and no more degrees of freedom than rows
-    and seeds have. A pair whose own seeds vary more keeps its own variance: since pairs share rows, their
-    variances look more alike than they are. The variance due to examples is added. ``margin`` is the largest
-    difference that counts as equivalence.
+    The variances over seeds are moderated: shrunk towards their common value (Smyth 2004). A pair whose own
+    variance is larger keeps it, because pairs share rows, which makes their variances look more alike than
+    they are. The degrees of freedom are limited to those that the rows and seeds have. The variance due to
+    examples is added. Differences below ``margin`` count as equivalence.
     """
     from scipy.special import stdtr, stdtrit  # slow to import; commands without statistics need not wait
 
-    tests = {
-        pair: PairedTest(float(x.by_seed.mean()), by_seed=tuple(x.by_seed.tolist()))
-        for pair, x in differences.items()
-    }
-    known = {pair: x for pair, x in differences.items() if x.variance > 0}
-    if not known:
+    tests = {}
+    for pair, x in differences.items():
+        tests[pair] = PairedTest(float(x.by_seed.mean()), by_seed=tuple(x.by_seed.tolist()))
+    testable = {pair: x for pair, x in differences.items() if x.variance > 0}
+    if not testable:
         return tests
-    own = np.array([x.variance for x in known.values()])
-    own_freedom = np.array([len(x.by_seed) - 1 for x in known.values()])
+    own = np.array([x.variance for x in testable.values()])
+    own_freedom = np.array([len(x.by_seed) - 1 for x in testable.values()])
     moderated, freedom = moderated_variance(own, own_freedom)
-    freedom = np.minimum(freedom, np.maximum(own_freedom, _degrees_of_freedom(known)))
-    means = np.array([x.by_seed.mean() for x in known.values()])
-    by_examples = [x.example_variance for x in known.values()]
-    errors = np.sqrt(np.maximum(own, moderated) / (own_freedom + 1) + by_examples)
-    half_widths = stdtrit(freedom, 1 - ALPHA / 2) * errors
-    p = holm_adjust(2 * stdtr(freedom, -np.abs(means) / errors))
-    p_not_equivalent = holm_adjust(stdtr(freedom, (np.abs(means) - margin) / errors))
-    for i, (pair, x) in enumerate(known.items()):
+    freedom = np.minimum(freedom, np.maximum(own_freedom, _degrees_of_freedom(testable)))
+    means = np.array([x.by_seed.mean() for x in testable.values()])
+    by_examples = [x.example_variance for x in testable.values()]
+    standard_errors = np.sqrt(np.maximum(own, moderated) / (own_freedom + 1) + by_examples)
+    half_widths = stdtrit(freedom, 1 - ALPHA / 2) * standard_errors
+    p = holm_adjust(2 * stdtr(freedom, -np.abs(means) / standard_errors))
+    p_not_equivalent = holm_adjust(stdtr(freedom, (np.abs(means) - margin) / standard_errors))
+    for i, (pair, x) in enumerate(testable.items()):
         low, high = np.quantile(x.resampled_means(), (ALPHA / 2, 1 - ALPHA / 2)).tolist()
         tests[pair] = replace(
             tests[pair],
@@ -188,16 +196,16 @@ def compare_pairs(
             bootstrap=(low, high),
             p=float(p[i]),
             p_not_equivalent=float(p_not_equivalent[i]),
-            standard_error=float(errors[i]),
+            standard_error=float(standard_errors[i]),
             degrees_of_freedom=float(freedom[i]),
         )
     return tests
 
 
 def _degrees_of_freedom(differences: Mapping[RowPair, PairedDifference]) -> int:
-    """Return the degrees of freedom within the rows of these pairs, less those of the effects of seeds.
+    """Return the degrees of freedom within the rows of these pairs, minus those of the seeds' common effects.
 
-    Pairs that share no row with each other have no more than the pairs' own.
+    The sum over the pairs' own degrees of freedom is an upper limit, which pairs without a common row reach.
     """
     num_seeds: dict[str, int] = {}
     for pair, difference in differences.items():
@@ -208,7 +216,10 @@ def _degrees_of_freedom(differences: Mapping[RowPair, PairedDifference]) -> int:
 
 
 def seed_intervals(by_seed: Sequence[float]) -> dict[str, tuple[float, float] | None]:
-    """Return 95 % intervals of the mean over seeds: Student's t and, from three seeds on, bootstrap BCa."""
+    """Return 95 % confidence intervals of the mean over seeds: "t" (Student) and "bca" (bootstrap).
+
+    None for an interval that cannot be estimated: "bca" needs three seeds.
+    """
     from scipy.stats import bootstrap
     from scipy.stats import t as student
 
@@ -232,12 +243,12 @@ def moderated_variance(variances: np.ndarray, freedom: np.ndarray) -> tuple[np.n
     """Shrink variances [P] towards their common value, and return them with their degrees of freedom [P].
 
     An inverse gamma prior is fitted to the mean and variance of their logarithms (Smyth 2004, section 6.2;
-    limma's ``squeezeVar``): they shrink by as much as chance explains their spread.
+    limma's ``squeezeVar``). The more of their spread sampling explains, the more they shrink.
     """
     from scipy.optimize import brentq
     from scipy.special import digamma, polygamma
 
-    if len(variances) < 3:  # two do not tell their spread
+    if len(variances) < 3:  # too few to estimate their spread
         return variances, freedom.astype(float)
     logs = np.log(variances) - digamma(freedom / 2) + np.log(freedom / 2)
     spread = float(logs.var(ddof=1) - polygamma(1, freedom / 2).mean())
@@ -266,11 +277,15 @@ def t_test_power(effect: float, standard_error: float, freedom: float, alpha: fl
 
 def outlying_seeds(rows: Mapping[str, Mapping[int, float]]) -> list[tuple[str, int]]:
     """Return (row, seed) of values far from their row's median, in rows with three seeds or more."""
-    large = {row: seeds for row, seeds in rows.items() if len(seeds) > 2}
-    scale = median(float(np.std([*seeds.values()], ddof=1)) for seeds in large.values()) if large else 0.0
-    return [
-        (row, seed)
-        for row, seeds in large.items()
-        for seed, value in seeds.items()
-        if abs(value - median(seeds.values())) > OUTLIER_THRESHOLD * scale > 0
-    ]
+    rows_with_enough_seeds = {row: seeds for row, seeds in rows.items() if len(seeds) > 2}
+    if not rows_with_enough_seeds:
+        return []
+    stds = [float(np.std([*seeds.values()], ddof=1)) for seeds in rows_with_enough_seeds.values()]
+    typical_std = median(stds)
+    outliers = []
+    for row, seeds in rows_with_enough_seeds.items():
+        center = median(seeds.values())
+        for seed, value in seeds.items():
+            if abs(value - center) > OUTLIER_THRESHOLD * typical_std > 0:
+                outliers.append((row, seed))
+    return outliers

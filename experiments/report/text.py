@@ -100,20 +100,20 @@ def score_cell(digits: int, score: Score | None, mark: str = "", sign: str = "")
 
 def _metric_cells(comparison: Comparison, metric: Metric) -> list[Cell]:
     """Return each row's score, with an arrow if it is significantly better or worse than the baseline."""
-    samples, differences = comparison.samples(metric), comparison.differences(metric)
+    samples, differences = comparison.values_by_seed(metric), comparison.differences(metric)
     cells = []
     for row in comparison.table.rows:
-        key = comparison.key(row)
+        key = comparison.canonical_name(row)
         sign = differences[key].test.sign if key in differences else 0
         cells.append(score_cell(metric.digits, Score.of(samples[key].values()), ARROWS[sign]))
     return cells
 
 
 def _mean_z_cell(comparison: Comparison, row: Row) -> Cell:
-    key = comparison.key(row)
-    if not comparison.is_learning(key):
+    key = comparison.canonical_name(row)
+    if not comparison.has_left_plateau(key):
         return Cell("not yet learning")
-    return score_cell(1, Score.of(comparison.mean_z(key).values()), sign="+z")
+    return score_cell(1, Score.of(comparison.mean_standardized_difference(key).values()), sign="+z")
 
 
 def _published_cells(comparison: Comparison, column: str) -> list[Cell]:
@@ -217,8 +217,12 @@ def flag_rows(sheet: Sheet, labels: Iterable[str]) -> Sheet:
 
 def differences_sheet(comparison: Comparison) -> Sheet | None:
     """Return each row's difference from the baseline in each metric; None if no other row has finished."""
-    rows = [row for row in comparison.trained_rows if comparison.key(row) != comparison.baseline_key]
-    if not rows or not comparison.runs[comparison.baseline_key]:
+    rows = [
+        row
+        for row in comparison.trained_rows
+        if comparison.canonical_name(row) != comparison.canonical_baseline
+    ]
+    if not rows or not comparison.runs[comparison.canonical_baseline]:
         return None
     sheet = {"row": [Cell(row.label) for row in rows]}
     for metric in comparison.metrics:
@@ -227,15 +231,15 @@ def differences_sheet(comparison: Comparison) -> Sheet | None:
 
 
 def _difference_cells(comparison: Comparison, metric: Metric, rows: Sequence[Row]) -> list[Cell]:
-    differences, samples = comparison.differences(metric), comparison.samples(metric)
+    differences, samples = comparison.differences(metric), comparison.values_by_seed(metric)
     digits, cells = metric.digits, []
     for row in rows:
-        key = comparison.key(row)
+        key = comparison.canonical_name(row)
         if key in differences:
             x = differences[key]
             interval = f" ({x.low:+z.{digits}f}, {x.high:+z.{digits}f})" if isfinite(x.low) else ""
             cells.append(Cell(f"{x.mean:+z.{digits}f}{interval} {x.verdict}", value=x.mean))
-        elif samples[key] and not comparison.is_comparable(metric, key, comparison.baseline_key):
+        elif samples[key] and not comparison.is_comparable(metric, key, comparison.canonical_baseline):
             cells.append(Cell("different targets"))
         else:
             cells.append(Cell())
@@ -278,7 +282,7 @@ def _paper_column(comparison: Comparison, metric: Metric) -> str:
 
 
 def _signal_text(comparison: Comparison, metric: Metric) -> str:
-    signal = comparison.signals[metric.name]
+    signal = comparison.signal_to_noise[metric.name]
     if signal is None:
         return "unknown"
     if metric in comparison.averaged:

@@ -1,4 +1,7 @@
-"""What can be wrong with a run's settings, data, devices and folder, found before anything compiles."""
+"""Checks a run's settings, data, devices and folder before anything compiles.
+
+Every ``check_*`` function raises SettingError if something is wrong.
+"""
 
 import shutil
 import tempfile
@@ -7,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from experiments.processes.group import agreed, gathered
+from experiments.processes.group import broadcast_from_first, gathered
 from experiments.runs import provenance
 from experiments.runs.inputs import Inputs, mixture_lengths
 from experiments.runs.kinds.finetuning import text_spec
@@ -16,7 +19,7 @@ from experiments.runs.kinds.pretraining import pretraining_batches
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.result import check_settings
 from experiments.runs.sources import Sources
-from experiments.runs.stages import given_checkpoint
+from experiments.runs.stages import external_checkpoint
 from experiments.study.experiment import Experiment
 from experiments.study.settings_diff import setting_changes
 from lm import sharding
@@ -41,7 +44,7 @@ from lm.train.step import check_memory, check_mesh, check_rows, device_memory
 
 
 def check_experiment(experiment: Experiment, sources: Sources) -> None:
-    """SettingError for settings that no data, device or folder could make right."""
+    """Raise SettingError for settings that are wrong whatever the data and the folder are."""
     check_numbers(experiment)
     check_names(experiment, sources)
     sizes = experiment.mesh.sizes(jax.device_count())
@@ -50,9 +53,9 @@ def check_experiment(experiment: Experiment, sources: Sources) -> None:
     if pretrains(experiment):
         check_heads(experiment)
     check_mixing(experiment)
-    check_lasting(experiment)
+    check_tbptt(experiment)
     check_counts(experiment)
-    check_room(experiment, sizes)
+    check_device_memory(experiment, sizes)
     tuning = experiment.tuning
     if finetunes(experiment) and tuning.mixtures:
         check_architecture(experiment.model.architecture, generates=True)
@@ -63,41 +66,46 @@ def check_experiment(experiment: Experiment, sources: Sources) -> None:
 
 
 def pretrains(experiment: Experiment) -> bool:
-    """Return whether a network is pre-trained."""
+    """Return whether the experiment pre-trains a network."""
     return experiment.pretraining.steps > 0 and experiment.counts.model == "none"
 
 
 def finetunes(experiment: Experiment) -> bool:
-    """Return whether networks are fine-tuned."""
+    """Return whether the experiment fine-tunes a network."""
     return experiment.finetuning.steps > 0 and experiment.counts.model == "none"
 
 
 def check_inputs(
-    experiment: Experiment, every: Sequence[Stage], inputs: Inputs, say: Callable[[str], object]
+    experiment: Experiment, stages: Sequence[Stage], inputs: Inputs, say: Callable[[str], object]
 ) -> None:
-    """SettingError for data that the stages of an experiment, ``every``, cannot be trained with here."""
-    agreed(lambda: check_task_files(declared_tasks(experiment), inputs.cache, inputs.vocabulary, say))
-    check_alike(provenance_of_run(experiment, every, inputs))
-    agreed(lambda: check_space(experiment, inputs))
-    for stage in every:
+    """Raise SettingError if the stages cannot be trained with these inputs on these devices.
+
+    It also stores the training batches of each stage in ``inputs.batches``.
+    """
+    broadcast_from_first(
+        lambda: check_task_files(declared_tasks(experiment), inputs.cache, inputs.vocabulary, say)
+    )
+    check_same_on_all_processes(provenance_of_run(experiment, stages, inputs))
+    broadcast_from_first(lambda: check_disk_space(experiment, inputs))
+    for stage in stages:
         if (batches := stage.batches(inputs)) is not None:
             inputs.batches[stage.name] = batches
     check_length(experiment, [])
     for times in experiment.data.held_out_lengths if pretrains(experiment) else ():
         check_length(experiment, [pretraining_batches(experiment, inputs, "validation", times).lengths])
-    for stage in every:
+    for stage in stages:
         if stage.is_start:
             check_heads(stage.settings)
             check_length(stage.settings, [inputs.batches[stage.name].lengths])
-    check_answers(experiment, inputs.vocabulary)
+    check_answer_lengths(experiment, inputs.vocabulary)
     if finetunes(experiment) and experiment.start.model:
         report_unexportable_heads(experiment, say)
     mesh = sharding.make_mesh(experiment.mesh)
     check_memory(text_spec(experiment).model if finetunes(experiment) else experiment.model, mesh)
 
 
-def check_room(experiment: Experiment, sizes: Mapping[str, int]) -> None:
-    """SettingError if batches of training or of held-out text, or skip-gram's, cannot be held by a device."""
+def check_device_memory(experiment: Experiment, sizes: Mapping[str, int]) -> None:
+    """Raise SettingError if a batch of training, held-out text or skip-gram exceeds a device's memory."""
     if experiment.counts.model != "none":
         return
     model, data, vectors = experiment.model, experiment.data, experiment.vectors
@@ -108,7 +116,7 @@ def check_room(experiment: Experiment, sizes: Mapping[str, int]) -> None:
         check_rows(model, sizes, -(-training.batch_size // times), data.inputs_length * times, named)
     if training.steps and training.steps_per_row > 1:
         named = f"data.inputs_length={data.inputs_length}, pretraining.steps_per_row={training.steps_per_row}"
-        # which are cut into steps before they come to a device
+        # long rows, which are cut into steps before they reach a device
         check_rows(
             changes(model, {"mixer.kind": "none"}),
             sizes,
@@ -129,10 +137,10 @@ def check_room(experiment: Experiment, sizes: Mapping[str, int]) -> None:
         )
 
 
-def check_space(experiment: Experiment, inputs: Inputs) -> None:
-    """SettingError if the text that pre-training reads, encoded, does not fit where it is kept."""
+def check_disk_space(experiment: Experiment, inputs: Inputs) -> None:
+    """Raise SettingError if the tokens that pre-training reads do not fit on the disk of the cache."""
     training, data, corpus = experiment.pretraining, experiment.data, inputs.train
-    stored = sum(shard.size for shard in corpus.shards) // CHARACTERS_A_TOKEN
+    stored = sum(shard.size for shard in corpus.shards) // CHARACTERS_PER_TOKEN
     read = training.steps * training.batch_size * data.inputs_length // max(data.repeats, 1)
     needed = min(read, stored) * (2 if inputs.vocabulary.vocab_size <= 2**16 else 4)
     needed = min(needed, round(data.cache_size * GIGABYTE)) if data.cache_size else needed
@@ -145,7 +153,7 @@ def check_space(experiment: Experiment, inputs: Inputs) -> None:
 
 
 def check_names(experiment: Experiment, sources: Sources) -> None:
-    """SettingError for tasks, a corpus or a vocabulary that are not there, before any is prepared."""
+    """Raise SettingError for tasks, a corpus or a vocabulary that do not exist, before any is prepared."""
     data, tuning = experiment.data, experiment.tuning
     for name in tuning.mixtures:
         mixture(name)
@@ -160,20 +168,20 @@ def check_names(experiment: Experiment, sources: Sources) -> None:
 
 
 def provenance_of_run(
-    experiment: Experiment, every: Sequence[Stage], inputs: Inputs
+    experiment: Experiment, stages: Sequence[Stage], inputs: Inputs
 ) -> provenance.Provenance:
-    """Return all settings and data that this process would train the run with, whichever stages are left."""
+    """Return all settings and data that this process would train the run with, finished stages included."""
     return {
         "settings": {path: str(value) for path, value in leaves(experiment)},
         "vocabulary": {"fingerprint": inputs.vocabulary.fingerprint},
-        "data": {name: x for stage in every for name, x in stage.fingerprints(inputs.sources).items()},
+        "data": {name: x for stage in stages for name, x in stage.fingerprints(inputs.sources).items()},
         "code": provenance.code(),
         "packages": packages(),
     }
 
 
-def check_alike(record: provenance.Provenance) -> None:
-    """SettingError, in all processes, if one would train the run with anything else than the first."""
+def check_same_on_all_processes(record: provenance.Provenance) -> None:
+    """Raise SettingError on all processes if one of them would train with anything else than process 0."""
     first, *others = gathered(record)
     lines = [
         f"\n  process {number}: {name}: {line}"
@@ -186,7 +194,10 @@ def check_alike(record: provenance.Provenance) -> None:
 
 
 def check_length(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
-    """SettingError if rows, of these ``lengths`` or of tasks, exceed the positions that the model learned."""
+    """Raise SettingError if a sequence exceeds the learned positions or the mesh cannot divide it.
+
+    lengths: of sequences beside those of the tasks.
+    """
     model, tuning = experiment.model, experiment.tuning
     has_tasks = experiment.finetuning.steps or experiment.mixing.pretraining != "corpus"
     tasks = [mixture_lengths(experiment, (name,)) for name in tuning.mixtures if has_tasks]
@@ -200,14 +211,14 @@ def check_length(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
         )
 
 
-CHARACTERS_A_TOKEN = 4  # about, of English and a vocabulary of 32,000 word pieces
+CHARACTERS_PER_TOKEN = 4  # about, for English and a vocabulary of 32,000 word pieces
 
 NEEDED_HEADS = {  # (field, value) of an objective -> the heads of the model that compute its loss
     ("pairs", "next-sentence"): {"pooler", "next-sentence"},
     ("pairs", "sentence-order"): {"pooler", "sentence-order"},
     ("targets", "replaced"): {"replaced-token"},
 }
-PARTS_OF_HEADS = {"replaced-token": "generator", "backward": "backward"}  # modules beside the model
+PARTS_OF_HEADS = {"replaced-token": "generator", "backward": "backward"}  # head -> a module beside the model
 NEEDED_OBJECTIVES = {
     "replaced-token": {"targets": "replaced"},
     "backward": {"noise": "everything", "inputs": "drop"},
@@ -215,7 +226,7 @@ NEEDED_OBJECTIVES = {
 
 
 def check_heads(experiment: Experiment) -> None:
-    """SettingError if the objective, the heads and the output matrix of the model do not go together."""
+    """Raise SettingError if the objective does not fit the heads and the output matrix of the model."""
     objective, heads = experiment.objective, experiment.model.heads
     for (field, value), needed in NEEDED_HEADS.items():
         if getattr(objective, field) == value and not needed <= set(heads):
@@ -234,8 +245,8 @@ def check_heads(experiment: Experiment) -> None:
 
 
 def report_unexportable_heads(experiment: Experiment, say: Callable[[str], object]) -> None:
-    """Say which heads `lm convert export` cannot write, since transformers has no class for them."""
-    from lm.convert import head_class  # which takes a tenth of a second
+    """Report the heads that `lm convert export` cannot write, since transformers has no class for them."""
+    from lm.convert import head_class  # slow to import: a tenth of a second
 
     for name in experiment.tuning.heads:
         try:
@@ -247,7 +258,7 @@ def report_unexportable_heads(experiment: Experiment, say: Callable[[str], objec
 
 
 def check_output(experiment: Experiment, named: str) -> None:
-    """SettingError if a model that is to predict tokens, as ``named`` asks, has nothing to do it with."""
+    """Raise SettingError if the model lacks the output matrix that ``named``, a setting, needs."""
     if experiment.model.output.logits == "none":
         raise SettingError(
             f"model.output.logits='none': this model has no output matrix, which {named} needs"
@@ -255,7 +266,7 @@ def check_output(experiment: Experiment, named: str) -> None:
 
 
 def check_mixing(experiment: Experiment) -> None:
-    """SettingError if tasks are mixed, or models answer together, in a way that would train nothing."""
+    """Raise SettingError if the settings of mixing or of the ensemble leave something without training."""
     mixing, tuning, team = experiment.mixing.pretraining, experiment.tuning, experiment.ensemble.members
     others = mixing == "corpus+other-tasks"
     if mixing != "corpus" and len(tuning.mixtures) < 1 + others:
@@ -274,8 +285,8 @@ def check_mixing(experiment: Experiment) -> None:
         )
 
 
-def check_lasting(experiment: Experiment) -> None:
-    """SettingError where rows should last several steps and no state is carried from one to the next."""
+def check_tbptt(experiment: Experiment) -> None:
+    """Raise SettingError if rows last several steps but no recurrent state is carried between them."""
     model, objective, training = experiment.model, experiment.objective, experiment.pretraining
     due: dict[str, tuple[object, tuple[object, ...]]] = {
         "model.mixer.kind": (model.mixer.kind, RECURRENT),
@@ -294,7 +305,10 @@ def check_lasting(experiment: Experiment) -> None:
 
 
 def check_counts(experiment: Experiment) -> None:
-    """SettingError if there is nothing to count, or held-out documents are asked of no language model."""
+    """Raise SettingError for a count-based model of what cannot be counted.
+
+    Also raise it if held-out documents are to be scored by a model that is no causal language model.
+    """
     counts, tuning, architecture = experiment.counts.model, experiment.tuning, experiment.model.architecture
     if experiment.data.held_out_documents and (architecture != "decoder" or experiment.objective.has_inputs):
         due = f"data.held_out_documents={experiment.data.held_out_documents} needs model.architecture="
@@ -318,7 +332,7 @@ def check_counts(experiment: Experiment) -> None:
 
 
 def declared_tasks(experiment: Experiment) -> list[Task | LabelledTask]:
-    """Return the tasks of files that a run trains on; SettingError if one lacks rows to train or score on."""
+    """Return the tasks from files that a run trains on; raise SettingError if one lacks a split."""
     tuning = experiment.tuning
     if not finetunes(experiment) and experiment.mixing.pretraining == "corpus":
         return []
@@ -333,9 +347,9 @@ def declared_tasks(experiment: Experiment) -> list[Task | LabelledTask]:
     return tasks
 
 
-def check_branches(every: Sequence[Stage]) -> None:
-    """SettingError if two branches are one, or a new fine-tuning needs what its pre-training did not keep."""
-    for stage in every:
+def check_branches(stages: Sequence[Stage]) -> None:
+    """Raise SettingError if two branches are the same step, or if a checkpoint to fine-tune from is gone."""
+    for stage in stages:
         branches, parent = stage.settings.tuning.branches, stage.parent
         if len(set(stage.branch_steps)) < len(stage.branch_steps):
             raise SettingError(
@@ -353,9 +367,9 @@ def check_branches(every: Sequence[Stage]) -> None:
 
 
 def check_start_parameters(experiment: Experiment, cache: Path) -> None:
-    """SettingError if a checkpoint lacks what pre-training is to go on with, or there is nothing to tune."""
-    model, given = experiment.model, given_checkpoint(experiment, cache)
-    if given is None:
+    """Raise SettingError if the external checkpoint lacks parameters that pre-training continues with."""
+    model, checkpoint = experiment.model, external_checkpoint(experiment, cache)
+    if checkpoint is None:
         return
     if experiment.counts.model != "none":
         raise SettingError(
@@ -365,21 +379,21 @@ def check_start_parameters(experiment: Experiment, cache: Path) -> None:
         return
     if not model.has_decoder and model.output.logits == "none" and "replaced-token" not in model.heads:
         raise SettingError(
-            f"pretraining.steps={experiment.pretraining.steps}: {given.name} has no output matrix "
+            f"pretraining.steps={experiment.pretraining.steps}: {checkpoint.name} has no output matrix "
             "(model.output.logits='none'), by which an encoder predicts hidden tokens; tune it as it is"
         )
-    path = manifest.steps(given.folder / "checkpoints").get(0)
+    path = manifest.steps(checkpoint.folder / "checkpoints").get(0)
     names = manifest.read_manifest(path, 0)["arrays"] if path else ()
     for head, part in PARTS_OF_HEADS.items():
         if head in model.heads and not any(name.startswith(f"params.{part}.") for name in names):
             raise SettingError(
-                f"pretraining.steps={experiment.pretraining.steps}: {given.name} has no {part}, "
+                f"pretraining.steps={experiment.pretraining.steps}: {checkpoint.name} has no {part}, "
                 f"which is trained with model.heads={model.heads}; tune it as it is"
             )
 
 
-def check_answers(experiment: Experiment, vocabulary: Tokenizer) -> None:
-    """SettingError if an answer to choose from is longer than its room: cut, it would never be right."""
+def check_answer_lengths(experiment: Experiment, vocabulary: Tokenizer) -> None:
+    """Raise SettingError if a label is longer than ``targets_length``: cut off, it could never be right."""
     boundary = boundary_tokens(experiment.model, vocabulary)
     for name in experiment.tuning.mixtures if experiment.finetuning.steps else ():
         room = mixture(name).targets_length - len(boundary.prefix) - 1
@@ -395,8 +409,11 @@ def check_answers(experiment: Experiment, vocabulary: Tokenizer) -> None:
 def check_folder(
     experiment: Experiment, folder: Path, cache: Path, allowed: Callable[[str], object] | None
 ) -> None:
-    """SettingError if ``folder`` is another run's, unless ``allowed`` takes it, or ``cache`` is read-only."""
-    agreed(lambda: check_settings(experiment, folder, allowed))
+    """Raise SettingError if ``folder`` holds another run, or if ``cache`` cannot be written to.
+
+    allowed: if given, it is called with the settings that differ, and the folder is accepted.
+    """
+    broadcast_from_first(lambda: check_settings(experiment, folder, allowed))
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=cache):

@@ -1,4 +1,4 @@
-"""What the stages of a run read: a vocabulary, a corpus as tokens, and tasks; runs share a cache of them."""
+"""The inputs of a run's stages: a vocabulary, a tokenized corpus and tasks, in a cache that runs share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,29 +21,29 @@ from lm.objectives.denoising import Lengths
 from lm.tokenizers.tokenizer import Tokenizer
 
 MIN_ROWS_PER_STREAM = 64  # in an epoch of repeated tokens; fewer tokens are read by fewer streams
-WINDOW_ROWS = "rows"  # folder in the cache: how many rows each window of a corpus has
+ROW_INDEX_FOLDER = "rows"  # folder in the cache with the number of rows in each window of a corpus
 EvalSplit = Literal["validation", "report"]  # checkpoints are chosen on the first, and scored on the second
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the stages of a run read."""
+    """The inputs of a run, which ``Run.check`` prepares and all of its stages read."""
 
     vocabulary: Tokenizer
     train: EncodedCorpus
     validation: EncodedCorpus
-    sources: Sources  # of the corpus and the tasks
-    left_out: Mapping[str, int] = field(default_factory=dict)  # corrupt records, by the name of their task
-    batches: dict[str, Batches] = field(default_factory=dict)  # of training, by the name of the stage
+    sources: Sources  # files of the corpus and the tasks
+    left_out: Mapping[str, int] = field(default_factory=dict)  # task -> number of corrupt records left out
+    batches: dict[str, Batches] = field(default_factory=dict)  # name of a stage -> its training batches
 
     @property
     def cache(self) -> Path:
-        """Return the folder that holds the encoded corpus and the tasks."""
+        """Return the folder of the tokenized corpus and the tasks."""
         return self.sources.cache
 
 
 def reads_corpus(experiment: Experiment) -> bool:
-    """Return whether a run reads its corpus: not where a checkpoint is fine-tuned as it is."""
+    """Return whether a run reads its corpus: always, unless it only fine-tunes an external checkpoint."""
     return not experiment.start.model or experiment.pretraining.steps > 0
 
 
@@ -54,9 +54,12 @@ def encoded_split(
     sources: Sources,
     streams: int | None = None,
 ) -> EncodedCorpus:
-    """Return the corpus as tokens, encoded as it is read, by as many ``streams`` as suit it or are given."""
+    """Return one split of the corpus as tokens, which are encoded as they are read.
+
+    streams: number of streams that read it in parallel; by default what suits its size and the batch.
+    """
     data = experiment.data
-    shards: Sequence[Shard] = [InMemoryShard(())]
+    shards: Sequence[Shard] = [InMemoryShard(())]  # an empty corpus
     if reads_corpus(experiment):
         shards = sources.corpus(data.corpus, split)
     size = sum(shard.size for shard in shards)
@@ -68,40 +71,44 @@ def encoded_split(
 
 
 def training_streams(experiment: Experiment, inputs: Inputs) -> CorpusSampler:
-    """Return the streams in which pre-training reads the corpus."""
+    """Return the sampler by which pre-training reads the corpus, in streams."""
     corpus, data = inputs.train, experiment.data
-    unique, count = unique_tokens(experiment) if data.repeats else None, corpus.num_streams
-    if unique:  # each stream reads a part of them
+    count, unique = corpus.num_streams, None
+    if data.repeats:
+        unique = unique_tokens(experiment)  # every stream reads a part of them
         count = largest_divisor(count, unique // (MIN_ROWS_PER_STREAM * data.inputs_length))
-    return CorpusSampler(corpus, count, experiment.seed, unique, inputs.cache / WINDOW_ROWS)
+    return CorpusSampler(corpus, count, experiment.seed, unique, inputs.cache / ROW_INDEX_FOLDER)
 
 
 def unique_tokens(experiment: Experiment) -> int:
-    """Return how many tokens pre-training reads ``data.repeats`` times; one row's at least."""
+    """Return how many tokens pre-training reads ``data.repeats`` times, at least one sequence."""
     training, data = experiment.pretraining, experiment.data
     return max(training.steps * training.batch_size * data.inputs_length // data.repeats, data.inputs_length)
 
 
 def sequential_corpus(experiment: Experiment, inputs: Inputs) -> EncodedCorpus:
-    """Return the training split, one shard after the other, whatever the batches of pre-training are."""
+    """Return the training split in one stream, so that its shards are read one after the other."""
     return encoded_split(experiment, "train", inputs.vocabulary, inputs.sources, streams=1)
 
 
 class HeldOutText(NamedTuple):
-    """Whole documents, of which every language model is asked how likely they and their ends are."""
+    """Whole held-out documents, whose likelihood under a language model is measured, ends included."""
 
-    documents: Sequence[Sequence[int]]  # ids of each, with EOS behind it
+    documents: Sequence[Sequence[int]]  # token ids of each, EOS at the end
     eos: int
-    words: int  # between blanks
-    bytes: int  # as UTF-8
+    words: int  # number of words, split at white space
+    bytes: int  # number of bytes in UTF-8
 
     def likelihood(self, log_prob: float) -> Likelihood:
-        """Return the likelihood by a model that gives texts and their ends this log-probability [nats]."""
+        """Return the likelihood under a model.
+
+        log_prob: the sum of its log-probabilities of all tokens, EOS included [nats].
+        """
         return Likelihood(-log_prob, sum(map(len, self.documents)), self.words, self.bytes)
 
 
 def held_out_text(experiment: Experiment, inputs: Inputs) -> HeldOutText:
-    """Return ``data.held_out_documents`` of the validation split, from parts of it in random order."""
+    """Return ``data.held_out_documents`` documents, drawn at random from the validation split."""
     data, vocabulary = experiment.data, inputs.vocabulary
     shards = inputs.sources.corpus(data.corpus, "validation")
     documents = [*islice(sample_documents(shards), data.held_out_documents)]
@@ -111,7 +118,7 @@ def held_out_text(experiment: Experiment, inputs: Inputs) -> HeldOutText:
 
 
 def encoded_tasks(mixtures: Sequence[str], inputs: Inputs) -> dict[str, EncodedExamples]:
-    """Return the training sets of all tasks in the mixtures, by the name of the task."""
+    """Return task -> its training set, for all tasks in the mixtures."""
     tasks = [task for name in mixtures for task in mixture(name) if task.train]
     rows = [inputs.sources.rows(task, "train") for task in tasks]
     pairs = zip(tasks, rows, strict=True)
@@ -119,7 +126,7 @@ def encoded_tasks(mixtures: Sequence[str], inputs: Inputs) -> dict[str, EncodedE
 
 
 def mixture_lengths(experiment: Experiment, names: Sequence[str]) -> Lengths:
-    """Return the lengths of the inputs and targets of mixtures, EOS counted."""
+    """Return the longest lengths of the inputs and targets of mixtures, EOS included."""
     inputs = experiment.tuning.inputs_length
     return Lengths(raw=inputs, inputs=inputs, targets=max(mixture(name).targets_length for name in names))
 

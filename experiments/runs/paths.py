@@ -28,7 +28,7 @@ PRETRAINING = "pretraining"
 START = "start"  # a short pre-training before it, which rows share
 VECTORS = "vectors"  # before both
 COUNTS = "counts"
-BRANCH = "at-"  # before the share of pre-training after which a fine-tuning starts, if that is not all of it
+BRANCH = "at-"  # prefix of the fraction of pre-training after which a fine-tuning starts, if below 1
 COUNTS_FILE = "counts.npz"  # in the folder of a stage of counts
 
 
@@ -36,18 +36,18 @@ COUNTS_FILE = "counts.npz"  # in the folder of a stage of counts
 
 
 def member_name(base_name: str, member: int | None) -> str:
-    """Return the name of a stage of a member of an ensemble; None: of the only one."""
+    """Return the name of the stage of an ensemble member; None if there is one model."""
     return base_name if member is None else f"{base_name}/member-{member}"
 
 
-def name_without(base_name: str, target: str) -> str:
-    """Return the name of the pre-training on all tasks but those of ``target``."""
-    return f"{base_name}/without-{target}"
+def name_without(base_name: str, task: str) -> str:
+    """Return the name of the pre-training on all downstream tasks but ``task``."""
+    return f"{base_name}/without-{task}"
 
 
-def branch_name(target: str, share: float) -> str:
-    """Return the name of the fine-tuning on ``target`` after this share of pre-training."""
-    return target if share == 1 else f"{BRANCH}{share}/{target}"
+def branch_name(task: str, fraction: float) -> str:
+    """Return the name of the fine-tuning on ``task`` after this fraction of pre-training."""
+    return task if fraction == 1 else f"{BRANCH}{fraction}/{task}"
 
 
 def base_name(name: str) -> str:
@@ -60,8 +60,8 @@ def is_pretraining(name: str) -> bool:
     return base_name(name) in (START, PRETRAINING)
 
 
-def is_main(name: str) -> bool:
-    """Return whether runs are compared by the stage of this name: no vectors, start or branch."""
+def is_compared(name: str) -> bool:
+    """Return whether rows are compared by this stage: not by skip-gram, the start or earlier branches."""
     return base_name(name) not in (START, VECTORS) and not name.startswith(BRANCH)
 
 
@@ -71,7 +71,7 @@ def model_of_run(names: Iterable[str]) -> str:
     A run pre-trains once and is fine-tuned any number of times, so that no fine-tuned model is the run's own.
     It is the first one where nothing is pre-trained. All commands, ``--start`` and notebooks follow this.
     """
-    return next(filter(is_main, names))
+    return next(filter(is_compared, names))
 
 
 def describe_model(folder: Path, name: str, names: Iterable[str], option: str = "--mixture") -> str:

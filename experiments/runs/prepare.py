@@ -1,4 +1,4 @@
-"""Finds or makes all that a run reads: its tasks, its vocabulary, its corpus as tokens."""
+"""Prepares the inputs of a run: its tasks, its vocabulary and its corpus as tokens."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from experiments.runs.inputs import Inputs, encoded_split
 from experiments.runs.kinds.stage import SPLITS, Stage
 from experiments.runs.sources import Sources
-from experiments.runs.stages import given_checkpoint, stages
+from experiments.runs.stages import external_checkpoint, stages
 from experiments.runs.vocabulary import find_vocabulary, stored_vocabulary, unwritable_answers
 from experiments.study.experiment import Experiment
 from lm.config.base import SettingError
@@ -15,28 +15,31 @@ from lm.data.tasks.task import Task
 from lm.special_tokens import check_special
 from lm.tokenizers.tokenizer import Tokenizer
 
-MANY_UNWRITABLE = 0.05  # share of a task's answers from which on it is said that they cannot be written
+MANY_UNWRITABLE = 0.05  # fraction of a task's answers; if the vocabulary cannot spell so many, it is reported
 
 Say = Callable[[str], object]
 
 
 def prepare(experiment: Experiment, cache: Path, say: Say) -> Inputs:
-    """Return all that ``experiment`` reads; SettingError for what is missing or does not fit."""
+    """Prepare and return the inputs of ``experiment``; raise SettingError if one is missing or does not fit.
+
+    It may train a vocabulary.
+    """
     sources = Sources(cache, experiment.data.corrupt_records)
     return prepare_inputs(experiment, stages(experiment), sources, say)
 
 
-def prepare_inputs(experiment: Experiment, every: Sequence[Stage], sources: Sources, say: Say) -> Inputs:
-    """Return all that ``experiment``, whose stages are ``every``, reads from ``sources``."""
+def prepare_inputs(experiment: Experiment, run_stages: Sequence[Stage], sources: Sources, say: Say) -> Inputs:
+    """Prepare and return the inputs of ``experiment``; raise SettingError as ``prepare`` does."""
     for name in experiment.tuning.mixtures:
-        mixture(name)  # SettingError if it is none, read or not
-    skipped = _open_tasks(every, sources)
+        mixture(name)  # raises SettingError for an unknown name
+    skipped = _open_tasks(run_stages, sources)
     for name, count in skipped.items():
         say(f"{count:,} corrupt records of {name} are left out of training (data.corrupt_records='skip')")
-    given = given_checkpoint(experiment, sources.cache)
+    given = external_checkpoint(experiment, sources.cache)
     if given is None:
         vocabulary = find_vocabulary(experiment, sources, say)
-        _report_unwritable(every, vocabulary, sources, say)
+        _report_unwritable(run_stages, vocabulary, sources, say)
     else:
         vocabulary = stored_vocabulary(given.folder, experiment)
     check_special(experiment.model, vocabulary, f"data.vocabulary={experiment.data.vocabulary}")
@@ -50,10 +53,10 @@ def prepare_inputs(experiment: Experiment, every: Sequence[Stage], sources: Sour
     return Inputs(vocabulary, train, validation, sources, skipped)
 
 
-def _open_tasks(every: Sequence[Stage], sources: Sources) -> dict[str, int]:
+def _open_tasks(run_stages: Sequence[Stage], sources: Sources) -> dict[str, int]:
     """Find the files of all tasks; return how many corrupt records of each are left out of training."""
     skipped = {}
-    for stage in every:
+    for stage in run_stages:
         for split, tasks in stage.tasks.items():
             for task in tasks:
                 rows = sources.stored(task, split)
@@ -62,9 +65,13 @@ def _open_tasks(every: Sequence[Stage], sources: Sources) -> dict[str, int]:
     return skipped
 
 
-def _report_unwritable(every: Sequence[Stage], vocabulary: Tokenizer, sources: Sources, say: Say) -> None:
-    """Say of which tasks the vocabulary cannot spell many answers."""
-    tasks = {task.name: task for stage in every for task in stage.tasks["train"] if isinstance(task, Task)}
+def _report_unwritable(
+    run_stages: Sequence[Stage], vocabulary: Tokenizer, sources: Sources, say: Say
+) -> None:
+    """Report the tasks of which the vocabulary cannot spell many answers."""
+    tasks = {
+        task.name: task for stage in run_stages for task in stage.tasks["train"] if isinstance(task, Task)
+    }
     for name, task in tasks.items():
         share = unwritable_answers(task, sources.stored(task, "train"), vocabulary)
         if share >= MANY_UNWRITABLE:

@@ -46,9 +46,9 @@ class Result:
     branches: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     content_tokens: int = 0  # of all pre-training: targets that are no sentinel, EOS or aligned copy
     start_tokens: int = 0  # of these, before the counted updates: in the start that rows share
-    content_loss: float | None = None  # held-out, after pre-training, nats a content token
-    reference_loss: float | None = None  # what a model without context reaches [nats]
-    exit_step: int | None = None  # of pre-training, at which it first was better than that; None: never
+    content_loss: float | None = None  # held-out, after pre-training, on content tokens [nats/token]
+    reference_loss: float | None = None  # unigram loss: of a model without context [nats/token]
+    exit_step: int | None = None  # pre-training step at which it left the unigram plateau; None: never
     # held-out: how many predictions of content are one of its ten most frequent pieces
     top_ten_share: float | None = None
     # of whole held-out documents at each evaluation of a language model: the step, the seconds of training up
@@ -143,8 +143,8 @@ class Result:
         return {name: folder for name, folder in folders.items() if folder.exists()}
 
 
-def recorded(likelihood: Likelihood) -> dict[str, float]:
-    """What the records of a stage say of the held-out documents."""
+def to_log_dict(likelihood: Likelihood) -> dict[str, float]:
+    """Return the likelihood of held-out documents as the log of a stage records it: name -> value."""
     return {f"{DOCUMENTS}{name}": float(value) for name, value in likelihood._asdict().items()}
 
 

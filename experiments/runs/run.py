@@ -1,9 +1,13 @@
 """A run: an experiment in a folder, checked, trained stage by stage, and scored.
 
-The folder of a run has ``settings.json``, whose run it is, and ``paths.json``, where its cache is. Each stage
-has a folder of its own with checkpoints, ``metrics.jsonl``, ``run.json``, ``origin.json``, its vocabulary and
-its answers: ``finetuning/NAME`` in the run, or one beside the runs of its scale for what they share.
-``scores.json`` is written last, and names these folders.
+In the folder of a run, ``settings.json`` holds the experiment and ``paths.json`` the path of the cache.
+Each stage has a folder with checkpoints, ``metrics.jsonl``, ``run.json``, ``origin.json``, its vocabulary and
+its predictions. It is ``finetuning/NAME`` in the run's folder or, for a stage that several runs share, a
+folder beside the runs of the same scale. ``scores.json`` is written last and names the folders of all stages.
+
+Two words of the settings: the *start* (``start.*``) is a short pre-training that rows share and that comes
+before a row's own. The *branches* (``tuning.branches``) are intermediate checkpoints of pre-training, each
+after a fraction of its steps, from which fine-tuning is repeated.
 """
 
 import fcntl
@@ -19,7 +23,7 @@ from typing import Any, cast
 import jax
 from jax.sharding import Mesh
 
-from experiments.processes.group import agreed, first_alone
+from experiments.processes.group import broadcast_from_first, main_process_first
 from experiments.processes.progress import NO_TOOLS, Reporter, Tools
 from experiments.runs import checks
 from experiments.runs.inputs import Inputs
@@ -37,64 +41,67 @@ from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.config.base import SettingError
 
-NOTHING: frozenset[str] = frozenset()
+ALLOW_NONE: frozenset[str] = frozenset()  # nothing may have changed since the run was started
 
 
 class Run:
-    """An experiment that is trained in ``folder``, with the data in ``cache``."""
+    """An experiment that is trained in ``folder`` on the data in ``cache``."""
 
     def __init__(self, experiment: Experiment, folder: Path, cache: Path):
         self.experiment, self.folder, self.cache = experiment, folder, cache
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """Return the stages in the order in which they are trained."""
+        """Return the stages in the order of training."""
         return stages(self.experiment, self.folder, self.cache)
 
     @cached_property
     def mesh(self) -> Mesh:
-        """Return the devices."""
+        """Return the mesh of devices that the experiment asks for."""
         return sharding.make_mesh(self.experiment.mesh)
 
     @property
     def result(self) -> Result | None:
-        """Return what the run scored and cost; None until it has finished. SettingError if it is damaged."""
+        """Return what the run scored and cost; None before it finishes, SettingError if it is damaged."""
         return read_result(self.folder, scale_folder(self.folder, self.cache))
 
-    def check(self, say: Callable[[str], object] = print, allow: frozenset[str] = NOTHING) -> Inputs:
-        """Return what the stages will read; SettingError for anything that would stop them, in seconds.
+    def check(self, say: Callable[[str], object] = print, allow: frozenset[str] = ALLOW_NONE) -> Inputs:
+        """Check the run, prepare its inputs in the cache, and return them.
 
-        Nothing is compiled, and nothing is written to the run's folder. ``allow``: which of provenance.PARTS
-        may have changed since the run was started.
+        Raise SettingError for anything that would stop training. The settings are checked first, in seconds.
+        Preparing inputs may take long the first time: it encodes text and may train a vocabulary.
+        Nothing is compiled, and nothing is written to the run's folder.
+        allow: the parts (of provenance.PARTS) that may have changed since the run was started.
         """
         experiment, sources = self.experiment, Sources(self.cache, self.experiment.data.corrupt_records)
         checks.check_experiment(experiment, sources)
         checks.check_folder(experiment, self.folder, self.cache, say if "settings" in allow else None)
-        agreed(lambda: checks.check_start_parameters(experiment, self.cache))
-        agreed(lambda: checks.check_branches(self.stages))
-        inputs = first_alone(lambda: self._prepare(sources, say))
+        broadcast_from_first(lambda: checks.check_start_parameters(experiment, self.cache))
+        broadcast_from_first(lambda: checks.check_branches(self.stages))
+        inputs = main_process_first(lambda: self._prepare(sources, say))
         checks.check_inputs(experiment, self.stages, inputs, say)
         return inputs
 
-    def train(self, reporter: Reporter, allow: frozenset[str] = NOTHING, tools: Tools = NO_TOOLS) -> None:
-        """Train and score what remains of the run, and write its result.
+    def train(self, reporter: Reporter, allow: frozenset[str] = ALLOW_NONE, tools: Tools = NO_TOOLS) -> None:
+        """Train and score the stages that have not finished, then write ``scores.json``.
 
-        SettingError before anything compiles. RunDeleted if the folder goes while it trains.
+        Raise SettingError, before anything compiles, as ``check`` does. Raise RunDeleted if the run's folder
+        is deleted or moved meanwhile.
         """
         inputs = self.check(reporter.say, allow)
-        if jax.process_index() == 0:  # from now on the folder is this run's
+        if jax.process_index() == 0:  # from now on the folder belongs to this run
             save_settings(self.folder, self.experiment, self.cache)
         scores: TaskScores = {}
-        branches: dict[str, dict[str, Any]] = {}  # task -> step of pre-training -> scores
+        branches: dict[str, dict[str, Any]] = {}  # task -> pre-training step -> scores
         for _, group in groupby(self.stages, lambda stage: stage.base_name):
-            members = list(group)
+            ensemble_members = list(group)  # one stage unless the run is an ensemble
             with unless_deleted(self.folder):
-                for stage in members:
+                for stage in ensemble_members:
                     self._train_stage(stage, inputs, reporter, allow, tools)
-            found = self._scores(members, inputs, reporter)
-            if members[0].is_main:
+            found = self._scores(ensemble_members, inputs, reporter)
+            if ensemble_members[0].is_compared:
                 scores |= found
-            for step, at_step in self._branch_scores(members[0], found, inputs).items():
+            for step, at_step in self._branch_scores(ensemble_members[0], found, inputs).items():
                 for task, score in at_step.items():
                     branches.setdefault(task, {})[str(step)] = score
         values = {"tasks": scores, "branches": branches} | self._costs(inputs)
@@ -102,50 +109,55 @@ class Run:
             write_scores(self.folder, scale_folder(self.folder, self.cache), self.stages, values)
 
     def _prepare(self, sources: Sources, say: Callable[[str], object]) -> Inputs:
-        """Prepare data, one run of this machine after another: what the first makes the others find."""
+        """Prepare data under a lock, so that runs on one machine do it once."""
         with (self.cache / "lock").open("a") as lock:
-            with suppress(OSError):  # all at once where the file system has no locks
+            with suppress(OSError):  # without a lock where the file system has none
                 fcntl.flock(lock, fcntl.LOCK_EX)
             return prepare_inputs(self.experiment, self.stages, sources, say)
 
     def _train_stage(
         self, stage: Stage, inputs: Inputs, reporter: Reporter, allow: frozenset[str], tools: Tools
     ) -> None:
-        """Train what remains of a stage, in its folder, in which no other run trains meanwhile."""
+        """Train a stage to its end, from its newest checkpoint, under the lock of its folder.
+
+        Before that, process 0 alone calls ``stage.check_provenance``, which compares what the stage is
+        trained with to what it was started with, records it, and stores the vocabulary in the stage's folder.
+        """
         steps = stage.training.steps
         reporter.start(stage.title, stage.preparation)
         with locked(stage.folder, reporter):
             finished = is_finished(stage.folder, steps)
-            agreed(partial(stage.check_provenance, inputs, finished, allow, reporter.say))
+            broadcast_from_first(partial(stage.check_provenance, inputs, finished, allow, reporter.say))
             if finished:
                 reporter.advance(steps)
                 return
             settings = asdict(stage.settings) | {"corrupt_records_left_out": dict(inputs.left_out)}
             title = self.title if stage.is_shared else ""
             with StageLog(stage.folder, settings, reporter, title, tools.wandb) as log:
-                stage.train(inputs, self.mesh, log, reporter, tools.steps)
+                stage.train(inputs, self.mesh, log, reporter, tools.profile_steps)
 
     @property
     def title(self) -> str:
-        """Return the run's row and seed, for readers of logs whose folder is called by a hash."""
+        """Return the row and seed, as a name in logs for shared stages, whose folders are named by a hash."""
         scale = scale_folder(self.folder, self.cache)
         name = os.path.relpath(self.folder.resolve(), scale).replace("/", ".")
-        return name[-200:]  # the name of a file has 255 letters at most
+        return name[-200:]  # file names are limited to 255 bytes
 
-    def _scores(self, members: Sequence[Stage], inputs: Inputs, reporter: Reporter) -> TaskScores:
-        """Return the scores of a stage, whose members answer together if they are several."""
-        stage = members[0]
+    def _scores(self, ensemble_members: Sequence[Stage], inputs: Inputs, reporter: Reporter) -> TaskScores:
+        """Return the scores of a stage by task; several members predict together, as an ensemble."""
+        stage = ensemble_members[0]
         if not stage.tasks["validation"]:
             return {}
-        if len(members) == 1:
+        if len(ensemble_members) == 1:
             return stage.scores(inputs, self.mesh)
-        reporter.start(f"{len(members)} models together on {stage.base_name}")
-        return ensemble_scores(cast(Sequence[NetworkStage], members), inputs, self.mesh)
+        reporter.start(f"{len(ensemble_members)} models together on {stage.base_name}")
+        return ensemble_scores(cast(Sequence[NetworkStage], ensemble_members), inputs, self.mesh)
 
     def _branch_scores(self, stage: Stage, scores: TaskScores, inputs: Inputs) -> dict[int, TaskScores]:
-        """Return the ``scores`` of a stage by the steps of pre-training behind them, in a run with branches.
+        """Return pre-training step -> scores; {} for a run with one branch.
 
-        A pre-training that is scored itself is scored at each of its branches.
+        scores: of the stage after its last step. A fine-tuning has one entry, at the step that it started
+        from. A pre-training that is itself scored on tasks is scored here at each earlier branch too.
         """
         if not scores or len(self.experiment.tuning.branches) == 1:
             return {}
@@ -156,11 +168,11 @@ class Run:
         return {} if stage.parent_step is None else {stage.parent_step: scores}
 
     def _costs(self, inputs: Inputs) -> dict[str, Any]:
-        """Return the size of the model, the FLOPs of pre-training, and its loss on longer rows."""
+        """Return the size of the model, the FLOPs of pre-training, and its loss on longer sequences."""
         pretrainings = [stage for stage in self.stages if isinstance(stage, Pretraining)]
         flops = {stage: stage.flops(inputs) for stage in pretrainings}
         measured = next((stage for stage in pretrainings if not stage.is_start), None)
-        counted = sum(stage.parameters() for stage in self.stages if stage.is_counted)
+        counted = sum(stage.parameters() for stage in self.stages if stage.is_count_based)
         return {
             "length_losses": measured.length_losses(inputs, self.mesh) if measured else {},
             "flops": sum(flops.values()),
@@ -170,12 +182,12 @@ class Run:
 
 
 class RunDeleted(RuntimeError):
-    """The folder of a run is gone, which was there when its training began."""
+    """The folder of a run was deleted or moved while the run trained."""
 
 
 @contextmanager
 def unless_deleted(folder: Path) -> Iterator[None]:
-    """Raise RunDeleted in place of any error that comes of the folder's being gone."""
+    """Raise RunDeleted in place of any error after which the run's folder is gone."""
     try:
         yield
     except SettingError:

@@ -82,7 +82,7 @@ def write_scores(folder: Path, scale: Path, stages: Sequence[Stage], values: Map
     folders = {stage.name: stage.folder for stage in stages}
     pretrainings = [stage for stage in stages if stage.is_pretraining]
     measured = [stage.folder for stage in pretrainings if not stage.is_start]
-    models = measured or [stage.folder for stage in stages if stage.is_counted]
+    models = measured or [stage.folder for stage in stages if stage.is_count_based]
     result = {
         **values,
         "columns": columns(values["tasks"]),

@@ -1,8 +1,8 @@
-"""The stages of training that a run consists of: its pre-trainings, then its fine-tunings.
+"""Lists the stages of training that a run consists of: its pre-trainings, then its fine-tunings.
 
-A run of counts has one stage for each of its models instead. Everything that trains, scores, plans or shows
-runs iterates over the stages. Runs that pre-train alike share one pre-training, whatever they do with it
-afterwards: its folder is called by a hash of the settings that it depends on.
+Everything that trains, scores, plans or shows runs iterates over these stages. The run of a count-based model
+(an n-gram model or HMM taggers) has one stage per model instead. Runs whose pre-training depends on equal
+settings share it, whatever they fine-tune on: a hash of those settings names its folder.
 """
 
 import hashlib
@@ -17,15 +17,15 @@ from experiments.runs.kinds.finetuning import Finetuning
 from experiments.runs.kinds.head import HeadFinetuning
 from experiments.runs.kinds.network import NetworkStage
 from experiments.runs.kinds.pretraining import (
-    FEEDING,
-    Given,
+    LOADER_SETTINGS,
+    ExternalCheckpoint,
     Pretraining,
     branch_step,
     has_start,
     pretraining_settings,
 )
 from experiments.runs.kinds.stage import Stage
-from experiments.runs.kinds.vectors import Vectors, vectors_settings
+from experiments.runs.kinds.vectors import SkipGram, skipgram_settings
 from experiments.runs.paths import (
     COUNTS,
     DEFAULT_CACHE,
@@ -45,78 +45,84 @@ from lm.data.tasks.names import task_name
 
 
 def stages_of(run: Path) -> tuple[Stage, ...]:
-    """Return the stages of the run in a folder, by the settings there; SettingError if it is not a run."""
+    """Return the stages of the run in a folder, by its ``settings.json``; SettingError if it is no run."""
     return stages(load_settings(run), run, find_cache(run))
 
 
 def stages(experiment: Experiment, run: Path = Path(), cache: Path | None = None) -> tuple[Stage, ...]:
-    """Return the stages of the run in the folder ``run``, in the order in which they are trained.
+    """Return the stages of the run in the folder ``run``, in the order of training:
 
-    The vectors and the start of each member's pre-training, if it has them; then one pre-training of each
-    member of the ensemble, or one for each target that it leaves out; then for each target (a mixture, or a
-    task with a head) and each of ``tuning.branches``, the whole first, one fine-tuning of each member. Beside
-    ``cache`` lie the folders of what runs share; without it their paths are relative.
+    1. for each ensemble member, skip-gram (``vectors.*``) and the start (``start.*``: a short pre-training
+       that rows share), if the experiment has them;
+    2. for each member, one pre-training or, with "corpus+other-tasks", one per downstream task left out;
+    3. for each downstream task (a mixture, or a task with a head), for each fraction of pre-training in
+       ``tuning.branches`` (1.0 first), one fine-tuning of each member.
+
+    The folders of stages that runs share lie beside ``cache``; without it their paths are relative.
     """
     if experiment.counts.model != "none":
-        return _counted(experiment, run)
+        return _count_stages(experiment, run)
     shared_stages = SharedStages(run, cache)
     tuning = experiment.tuning
-    targets, models = (*tuning.mixtures, *tuning.heads), _members(experiment)
+    downstream_tasks, members = (*tuning.mixtures, *tuning.heads), _ensemble_members(experiment)
     pretrains = experiment.pretraining.steps > 0
     parents: dict[tuple[int | None, str], NetworkStage | None] = {}
-    for (member, settings), target in product(models, targets or ("",)):
-        owner, own_settings = member, settings
+    for (member, settings), task in product(members, downstream_tasks or ("",)):
+        pretraining_member, own_settings = member, settings
         if experiment.ensemble.pretraining == "shared":
-            owner, own_settings = None, replace(settings, seed=experiment.seed)
+            pretraining_member, own_settings = None, replace(settings, seed=experiment.seed)
         if pretrains:
-            parents[member, target] = shared_stages.pretraining(owner, own_settings, target)
+            parents[member, task] = shared_stages.pretraining(pretraining_member, own_settings, task)
         else:
-            parents[member, target] = shared_stages.before(owner, own_settings)
+            parents[member, task] = shared_stages.initial_parent(pretraining_member, own_settings)
     finetunings: list[Stage] = []
-    shares = tuning.branches[::-1] if pretrains else (1.0,)  # a task's files are first found in the whole's
-    for target, share, (member, settings) in product(targets, shares, models):
+    # tuning.branches ends with 1.0. The fine-tuning after full pre-training comes first, since whoever looks
+    # for the files of a task takes the first folder that has them.
+    fractions = tuning.branches[::-1] if pretrains else (1.0,)
+    for task, fraction, (member, settings) in product(downstream_tasks, fractions, members):
         if experiment.finetuning.steps:
-            kind = HeadFinetuning if target in tuning.heads else Finetuning
-            name = branch_name(task_name(target), share)
-            parent = parents[member, target]
-            last = parent.training.steps if parent else None
-            after = branch_step(experiment, share) if pretrains else last
-            stage = kind(name, member, (target,), settings, run, parent, after)
+            kind = HeadFinetuning if task in tuning.heads else Finetuning
+            name = branch_name(task_name(task), fraction)
+            parent = parents[member, task]
+            parent_step = parent.training.steps if parent else None
+            if pretrains:
+                parent_step = branch_step(experiment, fraction)
+            stage = kind(name, member, (task,), settings, run, parent, parent_step)
             finetunings.append(replace(stage, folder=run / "finetuning" / stage.name))
     pretrained: list[Stage] = [stage for stage in parents.values() if stage is not None]
-    # Most targets have the same pre-training: each stage is there once.
-    once = dict.fromkeys((*_ancestors(pretrained), *pretrained))
-    return (*(stage for stage in once if not isinstance(stage, Given)), *finetunings)
+    # Most tasks start from the same pre-training, which is listed once.
+    unique = dict.fromkeys((*_ancestors(pretrained), *pretrained))
+    return (*(stage for stage in unique if not isinstance(stage, ExternalCheckpoint)), *finetunings)
 
 
-def given_checkpoint(experiment: Experiment, cache: Path) -> Given | None:
-    """Return the checkpoint whose model a run has; None: it has none's."""
+def external_checkpoint(experiment: Experiment, cache: Path) -> ExternalCheckpoint | None:
+    """Return the external checkpoint that fixes the model (``start.model``), or None without one."""
     if not (name := experiment.start.model):
         return None
-    return Given(name, None, (), experiment, start_folder(name, cache) / PRETRAINING)
+    return ExternalCheckpoint(name, None, (), experiment, start_folder(name, cache) / PRETRAINING)
 
 
 def _ancestors(stages: Sequence[Stage]) -> list[Stage]:
-    """Return what these stages start from, and what that starts from; first those that others start from."""
+    """Return the parents of these stages, their parents and so on, each before its children."""
     parents = [stage.parent for stage in stages if stage.parent is not None]
     return [*_ancestors(parents), *parents] if parents else []
 
 
-def _counted(experiment: Experiment, run: Path) -> tuple[Stage, ...]:
-    """Return the stage of an n-gram model, or of each tagger."""
+def _count_stages(experiment: Experiment, run: Path) -> tuple[Stage, ...]:
+    """Return the stage of an n-gram model, or one stage per tagger."""
     models: list[tuple[str, tuple[str, ...], Path]] = [(COUNTS, (), run / COUNTS)]
     if experiment.counts.model == "tagger":
         models = [(name, (name,), run / COUNTS / name) for name in experiment.tuning.heads]
     kind = COUNT_STAGES[experiment.counts.model]
-    return tuple(kind(name, None, on, experiment, folder) for name, on, folder in models)
+    return tuple(kind(name, None, task_names, experiment, folder) for name, task_names, folder in models)
 
 
-def _members(experiment: Experiment) -> list[tuple[int | None, Experiment]]:
-    """Return (number, settings) of each model that the run consists of.
+def _ensemble_members(experiment: Experiment) -> list[tuple[int | None, Experiment]]:
+    """Return (number, settings) of each member of the ensemble; the number is None if there is one model.
 
-    Members differ in their seeds: member k of n has seed * n + k, so that no two members of ensembles with
-    seeds 0, 1, ... are alike. Those n of seed 0 pre-train like single runs with seeds 0 to n - 1, and share
-    their pre-training with them.
+    Members differ only in their seed: member k of n has seed * n + k, so ensembles with different seeds have
+    no member in common. The members of seed 0 have the seeds 0 to n - 1, and share their pre-training with
+    single runs of those seeds.
     """
     count = experiment.ensemble.members
     if count == 1:
@@ -126,21 +132,26 @@ def _members(experiment: Experiment) -> list[tuple[int | None, Experiment]]:
 
 
 class SharedStages:
-    """The stages of a run that come before fine-tuning, in folders that runs share."""
+    """Makes the stages before fine-tuning, whose folders several runs may share."""
 
     def __init__(self, run: Path, cache: Path | None):
         self.run, self.cache = run, cache or DEFAULT_CACHE
         self.shared = scale_folder(run, cache) if cache else Path()
 
-    def pretraining(self, member: int | None, settings: Experiment, target: str) -> Pretraining:
-        """Return the pre-training of a model that is then fine-tuned on ``target``."""
-        parent = self.start(member, settings) if has_start(settings) else self.before(member, settings)
-        return self._pretraining(member, settings, target, parent, PRETRAINING)
+    def pretraining(self, member: int | None, settings: Experiment, task: str) -> Pretraining:
+        """Return the pre-training of a model that is then fine-tuned on the downstream task ``task``."""
+        parent: NetworkStage | None
+        if has_start(settings):
+            parent = self.start(member, settings)
+        else:
+            parent = self.initial_parent(member, settings)
+        return self._pretraining(member, settings, task, parent, PRETRAINING)
 
     def start(self, member: int | None, settings: Experiment) -> Pretraining:
-        """Return the pre-training that comes before it: on the corpus, as short as ``start.steps`` says.
+        """Return the start: a short pre-training on the corpus for ``start.steps``, before the row's own.
 
-        What rows differ in otherwise is left out of it, so that those of one model, data and seed share it.
+        It ignores the settings in which rows usually differ, such as the objective, so that all rows with the
+        same model, data and seed share it.
         """
         first = replace(
             settings,
@@ -151,47 +162,62 @@ class SharedStages:
             tuning=replace(settings.tuning, branches=BASELINE.tuning.branches),
             start=BASELINE.start,
         )
-        return self._pretraining(member, first, "", self.before(member, first), START)
+        return self._pretraining(member, first, "", self.initial_parent(member, first), START)
 
-    def before(self, member: int | None, settings: Experiment) -> NetworkStage | None:
-        """Return what comes before all training on batches: a checkpoint, vectors, or nothing."""
-        given = given_checkpoint(settings, self.cache)
-        if given is not None:
-            return given if settings.start.weights == "trained" else None
+    def initial_parent(self, member: int | None, settings: Experiment) -> NetworkStage | None:
+        """Return the stage that gives the first parameters: an external checkpoint or skip-gram.
+
+        None: all parameters are random.
+        """
+        checkpoint = external_checkpoint(settings, self.cache)
+        if checkpoint is not None:
+            return checkpoint if settings.start.weights == "trained" else None
         return self.vectors(member, settings)
 
-    def vectors(self, member: int | None, settings: Experiment) -> Vectors | None:
-        """Return the vectors as which the embedding of a model starts, unless it starts at random."""
+    def vectors(self, member: int | None, settings: Experiment) -> SkipGram | None:
+        """Return the skip-gram stage that initializes the embedding, or None without ``vectors.epochs``."""
         if not settings.vectors.epochs:
             return None
-        complete, data = vectors_settings(settings), settings.data
-        feeding = {name: getattr(data, name) for name in FEEDING}
-        data_settings = replace(complete.data, **feeding)
-        complete = replace(complete, data=data_settings, mesh=settings.mesh, guard=settings.guard)
-        folder = self.shared_folder(vectors_settings(complete), settings)
-        return Vectors(VECTORS, member, (), complete, folder)
+        relevant = skipgram_settings(settings)
+        loader_settings = {name: getattr(settings.data, name) for name in LOADER_SETTINGS}
+        data = replace(relevant.data, **loader_settings)
+        stage_settings = replace(relevant, data=data, mesh=settings.mesh, guard=settings.guard)
+        folder = self.shared_folder(skipgram_settings(stage_settings), settings)
+        return SkipGram(VECTORS, member, (), stage_settings, folder)
 
     def _pretraining(
-        self, member: int | None, settings: Experiment, target: str, parent: NetworkStage | None, name: str
+        self, member: int | None, settings: Experiment, task: str, parent: NetworkStage | None, name: str
     ) -> Pretraining:
         if settings.mixing.pretraining == "corpus+other-tasks":
-            name = name_without(name, task_name(target))
-        decisive = pretraining_settings(settings, target)
-        groups = ("data", "mesh", "guard", "pretraining", "finetuning")  # have settings that change no number
-        tuning = replace(decisive.tuning, branches=settings.tuning.branches)  # these choose checkpoints alone
-        complete = replace(decisive, tuning=tuning, **{name: getattr(settings, name) for name in groups})
-        on = () if decisive.mixing.pretraining == "corpus" else decisive.tuning.mixtures
-        folder = self.shared_folder(pretraining_settings(complete), settings)
-        step = parent.training.steps if parent else None
-        return Pretraining(name, member, on, complete, folder, parent, step)
+            name = name_without(name, task_name(task))
+        relevant = pretraining_settings(settings, task)
+        # Some settings of these groups change no number: the hash leaves them out, but training needs them.
+        groups = ("data", "mesh", "guard", "pretraining", "finetuning")
+        used_groups = {group: getattr(settings, group) for group in groups}
+        # Branches choose which checkpoints are kept.
+        tuning = replace(relevant.tuning, branches=settings.tuning.branches)
+        stage_settings = replace(relevant, tuning=tuning, **used_groups)
+        task_names = () if relevant.mixing.pretraining == "corpus" else relevant.tuning.mixtures
+        folder = self.shared_folder(pretraining_settings(stage_settings), settings)
+        parent_step = parent.training.steps if parent else None
+        return Pretraining(name, member, task_names, stage_settings, folder, parent, parent_step)
 
-    def shared_folder(self, decisive: Experiment, settings: Experiment) -> Path:
-        """Return the folder of what depends on the ``decisive`` settings and, by its vocabulary, on tasks."""
-        if (self.run / PRETRAINING / "checkpoints").is_dir():  # an imported run has its own
-            return self.run / PRETRAINING
-        # A hash of the settings that differ from the baseline's: settings added later do not change it.
-        changed = diff(BASELINE, decisive)
-        contents: dict[str, object] = {path: str(new) for path, (_, new) in changed.items()}
+    def shared_folder(self, relevant: Experiment, settings: Experiment) -> Path:
+        """Return the folder of a shared stage, named by a hash of the settings that its numbers depend on.
+
+        relevant: these settings; all others are the baseline's.
+        settings: of the whole run. If the vocabulary is trained on tasks too, the tasks enter the hash.
+        A run with its own pre-training folder (an imported one) keeps it.
+        """
+        own_folder = self.run / PRETRAINING
+        if (own_folder / "checkpoints").is_dir():
+            return own_folder
+        # Only settings that differ from the baseline's are hashed, so that settings added later do not change
+        # the hash.
+        changed = diff(BASELINE, relevant)
+        contents: dict[str, object] = {}
+        for path, (_, new) in changed.items():
+            contents[path] = str(new)
         if settings.data.vocabulary_texts == "corpus+tasks" and settings.tuning.mixtures:
             contents["texts"] = settings.tuning.mixtures
         key = hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:16]

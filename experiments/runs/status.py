@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import jax
 
-from experiments.processes.group import agreed, trains
+from experiments.processes.group import broadcast_from_first, trains
 from experiments.processes.progress import Reporter
 from experiments.runs.paths import COUNTS_FILE
 from lm.files import matches_checksum
@@ -39,7 +39,7 @@ def is_finished(folder: Path, steps: int) -> bool:
         recorded, expected = len(records(folder)), finished_records(folder, steps)
         return expected is not None and recorded >= expected and steps in saved_steps(folder)
 
-    return agreed(ended)
+    return broadcast_from_first(ended)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from experiments.processes.group import cache_compiled
 from experiments.runs.inputs import Inputs, encoded_split
 from experiments.runs.kinds.network import NetworkStage
-from experiments.runs.kinds.pretraining import Given, pretraining_batches
+from experiments.runs.kinds.pretraining import ExternalCheckpoint, pretraining_batches
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.paths import describe_model, find_cache, load_settings, model_of_run
 from experiments.runs.sources import Sources
@@ -229,7 +229,7 @@ def sample_texts(experiment: Experiment, folder: Path) -> Iterator[str]:
     own = ":" in experiment.data.corpus and experiment.mixing.pretraining == "corpus"
     if not own or not experiment.model.has_decoder or experiment.counts.model != "none":
         return
-    trains = [stage for stage in networks(stages_of(folder)) if stage.is_pretraining and stage.is_main]
+    trains = [stage for stage in networks(stages_of(folder)) if stage.is_pretraining and stage.is_compared]
     if not trains or jax.process_count() > 1:
         return
     stage, after = trains[0], open_run(folder, trains)
@@ -271,6 +271,6 @@ def first_model(stage: NetworkStage, mesh: Mesh) -> Transformer:
     """Return the model that pre-training began with: a checkpoint's, or a random one."""
     while isinstance(stage.parent, NetworkStage) and stage.parent.has_model:
         stage = stage.parent
-    if isinstance(stage, Given):
+    if isinstance(stage, ExternalCheckpoint):
         return stage.trained_body(mesh)
     return cast(Transformer, stage.body_steps(mesh).initial_state(stage.settings.seed).eval_model)

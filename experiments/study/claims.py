@@ -43,10 +43,12 @@ class Counts(NamedTuple):
     uncompared: float = 0
 
 
-def claims(table: Table) -> tuple[Claim, ...]:
-    """Return the claims that follow from a table's published scores, or else from its conclusions.
+def paper_claims(table: Table) -> tuple[Claim, ...]:
+    """Return the claims of the paper that our runs of a table are tested on.
 
-    There are none where other data replace the paper's.
+    If the paper gives the noise of its scores, a claim is a pair of rows whose published scores differ
+    significantly. Otherwise the claims are the table's conclusions, and there need be no paper.
+    A table with ``surrogate_data`` has no claims, at any scale.
     """
     if table.surrogate_data:
         return ()
@@ -71,7 +73,7 @@ def simulate_replication(table: Table) -> Counts:
     The scores that it printed have noise too, so that those of a replication differ by twice the variance of
     one run. The counts are means over many simulated replications.
     """
-    wanted = claims(table)
+    wanted = paper_claims(table)
     if table.paper is None or not has_noise(table.paper) or not wanted:
         return Counts(0, 0, 0)
     rows = published_rows(table)

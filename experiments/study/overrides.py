@@ -37,8 +37,8 @@ def start_changes(experiment: Experiment) -> Overrides:
     return model | data | left_out | {"start.model": experiment.start.model}
 
 
-def named_changes(changes: Overrides) -> Overrides:
-    """Return ``changes`` without those that follow from ``start.model`` among them."""
+def explicit_overrides(changes: Overrides) -> Overrides:
+    """Return the changes that were made explicitly: without those that follow from ``start.model``."""
 
     def follows(path: str, new: Any) -> bool:
         group, _, name = path.partition(".")
@@ -71,8 +71,8 @@ def check_given(experiments: Sequence[Experiment], paths: Iterable[str]) -> None
             raise SettingError("; ".join(reasons[0].values()))
 
 
-def used_changes(name: str, scale: str, changes: Overrides) -> Overrides:
-    """Return those of ``changes`` that row ``name`` reads: without the others it is the same experiment."""
+def effective_overrides(name: str, scale: str, changes: Overrides) -> Overrides:
+    """Return the changes that take effect, since row ``name`` reads them; the others change nothing."""
     if "start.model" in changes:  # all that follows from a checkpoint is kept
         return changes
     lost = unused_settings(build(name, scale, changes), changes)

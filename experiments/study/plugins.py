@@ -54,7 +54,7 @@ def study_files() -> list[Path]:
     return [Path(name) for name in os.environ.get(STUDY, "").split(os.pathsep) if name]
 
 
-def study_arguments() -> list[str]:
+def plugin_arguments() -> list[str]:
     """Return the arguments that make another command find the same modules."""
     return [word for file in study_files() for word in (STUDY_OPTION, relative(file))]
 

@@ -1,4 +1,7 @@
-"""Every table and row by its name, and the experiment that a row is at a scale."""
+"""Looks up tables and rows by name, and builds the experiment of a row at a scale.
+
+A scale is a named preset of the sizes of model and data (study.scales).
+"""
 
 import fnmatch
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,7 +10,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
-from experiments.study import baselines, classic, sequences, vectors
+from experiments.study import baselines, classic, seq2seq, word_vectors
 from experiments.study.changes import Changes, apply
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.names import check_row_name, check_table_name
@@ -17,22 +20,22 @@ from experiments.study.table import Published, Row, Table, make_rows
 from lm.config.base import SettingError, check_used, diff, nearest
 from lm.objectives.denoising import OBJECTIVES
 
-BASELINE_ROW = t5.BASELINE_ROW  # the row without changes
+BASELINE_ROW = t5.BASELINE_ROW  # name of the row without changes
 
-# table's name -> table, in the order in which they are listed
+# name -> table, in the order of `lm list`
 TABLES: dict[str, Table] = {
     table.name: table
-    for table in (*t5.TABLES, *classic.TABLES, *baselines.TABLES, *sequences.TABLES, *vectors.TABLES)
+    for table in (*t5.TABLES, *classic.TABLES, *baselines.TABLES, *seq2seq.TABLES, *word_vectors.TABLES)
 }
 REGISTRY: dict[str, Row] = {row.name: row for table in TABLES.values() for row in table.rows}
 
-BUILTIN_TABLES = frozenset(TABLES)  # of this project
+BUILTIN_TABLES = frozenset(TABLES)  # names of the tables of this project; plug-ins add others
 
 
 def add_table(table: Table) -> None:
     """Register a table with all of its rows.
 
-    Raise SettingError for a name that is taken or cannot be that of a folder, and for an unknown baseline.
+    Raise SettingError if a name is taken or cannot name a folder, or if the baseline is unknown.
     """
     for row in table.rows:
         if row.table != table.name:
@@ -57,7 +60,7 @@ def add_table(table: Table) -> None:
 def add_rows(
     name: str, rows: Mapping[str, Changes], published: Mapping[str, Published] | None = None
 ) -> None:
-    """Register more rows of table ``name``, behind its own; raise SettingError as add_table does."""
+    """Append rows to table ``name``; raise SettingError as ``add_table`` does."""
     if name not in TABLES:
         raise SettingError(
             f"there is no table {name!r}{nearest(name, TABLES)}; a new one is made by "
@@ -71,7 +74,7 @@ def add_rows(
 
 
 def _check_new_rows(rows: Iterable[Row], tables: Iterable[str]) -> None:
-    """Raise SettingError for a row whose name a row or one of ``tables`` has, or a folder cannot have."""
+    """Raise SettingError if a row's name is taken by a row or by ``tables``, or cannot name a folder."""
     for row in rows:
         check_row_name(row.name)
         if row.name in REGISTRY:
@@ -82,7 +85,7 @@ def _check_new_rows(rows: Iterable[Row], tables: Iterable[str]) -> None:
 
 @contextmanager
 def registered(rows: Iterable[Row]) -> Iterator[None]:
-    """Register ``rows`` for the time of a ``with`` block, without adding them to their tables."""
+    """Register ``rows`` within a ``with`` block, without adding them to their tables."""
     new = {row.name: row for row in rows if row.name not in REGISTRY}
     REGISTRY.update(new)
     try:
@@ -93,9 +96,9 @@ def registered(rows: Iterable[Row]) -> Iterator[None]:
 
 
 def find(pattern: str) -> list[Row]:
-    """Return the rows whose name, or whose table's name, a shell-style ``pattern`` matches.
+    """Return the rows whose name or table matches a shell-style ``pattern``.
 
-    Raise SettingError if there are none.
+    Raise SettingError if no row does.
     """
     rows = [row for row in REGISTRY.values() if fnmatch.filter((row.name, row.table), pattern)]
     if not rows:
@@ -106,7 +109,7 @@ def find(pattern: str) -> list[Row]:
 
 
 def find_one(name: str) -> Row:
-    """Return the row called exactly ``name``; raise SettingError with the nearest name if there is none."""
+    """Return the row called exactly ``name``; if there is none, raise SettingError with a similar name."""
     if name not in REGISTRY:
         if (table := TABLES.get(name.rstrip("/"))) is not None:
             raise SettingError(
@@ -118,7 +121,7 @@ def find_one(name: str) -> Row:
 
 
 def _suggestion(name: str, names: Iterable[str]) -> str:
-    """Return "; did you mean ...?" with the rows that end with ``name``, or the name spelt most like it."""
+    """Return "; did you mean ...?" with the rows called TABLE/``name``, else the most similar name."""
     rows = [row for row in REGISTRY if row.endswith(f"/{name}")]
     if not rows:
         return nearest(name, names)
@@ -127,24 +130,24 @@ def _suggestion(name: str, names: Iterable[str]) -> str:
 
 
 def tables_of(rows: Iterable[Row]) -> list[Table]:
-    """Return the tables that any of ``rows`` belongs to, in the order in which they are listed."""
+    """Return the tables of ``rows``, in the order of `lm list`."""
     names = {row.table for row in rows}
     return [table for table in TABLES.values() if table.name in names]
 
 
 def baseline_of(name: str) -> str:
-    """Return the name of the row that row ``name`` is compared with: its table's baseline."""
+    """Return the full name of the baseline of the table of row ``name``."""
     return TABLES[REGISTRY[name].table].baseline
 
 
 def build(name: str, scale: str, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """Return row ``name`` at ``scale``: the baseline, changed by the scale, the row, then ``overrides``."""
+    """Return row ``name`` as an experiment: BASELINE changed by the scale, the row, then ``overrides``."""
     if scale not in SCALES:
         raise SettingError(f"scale={scale!r} is unknown{nearest(scale, SCALES)}")
     return apply(_built(find_one(name), tuple(SCALES[scale].items())), overrides or {})
 
 
-@cache  # listing a study builds hundreds of rows
+@cache  # `lm list` builds hundreds of rows
 def _built(row: Row, scale: tuple[tuple[str, Any], ...]) -> Experiment:
     return apply(_scaled(scale), row.changes)
 
@@ -155,7 +158,7 @@ def _scaled(scale: tuple[tuple[str, Any], ...]) -> Experiment:
 
 
 def equal_rows(name: str, scale: str) -> list[str]:
-    """Return all rows that are the same experiment as ``name`` at ``scale``, in the order of the registry."""
+    """Return the names of all rows that build the same experiment at ``scale``, in registry order."""
     return _equal_rows(tuple(REGISTRY.values()), tuple(SCALES[scale].items()))[build(name, scale)]
 
 
@@ -163,50 +166,55 @@ def equal_rows(name: str, scale: str) -> list[str]:
 def _equal_rows(rows: tuple[Row, ...], scale: tuple[tuple[str, Any], ...]) -> Mapping[Experiment, list[str]]:
     equal: dict[Experiment, list[str]] = {}
     for row in rows:
-        with suppress(Exception):  # a user's row that cannot be built at this scale equals no other
+        with suppress(Exception):  # a plug-in's row that fails to build at this scale equals no other row
             equal.setdefault(_built(row, scale), []).append(row.name)
     return equal
 
 
 def canonical_row(name: str, scale: str) -> str:
-    """Return the first row that is the same experiment at ``scale``: equal experiments share one run."""
+    """Return the first row that builds the same experiment at ``scale``; all of them share its run."""
     return equal_rows(name, scale)[0]
 
 
 def check_row(name: str, scale: str) -> None:
-    """Raise SettingError for a setting that row ``name`` itself changes at ``scale`` and nothing reads."""
+    """Raise SettingError if nothing reads a setting that row ``name`` itself changes at ``scale``."""
     check_used(build(name, scale), own_changes(name, scale))
 
 
 def own_changes(name: str, scale: str) -> list[str]:
-    """Return the settings that row ``name`` itself changes, rather than takes over from another row.
+    """Return the paths of the settings that row ``name`` changes itself, rather than inherits.
 
-    Rows are made of others, whose settings need not all be read any more: ``BERT | {"pretraining.steps": 0}``
-    keeps BERT's optimiser. So a setting counts if the row differs in it from the baseline and also from the
-    row that it is nearest to. A published objective is one change, whatever of it is read.
+    Rows are often written as changes of another row, such as ``BERT | {"pretraining.steps": 0}``, which keeps
+    BERT's optimizer although nothing reads it any more. The parent is not recorded, so it is guessed as the
+    most similar of the candidates: the one with the fewest differing settings. A setting is the row's own if
+    it differs both from the baseline and from that parent. A row that sets ``objective`` to a preset from
+    OBJECTIVES makes one change, so the settings within that preset are not listed.
     """
     experiment, baseline = build(name, scale), _scaled(tuple(SCALES[scale].items()))
-    others = [build(row.name, scale) for row in _possible_origins(name)]
+    candidates = [baseline]
+    candidates += [build(row.name, scale) for row in _candidate_parent_rows(name)]
     from_baseline = diff(baseline, experiment)
-    from_nearest = min((diff(other, experiment) for other in (baseline, *others)), key=len)
+    from_parent = min((diff(candidate, experiment) for candidate in candidates), key=len)
     changes = REGISTRY[name].changes
-    objectives = [path for path, value in changes.items() if value in OBJECTIVES.values()]
-    own = [path for path in from_nearest if path in from_baseline]
-    return [path for path in own if path.rpartition(".")[0] not in objectives]
+    objective_presets = [path for path, value in changes.items() if value in OBJECTIVES.values()]
+    own = [path for path in from_parent if path in from_baseline]
+    return [path for path in own if path.rpartition(".")[0] not in objective_presets]
 
 
-def _possible_origins(name: str) -> list[Row]:
-    """Return the networks that row ``name`` may have been made of.
+def _candidate_parent_rows(name: str) -> list[Row]:
+    """Return the rows that row ``name`` may be a change of.
 
-    They are the first rows of the tables before its own, and of that the rows before it; for a row of counts,
-    all rows of its table.
+    These are the first row of each earlier table and the rows before it in its own table. A count-based row
+    (an n-gram model or HMM) may be a change of any row of its table. Count-based rows are never parents.
     """
     row = REGISTRY[name]
-    before: list[Row] = []
+    candidates: list[Row] = []
     for table in TABLES.values():
         if row in table.rows:
-            is_counts = "counts.model" in row.changes
-            before += table.rows if is_counts else table.rows[: table.rows.index(row)]
+            if "counts.model" in row.changes:
+                candidates += table.rows
+            else:
+                candidates += table.rows[: table.rows.index(row)]
             break
-        before.append(table.rows[0])
-    return [other for other in before if "counts.model" not in other.changes]
+        candidates.append(table.rows[0])
+    return [each for each in candidates if "counts.model" not in each.changes]

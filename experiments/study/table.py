@@ -1,6 +1,7 @@
-"""A table of a study is a value: its rows, what they are compared with, and what a paper published of them.
+"""Tables of experiments as data: their rows, their baseline, and the scores that a paper published.
 
-Listing, sweeps, reports, plots and verdicts read what is here; nothing about a table is written elsewhere.
+``lm list``, ``lm sweep``, reports, plots and verdicts on claims all read a Table. Nothing about a table is
+written anywhere else.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,7 @@ from experiments.study.experiment import BASELINE
 from experiments.study.scales import DEFAULT_SCALE
 from lm.config.base import SettingError, leaves, nearest
 
-KEEP_ROW = "a row stays what it is; add one of your own with add_rows(TABLE, {ROW: CHANGES})"
+READ_ONLY_ROW_ERROR = "a row stays what it is; add one of your own with add_rows(TABLE, {ROW: CHANGES})"
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,11 @@ class Row:
     """One row of a table: an experiment, as its difference from the paper's baseline."""
 
     name: str  # TABLE/ROW, such as "t5/6-corruption-rate/15"
-    label: str  # what plots and reports call it: its name in the paper, if it is from one
-    changes: ReadOnly  # path of a setting -> its value, or a function of the value that the scale has
-    published: ReadOnly  # column of the paper -> score; empty if the paper has no such row
+    label: str  # its name in plots and reports, which is the paper's if it is a row of a paper
+    # path of a setting -> its value, or a function of its value at the scale. A scale is a named preset of
+    # the sizes of model and data (study.scales).
+    changes: ReadOnly
+    published: ReadOnly  # column of the paper -> its score; empty if the paper has no such row
 
     @property
     def table(self) -> str:
@@ -34,7 +37,7 @@ class Row:
         return self.name.rpartition("/")[2]
 
     def derivation(self, path: str) -> str:
-        """Return how the row gets a setting from the scale's value, such as "x 2"; "" of a plain value."""
+        """Return how the row computes a setting from the scale's value, such as "x 2"; "" for a constant."""
         change = self.changes.get(path)
         return str(change) if callable(change) and is_dataclass(change) else ""
 
@@ -45,7 +48,7 @@ class Axis:
 
     setting: str  # path, such as "objective.rate"
     label: str  # with its unit in square brackets
-    log: bool = True  # logarithmic; a row where the setting is 0 has no place on it
+    log: bool = True  # logarithmic; rows where the setting is 0 are not plotted
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Paper:
-    """The paper whose scores are printed beside ours, and the noise of its scores."""
+    """A paper whose scores are printed beside ours, with the noise of those scores."""
 
     name: str  # "T5": a report on its tables is called "The T5 study"
     citation: str  # "Raffel et al. 2020"
@@ -73,7 +76,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Published:
-    """What a paper prints about one row."""
+    """The scores of one row in a paper, and where it prints them."""
 
     label: str
     scores: Mapping[str, float]  # column -> score on the validation set
@@ -82,7 +85,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What the text of a paper concludes from two rows of one table."""
+    """A sentence of a paper's text that calls one row of a table better than another."""
 
     better: str  # a row's name within the table
     worse: str
@@ -91,18 +94,23 @@ class Conclusion:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that are compared with each other. ``make_table`` makes one."""
+    """Rows that are compared with a baseline and with each other. ``make_table`` makes one.
+
+    A paper claim (``study.claims.paper_claims``) is a pair of rows whose published scores differ
+    significantly or, if the paper gives no noise, a conclusion. Reports test each claim on our runs.
+    """
 
     name: str
     title: str
     rows: tuple[Row, ...]
-    baseline: str  # full name of the row that all are compared with; it may be in another table
+    baseline: str  # full name of the row that all others are compared with; it may belong to another table
     axis: Axis | None = None
-    scale: str = DEFAULT_SCALE  # at which our results are published, and `lm sweep TABLE` trains
-    seeds: int = 1  # that it trains
+    scale: str = DEFAULT_SCALE  # the scale of our published results, and the default of `lm sweep TABLE`
+    seeds: int = 1  # number of seeds, likewise
     paper: Paper | None = None
     conclusions: tuple[Conclusion, ...] = ()
-    # below scale `base` other data replace those of the paper, so that none of its claims is judged
+    # The rows stand in for the paper's with other data. paper_claims() returns no claims then, at any scale,
+    # although the published scores are still printed.
     surrogate_data: bool = False
 
 
@@ -120,12 +128,12 @@ def make_table(
     conclusions: Iterable[Conclusion] = (),
     surrogate_data: bool = False,
 ) -> Table:
-    """Return the table whose row ``key`` is the paper's baseline with the changes ``rows[key]``.
+    """Return a table in which row ``key`` is ``study.experiment.BASELINE`` with the changes ``rows[key]``.
 
-    baseline: full name of the row compared with; the table's first row, if it is empty.
-    published: row -> what ``paper`` prints about it; rows that the paper lacks may be left out.
-    Raise SettingError for a published score or a conclusion about a row that the table lacks, and for scores
-    in other columns than the paper's.
+    baseline: full name of the row to compare with; empty means the table's first row.
+    published: row -> its scores in ``paper``; leave out the rows that the paper lacks.
+    Raise SettingError if a published score or a conclusion names a row that the table lacks, or if the scores
+    of a row are not in the paper's columns.
     """
     if not rows:
         raise SettingError(f"table {name!r} has no rows; give it one, such as {{'base': {{}}}}")
@@ -135,8 +143,9 @@ def make_table(
     if axis is not None:
         _check_axis(name, axis)
     conclusions = tuple(conclusions)
-    for key in (key for each in conclusions for key in (each.better, each.worse)):
-        _check_is_row(name, key, rows, "a conclusion")
+    for each in conclusions:
+        _check_is_row(name, each.better, rows, "a conclusion")
+        _check_is_row(name, each.worse, rows, "a conclusion")
     return Table(
         name=name,
         title=title,
@@ -154,20 +163,20 @@ def make_table(
 def make_rows(
     table: str, rows: Mapping[str, Changes], published: Mapping[str, Published], paper: Paper | None
 ) -> tuple[Row, ...]:
-    """Return rows of ``table``, with the scores that ``paper`` has of them; SettingError as in make_table."""
+    """Return the rows of ``table`` with their published scores; raise SettingError as ``make_table`` does."""
     for key, scores in published.items():
         _check_is_row(table, key, rows, "a published score")
         _check_columns(f"{table}/{key}", scores, paper)
     made = []
     for key, changes in rows.items():
-        known = published.get(key, Published(key, {}))
-        made.append(make_row(f"{table}/{key}", known.label, changes, known.scores))
+        entry = published.get(key, Published(key, {}))
+        made.append(make_row(f"{table}/{key}", entry.label, changes, entry.scores))
     return tuple(made)
 
 
 def make_row(name: str, label: str, changes: Mapping[str, object], published: Mapping[str, float]) -> Row:
-    """Return a row whose changes and published scores nobody can change."""
-    return Row(name, label, ReadOnly(changes, KEEP_ROW), ReadOnly(published, KEEP_ROW))
+    """Return a row whose changes and published scores are read-only."""
+    return Row(name, label, ReadOnly(changes, READ_ONLY_ROW_ERROR), ReadOnly(published, READ_ONLY_ROW_ERROR))
 
 
 def _check_axis(table: str, axis: Axis) -> None:
@@ -189,12 +198,12 @@ def _check_is_row(table: str, key: str, rows: Mapping[str, Changes], what: str) 
 
 
 def _check_columns(row: str, published: Published, paper: Paper | None) -> None:
-    """Raise SettingError unless the scores are those of all columns of ``paper``."""
+    """Raise SettingError unless there is one score for each column of ``paper``, or none at all."""
     if paper is None:
         raise SettingError(f"row {row!r} has published scores: name their paper, with paper=Paper(...)")
-    due = [column.name for column in paper.columns]
-    if published.scores and set(published.scores) != set(due):
+    required = [column.name for column in paper.columns]
+    if published.scores and set(published.scores) != set(required):
         raise SettingError(
             f"row {row!r} has scores in {', '.join(published.scores)}; "
-            f"{paper.citation} should have one in each of {', '.join(due)}"
+            f"{paper.citation} should have one in each of {', '.join(required)}"
         )

@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 from experiments.study.experiment import Experiment
 
 
-def setting_words(changes: Mapping[str, Any]) -> list[str]:
+def setting_arguments(changes: Mapping[str, Any]) -> list[str]:
     """Return the words that set each ``{path: value}`` on the command line; a shell has to quote them."""
     return [word for path, value in changes.items() for word in _words(path, value)]
 

@@ -1,7 +1,6 @@
 """Laws of content tokens: what counts, and what a model without context reaches on it."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -161,20 +160,16 @@ def test_a_plateau_is_left_at_the_first_evaluation_a_fifth_of_a_nat_below_no_con
     lines = [{"step": step, "kind": "eval", "loss": 3.0, "content_loss": x} for step, x in losses.items()]
     lines = [line | {"reference_loss": 5.99, "top_ten_share": 0.5} for line in lines]
     counts = [{"step": step, "kind": "train", "content_tokens": n} for step, n in ((100, 7.0), (400, 9.0))]
-    start, main = tmp_path / "start", tmp_path / "main"
-    for folder, of_stage in ((start, lines[-1:]), (main, counts + lines)):
-        folder.mkdir()
-        (folder / "metrics.jsonl").write_text(lines_with_checksum(of_stage))
-    stages = [SimpleNamespace(kind="pretrain", is_start=path == start, folder=path) for path in (start, main)]
-    assert held_out(stages) == {
+    (tmp_path / "metrics.jsonl").write_text(lines_with_checksum(counts + lines))
+    assert held_out(tmp_path) == {
         "held_out_loss": 3.0,
         "content_loss": 5.5,
         "reference_loss": 5.99,
         "top_ten_share": 0.5,
         "exit_step": 200,
     }
-    assert set(held_out([]).values()) == {None}
-    assert total(main, "content_tokens") == 100 * 7 + 300 * 9
+    assert set(held_out(None).values()) == {None}
+    assert total(tmp_path, "content_tokens") == 100 * 7 + 300 * 9
 
 
 # ---- steps

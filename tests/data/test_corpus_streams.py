@@ -374,6 +374,6 @@ def test_a_disk_that_is_too_small_for_the_encoded_text_is_told_before_training(t
     prepared = SimpleNamespace(train=corpus, vocabulary=VOCABULARY, cache=tmp_path)
     base = build("t5/1-baseline/baseline", "base")
     with pytest.raises(SettingError, match=r"will keep 69 GB .* where 1 GB are free: .*data.cache_size"):
-        checks.check_space(base, prepared)
-    checks.check_space(build("t5/1-baseline/baseline", "base", {"data.cache_size": 0.9}), prepared)
-    checks.check_space(build("t5/1-baseline/baseline", "nano"), prepared)
+        checks.check_disk_space(base, prepared)
+    checks.check_disk_space(build("t5/1-baseline/baseline", "base", {"data.cache_size": 0.9}), prepared)
+    checks.check_disk_space(build("t5/1-baseline/baseline", "nano"), prepared)

@@ -19,7 +19,7 @@ from experiments.runs.kinds.counts import Ngrams, Tagger
 from experiments.runs.kinds.finetuning import Finetuning
 from experiments.runs.kinds.head import HeadFinetuning
 from experiments.runs.kinds.pretraining import Pretraining, _held_out
-from experiments.runs.kinds.vectors import Vectors, documents_of
+from experiments.runs.kinds.vectors import SkipGram, documents_of
 from experiments.runs.run import Run
 from experiments.study.experiment import Experiment
 from experiments.study.registry import build
@@ -37,7 +37,7 @@ KINDS = {
     HeadFinetuning: "head",
     Ngrams: "count",
     Tagger: "count",
-    Vectors: "vectors",
+    SkipGram: "vectors",
 }
 
 # A T5, a GPT, a BERT, an LSTM and an n-gram row, as small as they can be, and rows that read more settings.
@@ -89,7 +89,7 @@ def computed(experiment, cache):
     prepared, mesh, every = run.check(lambda line: None), run.mesh, run.stages
     found = {"stages": digest([described(stage) for stage in every])}
     for stage in every:
-        parts = {Ngrams: counted, Tagger: counted, Vectors: vectors}.get(type(stage), trained)(
+        parts = {Ngrams: counted, Tagger: counted, SkipGram: vectors}.get(type(stage), trained)(
             stage, prepared, mesh
         )
         found |= {f"{stage.name}: {name}": value for name, value in parts.items()}
@@ -101,7 +101,7 @@ def described(stage):
     training, settings = stage.training, stage.settings
     looks = settings.pretraining.evaluate_every if stage.is_pretraining else 0
     parent = stage.parent and (stage.parent.name, stage.parent_step)
-    names = (stage.name, KINDS[type(stage)], stage.on, stage.scored_on, parent, settings.seed)
+    names = (stage.name, KINDS[type(stage)], stage.task_names, stage.scored_on, parent, settings.seed)
     return *names, training.steps, training.save_every, looks, stage.branch_steps
 
 
@@ -136,7 +136,7 @@ def trained(stage, prepared, mesh):
     found["batch"] = arrays([first.features(), batches(1, slice(0, batches.batch_size)).features()])
     found["loads as"] = digest(stage.settings.model.special)
     for split in ("validation", "report"):
-        asked = stage.questions(prepared, mesh, split)
+        asked = stage.eval_tasks(prepared, mesh, split)
         found[split] = digest([question(each) for each in asked])
     if stage.is_pretraining and not stage.is_start:
         lengths = stage.settings.data.held_out_lengths

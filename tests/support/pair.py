@@ -85,10 +85,10 @@ def agree(folder):
         raise SettingError("no" * (jax.process_index() == 0))
 
     made = folder / "made"
-    found = group.agreed(lambda: {"process": jax.process_index(), "long": "ü" * 2000})
-    there = group.first_alone(lambda: made.exists() or made.write_text(""))
+    found = group.broadcast_from_first(lambda: {"process": jax.process_index(), "long": "ü" * 2000})
+    there = group.main_process_first(lambda: made.exists() or made.write_text(""))
     try:
-        group.agreed(refuse)
+        group.broadcast_from_first(refuse)
     except SettingError as error:
         return (
             found == {"process": 0, "long": "ü" * 2000},
@@ -102,14 +102,14 @@ def differ():
     import jax
 
     from experiments.runs import provenance
-    from experiments.runs.checks import check_alike
+    from experiments.runs.checks import check_same_on_all_processes
     from lm.config.base import SettingError
 
     alike = {name: {"a": "1", "long": "x" * 2000} for name in provenance.PARTS}
-    check_alike(alike)
+    check_same_on_all_processes(alike)
     other = {name: {"a": "2"} for name in ("data", "code")} if jax.process_index() else {}
     try:
-        check_alike(alike | other)
+        check_same_on_all_processes(alike | other)
     except SettingError as error:
         return str(error).splitlines()
 

@@ -228,7 +228,7 @@ def test_a_trace_is_of_the_steps_that_are_named_and_bad_ones_are_refused(tmp_pat
     assert [*(tmp_path / "traced" / "profile").rglob("*.xplane.pb")]
     toy.run(tmp_path / "plain", 4, profile=(9, 12))
     assert not (tmp_path / "plain" / "profile").exists()
-    assert Tools(profile="10:15").steps == (10, 15) and Tools().steps is None
+    assert Tools(profile="10:15").profile_steps == (10, 15) and Tools().profile_steps is None
     for wrong in ("10", "15:10", "0:3", "a:b"):
         with pytest.raises(SettingError, match=f"--profile {wrong} should be FIRST:LAST, such as 10:15"):
             Tools(profile=wrong)

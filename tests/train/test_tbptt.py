@@ -12,7 +12,7 @@ import toy
 from flax import nnx
 from golden.make_batches import pretraining
 
-from experiments.runs.checks import check_lasting
+from experiments.runs.checks import check_tbptt
 from experiments.study.registry import build
 from lm.config.base import SettingError, changes
 from lm.config.mesh import MeshConfig
@@ -164,7 +164,7 @@ def test_a_carried_state_trains_alike_on_one_device_and_on_eight():
     ],
 )
 def test_what_cannot_last_is_refused_by_the_names_of_both_settings(row, new, named):
-    check_lasting(build("history/lstm", "nano", {"pretraining.steps_per_row": 4}))
+    check_tbptt(build("history/lstm", "nano", {"pretraining.steps_per_row": 4}))
     with pytest.raises(SettingError, match=named) as error:
-        check_lasting(build(row, "nano", {"pretraining.steps_per_row": 4} | new))
+        check_tbptt(build(row, "nano", {"pretraining.steps_per_row": 4} | new))
     assert "pretraining.steps_per_row=4" in str(error.value)

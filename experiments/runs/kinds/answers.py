@@ -1,4 +1,4 @@
-"""The questions that models are asked: rows of tasks as batches, and how outputs become answers."""
+"""Makes the evaluation of tasks: their rows as batches, and how the outputs of a model become answers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,36 +26,39 @@ from lm.special_tokens import boundary_tokens
 from lm.tokenizers.tokenizer import Tokenizer
 
 
-def text_questions(stage: NetworkStage, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
-    """Return the questions of all tasks that a stage answers in words."""
+def text_eval_tasks(stage: NetworkStage, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
+    """Return the evaluation of all tasks that a stage answers by generated text."""
     tasks = cast(list[Task], stage.tasks[split])
-    return [_text_questions(stage, inputs, mesh, task, split) for task in tasks]
+    return [_text_eval_task(stage, inputs, mesh, task, split) for task in tasks]
 
 
-def _text_questions(
+def _text_eval_task(
     stage: NetworkStage, inputs: Inputs, mesh: Mesh, task: Task, split: EvalSplit
 ) -> EvalTask:
-    """Return the rows of a task, whose right answers are all measured.
+    """Return the evaluation of one task that a stage answers by generated text.
 
-    Of the report rows ``tuning.evaluation_examples`` are answered, of the validation rows those of tasks that
-    count by answers, and at the branches of a run of those alone.
+    The likelihood of the right answer is measured on all rows. Answers are generated for at most
+    ``tuning.evaluation_examples`` of them, if the task is scored by its answers or if these are report rows;
+    at earlier branches only if the task is scored by its answers.
     """
     settings, vocabulary = stage.settings, inputs.vocabulary
     rows, limit = stage.scored_rows(task, split, inputs), settings.tuning.evaluation_examples
-    is_answered = task.measure == "score" or (split == "report" and stage.is_main)
+    is_answered = task.measure == "score" or (split == "report" and stage.is_compared)
     answered = first_rows(rows, limit) if is_answered else []
     length = max(mixture(name).targets_length for name in stage.scored_on if mixture(name).has(task.name))
-    asked = questions(settings, vocabulary, mesh, task, answered, length)
+    eval_task = make_eval_task(settings, vocabulary, mesh, task, answered, length)
     lengths, boundary = (settings.tuning.inputs_length, length), boundary_tokens(settings.model, vocabulary)
     validation_rows = first_rows(inputs.sources.rows(task, "validation"), limit)
     choices = partial(encode_choices, task, tokenizer=vocabulary, lengths=lengths, boundary=boundary)
     if split == "validation":
-        return replace(asked, choices=choices(validation_rows))
-    chooses = task.candidates or task.candidate_inputs  # else nothing is to be fitted
-    return replace(asked, choices=choices(rows), calibration=choices(validation_rows) if chooses else None)
+        return replace(eval_task, choices=choices(validation_rows))
+    calibration = None
+    if task.candidates or task.candidate_inputs:  # without candidates there is nothing to calibrate
+        calibration = choices(validation_rows)
+    return replace(eval_task, choices=choices(rows), calibration=calibration)
 
 
-def questions(
+def make_eval_task(
     experiment: Experiment,
     vocabulary: Tokenizer,
     mesh: Mesh,
@@ -63,7 +66,10 @@ def questions(
     rows: Sequence[Row],
     targets_length: int,
 ) -> EvalTask:
-    """Return the questions of a task's ``rows``; answers in words have at most ``targets_length`` tokens."""
+    """Return how a task is evaluated on ``rows``.
+
+    targets_length: the most tokens that a generated answer may have.
+    """
     length, size = experiment.tuning.inputs_length, experiment.finetuning.batch_size
     architecture = experiment.model.architecture
     output: Callable[[Any, Any], jax.Array]
@@ -82,10 +88,10 @@ def questions(
     return EvalTask(task, rows, rows_of_process(mesh, size, batches), output, answer)
 
 
-_head_output = jax.jit(finetune.ModelWithHead.__call__)  # model, batch -> what its head gives
+_head_output = jax.jit(finetune.ModelWithHead.__call__)  # model, batch -> output of its head
 
 
 def reader_of(experiment: Experiment, task: LabelledTask, vocabulary: Tokenizer) -> Reader:
-    """Return how the model of ``experiment`` reads a labelled task."""
+    """Return the reader that turns rows of a labelled task into batches for the model."""
     tuning = experiment.tuning
     return Reader(task, vocabulary, experiment.model.architecture, tuning.inputs_length, tuning.layout)

@@ -11,13 +11,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.processes.group import agreed
+from experiments.processes.group import broadcast_from_first
 from experiments.processes.progress import Reporter
 from experiments.runs.inputs import Inputs, held_out_text, training_streams
 from experiments.runs.kinds.network import answers_path
 from experiments.runs.kinds.stage import Stage, TaskScores
 from experiments.runs.paths import COUNTS_FILE
-from experiments.runs.result import recorded
+from experiments.runs.result import to_log_dict
 from experiments.runs.status import StageLog
 from experiments.runs.task_scores import score_values, task_score
 from experiments.study.experiment import PhaseConfig
@@ -41,7 +41,7 @@ ONE_STEP = PhaseConfig(steps=1)
 class CountStage(Stage):
     """A stage that counts; its one step reads everything."""
 
-    is_counted: ClassVar[bool] = True
+    is_count_based: ClassVar[bool] = True
     parentless_start: ClassVar[str] = "no counts"
     preparation: ClassVar[str] = ""
 
@@ -97,7 +97,7 @@ class CountStage(Stage):
         spent = {"seconds_per_step": time.perf_counter() - began, "tokens": float(tokens)}
         if jax.process_index() == 0:
             self.save(model, self.folder / COUNTS_FILE)
-        agreed(lambda: None)  # the first process has written the file
+        broadcast_from_first(lambda: None)  # the first process has written the file
         log.write(self.training.steps, "train", spent)
         log.write(self.training.steps, "eval", self.evaluate(model, inputs))
         reporter.advance(self.training.steps)
@@ -139,7 +139,7 @@ class Ngrams(CountStage):
         if not text.documents:
             return {}
         log_prob = token_log_probs(model, *texts_as_counted(text.documents)).sum()
-        return recorded(text.likelihood(float(log_prob)))
+        return to_log_dict(text.likelihood(float(log_prob)))
 
     def scores(self, inputs: Inputs, mesh: Mesh, step: int | None = None) -> TaskScores:
         return {}
@@ -158,11 +158,11 @@ class Tagger(CountStage):
     @property
     def task(self) -> LabelledTask:
         """Return its task."""
-        return find_labelled(*self.on)
+        return find_labelled(*self.task_names)
 
     @property
     def labelled_task(self) -> str:
-        return self.on[0]
+        return self.task_names[0]
 
     @property
     def tasks(self) -> dict[str, list[BaseTask]]:

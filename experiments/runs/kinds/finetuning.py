@@ -1,4 +1,4 @@
-"""Fine-tuning to answer tasks in words."""
+"""Fine-tuning to answer tasks by generated text."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,7 +6,7 @@ from typing import ClassVar
 from jax.sharding import Mesh
 
 from experiments.runs.inputs import EvalSplit, Inputs, encoded_tasks, mixture_lengths
-from experiments.runs.kinds.answers import text_questions
+from experiments.runs.kinds.answers import text_eval_tasks
 from experiments.runs.kinds.network import NetworkStage
 from experiments.study.experiment import Experiment, PhaseConfig
 from lm.config.base import changes
@@ -22,7 +22,7 @@ from lm.train.step import StepSpec
 
 @dataclass(frozen=True)
 class Finetuning(NetworkStage):
-    """Fine-tuning on the tasks of a mixture, which are answered in words."""
+    """Fine-tuning on the tasks of a mixture, which are answered by generated text."""
 
     writes_answers: ClassVar[bool] = True
 
@@ -36,7 +36,7 @@ class Finetuning(NetworkStage):
 
     @property
     def lengths(self) -> Lengths:
-        return mixture_lengths(self.settings, self.on)
+        return mixture_lengths(self.settings, self.task_names)
 
     @property
     def prefix(self) -> str:
@@ -46,20 +46,24 @@ class Finetuning(NetworkStage):
         return text_spec(self.settings)
 
     def batches(self, inputs: Inputs) -> Batches:
-        settings, examples = self.settings, encoded_tasks(self.on, inputs)
-        sizes, limit = {task: len(rows) for task, rows in examples.items()}, settings.tuning.examples_limit
-        shares = mixing_rates(sizes, kind="proportional", limit=limit, temperature=1.0)
+        settings, examples = self.settings, encoded_tasks(self.task_names, inputs)
+        sizes = {task: len(rows) for task, rows in examples.items()}
+        limit = settings.tuning.examples_limit
+        rates = mixing_rates(sizes, kind="proportional", limit=limit, temperature=1.0)
         boundary = boundary_tokens(settings.model, inputs.vocabulary)
         architecture = settings.model.architecture
-        rows = MixtureRows(examples, shares, architecture, self.lengths, settings.seed, boundary)
+        rows = MixtureRows(examples, rates, architecture, self.lengths, settings.seed, boundary)
         return Batches(rows, self.training.batch_size)
 
-    def questions(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
-        return text_questions(self, inputs, mesh, split)
+    def eval_tasks(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
+        return text_eval_tasks(self, inputs, mesh, split)
 
 
 def text_spec(experiment: Experiment) -> StepSpec:
-    """Return the step of fine-tuning: of all parameters, some layers first, adapters or LoRA alone."""
+    """Return the step of fine-tuning, which trains all parameters, adapters alone or LoRA alone.
+
+    With tuning.unfreezing="gradual" it trains the top layers first.
+    """
     model, training, tuning = experiment.model, experiment.finetuning, experiment.tuning
     mask_updates: optimizers.MaskUpdates = optimizers.train_all
     if tuning.adapters:

@@ -1,4 +1,4 @@
-"""Fine-tuning with a new head for a labelled task, which answers by labels."""
+"""Fine-tuning with a new head that predicts the labels of a task."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
@@ -6,7 +6,7 @@ from typing import ClassVar, cast
 from jax.sharding import Mesh
 
 from experiments.runs.inputs import EvalSplit, Inputs
-from experiments.runs.kinds.answers import questions, reader_of
+from experiments.runs.kinds.answers import make_eval_task, reader_of
 from experiments.runs.kinds.finetuning import text_spec
 from experiments.runs.kinds.network import NetworkStage
 from experiments.study.experiment import Experiment, PhaseConfig
@@ -27,7 +27,7 @@ from lm.train.step import StepSpec
 
 @dataclass(frozen=True)
 class HeadFinetuning(NetworkStage):
-    """Fine-tuning of a model with a head on one labelled task."""
+    """Fine-tuning of a model with a new head on one labelled task."""
 
     has_head: ClassVar[bool] = True
 
@@ -41,12 +41,12 @@ class HeadFinetuning(NetworkStage):
 
     @property
     def task(self) -> LabelledTask:
-        """Return its task."""
-        return find_labelled(*self.on)
+        """Return the labelled task."""
+        return find_labelled(*self.task_names)
 
     @property
     def labelled_task(self) -> str:
-        return self.on[0]
+        return self.task_names[0]
 
     @property
     def tasks(self) -> dict[str, list[BaseTask]]:
@@ -70,22 +70,25 @@ class HeadFinetuning(NetworkStage):
         rows = inputs.sources.rows(self.task, "train")
         return Batches(LabelledRows(reader, rows, self.settings.seed), self.training.batch_size)
 
-    def questions(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
-        length, asked = self.settings.tuning.inputs_length, []
+    def eval_tasks(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
+        length, vocabulary = self.settings.tuning.inputs_length, inputs.vocabulary
+        eval_tasks = []
         for task in self.tasks[split]:
             rows = self.scored_rows(task, split, inputs)
-            asked.append(questions(self.settings, inputs.vocabulary, mesh, cast(AnyTask, task), rows, length))
-        return asked
+            eval_tasks.append(
+                make_eval_task(self.settings, vocabulary, mesh, cast(AnyTask, task), rows, length)
+            )
+        return eval_tasks
 
     def trained_with_head(self, mesh: Mesh, weights: Weights = "scored") -> finetune.ModelWithHead:
-        """Return its model with its head; low-rank updates are merged."""
+        """Return the trained model with its head, with LoRA merged."""
         model = cast(finetune.ModelWithHead, self.trained(mesh, weights=weights).eval_model)
         model.body = finetune.merge_lora(cast(Transformer, model.body))
         return model
 
 
 def head_spec(experiment: Experiment, task: LabelledTask) -> StepSpec:
-    """Return the step of fine-tuning with a new head for a labelled task, and the model below it."""
+    """Return the step of fine-tuning a new head for a labelled task, and the model below it unless frozen."""
     spec, head = text_spec(experiment), head_config(experiment, task)
     mask_updates = optimizers.freeze_body if head.layers.endswith("frozen") else spec.mask_updates
     return replace(
@@ -98,5 +101,5 @@ def head_config(experiment: Experiment, task: LabelledTask) -> HeadConfig:
     model, tuning = experiment.model, experiment.tuning
     pool = tuning.pool or ("last" if model.has_decoder else "first")
     if "backward" in model.heads and tuning.pool is None:
-        pool = "mean"  # no position has read the text from both ends
+        pool = "mean"  # since no single position has seen the whole text
     return HeadConfig(kind=task.kind, classes=max(len(task.labels), 1), pool=pool, layers=tuning.layers)

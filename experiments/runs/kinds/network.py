@@ -1,4 +1,4 @@
-"""What stages of networks have in common: their step, checkpoints, training loop and scores."""
+"""The base class of stages that train networks: step, checkpoints, training loop and scores."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.processes.group import agreed, trains
+from experiments.processes.group import broadcast_from_first, trains
 from experiments.processes.place import wait
 from experiments.processes.progress import Reporter
 from experiments.runs.inputs import EvalSplit, Inputs
@@ -51,31 +51,31 @@ from lm.train.runtime.checkpoints import CheckpointError, Checkpoints
 from lm.train.state import State
 from lm.train.step import Steps, StepSpec, build
 
-Measure = Callable[[State], dict[str, Any]]  # what is recorded of a state
+EvalFn = Callable[[State], dict[str, Any]]  # state -> name of a metric -> value to record
 
 
 @dataclass(frozen=True)
 class NetworkStage(Stage):
-    """A stage that trains a network by steps of an optimiser, and saves checkpoints."""
+    """A stage that trains a network with an optimizer, and saves checkpoints."""
 
-    # ---- what each kind says
+    # ---- for each kind to define
 
     @abstractmethod
     def step_spec(self) -> StepSpec:
-        """Return the model, the loss, and which parameters are trained."""
+        """Return the specification of a training step: model, loss, optimizer and trained parameters."""
 
-    def questions(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
-        """Return the rows of its tasks that its checkpoints answer."""
+    def eval_tasks(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
+        """Return how each of its tasks is evaluated on a split: rows, and how outputs become answers."""
         return []
 
     @property
     def evaluate_every(self) -> int:
-        """Return the steps between evaluations: one at each checkpoint."""
+        """Return the number of steps between evaluations; by default one at each checkpoint."""
         return self.training.save_every
 
     @property
     def prefix(self) -> str:
-        """Return what the names of the Transformer's parameters begin with in its checkpoints."""
+        """Return the prefix of the names of the Transformer's parameters in its checkpoints."""
         heads = self.settings.model.heads
         if "replaced-token" in heads:
             return electra.DISCRIMINATOR
@@ -84,15 +84,15 @@ class NetworkStage(Stage):
     # ---- the step
 
     def steps(self, mesh: Mesh) -> Steps:
-        """Return the compiled steps."""
+        """Return the compiled training and evaluation steps."""
         return build(self.step_spec(), mesh)
 
     def body_steps(self, mesh: Mesh) -> Steps:
-        """Return the steps of the Transformer alone, as ``lm generate`` and others use it."""
+        """Return the steps of the Transformer without head or generator, as ``lm generate`` uses it."""
         return build(StepSpec(self.step_spec().model), mesh)
 
     def step_flops(self, inputs: Inputs) -> float:
-        """Return the FLOPs of one step."""
+        """Return the FLOPs of one training step."""
         lengths, model = inputs.batches[self.name].lengths, self.model_of_flops
         targets = row_length(model.architecture, lengths)
         return step_flops(model, self.training.batch_size, lengths.inputs, targets)
@@ -116,8 +116,10 @@ class NetworkStage(Stage):
         profile: tuple[int, int] | None = None,
     ) -> None:
         steps, training = self.steps(mesh), self.training
-        every, patience = (training.log_every, self.evaluate_every), wait("LM_STEP_TIMEOUT")
-        config = LoopConfig(training.steps, *every, "score", self.settings.guard, patience, profile)
+        step_timeout, guard = wait("LM_STEP_TIMEOUT"), self.settings.guard
+        config = LoopConfig(
+            training.steps, training.log_every, self.evaluate_every, "score", guard, step_timeout, profile
+        )
         with self.checkpoints() as checkpoints:
             run = loop.Run(
                 seed=self.settings.seed,
@@ -129,17 +131,17 @@ class NetworkStage(Stage):
                 flops=self.step_flops(inputs),
             )
             loop.train(steps, run, config)
-            agreed(lambda: None)  # the first process has written the last checkpoint
+            broadcast_from_first(lambda: None)  # wait until process 0 has written the last checkpoint
             trains(False)
 
     def initial_state(self, steps: Steps) -> Callable[[], State] | None:
-        """Return what makes the state before the first step from the parent's; None: it is random."""
+        """Return a function that makes the first state from the parent's checkpoint; None: it is random."""
         if self.parent is None:
             return None
-        return partial(cast(NetworkStage, self.parent).warm_start, steps, self.parent_step)
+        return partial(cast(NetworkStage, self.parent).initial_state_from_checkpoint, steps, self.parent_step)
 
     def data(self, inputs: Inputs, mesh: Mesh, reporter: Reporter, first: int) -> Iterator[Batch]:
-        """Yield this process's rows of the batches from step ``first`` on, and report each as progress."""
+        """Yield this process's part of each batch from step ``first`` on, and report progress."""
         batches, training, config = inputs.batches[self.name], self.training, self.settings.data
         rows = sharding.process_rows(mesh, training.batch_size)
         reporter.advance(first)
@@ -148,13 +150,13 @@ class NetworkStage(Stage):
                 yield batch
                 reporter.advance(1)
 
-    def evaluation(self, inputs: Inputs, mesh: Mesh, steps: Steps) -> Measure:
-        """Return what evaluates a state: all metrics of the validation rows of its tasks, at checkpoints.
+    def evaluation(self, inputs: Inputs, mesh: Mesh, steps: Steps) -> EvalFn:
+        """Return a function that evaluates a state on the validation rows of its tasks.
 
-        More is better of every score here: of bits per byte it is less than 0. The answers of each step are
-        written.
+        It returns {} between checkpoints. It also writes the predictions at each step. Higher is better for
+        every score: a metric such as bits per byte is negated.
         """
-        asked = self.questions(inputs, mesh, "validation")
+        eval_tasks = self.eval_tasks(inputs, mesh, "validation")
         training = self.training
 
         def evaluate(state: State) -> dict[str, Any]:
@@ -162,12 +164,12 @@ class NetworkStage(Stage):
             step = int(state.step)
             if step % training.save_every and step not in (*self.branch_steps, training.steps):
                 return values
-            for questions in asked:
-                path = answers_path(self.folder, questions.task, step)
-                metrics, _ = score_task(state.eval_model, questions, steps.shard_batch, path)
-                values |= score_values(questions.task, metrics)
-            names = [f"{each.task.name}/score" for each in asked]
-            if asked and values.keys() >= {*names}:
+            for eval_task in eval_tasks:
+                path = answers_path(self.folder, eval_task.task, step)
+                metrics, _ = score_task(state.eval_model, eval_task, steps.shard_batch, path)
+                values |= score_values(eval_task.task, metrics)
+            names = [f"{eval_task.task.name}/score" for eval_task in eval_tasks]
+            if eval_tasks and values.keys() >= {*names}:
                 values["score"] = sum(values[name] for name in names) / len(names)
             return values
 
@@ -176,17 +178,20 @@ class NetworkStage(Stage):
     # ---- checkpoints
 
     def checkpoints(self) -> Checkpoints:
-        """Open its checkpoints: the newest, the best by each score, at branches, one per ``keep_hours``."""
+        """Open its checkpoints.
+
+        It keeps the newest, the best by each score, those of ``branch_steps``, and one per ``keep_hours``.
+        """
         every, hours = self.training.save_every, self.training.keep_hours
         config = CheckpointConfig(every, best="highest", hours=hours, steps=self.branch_steps)
         return Checkpoints(self.folder / "checkpoints", config, self.settings.guard)
 
     def trained(self, mesh: Mesh, step: int | None = None, weights: Weights = "scored") -> State:
-        """Return its parameters after ``step``, by default the best ones if it was scored, else the last."""
+        """Return its state after ``step``; by default the best checkpoint by score, else the last."""
         return self._restored(self.steps(mesh), "", step, weights)
 
     def trained_body(self, mesh: Mesh, weights: Weights = "scored") -> Transformer:
-        """Return its Transformer, without a head or ELECTRA's generator; low-rank updates are merged."""
+        """Return its Transformer without a head or ELECTRA's generator, with LoRA merged."""
         state = self._restored(self.body_steps(mesh), self.prefix, weights=weights)
         return finetune.merge_lora(cast(Transformer, state.eval_model))
 
@@ -211,73 +216,78 @@ class NetworkStage(Stage):
             f"was copied, copy the folder of runs as a whole or name the cache in it by {CACHE}=FOLDER"
         )
 
-    def warm_start(self, steps: Steps, step: int | None = None) -> State:
-        """Return the first state of other steps, with what this stage has learnt by ``step`` or its end.
+    def initial_state_from_checkpoint(self, steps: Steps, step: int | None = None) -> State:
+        """Return the first state of another stage, with the parameters of this one after ``step``.
 
-        As in T5 the optimiser's memory comes along, if it was trained here; steps count from 0 again.
+        steps: of the other stage. step: by default the last one of this stage.
+        As in T5 the optimizer state is kept if both stages have the same; steps count from 0 again.
         """
         last = step or self.training.steps
         with self.checkpoints() as checkpoints:
             fresh = steps.initial_state(self.settings.seed)
-            learnt = self.steps(steps.mesh).abstract
-            like = replace(steps.abstract, average=learnt.average, carry=learnt.carry)
-            if sharding.named(like).keys() == sharding.named(learnt).keys():
-                state = checkpoints.restore(like, last)
+            saved = self.steps(steps.mesh).abstract
+            wanted = replace(steps.abstract, average=saved.average, carry=saved.carry)
+            if sharding.named(wanted).keys() == sharding.named(saved).keys():
+                state = checkpoints.restore(wanted, last)
                 assert state is not None, f"{self.folder} has no checkpoint {last}"
                 return state.warm_start(fresh)
-            # another optimiser, which remembers other things, or a model with a head
-            source = partial(finetune.source_parameter, frozenset(learnt.params))
+            # The optimizers differ, or one of the models has a head: only parameters are restored.
+            source = partial(finetune.source_parameter, frozenset(saved.params))
             return checkpoints.restore_model(fresh, last, source).warm_start(fresh)
 
     # ---- scores
 
     def scores(self, inputs: Inputs, mesh: Mesh, step: int | None = None) -> TaskScores:
-        """Return the scores of the checkpoint of ``step``, by default the best by its mean validation score.
+        """Return the scores of the checkpoint after ``step``, by default of the best one, by task.
 
-        Tasks with report rows are scored on them once. By default a task that has none has the score of the
-        best checkpoint by its own, as in the paper. A step that is given has its answers in a folder of its
-        own.
+        The best checkpoint has the highest mean validation score. Tasks with report rows are scored on those,
+        once, by that checkpoint. By default a task without report rows gets its highest validation score over
+        all checkpoints, as in the paper. The predictions of a given ``step`` are in the folder ``at-STEP``.
         """
         tasks, folder = self.tasks, self.folder
-        answers = folder if step is None else folder / f"at-{step}"
+        predictions = folder if step is None else folder / f"at-{step}"
         unreported = [task for task in tasks["validation"] if not task.report]
-        scores = agreed(lambda: {task.name: best_of(task, folder, step) for task in unreported})
+        scores = broadcast_from_first(lambda: {task.name: best_of(task, folder, step) for task in unreported})
         if tasks["report"]:
-            chosen = step or agreed(lambda: best_step(folder / "checkpoints"))
-            kept = agreed(lambda: reported(answers))
+            chosen = step or broadcast_from_first(lambda: best_step(folder / "checkpoints"))
+            kept = broadcast_from_first(lambda: reported(predictions))
             if kept.get("step") != chosen:
                 model = self.trained(mesh, chosen).eval_model
-                found = self.scores_of(model, "report", inputs, mesh, answers, chosen)
+                found = self.scores_of(model, "report", inputs, mesh, predictions, chosen)
                 kept = {"step": chosen, "tasks": found}
                 if jax.process_index() == 0:
-                    write_reported(answers, kept)
+                    write_reported(predictions, kept)
             scores |= kept["tasks"]
         return scores
 
     def scores_of(
         self, model: Any, split: EvalSplit, inputs: Inputs, mesh: Mesh, folder: Path, step: int
     ) -> TaskScores:
-        """Return the scores of a model on one split of the tasks, ``validation`` where they have no other.
+        """Return the scores of a model on one split of the tasks.
 
-        Its answers and the values of single rows are written to ``folder``.
+        The validation split leaves out the tasks that have report rows. Predictions, and for report rows the
+        values of single examples, are written to ``folder``.
         """
         scores: TaskScores = {}
         name = "ensemble" if isinstance(model, Ensemble) else step
         shard_batch = self.steps(mesh).shard_batch
-        for questions in self.questions(inputs, mesh, split):
-            task = questions.task
+        for eval_task in self.eval_tasks(inputs, mesh, split):
+            task = eval_task.task
             if split == "validation" and task.report:
                 continue
-            metrics, values = score_task(model, questions, shard_batch, answers_path(folder, task, name))
-            scores[task.name] = task_score(task, step, metrics) | {"rows": questions.num_rows}
-            scores[task.name] |= {"answered": len(questions.rows)}
+            metrics, values = score_task(model, eval_task, shard_batch, answers_path(folder, task, name))
+            scores[task.name] = task_score(task, step, metrics) | {"rows": eval_task.num_rows}
+            scores[task.name] |= {"answered": len(eval_task.rows)}
             if split == "report" and values and jax.process_index() == 0:
                 scores[task.name]["examples"] = write_example_values(folder, task.name, values)
         return scores
 
 
 def ensemble_scores(members: Sequence[NetworkStage], inputs: Inputs, mesh: Mesh) -> TaskScores:
-    """Return the scores of the members' best models as an ensemble; its answers lie beside the members'."""
+    """Return the scores of the ensemble of the members' best models, by task.
+
+    Its predictions are written to the folder above those of the members.
+    """
     stage = members[0]
     ensemble = Ensemble([cast(Transformer, member.trained(mesh).eval_model) for member in members])
     folder, step = stage.folder.parent, stage.training.steps
@@ -292,20 +302,20 @@ def model_parameters(config: ModelConfig) -> int:
 
 
 def answers_path(folder: Path, task: AnyTask, step: int | str) -> Path:
-    """Return the file of a model's answers to a task, in the folder of its stage."""
+    """Return the file of a model's predictions on a task, in the folder of its stage."""
     return folder / "predictions" / task.name / f"{step}.jsonl"
 
 
 def best_step(checkpoints: Path) -> int:
-    """Return the step whose checkpoint has the highest mean score, or the last where none is defined."""
+    """Return the step of the checkpoint with the highest mean score, or the last if none has a score."""
     saved = manifest.manifests(checkpoints)
     return manifest.best(saved, name="score", kind="highest") or max(saved)
 
 
 def encode_ahead(batches: Batches, rows: Sequence[slice], processes: int) -> AbstractContextManager[None]:
-    """Return the context of processes that encode ahead what these rows of the batches need of the corpus."""
+    """Return a context in which processes tokenize ahead the text that these rows of the batches need."""
     source = batches.rows.rows if isinstance(batches.rows, TBPTTRows) else batches.rows
-    if isinstance(source, MixtureRows):  # whose examples are dealt to all streams
+    if isinstance(source, MixtureRows):  # its examples are spread over all streams
         corpora = [x.source for x in source.examples_by_task.values() if isinstance(x, CorpusExamples)]
         kind, rows, source = UNPACKED_ROWS, [slice(None)], corpora[0] if corpora else None
     elif isinstance(source, DenoisingRows | MaskedLMRows):
@@ -320,6 +330,6 @@ def encode_ahead(batches: Batches, rows: Sequence[slice], processes: int) -> Abs
 
 
 def rows_of_process(mesh: Mesh, size: int, batches: Sequence[Batch]) -> list[Batch]:
-    """Return this process's rows of global batches of ``size`` rows."""
+    """Return this process's part of global batches of ``size`` rows each."""
     rows = np.concatenate([np.arange(size)[rows] for rows in sharding.process_rows(mesh, size)])
     return [batch.map(lambda values: values[rows]) for batch in batches]

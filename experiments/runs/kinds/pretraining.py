@@ -1,4 +1,9 @@
-"""Pre-training on a corpus, on tasks or on both, and checkpoints that are given in its place."""
+"""Pre-training on a corpus, on tasks or on both, and external checkpoints that replace it.
+
+A *row* of a batch is one sequence here; a row of a table is called an experiment. *Content tokens* are the
+targets that come from the text: no sentinels, no EOS, no copies of the inputs. The *unigram loss* is the loss
+on them of a model that ignores context and knows only how frequent each token is.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +15,7 @@ from jax.sharding import Mesh
 
 from experiments.processes.progress import Reporter
 from experiments.runs.inputs import (
-    WINDOW_ROWS,
+    ROW_INDEX_FOLDER,
     EvalSplit,
     HeldOutText,
     Inputs,
@@ -19,10 +24,10 @@ from experiments.runs.inputs import (
     mixture_lengths,
     training_streams,
 )
-from experiments.runs.kinds.answers import text_questions
-from experiments.runs.kinds.network import Measure, NetworkStage, rows_of_process
+from experiments.runs.kinds.answers import text_eval_tasks
+from experiments.runs.kinds.network import EvalFn, NetworkStage, rows_of_process
 from experiments.runs.kinds.stage import CORPUS
-from experiments.runs.result import recorded
+from experiments.runs.result import to_log_dict
 from experiments.runs.status import StageLog
 from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
 from lm import sharding
@@ -45,14 +50,17 @@ from lm.train.losses import both_directions, masked_lm, replaced_tokens
 from lm.train.state import State
 from lm.train.step import Steps, StepSpec
 
-WATCHED = 512  # held-out sequences on which the loss of pre-training is watched
-COMPARED = 1_000  # batches of held-out text, at most, on which rows of different lengths are compared
-UNIGRAMS = 2**22  # tokens of held-out text, at most, that say how frequent its pieces are
+NUM_VALIDATION_SEQUENCES = 512  # held-out sequences that are evaluated during pre-training
+MAX_LENGTH_EVAL_BATCHES = 1_000  # held-out batches on which losses at several lengths are measured
+MAX_UNIGRAM_TOKENS = 2**22  # held-out tokens in which token frequencies are counted
 
 
 @dataclass(frozen=True)
 class Pretraining(NetworkStage):
-    """Pre-training; it is scored on tasks only where it reads them and no fine-tuning follows."""
+    """Pre-training of a network.
+
+    It is scored on tasks only if it is trained on them and no fine-tuning follows.
+    """
 
     is_pretraining: ClassVar[bool] = True
     is_shared: ClassVar[bool] = True
@@ -71,18 +79,18 @@ class Pretraining(NetworkStage):
 
     @property
     def branch_steps(self) -> tuple[int, ...]:
-        return tuple(branch_step(self.settings, share) for share in self.settings.tuning.branches)
+        return tuple(branch_step(self.settings, fraction) for fraction in self.settings.tuning.branches)
 
     @property
     def scored_on(self) -> tuple[str, ...]:
-        return () if self.settings.finetuning.steps else self.on
+        return () if self.settings.finetuning.steps else self.task_names
 
     @property
     def reads_corpus(self) -> bool:
         return self.settings.mixing.pretraining != "tasks"
 
     @property
-    def decisive(self) -> Experiment:
+    def relevant_settings(self) -> Experiment:
         return pretraining_settings(self.settings)
 
     @property
@@ -93,50 +101,52 @@ class Pretraining(NetworkStage):
         return pretraining_spec(self.settings)
 
     def batches(self, inputs: Inputs) -> Batches:
-        return (
-            mixed_batches(self.settings, self.on, inputs)
-            if self.on
-            else corpus_batches(self.settings, inputs)
-        )
+        if self.task_names:
+            return mixed_batches(self.settings, self.task_names, inputs)
+        return corpus_batches(self.settings, inputs)
 
-    def questions(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
-        return text_questions(self, inputs, mesh, split)
+    def eval_tasks(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
+        """Return the rows of its tasks, which are answered by generated text."""
+        return text_eval_tasks(self, inputs, mesh, split)
 
-    def evaluation(self, inputs: Inputs, mesh: Mesh, steps: Steps) -> Measure:
-        """Return what evaluates a state: held-out text and, at checkpoints, its tasks."""
+    def evaluation(self, inputs: Inputs, mesh: Mesh, steps: Steps) -> EvalFn:
+        """Return a function that evaluates a state on held-out text and, at checkpoints, on its tasks."""
         evaluate_tasks = super().evaluation(inputs, mesh, steps)
-        # made at the first evaluation, which may be long after the start
-        most = -(-WATCHED // self.training.batch_size)
-        watched = cache(partial(watched_batches, self.settings, inputs, mesh, most))
+        # The data is made at the first evaluation, which may come long after the first step.
+        max_batches = -(-NUM_VALIDATION_SEQUENCES // self.training.batch_size)
+        validation = cache(partial(validation_batches, self.settings, inputs, mesh, max_batches))
         text = cache(partial(held_out_text, self.settings, inputs))
 
         def evaluate(state: State) -> dict[str, Any]:
-            batches, reference = watched()
-            values = steps.evaluate(state, batches) | {"reference_loss": reference}
+            batches, unigram_loss = validation()
+            values = steps.evaluate(state, batches) | {"reference_loss": unigram_loss}
             documents = document_values(state, text(), self.settings, steps)
             return values | documents | evaluate_tasks(state)
 
         return evaluate
 
     def length_losses(self, inputs: Inputs, mesh: Mesh) -> dict[str, float]:
-        """Return the loss on held-out text by how many times as long as in training its rows are."""
+        """Return {length multiple: held-out loss}, for sequences that many times as long as in training.
+
+        {} if the only multiple is 1, which every evaluation measures.
+        """
         if self.settings.data.held_out_lengths == (1,):
             return {}
         steps = self.steps(mesh)
-        state, losses = self.warm_start(steps), {}
+        state, losses = self.initial_state_from_checkpoint(steps), {}
         for times in self.settings.data.held_out_lengths:
-            batches = held_out_batches(self.settings, inputs, mesh, times, COMPARED)
+            batches = held_out_batches(self.settings, inputs, mesh, times, MAX_LENGTH_EVAL_BATCHES)
             losses[str(times)] = steps.evaluate(state, batches)["loss"]
         return losses
 
     def flops(self, inputs: Inputs) -> float:
-        """Return the FLOPs of all of its steps."""
+        """Return the FLOPs of the whole pre-training."""
         return self.step_flops(inputs) * self.training.steps
 
 
 @dataclass(frozen=True)
-class Given(Pretraining):
-    """A checkpoint that other stages start from, trained elsewhere: no stage of the run itself."""
+class ExternalCheckpoint(Pretraining):
+    """A checkpoint that was trained elsewhere, as the parent of stages; it is no stage of the run itself."""
 
     @property
     def training(self) -> PhaseConfig:
@@ -155,7 +165,7 @@ class Given(Pretraining):
     ) -> None:
         """Do nothing: it was trained elsewhere."""
 
-    def warm_start(self, steps: Steps, step: int | None = None) -> State:
+    def initial_state_from_checkpoint(self, steps: Steps, step: int | None = None) -> State:
         with self.checkpoints() as checkpoints:
             fresh = steps.initial_state(self.settings.seed)
             source = partial(finetune.source_parameter, checkpoints.parameters(0))
@@ -166,61 +176,67 @@ class Given(Pretraining):
 
 
 def has_start(experiment: Experiment) -> bool:
-    """Return whether a short pre-training, which rows share, comes before that of an experiment."""
+    """Return whether the start, a short pre-training that rows share, precedes pre-training."""
     start = experiment.start
     return start.steps > 0 and not start.model and experiment.model.has_decoder
 
 
-def branch_step(experiment: Experiment, share: float) -> int:
-    """Return the step of pre-training that is nearest to a share of it; at least 1."""
-    return max(round(share * experiment.pretraining.steps), 1)
+def branch_step(experiment: Experiment, fraction: float) -> int:
+    """Return the step that is nearest to a fraction of pre-training, at least 1."""
+    return max(round(fraction * experiment.pretraining.steps), 1)
 
 
-# settings of data that change no number of what is trained before fine-tuning
-FEEDING = ("workers", "corrupt_records", "encoders", "cache_size")  # how it is read, whatever is made of it
-FREE_DATA: Mapping[str, Any] = {name: getattr(BASELINE.data, name) for name in (*FEEDING, "held_out_lengths")}
+# settings of data that say how it is loaded
+LOADER_SETTINGS = ("workers", "corrupt_records", "encoders", "cache_size")
+# settings of data that change no number before fine-tuning -> the baseline's value
+IRRELEVANT_DATA_SETTINGS: Mapping[str, Any] = {
+    name: getattr(BASELINE.data, name) for name in (*LOADER_SETTINGS, "held_out_lengths")
+}
 
 
-def pretraining_settings(experiment: Experiment, target: str = "") -> Experiment:
-    """Return the settings that pre-training depends on; all others are the baseline's.
+def pretraining_settings(experiment: Experiment, task: str = "") -> Experiment:
+    """Return ``experiment`` with every setting that pre-training does not depend on reset to the baseline's.
 
-    ``target``: the mixture that the model is then fine-tuned on, which "corpus+other-tasks" leaves out.
+    task: the mixture to fine-tune on afterwards, which mixing.pretraining="corpus+other-tasks" leaves out.
     """
     mixing, tuning, start = experiment.mixing, experiment.tuning, experiment.start
     if not has_start(experiment):
         start = replace(BASELINE.start, model=start.model, weights=start.weights)
-    decisive = replace(
+    relevant = replace(
         BASELINE,
         objective=experiment.objective,
         model=experiment.model,
         vectors=experiment.vectors if experiment.vectors.epochs else BASELINE.vectors,
         start=start,
         pretraining=replace(experiment.pretraining, keep_hours=BASELINE.pretraining.keep_hours),
-        data=replace(experiment.data, **FREE_DATA),
+        data=replace(experiment.data, **IRRELEVANT_DATA_SETTINGS),
         generator_share=experiment.generator_share,
         seed=experiment.seed,
         guard=replace(BASELINE.guard, spikes=experiment.guard.spikes),
     )
     if mixing.pretraining == "corpus":
-        return decisive
+        return relevant
     mixtures = tuning.mixtures
     if mixing.pretraining == "corpus+other-tasks":
         mixing = replace(mixing, pretraining="corpus+tasks")
-        mixtures = tuple(name for name in mixtures if name != target)
-    trained = replace(BASELINE.tuning, mixtures=mixtures, inputs_length=tuning.inputs_length)
+        mixtures = tuple(name for name in mixtures if name != task)
+    tuning_for_pretraining = replace(BASELINE.tuning, mixtures=mixtures, inputs_length=tuning.inputs_length)
     if experiment.finetuning.steps:
-        return replace(decisive, mixing=mixing, tuning=trained)
-    # scored as it is
-    examples = {name: getattr(tuning, name) for name in ("evaluation_examples", "report_examples")}
-    scored = replace(trained, **examples)
-    return replace(decisive, mixing=mixing, tuning=scored, finetuning=replace(BASELINE.finetuning, steps=0))
+        return replace(relevant, mixing=mixing, tuning=tuning_for_pretraining)
+    # Without fine-tuning the pre-trained model itself is scored, on so many examples.
+    scored = replace(
+        tuning_for_pretraining,
+        evaluation_examples=tuning.evaluation_examples,
+        report_examples=tuning.report_examples,
+    )
+    return replace(relevant, mixing=mixing, tuning=scored, finetuning=replace(BASELINE.finetuning, steps=0))
 
 
 # ---- the step
 
 
 def pretraining_spec(experiment: Experiment) -> StepSpec:
-    """Return the step of a language model, a masked one, or ELECTRA's or ELMo's pair of models."""
+    """Return the training step of a causal or masked language model, of ELECTRA, or of ELMo."""
     model, training = experiment.model, experiment.pretraining
     frozen = experiment.vectors.embedding == "frozen"
     spec = StepSpec(
@@ -247,18 +263,20 @@ def pretraining_batches(
     inputs: Inputs,
     split: Literal["train", "validation"],
     times: int = 1,
-    rows: int | None = None,
+    batch_size: int | None = None,
 ) -> Batches[DenoisingRows | MaskedLMRows]:
-    """Return the batches of a corpus; those of the validation split have one noise in all runs.
+    """Return the batches of one split of the corpus, with the experiment's objective.
 
-    Rows are ``times`` as long as those of the experiment; a batch has ``rows`` of them, if given.
+    Sequences are ``times`` as long as the experiment's. ``batch_size`` is the experiment's by default.
+    The noise of the validation split is the same whatever the seed.
     """
-    data, size = experiment.data, rows or experiment.pretraining.batch_size
+    data, size = experiment.data, batch_size or experiment.pretraining.batch_size
     if split == "train":
         streams = training_streams(experiment, inputs)
-        streams = replace(streams, num_streams=streams.num_streams if not size % streams.num_streams else 1)
+        if size % streams.num_streams:
+            streams = replace(streams, num_streams=1)
     else:
-        streams = CorpusSampler(inputs.validation, 1, index_folder=inputs.cache / WINDOW_ROWS)
+        streams = CorpusSampler(inputs.validation, 1, index_folder=inputs.cache / ROW_INDEX_FOLDER)
     source = pretraining_rows(
         streams,
         experiment.objective,
@@ -271,7 +289,10 @@ def pretraining_batches(
 
 
 def corpus_batches(experiment: Experiment, inputs: Inputs) -> Batches:
-    """Return the batches of pre-training on the corpus alone, whose rows may last several steps."""
+    """Return the batches of pre-training on the corpus alone.
+
+    With ``pretraining.steps_per_row`` (truncated backpropagation through time) a row lasts several steps.
+    """
     data, training = experiment.data, experiment.pretraining
     tbptt, lengths = training.tbptt, compute_lengths(experiment.objective, data.inputs_length)
     if tbptt is None:
@@ -286,7 +307,10 @@ def corpus_batches(experiment: Experiment, inputs: Inputs) -> Batches:
 
 
 def mixed_batches(experiment: Experiment, mixtures: Sequence[str], inputs: Inputs) -> Batches:
-    """Return the batches of multi-task pre-training: the tasks' training sets, and mostly the corpus too."""
+    """Return the batches of multi-task pre-training.
+
+    They mix the tasks' training sets and, unless mixing.pretraining="tasks", the corpus.
+    """
     mixing = experiment.mixing
     examples: dict[str, Sequence[Example]] = {**encoded_tasks(mixtures, inputs)}
     sizes = {name: min(len(rows), mixing.limit) for name, rows in examples.items()}
@@ -294,8 +318,12 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], inputs: Input
     if mixing.pretraining != "tasks":
         examples[CORPUS] = CorpusExamples(cast(DenoisingRows, corpus.rows))
         sizes[CORPUS] = round(mixing.limit * mixing.corpus_share)
-    tuned, limits = mixture_lengths(experiment, mixtures), corpus.lengths
-    lengths = Lengths(limits.raw, max(limits.inputs, tuned.inputs), max(limits.targets, tuned.targets))
+    task_lengths, corpus_lengths = mixture_lengths(experiment, mixtures), corpus.lengths
+    lengths = Lengths(
+        raw=corpus_lengths.raw,
+        inputs=max(corpus_lengths.inputs, task_lengths.inputs),
+        targets=max(corpus_lengths.targets, task_lengths.targets),
+    )
     shares = mixing_rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
     boundary = boundary_tokens(experiment.model, inputs.vocabulary)
     rows = MixtureRows(examples, shares, experiment.model.architecture, lengths, experiment.seed, boundary)
@@ -306,49 +334,62 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], inputs: Input
 
 
 def held_out_batches(
-    experiment: Experiment, inputs: Inputs, mesh: Mesh, times: int, most: int
+    experiment: Experiment, inputs: Inputs, mesh: Mesh, times: int, max_batches: int
 ) -> list[Batch]:
-    """Return this process's rows of at most ``most`` batches of held-out text, ``times`` as long."""
-    batches, count = _held_out(experiment, inputs, mesh, times, most)
+    """Return this process's part of the first ``max_batches`` held-out batches.
+
+    Sequences are ``times`` as long as in training.
+    """
+    batches, count = _held_out(experiment, inputs, mesh, times, max_batches)
     return list(stream(batches, 0, count, rows=sharding.process_rows(mesh, batches.batch_size)))
 
 
-def watched_batches(
-    experiment: Experiment, inputs: Inputs, mesh: Mesh, most: int
+def validation_batches(
+    experiment: Experiment, inputs: Inputs, mesh: Mesh, max_batches: int
 ) -> tuple[list[Batch], float]:
-    """Return the batches on which pre-training is watched, and the loss of a model without context on them.
+    """Return this process's part of the batches evaluated during pre-training, and the unigram loss on them.
 
-    They know the ``frequent_tokens`` of their content tokens.
+    The unigram loss is measured on content tokens [nats per token]. Each batch carries ``frequent_tokens``,
+    the most frequent content tokens.
     """
-    batches, count = _held_out(experiment, inputs, mesh, 1, most)
-    size, whole = batches.batch_size, list(stream(batches, 0, count))
-    text = inputs.validation.first(UNIGRAMS).tokens
-    reference, frequent = unigram_baseline(whole, inputs.vocabulary, text)
-    pieces = np.tile(frequent, (size, 1))
-    return rows_of_process(mesh, size, [replace(each, frequent_tokens=pieces) for each in whole]), reference
+    batches, count = _held_out(experiment, inputs, mesh, 1, max_batches)
+    size = batches.batch_size
+    global_batches = list(stream(batches, 0, count))
+    text = inputs.validation.first(MAX_UNIGRAM_TOKENS).tokens
+    unigram_loss, frequent = unigram_baseline(global_batches, inputs.vocabulary, text)
+    frequent_tokens = np.tile(frequent, (size, 1))
+    global_batches = [replace(each, frequent_tokens=frequent_tokens) for each in global_batches]
+    return rows_of_process(mesh, size, global_batches), unigram_loss
 
 
 def _held_out(
-    experiment: Experiment, inputs: Inputs, mesh: Mesh, times: int, most: int
+    experiment: Experiment, inputs: Inputs, mesh: Mesh, times: int, max_batches: int
 ) -> tuple[Batches, int]:
-    """Return the batches of held-out text, and how many there are, at most ``most``."""
+    """Return held-out batches of sequences ``times`` as long as in training, and how many to read.
+
+    That is ``max_batches``, or fewer if the text ends before; at least 1.
+    """
     shards = sharding.batch_shards(mesh.shape)
-    # As many tokens as in training: ``times`` fewer rows, rounded up so that every device gets as many.
-    rows = -(-experiment.pretraining.batch_size // (times * shards)) * shards
-    batches = pretraining_batches(experiment, inputs, "validation", times, rows)
-    return batches, max(batches.rows.rows_of_epoch(most * rows) // rows, 1)
+    # A batch has as many tokens as in training: longer sequences are fewer, rounded up so that every device
+    # gets equally many.
+    batch_size = -(-experiment.pretraining.batch_size // (times * shards)) * shards
+    batches = pretraining_batches(experiment, inputs, "validation", times, batch_size)
+    num_sequences = batches.rows.rows_of_epoch(max_batches * batch_size)
+    return batches, max(num_sequences // batch_size, 1)
 
 
 def document_values(
     state: State, text: HeldOutText, experiment: Experiment, steps: Steps
 ) -> dict[str, float]:
-    """Return what is recorded of held-out documents, read in rows as long as in training.
+    """Return the likelihood of held-out documents as values for the log; {} without documents.
 
-    Of each row half is context.
+    Documents are read in windows as long as the sequences of training. Every window of a document but the
+    first scores its second half, with its first half as context.
     """
     if not text.documents:
         return {}
     length = experiment.data.inputs_length
-    model, window = cast(Transformer, state.eval_model), Window(length, -(-length // 2))
+    window = Window(length, -(-length // 2))
+    model = cast(Transformer, state.eval_model)
     log_prob = documents_log_prob(model, text.documents, window, text.eos, steps.shard_batch)
-    return recorded(text.likelihood(log_prob))
+    return to_log_dict(text.likelihood(log_prob))

@@ -1,4 +1,4 @@
-"""A stage of training: what every kind has, whatever it trains."""
+"""The base class of all kinds of training stages."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from experiments.processes.progress import Reporter
 from experiments.runs import provenance
 from experiments.runs.inputs import EvalSplit, Inputs, first_rows, reads_corpus
-from experiments.runs.paths import START, is_main, member_name
+from experiments.runs.paths import START, is_compared, member_name
 from experiments.runs.sources import Sources
 from experiments.runs.status import StageLog, saved_steps
 from experiments.runs.vocabulary import store_vocabulary, vocabulary_corpus
@@ -24,62 +24,68 @@ from lm.data.tasks.task import BaseTask, Row
 from lm.objectives.denoising import Lengths
 from lm.train.runtime.log import packages
 
-SPLITS: tuple[Split, ...] = ("train", "validation")  # of a corpus
-CORPUS = "corpus"  # its name among the tasks of a mixture
-READ_ORDER = "in shards, by streams"  # in which a corpus is read; recorded with each stage
+SPLITS: tuple[Split, ...] = ("train", "validation")  # splits of a corpus
+CORPUS = "corpus"  # name of the corpus among the tasks of a mixture
+READ_ORDER = "in shards, by streams"  # order in which a corpus is read; recorded with each stage
 
-TaskScores = dict[str, dict[str, Any]]  # task -> what scores.json says of it
+TaskScores = dict[str, dict[str, Any]]  # task -> its entry in scores.json
 
 
 @dataclass(frozen=True)
 class Stage(ABC):
-    """One stage of training: of one model, in a folder of its own.
+    """The training of one model in one folder.
 
-    The folder holds checkpoints, metrics, answers to tasks, the vocabulary, and what all was trained with.
-    The members of an ensemble have stages of one ``base_name``, and answer together.
+    The folder holds checkpoints, metrics, predictions on tasks, the vocabulary and the record of everything
+    that the stage is trained with. The members of an ensemble have one stage each, with equal ``base_name``,
+    and their models predict together.
     """
 
-    base_name: str  # its name without the member
-    member: int | None  # of the ensemble; None: the run has one model, or its members share this stage
-    on: tuple[str, ...]  # mixtures of tasks, in pre-training beside the corpus; of a head or tagger its task
-    settings: Experiment  # with the seed of the member
+    base_name: str  # name of the stage without the ensemble member
+    member: int | None  # number of the ensemble member; None: there is one model, or all members share it
+    task_names: tuple[str, ...]  # mixtures that it is trained on; for a head or a tagger its only task
+    settings: Experiment  # with the seed of the ensemble member
     folder: Path
-    parent: "Stage | None" = None  # whose model it starts from; None: from random parameters
-    parent_step: int | None = None  # after which it starts from there; None without a parent [steps]
+    parent: "Stage | None" = None  # the stage whose model it starts from; None: random parameters
+    parent_step: int | None = None  # step of the parent's checkpoint; None without a parent
 
     is_pretraining: ClassVar[bool] = False
-    is_shared: ClassVar[bool] = False  # whether runs share it: its folder is called by a hash of its settings
-    is_counted: ClassVar[bool] = False  # whether its model is made of counts
-    has_model: ClassVar[bool] = True  # whether a model of texts comes out of it
-    has_head: ClassVar[bool] = False  # whether a head answers
-    writes_answers: ClassVar[bool] = False  # whether it is fine-tuned to answer in words
-    parentless_start: ClassVar[str] = "random parameters"  # what it starts from without a parent
-    preparation: ClassVar[str] = "preparing data, compiling"  # what is shown until its first step
+    is_shared: ClassVar[bool] = (
+        False  # whether several runs may share it; a hash of settings names its folder
+    )
+    is_count_based: ClassVar[bool] = False  # whether it is an n-gram model or HMM, and not a network
+    has_model: ClassVar[bool] = True  # whether it trains a model of texts; False for skip-gram
+    has_head: ClassVar[bool] = False  # whether its predictions come from a new head
+    writes_answers: ClassVar[bool] = False  # whether it is fine-tuned to generate text as the answer
+    parentless_start: ClassVar[str] = "random parameters"  # shown as its start if it has no parent
+    preparation: ClassVar[str] = "preparing data, compiling"  # shown until its first step
 
     @property
     def name(self) -> str:
-        """Return its name, such as ``pretraining``, ``squad`` or ``at-0.5/squad``, with its member."""
+        """Return the name with the member, such as ``pretraining``, ``squad`` or ``at-0.5/squad``."""
         return member_name(self.base_name, self.member)
 
     @property
-    def is_main(self) -> bool:
-        """Return whether runs are compared by it: it is neither vectors, a start nor a branch."""
-        return is_main(self.base_name)
+    def is_compared(self) -> bool:
+        """Return whether rows are compared by its scores: not by skip-gram, the start or earlier branches."""
+        return is_compared(self.base_name)
 
     @property
     def is_start(self) -> bool:
-        """Return whether another pre-training continues from it, and nothing is measured of it."""
+        """Return whether it is the start: a short pre-training that rows share, before their own.
+
+        It is not scored.
+        """
         return self.base_name == START
 
     @property
     def branch_steps(self) -> tuple[int, ...]:
-        """Return after which steps fine-tuning starts from it, so that their checkpoints stay."""
+        """Return the steps at which fine-tuning starts from it, whose checkpoints are kept."""
         return ()
 
     @property
     def scored_on(self) -> tuple[str, ...]:
-        """Return the mixtures or the task that its checkpoints are scored on."""
-        return self.on
+        """Return the names of the mixtures, or of the task, that its checkpoints are scored on."""
+        return self.task_names
 
     @property
     def reads_corpus(self) -> bool:
@@ -88,27 +94,27 @@ class Stage(ABC):
 
     @property
     def labelled_task(self) -> str | None:
-        """Return the task that it answers by labels; None: it answers in words."""
+        """Return the task that it answers by labels, or None if it answers by generated text."""
         return None
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """Return what is shown while it is trained."""
+        """Return the title to show while it is trained."""
 
     @property
     @abstractmethod
     def training(self) -> PhaseConfig:
-        """Return its length, batch size and optimiser."""
+        """Return the number of steps, the batch size and the optimizer."""
 
     @property
-    def decisive(self) -> Experiment:
-        """Return the settings that its numbers depend on."""
+    def relevant_settings(self) -> Experiment:
+        """Return its settings, with those that its numbers do not depend on reset to the baseline's."""
         return self.settings
 
     @property
     def lengths(self) -> Lengths:
-        """Return the lengths of its rows, by the settings alone."""
+        """Return the lengths of its sequences, as the settings give them."""
         length = self.settings.tuning.inputs_length
         return Lengths(length, length, 0)
 
@@ -116,13 +122,24 @@ class Stage(ABC):
 
     @property
     def tasks(self) -> dict[str, list[BaseTask]]:
-        """Return the tasks that it is trained on ("train") and scored on ("validation", "report")."""
-        train: list[BaseTask] = [task for name in self.on for task in mixture(name) if task.train]
+        """Return the tasks that it is trained on ("train") and scored on ("validation", "report").
+
+        Checkpoints are chosen on validation rows; the chosen one is scored on report rows.
+        """
+        train: list[BaseTask] = [task for name in self.task_names for task in mixture(name) if task.train]
         validation: list[BaseTask] = [task for name in self.scored_on for task in mixture(name).evaluated]
-        return {"train": train, "validation": validation, "report": [x for x in validation if x.report]}
+        return {
+            "train": train,
+            "validation": validation,
+            "report": [task for task in validation if task.report],
+        }
 
     def scored_rows(self, task: BaseTask, split: EvalSplit, inputs: Inputs) -> Sequence[Row]:
-        """Return the first ``tuning.evaluation_examples`` or ``tuning.report_examples`` of a task."""
+        """Return the rows of a task that are scored.
+
+        These are the first ``tuning.evaluation_examples`` of the validation split, or the first
+        ``tuning.report_examples`` of the report split.
+        """
         tuning = self.settings.tuning
         limit = tuning.report_examples if split == "report" else tuning.evaluation_examples
         rows = first_rows(inputs.sources.rows(task, split), limit)
@@ -145,9 +162,9 @@ class Stage(ABC):
         return found
 
     def provenance(self, inputs: Inputs) -> provenance.Provenance:
-        """Return what it is trained with."""
+        """Return the settings, vocabulary, data, code and packages that it is trained with now."""
         return {
-            "settings": result_settings(self.decisive),
+            "settings": result_settings(self.relevant_settings),
             "vocabulary": {"fingerprint": inputs.vocabulary.fingerprint},
             "data": self.fingerprints(inputs.sources),
             "code": provenance.code(),
@@ -157,14 +174,20 @@ class Stage(ABC):
     def check_provenance(
         self, inputs: Inputs, is_finished: bool, allow: frozenset[str], say: Callable[[str], object]
     ) -> None:
-        """Record what it is trained with; SettingError if it was started with something else.
+        """Check and record what it is trained with, and store the vocabulary in its folder.
 
-        ``allow`` names what may have changed, of provenance.PARTS.
+        Raise SettingError if it was started with something else.
+        allow: the parts (of provenance.PARTS) that may have changed.
         """
-        state = "finished" if is_finished else "begun" if saved_steps(self.folder) else "new"
+        if is_finished:
+            state = "finished"
+        elif saved_steps(self.folder):
+            state = "begun"
+        else:
+            state = "new"
         current = self.provenance(inputs)
         provenance.check(self.folder, current, state, allow, say)
-        # a finished stage keeps its own vocabulary where another is allowed
+        # If another vocabulary is allowed, a finished stage keeps the one that it was trained with.
         if provenance.read(self.folder)["vocabulary"] == current["vocabulary"]:
             store_vocabulary(self.folder, inputs.vocabulary)
 
@@ -172,7 +195,7 @@ class Stage(ABC):
 
     @abstractmethod
     def batches(self, inputs: Inputs) -> Batches | None:
-        """Return the batches that it is trained on; None: it reads all text at once."""
+        """Return the training batches, or None if it reads all text at once."""
 
     @abstractmethod
     def train(
@@ -183,17 +206,17 @@ class Stage(ABC):
         reporter: Reporter,
         profile: tuple[int, int] | None = None,
     ) -> None:
-        """Train what remains of it, from its newest checkpoint, and evaluate it.
+        """Train it to its end, from its newest checkpoint, and evaluate it on the way.
 
-        ``profile``: the first and the last step that jax's profiler traces.
+        profile: the first and the last step to trace with jax's profiler.
         """
 
-    # ---- what it has learnt
+    # ---- results
 
     @abstractmethod
     def scores(self, inputs: Inputs, mesh: Mesh, step: int | None = None) -> TaskScores:
-        """Return what its model after ``step``, by default the best, scores on its tasks."""
+        """Return the scores of its model after ``step``, by default of the best checkpoint, by task."""
 
     @abstractmethod
     def parameters(self) -> int:
-        """Return how many numbers its model consists of, without heads."""
+        """Return the number of parameters of its model, without heads."""

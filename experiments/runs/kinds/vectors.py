@@ -1,4 +1,4 @@
-"""Vectors of word pieces by skip-gram, as which the embedding of a model starts."""
+"""Skip-gram (word2vec) over word pieces, whose vectors initialize the embedding of a model."""
 
 import time
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from experiments.processes.progress import Reporter
 from experiments.runs.inputs import Inputs, sequential_corpus
 from experiments.runs.kinds.network import NetworkStage
-from experiments.runs.kinds.pretraining import FREE_DATA
+from experiments.runs.kinds.pretraining import IRRELEVANT_DATA_SETTINGS
 from experiments.runs.kinds.stage import TaskScores
 from experiments.runs.status import StageLog
 from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
@@ -34,8 +34,8 @@ MODEL_PATHS = ("vocab_size", "d_model", "embedding.d_embed", "output.logits", "o
 
 
 @dataclass(frozen=True)
-class Vectors(NetworkStage):
-    """Skip-gram over the word pieces of the text; a step is a pass over it, and is saved."""
+class SkipGram(NetworkStage):
+    """Skip-gram over the word pieces of the corpus; each step is a pass over it and saves a checkpoint."""
 
     has_model: ClassVar[bool] = False
     is_shared: ClassVar[bool] = True
@@ -53,8 +53,8 @@ class Vectors(NetworkStage):
         return True
 
     @property
-    def decisive(self) -> Experiment:
-        return vectors_settings(self.settings)
+    def relevant_settings(self) -> Experiment:
+        return skipgram_settings(self.settings)
 
     def step_spec(self) -> StepSpec:
         return StepSpec(self.settings.model, module=elmo.SkipGramTables)
@@ -112,10 +112,12 @@ class Vectors(NetworkStage):
         return {}
 
 
-def vectors_settings(experiment: Experiment) -> Experiment:
-    """Return the settings that vectors depend on: of the model only the size of its embedding."""
+def skipgram_settings(experiment: Experiment) -> Experiment:
+    """Return ``experiment`` with every setting that skip-gram does not depend on reset to the baseline's."""
     kept = {path: attrgetter(path)(experiment.model) for path in MODEL_PATHS}
-    data = replace(experiment.data, repeats=0, inputs_length=BASELINE.data.inputs_length, **FREE_DATA)
+    data = replace(
+        experiment.data, repeats=0, inputs_length=BASELINE.data.inputs_length, **IRRELEVANT_DATA_SETTINGS
+    )
     return replace(
         BASELINE,
         model=changes(BASELINE.model, kept),

@@ -17,13 +17,13 @@ from experiments.cli import COMMANDS, RENAMED
 from experiments.cli.app import description, examples, function_of, parse
 from experiments.cli.run_options import Options
 from experiments.cli.settings import CHANGED_OFTEN, grid_points, parse_settings, read_config
-from experiments.cli.sweep import sweep_words
+from experiments.cli.sweep import sweep_argv
 from experiments.cli.synonyms import SYNONYMS, hints
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.paths import run_folder
 from experiments.study.registry import REGISTRY, TABLES, build
 from experiments.study.scales import DEFAULT_SCALE, SCALES
-from experiments.study.words import setting_words
+from experiments.study.words import setting_arguments
 from lm.config.base import SettingError, changes, comments, diff, leaves, to_json
 from lm.config.decoding import Decoding
 from lm.files import json_with_checksum
@@ -215,7 +215,7 @@ def test_the_command_that_a_sweep_records_means_the_same_experiment_for_every_ro
         changed = {path: new for path, (_, new) in diff(base, experiment).items()}
         if str(changed) not in tried:
             tried.add(str(changed))
-            words = sweep_words("t5/*", 2, changed, Options())
+            words = sweep_argv("t5/*", 2, changed, Options())
             assert words[:7] == ["lm", "sweep", "t5/*", "--scale", "nano", "--seeds", "2"]
             assert parse_settings(words[7:]) == changed, name
 
@@ -263,7 +263,7 @@ def test_every_kind_of_setting_is_written_as_it_is_read(given):
     base = build(ROW, "nano")
     for before, after in ((base, changes(base, given)), (changes(base, given), base)):
         changed = {path: new for path, (_, new) in diff(before, after).items()}
-        assert parse_settings(shlex.split(shlex.join(setting_words(changed)))) == changed
+        assert parse_settings(shlex.split(shlex.join(setting_arguments(changed)))) == changed
 
 
 def test_show_takes_settings_as_run_does(capsys):

@@ -30,7 +30,7 @@ from experiments.evaluate.likelihood import (
 from experiments.evaluate.tasks import Rows, score_file, score_run
 from experiments.runs import provenance
 from experiments.runs.init_from import started_from
-from experiments.runs.kinds.answers import questions
+from experiments.runs.kinds.answers import make_eval_task
 from experiments.runs.paths import save_settings
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import answering, open_run
@@ -95,7 +95,7 @@ def test_a_run_is_asked_as_in_fine_tuning_by_the_model_tuned_for_the_task(task, 
     (state, steps), rows = made[task.name], task.rows("validation", runs / "cache")
     expected = predict(
         state.eval_model,
-        questions(experiment, ByteTokenizer(100), steps.mesh, task, rows, 64),
+        make_eval_task(experiment, ByteTokenizer(100), steps.mesh, task, rows, 64),
         steps.shard_batch,
     )
     assert [line["prediction"] for line in lines] == expected

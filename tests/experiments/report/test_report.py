@@ -25,7 +25,7 @@ from experiments.figures import draw
 from experiments.figures.draw import draw_plots
 from experiments.processes import progress
 from experiments.report import report
-from experiments.report.figures import axis_values, published_mean_z
+from experiments.report.figures import axis_values, published_standardized_difference
 from experiments.report.page import prediction_samples
 from experiments.report.results import find_results, read_curves
 from experiments.report.run_summary import summarize
@@ -37,7 +37,7 @@ from experiments.runs.scores import columns
 from experiments.runs.task_scores import best_of, score_values
 from experiments.study import claims as paper
 from experiments.study.changes import objective
-from experiments.study.overrides import named_changes, start_changes
+from experiments.study.overrides import explicit_overrides, start_changes
 from experiments.study.paths import report_name, run_folder
 from experiments.study.presets import GPT
 from experiments.study.registry import REGISTRY, TABLES, add_rows, add_table, build, find, tables_of
@@ -56,7 +56,7 @@ def finish(runs: Path, name: str, seed: int, score: float, **given) -> Path:
     """A finished run with one task, its metrics and its predictions; ``given`` are settings changed by
     hand.
     """
-    folder = run_folder(runs, "nano", name, seed, named_changes(given))
+    folder = run_folder(runs, "nano", name, seed, explicit_overrides(given))
     phase = folder / "finetuning" / "cloze"
     (phase / "predictions" / "cloze").mkdir(parents=True)
     save_settings(folder, build(name, "nano", given | {"seed": seed}))
@@ -498,9 +498,12 @@ def test_a_baseline_trained_anew_is_marked_and_not_all_the_rows_beside_it(tmp_pa
 
 def test_the_papers_mean_of_columns_is_in_the_order_of_its_claims():
     for table in TABLES.values():
-        for claim in paper.claims(table):
+        for claim in paper.paper_claims(table):
             base = REGISTRY[table.baseline]
-            better, worse = (published_mean_z(row, base, table.paper) for row in (claim.better, claim.worse))
+            better, worse = (
+                published_standardized_difference(row, base, table.paper)
+                for row in (claim.better, claim.worse)
+            )
             assert better > worse, (claim.better.name, claim.worse.name)
 
 

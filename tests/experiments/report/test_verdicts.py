@@ -180,7 +180,7 @@ def test_a_column_whose_rows_differ_by_less_than_three_deviations_is_shown_and_n
 def test_a_column_whose_baseline_is_not_surely_above_chance_is_not_averaged(tmp_path):
     comparison = study(tmp_path, levels=LEVELS | {"baseline": 0.0})
     assert [column.name for column in comparison.averaged] == ["restore"]
-    assert comparison.signals["cloze"] > 3
+    assert comparison.signal_to_noise["cloze"] > 3
     assert "of chance: not averaged" in text.metrics_sheet(comparison)["signal-to-noise"][0].text
 
 
@@ -194,14 +194,14 @@ def test_the_combined_score_is_the_mean_difference_in_deviations_and_less_bits_p
     for column in comparison.averaged:
         base = np.mean([column.value(run.tasks) for run in runs[BASE]])
         ahead = column.sign * (column.value(runs[name][2].tasks) - base)
-        parts.append(ahead / comparison.units[column.name])
-    assert comparison.mean_z(name)[2] == pytest.approx(np.mean(parts))
+        parts.append(ahead / comparison.noise_std[column.name])
+    assert comparison.mean_standardized_difference(name)[2] == pytest.approx(np.mean(parts))
     differences = comparison.differences(restore).values()
     assert {x.verdict for x in differences} == {"better"}, (
         "every row has fewer bits per byte than the baseline"
     )
     assert all(x.low < x.mean < x.high < 0 for x in differences), "in the unit of the metric"
-    assert np.mean([*comparison.mean_z(BASE).values()]) == pytest.approx(0)
+    assert np.mean([*comparison.mean_standardized_difference(BASE).values()]) == pytest.approx(0)
 
 
 def test_a_column_that_happens_to_repeat_well_counts_no_more_than_its_examples_allow(tmp_path):
@@ -210,8 +210,8 @@ def test_a_column_that_happens_to_repeat_well_counts_no_more_than_its_examples_a
     assert cloze == pytest.approx(restore), "the same noise, and of cloze alone the examples are known"
     values = comparison.runs[BASE][0].example_values("cloze")["bits"]
     by_examples = np.std(values) / np.sqrt(EXAMPLES)
-    assert comparison.units["cloze"] == pytest.approx(np.hypot(cloze, by_examples), rel=0.02)
-    assert comparison.units["restore"] == pytest.approx(restore)
+    assert comparison.noise_std["cloze"] == pytest.approx(np.hypot(cloze, by_examples), rel=0.02)
+    assert comparison.noise_std["restore"] == pytest.approx(restore)
 
 
 def test_the_noise_of_examples_counts_where_they_were_kept(tmp_path):
@@ -220,7 +220,7 @@ def test_the_noise_of_examples_counts_where_they_were_kept(tmp_path):
     assert difference.by_examples.shape == (5, 10_000)
     assert np.allclose(difference.by_examples, 0, atol=1e-9), "all rows find the same examples hard"
     cloze = comparison.averaged[0]
-    values = [*comparison.samples(cloze)[BASE].values()]
+    values = [*comparison.values_by_seed(cloze)[BASE].values()]
     error = np.mean(values) / comparison.from_chance(cloze)
     seeds = np.std(values, ddof=1) / 5**0.5
     bits = np.random.default_rng(0).normal(size=EXAMPLES)
@@ -286,8 +286,8 @@ def test_a_row_with_few_seeds_is_told_from_the_same_seeds_of_the_baseline(tmp_pa
     for column in comparison.averaged:
         mine, base = (column.value(next(r for r in runs[n] if r.seed == 4).tasks) for n in (NAMES[0], BASE))
         other = column.value(next(r for r in runs[BASE] if r.seed == 3).tasks)
-        parts.append(column.sign * (mine - (base + other) / 2) / comparison.units[column.name])
-    assert comparison.mean_z(NAMES[0])[4] == pytest.approx(np.mean(parts))
+        parts.append(column.sign * (mine - (base + other) / 2) / comparison.noise_std[column.name])
+    assert comparison.mean_standardized_difference(NAMES[0])[4] == pytest.approx(np.mean(parts))
 
 
 @pytest.mark.parametrize("setting", [("mixing.pretraining", "tasks"), ("data.repeats", 64)])
@@ -333,7 +333,7 @@ def test_a_table_whose_claims_are_not_judged_says_nothing_of_seeds(tmp_path):
 def test_a_table_whose_baseline_has_not_finished_is_drawn(tmp_path):
     comparison = study(tmp_path)
     comparison.runs[BASE] = []
-    grid = table_figures(comparison, dict.fromkeys(comparison.keys, {}))["t5-4-objective"]
+    grid = table_figures(comparison, dict.fromkeys(comparison.canonical_names, {}))["t5-4-objective"]
     assert all(axes.has_data() or not axes.get_visible() for axes in draw_plots(grid).axes)
 
 
@@ -377,7 +377,7 @@ def test_chance_is_told_in_standard_errors_and_columns_by_what_they_measure(tmp_
 
 def test_every_panel_of_a_picture_shows_something(tmp_path):
     comparison = study(tmp_path)
-    figures = table_figures(comparison, dict.fromkeys(comparison.keys, {}))
+    figures = table_figures(comparison, dict.fromkeys(comparison.canonical_names, {}))
     assert [name.removeprefix("t5-4-objective") for name in figures] == ["", "-crossing"]
     for grid in figures.values():
         for axes in draw_plots(grid).axes:

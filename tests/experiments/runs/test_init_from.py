@@ -12,15 +12,15 @@ from tokenizers import Tokenizer
 
 from experiments.cli.convert import export_checkpoint
 from experiments.runs import provenance
-from experiments.runs.checks import check_answers
+from experiments.runs.checks import check_answer_lengths
 from experiments.runs.init_from import started_from
 from experiments.runs.kinds.finetuning import Finetuning
-from experiments.runs.kinds.pretraining import Given, Pretraining
+from experiments.runs.kinds.pretraining import ExternalCheckpoint, Pretraining
 from experiments.runs.paths import save_settings
 from experiments.runs.run import Run
-from experiments.runs.stages import given_checkpoint, stages, stages_of
+from experiments.runs.stages import external_checkpoint, stages, stages_of
 from experiments.runs.vocabulary import store_vocabulary
-from experiments.study.overrides import check_start, named_changes, overrides_of
+from experiments.study.overrides import check_start, explicit_overrides, overrides_of
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError
@@ -108,7 +108,7 @@ def test_pairs_for_a_head_are_framed_as_the_tokenizer_frames_them(runs, family, 
 def test_training_starts_with_every_parameter_of_the_checkpoint(runs, family):
     experiment = started(runs, family, "bert/base", **{"tuning.mixtures": (), "tuning.heads": ("follows",)})
     given, (stage,) = (
-        given_checkpoint(experiment, runs / "cache"),
+        external_checkpoint(experiment, runs / "cache"),
         stages(experiment, runs / "tiny" / "x", runs / "cache"),
     )
     assert (stage.parent.folder, stage.parent_step) == (given.folder, 0)
@@ -142,9 +142,9 @@ def test_pre_training_goes_on_from_the_checkpoint_where_its_steps_are_named(runs
         stages(started(runs, "bart", **{"pretraining.steps": steps}), runs / "tiny" / "x", runs / "cache")
         for steps in (0, 3)
     )
-    assert [type(stage) for stage in tuned] == [Finetuning] and type(tuned[0].parent) is Given
+    assert [type(stage) for stage in tuned] == [Finetuning] and type(tuned[0].parent) is ExternalCheckpoint
     assert [(type(stage), type(stage.parent)) for stage in continued] == [
-        (Pretraining, Given),
+        (Pretraining, ExternalCheckpoint),
         (Finetuning, Pretraining),
     ]
     fresh = stages(build(ROW, "tiny", {"pretraining.steps": 3}), runs / "tiny" / "x", runs / "cache")
@@ -161,8 +161,11 @@ def test_a_run_is_named_by_its_start_and_by_what_was_changed_by_hand(runs):
     expected = {"start.model": name, "model.dropout": 0.25, "tuning.mixtures": TEXT["tuning.mixtures"]}
     assert overrides_of(ROW, "tiny", experiment) == expected
     changes = started_from(checkpoint(runs, "gpt2"), runs)
-    assert named_changes(changes | {"model.dropout": 0.25}) == {"start.model": name, "model.dropout": 0.25}
-    assert named_changes({"model.d_model": 8}) == {"model.d_model": 8}
+    assert explicit_overrides(changes | {"model.dropout": 0.25}) == {
+        "start.model": name,
+        "model.dropout": 0.25,
+    }
+    assert explicit_overrides({"model.d_model": 8}) == {"model.d_model": 8}
 
 
 def without(name, folder):
@@ -251,7 +254,7 @@ def test_an_answer_that_would_be_cut_is_refused_with_its_tokens_and_the_room(run
     experiment = build(ROW, "tiny", {"tuning.mixtures": ("glue_small",)})
     vocabulary = SimpleNamespace(encode=lambda text: [7] * (90 * (text == "positive")), template=None)
     with pytest.raises(SettingError, match="'positive' of task 'sst2' has 90 tokens here, and 'glue_small'"):
-        check_answers(experiment, vocabulary)
+        check_answer_lengths(experiment, vocabulary)
 
 
 def test_a_label_that_the_task_lacks_is_refused_with_those_it_has(runs):

@@ -180,7 +180,7 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
     mesh, stage = sharding.make_mesh(experiment.mesh), pretraining_of(folder)
     steps = build_steps(StepSpec(experiment.model, experiment.finetuning.optimizer), mesh)
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
-        saved, start = checkpoints.restore(steps.abstract, 4), stage.warm_start(steps)
+        saved, start = checkpoints.restore(steps.abstract, 4), stage.initial_state_from_checkpoint(steps)
     assert (int(saved.step), int(start.step)) == (4, 0)
     for name, value in saved.params.items():
         np.testing.assert_array_equal(value, start.params[name])
@@ -213,7 +213,7 @@ def test_a_classic_row_trains_tunes_its_heads_from_what_it_learnt_and_is_scored(
         if not tuned:
             return
     mesh, (stage, tuned, *_) = sharding.make_mesh(experiment.mesh), stages_of(tmp_path / "run")
-    state = stage.warm_start(tuned.steps(mesh))
+    state = stage.initial_state_from_checkpoint(tuned.steps(mesh))
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
         saved = checkpoints.restore(stage.steps(mesh).abstract).params
     came = [path for path in state.params if path.startswith("body.")]

@@ -63,7 +63,7 @@ def test_leaving_one_out_pretrains_once_for_each_mixture_and_never_on_it():
     assert len(places("t5/12-multi-task/leave-one-out")) == len({stage.parent for stage in tuned}) == 2
     for stage in tuned:
         assert stage.parent.name == f"pretraining/without-{stage.name}"
-        assert len(stage.parent.on) == 1 and not set(stage.on) & set(stage.parent.on)
+        assert len(stage.parent.task_names) == 1 and not set(stage.task_names) & set(stage.parent.task_names)
 
 
 def test_ensembles_start_from_the_seeds_of_the_baseline_and_share_no_member():

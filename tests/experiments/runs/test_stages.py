@@ -92,7 +92,7 @@ def test_branches_are_fine_tunings_from_one_pretraining_that_does_not_depend_on_
         )
         for shares in ((1.0,), (0.125, 0.5, 1.0))
     )
-    assert (main.folder, main.decisive) == (same.folder, same.decisive)
+    assert (main.folder, main.relevant_settings) == (same.folder, same.relevant_settings)
     assert (main.branch_steps, same.branch_steps) == ((200,), (25, 100, 200))
     assert [(stage.name, str(stage.folder), stage.parent_step) for stage in tuned] == [
         (name, f"finetuning/{name}", step)
@@ -100,7 +100,7 @@ def test_branches_are_fine_tunings_from_one_pretraining_that_does_not_depend_on_
         for name, step in ((task, 200), (f"at-0.5/{task}", 100), (f"at-0.125/{task}", 25))
     ]
     assert all(stage.parent == same for stage in tuned)
-    assert [stage.is_main for stage in tuned] == 2 * [True, False, False]
+    assert [stage.is_compared for stage in tuned] == 2 * [True, False, False]
     assert base_name("at-0.5/cloze/member-1") == "at-0.5/cloze"
 
 
@@ -170,7 +170,7 @@ def test_pretraining_continues_from_the_start_with_its_memory_and_counts_from_0(
     assert (first.name, main.parent, tuned.parent) == ("start", first, main) and branch.parent == main
     steps = main.steps(mesh)
     with Checkpoints(first.folder / "checkpoints", CheckpointConfig()) as checkpoints:
-        saved, begun = checkpoints.restore(steps.abstract, 3), first.warm_start(steps)
+        saved, begun = checkpoints.restore(steps.abstract, 3), first.initial_state_from_checkpoint(steps)
     assert (int(saved.step), int(begun.step)) == (3, 0)
     for name, value in sharding.named(saved).items():
         if name != "step":

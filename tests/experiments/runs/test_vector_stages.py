@@ -8,7 +8,7 @@ from tiny import TINY
 
 from experiments.cli.draw import neighbours
 from experiments.runs.kinds import vectors as skipgram
-from experiments.runs.kinds.vectors import Vectors
+from experiments.runs.kinds.vectors import SkipGram
 from experiments.runs.result import read_result
 from experiments.runs.run import Run
 from experiments.runs.stages import stages, stages_of
@@ -66,7 +66,7 @@ def finished(cache):
 
 
 def vectors_of(row, **changes):
-    (stage,) = (x for x in stages(build(row, "nano", changes)) if isinstance(x, Vectors))
+    (stage,) = (x for x in stages(build(row, "nano", changes)) if isinstance(x, SkipGram))
     return stage.folder
 
 
@@ -116,7 +116,7 @@ def test_vectors_come_first_then_the_start_then_pretraining_of_every_member():
     assert order[:3] == ["vectors", "start", "pretraining"]
     for stage in every:
         assert stage.parent is None or every.index(stage.parent) < every.index(stage)
-    assert len({stage.folder for stage in every if isinstance(stage, Vectors)}) == 4
+    assert len({stage.folder for stage in every if isinstance(stage, SkipGram)}) == 4
 
 
 def test_without_pretraining_the_tasks_start_from_the_vectors():
@@ -146,7 +146,10 @@ def test_pretraining_starts_from_the_vectors_in_the_size_of_a_new_embedding(fini
     vectors, pretraining = finished[1]
     mesh = sharding.make_mesh(pretraining.settings.mesh)
     steps = pretraining.steps(mesh)
-    fresh, state = steps.initial_state(0), vectors.warm_start(steps, pretraining.parent_step)
+    fresh, state = (
+        steps.initial_state(0),
+        vectors.initial_state_from_checkpoint(steps, pretraining.parent_step),
+    )
     table, new = (np.asarray(x.params["embed.table"]) for x in (state, fresh))
     np.testing.assert_array_equal(table, params(vectors)["embed.table"])
     assert np.square(table).mean() == pytest.approx(np.square(new).mean(), rel=1e-5)
@@ -161,7 +164,7 @@ def test_frozen_vectors_stay_bit_for_bit_and_all_else_is_trained(cache, finished
     before, after = params(vectors)["embed.table"], params(pretraining)
     np.testing.assert_array_equal(after["embed.table"], before)
     steps = pretraining.steps(sharding.make_mesh(pretraining.settings.mesh))
-    fresh = vectors.warm_start(steps, 2).params
+    fresh = vectors.initial_state_from_checkpoint(steps, 2).params
     assert {name for name in after if (after[name] == np.asarray(fresh[name])).all()} == {"embed.table"}
 
 

@@ -10,7 +10,7 @@ from experiments.cli.app import parse
 from experiments.study import registry
 from experiments.study.changes import apply
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import check_given, used_changes
+from experiments.study.overrides import check_given, effective_overrides
 from experiments.study.registry import REGISTRY, build, check_row
 from experiments.study.scales import SCALES
 from experiments.study.table import make_table
@@ -304,8 +304,8 @@ def test_a_sweep_refuses_what_none_of_its_rows_reads_and_trains_others_as_they_a
     with pytest.raises(SettingError, match=r"mixing\.limit is read with"):
         parse("sweep", ["t5/4-objective", "--mixing.limit", "5"])()
     changes = {"objective.rate": 0.3, "pretraining.steps": 8}
-    assert used_changes("t5/4-objective/bert-style", "nano", changes) == changes
-    assert used_changes("t5/4-objective/deshuffling", "nano", changes) == {"pretraining.steps": 8}
+    assert effective_overrides("t5/4-objective/bert-style", "nano", changes) == changes
+    assert effective_overrides("t5/4-objective/deshuffling", "nano", changes) == {"pretraining.steps": 8}
 
 
 def test_settings_of_an_older_run_are_read_whatever_reads_them():

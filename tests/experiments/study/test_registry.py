@@ -18,7 +18,7 @@ from rich.console import Console
 from experiments import __main__ as cli
 from experiments.cli import COMMANDS
 from experiments.cli.list_rows import list_rows
-from experiments.cli.run_options import Options, share
+from experiments.cli.run_options import Options, link_shared_run
 from experiments.processes.progress import duration, reporting
 from experiments.runs.stages import stages
 from experiments.study import classic, registry
@@ -176,14 +176,14 @@ def test_a_run_is_found_under_whichever_of_its_equal_rows_it_lies(own_rows, tmp_
 
 def test_the_folder_called_as_a_row_leads_to_the_run_that_it_shares(own_rows, tmp_path):
     name, options = "own/written-again", Options(runs=tmp_path)
-    said = share(name, build(name, "nano"), options)
+    said = link_shared_run(name, build(name, "nano"), options)
     assert str(tmp_path / "nano/t5/13-scaling/steps") in said
     run = run_folder(tmp_path, "nano", name, 0, {})
     run.mkdir(parents=True)
     (run / "settings.json").write_text("{}")
     assert (tmp_path / "nano/own/written-again/seed-0/settings.json").read_text() == "{}"
-    assert share(name, build(name, "nano"), options) == said, "a link that is there stays"
-    assert share("t5/13-scaling/steps", build(name, "nano"), options) == ""
+    assert link_shared_run(name, build(name, "nano"), options) == said, "a link that is there stays"
+    assert link_shared_run("t5/13-scaling/steps", build(name, "nano"), options) == ""
     moved = tmp_path.parent / f"{tmp_path.name}-moved"
     tmp_path.rename(moved)
     assert (moved / "nano/own/written-again/seed-0/settings.json").exists(), "it is relative"
