@@ -103,17 +103,17 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
     if not is_network:
         look = f"{lm} show {name}"
     elif experiment.tuning.heads and not experiment.pretraining.steps:
-        look = f"{lm} score {folder} --tasks {experiment.tuning.heads[0]}"
+        look = f"{lm} eval tasks {folder} {experiment.tuning.heads[0]}"
     elif experiment.model.has_decoder:
         mixtures = experiment.tuning.mixtures if experiment.finetuning.steps else ()
         model = f" --mixture {shlex.quote(task_name(mixtures[0]))}" if mixtures else ""
         look = f"{lm} generate {folder}{model} --prompt {prompt}"
     else:
-        look = f"{lm} fill 'Paris is the [MASK] of France.' --run {folder}"
+        look = f"{lm} generate {folder} --prompt 'Paris is the [MASK] of France.'"
     if is_network and experiment.model.has_attention_logits:
         picture = f"{lm} draw attention {folder} --text {prompt}"
     else:
-        picture = f"{lm} examples {name}"
+        picture = f"{lm} show {name} --examples 3"
     return look, picture, f"{lm} {report_command(name, folder)}"
 
 

@@ -433,8 +433,8 @@ def test_verify_names_every_checkpoint_of_a_run_and_counts_the_bad_ones(copied, 
     for folder in (run / "finetuning" / "cloze", tmp_path / "runs" / "cache"):
         folder.mkdir(parents=True)
     experiment = build("t5/1-baseline/baseline", "nano", {})
-    save_settings(run, experiment)
-    shared = stages(experiment, run, run.parent)[0].folder
+    save_settings(run, experiment, tmp_path / "runs" / "cache")
+    shared = stages(experiment, run, tmp_path / "runs" / "cache")[0].folder
     shutil.copytree(copied[0], shared / "checkpoints")
     copied[0].rename(run / "finetuning" / "cloze" / "checkpoints")
     assert find_damage([run, tmp_path / "runs"]) == 0
