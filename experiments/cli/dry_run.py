@@ -63,8 +63,8 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     expected = duration(total_seconds / at_once) + f" with {at_once} at once" * (at_once > 1)
     source = "speeds measured in runs here" if measured else "a matrix product timed here, roughly"
     CONSOLE.print(
-        f"{unfinished} of {len(wanted)} runs to train: {total_steps:,} steps, {total_flops:.3g} FLOP, about "
-        f"{expected} (by {source}; compiling and evaluating come on top)",
+        f"{unfinished} of {len(wanted)} runs to train at scale {options.scale}: {total_steps:,} steps, "
+        f"{total_flops:.3g} FLOP, about {expected} (by {source}; compiling and evaluating come on top)",
         highlight=False,
     )
     for line in missing_data(wanted, options.cache):

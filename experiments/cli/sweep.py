@@ -21,14 +21,22 @@ from experiments.cli.settings import (
     grid_points,
 )
 from experiments.cli.train import job_count, train_unfinished
-from experiments.console import RUNS
+from experiments.console import RUNS, print_line
 from experiments.processes.progress import NO_TOOLS, Tools
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import effective_overrides, explicit_overrides, overrides_of
+from experiments.study.overrides import check_given, effective_overrides, explicit_overrides, overrides_of
 from experiments.study.paths import check_runs, with_overrides
 from experiments.study.plugins import plugin_arguments
-from experiments.study.registry import baseline_of, build, find, find_one, registered, tables_of
+from experiments.study.registry import (
+    baseline_of,
+    build,
+    canonical_row,
+    find,
+    find_one,
+    registered,
+    tables_of,
+)
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.table import Axis, Row, Table
 from experiments.study.words import setting_arguments
@@ -123,8 +131,13 @@ def train_rows(
     if any("seed" in each for each in (changes, *points)):
         raise SettingError("seed: a sweep takes --seeds N, and trains seeds 0 to N - 1")
     check_runs(options.runs)
+    names = [row.name for row in find(pattern)]
+    for point in points:
+        check_given([build(name, options.scale, changes | point) for name in names], point)
     compared = compared_rows(pattern, points)
     wanted = wanted_runs(compared, seeds, changes, options)
+    for line in rows_made_equal(wanted, options.scale):
+        print_line(line)
     count = job_count(jobs, wanted)
     if dry_run:
         from experiments.cli.dry_run import print_dry_run
@@ -171,6 +184,22 @@ def wanted_runs(
             run = row_run(name, experiment, options)
             runs.setdefault(run.folder, run)
     return list(runs.values())
+
+
+def rows_made_equal(wanted: Sequence[RowRun], scale: str) -> list[str]:
+    """Return a line for each group of rows that settings given by hand make the same experiment.
+
+    Each of these rows has a run of its own, in a folder that is named by the row and the settings.
+    """
+    groups: dict[Experiment, list[str]] = {}
+    for run in wanted:
+        groups.setdefault(run.experiment, []).append(run.name)
+    lines = []
+    for experiment, names in groups.items():
+        if experiment.seed == 0 and len({canonical_row(name, scale) for name in names}) > 1:
+            rows = ", ".join(dict.fromkeys(names))
+            lines.append(f"warning: {rows} are the same experiment with these settings; each is trained")
+    return lines
 
 
 def grid_tables(pattern: str, scale: str, points: Sequence[Overrides], changes: Overrides) -> list[Table]:

@@ -11,6 +11,7 @@ from typing import Any
 from experiments.figures.panels import Curve, Plot, PlotGrid, tick_labels
 from experiments.report.comparison import Comparison
 from experiments.report.metrics import (
+    Metric,
     Score,
     bits_per_byte_curve,
     likelihood_score,
@@ -187,8 +188,13 @@ def _our_scores(comparison: Comparison) -> list[tuple[str, ScoreOf, float | None
     for metric in comparison.metrics:
         samples = comparison.values_by_seed(metric)
 
-        def score(row: Row, samples: Mapping[str, Mapping[int, float]] = samples) -> Score | None:
-            return Score.of(samples[comparison.canonical_name(row)].values())
+        def score(
+            row: Row, metric: Metric = metric, samples: Mapping[str, Mapping[int, float]] = samples
+        ) -> Score | None:
+            name = comparison.canonical_name(row)
+            if not comparison.is_comparable(metric, name, comparison.canonical_baseline):
+                return None  # its held-out loss is that of other tokens
+            return Score.of(samples[name].values())
 
         panels.append((metric.title, score, metric.chance))
     return panels

@@ -16,9 +16,10 @@ from experiments import __main__ as cli
 from experiments.cli import COMMANDS, RENAMED
 from experiments.cli.app import description, examples, function_of, parse
 from experiments.cli.run_options import Options
-from experiments.cli.settings import CHANGED_OFTEN, grid_points, parse_settings, read_config
+from experiments.cli.settings import CHANGED_OFTEN, given_changes, grid_points, parse_settings, read_config
 from experiments.cli.sweep import sweep_argv
 from experiments.cli.synonyms import SYNONYMS, hints
+from experiments.runs.paths import save_settings
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.paths import run_folder
 from experiments.study.registry import REGISTRY, TABLES, build
@@ -67,6 +68,7 @@ MISTAKES = [  # a command line, and what its error names
     (f"sweep {ROW} --grid model.mlp.dff=1,2", "did you mean 'd_ff'?"),
     (f"sweep {ROW} --grid model.mlp.d_ff", "should be SETTING=VALUE,VALUE"),
     (f"sweep {ROW} --grid model.mlp.d_ff=1,x", "'x' is not a value of this setting"),
+    (f"sweep {ROW} --grid objective.mean_span_length=2,3", "is read by spans and poisson-spans"),
     # files and folders
     (f"run {ROW} --runs gs://bucket/runs", "should be a folder: mount the bucket"),
     (f"run {ROW} --runs file.txt", "file.txt"),
@@ -289,23 +291,23 @@ def test_two_rows_and_two_scales_are_compared(capsys):
 def test_a_file_of_settings_changes_what_it_names_and_options_win(tmp_path, capsys):
     (tmp_path / "a.toml").write_text('"pretraining.steps" = 7\n[model]\nmlp.d_ff = 96\ndropout = 0.1\n')
     row = build(ROW, "nano")
-    found = read_config(tmp_path / "a.toml", [row])
+    found = read_config(tmp_path / "a.toml", [row], {})
     assert found == {"pretraining.steps": 7, "model.mlp.d_ff": 96, "model.dropout": 0.1}
     (tmp_path / "a.json").write_text(json.dumps({"data": {"held_out_lengths": [1, 2]}, "seed": 0}))
-    assert read_config(tmp_path / "a.json", [row]) == {"data.held_out_lengths": (1, 2)}
+    assert read_config(tmp_path / "a.json", [row], {}) == {"data.held_out_lengths": (1, 2)}
     words = ["show", ROW, "--diff", "--config", str(tmp_path / "a.toml"), "--model.dropout", "0.2"]
     assert cli.dispatch(words) == 0
     assert "model.dropout: 0.0 → 0.2\nmodel.mlp.d_ff: 256 → 96" in capsys.readouterr().out
     (tmp_path / "a.json").write_text('{"model": {"mlp": {"dff": 1}}}')
     with pytest.raises(SettingError, match="did you mean 'd_ff'"):
-        read_config(tmp_path / "a.json", [row])
+        read_config(tmp_path / "a.json", [row], {})
 
 
 def test_the_saved_settings_of_a_run_make_the_same_experiment(tmp_path):
-    experiment = build("t5/6-corruption-rate/50", "mini", {"model.dropout": 0.1, "tuning.mixtures": ()})
+    experiment = build("t5/6-corruption-rate/50", "mini", {"model.dropout": 0.1})
     path = tmp_path / "settings.json"
     path.write_text(json_with_checksum(json.loads(to_json(experiment))))
-    assert build(ROW, "nano", read_config(path, [build(ROW, "nano")])) == experiment
+    assert build(ROW, "nano", read_config(path, [build(ROW, "nano")], {})) == experiment
 
 
 def test_a_grid_has_every_combination_and_values_of_several_elements():
@@ -346,6 +348,29 @@ def test_a_point_of_a_grid_is_the_run_of_its_settings_and_a_row_of_the_report(mo
     assert table.baseline == changed
 
 
+def test_rows_that_settings_given_by_hand_make_equal_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.cli.dry_run.print_dry_run", lambda *_: None)
+    words = ["sweep", "t5/6-corruption-rate", "--scale", "nano", "--seeds", "1", "--dry-run"]
+    assert cli.dispatch([*words, "--model.dropout", "0.1"]) == 0
+    assert "same experiment" not in capsys.readouterr().out
+    assert cli.dispatch([*words, "--objective.rate", "0.3"]) == 0
+    said = capsys.readouterr().out
+    assert "same experiment" in said and all(
+        f"t5/6-corruption-rate/{rate}" in said for rate in (10, 15, 25, 50)
+    )
+
+
+def test_settings_of_a_run_that_nothing_reads_are_left_out_and_those_of_other_files_are_refused(tmp_path):
+    untuned = build(ROW, "nano", {"pretraining.steps": 20, "finetuning.steps": 10, "tuning.mixtures": ()})
+    save_settings(tmp_path, untuned)
+    given = given_changes([ROW], "nano", {}, tmp_path / "settings.json", "", tmp_path)
+    assert given == {"pretraining.steps": 20, "tuning.mixtures": ()}
+    (tmp_path / "mine.toml").write_text("tuning.mixtures = []\nfinetuning.steps = 10")
+    with pytest.raises(SettingError, match="finetuning.steps is read with tuning.mixtures"):
+        given_changes([ROW], "nano", {}, tmp_path / "mine.toml", "", tmp_path)
+
+
 def test_a_sweep_without_options_is_the_one_that_was_published(tmp_path, monkeypatch):
     wanted = []
     monkeypatch.chdir(tmp_path)
@@ -364,13 +389,15 @@ def test_a_dry_run_counts_a_shared_pre_training_once_names_missing_data_and_writ
     monkeypatch.setattr("experiments.cli.dry_run.matmul_speed", lambda: 1e10)
     assert cli.dispatch(["run", ROW, "--dry-run", "--data.corpus", "tfds:c4/en"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "1 of 1 runs to train: 800 steps" in said  # start 200, pre-training 300, 2 x 150 of fine-tuning
+    assert (
+        "1 of 1 runs to train at scale nano: 800 steps" in said
+    )  # start 200, pre-training 300, 2 x 150 of fine-tuning
     assert "missing: " in said and "c4/en" in said
     assert (
         cli.dispatch(["sweep", "t5/6-corruption-rate", "--scale", "nano", "--seeds", "1", "--dry-run"]) == 0
     )
     said = " ".join(capsys.readouterr().out.split())
-    assert "4 of 4 runs to train: 2,600 steps" in said and "missing" not in said
+    assert "4 of 4 runs to train at scale nano: 2,600 steps" in said and "missing" not in said
     assert not [*tmp_path.iterdir()]
 
 
