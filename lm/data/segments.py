@@ -19,9 +19,7 @@ from lm.objectives.denoising import Lengths, Objective
 from lm.tokenizers.tokenizer import Tokenizer
 
 UNPACKED_ROWS = "segments"  # the row index key if each row holds one segment; packed rows have other keys
-LENGTH_UNIFORMS_KEY = (
-    1 << 41
-)  # a bit that is set in the keys of ``length_uniforms`` and not in those of orders
+LENGTH_UNIFORMS_BIT = 1 << 41  # set in the keys of ``length_uniforms``, clear in the keys of shuffles
 CACHED_WINDOWS = 2  # per stream: the ones read last
 
 
@@ -241,6 +239,6 @@ class SegmentReader(PickledWithoutCache):
         It decides how long the corrupted segment is, so it is drawn before segments are packed into rows.
         """
         random = epoch_generator(
-            position.seed(self.seed), position.first_example_key >> 24 | LENGTH_UNIFORMS_KEY
+            position.seed(self.seed), position.first_example_key >> 24 | LENGTH_UNIFORMS_BIT
         )
         return random.random(self.count_segments(position), dtype=np.float32)

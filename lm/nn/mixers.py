@@ -24,10 +24,10 @@ from lm.sharding import constrain
 class Mixer(Protocol):
     """The interface of token mixers; a state space model would be one too.
 
-    A class that computes attention logits sets ``has_attention_logits = True``. Only then the settings of
-    logits are allowed: position biases, rotary positions, windows, prefixes, low-rank updates.
-    ``lm.nn.costs.TokenMixer`` is a base class with ``flops`` and ``cache_bytes``; a module without them is
-    counted in the same way.
+    A class that computes attention logits sets ``has_attention_logits = True``. Only then settings that act
+    on logits or on projections to heads are allowed: position biases, rotary positions, windows, prefixes,
+    low-rank updates of attention's matrices. ``lm.nn.costs.TokenMixer`` is a base class with ``flops`` and
+    ``cache_bytes``; for a class without these methods its formulas are used.
     """
 
     def __call__(

@@ -67,7 +67,7 @@ class Noise(NamedTuple):
     counts: Callable[[CorruptionConfig, np.ndarray, np.ndarray], NoiseCounts] | None = None
     uniforms_per_token: int = 1  # R
     needs_word_starts: bool = False
-    # documents are not concatenated: each is split in two, or hidden as a whole; a causal LM ignores this
+    # documents are kept apart, since this noise splits or hides each as a whole; a causal LM ignores this
     per_document: bool = False
     unused_settings: tuple[str, ...] = ()  # of ``CorruptionConfig``; changing them is an error
 

@@ -170,7 +170,10 @@ class Tokenizer(abc.ABC):
         return self.encode(text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ``ids`` up to the first EOS, without padding, CLS and SEP."""
+        """Return the text of ``ids`` up to the first EOS, without the special ids that this tokenizer skips.
+
+        These are padding and, for tokenizers of published models, [CLS] and [SEP] too.
+        """
         ids = list(map(int, ids))
         ids = ids[: ids.index(self.eos)] if self.eos in ids else ids
         size, skipped = self.vocab_size, self._skipped_ids()

@@ -59,7 +59,7 @@ class StepSpec:
     mask_updates: MaskUpdates = train_all  # zeroes the updates of frozen parameters
     microbatches: int = 1  # into which a batch is split; their gradients are summed
     guard: GuardConfig = NEVER_SKIP  # which bad updates are skipped
-    # set if rows are longer than a step's chunk; the loss is then that of ``carried_language_model``
+    # set if a batch row is one chunk of a longer row; the loss then continues from the recurrent state
     tbptt: TruncatedBPTT | None = None
 
     def __post_init__(self) -> None:
@@ -177,7 +177,7 @@ def normalize_loss_weights(batch: Batch) -> tuple[Batch, Metrics]:
     weights = batch.loss_weights()
     totals = {name: x.sum(dtype=jnp.float32) for name, x in weights.items()}
     normalized = {name: weights[name] / jnp.maximum(total, 1) for name, total in totals.items()}
-    # A batch may have weights per token and, of sentence pairs, per row: the largest total is the tokens'.
+    # Sentence pairs also have one weight per row. Tokens outnumber rows: the largest total counts tokens.
     metrics = {"tokens": jnp.stack(list(totals.values())).max()}
     for side in batch.sides.values():
         if side.content is not None:  # labelled tasks have none
