@@ -324,9 +324,9 @@ def encode_ahead(batches: Batches, rows: Sequence[slice], processes: int) -> Abs
         source = None
     if source is None or not processes:
         return nullcontext()
-    reading = source.reader
-    notes = {stream: reading.index_file(stream, kind) for stream in reading.streams_of(rows)}
-    return pretokenize_in_background(reading.sampler, notes, processes)
+    reader = source.reader
+    index_files = {stream: reader.index_file(stream, kind) for stream in reader.streams_of_rows(rows)}
+    return pretokenize_in_background(reader.sampler, index_files, processes)
 
 
 def rows_of_process(mesh: Mesh, size: int, batches: Sequence[Batch]) -> list[Batch]:

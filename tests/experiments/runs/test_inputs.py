@@ -10,7 +10,7 @@ import small_runs
 from experiments.processes.progress import reporting
 from experiments.runs import provenance, run, sources
 from experiments.runs.kinds.counts import CountStage
-from experiments.runs.kinds.network import NetworkStage
+from experiments.runs.kinds.network import NetworkStage, encode_ahead
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.run import Run
 from experiments.runs.status import is_finished
@@ -102,3 +102,18 @@ def test_every_module_that_trained_is_in_the_provenance_and_no_command_or_report
 def test_every_kind_of_stage_says_all_that_is_asked_of_one():
     concrete = [kind for kind in kinds() if kind not in (NetworkStage, CountStage)]
     assert len(concrete) == 7 and not [kind for kind in concrete if kind.__abstractmethods__]
+
+
+@pytest.mark.parametrize(
+    "row", ["t5/1-baseline/baseline", "t5/12-multi-task/multi-task", "bert/base", "gpt/base"]
+)
+def test_text_is_tokenized_ahead_for_every_kind_of_rows(row, runs):
+    experiment = build(row, "tiny", {"start.steps": 0})
+    inputs = Run(experiment, runs / "tiny" / "ahead" / row / "seed-0", runs / "cache").check()
+    batches = inputs.batches["pretraining"]
+    before = batches(0, slice(0, 2))
+    with encode_ahead(batches, [slice(0, 2)], 1):
+        after = batches(0, slice(0, 2))
+    assert {name: x.tolist() for name, x in before.features().items()} == {
+        name: x.tolist() for name, x in after.features().items()
+    }
