@@ -1,7 +1,7 @@
 """``--dry-run``: what a run or a sweep would train, in what time here, and which data are missing."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -36,17 +36,20 @@ MATMUL_SIZE = 1_024
 def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None:
     """Print the steps, FLOP and expected time that are left of each run, and which data are missing."""
     grid = listing("run", "state", "steps", "FLOP", "expected time")
-    speeds = measured_speeds(options, wanted)
+    planned = [stages(run.experiment, run.folder, options.cache) for run in wanted]
+    speeds = measured_speeds(stage for of_run in planned for stage in of_run)
     measured = True
     seen: set[Path] = set()
     unfinished, total_steps, total_flops, total_seconds = 0, 0, 0.0, 0.0
-    for run in wanted:
+    for run, of_run in zip(wanted, planned, strict=True):
         done = is_finished(run)
-        left = [] if done else stages_left(run, options, seen)
+        left = [] if done else stages_left(of_run, seen)
         steps = sum(count for _, count in left)
         flops = seconds = 0.0
         for stage, count in left:
             cost = step_cost(stage)
+            if not cost:  # counts and skip-gram take seconds
+                continue
             speed = speed_of(cost, speeds)
             if speed is None:
                 measured, speed = False, MATMUL_SHARE * matmul_speed()
@@ -85,13 +88,13 @@ def is_finished(run: RowRun) -> bool:
         return False
 
 
-def stages_left(run: RowRun, options: Options, seen: set[Path]) -> list[tuple[Stage, int]]:
+def stages_left(of_run: Iterable[Stage], seen: set[Path]) -> list[tuple[Stage, int]]:
     """Return (stage, steps left) of what a run would train, without stages that an earlier run trains.
 
     ``seen``: the folders of stages that earlier runs train, to which this run's are added.
     """
     found = []
-    for stage in stages(run.experiment, run.folder, options.cache):
+    for stage in of_run:
         left = stage.training.steps - max(saved_steps(stage.folder), default=0)
         if left > 0 and stage.folder not in seen:
             seen.add(stage.folder)
@@ -115,17 +118,14 @@ def _step_flops(model: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     return step_flops(model, rows, inputs, targets)
 
 
-def measured_speeds(options: Options, wanted: Sequence[RowRun]) -> list[tuple[float, float]]:
-    """Return (FLOPs of a step, FLOP/s) of stages of these runs that were trained before."""
-    known: dict[Path, Stage] = {}
-    for run in wanted:
-        for stage in stages(run.experiment, run.folder, options.cache):
-            known[stage.folder] = stage
+def measured_speeds(planned: Iterable[Stage]) -> list[tuple[float, float]]:
+    """Return (FLOPs of a step, FLOP/s) of those of these stages that were trained before."""
     found: list[tuple[float, float]] = []
-    for folder, stage in known.items():
-        seconds = last_record(folder).get("seconds_per_step", 0.0)
-        if seconds and len(found) < MEASURED_STAGES:
-            cost = step_cost(stage)
+    for folder, stage in {stage.folder: stage for stage in planned}.items():
+        if len(found) == MEASURED_STAGES:
+            break
+        seconds, cost = last_record(folder).get("seconds_per_step", 0.0), step_cost(stage)
+        if seconds and cost:
             found.append((cost, cost / seconds))
     return found
 

@@ -95,7 +95,10 @@ class Pretraining(NetworkStage):
 
     @property
     def lengths(self) -> Lengths:
-        return compute_lengths(self.settings.objective, self.settings.data.inputs_length)
+        lengths = compute_lengths(self.settings.objective, self.settings.data.inputs_length)
+        if not self.task_names:
+            return lengths
+        return covering_lengths(lengths, mixture_lengths(self.settings, self.task_names))
 
     def step_spec(self) -> StepSpec:
         return pretraining_spec(self.settings)
@@ -318,16 +321,18 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], inputs: Input
     if mixing.pretraining != "tasks":
         examples[CORPUS] = CorpusExamples(cast(DenoisingRows, corpus.rows))
         sizes[CORPUS] = round(mixing.limit * mixing.corpus_share)
-    task_lengths, corpus_lengths = mixture_lengths(experiment, mixtures), corpus.lengths
-    lengths = Lengths(
-        raw=corpus_lengths.raw,
-        inputs=max(corpus_lengths.inputs, task_lengths.inputs),
-        targets=max(corpus_lengths.targets, task_lengths.targets),
-    )
+    lengths = covering_lengths(corpus.lengths, mixture_lengths(experiment, mixtures))
     shares = mixing_rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
     boundary = boundary_tokens(experiment.model, inputs.vocabulary)
     rows = MixtureRows(examples, shares, experiment.model.architecture, lengths, experiment.seed, boundary)
     return Batches(rows, experiment.pretraining.batch_size)
+
+
+def covering_lengths(corpus: Lengths, tasks: Lengths) -> Lengths:
+    """Return the lengths of sequences with room for examples of the corpus and of the tasks."""
+    return corpus._replace(
+        inputs=max(corpus.inputs, tasks.inputs), targets=max(corpus.targets, tasks.targets)
+    )
 
 
 # ---- held-out text

@@ -13,6 +13,7 @@ from experiments.runs.kinds.counts import CountStage
 from experiments.runs.kinds.network import NetworkStage, encode_ahead
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.run import Run
+from experiments.runs.stages import stages
 from experiments.runs.status import is_finished
 from experiments.study.registry import build
 
@@ -111,6 +112,8 @@ def test_text_is_tokenized_ahead_for_every_kind_of_rows(row, runs):
     experiment = build(row, "tiny", {"start.steps": 0})
     inputs = Run(experiment, runs / "tiny" / "ahead" / row / "seed-0", runs / "cache").check()
     batches = inputs.batches["pretraining"]
+    (stage,) = (each for each in stages(experiment) if each.name == "pretraining")
+    assert (stage.lengths.inputs, stage.lengths.targets) == (batches.lengths.inputs, batches.lengths.targets)
     before = batches(0, slice(0, 2))
     with encode_ahead(batches, [slice(0, 2)], 1):
         after = batches(0, slice(0, 2))
