@@ -20,6 +20,7 @@ from experiments.cli.settings import CHANGED_OFTEN, given_changes, grid_points, 
 from experiments.cli.sweep import sweep_argv
 from experiments.cli.synonyms import SYNONYMS, hints
 from experiments.runs.paths import save_settings
+from experiments.runs.stages import stages
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.paths import run_folder
 from experiments.study.registry import REGISTRY, TABLES, build
@@ -399,6 +400,18 @@ def test_a_dry_run_counts_a_shared_pre_training_once_names_missing_data_and_writ
     said = " ".join(capsys.readouterr().out.split())
     assert "4 of 4 runs to train at scale nano: 2,600 steps" in said and "missing" not in said
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_dry_run_takes_no_speed_from_counts_that_were_made_before(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    experiment = build("history/bigram", "nano")
+    folder = run_folder(Path("runs"), "nano", "history/bigram", 0, {})
+    (stage,) = stages(experiment, folder, Path("runs/cache"))
+    stage.folder.mkdir(parents=True)
+    record = {"step": 1, "kind": "train", "seconds_per_step": 0.5}
+    (stage.folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    assert cli.dispatch(["sweep", "history/*gram", "--scale", "nano", "--seeds", "1", "--dry-run"]) == 0
+    assert "2 of 2 runs to train at scale nano: 2 steps" in " ".join(capsys.readouterr().out.split())
 
 
 OTHERS_CALL = {  # what a user may type -> the first of the settings that it leads to
