@@ -38,7 +38,7 @@ Parts = list[list[pages.Piece]]
 
 @dataclasses.dataclass(frozen=True)
 class CleanOptions:
-    """What the data set is called, and how it is made."""
+    """Name of the data set, and options of how it is made."""
 
     name: str  # name of the data set: small letters, digits and _
     # filters to switch off, such as policy or duplicates; all: all but the language ("unfiltered")
@@ -108,7 +108,7 @@ def data_clean(
 def build_pipeline(
     source: Path, options: CleanOptions
 ) -> Callable[[Path, CleaningConfig, Parts, Reporter], Path]:
-    """What writes the shards and counts of all parts, and returns the folder that holds them."""
+    """Return a function that writes the shards and counts of all parts, and returns their folder."""
     if not options.beam_options:
         return functools.partial(run_in_pool, workers=options.workers)
     rules = options.rules
@@ -153,7 +153,7 @@ def run_in_pool(
 
 
 def digest(parts: Parts, rules: filters.Rules) -> str:
-    """Of the bytes of every file that is read, and of how they are split."""
+    """Return the digest of every file that is read, and of how the files are split."""
     pieces = [*itertools.chain.from_iterable(parts)]
     paths = [*dict.fromkeys(piece.path for piece in pieces), *filter(None, (rules.bad_words, rules.domains))]
     total = hashlib.sha256("".join(map(str, pieces)).encode(errors="surrogateescape"))
@@ -169,7 +169,7 @@ def _contents(path: str) -> bytes:
 
 
 def is_cleaned(folder: Path, settings: CleaningConfig) -> bool:
-    """Whether the dataset exists; SettingError if it was made from other settings, or by something else."""
+    """Return whether the dataset exists; SettingError if it was not made from these settings."""
     if not folder.exists():
         return False
     record, changed = folder / "clean.json", {"made by": ("other", "lm data clean")}
@@ -261,7 +261,10 @@ def finish(work: Path, folder: Path, settings: CleaningConfig, parts: int) -> No
 
 
 def totals(settings: CleaningConfig, read: list[dict], written: list[dict]) -> dict[str, Any]:
-    """Of clean.json: settings, ``{filter: [pages, lines, characters]}`` removed, damaged places."""
+    """Return the content of clean.json: settings, what each filter removed, and damaged places.
+
+    What a filter removed is ``[pages, lines, characters]``.
+    """
     counts = [part["counts"] for part in (*read, *written)]
     names = [name for name in COUNTED if name not in settings.without]
     return {

@@ -72,7 +72,7 @@ def examine(runs: Path) -> None:
 
 
 def about_memory() -> str:
-    """How freed memory is kept between the steps of training."""
+    """Return how freed memory is kept between the steps of training."""
     if (given := os.environ.get("GLIBC_TUNABLES")) is not None:
         return f"GLIBC_TUNABLES={given}, as it stands in the environment"
     if not has_glibc():
@@ -81,7 +81,7 @@ def about_memory() -> str:
 
 
 def damage(name: str, cache: Path) -> str:
-    """What is missing of a data set; "" if all of its files are there."""
+    """Return what is missing of a data set; "" if all of its files are there."""
     try:
         folder = tfds.find_prepared(name, cache)
         for split in tfds.split_sizes(folder) or ():

@@ -15,7 +15,7 @@ from experiments.processes.group import broadcast_from_first
 from experiments.processes.progress import Reporter
 from experiments.runs.inputs import Inputs, held_out_text, training_streams
 from experiments.runs.kinds.network import answers_path
-from experiments.runs.kinds.stage import Stage, TaskScores
+from experiments.runs.kinds.stage import LabelledStage, Stage, TaskScores
 from experiments.runs.paths import COUNTS_FILE
 from experiments.runs.result import to_log_dict
 from experiments.runs.status import StageLog
@@ -30,7 +30,7 @@ from lm.classical.ngram import (
     save_kneser_ney,
     token_log_probs,
 )
-from lm.data.tasks.labelled import AnyTask, LabelledTask, find_labelled
+from lm.data.tasks.labelled import AnyTask
 from lm.data.tasks.task import BaseTask, Row
 from lm.evaluate.evaluator import write_predictions
 
@@ -152,22 +152,8 @@ def texts_as_counted(texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.nda
 
 
 @dataclass(frozen=True)
-class Tagger(CountStage):
+class Tagger(LabelledStage, CountStage):
     """A hidden Markov model that tags the words of a labelled task."""
-
-    @property
-    def task(self) -> LabelledTask:
-        """Return its task."""
-        return find_labelled(*self.task_names)
-
-    @property
-    def labelled_task(self) -> str:
-        return self.task_names[0]
-
-    @property
-    def tasks(self) -> dict[str, list[BaseTask]]:
-        tasks: list[BaseTask] = [self.task]
-        return {"train": tasks, "validation": tasks, "report": [task for task in tasks if task.report]}
 
     def estimate(self, inputs: Inputs) -> tuple[HMMTagger, int]:
         task = self.task

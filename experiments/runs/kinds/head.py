@@ -9,14 +9,14 @@ from experiments.runs.inputs import EvalSplit, Inputs
 from experiments.runs.kinds.answers import make_eval_task, reader_of
 from experiments.runs.kinds.finetuning import text_spec
 from experiments.runs.kinds.network import NetworkStage
+from experiments.runs.kinds.stage import LabelledStage
 from experiments.study.experiment import Experiment, PhaseConfig
 from lm.config.base import changes
 from lm.config.model import HeadConfig, ModelConfig
 from lm.config.training import Weights
 from lm.data.batches import Batches
 from lm.data.classification import LabelledRows
-from lm.data.tasks.labelled import AnyTask, LabelledTask, find_labelled
-from lm.data.tasks.task import BaseTask
+from lm.data.tasks.labelled import AnyTask, LabelledTask
 from lm.evaluate.evaluator import EvalTask
 from lm.nn import elmo, finetune
 from lm.nn.transformer import Transformer
@@ -26,7 +26,7 @@ from lm.train.step import StepSpec
 
 
 @dataclass(frozen=True)
-class HeadFinetuning(NetworkStage):
+class HeadFinetuning(LabelledStage, NetworkStage):
     """Fine-tuning of a model with a new head on one labelled task."""
 
     has_head: ClassVar[bool] = True
@@ -38,20 +38,6 @@ class HeadFinetuning(NetworkStage):
     @property
     def training(self) -> PhaseConfig:
         return self.settings.finetuning
-
-    @property
-    def task(self) -> LabelledTask:
-        """Return the labelled task."""
-        return find_labelled(*self.task_names)
-
-    @property
-    def labelled_task(self) -> str:
-        return self.task_names[0]
-
-    @property
-    def tasks(self) -> dict[str, list[BaseTask]]:
-        tasks: list[BaseTask] = [self.task]
-        return {"train": tasks, "validation": tasks, "report": [task for task in tasks if task.report]}
 
     @property
     def prefix(self) -> str:

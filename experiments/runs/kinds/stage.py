@@ -19,6 +19,7 @@ from experiments.study.experiment import Experiment, PhaseConfig
 from experiments.study.settings_diff import result_settings
 from lm.data.batches import Batches
 from lm.data.corpus.files import Split
+from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import BaseTask, Row
 from lm.objectives.denoising import Lengths
@@ -220,3 +221,22 @@ class Stage(ABC):
     @abstractmethod
     def parameters(self) -> int:
         """Return the number of parameters of its model, without heads."""
+
+
+@dataclass(frozen=True)
+class LabelledStage(Stage):
+    """A stage of one task that is answered by labels."""
+
+    @property
+    def task(self) -> LabelledTask:
+        """Return the task."""
+        return find_labelled(*self.task_names)
+
+    @property
+    def labelled_task(self) -> str:
+        return self.task_names[0]
+
+    @property
+    def tasks(self) -> dict[str, list[BaseTask]]:
+        tasks: list[BaseTask] = [self.task]
+        return {"train": tasks, "validation": tasks, "report": [task for task in tasks if task.report]}
