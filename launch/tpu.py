@@ -14,7 +14,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import join
@@ -130,8 +130,11 @@ def run_slices(jobs: Sequence[Job], options: Namespace) -> int:
         on_signals(delete_all)
         slices = [RowSlice(job, *kind, str(packed), options) for job in jobs]
         with ThreadPoolExecutor(options.at_once) as pool:
-            codes = list(pool.map(lambda row: run_to_its_end(row, stop), slices))
-    return next(filter(None, codes), DONE)
+            ends = [pool.submit(run_to_its_end, row, stop) for row in slices]
+            # A signal that comes just before an endless wait does not end it; this one is never long.
+            while wait(ends, timeout=1.0).not_done:
+                pass
+    return next(filter(None, (end.result() for end in ends)), DONE)
 
 
 def run_to_its_end(row: RowSlice, stop: threading.Event) -> int:
