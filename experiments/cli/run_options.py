@@ -70,8 +70,11 @@ def link_shared_run(name: str, experiment: Experiment, options: Options) -> str:
     return f"{same}; their run is in {run.folder.parent}"
 
 
-def is_finished(run: RowRun, options: Options) -> bool:
-    """Return whether this run has finished, False if its folder is damaged: training reports that."""
+def is_up_to_date(run: RowRun, options: Options) -> bool:
+    """Return whether the run has finished with these settings and data.
+
+    False if its folder is damaged: training reports that.
+    """
     try:
         check_settings(run.experiment, run.folder)
         if read_result(run.folder) is None:

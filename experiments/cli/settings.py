@@ -16,11 +16,19 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import check_given, check_start
+from experiments.study.overrides import check_agreement_with_checkpoint, check_overrides_are_read
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.words import setting_arguments
-from lm.config.base import DataError, SettingError, changes, comments, leaves, parse_json, unused_settings
+from lm.config.base import (
+    DataError,
+    SettingError,
+    changes,
+    leaves,
+    parse_json,
+    setting_descriptions,
+    unused_settings,
+)
 from lm.files import CHECKSUM
 
 CHANGED_OFTEN = (  # the settings that people change first, which --help lists
@@ -71,15 +79,20 @@ def options_type(paths: Iterable[str] | None = None) -> Any:
 
     ``paths``: only these settings, if given.
     """
-    kinds, meanings, defaults = dict(types_of(Experiment)), comments(Experiment), HELP_DEFAULTS.get()
+    types, descriptions = dict(types_of(Experiment)), setting_descriptions(Experiment)
+    defaults = HELP_DEFAULTS.get()
     if paths is None:
-        paths = kinds if defaults is None else defaults
+        paths = types
+        if defaults is not None:
+            paths = defaults
     keys = {}
     for path in paths:
-        about = meanings.get(path, "")
-        hint = "" if defaults is None else f"(default: {shown_value(defaults[path])})"
+        text = descriptions.get(path, "")
+        hint = ""
+        if defaults is not None:
+            hint = f"(default: {shown_value(defaults[path])})"
         keys[path] = Annotated[
-            kinds[path], tyro.conf.arg(help=about[:1].upper() + about[1:], help_behavior_hint=hint)
+            types[path], tyro.conf.arg(help=text[:1].upper() + text[1:], help_behavior_hint=hint)
         ]
     make: Any = TypedDict
     return make("Settings", keys, total=False)
@@ -200,12 +213,14 @@ def given_changes(
         from experiments.runs.init_from import started_from  # reads tokenizers, which takes a while to import
 
         started = started_from(start, runs)
-    plain = [build(row, scale, started) for row in rows]
-    given = (read_config(config, plain, settings) if config else {}) | settings
-    for experiment in plain:
-        check_start(experiment, given)
+    experiments = [build(row, scale, started) for row in rows]
+    given = settings
+    if config is not None:
+        given = read_config(config, experiments, settings) | settings
+    for experiment in experiments:
+        check_agreement_with_checkpoint(experiment, given)
     try:
-        check_given([build(row, scale, started | given) for row in rows], given)
+        check_overrides_are_read([build(row, scale, started | given) for row in rows], given)
     except SettingError as error:
         raise SettingError(with_path(str(error), given)) from error
     return started | given
@@ -214,8 +229,10 @@ def given_changes(
 def with_path(message: str, given: Overrides) -> str:
     """Return an error's message with the whole path of the setting that it begins with."""
     name = message.partition("=")[0]
-    whole = [path for path in given if path.endswith(f".{name}")]
-    return whole[0] + message.removeprefix(name) if len(whole) == 1 else message
+    paths = [path for path in given if path.endswith(f".{name}")]
+    if len(paths) != 1:
+        return message
+    return paths[0] + message.removeprefix(name)
 
 
 def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> Overrides:
@@ -226,7 +243,10 @@ def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> O
     """
     try:
         text = path.read_text("utf-8")
-        nested = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text, path)
+        if path.suffix == ".toml":
+            nested = tomllib.loads(text)
+        else:
+            nested = parse_json(text, path)
     except (OSError, ValueError) as error:
         raise SettingError(f"--config {path} should be a file of settings, TOML or JSON: {error}") from error
     if not isinstance(nested, dict):
@@ -246,11 +266,11 @@ def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> O
     if not is_of_run:
         return differing
     changed = [changes(experiment, differing | options) for experiment in rows]
-    return {
-        name: value
-        for name, value in differing.items()
-        if not all(unused_settings(experiment, [name]) for experiment in changed)
-    }
+    used: Overrides = {}
+    for name, value in differing.items():
+        if not all(unused_settings(experiment, [name]) for experiment in changed):
+            used[name] = value
+    return used
 
 
 def _flat(nested: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ from experiments.study.registry import baseline_of, build, find_one
 from experiments.study.scales import DEFAULT_SCALE
 from experiments.study.settings_diff import relevant_diff
 from experiments.study.words import setting_arguments
-from lm.config.base import SettingError, changes, comments, leaves
+from lm.config.base import SettingError, changes, leaves, setting_descriptions
 from lm.config.model import ModelConfig
 from lm.nn.presets import PRESETS
 
@@ -122,7 +122,7 @@ def show_published(
 
 def show_settings(settings: Any, title: str) -> None:
     """Print a line per setting: its value and its meaning, which is below the value in a narrow terminal."""
-    meaning, heads = comments(type(settings)), ("value", "meaning [unit]")
+    meaning, heads = setting_descriptions(type(settings)), ("value", "meaning [unit]")
     narrow = CONSOLE.width < NARROW
     grid = listing("setting", *[", ".join(heads)] if narrow else heads, title=title)
     for path, value in leaves(settings):

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,7 +26,12 @@ from experiments.console import RUNS, print_line
 from experiments.processes.progress import NO_TOOLS, Tools
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import check_given, effective_overrides, explicit_overrides, overrides_of
+from experiments.study.overrides import (
+    check_overrides_are_read,
+    effective_overrides,
+    explicit_overrides,
+    overrides_of,
+)
 from experiments.study.paths import check_runs, with_overrides
 from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import (
@@ -40,7 +46,7 @@ from experiments.study.registry import (
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.table import Axis, Row, Table
 from experiments.study.words import setting_arguments
-from lm.config.base import SettingError, comments
+from lm.config.base import SettingError, setting_descriptions
 
 
 def _scale_type() -> object:
@@ -133,7 +139,7 @@ def train_rows(
     check_runs(options.runs)
     names = [row.name for row in find(pattern)]
     for point in points:
-        check_given([build(name, options.scale, changes | point) for name in names], point)
+        check_overrides_are_read([build(name, options.scale, changes | point) for name in names], point)
     compared = compared_rows(pattern, points)
     wanted = wanted_runs(compared, seeds, changes, options)
     for line in rows_made_equal(wanted, options.scale):
@@ -176,12 +182,14 @@ def wanted_runs(
     compared: Sequence[tuple[str, Overrides]], seeds: int, changes: Overrides, options: Options
 ) -> list[RowRun]:
     """Return the run of each row and seed, once for rows that build the same experiment."""
+    experiments = []
+    for name, point in compared:
+        effective = effective_overrides(name, options.scale, changes | point)
+        experiments.append((name, build(name, options.scale, effective)))
     runs: dict[Path, RowRun] = {}
     for seed in range(seeds):
-        for name, point in compared:
-            effective = effective_overrides(name, options.scale, changes | point)
-            experiment = build(name, options.scale, {**effective, "seed": seed})
-            run = row_run(name, experiment, options)
+        for name, experiment in experiments:
+            run = row_run(name, replace(experiment, seed=seed), options)
             runs.setdefault(run.folder, run)
     return list(runs.values())
 
@@ -248,7 +256,7 @@ def grid_axis(points: Sequence[Overrides]) -> Axis | None:
     if len(settings) != 1 or any(isinstance(value, bool | str | tuple) or value is None for value in values):
         return None
     (path,) = settings
-    return Axis(path, comments(Experiment).get(path, path), log=min(values) > 0)
+    return Axis(path, setting_descriptions(Experiment).get(path, path), log=min(values) > 0)
 
 
 def sweep_argv(

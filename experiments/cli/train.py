@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from experiments.cli.run_options import Options, RowRun, check_data, is_finished, link_shared_run, row_run
+from experiments.cli.run_options import Options, RowRun, check_data, is_up_to_date, link_shared_run, row_run
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES
 from experiments.processes.group import broadcast_from_first, cache_compiled
 from experiments.processes.jobs import Jobs, cores, handed_out
@@ -64,7 +64,7 @@ def train_unfinished(wanted: Sequence[RowRun], options: Options, jobs: int = 1) 
     """
     if (tasks := handed_out()) is not None:
         _train_as_told(tasks, wanted, options)
-    todo = [number for number, run in enumerate(wanted) if not is_finished(run, options)]
+    todo = [number for number, run in enumerate(wanted) if not is_up_to_date(run, options)]
     codes: list[int] = []
     if todo:
         with reporting(sum(wanted[number].steps for number in todo)) as reporter:
@@ -92,7 +92,7 @@ def _train_in_jobs(
 ) -> list[int]:
     """Train the runs with the numbers ``todo`` in so many processes at once; their exit codes."""
     from experiments.runs.stages import stages  # with jax
-    from lm.train.runtime.log import is_finished
+    from lm.train.runtime.log import last_start_finished
 
     several = len({run.experiment.seed for run in wanted}) > 1
     shown: dict[int, JobReporter] = {}
@@ -109,7 +109,7 @@ def _train_in_jobs(
     def untrained(number: int) -> set[Path]:
         run = wanted[number]
         every = stages(run.experiment, run.folder, options.cache)
-        return {stage.folder for stage in every if not is_finished(stage.folder)}
+        return {stage.folder for stage in every if not last_start_finished(stage.folder)}
 
     jobs = Jobs(count, untrained, hear)
     codes = jobs.do(todo)

@@ -12,7 +12,7 @@ from etils import epath
 
 from experiments.report.comparison import Warn
 from experiments.runs import provenance
-from experiments.runs.paths import base_name, is_compared, is_pretraining
+from experiments.runs.paths import ensemble_name, is_compared, is_pretraining
 from experiments.runs.result import Result, check_settings, read_result
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
@@ -121,7 +121,7 @@ def plotted_metrics(stage: str) -> dict[str, tuple[str, str]]:
     if not is_compared(stage):
         return {}
     if not is_pretraining(stage):
-        return {f"{base_name(stage)}: mean of scores": ("eval", "score")}
+        return {f"{ensemble_name(stage)}: mean of scores": ("eval", "score")}
     return {
         "pre-training loss [nats/token]": ("train", "loss"),
         "held-out loss [nats/token]": ("eval", "loss"),

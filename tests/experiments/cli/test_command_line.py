@@ -26,7 +26,7 @@ from experiments.study.paths import run_folder
 from experiments.study.registry import REGISTRY, TABLES, build
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.words import setting_arguments
-from lm.config.base import SettingError, changes, comments, diff, leaves, to_json
+from lm.config.base import SettingError, changes, diff, leaves, setting_descriptions, to_json
 from lm.config.decoding import Decoding
 from lm.files import json_with_checksum
 
@@ -165,7 +165,7 @@ def test_help_shows_the_settings_that_people_change_with_the_values_of_the_row_a
         assert cli.dispatch(["run", "t5/6-corruption-rate/50", *words]) == 0
         texts.append(unboxed(capsys.readouterr().out))
     short, whole, mini = texts
-    about = comments(Experiment)["model.d_model"].capitalize()
+    about = setting_descriptions(Experiment)["model.d_model"].capitalize()
     assert f"--model.d-model INT {about} (default: 64)" in short and "(default: 0.5)" in short
     assert f"--model.d-model INT {about} (default: 128)" in mini
     assert "--guard" not in short and "--guard.non-finite" in whole

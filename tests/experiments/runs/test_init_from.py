@@ -14,13 +14,13 @@ from experiments.cli.convert import export_checkpoint
 from experiments.runs import provenance
 from experiments.runs.checks import check_answer_lengths
 from experiments.runs.init_from import started_from
-from experiments.runs.kinds.finetuning import Finetuning
+from experiments.runs.kinds.finetuning import TextFinetuning
 from experiments.runs.kinds.pretraining import ExternalCheckpoint, Pretraining
 from experiments.runs.paths import save_settings
 from experiments.runs.run import Run
 from experiments.runs.stages import external_checkpoint, stages, stages_of
 from experiments.runs.vocabulary import store_vocabulary
-from experiments.study.overrides import check_start, explicit_overrides, overrides_of
+from experiments.study.overrides import check_agreement_with_checkpoint, explicit_overrides, overrides_of
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError
@@ -142,10 +142,12 @@ def test_pre_training_goes_on_from_the_checkpoint_where_its_steps_are_named(runs
         stages(started(runs, "bart", **{"pretraining.steps": steps}), runs / "tiny" / "x", runs / "cache")
         for steps in (0, 3)
     )
-    assert [type(stage) for stage in tuned] == [Finetuning] and type(tuned[0].parent) is ExternalCheckpoint
+    assert [type(stage) for stage in tuned] == [TextFinetuning] and type(
+        tuned[0].parent
+    ) is ExternalCheckpoint
     assert [(type(stage), type(stage.parent)) for stage in continued] == [
         (Pretraining, ExternalCheckpoint),
-        (Finetuning, Pretraining),
+        (TextFinetuning, Pretraining),
     ]
     fresh = stages(build(ROW, "tiny", {"pretraining.steps": 3}), runs / "tiny" / "x", runs / "cache")
     assert continued[0].folder != next(s for s in fresh if s.is_pretraining).folder
@@ -226,10 +228,12 @@ def test_a_start_that_lacks_what_the_row_needs_is_refused(runs, family, row, set
 
 def test_a_setting_that_contradicts_the_checkpoint_is_refused_and_one_of_training_is_not(runs):
     experiment = started(runs, "gpt2")
-    check_start(experiment, {"model.dropout": 0.3, "pretraining.steps": 9, "model.d_model": 16})
+    check_agreement_with_checkpoint(
+        experiment, {"model.dropout": 0.3, "pretraining.steps": 9, "model.d_model": 16}
+    )
     for path, value in (("model.d_model", 32), ("data.vocabulary", "bpe"), ("vectors.epochs", 2)):
         with pytest.raises(SettingError, match=f"--{path} {value} contradicts --start"):
-            check_start(experiment, {path: value})
+            check_agreement_with_checkpoint(experiment, {path: value})
 
 
 def test_a_checkpoint_of_the_hub_without_a_network_is_an_error_that_says_so(runs, monkeypatch):

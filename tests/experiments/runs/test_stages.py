@@ -9,7 +9,7 @@ from tiny import TINY
 
 from experiments.runs.checks import check_branches
 from experiments.runs.kinds.stage import Stage
-from experiments.runs.paths import base_name
+from experiments.runs.paths import ensemble_name
 from experiments.runs.result import read_result
 from experiments.runs.run import Run
 from experiments.runs.stages import stages, stages_of
@@ -101,7 +101,7 @@ def test_branches_are_fine_tunings_from_one_pretraining_that_does_not_depend_on_
     ]
     assert all(stage.parent == same for stage in tuned)
     assert [stage.is_compared for stage in tuned] == 2 * [True, False, False]
-    assert base_name("at-0.5/cloze/member-1") == "at-0.5/cloze"
+    assert ensemble_name("at-0.5/cloze/member-1") == "at-0.5/cloze"
 
 
 @pytest.mark.parametrize("row", ["t5/1-baseline/no-pretraining", "t5/12-multi-task/multi-task"])

@@ -12,7 +12,7 @@ from experiments.cli.generate import generate
 from experiments.runs.run import Run
 from experiments.study.changes import apply
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import check_given
+from experiments.study.overrides import check_overrides_are_read
 from experiments.study.registry import build
 from lm.config.base import SettingError, leaves
 from lm.config.training import OptimizerConfig
@@ -64,7 +64,7 @@ def try_out(row, path, value, cache):
     """Start a run as far as its first step, if it is not refused: nothing but SettingError is raised."""
     try:
         changed = apply(built(row), {path: value})
-        check_given([changed], [path])
+        check_overrides_are_read([changed], [path])
         Run(changed, cache.parent / "new", cache).check(lambda line: None)
     except SettingError as error:
         assert str(error)

@@ -10,7 +10,7 @@ from experiments.cli.app import parse
 from experiments.study import registry
 from experiments.study.changes import apply
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import check_given, effective_overrides
+from experiments.study.overrides import check_overrides_are_read, effective_overrides
 from experiments.study.registry import REGISTRY, build, check_row
 from experiments.study.scales import SCALES
 from experiments.study.table import make_table
@@ -112,7 +112,7 @@ def effect(row, path, cache, before):
     for value in others(path, dict(leaves(experiment))[path]):
         try:
             changed = apply(experiment, {path: value})
-            check_given([changed], [path])
+            check_overrides_are_read([changed], [path])
             after = computed(changed, cache)
         except SettingError as error:
             refused = refused or str(error)
@@ -297,7 +297,7 @@ def test_a_setting_without_effect_is_refused_on_the_command_line(row, words, sai
 def test_what_depends_on_each_other_is_judged_together():
     together = {"start.steps": 100, "start.objective.rate": 0.3}
     experiment = build("t5/1-baseline/baseline", "base", together)
-    check_given([experiment], together)
+    check_overrides_are_read([experiment], together)
 
 
 def test_a_sweep_refuses_what_none_of_its_rows_reads_and_trains_others_as_they_are():

@@ -30,7 +30,7 @@ from experiments.study.registry import REGISTRY, baseline_of, build, canonical_r
 from experiments.study.scales import SCALES
 from experiments.study.settings_diff import relevant_diff
 from experiments.study.table import make_table
-from lm.config.base import SettingError, change, comments, diff, from_json, leaves, to_json
+from lm.config.base import SettingError, change, diff, from_json, leaves, setting_descriptions, to_json
 from lm.objectives.denoising import OBJECTIVES
 
 PRINTED = SHARED / "t5" / "tables.json"
@@ -98,7 +98,7 @@ def test_settings_survive_json_and_each_has_a_meaning():
     for row in REGISTRY.values():
         experiment = build(row.name, "nano")
         assert from_json(Experiment, to_json(experiment)) == experiment
-    assert {path for path, _ in leaves(BASELINE)} == set(comments(Experiment))
+    assert {path for path, _ in leaves(BASELINE)} == set(setting_descriptions(Experiment))
 
 
 def test_a_type_checker_knows_every_setting_of_a_row_with_its_type():
