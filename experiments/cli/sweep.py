@@ -140,8 +140,8 @@ def train_rows(
     names = [row.name for row in find(pattern)]
     for point in points:
         check_overrides_are_read([build(name, options.scale, changes | point) for name in names], point)
-    compared = compared_rows(pattern, points)
-    wanted = wanted_runs(compared, seeds, changes, options)
+    compared = compared_experiments(pattern, points, changes, options.scale)
+    wanted = wanted_runs(compared, seeds, options)
     for line in rows_made_equal(wanted, options.scale):
         print_line(line)
     count = job_count(jobs, wanted)
@@ -151,8 +151,8 @@ def train_rows(
         print_dry_run(wanted, options, count)
         return
     failed = train_unfinished(wanted, options, count)
-    for name, point in compared:
-        link_shared_run(name, build(name, options.scale, changes | point), options)
+    for name, experiment in compared:
+        link_shared_run(row_run(name, experiment, options), options)
     from experiments.report.overrides import variant_rows
     from experiments.report.report import print_report  # slow to import: it draws
 
@@ -171,24 +171,24 @@ def train_rows(
         sys.exit(failed)
 
 
-def compared_rows(pattern: str, points: Sequence[Overrides]) -> list[tuple[str, Overrides]]:
-    """Return (row, point of the grid) for all rows that match, then (baseline, {}) for their baselines."""
-    rows = [row.name for row in find(pattern)]
-    baselines: list[tuple[str, Overrides]] = [(baseline_of(name), {}) for name in rows]
-    return [*((name, point) for name in rows for point in points), *baselines]
+def compared_experiments(
+    pattern: str, points: Sequence[Overrides], changes: Overrides, scale: str
+) -> list[tuple[str, Experiment]]:
+    """Return (row, experiment) of all rows that match at each point of the grid, then of their baselines.
+
+    Of ``changes`` and the points each row has those that it reads.
+    """
+    names = [row.name for row in find(pattern)]
+    overrides = [(name, changes | point) for name in names for point in points]
+    overrides += [(name, changes) for name in dict.fromkeys(map(baseline_of, names))]
+    return [(name, build(name, scale, effective_overrides(name, scale, given))) for name, given in overrides]
 
 
-def wanted_runs(
-    compared: Sequence[tuple[str, Overrides]], seeds: int, changes: Overrides, options: Options
-) -> list[RowRun]:
+def wanted_runs(compared: Sequence[tuple[str, Experiment]], seeds: int, options: Options) -> list[RowRun]:
     """Return the run of each row and seed, once for rows that build the same experiment."""
-    experiments = []
-    for name, point in compared:
-        effective = effective_overrides(name, options.scale, changes | point)
-        experiments.append((name, build(name, options.scale, effective)))
     runs: dict[Path, RowRun] = {}
     for seed in range(seeds):
-        for name, experiment in experiments:
+        for name, experiment in compared:
             run = row_run(name, replace(experiment, seed=seed), options)
             runs.setdefault(run.folder, run)
     return list(runs.values())

@@ -185,7 +185,6 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
     import jax
 
     from experiments.runs.run import Run
-    from experiments.runs.trained import sample_texts
 
     check_runs(options.runs)
     cache_compiled(options.cache)
@@ -202,7 +201,7 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
             Run(experiment, run.folder, options.cache).check(reporter.say, options.allowed)
             reporter.say(f"ready to train in {run.folder}")
             return
-        if shared := link_shared_run(name, experiment, options):
+        if shared := link_shared_run(run, options):
             reporter.say(shared)
         if broadcast_from_first(lambda: read_result(run.folder) is not None):
             broadcast_from_first(lambda: check_settings(experiment, run.folder))
@@ -214,6 +213,8 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
         if code:
             reporter.say(f"run: {run.folder}")
         elif jax.process_index() == 0:
+            from experiments.runs.trained import sample_texts  # with all that opens trained models
+
             for line in sample_texts(experiment, run.folder):
                 reporter.say(line)
             say_ending()
