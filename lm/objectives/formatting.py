@@ -117,6 +117,19 @@ TARGETS: dict[TargetsName, Format] = {
 }
 
 
+# --- random text
+
+
+def random_tokens(uniforms: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """Return int32 [B,L]: a token for each uniform, all ordinary tokens of the vocabulary equally likely.
+
+    Sentinels and the special tokens below ``first_regular_id`` are never drawn.
+    """
+    first, end = tokenizer.first_regular_id, tokenizer.vocab_size - tokenizer.num_sentinels
+    # in float64, since float32 may round a product up to ``end``
+    return first + (uniforms.astype(np.float64) * (end - first)).astype(np.int32)
+
+
 # --- sentences
 
 
