@@ -225,16 +225,19 @@ def test_random_tokens_are_a_function_of_seed_and_row():
     assert all(a != b for a, b in zip(whole_batch, other, strict=True))
 
 
-def test_random_tokens_are_all_ordinary_ones_equally_often():
+def test_random_tokens_are_ordinary_ones_by_the_law_of_zipf():
     given_text = text(np.random.default_rng(0), [100] * 2000)
     tokens = copied("copy-random", given_text)[0].tokens[:, :100]
-    assert (tokens.min(), tokens.max()) == (UNK + 1, VOCABULARY.vocab_size - VOCABULARY.num_sentinels - 1)
-    counts = np.bincount(tokens.ravel(), minlength=900)[UNK + 1 :]
-    assert abs(counts - counts.mean()).max() < 5 * np.sqrt(counts.mean())
+    first, end = VOCABULARY.first_regular_id, VOCABULARY.vocab_size - VOCABULARY.num_sentinels
+    assert (tokens.min(), tokens.max()) == (first, end - 1)
+    number = np.arange(end - first)
+    expected = tokens.size * np.log((number + 2) / (number + 1)) / np.log(end - first + 1)
+    counts = np.bincount(tokens.ravel(), minlength=end)[first:]
+    assert (abs(counts - expected) < 5 * np.sqrt(expected)).all()
     highest = np.array([[1 - 2.0**-24]], np.float32)
-    for size in (900, 2**18 + 103, 2**21 + 7):  # a product in float32 would be rounded up
-        vocabulary = symbols(size=size)
-        assert random_tokens(highest, vocabulary).item() == size - vocabulary.num_sentinels - 1
+    for size in (104, 900, 32_100, 2**18 + 103):  # a product in float32 might be rounded up
+        last = size - VOCABULARY.num_sentinels - 1
+        assert random_tokens(highest, symbols(size=size)).item() == last
 
 
 def test_prefixes_are_uniform_and_leave_at_least_one_token():
