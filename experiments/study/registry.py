@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
-from experiments.study import baselines, classic, seq2seq, word_vectors
+from experiments.study import baselines, classic, seq2seq, start, word_vectors
 from experiments.study.changes import Changes, apply
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.names import check_row_name, check_table_name
@@ -25,7 +25,14 @@ BASELINE_ROW = t5.BASELINE_ROW  # name of the row without changes
 # name -> table, in the order of `lm list`
 TABLES: dict[str, Table] = {
     table.name: table
-    for table in (*t5.TABLES, *classic.TABLES, *baselines.TABLES, *seq2seq.TABLES, *word_vectors.TABLES)
+    for table in (
+        *t5.TABLES,
+        *classic.TABLES,
+        *baselines.TABLES,
+        *seq2seq.TABLES,
+        *word_vectors.TABLES,
+        *start.TABLES,
+    )
 }
 REGISTRY: dict[str, Row] = {row.name: row for table in TABLES.values() for row in table.rows}
 

@@ -117,6 +117,22 @@ TARGETS: dict[TargetsName, Format] = {
 }
 
 
+# --- random text
+
+
+def random_tokens(uniforms: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """Return int32 [B,L]: a token for each uniform, by Zipf's law over the ids of ordinary tokens.
+
+    Of N ordinary tokens, number k (from 0) has the probability log((k + 2) / (k + 1)) / log(N + 1), which is
+    nearly proportional to 1 / (k + 1). Vocabularies that are sorted by frequency, such as SentencePiece's,
+    get about the frequencies of a text so. Sentinels and ids below ``first_regular_id`` are never drawn.
+    """
+    first, end = tokenizer.first_regular_id, tokenizer.vocab_size - tokenizer.num_sentinels
+    # in float64, since float32 may round a product up to N
+    number = np.floor(np.exp(uniforms.astype(np.float64) * np.log(end - first + 1))) - 1
+    return first + number.astype(np.int32)
+
+
 # --- sentences
 
 

@@ -16,6 +16,7 @@ from experiments.runs.stages import stages, stages_of
 from experiments.runs.trained import answering, chosen
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
+from experiments.study.start import START_ONLY_ROW
 from lm import sharding
 from lm.config.base import SettingError
 from lm.config.training import CheckpointConfig
@@ -188,6 +189,27 @@ def test_the_start_counts_in_tokens_and_is_no_pretraining_of_which_anything_is_t
     assert result.held_out_loss == records(main.folder)[-1]["loss"] != records(first.folder)[-1]["loss"]
     assert answering(run_folder) == [first, main, tuned, branch]
     assert chosen(run_folder, {stage.name: stage for stage in finished}, "") == main
+
+
+def test_a_start_that_copies_has_no_content_tokens_and_no_loss_on_them(finished):
+    first, main, *_ = finished
+    for stage, is_told in ((first, False), (main, True)):
+        evaluations = [line for line in records(stage.folder) if line["kind"] == "eval"]
+        assert evaluations and all(("content_loss" in line) == is_told for line in evaluations)
+        assert all(("reference_loss" in line) == is_told for line in evaluations)
+    result = read_result(main.folder.parents[1] / "whole" / "seed-0")
+    assert result.start_tokens == 0 < result.content_tokens
+
+
+def test_the_start_alone_is_fine_tuned_from_the_checkpoint_that_other_rows_go_on_from(finished, cache):
+    experiment = build(START_ONLY_ROW, "tiny")
+    starts_before = (finished[0].folder / "run.json").read_text()
+    alone, tuned = followed(experiment, cache.parent / "tiny" / "alone" / "seed-0", cache)
+    assert alone.folder == finished[0].folder and tuned.parent == alone
+    assert (alone.folder / "run.json").read_text() == starts_before  # it is not trained again
+    result = read_result(tuned.folder.parents[1])
+    assert (result.content_loss, result.exit_step, result.content_tokens) == (None, None, 0)
+    assert result.tasks["cloze"] and result.flops > 0
 
 
 @pytest.mark.slow
