@@ -97,8 +97,8 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     )
     if total_seconds > LONG:
         CONSOLE.print(
-            f"on one {H100}: about {duration(h100_seconds)} for all runs, if it reaches {WIDE_SHARE:.0%} of its "
-            f"peak with models of width {WIDE} or more and {NARROW_SHARE:.0%} with narrower ones",
+            f"on one {H100}: about {duration(h100_seconds)} for all runs, if it reaches {WIDE_SHARE:.0%} of "
+            f"its peak with models of width {WIDE} or more and {NARROW_SHARE:.0%} with narrower ones",
             highlight=False,
         )
     for line in missing_data(wanted, options.cache):
@@ -136,7 +136,8 @@ def stages_left(of_run: Iterable[Stage], seen: set[Path]) -> list[tuple[Stage, i
 def program_key(stage: Stage) -> Hashable:
     """Return what the compiled training step of a stage depends on; its seed is an argument."""
     training, model = stage.training, stage.settings.model
-    return type(stage), model, training.batch_size, training.microbatches, training.optimizer, stage.lengths
+    optimizer = training.optimizer.ending_at(training.steps)
+    return type(stage), model, training.batch_size, training.microbatches, optimizer, stage.lengths
 
 
 def h100_speed(stage: Stage) -> float:
