@@ -5,7 +5,7 @@ import io
 import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from contextvars import ContextVar
 from itertools import product
 from pathlib import Path
@@ -17,8 +17,9 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import check_agreement_with_checkpoint, check_overrides_are_read
-from experiments.study.registry import REGISTRY, build
+from experiments.study.registry import REGISTRY, TABLES, build, find
 from experiments.study.scales import DEFAULT_SCALE, SCALES
+from experiments.study.table import Row
 from experiments.study.words import setting_arguments
 from lm.config.base import (
     DataError,
@@ -60,6 +61,7 @@ CHANGED_OFTEN = (  # the settings that people change first, which --help lists
 
 # {path: value} whose settings and defaults the help lists; None where a command line is parsed, not explained
 HELP_DEFAULTS: ContextVar[Mapping[str, Any] | None] = ContextVar("HELP_DEFAULTS", default=None)
+TABLES_VALUE = "the table's"  # shown for a setting whose default is another one in each table, or row
 TYPES = ConstructorRegistry()
 
 
@@ -105,12 +107,34 @@ def shown_value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def help_defaults(words: Sequence[str], everything: bool) -> dict[str, Any]:
-    """Return the settings that a help page lists, with the values of the row and scale among ``words``."""
-    row = next((word for word in words if word in REGISTRY), "t5/1-baseline/baseline")
-    scale = next((name for name in SCALES if name in words or f"--scale={name}" in words), DEFAULT_SCALE)
-    values = dict(leaves(build(row, scale)))
+def help_defaults(words: Sequence[str], everything: bool, of_tables: bool = False) -> dict[str, Any]:
+    """Return the settings that a help page lists, with the values of the row and scale among ``words``.
+
+    of_tables: whether the command trains tables, each at its own scale. A value is then that of all rows of
+    the tables among ``words``; where they differ, or no table is named, it is "the table's".
+    """
+    scale = next((name for name in SCALES if name in words or f"--scale={name}" in words), None)
+    if not of_tables:
+        row = next((word for word in words if word in REGISTRY), "t5/1-baseline/baseline")
+        values = dict(leaves(build(row, scale or DEFAULT_SCALE)))
+    else:
+        values = table_defaults(words, scale)
     return values if everything else {path: values[path] for path in CHANGED_OFTEN}
+
+
+def table_defaults(words: Sequence[str], scale: str | None) -> dict[str, Any]:
+    """Return each setting's value in all rows that one of ``words`` matches; TABLES_VALUE if they differ."""
+    rows: list[Row] = []
+    for word in words:
+        with suppress(SettingError):  # an option or its value
+            rows += find(word)
+    values: dict[str, Any] = {path: TABLES_VALUE for path, _ in leaves(_any_experiment())}
+    built = [dict(leaves(build(row.name, scale or TABLES[row.table].scale))) for row in rows]
+    for path in values if built else ():
+        first = built[0][path]
+        if all(each[path] == first for each in built):
+            values[path] = first
+    return values
 
 
 @TYPES.primitive_rule

@@ -53,14 +53,14 @@ def _scale_type() -> object:
     return Literal[tuple(SCALES)] | None
 
 
+TABLES_SCALE = f"(default: the table's; {DEFAULT_SCALE} if tables differ)"
+TABLES_SEEDS = "(default: the table's; 1 if tables differ)"
 TableScale = Annotated[
     str | None,
     tyro.conf.DisallowNone,
-    tyro.conf.arg(constructor_factory=_scale_type, help_behavior_hint="(default: the table's)"),
+    tyro.conf.arg(constructor_factory=_scale_type, help_behavior_hint=TABLES_SCALE),
 ]
-TableSeeds = Annotated[
-    int | None, tyro.conf.DisallowNone, tyro.conf.arg(help_behavior_hint="(default: the table's)")
-]
+TableSeeds = Annotated[int | None, tyro.conf.DisallowNone, tyro.conf.arg(help_behavior_hint=TABLES_SEEDS)]
 
 
 def sweep(
@@ -108,13 +108,25 @@ def sweep(
 def default_scale_and_seeds(found: Sequence[Table], scale: str | None, seeds: int | None) -> tuple[str, int]:
     """Return the given scale and seeds, with those of the tables in place of None.
 
-    If the tables differ in one of them, it is DEFAULT_SCALE or one seed.
+    If the tables differ in one of them, it is DEFAULT_SCALE or one seed, and a line says so: a sweep has one
+    scale and one number of seeds, as its report has.
     """
     scales, numbers = {table.scale for table in found}, {table.seeds for table in found}
+    differing = []
     if scale is None:
+        if len(scales) > 1:
+            differing.append(f"--scale is {DEFAULT_SCALE}")
         scale = scales.pop() if len(scales) == 1 else DEFAULT_SCALE
     if seeds is None:
+        if len(numbers) > 1:
+            differing.append("--seeds is 1")
         seeds = numbers.pop() if len(numbers) == 1 else 1
+    if differing:
+        own = ", ".join(f"{table.name} {table.scale} and {table.seeds}" for table in found)
+        print_line(
+            f"{' and '.join(differing)}, since the tables differ: their own scales and numbers of seeds are "
+            f"{own}. Sweep a table alone to train its own."
+        )
     return scale, seeds
 
 

@@ -1,7 +1,7 @@
 """The settings of training. Importing them needs the standard library alone, so that listing is fast."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lm.config.base import INT32, Condition, SettingError, above_0, at_least, at_most, below_1, setting
@@ -46,7 +46,7 @@ class Schedule:
     # step at which warmup-stable-decay begins to decay [steps]
     decay_start: int = setting(0, {"schedule": ("warmup-stable-decay",)})
     # step at which the rate reaches 0; linear (T5X: linear_decay) and cosine decay from the end of warm-up,
-    # warmup-stable-decay from decay_start on [steps]
+    # warmup-stable-decay from decay_start on; 0: the last step of training, whatever their number [steps]
     decay_end: int = setting(0, {"schedule": ("linear", "cosine", "warmup-stable-decay")})
     # factor by which decay-every (T5X: decay_every) multiplies the rate each time
     decay_factor: float = setting(0.5, DECAYS_EVERY)
@@ -182,12 +182,11 @@ class OptimizerConfig(Muon, RelativeAdamW, Schedule):
     """The optimiser and all of its settings: Adafactor as in T5, AdamW, or Muon."""
 
     def __post_init__(self):
-        start = "decay_start" if self.schedule == "warmup-stable-decay" else "warmup_steps"
-        decays = self.schedule in ("linear", "cosine", "warmup-stable-decay")
-        if decays and self.decay_end <= getattr(self, start):
+        if self.decays and 0 != self.decay_end <= self._decay_begin:
+            start = "decay_start" if self.schedule == "warmup-stable-decay" else "warmup_steps"
             raise SettingError(
                 f"optimizer.decay_end={self.decay_end} should be beyond optimizer.{start}="
-                f"{getattr(self, start)} for the schedule {self.schedule!r}"
+                f"{self._decay_begin} for the schedule {self.schedule!r}, or 0 for the last step"
             )
         positive = (
             "learning_rate timescale decay_exponent factor_from decay_factor muon_rms clip_norm clip_rms"
@@ -199,6 +198,21 @@ class OptimizerConfig(Muon, RelativeAdamW, Schedule):
         )
         at_most(self, "optimizer.", factor_from=INT32, **most)
         below_1(self, "optimizer.", "beta1 beta2 momentum muon_momentum ema")
+
+    @property
+    def decays(self) -> bool:
+        """Return whether the schedule ends at a rate of 0."""
+        return self.schedule in ("linear", "cosine", "warmup-stable-decay")
+
+    @property
+    def _decay_begin(self) -> int:
+        return self.decay_start if self.schedule == "warmup-stable-decay" else self.warmup_steps
+
+    def ending_at(self, steps: int) -> "OptimizerConfig":
+        """Return the optimiser of a training of so many steps: ``decay_end`` is their number if it is 0."""
+        if not self.decays or self.decay_end:
+            return self
+        return replace(self, decay_end=max(steps, self._decay_begin + 1))
 
     def transform(self, axes: Axes) -> "optax.GradientTransformation":
         """Return the transformation from gradients to directions of the optimiser ``name``."""

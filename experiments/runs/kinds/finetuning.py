@@ -81,5 +81,9 @@ def text_spec(experiment: Experiment) -> StepSpec:
     model = changes(model, {"mlp.adapter_width": width, "lora": tuning.lora})
     microbatches, guard = training.microbatches, experiment.guard
     return StepSpec(
-        model, training.optimizer, mask_updates=mask_updates, microbatches=microbatches, guard=guard
+        model,
+        training.optimizer.ending_at(training.steps),
+        mask_updates=mask_updates,
+        microbatches=microbatches,
+        guard=guard,
     )

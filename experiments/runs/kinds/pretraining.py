@@ -246,7 +246,7 @@ def pretraining_spec(experiment: Experiment) -> StepSpec:
     frozen = experiment.vectors.embedding == "frozen"
     spec = StepSpec(
         model,
-        training.optimizer,
+        training.optimizer.ending_at(training.steps),
         mask_updates=optimizers.freeze_embedding if frozen else optimizers.train_all,
         microbatches=training.microbatches,
         guard=experiment.guard,
