@@ -37,7 +37,7 @@ class Cell(NamedTuple):
     """A cell of a sheet."""
 
     text: str = "–"
-    best: bool = False
+    bold: bool = False
     value: float | None = None  # the number that the text rounds
     deviation: float | None = None  # over seeds
 
@@ -53,7 +53,7 @@ def markdown(sheet: Sheet) -> str:
 
 
 def _markdown(cell: Cell) -> str:
-    return f"**{plain(cell.text)}**" if cell.best else plain(cell.text)
+    return f"**{plain(cell.text)}**" if cell.bold else plain(cell.text)
 
 
 def plain(text: str) -> str:
@@ -93,7 +93,7 @@ def latex(title: str, label: str, sheet: Sheet) -> str:
 
 
 def _latex_cell(cell: Cell) -> str:
-    return rf"\textbf{{{_latex_text(cell.text)}}}" if cell.best else _latex_text(cell.text)
+    return rf"\textbf{{{_latex_text(cell.text)}}}" if cell.bold else _latex_text(cell.text)
 
 
 def _latex_text(text: str) -> str:
@@ -150,5 +150,5 @@ def _grid(title: str, sheet: Sheet) -> Grid:
     for head in sheet:
         grid.add_column(escape(head), justify="left" if head in TEXTS else "right", overflow="fold")
     for cells in zip(*sheet.values(), strict=True):
-        grid.add_row(*(f"[bold]{escape(cell.text)}[/]" if cell.best else escape(cell.text) for cell in cells))
+        grid.add_row(*(f"[bold]{escape(cell.text)}[/]" if cell.bold else escape(cell.text) for cell in cells))
     return grid

@@ -192,7 +192,7 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
     with reporting(run.steps, quiet=jax.process_index() > 0) as reporter:
 
         def say_ending() -> None:
-            from experiments.report.run_summary import summarize  # whose pictures take a while to import
+            from experiments.cli.run_summary import summarize
 
             for line in summarize(name, experiment, run.folder):
                 reporter.say(line)

@@ -158,3 +158,7 @@ SCALES: dict[str, Mapping[str, Any]] = {
     name: ReadOnly(changes, _OWN_SCALE) for name, changes in _PUBLISHED.items()
 }
 OWN_FROM = len(SCALES)  # from this place on scales are those of a study module
+
+# Tasks that reports show and do not average, by scale: those that no row of any table answers better than
+# chance by three standard errors. They are found on seeds that no report counts, before the tables are run.
+TASKS_AT_CHANCE: Mapping[str, tuple[str, ...]] = {}

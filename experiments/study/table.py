@@ -25,6 +25,7 @@ class Row:
     # the sizes of model and data (study.scales).
     changes: ReadOnly
     published: ReadOnly  # column of the paper -> its score; empty if the paper has no such row
+    published_runs: int = 1  # number of the paper's runs whose mean its score is
 
     @property
     def table(self) -> str:
@@ -81,6 +82,7 @@ class Published:
     label: str
     scores: Mapping[str, float]  # column -> score on the validation set
     source: str = ""  # "JMLR 21(140), Table 4, page 22"
+    runs: int = 1  # number of runs whose mean the scores are: ten for the T5 paper's baseline
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,8 @@ class Conclusion:
 class Table:
     """Rows that are compared with a baseline and with each other. ``make_table`` makes one.
 
-    A paper claim (``study.claims.paper_claims``) is a pair of rows whose published scores differ
-    significantly or, if the paper gives no noise, a conclusion. Reports test each claim on our runs.
+    A claim (``study.claims.paper_claims``) is a conclusion or, if the paper gives its noise, a pair of rows
+    whose published scores differ significantly. Reports test each claim on our runs.
     """
 
     name: str
@@ -108,6 +110,7 @@ class Table:
     scale: str = DEFAULT_SCALE  # the scale of our published results, and the default of `lm sweep TABLE`
     seeds: int = 1  # number of seeds, likewise
     paper: Paper | None = None
+    # hypotheses, written before the rows are run: reports give a verdict on exactly these
     conclusions: tuple[Conclusion, ...] = ()
     # The rows stand in for the paper's with other data. paper_claims() returns no claims then, at any scale,
     # although the published scores are still printed.
@@ -170,13 +173,27 @@ def make_rows(
     made = []
     for key, changes in rows.items():
         entry = published.get(key, Published(key, {}))
-        made.append(make_row(f"{table}/{key}", entry.label, changes, entry.scores))
+        if entry.runs < 1:
+            raise SettingError(f"row {table}/{key}: runs={entry.runs} of its paper should be at least 1")
+        made.append(make_row(f"{table}/{key}", entry.label, changes, entry.scores, entry.runs))
     return tuple(made)
 
 
-def make_row(name: str, label: str, changes: Mapping[str, object], published: Mapping[str, float]) -> Row:
+def make_row(
+    name: str,
+    label: str,
+    changes: Mapping[str, object],
+    published: Mapping[str, float],
+    published_runs: int = 1,
+) -> Row:
     """Return a row whose changes and published scores are read-only."""
-    return Row(name, label, ReadOnly(changes, READ_ONLY_ROW_ERROR), ReadOnly(published, READ_ONLY_ROW_ERROR))
+    return Row(
+        name,
+        label,
+        ReadOnly(changes, READ_ONLY_ROW_ERROR),
+        ReadOnly(published, READ_ONLY_ROW_ERROR),
+        published_runs,
+    )
 
 
 def _check_axis(table: str, axis: Axis) -> None:

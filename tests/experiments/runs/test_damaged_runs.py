@@ -13,8 +13,9 @@ from reported_runs import NAMES, RECORD
 from texts import TEXTS
 
 from experiments.report.page import prediction_samples
-from experiments.report.results import find_results, read_curves
+from experiments.report.results import find_results
 from experiments.runs import provenance
+from experiments.runs.curves import read_curves
 from experiments.runs.paths import load_settings, save_settings
 from experiments.runs.result import write_result
 from experiments.runs.status import is_stage_finished

@@ -17,11 +17,11 @@ from small_runs import SMALL
 from experiments import __main__ as cli
 from experiments.cli.generate import generate
 from experiments.cli.run_options import Options, RowRun
+from experiments.cli.run_summary import chance_score, report_command, suggestions, summarize
 from experiments.cli.sweep import train_rows
 from experiments.cli.train import train_one
 from experiments.evaluate.generation import count_written
 from experiments.processes.progress import reporting
-from experiments.report.run_summary import chance_score, report_command, suggestions, summarize
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.paths import save_settings
 from experiments.runs.result import read_result, summary, write_result
