@@ -65,8 +65,8 @@ ABOUT_PAPER = """The paper's column of the same kind is printed beside ours, wit
 (two standard deviations of its baseline). The tasks differ, so compare only the order of rows."""
 ABOUT_CLAIMS = """**Order before counts.** Kendall's tau compares the order of our rows with that of the \
 paper's, by means over columns: 1 is the same order, 0 none, -1 the opposite. p is the probability of a \
-tau as far from 0 if all orders were equally likely; its interval resamples seeds and examples. A repeat of the paper would \
-reach the tau beside it, with the paper's own noise around its printed scores.
+tau as far from 0 if all orders were equally likely; its interval resamples seeds and examples. A repeat \
+of the paper would reach the tau beside it, with the paper's own noise around its printed scores.
 
 A *claim* is a pair of rows that the paper's own noise tells apart (z, over all its columns), or a \
 conclusion in the table's file, written before the rows are run. The *mean z-score* is the mean over \
