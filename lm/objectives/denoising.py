@@ -120,7 +120,7 @@ class Objective:
 _CAUSAL_LM = Objective(noise="everything", inputs="drop", targets="everything")
 _INFILLING = Objective("poisson-spans", "span-masks", "everything", 0.3, sentences="permuted")
 _MASKED_LM = Objective(inputs="masks-random-or-same", targets="in-place", eos="between-documents")
-_COPY = Objective(noise="nothing", inputs="drop", targets="everything")  # no noise is there to drop
+_COPY = Objective(noise="nothing", inputs="drop", targets="everything")  # there is no noise to drop
 
 OBJECTIVES = {
     "baseline": Objective(),  # "replace spans" of i.i.d. noise: the baseline of all tables
