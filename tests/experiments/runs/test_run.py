@@ -94,10 +94,16 @@ def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
         assert set(result.columns) == {
             "cloze",
             "extract",
-            "acceptability",
-            "first-sentence",
-            "next",
             "restore",
+            "next",
+            "summary",
+            "modality",
+            "entailment",
+            "order",
+            "acceptability",
+            "agreement",
+            "determiners",
+            "verb-forms",
         }
         assert result.tokens > result.content_tokens > 0 == result.start_flops < result.flops
         assert 0 < result.content_loss != result.reference_loss
@@ -232,9 +238,9 @@ def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
     with pytest.raises(SettingError, match="is no run"):
         generate(swept / "nowhere", ("a",))
     with pytest.raises(
-        SettingError, match="--mixture 'documentation-word' .*did you mean 'documentation-words'"
+        SettingError, match="--mixture 'documentation-readin' .*did you mean 'documentation-reading'"
     ):
-        generate(folder_of(swept, RATE), ("a",), "documentation-word")
+        generate(folder_of(swept, RATE), ("a",), "documentation-readin")
 
 
 @pytest.mark.parametrize(
@@ -333,7 +339,7 @@ def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swe
         (
             "t5/1-baseline/baseline",
             {},
-            "lm generate runs/a --mixture documentation-words --prompt 'The function returns'",
+            "lm generate runs/a --mixture documentation-reading --prompt 'The function returns'",
         ),
         ("gpt/base", {"data.corpus": "text:novel.txt"}, "lm generate runs/a --prompt 'It was a'"),
         ("bert/base", {}, "lm generate runs/a --prompt 'Paris is the [MASK] of France.'"),
