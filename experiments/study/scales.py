@@ -2,7 +2,7 @@
 
 ``base`` is the paper's setup. On one CPU core a row of ``nano`` takes one to two minutes, one of ``mini``
 five to eleven. ``small`` is for a night on a workstation or minutes on a GPU, ``medium`` for a quarter of
-an hour on an H100. All of these are tuned on the six tasks of the documentation, which stand in for the
+an hour on an H100. All of these are tuned on the tasks of the documentation, which stand in for the
 paper's; ``mini-real`` on real benchmarks, as far as they were prepared, in place of these tasks.
 """
 
