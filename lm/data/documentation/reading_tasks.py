@@ -8,22 +8,18 @@ sentences, the same sentences also occur with the other answer: no answer can be
 import random
 import re
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from operator import itemgetter
-from typing import NamedTuple
 
 from lm.c4.filters import sentences
 from lm.data.corpus.tfds import Row
 from lm.data.documentation.docstrings import Document
 from lm.data.documentation.task_text import (
-    BEFORE_VERBS,
     DETERMINERS,
     FUNCTION_WORDS,
     MAX_ANSWER,
     MAX_CONTEXT,
-    PREPOSITIONS,
     content_words,
     docstring_sentences,
     is_lowercase_word,
@@ -31,7 +27,7 @@ from lm.data.documentation.task_text import (
 )
 
 MAX_NEXT_SENTENCE = 20  # of a sentence of "next" [words]
-CLOZE_CANDIDATES = 10
+CLOZE_CANDIDATES = 4
 NEXT_CANDIDATES = 4
 MAX_SUMMARISED, MIN_SUMMARISED = 24, 6  # of a text of "summary" [words]
 MIN_COUNT = 40  # of a candidate word in the corpus
@@ -40,9 +36,8 @@ MAX_COUNT_RATIO = 1.5  # between the counts of two candidate words
 CUES = frozenset(
     "if when by with from for as to of in on using than which because unless until into is are".split()
 )
-SUFFIXES = ("ing", "ed", "ly", "ion", "ment", "able", "al", "er", "s")
 
-# Words of a passage by the answer that they stand for; the first of each are written in place of others.
+# Modal verbs by what they mean.
 MODALS = {
     "required": ("must", "should"),
     "allowed": ("may", "can"),
@@ -79,66 +74,33 @@ OPPOSITES = (
 WordGroups = Mapping[str, Mapping[str, int]]  # for each word, the words of its group and their counts
 
 
-# ---- cloze: which of ten words fits
+# ---- cloze: which of four words fits
 
 
 def word_groups(texts: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Return, for each frequent word, the words of its class that are about as frequent, with their counts.
+    """Return, for each frequent word, the words that are about as frequent, with their counts.
 
-    The class of a word consists of the first of SUFFIXES that it has, the kind of function word that precedes
-    it most often, and whether it is followed by a content word more often than not. No tagger is needed, but
-    nouns and verbs with the same suffix and neighbours, such as "returns" and "values" at the start of a
-    clause, are in one class.
+    The counts of a group are within MAX_COUNT_RATIO. Groups with too few candidates are left out.
     """
-    counts: Counter[str] = Counter()
-    kinds_before: dict[str, Counter[int]] = defaultdict(Counter)  # by the index of a kind in ``kinds``
-    content_after: Counter[str] = Counter()
-    kinds = (DETERMINERS, PREPOSITIONS, BEFORE_VERBS)
-    kind_of = {word: index for index, words in enumerate(kinds) for word in words}
-    for text in texts:
-        words = text.split()
-        for previous, token, following in zip(["", *words], words, [*words[1:], "."], strict=False):
-            word = strip_punctuation(token)
-            if not is_lowercase_word(word):
-                continue
-            counts[word] += 1
-            if previous in kind_of:
-                kinds_before[word][kind_of[previous]] += 1
-            has_punctuation = token != word  # so that the next word is in another phrase
-            if not has_punctuation and following not in kind_of:
-                content_after[word] += is_lowercase_word(strip_punctuation(following))
-    classes: dict[tuple, list[str]] = defaultdict(list)
-    for word, count in counts.items():
-        if count >= MIN_COUNT and len(word) > 3:
-            suffix = next((suffix for suffix in SUFFIXES if word.endswith(suffix)), "")
-            before = sorted(kinds_before[word].items())  # of equally frequent kinds, max takes the first
-            kind = max(before, key=itemgetter(1))[0] if before else None
-            classes[suffix, kind, 2 * content_after[word] > count].append(word)
-    return dict(_frequency_bands(classes.values(), counts))
-
-
-def _frequency_bands(
-    classes: Iterable[list[str]], counts: Counter[str]
-) -> Iterator[tuple[str, dict[str, int]]]:
-    """Yield (word, band): a band has the words of a class whose counts are within MAX_COUNT_RATIO.
-
-    Bands with too few candidates are left out.
-    """
-    for words in classes:
-        words.sort(key=lambda word: (-counts[word], word))
-        band: dict[str, int] = {}
-        for word in [*words, ""]:  # "" ends the last band
-            if band and counts[word] * MAX_COUNT_RATIO < next(iter(band.values())):
-                if len(band) > CLOZE_CANDIDATES:
-                    yield from ((member, band) for member in band)
-                band = {}
-            band[word] = counts[word]
+    counts = Counter(strip_punctuation(word) for text in texts for word in text.split())
+    words = [word for word, n in counts.items() if n >= MIN_COUNT and len(word) > 3]
+    words = [word for word in words if is_lowercase_word(word)]
+    words.sort(key=lambda word: (-counts[word], word))
+    groups: dict[str, dict[str, int]] = {}
+    group: dict[str, int] = {}
+    for word in [*words, ""]:  # "" ends the last group
+        if group and counts[word] * MAX_COUNT_RATIO < next(iter(group.values())):
+            if len(group) > CLOZE_CANDIDATES:
+                groups |= dict.fromkeys(group, group)
+            group = {}
+        group[word] = counts[word]
+    return groups
 
 
 def cloze(documents: Iterable[Document], rng: random.Random, groups: WordGroups) -> Iterator[Row]:
-    """Yield sentences that lack a word, with ten candidates for it.
+    """Yield sentences that lack a word, with four candidates for it.
 
-    The nine others are drawn from the word's group in proportion to their counts. None of the ten occurs
+    The three others are drawn from the word's group in proportion to their counts. None of the four occurs
     elsewhere in the input. They are sorted by a hash.
     """
     for name, parts in docstring_sentences(documents):
@@ -273,79 +235,43 @@ def summary(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
         yield {"name": name, "documents": texts, "summary": first, "label": label}
 
 
-# ---- modality: what a passage says about a word, in other words
+# ---- modality: a sentence with its modal verb in other words
 
 
 def modality(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """Yield two sentences of which one says that something must, may or must not be, and the other another.
+    """Yield sentences that say that something must, may or must not be, and the same in other words.
 
-    A row asks about a word of one of the two; the next row asks about the other sentence. The modal verbs are
-    drawn, whatever the sentences had, so that the rest of a sentence says nothing of the answer.
+    The modal verb is drawn, whatever the sentence had, so that the rest of a sentence says nothing of it.
     """
-    found = [*_sentences_without_verb(documents)]
-    rng.shuffle(found)
-    for one, other in zip(found[::2], found[1::2], strict=False):
-        words = [_asked_word(one.text, other.text, rng), _asked_word(other.text, one.text, rng)]
-        if None in words:
-            continue
-        answers = rng.sample([*MODALS], 2)
-        parts = [
-            f"{part.before} {rng.choice(MODALS[answer])} {part.after}"
-            for part, answer in zip((one, other), answers, strict=True)
-        ]
-        for word, answer in zip(words, answers, strict=True):
+    for name, text in documents:
+        for sentence in sentences(text.replace("\n", " ")):
+            matches = [*_MODAL_OR_COPULA.finditer(sentence)]
+            if len(matches) != 1 or not 4 <= len(sentence.split()) <= MAX_ANSWER - 4:
+                continue
+            (match,) = matches
+            before, after = sentence[: match.start()], sentence[match.end() :]
+            if after.startswith(("not ", "to ")) or MODALS.keys() & {*sentence.split()}:
+                continue
+            rest = f"be {after}" if match[1] else after
+            meaning = rng.choice([*MODALS])
             yield {
-                "name": one.name,
-                "question": word,
-                "context": " ".join(parts),
-                "answers": [answer],
-                "candidates": [*MODALS],
+                "name": name,
+                "sentence": f"{before} {rng.choice(MODALS[meaning])} {rest}",
+                "answers": [f"{before} would be {meaning} to {rest}"],
+                "candidates": [f"{before} would be {other} to {rest}" for other in MODALS],
             }
-
-
-class SentenceWithoutVerb(NamedTuple):
-    """What is before and after the place of a modal verb in a sentence, and the name of its document."""
-
-    name: str
-    before: str
-    after: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.before} {self.after}"
 
 
 _MODAL_OR_COPULA = re.compile(r" (?:(?:must|should|may|can|cannot)(?: not)?|(is|are)) (?=[a-z])")
 
 
-def _sentences_without_verb(documents: Iterable[Document]) -> Iterator[SentenceWithoutVerb]:
-    """Yield short sentences without their one modal verb, or with "be" for their one "is" or "are"."""
-    for name, text in documents:
-        for sentence in sentences(text.replace("\n", " ")):
-            matches = [*_MODAL_OR_COPULA.finditer(sentence)]
-            if content_words(sentence) & MODALS.keys():
-                continue  # it has an answer in it
-            if len(matches) == 1 and 4 <= len(sentence.split()) <= MAX_CONTEXT // 2 - 2:
-                (match,) = matches
-                be = "be " if match[1] else ""
-                after = sentence[match.end() :]
-                if not after.startswith(("not ", "to ")):
-                    yield SentenceWithoutVerb(name, sentence[: match.start()], be + after)
+# ---- entailment: which of two sentences a statement follows from
 
 
-def _asked_word(asked: str, other: str, rng: random.Random) -> str | None:
-    """Return a content word that is only in the first of two sentences; None if there is none."""
-    words = [word for word in sorted(content_words(asked)) if word not in other.lower()]
-    return rng.choice(words) if words else None
+def entailment(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
+    """Yield a sentence, the same with a word or its opposite, and a part that follows from one of the two.
 
-
-# ---- entailment: whether a part of a sentence still holds when a word may have been changed
-
-
-def entailment(documents: Iterable[Document], _rng: random.Random) -> Iterator[Row]:
-    """Yield a sentence with one of two opposites, and a part of it with the same or the other: four rows.
-
-    A premise is as often contradicted as entailed, and so is a hypothesis.
+    Each sentence is in two rows, so that a part with either word occurs. The same part is scored after both.
     """
     opposite = {word: other for pair in OPPOSITES for word, other in (pair, pair[::-1])}
     for name, text in documents:
@@ -358,20 +284,22 @@ def entailment(documents: Iterable[Document], _rng: random.Random) -> Iterator[R
             places = [i for i in places if words[i + 1] not in ("not", "be")]
             if not places:
                 continue
-            place = places[zlib.crc32(sentence.encode()) % len(places)]
+            place = rng.choice(places)
             before, after = words[:place], words[place + 1 :]
-            pair = (words[place], opposite[words[place]])
-            for premise in pair:
-                for hypothesis in pair:
-                    yield {
-                        "name": name,
-                        "premise": " ".join([*before, premise, *after]),
-                        "hypothesis": strip_punctuation(" ".join([*before[-3:], hypothesis, *after[:3]])),
-                        "label": int(premise != hypothesis),
-                    }
+            pair = sorted((words[place], opposite[words[place]]))
+            premises = [" ".join([*before, word, *after]) for word in pair]
+            for label, word in enumerate(pair):
+                hypothesis = strip_punctuation(" ".join([*before[-4:], word, *after[:4]]))
+                yield {"name": name, "premises": premises, "hypothesis": hypothesis, "label": label}
 
 
 # ---- order: which of two facts comes first
+
+
+def _asked_word(asked: str, other: str, rng: random.Random) -> str | None:
+    """Return a content word that is only in the first of two sentences; None if there is none."""
+    words = [word for word in sorted(content_words(asked)) if word not in other.lower()]
+    return rng.choice(words) if words else None
 
 
 def order(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:

@@ -45,7 +45,6 @@ MNLI, CB = ("entailment", "neutral", "contradiction"), ("entailment", "contradic
 # as the paper's mean of the accuracies on two sets: they have 9,815 and 9,832 rows
 BOTH_MNLI_SETS = "validation_matched+validation_mismatched"
 MINIMAL_PAIRS = ("acceptability", "agreement", "determiners", "verb-forms")  # tasks on the documentation
-HOLDS = ("entailment", "contradiction")  # labels of the task on the documentation
 ENTAILMENT = ("entailment", "not_entailment")
 PRONOUNS = "he she they it her his their them him".split()
 DETERMINERS = "a an the this that these those my your his her its our their which whose each every".split()
@@ -140,6 +139,14 @@ def summary_to_text(row: Row) -> tuple[str, str]:
 
 def summary_candidate_inputs(row: Row) -> tuple[str, ...]:
     return tuple(f"summarize: {document}" for document in row["documents"])
+
+
+def entailment_to_text(row: Row) -> tuple[str, str]:
+    return entailment_candidate_inputs(row)[row["label"]], row["hypothesis"]
+
+
+def entailment_candidate_inputs(row: Row) -> tuple[str, ...]:
+    return tuple(f"entailment: {premise}" for premise in row["premises"])
 
 
 def minimal_pairs(name: str) -> Task:
@@ -352,21 +359,21 @@ _TABLE = (
         "modality",
         "reading",
         "SQuAD",
-        question_to_text("modality"),
+        lambda row: (f"modality: {row['sentence']}", row["answers"][0]),
         EQUAL_TEXT,
         candidates=lambda row: tuple(row["candidates"]),
         measure="bits_above_chance",
-        targets_length=16,
+        targets_length=40,
     ),
     documentation_task(
         "entailment",
         "reading",
         "GLUE",
-        lambda row: (format_fields("entailment", row, ("hypothesis", "premise")), label_word(HOLDS, row)),
+        entailment_to_text,
         EQUAL_TEXT,
-        candidates=lambda row: HOLDS,
+        candidate_inputs=entailment_candidate_inputs,
         measure="bits_above_chance",
-        targets_length=16,
+        targets_length=24,
     ),
     documentation_task(
         "order",
