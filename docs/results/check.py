@@ -822,7 +822,8 @@ def main() -> int:
     for line in check.faults:
         print(line)
     print(
-        f"{check.count:,} figures compared: {len(check.faults)} differ, {len(check.borderline)} are borderline"
+        f"{check.count:,} figures compared: {len(check.faults)} differ, "
+        f"{len(check.borderline)} are borderline"
     )
     return 1 if check.faults else 0
 

@@ -312,8 +312,9 @@ def order(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
         ]
         rng.shuffle(found)
         for one, other in zip(found[::2], found[1::2], strict=False):
-            words = [_asked_word(one, other, rng), _asked_word(other, one, rng)]
-            if None in words:
+            asked = _asked_word(one, other, rng), _asked_word(other, one, rng)
+            words = [word for word in asked if word is not None]
+            if len(words) < 2:
                 continue
             answers = [" before ".join(words), " before ".join(reversed(words))]
             for context, answer in ((f"{one} {other}", answers[0]), (f"{other} {one}", answers[1])):
