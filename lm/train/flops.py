@@ -200,9 +200,9 @@ def _own_score_flops(config: ModelConfig, length: int) -> int:
 def _cross_score_flops(config: ModelConfig, inputs: int) -> int:
     """Return the FLOPs of a token of a decoder with an encoder's keys and values; 0 without an encoder."""
     cross = abstract_block(config, config.has_encoder and config.has_decoder).cross
-    if cross is None:
-        return 0
-    scores = cross.cross_flops(1, inputs) - cross.cross_flops(1, 0) - cross.cross_flops(0, inputs)
+    scores = 0
+    if cross is not None:
+        scores = cross.cross_flops(1, inputs) - cross.cross_flops(1, 0) - cross.cross_flops(0, inputs)
     return config.num_decoder_layers * scores
 
 
