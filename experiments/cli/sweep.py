@@ -33,7 +33,9 @@ from experiments.study.registry import (
     build,
     canonical_row,
     find,
+    find_buildable,
     find_one,
+    needs_text,
     registered,
     tables_of,
 )
@@ -92,7 +94,7 @@ def sweep(
             CPU (scales nano and mini), whose steps keep only one core busy, else 1.
     """
     del restart  # read by the supervisor, before this process
-    rows = find(pattern)
+    rows = find_buildable(pattern)
     scale, seeds = default_scale_and_seeds(tables_of(rows), scale, seeds)
     changes = given_changes([row.name for row in rows], scale, settings, config, start, runs)
     options = Options(scale, runs, allow, start, tools)
@@ -131,7 +133,9 @@ def train_rows(
     if any("seed" in each for each in (changes, *points)):
         raise SettingError("seed: a sweep takes --seeds N, and trains seeds 0 to N - 1")
     check_runs(options.runs)
-    names = [row.name for row in find(pattern)]
+    names = [row.name for row in find_buildable(pattern)]
+    for row in (row for row in find(pattern) if row.needs):
+        print_line(f"left out: {needs_text(row)}")
     for point in points:
         check_given([build(name, options.scale, changes | point) for name in names], point)
     compared = compared_rows(pattern, points)
@@ -167,7 +171,7 @@ def train_rows(
 
 def compared_rows(pattern: str, points: Sequence[Overrides]) -> list[tuple[str, Overrides]]:
     """Return (row, point of the grid) for all rows that match, then (baseline, {}) for their baselines."""
-    rows = [row.name for row in find(pattern)]
+    rows = [row.name for row in find_buildable(pattern)]
     baselines: list[tuple[str, Overrides]] = [(baseline_of(name), {}) for name in rows]
     return [*((name, point) for name in rows for point in points), *baselines]
 
@@ -204,7 +208,7 @@ def rows_made_equal(wanted: Sequence[RowRun], scale: str) -> list[str]:
 
 def grid_tables(pattern: str, scale: str, points: Sequence[Overrides], changes: Overrides) -> list[Table]:
     """Return a table for each table with matching rows: its baseline, then each row at each grid point."""
-    rows, settings = find(pattern), list(points[0])
+    rows, settings = find_buildable(pattern), list(points[0])
     found = []
     for table in tables_of(rows):
         baseline = row_with(find_one(table.baseline), scale, changes)

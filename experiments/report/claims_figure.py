@@ -16,7 +16,7 @@ from experiments.figures.spec import FigureSpec
 from experiments.report.comparison import UNCOMPARED
 from experiments.report.metrics import Budget
 from experiments.report.text import MATCHED
-from experiments.study.claims import standardized
+from experiments.study.claims import has_noise, published_rows, standardized
 from experiments.study.registry import REGISTRY, TABLES
 from experiments.study.table import Row
 from lm.config.base import SettingError
@@ -73,7 +73,7 @@ def kendall_tau(rows: Mapping[str, Any]) -> float | None:
     """Return Kendall's tau between the rows' mean z-scores and their means in the paper."""
     from scipy.stats import kendalltau
 
-    published = [name for name in rows if name in REGISTRY and REGISTRY[name].published]
+    published = [name for name in rows if name in REGISTRY and _has_published_mean(REGISTRY[name])]
     compared = [name for name in published if rows[name]["combined"]]
     if len(compared) < MIN_ROWS:
         return None
@@ -84,9 +84,13 @@ def kendall_tau(rows: Mapping[str, Any]) -> float | None:
 
 def _published_mean(row: Row) -> float:
     """Return the mean over columns of a row's published scores, in deviations of the paper's baseline."""
-    paper = TABLES[row.table].paper
-    assert paper is not None
-    return float(standardized(row, paper).mean())
+    return float(standardized(row, TABLES[row.table]).mean())
+
+
+def _has_published_mean(row: Row) -> bool:
+    """Return whether the paper has a score of the row in each column that it compares, and its noise."""
+    table = TABLES[row.table]
+    return row in published_rows(table) and has_noise(table)
 
 
 def read_tables(path: Path) -> Mapping[str, Any]:

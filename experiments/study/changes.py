@@ -33,7 +33,8 @@ class Times:
     def __call__(self, number: int, _experiment: Experiment) -> int:
         """Return the new value of a setting that is ``number`` at this scale."""
         rounded = ceil if self.rounding == "up" else floor
-        return rounded(number * self.factor / self.multiple) * self.multiple
+        # 1,152 x (2 / 3) is 768, and not the next number because of the last bit of 2 / 3
+        return rounded(round(number * self.factor / self.multiple, 9)) * self.multiple
 
     def __str__(self) -> str:
         text = f"x {self.factor:.4g}"
@@ -45,6 +46,28 @@ class Times:
 def times(factor: float, multiple: int = 1, rounding: Literal["up", "down"] = "up") -> Times:
     """Return the change that multiplies a setting by ``factor`` and rounds it to a ``multiple``."""
     return Times(factor, multiple, rounding)
+
+
+@dataclass(frozen=True)
+class ShareOf:
+    """A change that makes a setting a share of another one, such as an embedding 1/6 as wide as the model."""
+
+    path: str  # of the other setting, as the changes before leave it
+    factor: float
+    multiple: int = 1  # the product is rounded up to a multiple of this
+
+    def __call__(self, _old: int | None, experiment: Experiment) -> int:
+        """Return the new value of the setting."""
+        number = dict(leaves(experiment))[self.path]
+        return ceil(round(number * self.factor / self.multiple, 9)) * self.multiple
+
+    def __str__(self) -> str:
+        return f"{self.factor:.4g} x {self.path}"
+
+
+def share_of(path: str, factor: float, multiple: int = 1) -> ShareOf:
+    """Return the change that makes a setting ``factor`` times that at ``path``."""
+    return ShareOf(path, factor, multiple)
 
 
 def without(changes: Changes, *paths: str) -> Changes:

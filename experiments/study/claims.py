@@ -1,8 +1,8 @@
 """Claims about a table: pairs of rows of which one is said to be better, which reports test.
 
 Where a paper gives its noise, nothing is typed in: a claim is a pair of rows whose published scores differ
-beyond it. They are compared by their mean over all columns, each in standard deviations of the baseline.
-Elsewhere the claims are the table's conclusions.
+beyond it. They are compared by their mean over the table's columns, each in standard deviations of the
+baseline. Elsewhere the claims are the table's conclusions.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.study.table import Paper, Row, Table
+from experiments.study.table import Column, Row, Table
 
 SIGNIFICANT = 2.0  # deviations of a difference at which a paper tells two rows apart: the T5 paper's rule
 REPLICATIONS = 10_000  # that are simulated
@@ -47,19 +47,26 @@ def paper_claims(table: Table) -> tuple[Claim, ...]:
     """Return the claims of the paper that our runs of a table are tested on.
 
     If the paper gives the noise of its scores, a claim is a pair of rows whose published scores differ
-    significantly. Otherwise the claims are the table's conclusions, and there need be no paper.
+    significantly. Otherwise the claims are the table's conclusions, but for those in columns by which its rows
+    are not compared, and there need be no paper.
     A table with ``surrogate_data`` has no claims, at any scale.
     """
     if table.surrogate_data:
         return ()
-    if table.paper is None or not has_noise(table.paper):
+    if not has_noise(table):
         rows = {row.key: row for row in table.rows}
-        known = [each for each in table.conclusions if {each.better, each.worse} <= rows.keys()]
+        known = [
+            each
+            for each in table.conclusions
+            if {each.better, each.worse} <= rows.keys() and each.column in ("", *table.columns)
+        ]
         return tuple(Claim(rows[each.better], rows[each.worse], None, each.text) for each in known)
     texts = {(each.better, each.worse): each.text for each in table.conclusions}
-    scores = {row: standardized(row, table.paper) for row in published_rows(table)}
+    scores = {row: standardized(row, table) for row in published_rows(table)}
     found = []
     for a, b in combinations(scores, 2):
+        if table.pairs == "with-baseline" and table.baseline not in (a.name, b.name):
+            continue
         better, worse = (a, b) if scores[a].mean() >= scores[b].mean() else (b, a)
         z = _mean_z(scores[better] - scores[worse])
         if z >= SIGNIFICANT:
@@ -74,11 +81,11 @@ def simulate_replication(table: Table) -> Counts:
     one run. The counts are means over many simulated replications.
     """
     wanted = paper_claims(table)
-    if table.paper is None or not has_noise(table.paper) or not wanted:
+    if not has_noise(table) or not wanted:
         return Counts(0, 0, 0)
     rows = published_rows(table)
-    columns = len(table.paper.columns)
-    printed = np.array([standardized(row, table.paper) for row in rows])  # [rows, columns]
+    columns = len(table.columns)
+    printed = np.array([standardized(row, table) for row in rows])  # [rows, columns]
     noise = np.random.default_rng(0).normal(size=(REPLICATIONS, len(rows), columns))
     replicated = (printed + sqrt(2) * noise).mean(-1).T  # [rows, replications]
     means = {row.name: mean for row, mean in zip(rows, replicated, strict=True)}
@@ -89,25 +96,34 @@ def simulate_replication(table: Table) -> Counts:
     return Counts(confirmed, contradicted, len(wanted) - confirmed - contradicted)
 
 
+def compared_columns(table: Table) -> tuple[Column, ...]:
+    """Return the paper's columns by which it compares the rows of a table; () without a paper."""
+    return tuple(table.paper.column(name) for name in table.columns) if table.paper else ()
+
+
 def published_rows(table: Table) -> tuple[Row, ...]:
-    """Return the rows of which the paper has scores."""
-    return tuple(row for row in table.rows if row.published)
+    """Return the rows that have a published score in each column by which rows are compared."""
+    if not table.columns:
+        return ()
+    return tuple(row for row in table.rows if set(table.columns) <= row.published.keys())
 
 
-def has_noise(paper: Paper) -> bool:
-    """Return whether a paper gives the standard deviation of every column, in which rows are compared."""
-    return all(column.std is not None for column in paper.columns)
+def has_noise(table: Table) -> bool:
+    """Return whether the paper gives the standard deviation of every column in which rows are compared."""
+    columns = compared_columns(table)
+    return bool(columns) and all(column.std is not None for column in columns)
 
 
-def standardized(row: Row, paper: Paper) -> np.ndarray:
+def standardized(row: Row, table: Table) -> np.ndarray:
     """Return a row's published scores in deviations of the paper's baseline, [columns]; more is better.
 
-    ValueError if the paper does not give a deviation.
+    The columns are those by which the paper compares the rows of ``table``. ValueError if it does not give
+    the deviation of one.
     """
     scores = []
-    for column in paper.columns:
+    for column in compared_columns(table):
         if column.std is None:
-            raise ValueError(f"{paper.citation} gives no standard deviation of {column.name}")
+            raise ValueError(f"table {table.name} gives no standard deviation of {column.name}")
         sign = 1 if column.higher_is_better else -1
         scores.append(sign * row.published[column.name] / column.std)
     return np.array(scores)

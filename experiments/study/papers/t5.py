@@ -15,7 +15,16 @@ from pathlib import Path
 
 from experiments.study.changes import Changes, objective, times
 from experiments.study.experiment import Experiment
-from experiments.study.table import Axis, Column, Conclusion, Paper, Published, Table, make_table
+from experiments.study.table import (
+    Axis,
+    Column,
+    Conclusion,
+    Paper,
+    Published,
+    Table,
+    Yardstick,
+    make_table,
+)
 
 BASELINE_ROW = "t5/1-baseline/baseline"  # all tables are compared with it: rows of theirs may equal it
 _PUBLISHED = json.loads(Path(__file__).with_name("t5_scores.json").read_text())
@@ -24,6 +33,9 @@ _STD = _PUBLISHED["baseline-std"]["scores"]  # over ten runs of the baseline (Ta
 PAPER = Paper(
     name="T5",
     citation="Raffel et al. 2020",
+    question="Which architecture, objective, data, fine-tuning and size of a text-to-text model serve best?",
+    source="arXiv 1910.10683",
+    yardstick=Yardstick(10, "the baseline, pre-trained and fine-tuned with other seeds"),
     columns=(
         Column("GLUE", "average of 8 tasks", _STD["GLUE"]),
         Column("CNNDM", "ROUGE-2", _STD["CNNDM"]),

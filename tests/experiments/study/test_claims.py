@@ -65,7 +65,11 @@ def test_any_table_whose_paper_gives_its_noise_has_the_claims_of_its_published_r
 
 
 def test_less_is_better_in_a_column_that_says_so():
-    scores = {row.key: standardized(row, PAPER).tolist() for row in own_table(PAPER).rows if row.published}
+    scores = {
+        row.key: standardized(row, own_table(PAPER)).tolist()
+        for row in own_table(PAPER).rows
+        if row.published
+    }
     assert scores["best"] == [60.0, -5.0] and scores["worse"] == [59.0, -10.0]
 
 
