@@ -144,7 +144,9 @@ def _published_cells(comparison: Comparison, column: str) -> list[Cell]:
             arrow = ARROWS[sign * published_sign(score, baseline, std)]
             doubt = DOUBTS.get(row.doubts.get(column, ""), "")
             is_best = sign * score >= best - 2 * (std or 0.0)
-            cells.append(Cell(f"{score:.{digits}f}{doubt}{arrow}", is_best, score))
+            width = row.intervals.get(column)
+            interval = "" if width is None else f"{NBSP}±{NBSP}{width:.{digits}f}"
+            cells.append(Cell(f"{score:.{digits}f}{interval}{doubt}{arrow}", is_best, score))
     return cells
 
 

@@ -30,8 +30,10 @@ class Times:
     multiple: int = 1  # the product is rounded to a multiple of this
     rounding: Literal["up", "down"] = "up"
 
-    def __call__(self, number: int, _experiment: Experiment) -> int:
-        """Return the new value of a setting that is ``number`` at this scale."""
+    def __call__(self, number: float, _experiment: Experiment) -> float:
+        """Return the new value of a setting that is ``number`` at this scale; whole if that is."""
+        if not isinstance(number, int):
+            return number * self.factor
         rounded = ceil if self.rounding == "up" else floor
         # 1,152 x (2 / 3) is 768, and not the next number because of the last bit of 2 / 3
         return rounded(round(number * self.factor / self.multiple, 9)) * self.multiple

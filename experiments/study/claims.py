@@ -47,8 +47,8 @@ def paper_claims(table: Table) -> tuple[Claim, ...]:
     """Return the claims of the paper that our runs of a table are tested on.
 
     If the paper gives the noise of its scores, a claim is a pair of rows whose published scores differ
-    significantly. Otherwise the claims are the table's conclusions, but for those in columns by which its rows
-    are not compared, and there need be no paper.
+    significantly. Otherwise the claims are the table's conclusions, and there need be no paper; those in
+    columns by which its rows are not compared are left out.
     A table with ``surrogate_data`` has no claims, at any scale.
     """
     if table.surrogate_data:

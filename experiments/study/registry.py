@@ -14,7 +14,23 @@ from experiments.study import baselines, classic, seq2seq, word_vectors
 from experiments.study.changes import Changes, apply
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.names import check_row_name, check_table_name
-from experiments.study.papers import clark, glu, lan, narang, t5, wettig
+from experiments.study.papers import (
+    clark,
+    fedus,
+    gisserot,
+    glu,
+    jo,
+    lan,
+    lewis,
+    liu,
+    narang,
+    sahoo,
+    t5,
+    tay,
+    wang,
+    weller,
+    wettig,
+)
 from experiments.study.scales import PAPER_SCALE, SCALES
 from experiments.study.table import Missing, Published, Row, Setup, Table, make_rows
 from lm.config.base import SettingError, check_used, diff, nearest
@@ -22,7 +38,8 @@ from lm.objectives.denoising import OBJECTIVES
 
 BASELINE_ROW = t5.BASELINE_ROW  # name of the row without changes
 
-PAPER_MODULES = (glu, narang, wettig, clark, lan)  # papers beside T5's
+# papers beside T5's, in the order of publication
+PAPER_MODULES = (liu, lan, lewis, glu, clark, fedus, narang, tay, wettig, wang, sahoo, jo, gisserot, weller)
 # name -> table, in the order of `lm list`
 TABLES: dict[str, Table] = {
     table.name: table

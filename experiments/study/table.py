@@ -5,7 +5,7 @@ written anywhere else.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import Literal
 
 from experiments.study.changes import Changes, ReadOnly
@@ -72,6 +72,7 @@ class Row:
     setup: Setup = T5_SETUP  # what comes before the row's own changes
     needs: tuple[str, ...] = ()  # what this code lacks to build the row; () if it can be built
     doubts: ReadOnly = read_only({})  # column -> SECOND_HAND or UNSURE
+    intervals: ReadOnly = read_only({})  # column -> half width of the interval that the paper prints
 
     @property
     def table(self) -> str:
@@ -143,6 +144,9 @@ class Published:
     source: str = ""  # "JMLR 21(140), Table 4, page 22"
     second_hand: bool = False  # whether the scores were read in another text than the paper
     unsure: tuple[str, ...] = ()  # columns whose score may be misread
+    intervals: Mapping[str, float] = field(
+        default_factory=dict
+    )  # column -> printed half width of its interval
 
     @property
     def doubts(self) -> dict[str, str]:
@@ -197,7 +201,7 @@ def make_table(
     seeds: int = 1,
     paper: Paper | None = None,
     setup: Setup | None = None,
-    columns: Iterable[str] = (),
+    columns: Iterable[str] | None = None,
     pairs: Pairs = "all",
     published: Mapping[str, Published] | None = None,
     conclusions: Iterable[Conclusion] = (),
@@ -207,7 +211,7 @@ def make_table(
 
     baseline: full name of the row to compare with; empty means the table's first row.
     setup: what all rows share; None means that of the paper, or without one ``study.experiment.BASELINE``.
-    columns: those of the paper's columns by which it compares these rows; empty means all.
+    columns: those of the paper's columns by which it compares these rows; None means all.
     pairs: whether a claim may be any pair of rows, or only a row and the baseline.
     published: row -> its scores in ``paper``; leave out the rows that the paper lacks.
     Raise SettingError if a published score or a conclusion names a row that the table lacks, or if the scores
@@ -219,7 +223,9 @@ def make_table(
         raise SettingError(f"table {name!r}: seeds={seeds} should be at least 1")
     if setup is None:
         setup = paper.setup if paper else T5_SETUP
-    columns = tuple(columns) or tuple(column.name for column in (paper.columns if paper else ()))
+    if columns is None:
+        columns = (column.name for column in (paper.columns if paper else ()))
+    columns = tuple(columns)
     _check_known_columns(f"table {name!r}", columns, paper)
     made = make_rows(name, rows, published or {}, paper, setup)
     if axis is not None:
@@ -274,6 +280,7 @@ def make_row(name: str, changes: Changes | Missing, published: Published, setup:
         setup,
         needs,
         read_only(published.doubts),
+        read_only(published.intervals),
     )
 
 
@@ -299,7 +306,8 @@ def _check_scores(row: str, published: Published, paper: Paper | None) -> None:
     """Raise SettingError unless the scores of ``row`` are numbers in columns of ``paper``."""
     if paper is None:
         raise SettingError(f"row {row!r} has published scores: name their paper, with paper=Paper(...)")
-    _check_known_columns(f"row {row!r}", [*published.scores, *published.unsure], paper)
+    named = [*published.scores, *published.unsure, *published.intervals]
+    _check_known_columns(f"row {row!r}", named, paper)
     for column, score in published.scores.items():
         if isinstance(score, bool) or not isinstance(score, int | float):
             raise SettingError(f"row {row!r}: its score in {column} is {score!r}, which should be a number")
