@@ -121,9 +121,12 @@ class ModelConfig:
     num_decoder_layers: int = setting(12, DECODERS)  # number of decoder layers [layers]
     d_model: int = 768  # width of the residual stream [features]
     shared_layers: bool = False  # whether all layers of a stack share their parameters (ALBERT)
-    # position of the norms and residuals: parallel as in GPT-NeoX, parallel-one-norm as in GPT-J, none: norms
-    # as in pre-norm, but no residuals
-    residual: Literal["pre-norm", "post-norm", "parallel", "parallel-one-norm", "none"] = "pre-norm"
+    # position of the norms and residuals: parallel as in GPT-NeoX, parallel-one-norm as in GPT-J; rezero: as
+    # pre-norm, with a factor of each sub-layer that starts at 0; fixup: scalars and smaller initial values
+    # in place of norms; none: norms as in pre-norm, but no residuals
+    residual: Literal["pre-norm", "post-norm", "parallel", "parallel-one-norm", "rezero", "fixup", "none"] = (
+        "pre-norm"
+    )
     bias: bool = False  # whether linear layers have biases, unless a setting of their own says otherwise
     dropout: float = 0.1  # dropout rate of activations and attention weights
     # type of activations; parameters and softmax stay float32
@@ -155,6 +158,7 @@ class ModelConfig:
         self._check_attention()
         self._check_mixer()
         self._check_cross()
+        self._check_residual()
         self._check_stacks()
 
     def _check_heads(self) -> None:
@@ -249,16 +253,34 @@ class ModelConfig:
         if self.cross_attention.kind != "heads" and not (self.has_encoder and self.has_decoder):
             raise SettingError(f"{cross} reads an encoder, not of model.architecture={self.architecture!r}")
 
+    def _check_residual(self) -> None:
+        """Check that a residual form has the sub-layers, and the norms, that it is made for."""
+        if self.residual != "fixup":
+            return
+        if self.norm.kind != "none":
+            raise SettingError(
+                "model.residual='fixup' takes the place of norms: model.norm.kind="
+                f"{self.norm.kind!r} should be 'none'"
+            )
+        if not self.has_attention_logits or self.cross_attention.kind != "heads":
+            raise SettingError(
+                "model.residual='fixup' scales the matrices of attention: it needs "
+                "model.mixer.kind='attention' and model.cross_attention.kind='heads', not "
+                f"{self.mixer.kind!r} and {self.cross_attention.kind!r}"
+            )
+
     def _check_stacks(self) -> None:
         """Check stacks that differ in size, share their parameters, or lack a part."""
         if self.attention.mask == "none" and not self.has_decoder:
             raise SettingError(
                 "model.attention.mask='none' is of decoders: model.architecture='encoder' has no mask"
             )
-        if self.mlp.activation == "none" and (self.output.transform or "replaced-token" in self.heads):
+        is_linear = self.mlp.activation in ("none", "gated-linear")
+        if is_linear and (self.output.transform or "replaced-token" in self.heads):
             readers = "model.output.transform=True or the head 'replaced-token'"
             raise SettingError(
-                f"model.mlp.activation='none' leaves {readers} no activation: choose another, or neither"
+                f"model.mlp.activation={self.mlp.activation!r} leaves {readers} no activation: choose "
+                "another, or neither"
             )
         if self.mlp.activation == "none" and self.lora.rank and "mlp" in self.lora.matrices:
             raise SettingError(

@@ -20,6 +20,7 @@ from lm.nn.cache import Carry, LayerCache
 from lm.nn.dropout import DropoutMasks, draw_dropout_masks, dropout
 from lm.nn.layers import Embed, Identity, Linear, Module, add_layers_axis, embedding_std, make_norm
 from lm.nn.positions import RelativePositionBias
+from lm.nn.residual import make_branch_norm
 from lm.ops.positions import sinusoids
 from lm.sharding import constrain
 
@@ -58,7 +59,7 @@ class Stack(Module):
         self.relative = RelativePositionBias(config, rngs, bidirectional) if has_bias else None
         # Post-norm blocks end with a norm already.
         is_post_norm = config.residual == "post-norm"
-        self.norm = Identity() if is_post_norm else make_norm(config.norm, config.d_model)
+        self.norm = Identity() if is_post_norm else make_branch_norm(config)
 
     def __call__(
         self,

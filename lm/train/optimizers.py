@@ -37,13 +37,20 @@ def learning_rate(config: OptimizerConfig, step: jax.Array) -> jax.Array:
         """Return the fraction of the decay from step ``start`` that is done."""
         return jnp.clip((step - start) / max(1, config.decay_end - start), 0, 1)
 
+    def to_floor(decay: jax.Array) -> jax.Array:
+        """Return a decay from 1 to ``decay_floor``, given one from 1 to 0."""
+        return decay if config.decay_floor == 0 else config.decay_floor + (1 - config.decay_floor) * decay
+
+    inverse_sqrt = jnp.maximum(step, config.timescale) ** -0.5
+    late_decay = to_floor(1 - progress(config.decay_start))
     schedule = {
         "constant": jnp.ones_like(step),
-        "inverse-sqrt": jnp.maximum(step, config.timescale) ** -0.5,
-        "linear": 1 - progress(config.warmup_steps),
-        "cosine": (1 + jnp.cos(jnp.pi * progress(config.warmup_steps))) / 2,
+        "inverse-sqrt": inverse_sqrt,
+        "inverse-sqrt-linear": inverse_sqrt * late_decay,
+        "linear": to_floor(1 - progress(config.warmup_steps)),
+        "cosine": to_floor((1 + jnp.cos(jnp.pi * progress(config.warmup_steps))) / 2),
         "decay-every": config.decay_factor ** (step // config.steps_per_decay),
-        "warmup-stable-decay": 1 - progress(config.decay_start),
+        "warmup-stable-decay": late_decay,
     }[config.schedule]
     warmup = jnp.minimum(1, step / config.warmup_steps) if config.warmup_steps else 1.0
     return config.learning_rate * schedule * warmup
