@@ -76,10 +76,7 @@ Changes = TypedDict(
         "model.num_decoder_layers": int | Change,
         "model.d_model": int | Change,
         "model.shared_layers": bool | Change,
-        "model.residual": Literal[
-            "pre-norm", "post-norm", "parallel", "parallel-one-norm", "rezero", "fixup", "none"
-        ]
-        | Change,
+        "model.residual": Literal["pre-norm", "post-norm", "parallel", "parallel-one-norm", "none"] | Change,
         "model.bias": bool | Change,
         "model.dropout": float | Change,
         "model.dtype": Literal["float32", "bfloat16"] | Change,
@@ -140,21 +137,7 @@ Changes = TypedDict(
         "model.cross_attention.start": Literal["normal", "mimetic"] | Change,
         "model.mlp": MlpConfig | Change,
         "model.mlp.activation": Literal[
-            "relu",
-            "squared-relu",
-            "gelu",
-            "gelu-tanh",
-            "silu",
-            "elu",
-            "selu",
-            "sigmoid",
-            "softplus",
-            "gated-sigmoid",
-            "gated-linear",
-            "gated-relu",
-            "gated-gelu",
-            "gated-silu",
-            "none",
+            "relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu", "none"
         ]
         | Change,
         "model.mlp.d_ff": int | Change,
@@ -162,7 +145,6 @@ Changes = TypedDict(
         "model.mlp.adapter_width": int | Change,
         "model.norm": NormConfig | Change,
         "model.norm.kind": Literal["rms", "layer", "none"] | Change,
-        "model.norm.fraction": float | Change,
         "model.norm.epsilon": float | Change,
         "model.output": OutputConfig | Change,
         "model.output.logits": Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"] | Change,
@@ -227,20 +209,13 @@ Changes = TypedDict(
         "pretraining.optimizer.name": str | Change,
         "pretraining.optimizer.learning_rate": float | Change,
         "pretraining.optimizer.schedule": Literal[
-            "constant",
-            "inverse-sqrt",
-            "inverse-sqrt-linear",
-            "linear",
-            "cosine",
-            "decay-every",
-            "warmup-stable-decay",
+            "constant", "inverse-sqrt", "linear", "cosine", "decay-every", "warmup-stable-decay"
         ]
         | Change,
         "pretraining.optimizer.warmup_steps": int | Change,
         "pretraining.optimizer.timescale": int | Change,
         "pretraining.optimizer.decay_start": int | Change,
         "pretraining.optimizer.decay_end": int | Change,
-        "pretraining.optimizer.decay_floor": float | Change,
         "pretraining.optimizer.decay_factor": float | Change,
         "pretraining.optimizer.steps_per_decay": int | Change,
         "pretraining.optimizer.weight_decay": float | Change,
@@ -271,20 +246,13 @@ Changes = TypedDict(
         "finetuning.optimizer.name": str | Change,
         "finetuning.optimizer.learning_rate": float | Change,
         "finetuning.optimizer.schedule": Literal[
-            "constant",
-            "inverse-sqrt",
-            "inverse-sqrt-linear",
-            "linear",
-            "cosine",
-            "decay-every",
-            "warmup-stable-decay",
+            "constant", "inverse-sqrt", "linear", "cosine", "decay-every", "warmup-stable-decay"
         ]
         | Change,
         "finetuning.optimizer.warmup_steps": int | Change,
         "finetuning.optimizer.timescale": int | Change,
         "finetuning.optimizer.decay_start": int | Change,
         "finetuning.optimizer.decay_end": int | Change,
-        "finetuning.optimizer.decay_floor": float | Change,
         "finetuning.optimizer.decay_factor": float | Change,
         "finetuning.optimizer.steps_per_decay": int | Change,
         "finetuning.optimizer.weight_decay": float | Change,

@@ -176,6 +176,9 @@ class EmbeddingConfig:
     norm: bool = False  # whether embeddings are normalised (BERT, BART, BLOOM)
     # factor of the embeddings: 1 (none) or d_model^0.5 (sqrt: Vaswani et al. 2017)
     scale: Literal["none", "sqrt"] = "none"
+    # whether the encoder has the decoder's embedding of tokens or one of its own; model.output.logits says
+    # whether the decoder's is the output matrix too
+    encoder: Literal["shared", "separate"] = "shared"
     # number of token types with an embedding, such as first and second sentence (BERT) [types]
     type_vocab_size: int = 0
 

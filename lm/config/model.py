@@ -61,6 +61,7 @@ TWO_STACKS: Condition = {
     )
 }
 
+OWN_ENCODER: Condition = {"architecture": ("encoder-decoder",)}  # beside a decoder
 
 SELF_ATTENTION: Condition = {"mixer.kind": Mixers(("attention",))}
 CROSS_HEADS: Condition = TWO_STACKS | {"cross_attention.kind": ("heads",)}
@@ -121,6 +122,13 @@ class ModelConfig:
     num_decoder_layers: int = setting(12, DECODERS)  # number of decoder layers [layers]
     d_model: int = 768  # width of the residual stream [features]
     shared_layers: bool = False  # whether all layers of a stack share their parameters (ALBERT)
+    # stacks whose layers share their parameters (Narang et al. 2021)
+    shared_stack: Literal["both", "encoder", "decoder"] = setting(
+        "both", OWN_ENCODER | {"shared_layers": (True,)}
+    )
+    # what layers share: all parameters, or those of attention or of the feed-forward layer alone, with their
+    # norms (ALBERT, Lan et al. 2020, Table 4)
+    shared_parts: Literal["all", "attention", "mlp"] = setting("all", {"shared_layers": (True,)})
     # position of the norms and residuals: parallel as in GPT-NeoX, parallel-one-norm as in GPT-J; rezero: as
     # pre-norm, with a factor of each sub-layer that starts at 0; fixup: scalars and smaller initial values
     # in place of norms; none: norms as in pre-norm, but no residuals
@@ -131,7 +139,7 @@ class ModelConfig:
     dropout: float = 0.1  # dropout rate of activations and attention weights
     # type of activations; parameters and softmax stay float32
     dtype: Literal["float32", "bfloat16"] = "float32"
-    embedding: EmbeddingConfig = setting(EmbeddingConfig(), apart={"norm": NORMED})
+    embedding: EmbeddingConfig = setting(EmbeddingConfig(), apart={"norm": NORMED, "encoder": OWN_ENCODER})
     positions: PositionsConfig = setting(PositionsConfig(), apart={"max_length": ROW_LENGTHS})
     mixer: MixerConfig = MixerConfig()
     attention: AttentionConfig = setting(
@@ -142,7 +150,7 @@ class ModelConfig:
     mlp: MlpConfig = MlpConfig()
     norm: NormConfig = NormConfig()
     output: OutputConfig = OutputConfig()
-    encoder: SideConfig = setting(SideConfig(), {"architecture": ("encoder-decoder",)})
+    encoder: SideConfig = setting(SideConfig(), OWN_ENCODER)
     lora: LoraConfig = LoraConfig()
     heads: tuple[PretrainingHead, ...] = ()  # heads that are pre-trained with the model
     special: SpecialTokens = SpecialTokens()
@@ -159,6 +167,7 @@ class ModelConfig:
         self._check_mixer()
         self._check_cross()
         self._check_residual()
+        self._check_sharing()
         self._check_stacks()
 
     def _check_heads(self) -> None:
@@ -269,6 +278,31 @@ class ModelConfig:
                 f"{self.mixer.kind!r} and {self.cross_attention.kind!r}"
             )
 
+    def _check_sharing(self) -> None:
+        """Check that what layers, or the two stacks, share or have apart is there."""
+        sharing = {
+            "embedding.encoder": (self.embedding.encoder, "shared"),
+            "shared_stack": (self.shared_stack, "both"),
+        }
+        for name, (value, default) in sharing.items():
+            if value != default and self.architecture != "encoder-decoder":
+                raise SettingError(
+                    f"model.{name}={value!r} needs model.architecture='encoder-decoder', not "
+                    f"{self.architecture!r}"
+                )
+        encoder = self.num_encoder_layers if self.has_encoder and self.shares_layers("encoder") else 0
+        decoder = self.num_decoder_layers if self.has_decoder and self.shares_layers("decoder") else 0
+        if self.shared_layers and max(encoder, decoder) <= 1:
+            raise SettingError("model.shared_layers=True needs two or more layers: one shares nothing")
+        if self.shared_parts == "mlp" and self.mlp.activation == "none":
+            raise SettingError(
+                "model.shared_parts='mlp' needs a feed-forward layer: model.mlp.activation='none' has none"
+            )
+
+    def shares_layers(self, side: str) -> bool:
+        """Return whether the layers of the "encoder" or of the "decoder" share parameters."""
+        return self.shared_layers and self.shared_stack in ("both", side)
+
     def _check_stacks(self) -> None:
         """Check stacks that differ in size, share their parameters, or lack a part."""
         if self.attention.mask == "none" and not self.has_decoder:
@@ -295,8 +329,6 @@ class ModelConfig:
         if self.architecture == "shared-encoder-decoder" and encoder != decoder:
             layers = f"model.num_encoder_layers={encoder} should equal model.num_decoder_layers={decoder}"
             raise SettingError(f"{layers} when the two stacks share their parameters")
-        if self.shared_layers and encoder * self.has_encoder <= 1 and decoder * self.has_decoder <= 1:
-            raise SettingError("model.shared_layers=True needs two or more layers: one shares nothing")
 
     @property
     def has_encoder(self) -> bool:

@@ -21,6 +21,7 @@ Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 Transform: TypeAlias = optax.GradientTransformation
 Updates = dict[str, jax.Array]  # updates of parameters, by name
 EMBEDDING = ".embed.table"  # end of the name of a token embedding, also of a model within another
+EMBEDDINGS = (EMBEDDING, ".encoder_embed.table")  # the second is an encoder's own
 MaskUpdates = Callable[[Updates, jax.Array], Updates]  # (updates, step) -> updates, 0 for frozen parameters
 
 
@@ -162,8 +163,8 @@ def freeze_body(updates: Updates, _step: jax.Array) -> Updates:
 
 
 def freeze_embedding(updates: Updates, _step: jax.Array) -> Updates:
-    """Train all but the embedding of tokens, which may also be the output matrix."""
-    return {name: jnp.zeros_like(x) if f".{name}".endswith(EMBEDDING) else x for name, x in updates.items()}
+    """Train all but the embeddings of tokens, one of which may also be the output matrix."""
+    return {name: jnp.zeros_like(x) if f".{name}".endswith(EMBEDDINGS) else x for name, x in updates.items()}
 
 
 def train_adapters(updates: Updates, _step: jax.Array) -> Updates:
@@ -204,20 +205,23 @@ class GradualUnfreezing:
         model = self.model
         layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
         stacks = [stack for stack in layers if getattr(model, f"has_{stack}")]
-        depths = {stack: 1 if model.shared_layers else layers[stack] for stack in stacks}
+        shares_blocks = {s: model.shares_layers(s) and model.shared_parts == "all" for s in stacks}
+        depths = {stack: 1 if shares_blocks[stack] else layers[stack] for stack in stacks}
         depths |= {"backward": depths["decoder"]} if "backward" in model.heads else {}
         episodes = max(depths.values())
         unfrozen = 1 + step * episodes // self.steps  # layers, from the top
 
-        def trained_from(name: str, ndim: int) -> int | np.ndarray:
+        def trained_from(name: str, shape: tuple[int, ...]) -> int | np.ndarray:
             """Return how many layers have to be unfrozen to train this parameter, or each layer of it."""
             module, _, rest = name.removeprefix(BODY).removeprefix(FORWARD).partition(".")
-            if module == "embed" and not model.output.logits.startswith("tied"):
+            is_output = module == "embed" and model.output.logits.startswith("tied")
+            if module in ("embed", "encoder_embed") and not is_output:
                 return episodes
             if module not in depths or rest.startswith("norm."):
                 return 1
             if not rest.startswith("blocks."):
                 return depths[module]
-            return np.arange(depths[module], 0, -1).reshape(-1, *[1] * (ndim - 1))
+            # Layers are unfrozen from the top, and what they share with the top one.
+            return np.arange(shape[0], 0, -1).reshape(-1, *[1] * (len(shape) - 1))
 
-        return {name: jnp.where(unfrozen >= trained_from(name, x.ndim), x, 0) for name, x in updates.items()}
+        return {name: jnp.where(unfrozen >= trained_from(name, x.shape), x, 0) for name, x in updates.items()}
