@@ -13,6 +13,7 @@ from lm.config.model import ModelConfig
 from lm.nn.block import Block
 from lm.nn.costs import matmul_flops, mixer_cache_bytes, mixer_flops
 from lm.nn.layers import count
+from lm.nn.stack import Stack
 from lm.nn.transformer import Transformer
 
 # Products of bfloat16 without sparsity [FLOP/s per device], from the makers' data sheets; by the start of
@@ -94,8 +95,9 @@ def costs(config: ModelConfig, length: int) -> Costs:
 
     A token takes two operations for each of N parameters, and the backward pass twice as many: training on D
     tokens takes a N D, where a is 6, or 3 where each token passes one of two stacks (Kaplan et al. 2020,
-    section 2.1, whose N leaves out embeddings). Scores come on top: a product with a key and one with a
-    value. Of a causal row all scores count, of a window those inside.
+    section 2.1, whose N leaves out embeddings). What layers share counts as often as it is used. Scores come
+    on top: a product with a key and one with a value. Of a causal row all scores count, of a window those
+    inside.
 
     Raises SettingError for rows that are longer than learned positions reach.
     """
@@ -119,16 +121,25 @@ def costs(config: ModelConfig, length: int) -> Costs:
         across = cross.cross_flops(1, length) - cross.cross_flops(1, 0) - cross.cross_flops(0, length)
         decoder += config.num_decoder_layers * across
     scores = (encoder + decoder) / num_stacks
-    used = parameters
+    repeated = _repeated_parameters(model.encoder) + _repeated_parameters(model.decoder)
+    applied = used = parameters + repeated
     if config.architecture == "encoder-decoder":  # the encoder has run before
-        used -= count(model.encoder)
+        used -= count(model.encoder) + _repeated_parameters(model.encoder)
+        used -= 0 if model.encoder_embed is None else count(model.encoder_embed)
     return Costs(
         parameters,
-        training=6.0 * parameters * passes / num_stacks + 3.0 * scores,
+        training=6.0 * applied * passes / num_stacks + 3.0 * scores,
         scores=3.0 * scores,
         generating=2.0 * used + decoder if config.has_decoder else 0.0,
         cache=cache_bytes(config, length, length) if config.has_decoder else 0,
     )
+
+
+def _repeated_parameters(stack: Stack | None) -> int:
+    """Return how many more parameters the stack would have if its layers did not share any."""
+    if stack is None:
+        return 0
+    return sum((stack.num_layers // leaf.shape[0] - 1) * leaf.size for leaf in jax.tree.leaves(stack.blocks))
 
 
 def cache_bytes(config: ModelConfig, length: int, inputs: int) -> int:
