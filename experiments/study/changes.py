@@ -31,7 +31,11 @@ class Times:
     rounding: Literal["up", "down"] = "up"
 
     def __call__(self, number: float, _experiment: Experiment) -> float:
-        """Return the new value of a setting that is ``number`` at this scale; whole if that is."""
+        """Return the new value of a setting that is ``number`` at this scale."""
+        return self.of(number)
+
+    def of(self, number: float) -> float:
+        """Return the multiple of ``number``, which is whole if that is."""
         if not isinstance(number, int):
             return number * self.factor
         rounded = ceil if self.rounding == "up" else floor
@@ -60,7 +64,10 @@ class ShareOf:
 
     def __call__(self, _old: int | None, experiment: Experiment) -> int:
         """Return the new value of the setting."""
-        number = dict(leaves(experiment))[self.path]
+        return self.of(dict(leaves(experiment))[self.path])
+
+    def of(self, number: float) -> int:
+        """Return the share of ``number``, which is that of the other setting."""
         return ceil(round(number * self.factor / self.multiple, 9)) * self.multiple
 
     def __str__(self) -> str:

@@ -74,6 +74,9 @@ class Row:
     doubts: ReadOnly = read_only({})  # column -> SECOND_HAND or UNSURE
     intervals: ReadOnly = read_only({})  # column -> half width of the interval that the paper prints
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # rows are looked up hundreds of times
+
     @property
     def table(self) -> str:
         """Return the name of the row's table."""

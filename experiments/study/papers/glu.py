@@ -22,8 +22,15 @@ from experiments.study.table import (
 )
 
 _SCORES = PublishedScores("glu")
+STEPS = 524_288
 SPANS: Changes = objective("span-corruption") | {"model.dropout": 0.0}
-TUNED: Changes = {"tuning.mixtures": ("glue", "super_glue", "squad"), "finetuning.steps": 131_072}
+# The rate falls linearly over the last tenth of the steps.
+DECAY: Changes = {
+    "pretraining.optimizer.schedule": "inverse-sqrt-linear",
+    "pretraining.optimizer.decay_start": STEPS * 9 // 10,
+    "pretraining.optimizer.decay_end": STEPS,
+}
+TUNED: Changes = DECAY | {"tuning.mixtures": ("glue", "super_glue", "squad"), "finetuning.steps": 131_072}
 
 PAPER = Paper(
     name="GLU variants",
@@ -36,13 +43,12 @@ PAPER = Paper(
 )
 
 
-GATE = "gates of GLU"
 ROWS: dict[str, Changes | Missing] = {
     "relu": {},
     "gelu": {"model.mlp.activation": "gelu-tanh"},  # the form in the code that the paper used
     "swish": {"model.mlp.activation": "silu"},
-    "glu": missing(GATE),
-    "bilinear": missing(GATE),
+    "glu": gated("gated-sigmoid"),
+    "bilinear": gated("gated-linear"),
     "geglu": gated("gated-gelu"),
     "swiglu": gated("gated-silu"),
     "reglu": gated("gated-relu"),
@@ -65,7 +71,7 @@ def _table(
         scale="mini",
         seeds=5,
         paper=PAPER,
-        setup=None if is_tuned else make_setup(SPANS | NOT_TUNED),
+        setup=None if is_tuned else make_setup(SPANS | NOT_TUNED, DECAY),
         columns=columns,
         published=_SCORES.table(f"glu/{name}"),
         conclusions=conclusions,

@@ -55,7 +55,8 @@ PAPER = Paper(
 
 WIDE: Changes = {"model.embedding.d_embed": None}  # as the model
 NOT_SHARED: Changes = {"model.shared_layers": False}
-PART = "sharing of a part of the blocks"
+SHARED_ATTENTION: Changes = {"model.shared_parts": "attention"}
+SHARED_MLP: Changes = {"model.shared_parts": "mlp"}
 
 
 def wider(factor: float, layers: float = 1) -> Changes:
@@ -140,8 +141,8 @@ TABLES = (
         "What layers share, with a wide embedding",
         {
             "all-shared-768": WIDE,
-            "shared-attention-768": missing(PART),
-            "shared-ffn-768": missing(PART),
+            "shared-attention-768": SHARED_ATTENTION | WIDE,
+            "shared-ffn-768": SHARED_MLP | WIDE,
             "not-shared-768": NOT_SHARED | WIDE,
         },
         "all-shared-768",
@@ -156,8 +157,8 @@ TABLES = (
         "What layers share, with a narrow embedding",
         {
             "all-shared-128": {},
-            "shared-attention-128": missing(PART),
-            "shared-ffn-128": missing(PART),
+            "shared-attention-128": SHARED_ATTENTION,
+            "shared-ffn-128": SHARED_MLP,
             "not-shared-128": NOT_SHARED,
         },
         "all-shared-128",

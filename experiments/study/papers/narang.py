@@ -43,10 +43,17 @@ PAPER = Paper(
     setup=make_setup(VANILLA | NOT_TUNED, TUNED),
 )
 
-ACTIVATION, GATE = "ELU, SELU, sigmoid and softplus", "gates of GLU"
-REZERO, SYNTHESIZER, EXPERTS = "ReZero", "Synthesizer", "mixture of experts"
+SYNTHESIZER, EXPERTS = "Synthesizer", "mixture of experts"
 SEPARATE: Changes = {"model.output.logits": "separate"}
 SHARED: Changes = {"model.shared_layers": True}
+ENCODER_EMBEDDING: Changes = {"model.embedding.encoder": "separate"}
+# Without norms training is not stable by Adafactor.
+ADAM: Changes = {
+    "pretraining.optimizer.name": "adamw",
+    "pretraining.optimizer.learning_rate": 0.05,  # over the root of the step, so 5e-4 at most
+    "pretraining.optimizer.warmup_steps": share_of("pretraining.steps", 4_000 / 524_288),
+}
+REZERO: Changes = ADAM | {"model.residual": "rezero"}
 # 128 features of 768; the output matrix is not factorised, or is the same matrix
 FACTORIZED: Changes = {"model.embedding.d_embed": share_of("model.d_model", 1 / 6)}
 FACTORIZED_SHARED: Changes = FACTORIZED | {"model.embedding.projected": "tokens"}
@@ -66,20 +73,20 @@ ROWS: dict[str, Changes | Missing] = {
     "vanilla": {},
     "gelu": {"model.mlp.activation": "gelu-tanh"},
     "swish": {"model.mlp.activation": "silu"},
-    "elu": missing(ACTIVATION),
-    "glu": missing(GATE),
+    "elu": {"model.mlp.activation": "elu"},
+    "glu": gated("gated-sigmoid"),
     "geglu": gated("gated-gelu"),
     "reglu": gated("gated-relu"),
-    "selu": missing(ACTIVATION),
+    "selu": {"model.mlp.activation": "selu"},
     "swiglu": gated("gated-silu"),
-    "liglu": missing(GATE),
-    "sigmoid": missing(ACTIVATION),
-    "softplus": missing(ACTIVATION),
+    "liglu": gated("gated-linear"),
+    "sigmoid": {"model.mlp.activation": "sigmoid"},
+    "softplus": {"model.mlp.activation": "softplus"},
     "rms": {"model.norm.kind": "rms"},
-    "rezero": missing(REZERO),
-    "rezero+layer": missing(REZERO),
-    "rezero+rms": missing(REZERO),
-    "fixup": missing("Fixup"),
+    "rezero": REZERO | {"model.norm.kind": "none"},
+    "rezero+layer": REZERO,
+    "rezero+rms": REZERO | {"model.norm.kind": "rms"},
+    "fixup": ADAM | {"model.residual": "fixup", "model.norm.kind": "none"},
     "24-layers": layers(2),
     "18-layers": layers(3 / 2),
     "8-layers": layers(2 / 3),
@@ -87,13 +94,13 @@ ROWS: dict[str, Changes | Missing] = {
     "block-sharing": SHARED | SEPARATE,
     "block-sharing+factorized": SHARED | FACTORIZED | SEPARATE,
     "block-sharing+factorized+shared": SHARED | FACTORIZED_SHARED,
-    "block-sharing-encoder": missing("sharing of one stack"),
-    "block-sharing-decoder": missing("sharing of one stack"),
+    "block-sharing-encoder": SHARED | SEPARATE | {"model.shared_stack": "encoder"},
+    "block-sharing-decoder": SHARED | SEPARATE | {"model.shared_stack": "decoder"},
     "factorized": FACTORIZED | SEPARATE,
     "factorized+shared": FACTORIZED_SHARED,
     "tied-inputs": SEPARATE,
-    "tied-decoder": missing("an embedding of the encoder"),
-    "untied": missing("an embedding of the encoder"),
+    "tied-decoder": ENCODER_EMBEDDING,
+    "untied": ENCODER_EMBEDDING | SEPARATE,
     "adaptive-inputs": missing("adaptive input embeddings"),
     "adaptive-softmax": missing("adaptive softmax"),
     "adaptive-softmax-no-projection": missing("adaptive softmax"),

@@ -16,7 +16,7 @@ WIKIPEDIA_AND_BOOKS = "tfds:wikipedia/20190301.en + text:books"
 NOT_TUNED: Changes = {"tuning.mixtures": ()}
 
 
-Gated = Literal["gated-relu", "gated-gelu", "gated-silu"]
+Gated = Literal["gated-relu", "gated-gelu", "gated-silu", "gated-sigmoid", "gated-linear"]
 
 
 def gated(activation: Gated) -> Changes:
