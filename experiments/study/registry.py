@@ -32,7 +32,7 @@ from experiments.study.papers import (
     wettig,
 )
 from experiments.study.scales import PAPER_SCALE, SCALES
-from experiments.study.table import Missing, Published, Row, Setup, Table, make_rows
+from experiments.study.table import Missing, Paper, Published, Row, Setup, Table, make_rows
 from lm.config.base import SettingError, check_used, diff, leaves, nearest
 from lm.objectives.denoising import OBJECTIVES
 
@@ -172,6 +172,20 @@ def tables_of(rows: Iterable[Row]) -> list[Table]:
     """Return the tables of ``rows``, in the order of `lm list`."""
     names = {row.table for row in rows}
     return [table for table in TABLES.values() if table.name in names]
+
+
+def papers() -> dict[str, Paper]:
+    """Return the papers of all tables by the word that begins the names of their tables, such as "t5"."""
+    found: dict[str, Paper] = {}
+    for table in TABLES.values():
+        if table.paper is not None:
+            found.setdefault(table.name.partition("/")[0], table.paper)
+    return found
+
+
+def tables_of_paper(group: str) -> list[Table]:
+    """Return the tables of the paper that ``papers`` calls ``group``."""
+    return [table for name, table in TABLES.items() if name.partition("/")[0] == group]
 
 
 def baseline_of(name: str) -> str:

@@ -4,6 +4,8 @@ Rows of Table 5 and of section 3.2 have the size of BERT-Base. Table 1 is of sma
 shares of that, and Table 2 of large ones. Choices made where the paper is silent: docs/choices.md.
 """
 
+from pathlib import Path
+
 from experiments.study.changes import Changes, share_of, times, without
 from experiments.study.classic import ELECTRA
 from experiments.study.papers.published import PublishedScores
@@ -17,7 +19,7 @@ from experiments.study.papers.setups import (
 )
 from experiments.study.table import Conclusion, Paper, make_setup, make_table, missing
 
-_SCORES = PublishedScores("clark")
+_SCORES = PublishedScores(Path(__file__).with_name("clark_scores.json"))
 WARMUP = 10_000
 _TEXT: Changes = vocabulary("wordpiece", 30_522) | {"data.corpus": WIKIPEDIA_AND_BOOKS}
 

@@ -4,12 +4,14 @@ Dense rows are T5 with gates. Rows with experts are listed with their scores, an
 made where the paper is silent: docs/choices.md.
 """
 
+from pathlib import Path
+
 from experiments.study.changes import Changes, objective, times
 from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import NOT_TUNED, gated, pretraining
 from experiments.study.table import Conclusion, Missing, Paper, Yardstick, make_setup, make_table, missing
 
-_SCORES = PublishedScores("fedus")
+_SCORES = PublishedScores(Path(__file__).with_name("fedus_scores.json"))
 T5_GATED: Changes = objective("span-corruption") | gated("gated-gelu")
 TUNED: Changes = {"tuning.mixtures": ("glue", "super_glue", "cnn_dailymail", "squad")}
 PAPER = Paper(

@@ -6,6 +6,7 @@ ways afterwards. Choices made where the paper is silent: docs/choices.md.
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from experiments.study.changes import Changes, times
 from experiments.study.classic import NO_NSP
@@ -24,7 +25,7 @@ from experiments.study.table import (
     missing,
 )
 
-_SCORES = PublishedScores("gisserot")
+_SCORES = PublishedScores(Path(__file__).with_name("gisserot_scores.json"))
 STEPS = 42_000
 ENCODER: Changes = (
     BERT

@@ -6,6 +6,7 @@ docs/choices.md.
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from experiments.study.changes import Changes, objective
 from experiments.study.papers.published import PublishedScores
@@ -21,7 +22,7 @@ from experiments.study.table import (
     missing,
 )
 
-_SCORES = PublishedScores("glu")
+_SCORES = PublishedScores(Path(__file__).with_name("glu_scores.json"))
 STEPS = 524_288
 SPANS: Changes = objective("span-corruption") | {"model.dropout": 0.0}
 # The rate falls linearly over the last tenth of the steps.

@@ -4,13 +4,15 @@ On text8 a row is a character model of 256 characters. Most rows are quoted or n
 where the paper is silent: docs/choices.md.
 """
 
+from pathlib import Path
+
 from experiments.study.changes import Changes
 from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.sahoo import DECODER, LM1B, TRAINING
 from experiments.study.papers.setups import NOT_TUNED, pretraining
 from experiments.study.table import Conclusion, Paper, make_setup, make_table, missing
 
-_SCORES = PublishedScores("jo")
+_SCORES = PublishedScores(Path(__file__).with_name("jo_scores.json"))
 BYTES: Changes = {"data.vocabulary": "bytes"}  # for the 27 characters of text8
 TEXT8: Changes = (
     TRAINING | pretraining(1_000_000, 512, 256) | {"data.corpus": "text:text8", "model.vocab_size": 384}

@@ -5,6 +5,7 @@ of text. Choices made where the paper is silent: docs/choices.md.
 """
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from experiments.study.changes import Changes, objective, share_of, times
 from experiments.study.papers.published import PublishedScores
@@ -19,7 +20,7 @@ from experiments.study.papers.setups import (
 from experiments.study.presets import ADAMW, HEADS, family
 from experiments.study.table import Conclusion, Missing, Paper, Table, make_setup, make_table, missing
 
-_SCORES = PublishedScores("lan")
+_SCORES = PublishedScores(Path(__file__).with_name("lan_scores.json"))
 STEPS = 125_000
 
 

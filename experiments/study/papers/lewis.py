@@ -4,6 +4,8 @@ Encoder-decoders of the size of BERT-Base read noisy text and predict the text. 
 hand. Choices made where the paper is silent: docs/choices.md.
 """
 
+from pathlib import Path
+
 from experiments.study.changes import Changes, objective
 from experiments.study.classic import BART
 from experiments.study.papers.published import PublishedScores
@@ -16,7 +18,7 @@ from experiments.study.papers.setups import (
 )
 from experiments.study.table import Conclusion, Paper, make_setup, make_table, missing
 
-_SCORES = PublishedScores("lewis")
+_SCORES = PublishedScores(Path(__file__).with_name("lewis_scores.json"))
 BASE: Changes = (
     size(6, 768, 12)
     | vocabulary("bpe", 50_265)

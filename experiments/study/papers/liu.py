@@ -4,6 +4,8 @@ Rows of Tables 1 to 3 have the size of BERT-Base and its text, rows of Tables 4 
 Choices made where the paper is silent: docs/choices.md.
 """
 
+from pathlib import Path
+
 from experiments.study.changes import Changes, times
 from experiments.study.classic import NO_NSP
 from experiments.study.papers.published import PublishedScores
@@ -19,7 +21,7 @@ from experiments.study.papers.t5 import corpus
 from experiments.study.presets import BERT
 from experiments.study.table import Conclusion, Missing, Paper, make_setup, make_table, missing
 
-_SCORES = PublishedScores("liu")
+_SCORES = PublishedScores(Path(__file__).with_name("liu_scores.json"))
 ROBERTA: Changes = BERT | NO_NSP
 BASE: Changes = (
     size(12, 768, 12)

@@ -5,6 +5,8 @@ second table have learned positions in place of relative ones. Choices made wher
 docs/choices.md.
 """
 
+from pathlib import Path
+
 from experiments.study.changes import Changes, objective, share_of, times
 from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import NOT_TUNED, gated
@@ -19,7 +21,7 @@ from experiments.study.table import (
     missing,
 )
 
-_SCORES = PublishedScores("narang")
+_SCORES = PublishedScores(Path(__file__).with_name("narang_scores.json"))
 # The released code has layer norm with scale and bias, and biases in the feed-forward layer.
 VANILLA: Changes = objective("span-corruption") | {
     "model.norm.kind": "layer",

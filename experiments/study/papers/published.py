@@ -1,7 +1,7 @@
-"""Reads the published scores of a paper from the JSON file beside its module.
+"""Reads the published scores of a paper from a JSON file, which lies beside its module.
 
-A file has ``columns`` (name -> unit and, where known, deviation), and ``tables`` (name of a table -> row ->
-label, scores and source). It holds facts and figures only; what a row changes stands in the module.
+A file has ``columns`` (name -> what a Column has) and ``tables`` (name of a table -> row -> what a Published
+has). It holds facts and figures only; what a row changes is in the module.
 """
 
 import json
@@ -15,9 +15,9 @@ from experiments.study.table import Column, Published
 class PublishedScores:
     """The columns of a paper, and the scores of the rows of its tables."""
 
-    def __init__(self, name: str):
-        """Read ``NAME_scores.json`` in this folder."""
-        file = json.loads(Path(__file__).with_name(f"{name}_scores.json").read_text("utf-8"))
+    def __init__(self, path: Path):
+        """Read a file such as ``Path(__file__).with_name("glu_scores.json")``."""
+        file = json.loads(path.read_text("utf-8"))
         self.columns = tuple(Column(name, **column) for name, column in file["columns"].items())
         self._tables: Mapping[str, Mapping[str, Any]] = file["tables"]
 

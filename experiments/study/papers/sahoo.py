@@ -4,6 +4,8 @@ Rows that predict from left to right are decoders with rotary positions; masked 
 Choices made where the paper is silent: docs/choices.md.
 """
 
+from pathlib import Path
+
 from experiments.study.changes import Changes, objective, times
 from experiments.study.classic import NO_NSP
 from experiments.study.papers.published import PublishedScores
@@ -18,7 +20,7 @@ from experiments.study.papers.setups import (
 from experiments.study.presets import BERT, GPT
 from experiments.study.table import Conclusion, Missing, Paper, make_setup, make_table, missing
 
-_SCORES = PublishedScores("sahoo")
+_SCORES = PublishedScores(Path(__file__).with_name("sahoo_scores.json"))
 DECODER: Changes = GPT | {
     "model.positions.kind": "rotary",
     "model.output.logits": "separate",

@@ -6,13 +6,14 @@ of the model cards are parameters. Choices made where the paper is silent: docs/
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from experiments.study.changes import Changes, objective, times
 from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import NOT_TUNED
 from experiments.study.table import Missing, Paper, make_setup, make_table, missing
 
-_SCORES = PublishedScores("tay")
+_SCORES = PublishedScores(Path(__file__).with_name("tay_scores.json"))
 PAPER = Paper(
     name="T5 shapes",
     citation="Tay et al. 2021",

@@ -6,6 +6,7 @@ prompted tasks. The numbers count tokens in billions. Choices made where the pap
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from experiments.study.changes import Changes, objective, share_of, times
 from experiments.study.papers.published import PublishedScores
@@ -13,7 +14,7 @@ from experiments.study.papers.setups import pretraining, size
 from experiments.study.table import Conclusion, Missing, Paper, Table, make_setup, make_table, missing
 from lm.objectives.denoising import OBJECTIVES
 
-_SCORES = PublishedScores("wang")
+_SCORES = PublishedScores(Path(__file__).with_name("wang_scores.json"))
 # Gates, and feed-forward layers of 10,240 features where the model has 4,096
 T5_GATED: Changes = {
     "model.mlp.activation": "gated-gelu",

@@ -6,6 +6,7 @@ Choices made where the paper is silent: docs/choices.md.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from experiments.study.changes import Changes, objective, times
 from experiments.study.classic import NO_NSP
@@ -15,7 +16,7 @@ from experiments.study.papers.setups import adamw, pretraining, size, tuned_by_h
 from experiments.study.presets import BERT
 from experiments.study.table import Conclusion, Missing, Paper, Table, make_setup, make_table, missing
 
-_SCORES = PublishedScores("weller")
+_SCORES = PublishedScores(Path(__file__).with_name("weller_scores.json"))
 STEPS = 360_000  # 1.7 trillion tokens
 ENCODER: Changes = (
     BERT

@@ -4,6 +4,8 @@ Encoders with norms before each layer, whose hidden tokens are all [MASK] unless
 Choices made where the recipe is silent: docs/choices.md.
 """
 
+from pathlib import Path
+
 from experiments.study.changes import Changes
 from experiments.study.classic import NO_NSP
 from experiments.study.papers.published import PublishedScores
@@ -18,7 +20,7 @@ from experiments.study.papers.setups import (
 from experiments.study.presets import BERT
 from experiments.study.table import Axis, Conclusion, Paper, make_setup, make_table
 
-_SCORES = PublishedScores("wettig")
+_SCORES = PublishedScores(Path(__file__).with_name("wettig_scores.json"))
 STEPS = 23_000
 MASKED: Changes = BERT | NO_NSP | {"model.residual": "pre-norm", "objective.inputs": "masks"}
 PUBLISHED: Changes = (
