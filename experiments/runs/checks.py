@@ -215,6 +215,7 @@ CHARACTERS_PER_TOKEN = 4  # about, for English and a vocabulary of 32,000 word p
 
 NEEDED_HEADS = {  # (field, value) of an objective -> the heads of the model that compute its loss
     ("pairs", "next-sentence"): {"pooler", "next-sentence"},
+    ("pairs", "next-single-sentence"): {"pooler", "next-sentence"},
     ("pairs", "sentence-order"): {"pooler", "sentence-order"},
     ("targets", "replaced"): {"replaced-token"},
 }

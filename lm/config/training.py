@@ -22,8 +22,8 @@ class TruncatedBPTT(NamedTuple):
 
 
 # ``read_if`` of settings: the schedules and optimisers that use them
-DECAYS_LATE: Condition = {"schedule": ("warmup-stable-decay", "inverse-sqrt-linear")}
-DECAYS: Condition = {"schedule": ("linear", "cosine", "warmup-stable-decay", "inverse-sqrt-linear")}
+LATE_DECAYS = ("warmup-stable-decay", "inverse-sqrt-linear")  # schedules that decay from ``decay_start`` on
+DECAYS = ("linear", "cosine", *LATE_DECAYS)  # schedules that decay until ``decay_end``
 DECAYS_EVERY: Condition = {"schedule": ("decay-every",)}
 OF_ADAFACTOR: Condition = {"name": ("adafactor",)}
 OF_ADAMW: Condition = {"name": ("adamw", "adamw-relative", "muon")}
@@ -53,12 +53,12 @@ class Schedule:
     # number of steps during which the factor 1 / sqrt(step) of inverse-sqrt stays constant [steps]
     timescale: int = setting(10_000, {"schedule": ("inverse-sqrt", "inverse-sqrt-linear")})
     # step at which warmup-stable-decay and inverse-sqrt-linear begin to decay linearly [steps]
-    decay_start: int = setting(0, DECAYS_LATE)
+    decay_start: int = setting(0, {"schedule": LATE_DECAYS})
     # step at which the decay ends; linear (T5X: linear_decay) and cosine decay from the end of warm-up,
     # warmup-stable-decay and inverse-sqrt-linear from decay_start on [steps]
-    decay_end: int = setting(0, DECAYS)
+    decay_end: int = setting(0, {"schedule": DECAYS})
     # factor of the rate that is left when the decay has ended, such as 0.1
-    decay_floor: float = setting(0.0, DECAYS)
+    decay_floor: float = setting(0.0, {"schedule": DECAYS})
     # factor by which decay-every (T5X: decay_every) multiplies the rate each time
     decay_factor: float = setting(0.5, DECAYS_EVERY)
     steps_per_decay: int = setting(20_000, DECAYS_EVERY)  # time between two decays of decay-every [steps]
@@ -193,8 +193,8 @@ class OptimizerConfig(Muon, RelativeAdamW, Schedule):
     """The optimiser and all of its settings: Adafactor as in T5, AdamW, or Muon."""
 
     def __post_init__(self):
-        start = "decay_start" if self.schedule in DECAYS_LATE["schedule"] else "warmup_steps"
-        if self.schedule in DECAYS["schedule"] and self.decay_end <= getattr(self, start):
+        start = "decay_start" if self.schedule in LATE_DECAYS else "warmup_steps"
+        if self.schedule in DECAYS and self.decay_end <= getattr(self, start):
             raise SettingError(
                 f"optimizer.decay_end={self.decay_end} should be beyond optimizer.{start}="
                 f"{getattr(self, start)} for the schedule {self.schedule!r}"

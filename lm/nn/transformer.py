@@ -1,5 +1,6 @@
 """The Transformer: encoder, decoder, prefix decoder, and encoder-decoder with two stacks or a shared one."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -155,7 +156,7 @@ class Transformer(Module):
             by_side["decoder"] = self.decoder, self.decoder.hidden_states(*inputs), inputs.attention
         return by_side
 
-    def embedding(self, side: str) -> Embed:
+    def embedding(self, side: str) -> Callable[..., Array]:
         """Return the embedding of the tokens of a side, "encoder" or "decoder"."""
         return self.encoder_embed if side == "encoder" and self.encoder_embed is not None else self.embed
 
