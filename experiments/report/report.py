@@ -9,17 +9,19 @@ from pathlib import Path
 from experiments.console import Sheet, latex, markdown, print_line, show_sheet
 from experiments.figures.panels import PlotGrid
 from experiments.report import text
-from experiments.report.comparison import Comparison, Verdicts, Warn
-from experiments.report.export import seeds_csv, sheet_csv, table_data
+from experiments.report.comparison import START_ONLY_ROW, Comparison, Verdicts, Warn, share_noise
+from experiments.report.export import report_data, seeds_csv, sheet_csv
 from experiments.report.figures import save_figures, table_figures
 from experiments.report.page import REFRESH, Section, html_page, row_details
-from experiments.report.results import Folders, find_results, provenance_mismatches, read_curves, run_roots
+from experiments.report.results import Folders, find_results, provenance_mismatches, run_roots
+from experiments.runs.curves import read_curves
 from experiments.runs.result import Result
 from experiments.study.changes import Overrides
 from experiments.study.names import file_name
 from experiments.study.overrides import explicit_overrides
 from experiments.study.paths import report_folder
 from experiments.study.registry import REGISTRY, build
+from experiments.study.scales import TASKS_AT_CHANCE
 from experiments.study.table import Table
 from lm.config.base import SettingError
 from lm.files import json_with_checksum, write
@@ -30,10 +32,14 @@ SCORES = ""  # the sheet that is shown without a heading
 EXPLANATIONS = "how-to-read-this"  # name of the section that explains the others
 LATEX_SUFFIXES = {
     SCORES: "",
+    text.ORDER: "-order",
+    text.CONCLUSIONS: "-conclusions",
     text.DIFFERENCES: "-differences",
     text.METRICS: "-columns",
-    text.CLAIMS: "-claims",
+    text.CLAIMS["updates"]: "-claims",
+    text.CLAIMS["FLOP"]: "-claims-compute-matched",
 }
+SUMMARY = "Order of rows, then claims after training"  # heading of the sheet on all tables
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class Report:
     """What was written, by the names of its tables."""
 
     path: Path  # of report.md
+    summary: Sheet  # a line per table and group of metrics
     tables: Mapping[str, TableReport]
     left_out: Sequence[str]  # what does not count, and why
 
@@ -66,6 +73,7 @@ def collect_runs(
     """
     names = dict.fromkeys(row.name for table in tables for row in table.rows)
     names |= dict.fromkeys(table.baseline for table in tables)
+    names |= dict.fromkeys([START_ONLY_ROW] if START_ONLY_ROW in REGISTRY else [])
     experiments = {name: build(name, scale, overrides) for name in names if not REGISTRY[name].needs}
     folders = [root for root in run_roots(runs) if root.is_dir()]
     left_out = {f"--runs: there is no folder {root}": None for root in run_roots(runs) if root not in folders}
@@ -115,9 +123,11 @@ def write_report(
             experiments,
             warnings.setdefault,
             provenance_mismatches(_with_baseline(table, results), experiments),
+            TASKS_AT_CHANCE.get(scale, ()),
         )
         for table in tables
     ]
+    share_noise(comparisons)
     shown = {
         each.table.name: report_table(each, warnings.setdefault) for each in shown_comparisons(comparisons)
     }
@@ -129,20 +139,24 @@ def write_report(
         save_figures(table_report.figures, folder)
     waiting = [table.name for table in tables if table.name not in shown]
     header = report_header(comparisons, scale, list(warnings), waiting, overridden)
-    summary = text.all_claims_note(
-        [each.verdicts for each in shown.values()], [t.comparison for t in shown.values()]
-    )
-    header = "\n\n".join(filter(None, [header, summary]))
+    reported = [each.comparison for each in shown.values()]
+    verdicts = [each.verdicts for each in shown.values()]
+    summary = text.summary_sheet(reported, verdicts)
+    if len(shown) > 1 and summary["table"]:
+        header = f"{header}\n\n{SUMMARY}:\n\n{markdown(summary)}"
+    header = "\n\n".join(filter(None, [header, text.all_claims_note(verdicts, reported)]))
     sections = [*map(_section, shown.values()), explanations(comparisons)]
     write(path, "\n\n".join([header, *(section.markdown for section in sections)]) + "\n")
     html = html_page(header, sections, lambda file: (folder / file).read_bytes(), refresh)
     write(path.with_suffix(".html"), html)
     for name, table_report in shown.items():
         write(folder / f"{file_name(name)}.csv", sheet_csv(table_report.sheets[SCORES]))
+    if summary["table"]:
+        write(folder / "order.csv", sheet_csv(summary))
     write(path.with_suffix(".csv"), seeds_csv(comparisons))
-    data = {name: table_data(each.comparison, each.verdicts) for name, each in shown.items()}
-    write(folder / "results.json", json_with_checksum({"command": command, "scale": scale, "tables": data}))
-    return Report(path, shown, list(warnings))
+    data = report_data(reported, verdicts, command, scale)
+    write(folder / "results.json", json_with_checksum(data))
+    return Report(path, summary, shown, list(warnings))
 
 
 def _with_baseline(table: Table, results: Mapping[str, Sequence[Result]]) -> dict[str, Sequence[Result]]:
@@ -155,6 +169,7 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
     verdicts = comparison.verdicts()
     notes = (
         text.claims_notes(comparison, verdicts)
+        + text.start_notes(comparison)
         + text.document_notes(comparison)
         + text.undefined_notes(comparison)
     )
@@ -164,11 +179,14 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
         scores = text.flag_rows(scores, [row.label for row in rows if row.name in comparison.mismatches])
         notes.append(text.mismatch_note(comparison))
     sheets = {
+        text.ORDER: text.order_sheet(comparison),
+        text.CONCLUSIONS: text.conclusions_sheet(verdicts, comparison.mismatches),
         SCORES: scores,
         text.DIFFERENCES: text.differences_sheet(comparison),
         text.METRICS: text.metrics_sheet(comparison) if comparison.has_tasks else None,
-        text.CLAIMS: text.claims_sheet(verdicts, comparison.mismatches),
     }
+    for budget, heading in text.CLAIMS.items():
+        sheets[heading] = text.claims_sheet(verdicts, budget, comparison.mismatches)
     keys = dict.fromkeys(map(comparison.canonical_name, comparison.table.rows))
     curves = {key: read_curves(comparison.runs[key][:MAX_PLOTTED_SEEDS], warn) for key in keys}
     figures = table_figures(comparison, curves)
@@ -181,7 +199,7 @@ def _section(table_report: TableReport) -> Section:
     title = table_title(comparison.table)
     parts = [f"## {title}"]
     for heading, sheet in table_report.sheets.items():
-        parts += [f"{heading}:", markdown(sheet)] if heading else [markdown(sheet)]
+        parts += [f"{heading or 'Scores'}:", markdown(sheet)]
     parts += table_report.notes
     parts += [f"![{title}]({file}.png)" for file in table_report.figures]
     baseline = comparison.experiments[comparison.baseline.name]
@@ -289,15 +307,19 @@ def print_report(
     for table_report in report.tables.values():
         title = f"{table_title(table_report.comparison.table)} (scale {scale})"
         for heading, sheet in table_report.sheets.items():
-            show_sheet(heading or title, sheet)
+            show_sheet(f"{heading}: {title}" if heading == text.ORDER else heading or title, sheet)
             if heading == SCORES and (signs := sheet_legend(sheet)):
                 print_line(signs)
         for line in table_report.notes:
             print_line(line)
+    if len(report.tables) > 1 and report.summary["table"]:
+        show_sheet(SUMMARY, report.summary)
     for line in report.left_out:
         print_line(f"not counted: {line}")
     files = ", ".join(f"{file_name(name)}.csv" for name in report.tables)
-    print_line(f"Report: {report.path.parent}/report.md, .html, .csv (every seed), {files}, results.json")
+    print_line(
+        f"Report: {report.path.parent}/report.md, .html, .csv (every seed), order.csv, {files}, results.json"
+    )
     return report
 
 

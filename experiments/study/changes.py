@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, floor
+from operator import attrgetter
 from typing import Any, Literal, NoReturn, cast
 
 from experiments.study.experiment import Experiment
 from experiments.study.setting_paths import Changes
-from lm.config.base import SettingError, changes, leaves, nearest
+from lm.config.base import SettingError, changes, nearest
 from lm.objectives.denoising import OBJECTIVES
 
 # Path of a setting -> its new value, as the command line gives them. In rows and scales they are ``Changes``,
@@ -64,7 +65,7 @@ class ShareOf:
 
     def __call__(self, _old: int | None, experiment: Experiment) -> int:
         """Return the new value of the setting."""
-        return self.of(dict(leaves(experiment))[self.path])
+        return self.of(attrgetter(self.path)(experiment))
 
     def of(self, number: float) -> int:
         """Return the share of ``number``, which is that of the other setting."""
@@ -93,7 +94,7 @@ def apply(experiment: Experiment, new: Mapping[str, Any]) -> Experiment:
     for path, value in new.items():
         if callable(value):
             experiment, values = changes(experiment, values), {}
-            value = value(dict(leaves(experiment))[path], experiment)
+            value = value(attrgetter(path)(experiment), experiment)
         values[path] = value
     return changes(experiment, values)
 

@@ -40,7 +40,8 @@ SENTINELS: Conditions = (
     PRETRAINED | {"objective.inputs": Values(but=("drop", "shuffle"))},
     PRETRAINED | {"objective.targets": ("sentinels",), "objective.inputs": Values(but=("drop",))},
     PRETRAINED | {"objective.targets": ("sentinels",), "objective.noise": Values(but=("everything",))},
-    SHARED_START | {"start.steps": ABOVE_0},
+    SHARED_START | {"start.steps": ABOVE_0, "start.objective.inputs": Values(but=("drop", "shuffle"))},
+    SHARED_START | {"start.steps": ABOVE_0, "start.objective.targets": ("sentinels",)},
     NETWORK | {"model.architecture": ("encoder",)},
     {"finetuning.steps": ABOVE_0, "tuning.heads": GIVEN, "tuning.layout": ("start-delim-extract",)},
 )

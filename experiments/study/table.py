@@ -71,6 +71,7 @@ class Row:
     published: ReadOnly  # column of the paper -> its score; empty if the paper has no such row
     setup: Setup = T5_SETUP  # what comes before the row's own changes
     needs: tuple[str, ...] = ()  # what this code lacks to build the row; () if it can be built
+    published_runs: int = 1  # number of the paper's runs whose mean its score is
     doubts: ReadOnly = read_only({})  # column -> SECOND_HAND or UNSURE
     intervals: ReadOnly = read_only({})  # column -> half width of the interval that the paper prints
 
@@ -145,11 +146,11 @@ class Published:
     label: str
     scores: Mapping[str, float]  # column -> score; columns that the paper leaves empty are left out
     source: str = ""  # "JMLR 21(140), Table 4, page 22"
+    runs: int = 1  # number of runs whose mean the scores are: ten for the T5 paper's baseline
     second_hand: bool = False  # whether the scores were read in another text than the paper
     unsure: tuple[str, ...] = ()  # columns whose score may be misread
-    intervals: Mapping[str, float] = field(
-        default_factory=dict
-    )  # column -> printed half width of its interval
+    # column -> half width of the interval that the paper prints
+    intervals: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def doubts(self) -> dict[str, str]:
@@ -172,8 +173,8 @@ class Conclusion:
 class Table:
     """Rows that are compared with a baseline and with each other. ``make_table`` makes one.
 
-    A paper claim (``study.claims.paper_claims``) is a pair of rows whose published scores differ
-    significantly or, if the paper gives no noise, a conclusion. Reports test each claim on our runs.
+    A claim (``study.claims.paper_claims``) is a conclusion or, if the paper gives its noise, a pair of rows
+    whose published scores differ significantly. Reports test each claim on our runs.
     """
 
     name: str
@@ -187,6 +188,7 @@ class Table:
     setup: Setup = T5_SETUP  # what comes before the changes of each row
     columns: tuple[str, ...] = ()  # names of the paper's columns by which its rows are compared
     pairs: Pairs = "all"  # of rows that are claims, if the paper gives its noise
+    # hypotheses, written before the rows are run: reports give a verdict on exactly these
     conclusions: tuple[Conclusion, ...] = ()
     # The rows stand in for the paper's with other data. paper_claims() returns no claims then, at any scale,
     # although the published scores are still printed.
@@ -282,6 +284,7 @@ def make_row(name: str, changes: Changes | Missing, published: Published, setup:
         read_only(published.scores),
         setup,
         needs,
+        published.runs,
         read_only(published.doubts),
         read_only(published.intervals),
     )
@@ -311,6 +314,8 @@ def _check_scores(row: str, published: Published, paper: Paper | None) -> None:
         raise SettingError(f"row {row!r} has published scores: name their paper, with paper=Paper(...)")
     named = [*published.scores, *published.unsure, *published.intervals]
     _check_known_columns(f"row {row!r}", named, paper)
+    if published.runs < 1:
+        raise SettingError(f"row {row!r}: runs={published.runs} of its paper should be at least 1")
     for column, score in published.scores.items():
         if isinstance(score, bool) or not isinstance(score, int | float):
             raise SettingError(f"row {row!r}: its score in {column} is {score!r}, which should be a number")

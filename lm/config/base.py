@@ -106,14 +106,14 @@ def diff(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     return {path: (value, other) for path, (value, other) in pairs.items() if value != other}
 
 
-def comments(cls: type, prefix: str = "") -> dict[str, str]:
+def setting_descriptions(cls: type, prefix: str = "") -> dict[str, str]:
     """Return {path: comment} of a nested dataclass: the comments behind or above its fields in the source."""
     hints = typing.get_type_hints(cls)
     by_path: dict[str, str] = {}
     source = "".join(inspect.getsource(base) for base in cls.__mro__ if dataclasses.is_dataclass(base))
     for field in dataclasses.fields(cls):
         if dataclasses.is_dataclass(hints[field.name]):
-            by_path |= comments(hints[field.name], f"{prefix}{field.name}.")
+            by_path |= setting_descriptions(hints[field.name], f"{prefix}{field.name}.")
         elif match := re.search(rf"((?:^ +#.*\n)*)^ +{field.name}:[^#\n]*(#.*)?$", source, re.MULTILINE):
             by_path[prefix + field.name] = " ".join(re.findall(r"# *(.*)", match[2] or match[1]))
     return by_path

@@ -1,7 +1,7 @@
 """The settings of training. Importing them needs the standard library alone, so that listing is fast."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lm.config.base import INT32, Condition, SettingError, above_0, at_least, at_most, below_1, setting
@@ -55,7 +55,8 @@ class Schedule:
     # step at which warmup-stable-decay and inverse-sqrt-linear begin to decay linearly [steps]
     decay_start: int = setting(0, {"schedule": LATE_DECAYS})
     # step at which the decay ends; linear (T5X: linear_decay) and cosine decay from the end of warm-up,
-    # warmup-stable-decay and inverse-sqrt-linear from decay_start on [steps]
+    # warmup-stable-decay and inverse-sqrt-linear from decay_start on; 0: the last step of training, whatever
+    # their number [steps]
     decay_end: int = setting(0, {"schedule": DECAYS})
     # factor of the rate that is left when the decay has ended, such as 0.1
     decay_floor: float = setting(0.0, {"schedule": DECAYS})
@@ -193,11 +194,11 @@ class OptimizerConfig(Muon, RelativeAdamW, Schedule):
     """The optimiser and all of its settings: Adafactor as in T5, AdamW, or Muon."""
 
     def __post_init__(self):
-        start = "decay_start" if self.schedule in LATE_DECAYS else "warmup_steps"
-        if self.schedule in DECAYS and self.decay_end <= getattr(self, start):
+        if self.decays and 0 != self.decay_end <= self._decay_begin:
+            start = "decay_start" if self.schedule in LATE_DECAYS else "warmup_steps"
             raise SettingError(
                 f"optimizer.decay_end={self.decay_end} should be beyond optimizer.{start}="
-                f"{getattr(self, start)} for the schedule {self.schedule!r}"
+                f"{self._decay_begin} for the schedule {self.schedule!r}, or 0 for the last step"
             )
         positive = (
             "learning_rate timescale decay_exponent factor_from decay_factor muon_rms clip_norm clip_rms"
@@ -209,6 +210,21 @@ class OptimizerConfig(Muon, RelativeAdamW, Schedule):
         )
         at_most(self, "optimizer.", factor_from=INT32, **most)
         below_1(self, "optimizer.", "beta1 beta2 momentum muon_momentum ema decay_floor")
+
+    @property
+    def decays(self) -> bool:
+        """Return whether the rate decays until a step."""
+        return self.schedule in DECAYS
+
+    @property
+    def _decay_begin(self) -> int:
+        return self.decay_start if self.schedule in LATE_DECAYS else self.warmup_steps
+
+    def ending_at(self, steps: int) -> "OptimizerConfig":
+        """Return the optimiser of a training of so many steps: ``decay_end`` is their number if it is 0."""
+        if not self.decays or self.decay_end:
+            return self
+        return replace(self, decay_end=max(steps, self._decay_begin + 1))
 
     def transform(self, axes: Axes) -> "optax.GradientTransformation":
         """Return the transformation from gradients to directions of the optimiser ``name``."""

@@ -30,7 +30,7 @@ from lm.data.packing import (
 from lm.data.segments import CACHED_WINDOWS, UNPACKED_ROWS, SegmentReader, WindowRows
 from lm.objectives.corruption import CorruptionInputs, length_mask, limit_spans, trim_targets
 from lm.objectives.denoising import Lengths, Objective, compute_lengths, corrupted_lengths
-from lm.objectives.formatting import INPUTS, TARGETS, rotation, sentence_permutation
+from lm.objectives.formatting import INPUTS, TARGETS, random_tokens, rotation, sentence_permutation
 from lm.tokenizers.tokenizer import PAD, T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
 
@@ -87,8 +87,10 @@ def denoise(
     the format of the inputs if that is random, and one for the order of the inputs if it is not the text's.
 
     The content masks of the result mark original tokens of the text: in the inputs those that are visible, in
-    the targets those that the inputs hide. Sentinels, mask tokens and EOS are no content.
+    the targets those that the inputs hide. Sentinels, mask tokens, EOS and random tokens are no content.
     """
+    if objective.corruption.replaces_text:
+        text = text._replace(tokens=random_tokens(u[:, 0], tokenizer), content=np.zeros_like(text.content))
     tokens, lengths, is_text_token = text
     is_token, order = text.mask, None
     eos = None if objective.eos_between_documents else tokenizer.eos

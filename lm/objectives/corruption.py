@@ -19,8 +19,12 @@ GEOMETRIC_P, LONGEST_SPAN = 0.2, 10
 
 # A Poisson span may have length 0: a mask is inserted and no token is hidden. A single span has the share
 # ``rate`` of the tokens; the middle lies between two random positions; with none, only the order changes.
+# "nothing" hides no token. "random-text" hides none either, but replaces the whole text, so that inputs and
+# targets are both random.
 _SpansName = Literal["spans", "geometric-spans", "poisson-spans", "single-span", "middle"]
-NoiseName = Literal["none", "iid", "whole-words", _SpansName, "suffix", "everything"]
+NoiseName = Literal[
+    "none", "iid", "whole-words", _SpansName, "suffix", "everything", "nothing", "random-text"
+]
 
 
 class CorruptionConfig(Protocol):
@@ -73,6 +77,9 @@ class Noise(NamedTuple):
     needs_word_starts: bool = False
     # documents are kept apart, since this noise splits or hides each as a whole; a causal LM ignores this
     per_document: bool = False
+    # the text is replaced by random tokens, of which this noise hides none; the first uniform of each token
+    # draws its replacement
+    replaces_text: bool = False
     unused_settings: tuple[str, ...] = ()  # of ``CorruptionConfig``; changing them is an error
 
     @property
@@ -270,6 +277,16 @@ def _everything_counts(
     return NoiseCounts(lengths, np.ones_like(lengths), np.zeros_like(lengths))
 
 
+def _nothing_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
+    return np.zeros(texts.uniforms[:, 0].shape, bool)
+
+
+def _nothing_counts(
+    _config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray
+) -> NoiseCounts:
+    return NoiseCounts(np.zeros_like(lengths), np.ones_like(lengths), np.minimum(lengths, 1))
+
+
 def _whole_words_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
     """Return a whole-word mask, bool [B,L]: a word's tokens share the uniform of its first."""
     assert texts.word_starts is not None
@@ -393,6 +410,13 @@ NOISES: dict[str, Noise] = {
         _everything_mask,
         counts=_everything_counts,
         per_document=True,
+        unused_settings=("rate", "mean_span_length"),
+    ),
+    "nothing": Noise(_nothing_mask, counts=_nothing_counts, unused_settings=("rate", "mean_span_length")),
+    "random-text": Noise(
+        _nothing_mask,
+        counts=_nothing_counts,
+        replaces_text=True,
         unused_settings=("rate", "mean_span_length"),
     ),
 }

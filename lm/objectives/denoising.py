@@ -67,7 +67,7 @@ class Objective:
     inputs: InputsName = setting("sentinels", {"noise": Values(but=("none",))})
     # what the model predicts, and what replaces the tokens that are not corrupted
     targets: TargetsName = setting("sentinels", WITH_INPUTS)
-    # share of tokens that are corrupted (ignored with noise suffix and everything)
+    # share of tokens that are corrupted (ignored with noise suffix, everything, nothing and random-text)
     rate: float = setting(0.15, {"noise": _noises_that_use("rate")})
     # mean length of corrupted spans [tokens]
     mean_span_length: float = setting(3.0, {"noise": _noises_that_use("mean_span_length")})
@@ -144,6 +144,7 @@ _CAUSAL_LM = Objective(noise="everything", inputs="drop", targets="everything")
 _INFILLING = Objective("poisson-spans", "span-masks", "everything", 0.3, sentences="permuted")
 _BART = Objective(targets="everything", eos="between-documents")
 _MASKED_LM = Objective(inputs="masks-random-or-same", targets="in-place", eos="between-documents")
+_COPY = Objective(noise="nothing", inputs="drop", targets="everything")  # no noise is there to drop
 
 OBJECTIVES = {
     "baseline": Objective(),  # "replace spans" of i.i.d. noise: the baseline of all tables
@@ -166,6 +167,8 @@ OBJECTIVES = {
     "whole-word-masked-lm": replace(_MASKED_LM, noise="whole-words"),
     "span-masked-lm": replace(_MASKED_LM, noise="geometric-spans"),
     "electra": Objective(inputs="masks", targets="replaced", eos="between-documents"),
+    "copy": _COPY,
+    "copy-random": replace(_COPY, noise="random-text"),  # the copying task [Graves et al. 2014, section 4.1]
 }
 
 

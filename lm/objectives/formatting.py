@@ -13,7 +13,7 @@ from lm.objectives.corruption import break_ties, last_start, length_mask, run_st
 from lm.tokenizers.tokenizer import Tokenizer
 
 # Masks replace tokens one for one, "span-masks" a span each. Of "masks-or-random" a share is any token, and
-# of "masks-random-or-same" another share stays as it was (Raffel et al. 2020, 3.3.1; Devlin et al. 2019, 3.1).
+# of "masks-random-or-same" another share stays as it was (Raffel et al. 2020, 3.3.1; Devlin et al. 2019).
 _MasksName = Literal["masks", "masks-or-random", "masks-random-or-same", "span-masks"]
 InputsName = Literal["sentinels", _MasksName, "drop", "shuffle"]
 # "in-place" and "replaced" are of encoders; "replaced" also asks of every token whether it is the text's.
@@ -140,6 +140,22 @@ TARGETS: dict[TargetsName, Format] = {
     "drop": Format(_drop_nonnoise, lambda tokens, noise, runs: noise),
     "everything": Format(_keep_all),
 }
+
+
+# --- random text
+
+
+def random_tokens(uniforms: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """Return int32 [B,L]: a token for each uniform, by Zipf's law over the ids of ordinary tokens.
+
+    Of N ordinary tokens, number k (from 0) has the probability log((k + 2) / (k + 1)) / log(N + 1), which is
+    nearly proportional to 1 / (k + 1). Vocabularies that are sorted by frequency, such as SentencePiece's,
+    get about the frequencies of a text so. Sentinels and ids below ``first_regular_id`` are never drawn.
+    """
+    first, end = tokenizer.first_regular_id, tokenizer.vocab_size - tokenizer.num_sentinels
+    # in float64, since float32 may round a product up to N
+    number = np.floor(np.exp(uniforms.astype(np.float64) * np.log(end - first + 1))) - 1
+    return first + number.astype(np.int32)
 
 
 # --- sentences

@@ -12,6 +12,7 @@ import optax
 from flax import nnx
 
 from lm import sharding
+from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.config.training import Axes, OptimizerConfig
 from lm.nn.elmo import FORWARD
@@ -31,7 +32,14 @@ def learning_rate(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     >>> config = OptimizerConfig(learning_rate=0.1, schedule="linear", warmup_steps=2, decay_end=4)
     >>> [round(float(learning_rate(config, step)), 3) for step in range(5)]
     [0.0, 0.05, 0.1, 0.05, 0.0]
+
+    Raises SettingError for a decay whose end is not known yet (``OptimizerConfig.ending_at``).
     """
+    if config.decays and not config.decay_end:
+        raise SettingError(
+            f"optimizer.decay_end=0 should be the last step of the schedule {config.schedule!r}: "
+            "call OptimizerConfig.ending_at(steps)"
+        )
     step = jnp.asarray(step, jnp.float32)
 
     def progress(start: int) -> jax.Array:

@@ -19,7 +19,10 @@ from lm.files import lines_with_checksum
 from lm.objectives.denoising import OBJECTIVES, Lengths
 
 SENTINELS = VOCABULARY.vocab_size - VOCABULARY.num_sentinels
-DENOISING = [name for name, one in OBJECTIVES.items() if not one.is_mlm and one.has_inputs]
+COPYING = ("copy", "copy-random")
+DENOISING = [
+    name for name, one in OBJECTIVES.items() if not one.is_mlm and one.has_inputs and name not in COPYING
+]
 
 
 def text_of(tokens):
@@ -89,6 +92,17 @@ def test_of_a_causal_decoder_every_word_is_content_once_and_a_prefix_decoder_cop
         assert of_targets.tolist() == paired.decoder.content.sum(1).tolist()
 
 
+@pytest.mark.parametrize("name", COPYING)
+def test_what_is_copied_is_no_content_and_a_causal_decoder_predicts_the_text_but_no_random_tokens(name):
+    for architecture in ("encoder-decoder", "prefix-decoder"):
+        assert not pretraining(OBJECTIVES[name], architecture)(0, slice(None)).decoder.content.any()
+    batch = pretraining(OBJECTIVES[name], "decoder")(0, slice(None))
+    prefix = np.zeros_like(batch.decoder.content)
+    prefix[:, :-1] = batch.decoder.causal_attention[:, 1:] > 0
+    words = prefix & (batch.decoder.targets > 1)
+    assert (batch.decoder.content == (words if name == "copy" else False)).all()
+
+
 def test_of_an_encoder_the_hidden_tokens_are_content():
     batch = pretraining(OBJECTIVES["masked-lm"], "encoder")(0, slice(None))
     assert (batch.encoder.content == (batch.encoder.loss_weights > 0)).all()
@@ -146,6 +160,13 @@ def test_without_context_a_model_knows_how_frequent_pieces_are_and_how_often_a_r
     loss, frequent = unigram_baseline(batches, MANY, tokens)
     assert loss == pytest.approx(ENTROPY + surprise, abs=0.02)
     assert sorted(frequent) == list(range(3, 13))
+
+
+def test_without_content_tokens_there_is_no_loss_without_context():
+    for name in COPYING:
+        batches, tokens = drawn_text(name)
+        baseline = unigram_baseline(batches, MANY, tokens)
+        assert baseline.loss is None and (baseline.frequent_tokens == -1).all()
 
 
 def test_a_few_content_tokens_are_judged_like_many():

@@ -22,7 +22,7 @@ from lm.objectives.corruption import (
     run_starts,
 )
 from lm.objectives.denoising import OBJECTIVES, Lengths, Objective, compute_lengths, corrupted_lengths
-from lm.objectives.formatting import INPUTS, InputsName
+from lm.objectives.formatting import INPUTS, InputsName, random_tokens
 from lm.tokenizers.tokenizer import EOS, UNK
 
 
@@ -35,6 +35,9 @@ def symbols(size=1000, num_sentinels=100):
 
 
 VOCABULARY = symbols()
+# of decoders, with the text of the corpus
+OF_TEXT = [name for name, one in OBJECTIVES.items() if not one.is_mlm and not one.corruption.replaces_text]
+COPYING = ("copy", "copy-random")
 
 
 def text(rng, counts, width=None):
@@ -102,7 +105,7 @@ def test_span_lengths_are_uniform_compositions():
 
 @settings(max_examples=100, deadline=None)
 @given(
-    name=st.sampled_from(sorted(name for name, one in OBJECTIVES.items() if not one.is_mlm)),
+    name=st.sampled_from(sorted(OF_TEXT)),
     counts=st.lists(st.integers(1, 62), min_size=1, max_size=6),
     rate=st.sampled_from([0.05, 0.15, 0.5, 0.9]),
     sentinels=st.sampled_from([1, 2, 5, 100]),
@@ -199,6 +202,58 @@ def test_bert_style_shows_the_mask_nine_times_in_ten_and_else_any_token():
     assert len(np.unique(replaced)) > 950
 
 
+def copied(name, given_text, seed=0, first_row=0):
+    """Inputs and targets of an objective that copies."""
+    objective, width = OBJECTIVES[name], given_text.tokens.shape[1]
+    u = uniforms(seed, np.arange(len(given_text.lengths)) + first_row, objective.uniforms_per_token, width)
+    return denoise(objective, given_text, u, VOCABULARY, compute_lengths(objective, width + 1))
+
+
+@pytest.mark.parametrize("name", COPYING)
+def test_copying_has_equal_inputs_and_targets_as_long_as_the_text_and_no_content(name):
+    given_text = text(np.random.default_rng(0), [63, 1, 2, 40])
+    inputs, targets = copied(name, given_text)
+    assert rows(inputs) == rows(targets)
+    assert inputs.lengths.tolist() == (given_text.lengths + 1).tolist()
+    assert (inputs.tokens[np.arange(4), given_text.lengths] == EOS).all()
+    assert not targets.content.any()
+    assert inputs.content.any() == (name == "copy")  # what a causal decoder learns to predict
+    assert compute_lengths(OBJECTIVES[name], 64) == (63, 64, 64)
+
+
+def test_copying_a_text_shows_it_and_copying_random_tokens_shows_nothing_of_it():
+    texts = [text(np.random.default_rng(seed), [63, 5, 40]) for seed in (0, 1)]
+    for given_text in texts:
+        assert [row[:-1] for row in rows(copied("copy", given_text)[1])] == rows(given_text)
+    first, second = (rows(copied("copy-random", given_text)[0]) for given_text in texts)
+    assert first == second != rows(copied("copy", texts[0])[0])
+
+
+def test_random_tokens_are_a_function_of_seed_and_row():
+    given_text = text(np.random.default_rng(0), [40] * 6)
+    whole_batch = rows(copied("copy-random", given_text)[0])
+    later = PaddedTexts(*(values[2:4] for values in given_text))
+    assert rows(copied("copy-random", later, first_row=2)[0]) == whole_batch[2:4]
+    assert len({tuple(row) for row in whole_batch}) == 6
+    other = rows(copied("copy-random", given_text, seed=1)[0])
+    assert all(a != b for a, b in zip(whole_batch, other, strict=True))
+
+
+def test_random_tokens_are_ordinary_ones_by_the_law_of_zipf():
+    given_text = text(np.random.default_rng(0), [100] * 2000)
+    tokens = copied("copy-random", given_text)[0].tokens[:, :100]
+    first, end = VOCABULARY.first_regular_id, VOCABULARY.vocab_size - VOCABULARY.num_sentinels
+    assert (tokens.min(), tokens.max()) == (first, end - 1)
+    number = np.arange(end - first)
+    expected = tokens.size * np.log((number + 2) / (number + 1)) / np.log(end - first + 1)
+    counts = np.bincount(tokens.ravel(), minlength=end)[first:]
+    assert (abs(counts - expected) < 5 * np.sqrt(expected)).all()
+    highest = np.array([[1 - 2.0**-24]], np.float32)
+    for size in (104, 900, 32_100, 2**18 + 103):  # a product in float32 might be rounded up
+        last = size - VOCABULARY.num_sentinels - 1
+        assert random_tokens(highest, symbols(size=size)).item() == last
+
+
 def test_prefixes_are_uniform_and_leave_at_least_one_token():
     u = uniforms(0, np.arange(3000), 1, 1)[:, 0, 0]
     assert np.bincount(prefix_lengths(np.full(3000, 4), u), minlength=4)[1:].min() > 900
@@ -257,7 +312,7 @@ def test_noise_lies_in_the_text_fits_its_targets_and_is_the_same_whatever_the_ot
     )
     mask = noise_mask(objective, CorruptionInputs(counts, u, 100, starts), room)
     assert not mask[~length_mask(counts, 40)].any()
-    assert mask.any() == (name != "none")
+    assert mask.any() == (name not in ("none", "nothing", "random-text"))
     tokens = whole(np.full((5, 40), 5, np.int32), counts)
     _, targets = denoise(objective, tokens, u, VOCABULARY, Lengths(40, 41, room))
     assert targets.lengths.max() <= room

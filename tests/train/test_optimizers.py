@@ -13,6 +13,8 @@ import pytest
 import toy
 from flax import nnx
 
+from experiments.runs.kinds.pretraining import pretraining_spec
+from experiments.study.registry import build
 from lm import sharding
 from lm.config.base import SettingError, changes
 from lm.config.layers import AttentionConfig, MlpConfig
@@ -294,6 +296,21 @@ def test_every_optimiser_that_a_setting_may_name_is_there_and_its_memory_is_coun
         assert mean - plain == numbers
 
 
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "warmup-stable-decay"])
+def test_a_decay_without_an_end_ends_with_the_last_step_of_the_phase(schedule):
+    config = OptimizerConfig(learning_rate=0.3, schedule=schedule, warmup_steps=2)
+    for steps in (10, 40):
+        ended = config.ending_at(steps)
+        assert ended == replace(config, decay_end=steps) and ended.ending_at(7) == ended
+        assert float(learning_rate(ended, steps)) == pytest.approx(0, abs=1e-7)
+        assert float(learning_rate(ended, steps - 1)) > 0
+    experiment = changes(
+        build("gpt/base", "nano", {"pretraining.optimizer.schedule": schedule}), {"pretraining.steps": 77}
+    )
+    assert pretraining_spec(experiment).optimizer.decay_end == 77
+    assert OptimizerConfig().ending_at(10) == OptimizerConfig()
+
+
 @pytest.mark.parametrize(
     "field, value",
     [
@@ -311,7 +328,11 @@ def test_momentum_and_decay_out_of_range_are_named(field, value):
 
 
 def test_a_decay_needs_an_end():
-    with pytest.raises(SettingError, match="optimizer.decay_end=0 should be beyond"):
-        OptimizerConfig(schedule="cosine")
+    with pytest.raises(SettingError, match="optimizer.decay_end=0 should be the last step"):
+        learning_rate(OptimizerConfig(schedule="cosine"), 1)
+    with pytest.raises(
+        SettingError, match="optimizer.decay_end=9 should be beyond optimizer.warmup_steps=10"
+    ):
+        OptimizerConfig(schedule="cosine", warmup_steps=10, decay_end=9)
     with pytest.raises(SettingError, match="decay_end=5 should be beyond optimizer.decay_start=5"):
         OptimizerConfig(schedule="warmup-stable-decay", decay_start=5, decay_end=5)

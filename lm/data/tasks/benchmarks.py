@@ -18,6 +18,7 @@ from lm.data.tasks.sequences import COPY, REVERSE
 from lm.data.tasks.task import (
     NO_CLASS,
     UNKNOWN,
+    Half,
     PaperColumn,
     Row,
     Task,
@@ -107,6 +108,7 @@ def translate(row: Row, source: str, target: str) -> tuple[str, str]:
 
 def documentation_task(
     name: str,
+    half: Half,
     paper_column: PaperColumn,
     to_text: Callable[[Row], tuple[str, str]],
     scores: Mapping[str, Any],
@@ -117,7 +119,7 @@ def documentation_task(
     ``paper_column``: the paper's column most like it. Without ``target`` it is the targets text.
     """
     settings: dict[str, Any] = {"report": "report", "paper_column": paper_column, "measure": "bits_per_byte"}
-    settings |= rest
+    settings |= {"half": half} | rest
     target = settings.pop("target", lambda row: to_text(row)[1])
     return Task(name, f"documentation/{name}", name, target, scores, to_text, **settings)
 
@@ -281,6 +283,7 @@ def squad_target(row: Row) -> list[str] | None:
 _TABLE = (
     documentation_task(
         "cloze",
+        "reading",
         "SQuAD",
         question_to_text("cloze"),
         EQUAL_TEXT,
@@ -290,6 +293,7 @@ _TABLE = (
     ),
     documentation_task(
         "extract",
+        "reading",
         "SQuAD",
         question_to_text("extract"),
         SQUAD,
@@ -299,6 +303,7 @@ _TABLE = (
     ),
     documentation_task(
         "acceptability",
+        "language",
         "GLUE",
         lambda row: (f"acceptability: {row['context']}", row["sentence"]),
         {"rouge1": ROUGE["rouge1"]},
@@ -308,6 +313,7 @@ _TABLE = (
     ),
     documentation_task(
         "first-sentence",
+        "language",
         "CNNDM",
         summary_to_text("summarize"),
         ROUGE,
@@ -316,6 +322,7 @@ _TABLE = (
     ),
     documentation_task(
         "next",
+        "language",
         "SGLUE",
         next_to_text,
         {"rouge1": ROUGE["rouge1"]},
@@ -323,7 +330,9 @@ _TABLE = (
         measure="bits_above_chance",
         targets_length=40,
     ),
-    documentation_task("restore", "EnDe", summary_to_text("restore"), EQUAL_TEXT, targets_length=40),
+    documentation_task(
+        "restore", "reading", "EnDe", summary_to_text("restore"), EQUAL_TEXT, targets_length=40
+    ),
     classification("glue/cola", "sentence", ACCEPTABLE, MATTHEWS, "GLUE"),
     classification("glue/sst2", "sentence", ("negative", "positive"), ACCURACY, "GLUE"),
     classification("glue/mrpc", "sentence1 sentence2", ("not_equivalent", "equivalent"), F1_ACCURACY, "GLUE"),

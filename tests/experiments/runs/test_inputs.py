@@ -14,7 +14,7 @@ from experiments.runs.kinds.network import NetworkStage, encode_ahead
 from experiments.runs.kinds.stage import LabelledStage, Stage
 from experiments.runs.run import Run
 from experiments.runs.stages import stages
-from experiments.runs.status import is_finished
+from experiments.runs.status import is_stage_finished
 from experiments.study.registry import build
 
 runs = small_runs.runs
@@ -77,7 +77,7 @@ def test_a_stage_is_finished_by_its_status_alone_which_is_written_last(trained):
         last = max(path.stat().st_mtime_ns for path in saved)
         assert last <= (stage.folder / "run.json").stat().st_mtime_ns
         assert (status["status"], status["step"]) == ("finished", steps)
-        assert is_finished(stage.folder, steps) and not is_finished(stage.folder, steps + 1)
+        assert is_stage_finished(stage.folder, steps) and not is_stage_finished(stage.folder, steps + 1)
 
 
 def test_a_checked_run_reads_its_result_from_its_folder(trained):
