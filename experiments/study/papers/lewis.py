@@ -37,6 +37,13 @@ PAPER = Paper(
 )
 IN_ORDER: Changes = {"objective.sentences": "in-order"}
 MASKED: Changes = IN_ORDER | {"objective.noise": "iid", "objective.inputs": "masks"}
+NO_NOISE: Changes = {"objective.noise": "none", "objective.inputs": "masks"}
+MASS: Changes = IN_ORDER | {
+    "objective.noise": "single-span",
+    "objective.inputs": "masks",
+    "objective.targets": "drop",
+    "objective.rate": 0.5,
+}
 LANGUAGE_MODEL: Changes = {"model.architecture": "decoder", **objective("causal-lm")}
 
 TABLES = (
@@ -47,15 +54,15 @@ TABLES = (
         {
             "bert": missing("another paper's run"),
             "masked-lm": missing("two-stream attention"),
-            "masked-seq2seq": missing("a masked span in the middle"),
+            "masked-seq2seq": MASS,
             "language-model": LANGUAGE_MODEL,
             "permuted-lm": missing("two-stream attention"),
             "multitask-masked-lm": missing("masks of attention drawn anew"),
             "token-masking": MASKED,
             "token-deletion": MASKED | {"objective.inputs": "drop"},
             "text-infilling": IN_ORDER,
-            "document-rotation": missing("rotated documents"),
-            "sentence-shuffling": missing("permuted sentences without noise"),
+            "document-rotation": NO_NOISE | {"objective.sentences": "rotated"},
+            "sentence-shuffling": NO_NOISE,
             "infilling+shuffling": {},
         },
         baseline="lewis/1-objectives/token-masking",

@@ -110,9 +110,9 @@ TABLES = (
         "Pairs of texts, and next-sentence prediction",
         {
             "segment-pair+nsp": NEXT_SENTENCE,
-            "sentence-pair+nsp": missing("pairs of single sentences"),
+            "sentence-pair+nsp": NEXT_SENTENCE | {"objective.pairs": "next-single-sentence"},
             "full-sentences": {},
-            "doc-sentences": missing("rows of one document"),
+            "doc-sentences": {"objective.documents": "apart"},
             "bert-base": QUOTED,
             "xlnet-base-k7": QUOTED,
             "xlnet-base-k6": QUOTED,
