@@ -42,7 +42,7 @@ from lm.config.mesh import MeshConfig
 from lm.config.model import RECURRENT, HeadLayers, LoraConfig, ModelConfig, Pool
 from lm.config.training import NEVER_SKIP, GuardConfig, OptimizerConfig, TruncatedBPTT
 from lm.data.tasks.names import task_name
-from lm.objectives.denoising import OBJECTIVES, Objective
+from lm.objectives.denoising import OBJECTIVES, REPLACED, RESTORED, Objective
 from lm.tokenizers.tokenizer import Layout
 
 MOST_PROCESSES = 1_024  # of one kind, on a machine
@@ -330,7 +330,7 @@ class Experiment:
     guard: GuardConfig = NEVER_SKIP
     # width of ELECTRA's generator as a share of the model's
     generator_share: float = setting(
-        0.25, PRETRAINED | {"objective.targets": Values(("replaced",), said="ELECTRA's objective")}
+        0.25, PRETRAINED | {"objective.targets": Values((*REPLACED, *RESTORED), said="ELECTRA's objective")}
     )
     mesh: MeshConfig = MeshConfig()
     seed: int = 0  # seed of initial parameters, order of examples, corruption and dropout

@@ -52,6 +52,15 @@ BASELINE, RATE = "t5/1-baseline/baseline", "t5/6-corruption-rate/50"
 BERT, NO_NSP, ELECTRA, GPT = (
     REGISTRY[name].changes for name in ("bert/base", "bert/no-nsp", "electra/base", "gpt/base")
 )
+ALL_TOKENS = {
+    "objective.targets": "restored",
+    "model.heads": ("generator", "copy"),
+    "model.output.logits": "tied",
+    "model.output.transform": True,
+    "model.output.bias": True,
+    "tuning.heads": ("next",),
+}
+ROTATION = {"objective.noise": "none", "objective.sentences": "rotated", "tuning.heads": ("next",)}
 TEXT = {"tuning.mixtures": ("documentation",), "tuning.heads": ()}
 
 
@@ -197,6 +206,8 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
     [
         pytest.param("bert/mixed-layers", {"tuning.heads": ("next",)}, marks=pytest.mark.slow),
         pytest.param("electra/base", {"tuning.heads": ("extract",)}, marks=pytest.mark.slow),
+        pytest.param("electra/base", ALL_TOKENS, marks=pytest.mark.slow),
+        pytest.param("bart/base", ROTATION, marks=pytest.mark.slow),
         pytest.param("positions/alibi", {"data.inputs_length": 12}, marks=pytest.mark.slow),
     ],
 )
