@@ -343,6 +343,11 @@ class Experiment:
         check_seed(self.seed, "seed", 2**32 // self.ensemble.members - 1)  # each member has its own
         above_0(self, "", "generator_share")
         at_most(self, "", generator_share=1)
+        if self.vectors.epochs and self.model.embedding.encoder == "separate":
+            raise SettingError(
+                f"vectors.epochs={self.vectors.epochs} makes one embedding to start from: "
+                "model.embedding.encoder='separate' should be 'shared'"
+            )
         share, width = self.tuning.adapters, self.model.d_model
         if share and round(share * width) < 1:
             due = f"should be at least {1 / width:.4g}, a feature of model.d_model={width}, or 0"

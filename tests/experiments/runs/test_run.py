@@ -281,6 +281,18 @@ def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
         ),
         (ELECTRA | {"model.heads": ()}, "objective.targets='replaced' needs .* in model.heads="),
         (ELECTRA | {"objective.targets": "in-place"}, "model.heads=.* needs objective.targets='replaced'"),
+        (
+            ELECTRA | {"objective.targets": "restored", "model.heads": ("generator",)},
+            "objective.targets='restored' needs copy and generator in model.heads=",
+        ),
+        (
+            ELECTRA | {"model.heads": ("replaced-token", "generator")},
+            "model.heads=.* needs objective.targets='restored' or 'restored-at-masks', not 'replaced'",
+        ),
+        (
+            {"vectors.epochs": 1, "model.embedding.encoder": "separate"},
+            "vectors.epochs=1 makes one embedding to start from",
+        ),
         (GPT | TEXT | {"model.positions.max_length": 30}, "model.positions.max_length=30 is less than"),
         ({"seed": -1}, "seed=-1 should be a whole number from 0 to 4294967295"),
         ({"seed": 10**20}, f"seed={10**20} should be a whole number from 0"),
