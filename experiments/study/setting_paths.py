@@ -60,7 +60,17 @@ Changes = TypedDict(
             "sentinels", "masks", "masks-or-random", "masks-random-or-same", "span-masks", "drop", "shuffle"
         ]
         | Change,
-        "objective.targets": Literal["sentinels", "drop", "everything", "in-place", "replaced"] | Change,
+        "objective.targets": Literal[
+            "sentinels",
+            "drop",
+            "everything",
+            "in-place",
+            "replaced",
+            "replaced-at-masks",
+            "restored",
+            "restored-at-masks",
+        ]
+        | Change,
         "objective.rate": float | Change,
         "objective.mean_span_length": float | Change,
         "objective.random_share": float | Change,
@@ -184,7 +194,10 @@ Changes = TypedDict(
         "model.lora.alpha": float | Change,
         "model.lora.matrices": tuple[Literal["query", "key", "value", "out", "mlp"], ...] | Change,
         "model.heads": tuple[
-            Literal["pooler", "next-sentence", "sentence-order", "replaced-token", "backward"], ...
+            Literal[
+                "pooler", "next-sentence", "sentence-order", "replaced-token", "generator", "copy", "backward"
+            ],
+            ...,
         ]
         | Change,
         "model.special": SpecialTokens | Change,
@@ -216,7 +229,16 @@ Changes = TypedDict(
             "sentinels", "masks", "masks-or-random", "masks-random-or-same", "span-masks", "drop", "shuffle"
         ]
         | Change,
-        "start.objective.targets": Literal["sentinels", "drop", "everything", "in-place", "replaced"]
+        "start.objective.targets": Literal[
+            "sentinels",
+            "drop",
+            "everything",
+            "in-place",
+            "replaced",
+            "replaced-at-masks",
+            "restored",
+            "restored-at-masks",
+        ]
         | Change,
         "start.objective.rate": float | Change,
         "start.objective.mean_span_length": float | Change,

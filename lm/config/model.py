@@ -44,8 +44,12 @@ HeadKind = Literal["classes", "regression", "tokens", "span", "choice"]
 HeadLayers = Literal["last", "last-frozen", "mixed-frozen"]
 # of each attention, own and cross; "mlp" is all matrices of the feed-forward layer
 LoraMatrix = Literal["query", "key", "value", "out", "mlp"]
+# replaced-token and generator: the model reads a generator's samples, and classifies tokens or restores the
+# text's; copy: a gate by which it may predict the token that it reads (Clark et al. 2020, section 3.3)
 # backward: a second language model, which reads the text from its end (ELMo)
-PretrainingHead = Literal["pooler", "next-sentence", "sentence-order", "replaced-token", "backward"]
+PretrainingHead = Literal[
+    "pooler", "next-sentence", "sentence-order", "replaced-token", "generator", "copy", "backward"
+]
 
 
 # ``read_if`` of settings: on which others they depend
@@ -174,6 +178,8 @@ class ModelConfig:
         """Check that pre-training heads, and the output matrix, have what they need."""
         if {"next-sentence", "sentence-order"} & set(self.heads) and "pooler" not in self.heads:
             raise SettingError(f"model.heads={self.heads} needs 'pooler' too, which judges pairs of texts")
+        if "copy" in self.heads and "generator" not in self.heads:
+            raise SettingError(f"model.heads={self.heads} needs 'generator' too, whose tokens 'copy' copies")
         if "backward" in self.heads and self.architecture != "decoder":
             raise SettingError(
                 f"model.heads={self.heads} needs model.architecture='decoder', whose text 'backward' reads "

@@ -67,8 +67,8 @@ def check_objective(objective: Objective, architecture: str, tokenizer: Tokenize
         countable = [name for name, noise in NOISES.items() if noise.counts]
         raise SettingError(
             f"objective.noise={objective.noise!r} hides a random number of tokens, so that documents "
-            "cannot be packed before it is drawn: with objective.documents='apart' choose "
-            f"{' or '.join(countable)}"
+            "cannot be packed before it is drawn: objective.documents='apart' needs objective.noise="
+            f"{' or '.join(map(repr, countable))}"
         )
     if objective.is_mlm != (architecture == "encoder"):
         raise SettingError(

@@ -18,7 +18,7 @@ from lm.batch import Batch, Side
 from lm.data.batches import uniforms
 from lm.data.segments import UNPACKED_ROWS, SegmentedWindow, SegmentReader, WindowRows
 from lm.objectives.corruption import CorruptionInputs, length_mask
-from lm.objectives.denoising import Lengths
+from lm.objectives.denoising import REPLACED, RESTORED, Lengths
 from lm.objectives.formatting import INPUTS, split_points
 from lm.tokenizers.tokenizer import PAD
 
@@ -121,8 +121,11 @@ class MaskedLMRows:
             loss_weights=(is_text & noise).astype(np.float32),
             content=is_text & noise,
         )
-        # ELECTRA's discriminator classifies every token of the row.
-        discriminator_weights = in_row.astype(np.float32) if objective.targets == "replaced" else None
+        discriminator_weights = None
+        if objective.targets in ("replaced", "restored"):  # of every token of the row
+            discriminator_weights = in_row.astype(np.float32)
+        elif objective.targets in (*REPLACED, *RESTORED):  # of those that were masked
+            discriminator_weights = (is_text & noise).astype(np.float32)
         return Batch(encoder=side, discriminator_loss_weights=discriminator_weights)
 
 

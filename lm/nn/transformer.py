@@ -75,6 +75,7 @@ class Transformer(Module):
         self.next_sentence = linear(PAIR_CLASSES, "classes") if "next-sentence" in heads else None
         self.sentence_order = linear(PAIR_CLASSES, "classes") if "sentence-order" in heads else None
         self.replaced = ReplacedTokenHead(config, rngs) if "replaced-token" in heads else None
+        self.copy_gate = linear(1, "classes") if "copy" in heads else None
         is_separate = config.embedding.encoder == "separate"
         self.encoder_embed = Embed(rngs, shape, "vocab", std=std, dtype=config.dtype) if is_separate else None
 

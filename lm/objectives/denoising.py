@@ -27,7 +27,10 @@ from lm.config.base import Condition, Conditions, SettingError, Values, below_1,
 from lm.objectives.corruption import NOISES, Noise, NoiseName
 from lm.objectives.formatting import INPUTS, TARGETS, InputsName, TargetsName
 
-IN_PLACE = ("in-place", "replaced")  # targets of encoders: predicted at the position where they are hidden
+REPLACED = ("replaced", "replaced-at-masks")  # targets of ELECTRA's discriminator (Clark et al. 2020)
+RESTORED = ("restored", "restored-at-masks")  # its targets in "all-tokens MLM" and "replace MLM" (ibid., 3.3)
+# Targets of encoders: predicted at the position where they are hidden.
+IN_PLACE = ("in-place", *REPLACED, *RESTORED)
 DEVIATIONS = 4  # standard deviations of room for targets of random length: 1 draw in 30,000 is longer
 HIGHEST_RATE = 0.99  # beyond it a text would be more than 100 times as long as its inputs
 LONGEST_MEAN_SPAN = 10_000  # [tokens]
@@ -143,6 +146,7 @@ class Objective:
 _CAUSAL_LM = Objective(noise="everything", inputs="drop", targets="everything")
 _INFILLING = Objective("poisson-spans", "span-masks", "everything", 0.3, sentences="permuted")
 _BART = Objective(targets="everything", eos="between-documents")
+_ELECTRA = Objective(inputs="masks", targets="replaced", eos="between-documents")
 _MASKED_LM = Objective(inputs="masks-random-or-same", targets="in-place", eos="between-documents")
 _COPY = Objective(noise="nothing", inputs="drop", targets="everything")  # no noise is there to drop
 
@@ -166,7 +170,10 @@ OBJECTIVES = {
     "masked-lm": _MASKED_LM,
     "whole-word-masked-lm": replace(_MASKED_LM, noise="whole-words"),
     "span-masked-lm": replace(_MASKED_LM, noise="geometric-spans"),
-    "electra": Objective(inputs="masks", targets="replaced", eos="between-documents"),
+    "electra": _ELECTRA,
+    "electra-15": replace(_ELECTRA, targets="replaced-at-masks"),
+    "replace-mlm": replace(_ELECTRA, targets="restored-at-masks"),
+    "all-tokens-mlm": replace(_ELECTRA, targets="restored"),
     "copy": _COPY,
     "copy-random": replace(_COPY, noise="random-text"),  # the copying task [Graves et al. 2014, section 4.1]
 }
@@ -224,7 +231,7 @@ def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
     inputs, targets = corrupted_lengths(objective, raw, np.zeros(len(raw)))
     longest = int(np.flatnonzero(inputs <= inputs_length)[-1])
     # At 50 % noise T5 takes one raw token less, so that targets are not longer than inputs.
-    one_less = objective.rate == 0.5 and targets[longest] > inputs[longest]
+    one_less = int(objective.rate == 0.5 and targets[longest] > inputs[longest])
     return Lengths(int(raw[longest]) - one_less, inputs_length, int(targets[longest]) - one_less)
 
 

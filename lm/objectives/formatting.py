@@ -12,12 +12,16 @@ import numpy as np
 from lm.objectives.corruption import break_ties, last_start, length_mask, run_starts
 from lm.tokenizers.tokenizer import Tokenizer
 
-# Masks replace tokens one for one, "span-masks" a span each. Of "masks-or-random" a share is any token, and
-# of "masks-random-or-same" another share stays as it was (Raffel et al. 2020, 3.3.1; Devlin et al. 2019).
+# Masks replace tokens one for one, "span-masks" a span each. Of "masks-or-random" a share is any token
+# (Raffel et al. 2020, 3.3.1), and of "masks-random-or-same" another share stays as it was (Devlin et al.
+# 2019, 3.1).
 _MasksName = Literal["masks", "masks-or-random", "masks-random-or-same", "span-masks"]
 InputsName = Literal["sentinels", _MasksName, "drop", "shuffle"]
-# "in-place" and "replaced" are of encoders; "replaced" also asks of every token whether it is the text's.
-TargetsName = Literal["sentinels", "drop", "everything", "in-place", "replaced"]
+# "in-place" and these are targets of encoders. Where a generator fills in the masks, a discriminator reads
+# the result. It says which tokens are not the text's, of all ("replaced") or of those that were masked; or it
+# predicts the text's token, at all positions ("restored") or at those that were masked.
+_GeneratedName = Literal["replaced", "replaced-at-masks", "restored", "restored-at-masks"]
+TargetsName = Literal["sentinels", "drop", "everything", "in-place", _GeneratedName]
 
 
 class Formatted(NamedTuple):

@@ -117,9 +117,14 @@ def test_of_a_masked_lms_noise_80_percent_is_masked_10_any_token_10_unchanged_an
     assert [masked, same, 1 - masked - same] == pytest.approx(
         [0.8, 0.1, 0.1], abs=5 * 0.4 / np.sqrt(noise.sum())
     )
+    for name in ("electra", "all-tokens-mlm"):
+        batch = batches(name)(0, slice(None))
+        assert (batch.discriminator_loss_weights == batch.encoder.segment_ids).all()
+    for name in ("electra-15", "replace-mlm"):
+        batch = batches(name)(0, slice(None))
+        assert (batch.discriminator_loss_weights == batch.encoder.loss_weights).all()
     batch = batches("electra")(0, slice(None))
     assert ((batch.encoder.tokens == MASK) == (batch.encoder.loss_weights > 0)).all()
-    assert (batch.discriminator_loss_weights == batch.encoder.segment_ids).all()
 
 
 @pytest.mark.parametrize("pairs", PAIRS[1:])

@@ -7,6 +7,7 @@ from small_models import TINY, example, features, made, run
 
 from lm.config.base import SettingError, changes
 from lm.nn.layers import count
+from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 from lm.sharding import named
 from lm.train.flops import costs, step_flops
@@ -132,3 +133,34 @@ def test_sharing_saves_parameters_and_no_flops(new):
 def test_sharing_what_is_not_there_is_refused(new, message):
     with pytest.raises(SettingError, match=message):
         changes(TINY, new)
+
+
+NARANG = changes(PRESETS["t5-base"], {"norm.kind": "layer", "mlp.bias": True})
+APART = {"embedding.encoder": "separate"}
+SHARED = {"shared_layers": True, "output.logits": "separate"}
+
+
+@pytest.mark.parametrize(
+    ("new", "millions"),
+    [
+        ({}, 223),
+        ({"mlp.activation": "gated-linear", "mlp.d_ff": 2_048}, 223),
+        ({"residual": "rezero", "norm.kind": "none"}, 223),
+        ({"residual": "fixup", "norm.kind": "none"}, 223),
+        (SHARED | {"shared_stack": "encoder"}, 170),
+        (SHARED | {"shared_stack": "decoder"}, 144),
+        (APART, 248),
+        (APART | {"output.logits": "separate"}, 273),
+    ],
+)
+def test_parameters_are_those_that_narang_et_al_print(new, millions):
+    assert costs(changes(NARANG, new), 512).parameters / 1e6 == pytest.approx(millions, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("width", "parts", "millions"),
+    [(768, "attention", 83), (768, "mlp", 57), (128, "attention", 64), (128, "mlp", 38), (128, "all", 12)],
+)
+def test_parameters_are_those_that_albert_prints(width, parts, millions):
+    new = {"embedding.d_embed": None if width == 768 else width, "shared_parts": parts, "heads": ()}
+    assert costs(changes(PRESETS["albert-base"], new), 512).parameters / 1e6 == pytest.approx(millions, abs=1)

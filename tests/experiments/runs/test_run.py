@@ -193,6 +193,8 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
     [
         pytest.param("bert/mixed-layers", {"tuning.heads": ("next",)}, marks=pytest.mark.slow),
         pytest.param("electra/base", {"tuning.heads": ("extract",)}, marks=pytest.mark.slow),
+        pytest.param("electra/base", ALL_TOKENS, marks=pytest.mark.slow),
+        pytest.param("bart/base", ROTATION, marks=pytest.mark.slow),
         pytest.param("positions/alibi", {"data.inputs_length": 12}, marks=pytest.mark.slow),
     ],
 )
