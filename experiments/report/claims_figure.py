@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from experiments.figures.spec import FigureSpec
 from experiments.report.comparison import UNCOMPARED
 from experiments.report.metrics import Budget, Group
+from experiments.report.prediction import read_tables
 from experiments.report.text import BUDGET_TITLES, GROUP_TITLES
 from lm.config.base import SettingError
-from lm.files import parse_with_checksum
 
 VERDICTS = ("confirmed", "contradicted", "undecided", "not compared")
 # distinguishable with every kind of color vision, and in gray (Okabe and Ito 2008)
@@ -63,15 +63,6 @@ def _verdict(word: str) -> str:
     if word in UNCOMPARED:
         return "not compared"
     return "undecided" if word == "equivalent" else word
-
-
-def read_tables(path: Path) -> Mapping[str, Any]:
-    """Return the tables in ``results.json`` of a report; SettingError for any other file."""
-    try:
-        tables = parse_with_checksum(path.read_bytes(), path)["tables"]
-    except (OSError, KeyError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path} should be the results.json of a report: {error}") from error
-    return tables
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 from experiments.console import Cell, Sheet
 from experiments.report.comparison import BaselineDifference, Comparison, Verdict, Verdicts
-from experiments.report.order import PaperOrder
+from experiments.report.metrics import Group
+from experiments.report.order import PaperOrder, ScalePrediction
 from experiments.report.statistics import PairedTest, seed_intervals
 from experiments.report.text import count_verdicts
 from experiments.runs.plateau import has_plateau
@@ -94,6 +95,24 @@ def report_data(
     return {"command": command, "scale": scale, "claims of all tables": _all_claims(tables), "tables": tables}
 
 
+def predictions_data(predictions: Mapping[str, Mapping[Group, ScalePrediction]]) -> dict[str, Any]:
+    """Return table -> group -> how far the order of its rows predicts that at another scale."""
+    return {
+        table: {
+            group: {
+                "decision accuracy": each.accuracy,
+                "interval": each.accuracy_interval,
+                "tau": _finite(each.tau),
+                "tau's interval": each.tau_interval,
+                "p": each.p,
+                "rows": list(each.rows),
+            }
+            for group, each in by_group.items()
+        }
+        for table, by_group in predictions.items()
+    }
+
+
 def _all_claims(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Return group -> budget -> the mean share of confirmed claims over tables, and raw counts."""
     found: dict[str, dict[str, Any]] = {}
@@ -125,7 +144,7 @@ def table_data(comparison: Comparison, verdicts: Verdicts) -> dict[str, Any]:
             group: {budget: _counts_data(judged) for budget, judged in by_budget.items()}
             for group, by_budget in verdicts.items()
         },
-        "baseline": comparison.table.baseline,
+        "baseline run": _experiment_data(comparison, comparison.canonical_baseline),
         "paper": None
         if paper is None
         else {
@@ -134,8 +153,12 @@ def table_data(comparison: Comparison, verdicts: Verdicts) -> dict[str, Any]:
         },
         "weights": comparison.groups,
         "over the start alone": {
-            group: {row: _test_data(test) for row, test in comparison.gains_over_start(group).items()}
-            for group in comparison.groups
+            "row": comparison.control,
+            "seeds": _run_folders(comparison, comparison.control),
+            "rows": {
+                group: {row: _test_data(test) for row, test in comparison.gains_over_start(group).items()}
+                for group in comparison.groups
+            },
         },
         "columns": {
             metric.name: {
@@ -225,12 +248,34 @@ def _run_data(comparison: Comparison, run: Result) -> dict[str, Any]:
     scores = comparison.scores(run)
     undefined = {metric.name: run.undefined(metric.name) for metric in comparison.metrics}
     return {
-        "folder": f"{run.folder.parent.parent.name}/{run.folder.parent.name}/{run.folder.name}",
+        "folder": _folder_in_scale(run),
         "scores": {metric.name: metric.value(scores) for metric in comparison.metrics},
         UNDEFINED: {name: reasons for name, reasons in undefined.items() if reasons},
         **{name: getattr(run, name) for name in COUNTERS},
         "likelihoods": list(run.likelihoods),
     }
+
+
+def _experiment_data(comparison: Comparison, name: str) -> dict[str, Any]:
+    """Return where the runs of an experiment lie, and what its verdicts depend on."""
+    experiment = comparison.experiments[name]
+    return {
+        "row": name,
+        "has plateau": has_plateau(experiment),
+        "updates": experiment.pretraining.steps,
+        "seeds": _run_folders(comparison, name),
+    }
+
+
+def _run_folders(comparison: Comparison, name: str | None) -> dict[str, str]:
+    """Return seed -> folder of each finished run of a row; empty for no row."""
+    runs = comparison.runs[name] if name else ()
+    return {str(run.seed): _folder_in_scale(run) for run in runs}
+
+
+def _folder_in_scale(run: Result) -> str:
+    """Return the folder of a run, from that of its scale."""
+    return str(run.folder).removeprefix(f"{run.scale}/")
 
 
 def _difference_data(x: BaselineDifference) -> dict[str, Any]:

@@ -10,20 +10,23 @@ from experiments.console import Sheet, latex, markdown, print_line, show_sheet
 from experiments.figures.panels import PlotGrid
 from experiments.report import text
 from experiments.report.comparison import START_ONLY_ROW, Comparison, Verdicts, Warn, share_noise
-from experiments.report.export import report_data, seeds_csv, sheet_csv
+from experiments.report.export import predictions_data, report_data, seeds_csv, sheet_csv
 from experiments.report.figures import save_figures, table_figures
+from experiments.report.metrics import Group
+from experiments.report.order import ScalePrediction
 from experiments.report.page import REFRESH, Section, html_page, row_details
+from experiments.report.prediction import combined_scores, predictions, read_combined_scores
 from experiments.report.results import Folders, find_results, provenance_mismatches, run_roots
 from experiments.runs.curves import read_curves
 from experiments.runs.result import Result
 from experiments.study.changes import Overrides
 from experiments.study.names import file_name
 from experiments.study.overrides import explicit_overrides
-from experiments.study.paths import report_folder
+from experiments.study.paths import report_folder, run_folder
 from experiments.study.registry import REGISTRY, build
-from experiments.study.scales import TASKS_AT_CHANCE
+from experiments.study.scales import SCALES, TASKS_AT_CHANCE
 from experiments.study.table import Table
-from lm.config.base import SettingError
+from lm.config.base import SettingError, nearest
 from lm.files import json_with_checksum, write
 
 POLL_SECONDS = 5.0  # between looks at the folders of runs
@@ -59,6 +62,7 @@ class Report:
 
     path: Path  # of report.md
     summary: Sheet  # a line per table and group of metrics
+    prediction: Sheet  # likewise, of the order at another scale; empty if none was asked for
     tables: Mapping[str, TableReport]
     left_out: Sequence[str]  # what does not count, and why
 
@@ -95,9 +99,26 @@ def _nothing_finished(tables: Sequence[Table], scale: str, runs: Folders, left_o
     roots = ", ".join(map(str, run_roots(runs)))
     message = f"no run of {names} at scale {scale} has finished under {roots}; train them with: "
     message += f"lm sweep '{tables[0].name}' --scale {scale}"
+    for other in scales_with_runs(tables, runs):
+        message += f"; scale {other} has finished runs: lm report --scale {other}"
     if len(left_out) == 1:
         return f"{message} ({left_out[0]})"
     return message + "".join(f"\n- {line}" for line in left_out)
+
+
+def scales_with_runs(tables: Sequence[Table], runs: Folders) -> list[str]:
+    """Return the scales at which any row of the tables has a finished run without overrides."""
+    return [
+        scale
+        for scale in SCALES
+        if any(
+            any(run_folder(root, scale, row.name, 0, {}).parent.glob("seed-*/scores.json"))
+            for root in run_roots(runs)
+            if (root / scale).is_dir()
+            for table in tables
+            for row in table.rows
+        )
+    ]
 
 
 def write_report(
@@ -107,27 +128,16 @@ def write_report(
     refresh: float = 0,
     overrides: Overrides | None = None,
     command: str = "",
+    against: str = "",
 ) -> Report:
     """Write the report on ``tables`` into the first folder of ``runs``; SettingError if no row has finished.
 
-    refresh: how often the page for a browser reloads itself [s]; 0: never.
+    against: another scale, or results.json of another report, whose order of rows this scale's should
+    predict. refresh: how often the page for a browser reloads itself [s]; 0: never.
     command: what the user called, which is recorded in results.json.
     """
-    results, left_out = collect_runs(tables, scale, runs, overrides)
-    warnings = dict.fromkeys(left_out)
-    experiments = {name: build(name, scale, overrides) for name in results if not REGISTRY[name].needs}
-    comparisons = [
-        Comparison(
-            table,
-            results,
-            experiments,
-            warnings.setdefault,
-            provenance_mismatches(_with_baseline(table, results), experiments),
-            TASKS_AT_CHANCE.get(scale, ()),
-        )
-        for table in tables
-    ]
-    share_noise(comparisons)
+    warnings: dict[str, None] = {}
+    comparisons = compare_tables(tables, scale, runs, overrides, warnings.setdefault)
     shown = {
         each.table.name: report_table(each, warnings.setdefault) for each in shown_comparisons(comparisons)
     }
@@ -145,6 +155,10 @@ def write_report(
     if len(shown) > 1 and summary["table"]:
         header = f"{header}\n\n{SUMMARY}:\n\n{markdown(summary)}"
     header = "\n\n".join(filter(None, [header, text.all_claims_note(verdicts, reported)]))
+    predicted = {}
+    if against:
+        predicted = predict_other(reported, against, runs, overrides, warnings.setdefault)
+        header += f"\n\n{_prediction_title(scale, against)}:\n\n{markdown(text.prediction_sheet(predicted))}"
     sections = [*map(_section, shown.values()), explanations(comparisons)]
     write(path, "\n\n".join([header, *(section.markdown for section in sections)]) + "\n")
     html = html_page(header, sections, lambda file: (folder / file).read_bytes(), refresh)
@@ -155,8 +169,55 @@ def write_report(
         write(folder / "order.csv", sheet_csv(summary))
     write(path.with_suffix(".csv"), seeds_csv(comparisons))
     data = report_data(reported, verdicts, command, scale)
+    if against:
+        data["prediction"] = {"of": against, "tables": predictions_data(predicted)}
     write(folder / "results.json", json_with_checksum(data))
-    return Report(path, summary, shown, list(warnings))
+    return Report(path, summary, text.prediction_sheet(predicted), shown, list(warnings))
+
+
+def _prediction_title(scale: str, against: str) -> str:
+    return f"How far the order of rows at scale `{scale}` predicts that of `{against}`"
+
+
+def compare_tables(
+    tables: Sequence[Table], scale: str, runs: Folders, overrides: Overrides | None, warn: Warn
+) -> list[Comparison]:
+    """Return a comparison of the finished runs of each table, with one unit per metric for all tables.
+
+    SettingError if no row has finished. warn: called with a line on each run that does not count.
+    """
+    results, left_out = collect_runs(tables, scale, runs, overrides)
+    for line in left_out:
+        warn(line)
+    experiments = {name: build(name, scale, overrides) for name in results if not REGISTRY[name].needs}
+    comparisons = [
+        Comparison(
+            table,
+            results,
+            experiments,
+            warn,
+            provenance_mismatches(_with_baseline(table, results), experiments),
+            TASKS_AT_CHANCE.get(scale, ()),
+        )
+        for table in tables
+    ]
+    share_noise(comparisons)
+    return comparisons
+
+
+def predict_other(
+    comparisons: Sequence[Comparison], against: str, runs: Folders, overrides: Overrides | None, warn: Warn
+) -> dict[str, dict[Group, ScalePrediction]]:
+    """Return how far the order of rows predicts that at the scale, or in the results.json, ``against``."""
+    if against.endswith(".json"):
+        return predictions(comparisons, read_combined_scores(Path(against)))
+    if against not in SCALES:
+        raise SettingError(
+            f"--against {against} should be a scale or the results.json of a report{nearest(against, SCALES)}"
+        )
+    tables = [comparison.table for comparison in comparisons]
+    others = compare_tables(tables, against, runs, overrides, warn)
+    return predictions(comparisons, {each.table.name: combined_scores(each) for each in others})
 
 
 def _with_baseline(table: Table, results: Mapping[str, Sequence[Result]]) -> dict[str, Sequence[Result]]:
@@ -301,9 +362,10 @@ def print_report(
     runs: Sequence[str],
     overrides: Overrides | None = None,
     command: str = "",
+    against: str = "",
 ) -> Report:
     """Write the report on tables, print what a terminal shows of it, and return it."""
-    report = write_report(tables, scale, runs, overrides=overrides, command=command)
+    report = write_report(tables, scale, runs, overrides=overrides, command=command, against=against)
     for table_report in report.tables.values():
         title = f"{table_title(table_report.comparison.table)} (scale {scale})"
         for heading, sheet in table_report.sheets.items():
@@ -314,6 +376,8 @@ def print_report(
             print_line(line)
     if len(report.tables) > 1 and report.summary["table"]:
         show_sheet(SUMMARY, report.summary)
+    if against:
+        show_sheet(_prediction_title(scale, against).replace("`", ""), report.prediction)
     for line in report.left_out:
         print_line(f"not counted: {line}")
     files = ", ".join(f"{file_name(name)}.csv" for name in report.tables)

@@ -1,7 +1,7 @@
 """What a report says about a table: sheets of scores, differences, metrics and verdicts, and notes."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import isfinite
 from statistics import mean, median
 
@@ -28,10 +28,12 @@ from experiments.report.metrics import (
     perplexity_by_length,
     shortest_training,
 )
+from experiments.report.order import ScalePrediction
 from experiments.report.statistics import ALPHA, NUM_RESAMPLES, PairedTest, t_test_power
 from experiments.runs.plateau import has_plateau
 from experiments.runs.result import Result
 from experiments.study.claims import Claim, Counts, compared_columns, simulate_replication
+from experiments.study.registry import REGISTRY
 from experiments.study.table import SECOND_HAND, UNSURE, Row
 
 NBSP = "\N{NO-BREAK SPACE}"
@@ -67,8 +69,8 @@ paper's scores, † marks those that were read second hand, and ? those that may
 DOUBTS = {SECOND_HAND: "†", UNSURE: "?"}
 ABOUT_CLAIMS = """**Order before counts.** Kendall's tau compares the order of our rows with that of the \
 paper's, by means over columns: 1 is the same order, 0 none, -1 the opposite. p is the probability of a \
-tau as far from 0 if all orders were equally likely; its interval resamples seeds and examples. A repeat \
-of the paper would reach the tau beside it, with the paper's own noise around its printed scores.
+tau as far from 0 if all orders were equally likely; its interval resamples seeds and examples. A repeat of \
+the paper would reach the tau beside it, with the paper's own noise around its printed scores.
 
 A *claim* is a pair of rows that the paper's own noise tells apart (z, over all its columns), or a \
 conclusion in the table's file, written before the rows are run. The *mean z-score* is the mean over \
@@ -425,6 +427,29 @@ def _interval_cell(interval: tuple[float, float] | None) -> Cell:
     return Cell() if interval is None else Cell(f"{interval[0]:+z.2f} to {interval[1]:+z.2f}")
 
 
+def prediction_sheet(predictions: Mapping[str, Mapping[Group, ScalePrediction]]) -> Sheet:
+    """Return a line per table and group of metrics: how far one scale predicts the order at another."""
+    lines = [
+        (table, group, prediction)
+        for table, by_group in predictions.items()
+        for group, prediction in by_group.items()
+    ]
+    return {
+        "table": [Cell(table) for table, _, _ in lines],
+        "tasks": [Cell(GROUP_TITLES[group]) for _, group, _ in lines],
+        "rows": [Cell(str(len(each.rows)), value=len(each.rows)) for _, _, each in lines],
+        "decision accuracy": [Cell(f"{each.accuracy:.0%}", value=each.accuracy) for _, _, each in lines],
+        "its 95 % interval": [_share_interval_cell(each.accuracy_interval) for _, _, each in lines],
+        "tau": [Cell(f"{each.tau:+z.2f}", value=each.tau) for _, _, each in lines],
+        "its interval": [_interval_cell(each.tau_interval) for _, _, each in lines],
+        "p": [Cell(f"{each.p:.2g}", value=each.p) for _, _, each in lines],
+    }
+
+
+def _share_interval_cell(interval: tuple[float, float] | None) -> Cell:
+    return Cell() if interval is None else Cell(f"{interval[0]:.0%} to {interval[1]:.0%}")
+
+
 def summary_sheet(comparisons: Sequence[Comparison], verdicts: Sequence[Verdicts]) -> Sheet:
     """Return a line per table and group of metrics: the order of its rows, then the verdicts on its claims.
 
@@ -662,7 +687,8 @@ def document_notes(comparison: Comparison) -> list[str]:
 
 def start_notes(comparison: Comparison) -> list[str]:
     """Return a sentence on the control that has the start alone; none where rows have no start."""
-    if not comparison.experiments[comparison.baseline.name].start.steps:
+    has_start = comparison.experiments[comparison.baseline.name].start.steps > 0
+    if not has_start or START_ONLY_ROW not in REGISTRY:
         return []
     if comparison.control is None:
         return [

@@ -245,9 +245,13 @@ class TuningConfig:
     evaluation_examples: int = setting(0, ON_TASKS)
     # number of examples of each validation set on which reported scores are measured; 0: all [examples]
     report_examples: int = setting(0, ON_TASKS)
+    # number of the reported examples of each text-to-text task on which it is also scored with the inputs of
+    # other examples, which shows whether it needs its inputs; 0: none [examples]
+    shuffled_inputs: int = setting(0, {"mixtures": GIVEN})
 
     def __post_init__(self):
-        at_least(self, "tuning.", inputs_length=2, evaluation_examples=0, report_examples=0, examples_limit=1)
+        at_least(self, "tuning.", inputs_length=2, examples_limit=1)
+        at_least(self, "tuning.", evaluation_examples=0, report_examples=0, shuffled_inputs=0)
         names = [*map(task_name, (*self.mixtures, *self.heads))]
         if both := sorted({name for name in names if names.count(name) > 1}):
             raise SettingError(

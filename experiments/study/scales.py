@@ -3,8 +3,8 @@
 ``base`` is the setup of each row's paper. On one CPU core a row of ``nano`` takes one to two minutes, one of
 ``mini`` five to eleven. ``small`` is for a night on a workstation or minutes on a GPU, ``medium`` for less
 than an hour on an H100; docs/study.md has the FLOP, memory and hours of each. All of these are tuned on the
-six tasks of the documentation, which stand in for the paper's; ``mini-real`` on real benchmarks, as far as
-they were prepared, in place of these tasks.
+tasks of the documentation, which stand in for the paper's; ``mini-real`` on real benchmarks, as far as they
+were prepared, in place of these tasks.
 """
 
 from collections.abc import Mapping
@@ -18,15 +18,17 @@ _DOCUMENTATION: Changes = {
     "data.inputs_length": 64,
     "data.encoders": 0,  # so little text is encoded when it is needed
     "tuning.inputs_length": 96,
-    "tuning.mixtures": ("documentation-words", "documentation-sentences"),
-    # of 2,000 to 8,000 examples a task: as the paper's 2^19, between the sizes of its tasks
+    "tuning.mixtures": ("documentation-reading", "documentation-language"),
+    "tuning.examples_limit": 500,  # below the size of nearly all tasks, so that these are drawn equally often
+    "tuning.shuffled_inputs": 500,
+    # of 400 to 8,000 examples per task: as the paper's 2^19, between the sizes of its tasks
     "mixing.limit": 2_000,
     # A decoder that has predicted so few tokens does not find out by itself where to look in its inputs. With
     # both of these it does within 400 steps of the baseline's objective, with one alone not within 1,000. The
-    # start copies random tokens: it teaches where to look and nothing of text, and no row compares it.
+    # start copies the text, which is no row's objective.
     "model.positions.relative_bias_start": "slopes",
     "start.steps": 200,
-    "start.objective": OBJECTIVES["copy-random"],
+    "start.objective": OBJECTIVES["copy"],
     # short runs learn faster at a rate of 0.02, and have no time to decay
     "pretraining.optimizer.timescale": 2_500,
     "finetuning.optimizer.learning_rate": 0.01,
@@ -66,13 +68,16 @@ _MINI: Changes = _NANO | {
     "finetuning.steps": 300,
     "finetuning.save_every": 300,
     "tuning.evaluation_examples": 256,
-    "tuning.report_examples": 0,
+    "tuning.report_examples": 1_000,
 }
 
 _REAL: Changes = {  # benchmarks as far as they can be had, each under the paper's column of its kind
     "tuning.mixtures": tuple(
         "glue_small super_glue_small squad_small scitldr multi30k_ende multi30k_enfr xquad_enro".split()
     ),
+    "tuning.examples_limit": None,
+    "tuning.shuffled_inputs": 0,
+    "tuning.report_examples": 0,
     "mixing.limit": 4_000,
     "data.vocabulary_texts": "corpus+tasks",  # which are German, French and Romanian too
     "data.vocabulary_size": 8_000,

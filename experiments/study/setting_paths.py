@@ -358,6 +358,7 @@ Changes = TypedDict(
         "tuning.examples_limit": int | None | Change,
         "tuning.evaluation_examples": int | Change,
         "tuning.report_examples": int | Change,
+        "tuning.shuffled_inputs": int | Change,
         "ensemble": EnsembleConfig | Change,
         "ensemble.members": int | Change,
         "ensemble.pretraining": Literal["separate", "shared"] | Change,

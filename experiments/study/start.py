@@ -30,7 +30,7 @@ class StartSteps:
         return f"the scale's start.steps, or {self.otherwise}"
 
 
-COPYING = OBJECTIVES["copy-random"]
+COPYING = OBJECTIVES["copy"]
 START: Changes = {"start.steps": StartSteps(200), "start.objective": COPYING}
 # A start is a pre-training by its own objective. So one that nothing follows is a pre-training of as many
 # updates, and shares the checkpoint of the start of all rows with the same model, corpus and seed.

@@ -148,7 +148,7 @@ _INFILLING = Objective("poisson-spans", "span-masks", "everything", 0.3, sentenc
 _BART = Objective(targets="everything", eos="between-documents")
 _ELECTRA = Objective(inputs="masks", targets="replaced", eos="between-documents")
 _MASKED_LM = Objective(inputs="masks-random-or-same", targets="in-place", eos="between-documents")
-_COPY = Objective(noise="nothing", inputs="drop", targets="everything")  # no noise is there to drop
+_COPY = Objective(noise="nothing", inputs="drop", targets="everything")  # there is no noise to drop
 
 OBJECTIVES = {
     "baseline": Objective(),  # "replace spans" of i.i.d. noise: the baseline of all tables

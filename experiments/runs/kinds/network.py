@@ -44,7 +44,7 @@ from lm.data.pretraining import DenoisingRows
 from lm.data.segments import UNPACKED_ROWS
 from lm.data.seq2seq import CorpusExamples, MixtureRows
 from lm.data.tasks.labelled import AnyTask
-from lm.evaluate.evaluator import EvalTask, score_task
+from lm.evaluate.evaluator import EvalTask, score_shuffled, score_task
 from lm.nn import electra, elmo, finetune
 from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Transformer
@@ -289,6 +289,8 @@ class NetworkStage(Stage):
             metrics, values = score_task(model, eval_task, shard_batch, answers_path(folder, task, name))
             scores[task.name] = task_score(task, step, metrics) | {"rows": eval_task.num_rows}
             scores[task.name] |= {"answered": len(eval_task.rows)}
+            if shuffled := score_shuffled(model, eval_task, shard_batch):
+                scores[task.name]["shuffled"] = shuffled
             if split == "report" and values and jax.process_index() == 0:
                 scores[task.name]["examples"] = write_example_values(folder, task.name, values)
         return scores

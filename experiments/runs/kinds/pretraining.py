@@ -233,6 +233,7 @@ def pretraining_settings(experiment: Experiment, task: str = "") -> Experiment:
         tuning_for_pretraining,
         evaluation_examples=tuning.evaluation_examples,
         report_examples=tuning.report_examples,
+        shuffled_inputs=tuning.shuffled_inputs,
     )
     return replace(relevant, mixing=mixing, tuning=scored, finetuning=replace(BASELINE.finetuning, steps=0))
 

@@ -119,7 +119,7 @@ def test_the_command_that_a_sweep_records_means_the_same_experiment_for_every_ro
             tried.add(str(changed))
             words = sweep_argv("t5/*", 2, changed, Options())
             assert words[:7] == ["lm", "sweep", "t5/*", "--scale", "nano", "--seeds", "2"]
-            assert parse_settings(words[7:]) == changed, name
+            assert parse_settings(words[7:], changed) == changed, name
 
 
 @pytest.mark.parametrize(
@@ -301,6 +301,81 @@ def test_a_dry_run_counts_a_shared_pre_training_once_names_missing_data_and_writ
     assert not [*tmp_path.iterdir()]
 
 
+def seconds_of_dry_run(words, capsys):
+    """The expected time of a row's runs that a dry run adds up, and what it says below its table."""
+    assert cli.dispatch([*words, "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    hours, minutes, seconds = (
+        int(found.group(1)) if (found := re.search(rf"about [^(]*?(\d+) {unit}\b", said)) else 0
+        for unit in ("h", "min", "s")
+    )
+    return 3_600 * hours + 60 * minutes + seconds, said
+
+
+def test_a_dry_run_adds_the_time_of_compiling_each_program_once(tmp_path, monkeypatch, capsys):
+    """The row has four stages but three programs: both fine-tunings have the same. Steps take no time."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.cli.dry_run.matmul_speed", lambda: 1e30)
+    one, said = seconds_of_dry_run(["run", ROW], capsys)
+    assert one == 3 * 2 * 10 and "3 programs are compiled, 20 s each" in said
+    seeds, _ = seconds_of_dry_run(["sweep", ROW, "--scale", "nano", "--seeds", "2", "--jobs", "1"], capsys)
+    assert seeds == one
+    experiment = build(ROW, "nano")
+    for stage in stages(experiment, run_folder(Path("runs"), "nano", ROW, 0, {}), Path("runs/cache")):
+        stage.folder.mkdir(parents=True)
+        record = {"seconds_compiling": 0.01 if stage.name == "documentation-sentences" else 7.0}
+        (stage.folder / "run.json").write_text(json_with_checksum(record))
+    measured, said = seconds_of_dry_run(["run", ROW], capsys)
+    assert measured == 3 * 2 * 7 and "14 s each" in said
+
+
+@pytest.mark.parametrize("command", [["run", ROW], ["sweep", ROW, "--seeds", "1"]])
+def test_a_dry_run_of_a_large_scale_says_hours_here_and_on_a_gpu_and_what_prepares_its_data(
+    command, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.cli.dry_run.matmul_speed", lambda: 1e12)
+    seconds, said = seconds_of_dry_run([*command, "--scale", "medium"], capsys)
+    assert seconds > 3_600
+    assert "on one NVIDIA H100: about 44 min" in said and "35% of its peak" in said
+    assert "tfds build wikipedia/20230601.en --file_format=array_record" in said
+    _, said = seconds_of_dry_run([*command, "--scale", "small"], capsys)
+    assert "on one NVIDIA H100: about 1 min" in said and "5% with narrower" in said and "missing" not in said
+
+
+def test_a_sweep_of_tables_that_differ_says_at_which_scale_and_with_how_many_seeds_it_trains(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.cli.dry_run.print_dry_run", lambda *_: None)
+    first, second = "t5/4-objective", "t5/5-bert-style"
+    assert (TABLES[first].scale, TABLES[first].seeds) != (TABLES[second].scale, TABLES[second].seeds)
+    assert cli.dispatch(["sweep", "t5/[45]-*", "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for table in (TABLES[first], TABLES[second]):
+        assert f"{table.name} {table.scale} and {table.seeds}" in said
+    assert "--scale is nano" in said and "--seeds is 1" in said
+    for given in (["t5/[45]-*", "--scale", "nano", "--seeds", "2"], [first]):
+        assert cli.dispatch(["sweep", *given, "--dry-run"]) == 0
+        assert "tables differ" not in capsys.readouterr().out
+
+
+def test_the_help_of_sweep_shows_the_values_of_the_table_and_not_those_of_nano(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def default(words, option):
+        assert cli.dispatch(["sweep", *words, "--help"]) == 0
+        said = unboxed(capsys.readouterr().out)
+        return re.search(rf"--{option} [^(]*.*?\(default: (.*?)\)", said, re.DOTALL).group(1)
+
+    steps = str(build(ROW, "mini").pretraining.steps)
+    assert default([], "pretraining.steps") == "the table's"
+    assert default(["t5/6-corruption-rate"], "pretraining.steps") == steps
+    assert default(["t5/6-corruption-rate", "--scale", "small"], "pretraining.steps") == "12400"
+    assert default(["t5/6-corruption-rate"], "finetuning.batch-size") == "16"
+    assert default(["t5/2-architecture"], "model.architecture") == "the table's"
+
+
 def test_a_dry_run_takes_no_speed_from_counts_that_were_made_before(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     experiment = build("history/bigram", "nano")
@@ -310,7 +385,7 @@ def test_a_dry_run_takes_no_speed_from_counts_that_were_made_before(tmp_path, mo
     record = {"step": 1, "kind": "train", "seconds_per_step": 0.5}
     (stage.folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     assert cli.dispatch(["sweep", "history/*gram", "--scale", "nano", "--seeds", "1", "--dry-run"]) == 0
-    assert "2 of 2 runs to train at scale nano: 2 steps" in " ".join(capsys.readouterr().out.split())
+    assert "4 of 4 runs to train at scale nano: 4 steps" in " ".join(capsys.readouterr().out.split())
 
 
 OTHERS_CALL = {  # what a user may type -> the first of the settings that it leads to

@@ -35,7 +35,7 @@ from lm.tokenizers.huggingface import load_pretrained_tokenizer
 from lm.train.runtime.checkpoints import Checkpoints
 
 ROW = "t5/1-baseline/baseline"
-TEXT = {"tuning.mixtures": ("documentation-words",), "tuning.heads": ()}
+TEXT = {"tuning.mixtures": ("documentation-reading",), "tuning.heads": ()}
 WRITERS = ("t5", "bart", "gpt2", "llama")
 
 

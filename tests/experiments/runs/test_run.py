@@ -49,6 +49,15 @@ from lm.train.step import build as build_steps
 
 runs = small_runs.runs
 BASELINE, RATE = "t5/1-baseline/baseline", "t5/6-corruption-rate/50"
+ALL_TOKENS = {
+    "objective.targets": "restored",
+    "model.heads": ("generator", "copy"),
+    "model.output.logits": "tied",
+    "model.output.transform": True,
+    "model.output.bias": True,
+    "tuning.heads": ("next",),
+}
+ROTATION = {"objective.noise": "none", "objective.sentences": "rotated", "tuning.heads": ("next",)}
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +99,16 @@ def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
         assert set(result.columns) == {
             "cloze",
             "extract",
-            "acceptability",
-            "first-sentence",
-            "next",
             "restore",
+            "next",
+            "summary",
+            "modality",
+            "entailment",
+            "order",
+            "acceptability",
+            "agreement",
+            "determiners",
+            "verb-forms",
         }
         assert result.tokens > result.content_tokens > 0 == result.start_flops < result.flops
         assert 0 < result.content_loss != result.reference_loss
@@ -229,8 +244,8 @@ def test_generate_answers_from_a_run_and_names_what_is_none(swept, capsys):
     assert count_written(np.array([[5, 0, 1, 0], [3, 3, 0, 0]]), 1) == 3 + 4
     with pytest.raises(SettingError, match="nowhere"):
         generate(swept / "nowhere", ("a",))
-    with pytest.raises(SettingError, match="--mixture 'documentation-word'.*'documentation-words'"):
-        generate(folder_of(swept, RATE), ("a",), "documentation-word")
+    with pytest.raises(SettingError, match="--mixture 'documentation-readin'.*'documentation-reading'"):
+        generate(folder_of(swept, RATE), ("a",), "documentation-readin")
 
 
 def test_a_check_leaves_no_folder_that_looks_like_a_run(runs):
@@ -262,7 +277,7 @@ def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swe
         (
             "t5/1-baseline/baseline",
             {},
-            "lm generate runs/a --mixture documentation-words --prompt 'The function returns'",
+            "lm generate runs/a --mixture documentation-reading --prompt 'The function returns'",
         ),
         ("gpt/base", {"data.corpus": "text:novel.txt"}, "lm generate runs/a --prompt 'It was a'"),
         ("bert/base", {}, "lm generate runs/a --prompt 'Paris is the [MASK] of France.'"),

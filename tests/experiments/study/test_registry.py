@@ -273,8 +273,8 @@ def test_the_stages_of_a_run_are_listed_with_what_each_starts_from_and_what_is_s
     assert [line[3:6] for line in lines if "pretraining" in line[1:2]] == [["start", "300", "50"]]
     assert [line[3:5] for line in lines if "start" in line[1:2]] == [["random parameters", "200"]]
     assert [line[1] for line in lines if "pretraining" in line[3:4]][:2] == [
-        "documentation-words",
-        "documentation-sentences",
+        "documentation-reading",
+        "documentation-language",
     ]
 
 
