@@ -36,19 +36,26 @@ def list_rows(
         label = "in the paper" if any(row.published for row in table.rows) else "label"
         listed = listing("row", label, "changes", "finished", title=title)
         for row in (row for row in table.rows if row in rows):
-            changed = relevant_diff(build(baseline_of(row.name), scale), build(row.name, scale))
-            parts = [changed_setting(row, path, new) for path, (_, new) in changed.items()]
-            finished = finished_seeds(row.name, scale, runs)
+            finished = 0 if row.needs else finished_seeds(row.name, scale, runs)
             listed.add_row(
                 row.name.removeprefix(prefix),
                 escape(row.label),
-                escape(", ".join(parts) or "(the baseline)"),
-                f"{finished} seed{'s' * (finished != 1)}",
+                escape(changes_text(row, scale)),
+                "not run" if row.needs else f"{finished} seed{'s' * (finished != 1)}",
             )
         NAMES_CONSOLE.print(listed)
     for name, count in rows_at_other_scales(rows, scale, runs).items():
         rows_of_scale = f"{count} row{'s' * (count != 1)} of these"
         print_line(f"{rows_of_scale} finished at scale {name}: lm list --scale {name} shows which")
+
+
+def changes_text(row: Row, scale: str) -> str:
+    """Return what a row changes in its baseline, or what it needs before it can be built."""
+    if row.needs:
+        return f"needs {', '.join(row.needs)}"
+    changed = relevant_diff(build(baseline_of(row.name), scale), build(row.name, scale))
+    parts = [changed_setting(row, path, new) for path, (_, new) in changed.items()]
+    return ", ".join(parts) or "(the baseline)"
 
 
 def changed_setting(row: Row, path: str, value: object) -> str:

@@ -39,7 +39,9 @@ from experiments.study.registry import (
     build,
     canonical_row,
     find,
+    find_buildable,
     find_one,
+    needs_text,
     registered,
     tables_of,
 )
@@ -98,7 +100,7 @@ def sweep(
             CPU (scales nano and mini), whose steps keep only one core busy, else 1.
     """
     del restart  # read by the supervisor, before this process
-    rows = find(pattern)
+    rows = find_buildable(pattern)
     scale, seeds = default_scale_and_seeds(tables_of(rows), scale, seeds)
     changes = given_changes([row.name for row in rows], scale, settings, config, start, runs)
     options = Options(scale, runs, allow, start, tools)
@@ -149,7 +151,9 @@ def train_rows(
     if any("seed" in each for each in (changes, *points)):
         raise SettingError("seed: a sweep takes --seeds N, and trains seeds 0 to N - 1")
     check_runs(options.runs)
-    names = [row.name for row in find(pattern)]
+    names = [row.name for row in find_buildable(pattern)]
+    for row in (row for row in find(pattern) if row.needs):
+        print_line(f"left out: {needs_text(row)}")
     for point in points:
         check_overrides_are_read([build(name, options.scale, changes | point) for name in names], point)
     compared = compared_experiments(pattern, points, changes, options.scale)
@@ -190,7 +194,7 @@ def compared_experiments(
 
     Of ``changes`` and the points each row has those that it reads.
     """
-    names = [row.name for row in find(pattern)]
+    names = [row.name for row in find_buildable(pattern)]
     overrides = [(name, changes | point) for name in names for point in points]
     overrides += [(name, changes) for name in dict.fromkeys(map(baseline_of, names))]
     return [(name, build(name, scale, effective_overrides(name, scale, given))) for name, given in overrides]
@@ -224,7 +228,7 @@ def rows_made_equal(wanted: Sequence[RowRun], scale: str) -> list[str]:
 
 def grid_tables(pattern: str, scale: str, points: Sequence[Overrides], changes: Overrides) -> list[Table]:
     """Return a table for each table with matching rows: its baseline, then each row at each grid point."""
-    rows, settings = find(pattern), list(points[0])
+    rows, settings = find_buildable(pattern), list(points[0])
     found = []
     for table in tables_of(rows):
         baseline = row_with(find_one(table.baseline), scale, changes)

@@ -129,9 +129,10 @@ class Comparison:
     @cached_property
     def _canonical_names(self) -> dict[str, str]:
         """Name of each row -> its canonical name."""
-        first: dict[Experiment, str] = {}
+        first: dict[Experiment | str, str] = {}
         names = [row.name for row in (*self.table.rows, self.baseline)]
-        return {name: first.setdefault(self.experiments[name], name) for name in names}
+        # a row that cannot be built yet has no experiment
+        return {name: first.setdefault(self.experiments.get(name, name), name) for name in names}
 
     def canonical_name(self, row: Row) -> str:
         """Return the name of the first row of the table that builds the same experiment as ``row``."""
@@ -183,7 +184,7 @@ class Comparison:
         updates: seed -> number of updates after which to look, for these seeds only; by default all seeds
         are looked at after their whole pre-training.
         """
-        if not has_plateau(self.experiments[name]):
+        if name not in self.experiments or not has_plateau(self.experiments[name]):
             return True
         runs = [run for run in self.runs[name] if updates is None or run.seed in updates]
         num_stuck = 0
@@ -198,7 +199,7 @@ class Comparison:
     @cached_property
     def metrics(self) -> list[Metric]:
         """The metrics that any run of the table has."""
-        return find_metrics((run for row in self.table.rows for run in self.runs_of(row)), self.table.paper)
+        return find_metrics((run for row in self.table.rows for run in self.runs_of(row)), self.table)
 
     @property
     def has_tasks(self) -> bool:
@@ -284,7 +285,8 @@ class Comparison:
 
         Held-out loss and bits per byte may differ in them; tasks are always comparable.
         """
-        return has_same_targets(metric, self.experiments[a], self.experiments[b])
+        known = {a, b} <= self.experiments.keys()
+        return known and has_same_targets(metric, self.experiments[a], self.experiments[b])
 
     @cached_property
     def _bootstrap_errors(self) -> dict[str, dict[str, dict[int, np.ndarray]]]:

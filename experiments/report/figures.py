@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from math import inf
@@ -22,10 +23,10 @@ from experiments.report.metrics import (
 from experiments.report.text import mean_z_title
 from experiments.runs.curves import Curves
 from experiments.runs.result import Result
-from experiments.study.claims import has_noise, standardized
+from experiments.study.claims import has_noise, published_rows, standardized
 from experiments.study.experiment import Experiment
 from experiments.study.names import file_name
-from experiments.study.table import Paper, Row, Table
+from experiments.study.table import Row, Table
 from lm.config.base import SettingError, leaves
 from lm.files import json_with_checksum, parse_with_checksum, write
 
@@ -142,7 +143,7 @@ def scores_figure(
         scores = {row.name: value_of(row) for row in rows}
         panels.append(_scores_panel(comparison.table, rows, axis, name, scores, chance, "tab:blue"))
     for name, published in _published_scores(comparison):
-        scores = {row.name: Score(published(row), None) for row in rows if row.published}
+        scores = {row.name: Score(score, None) for row in rows if (score := published(row)) is not None}
         panels.append(_scores_panel(comparison.table, rows, axis, name, scores, None, "tab:orange"))
     panels = [panel for panel in panels if panel.curves or panel.levels]
     if not panels:
@@ -181,15 +182,24 @@ def _our_scores(comparison: Comparison) -> list[tuple[str, ScoreOf, float | None
     return panels
 
 
-def _published_scores(comparison: Comparison) -> list[tuple[str, Callable[[Row], float]]]:
+def _published_scores(comparison: Comparison) -> list[tuple[str, Callable[[Row], float | None]]]:
     """Return (title, score of a row) of each panel of the paper."""
     paper, baseline = comparison.table.paper, comparison.baseline
     if paper is None or not baseline.published:
         return []
-    panels: list[tuple[str, Callable[[Row], float]]] = []
-    if has_noise(paper):
-        title = f"mean z-score of {len(paper.columns)} columns\n({paper.citation})"
-        panels.append((title, lambda row: published_standardized_difference(row, baseline, paper)))
+    panels: list[tuple[str, Callable[[Row], float | None]]] = []
+    table = comparison.table
+    complete = published_rows(replace(table, rows=(*table.rows, baseline)))
+    if has_noise(table) and baseline in complete:
+        title = f"mean z-score of {len(table.columns)} columns\n({paper.citation})"
+        panels.append(
+            (
+                title,
+                lambda row: (
+                    published_standardized_difference(row, baseline, table) if row in complete else None
+                ),
+            )
+        )
     for column in dict.fromkeys(metric.paper_column for metric in comparison.metrics):
         if column is not None:
             title = f"{column}\n({paper.citation})"
@@ -197,13 +207,16 @@ def _published_scores(comparison: Comparison) -> list[tuple[str, Callable[[Row],
     return panels
 
 
-def _published_score(column: str, row: Row) -> float:
-    return row.published[column]
+def _published_score(column: str, row: Row) -> float | None:
+    return row.published.get(column)
 
 
-def published_standardized_difference(row: Row, baseline: Row, paper: Paper) -> float:
-    """Return a row's published mean over all columns less the baseline's, in deviations of the baseline."""
-    return float((standardized(row, paper) - standardized(baseline, paper)).mean())
+def published_standardized_difference(row: Row, baseline: Row, table: Table) -> float:
+    """Return a row's published mean over the columns that its paper compares rows by, less the baseline's.
+
+    It is in deviations of the paper's baseline.
+    """
+    return float((standardized(row, table) - standardized(baseline, table)).mean())
 
 
 def _scores_panel(

@@ -15,8 +15,9 @@ import numpy as np
 
 from experiments.figures.panels import Score
 from experiments.runs.result import Result
+from experiments.study.claims import compared_columns
 from experiments.study.experiment import Experiment
-from experiments.study.table import Paper
+from experiments.study.table import Table
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.task import LOWER_IS_BETTER, Half
 
@@ -120,7 +121,7 @@ def run_scores(run: Result) -> TaskScores:
     }
 
 
-def find_metrics(runs: Iterable[Result], paper: Paper | None) -> list[Metric]:
+def find_metrics(runs: Iterable[Result], table: Table) -> list[Metric]:
     """Return the metrics that any of ``runs`` has: the paper's columns, other tasks, held-out text."""
     tasks: dict[str, dict[str, Mapping[str, Any]]] = {}
     held_out = set()
@@ -130,10 +131,14 @@ def find_metrics(runs: Iterable[Result], paper: Paper | None) -> list[Metric]:
                 held_out.add(name)
             else:
                 tasks.setdefault(best["column"], {}).setdefault(name, best)
-    published = [column.name for column in paper.columns] if paper else []
+    published = [column.name for column in table.paper.columns] if table.paper else []
     names = sorted(tasks, key=lambda name: published.index(name) if name in published else len(published))
     metrics = [_task_metric(name, tasks[name], published) for name in names]
-    return metrics + [Metric(name, (name,), name) for name in HELD_OUT if name in held_out]
+    loss = next((column.name for column in compared_columns(table) if column.held_out), None)
+    columns = {HELD_OUT_LOSS: loss}
+    return metrics + [
+        Metric(name, (name,), name, paper_column=columns.get(name)) for name in HELD_OUT if name in held_out
+    ]
 
 
 def _task_metric(name: str, tasks: TaskScores, published: Sequence[str]) -> Metric:

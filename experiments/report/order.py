@@ -115,7 +115,7 @@ def paper_order(
     """
     published = published_means(table)
     rows = tuple(name for name in published if name in scores)
-    if table.paper is None or len(rows) < MIN_ROWS:
+    if len(rows) < MIN_ROWS:
         return None
     ours = np.array([scores[name] for name in rows])
     theirs = np.array([published[name] for name in rows])
@@ -123,9 +123,9 @@ def paper_order(
     if resampled is not None:
         interval = percentile_interval(kendall_tau(np.stack([resampled[name] for name in rows], -1), theirs))
     replication = None
-    if has_noise(table.paper):
+    if has_noise(table):
         published_rows = [row for row in table.rows if row.name in rows]
-        replicated = simulate_published_means(published_rows, table.paper).T
+        replicated = simulate_published_means(published_rows, table).T
         replication = float(kendall_tau(replicated, theirs).mean())
     return PaperOrder(
         rows, float(kendall_tau(ours, theirs)), tau_p_value(ours, theirs), interval, replication

@@ -78,11 +78,11 @@ def collect_runs(
     names = dict.fromkeys(row.name for table in tables for row in table.rows)
     names |= dict.fromkeys(table.baseline for table in tables)
     names |= dict.fromkeys([START_ONLY_ROW] if START_ONLY_ROW in REGISTRY else [])
-    experiments = {name: build(name, scale, overrides) for name in names}
+    experiments = {name: build(name, scale, overrides) for name in names if not REGISTRY[name].needs}
     folders = [root for root in run_roots(runs) if root.is_dir()]
     left_out = {f"--runs: there is no folder {root}": None for root in run_roots(runs) if root not in folders}
     by_experiment: dict[object, list[Result]] = {}
-    results = {}
+    results: dict[str, list[Result]] = {name: [] for name in names}  # of rows with needs, none
     for name, experiment in experiments.items():
         if experiment not in by_experiment:
             by_experiment[experiment] = find_results(
@@ -189,7 +189,7 @@ def compare_tables(
     results, left_out = collect_runs(tables, scale, runs, overrides)
     for line in left_out:
         warn(line)
-    experiments = {name: build(name, scale, overrides) for name in results}
+    experiments = {name: build(name, scale, overrides) for name in results if not REGISTRY[name].needs}
     comparisons = [
         Comparison(
             table,
@@ -325,7 +325,7 @@ def report_title(tables: Sequence[Table]) -> str:
 def explanations(comparisons: Sequence[Comparison]) -> Section:
     """Return what is written below all tables."""
     parts = ["## How to read this", text.ABOUT_SCORES]
-    if any(comparison.baseline.published for comparison in comparisons):
+    if any(row.published for comparison in comparisons for row in comparison.table.rows):
         parts.append(text.ABOUT_PAPER)
     if any(comparison.table.paper or comparison.table.conclusions for comparison in comparisons):
         parts.append(text.ABOUT_CLAIMS)

@@ -32,9 +32,9 @@ from experiments.report.order import ScalePrediction
 from experiments.report.statistics import ALPHA, NUM_RESAMPLES, PairedTest, t_test_power
 from experiments.runs.plateau import has_plateau
 from experiments.runs.result import Result
-from experiments.study.claims import Claim, Counts, simulate_replication
+from experiments.study.claims import Claim, Counts, compared_columns, simulate_replication
 from experiments.study.registry import REGISTRY
-from experiments.study.table import Row
+from experiments.study.table import SECOND_HAND, UNSURE, Row
 
 NBSP = "\N{NO-BREAK SPACE}"
 ARROWS = {1: f"{NBSP}▲", 0: "", -1: f"{NBSP}▼"}
@@ -64,7 +64,9 @@ is significantly smaller than {EQUIVALENCE_MARGIN:.2g} deviations of a replicati
 with new seeds and new examples), and otherwise undecided. Held-out loss is compared only where objective, \
 kind of model, text and vocabulary are the baseline's (else: different targets)."""
 ABOUT_PAPER = """The paper's column of the same kind is printed beside ours, with the paper's own marks \
-(two standard deviations of its baseline). The tasks differ, so compare only the order of rows."""
+(two standard deviations of its baseline). The tasks differ, so compare only the order of rows. Of the \
+paper's scores, † marks those that were read second hand, and ? those that may be misread."""
+DOUBTS = {SECOND_HAND: "†", UNSURE: "?"}
 ABOUT_CLAIMS = """**Order before counts.** Kendall's tau compares the order of our rows with that of the \
 paper's, by means over columns: 1 is the same order, 0 none, -1 the opposite. p is the probability of a \
 tau as far from 0 if all orders were equally likely; its interval resamples seeds and examples. A repeat of \
@@ -94,9 +96,11 @@ def scores_sheet(comparison: Comparison) -> Sheet:
     sheet = {"row": [Cell(row.label) for row in rows]}
     for metric in comparison.metrics:
         sheet[metric.title] = _metric_cells(comparison, metric)
-        paper_head = f"paper's {metric.paper_column}"
-        if metric.paper_column and comparison.baseline.published and paper_head not in sheet:
-            sheet[paper_head] = _published_cells(comparison, metric.paper_column)
+        if metric.paper_column:
+            _add_published(sheet, comparison, metric.paper_column)
+    if not any(metric.paper_column for metric in comparison.metrics):  # ours are of other kinds
+        for column in compared_columns(comparison.table):
+            _add_published(sheet, comparison, column.name)
     if comparison.has_tasks:
         for group in comparison.groups:
             cells = [_mean_z_cell(comparison, row, group) for row in rows]
@@ -156,20 +160,33 @@ def _start_cells(comparison: Comparison, group: Group) -> list[Cell]:
     return cells
 
 
+def _add_published(sheet: Sheet, comparison: Comparison, column: str) -> None:
+    """Add a column of the paper to ``sheet``, if a row of the table has a score in it, and only once."""
+    head = f"paper's {column}"
+    if head not in sheet and any(column in row.published for row in comparison.table.rows):
+        sheet[head] = _published_cells(comparison, column)
+
+
 def _published_cells(comparison: Comparison, column: str) -> list[Cell]:
     """Return the paper's scores by its own rule: bold within two deviations of the best, and arrows."""
     assert comparison.table.paper is not None, "rows with published scores have a paper"
     std = comparison.table.paper.column(column).std
+    sign = 1 if comparison.table.paper.column(column).higher_is_better else -1
     scores = [row.published.get(column) for row in comparison.table.rows]
-    best = max((score for score in scores if score is not None), default=0.0)
+    best = max((sign * score for score in scores if score is not None), default=0.0)
     baseline = comparison.baseline.published.get(column)
+    digits = 2 if all(score is None or round(score, 2) == score for score in scores) else 3
     cells = []
-    for score in scores:
+    for row, score in zip(comparison.table.rows, scores, strict=True):
         if score is None:
             cells.append(Cell())
         else:
-            arrow = ARROWS[published_sign(score, baseline, std)]
-            cells.append(Cell(f"{score:.2f}{arrow}", bold=score >= best - 2 * (std or 0.0), value=score))
+            arrow = ARROWS[sign * published_sign(score, baseline, std)]
+            doubt = DOUBTS.get(row.doubts.get(column, ""), "")
+            is_best = sign * score >= best - 2 * (std or 0.0)
+            width = row.intervals.get(column)
+            interval = "" if width is None else f"{NBSP}±{NBSP}{width:.{digits}f}"
+            cells.append(Cell(f"{score:.{digits}f}{interval}{doubt}{arrow}", bold=is_best, value=score))
     return cells
 
 
@@ -203,7 +220,7 @@ def _document_cells(comparison: Comparison) -> Sheet:
 def _training_cells(comparison: Comparison) -> Sheet:
     """Return what pre-training reached and cost; counters that no run has are left out."""
     rows = [comparison.runs_of(row) for row in comparison.table.rows]
-    sheet: Sheet = {"seeds": [Cell(str(len(runs)), value=len(runs)) for runs in rows]}
+    sheet: Sheet = {"seeds": [_seeds_cell(row, comparison) for row in comparison.table.rows]}
     if any(run.content_loss is not None for runs in rows for run in runs):
         content = [Score.of(run.content_loss for run in runs) for runs in rows]
         unigram = [Score.of(run.reference_loss for run in runs) for runs in rows]
@@ -220,6 +237,14 @@ def _training_cells(comparison: Comparison) -> Sheet:
     return sheet
 
 
+def _seeds_cell(row: Row, comparison: Comparison) -> Cell:
+    """Return how many seeds of a row have finished, or what it needs before it can be run."""
+    if row.needs:
+        return Cell(f"not run: needs {', '.join(row.needs)}", value=0)
+    seeds = len(comparison.runs_of(row))
+    return Cell(str(seeds), value=seeds)
+
+
 def _content_tokens_cell(runs: Sequence[Result]) -> Cell:
     if not any(run.content_tokens for run in runs):
         return Cell()
@@ -234,7 +259,7 @@ def _top_ten_cell(runs: Sequence[Result]) -> Cell:
 
 def _exit_step_cell(comparison: Comparison, row: Row) -> Cell:
     """Return the mean step at which seeds left the unigram plateau, and how many did not."""
-    if not has_plateau(comparison.experiments[row.name]):
+    if row.needs or not has_plateau(comparison.experiments[row.name]):
         return Cell()
     pretrained = [run for run in comparison.runs_of(row) if run.content_loss is not None]
     if not pretrained:

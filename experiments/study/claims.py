@@ -1,7 +1,7 @@
 """Claims about a table: pairs of rows of which one is said to be better, which reports test.
 
 Where a paper gives its noise, claims are derived: each pair of rows whose published scores differ beyond it.
-Rows are compared by their mean over all columns, each in standard deviations of a single run. The
+Rows are compared by their mean over the table's columns, each in standard deviations of a single run. The
 conclusions that a table's file states are claims too, whatever the published scores.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.study.table import Paper, Row, Table
+from experiments.study.table import Column, Conclusion, Row, Table
 
 SIGNIFICANT = 2.0  # standard errors by which a paper tells two rows apart: the T5 paper's rule
 REPLICATIONS = 10_000  # that are simulated
@@ -58,16 +58,19 @@ def paper_claims(table: Table) -> tuple[Claim, ...]:
     """Return the claims that our runs of a table are tested on.
 
     These are the pairs of rows whose published scores differ significantly, if the paper gives the noise of
-    its scores, and the table's conclusions; there need be no paper. A table with ``surrogate_data`` has no
-    claims, at any scale.
+    its scores, and the table's conclusions; there need be no paper. Conclusions in columns of another kind
+    than those that the table compares are left out. A table with ``surrogate_data`` has no claims, at any
+    scale.
     """
     if table.surrogate_data:
         return ()
     rows = {row.key: row for row in table.rows}
-    texts = {(each.better, each.worse): each.text for each in table.conclusions}
-    has_scores = table.paper is not None and has_noise(table.paper)
+    texts = {(each.better, each.worse): each.text for each in table.conclusions if is_tested(each, table)}
+    has_scores = has_noise(table)
     claims = []
     for a, b in combinations(published_rows(table) if has_scores else (), 2):
+        if table.pairs == "with-baseline" and table.baseline not in (a.name, b.name):
+            continue
         better, worse = (a, b) if published_z(a, b, table) >= 0 else (b, a)
         z = published_z(better, worse, table)
         if z >= SIGNIFICANT:
@@ -75,10 +78,22 @@ def paper_claims(table: Table) -> tuple[Claim, ...]:
     for (better_key, worse_key), text in texts.items():
         if {better_key, worse_key} <= rows.keys():
             better, worse = rows[better_key], rows[worse_key]
-            known = has_scores and better.published and worse.published
+            known = has_scores and {better, worse} <= set(published_rows(table))
             published = published_z(better, worse, table) if known else None
             claims.append(Claim(better, worse, published, text))
     return tuple(claims)
+
+
+def is_tested(conclusion: Conclusion, table: Table) -> bool:
+    """Return whether our runs of ``table`` are tested on a conclusion.
+
+    It should be about a column by which the rows are compared, or about a loss on held-out text if that is.
+    """
+    if conclusion.column in ("", *table.columns):
+        return True
+    assert table.paper is not None, "a conclusion with a column has a paper"
+    is_loss = table.paper.column(conclusion.column).held_out
+    return is_loss and any(column.held_out for column in compared_columns(table))
 
 
 def published_z(a: Row, b: Row, table: Table) -> float:
@@ -87,8 +102,7 @@ def published_z(a: Row, b: Row, table: Table) -> float:
     A score that is the mean of n runs has a variance of 1/n in the unit of ``standardized``, and columns are
     taken as independent, so that z = mean difference / sqrt((1/n_a + 1/n_b) / C).
     """
-    assert table.paper is not None
-    difference = standardized(a, table.paper) - standardized(b, table.paper)
+    difference = standardized(a, table) - standardized(b, table)
     variance = (1 / a.published_runs + 1 / b.published_runs) / len(difference)
     return float(difference.mean()) / sqrt(variance)
 
@@ -100,13 +114,12 @@ def simulate_replication(table: Table) -> Counts:
     variance of what was printed. The counts are means over many simulated replications.
     """
     claims = [claim for claim in paper_claims(table) if claim.z is not None]
-    if table.paper is None or not has_noise(table.paper) or not claims:
+    if not claims:
         return Counts(0, 0, 0)
     rows = published_rows(table)
-    means = dict(
-        zip((row.name for row in rows), simulate_published_means(rows, table.paper, 2.0), strict=True)
-    )
-    columns = len(table.paper.columns)
+    simulated = simulate_published_means(rows, table, 2.0)
+    means = dict(zip((row.name for row in rows), simulated, strict=True))
+    columns = len(table.columns)
     confirmed = contradicted = 0.0
     for claim in claims:
         variance = (1 / claim.better.published_runs + 1 / claim.worse.published_runs) / columns
@@ -116,55 +129,64 @@ def simulate_replication(table: Table) -> Counts:
     return Counts(confirmed, contradicted, len(claims) - confirmed - contradicted)
 
 
-def simulate_published_means(rows: Sequence[Row], paper: Paper, variance: float = 1.0) -> np.ndarray:
-    """Return the rows' published means over columns with new noise, [rows, REPLICATIONS].
+def simulate_published_means(rows: Sequence[Row], table: Table, variance: float = 1.0) -> np.ndarray:
+    """Return the rows' published means over the table's columns with new noise, [rows, REPLICATIONS].
 
     variance: of the noise, as a multiple of that of the printed scores.
     """
-    means = np.array([standardized(row, paper).mean() for row in rows])
-    errors = [sqrt(variance / row.published_runs / len(paper.columns)) for row in rows]
+    means = np.array([standardized(row, table).mean() for row in rows])
+    errors = [sqrt(variance / row.published_runs / len(table.columns)) for row in rows]
     noise = np.random.default_rng(0).normal(size=(len(rows), REPLICATIONS))
     return means[:, None] + np.array(errors)[:, None] * noise
 
 
 def published_means(table: Table) -> dict[str, float]:
-    """Return row -> its published mean over the paper's columns; a higher mean is better.
+    """Return row -> its published mean over the table's columns; a higher mean is better.
 
     Columns are in deviations of a single run. Where the paper does not give these, a column is in standard
     deviations over the table's rows.
     """
-    rows, paper = published_rows(table), table.paper
-    if paper is None or not rows:
+    rows, columns = published_rows(table), compared_columns(table)
+    if not rows:
         return {}
-    if has_noise(paper):
-        return {row.name: float(standardized(row, paper).mean()) for row in rows}
-    names = [column.name for column in paper.columns]
-    signs = [1 if column.higher_is_better else -1 for column in paper.columns]
+    if has_noise(table):
+        return {row.name: float(standardized(row, table).mean()) for row in rows}
+    names = [column.name for column in columns]
+    signs = [1 if column.higher_is_better else -1 for column in columns]
     scores = np.array([[row.published[name] for name in names] for row in rows]) * signs
     spread = scores.std(0)
     z = (scores - scores.mean(0)) / np.where(spread > 0, spread, 1)
     return {row.name: float(mean) for row, mean in zip(rows, z.mean(1), strict=True)}
 
 
+def compared_columns(table: Table) -> tuple[Column, ...]:
+    """Return the paper's columns by which it compares the rows of a table; () without a paper."""
+    return tuple(table.paper.column(name) for name in table.columns) if table.paper else ()
+
+
 def published_rows(table: Table) -> tuple[Row, ...]:
-    """Return the rows of which the paper has scores."""
-    return tuple(row for row in table.rows if row.published)
+    """Return the rows that have a published score in each column by which rows are compared."""
+    if not table.columns:
+        return ()
+    return tuple(row for row in table.rows if set(table.columns) <= row.published.keys())
 
 
-def has_noise(paper: Paper) -> bool:
-    """Return whether a paper gives the standard deviation of every column, in which rows are compared."""
-    return all(column.std is not None for column in paper.columns)
+def has_noise(table: Table) -> bool:
+    """Return whether the paper gives the standard deviation of every column in which rows are compared."""
+    columns = compared_columns(table)
+    return bool(columns) and all(column.std is not None for column in columns)
 
 
-def standardized(row: Row, paper: Paper) -> np.ndarray:
+def standardized(row: Row, table: Table) -> np.ndarray:
     """Return a row's published scores in deviations of a single run, [columns]; more is better.
 
-    ValueError if the paper does not give a deviation.
+    The columns are those by which the paper compares the rows of ``table``. ValueError if it does not give
+    the deviation of one.
     """
     scores = []
-    for column in paper.columns:
+    for column in compared_columns(table):
         if column.std is None:
-            raise ValueError(f"{paper.citation} gives no standard deviation of {column.name}")
+            raise ValueError(f"table {table.name}: {column.name} has no published standard deviation")
         sign = 1 if column.higher_is_better else -1
         scores.append(sign * row.published[column.name] / column.std)
     return np.array(scores)

@@ -137,8 +137,9 @@ def _load(file: Path) -> None:
     _bring_modules_along()
     for scale in added["SCALES"]:
         _check_built(scale, "scale", refuse)
-    for row in added["REGISTRY"]:
-        _check_built(row, "row", refuse)
+    for name, row in added["REGISTRY"].items():
+        if not row.needs:
+            _check_built(name, "row", refuse)
 
 
 def _run(file: Path) -> None:

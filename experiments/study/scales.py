@@ -1,10 +1,10 @@
 """The same study at another size: changes to the baseline that are applied before a row's own.
 
-``base`` is the paper's setup. On one CPU core a row of ``nano`` takes one to two minutes, one of ``mini``
-five to eleven. ``small`` is for a night on a workstation or minutes on a GPU, ``medium`` for less than an
-hour on an H100; docs/study.md has the FLOP, memory and hours of each. All of these are tuned on the tasks
-of the documentation, which stand in for the paper's; ``mini-real`` on real benchmarks, as far as they were
-prepared, in place of these tasks.
+``base`` is the setup of each row's paper. On one CPU core a row of ``nano`` takes one to two minutes, one of
+``mini`` five to eleven. ``small`` is for a night on a workstation or minutes on a GPU, ``medium`` for less
+than an hour on an H100; docs/study.md has the FLOP, memory and hours of each. All of these are tuned on the
+tasks of the documentation, which stand in for the paper's; ``mini-real`` on real benchmarks, as far as they
+were prepared, in place of these tasks.
 """
 
 from collections.abc import Mapping
@@ -144,6 +144,7 @@ _MEDIUM: Changes = _SMALL | {
 }
 
 DEFAULT_SCALE = "nano"  # of all commands
+PAPER_SCALE = "base"  # at which each paper's rows have its own sizes (study.table.Setup.at_base)
 
 _OWN_SCALE = (
     """a scale stays what it is; add one of your own, such as SCALES["my-scale"] = SCALES["nano"] | {...}"""

@@ -156,7 +156,7 @@ def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs
 def _embedding_parameters(model: Transformer) -> int:
     """Return the parameters of a model's embeddings, and of an output matrix that is not one of them."""
     stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
-    tables = [model.embed, model.head]
+    tables = [model.embed, model.encoder_embed, model.head]
     for stack in stacks:
         tables += [stack.positions, stack.types]
     return sum(count(table) for table in tables if table is not None)

@@ -13,7 +13,14 @@ from lm.config.base import SettingError
 from lm.data.batches import uniforms
 from lm.data.packing import PaddedTexts
 from lm.data.pretraining import denoise, noise_mask
-from lm.objectives.corruption import NOISES, CorruptionInputs, NoiseName, length_mask, prefix_lengths
+from lm.objectives.corruption import (
+    NOISES,
+    CorruptionInputs,
+    NoiseName,
+    length_mask,
+    prefix_lengths,
+    run_starts,
+)
 from lm.objectives.denoising import OBJECTIVES, Lengths, Objective, compute_lengths, corrupted_lengths
 from lm.objectives.formatting import INPUTS, InputsName, random_tokens
 from lm.tokenizers.tokenizer import EOS, UNK
@@ -124,10 +131,17 @@ def test_inputs_and_targets_together_give_back_the_text_and_nothing_is_cut(
         assert all(token < 880 or token >= 1000 - sentinels for token in said)
         if objective.targets == "everything":
             assert said == original
-        elif objective.inputs == "sentinels":
+        elif objective.inputs == objective.targets == "sentinels":
             assert restore(shown, said, 1000 - sentinels) == original
         elif name == "prefix-lm":
             assert shown + said == original
+        elif name == "mass":
+            where = shown.index(VOCABULARY.mask) if said else 0
+            assert shown[where : where + len(said)] == [VOCABULARY.mask] * len(said)
+            assert shown[:where] + said + shown[where + len(said) :] == original
+        elif name == "fill-in-the-middle":
+            where = shown.index(999) if said else 0
+            assert shown[:where] + said + shown[where + bool(said) :] == original
         else:
             assert sorted(shown + said) == sorted(original)
         if name == "deshuffling":
@@ -290,7 +304,7 @@ def test_sizes_are_those_of_the_examples():
 @pytest.mark.parametrize("name", [name for name, noise in NOISES.items() if not noise.infill])
 def test_noise_lies_in_the_text_fits_its_targets_and_is_the_same_whatever_the_other_rows(name):
     objective, room, counts = Objective(noise=name, rate=0.5), 20, np.array([1, 2, 7, 30, 40])
-    if objective.corruption.fits_without_trimming:
+    if objective.corruption.fits_without_trimming or name == "none":
         room = 42
     u, starts = (
         uniforms(0, np.arange(5), objective.uniforms_per_token, 40),
@@ -298,7 +312,7 @@ def test_noise_lies_in_the_text_fits_its_targets_and_is_the_same_whatever_the_ot
     )
     mask = noise_mask(objective, CorruptionInputs(counts, u, 100, starts), room)
     assert not mask[~length_mask(counts, 40)].any()
-    assert mask.any() == (name not in ("nothing", "random-text"))
+    assert mask.any() == (name not in ("none", "nothing", "random-text"))
     tokens = whole(np.full((5, 40), 5, np.int32), counts)
     _, targets = denoise(objective, tokens, u, VOCABULARY, Lengths(40, 41, room))
     assert targets.lengths.max() <= room
@@ -323,12 +337,77 @@ def test_every_name_of_a_choice_has_its_entry_and_every_entry_its_name():
     assert list(INPUTS) == list(get_args(InputsName))
 
 
-def test_only_prefix_lm_and_deshuffling_keep_documents_apart():
+def test_only_objectives_that_split_or_hide_documents_as_wholes_keep_them_apart():
     apart = {name for name, objective in OBJECTIVES.items() if not objective.concatenates}
-    assert {"prefix-lm", "deshuffling"} <= apart
+    assert {"prefix-lm", "deshuffling", "fill-in-the-middle"} <= apart
     assert all(
-        OBJECTIVES[name].noise in ("suffix", "everything") and OBJECTIVES[name].has_inputs for name in apart
+        OBJECTIVES[name].noise in ("suffix", "everything", "middle") and OBJECTIVES[name].has_inputs
+        for name in apart
     )
+    assert not any(replace(objective, documents="apart").concatenates for objective in OBJECTIVES.values())
+
+
+def masks(objective, length, count=2000):
+    """The corruption masks of many texts of one length, bool [count,L]."""
+    u = uniforms(3, np.arange(count), objective.uniforms_per_token, length)
+    return noise_mask(objective, CorruptionInputs(np.full(count, length), u, 100), length + 1)
+
+
+def test_a_single_span_has_its_share_of_the_tokens_inside_the_text_and_is_equally_likely_everywhere():
+    mask = masks(OBJECTIVES["mass"], 20)
+    starts = mask.argmax(1)
+    assert (mask.sum(1) == 10).all() and (run_starts(mask).sum(1) == 1).all()
+    _, counts = np.unique(starts, return_counts=True)
+    assert starts.min() == 1 and starts.max() == 9 and abs(counts - 2000 / 9).max() < 5 * np.sqrt(2000 / 9)
+    assert masks(OBJECTIVES["mass"], 1, 5).sum() == 0 and masks(OBJECTIVES["mass"], 2, 5).sum() == 5
+
+
+def test_every_part_of_a_text_is_equally_likely_to_be_its_middle():
+    """A text of 5 tokens has 5 parts of one token, 4 of two, 3 of three and 2 of four."""
+    mask = masks(OBJECTIVES["fill-in-the-middle"], 5, 7000)
+    assert (run_starts(mask).sum(1) == 1).all()
+    parts, counts = np.unique(mask, axis=0, return_counts=True)
+    assert len(parts) == 14 and abs(counts - 500).max() < 5 * np.sqrt(500)
+    assert masks(OBJECTIVES["fill-in-the-middle"], 1, 5).sum() == 0
+
+
+def test_a_rotated_text_begins_at_any_token_and_goes_round_while_targets_keep_its_order():
+    objective, count, length = OBJECTIVES["document-rotation"], 3000, 6
+    limits = compute_lengths(objective, 9)
+    tokens = np.tile(np.arange(10, 19, dtype=np.int32), (count, 1))
+    given_text = whole(tokens, np.full(count, length, np.int32))
+    u = uniforms(1, np.arange(count), objective.uniforms_per_token, 9)
+    inputs, targets = denoise(objective, given_text, u, VOCABULARY, limits)
+    starts = np.array(rows(inputs))[:, 0] - 10
+    for row, start in zip(rows(inputs), starts, strict=True):
+        assert row == [*range(10 + start, 16), *range(10, 10 + start)]
+    assert all(row == [*range(10, 16)] for row in rows(targets))
+    assert abs(np.bincount(starts, minlength=6) - count / 6).max() < 5 * np.sqrt(count / 6)
+
+
+def test_without_noise_sentences_change_places_and_nothing_is_hidden():
+    objective, counts = OBJECTIVES["sentence-permutation"], np.array([1, 40, 62], np.int32)
+    limits = compute_lengths(objective, 64)
+    given_text = text(np.random.default_rng(0), counts, limits.raw)
+    u = uniforms(1, np.arange(3), objective.uniforms_per_token, limits.raw)
+    inputs, targets = denoise(objective, given_text, u, VOCABULARY, limits)
+    assert rows(targets) == rows(given_text) != rows(inputs)
+    assert list(map(sorted, rows(inputs))) == list(map(sorted, rows(targets)))
+    assert targets.content.sum(1).tolist() == counts.tolist() and not inputs.content.any()
+
+
+@pytest.mark.parametrize(("random_share", "same_share"), [(0.1, 0.1), (0.0, 0.2), (0.3, 0.0), (0.0, 0.0)])
+def test_corrupted_tokens_become_any_token_or_stay_with_the_shares_of_the_settings(random_share, same_share):
+    objective = Objective(
+        inputs="masks-random-or-same", rate=0.5, random_share=random_share, same_share=same_share
+    )
+    tokens = np.full((1, 20_000), 5, np.int32)
+    u = np.random.default_rng(0).random(tokens.shape, np.float32)
+    noise = np.ones(tokens.shape, bool)
+    shown = INPUTS[objective.inputs].apply(objective, tokens, noise, u, VOCABULARY).tokens
+    masked, same = (shown == VOCABULARY.mask).mean(), (shown == 5).mean()
+    expected = [1 - random_share - same_share, same_share]
+    assert [masked, same] == pytest.approx(expected, abs=5 * 0.5 / np.sqrt(20_000) + 0.001)
 
 
 @pytest.mark.parametrize(
@@ -336,6 +415,11 @@ def test_only_prefix_lm_and_deshuffling_keep_documents_apart():
     [
         (lambda: Objective(rate=0.0), "objective.rate"),
         (lambda: Objective(rate=1.0), "objective.rate"),
+        (lambda: Objective(random_share=-0.1), "objective.random_share"),
+        (
+            lambda: Objective(random_share=0.6, same_share=0.6),
+            "random_share=0.6 and objective.same",
+        ),
         (lambda: Objective(mean_span_length=0.5), "objective.mean_span_length"),
         (lambda: compute_lengths(Objective(), 2), "data.inputs_length"),
     ],

@@ -81,7 +81,7 @@ class NetworkStage(Stage):
     def prefix(self) -> str:
         """Return the prefix of the names of the Transformer's parameters in its checkpoints."""
         heads = self.settings.model.heads
-        if "replaced-token" in heads:
+        if "replaced-token" in heads or "generator" in heads:
             return electra.DISCRIMINATOR
         return elmo.FORWARD if "backward" in heads else ""
 

@@ -46,7 +46,7 @@ from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths, compute_lengths
 from lm.special_tokens import boundary_tokens
 from lm.train import optimizers
-from lm.train.losses import both_directions, masked_lm, replaced_tokens
+from lm.train.losses import both_directions, masked_lm, replaced_tokens, restored_tokens
 from lm.train.state import State
 from lm.train.step import Steps, StepSpec
 
@@ -253,6 +253,11 @@ def pretraining_spec(experiment: Experiment) -> StepSpec:
         guard=experiment.guard,
         tbptt=training.tbptt,
     )
+    if "generator" in model.heads:
+        generator = electra.generator_config(model, experiment.generator_share)
+        return replace(
+            spec, module=electra.RestoringElectra, extra_configs=(generator,), loss=restored_tokens
+        )
     if "replaced-token" in model.heads:
         generator = electra.generator_config(model, experiment.generator_share)
         return replace(spec, module=electra.Electra, extra_configs=(generator,), loss=replaced_tokens)

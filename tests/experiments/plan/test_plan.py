@@ -192,12 +192,15 @@ def test_writing_reads_no_encoder_nor_what_makes_the_cache_and_a_shared_block_as
     shapes = {
         "embed.table": (2,),
         "encoder.x": (3,),
-        "decoder.blocks.cross.key.kernel": (5,),
-        "decoder.blocks.attention.first.kernel": (11,),
-        "decoder.blocks.x": (7,),
+        "encoder_embed.table": (2,),
+        "decoder.blocks.cross.key.kernel": (12, 5),
+        "decoder.blocks.attention.first.kernel": (12, 11),
+        "decoder.blocks.x": (12, 7),
     }
-    cases = ({}, 2 + 7), ({"output.logits": "separate"}, 7), ({"shared_layers": True}, 2 + 12 * 7)
+    cases = ({}, 2 + 12 * 7), ({"output.logits": "separate"}, 12 * 7)
     assert all(worker.read_by_writing(changes(ModelConfig(), new), shapes) == read for new, read in cases)
+    shared = shapes | {"decoder.blocks.x": (1, 7), "decoder.blocks.y": (12, 13)}
+    assert worker.read_by_writing(ModelConfig(), shared) == 2 + 12 * 7 + 12 * 13
 
 
 def test_what_overflows_hbm_does_not_fit_and_what_overflows_other_memory_has_failed():

@@ -502,8 +502,7 @@ def test_the_papers_mean_of_columns_is_in_the_order_of_its_claims():
         for claim in paper.paper_claims(table):
             base = REGISTRY[table.baseline]
             better, worse = (
-                published_standardized_difference(row, base, table.paper)
-                for row in (claim.better, claim.worse)
+                published_standardized_difference(row, base, table) for row in (claim.better, claim.worse)
             )
             assert better > worse, (claim.better.name, claim.worse.name)
 

@@ -49,6 +49,15 @@ from lm.train.step import build as build_steps
 
 runs = small_runs.runs
 BASELINE, RATE = "t5/1-baseline/baseline", "t5/6-corruption-rate/50"
+ALL_TOKENS = {
+    "objective.targets": "restored",
+    "model.heads": ("generator", "copy"),
+    "model.output.logits": "tied",
+    "model.output.transform": True,
+    "model.output.bias": True,
+    "tuning.heads": ("next",),
+}
+ROTATION = {"objective.noise": "none", "objective.sentences": "rotated", "tuning.heads": ("next",)}
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +208,8 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
     [
         pytest.param("bert/mixed-layers", {"tuning.heads": ("next",)}, marks=pytest.mark.slow),
         pytest.param("electra/base", {"tuning.heads": ("extract",)}, marks=pytest.mark.slow),
+        pytest.param("electra/base", ALL_TOKENS, marks=pytest.mark.slow),
+        pytest.param("bart/base", ROTATION, marks=pytest.mark.slow),
         pytest.param("positions/alibi", {"data.inputs_length": 12}, marks=pytest.mark.slow),
     ],
 )

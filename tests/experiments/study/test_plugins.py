@@ -77,8 +77,12 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
     builtin = dict(registry.REGISTRY)
     loads(**{name.removesuffix(".py"): code for name, code in MODULES.items()})
     added = [name for name in registry.REGISTRY if name not in builtin]
-    assert len(added) == 19
-    for name in added:
+    assert len(added) == 21
+    with pytest.raises(
+        SettingError, match=r"'devlin/5-tasks/ltr\+bilstm' cannot be built: it needs a bi-LSTM"
+    ):
+        build("devlin/5-tasks/ltr+bilstm", "nano")
+    for name in (name for name in added if not registry.REGISTRY[name].needs):
         experiment = build(name, "pico")
         assert from_json(type(experiment), to_json(experiment)) == experiment
     assert build("hidden/even", "nano").objective.noise == "every-other"
