@@ -364,7 +364,6 @@ def _poisson_cdf(mean: float) -> np.ndarray:
 
 
 NOISES: dict[str, Noise] = {
-    "none": Noise(_no_mask, unused_settings=("rate", "mean_span_length")),
     "iid": Noise(_iid_mask, unused_settings=("mean_span_length",)),
     "whole-words": Noise(_whole_words_mask, needs_word_starts=True, unused_settings=("mean_span_length",)),
     "spans": Noise(random_spans_noise_mask, counts=span_counts),
@@ -395,6 +394,7 @@ NOISES: dict[str, Noise] = {
         per_document=True,
         unused_settings=("rate", "mean_span_length"),
     ),
+    "none": Noise(_no_mask, unused_settings=("rate", "mean_span_length")),
 }
 
 
