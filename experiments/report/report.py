@@ -155,6 +155,7 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
     verdicts = comparison.verdicts()
     notes = (
         text.claims_notes(comparison, verdicts)
+        + text.built_in_text_notes(comparison)
         + text.document_notes(comparison)
         + text.undefined_notes(comparison)
     )

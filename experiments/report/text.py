@@ -30,9 +30,11 @@ from experiments.report.metrics import (
     shortest_training,
 )
 from experiments.report.statistics import ALPHA, NUM_RESAMPLES, PairedTest, t_test_power
+from experiments.runs import provenance
 from experiments.runs.result import Result
 from experiments.study.claims import Claim, Counts, simulate_replication
 from experiments.study.table import Row
+from lm.config.base import SettingError
 
 NBSP = "\N{NO-BREAK SPACE}"
 ARROWS = {1: f"{NBSP}▲", 0: "", -1: f"{NBSP}▼"}
@@ -445,6 +447,26 @@ def document_notes(comparison: Comparison) -> list[str]:
         "compilation and evaluation; between evaluations values are interpolated in the logarithm of time."
         for tokens, words, size in sizes
     ]
+
+
+def built_in_text_notes(comparison: Comparison) -> list[str]:
+    """Return which text of the documentation the runs read, by the records of their stages."""
+    runs = [run for row in comparison.trained_rows for run in comparison.runs_of(row)]
+    digests: set[str] = set()
+    for folder in {folder for run in runs for folder in run.stage_folders().values()}:
+        try:
+            digests.add(provenance.read(folder)["data"].get("documentation", ""))
+        except SettingError:  # reported with the mismatches
+            continue
+    notes = []
+    for digest in sorted(filter(None, digests)):
+        if digest == "installed":
+            notes.append(
+                "Text: the documentation of installed packages, which compares with no other machine's."
+            )
+        else:
+            notes.append(f"Text: the built-in documentation, digest {digest[:12]}.")
+    return notes
 
 
 def undefined_notes(comparison: Comparison) -> list[str]:
