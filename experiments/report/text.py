@@ -461,9 +461,7 @@ def built_in_text_notes(comparison: Comparison) -> list[str]:
     notes = []
     for digest in sorted(filter(None, digests)):
         if digest == "installed":
-            notes.append(
-                "Text: the documentation of installed packages, which compares with no other machine's."
-            )
+            notes.append("Text: the documentation of installed packages, which differs by machine.")
         else:
             notes.append(f"Text: the built-in documentation, digest {digest[:12]}.")
     return notes

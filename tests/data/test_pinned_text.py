@@ -116,7 +116,7 @@ def test_held_out_paragraphs_share_no_thirteen_words_with_training(monkeypatch):
     parts = [pinned.Docstring([shared, own + str(n)], [(), ()], True) for n in range(2)]
     monkeypatch.setattr(pinned, "hash_fraction", lambda name, _: float(name))
     documents = pinned.combine([pinned.PackageText([("0.5", parts[:1]), ("0.9", parts[1:])], "wheel")])
-    texts = {name: text for name, text in documents}
+    texts = dict(documents)
     assert shared not in texts.get("0.9", "") and own in texts["0.9"]
     train, held_out = (pinned.shingles(texts[name].split("\n"))[0] for name in ("0.5", "0.9"))
     assert not np.isin(held_out, train).all()

@@ -2,8 +2,8 @@
 
 The name of a corpus is one of these, or several joined by " + ":
 
-- ``documentation`` (the built-in text) or ``documentation/PART``; ``documentation/installed`` is that of the packages
-  installed here, which differs from machine to machine
+- ``documentation`` (the built-in text) or ``documentation/PART``; ``documentation/installed`` is that of the
+  packages installed here, which differs from machine to machine
 - ``text:PATH``, ``jsonl:PATH`` or ``parquet:PATH``: a file, a folder or a glob; the last two have the text in
   their field "text"
 - ``tfds:NAME[:VERSION]``: a TFDS set prepared as array_record, such as ``tfds:c4/en``

@@ -1,7 +1,7 @@
 """The built-in corpus and its tasks: documentation of packages as TFDS data sets, written once per machine.
 
-- ``corpus`` has a document for each module, ``unfiltered`` the same modules without C4's filters. Their text is that
-  of ``pinned``, the same on every machine, or that of the installed packages, which compares with no other's.
+- ``corpus`` has a document for each module, ``unfiltered`` the same modules without C4's filters. Their text
+  is that of ``pinned``, the same on every machine, or that of the installed packages, which differs.
 - The tasks of ``lm.data.documentation.tasks`` are made of the validation and test documents of the corpus
   only, and are split by document again: no text is in two splits. ``validation`` rows choose a checkpoint,
   ``report`` rows score it.
@@ -79,9 +79,9 @@ def prepare_sets(
 ) -> Path:
     """Return the folder cache/tfds/documentation, after writing the data set ``name`` if it is missing.
 
-    A set of SEPARATE_SETS and ``unfiltered`` are written alone, the other sets together. Every set is complete or
-    absent. ``packages``: installed packages whose text replaces the built-in one. Raises SettingError if the folder
-    cannot be written, or a package cannot be had.
+    A set of SEPARATE_SETS and ``unfiltered`` are written alone, the other sets together. Every set is
+    complete or absent. ``packages``: installed packages whose text replaces the built-in one. Raises SettingError if
+    the folder cannot be written, or a package cannot be had.
     """
     home = Path(cache) / "tfds" / "documentation"
     is_alone = name in SEPARATE_SETS or name == "unfiltered"
@@ -150,13 +150,11 @@ def check_files_of_text(home: Path) -> None:
     mend = f"delete {home}, so that it is written again"
     if not recorded:
         if (home / "corpus" / VERSION).exists():
-            raise SettingError(
-                f"{home / TEXT_FILE} is missing, which says what text the data sets have: {mend}"
-            )
+            raise SettingError(f"{home / TEXT_FILE} is missing, which names the text: {mend}")
         return
     if recorded["digest"] not in (TEXT_DIGEST, INSTALLED):
         raise SettingError(
-            f"{home} has the text {recorded['digest'][:12]}, and the built-in text is {TEXT_DIGEST[:12]}: {mend}"
+            f"{home} has the text {recorded['digest'][:12]} and not {TEXT_DIGEST[:12]}: {mend}"
         )
     for name, digest in recorded["files"].items():
         path = home / name
@@ -171,8 +169,8 @@ def require_text(cache: Path, part: str) -> None:
         kind = "the installed packages" if found == INSTALLED else "the built-in text"
         other = OFFLINE if found == INSTALLED else "documentation"
         raise SettingError(
-            f"{Path(cache) / 'tfds' / 'documentation'} holds data sets of {kind}: use other --runs, delete that "
-            f"folder, or take --data.corpus {other}"
+            f"{Path(cache) / 'tfds' / 'documentation'} holds data sets of {kind}: use other --runs, delete "
+            f"that folder, or take --data.corpus {other}"
         )
 
 
@@ -189,7 +187,7 @@ def write_set(name: str, rows: Mapping[str, list[Row]], draft: Path, folder: Pat
 def documentation_shards(
     part: str, split: Split, cache: Path, corrupt: OnCorrupt = "stop"
 ) -> tuple[TfdsShard, ...]:
-    """Return the shards of a part of the corpus: "" or "installed" (all of it), "unfiltered", or a CORPUS_PARTS.
+    """Return the shards of a part of the corpus: "", "installed", "unfiltered", or one of CORPUS_PARTS.
 
     SettingError with the nearest name if there is no such part.
     """

@@ -1,4 +1,4 @@
-"""Prose beside docstrings: descriptions in the API definitions of services, and documentation of Ansible's modules.
+"""Prose beside docstrings: descriptions in the interfaces of services, and documentation of Ansible.
 
 Every function yields ``(name, strings)`` like ``docstrings.module_docstrings``, in the order of the names.
 """

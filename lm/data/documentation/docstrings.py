@@ -180,7 +180,7 @@ def is_new(line: str, seen: set[str]) -> bool:
 
 
 def dedent(docstring: str) -> str:
-    """Return the docstring without common indentation; ``inspect.cleandoc`` differs between Python versions."""
+    """Return the docstring without common indentation; ``inspect.cleandoc`` differs between versions."""
     lines = docstring.expandtabs().split("\n")
     margins = [len(line) - len(line.lstrip(" ")) for line in lines[1:] if line.strip(" ")]
     margin = min(margins, default=0)

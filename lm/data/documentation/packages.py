@@ -1,6 +1,6 @@
 """The packages whose documentation is the built-in corpus, in the order in which they are read.
 
-Their versions and the digests of what is extracted from them are the same for everybody, so that runs compare.
+Their versions and the digests of what is extracted from them are the same for everybody: so runs compare.
 """
 
 from typing import NamedTuple

