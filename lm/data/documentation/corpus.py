@@ -80,8 +80,8 @@ def prepare_sets(
     """Return the folder cache/tfds/documentation, after writing the data set ``name`` if it is missing.
 
     A set of SEPARATE_SETS and ``unfiltered`` are written alone, the other sets together. Every set is
-    complete or absent. ``packages``: installed packages whose text replaces the built-in one. Raises SettingError if
-    the folder cannot be written, or a package cannot be had.
+    complete or absent. ``packages``: installed packages whose text replaces the built-in one. Raises
+    SettingError if the folder cannot be written, or a package cannot be had.
     """
     home = Path(cache) / "tfds" / "documentation"
     is_alone = name in SEPARATE_SETS or name == "unfiltered"
@@ -96,6 +96,7 @@ def prepare_sets(
     digest = INSTALLED if packages is not None else TEXT_DIGEST
     if name == "unfiltered" and packages is None and text_digest(cache) == INSTALLED:
         packages, digest = DEFAULT, INSTALLED
+    sets: Mapping[str, Mapping[str, list[Row]]]
     if name in SEPARATE_SETS:
         sets = {name: SEPARATE_SETS[name](DEFAULT if packages is None else packages)}
     elif name == "unfiltered":

@@ -227,7 +227,9 @@ def combine(texts: Iterable[PackageText]) -> list[Document]:
         dropped: set[int] = set()
         if held:
             hashes, lines = shingles(_lines(parts))
-            dropped = {*lines[np.isin(hashes, known)].tolist()}
+            places = np.searchsorted(known, hashes)  # np.isin would sort all of them for each document
+            is_known = np.append(known, np.uint64(0))[places] == hashes
+            dropped = {*lines[is_known].tolist()}
         number, pieces = 0, ""
         for part in parts:
             numbered = [*enumerate(part.paragraphs, number)]
