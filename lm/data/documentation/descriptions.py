@@ -10,9 +10,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from lm.c4.filters import hash_fraction
+
 Read = Callable[[str], bytes]  # the contents of a file of a distribution
 Strings = tuple[str, list[str]]
 
+SERVICES = 0.6  # share of AWS's services, chosen by the hash of their names
 BOTOCORE = re.compile(r"botocore/data/([^/]+)/([^/]+)/service-2\.json(?:\.gz)?")
 DISCOVERY = re.compile(r"googleapiclient/discovery_cache/documents/(.+)\.(v[^./]*)\.json")
 CHECK = re.compile(r"(prowler/.+)\.metadata\.json")
@@ -29,10 +32,14 @@ ANSIBLE_START = re.compile(r"^DOCUMENTATION\s*=\s*[rRuU]?(\"\"\"|''')", re.MULTI
 
 
 def service_descriptions(paths: Iterable[str], read: Read) -> Iterator[Strings]:
-    """Yield the documentation of each AWS service in the newest version of its interface."""
+    """Yield the documentation of AWS services, each in the newest version of its interface.
+
+    The share SERVICES of them is taken, so that no package is a third of the text.
+    """
     newest: dict[str, str] = {}
     for path in sorted(paths):  # versions are dates
-        if match := BOTOCORE.fullmatch(path):
+        match = BOTOCORE.fullmatch(path)
+        if match and hash_fraction(match[1], "services") < SERVICES:
             newest[match[1]] = path
     for service, path in sorted(newest.items()):
         contents = gzip.decompress(read(path)) if path.endswith(".gz") else read(path)

@@ -5,7 +5,7 @@ Their versions and the digests of what is extracted from them are the same for e
 
 from typing import NamedTuple
 
-TEXT_DIGEST = "@@"  # SHA-256 of names and texts of all documents, in order
+TEXT_DIGEST = "6a246c00a6931548224540c365180e6bae3a45bde3179dedc88c6b220e862510"  # SHA-256 of names and texts of all documents, in order
 
 
 class Package(NamedTuple):
@@ -23,7 +23,7 @@ PACKAGES = (
         "botocore",
         "1.44.8",
         "services",
-        "2cfb61a3b82101433ed6cdecfbe829fe50b01b2fd49f2bde502b89dba3d86100",
+        "7cf44a747223504b0db7384e56d4ea2e9079e9889a0fbb3067840040bf1fd070",
         ("botocore",),
     ),
     Package(

@@ -272,7 +272,7 @@ def shingles(lines: Sequence[str], length: int = SHINGLE) -> tuple[np.ndarray, n
     """Return a hash of each ``length`` words in a row within a line, and the number of the line."""
     words = [line.lower().split() for line in lines]
     flat = [word for line in words for word in line]
-    for word in {*flat} - _WORD_HASHES.keys():
+    for word in [word for word in {*flat} if word not in _WORD_HASHES]:
         _WORD_HASHES[word] = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "little")
     codes = np.array([*map(_WORD_HASHES.__getitem__, flat)], np.uint64)
     numbers = np.repeat(np.arange(len(lines)), [len(line) for line in words])
