@@ -5,7 +5,8 @@ Their versions and the digests of what is extracted from them are the same for e
 
 from typing import NamedTuple
 
-TEXT_DIGEST = "6a246c00a6931548224540c365180e6bae3a45bde3179dedc88c6b220e862510"  # SHA-256 of names and texts of all documents, in order
+# SHA-256 of names and texts of all documents, in order
+TEXT_DIGEST = "6a246c00a6931548224540c365180e6bae3a45bde3179dedc88c6b220e862510"
 
 
 class Package(NamedTuple):
