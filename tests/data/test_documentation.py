@@ -138,24 +138,26 @@ def test_no_document_is_in_two_splits_of_corpus_or_tasks(cache):
 def test_no_part_trains_on_what_another_is_evaluated_on(cache):
     corpus.prepare_sets(cache, name="unfiltered", packages=SOME.split())
     assert not names("corpus", "validation+test", cache) & names("unfiltered", "train", cache)
-    whole = {split: feeding.documents("documentation", split, cache) for split in ("train", "validation")}
-    parts = {name: feeding.documents(f"documentation/{name}", "train", cache) for name in corpus.CORPUS_PARTS}
-    assert len(parts["science"]) == 0 < len(parts["topics"]) < len(parts["libraries"])
-    assert len(parts["topics"]) + len(parts["libraries"]) == len(whole["train"])
-    assert set(parts["topics"]) | set(parts["libraries"]) == set(whole["train"])
-    specs = ["documentation", *(f"documentation/{name}" for name in parts)]
-    assert len({feeding.fingerprint(spec, "train", cache) for spec in specs}) == 4
+    whole = {
+        split: feeding.documents("documentation/installed", split, cache) for split in ("train", "validation")
+    }
+    assert whole["train"] and not {*whole["train"]} & {*whole["validation"]}
+    assert len({name for names in corpus.CORPUS_PARTS.values() for name in names}) == sum(
+        map(len, corpus.CORPUS_PARTS.values())
+    )
     with pytest.raises(SettingError, match="did you mean 'science'"):
-        feeding.documents("documentation/sience", "train", cache)
+        corpus.documentation_shards("sience", "train", cache)
 
 
 @pytest.mark.parametrize(
-    ("part", "written"), [("", "corpus"), ("/science", "corpus"), ("/unfiltered", "unfiltered")]
+    ("part", "written"), [("/installed", "corpus"), ("", "corpus"), ("/unfiltered", "unfiltered")]
 )
 def test_a_corpus_is_written_when_it_is_first_read(part, written, tmp_path, monkeypatch):
     """Also by a row that has no tasks of the documentation."""
     write, few = corpus.prepare_sets, SOME.split()
-    monkeypatch.setattr(corpus, "prepare_sets", lambda *given, **named: write(*given, packages=few, **named))
+    monkeypatch.setattr(
+        corpus, "prepare_sets", lambda *given, **named: write(*given, **(named | {"packages": few}))
+    )
     feeding.documents(f"documentation{part}", "train", tmp_path)
     assert (tmp_path / "tfds" / "documentation" / written).is_dir()
 
@@ -309,9 +311,9 @@ def test_no_place_is_right_more_often_than_another(cache):
 
 def test_equal_packages_give_an_equal_fingerprint(cache, tmp_path):
     corpus.prepare_sets(tmp_path, packages=SOME.split())
-    prints = [feeding.fingerprint("documentation", "train", folder) for folder in (cache, tmp_path)]
+    prints = [feeding.fingerprint("documentation/installed", "train", folder) for folder in (cache, tmp_path)]
     assert prints[0] == prints[1]
-    assert prints[0] != feeding.fingerprint("documentation", "validation", cache)
+    assert prints[0] != feeding.fingerprint("documentation/installed", "validation", cache)
 
 
 WRITE = """
@@ -363,9 +365,11 @@ def test_a_full_disk_is_told_in_a_line_with_the_set_and_leaves_nothing(tmp_path)
 @pytest.mark.slow
 def test_a_default_install_gives_eight_megabytes_in_half_a_minute(tmp_path):
     start = time.process_time()
-    corpus.prepare_sets(tmp_path)
+    corpus.prepare_sets(tmp_path, packages=docstrings.DEFAULT)
     seconds = time.process_time() - start
-    parts = [feeding.documents("documentation", split, tmp_path) for split in ("train", "validation")]
+    parts = [
+        feeding.documents("documentation/installed", split, tmp_path) for split in ("train", "validation")
+    ]
     assert sum(len(text) for part in parts for text in part) > 7.2e6  # and the test split
     assert seconds < 60  # 20 s on an idle core
     for task in TASKS:
