@@ -26,6 +26,7 @@ from lm.data.documentation.task_text import (
     strip_punctuation,
 )
 
+NAMED_WORDS = 4  # of a sentence that "order" names by its first words
 MAX_NEXT_SENTENCE = 20  # of a sentence of "next" [words]
 CLOZE_CANDIDATES = 4
 NEXT_CANDIDATES = 4
@@ -296,31 +297,21 @@ def entailment(documents: Iterable[Document], rng: random.Random) -> Iterator[Ro
 # ---- order: which of two facts comes first
 
 
-def _asked_word(asked: str, other: str, rng: random.Random) -> str | None:
-    """Return a content word that is only in the first of two sentences; None if there is none."""
-    words = [word for word in sorted(content_words(asked)) if word not in other.lower()]
-    return rng.choice(words) if words else None
-
-
 def order(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """Yield two sentences in each order, and a word of each; the answer has the words in this order."""
+    """Yield two sentences in each order; the answer has the first words of each, in the same order."""
     for name, text in documents:
-        found = [
-            sentence
-            for sentence in sentences(text.replace("\n", " "))
-            if 4 <= len(sentence.split()) <= MAX_ANSWER
-        ]
+        lengths = range(NAMED_WORDS + 1, MAX_ANSWER + 1)
+        found = [part for part in sentences(text.replace("\n", " ")) if len(part.split()) in lengths]
         rng.shuffle(found)
-        for one, other in zip(found[::2], found[1::2], strict=False):
-            words = [_asked_word(one, other, rng), _asked_word(other, one, rng)]
-            if None in words:
+        for pair in zip(found[::2], found[1::2], strict=False):
+            named = [" ".join(sentence.split()[:NAMED_WORDS]).rstrip(".,;:") for sentence in pair]
+            if named[0] == named[1]:
                 continue
-            answers = [" before ".join(words), " before ".join(reversed(words))]
-            for context, answer in ((f"{one} {other}", answers[0]), (f"{other} {one}", answers[1])):
+            answers = [", then ".join(named), ", then ".join(reversed(named))]
+            for context, answer in zip((pair, pair[::-1]), answers, strict=True):
                 yield {
                     "name": name,
-                    "question": " ".join(sorted(words)),
-                    "context": context,
+                    "context": " ".join(context),
                     "answers": [answer],
                     "candidates": sorted(answers),
                 }
