@@ -133,7 +133,7 @@ def verb_forms(words: Sequence[str], forms: Mapping[str, str]) -> Iterator[tuple
 
 def base_and_participle(counts: Mapping[str, int]) -> dict[str, str]:
     """Return the participle of each regular verb, and its base form, if both forms are frequent."""
-    forms = {}
+    forms: dict[str, str] = {}
     for participle, count in counts.items():
         if count < MIN_COUNT or not participle.endswith("ed"):
             continue

@@ -92,7 +92,6 @@ def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
     for name in (BASELINE, RATE):
         result = read_result(folder_of(swept, name))
         assert set(result.columns) == {
-            "cloze",
             "extract",
             "restore",
             "next",
