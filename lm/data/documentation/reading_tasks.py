@@ -312,7 +312,7 @@ def entailment(documents: Iterable[Document], rng: random.Random) -> Iterator[Ro
     for name, text in documents:
         for sentence in sentences(text.replace("\n", " ")):
             words = sentence.split()
-            if not 6 <= len(words) <= MAX_CONTEXT // 2 or "not" in words:
+            if not 6 <= len(words) <= MAX_CONTEXT // 2 or "not" in sentence:  # "not" is what is added
                 continue
             places = [i for i, word in enumerate(words[1:-1], 1) if word in opposite]
             places = [i for i in places if opposite[words[i]] not in words and words.count(words[i]) == 1]
