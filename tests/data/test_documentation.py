@@ -21,7 +21,7 @@ from lm.data.corpus import tfds as rows
 from lm.data.documentation import corpus, docstrings, tasks
 from lm.data.tasks.labelled import LABELLED
 
-TASKS = corpus.FEATURES.keys() - {"corpus", *corpus.SEPARATE_SETS}
+TASKS = corpus.FEATURES.keys() - {"corpus", "unfiltered", *corpus.SEPARATE_SETS}
 SOME = (  # packages of the standard library that are rich in prose and quick to read
     "asyncio argparse ctypes email http json logging multiprocessing optparse os pickle pydoc_data random "
     "smtplib"
