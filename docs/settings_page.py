@@ -11,7 +11,7 @@ from experiments.cli.settings import types_of
 from experiments.console import plain
 from experiments.study.experiment import Experiment
 from experiments.study.registry import BASELINE_ROW, build
-from lm.config.base import comments, conditions, leaves
+from lm.config.base import conditions, leaves, setting_descriptions
 
 PAGE = "reference/settings.md"
 SCALES = ("nano", "base")
@@ -40,7 +40,7 @@ def settings_page() -> str:
     """The page, in Markdown: a table for each group of settings."""
     values = [dict(leaves(build(BASELINE_ROW, scale))) for scale in SCALES]
     kinds = dict(types_of(Experiment))
-    meanings, reads, groups = comments(Experiment), conditions(Experiment), dict[str, list[str]]()
+    meanings, reads, groups = setting_descriptions(Experiment), conditions(Experiment), dict[str, list[str]]()
     for name in values[0]:
         groups.setdefault(name.rpartition(".")[0], []).append(name)
     about = dict(_groups(Experiment, ""))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from textwrap import indent
 
-from experiments.cli import COMMANDS, GROUPS, RENAMED, overview
+from experiments.cli import COMMANDS, GROUPS, overview
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.jobs import JOB
@@ -188,8 +188,6 @@ def named_command(words: Sequence[str]) -> tuple[str, list[str]]:
     name, *rest = words
     if name.startswith("-"):
         raise SettingError(f"the command comes first, such as: lm run ROW {name} ...")
-    if name in RENAMED:
-        raise SettingError(f"lm {name} is now lm {RENAMED[name]}")
     if name in GROUPS:
         if not rest or rest[0] in ("-h", "--help", "--help-all"):
             return name, []

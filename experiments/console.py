@@ -1,21 +1,23 @@
 """Tables of cells, alike in a terminal, Markdown and a browser, and the console that commands print to."""
 
 import re
-import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Column
 from rich.table import Table as Grid
 
 RUNS = Path("runs")
-# A pipe has no width: give lines room there, so that nothing is cut in a file.
-CONSOLE = Console(width=None if Console().is_terminal else max(160, shutil.get_terminal_size().columns))
+CONSOLE = Console()  # as wide as the terminal; 80 columns in a pipe, or as COLUMNS says
+# for lists of names: what reads them from a pipe needs each in one piece
+NAMES_CONSOLE = Console(width=None if CONSOLE.is_terminal else max(160, CONSOLE.width))
 NARROW = 100  # in a terminal of fewer columns, names are shown without what the title says [characters]
 UNBROKEN = Console(soft_wrap=True, highlight=False)  # for lines of any length
+CELL_PADDING = 3  # around each cell of a listing, its border included [characters]
 # headings of columns of text, which are aligned to the left
 TEXTS = (
     "row",
@@ -37,7 +39,7 @@ class Cell(NamedTuple):
     """A cell of a sheet."""
 
     text: str = "–"
-    best: bool = False
+    bold: bool = False
     value: float | None = None  # the number that the text rounds
     deviation: float | None = None  # over seeds
 
@@ -53,7 +55,7 @@ def markdown(sheet: Sheet) -> str:
 
 
 def _markdown(cell: Cell) -> str:
-    return f"**{plain(cell.text)}**" if cell.best else plain(cell.text)
+    return f"**{plain(cell.text)}**" if cell.bold else plain(cell.text)
 
 
 def plain(text: str) -> str:
@@ -93,7 +95,7 @@ def latex(title: str, label: str, sheet: Sheet) -> str:
 
 
 def _latex_cell(cell: Cell) -> str:
-    return rf"\textbf{{{_latex_text(cell.text)}}}" if cell.best else _latex_text(cell.text)
+    return rf"\textbf{{{_latex_text(cell.text)}}}" if cell.bold else _latex_text(cell.text)
 
 
 def _latex_text(text: str) -> str:
@@ -105,10 +107,24 @@ def print_line(text: str) -> None:
     CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def listing(*heads: str, title: str | None = None) -> Grid:
-    """Return a table for texts; the first column is never wrapped, and none is cut."""
-    columns = [Column(head, overflow="fold", no_wrap=head == heads[0]) for head in heads]
-    return Grid(*columns, title=title, title_justify="left")
+class Listing(Grid):
+    """A table of texts, none of which is cut.
+
+    Its first column, of names, is wrapped only where the others would have no room.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        first, *others = self.columns
+        for_others = sum(len(str(column.header)) + CELL_PADDING for column in others) + 1
+        longest = max((cell_len(str(cell)) for cell in first.cells), default=0)
+        first.no_wrap = longest + CELL_PADDING + for_others <= options.max_width
+        return super().__rich_console__(console, options)
+
+
+def listing(*heads: str, title: str | None = None) -> Listing:
+    """Return a table for texts; no name in the first column is wrapped while the others have room."""
+    columns = [Column(head, overflow="fold") for head in heads]
+    return Listing(*columns, title=title, title_justify="left")
 
 
 def show_sheet(title: str, sheet: Sheet) -> None:
@@ -136,5 +152,5 @@ def _grid(title: str, sheet: Sheet) -> Grid:
     for head in sheet:
         grid.add_column(escape(head), justify="left" if head in TEXTS else "right", overflow="fold")
     for cells in zip(*sheet.values(), strict=True):
-        grid.add_row(*(f"[bold]{escape(cell.text)}[/]" if cell.best else escape(cell.text) for cell in cells))
+        grid.add_row(*(f"[bold]{escape(cell.text)}[/]" if cell.bold else escape(cell.text) for cell in cells))
     return grid

@@ -45,7 +45,7 @@ class Batch:
 
     encoder: Side | None = None
     decoder: Side | None = None
-    discriminator_loss_weights: Array = None  # float32 [B,S]: 1 for tokens that ELECTRA classifies
+    discriminator_loss_weights: Array = None  # float32 [B,S]: 1 for targets of ELECTRA's discriminator
     sentence_labels: Array = None  # int32 [B]: 1 if the second text is random (NSP) or both are swapped (SOP)
     sentence_loss_weights: Array = None  # float32 [B]
     labels: Array = None  # of a fine-tuning head: classes [B] or [B,T], numbers [B], spans [B,2]

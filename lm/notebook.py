@@ -86,7 +86,7 @@ def train_model(
     boundary = boundary_tokens(config, tokenizer)
     rows = MixtureRows({PAIRS: examples}, {PAIRS: 1.0}, config.architecture, lengths, seed, boundary)
     mesh = sharding.make_mesh(MeshConfig())
-    steps = build(StepSpec(config, training.optimizer), mesh)
+    steps = build(StepSpec(config, training.optimizer.ending_at(training.steps)), mesh)
     state = steps.initial_state(seed)
     learnt = sharding.named(texts.model)  # copied, since a step consumes the state before
     params = {

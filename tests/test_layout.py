@@ -60,6 +60,7 @@ ALLOWED = {
         "experiments.figures.draw",
         "experiments.figures.panels",
         "experiments.figures.spec",
+        "experiments.figures.training",
         "experiments.study",
         "experiments.runs",
     },

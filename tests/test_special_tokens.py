@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from paths import GOLDEN, ROOT
 
+from lm.objectives.denoising import Objective
 from lm.objectives.formatting import INPUTS
 from lm.tokenizers.huggingface import load_pretrained_tokenizer
 from lm.tokenizers.sentencepiece import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
@@ -106,7 +107,7 @@ def hidden(ids, own, random):
     noise = np.zeros((1, len(ids)), bool)
     for begin in random.choice(np.arange(1, len(ids)), 3, replace=False):
         noise[0, begin : begin + random.integers(1, 4)] = True
-    shown, keep = INPUTS["sentinels"].apply(np.array([ids], np.int32), noise, np.zeros(1), own)
+    shown, keep = INPUTS["sentinels"].apply(Objective(), np.array([ids], np.int32), noise, np.zeros(1), own)
     return shown[keep].tolist()
 
 

@@ -1,4 +1,4 @@
-"""The commands of ``lm``: the function of each, its help in a line, and what former commands are called now.
+"""The commands of ``lm``: the function of each, and its help in a line.
 
 A command is one function, whose signature is its options and whose docstring its help; it is imported when
 it is called.
@@ -88,20 +88,6 @@ GROUPS = {
     "draw": "Draw masks, positions, costs, or what a model does with a text; lm draw lists the pictures.",
     "data": "Prepare and clean corpora, list tasks: prepare, clean, tasks.",
     "convert": "Import or export checkpoints of transformers: import, export.",
-}
-RENAMED = {
-    "diff": "show ROW --diff",
-    "examples": "show ROW --examples 3",
-    "prepare": "data prepare",
-    "clean": "data clean",
-    "tasks": "data tasks",
-    "score": "eval tasks",
-    "likelihood": "eval likelihood",
-    "harness": "eval harness",
-    "fill": "generate RUN --prompt 'a text with [MASK]'",
-    "attention": "draw attention",
-    "neighbours": "draw neighbours",
-    "verify": "doctor --verify RUNS",
 }
 
 

@@ -32,7 +32,7 @@ def parse(name: str, words: Sequence[str]) -> Callable[[], Any]:
     """
     function = function_of(name)
     asked = [word for word in words if word in HELP]
-    defaults = help_defaults(words, everything="--help-all" in asked) if asked else None
+    defaults = help_defaults(words, "--help-all" in asked, name == "sweep") if asked else None
     words = ["--help"] if asked else list(words)
     token = HELP_DEFAULTS.set(defaults)
     error = io.StringIO()

@@ -30,7 +30,6 @@ from lm.config.base import SettingError, diff, from_json, to_json
 from lm.data.corpus.shards import HELD_OUT_SHARE
 
 VERSION = "1.0.0"
-COUNTED = ("read", "domains", *filters.FILTERS, filters.DUPLICATES, "kept")
 RANGE = 1 << 21  # hashes that one process compares at a time [spans]
 Tasks = dict[Path, tuple]  # arguments by the file that a task writes
 Parts = list[list[pages.Piece]]
@@ -45,7 +44,7 @@ class CleanOptions:
     without: tuple[str, ...] = ()
     # keep one of each span of three sentences (the paper), or of each line (TFDS)
     deduplicate: filters.Unit = "spans"
-    rules: filters.Rules = filters.Rules()  # thresholds, language, lists
+    rules: filters.Rules = filters.Rules()  # order of the filters, thresholds, language, lists
     validation: float = HELD_OUT_SHARE  # share of the pages that is held out
     workers: int = 0  # number of processes; 0: one per core [processes]
     # KEY=VALUE options with which Apache Beam runs it, such as runner=DataflowRunner project=mine; the
@@ -83,6 +82,7 @@ def data_clean(
 
         lm data clean pages --name mine
         lm data clean crawl --name web --without policy --workers 8
+        lm data clean crawl --name strict --rules.order paper
 
     Args:
         source: Folder or file: .txt, .jsonl ({"text", "url"}) or .wet; the last two may end in .gz.
@@ -266,7 +266,9 @@ def totals(settings: CleaningConfig, read: list[dict], written: list[dict]) -> d
     What a filter removed is ``[pages, lines, characters]``.
     """
     counts = [part["counts"] for part in (*read, *written)]
-    names = [name for name in COUNTED if name not in settings.without]
+    order = filters.ordered_filters(settings.rules.order)
+    counted = ("read", "domains", *order, filters.DUPLICATES, "kept")
+    names = [name for name in counted if name not in settings.without]
     return {
         "settings": dataclasses.asdict(settings),
         "counts": {name: np.sum([part.get(name, [0, 0, 0]) for part in counts], axis=0) for name in names},

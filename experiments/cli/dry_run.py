@@ -1,7 +1,8 @@
 """``--dry-run``: what a run or a sweep would train, in what time here, and which data are missing."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -26,21 +27,40 @@ from lm.data.corpus.spec import corpus_shards
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture
+from lm.files import parse_with_checksum
 
 SIMILAR = 4.0  # a measured speed counts for stages whose steps have up to so many times more or fewer FLOP
 MEASURED_STAGES = 40  # stages whose speed is read, at most
 MATMUL_SHARE = 0.35  # FLOP/s of training as a share of those of a large matrix product, on CPUs
 MATMUL_SIZE = 1_024
+# Compiling a training step, where no run here has recorded it: one of nano or mini on one core, with nothing
+# else at work [seconds]
+COMPILE_SECONDS = 10.0
+PROGRAMS = 2  # that a stage compiles, each about as long: the training step, and evaluation
+CACHED_SECONDS = 2.0  # a program that was there so quickly came out of the cache
+LONG = 3_600.0  # a total from which the time on an accelerator is shown too [seconds]
+H100 = "NVIDIA H100"
+# FLOP/s of training as a share of an H100's peak for bfloat16: supposed, not measured
+WIDE_SHARE = 0.35
+NARROW_SHARE = 0.05
+WIDE = 512  # width from which products fill a large GPU [features]
 
 
 def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None:
-    """Print the steps, FLOP and expected time that are left of each run, and which data are missing."""
+    """Print the steps, FLOP and expected time that are left of each run, and which data are missing.
+
+    Time is that of training steps and of compiling each program once: programs are cached on disk, so that
+    another seed of a row compiles nothing.
+    """
     grid = listing("run", "state", "steps", "FLOP", "expected time")
     planned = [stages(run.experiment, run.folder, options.cache) for run in wanted]
-    speeds = measured_speeds(stage for of_run in planned for stage in of_run)
+    every_stage = [stage for of_run in planned for stage in of_run]
+    speeds = measured_speeds(every_stage)
+    compile_seconds = PROGRAMS * measured_compile_seconds(every_stage)
     measured = True
     seen: set[Path] = set()
-    unfinished, total_steps, total_flops, total_seconds = 0, 0, 0.0, 0.0
+    compiled: set[Hashable] = set()
+    unfinished, total_steps, total_flops, total_seconds, h100_seconds = 0, 0, 0.0, 0.0, 0.0
     for run, of_run in zip(wanted, planned, strict=True):
         done = is_finished(run)
         left = [] if done else stages_left(of_run, seen)
@@ -55,6 +75,10 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
                 measured, speed = False, MATMUL_SHARE * matmul_speed()
             flops += cost * count
             seconds += cost * count / speed
+            h100_seconds += cost * count / h100_speed(stage)
+            if (key := program_key(stage)) not in compiled:
+                compiled.add(key)
+                seconds += compile_seconds
         state, expected = ("finished", "–") if done else ("to train", duration(seconds))
         grid.add_row(title_of(run), state, f"{steps:,}", f"{flops:.3g}", expected)
         unfinished += not done
@@ -67,9 +91,16 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     source = "speeds measured in runs here" if measured else "a matrix product timed here, roughly"
     CONSOLE.print(
         f"{unfinished} of {len(wanted)} runs to train at scale {options.scale}: {total_steps:,} steps, "
-        f"{total_flops:.3g} FLOP, about {expected} (by {source}; compiling and evaluating come on top)",
+        f"{total_flops:.3g} FLOP, about {expected} (by {source}; {len(compiled)} programs are compiled, "
+        f"{compile_seconds:.0f} s each; evaluating comes on top)",
         highlight=False,
     )
+    if total_seconds > LONG:
+        CONSOLE.print(
+            f"on one {H100}: about {duration(h100_seconds)} for all runs, if it reaches {WIDE_SHARE:.0%} of "
+            f"its peak with models of width {WIDE} or more and {NARROW_SHARE:.0%} with narrower ones",
+            highlight=False,
+        )
     for line in missing_data(wanted, options.cache):
         CONSOLE.print(f"missing: {escape(line)}", highlight=False)
 
@@ -100,6 +131,37 @@ def stages_left(of_run: Iterable[Stage], seen: set[Path]) -> list[tuple[Stage, i
             seen.add(stage.folder)
             found.append((stage, left))
     return found
+
+
+def program_key(stage: Stage) -> Hashable:
+    """Return what the compiled training step of a stage depends on; its seed is an argument."""
+    training, model = stage.training, stage.settings.model
+    optimizer = training.optimizer.ending_at(training.steps)
+    return type(stage), model, training.batch_size, training.microbatches, optimizer, stage.lengths
+
+
+def h100_speed(stage: Stage) -> float:
+    """Return the FLOP/s at which an H100 is supposed to train a stage."""
+    from lm.train.flops import PEAK_FLOPS  # with jax
+
+    return PEAK_FLOPS[H100] * (WIDE_SHARE if stage.settings.model.d_model >= WIDE else NARROW_SHARE)
+
+
+def measured_compile_seconds(planned: Iterable[Stage]) -> float:
+    """Return the median time that compiling a step took in stages that were trained before.
+
+    Without any it is COMPILE_SECONDS. What the cache of programs had took no time and does not count.
+    """
+    found: list[float] = []
+    for folder in {stage.folder for stage in planned}:
+        if len(found) == MEASURED_STAGES:
+            break
+        with suppress(OSError, SettingError):
+            record = parse_with_checksum((folder / "run.json").read_bytes(), folder / "run.json")
+            seconds = record.get("seconds_compiling", 0.0)
+            if seconds > CACHED_SECONDS:
+                found.append(seconds)
+    return median(found) if found else COMPILE_SECONDS
 
 
 def step_cost(stage: Stage) -> float:

@@ -22,7 +22,7 @@ def eval_tasks(
 
     Answers and scores go to RUN/scores/STAGE/TASK/SPLIT. TASK@K asks by a prompt with K examples.
 
-        lm eval tasks runs/nano/t5/1-baseline/baseline/seed-0 documentation-words
+        lm eval tasks runs/nano/t5/1-baseline/baseline/seed-0 documentation-reading
         lm eval tasks runs/t5-small squad@3 glue_small my_task.toml --limit 100
 
     Args:

@@ -1,14 +1,15 @@
 """``lm list``: the rows of the study, what each changes, and how many seeds of it have finished."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.markup import escape
 
 from experiments.cli.settings import Runs, Scale, shown_value
-from experiments.console import CONSOLE, NARROW, RUNS, listing
+from experiments.console import NAMES_CONSOLE, NARROW, RUNS, listing, print_line
 from experiments.study.paths import run_folder
 from experiments.study.registry import baseline_of, build, find, tables_of
-from experiments.study.scales import DEFAULT_SCALE
+from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.settings_diff import relevant_diff
 from experiments.study.table import Row
 
@@ -30,21 +31,31 @@ def list_rows(
         print("\n".join(row.name for row in rows))
         return
     for table in tables_of(rows):
-        prefix = f"{table.name}/" if CONSOLE.width < NARROW else ""
+        prefix = f"{table.name}/" if NAMES_CONSOLE.width < NARROW else ""
         title = f"{table.name}{'/ROW' * bool(prefix)}: {table.title}"
         label = "in the paper" if any(row.published for row in table.rows) else "label"
         listed = listing("row", label, "changes", "finished", title=title)
         for row in (row for row in table.rows if row in rows):
-            changed = relevant_diff(build(baseline_of(row.name), scale), build(row.name, scale))
-            parts = [changed_setting(row, path, new) for path, (_, new) in changed.items()]
-            finished = finished_seeds(row.name, scale, runs)
+            finished = 0 if row.needs else finished_seeds(row.name, scale, runs)
             listed.add_row(
                 row.name.removeprefix(prefix),
                 escape(row.label),
-                escape(", ".join(parts) or "(the baseline)"),
-                f"{finished} seed{'s' * (finished != 1)}",
+                escape(changes_text(row, scale)),
+                "not run" if row.needs else f"{finished} seed{'s' * (finished != 1)}",
             )
-        CONSOLE.print(listed)
+        NAMES_CONSOLE.print(listed)
+    for name, count in rows_at_other_scales(rows, scale, runs).items():
+        rows_of_scale = f"{count} row{'s' * (count != 1)} of these"
+        print_line(f"{rows_of_scale} finished at scale {name}: lm list --scale {name} shows which")
+
+
+def changes_text(row: Row, scale: str) -> str:
+    """Return what a row changes in its baseline, or what it needs before it can be built."""
+    if row.needs:
+        return f"needs {', '.join(row.needs)}"
+    changed = relevant_diff(build(baseline_of(row.name), scale), build(row.name, scale))
+    parts = [changed_setting(row, path, new) for path, (_, new) in changed.items()]
+    return ", ".join(parts) or "(the baseline)"
 
 
 def changed_setting(row: Row, path: str, value: object) -> str:
@@ -52,6 +63,15 @@ def changed_setting(row: Row, path: str, value: object) -> str:
     shown = shown_value(value) if isinstance(value, float) else str(value)
     derivation = row.derivation(path)
     return f"{path}={shown} ({derivation})" if derivation else f"{path}={shown}"
+
+
+def rows_at_other_scales(rows: Sequence[Row], scale: str, runs: Path) -> dict[str, int]:
+    """Return {another scale: how many of ``rows`` have finished there}, for scales with any."""
+    counts = {}
+    for name in SCALES:
+        if name != scale and (runs / name).is_dir():
+            counts[name] = sum(finished_seeds(row.name, name, runs) > 0 for row in rows)
+    return {name: count for name, count in counts.items() if count}
 
 
 def finished_seeds(row: str, scale: str, runs: Path) -> int:

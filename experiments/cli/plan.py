@@ -7,7 +7,7 @@ import tyro
 from experiments.cli.settings import ConfigFile, Settings, Start, given_changes
 from experiments.plan.plans import PlanOptions, row_of, show_plans
 from experiments.study.changes import apply
-from experiments.study.registry import find
+from experiments.study.registry import find_buildable
 
 DEFAULTS = PlanOptions()
 
@@ -28,7 +28,7 @@ def plan(
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/2-architecture/*'.
     """
-    names = [row.name for row in find(pattern)]
+    names = [row.name for row in find_buildable(pattern)]
     changes = given_changes(names, options.scale, settings, config, start, options.runs)
     planned = {name: row_of(name, options.scale, options.size, options.mesh) for name in names}
     show_plans({name: apply(experiment, changes) for name, experiment in planned.items()}, options)

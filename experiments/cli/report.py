@@ -23,6 +23,7 @@ def report(
     config: ConfigFile = None,
     start: Start = "",
     runs: tuple[str, ...] = (str(RUNS),),
+    against: str = "",
     grid: tuple[str, ...] = (),
     variants: bool = False,
     watch: bool = False,
@@ -35,10 +36,13 @@ def report(
 
         lm report t5/6-corruption-rate
         lm report 't5/*' --scale mini --runs runs gs://bucket/runs
+        lm report 't5/*' --scale nano --against mini
 
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
         runs: One or more folders of runs, also gs://; the report goes into the first.
+        against: Another scale, or the results.json of another report: how far the order of rows here predicts
+            the order there.
         grid: Settings and values with which the runs were swept, as for lm sweep.
         variants: Also show runs with settings given by hand, each combination as a row of its own.
         watch: Write the report again whenever a run makes progress, until interrupted.
@@ -67,8 +71,9 @@ def report(
         named = {path: value for path, value in explicit_overrides(changes).items() if path != "start.model"}
         words = ["lm", *plugin_arguments(), "report", pattern, "--scale", scale, *setting_arguments(named)]
         words += ["--start", start] * bool(start) + ["--grid", *grid] * bool(grid) + ["--runs", *runs]
-        words += ["--variants"] * variants + ["--latex"] * latex + ["--pictures", pictures]
-        written = reports.print_report(wanted, scale, runs, changes, shlex.join(words))
+        words += ["--against", against] * bool(against) + ["--variants"] * variants
+        words += ["--latex"] * latex + ["--pictures", pictures]
+        written = reports.print_report(wanted, scale, runs, changes, shlex.join(words), against)
         if pictures != "png":
             print_line(f"Pictures: {', '.join(reports.write_pictures(written, pictures))}")
         if latex:

@@ -56,22 +56,25 @@ def row_run(name: str, experiment: Experiment, options: Options) -> RowRun:
     return RowRun(name, experiment, run_folder(options.runs, options.scale, name, experiment.seed, changed))
 
 
-def link_shared_run(name: str, experiment: Experiment, options: Options) -> str:
+def link_shared_run(run: RowRun, options: Options) -> str:
     """Link the row's folder to the run that it shares with an equal row; return a line about it.
 
     Return "" if the run is in the row's own folder.
     """
-    run = row_run(name, experiment, options)
-    own = row_folder(options.runs, options.scale, name, overrides_of(name, options.scale, experiment))
+    changed = overrides_of(run.name, options.scale, run.experiment)
+    own = row_folder(options.runs, options.scale, run.name, changed)
     if own == run.folder.parent:
         return ""
     lead_to(own, run.folder.parent)
-    same = f"{name} is the same experiment as another row at scale {options.scale}"
+    same = f"{run.name} is the same experiment as another row at scale {options.scale}"
     return f"{same}; their run is in {run.folder.parent}"
 
 
-def is_finished(run: RowRun, options: Options) -> bool:
-    """Return whether this run has finished, False if its folder is damaged: training reports that."""
+def is_up_to_date(run: RowRun, options: Options) -> bool:
+    """Return whether the run has finished with these settings and data.
+
+    False if its folder is damaged: training reports that.
+    """
     try:
         check_settings(run.experiment, run.folder)
         if read_result(run.folder) is None:

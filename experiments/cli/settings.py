@@ -5,7 +5,7 @@ import io
 import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from contextvars import ContextVar
 from itertools import product
 from pathlib import Path
@@ -16,11 +16,20 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import check_given, check_start
-from experiments.study.registry import REGISTRY, build
+from experiments.study.overrides import check_agreement_with_checkpoint, check_overrides_are_read
+from experiments.study.registry import REGISTRY, TABLES, build, find
 from experiments.study.scales import DEFAULT_SCALE, SCALES
+from experiments.study.table import Row
 from experiments.study.words import setting_arguments
-from lm.config.base import DataError, SettingError, changes, comments, leaves, parse_json, unused_settings
+from lm.config.base import (
+    DataError,
+    SettingError,
+    changes,
+    leaves,
+    parse_json,
+    setting_descriptions,
+    unused_settings,
+)
 from lm.files import CHECKSUM
 
 CHANGED_OFTEN = (  # the settings that people change first, which --help lists
@@ -52,6 +61,7 @@ CHANGED_OFTEN = (  # the settings that people change first, which --help lists
 
 # {path: value} whose settings and defaults the help lists; None where a command line is parsed, not explained
 HELP_DEFAULTS: ContextVar[Mapping[str, Any] | None] = ContextVar("HELP_DEFAULTS", default=None)
+TABLES_VALUE = "the table's"  # shown for a setting whose default is another one in each table, or row
 TYPES = ConstructorRegistry()
 
 
@@ -71,15 +81,20 @@ def options_type(paths: Iterable[str] | None = None) -> Any:
 
     ``paths``: only these settings, if given.
     """
-    kinds, meanings, defaults = dict(types_of(Experiment)), comments(Experiment), HELP_DEFAULTS.get()
+    types, descriptions = dict(types_of(Experiment)), setting_descriptions(Experiment)
+    defaults = HELP_DEFAULTS.get()
     if paths is None:
-        paths = kinds if defaults is None else defaults
+        paths = types
+        if defaults is not None:
+            paths = defaults
     keys = {}
     for path in paths:
-        about = meanings.get(path, "")
-        hint = "" if defaults is None else f"(default: {shown_value(defaults[path])})"
+        text = descriptions.get(path, "")
+        hint = ""
+        if defaults is not None:
+            hint = f"(default: {shown_value(defaults[path])})"
         keys[path] = Annotated[
-            kinds[path], tyro.conf.arg(help=about[:1].upper() + about[1:], help_behavior_hint=hint)
+            types[path], tyro.conf.arg(help=text[:1].upper() + text[1:], help_behavior_hint=hint)
         ]
     make: Any = TypedDict
     return make("Settings", keys, total=False)
@@ -92,12 +107,34 @@ def shown_value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def help_defaults(words: Sequence[str], everything: bool) -> dict[str, Any]:
-    """Return the settings that a help page lists, with the values of the row and scale among ``words``."""
-    row = next((word for word in words if word in REGISTRY), "t5/1-baseline/baseline")
-    scale = next((name for name in SCALES if name in words or f"--scale={name}" in words), DEFAULT_SCALE)
-    values = dict(leaves(build(row, scale)))
+def help_defaults(words: Sequence[str], everything: bool, of_tables: bool = False) -> dict[str, Any]:
+    """Return the settings that a help page lists, with the values of the row and scale among ``words``.
+
+    of_tables: whether the command trains tables, each at its own scale. A value is then that of all rows of
+    the tables among ``words``; where they differ, or no table is named, it is "the table's".
+    """
+    scale = next((name for name in SCALES if name in words or f"--scale={name}" in words), None)
+    if not of_tables:
+        row = next((word for word in words if word in REGISTRY), "t5/1-baseline/baseline")
+        values = dict(leaves(build(row, scale or DEFAULT_SCALE)))
+    else:
+        values = table_defaults(words, scale)
     return values if everything else {path: values[path] for path in CHANGED_OFTEN}
+
+
+def table_defaults(words: Sequence[str], scale: str | None) -> dict[str, Any]:
+    """Return each setting's value in all rows that one of ``words`` matches; TABLES_VALUE if they differ."""
+    rows: list[Row] = []
+    for word in words:
+        with suppress(SettingError):  # an option or its value
+            rows += find(word)
+    values: dict[str, Any] = {path: TABLES_VALUE for path, _ in leaves(_any_experiment())}
+    built = [dict(leaves(build(row.name, scale or TABLES[row.table].scale))) for row in rows]
+    for path in values if built else ():
+        first = built[0][path]
+        if all(each[path] == first for each in built):
+            values[path] = first
+    return values
 
 
 @TYPES.primitive_rule
@@ -200,12 +237,14 @@ def given_changes(
         from experiments.runs.init_from import started_from  # reads tokenizers, which takes a while to import
 
         started = started_from(start, runs)
-    plain = [build(row, scale, started) for row in rows]
-    given = (read_config(config, plain, settings) if config else {}) | settings
-    for experiment in plain:
-        check_start(experiment, given)
+    experiments = [build(row, scale, started) for row in rows]
+    given = settings
+    if config is not None:
+        given = read_config(config, experiments, settings) | settings
+    for experiment in experiments:
+        check_agreement_with_checkpoint(experiment, given)
     try:
-        check_given([build(row, scale, started | given) for row in rows], given)
+        check_overrides_are_read([build(row, scale, started | given) for row in rows], given)
     except SettingError as error:
         raise SettingError(with_path(str(error), given)) from error
     return started | given
@@ -214,8 +253,10 @@ def given_changes(
 def with_path(message: str, given: Overrides) -> str:
     """Return an error's message with the whole path of the setting that it begins with."""
     name = message.partition("=")[0]
-    whole = [path for path in given if path.endswith(f".{name}")]
-    return whole[0] + message.removeprefix(name) if len(whole) == 1 else message
+    paths = [path for path in given if path.endswith(f".{name}")]
+    if len(paths) != 1:
+        return message
+    return paths[0] + message.removeprefix(name)
 
 
 def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> Overrides:
@@ -226,7 +267,10 @@ def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> O
     """
     try:
         text = path.read_text("utf-8")
-        nested = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text, path)
+        if path.suffix == ".toml":
+            nested = tomllib.loads(text)
+        else:
+            nested = parse_json(text, path)
     except (OSError, ValueError) as error:
         raise SettingError(f"--config {path} should be a file of settings, TOML or JSON: {error}") from error
     if not isinstance(nested, dict):
@@ -246,11 +290,11 @@ def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> O
     if not is_of_run:
         return differing
     changed = [changes(experiment, differing | options) for experiment in rows]
-    return {
-        name: value
-        for name, value in differing.items()
-        if not all(unused_settings(experiment, [name]) for experiment in changed)
-    }
+    used: Overrides = {}
+    for name, value in differing.items():
+        if not all(unused_settings(experiment, [name]) for experiment in changed):
+            used[name] = value
+    return used
 
 
 def _flat(nested: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

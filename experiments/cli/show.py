@@ -18,9 +18,9 @@ from experiments.study.registry import baseline_of, build, find_one
 from experiments.study.scales import DEFAULT_SCALE
 from experiments.study.settings_diff import relevant_diff
 from experiments.study.words import setting_arguments
-from lm.config.base import SettingError, changes, comments, leaves
+from lm.config.base import SettingError, changes, leaves, setting_descriptions
 from lm.config.model import ModelConfig
-from lm.nn.presets import PRESETS
+from lm.nn.presets import PRESETS, row_lengths
 
 Dtype = Literal["bfloat16", "float32"]
 
@@ -59,12 +59,13 @@ def show(
         to: Compare with this scale: without --diff ROW, the row with itself.
         examples: Print this many decoded examples of pre-training and of each task, as the model sees them.
         stages: Show the stages of training: what each starts from, its steps and its folder.
-        costs: Show the model's parameters, its FLOP per token, and the bytes of its cache.
-        length: Row length for --costs, on each side of an encoder-decoder; by default 2,048, or fewer if
-            learned positions end before that [tokens].
+        costs: Show the model's parameters, its FLOP per token beside 6 N D, and the bytes of its cache.
+        length: Row length for --costs, on each side of an encoder-decoder; by default the row's own lengths,
+            or those that the published model was pre-trained on [tokens].
         batch: Rows that are decoded at once, for --costs [rows].
         dtype: Type of the cache, for --costs.
-        tokens: Training tokens, for --costs, such as 3e11; 0: unknown [tokens].
+        tokens: Training tokens D, for --costs, such as 3e11; by default those of the row's pre-training; of a
+            published model unknown [tokens].
     """
     views = {"--diff": diff is not None or bool(to), "--examples": examples > 0}
     views |= {"--stages": stages, "--costs": costs}
@@ -88,7 +89,11 @@ def show(
 
         show_examples(experiment, examples, runs / "cache")
     elif costs:
-        show_costs(experiment.model, title, length, batch, dtype, tokens)
+        inputs, targets, own_tokens = training_rows(row, experiment)
+        if length is not None:
+            inputs = targets = length
+            own_tokens = 0  # with other rows, another number
+        show_costs(experiment.model, title, inputs, targets, batch, dtype, tokens or own_tokens)
     elif stages:
         folder = run_folder(runs, scale, row, experiment.seed, overrides_of(row, scale, experiment))
         show_stages(experiment, folder, runs / "cache", title)
@@ -114,15 +119,24 @@ def show_published(
     given = {path.removeprefix("model."): value for path, value in settings.items()}
     model = changes(PRESETS[name], given)
     title = f"{name}, as published" + f" with {shlex.join(setting_arguments(settings))}" * bool(settings)
-    if chosen:
-        show_costs(model, title, length, batch, dtype, tokens)
-    else:
+    if not chosen:
         show_settings(model, title)
+        return
+    if length is not None:
+        inputs = targets = length
+    elif lengths := row_lengths(name, model):
+        inputs, targets = lengths
+    else:
+        raise SettingError(
+            f"--length should be given: {name} was trained on sentences, whose lengths vary; for example "
+            "--length 64"
+        )
+    show_costs(model, title, inputs, targets, batch, dtype, tokens)
 
 
 def show_settings(settings: Any, title: str) -> None:
     """Print a line per setting: its value and its meaning, which is below the value in a narrow terminal."""
-    meaning, heads = comments(type(settings)), ("value", "meaning [unit]")
+    meaning, heads = setting_descriptions(type(settings)), ("value", "meaning [unit]")
     narrow = CONSOLE.width < NARROW
     grid = listing("setting", *[", ".join(heads)] if narrow else heads, title=title)
     for path, value in leaves(settings):
@@ -151,33 +165,81 @@ def show_diff(row: str, scale: str, given: Overrides, others: Sequence[str], to:
         CONSOLE.print(f"{path}: {before} → {after}{f' ({derivation})' * bool(derivation)}", highlight=False)
 
 
-def show_costs(
-    model: ModelConfig, title: str, length: int | None, batch: int, dtype: Dtype, tokens: float
-) -> None:
-    """Print the costs of training and decoding, which follow from the settings: nothing is compiled."""
-    from lm.train.flops import cache_bytes, costs, longest_row  # needs jax, which settings do not
+def training_rows(name: str, experiment: Experiment) -> tuple[int, int, int]:
+    """Return the length of the inputs and the targets of a row's sequences, and its tokens of pre-training.
 
-    for name, value, least in (("length", length, 1), ("batch", batch, 1), ("tokens", tokens, 0)):
-        if value is not None and value < least:
+    Tokens are those of all sequences, padding included; 0 without pre-training. A decoder's sequences have no
+    inputs, an encoder's no targets. The steps of the start are not counted.
+    """
+    from experiments.runs.kinds.network import NetworkStage  # with jax
+    from experiments.runs.stages import stages
+    from lm.data.packing import row_length
+
+    networks = [each for each in stages(experiment) if isinstance(each, NetworkStage) and each.has_model]
+    if not networks:
+        raise SettingError(
+            f"--costs: {name} counts its text (counts.model={experiment.counts.model!r}) and has no matrices"
+        )
+    model = experiment.model
+    own = [stage for stage in networks if stage.is_pretraining and not stage.is_start]
+    stage = (own or networks)[0]
+    inputs = stage.lengths.inputs if model.has_encoder else 0
+    targets = row_length(model.architecture, stage.lengths) if model.has_decoder else 0
+    if not own:
+        return inputs, targets, 0
+    return inputs, targets, stage.training.steps * stage.training.batch_size * (inputs + targets)
+
+
+def show_costs(
+    model: ModelConfig, title: str, inputs: int, targets: int, batch: int, dtype: Dtype, tokens: float
+) -> None:
+    """Print the costs of training and decoding, which follow from the settings: nothing is compiled.
+
+    inputs, targets: lengths of rows; a decoder has no inputs, an encoder no targets [tokens].
+    """
+    from lm.train.flops import cache_bytes, check_length, costs  # needs jax, which settings do not
+
+    length = inputs if model.has_encoder else targets
+    longest = max(length, targets if model.has_decoder else 0)
+    for name, value, least in (("length", longest, 1), ("batch", batch, 1), ("tokens", tokens, 0)):
+        if value < least:
             raise SettingError(f"--{name}={value} should be at least {least}")
+    check_length(model, longest, "--length")
     model = changes(model, {"dtype": dtype, "attention.implementation": "auto"})
-    length = longest_row(model, 2_048) if length is None else length
-    found = costs(model, length)
-    grid = listing("quantity", "value", title=f"{title}: rows of {length:,} tokens")
-    grid.add_row("parameters N", f"{found.parameters:,}")
-    share = f"{found.scores / found.training:.1%} of it attention's scores"
-    passes = (found.training - found.scores) / found.parameters
-    grid.add_row("training, per token", f"{found.training:.4g} FLOP: {passes:.3g} N, and {share}")
+    is_both = model.has_encoder and model.has_decoder
+    found = costs(model, length, targets)
+    rows = f"{length:,} tokens"
+    if is_both:
+        rows = f"{inputs:,} inputs and {targets:,} targets"
+    grid = listing("quantity", "value", title=f"{title}: rows of {rows}")
+    grid.add_row(
+        "parameters N",
+        f"{found.parameters:,} with embeddings, {found.non_embedding_parameters:,} without",
+    )
+    scores = f"{found.scores / found.training:.1%} of it attention's scores"
+    grid.add_row("training, per token", f"{found.training:.4g} FLOP by count, {scores}")
+    estimates = {
+        "N with embeddings": 6.0 * found.parameters,
+        "N without embeddings": 6.0 * found.non_embedding_parameters,
+    }
+    for which, estimate in estimates.items():
+        ratio = f"the count is {found.training / estimate:.3g} times this"
+        grid.add_row(f"6 N, {which}", f"{estimate:.4g} FLOP: {ratio}")
     if tokens:
-        total, products = (each * tokens for each in (found.training, found.training - found.scores))
-        share = f"{products:.4g} of it {passes:.3g} N D"
-        grid.add_row(f"training on {tokens:.4g} tokens D", f"{total:.4g} FLOP, {share}")
+        grid.add_row(f"training on {tokens:.4g} tokens D", f"{found.training * tokens:.4g} FLOP by count")
+        for which, estimate in estimates.items():
+            grid.add_row(f"6 N D, {which}", f"{estimate * tokens:.4g} FLOP")
     if model.has_decoder:
-        token = found.cache - cache_bytes(model, length - 1, length)
+        token = found.cache - cache_bytes(model, targets - 1, length)
         grid.add_row("generating, per token", f"{found.generating:.4g} FLOP")
         grid.add_row("cache, per token", f"{binary(token)} in {dtype}")
         grid.add_row(f"cache of {batch:,} such rows", binary(batch * found.cache))
     CONSOLE.print(grid)
+    if model.architecture == "encoder-decoder":
+        CONSOLE.print(
+            "D counts inputs and targets; each token passes one of the two stacks, where 6 N D counts both.",
+            highlight=False,
+        )
 
 
 def binary(count: int) -> str:

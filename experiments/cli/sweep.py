@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,7 +26,12 @@ from experiments.console import RUNS, print_line
 from experiments.processes.progress import NO_TOOLS, Tools
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import check_given, effective_overrides, explicit_overrides, overrides_of
+from experiments.study.overrides import (
+    check_overrides_are_read,
+    effective_overrides,
+    explicit_overrides,
+    overrides_of,
+)
 from experiments.study.paths import check_runs, with_overrides
 from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import (
@@ -33,28 +39,30 @@ from experiments.study.registry import (
     build,
     canonical_row,
     find,
+    find_buildable,
     find_one,
+    needs_text,
     registered,
     tables_of,
 )
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.table import Axis, Row, Table
 from experiments.study.words import setting_arguments
-from lm.config.base import SettingError, comments
+from lm.config.base import SettingError, setting_descriptions
 
 
 def _scale_type() -> object:
     return Literal[tuple(SCALES)] | None
 
 
+TABLES_SCALE = f"(default: the table's; {DEFAULT_SCALE} if tables differ)"
+TABLES_SEEDS = "(default: the table's; 1 if tables differ)"
 TableScale = Annotated[
     str | None,
     tyro.conf.DisallowNone,
-    tyro.conf.arg(constructor_factory=_scale_type, help_behavior_hint="(default: the table's)"),
+    tyro.conf.arg(constructor_factory=_scale_type, help_behavior_hint=TABLES_SCALE),
 ]
-TableSeeds = Annotated[
-    int | None, tyro.conf.DisallowNone, tyro.conf.arg(help_behavior_hint="(default: the table's)")
-]
+TableSeeds = Annotated[int | None, tyro.conf.DisallowNone, tyro.conf.arg(help_behavior_hint=TABLES_SEEDS)]
 
 
 def sweep(
@@ -92,7 +100,7 @@ def sweep(
             CPU (scales nano and mini), whose steps keep only one core busy, else 1.
     """
     del restart  # read by the supervisor, before this process
-    rows = find(pattern)
+    rows = find_buildable(pattern)
     scale, seeds = default_scale_and_seeds(tables_of(rows), scale, seeds)
     changes = given_changes([row.name for row in rows], scale, settings, config, start, runs)
     options = Options(scale, runs, allow, start, tools)
@@ -102,13 +110,25 @@ def sweep(
 def default_scale_and_seeds(found: Sequence[Table], scale: str | None, seeds: int | None) -> tuple[str, int]:
     """Return the given scale and seeds, with those of the tables in place of None.
 
-    If the tables differ in one of them, it is DEFAULT_SCALE or one seed.
+    If the tables differ in one of them, it is DEFAULT_SCALE or one seed, and a line says so: a sweep has one
+    scale and one number of seeds, as its report has.
     """
     scales, numbers = {table.scale for table in found}, {table.seeds for table in found}
+    differing = []
     if scale is None:
+        if len(scales) > 1:
+            differing.append(f"--scale is {DEFAULT_SCALE}")
         scale = scales.pop() if len(scales) == 1 else DEFAULT_SCALE
     if seeds is None:
+        if len(numbers) > 1:
+            differing.append("--seeds is 1")
         seeds = numbers.pop() if len(numbers) == 1 else 1
+    if differing:
+        own = ", ".join(f"{table.name} {table.scale} and {table.seeds}" for table in found)
+        print_line(
+            f"{' and '.join(differing)}, since the tables differ: their own scales and numbers of seeds are "
+            f"{own}. Sweep a table alone to train its own."
+        )
     return scale, seeds
 
 
@@ -131,11 +151,13 @@ def train_rows(
     if any("seed" in each for each in (changes, *points)):
         raise SettingError("seed: a sweep takes --seeds N, and trains seeds 0 to N - 1")
     check_runs(options.runs)
-    names = [row.name for row in find(pattern)]
+    names = [row.name for row in find_buildable(pattern)]
+    for row in (row for row in find(pattern) if row.needs):
+        print_line(f"left out: {needs_text(row)}")
     for point in points:
-        check_given([build(name, options.scale, changes | point) for name in names], point)
-    compared = compared_rows(pattern, points)
-    wanted = wanted_runs(compared, seeds, changes, options)
+        check_overrides_are_read([build(name, options.scale, changes | point) for name in names], point)
+    compared = compared_experiments(pattern, points, changes, options.scale)
+    wanted = wanted_runs(compared, seeds, options)
     for line in rows_made_equal(wanted, options.scale):
         print_line(line)
     count = job_count(jobs, wanted)
@@ -145,8 +167,8 @@ def train_rows(
         print_dry_run(wanted, options, count)
         return
     failed = train_unfinished(wanted, options, count)
-    for name, point in compared:
-        link_shared_run(name, build(name, options.scale, changes | point), options)
+    for name, experiment in compared:
+        link_shared_run(row_run(name, experiment, options), options)
     from experiments.report.overrides import variant_rows
     from experiments.report.report import print_report  # slow to import: it draws
 
@@ -165,23 +187,25 @@ def train_rows(
         sys.exit(failed)
 
 
-def compared_rows(pattern: str, points: Sequence[Overrides]) -> list[tuple[str, Overrides]]:
-    """Return (row, point of the grid) for all rows that match, then (baseline, {}) for their baselines."""
-    rows = [row.name for row in find(pattern)]
-    baselines: list[tuple[str, Overrides]] = [(baseline_of(name), {}) for name in rows]
-    return [*((name, point) for name in rows for point in points), *baselines]
+def compared_experiments(
+    pattern: str, points: Sequence[Overrides], changes: Overrides, scale: str
+) -> list[tuple[str, Experiment]]:
+    """Return (row, experiment) of all rows that match at each point of the grid, then of their baselines.
+
+    Of ``changes`` and the points each row has those that it reads.
+    """
+    names = [row.name for row in find_buildable(pattern)]
+    overrides = [(name, changes | point) for name in names for point in points]
+    overrides += [(name, changes) for name in dict.fromkeys(map(baseline_of, names))]
+    return [(name, build(name, scale, effective_overrides(name, scale, given))) for name, given in overrides]
 
 
-def wanted_runs(
-    compared: Sequence[tuple[str, Overrides]], seeds: int, changes: Overrides, options: Options
-) -> list[RowRun]:
+def wanted_runs(compared: Sequence[tuple[str, Experiment]], seeds: int, options: Options) -> list[RowRun]:
     """Return the run of each row and seed, once for rows that build the same experiment."""
     runs: dict[Path, RowRun] = {}
     for seed in range(seeds):
-        for name, point in compared:
-            effective = effective_overrides(name, options.scale, changes | point)
-            experiment = build(name, options.scale, {**effective, "seed": seed})
-            run = row_run(name, experiment, options)
+        for name, experiment in compared:
+            run = row_run(name, replace(experiment, seed=seed), options)
             runs.setdefault(run.folder, run)
     return list(runs.values())
 
@@ -204,7 +228,7 @@ def rows_made_equal(wanted: Sequence[RowRun], scale: str) -> list[str]:
 
 def grid_tables(pattern: str, scale: str, points: Sequence[Overrides], changes: Overrides) -> list[Table]:
     """Return a table for each table with matching rows: its baseline, then each row at each grid point."""
-    rows, settings = find(pattern), list(points[0])
+    rows, settings = find_buildable(pattern), list(points[0])
     found = []
     for table in tables_of(rows):
         baseline = row_with(find_one(table.baseline), scale, changes)
@@ -248,7 +272,7 @@ def grid_axis(points: Sequence[Overrides]) -> Axis | None:
     if len(settings) != 1 or any(isinstance(value, bool | str | tuple) or value is None for value in values):
         return None
     (path,) = settings
-    return Axis(path, comments(Experiment).get(path, path), log=min(values) > 0)
+    return Axis(path, setting_descriptions(Experiment).get(path, path), log=min(values) > 0)
 
 
 def sweep_argv(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from experiments.cli.run_options import Options, RowRun, check_data, is_finished, link_shared_run, row_run
+from experiments.cli.run_options import Options, RowRun, check_data, is_up_to_date, link_shared_run, row_run
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES
 from experiments.processes.group import broadcast_from_first, cache_compiled
 from experiments.processes.jobs import Jobs, cores, handed_out
@@ -64,7 +64,7 @@ def train_unfinished(wanted: Sequence[RowRun], options: Options, jobs: int = 1) 
     """
     if (tasks := handed_out()) is not None:
         _train_as_told(tasks, wanted, options)
-    todo = [number for number, run in enumerate(wanted) if not is_finished(run, options)]
+    todo = [number for number, run in enumerate(wanted) if not is_up_to_date(run, options)]
     codes: list[int] = []
     if todo:
         with reporting(sum(wanted[number].steps for number in todo)) as reporter:
@@ -92,7 +92,7 @@ def _train_in_jobs(
 ) -> list[int]:
     """Train the runs with the numbers ``todo`` in so many processes at once; their exit codes."""
     from experiments.runs.stages import stages  # with jax
-    from lm.train.runtime.log import is_finished
+    from lm.train.runtime.log import last_start_finished
 
     several = len({run.experiment.seed for run in wanted}) > 1
     shown: dict[int, JobReporter] = {}
@@ -109,7 +109,7 @@ def _train_in_jobs(
     def untrained(number: int) -> set[Path]:
         run = wanted[number]
         every = stages(run.experiment, run.folder, options.cache)
-        return {stage.folder for stage in every if not is_finished(stage.folder)}
+        return {stage.folder for stage in every if not last_start_finished(stage.folder)}
 
     jobs = Jobs(count, untrained, hear)
     codes = jobs.do(todo)
@@ -185,7 +185,6 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
     import jax
 
     from experiments.runs.run import Run
-    from experiments.runs.trained import sample_texts
 
     check_runs(options.runs)
     cache_compiled(options.cache)
@@ -193,7 +192,7 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
     with reporting(run.steps, quiet=jax.process_index() > 0) as reporter:
 
         def say_ending() -> None:
-            from experiments.report.run_summary import summarize  # whose pictures take a while to import
+            from experiments.cli.run_summary import summarize
 
             for line in summarize(name, experiment, run.folder):
                 reporter.say(line)
@@ -202,7 +201,7 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
             Run(experiment, run.folder, options.cache).check(reporter.say, options.allowed)
             reporter.say(f"ready to train in {run.folder}")
             return
-        if shared := link_shared_run(name, experiment, options):
+        if shared := link_shared_run(run, options):
             reporter.say(shared)
         if broadcast_from_first(lambda: read_result(run.folder) is not None):
             broadcast_from_first(lambda: check_settings(experiment, run.folder))
@@ -214,6 +213,8 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
         if code:
             reporter.say(f"run: {run.folder}")
         elif jax.process_index() == 0:
+            from experiments.runs.trained import sample_texts  # with all that opens trained models
+
             for line in sample_texts(experiment, run.folder):
                 reporter.say(line)
             say_ending()

@@ -129,12 +129,12 @@ def _parts(batch: Batch, row: int, vocabulary: "Tokenizer | MaskShown") -> Itera
 
 
 def _content(batch: Batch, row: int, example: int, vocabulary: "Tokenizer | MaskShown") -> Iterator[Part]:
-    """The content tokens of a decoder's example, unless they are all that it predicts but EOS."""
+    """The content tokens of a decoder's example, unless there are none or all but EOS are content."""
     side = batch.decoder
     if side is not None and side.content is not None:
         inside = side.segment_ids[row] == example
         ids, content = side.targets[row][inside], side.content[row][inside]
-        if content.sum() < (ids != vocabulary.eos).sum():
+        if 0 < content.sum() < (ids != vocabulary.eos).sum():
             words = " · ".join(vocabulary.decode([token]) for token in ids[content])
             yield "content", f"{content.sum()} tokens", words
 

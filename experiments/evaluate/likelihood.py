@@ -56,16 +56,20 @@ def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> Non
             f"{run}: its model has no output matrix (model.output.logits=none), so that no token "
             "has a probability"
         )
-    is_corpus = file.partition(":")[0].partition("/")[0] in CORPUS_KINDS
-    is_corpus = is_corpus and not Path(file).exists()
+    kind = file.partition(":")[0].partition("/")[0]
+    is_corpus = kind in CORPUS_KINDS and not Path(file).exists()
     if is_corpus:
-        texts = corpus_texts(file, scoring, cache := find_cache(run))
+        cache = find_cache(run)
+        texts = corpus_texts(file, scoring, cache)
+        encode = encode_document
         UNBROKEN.print(f"Data: {cache}")
     else:
         texts = texts_of(Path(file))
-    reads = as_data if is_corpus else as_prompt
-    by = by_counts if any(stage.is_count_based for stage in stages) else by_network
-    results = by(run, stages, texts, scoring, reads)
+        encode = encode_line
+    if any(stage.is_count_based for stage in stages):
+        results = score_by_counts(stages[0], texts, scoring, encode)
+    else:
+        results = score_by_network(run, stages, texts, scoring, encode)
     for result, (_, text) in zip(results, texts, strict=True):
         result |= {"bytes": len(text.encode()), "characters": len(text)}
         result |= text_rates([result])
@@ -74,53 +78,57 @@ def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> Non
     show_likelihoods([] if is_corpus else [text for _, text in texts], results)
 
 
-def as_data(vocabulary: Tokenizer, text: str) -> list[int]:
-    """Ids of a text of a corpus, which names no special tokens."""
+def encode_document(vocabulary: Tokenizer, text: str) -> list[int]:
+    """Return the ids of a document of a corpus, in which nothing names a special token."""
     return vocabulary.encode(text)
 
 
-def as_prompt(vocabulary: Tokenizer, text: str) -> list[int]:
-    """Ids of a line, which may name masks and sentinels, as the answers of T5 do."""
+def encode_line(vocabulary: Tokenizer, text: str) -> list[int]:
+    """Return the ids of a line, which may name masks and sentinels, as the answers of T5 do."""
     return vocabulary.encode_prompt(text)
 
 
-def by_counts(
-    _run: Path,
-    stages: "Sequence[Stage]",
+def score_by_counts(
+    stage: "Stage",
     texts: Sequence[tuple[str, str]],
     scoring: Scoring,
-    reads: Callable[[Tokenizer, str], list[int]],
+    encode: Callable[[Tokenizer, str], list[int]],
 ) -> list[dict[str, Any]]:
-    """Log-probability and tokens of each continuation by n-grams; a context begins a document."""
+    """Return log-probability and tokens of each continuation by n-grams; a context begins a document."""
     from experiments.runs.kinds.counts import Ngrams, texts_as_counted
     from experiments.runs.vocabulary import stored_vocabulary
     from lm.classical.ngram import token_log_probs
 
-    stage = stages[0]
     if not isinstance(stage, Ngrams):
         raise SettingError(
             f"{stage.folder}: counts.model={stage.settings.counts.model!r} is no language model"
         )
     vocabulary = stored_vocabulary(stage.folder, stage.settings)
-    contexts = [reads(vocabulary, context) for context, _ in texts]
-    scored = [[*reads(vocabulary, text), *[vocabulary.eos] * scoring.end] for _, text in texts]
-    tokens, offsets = texts_as_counted([a + b for a, b in zip(contexts, scored, strict=True)])
+    documents, continuations = [], []  # ids
+    for context, text in texts:
+        ids = encode(vocabulary, text)
+        if scoring.end:
+            ids = [*ids, vocabulary.eos]
+        continuations.append(ids)
+        documents.append(encode(vocabulary, context) + ids)
+    tokens, offsets = texts_as_counted(documents)
     log_probs = token_log_probs(stage.model(), tokens, offsets)
-    ends = zip(offsets[1:].tolist(), scored, strict=True)
-    sums = [(float(log_probs[end - len(ids) : end].sum()), ids) for end, ids in ends]
-    return [
-        {"log_prob": total, "tokens": len(ids), "unknown": ids.count(vocabulary.unk)} for total, ids in sums
-    ]
+    results: list[dict[str, Any]] = []
+    for end, ids in zip(offsets[1:].tolist(), continuations, strict=True):
+        log_prob = float(log_probs[end - len(ids) : end].sum())
+        unknown = sum(token == vocabulary.unk for token in ids)
+        results.append({"log_prob": log_prob, "tokens": len(ids), "unknown": unknown})
+    return results
 
 
-def by_network(
+def score_by_network(
     run: Path,
     stages: "Sequence[Stage]",
     texts: Sequence[tuple[str, str]],
     scoring: Scoring,
-    reads: Callable[[Tokenizer, str], list[int]],
+    encode: Callable[[Tokenizer, str], list[int]],
 ) -> list[dict[str, Any]]:
-    """Log-probability and tokens of each continuation."""
+    """Return log-probability and tokens of each continuation by a network."""
     from experiments.runs.trained import open_run
     from lm.evaluate.loglikelihood import continuation_log_probs
 
@@ -128,7 +136,7 @@ def by_network(
     UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
     masking, pairs, owners = masking_of(trained), [], []
     for number, (context, continuation) in enumerate(texts):
-        scored_ids = reads(trained.vocabulary, continuation)
+        scored_ids = encode(trained.vocabulary, continuation)
         found = list(pairs_of(trained, context, scored_ids, scoring))
         pairs += found
         owners += [number] * len(found)
@@ -142,7 +150,7 @@ def by_network(
 
 
 def corpus_texts(name: str, scoring: Scoring, cache: Path) -> list[tuple[str, str]]:
-    """The texts of a split of a corpus, none with a context; SettingError if there are none."""
+    """Return the texts of a split of a corpus, none with a context; SettingError if there are none."""
     found = iter_documents(corpus_shards(name, scoring.split, cache))
     texts = [("", text) for text in islice(found, scoring.texts or None) if text]
     if not texts:
@@ -166,7 +174,8 @@ def texts_of(file: Path) -> list[tuple[str, str]]:
             continue
         if file.suffix == ".jsonl":
             fields = parse_json(line, f"{file}, line {number},")
-            fields = fields if isinstance(fields, dict) else {}
+            if not isinstance(fields, dict):
+                fields = {}
             context, continuation = fields.get("context", ""), fields.get("continuation")
         else:
             context, _, continuation = line.rpartition("\t")
@@ -185,17 +194,20 @@ def masking_of(run: "Trained") -> "Masking | None":
     if run.config.has_decoder:
         return None
     vocabulary = run.vocabulary
-    begin, end = ((() if token is None else (token,)) for token in (vocabulary.cls, vocabulary.sep))
-    return Masking(vocabulary.mask, begin, end)
+    prefix = () if vocabulary.cls is None else (vocabulary.cls,)
+    suffix = () if vocabulary.sep is None else (vocabulary.sep,)
+    return Masking(vocabulary.mask, prefix, suffix)
 
 
 def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) -> "Iterator[Request]":
-    """Ids of a context, framed as in training, and those behind it; a text without a context by windows."""
+    """Yield ids of a context, as in training, and ids to score after it.
+
+    A text without a context is split into windows.
+    """
     from experiments.runs.trained import frame
     from lm.evaluate.loglikelihood import Window, windows
 
     config = run.config
-    begin, _ = frame(run.stage, run.vocabulary) if config.has_decoder else (None, None)
     if scoring.end and config.special.eos is not None:
         scored = [*scored, config.special.eos]
     if context:
@@ -206,11 +218,13 @@ def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) 
             yield run.vocabulary.encode_prompt(context), scored
         return
     if config.special.start is None and not config.has_encoder:  # the first token is then not scored
+        begin, _ = frame(run.stage, run.vocabulary)
         scored = [*run.vocabulary.encode_with_special_tokens("", begin, None), *scored]
     length = scoring.length
     if config.positions.kind == "learned":
         length = min(length, config.positions.max_length)
-    length -= 2 * (not config.has_decoder)  # which are framed
+    if not config.has_decoder:
+        length -= 2  # for the tokens around an encoder's text
     yield from windows(scored, Window(length, min(scoring.stride, length)), config)
 
 
@@ -219,21 +233,23 @@ def text_rates(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
 
     Of texts that are blanks alone, and so no tokens, there is no perplexity: None.
     """
-    nats, tokens, size, characters = (
-        sum(result[name] for result in results) for name in ("log_prob", "tokens", "bytes", "characters")
-    )
+    nats = -sum(result["log_prob"] for result in results)
+    tokens = sum(result["tokens"] for result in results)
+    bits = nats / math.log(2)
     return {
-        "perplexity": math.exp(-nats / tokens) if tokens else None,
-        "bits_per_byte": -nats / math.log(2) / size,
-        "bits_per_character": -nats / math.log(2) / characters,
+        "perplexity": math.exp(nats / tokens) if tokens else None,
+        "bits_per_byte": bits / sum(result["bytes"] for result in results),
+        "bits_per_character": bits / sum(result["characters"] for result in results),
     }
 
 
 def show_likelihoods(texts: Sequence[str], results: Sequence[dict[str, Any]]) -> None:
-    """A line for each of ``texts``, which may be none, and one for all results."""
+    """Print a line for each of ``texts``, which may be none, and one for all results."""
     grid = listing("text", "nats", "tokens", "unknown", "perplexity", "bits/byte", "bits/character")
     for text, result in zip(texts, results, strict=False):
-        shown = text if len(text) <= SHOWN_TEXT else f"{text[: SHOWN_TEXT - 1]}…"
+        shown = text
+        if len(text) > SHOWN_TEXT:
+            shown = f"{text[: SHOWN_TEXT - 1]}…"
         grid.add_row(escape(shown.strip()), *_numbers([result]))
     grid.add_row("all" if texts else f"all {len(results):,}", *_numbers(results))
     CONSOLE.print(grid)
@@ -246,7 +262,13 @@ def show_likelihoods(texts: Sequence[str], results: Sequence[dict[str, Any]]) ->
 
 
 def _numbers(results: Sequence[dict[str, Any]]) -> list[str]:
-    nats, *counts = (sum(result[name] for result in results) for name in ("log_prob", "tokens", "unknown"))
-    perplexity, *bits = text_rates(results).values()
-    shown = "– (no token)" if perplexity is None else f"{perplexity:,.2f}"
-    return [f"{nats:,.3f}", *(f"{count:,}" for count in counts), shown, *(f"{rate:.4f}" for rate in bits)]
+    """Return the cells of a line of ``show_likelihoods``, for some texts together."""
+    log_prob = sum(result["log_prob"] for result in results)
+    tokens = sum(result["tokens"] for result in results)
+    unknown = sum(result["unknown"] for result in results)
+    rates = text_rates(results)
+    perplexity = "– (no token)"
+    if rates["perplexity"] is not None:
+        perplexity = f"{rates['perplexity']:,.2f}"
+    bits = [f"{rates[name]:.4f}" for name in ("bits_per_byte", "bits_per_character")]
+    return [f"{log_prob:,.3f}", f"{tokens:,}", f"{unknown:,}", perplexity, *bits]

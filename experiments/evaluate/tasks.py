@@ -70,72 +70,93 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
     from experiments.runs.trained import open_run
     from lm.evaluate.evaluator import write_predictions
 
-    width, prepared, lines = load_settings(folder).tuning.inputs_length, find_cache(folder), []
+    width, prepared = load_settings(folder).tuning.inputs_length, find_cache(folder)
+    lines = []
     opened = cache(lambda stage: open_run(folder, [stage]))
-    teams = [team_of(folder, name, mixture) for name in named_tasks(names)]
-    references = [rows.of(task, prepared) for task, _ in teams]
-    for (task, _), examples in zip(teams, references, strict=True):
+    members_of_tasks = [find_members(folder, name, mixture) for name in named_tasks(names)]
+    references = [rows.of(task, prepared) for task, _ in members_of_tasks]
+    for (task, _), examples in zip(members_of_tasks, references, strict=True):
         if any(map(task.is_labelled, examples)):  # else there are answers and no scores
             task.check_labels(examples)
-    for (task, team), examples in zip(teams, references, strict=True):
+    for (task, members), examples in zip(members_of_tasks, references, strict=True):
         more: dict[str, Value] = {}
-        if team[0].is_count_based:
-            answers = answers_by_counts(team[0], examples)
+        if members[0].is_count_based:
+            answers = answers_by_counts(members[0], examples)
         elif isinstance(task, LabelledTask):
-            answers = answers_by_head(task, team[0], examples)
+            answers = answers_by_head(task, members[0], examples)
         elif isinstance(task, PromptedTask):
-            models = [opened(stage) for stage in team]
+            models = [opened(stage) for stage in members]
             examples = prompted_rows(models[0], task, examples, prepared, rows.prompt_length)
             answers, more = answers_to_prompts(models, task, examples)
         else:
-            answers = answers_in_words([opened(stage) for stage in team], task, examples, width)
-        warn_of_other_rows(task, rows.split, team[0], prepared)
-        labelled = any(map(task.is_labelled, examples))  # the labels of many test sets are not public
-        metrics = task.evaluate(examples, answers) | more if labelled else {}
-        place = folder / "scores" / team[0].base_name / task.name / rows.split
-        write_predictions(place / "predictions.jsonl", task, examples, answers)
-        values = {name: None if isinstance(value, Undefined) else value for name, value in metrics.items()}
-        record: dict[str, Any] = {"rows": len(examples), "metrics": values}
-        record |= {UNDEFINED: undefined} if (undefined := undefined_reasons(metrics)) else {}
-        (place / "scores.json").write_text(json.dumps(record, indent=1) + "\n")
-        lines.append((task.name, ", ".join(stage.name for stage in team), len(examples), metrics))
+            answers = answers_in_words([opened(stage) for stage in members], task, examples, width)
+        warn_of_other_rows(task, rows.split, members[0], prepared)
+        metrics: dict[str, Value] = {}
+        if any(map(task.is_labelled, examples)):  # the labels of many test sets are not public
+            metrics = task.evaluate(examples, answers) | more
+        scores = folder / "scores" / members[0].ensemble_name / task.name / rows.split
+        write_predictions(scores / "predictions.jsonl", task, examples, answers)
+        write_metrics(scores / "scores.json", len(examples), metrics)
+        lines.append((task.name, ", ".join(stage.name for stage in members), len(examples), metrics))
     show_scores(lines)
     UNBROKEN.print(f"Data: {prepared}")
     UNBROKEN.print(f"Answers and scores: {folder / 'scores'}/STAGE/TASK/{rows.split}")
 
 
-def team_of(folder: Path, name: str, wanted: str) -> tuple[AnyTask, "list[Stage]"]:
-    """A task as the run in ``folder`` answers it, in words or by a head, and the stages that answer together.
+def write_metrics(path: Path, rows: int, metrics: Mapping[str, Value]) -> None:
+    """Write the metrics of a task as JSON: null for an undefined one, whose reason is written too."""
+    values: dict[str, float | None] = {}
+    for name, value in metrics.items():
+        values[name] = None if isinstance(value, Undefined) else value
+    record: dict[str, Any] = {"rows": rows, "metrics": values}
+    if reasons := undefined_reasons(metrics):
+        record[UNDEFINED] = reasons
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
-    That is ``wanted``, else the first that was tuned for the task, else pre-training, with all its members.
+
+def find_members(folder: Path, name: str, wanted: str) -> tuple[AnyTask, "list[Stage]"]:
+    """Return a task, and the stages of the run in ``folder`` that answer it together.
+
+    These are the members of the stage ``wanted``; by default of the first that was fine-tuned for the task,
+    else of pre-training. The task is labelled if they answer by a head, else it is answered by text.
     """
     from experiments.runs.stages import stages_of
     from experiments.runs.trained import chosen
 
     experiment = load_settings(folder)
     stages = [stage for stage in stages_of(folder) if stage.has_model]
-    heads, writes = experiment.tuning.heads, experiment.model.has_decoder
-    asked, known = task_name(name), experiment.tuning.mixtures
-    tuned = [asked] if asked in map(task_name, heads) else []
-    tuned += [task_name(each) for each in known if asked == task_name(each) or mixture(each).has(asked)]
-    teams: dict[str, list[Stage]] = {}
+    tuning, writes_text = experiment.tuning, experiment.model.has_decoder
+    asked = task_name(name)
+    tuned = []  # names of the fine-tunings on the task
+    if asked in map(task_name, tuning.heads):
+        tuned.append(asked)
+    with_task = [each for each in tuning.mixtures if asked == task_name(each) or mixture(each).has(asked)]
+    tuned += map(task_name, with_task)
+    ensembles: dict[str, list[Stage]] = {}
     for stage in stages:
-        teams.setdefault(stage.base_name, []).append(stage)
-    default = next((group for group in tuned if group in teams), "")
-    team = chosen(folder, {stage.name: [stage] for stage in stages} | teams, wanted or default)
-    head = team[0].labelled_task
+        ensembles.setdefault(stage.ensemble_name, []).append(stage)
+    default = next((group for group in tuned if group in ensembles), "")
+    single = {stage.name: [stage] for stage in stages}
+    members = chosen(folder, single | ensembles, wanted or default)
+    head = members[0].labelled_task
     if head is not None and task_name(head) == asked:
-        return find_labelled(name), team[:1]
-    if head is None and writes and (name in TASKS or is_task_file(name) or is_prompted_task(name)):
-        return find_prompted_task(name) if is_prompted_task(name) else find_task(name), team
-    reason = f"its heads are {', '.join(heads) or 'none'}"
-    reason += "" if writes else ", and an encoder writes no text"
-    reason = f"--mixture {wanted!r} answers by a head for {head}" if wanted and head else reason
+        return find_labelled(name), members[:1]
+    if head is None and writes_text:
+        if is_prompted_task(name):
+            return find_prompted_task(name), members
+        if name in TASKS or is_task_file(name):
+            return find_task(name), members
+    if wanted and head:
+        reason = f"--mixture {wanted!r} answers by a head for {head}"
+    else:
+        reason = f"its heads are {', '.join(tuning.heads) or 'none'}"
+        if not writes_text:
+            reason += ", and an encoder writes no text"
     raise SettingError(f"{folder} has no model that answers {name!r}: {reason}")
 
 
 def answers_by_head(task: LabelledTask, stage: "Stage", rows: Sequence[Row]) -> list[Any]:
-    """One for each row, of the kind that the task has."""
+    """Return the answer of a head to each row."""
     from experiments.runs.kinds.answers import make_eval_task
     from experiments.runs.trained import networks
     from lm import sharding
@@ -149,7 +170,7 @@ def answers_by_head(task: LabelledTask, stage: "Stage", rows: Sequence[Row]) -> 
 
 
 def answers_by_counts(stage: "Stage", rows: Sequence[Row]) -> list[Any]:
-    """The classes of the words of each row, by a tagger."""
+    """Return the classes of the words of each row, by a tagger."""
     from experiments.runs.kinds.counts import Tagger
 
     assert isinstance(stage, Tagger), "of counts only taggers answer tasks"
@@ -158,8 +179,9 @@ def answers_by_counts(stage: "Stage", rows: Sequence[Row]) -> list[Any]:
 
 def answers_in_words(models: "Sequence[Trained]", task: Task, rows: Sequence[Row], width: int) -> list[str]:
     """Return what a model, or several together, write to inputs of at most ``width`` tokens."""
-    tuned = "".join(models[0].stage.task_names)
-    length = task.targets_length if task.file and task.targets_length else answer_length(task.name, tuned)
+    length = task.targets_length
+    if not task.file or not length:
+        length = answer_length(task.name, "".join(models[0].stage.task_names))
     inputs = prompts(models[0], [task.to_text(row)[0] for row in rows], width, length)
     return written(models, task, rows, inputs, length)
 
@@ -177,36 +199,46 @@ def written(
 
 
 def together(models: "Sequence[Trained]") -> Any:
-    """One model, or several as an ensemble."""
+    """Return one model, or several as an ensemble."""
     from lm.nn.ensemble import Ensemble
 
-    return models[0].model if len(models) == 1 else Ensemble([trained.model for trained in models])
+    if len(models) == 1:
+        return models[0].model
+    return Ensemble([trained.model for trained in models])
 
 
 def answer_length(name: str, tuned: str) -> int:
-    """The longest answer to a task, of a model that was ``tuned`` on a mixture [tokens]."""
-    lengths = {mixture: mixed.targets_length for mixture, mixed in MIXTURES.items() if name in mixed.tasks}
+    """Return the longest answer to a task, of a model that was ``tuned`` on a mixture [tokens]."""
+    lengths: dict[str, int] = {}
+    for mixture_name, each in MIXTURES.items():
+        if name in each.tasks:
+            lengths[mixture_name] = each.targets_length
     return lengths.get(tuned) or max(lengths.values(), default=LONGEST_ANSWER)
 
 
 def prompted_rows(
     run: "Trained", task: PromptedTask, rows: Sequence[Row], prepared: Path, longest: int
 ) -> list[Row]:
-    """The rows with a ``prompt`` each, of at most ``longest`` tokens; 0: as long as the model reads."""
-    answer = 0 if run.config.has_encoder else prompted_length(task)
-    room = longest or run.config.positions.max_length - answer
-    train = task.rows("train", prepared) if task.shots else ()
+    """Return the rows with a ``prompt`` each, of at most ``longest`` tokens; 0: as the model has room."""
+    max_tokens = longest
+    if not longest:
+        max_tokens = run.config.positions.max_length
+        if not run.config.has_encoder:  # a decoder has prompt and answer in one sequence
+            max_tokens -= prompted_length(task)
+    train: Sequence[Row] = ()
+    if task.shots:
+        train = task.rows("train", prepared)
     drawn = draw_examples(task, train, rows)
 
     def fits(text: str) -> bool:
-        return len(run.encode_data(text)) <= room
+        return len(run.encode_data(text)) <= max_tokens
 
     pairs = zip(rows, drawn, strict=True)
     return [row | {"prompt": task.fit_prompt(row, examples, fits)} for row, examples in pairs]
 
 
 def prompted_length(task: PromptedTask) -> int:
-    """The longest answer to a prompt [tokens]."""
+    """Return the longest answer to a prompt [tokens]."""
     return min(answer_length(task.base_name, ""), LONGEST_ANSWER)
 
 
@@ -218,10 +250,10 @@ def answers_to_prompts(
 
     run = models[0]
     texts = [task.continuations(row) for row in rows]
-    pairs = [
-        [run.continued(row["prompt"], text) for text in few] for row, few in zip(rows, texts, strict=True)
-    ]
-    sizes = [[max(len(text.encode()), 1) for text in few] for few in texts]
+    pairs, sizes = [], []  # ids of (prompt, continuation), and bytes of the continuation
+    for row, continuations in zip(rows, texts, strict=True):
+        pairs.append([run.continued(row["prompt"], text) for text in continuations])
+        sizes.append([max(len(text.encode()), 1) for text in continuations])
     choices = Choices(pairs, sizes, [task.gold_index(row) for row in rows])
     log_probs = pair_log_probs(together(models), pairs, run.put)
     metrics: dict[str, Value] = {**likelihoods_from_log_probs(log_probs, choices).metrics()}
@@ -236,9 +268,10 @@ def answers_to_prompts(
 
 
 def prompts(run: "Trained", inputs: Sequence[str], width: int, answer: int) -> list[Batch]:
-    """Inputs as the run's model reads them, cut to ``width`` tokens, in batches of one shape."""
+    """Return inputs as the run's model reads them, cut to ``width`` tokens, in batches of one shape."""
     config = run.config
-    width += not config.has_encoder  # a decoder's begin with a token of its own
+    if not config.has_encoder:
+        width += 1  # for the start token of a decoder
     texts = [_shortened(run.encode_data(text), width, config.special.eos) for text in inputs]
     batches = [
         run.host_batch(texts[start : start + BATCH_ROWS], answer)
@@ -253,14 +286,16 @@ def _pad_to(array: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
 
 
 def _shortened(ids: list[int], width: int, eos: int | None) -> list[int]:
-    """The first ``width`` of ``ids``, with their EOS if they have one."""
+    """Return the first ``width`` of ``ids``, with their EOS if they have one."""
     if len(ids) <= width:
         return ids
-    return [*ids[: width - 1], ids[-1]] if ids[-1] == eos else ids[:width]
+    if ids[-1] == eos:
+        return [*ids[: width - 1], ids[-1]]
+    return ids[:width]
 
 
 def warn_of_other_rows(task: BaseTask, split: str, stage: "Stage", prepared: Path) -> None:
-    """Say so if a stage was trained or scored on other rows of this split than there are now."""
+    """Print a warning if a stage was trained or scored on other rows of this split than there are now."""
     known = provenance.read(stage.folder)["data"].get(f"{task.name} {split}")
     sources = Sources(prepared, stage.settings.data.corrupt_records)
     if known and sources.stored(task, split).fingerprint != known:
@@ -272,7 +307,11 @@ def score_file(path: Path, name: str, rows: Rows) -> None:
     """Print the metrics of predictions: a text a line, or .jsonl with answers or {"prediction": answer}."""
     if name not in KNOWN and not is_task_file(name):
         raise SettingError(f"there is no task {name!r}{nearest(name, KNOWN)}")
-    task = LABELLED[name] if name in LABELLED.keys() - TASKS.keys() else find_task(name)
+    task: AnyTask
+    if name in LABELLED and name not in TASKS:
+        task = LABELLED[name]
+    else:
+        task = find_task(name)
     try:
         lines = files.split_lines(path.read_bytes().decode("utf-8-sig"))
     except (OSError, ValueError) as error:
@@ -296,20 +335,22 @@ def score_file(path: Path, name: str, rows: Rows) -> None:
     show_scores([(name, str(path), len(examples), metrics)])
 
 
-def answer_of(task: AnyTask, line: str, place: str, is_json: bool) -> Any:
-    """The answer in a line of predictions; SettingError, with the place, for what answers no such task.
+def answer_of(task: AnyTask, line: str, location: str, is_json: bool) -> Any:
+    """Return the answer in a line of predictions.
 
-    A number where a text is due is its text.
+    Raise SettingError, with the location of the line, for an answer of another kind than the task's.
+    A number where a text is expected is its text.
     """
     kind = task.kind if isinstance(task, LabelledTask) else "text"
-    if kind in ("text", "span") and not is_json:
+    is_text = kind in ("text", "span")
+    if is_text and not is_json:
         return line
-    answer = parse_json(line, place)
+    answer = parse_json(line, location)
     if isinstance(answer, dict):
         if "prediction" not in answer:
-            raise SettingError(f'{place} has no field "prediction"')
+            raise SettingError(f'{location} has no field "prediction"')
         answer = answer["prediction"]
-    if kind in ("text", "span"):
+    if is_text:
         fits = isinstance(answer, str) or _is_number(answer)
     elif kind == "regression":
         fits = _is_number(answer)
@@ -319,8 +360,8 @@ def answer_of(task: AnyTask, line: str, place: str, is_json: bool) -> Any:
         fits = type(answer) is int
     if not fits:
         found = json.dumps(answer)
-        raise SettingError(f"{place} has the answer {found:.40}; {task.name} takes {ANSWERS[kind]}")
-    return str(answer) if kind in ("text", "span") else answer
+        raise SettingError(f"{location} has the answer {found:.40}; {task.name} takes {ANSWERS[kind]}")
+    return str(answer) if is_text else answer
 
 
 def _is_number(answer: Any) -> bool:
@@ -328,29 +369,32 @@ def _is_number(answer: Any) -> bool:
 
 
 def show_scores(lines: Sequence[tuple[str, str, int, Mapping[str, Value]]]) -> None:
-    """A line for each (task, where its answers come from, rows, metrics)."""
+    """Print a line for each (task, source of its answers, number of rows, metrics)."""
     grid = listing("task", "answers of", "rows", "metrics", "score")
     for task, models, rows, metrics in lines:
         others = ", ".join(
             f"{name} {format_value(value)}" for name, value in metrics.items() if name != "score"
         )
-        score = "no labels"
-        if metrics:
-            score = "–" if isinstance(metrics["score"], Undefined) else f"{metrics['score']:.2f}"
+        if not metrics:
+            score = "no labels"
+        elif isinstance(metrics["score"], Undefined):
+            score = "–"
+        else:
+            score = f"{metrics['score']:.2f}"
         grid.add_row(task, escape(models), f"{rows:,}", escape(others), score)
     CONSOLE.print(grid)
 
 
 def named_tasks(names: Sequence[str]) -> list[str]:
-    """The names of tasks, and of all that are in the mixtures among them."""
+    """Return the names of tasks, with mixtures replaced by their tasks; SettingError for an unknown name."""
     tasks: list[str] = []
     for name in names:
-        if is_task_file(name):
-            tasks.append(name)
+        if name in MIXTURES and not is_task_file(name):
+            tasks += [task.name for task in MIXTURES[name].evaluated]
             continue
         if is_prompted_task(name):
             find_prompted_task(name)  # SettingError if there is none
-        elif name not in KNOWN | MIXTURES.keys():
+        elif name not in KNOWN and not is_task_file(name):
             raise SettingError(f"there is no task {name!r}{nearest(name, KNOWN | MIXTURES.keys())}")
-        tasks += [task.name for task in MIXTURES[name].evaluated] if name in MIXTURES else [name]
+        tasks.append(name)
     return list(dict.fromkeys(tasks))

@@ -21,6 +21,11 @@ FIGURES = {
     "next": FigureEntry(
         f"{TRAINED}:NextTokenFigure", "What a model expects after each token of a text.", WITH_TEXT
     ),
+    "history": FigureEntry(
+        "experiments.figures.language_models:HistoryFigure",
+        "N-grams and networks on equal text: bits per byte by model, size and budget.",
+        "[RUNS]",
+    ),
     "gradients": FigureEntry(
         f"{TRAINED}:GradientFigure",
         "How much a recurrent state depends on an earlier one: gradients vanish, or explode.",

@@ -4,8 +4,9 @@ Nothing here imports matplotlib or knows a model, so that a report can compare a
 drew before, and leave it as it is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import mean, stdev
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -40,6 +41,22 @@ class Curve(NamedTuple):
     x: Values
     y: Values
     deviations: Values | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean and sample standard deviation over seeds; the latter is None for one seed."""
+
+    mean: float
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> "Score | None":
+        """Return the score over the values that are not None, or None if all are."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        return cls(mean(known), stdev(known) if len(known) > 1 else None)
 
 
 @dataclass(frozen=True)

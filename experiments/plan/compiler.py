@@ -73,7 +73,7 @@ def program_key(step: PlannedStep) -> str:
     digest = hashlib.sha256(json.dumps([to_json(decisive), step.batch, target, versions]).encode())
     digest.update(json.dumps(provenance.code()).encode())
     for name in ("worker.py", "program.py"):
-        digest.update(provenance.read_module(Path(__file__).with_name(name)).digest.encode())
+        digest.update(provenance.parse_module(Path(__file__).with_name(name).read_bytes()).digest.encode())
     return digest.hexdigest()[:16]
 
 

@@ -82,7 +82,8 @@ def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
             raise SettingError(f"--size {size}: unknown model size{nearest(size, PRESETS)}")
         plain = dict(leaves(ModelConfig()))
         new = {f"model.{path}": x for path, x in leaves(PRESETS[size]) if path in SHAPE or x != plain[path]}
-        experiment = apply(apply(apply(BASELINE, SCALES[scale]), new), find_one(name).changes)
+        row = find_one(name)
+        experiment = apply(apply(apply(BASELINE, SCALES[scale]), new), {**row.setup.changes, **row.changes})
     for part in filter(None, mesh.split(",")):
         axis, _, number = part.partition("=")
         if not number.removeprefix("-").isdigit():

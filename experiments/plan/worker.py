@@ -84,10 +84,12 @@ def read_by_writing(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -
         "encoder.",
         *(f"decoder.blocks.{name}." for name in ("cross.key", "cross.value", "attention.first")),
     ]
+    skipped += ["encoder_embed."]
     skipped += ["embed."] if model.output.logits.startswith("separate") else []
-    layers = model.num_decoder_layers if model.shared_layers else 1
+    layers = model.num_decoder_layers
+    # arrays of blocks are [layers,...], or [1,...] if all layers share them
     return sum(
-        prod(shape) * (layers if name.startswith("decoder.blocks.") else 1)
+        prod(shape) * (layers // shape[0] if name.startswith("decoder.blocks.") else 1)
         for name, shape in shapes.items()
         if not name.startswith(tuple(skipped))
     )

@@ -50,10 +50,10 @@ def join_others(line: Line) -> Callable[[int], None]:
     return report
 
 
-def trains(unsaved: bool) -> None:
-    """Whether a signal should wait for a checkpoint; otherwise the supervisors end all processes at once."""
+def signals_wait_for_checkpoint(wait: bool) -> None:
+    """Tell the supervisors whether a signal waits for a checkpoint or ends all processes at once."""
     if _supervisor is not None:
-        _supervisor.send({"trains": unsaved})
+        _supervisor.send({"signals_wait": wait})
 
 
 def broadcast_from_first(find: Callable[[], Any]) -> Any:

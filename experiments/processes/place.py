@@ -19,8 +19,8 @@ from lm.devices import has_tpu
 STARTED = time.monotonic()  # of this process, near enough
 PORT = 8483  # where the processes of a TPU meet
 METADATA = "metadata.google.internal"  # the server that knows what a TPU VM is
-# For all processes to be there, for a sign of life of one, for a step [seconds]; 0: any.
-WAITS = {"LM_START_TIMEOUT": 300.0, "LM_HEARTBEAT": 15.0, "LM_STEP_TIMEOUT": 1_800.0}
+# seconds to wait until all processes are there, for a sign of life of one, and for a step; 0: for ever
+TIMEOUTS = {"LM_START_TIMEOUT": 300.0, "LM_HEARTBEAT": 15.0, "LM_STEP_TIMEOUT": 1_800.0}
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Place:
     index: int
 
 
-def wait(name: str) -> float:
-    """One of WAITS, as the environment has it."""
-    return _from_zero(os.environ, name, float, WAITS[name])
+def timeout(name: str) -> float:
+    """Return one of TIMEOUTS, as the environment sets it [seconds]."""
+    return _from_zero(os.environ, name, float, TIMEOUTS[name])
 
 
 def _whole(environment: Mapping[str, str], name: str, default: object = None) -> int:

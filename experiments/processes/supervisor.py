@@ -24,7 +24,7 @@ from typing import NoReturn
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES, Ended, killed_by
 from experiments.processes.line import Line
 from experiments.processes.meeting import Meeting
-from experiments.processes.place import Place, find_place, is_loopback, wait
+from experiments.processes.place import Place, find_place, is_loopback, timeout
 from lm.config.base import SettingError
 from lm.train.runtime.preemption import SAME_SIGNAL_WITHIN
 
@@ -130,7 +130,7 @@ class Supervisor:
 
     def __init__(self, place: Place):
         self.place, self.alone = place, place.count == 1
-        self.start, self.silence = wait("LM_START_TIMEOUT"), wait("LM_HEARTBEAT")
+        self.start, self.silence = timeout("LM_START_TIMEOUT"), timeout("LM_HEARTBEAT")
         self.signal: int | None = None  # the first that asked this process to end
         self.signalled = 0.0  # when
         self.watching = False  # otherwise a signal is only noted
@@ -146,7 +146,7 @@ class Supervisor:
         self.met = self.alone
         self.ended: set[int] = set()  # of the other processes
         self.runs = True  # the trainer does
-        self.trains = False  # what the trainer has learnt since its last checkpoint would be lost with it
+        self.signals_wait = False  # until the trainer has saved what it learnt since its last checkpoint
         self.code: int | None = None  # with which the trainer ends
         self.verdict: tuple[float, Ended] | None = None  # when this life ends, and how
 
@@ -206,7 +206,7 @@ class Supervisor:
             time.monotonic() > self.signalled + SAME_SIGNAL_WITHIN
         ):  # jax looks for the first only between two steps
             raise Ended(AGAIN, "stopped at once: signalled twice")
-        elif self.runs and self.trains:
+        elif self.runs and self.signals_wait:
             self.pass_on(signal.SIGTERM)  # on which jax has all processes save the same step
 
     def pass_on(self, number: int) -> None:
@@ -245,8 +245,8 @@ class Supervisor:
         """Take in what the trainer (None) or another process sent; False at the end of the line."""
         values = line.receive()
         for value in values or ():
-            if index is None and "trains" in value:
-                self.trains = value["trains"]
+            if index is None and "signals_wait" in value:
+                self.signals_wait = value["signals_wait"]
             elif index is None:
                 self._trainer_ends(value["code"])
             elif "code" in value:
@@ -267,7 +267,7 @@ class Supervisor:
             self.verdict = (now + 4 * self.silence, Ended(self.code))  # where the trainer hangs at its end
         if self.verdict is not None and now > self.verdict[0]:
             raise self.verdict[1]
-        if not self.alone and self.signal is not None and not self.trains and self.code is None:
+        if not self.alone and self.signal is not None and not self.signals_wait and self.code is None:
             fault = f"was stopped by {signal.Signals(self.signal).name}"
             self.meeting.tell({"index": self.place.index, "code": AGAIN, "why": fault})
             raise Ended(AGAIN, f"{fault[4:]} while there was nothing to save")

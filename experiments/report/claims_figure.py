@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 from matplotlib.axes import Axes
@@ -14,13 +13,10 @@ from matplotlib.figure import Figure
 
 from experiments.figures.spec import FigureSpec
 from experiments.report.comparison import UNCOMPARED
-from experiments.report.metrics import Budget
-from experiments.report.text import MATCHED
-from experiments.study.claims import standardized
-from experiments.study.registry import REGISTRY, TABLES
-from experiments.study.table import Row
+from experiments.report.metrics import Budget, Group
+from experiments.report.prediction import read_tables
+from experiments.report.text import BUDGET_TITLES, GROUP_TITLES
 from lm.config.base import SettingError
-from lm.files import parse_with_checksum
 
 VERDICTS = ("confirmed", "contradicted", "undecided", "not compared")
 # distinguishable with every kind of color vision, and in gray (Okabe and Ito 2008)
@@ -38,7 +34,6 @@ TEXT_COLORS = {
 }
 FONT_SIZE = 33  # half an inch, to be readable where a page shows the picture 400 pixels wide [points]
 INCHES = (17.0, 8.2)
-MIN_ROWS = 3  # whose order is compared
 
 
 @dataclass(frozen=True)
@@ -47,19 +42,20 @@ class TableClaims:
 
     table: str
     counts: Mapping[str, int]  # each of VERDICTS -> claims
-    # Kendall's tau of our rows after training with the paper's; None for fewer rows than MIN_ROWS and for
-    # other budgets
+    # Kendall's tau of our rows after training with the paper's; None for two rows and for other budgets
     tau: float | None
 
 
-def count_claims(tables: Mapping[str, Any], budget: Budget) -> list[TableClaims]:
-    """Return the verdicts on the claims of each table of ``results.json`` that has any."""
+def count_claims(tables: Mapping[str, Any], budget: Budget, group: Group) -> list[TableClaims]:
+    """Return the verdicts on the claims of each table of ``results.json`` that has any in this group."""
     counted = []
     for name, table in tables.items():
-        verdicts = Counter(_verdict(claim["equal"][budget]["verdict"]) for claim in table["claims"])
+        judged = [claim["verdicts"].get(group) for claim in table["claims"]]
+        verdicts = Counter(_verdict(by_budget[budget]["verdict"]) for by_budget in judged if by_budget)
         if verdicts:
-            order = kendall_tau(table["rows"]) if budget == "updates" else None
-            counted.append(TableClaims(name, {word: verdicts[word] for word in VERDICTS}, order))
+            order = table["order"].get(group) if budget == "updates" else None
+            tau = order["tau"] if order else None
+            counted.append(TableClaims(name, {word: verdicts[word] for word in VERDICTS}, tau))
     return counted
 
 
@@ -69,52 +65,26 @@ def _verdict(word: str) -> str:
     return "undecided" if word == "equivalent" else word
 
 
-def kendall_tau(rows: Mapping[str, Any]) -> float | None:
-    """Return Kendall's tau between the rows' mean z-scores and their means in the paper."""
-    from scipy.stats import kendalltau
-
-    published = [name for name in rows if name in REGISTRY and REGISTRY[name].published]
-    compared = [name for name in published if rows[name]["combined"]]
-    if len(compared) < MIN_ROWS:
-        return None
-    ours = [mean(rows[name]["combined"].values()) for name in compared]
-    theirs = [_published_mean(REGISTRY[name]) for name in compared]
-    return float(kendalltau(ours, theirs).statistic)
-
-
-def _published_mean(row: Row) -> float:
-    """Return the mean over columns of a row's published scores, in deviations of the paper's baseline."""
-    paper = TABLES[row.table].paper
-    assert paper is not None
-    return float(standardized(row, paper).mean())
-
-
-def read_tables(path: Path) -> Mapping[str, Any]:
-    """Return the tables in ``results.json`` of a report; SettingError for any other file."""
-    try:
-        tables = parse_with_checksum(path.read_bytes(), path)["tables"]
-    except (OSError, KeyError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path} should be the results.json of a report: {error}") from error
-    return tables
-
-
 @dataclass(frozen=True, kw_only=True)
 class ClaimsFigure(FigureSpec):
     """The verdicts on a paper's claims, one bar per table, and Kendall's tau of its rows with the paper's."""
 
     results: tyro.conf.Positional[Path]  # results.json of a report
-    equal: Budget = "updates"  # what rows spent equally when they are compared
+    equal: Literal["updates", "FLOP"] = "updates"  # what rows spent equally when they are compared
+    tasks: Group = "reading"  # the tasks that claims are judged on
 
     def claims(self) -> list[TableClaims]:
         """Return what is drawn; SettingError if there are no claims."""
-        claims = count_claims(read_tables(self.results), self.equal)
+        claims = count_claims(read_tables(self.results), self.equal, self.tasks)
         if not claims:
-            raise SettingError(f"{self.results} has no verdicts on claims: its tables are not the paper's")
+            raise SettingError(f"{self.results} has no verdicts on claims by {self.tasks} tasks")
         return claims
 
     def description(self) -> str:
         """Return the numbers as JSON."""
-        return json.dumps({"equal": self.equal, "tables": [asdict(each) for each in self.claims()]})
+        return json.dumps(
+            {"equal": self.equal, "tasks": self.tasks, "tables": [asdict(each) for each in self.claims()]}
+        )
 
     def figure(self) -> Figure:
         claims = self.claims()
@@ -131,7 +101,7 @@ class ClaimsFigure(FigureSpec):
         axes.spines[:].set_visible(False)
         heads = [
             (-0.01, "right", "Table"),
-            (0.02, "left", f"claims, {MATCHED[self.equal]}"),
+            (0.02, "left", f"claims, {BUDGET_TITLES[self.equal]}, {GROUP_TITLES[self.tasks]}"),
             (1.16, "right", "τ with paper" if self.equal == "updates" else ""),
         ]
         for x, side, head in heads:

@@ -1,11 +1,15 @@
-"""Compares the finished runs of a table: which metrics count, how each row differs from the baseline, and the
-verdict on each paper claim at equal budgets.
+"""Compares the finished runs of a table: how each row differs from the baseline, the verdict on each claim at
+equal budgets, and whether the rows are in the paper's order.
+
+The metrics that are judged are fixed: all tasks of the runs, in two halves, but for those that the study
+declares to be at chance. No task is left out by the score of a row that is compared.
 
 The noise standard deviation of a metric is the unit in which differences are averaged over metrics: how much
-a score would vary if a row were trained with another seed and scored on other examples.
+a score would vary if a row were trained with another seed and scored on other examples. It is pooled over the
+rows of all tables that are reported together, so that their combined scores are on one scale.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import hypot, inf, sqrt
@@ -15,31 +19,34 @@ from typing import Literal, get_args
 import numpy as np
 
 from experiments.report.metrics import (
-    BITS_PER_BYTE,
-    BUDGETS,
-    HELD_OUT_LOSS,
+    JUDGED_BUDGETS,
     Budget,
     BudgetCurve,
+    Group,
     Metric,
     TaskScores,
     budget_curve,
     find_metrics,
-    has_plateau,
     has_same_targets,
+    metric_groups,
     pooled_std,
     run_scores,
 )
+from experiments.report.order import MIN_ROWS, PaperOrder, common_seeds, paper_order
 from experiments.report.statistics import (
+    NUM_RESAMPLES,
     RELATIVE_TOLERANCE,
     PairedDifference,
     PairedTest,
     RowPair,
     RunKey,
-    bootstrap_deviations,
     bootstrap_difference,
+    bootstrap_errors,
     compare_pairs,
     outlying_seeds,
+    seed_weights,
 )
+from experiments.runs.plateau import has_plateau
 from experiments.runs.result import Result
 from experiments.study.claims import SIGNIFICANT, Claim, paper_claims
 from experiments.study.experiment import Experiment
@@ -47,13 +54,12 @@ from experiments.study.registry import REGISTRY
 from experiments.study.table import Row, Table
 from lm.config.base import SettingError
 
-# A metric is averaged if the means of its rows range over at least so many noise standard deviations ...
-MIN_SIGNAL = 3.0
-# ... and if the baseline is at least so many standard errors better than chance.
-MIN_FROM_CHANCE = 3.0
+MIN_ABOVE_CHANCE = 3.0  # a row is above chance if its score is by so many standard errors
 # Rows that differ by less are equivalent. This is the smallest difference that the T5 paper calls
 # significant, as a mean over its seven columns [noise standard deviations].
 EQUIVALENCE_MARGIN = SIGNIFICANT * sqrt(2 / 7)
+# name of the row that has the start of pre-training alone, and is fine-tuned
+START_ONLY_ROW = "start/start-only"
 MAX_RESAMPLED_SEEDS = 20  # seeds of a row whose examples are resampled; more would not narrow an interval
 Uncompared = Literal["not yet learning", "out of range", "no common seed", "different targets"]
 VerdictWord = Literal["confirmed", "contradicted", "equivalent", "undecided", Uncompared]
@@ -84,7 +90,7 @@ class BaselineDifference:
     test: PairedTest  # [noise standard deviations], positive if the row is better
 
 
-Verdicts = Mapping[Budget, Sequence[tuple[Claim, Verdict]]]
+Verdicts = Mapping[Group, Mapping[Budget, Sequence[tuple[Claim, Verdict]]]]
 
 
 class Comparison:
@@ -101,27 +107,32 @@ class Comparison:
         experiments: Mapping[str, Experiment],
         warn: Warn,
         mismatches: Mapping[str, list[str]] | None = None,
+        tasks_at_chance: Collection[str] = (),
     ):
         """Compare ``runs`` (row -> its finished seeds) of the table's rows and its baseline.
 
         experiments: row -> its settings. mismatches: row -> lines on how its provenance differs from that of
         the other rows. warn: called with a line on each damaged file and each run that lacks a score.
+        tasks_at_chance: tasks that the study leaves out of averages (``study.scales.TASKS_AT_CHANCE``).
         """
         self.table, self.runs, self.experiments, self.warn = table, runs, experiments, warn
         self.mismatches = mismatches or {}
+        self.tasks_at_chance = frozenset(tasks_at_chance)
         self.baseline = REGISTRY[table.baseline]
         self._scores: dict[int, TaskScores] = {}
         self._values_by_seed: dict[str, dict[str, dict[int, float]]] = {}
         self._differences: dict[str, dict[str, BaselineDifference]] = {}
+        self._combined_scores: dict[tuple[str, Group], dict[int, float]] = {}
 
     # ---- rows and runs
 
     @cached_property
     def _canonical_names(self) -> dict[str, str]:
         """Name of each row -> its canonical name."""
-        first: dict[Experiment, str] = {}
+        first: dict[Experiment | str, str] = {}
         names = [row.name for row in (*self.table.rows, self.baseline)]
-        return {name: first.setdefault(self.experiments[name], name) for name in names}
+        # a row that cannot be built yet has no experiment
+        return {name: first.setdefault(self.experiments.get(name, name), name) for name in names}
 
     def canonical_name(self, row: Row) -> str:
         """Return the name of the first row of the table that builds the same experiment as ``row``."""
@@ -136,6 +147,18 @@ class Comparison:
     def canonical_baseline(self) -> str:
         """The canonical name of the baseline."""
         return self.canonical_name(self.baseline)
+
+    @property
+    def control(self) -> str | None:
+        """The canonical name of the row with the start alone; None if it has no finished run."""
+        return self._canonical_names.get(START_ONLY_ROW) or (
+            START_ONLY_ROW if self.runs.get(START_ONLY_ROW) else None
+        )
+
+    @property
+    def scored_names(self) -> list[str]:
+        """The canonical names of all rows, the baseline and the control, each once."""
+        return list(dict.fromkeys([*self.canonical_names, *filter(None, [self.control])]))
 
     def runs_of(self, row: Row) -> Sequence[Result]:
         """Return the finished seeds of a row."""
@@ -161,7 +184,7 @@ class Comparison:
         updates: seed -> number of updates after which to look, for these seeds only; by default all seeds
         are looked at after their whole pre-training.
         """
-        if not has_plateau(self.experiments[name]):
+        if name not in self.experiments or not has_plateau(self.experiments[name]):
             return True
         runs = [run for run in self.runs[name] if updates is None or run.seed in updates]
         num_stuck = 0
@@ -176,7 +199,7 @@ class Comparison:
     @cached_property
     def metrics(self) -> list[Metric]:
         """The metrics that any run of the table has."""
-        return find_metrics((run for row in self.table.rows for run in self.runs_of(row)), self.table.paper)
+        return find_metrics((run for row in self.table.rows for run in self.runs_of(row)), self.table)
 
     @property
     def has_tasks(self) -> bool:
@@ -204,15 +227,9 @@ class Comparison:
     def noise_std(self) -> dict[str, float]:
         """Metric -> standard deviation of its value over new seeds and new examples; 1 if unknown.
 
-        The part due to examples keeps a metric whose few seeds happen to agree from getting all the weight.
+        It is that of this table's rows, unless ``share_noise`` has set that of several tables.
         """
-        noise_std = {}
-        for metric in self.metrics:
-            rows = self._example_deviations[metric.name].values()
-            variances = [np.var(deviations) for seeds in rows for deviations in seeds.values()]
-            example_std = sqrt(np.mean(variances or [0.0]))
-            noise_std[metric.name] = hypot(self.std(metric), example_std) or 1.0
-        return noise_std
+        return pooled_noise([self])
 
     @cached_property
     def signal_to_noise(self) -> dict[str, float | None]:
@@ -228,31 +245,28 @@ class Comparison:
         return ratios
 
     @cached_property
-    def averaged(self) -> list[Metric]:
-        """The metrics that claims are judged by: their average, each in noise standard deviations.
+    def groups(self) -> dict[Group, dict[str, float]]:
+        """Group of metrics -> metric -> its weight; claims are judged on each group, first on the first."""
+        return metric_groups(m for m in self.metrics if not self.tasks_at_chance.issuperset(m.tasks))
 
-        These are the tasks whose rows differ by more than noise and whose baseline is better than chance.
-        A table without tasks has one: bits per byte of held-out documents or, if no documents were scored,
-        held-out loss.
-        """
-        if not self.has_tasks:
-            by_name = {metric.name: metric for metric in self.metrics}
-            primary = by_name.get(BITS_PER_BYTE) or by_name.get(HELD_OUT_LOSS)
-            return [primary] if primary else []
-        return [metric for metric in self.metrics if not metric.is_held_out and self._is_informative(metric)]
+    @property
+    def main_group(self) -> Group | None:
+        """The group that claims are judged on first; None if nothing was scored."""
+        return next(iter(self.groups), None)
 
-    def _is_informative(self, metric: Metric) -> bool:
-        from_chance = self.from_chance(metric)
-        is_learned = from_chance is None or from_chance >= MIN_FROM_CHANCE
-        return is_learned and (self.signal_to_noise[metric.name] or 0.0) >= MIN_SIGNAL
+    @cached_property
+    def judging_metrics(self) -> list[Metric]:
+        """The metrics of all groups."""
+        names = {name for weights in self.groups.values() for name in weights}
+        return [metric for metric in self.metrics if metric.name in names]
 
-    def from_chance(self, metric: Metric) -> float | None:
-        """Return how much better than chance the baseline is [standard errors over seeds and examples].
+    def standard_errors_above_chance(self, metric: Metric, name: str) -> float | None:
+        """Return how much better than chance a row is [standard errors over seeds and examples].
 
         None if the chance level or the error is unknown.
         """
-        values = self.values_by_seed(metric)[self.canonical_baseline]
-        errors = self._example_deviations[metric.name].get(self.canonical_baseline, {})
+        values = self.values_by_seed(metric)[name]
+        errors = self._bootstrap_errors[metric.name].get(name, {})
         by_examples = np.var(np.mean([*errors.values()], axis=0)) if errors else 0.0
         by_seeds = np.var([*values.values()], ddof=1) / len(values) if len(values) > 1 else 0.0
         error = float(np.sqrt(by_examples + by_seeds))
@@ -260,17 +274,24 @@ class Comparison:
             return None
         return metric.sign * (mean(values.values()) - metric.chance) / error
 
+    def rows_above_chance(self, metric: Metric) -> tuple[int, int] | None:
+        """Return how many rows are above chance, and of how many; None if chance is unknown."""
+        names = dict.fromkeys(self.canonical_name(row) for row in self.trained_rows)
+        known = [x for name in names if (x := self.standard_errors_above_chance(metric, name)) is not None]
+        return (sum(x >= MIN_ABOVE_CHANCE for x in known), len(known)) if known else None
+
     def is_comparable(self, metric: Metric, a: str, b: str) -> bool:
         """Return whether a metric measures two rows on the same evaluation tokens.
 
         Held-out loss and bits per byte may differ in them; tasks are always comparable.
         """
-        return has_same_targets(metric, self.experiments[a], self.experiments[b])
+        known = {a, b} <= self.experiments.keys()
+        return known and has_same_targets(metric, self.experiments[a], self.experiments[b])
 
     @cached_property
-    def _example_deviations(self) -> dict[str, dict[str, dict[int, np.ndarray]]]:
+    def _bootstrap_errors(self) -> dict[str, dict[str, dict[int, np.ndarray]]]:
         """Metric -> row -> seed -> how much resampling the examples changes its value, [NUM_RESAMPLES]."""
-        return {metric.name: example_deviations(self, metric) for metric in self.metrics}
+        return {metric.name: example_bootstrap_errors(self, metric) for metric in self.metrics}
 
     # ---- differences from the baseline
 
@@ -286,82 +307,97 @@ class Comparison:
 
     def _compare_with_baseline(self, metric: Metric) -> dict[str, BaselineDifference]:
         values, base = self.values_by_seed(metric), self.canonical_baseline
-        signed_std = metric.sign * self.noise_std[metric.name]
-        standardize = metric.sign / self.noise_std[metric.name]
+        noise = metric.sign * self.noise_std[metric.name]
         pairs = {}
         for name in values:
             seeds = sorted(values[name].keys() & values[base].keys())
             if name == base or not seeds or not self.is_comparable(metric, name, base):
                 continue
-            by_seed = standardize * np.array([values[name][seed] - values[base][seed] for seed in seeds])
-            by_examples = bootstrap_difference(self._example_deviations[metric.name], name, base, seeds)
+            by_seed = np.array([values[name][seed] - values[base][seed] for seed in seeds]) / noise
+            by_examples = bootstrap_difference(self._bootstrap_errors[metric.name], name, base, seeds)
             if by_examples is not None:
-                by_examples = standardize * by_examples
+                by_examples = by_examples / noise
             pairs[name, base] = PairedDifference(by_seed, by_examples)
         found = {}
         for (name, _), test in compare_pairs(pairs, EQUIVALENCE_MARGIN).items():
             # back to the unit of the metric; a negative sign exchanges the ends of the interval
-            low, high = sorted((signed_std * test.low, signed_std * test.high))
+            low, high = sorted((noise * test.low, noise * test.high))
             verdict = to_baseline_verdict(test)
-            found[name] = BaselineDifference(signed_std * test.mean, low, high, verdict, test)
+            found[name] = BaselineDifference(noise * test.mean, low, high, verdict, test)
         return found
 
-    # ---- the mean standardized difference, and claims
+    # ---- the combined score
 
     @cached_property
     def budget_curves(self) -> dict[str, dict[int, BudgetCurve]]:
         """Row -> seed -> its scores by the budget spent.
 
-        Runs that lack an averaged metric are left out, with a warning.
+        Runs that lack a judging metric are left out, with a warning.
         """
         rows: dict[str, dict[int, BudgetCurve]] = {}
-        if not self.averaged:
+        if not self.judging_metrics:
             return rows
-        for name in self.canonical_names:
+        for name in self.scored_names:
             rows[name] = {}
             for run in self.runs[name]:
                 scores = self.scores(run)
-                missing = [metric.name for metric in self.averaged if metric.value(scores) is None]
+                missing = [metric.name for metric in self.judging_metrics if metric.value(scores) is None]
                 if missing:
                     lacks = f"has no score in {', '.join(missing)}"
                     self.warn(f"{name} seed {run.seed} {lacks}: it is in no mean z-score")
                 else:
-                    rows[name][run.seed] = budget_curve(run, self.averaged, self.experiments[name])
+                    curve = budget_curve(run, self.judging_metrics, self.experiments[name])
+                    rows[name][run.seed] = curve
         return rows
 
-    def average(self, values: Mapping[str, float]) -> float:
-        """Return the mean over the averaged metrics, each in noise standard deviations; more is better."""
-        parts = [metric.sign * values[metric.name] / self.noise_std[metric.name] for metric in self.averaged]
-        return sum(parts) / len(parts)
+    def signed_weights(self, group: Group) -> dict[str, float]:
+        """Return metric -> its weight in a group's mean over its noise; negative if lower is better."""
+        weights = self.groups[group]
+        return {
+            metric.name: weights[metric.name] * metric.sign / self.noise_std[metric.name]
+            for metric in self.judging_metrics
+            if metric.name in weights
+        }
 
-    def mean_standardized_difference(self, name: str) -> dict[int, float]:
+    def average(self, values: Mapping[str, float], group: Group) -> float:
+        """Return the weighted mean over a group's metrics, each in noise deviations; more is better."""
+        return sum(weight * values[name] for name, weight in self.signed_weights(group).items())
+
+    def combined_scores(self, name: str, group: Group) -> dict[int, float]:
         """Return seed -> a row's average minus the baseline's, after training; printed as "mean z-score".
 
         The baseline's average is its mean over the seeds that both rows have, so that effects of a seed on
         all rows cancel. If they have no seed in common, it is the mean over all seeds of the baseline.
         """
-        baseline_average = self._baseline_average(name)
-        if baseline_average is None or not self._has_baseline_targets(name):
+        if (name, group) not in self._combined_scores:
+            self._combined_scores[name, group] = self._less_baseline(name, group)
+        return self._combined_scores[name, group]
+
+    def _less_baseline(self, name: str, group: Group) -> dict[int, float]:
+        baseline_average = self._baseline_average(name, group)
+        if baseline_average is None or not self.is_group_comparable(group, name, self.canonical_baseline):
             return {}
         curves = self.budget_curves.get(name, {})
-        return {seed: self._final_average(curve) - baseline_average for seed, curve in curves.items()}
+        return {seed: self._final_average(curve, group) - baseline_average for seed, curve in curves.items()}
 
-    def standardized_difference_by_budget(self, name: str, budget: Budget) -> list[dict[float, float]]:
+    def combined_scores_by_budget(self, name: str, budget: Budget, group: Group) -> list[dict[float, float]]:
         """Return, for each seed, budget spent -> the row's average minus the baseline's final average."""
-        baseline_average = self._baseline_average(name) or 0.0
+        baseline_average = self._baseline_average(name, group) or 0.0
         seeds = []
         for curve in self.budget_curves.get(name, {}).values():
             by_budget = {}
             for i, spent in enumerate(curve.spent[budget].tolist()):
-                values = {metric.name: curve.values[metric.name][i] for metric in self.averaged}
-                by_budget[spent] = self.average(values) - baseline_average
+                values = {metric.name: curve.values[metric.name][i] for metric in self.judging_metrics}
+                by_budget[spent] = self.average(values, group) - baseline_average
             seeds.append(by_budget)
         return seeds
 
-    def _has_baseline_targets(self, name: str) -> bool:
-        return all(self.is_comparable(metric, name, self.canonical_baseline) for metric in self.averaged)
+    def is_group_comparable(self, group: Group, a: str, b: str) -> bool:
+        """Return whether all metrics of a group measure two rows on the same evaluation tokens."""
+        metrics = [metric for metric in self.judging_metrics if metric.name in self.groups[group]]
+        return all(self.is_comparable(metric, a, b) for metric in metrics)
 
-    def _baseline_average(self, name: str) -> float | None:
+    def _baseline_average(self, name: str, group: Group) -> float | None:
         """Return the baseline's final average over the seeds that it shares with a row.
 
         If there are none, it is over all seeds of the baseline. None if the baseline has no finished run.
@@ -370,18 +406,72 @@ class Comparison:
         if not base:
             return None
         shared = self.budget_curves.get(name, {}).keys() & base.keys()
-        return mean(self._final_average(base[seed]) for seed in shared or base)
+        return mean(self._final_average(base[seed], group) for seed in shared or base)
 
-    def _final_average(self, curve: BudgetCurve) -> float:
-        return self.average({metric.name: float(curve.values[metric.name][-1]) for metric in self.averaged})
+    def _final_average(self, curve: BudgetCurve, group: Group) -> float:
+        values = {metric.name: float(curve.values[metric.name][-1]) for metric in self.judging_metrics}
+        return self.average(values, group)
 
-    def difference(self, a: str, b: str, budget: Budget) -> PairedDifference | Uncompared:
+    # ---- the order of rows
+
+    @cached_property
+    def paper_orders(self) -> dict[Group, PaperOrder]:
+        """Group of metrics -> how far rows are in the paper's order by their mean over the group.
+
+        Rows that have not left the unigram plateau are not ordered. Empty for fewer than three rows. The
+        interval resamples the seeds that all of these rows have, and examples; all rows get the same
+        resamples.
+        """
+        names = {row.name: self.canonical_name(row) for row in self.table.rows if row.published}
+        orders: dict[Group, PaperOrder] = {}
+        for group in self.groups:
+            scores = {}
+            for row, name in names.items():
+                by_seed = self.combined_scores(name, group)
+                if by_seed and self.has_left_plateau(name):
+                    scores[row] = mean(by_seed.values())
+            if len(scores) < MIN_ROWS:
+                continue
+            order = paper_order(self.table, scores, self._resampled_averages([*scores], group))
+            if order is not None:
+                orders[group] = order
+        return orders
+
+    def _resampled_averages(self, rows: Sequence[str], group: Group) -> dict[str, np.ndarray] | None:
+        """Return row -> its average over resampled seeds and examples, [NUM_RESAMPLES].
+
+        None if the rows have fewer than two seeds in common.
+        """
+        names = {row: self._canonical_names[row] for row in rows}
+        seeds = common_seeds(self.budget_curves[name] for name in names.values())
+        if len(seeds) < 2:
+            return None
+        seed_draws = seed_weights(len(seeds))
+        resampled = {}
+        for row, name in names.items():
+            curves = self.budget_curves[name]
+            averages = np.array([self._final_average(curves[seed], group) for seed in seeds])
+            resampled[row] = seed_draws @ averages
+            for metric, weight in self.signed_weights(group).items():
+                errors = self._bootstrap_errors[metric].get(name, {})
+                left = np.ones(NUM_RESAMPLES)  # weight of the seeds whose errors are unknown
+                for i, seed in enumerate(seeds):
+                    if seed in errors:
+                        resampled[row] += weight * seed_draws[:, i] * errors[seed]
+                        left -= seed_draws[:, i]
+                if 0 < len(errors) < len(seeds):  # the same examples are hard for all seeds
+                    resampled[row] += weight * left * np.mean([*errors.values()], axis=0)
+        return resampled
+
+    # ---- claims
+
+    def difference(self, a: str, b: str, budget: Budget, group: Group) -> PairedDifference | Uncompared:
         """Return row a's average minus row b's at an equal budget or, as a word, why they are not compared.
 
         Each pair of runs is compared where the cheaper of the two ends. For the budget "updates" each row is
         taken at its own end, as in the paper. The noise due to examples is that at the end of training.
         """
-        if not all(self.is_comparable(metric, a, b) for metric in self.averaged):
+        if not self.is_group_comparable(group, a, b):
             return "different targets"
         curves_a, curves_b = self.budget_curves.get(a, {}), self.budget_curves.get(b, {})
         seeds = sorted(curves_a.keys() & curves_b.keys())
@@ -392,59 +482,82 @@ class Comparison:
             spent = {seed: curves[seed].total(budget) for seed in seeds}
             if budget != "updates":
                 spent = {seed: min(spent[seed], others[seed].total(budget)) for seed in seeds}
-            values = [self._average_at(curves[seed], budget, spent[seed]) for seed in seeds]
+            values = [self._average_at(curves[seed], budget, spent[seed], group) for seed in seeds]
             if None in values:
                 return "out of range"
             updates = {seed: curves[seed].updates_at(budget, spent[seed]) for seed in seeds}
             if not self.has_left_plateau(row, updates):
                 return "not yet learning"
             averages.append(np.array(values, np.float64))
-        return PairedDifference(averages[0] - averages[1], self._example_difference(a, b, seeds))
+        return PairedDifference(averages[0] - averages[1], self._example_difference(a, b, seeds, group))
 
-    def _average_at(self, curve: BudgetCurve, budget: Budget, spent: float) -> float | None:
+    def _average_at(self, curve: BudgetCurve, budget: Budget, spent: float, group: Group) -> float | None:
         """Return a run's average when it had spent ``spent`` of a budget; None outside the measured range."""
         if budget == "updates":  # also for rows without pre-training, which have no updates
-            return self._final_average(curve)
+            return self._final_average(curve, group)
         values = {}
-        for metric in self.averaged:
-            value = curve.score_at(budget, spent, metric.name)
+        for name in self.groups[group]:
+            value = curve.score_at(budget, spent, name)
             if value is None or np.isnan(value):
                 return None
-            values[metric.name] = value
-        return self.average(values)
+            values[name] = value
+        return self.average(values, group)
 
-    def _example_difference(self, a: str, b: str, seeds: Sequence[int]) -> np.ndarray | None:
+    def _example_difference(self, a: str, b: str, seeds: Sequence[int], group: Group) -> np.ndarray | None:
         """Return how much resampling the examples changes two rows' difference, [S, NUM_RESAMPLES].
 
         Metrics whose examples either row lacks add no noise; None if that holds for all of them.
         """
         parts = []
-        for metric in self.averaged:
-            deviations = bootstrap_difference(self._example_deviations[metric.name], a, b, seeds)
-            if deviations is not None:
-                parts.append(deviations * metric.sign / self.noise_std[metric.name])
-        return np.sum(parts, axis=0) / len(self.averaged) if parts else None
+        for metric, weight in self.signed_weights(group).items():
+            errors = bootstrap_difference(self._bootstrap_errors[metric], a, b, seeds)
+            if errors is not None:
+                parts.append(weight * errors)
+        return np.sum(parts, axis=0) if parts else None
+
+    def gains_over_start(self, group: Group) -> dict[str, PairedTest]:
+        """Return row -> the test of its average, after training, against the start alone.
+
+        A row that is not significantly better adds nothing over the start. Only rows with the control's
+        model are compared, since other models have a start of their own. Empty without a control.
+        """
+        control = self.control
+        if control is None:
+            return {}
+        differences = {}
+        for name in self.canonical_names:
+            if name == control or self.experiments[name].model != self.experiments[control].model:
+                continue
+            difference = self.difference(name, control, "updates", group)
+            if isinstance(difference, PairedDifference):
+                differences[name, control] = difference
+        tests = compare_pairs(differences, EQUIVALENCE_MARGIN)
+        return {name: test for (name, _), test in tests.items()}
 
     def verdicts(self) -> Verdicts:
-        """Return budget -> the verdict on each paper claim whose two rows both have finished runs."""
+        """Return group -> budget -> the verdict on each claim whose two rows both have finished runs."""
         judged = [
             claim
             for claim in paper_claims(self.table)
             if all(self.runs.get(self.canonical_name(row)) for row in (claim.better, claim.worse))
         ]
-        return {budget: self._judge(judged, budget) for budget in BUDGETS}
+        groups = [*self.groups] or ["held-out text"]
+        return {
+            group: {budget: self._judge(judged, budget, group) for budget in JUDGED_BUDGETS}
+            for group in groups
+        }
 
-    def _judge(self, judged: Sequence[Claim], budget: Budget) -> list[tuple[Claim, Verdict]]:
+    def _judge(self, judged: Sequence[Claim], budget: Budget, group: Group) -> list[tuple[Claim, Verdict]]:
         pairs = [(self.canonical_name(claim.better), self.canonical_name(claim.worse)) for claim in judged]
         verdicts: dict[RowPair, Verdict] = {}
         differences: dict[RowPair, PairedDifference] = {}
         for pair in pairs:
             if not all(map(self.has_left_plateau, pair)):
                 verdicts[pair] = Verdict("not yet learning")
-            elif not self.averaged:
+            elif group not in self.groups:
                 verdicts[pair] = Verdict("undecided")
             else:
-                difference = self.difference(*pair, budget)
+                difference = self.difference(*pair, budget, group)
                 if isinstance(difference, PairedDifference):
                     differences[pair] = difference
                 else:
@@ -454,8 +567,46 @@ class Comparison:
         return [(claim, verdicts[pair]) for claim, pair in zip(judged, pairs, strict=True)]
 
     def outlying_seeds(self) -> list[RunKey]:
-        """Return (row, seed) of each run whose mean standardized difference is far from its row's median."""
-        return outlying_seeds({name: self.mean_standardized_difference(name) for name in self.budget_curves})
+        """Return (row, seed) of each run whose combined score in any group is far from its row's median."""
+        found: dict[RunKey, None] = {}
+        for group in self.groups:
+            rows = {name: self.combined_scores(name, group) for name in self.budget_curves}
+            found |= dict.fromkeys(outlying_seeds(rows))
+        return [*found]
+
+
+def pooled_noise(comparisons: Iterable[Comparison]) -> dict[str, float]:
+    """Return metric -> standard deviation of its value over new seeds and new examples; 1 if unknown.
+
+    The variance over seeds is that within rows, pooled over the rows of all tables; an experiment that is a
+    row of several tables counts once. The mean variance over resamples of the examples is added: it keeps a
+    metric whose few seeds happen to agree from getting all the weight.
+    """
+    values: dict[str, dict[Experiment, list[float]]] = {}
+    example_variances: dict[str, dict[Experiment, list[float]]] = {}
+    for comparison in comparisons:
+        for metric in comparison.metrics:
+            rows = values.setdefault(metric.name, {})
+            variances = example_variances.setdefault(metric.name, {})
+            errors = comparison._bootstrap_errors[metric.name]
+            for name, by_seed in comparison.values_by_seed(metric).items():
+                experiment = comparison.experiments[name]
+                if experiment not in rows:
+                    rows[experiment] = [*by_seed.values()]
+                    variances[experiment] = [float(np.var(x)) for x in errors.get(name, {}).values()]
+    noise = {}
+    for metric_name, rows in values.items():
+        known = [x for variances in example_variances[metric_name].values() for x in variances]
+        noise[metric_name] = hypot(pooled_std(rows.values()), sqrt(mean(known or [0.0]))) or 1.0
+    return noise
+
+
+def share_noise(comparisons: Sequence[Comparison]) -> None:
+    """Give all tables one unit per metric, pooled over their rows."""
+    noise = pooled_noise(comparisons)
+    for comparison in comparisons:
+        comparison.noise_std = noise
+        comparison._combined_scores.clear()
 
 
 def to_verdict(test: PairedTest) -> Verdict:
@@ -476,7 +627,7 @@ def to_baseline_verdict(test: PairedTest) -> BaselineVerdict:
     return "equivalent" if test.is_equivalent else "undecided"
 
 
-def example_deviations(comparison: Comparison, metric: Metric) -> dict[str, dict[int, np.ndarray]]:
+def example_bootstrap_errors(comparison: Comparison, metric: Metric) -> dict[str, dict[int, np.ndarray]]:
     """Return row -> seed -> how much resampling the examples changes a metric's value, [NUM_RESAMPLES].
 
     This covers only metrics of one task that are measured in bits, for runs that kept the values of single
@@ -487,7 +638,7 @@ def example_deviations(comparison: Comparison, metric: Metric) -> dict[str, dict
         return {}
     sums: dict[RunKey, tuple[np.ndarray, np.ndarray]] = {}
     missing: list[RunKey] = []
-    for name in comparison.canonical_names:
+    for name in comparison.scored_names:
         for run in comparison.runs[name][:MAX_RESAMPLED_SEEDS]:
             try:
                 values = metric.per_example_sums(run.example_values(metric.tasks[0]))
@@ -498,14 +649,14 @@ def example_deviations(comparison: Comparison, metric: Metric) -> dict[str, dict
                 sums[name, run.seed] = values
             elif metric.value(comparison.scores(run)) is not None:
                 missing.append((name, run.seed))
-    deviations = bootstrap_deviations(sums)
-    for name, seed in (run for run in sums if run not in deviations):
+    errors = bootstrap_errors(sums)
+    for name, seed in (run for run in sums if run not in errors):
         comparison.warn(f"{name} seed {seed}: its examples of {metric.name} are not those of most runs")
     for name, seed in missing if sums else ():
         comparison.warn(
             f"{name} seed {seed}: the values of its examples of {metric.name} are missing; not resampled"
         )
     rows: dict[str, dict[int, np.ndarray]] = {}
-    for (name, seed), resampled in deviations.items():
+    for (name, seed), resampled in errors.items():
         rows.setdefault(name, {})[seed] = resampled
     return rows

@@ -1,17 +1,23 @@
 """Exports a report's numbers: CSV of every seed and of each table as it is shown, JSON with every verdict."""
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from math import isfinite
 from typing import Any
 
 from experiments.console import Cell, Sheet
 from experiments.report.comparison import BaselineDifference, Comparison, Verdict, Verdicts
+from experiments.report.metrics import Group
+from experiments.report.order import PaperOrder, ScalePrediction
 from experiments.report.statistics import PairedTest, seed_intervals
+from experiments.report.text import count_verdicts
+from experiments.runs.plateau import has_plateau
 from experiments.runs.result import UNDEFINED, Result
+from experiments.study.claims import Claim
 from experiments.study.table import Row
 
+COUNTED = ("confirmed", "contradicted", "undecided", "not compared")
 COUNTERS = (
     "content_tokens",
     "content_loss",
@@ -78,35 +84,142 @@ def _csv(lines: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def table_data(comparison: Comparison, verdicts: Verdicts) -> dict[str, Any]:
-    """Return a table of ``results.json``: its metrics, its rows with their seeds, and its claims."""
+def report_data(
+    comparisons: Sequence[Comparison], verdicts: Sequence[Verdicts], command: str, scale: str
+) -> dict[str, Any]:
+    """Return ``results.json``: each table's order of rows and claims, all tables', and how they were found.
+
+    Everything is in it that a verdict follows from, but for the scores of single examples.
+    """
+    tables = {c.table.name: table_data(c, v) for c, v in zip(comparisons, verdicts, strict=True)}
+    return {"command": command, "scale": scale, "claims of all tables": _all_claims(tables), "tables": tables}
+
+
+def predictions_data(predictions: Mapping[str, Mapping[Group, ScalePrediction]]) -> dict[str, Any]:
+    """Return table -> group -> how far the order of its rows predicts that at another scale."""
     return {
+        table: {
+            group: {
+                "decision accuracy": each.accuracy,
+                "interval": each.accuracy_interval,
+                "tau": _finite(each.tau),
+                "tau's interval": each.tau_interval,
+                "p": each.p,
+                "rows": list(each.rows),
+            }
+            for group, each in by_group.items()
+        }
+        for table, by_group in predictions.items()
+    }
+
+
+def _all_claims(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return group -> budget -> the mean share of confirmed claims over tables, and raw counts."""
+    found: dict[str, dict[str, Any]] = {}
+    for table in tables.values():
+        for group, by_budget in table["claim counts"].items():
+            for budget, counts in by_budget.items():
+                if counts["claims"]:
+                    of_group = found.setdefault(group, {})
+                    of_group.setdefault(budget, []).append(counts)
+    return {
+        group: {
+            budget: {
+                "tables": len(counts),
+                "mean share confirmed": sum(each["share confirmed"] for each in counts) / len(counts),
+                **{word: sum(each[word] for each in counts) for word in ("claims", *COUNTED)},
+            }
+            for budget, counts in by_budget.items()
+        }
+        for group, by_budget in found.items()
+    }
+
+
+def table_data(comparison: Comparison, verdicts: Verdicts) -> dict[str, Any]:
+    """Return a table of ``results.json``: order of rows, its metrics, rows with their seeds, and claims."""
+    paper = comparison.table.paper
+    return {
+        "order": {group: _order_data(order) for group, order in comparison.paper_orders.items()},
+        "claim counts": {
+            group: {budget: _counts_data(judged) for budget, judged in by_budget.items()}
+            for group, by_budget in verdicts.items()
+        },
+        "baseline run": _experiment_data(comparison, comparison.canonical_baseline),
+        "paper": None
+        if paper is None
+        else {
+            column.name: {"deviation": column.std, "higher is better": column.higher_is_better}
+            for column in paper.columns
+        },
+        "weights": comparison.groups,
+        "over the start alone": {
+            "row": comparison.control,
+            "seeds": _run_folders(comparison, comparison.control),
+            "rows": {
+                group: {row: _test_data(test) for row, test in comparison.gains_over_start(group).items()}
+                for group in comparison.groups
+            },
+        },
         "columns": {
             metric.name: {
                 "measure": metric.measure,
                 "tasks": list(metric.tasks),
+                "half": metric.half,
                 "paper's column": metric.paper_column,
                 "chance": metric.chance,
                 "deviation": comparison.std(metric),
                 "unit": comparison.noise_std[metric.name],
                 "signal-to-noise": comparison.signal_to_noise[metric.name],
-                "averaged": metric in comparison.averaged,
+                "rows above chance": comparison.rows_above_chance(metric),
+                "judged": metric in comparison.judging_metrics,
                 "higher is better": metric.sign == 1,
             }
             for metric in comparison.metrics
         },
         "rows": {row.name: _row_data(comparison, row) for row in comparison.table.rows},
-        "claims": [
-            {
-                "better": claim.better.name,
-                "worse": claim.worse.name,
-                "z": claim.z,
-                "conclusion": claim.conclusion,
-                "equal": {budget: _verdict_data(verdicts[budget][i][1]) for budget in verdicts},
-            }
-            for i, (claim, _) in enumerate(verdicts["updates"])
-        ],
+        "claims": _claims_data(verdicts),
     }
+
+
+def _order_data(order: PaperOrder) -> dict[str, Any]:
+    return {
+        "tau": _finite(order.tau),
+        "p": order.p,
+        "interval": order.interval,
+        "a repeat of the paper": None if order.replication is None else _finite(order.replication),
+        "rows": list(order.rows),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+def _counts_data(judged: Sequence[tuple[Claim, Verdict]]) -> dict[str, Any]:
+    counts = count_verdicts(judged)
+    return {
+        "claims": counts.total,
+        **dict(zip(COUNTED, counts, strict=True)),
+        "share confirmed": _finite(counts.share_confirmed),
+    }
+
+
+def _claims_data(verdicts: Verdicts) -> list[dict[str, Any]]:
+    """Return each claim with its verdicts: group -> budget -> verdict."""
+    claims = [claim for claim, _ in next(iter(verdicts.values()))["updates"]]
+    return [
+        {
+            "better": claim.better.name,
+            "worse": claim.worse.name,
+            "z": claim.z,
+            "conclusion": claim.conclusion,
+            "verdicts": {
+                group: {budget: _verdict_data(judged[i][1]) for budget, judged in by_budget.items()}
+                for group, by_budget in verdicts.items()
+            },
+        }
+        for i, claim in enumerate(claims)
+    ]
 
 
 def _row_data(comparison: Comparison, row: Row) -> dict[str, Any]:
@@ -114,12 +227,20 @@ def _row_data(comparison: Comparison, row: Row) -> dict[str, Any]:
     differences = {metric.name: comparison.differences(metric).get(key) for metric in comparison.metrics}
     return {
         "label": row.label,
+        "same experiment as": key,
+        "published": dict(row.published),
+        "published runs": row.published_runs,
         "unlike": comparison.mismatches.get(row.name, []),  # how its provenance differs
+        "has plateau": has_plateau(comparison.experiments[row.name]),
+        "updates": comparison.experiments[row.name].pretraining.steps,
         "seeds": {str(run.seed): _run_data(comparison, run) for run in comparison.runs_of(row)},
         "less the baseline's": {
             name: _difference_data(x) for name, x in differences.items() if x is not None
         },
-        "combined": {str(seed): z for seed, z in comparison.mean_standardized_difference(key).items()},
+        "combined": {
+            group: {str(seed): z for seed, z in comparison.combined_scores(key, group).items()}
+            for group in comparison.groups
+        },
     }
 
 
@@ -127,11 +248,34 @@ def _run_data(comparison: Comparison, run: Result) -> dict[str, Any]:
     scores = comparison.scores(run)
     undefined = {metric.name: run.undefined(metric.name) for metric in comparison.metrics}
     return {
+        "folder": _folder_in_scale(run),
         "scores": {metric.name: metric.value(scores) for metric in comparison.metrics},
         UNDEFINED: {name: reasons for name, reasons in undefined.items() if reasons},
         **{name: getattr(run, name) for name in COUNTERS},
         "likelihoods": list(run.likelihoods),
     }
+
+
+def _experiment_data(comparison: Comparison, name: str) -> dict[str, Any]:
+    """Return where the runs of an experiment lie, and what its verdicts depend on."""
+    experiment = comparison.experiments[name]
+    return {
+        "row": name,
+        "has plateau": has_plateau(experiment),
+        "updates": experiment.pretraining.steps,
+        "seeds": _run_folders(comparison, name),
+    }
+
+
+def _run_folders(comparison: Comparison, name: str | None) -> dict[str, str]:
+    """Return seed -> folder of each finished run of a row; empty for no row."""
+    runs = comparison.runs[name] if name else ()
+    return {str(run.seed): _folder_in_scale(run) for run in runs}
+
+
+def _folder_in_scale(run: Result) -> str:
+    """Return the folder of a run, from that of its scale."""
+    return str(run.folder).removeprefix(f"{run.scale}/")
 
 
 def _difference_data(x: BaselineDifference) -> dict[str, Any]:
@@ -144,6 +288,12 @@ def _difference_data(x: BaselineDifference) -> dict[str, Any]:
         "p that not equivalent": x.test.p_not_equivalent,
         "seeds": len(x.test.by_seed),
     }
+
+
+def _test_data(test: PairedTest) -> dict[str, Any]:
+    """Return what a row adds to the start, in deviations of a replication."""
+    interval = [test.low, test.high] if isfinite(test.low) else None
+    return {"adds something": test.sign > 0, "difference": test.mean, "interval": interval, "p": test.p}
 
 
 def _verdict_data(verdict: Verdict) -> dict[str, Any]:

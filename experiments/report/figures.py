@@ -2,32 +2,34 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from math import inf, isnan
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from experiments.figures.panels import Curve, Plot, PlotGrid, tick_labels
+from experiments.figures.panels import Curve, Plot, PlotGrid, Score, tick_labels
+from experiments.figures.training import mean_curve, score_curve, training_figure
 from experiments.report.comparison import Comparison
 from experiments.report.metrics import (
+    Group,
     Metric,
-    Score,
     bits_per_byte_curve,
     likelihood_score,
     perplexity_by_length,
     shortest_training,
 )
-from experiments.report.results import Curves
+from experiments.report.text import mean_z_title
+from experiments.runs.curves import Curves
 from experiments.runs.result import Result
-from experiments.study.claims import has_noise, standardized
+from experiments.study.claims import has_noise, published_rows, standardized
 from experiments.study.experiment import Experiment
 from experiments.study.names import file_name
-from experiments.study.table import Paper, Row, Table
+from experiments.study.table import Row, Table
 from lm.config.base import SettingError, leaves
 from lm.files import json_with_checksum, parse_with_checksum, write
 
-MEAN_Z = "mean z-score"
 DRAWN_FILE = "figures.json"  # what the figures in a report's folder were drawn from
 DPI = 130
 
@@ -97,22 +99,6 @@ def _read_drawn(path: Path) -> dict[str, Any]:
 # ---- panels
 
 
-def score_curve(scores: Mapping[float, Score | None]) -> Curve:
-    """Return means over x with their standard deviations, 0 for one seed; missing scores are left out."""
-    known = {x: score for x, score in sorted(scores.items()) if score and not isnan(score.mean)}
-    means = tuple(float(score.mean) for score in known.values())
-    return Curve(tuple(known), means, tuple(float(score.std or 0.0) for score in known.values()))
-
-
-def mean_curve(seeds: Iterable[Mapping[float, float]]) -> Curve:
-    """Return the mean over seeds at each x that any of them has."""
-    values: dict[float, list[float]] = {}
-    for seed in seeds:
-        for x, y in seed.items():
-            values.setdefault(x, []).append(y)
-    return score_curve({x: Score.of(each) for x, each in values.items()})
-
-
 def mean_point_curve(seeds: Iterable[Mapping[float, float]]) -> Curve:
     """Return the mean over seeds of x and y, point by point: their x, such as times, differ a little."""
     scores = {}
@@ -147,7 +133,7 @@ def axis_values(table: Table, experiments: Mapping[str, Experiment]) -> dict[str
 def scores_figure(
     comparison: Comparison, rows: Sequence[Row], axis: Mapping[str, float], title: str
 ) -> PlotGrid | None:
-    """Return a panel per metric, with the mean z-score first and the paper's columns of the same kinds last.
+    """Return a panel per metric, with the mean z-scores first and the paper's columns of the same kinds last.
 
     Scores are drawn over the ``axis`` (row -> value), or if it is empty with the rows listed downwards. A
     dotted line is chance. None if no row is scored.
@@ -157,7 +143,7 @@ def scores_figure(
         scores = {row.name: value_of(row) for row in rows}
         panels.append(_scores_panel(comparison.table, rows, axis, name, scores, chance, "tab:blue"))
     for name, published in _published_scores(comparison):
-        scores = {row.name: Score(published(row), None) for row in rows if row.published}
+        scores = {row.name: Score(score, None) for row in rows if (score := published(row)) is not None}
         panels.append(_scores_panel(comparison.table, rows, axis, name, scores, None, "tab:orange"))
     panels = [panel for panel in panels if panel.curves or panel.levels]
     if not panels:
@@ -175,16 +161,12 @@ ScoreOf = Callable[[Row], Score | None]
 def _our_scores(comparison: Comparison) -> list[tuple[str, ScoreOf, float | None]]:
     """Return (title, score of a row, chance) of each panel of our runs."""
     panels: list[tuple[str, ScoreOf, float | None]] = []
-    if comparison.averaged and comparison.has_tasks:
-        panels.append(
-            (
-                MEAN_Z,
-                lambda row: Score.of(
-                    comparison.mean_standardized_difference(comparison.canonical_name(row)).values()
-                ),
-                None,
-            )
-        )
+    for group in comparison.groups if comparison.has_tasks else ():
+
+        def combined_score(row: Row, group: Group = group) -> Score | None:
+            return Score.of(comparison.combined_scores(comparison.canonical_name(row), group).values())
+
+        panels.append((mean_z_title(group), combined_score, None))
     for metric in comparison.metrics:
         samples = comparison.values_by_seed(metric)
 
@@ -200,15 +182,24 @@ def _our_scores(comparison: Comparison) -> list[tuple[str, ScoreOf, float | None
     return panels
 
 
-def _published_scores(comparison: Comparison) -> list[tuple[str, Callable[[Row], float]]]:
+def _published_scores(comparison: Comparison) -> list[tuple[str, Callable[[Row], float | None]]]:
     """Return (title, score of a row) of each panel of the paper."""
     paper, baseline = comparison.table.paper, comparison.baseline
     if paper is None or not baseline.published:
         return []
-    panels: list[tuple[str, Callable[[Row], float]]] = []
-    if has_noise(paper):
-        title = f"mean z-score of {len(paper.columns)} columns\n({paper.citation})"
-        panels.append((title, lambda row: published_standardized_difference(row, baseline, paper)))
+    panels: list[tuple[str, Callable[[Row], float | None]]] = []
+    table = comparison.table
+    complete = published_rows(replace(table, rows=(*table.rows, baseline)))
+    if has_noise(table) and baseline in complete:
+        title = f"mean z-score of {len(table.columns)} columns\n({paper.citation})"
+        panels.append(
+            (
+                title,
+                lambda row: (
+                    published_standardized_difference(row, baseline, table) if row in complete else None
+                ),
+            )
+        )
     for column in dict.fromkeys(metric.paper_column for metric in comparison.metrics):
         if column is not None:
             title = f"{column}\n({paper.citation})"
@@ -216,13 +207,16 @@ def _published_scores(comparison: Comparison) -> list[tuple[str, Callable[[Row],
     return panels
 
 
-def _published_score(column: str, row: Row) -> float:
-    return row.published[column]
+def _published_score(column: str, row: Row) -> float | None:
+    return row.published.get(column)
 
 
-def published_standardized_difference(row: Row, baseline: Row, paper: Paper) -> float:
-    """Return a row's published mean over all columns less the baseline's, in deviations of the baseline."""
-    return float((standardized(row, paper) - standardized(baseline, paper)).mean())
+def published_standardized_difference(row: Row, baseline: Row, table: Table) -> float:
+    """Return a row's published mean over the columns that its paper compares rows by, less the baseline's.
+
+    It is in deviations of the paper's baseline.
+    """
+    return float((standardized(row, table) - standardized(baseline, table)).mean())
 
 
 def _scores_panel(
@@ -264,17 +258,25 @@ def _scores_panel(
 
 
 def score_vs_tokens_figure(comparison: Comparison, rows: Sequence[Row], title: str) -> PlotGrid | None:
-    """Return the mean z-score over content tokens of pre-training, a curve per row; None without branches."""
-    curves = {}
-    for row in rows:
-        seeds = comparison.standardized_difference_by_budget(comparison.canonical_name(row), "content tokens")
-        if len(set(map(len, seeds))) == 1 and any(x > 0 for seed in seeds for x in seed):
-            curves[row.label] = mean_point_curve(seeds)
-    if not any(len(curve.x) > 1 for curve in curves.values()):
+    """Return combined scores over content tokens, a panel per group of metrics and a curve per row.
+
+    It is a diagnostic of how far an objective's lead comes from the number of tokens it predicts. None
+    without branches.
+    """
+    panels = []
+    for group in comparison.groups:
+        curves = {}
+        for row in rows:
+            name = comparison.canonical_name(row)
+            seeds = comparison.combined_scores_by_budget(name, "content tokens", group)
+            if len(set(map(len, seeds))) == 1 and any(x > 0 for seed in seeds for x in seed):
+                curves[row.label] = mean_point_curve(seeds)
+        if any(len(curve.x) > 1 for curve in curves.values()):
+            x_label = "content tokens of pre-training"
+            panels.append(Plot(mean_z_title(group), x_label, "", curves, log="x", reference=0.0))
+    if not panels:
         return None
-    y_label = f"{MEAN_Z} (0: the baseline after training)"
-    panel = Plot("", "content tokens of pre-training", y_label, curves, log="x", reference=0.0)
-    return PlotGrid([panel], title, panel_size=(7.4, 4.4), has_shared_legend=True)
+    return PlotGrid(panels, title, panel_size=(5.4, 4.4), has_shared_legend=True)
 
 
 def length_extrapolation_figure(comparison: Comparison, rows: Sequence[Row], title: str) -> PlotGrid | None:
@@ -329,17 +331,3 @@ def _seed_curves(label: str, seeds: Sequence[Result]) -> dict[str, Curve]:
     if len(set(map(len, by_seed.values()))) != 1:
         return {f"{label}, seed {seed}": mean_curve([curve]) for seed, curve in by_seed.items()}
     return {label: mean_point_curve(by_seed.values())}
-
-
-def training_figure(rows: Mapping[str, Curves], title: str = "") -> PlotGrid:
-    """Return a panel per loss and score over steps, one curve per row: the mean over seeds and members."""
-    metrics = dict.fromkeys(metric for curves in rows.values() for metric in curves)
-    panels = []
-    for metric in metrics:
-        curves = {
-            label: mean_curve(map(dict, by_metric[metric]))
-            for label, by_metric in rows.items()
-            if metric in by_metric
-        }
-        panels.append(Plot(metric, "step", "", curves))
-    return PlotGrid(panels, title, panel_size=(3.7, 3.0), has_shared_legend=True)

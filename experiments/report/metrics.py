@@ -1,24 +1,35 @@
 """The metrics that rows are compared by (task scores, held-out loss, bits per byte), and budgets.
 
-A budget is what training spends: updates, FLOPs or content tokens.
+A budget is what training spends: updates, FLOPs or content tokens. Tasks are in two halves of equal weight:
+those that cannot be answered without reading the input, and those that ask how well a model knows the
+language. Claims are judged on each half and on both.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log, sqrt
-from statistics import mean, stdev, variance
+from statistics import mean, variance
 from typing import Any, Literal
 
 import numpy as np
 
+from experiments.figures.panels import Score
 from experiments.runs.result import Result
+from experiments.study.claims import compared_columns
 from experiments.study.experiment import Experiment
-from experiments.study.table import Paper
-from lm.data.tasks.task import LOWER_IS_BETTER
+from experiments.study.table import Table
+from lm.data.tasks.benchmarks import TASKS
+from lm.data.tasks.task import LOWER_IS_BETTER, Half
 
 TaskScores = Mapping[str, Mapping[str, Any]]  # task -> scores of its best checkpoint, as in scores.json
 Budget = Literal["updates", "FLOP", "content tokens"]  # the cost at which two rows are compared when equal
 BUDGETS: tuple[Budget, ...] = ("updates", "FLOP", "content tokens")
+# Claims are judged at these. Content tokens are a diagnostic: an objective that predicts every word is
+# compared early in its training, with a score that is interpolated between two checkpoints.
+JUDGED_BUDGETS: tuple[Budget, ...] = ("updates", "FLOP")
+# The metrics that are averaged into one score: those of one half of the tasks, of both halves with equal
+# weight, or, in a table without tasks, one of held-out text.
+Group = Literal["reading", "language", "both", "held-out text"]
 HELD_OUT_LOSS, BITS_PER_BYTE = "held-out loss", "bits per byte"
 HELD_OUT = (HELD_OUT_LOSS, BITS_PER_BYTE)  # metrics of held-out text
 # measure of a task -> its unit in headings
@@ -42,22 +53,6 @@ TARGET_SETTINGS = (
 
 
 @dataclass(frozen=True)
-class Score:
-    """Mean and sample standard deviation over seeds; the latter is None for one seed."""
-
-    mean: float
-    std: float | None
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> "Score | None":
-        """Return the score over the values that are not None, or None if all are."""
-        known = [value for value in values if value is not None]
-        if not known:
-            return None
-        return cls(mean(known), stdev(known) if len(known) > 1 else None)
-
-
-@dataclass(frozen=True)
 class Metric:
     """A column of results: a task, the tasks of one column of the paper, or a measure of held-out text."""
 
@@ -67,6 +62,7 @@ class Metric:
     paper_column: str | None = None  # the paper's column of the same kind
     chance: float | None = None  # the score of guessing
     task_metric: str = ""  # name of what the tasks count as "score"
+    half: Half = ""  # of the tasks; "" for held-out text
 
     @property
     def title(self) -> str:
@@ -125,7 +121,7 @@ def run_scores(run: Result) -> TaskScores:
     }
 
 
-def find_metrics(runs: Iterable[Result], paper: Paper | None) -> list[Metric]:
+def find_metrics(runs: Iterable[Result], table: Table) -> list[Metric]:
     """Return the metrics that any of ``runs`` has: the paper's columns, other tasks, held-out text."""
     tasks: dict[str, dict[str, Mapping[str, Any]]] = {}
     held_out = set()
@@ -135,10 +131,14 @@ def find_metrics(runs: Iterable[Result], paper: Paper | None) -> list[Metric]:
                 held_out.add(name)
             else:
                 tasks.setdefault(best["column"], {}).setdefault(name, best)
-    published = [column.name for column in paper.columns] if paper else []
+    published = [column.name for column in table.paper.columns] if table.paper else []
     names = sorted(tasks, key=lambda name: published.index(name) if name in published else len(published))
     metrics = [_task_metric(name, tasks[name], published) for name in names]
-    return metrics + [Metric(name, (name,), name) for name in HELD_OUT if name in held_out]
+    loss = next((column.name for column in compared_columns(table) if column.held_out), None)
+    columns = {HELD_OUT_LOSS: loss}
+    return metrics + [
+        Metric(name, (name,), name, paper_column=columns.get(name)) for name in HELD_OUT if name in held_out
+    ]
 
 
 def _task_metric(name: str, tasks: TaskScores, published: Sequence[str]) -> Metric:
@@ -152,7 +152,42 @@ def _task_metric(name: str, tasks: TaskScores, published: Sequence[str]) -> Metr
         paper_column=paper_column if paper_column in published else None,
         chance=first.get("chance"),
         task_metric=", ".join(task_metrics),
+        half=task_half(next(iter(tasks)), first),
     )
+
+
+def task_half(name: str, scores: Mapping[str, Any]) -> Half:
+    """Return the half of a task from its ``scores`` in scores.json or, of older runs, from its definition.
+
+    The tasks of papers and benchmarks declare none. They cannot be answered without reading the input.
+    """
+    declared = TASKS[name].half if name in TASKS else ""
+    return scores.get("half") or declared or "reading"
+
+
+def metric_groups(metrics: Iterable[Metric]) -> dict[Group, dict[str, float]]:
+    """Return group -> metric -> its weight in the group's score; the first group is judged first.
+
+    Within a half metrics have equal weight, and in "both" the halves have. A half without tasks is left out.
+    Without tasks there is one group of one metric: bits per byte or, if no documents were scored, held-out
+    loss.
+    """
+    names: dict[Half, list[str]] = {"reading": [], "language": []}
+    held_out = []
+    for metric in metrics:
+        if metric.is_held_out:
+            held_out.append(metric.name)
+        else:
+            names[metric.half].append(metric.name)
+    halves: dict[Group, dict[str, float]] = {}
+    for group in ("reading", "language"):
+        if names[group]:
+            halves[group] = {name: 1 / len(names[group]) for name in names[group]}
+    if len(halves) == 2:
+        halves["both"] = {name: w / 2 for weights in halves.values() for name, w in weights.items()}
+    if not halves and held_out:
+        return {"held-out text": {BITS_PER_BYTE if BITS_PER_BYTE in held_out else HELD_OUT_LOSS: 1.0}}
+    return halves
 
 
 def has_same_targets(metric: Metric, a: Experiment, b: Experiment) -> bool:
@@ -225,26 +260,6 @@ def budget_curve(run: Result, metrics: Sequence[Metric], experiment: Experiment)
     }
     values = {m.name: np.array([m.value(point) for point in scores.values()], float) for m in metrics}
     return BudgetCurve(spent, values)
-
-
-# ---- the unigram plateau
-
-
-def has_plateau(experiment: Experiment) -> bool:
-    """Return whether held-out loss shows if pre-training has learned more than unigram frequencies.
-
-    It does not for a row that trains on tasks beside the corpus, or that memorizes a few texts.
-    """
-    return experiment.mixing.pretraining == "corpus" and not experiment.data.repeats
-
-
-def plateau_note(plateau_exit_step: int | None, experiment: Experiment) -> str:
-    """Return a note on when a run left the unigram plateau, to append to its losses; "" if it has none."""
-    if not has_plateau(experiment):
-        return ""
-    if plateau_exit_step is None:
-        return "; it has not left the unigram plateau"
-    return f"; it left the unigram plateau at step {plateau_exit_step:,}"
 
 
 # ---- language modeling

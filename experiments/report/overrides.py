@@ -11,7 +11,7 @@ from experiments.study.experiment import Experiment
 from experiments.study.overrides import explicit_overrides, overrides_of, start_changes
 from experiments.study.paths import row_folder
 from experiments.study.registry import REGISTRY, build, equal_rows
-from experiments.study.table import Row, Table, make_row
+from experiments.study.table import Published, Row, Table, make_row
 from lm.config.base import SettingError
 
 
@@ -31,10 +31,13 @@ def override_rows(row: Row, scale: str, runs: Folders, warn: Warn) -> list[Row]:
 
     ``warn`` is called with each that cannot be read, or that is another row of the study.
     """
+    if row.needs:
+        return []
     found: dict[str, Row] = {}
     known: dict[Experiment, str] = {}  # experiment -> name of the row or variant
-    for name in REGISTRY:
-        known.setdefault(build(name, scale), name)
+    for name, other in REGISTRY.items():
+        if not other.needs:
+            known.setdefault(build(name, scale), name)
     homes = equal_rows(row.name, scale)
     for plain in (row_folder(root, scale, home, {}) for root in run_roots(runs) for home in homes):
         for folder in sorted(plain.parent.glob(f"{plain.name},*/seed-*")):
@@ -65,7 +68,8 @@ def override_row(row: Row, changes: Overrides, suffix: str) -> Row:
     values = []
     for path, value in sorted(explicit_overrides(changes).items()):
         values.append(f"{path.removesuffix('.model').rpartition('.')[2]}={value}")
-    return make_row(f"{row.name}{suffix}", f"{row.label}, {', '.join(values)}", row.changes | changes, {})
+    published = Published(f"{row.label}, {', '.join(values)}", {})
+    return make_row(f"{row.name}{suffix}", row.changes | changes, published, row.setup)
 
 
 def variant_rows(tables: list[Table], scale: str) -> list[Row]:

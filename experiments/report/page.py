@@ -11,7 +11,7 @@ from string import Template
 from markdown_it import MarkdownIt
 
 from experiments.console import Cell, markdown, plain
-from experiments.report.metrics import plateau_note
+from experiments.runs.plateau import plateau_note
 from experiments.runs.result import Result
 from experiments.study.experiment import Experiment
 from experiments.study.settings_diff import relevant_diff

@@ -9,19 +9,24 @@ from pathlib import Path
 from experiments.console import Sheet, latex, markdown, print_line, show_sheet
 from experiments.figures.panels import PlotGrid
 from experiments.report import text
-from experiments.report.comparison import Comparison, Verdicts, Warn
-from experiments.report.export import seeds_csv, sheet_csv, table_data
+from experiments.report.comparison import START_ONLY_ROW, Comparison, Verdicts, Warn, share_noise
+from experiments.report.export import predictions_data, report_data, seeds_csv, sheet_csv
 from experiments.report.figures import save_figures, table_figures
+from experiments.report.metrics import Group
+from experiments.report.order import ScalePrediction
 from experiments.report.page import REFRESH, Section, html_page, row_details
-from experiments.report.results import Folders, find_results, provenance_mismatches, read_curves, run_roots
+from experiments.report.prediction import combined_scores, predictions, read_combined_scores
+from experiments.report.results import Folders, find_results, provenance_mismatches, run_roots
+from experiments.runs.curves import read_curves
 from experiments.runs.result import Result
 from experiments.study.changes import Overrides
 from experiments.study.names import file_name
 from experiments.study.overrides import explicit_overrides
-from experiments.study.paths import report_folder
+from experiments.study.paths import report_folder, run_folder
 from experiments.study.registry import REGISTRY, build
+from experiments.study.scales import SCALES, TASKS_AT_CHANCE
 from experiments.study.table import Table
-from lm.config.base import SettingError
+from lm.config.base import SettingError, nearest
 from lm.files import json_with_checksum, write
 
 POLL_SECONDS = 5.0  # between looks at the folders of runs
@@ -30,10 +35,14 @@ SCORES = ""  # the sheet that is shown without a heading
 EXPLANATIONS = "how-to-read-this"  # name of the section that explains the others
 LATEX_SUFFIXES = {
     SCORES: "",
+    text.ORDER: "-order",
+    text.CONCLUSIONS: "-conclusions",
     text.DIFFERENCES: "-differences",
     text.METRICS: "-columns",
-    text.CLAIMS: "-claims",
+    text.CLAIMS["updates"]: "-claims",
+    text.CLAIMS["FLOP"]: "-claims-compute-matched",
 }
+SUMMARY = "Order of rows, then claims after training"  # heading of the sheet on all tables
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,8 @@ class Report:
     """What was written, by the names of its tables."""
 
     path: Path  # of report.md
+    summary: Sheet  # a line per table and group of metrics
+    prediction: Sheet  # likewise, of the order at another scale; empty if none was asked for
     tables: Mapping[str, TableReport]
     left_out: Sequence[str]  # what does not count, and why
 
@@ -66,11 +77,12 @@ def collect_runs(
     """
     names = dict.fromkeys(row.name for table in tables for row in table.rows)
     names |= dict.fromkeys(table.baseline for table in tables)
-    experiments = {name: build(name, scale, overrides) for name in names}
+    names |= dict.fromkeys([START_ONLY_ROW] if START_ONLY_ROW in REGISTRY else [])
+    experiments = {name: build(name, scale, overrides) for name in names if not REGISTRY[name].needs}
     folders = [root for root in run_roots(runs) if root.is_dir()]
     left_out = {f"--runs: there is no folder {root}": None for root in run_roots(runs) if root not in folders}
     by_experiment: dict[object, list[Result]] = {}
-    results = {}
+    results: dict[str, list[Result]] = {name: [] for name in names}  # of rows with needs, none
     for name, experiment in experiments.items():
         if experiment not in by_experiment:
             by_experiment[experiment] = find_results(
@@ -87,9 +99,26 @@ def _nothing_finished(tables: Sequence[Table], scale: str, runs: Folders, left_o
     roots = ", ".join(map(str, run_roots(runs)))
     message = f"no run of {names} at scale {scale} has finished under {roots}; train them with: "
     message += f"lm sweep '{tables[0].name}' --scale {scale}"
+    for other in scales_with_runs(tables, runs):
+        message += f"; scale {other} has finished runs: lm report --scale {other}"
     if len(left_out) == 1:
         return f"{message} ({left_out[0]})"
     return message + "".join(f"\n- {line}" for line in left_out)
+
+
+def scales_with_runs(tables: Sequence[Table], runs: Folders) -> list[str]:
+    """Return the scales at which any row of the tables has a finished run without overrides."""
+    return [
+        scale
+        for scale in SCALES
+        if any(
+            any(run_folder(root, scale, row.name, 0, {}).parent.glob("seed-*/scores.json"))
+            for root in run_roots(runs)
+            if (root / scale).is_dir()
+            for table in tables
+            for row in table.rows
+        )
+    ]
 
 
 def write_report(
@@ -99,25 +128,16 @@ def write_report(
     refresh: float = 0,
     overrides: Overrides | None = None,
     command: str = "",
+    against: str = "",
 ) -> Report:
     """Write the report on ``tables`` into the first folder of ``runs``; SettingError if no row has finished.
 
-    refresh: how often the page for a browser reloads itself [s]; 0: never.
+    against: another scale, or results.json of another report, whose order of rows this scale's should
+    predict. refresh: how often the page for a browser reloads itself [s]; 0: never.
     command: what the user called, which is recorded in results.json.
     """
-    results, left_out = collect_runs(tables, scale, runs, overrides)
-    warnings = dict.fromkeys(left_out)
-    experiments = {name: build(name, scale, overrides) for name in results}
-    comparisons = [
-        Comparison(
-            table,
-            results,
-            experiments,
-            warnings.setdefault,
-            provenance_mismatches(_with_baseline(table, results), experiments),
-        )
-        for table in tables
-    ]
+    warnings: dict[str, None] = {}
+    comparisons = compare_tables(tables, scale, runs, overrides, warnings.setdefault)
     shown = {
         each.table.name: report_table(each, warnings.setdefault) for each in shown_comparisons(comparisons)
     }
@@ -129,20 +149,75 @@ def write_report(
         save_figures(table_report.figures, folder)
     waiting = [table.name for table in tables if table.name not in shown]
     header = report_header(comparisons, scale, list(warnings), waiting, overridden)
-    summary = text.all_claims_note(
-        [each.verdicts for each in shown.values()], [t.comparison for t in shown.values()]
-    )
-    header = "\n\n".join(filter(None, [header, summary]))
+    reported = [each.comparison for each in shown.values()]
+    verdicts = [each.verdicts for each in shown.values()]
+    summary = text.summary_sheet(reported, verdicts)
+    if len(shown) > 1 and summary["table"]:
+        header = f"{header}\n\n{SUMMARY}:\n\n{markdown(summary)}"
+    header = "\n\n".join(filter(None, [header, text.all_claims_note(verdicts, reported)]))
+    predicted = {}
+    if against:
+        predicted = predict_other(reported, against, runs, overrides, warnings.setdefault)
+        header += f"\n\n{_prediction_title(scale, against)}:\n\n{markdown(text.prediction_sheet(predicted))}"
     sections = [*map(_section, shown.values()), explanations(comparisons)]
     write(path, "\n\n".join([header, *(section.markdown for section in sections)]) + "\n")
     html = html_page(header, sections, lambda file: (folder / file).read_bytes(), refresh)
     write(path.with_suffix(".html"), html)
     for name, table_report in shown.items():
         write(folder / f"{file_name(name)}.csv", sheet_csv(table_report.sheets[SCORES]))
+    if summary["table"]:
+        write(folder / "order.csv", sheet_csv(summary))
     write(path.with_suffix(".csv"), seeds_csv(comparisons))
-    data = {name: table_data(each.comparison, each.verdicts) for name, each in shown.items()}
-    write(folder / "results.json", json_with_checksum({"command": command, "scale": scale, "tables": data}))
-    return Report(path, shown, list(warnings))
+    data = report_data(reported, verdicts, command, scale)
+    if against:
+        data["prediction"] = {"of": against, "tables": predictions_data(predicted)}
+    write(folder / "results.json", json_with_checksum(data))
+    return Report(path, summary, text.prediction_sheet(predicted), shown, list(warnings))
+
+
+def _prediction_title(scale: str, against: str) -> str:
+    return f"How far the order of rows at scale `{scale}` predicts that of `{against}`"
+
+
+def compare_tables(
+    tables: Sequence[Table], scale: str, runs: Folders, overrides: Overrides | None, warn: Warn
+) -> list[Comparison]:
+    """Return a comparison of the finished runs of each table, with one unit per metric for all tables.
+
+    SettingError if no row has finished. warn: called with a line on each run that does not count.
+    """
+    results, left_out = collect_runs(tables, scale, runs, overrides)
+    for line in left_out:
+        warn(line)
+    experiments = {name: build(name, scale, overrides) for name in results if not REGISTRY[name].needs}
+    comparisons = [
+        Comparison(
+            table,
+            results,
+            experiments,
+            warn,
+            provenance_mismatches(_with_baseline(table, results), experiments),
+            TASKS_AT_CHANCE.get(scale, ()),
+        )
+        for table in tables
+    ]
+    share_noise(comparisons)
+    return comparisons
+
+
+def predict_other(
+    comparisons: Sequence[Comparison], against: str, runs: Folders, overrides: Overrides | None, warn: Warn
+) -> dict[str, dict[Group, ScalePrediction]]:
+    """Return how far the order of rows predicts that at the scale, or in the results.json, ``against``."""
+    if against.endswith(".json"):
+        return predictions(comparisons, read_combined_scores(Path(against)))
+    if against not in SCALES:
+        raise SettingError(
+            f"--against {against} should be a scale or the results.json of a report{nearest(against, SCALES)}"
+        )
+    tables = [comparison.table for comparison in comparisons]
+    others = compare_tables(tables, against, runs, overrides, warn)
+    return predictions(comparisons, {each.table.name: combined_scores(each) for each in others})
 
 
 def _with_baseline(table: Table, results: Mapping[str, Sequence[Result]]) -> dict[str, Sequence[Result]]:
@@ -155,6 +230,7 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
     verdicts = comparison.verdicts()
     notes = (
         text.claims_notes(comparison, verdicts)
+        + text.start_notes(comparison)
         + text.built_in_text_notes(comparison)
         + text.document_notes(comparison)
         + text.undefined_notes(comparison)
@@ -165,11 +241,14 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
         scores = text.flag_rows(scores, [row.label for row in rows if row.name in comparison.mismatches])
         notes.append(text.mismatch_note(comparison))
     sheets = {
+        text.ORDER: text.order_sheet(comparison),
+        text.CONCLUSIONS: text.conclusions_sheet(verdicts, comparison.mismatches),
         SCORES: scores,
         text.DIFFERENCES: text.differences_sheet(comparison),
         text.METRICS: text.metrics_sheet(comparison) if comparison.has_tasks else None,
-        text.CLAIMS: text.claims_sheet(verdicts, comparison.mismatches),
     }
+    for budget, heading in text.CLAIMS.items():
+        sheets[heading] = text.claims_sheet(verdicts, budget, comparison.mismatches)
     keys = dict.fromkeys(map(comparison.canonical_name, comparison.table.rows))
     curves = {key: read_curves(comparison.runs[key][:MAX_PLOTTED_SEEDS], warn) for key in keys}
     figures = table_figures(comparison, curves)
@@ -182,7 +261,7 @@ def _section(table_report: TableReport) -> Section:
     title = table_title(comparison.table)
     parts = [f"## {title}"]
     for heading, sheet in table_report.sheets.items():
-        parts += [f"{heading}:", markdown(sheet)] if heading else [markdown(sheet)]
+        parts += [f"{heading or 'Scores'}:", markdown(sheet)]
     parts += table_report.notes
     parts += [f"![{title}]({file}.png)" for file in table_report.figures]
     baseline = comparison.experiments[comparison.baseline.name]
@@ -247,7 +326,7 @@ def report_title(tables: Sequence[Table]) -> str:
 def explanations(comparisons: Sequence[Comparison]) -> Section:
     """Return what is written below all tables."""
     parts = ["## How to read this", text.ABOUT_SCORES]
-    if any(comparison.baseline.published for comparison in comparisons):
+    if any(row.published for comparison in comparisons for row in comparison.table.rows):
         parts.append(text.ABOUT_PAPER)
     if any(comparison.table.paper or comparison.table.conclusions for comparison in comparisons):
         parts.append(text.ABOUT_CLAIMS)
@@ -284,21 +363,28 @@ def print_report(
     runs: Sequence[str],
     overrides: Overrides | None = None,
     command: str = "",
+    against: str = "",
 ) -> Report:
     """Write the report on tables, print what a terminal shows of it, and return it."""
-    report = write_report(tables, scale, runs, overrides=overrides, command=command)
+    report = write_report(tables, scale, runs, overrides=overrides, command=command, against=against)
     for table_report in report.tables.values():
         title = f"{table_title(table_report.comparison.table)} (scale {scale})"
         for heading, sheet in table_report.sheets.items():
-            show_sheet(heading or title, sheet)
+            show_sheet(f"{heading}: {title}" if heading == text.ORDER else heading or title, sheet)
             if heading == SCORES and (signs := sheet_legend(sheet)):
                 print_line(signs)
         for line in table_report.notes:
             print_line(line)
+    if len(report.tables) > 1 and report.summary["table"]:
+        show_sheet(SUMMARY, report.summary)
+    if against:
+        show_sheet(_prediction_title(scale, against).replace("`", ""), report.prediction)
     for line in report.left_out:
         print_line(f"not counted: {line}")
     files = ", ".join(f"{file_name(name)}.csv" for name in report.tables)
-    print_line(f"Report: {report.path.parent}/report.md, .html, .csv (every seed), {files}, results.json")
+    print_line(
+        f"Report: {report.path.parent}/report.md, .html, .csv (every seed), order.csv, {files}, results.json"
+    )
     return report
 
 

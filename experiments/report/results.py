@@ -1,4 +1,4 @@
-"""Reads finished runs from one or several folders of runs: results, training curves and provenance."""
+"""Reads finished runs from one or several folders of runs: results and provenance."""
 
 import os
 import re
@@ -12,7 +12,6 @@ from etils import epath
 
 from experiments.report.comparison import Warn
 from experiments.runs import provenance
-from experiments.runs.paths import base_name, is_compared, is_pretraining
 from experiments.runs.result import Result, check_settings, read_result
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
@@ -20,14 +19,10 @@ from experiments.study.overrides import effective_overrides, overrides_of
 from experiments.study.paths import run_folder
 from experiments.study.registry import build
 from experiments.study.table import Row
-from lm.config.base import DataError, SettingError
-from lm.files import parse_lines_with_checksum
+from lm.config.base import SettingError
 from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS
 
 Folders = str | os.PathLike | Sequence[str | os.PathLike]  # one folder of runs, or several
-SeedCurve = list[tuple[float, float]]  # (step, value) of one seed or ensemble member
-Curves = Mapping[str, Sequence[SeedCurve]]  # plotted metric -> curves
-MAX_PLOTTED = 1e30  # larger values are not plotted
 MAX_SHOWN_VALUE = 60  # a longer difference in provenance is shown without its values [characters]
 
 
@@ -81,72 +76,6 @@ def _seed_folders(row_folder: Path) -> list[Path]:
     return sorted(folder for folder in row_folder.iterdir() if re.fullmatch(r"seed-\d+", folder.name))
 
 
-# ---- training curves
-
-
-def read_curves(runs: Iterable[Result], warn: Warn) -> Curves:
-    """Return losses of pre-training and scores of fine-tuning over steps, one curve per seed and member.
-
-    A value that was recorded only once has no curve. warn: called with a line on each damaged file.
-    """
-    curves: dict[str, list[SeedCurve]] = {}
-    for run in runs:
-        for stage, folder in run.stage_folders().items():
-            metrics = plotted_metrics(stage)
-            if not metrics:
-                continue
-            try:
-                records = read_records(folder, run.records.get(stage, 0))
-            except (SettingError, OSError) as error:
-                warn(f"{error}; its curves are not shown")
-                continue
-            for title, (kind, name) in metrics.items():
-                curve = [
-                    (record["step"], record[name])
-                    for record in records
-                    if record.get("kind") == kind
-                    and _is_plotted(record.get("step"))
-                    and _is_plotted(record.get(name))
-                ]
-                if len(curve) > 1:
-                    curves.setdefault(title, []).append(curve)
-    return curves
-
-
-def plotted_metrics(stage: str) -> dict[str, tuple[str, str]]:
-    """Return the plots of a stage: title -> (kind of its records, name of the value in them).
-
-    Stages by which rows are not compared have none.
-    """
-    if not is_compared(stage):
-        return {}
-    if not is_pretraining(stage):
-        return {f"{base_name(stage)}: mean of scores": ("eval", "score")}
-    return {
-        "pre-training loss [nats/token]": ("train", "loss"),
-        "held-out loss [nats/token]": ("eval", "loss"),
-        "content loss [nats/token]": ("eval", "content_loss"),
-        "unigram loss [nats/token]": ("eval", "reference_loss"),
-        "share of top-10 predictions": ("eval", "top_ten_share"),
-    }
-
-
-def read_records(folder: Path, count: int) -> list[dict[str, Any]]:
-    """Return the records of a stage of a finished run.
-
-    Raise DataError if the file is damaged or has fewer than ``count`` lines.
-    """
-    path, mend = folder / "metrics.jsonl", "put back an undamaged copy"
-    lines = parse_lines_with_checksum(path.read_bytes(), path, mend) if path.exists() else []
-    if len(lines) < count:
-        raise DataError(f"{path} has lost its end: it has {len(lines)} of {count} lines; {mend}")
-    return lines
-
-
-def _is_plotted(value: Any) -> bool:
-    return isinstance(value, int | float) and -MAX_PLOTTED < value < MAX_PLOTTED
-
-
 # ---- provenance
 
 
@@ -168,24 +97,25 @@ def provenance_mismatches(
     first run. Rows whose settings choose other data or another vocabulary are compared only with runs of the
     same settings. Rows without differences are left out; unknown provenance counts as a difference.
     """
-    ingredients: list[tuple[str, Ingredient]] = []
+    ingredients: list[tuple[str, str, Ingredient]] = []  # row, name of the run, ingredient
     lines: dict[str, list[str]] = {}
-    read_record = lru_cache(maxsize=None)(provenance.read)  # rows may share runs, and runs their pre-training
+    read_record = lru_cache(maxsize=None)(provenance.read)  # runs may share their pre-training
+    known: dict[Path, list[Ingredient]] = {}  # folder of a run, which rows may share -> its ingredients
     for row, seeds in runs.items():
         for run in seeds:
             name = f"{row} seed {run.seed}"
             try:
-                ingredients += [
-                    (row, each) for each in _ingredients(name, run, experiments[row], read_record)
-                ]
+                if run.folder not in known:
+                    known[run.folder] = [*_ingredients(name, run, experiments[row], read_record)]
+                ingredients += [(row, name, each) for each in known[run.folder]]
             except (SettingError, OSError) as error:
                 lines.setdefault(row, []).append(f"{name}: its provenance is unknown: {error}")
-    expected = _most_common(each for _, each in ingredients)
-    for row, each in ingredients:
+    expected = _most_common(each for _, _, each in ingredients)
+    for row, name, each in ingredients:
         usual = expected[each.kind]
         if each.value != usual.value:
             difference = _difference(usual.value, each.value)
-            lines.setdefault(row, []).append(f"{each.run}: {each.kind[0]} than {usual.run}: {difference}")
+            lines.setdefault(row, []).append(f"{name}: {each.kind[0]} than {usual.run}: {difference}")
     return {row: list(dict.fromkeys(of_row)) for row, of_row in lines.items()}
 
 

@@ -39,7 +39,7 @@ def _bootstrap_counts(num_examples: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=4)
-def _seed_weights(num_seeds: int) -> np.ndarray:
+def seed_weights(num_seeds: int) -> np.ndarray:
     """Return the weight of each of S >= 2 seeds in the mean of each resample, [NUM_RESAMPLES, S].
 
     The bootstrap underestimates the variance by a factor of (S - 1) / S, so the weights' distances from 1/S
@@ -63,7 +63,7 @@ def bootstrap_ratios(numerators: np.ndarray, denominators: np.ndarray) -> np.nda
     return np.concatenate(ratios).T
 
 
-def bootstrap_deviations(
+def bootstrap_errors(
     runs: Mapping[RunKey, tuple[np.ndarray, np.ndarray]],
 ) -> dict[RunKey, np.ndarray]:
     """Return run -> how much its ratio of sums changes if examples are resampled, [NUM_RESAMPLES].
@@ -82,14 +82,14 @@ def bootstrap_deviations(
 
 
 def bootstrap_difference(
-    deviations: Mapping[str, Mapping[int, np.ndarray]], a: str, b: str, seeds: Sequence[int]
+    errors: Mapping[str, Mapping[int, np.ndarray]], a: str, b: str, seeds: Sequence[int]
 ) -> np.ndarray | None:
-    """Return row a's bootstrap deviations minus row b's, [S, NUM_RESAMPLES]; None if no seed has both.
+    """Return row a's bootstrap errors minus row b's, [S, NUM_RESAMPLES]; None if no seed has both.
 
-    deviations: row -> seed -> [NUM_RESAMPLES]. Seeds that lack them get the mean over the other seeds, since
+    errors: row -> seed -> [NUM_RESAMPLES]. Seeds that lack them get the mean over the other seeds, since
     the same examples are hard for all seeds.
     """
-    of_a, of_b = deviations.get(a, {}), deviations.get(b, {})
+    of_a, of_b = errors.get(a, {}), errors.get(b, {})
     known = {seed: of_a[seed] - of_b[seed] for seed in seeds if seed in of_a and seed in of_b}
     if not known:
         return None
@@ -121,7 +121,7 @@ class PairedDifference:
 
     def resampled_means(self) -> np.ndarray:
         """Return the mean difference with both seeds and examples resampled, [NUM_RESAMPLES]."""
-        weights = _seed_weights(len(self.by_seed))
+        weights = seed_weights(len(self.by_seed))
         by_seed = weights @ self.by_seed
         if self.by_examples is None:
             return by_seed

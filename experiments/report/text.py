@@ -1,52 +1,61 @@
 """What a report says about a table: sheets of scores, differences, metrics and verdicts, and notes."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import isfinite
 from statistics import mean, median
 
 import numpy as np
 
 from experiments.console import Cell, Sheet
+from experiments.figures.panels import Score
 from experiments.report.comparison import (
     EQUIVALENCE_MARGIN,
-    MIN_FROM_CHANCE,
-    MIN_SIGNAL,
+    START_ONLY_ROW,
     UNCOMPARED,
     Comparison,
     Verdict,
     Verdicts,
 )
 from experiments.report.metrics import (
-    BUDGETS,
+    JUDGED_BUDGETS,
     LIKELIHOODS,
     UNITS,
     Budget,
+    Group,
     Metric,
-    Score,
-    has_plateau,
     likelihood_score,
     perplexity_by_length,
     shortest_training,
 )
+from experiments.report.order import ScalePrediction
 from experiments.report.statistics import ALPHA, NUM_RESAMPLES, PairedTest, t_test_power
 from experiments.runs import provenance
+from experiments.runs.plateau import has_plateau
 from experiments.runs.result import Result
-from experiments.study.claims import Claim, Counts, simulate_replication
-from experiments.study.table import Row
+from experiments.study.claims import Claim, Counts, compared_columns, simulate_replication
+from experiments.study.registry import REGISTRY
+from experiments.study.table import SECOND_HAND, UNSURE, Row
 from lm.config.base import SettingError
 
 NBSP = "\N{NO-BREAK SPACE}"
 ARROWS = {1: f"{NBSP}▲", 0: "", -1: f"{NBSP}▼"}
 MISMATCH = "≠"  # follows the label of a row with another provenance than the others
 MAX_DETECTABLE = 30  # larger than any difference of two rows that learn [deviations of a replication]
-MATCHED: dict[Budget, str] = {  # budget -> how verdicts at it are headed
-    "updates": "after training",
-    "FLOP": "compute-matched",
-    "content tokens": "token-matched",
+BUDGET_TITLES: dict[Budget, str] = {"updates": "after training", "FLOP": "compute-matched"}
+GROUP_TITLES: dict[Group, str] = {
+    "reading": "reading",
+    "language": "language",
+    "both": "both halves",
+    "held-out text": "held-out text",
 }
+ORDER = "Order of rows beside the paper's"
+CONCLUSIONS = "Conclusions stated in the table's file"
 DIFFERENCES = "Difference from the baseline, with its 95 % confidence interval"
-METRICS, CLAIMS = "What the columns measure", "Claims, in deviations of a replication"
+METRICS = "What the columns measure"
+CLAIMS: dict[Budget, str] = {
+    budget: f"Claims {title}, in deviations of a replication" for budget, title in BUDGET_TITLES.items()
+}
 
 ABOUT_SCORES = f"""A row is the baseline with one change (`lm list TABLE`). A column is a metric: a task, \
 named by what it measures, or held-out text (↓, and all losses: lower is better). Numbers are means ± \
@@ -57,18 +66,27 @@ is significantly smaller than {EQUIVALENCE_MARGIN:.2g} deviations of a replicati
 with new seeds and new examples), and otherwise undecided. Held-out loss is compared only where objective, \
 kind of model, text and vocabulary are the baseline's (else: different targets)."""
 ABOUT_PAPER = """The paper's column of the same kind is printed beside ours, with the paper's own marks \
-(two standard deviations of its baseline). The tasks differ, so compare only the order of rows."""
-ABOUT_CLAIMS = f"""A claim is a pair of rows that the paper's own noise tells apart (z, over all its \
-columns), or a conclusion of the table. The *mean z-score* is the mean over columns of the difference from \
-the baseline, each in deviations of a replication; columns are left out if their signal-to-noise is below \
-{MIN_SIGNAL:g} or their baseline within {MIN_FROM_CHANCE:g} standard errors of chance. A table without \
-tasks is judged by its held-out text instead. Our runs confirm or contradict a claim if the difference is \
-significant by the tests above. Rows are compared after all of their training, as in the paper, and where \
-both had spent the same FLOP (compute-matched) or the same content tokens (token-matched) on pre-training, \
-if both were scored there (else: out of range) and had left the unigram plateau (else: not yet learning), \
-by the seeds that both have. Scores of different tables have different units. *Content tokens* are \
-predicted words, without sentinels, ends and copies. A run *leaves the unigram plateau* at the step where \
-its loss of content tokens is 0.2 nats below that of a unigram model."""
+(two standard deviations of its baseline). The tasks differ, so compare only the order of rows. Of the \
+paper's scores, † marks those that were read second hand, and ? those that may be misread."""
+DOUBTS = {SECOND_HAND: "†", UNSURE: "?"}
+ABOUT_CLAIMS = """**Order before counts.** Kendall's tau compares the order of our rows with that of the \
+paper's, by means over columns: 1 is the same order, 0 none, -1 the opposite. p is the probability of a \
+tau as far from 0 if all orders were equally likely; its interval resamples seeds and examples. A repeat of \
+the paper would reach the tau beside it, with the paper's own noise around its printed scores.
+
+A *claim* is a pair of rows that the paper's own noise tells apart (z, over all its columns), or a \
+conclusion in the table's file, written before the rows are run. The *mean z-score* is the mean over \
+columns of the difference from the baseline, each in deviations of a replication, which are pooled over \
+all tables of the report. The columns are fixed and in two halves of equal weight: *reading* (no answer \
+without the input; the paper's own columns are of this kind, so that its claims are judged on these first) \
+and *language* (how well the model knows the text's language). A column at chance counts too. A table \
+without tasks is judged by its held-out text instead. Our runs confirm or contradict a claim if the \
+difference is significant by the tests above. Rows are compared after all of their training, as in the \
+paper, and where both had spent the same FLOP on pre-training (compute-matched), if both were scored there \
+(else: out of range) and had left the unigram plateau (else: not yet learning), by the seeds that both \
+have. The curve over *content tokens* (predicted words, without sentinels, ends and copies) is a \
+diagnostic and has no verdict. A run *leaves the unigram plateau* at the step where its loss of content \
+tokens is 0.2 nats below that of a unigram model."""
 
 
 # ---- scores
@@ -80,11 +98,19 @@ def scores_sheet(comparison: Comparison) -> Sheet:
     sheet = {"row": [Cell(row.label) for row in rows]}
     for metric in comparison.metrics:
         sheet[metric.title] = _metric_cells(comparison, metric)
-        paper_head = f"paper's {metric.paper_column}"
-        if metric.paper_column and comparison.baseline.published and paper_head not in sheet:
-            sheet[paper_head] = _published_cells(comparison, metric.paper_column)
-    if comparison.averaged and comparison.has_tasks:
-        sheet["mean z-score"] = [_mean_z_cell(comparison, row) for row in rows]
+        if metric.paper_column:
+            _add_published(sheet, comparison, metric.paper_column)
+    if not any(metric.paper_column for metric in comparison.metrics):  # ours are of other kinds
+        for column in compared_columns(comparison.table):
+            _add_published(sheet, comparison, column.name)
+    if comparison.has_tasks:
+        for group in comparison.groups:
+            cells = [_mean_z_cell(comparison, row, group) for row in rows]
+            if any(cell != Cell() for cell in cells):  # without a baseline no row has one
+                sheet[mean_z_title(group)] = cells
+    if comparison.has_tasks and comparison.control is not None:
+        for group in comparison.groups:
+            sheet[f"over the start alone, {GROUP_TITLES[group]}"] = _start_cells(comparison, group)
     by_length = [perplexity_by_length(comparison.runs_of(row)) for row in rows]
     for multiple in dict.fromkeys(multiple for scores in by_length for multiple in scores):
         sheet[f"perplexity at {multiple} ×"] = [score_cell(2, scores.get(multiple)) for scores in by_length]
@@ -111,27 +137,58 @@ def _metric_cells(comparison: Comparison, metric: Metric) -> list[Cell]:
     return cells
 
 
-def _mean_z_cell(comparison: Comparison, row: Row) -> Cell:
+def mean_z_title(group: Group) -> str:
+    """Return the heading of the combined scores of a group of metrics."""
+    return f"mean z-score, {GROUP_TITLES[group]}"
+
+
+def _mean_z_cell(comparison: Comparison, row: Row, group: Group) -> Cell:
     key = comparison.canonical_name(row)
     if not comparison.has_left_plateau(key):
         return Cell("not yet learning")
-    return score_cell(1, Score.of(comparison.mean_standardized_difference(key).values()), sign="+z")
+    return score_cell(1, Score.of(comparison.combined_scores(key, group).values()), sign="+z")
+
+
+def _start_cells(comparison: Comparison, group: Group) -> list[Cell]:
+    """Return what each row's own objective adds to the combined score of a model that has the start alone."""
+    tests, cells = comparison.gains_over_start(group), []
+    for row in comparison.table.rows:
+        test = tests.get(comparison.canonical_name(row))
+        if test is not None:
+            verdict = "" if test.sign > 0 else " adds nothing"
+            cells.append(Cell(f"{test.mean:+z.1f}{verdict}", value=test.mean))
+        else:
+            cells.append(Cell())
+    return cells
+
+
+def _add_published(sheet: Sheet, comparison: Comparison, column: str) -> None:
+    """Add a column of the paper to ``sheet``, if a row of the table has a score in it, and only once."""
+    head = f"paper's {column}"
+    if head not in sheet and any(column in row.published for row in comparison.table.rows):
+        sheet[head] = _published_cells(comparison, column)
 
 
 def _published_cells(comparison: Comparison, column: str) -> list[Cell]:
     """Return the paper's scores by its own rule: bold within two deviations of the best, and arrows."""
     assert comparison.table.paper is not None, "rows with published scores have a paper"
     std = comparison.table.paper.column(column).std
+    sign = 1 if comparison.table.paper.column(column).higher_is_better else -1
     scores = [row.published.get(column) for row in comparison.table.rows]
-    best = max((score for score in scores if score is not None), default=0.0)
+    best = max((sign * score for score in scores if score is not None), default=0.0)
     baseline = comparison.baseline.published.get(column)
+    digits = 2 if all(score is None or round(score, 2) == score for score in scores) else 3
     cells = []
-    for score in scores:
+    for row, score in zip(comparison.table.rows, scores, strict=True):
         if score is None:
             cells.append(Cell())
         else:
-            arrow = ARROWS[published_sign(score, baseline, std)]
-            cells.append(Cell(f"{score:.2f}{arrow}", score >= best - 2 * (std or 0.0), score))
+            arrow = ARROWS[sign * published_sign(score, baseline, std)]
+            doubt = DOUBTS.get(row.doubts.get(column, ""), "")
+            is_best = sign * score >= best - 2 * (std or 0.0)
+            width = row.intervals.get(column)
+            interval = "" if width is None else f"{NBSP}±{NBSP}{width:.{digits}f}"
+            cells.append(Cell(f"{score:.{digits}f}{interval}{doubt}{arrow}", bold=is_best, value=score))
     return cells
 
 
@@ -145,19 +202,19 @@ def published_sign(score: float, baseline: float | None, std: float | None) -> i
 def _document_cells(comparison: Comparison) -> Sheet:
     """Return the likelihood of held-out documents, at the end and after equal time; empty without any."""
     rows = [comparison.runs_of(row) for row in comparison.table.rows]
-    if not any(run.likelihoods for seeds in rows for run in seeds):
+    if not any(run.likelihoods for runs in rows for run in runs):
         return {}
     sheet = {
-        head: [score_cell(digits, likelihood_score(seeds, measure)) for seeds in rows]
+        head: [score_cell(digits, likelihood_score(runs, measure)) for runs in rows]
         for head, (measure, digits) in LIKELIHOODS.items()
     }
     seconds = shortest_training(rows)
     if seconds is not None:
         for head, (measure, digits) in LIKELIHOODS.items():
             if measure != "perplexity":
-                scores = [likelihood_score(seeds, measure, seconds) for seeds in rows]
+                scores = [likelihood_score(runs, measure, seconds) for runs in rows]
                 sheet[f"{head} in {seconds:.0f} s"] = [score_cell(digits, score) for score in scores]
-    sizes = [seeds[0].parameters if seeds else None for seeds in rows]
+    sizes = [runs[0].parameters if runs else None for runs in rows]
     sheet["parameters"] = [Cell() if size is None else Cell(f"{size:,}", value=size) for size in sizes]
     return sheet
 
@@ -165,16 +222,16 @@ def _document_cells(comparison: Comparison) -> Sheet:
 def _training_cells(comparison: Comparison) -> Sheet:
     """Return what pre-training reached and cost; counters that no run has are left out."""
     rows = [comparison.runs_of(row) for row in comparison.table.rows]
-    sheet: Sheet = {"seeds": [Cell(str(len(seeds)), value=len(seeds)) for seeds in rows]}
-    if any(run.content_loss is not None for seeds in rows for run in seeds):
-        content = [Score.of(run.content_loss for run in seeds) for seeds in rows]
-        unigram = [Score.of(run.reference_loss for run in seeds) for seeds in rows]
-        sheet["content tokens"] = [_content_tokens_cell(seeds) for seeds in rows]
+    sheet: Sheet = {"seeds": [_seeds_cell(row, comparison) for row in comparison.table.rows]}
+    if any(run.content_loss is not None for runs in rows for run in runs):
+        content = [Score.of(run.content_loss for run in runs) for runs in rows]
+        unigram = [Score.of(run.reference_loss for run in runs) for runs in rows]
+        sheet["content tokens"] = [_content_tokens_cell(runs) for runs in rows]
         sheet["content loss"] = [score_cell(3, score) for score in content]
         sheet["unigram loss"] = [score_cell(3, score) for score in unigram]
         sheet["left plateau at step"] = [_exit_step_cell(comparison, row) for row in comparison.table.rows]
-        sheet["share of top-10 predictions"] = [_top_ten_cell(seeds) for seeds in rows]
-    minutes = [Score.of(run.seconds / 60 for run in seeds) for seeds in rows]
+        sheet["share of top-10 predictions"] = [_top_ten_cell(runs) for runs in rows]
+    minutes = [Score.of(run.seconds / 60 for run in runs) for runs in rows]
     sheet["minutes"] = [
         Cell(f"{score.mean:.1f}", value=score.mean, deviation=score.std) if score else Cell()
         for score in minutes
@@ -182,21 +239,29 @@ def _training_cells(comparison: Comparison) -> Sheet:
     return sheet
 
 
-def _content_tokens_cell(seeds: Sequence[Result]) -> Cell:
-    if not any(run.content_tokens for run in seeds):
+def _seeds_cell(row: Row, comparison: Comparison) -> Cell:
+    """Return how many seeds of a row have finished, or what it needs before it can be run."""
+    if row.needs:
+        return Cell(f"not run: needs {', '.join(row.needs)}", value=0)
+    seeds = len(comparison.runs_of(row))
+    return Cell(str(seeds), value=seeds)
+
+
+def _content_tokens_cell(runs: Sequence[Result]) -> Cell:
+    if not any(run.content_tokens for run in runs):
         return Cell()
-    tokens = mean(run.content_tokens for run in seeds)
+    tokens = mean(run.content_tokens for run in runs)
     return Cell(f"{tokens / 1e6:.2f}{NBSP}M", value=tokens)
 
 
-def _top_ten_cell(seeds: Sequence[Result]) -> Cell:
-    score = Score.of(run.top_ten_share for run in seeds)
+def _top_ten_cell(runs: Sequence[Result]) -> Cell:
+    score = Score.of(run.top_ten_share for run in runs)
     return Cell() if score is None else Cell(f"{score.mean:.0%}", value=score.mean, deviation=score.std)
 
 
 def _exit_step_cell(comparison: Comparison, row: Row) -> Cell:
     """Return the mean step at which seeds left the unigram plateau, and how many did not."""
-    if not has_plateau(comparison.experiments[row.name]):
+    if row.needs or not has_plateau(comparison.experiments[row.name]):
         return Cell()
     pretrained = [run for run in comparison.runs_of(row) if run.content_loss is not None]
     if not pretrained:
@@ -257,9 +322,12 @@ def metrics_sheet(comparison: Comparison) -> Sheet:
     sheet = {
         "column": [Cell(metric.title) for metric in metrics],
         "tasks": [Cell(_task_names(metric)) for metric in metrics],
+        "half": [Cell(metric.half) for metric in metrics],
         "paper's column": [Cell(_paper_column(comparison, metric)) for metric in metrics],
         "chance": [Cell() if metric.chance is None else Cell(f"{metric.chance:g}") for metric in metrics],
-        "baseline from chance": [_from_chance_cell(comparison, metric) for metric in metrics],
+        "baseline above chance": [_baseline_above_chance_cell(comparison, metric) for metric in metrics],
+        "rows above chance": [_rows_above_chance_cell(comparison, metric) for metric in metrics],
+        "baseline, inputs shuffled": [_shuffled_cell(comparison, metric) for metric in metrics],
         "baseline ranks right": [_baseline_cell(comparison, m, "ranked_accuracy", "%") for m in metrics],
         "baseline answers": [
             _baseline_cell(comparison, m, m.task_metric.replace(" ", "_"), f" {m.task_metric}")
@@ -269,6 +337,8 @@ def metrics_sheet(comparison: Comparison) -> Sheet:
     }
     if not comparison.baseline.published:
         del sheet["paper's column"]
+    if not any(cell.value is not None for cell in sheet["baseline, inputs shuffled"]):
+        del sheet["baseline, inputs shuffled"]
     return sheet
 
 
@@ -287,11 +357,9 @@ def _signal_text(comparison: Comparison, metric: Metric) -> str:
     signal = comparison.signal_to_noise[metric.name]
     if signal is None:
         return "unknown"
-    if metric in comparison.averaged:
-        return f"{signal:.1f}"
-    if signal < MIN_SIGNAL:
-        return f"{signal:.1f}, below {MIN_SIGNAL:g}: not averaged"
-    return f"{signal:.1f}, within {MIN_FROM_CHANCE:g} s.e. of chance: not averaged"
+    if metric not in comparison.judging_metrics:
+        return f"{signal:.1f}, declared at chance: not averaged"
+    return f"{signal:.1f}"
 
 
 def _baseline_cell(comparison: Comparison, metric: Metric, task_metric: str, unit: str) -> Cell:
@@ -304,29 +372,168 @@ def _baseline_cell(comparison: Comparison, metric: Metric, task_metric: str, uni
     return Cell(f"{mean(known):.1f}{unit}", value=mean(known)) if known else Cell()
 
 
-def _from_chance_cell(comparison: Comparison, metric: Metric) -> Cell:
-    from_chance = comparison.from_chance(metric)
-    return Cell() if from_chance is None else Cell(f"{from_chance:+z.1f} s.e.")
+def _baseline_above_chance_cell(comparison: Comparison, metric: Metric) -> Cell:
+    errors = comparison.standard_errors_above_chance(metric, comparison.canonical_baseline)
+    return Cell() if errors is None else Cell(f"{errors:+z.1f} s.e.")
+
+
+def _rows_above_chance_cell(comparison: Comparison, metric: Metric) -> Cell:
+    """Return how many rows are above chance; "at chance" if none is, which is counted nevertheless."""
+    rows = comparison.rows_above_chance(metric)
+    if rows is None:
+        return Cell()
+    above, known = rows
+    return Cell(f"{above} of {known}" if above else "none: at chance")
+
+
+def _shuffled_cell(comparison: Comparison, metric: Metric) -> Cell:
+    """Return the baseline's score with inputs shuffled between examples, and what it loses of its score."""
+    runs = comparison.runs_of(comparison.baseline)
+    shuffled = [run.tasks[task].get("shuffled") for run in runs for task in metric.tasks if task in run.tasks]
+    known = [each for each in shuffled if each is not None and each["score"] is not None]
+    if not known:
+        return Cell()
+    score = mean(each["score"] for each in known)
+    own = mean(comparison.values_by_seed(metric)[comparison.canonical_baseline].values())
+    chances = [each["chance"] for each in known if each.get("chance") is not None]
+    lost = ""
+    if chances and own != mean(chances):
+        lost = f", loses {(own - score) / (own - mean(chances)):.0%}"
+    return Cell(f"{score:.{metric.digits}f}{lost}", value=score)
+
+
+# ---- the order of rows
+
+
+def order_sheet(comparison: Comparison) -> Sheet | None:
+    """Return a line per group of metrics: Kendall's tau with the paper's order; None if it has no order."""
+    known = comparison.paper_orders
+    if not known:
+        return None
+    return {
+        "tasks": [Cell(GROUP_TITLES[group]) for group in known],
+        "rows": [Cell(str(len(order.rows)), value=len(order.rows)) for order in known.values()],
+        "tau": [Cell(f"{order.tau:+z.2f}", value=order.tau) for order in known.values()],
+        "95 % interval": [_interval_cell(order.interval) for order in known.values()],
+        "p": [Cell(f"{order.p:.2g}", value=order.p) for order in known.values()],
+        "a repeat of the paper": [
+            Cell()
+            if order.replication is None
+            else Cell(f"{order.replication:+.2f}", value=order.replication)
+            for order in known.values()
+        ],
+    }
+
+
+def _interval_cell(interval: tuple[float, float] | None) -> Cell:
+    return Cell() if interval is None else Cell(f"{interval[0]:+z.2f} to {interval[1]:+z.2f}")
+
+
+def prediction_sheet(predictions: Mapping[str, Mapping[Group, ScalePrediction]]) -> Sheet:
+    """Return a line per table and group of metrics: how far one scale predicts the order at another."""
+    lines = [
+        (table, group, prediction)
+        for table, by_group in predictions.items()
+        for group, prediction in by_group.items()
+    ]
+    return {
+        "table": [Cell(table) for table, _, _ in lines],
+        "tasks": [Cell(GROUP_TITLES[group]) for _, group, _ in lines],
+        "rows": [Cell(str(len(each.rows)), value=len(each.rows)) for _, _, each in lines],
+        "decision accuracy": [Cell(f"{each.accuracy:.0%}", value=each.accuracy) for _, _, each in lines],
+        "its 95 % interval": [_share_interval_cell(each.accuracy_interval) for _, _, each in lines],
+        "tau": [Cell(f"{each.tau:+z.2f}", value=each.tau) for _, _, each in lines],
+        "its interval": [_interval_cell(each.tau_interval) for _, _, each in lines],
+        "p": [Cell(f"{each.p:.2g}", value=each.p) for _, _, each in lines],
+    }
+
+
+def _share_interval_cell(interval: tuple[float, float] | None) -> Cell:
+    return Cell() if interval is None else Cell(f"{interval[0]:.0%} to {interval[1]:.0%}")
+
+
+def summary_sheet(comparisons: Sequence[Comparison], verdicts: Sequence[Verdicts]) -> Sheet:
+    """Return a line per table and group of metrics: the order of its rows, then the verdicts on its claims.
+
+    Tables are left out that have neither.
+    """
+    heads = (
+        *("table", "tasks", "rows", "tau", "95 % interval", "p", "a repeat of the paper", "claims"),
+        *("confirmed", "contradicted", "undecided", "not compared", "share confirmed"),
+    )
+    sheet: Sheet = {head: [] for head in heads}
+    for comparison, by_group in zip(comparisons, verdicts, strict=True):
+        order = order_sheet(comparison)
+        for group, by_budget in by_group.items():
+            counts = count_verdicts(by_budget["updates"])
+            cells = {"table": Cell(comparison.table.name), "tasks": Cell(GROUP_TITLES[group])}
+            titles = [cell.text for cell in order["tasks"]] if order else []
+            if order and GROUP_TITLES[group] in titles:
+                line = titles.index(GROUP_TITLES[group])
+                cells |= {head: column[line] for head, column in order.items()}
+            elif not counts.total:
+                continue
+            if counts.total:
+                numbers = zip(heads[7:12], (counts.total, *counts), strict=True)
+                cells |= {head: Cell(f"{number:.0f}", value=number) for head, number in numbers}
+                share = counts.share_confirmed
+                cells["share confirmed"] = Cell(f"{share:.0%}", value=share)
+            for head in heads:
+                sheet[head].append(cells.get(head, Cell()))
+    return sheet
 
 
 # ---- claims
 
 
-def claims_sheet(verdicts: Verdicts, mismatched: Collection[str]) -> Sheet | None:
-    """Return each claim and its verdicts, with ≠ if about ``mismatched`` rows; None without claims."""
-    claims: list[Claim] = [claim for claim, _ in verdicts["updates"]]
+def claims_sheet(verdicts: Verdicts, budget: Budget, mismatched: Collection[str]) -> Sheet | None:
+    """Return each claim and its verdicts by group of metrics, with ≠ if about ``mismatched`` rows.
+
+    None without claims.
+    """
+    claims = _claims_of(verdicts)
     if not claims:
         return None
-    names = []
-    for claim in claims:
-        mark = "" if claim.names.isdisjoint(mismatched) else f" {MISMATCH}"
-        names.append(f"{claim.better.key} > {claim.worse.key}{mark}")
-    sheet: Sheet = {"claim": [Cell(name) for name in names]}
+    sheet: Sheet = {"claim": [Cell(_claim_text(claim, mismatched)) for claim in claims]}
     if any(claim.z is not None for claim in claims):
-        sheet["z"] = [Cell() if claim.z is None else Cell(f"{claim.z:.1f}") for claim in claims]
-    for budget in BUDGETS:
-        sheet[MATCHED[budget]] = [_verdict_cell(verdict) for _, verdict in verdicts[budget]]
+        sheet["z"] = [_z_cell(claim) for claim in claims]
+    for group, by_budget in verdicts.items():
+        sheet[GROUP_TITLES[group]] = [_verdict_cell(verdict) for _, verdict in by_budget[budget]]
     return sheet | {"conclusion": [Cell(claim.conclusion) for claim in claims]}
+
+
+def conclusions_sheet(verdicts: Verdicts, mismatched: Collection[str]) -> Sheet | None:
+    """Return exactly the conclusions of the table's file, with their verdicts; None if there are none."""
+    places = [place for place, claim in enumerate(_claims_of(verdicts)) if claim.conclusion]
+    if not places:
+        return None
+    claims = [_claims_of(verdicts)[place] for place in places]
+    sheet: Sheet = {
+        "conclusion": [Cell(claim.conclusion) for claim in claims],
+        "claim": [Cell(_claim_text(claim, mismatched)) for claim in claims],
+    }
+    for group, by_budget in verdicts.items():
+        for budget, judged in by_budget.items():
+            head = f"{GROUP_TITLES[group]}, {BUDGET_TITLES[budget]}"
+            sheet[head] = [
+                Cell(judged[place][1].word, bold=judged[place][1].word == "contradicted") for place in places
+            ]
+    return sheet
+
+
+def _claims_of(verdicts: Verdicts) -> list[Claim]:
+    """Return the claims, which are the same for all groups and budgets."""
+    by_budget = next(iter(verdicts.values()))
+    return [claim for claim, _ in by_budget["updates"]]
+
+
+def _claim_text(claim: Claim, mismatched: Collection[str]) -> str:
+    mark = "" if claim.names.isdisjoint(mismatched) else f" {MISMATCH}"
+    return f"{claim.better.key} > {claim.worse.key}{mark}"
+
+
+def _z_cell(claim: Claim) -> Cell:
+    return Cell() if claim.z is None else Cell(f"{claim.z:.1f}", value=claim.z)
 
 
 def _verdict_cell(verdict: Verdict) -> Cell:
@@ -334,7 +541,7 @@ def _verdict_cell(verdict: Verdict) -> Cell:
     if test is not None:
         interval = f" ({test.low:+z.1f}, {test.high:+z.1f})" if isfinite(test.low) else ""
         number = f" {test.mean:+z.1f}{interval}"
-    return Cell(verdict.word + number, best=verdict.word == "contradicted")
+    return Cell(verdict.word + number, bold=verdict.word == "contradicted")
 
 
 def count_verdicts(verdicts: Iterable[tuple[Claim, Verdict]]) -> Counts:
@@ -346,9 +553,9 @@ def count_verdicts(verdicts: Iterable[tuple[Claim, Verdict]]) -> Counts:
 
 
 def counts_text(counts: Counts) -> str:
-    """Return counts of verdicts as text, with the decision accuracy: the share confirmed of those decided."""
+    """Return counts of verdicts as text, with the share that is confirmed of those decided."""
     decided = counts.confirmed + counts.contradicted
-    accuracy = f"decision accuracy {counts.confirmed / decided:.0%}" if decided else "none decided"
+    accuracy = f"{counts.confirmed / decided:.0%} of those decided" if decided else "none decided"
     digits = 0 if all(float(number).is_integer() for number in counts) else 1
     words = {
         "confirmed": counts.confirmed,
@@ -362,36 +569,52 @@ def counts_text(counts: Counts) -> str:
 
 
 def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
-    """Return sentences on verdicts: counts per budget beside a replication's, power, outlying seeds."""
-    claims = verdicts["updates"]
+    """Return sentences on verdicts: counts per group and budget, a replication's, power, outlying seeds."""
+    claims = _claims_of(verdicts)
     if not claims:
         return []
-    lines = [f"- {MATCHED[budget]}: {counts_text(count_verdicts(verdicts[budget]))}" for budget in BUDGETS]
+    lines = [
+        f"- {GROUP_TITLES[group]}, {BUDGET_TITLES[budget]}: {counts_text(count_verdicts(judged))}"
+        for group, by_budget in verdicts.items()
+        for budget, judged in by_budget.items()
+    ]
     replication = simulate_replication(comparison.table)
-    if any(replication):
-        lines.append(f"- simulated replication of all claims in this table: {counts_text(replication)}")
-    rows = {name for claim, _ in claims for name in claim.names}
+    if replication.total:
+        lines.append(f"- simulated replication of the paper: {counts_text(replication)}")
+    group, by_budget = next(iter(verdicts.items()))
+    main = by_budget["updates"]
+    rows = {name for claim in claims for name in claim.names}
     if not rows.isdisjoint(comparison.mismatches):
-        matched = [(c, verdict) for c, verdict in claims if c.names.isdisjoint(comparison.mismatches)]
+        matched = [(c, verdict) for c, verdict in main if c.names.isdisjoint(comparison.mismatches)]
         counts = counts_text(count_verdicts(matched))
-        lines.append(f"- {MATCHED['updates']}, not counting claims about rows with {MISMATCH}: {counts}")
+        title = f"{GROUP_TITLES[group]}, {BUDGET_TITLES['updates']}"
+        lines.append(f"- {title}, not counting claims about rows with {MISMATCH}: {counts}")
     notes = [f"{_claims(len(claims))} about these rows:\n\n" + "\n".join(lines)]
-    num_equivalent = sum(verdict.word == "equivalent" for _, verdict in claims)
+    notes += _conclusion_note(comparison, claims)
+    num_equivalent = sum(verdict.word == "equivalent" for _, verdict in main)
     if num_equivalent:
         margin = f"less than {EQUIVALENCE_MARGIN:.2g} deviations of a replication apart"
-        notes.append(f"{num_equivalent} of the undecided are equivalent: {margin}.")
-    tests = [v.test for _, v in claims if v.test and v.test.degrees_of_freedom]
+        notes.append(f"{num_equivalent} of the undecided ({GROUP_TITLES[group]}) are equivalent: {margin}.")
+    tests = [v.test for _, v in main if v.test and v.test.degrees_of_freedom]
     if tests:
         notes.append(_power_note(tests))
     elif min(len(comparison.runs[name]) for name in rows) < 2:
         notes.append("A row with one seed decides nothing; train more with --seeds.")
-    elif not comparison.averaged:
-        notes.append("No column distinguishes these rows, so no claim is decided.")
     outliers = comparison.outlying_seeds()
     if outliers:
         names = ", ".join(f"{row} seed {seed}" for row, seed in outliers)
         notes.append(f"Outlying seeds (mean z-score far from the row's others, and counted): {names}.")
     return notes
+
+
+def _conclusion_note(comparison: Comparison, claims: Sequence[Claim]) -> list[str]:
+    """Return how many conclusions the table's file states, and how many of them have a verdict."""
+    stated = len(comparison.table.conclusions)
+    if not stated:
+        return []
+    judged = sum(bool(claim.conclusion) for claim in claims)
+    wait = "" if judged == stated else f"; {stated - judged} of them wait for runs of both rows"
+    return [f"Verdicts are given on exactly the {stated} conclusions that the table's file states{wait}."]
 
 
 def _claims(count: int) -> str:
@@ -418,16 +641,31 @@ def _power_note(tests: Sequence[PairedTest]) -> str:
 
 
 def all_claims_note(verdicts: Sequence[Verdicts], comparisons: Sequence[Comparison]) -> str:
-    """Return the counts of verdicts over all tables, beside a simulated replication's; "" for one table."""
-    if sum(bool(each["updates"]) for each in verdicts) < 2:
+    """Return the mean share of confirmed claims over tables, beside raw counts; "" for one table."""
+    with_claims = [
+        (each, comparison.table)
+        for each, comparison in zip(verdicts, comparisons, strict=True)
+        if _claims_of(each)
+    ]
+    if len(with_claims) < 2:
         return ""
     lines = []
-    for budget in BUDGETS:
-        total = _total(count_verdicts(each[budget]) for each in verdicts)
-        lines.append(f"- {MATCHED[budget]}: {counts_text(total)}")
-    replication = _total(simulate_replication(comparison.table) for comparison in comparisons)
-    lines.append(f"- simulated replication of the paper: {counts_text(replication)}")
-    return "The claims of all tables below:\n\n" + "\n".join(lines)
+    for group in dict.fromkeys(group for each, _ in with_claims for group in each):
+        for budget in JUDGED_BUDGETS:
+            counts = [count_verdicts(each[group][budget]) for each, _ in with_claims if group in each]
+            lines.append(f"- {GROUP_TITLES[group]}, {BUDGET_TITLES[budget]}: {_mean_share_text(counts)}")
+    replications = [simulate_replication(table) for _, table in with_claims]
+    known = [counts for counts in replications if counts.total]
+    if known:
+        lines.append(f"- simulated replication of the paper: {_mean_share_text(known)}")
+    return "Share of a table's claims that are confirmed, as a mean over tables:\n\n" + "\n".join(lines)
+
+
+def _mean_share_text(counts: Sequence[Counts]) -> str:
+    """Return the mean share over tables, each with the same weight, and the counts of all claims."""
+    share = mean(each.share_confirmed for each in counts)
+    tables = "1 table" if len(counts) == 1 else f"{len(counts)} tables"
+    return f"{share:.0%} of {tables}; in all {counts_text(_total(counts))}"
 
 
 def _total(counts: Iterable[Counts]) -> Counts:
@@ -446,6 +684,23 @@ def document_notes(comparison: Comparison) -> list[str]:
         f"words and {size:,} bytes. Equal time is the training time of the fastest network, without "
         "compilation and evaluation; between evaluations values are interpolated in the logarithm of time."
         for tokens, words, size in sizes
+    ]
+
+
+def start_notes(comparison: Comparison) -> list[str]:
+    """Return a sentence on the control that has the start alone; none where rows have no start."""
+    has_start = comparison.experiments[comparison.baseline.name].start.steps > 0
+    if not has_start or START_ONLY_ROW not in REGISTRY:
+        return []
+    if comparison.control is None:
+        return [
+            f"No control was trained ({START_ONLY_ROW}: the start alone, then fine-tuned), so that it is not "
+            "known what a row's own objective adds to its start."
+        ]
+    return [
+        f"Over the start alone: less `{START_ONLY_ROW}`, which has the start that rows share, and is "
+        "fine-tuned. A row that is not significantly better adds nothing; rows of another model than the "
+        "baseline's have a start of their own, and are not compared."
     ]
 
 

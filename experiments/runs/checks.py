@@ -37,7 +37,7 @@ from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import LabelledTask, Task
 from lm.data.tasks.task_files import check_task_files
 from lm.evaluate.loglikelihood import check_mask
-from lm.objectives.denoising import Lengths
+from lm.objectives.denoising import REPLACED, RESTORED, Lengths
 from lm.special_tokens import boundary_tokens
 from lm.tokenizers.tokenizer import Tokenizer
 from lm.train.runtime import manifest
@@ -231,13 +231,21 @@ CHARACTERS_PER_TOKEN = 4  # about, for English and a vocabulary of 32,000 word p
 
 NEEDED_HEADS = {  # (field, value) of an objective -> the heads of the model that compute its loss
     ("pairs", "next-sentence"): {"pooler", "next-sentence"},
+    ("pairs", "next-single-sentence"): {"pooler", "next-sentence"},
     ("pairs", "sentence-order"): {"pooler", "sentence-order"},
     ("targets", "replaced"): {"replaced-token"},
+    ("targets", "replaced-at-masks"): {"replaced-token"},
+    ("targets", "restored"): {"generator", "copy"},
+    ("targets", "restored-at-masks"): {"generator"},
 }
-PARTS_OF_HEADS = {"replaced-token": "generator", "backward": "backward"}  # head -> a module beside the model
-NEEDED_OBJECTIVES = {
-    "replaced-token": {"targets": "replaced"},
-    "backward": {"noise": "everything", "inputs": "drop"},
+# head -> a module beside the model
+PARTS_OF_HEADS = {"replaced-token": "generator", "generator": "generator", "backward": "backward"}
+# head -> field of an objective -> values that train it
+NEEDED_OBJECTIVES: dict[str, dict[str, tuple[str, ...]]] = {
+    "replaced-token": {"targets": REPLACED},
+    "generator": {"targets": RESTORED},
+    "copy": {"targets": ("restored",)},
+    "backward": {"noise": ("everything",), "inputs": ("drop",)},
 }
 
 
@@ -250,13 +258,15 @@ def check_heads(experiment: Experiment) -> None:
             if start := experiment.start.model:
                 due += f", those of {start}; tune it as it is, or choose a row without"
             raise SettingError(due)
-    if objective.targets == "replaced" and objective.pairs != "none":
-        raise SettingError(f"objective.pairs={objective.pairs!r} should be 'none' with targets='replaced'")
+    if objective.targets in (*REPLACED, *RESTORED) and objective.pairs != "none":
+        targets = f"objective.targets={objective.targets!r}"
+        raise SettingError(f"objective.pairs={objective.pairs!r} should be 'none' with {targets}")
     for head, fields in NEEDED_OBJECTIVES.items():
-        for field, value in fields.items() if head in heads else ():
-            if (found := getattr(objective, field)) != value:
-                raise SettingError(f"model.heads={heads} needs objective.{field}={value!r}, not {found!r}")
-    if objective.targets != "replaced" and not experiment.start.model:
+        for field, values in fields.items() if head in heads else ():
+            if (found := getattr(objective, field)) not in values:
+                expected = " or ".join(map(repr, values))
+                raise SettingError(f"model.heads={heads} needs objective.{field}={expected}, not {found!r}")
+    if objective.targets not in REPLACED and not experiment.start.model:
         check_output(experiment, f"objective.targets={objective.targets!r}")
 
 

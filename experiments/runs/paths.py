@@ -35,14 +35,14 @@ COUNTS_FILE = "counts.npz"  # in the folder of a stage of counts
 # ---- names of stages
 
 
-def member_name(base_name: str, member: int | None) -> str:
+def member_name(ensemble_name: str, member: int | None) -> str:
     """Return the name of the stage of an ensemble member; None if there is one model."""
-    return base_name if member is None else f"{base_name}/member-{member}"
+    return ensemble_name if member is None else f"{ensemble_name}/member-{member}"
 
 
-def name_without(base_name: str, task: str) -> str:
+def name_without(ensemble_name: str, task: str) -> str:
     """Return the name of the pre-training on all downstream tasks but ``task``."""
-    return f"{base_name}/without-{task}"
+    return f"{ensemble_name}/without-{task}"
 
 
 def branch_name(task: str, fraction: float) -> str:
@@ -50,19 +50,19 @@ def branch_name(task: str, fraction: float) -> str:
     return task if fraction == 1 else f"{BRANCH}{fraction}/{task}"
 
 
-def base_name(name: str) -> str:
+def ensemble_name(name: str) -> str:
     """Return the name of a stage without the member of its ensemble."""
     return "/".join(name.split("/")[: 1 + name.startswith(BRANCH)])
 
 
 def is_pretraining(name: str) -> bool:
     """Return whether the stage of this name pre-trains."""
-    return base_name(name) in (START, PRETRAINING)
+    return ensemble_name(name) in (START, PRETRAINING)
 
 
 def is_compared(name: str) -> bool:
     """Return whether rows are compared by this stage: not by skip-gram, the start or earlier branches."""
-    return base_name(name) not in (START, VECTORS) and not name.startswith(BRANCH)
+    return ensemble_name(name) not in (START, VECTORS) and not name.startswith(BRANCH)
 
 
 def model_of_run(names: Iterable[str]) -> str:

@@ -125,7 +125,7 @@ def code() -> dict[str, str]:
     A digest is of what Python does, so that another comment, docstring or layout is no other code.
     """
     named = {str(path.relative_to(ROOT)): module for path, module in imported_modules(TRAINERS).items()}
-    named |= {f"{STUDY_OPTION} {file.name}": read_module(file) for file in study_files()}
+    named |= {f"{STUDY_OPTION} {file.name}": parse_module(file.read_bytes()) for file in study_files()}
     return {name: named[name].digest for name in sorted(named)}
 
 
@@ -145,7 +145,7 @@ def imported_modules(folder: Path) -> Mapping[Path, Module]:
         path = todo.pop()
         if path in found:
             continue
-        found[path] = read_module(path)
+        found[path] = parse_module(path.read_bytes())
         for name in found[path].imports:
             if name.startswith(COUNTED):
                 todo += files_of(name)
@@ -157,11 +157,6 @@ def files_of(name: str) -> list[Path]:
     paths = (ROOT / each.replace(".", "/") for each in (name, name.rpartition(".")[0]))
     files = (file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py"))
     return [file for file in files if file.exists()]
-
-
-def read_module(path: Path) -> Module:
-    """Return what the module in a file does and imports."""
-    return parse_module(path.read_bytes())
 
 
 @cache  # a process asks several times, and reading the syntax of all files takes a quarter of a second
@@ -185,8 +180,9 @@ def _write_syntax(node: Any, parts: list[str], imports: set[str]) -> None:
             _write_syntax(each, parts, imports)
         parts.append("]")
     elif isinstance(node, ast.AST):
-        if _is_text_alone(node):
-            return
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            if isinstance(node.value.value, str):  # such as a docstring
+                return
         if isinstance(node, ast.Import):
             imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -195,23 +191,10 @@ def _write_syntax(node: Any, parts: list[str], imports: set[str]) -> None:
         for name in node._fields:
             value = getattr(node, name, None)
             if isinstance(node, ast.JoinedStr):  # some versions end it with an empty text
-                value = [each for each in node.values if not _is_empty_text(each)]
+                value = [each for each in node.values if getattr(each, "value", None) != ""]
             if value is not None and value != [] and name != "kind":  # the u of u"text"
                 parts.append(name)
                 _write_syntax(value, parts, imports)
         parts.append(")")
     else:
         parts.append(ascii(node))
-
-
-def _is_text_alone(node: ast.AST) -> bool:
-    """Return whether a node is a statement that is only a string, such as a docstring."""
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
-
-
-def _is_empty_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value == ""

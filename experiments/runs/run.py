@@ -36,7 +36,7 @@ from experiments.runs.result import Result, read_result
 from experiments.runs.scores import write_scores
 from experiments.runs.sources import Sources
 from experiments.runs.stages import stages
-from experiments.runs.status import StageLog, is_finished, locked
+from experiments.runs.status import StageLog, is_stage_finished, locked
 from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.config.base import SettingError
@@ -93,7 +93,7 @@ class Run:
             save_settings(self.folder, self.experiment, self.cache)
         scores: TaskScores = {}
         branches: dict[str, dict[str, Any]] = {}  # task -> pre-training step -> scores
-        for _, group in groupby(self.stages, lambda stage: stage.base_name):
+        for _, group in groupby(self.stages, lambda stage: stage.ensemble_name):
             ensemble_members = list(group)  # one stage unless the run is an ensemble
             with unless_deleted(self.folder):
                 for stage in ensemble_members:
@@ -124,9 +124,9 @@ class Run:
         trained with to what it was started with, records it, and stores the vocabulary in the stage's folder.
         """
         steps = stage.training.steps
-        reporter.start(stage.title, stage.preparation)
+        reporter.start(stage.title, stage.startup_status)
         with locked(stage.folder, reporter):
-            finished = is_finished(stage.folder, steps)
+            finished = is_stage_finished(stage.folder, steps)
             broadcast_from_first(partial(stage.check_provenance, inputs, finished, allow, reporter.say))
             if finished:
                 reporter.advance(steps)
@@ -150,7 +150,7 @@ class Run:
             return {}
         if len(ensemble_members) == 1:
             return stage.scores(inputs, self.mesh)
-        reporter.start(f"{len(ensemble_members)} models together on {stage.base_name}")
+        reporter.start(f"{len(ensemble_members)} models together on {stage.ensemble_name}")
         return ensemble_scores(cast(Sequence[NetworkStage], ensemble_members), inputs, self.mesh)
 
     def _branch_scores(self, stage: Stage, scores: TaskScores, inputs: Inputs) -> dict[int, TaskScores]:
@@ -169,15 +169,25 @@ class Run:
 
     def _costs(self, inputs: Inputs) -> dict[str, Any]:
         """Return the size of the model, the FLOPs of pre-training, and its loss on longer sequences."""
-        pretrainings = [stage for stage in self.stages if isinstance(stage, Pretraining)]
-        flops = {stage: stage.flops(inputs) for stage in pretrainings}
-        measured = next((stage for stage in pretrainings if not stage.is_start), None)
-        counted = sum(stage.parameters() for stage in self.stages if stage.is_count_based)
+        flops = start_flops = 0.0
+        length_losses: dict[str, float] | None = None
+        count_parameters = 0  # of n-gram models and HMMs, which run instead of a network
+        for stage in self.stages:
+            if stage.is_count_based:
+                count_parameters += stage.parameters()
+            if not isinstance(stage, Pretraining):
+                continue
+            stage_flops = stage.flops(inputs)
+            flops += stage_flops
+            if stage.is_start:
+                start_flops += stage_flops
+            elif length_losses is None:  # of several pre-trainings the first is measured
+                length_losses = stage.length_losses(inputs, self.mesh)
         return {
-            "length_losses": measured.length_losses(inputs, self.mesh) if measured else {},
-            "flops": sum(flops.values()),
-            "start_flops": sum(flops[stage] for stage in pretrainings if stage.is_start),
-            "parameters": counted or model_parameters(self.experiment.model),
+            "length_losses": length_losses or {},
+            "flops": flops,
+            "start_flops": start_flops,
+            "parameters": count_parameters or model_parameters(self.experiment.model),
         }
 
 

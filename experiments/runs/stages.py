@@ -3,6 +3,9 @@
 Everything that trains, scores, plans or shows runs iterates over these stages. The run of a count-based model
 (an n-gram model or HMM taggers) has one stage per model instead. Runs whose pre-training depends on equal
 settings share it, whatever they fine-tune on: a hash of those settings names its folder.
+
+Two settings are called heads. ``model.heads`` are output heads of pre-training, such as next-sentence.
+``tuning.heads`` are labelled tasks, for each of which fine-tuning adds a new head.
 """
 
 import hashlib
@@ -13,7 +16,7 @@ from itertools import product
 from pathlib import Path
 
 from experiments.runs.kinds.counts import COUNT_STAGES
-from experiments.runs.kinds.finetuning import Finetuning
+from experiments.runs.kinds.finetuning import TextFinetuning
 from experiments.runs.kinds.head import HeadFinetuning
 from experiments.runs.kinds.network import NetworkStage
 from experiments.runs.kinds.pretraining import (
@@ -64,24 +67,24 @@ def stages(experiment: Experiment, run: Path = Path(), cache: Path | None = None
         return _count_stages(experiment, run)
     shared_stages = SharedStages(run, cache)
     tuning = experiment.tuning
-    downstream_tasks, members = (*tuning.mixtures, *tuning.heads), _ensemble_members(experiment)
+    tasks_with_heads = tuning.heads
+    downstream_tasks = (*tuning.mixtures, *tasks_with_heads)
+    members = _ensemble_members(experiment)
     pretrains = experiment.pretraining.steps > 0
     parents: dict[tuple[int | None, str], NetworkStage | None] = {}
     for (member, settings), task in product(members, downstream_tasks or ("",)):
-        pretraining_member, own_settings = member, settings
         if experiment.ensemble.pretraining == "shared":
-            pretraining_member, own_settings = None, replace(settings, seed=experiment.seed)
-        if pretrains:
-            parents[member, task] = shared_stages.pretraining(pretraining_member, own_settings, task)
+            single = replace(settings, seed=experiment.seed)
+            parents[member, task] = shared_stages.parent_of_finetuning(None, single, task)
         else:
-            parents[member, task] = shared_stages.initial_parent(pretraining_member, own_settings)
+            parents[member, task] = shared_stages.parent_of_finetuning(member, settings, task)
     finetunings: list[Stage] = []
     # tuning.branches ends with 1.0. The fine-tuning after full pre-training comes first, since whoever looks
     # for the files of a task takes the first folder that has them.
     fractions = tuning.branches[::-1] if pretrains else (1.0,)
     for task, fraction, (member, settings) in product(downstream_tasks, fractions, members):
         if experiment.finetuning.steps:
-            kind = HeadFinetuning if task in tuning.heads else Finetuning
+            kind = HeadFinetuning if task in tasks_with_heads else TextFinetuning
             name = branch_name(task_name(task), fraction)
             parent = parents[member, task]
             parent_step = parent.training.steps if parent else None
@@ -138,6 +141,14 @@ class SharedStages:
         self.run, self.cache = run, cache or DEFAULT_CACHE
         self.shared = scale_folder(run, cache) if cache else Path()
 
+    def parent_of_finetuning(
+        self, member: int | None, settings: Experiment, task: str
+    ) -> NetworkStage | None:
+        """Return the stage whose model is fine-tuned on ``task``; None if all parameters are random."""
+        if settings.pretraining.steps:
+            return self.pretraining(member, settings, task)
+        return self.initial_parent(member, settings)
+
     def pretraining(self, member: int | None, settings: Experiment, task: str) -> Pretraining:
         """Return the pre-training of a model that is then fine-tuned on the downstream task ``task``."""
         parent: NetworkStage | None
@@ -178,10 +189,12 @@ class SharedStages:
         """Return the skip-gram stage that initializes the embedding, or None without ``vectors.epochs``."""
         if not settings.vectors.epochs:
             return None
-        relevant = skipgram_settings(settings)
+        hashed_settings = skipgram_settings(settings)
+        # The devices (mesh), the reactions to bad updates and failed saves (guard) and the loading of data
+        # change no vector: the hash leaves them out, but training needs them.
         loader_settings = {name: getattr(settings.data, name) for name in LOADER_SETTINGS}
-        data = replace(relevant.data, **loader_settings)
-        stage_settings = replace(relevant, data=data, mesh=settings.mesh, guard=settings.guard)
+        data = replace(hashed_settings.data, **loader_settings)
+        stage_settings = replace(hashed_settings, data=data, mesh=settings.mesh, guard=settings.guard)
         folder = self.shared_folder(skipgram_settings(stage_settings), settings)
         return SkipGram(VECTORS, member, (), stage_settings, folder)
 
@@ -190,22 +203,24 @@ class SharedStages:
     ) -> Pretraining:
         if settings.mixing.pretraining == "corpus+other-tasks":
             name = name_without(name, task_name(task))
-        relevant = pretraining_settings(settings, task)
+        hashed_settings = pretraining_settings(settings, task)
         # Some settings of these groups change no number: the hash leaves them out, but training needs them.
         groups = ("data", "mesh", "guard", "pretraining", "finetuning")
         used_groups = {group: getattr(settings, group) for group in groups}
         # Branches choose which checkpoints are kept.
-        tuning = replace(relevant.tuning, branches=settings.tuning.branches)
-        stage_settings = replace(relevant, tuning=tuning, **used_groups)
-        task_names = () if relevant.mixing.pretraining == "corpus" else relevant.tuning.mixtures
+        tuning = replace(hashed_settings.tuning, branches=settings.tuning.branches)
+        stage_settings = replace(hashed_settings, tuning=tuning, **used_groups)
+        task_names: tuple[str, ...] = ()
+        if hashed_settings.mixing.pretraining != "corpus":
+            task_names = hashed_settings.tuning.mixtures
         folder = self.shared_folder(pretraining_settings(stage_settings), settings)
         parent_step = parent.training.steps if parent else None
         return Pretraining(name, member, task_names, stage_settings, folder, parent, parent_step)
 
-    def shared_folder(self, relevant: Experiment, settings: Experiment) -> Path:
+    def shared_folder(self, hashed_settings: Experiment, settings: Experiment) -> Path:
         """Return the folder of a shared stage, named by a hash of the settings that its numbers depend on.
 
-        relevant: these settings; all others are the baseline's.
+        hashed_settings: these settings; all others are the baseline's.
         settings: of the whole run. If the vocabulary is trained on tasks too, the tasks enter the hash.
         A run with its own pre-training folder (an imported one) keeps it.
         """
@@ -214,7 +229,7 @@ class SharedStages:
             return own_folder
         # Only settings that differ from the baseline's are hashed, so that settings added later do not change
         # the hash.
-        changed = diff(BASELINE, relevant)
+        changed = diff(BASELINE, hashed_settings)
         contents: dict[str, object] = {}
         for path, (_, new) in changed.items():
             contents[path] = str(new)

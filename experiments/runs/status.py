@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import jax
 
-from experiments.processes.group import broadcast_from_first, trains
+from experiments.processes.group import broadcast_from_first, signals_wait_for_checkpoint
 from experiments.processes.progress import Reporter
 from experiments.runs.paths import COUNTS_FILE
 from lm.files import matches_checksum
@@ -29,7 +29,7 @@ def saved_steps(folder: Path) -> tuple[int, ...]:
     return tuple(manifest.steps(folder / "checkpoints"))
 
 
-def is_finished(folder: Path, steps: int) -> bool:
+def is_stage_finished(folder: Path, steps: int) -> bool:
     """Return whether the stage in ``folder`` finished after ``steps`` and still has its model and records.
 
     DataError if the records are damaged, whether it has finished or resumes.
@@ -91,7 +91,7 @@ class StageLog(Log):
 
     def log_first_step(self, compiling: float) -> None:
         super().log_first_step(compiling)
-        trains(True)
+        signals_wait_for_checkpoint(True)
         self._reporter.began(compiling)
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:

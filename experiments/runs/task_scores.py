@@ -58,6 +58,7 @@ def task_score(task: BaseTask, step: int, metrics: Mapping[str, Value]) -> dict[
     return {
         "column": task.column,
         "like": task.paper_column,
+        "half": task.half,
         "metric": " and ".join(metric for metric in task.metrics if metric not in task.unscored_metrics),
         "measure": task.measure,
         "chance": 0.0 if task.measure == "bits_above_chance" else None,

@@ -81,13 +81,70 @@ LANGUAGE_MODEL: Changes = (
         "pretraining.steps": times(4),
         "pretraining.save_every": times(4),
         "pretraining.evaluate_every": times(2),
-        # of 0.001, 0.003, 0.01 and 0.03 the best for each kind, after 200 steps at nano
         "pretraining.optimizer.learning_rate": 1e-2,
         "data.repeats": 2,
         "data.held_out_documents": 64,
         "tuning.mixtures": (),
     }
 )
+
+SCHEDULES: dict[str, Changes] = {
+    "constant": {"pretraining.optimizer.schedule": "constant"},
+    "decay": {"pretraining.optimizer.schedule": "linear"},  # to 0 at the last step
+}
+# Learning rate and schedule of each kind of network in the table history. They are to be those that
+# `lm sweep history-rates` finds best; until it has been run, they are the rate that was best for each kind
+# after 200 steps at nano, and a decay.
+TUNED: dict[str, tuple[float, str]] = {
+    "window": (1e-2, "decay"),
+    "rnn": (1e-2, "decay"),
+    "gru": (1e-2, "decay"),
+    "lstm": (1e-2, "decay"),
+    "transformer": (1e-2, "decay"),
+}
+RATES = (3e-3, 1e-2, 3e-2)  # learning rates of the table history-rates
+UPDATES = (1, 4, 16)  # of the table history-budgets, as multiples of those of the table history
+
+
+def ngram(order: int) -> Changes:
+    """Return the changes of an interpolated Kneser-Ney n-gram model (Chen and Goodman 1999)."""
+    return LANGUAGE_MODEL | {"counts.model": "ngram", "counts.order": order}
+
+
+def language_model(kind: str, layers: int = 1) -> Changes:
+    """Return the changes of a network of a kind of TUNED, at rate and schedule of LANGUAGE_MODEL."""
+    return LANGUAGE_MODEL if kind == "transformer" else network(LANGUAGE_MODEL, kind, layers)
+
+
+def trained_at(changes: Changes, rate: float, schedule: str) -> Changes:
+    """Return ``changes`` with a learning rate and a schedule of SCHEDULES."""
+    return changes | SCHEDULES[schedule] | {"pretraining.optimizer.learning_rate": rate}
+
+
+def with_updates(changes: Changes, factor: int) -> Changes:
+    """Return a language model with ``factor`` times the updates, which reads its text four times.
+
+    More updates read more text, so that n-grams and networks with as many updates learn from the same text:
+    at mini 1.2, 4.9 and 20 M tokens.
+    """
+    return changes | {
+        "pretraining.steps": times(4 * factor),
+        "pretraining.save_every": times(4 * factor),
+        "pretraining.evaluate_every": times(2 * factor),
+        "data.repeats": 4,
+    }
+
+
+def budget_rows() -> dict[str, Changes]:
+    """Return for each number of updates a 5-gram, an LSTM and a Transformer, with decay to 0."""
+    rows: dict[str, Changes] = {}
+    for factor in UPDATES:
+        rows[f"5-gram-x{factor}"] = with_updates(ngram(5), factor)
+        for kind in ("lstm", "transformer"):
+            rate, _ = TUNED[kind]
+            rows[f"{kind}-x{factor}"] = with_updates(trained_at(language_model(kind), rate, "decay"), factor)
+    return rows
+
 
 TAGGING: Changes = (
     family("bert-base")
@@ -111,17 +168,41 @@ TABLES = (
         "history",
         "Language models in the order of their discovery",
         {
-            "bigram": LANGUAGE_MODEL | {"counts.model": "ngram", "counts.order": 2},
-            "trigram": LANGUAGE_MODEL | {"counts.model": "ngram", "counts.order": 3},
-            "window": network(LANGUAGE_MODEL, "window", 1),
-            "rnn": network(LANGUAGE_MODEL, "rnn", 1),
-            "gru": network(LANGUAGE_MODEL, "gru", 1),
-            "lstm": network(LANGUAGE_MODEL, "lstm", 1),
-            "lstm-2": network(LANGUAGE_MODEL, "lstm", 2),
-            "transformer": LANGUAGE_MODEL,
+            "bigram": ngram(2),
+            "trigram": ngram(3),
+            "4-gram": ngram(4),
+            "5-gram": ngram(5),
+            "window": trained_at(language_model("window"), *TUNED["window"]),
+            "rnn": trained_at(language_model("rnn"), *TUNED["rnn"]),
+            "gru": trained_at(language_model("gru"), *TUNED["gru"]),
+            "lstm": trained_at(language_model("lstm"), *TUNED["lstm"]),
+            "lstm-2": trained_at(language_model("lstm", layers=2), *TUNED["lstm"]),
+            "transformer": trained_at(language_model("transformer"), *TUNED["transformer"]),
         },
         scale="mini",
+        seeds=5,
+    ),
+    # By these runs the rates in TUNED are to be chosen: 30 rows of three to five minutes, two seeds each.
+    make_table(
+        "history-rates",
+        "Learning rate and decay of each kind of language model",
+        {
+            f"{kind}-{rate:g}-{schedule}": trained_at(language_model(kind), rate, schedule)
+            for kind in TUNED
+            for rate in RATES
+            for schedule in SCHEDULES
+        },
+        baseline="history/5-gram",
+        scale="mini",
         seeds=2,
+    ),
+    # networks take 4 minutes, a quarter of an hour and an hour
+    make_table(
+        "history-budgets",
+        "From which budget on a network passes the 5-gram",
+        budget_rows(),
+        scale="mini",
+        seeds=5,
     ),
     make_table(
         "tagging",

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, floor
+from operator import attrgetter
 from typing import Any, Literal, NoReturn, cast
 
 from experiments.study.experiment import Experiment
 from experiments.study.setting_paths import Changes
-from lm.config.base import SettingError, changes, leaves, nearest
+from lm.config.base import SettingError, changes, nearest
 from lm.objectives.denoising import OBJECTIVES
 
 # Path of a setting -> its new value, as the command line gives them. In rows and scales they are ``Changes``,
@@ -30,10 +31,17 @@ class Times:
     multiple: int = 1  # the product is rounded to a multiple of this
     rounding: Literal["up", "down"] = "up"
 
-    def __call__(self, number: int, _experiment: Experiment) -> int:
+    def __call__(self, number: float, _experiment: Experiment) -> float:
         """Return the new value of a setting that is ``number`` at this scale."""
+        return self.of(number)
+
+    def of(self, number: float) -> float:
+        """Return the multiple of ``number``, which is whole if that is."""
+        if not isinstance(number, int):
+            return number * self.factor
         rounded = ceil if self.rounding == "up" else floor
-        return rounded(number * self.factor / self.multiple) * self.multiple
+        # 1,152 x (2 / 3) is 768, and not the next number because of the last bit of 2 / 3
+        return rounded(round(number * self.factor / self.multiple, 9)) * self.multiple
 
     def __str__(self) -> str:
         text = f"x {self.factor:.4g}"
@@ -45,6 +53,31 @@ class Times:
 def times(factor: float, multiple: int = 1, rounding: Literal["up", "down"] = "up") -> Times:
     """Return the change that multiplies a setting by ``factor`` and rounds it to a ``multiple``."""
     return Times(factor, multiple, rounding)
+
+
+@dataclass(frozen=True)
+class ShareOf:
+    """A change that makes a setting a share of another one, such as an embedding 1/6 as wide as the model."""
+
+    path: str  # of the other setting, as the changes before leave it
+    factor: float
+    multiple: int = 1  # the product is rounded up to a multiple of this
+
+    def __call__(self, _old: int | None, experiment: Experiment) -> int:
+        """Return the new value of the setting."""
+        return self.of(attrgetter(self.path)(experiment))
+
+    def of(self, number: float) -> int:
+        """Return the share of ``number``, which is that of the other setting."""
+        return ceil(round(number * self.factor / self.multiple, 9)) * self.multiple
+
+    def __str__(self) -> str:
+        return f"{self.factor:.4g} x {self.path}"
+
+
+def share_of(path: str, factor: float, multiple: int = 1) -> ShareOf:
+    """Return the change that makes a setting ``factor`` times that at ``path``."""
+    return ShareOf(path, factor, multiple)
 
 
 def without(changes: Changes, *paths: str) -> Changes:
@@ -61,7 +94,7 @@ def apply(experiment: Experiment, new: Mapping[str, Any]) -> Experiment:
     for path, value in new.items():
         if callable(value):
             experiment, values = changes(experiment, values), {}
-            value = value(dict(leaves(experiment))[path], experiment)
+            value = value(attrgetter(path)(experiment), experiment)
         values[path] = value
     return changes(experiment, values)
 

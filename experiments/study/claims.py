@@ -1,10 +1,11 @@
 """Claims about a table: pairs of rows of which one is said to be better, which reports test.
 
-Where a paper gives its noise, nothing is typed in: a claim is a pair of rows whose published scores differ
-beyond it. They are compared by their mean over all columns, each in standard deviations of the baseline.
-Elsewhere the claims are the table's conclusions.
+Where a paper gives its noise, claims are derived: each pair of rows whose published scores differ beyond it.
+Rows are compared by their mean over the table's columns, each in standard deviations of a single run. The
+conclusions that a table's file states are claims too, whatever the published scores.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
@@ -12,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.study.table import Paper, Row, Table
+from experiments.study.table import Column, Conclusion, Row, Table
 
-SIGNIFICANT = 2.0  # deviations of a difference at which a paper tells two rows apart: the T5 paper's rule
+SIGNIFICANT = 2.0  # standard errors by which a paper tells two rows apart: the T5 paper's rule
 REPLICATIONS = 10_000  # that are simulated
 
 
@@ -24,8 +25,8 @@ class Claim:
 
     better: Row
     worse: Row
-    z: float | None  # of the published difference, in its standard deviations; None: noise is not known
-    conclusion: str  # what the paper's text says about it; empty if nothing in particular
+    z: float | None  # published difference in its standard errors; None: the paper's noise is not known
+    conclusion: str  # what the table's file says about it; empty if nothing
 
     @property
     def names(self) -> set[str]:
@@ -42,77 +43,150 @@ class Counts(NamedTuple):
     # their rows do not learn yet, or have no common seed or no scores at equal cost
     uncompared: float = 0
 
+    @property
+    def total(self) -> float:
+        """The number of all claims."""
+        return sum(self)
+
+    @property
+    def share_confirmed(self) -> float:
+        """The share of all claims that is confirmed; nan without claims."""
+        return self.confirmed / self.total if self.total else float("nan")
+
 
 def paper_claims(table: Table) -> tuple[Claim, ...]:
-    """Return the claims of the paper that our runs of a table are tested on.
+    """Return the claims that our runs of a table are tested on.
 
-    If the paper gives the noise of its scores, a claim is a pair of rows whose published scores differ
-    significantly. Otherwise the claims are the table's conclusions, and there need be no paper.
-    A table with ``surrogate_data`` has no claims, at any scale.
+    These are the pairs of rows whose published scores differ significantly, if the paper gives the noise of
+    its scores, and the table's conclusions; there need be no paper. Conclusions in columns of another kind
+    than those that the table compares are left out. A table with ``surrogate_data`` has no claims, at any
+    scale.
     """
     if table.surrogate_data:
         return ()
-    if table.paper is None or not has_noise(table.paper):
-        rows = {row.key: row for row in table.rows}
-        known = [each for each in table.conclusions if {each.better, each.worse} <= rows.keys()]
-        return tuple(Claim(rows[each.better], rows[each.worse], None, each.text) for each in known)
-    texts = {(each.better, each.worse): each.text for each in table.conclusions}
-    scores = {row: standardized(row, table.paper) for row in published_rows(table)}
-    found = []
-    for a, b in combinations(scores, 2):
-        better, worse = (a, b) if scores[a].mean() >= scores[b].mean() else (b, a)
-        z = _mean_z(scores[better] - scores[worse])
+    rows = {row.key: row for row in table.rows}
+    texts = {(each.better, each.worse): each.text for each in table.conclusions if is_tested(each, table)}
+    has_scores = has_noise(table)
+    claims = []
+    for a, b in combinations(published_rows(table) if has_scores else (), 2):
+        if table.pairs == "with-baseline" and table.baseline not in (a.name, b.name):
+            continue
+        better, worse = (a, b) if published_z(a, b, table) >= 0 else (b, a)
+        z = published_z(better, worse, table)
         if z >= SIGNIFICANT:
-            found.append(Claim(better, worse, z, texts.get((better.key, worse.key), "")))
-    return tuple(found)
+            claims.append(Claim(better, worse, z, texts.pop((better.key, worse.key), "")))
+    for (better_key, worse_key), text in texts.items():
+        if {better_key, worse_key} <= rows.keys():
+            better, worse = rows[better_key], rows[worse_key]
+            known = has_scores and {better, worse} <= set(published_rows(table))
+            published = published_z(better, worse, table) if known else None
+            claims.append(Claim(better, worse, published, text))
+    return tuple(claims)
+
+
+def is_tested(conclusion: Conclusion, table: Table) -> bool:
+    """Return whether our runs of ``table`` are tested on a conclusion.
+
+    It should be about a column by which the rows are compared, or about a loss on held-out text if that is.
+    """
+    if conclusion.column in ("", *table.columns):
+        return True
+    assert table.paper is not None, "a conclusion with a column has a paper"
+    is_loss = table.paper.column(conclusion.column).held_out
+    return is_loss and any(column.held_out for column in compared_columns(table))
+
+
+def published_z(a: Row, b: Row, table: Table) -> float:
+    """Return the z of row a's published mean over C columns less row b's.
+
+    A score that is the mean of n runs has a variance of 1/n in the unit of ``standardized``, and columns are
+    taken as independent, so that z = mean difference / sqrt((1/n_a + 1/n_b) / C).
+    """
+    difference = standardized(a, table) - standardized(b, table)
+    variance = (1 / a.published_runs + 1 / b.published_runs) / len(difference)
+    return float(difference.mean()) / sqrt(variance)
 
 
 def simulate_replication(table: Table) -> Counts:
-    """Return what the paper would find of its own claims by the same rule, with new noise of its own size.
+    """Return what the paper would find of its claims by the same rule, with new noise of its own size.
 
-    The scores that it printed have noise too, so that those of a replication differ by twice the variance of
-    one run. The counts are means over many simulated replications.
+    The scores that it printed have noise too, so that those of a replication differ from them by twice the
+    variance of what was printed. The counts are means over many simulated replications.
     """
-    wanted = paper_claims(table)
-    if table.paper is None or not has_noise(table.paper) or not wanted:
+    claims = [claim for claim in paper_claims(table) if claim.z is not None]
+    if not claims:
         return Counts(0, 0, 0)
     rows = published_rows(table)
-    columns = len(table.paper.columns)
-    printed = np.array([standardized(row, table.paper) for row in rows])  # [rows, columns]
-    noise = np.random.default_rng(0).normal(size=(REPLICATIONS, len(rows), columns))
-    replicated = (printed + sqrt(2) * noise).mean(-1).T  # [rows, replications]
-    means = {row.name: mean for row, mean in zip(rows, replicated, strict=True)}
-    differences = np.stack([means[claim.better.name] - means[claim.worse.name] for claim in wanted])
-    z = differences * sqrt(columns / 2)
-    confirmed = float((z >= SIGNIFICANT).sum(0).mean())
-    contradicted = float((-z >= SIGNIFICANT).sum(0).mean())
-    return Counts(confirmed, contradicted, len(wanted) - confirmed - contradicted)
+    simulated = simulate_published_means(rows, table, 2.0)
+    means = dict(zip((row.name for row in rows), simulated, strict=True))
+    columns = len(table.columns)
+    confirmed = contradicted = 0.0
+    for claim in claims:
+        variance = (1 / claim.better.published_runs + 1 / claim.worse.published_runs) / columns
+        z = (means[claim.better.name] - means[claim.worse.name]) / sqrt(variance)
+        confirmed += float((z >= SIGNIFICANT).mean())
+        contradicted += float((-z >= SIGNIFICANT).mean())
+    return Counts(confirmed, contradicted, len(claims) - confirmed - contradicted)
+
+
+def simulate_published_means(rows: Sequence[Row], table: Table, variance: float = 1.0) -> np.ndarray:
+    """Return the rows' published means over the table's columns with new noise, [rows, REPLICATIONS].
+
+    variance: of the noise, as a multiple of that of the printed scores.
+    """
+    means = np.array([standardized(row, table).mean() for row in rows])
+    errors = [sqrt(variance / row.published_runs / len(table.columns)) for row in rows]
+    noise = np.random.default_rng(0).normal(size=(len(rows), REPLICATIONS))
+    return means[:, None] + np.array(errors)[:, None] * noise
+
+
+def published_means(table: Table) -> dict[str, float]:
+    """Return row -> its published mean over the table's columns; a higher mean is better.
+
+    Columns are in deviations of a single run. Where the paper does not give these, a column is in standard
+    deviations over the table's rows.
+    """
+    rows, columns = published_rows(table), compared_columns(table)
+    if not rows:
+        return {}
+    if has_noise(table):
+        return {row.name: float(standardized(row, table).mean()) for row in rows}
+    names = [column.name for column in columns]
+    signs = [1 if column.higher_is_better else -1 for column in columns]
+    scores = np.array([[row.published[name] for name in names] for row in rows]) * signs
+    spread = scores.std(0)
+    z = (scores - scores.mean(0)) / np.where(spread > 0, spread, 1)
+    return {row.name: float(mean) for row, mean in zip(rows, z.mean(1), strict=True)}
+
+
+def compared_columns(table: Table) -> tuple[Column, ...]:
+    """Return the paper's columns by which it compares the rows of a table; () without a paper."""
+    return tuple(table.paper.column(name) for name in table.columns) if table.paper else ()
 
 
 def published_rows(table: Table) -> tuple[Row, ...]:
-    """Return the rows of which the paper has scores."""
-    return tuple(row for row in table.rows if row.published)
+    """Return the rows that have a published score in each column by which rows are compared."""
+    if not table.columns:
+        return ()
+    return tuple(row for row in table.rows if set(table.columns) <= row.published.keys())
 
 
-def has_noise(paper: Paper) -> bool:
-    """Return whether a paper gives the standard deviation of every column, in which rows are compared."""
-    return all(column.std is not None for column in paper.columns)
+def has_noise(table: Table) -> bool:
+    """Return whether the paper gives the standard deviation of every column in which rows are compared."""
+    columns = compared_columns(table)
+    return bool(columns) and all(column.std is not None for column in columns)
 
 
-def standardized(row: Row, paper: Paper) -> np.ndarray:
-    """Return a row's published scores in deviations of the paper's baseline, [columns]; more is better.
+def standardized(row: Row, table: Table) -> np.ndarray:
+    """Return a row's published scores in deviations of a single run, [columns]; more is better.
 
-    ValueError if the paper does not give a deviation.
+    The columns are those by which the paper compares the rows of ``table``. ValueError if it does not give
+    the deviation of one.
     """
     scores = []
-    for column in paper.columns:
+    for column in compared_columns(table):
         if column.std is None:
-            raise ValueError(f"{paper.citation} gives no standard deviation of {column.name}")
+            raise ValueError(f"table {table.name}: {column.name} has no published standard deviation")
         sign = 1 if column.higher_is_better else -1
         scores.append(sign * row.published[column.name] / column.std)
     return np.array(scores)
-
-
-def _mean_z(difference: np.ndarray) -> float:
-    """Return the z of the mean over columns of a difference of two runs, each with a deviation of one."""
-    return float(difference.mean()) * sqrt(len(difference) / 2)

@@ -42,7 +42,7 @@ from lm.config.mesh import MeshConfig
 from lm.config.model import RECURRENT, HeadLayers, LoraConfig, ModelConfig, Pool
 from lm.config.training import NEVER_SKIP, GuardConfig, OptimizerConfig, TruncatedBPTT
 from lm.data.tasks.names import task_name
-from lm.objectives.denoising import OBJECTIVES, Objective
+from lm.objectives.denoising import OBJECTIVES, REPLACED, RESTORED, Objective
 from lm.tokenizers.tokenizer import Layout
 
 MOST_PROCESSES = 1_024  # of one kind, on a machine
@@ -245,9 +245,13 @@ class TuningConfig:
     evaluation_examples: int = setting(0, ON_TASKS)
     # number of examples of each validation set on which reported scores are measured; 0: all [examples]
     report_examples: int = setting(0, ON_TASKS)
+    # number of the reported examples of each text-to-text task on which it is also scored with the inputs of
+    # other examples, which shows whether it needs its inputs; 0: none [examples]
+    shuffled_inputs: int = setting(0, {"mixtures": GIVEN})
 
     def __post_init__(self):
-        at_least(self, "tuning.", inputs_length=2, evaluation_examples=0, report_examples=0, examples_limit=1)
+        at_least(self, "tuning.", inputs_length=2, examples_limit=1)
+        at_least(self, "tuning.", evaluation_examples=0, report_examples=0, shuffled_inputs=0)
         names = [*map(task_name, (*self.mixtures, *self.heads))]
         if both := sorted({name for name in names if names.count(name) > 1}):
             raise SettingError(
@@ -330,7 +334,7 @@ class Experiment:
     guard: GuardConfig = NEVER_SKIP
     # width of ELECTRA's generator as a share of the model's
     generator_share: float = setting(
-        0.25, PRETRAINED | {"objective.targets": Values(("replaced",), said="ELECTRA's objective")}
+        0.25, PRETRAINED | {"objective.targets": Values((*REPLACED, *RESTORED), said="ELECTRA's objective")}
     )
     mesh: MeshConfig = MeshConfig()
     seed: int = 0  # seed of initial parameters, order of examples, corruption and dropout
@@ -343,6 +347,11 @@ class Experiment:
         check_seed(self.seed, "seed", 2**32 // self.ensemble.members - 1)  # each member has its own
         above_0(self, "", "generator_share")
         at_most(self, "", generator_share=1)
+        if self.vectors.epochs and self.model.embedding.encoder == "separate":
+            raise SettingError(
+                f"vectors.epochs={self.vectors.epochs} makes one embedding to start from: "
+                "model.embedding.encoder='separate' should be 'shared'"
+            )
         share, width = self.tuning.adapters, self.model.d_model
         if share and round(share * width) < 1:
             due = f"should be at least {1 / width:.4g}, a feature of model.d_model={width}, or 0"

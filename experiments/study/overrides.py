@@ -51,7 +51,7 @@ def explicit_overrides(changes: Overrides) -> Overrides:
     return {path: new for path, new in changes.items() if not (is_started and follows(path, new))}
 
 
-def check_start(experiment: Experiment, changes: Overrides) -> None:
+def check_agreement_with_checkpoint(experiment: Experiment, changes: Overrides) -> None:
     """Raise SettingError for a setting in ``changes`` that contradicts the checkpoint of ``experiment``."""
     for path, due in start_changes(experiment).items():
         if path in changes and path != "pretraining.steps" and changes[path] != due:
@@ -61,7 +61,7 @@ def check_start(experiment: Experiment, changes: Overrides) -> None:
             )
 
 
-def check_given(experiments: Sequence[Experiment], paths: Iterable[str]) -> None:
+def check_overrides_are_read(experiments: Sequence[Experiment], paths: Iterable[str]) -> None:
     """Raise SettingError for a setting, given at one of ``paths``, that none of ``experiments`` reads."""
     for path in paths:
         if path == "start.model":

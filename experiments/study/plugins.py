@@ -27,6 +27,9 @@ STUDY_OPTION = "--study"
 ORIGIN_FILE = "origin.json"  # in the folder of each stage of a run
 STUDY = "LM_STUDY"  # environment variable, which started processes inherit: files, separated as in PATH
 
+# (registry, or "table"; name of an entry) -> the study module that added it; the project's own are not in it
+_MODULES: dict[tuple[str, str], Path] = {}
+
 Refuse = Callable[[str, str], NoReturn]  # (a string of the module, message): raises SettingError at its line
 
 
@@ -127,12 +130,16 @@ def _load(file: Path) -> None:
         added[name] = {key: entry for key, entry in registry.items() if key not in entries[name]}
     _check_tables_kept(tables, refuse)
     _check_names(added, refuse)
+    for name, new in added.items():
+        _MODULES.update({(name, key): file for key in new})
+    _MODULES.update({("table", name): file for name in _tables() if name not in tables})
     _extend_choices(added)
     _bring_modules_along()
     for scale in added["SCALES"]:
         _check_built(scale, "scale", refuse)
-    for row in added["REGISTRY"]:
-        _check_built(row, "row", refuse)
+    for name, row in added["REGISTRY"].items():
+        if not row.needs:
+            _check_built(name, "row", refuse)
 
 
 def _run(file: Path) -> None:
@@ -205,7 +212,13 @@ def _check_unchanged(name: str, old: Mapping[str, Any], new: Mapping[str, Any], 
     """Refuse a module that removed or replaced an entry of a registry."""
     for key, entry in old.items():
         if new.get(key) is not entry:
-            refuse(key, f"{name}[{key!r}] is the project's own; choose another name")
+            refuse(key, f"{name}[{key!r}] is {_owner(name, key)}; choose another name")
+
+
+def _owner(registry: str, name: str) -> str:
+    """Return a phrase: whose an entry of a registry, or a table, is."""
+    file = _MODULES.get((registry, name))
+    return "the project's own" if file is None else f"added by {relative(file)}"
 
 
 def _check_tables_kept(before: "Mapping[str, Table]", refuse: Refuse) -> None:
@@ -214,7 +227,8 @@ def _check_tables_kept(before: "Mapping[str, Table]", refuse: Refuse) -> None:
     for name, table in before.items():
         after = now.get(name)
         if after is None or replace(after, rows=after.rows[: len(table.rows)]) != table:
-            refuse(name, f"table {name!r} is the project's own; add_rows(TABLE, ROWS) adds rows to it")
+            owner = _owner("table", name)
+            refuse(name, f"table {name!r} is {owner}; add_rows(TABLE, ROWS) adds rows to it")
 
 
 def _check_names(added: Mapping[str, Mapping[str, Any]], refuse: Refuse) -> None:

@@ -6,26 +6,45 @@ A scale is a named preset of the sizes of model and data (study.scales).
 import fnmatch
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
-from experiments.study import baselines, classic, seq2seq, word_vectors
-from experiments.study.changes import Changes, apply
+from experiments.study import baselines, classic, seq2seq, start, word_vectors
+from experiments.study.changes import Changes, ShareOf, Times, apply
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.names import check_row_name, check_table_name
-from experiments.study.papers import t5
-from experiments.study.scales import SCALES
-from experiments.study.table import Published, Row, Table, make_rows
-from lm.config.base import SettingError, check_used, diff, nearest
+from experiments.study.papers import (
+    clark,
+    fedus,
+    gisserot,
+    glu,
+    jo,
+    lan,
+    lewis,
+    liu,
+    narang,
+    sahoo,
+    t5,
+    tay,
+    wang,
+    weller,
+    wettig,
+)
+from experiments.study.scales import PAPER_SCALE, SCALES
+from experiments.study.table import Missing, Paper, Published, Row, Setup, Table, make_rows
+from lm.config.base import SettingError, check_used, diff, leaves, nearest
 from lm.objectives.denoising import OBJECTIVES
 
 BASELINE_ROW = t5.BASELINE_ROW  # name of the row without changes
 
+# papers beside T5's, in the order of publication
+PAPER_MODULES = (liu, lan, lewis, glu, clark, fedus, narang, tay, wettig, wang, sahoo, jo, gisserot, weller)
 # name -> table, in the order of `lm list`
 TABLES: dict[str, Table] = {
     table.name: table
-    for table in (*t5.TABLES, *classic.TABLES, *baselines.TABLES, *seq2seq.TABLES, *word_vectors.TABLES)
+    for module in (t5, classic, baselines, seq2seq, word_vectors, start, *PAPER_MODULES)
+    for table in module.TABLES
 }
 REGISTRY: dict[str, Row] = {row.name: row for table in TABLES.values() for row in table.rows}
 
@@ -58,7 +77,7 @@ def add_table(table: Table) -> None:
 
 
 def add_rows(
-    name: str, rows: Mapping[str, Changes], published: Mapping[str, Published] | None = None
+    name: str, rows: Mapping[str, Changes | Missing], published: Mapping[str, Published] | None = None
 ) -> None:
     """Append rows to table ``name``; raise SettingError as ``add_table`` does."""
     if name not in TABLES:
@@ -67,7 +86,7 @@ def add_rows(
             f"add_table(make_table({name!r}, TITLE, {{ROW: CHANGES}}))"
         )
     table = TABLES[name]
-    new = make_rows(name, rows, published or {}, table.paper)
+    new = make_rows(name, rows, published or {}, table.paper, table.setup)
     _check_new_rows(new, TABLES)
     TABLES[name] = replace(table, rows=(*table.rows, *new))
     REGISTRY.update({row.name: row for row in new})
@@ -108,6 +127,26 @@ def find(pattern: str) -> list[Row]:
     return rows
 
 
+def find_buildable(pattern: str) -> list[Row]:
+    """Return the rows that match ``pattern`` as in ``find``, without those that need what this code lacks.
+
+    Raise SettingError, with what they need, if no other row matches.
+    """
+    rows = find(pattern)
+    buildable = [row for row in rows if not row.needs]
+    if not buildable:
+        raise SettingError(needs_text(rows[0]))
+    return buildable
+
+
+def needs_text(row: Row) -> str:
+    """Return why a row with ``needs`` cannot be built."""
+    return (
+        f"row {row.name!r} cannot be built: it needs {' and '.join(row.needs)}, which this code lacks; its "
+        "published scores are listed and reported"
+    )
+
+
 def find_one(name: str) -> Row:
     """Return the row called exactly ``name``; if there is none, raise SettingError with a similar name."""
     if name not in REGISTRY:
@@ -135,40 +174,102 @@ def tables_of(rows: Iterable[Row]) -> list[Table]:
     return [table for table in TABLES.values() if table.name in names]
 
 
+def papers() -> dict[str, Paper]:
+    """Return the papers of all tables by the word that begins the names of their tables, such as "t5"."""
+    found: dict[str, Paper] = {}
+    for table in TABLES.values():
+        if table.paper is not None:
+            found.setdefault(table.name.partition("/")[0], table.paper)
+    return found
+
+
+def tables_of_paper(group: str) -> list[Table]:
+    """Return the tables of the paper that ``papers`` calls ``group``."""
+    return [table for name, table in TABLES.items() if name.partition("/")[0] == group]
+
+
 def baseline_of(name: str) -> str:
     """Return the full name of the baseline of the table of row ``name``."""
     return TABLES[REGISTRY[name].table].baseline
 
 
 def build(name: str, scale: str, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """Return row ``name`` as an experiment: BASELINE changed by the scale, the row, then ``overrides``."""
+    """Return row ``name`` as an experiment, with ``overrides`` behind the changes of the row.
+
+    BASELINE is changed by the scale, by the setup of the row's paper or table, and by the row. Raise
+    SettingError for a row that needs what this code lacks.
+    """
     if scale not in SCALES:
         raise SettingError(f"scale={scale!r} is unknown{nearest(scale, SCALES)}")
-    return apply(_built(find_one(name), tuple(SCALES[scale].items())), overrides or {})
+    row = find_one(name)
+    if row.needs:
+        raise SettingError(needs_text(row))
+    return apply(_built(row, _scale_changes(scale), scale == PAPER_SCALE), overrides or {})
+
+
+ScaleChanges = tuple[tuple[str, Any], ...]  # (path, value) of a scale, which is hashable
+
+
+def _scale_changes(scale: str) -> ScaleChanges:
+    return tuple(SCALES[scale].items())
 
 
 @cache  # `lm list` builds hundreds of rows
-def _built(row: Row, scale: tuple[tuple[str, Any], ...]) -> Experiment:
-    return apply(_scaled(scale), row.changes)
+def _built(row: Row, scale: ScaleChanges, is_paper_scale: bool) -> Experiment:
+    return apply(_set_up(row.setup, scale, is_paper_scale), row.changes)
 
 
 @cache
-def _scaled(scale: tuple[tuple[str, Any], ...]) -> Experiment:
-    return apply(BASELINE, dict(scale))
+def _set_up(setup: Setup, scale: ScaleChanges, is_paper_scale: bool) -> Experiment:
+    """Return BASELINE changed by a scale and by what the rows of a paper or table share."""
+    sizes = setup.at_base if is_paper_scale else {}
+    return apply(apply(BASELINE, dict(scale)), {**setup.changes, **sizes})
 
 
 def equal_rows(name: str, scale: str) -> list[str]:
     """Return the names of all rows that build the same experiment at ``scale``, in registry order."""
-    return _equal_rows(tuple(REGISTRY.values()), tuple(SCALES[scale].items()))[build(name, scale)]
+    rows = tuple(row for row in REGISTRY.values() if not row.needs)
+    changes, is_paper_scale = _scale_changes(scale), scale == PAPER_SCALE
+    build(name, scale)  # raises SettingError if the row cannot be built
+    return _equal_rows(rows, changes, is_paper_scale)[_values(find_one(name), changes, is_paper_scale)]
 
 
 @lru_cache(maxsize=8)
-def _equal_rows(rows: tuple[Row, ...], scale: tuple[tuple[str, Any], ...]) -> Mapping[Experiment, list[str]]:
-    equal: dict[Experiment, list[str]] = {}
+def _equal_rows(
+    rows: tuple[Row, ...], scale: ScaleChanges, is_paper_scale: bool
+) -> Mapping[tuple[Any, ...], list[str]]:
+    equal: dict[tuple[Any, ...], list[str]] = {}
     for row in rows:
         with suppress(Exception):  # a plug-in's row that fails to build at this scale equals no other row
-            equal.setdefault(_built(row, scale), []).append(row.name)
+            equal.setdefault(_values(row, scale, is_paper_scale), []).append(row.name)
     return equal
+
+
+@cache
+def _values(row: Row, scale: ScaleChanges, is_paper_scale: bool) -> tuple[Any, ...]:
+    """Return the values of all settings of a row, in order.
+
+    Where its changes are constants or multiples, they are found without building the experiment, which takes
+    ten times as long.
+    """
+    values = dict(_set_up_values(row.setup, scale, is_paper_scale))
+    for path, value in row.changes.items():
+        if isinstance(value, Times):
+            values[path] = value.of(values[path])
+        elif isinstance(value, ShareOf):
+            values[path] = value.of(values[value.path])
+        elif is_dataclass(value) and not callable(value):  # a group, such as the objective
+            values |= leaves(value, f"{path}.")
+        elif path in values and not callable(value):
+            values[path] = tuple(value) if isinstance(value, list) else value
+        else:
+            return tuple(value for _, value in leaves(_built(row, scale, is_paper_scale)))
+    return tuple(values.values())
+
+
+@cache
+def _set_up_values(setup: Setup, scale: ScaleChanges, is_paper_scale: bool) -> tuple[tuple[str, Any], ...]:
+    return tuple(leaves(_set_up(setup, scale, is_paper_scale)))
 
 
 def canonical_row(name: str, scale: str) -> str:
@@ -190,7 +291,8 @@ def own_changes(name: str, scale: str) -> list[str]:
     it differs both from the baseline and from that parent. A row that sets ``objective`` to a preset from
     OBJECTIVES makes one change, so the settings within that preset are not listed.
     """
-    experiment, baseline = build(name, scale), _scaled(tuple(SCALES[scale].items()))
+    experiment = build(name, scale)
+    baseline = _set_up(REGISTRY[name].setup, _scale_changes(scale), scale == PAPER_SCALE)
     candidates = [baseline]
     candidates += [build(row.name, scale) for row in _candidate_parent_rows(name)]
     from_baseline = diff(baseline, experiment)
@@ -217,4 +319,4 @@ def _candidate_parent_rows(name: str) -> list[Row]:
                 candidates += table.rows[: table.rows.index(row)]
             break
         candidates.append(table.rows[0])
-    return [each for each in candidates if "counts.model" not in each.changes]
+    return [each for each in candidates if "counts.model" not in each.changes and not each.needs]

@@ -7,7 +7,7 @@ from experiments.study.table import make_table
 # As these models were trained before pre-training was known.
 SCRATCH: Changes = {
     "pretraining.steps": 0,
-    "tuning.mixtures": ("copy", "reverse", "first-sentence"),
+    "tuning.mixtures": ("copy", "reverse", "restore"),
     "tuning.inputs_length": 64,
     "tuning.evaluation_examples": 200,
     "tuning.report_examples": 200,

@@ -60,11 +60,25 @@ Changes = TypedDict(
             "sentinels", "masks", "masks-or-random", "masks-random-or-same", "span-masks", "drop", "shuffle"
         ]
         | Change,
-        "objective.targets": Literal["sentinels", "drop", "everything", "in-place", "replaced"] | Change,
+        "objective.targets": Literal[
+            "sentinels",
+            "drop",
+            "everything",
+            "in-place",
+            "replaced",
+            "replaced-at-masks",
+            "restored",
+            "restored-at-masks",
+        ]
+        | Change,
         "objective.rate": float | Change,
         "objective.mean_span_length": float | Change,
-        "objective.sentences": Literal["in-order", "permuted"] | Change,
-        "objective.pairs": Literal["none", "next-sentence", "sentence-order"] | Change,
+        "objective.random_share": float | Change,
+        "objective.same_share": float | Change,
+        "objective.sentences": Literal["in-order", "permuted", "rotated"] | Change,
+        "objective.pairs": Literal["none", "next-sentence", "next-single-sentence", "sentence-order"]
+        | Change,
+        "objective.documents": Literal["concatenated", "apart"] | Change,
         "objective.eos": Literal["each-example", "between-documents"] | Change,
         "model": ModelConfig | Change,
         "model.architecture": Literal[
@@ -76,7 +90,12 @@ Changes = TypedDict(
         "model.num_decoder_layers": int | Change,
         "model.d_model": int | Change,
         "model.shared_layers": bool | Change,
-        "model.residual": Literal["pre-norm", "post-norm", "parallel", "parallel-one-norm", "none"] | Change,
+        "model.shared_stack": Literal["both", "encoder", "decoder"] | Change,
+        "model.shared_parts": Literal["all", "attention", "mlp"] | Change,
+        "model.residual": Literal[
+            "pre-norm", "post-norm", "parallel", "parallel-one-norm", "rezero", "fixup", "none"
+        ]
+        | Change,
         "model.bias": bool | Change,
         "model.dropout": float | Change,
         "model.dtype": Literal["float32", "bfloat16"] | Change,
@@ -85,6 +104,7 @@ Changes = TypedDict(
         "model.embedding.projected": Literal["sum", "tokens"] | Change,
         "model.embedding.norm": bool | Change,
         "model.embedding.scale": Literal["none", "sqrt"] | Change,
+        "model.embedding.encoder": Literal["shared", "separate"] | Change,
         "model.embedding.type_vocab_size": int | Change,
         "model.positions": PositionsConfig | Change,
         "model.positions.kind": Literal[
@@ -137,7 +157,21 @@ Changes = TypedDict(
         "model.cross_attention.start": Literal["normal", "mimetic"] | Change,
         "model.mlp": MlpConfig | Change,
         "model.mlp.activation": Literal[
-            "relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu", "none"
+            "relu",
+            "squared-relu",
+            "gelu",
+            "gelu-tanh",
+            "silu",
+            "elu",
+            "selu",
+            "sigmoid",
+            "softplus",
+            "gated-sigmoid",
+            "gated-linear",
+            "gated-relu",
+            "gated-gelu",
+            "gated-silu",
+            "none",
         ]
         | Change,
         "model.mlp.d_ff": int | Change,
@@ -145,6 +179,7 @@ Changes = TypedDict(
         "model.mlp.adapter_width": int | Change,
         "model.norm": NormConfig | Change,
         "model.norm.kind": Literal["rms", "layer", "none"] | Change,
+        "model.norm.fraction": float | Change,
         "model.norm.epsilon": float | Change,
         "model.output": OutputConfig | Change,
         "model.output.logits": Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"] | Change,
@@ -159,7 +194,10 @@ Changes = TypedDict(
         "model.lora.alpha": float | Change,
         "model.lora.matrices": tuple[Literal["query", "key", "value", "out", "mlp"], ...] | Change,
         "model.heads": tuple[
-            Literal["pooler", "next-sentence", "sentence-order", "replaced-token", "backward"], ...
+            Literal[
+                "pooler", "next-sentence", "sentence-order", "replaced-token", "generator", "copy", "backward"
+            ],
+            ...,
         ]
         | Change,
         "model.special": SpecialTokens | Change,
@@ -191,12 +229,25 @@ Changes = TypedDict(
             "sentinels", "masks", "masks-or-random", "masks-random-or-same", "span-masks", "drop", "shuffle"
         ]
         | Change,
-        "start.objective.targets": Literal["sentinels", "drop", "everything", "in-place", "replaced"]
+        "start.objective.targets": Literal[
+            "sentinels",
+            "drop",
+            "everything",
+            "in-place",
+            "replaced",
+            "replaced-at-masks",
+            "restored",
+            "restored-at-masks",
+        ]
         | Change,
         "start.objective.rate": float | Change,
         "start.objective.mean_span_length": float | Change,
-        "start.objective.sentences": Literal["in-order", "permuted"] | Change,
-        "start.objective.pairs": Literal["none", "next-sentence", "sentence-order"] | Change,
+        "start.objective.random_share": float | Change,
+        "start.objective.same_share": float | Change,
+        "start.objective.sentences": Literal["in-order", "permuted", "rotated"] | Change,
+        "start.objective.pairs": Literal["none", "next-sentence", "next-single-sentence", "sentence-order"]
+        | Change,
+        "start.objective.documents": Literal["concatenated", "apart"] | Change,
         "start.objective.eos": Literal["each-example", "between-documents"] | Change,
         "pretraining": PretrainingConfig | Change,
         "pretraining.steps": int | Change,
@@ -209,13 +260,20 @@ Changes = TypedDict(
         "pretraining.optimizer.name": str | Change,
         "pretraining.optimizer.learning_rate": float | Change,
         "pretraining.optimizer.schedule": Literal[
-            "constant", "inverse-sqrt", "linear", "cosine", "decay-every", "warmup-stable-decay"
+            "constant",
+            "inverse-sqrt",
+            "inverse-sqrt-linear",
+            "linear",
+            "cosine",
+            "decay-every",
+            "warmup-stable-decay",
         ]
         | Change,
         "pretraining.optimizer.warmup_steps": int | Change,
         "pretraining.optimizer.timescale": int | Change,
         "pretraining.optimizer.decay_start": int | Change,
         "pretraining.optimizer.decay_end": int | Change,
+        "pretraining.optimizer.decay_floor": float | Change,
         "pretraining.optimizer.decay_factor": float | Change,
         "pretraining.optimizer.steps_per_decay": int | Change,
         "pretraining.optimizer.weight_decay": float | Change,
@@ -246,13 +304,20 @@ Changes = TypedDict(
         "finetuning.optimizer.name": str | Change,
         "finetuning.optimizer.learning_rate": float | Change,
         "finetuning.optimizer.schedule": Literal[
-            "constant", "inverse-sqrt", "linear", "cosine", "decay-every", "warmup-stable-decay"
+            "constant",
+            "inverse-sqrt",
+            "inverse-sqrt-linear",
+            "linear",
+            "cosine",
+            "decay-every",
+            "warmup-stable-decay",
         ]
         | Change,
         "finetuning.optimizer.warmup_steps": int | Change,
         "finetuning.optimizer.timescale": int | Change,
         "finetuning.optimizer.decay_start": int | Change,
         "finetuning.optimizer.decay_end": int | Change,
+        "finetuning.optimizer.decay_floor": float | Change,
         "finetuning.optimizer.decay_factor": float | Change,
         "finetuning.optimizer.steps_per_decay": int | Change,
         "finetuning.optimizer.weight_decay": float | Change,
@@ -293,6 +358,7 @@ Changes = TypedDict(
         "tuning.examples_limit": int | None | Change,
         "tuning.evaluation_examples": int | Change,
         "tuning.report_examples": int | Change,
+        "tuning.shuffled_inputs": int | Change,
         "ensemble": EnsembleConfig | Change,
         "ensemble.members": int | Change,
         "ensemble.pretraining": Literal["separate", "shared"] | Change,

@@ -5,7 +5,8 @@ written anywhere else.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
+from typing import Literal
 
 from experiments.study.changes import Changes, ReadOnly
 from experiments.study.experiment import BASELINE
@@ -13,11 +14,54 @@ from experiments.study.scales import DEFAULT_SCALE
 from lm.config.base import SettingError, leaves, nearest
 
 READ_ONLY_ROW_ERROR = "a row stays what it is; add one of your own with add_rows(TABLE, {ROW: CHANGES})"
+Pairs = Literal["all", "with-baseline"]  # pairs of rows that a table compares
+SECOND_HAND, UNSURE = "second hand", "unsure"  # why a published score may be wrong
+
+
+def read_only(changes: Mapping[str, object]) -> ReadOnly:
+    """Return ``changes`` as a mapping that nobody can change."""
+    return ReadOnly(changes, READ_ONLY_ROW_ERROR)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all rows of a paper or table share: their changes from ``study.experiment.BASELINE``.
+
+    A row is built from BASELINE by the changes of the scale, then ``changes``, then at scale ``base`` those
+    of ``at_base``, and last by the row's own.
+    """
+
+    changes: ReadOnly = read_only({})  # at every scale: the kind of model, the objective, the optimiser
+    at_base: ReadOnly = read_only(
+        {}
+    )  # at scale `base` alone: the sizes, steps, batches and rates of the paper
+
+
+def make_setup(changes: Changes, at_base: Changes | None = None) -> Setup:
+    """Return a setup whose changes are read-only."""
+    return Setup(read_only(changes), read_only(at_base or {}))
+
+
+T5_SETUP = Setup()  # no changes: BASELINE is the setup of the T5 paper
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Stands in a table for the changes of a row that cannot be built, since this code lacks parts of it."""
+
+    needs: tuple[str, ...]  # what is missing, in the field's words: ("mixture of experts",)
+
+
+def missing(*needs: str) -> Missing:
+    """Return the place of a row that needs what this code lacks, such as "mixture of experts"."""
+    if not needs or not all(needs):
+        raise SettingError('missing() should say what a row needs, such as missing("mixture of experts")')
+    return Missing(needs)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: an experiment, as its difference from the paper's baseline."""
+    """One row of a table: an experiment, as its difference from the baseline of its paper or table."""
 
     name: str  # TABLE/ROW, such as "t5/6-corruption-rate/15"
     label: str  # its name in plots and reports, which is the paper's if it is a row of a paper
@@ -25,6 +69,14 @@ class Row:
     # the sizes of model and data (study.scales).
     changes: ReadOnly
     published: ReadOnly  # column of the paper -> its score; empty if the paper has no such row
+    setup: Setup = T5_SETUP  # what comes before the row's own changes
+    needs: tuple[str, ...] = ()  # what this code lacks to build the row; () if it can be built
+    published_runs: int = 1  # number of the paper's runs whose mean its score is
+    doubts: ReadOnly = read_only({})  # column -> SECOND_HAND or UNSURE
+    intervals: ReadOnly = read_only({})  # column -> half width of the interval that the paper prints
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # rows are looked up hundreds of times
 
     @property
     def table(self) -> str:
@@ -59,6 +111,15 @@ class Column:
     unit: str  # "exact match"
     std: float | None = None  # standard deviation over runs of the paper's baseline; None: not published
     higher_is_better: bool = True
+    held_out: bool = False  # whether it is a loss on held-out text, beside which reports print ours
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """The runs whose scores give the standard deviations of a paper's columns: its noise."""
+
+    runs: int  # how many
+    of: str  # "the baseline, pre-trained and fine-tuned with other seeds"
 
 
 @dataclass(frozen=True)
@@ -68,6 +129,10 @@ class Paper:
     name: str  # "T5": a report on its tables is called "The T5 study"
     citation: str  # "Raffel et al. 2020"
     columns: tuple[Column, ...]  # in the order of its tables
+    question: str = ""  # that the paper asks, in a sentence
+    source: str = ""  # "arXiv 1910.10683"
+    yardstick: Yardstick | None = None  # None: the paper gives no noise
+    setup: Setup = T5_SETUP  # of those tables that have none of their own
 
     def column(self, name: str) -> Column:
         """Return the column of this name; raise KeyError if there is none."""
@@ -79,8 +144,19 @@ class Published:
     """The scores of one row in a paper, and where it prints them."""
 
     label: str
-    scores: Mapping[str, float]  # column -> score on the validation set
+    scores: Mapping[str, float]  # column -> score; columns that the paper leaves empty are left out
     source: str = ""  # "JMLR 21(140), Table 4, page 22"
+    runs: int = 1  # number of runs whose mean the scores are: ten for the T5 paper's baseline
+    second_hand: bool = False  # whether the scores were read in another text than the paper
+    unsure: tuple[str, ...] = ()  # columns whose score may be misread
+    # column -> half width of the interval that the paper prints
+    intervals: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def doubts(self) -> dict[str, str]:
+        """Return column -> why its score may be wrong; columns without doubt are left out."""
+        doubts = dict.fromkeys(self.scores, SECOND_HAND) if self.second_hand else {}
+        return doubts | dict.fromkeys(self.unsure, UNSURE)
 
 
 @dataclass(frozen=True)
@@ -90,14 +166,15 @@ class Conclusion:
     better: str  # a row's name within the table
     worse: str
     text: str  # "50 % noise is too much"
+    column: str = ""  # in which the paper says so; empty: in those by which its rows are compared
 
 
 @dataclass(frozen=True)
 class Table:
     """Rows that are compared with a baseline and with each other. ``make_table`` makes one.
 
-    A paper claim (``study.claims.paper_claims``) is a pair of rows whose published scores differ
-    significantly or, if the paper gives no noise, a conclusion. Reports test each claim on our runs.
+    A claim (``study.claims.paper_claims``) is a conclusion or, if the paper gives its noise, a pair of rows
+    whose published scores differ significantly. Reports test each claim on our runs.
     """
 
     name: str
@@ -108,6 +185,10 @@ class Table:
     scale: str = DEFAULT_SCALE  # the scale of our published results, and the default of `lm sweep TABLE`
     seeds: int = 1  # number of seeds, likewise
     paper: Paper | None = None
+    setup: Setup = T5_SETUP  # what comes before the changes of each row
+    columns: tuple[str, ...] = ()  # names of the paper's columns by which its rows are compared
+    pairs: Pairs = "all"  # of rows that are claims, if the paper gives its noise
+    # hypotheses, written before the rows are run: reports give a verdict on exactly these
     conclusions: tuple[Conclusion, ...] = ()
     # The rows stand in for the paper's with other data. paper_claims() returns no claims then, at any scale,
     # although the published scores are still printed.
@@ -117,20 +198,26 @@ class Table:
 def make_table(
     name: str,
     title: str,
-    rows: Mapping[str, Changes],
+    rows: Mapping[str, Changes | Missing],
     *,
     baseline: str = "",
     axis: Axis | None = None,
     scale: str = DEFAULT_SCALE,
     seeds: int = 1,
     paper: Paper | None = None,
+    setup: Setup | None = None,
+    columns: Iterable[str] | None = None,
+    pairs: Pairs = "all",
     published: Mapping[str, Published] | None = None,
     conclusions: Iterable[Conclusion] = (),
     surrogate_data: bool = False,
 ) -> Table:
-    """Return a table in which row ``key`` is ``study.experiment.BASELINE`` with the changes ``rows[key]``.
+    """Return a table in which row ``key`` is the setup with the changes ``rows[key]``.
 
     baseline: full name of the row to compare with; empty means the table's first row.
+    setup: what all rows share; None means that of the paper, or without one ``study.experiment.BASELINE``.
+    columns: those of the paper's columns by which it compares these rows; None means all.
+    pairs: whether a claim may be any pair of rows, or only a row and the baseline.
     published: row -> its scores in ``paper``; leave out the rows that the paper lacks.
     Raise SettingError if a published score or a conclusion names a row that the table lacks, or if the scores
     of a row are not in the paper's columns.
@@ -139,13 +226,20 @@ def make_table(
         raise SettingError(f"table {name!r} has no rows; give it one, such as {{'base': {{}}}}")
     if seeds < 1:
         raise SettingError(f"table {name!r}: seeds={seeds} should be at least 1")
-    made = make_rows(name, rows, published or {}, paper)
+    if setup is None:
+        setup = paper.setup if paper else T5_SETUP
+    if columns is None:
+        columns = (column.name for column in (paper.columns if paper else ()))
+    columns = tuple(columns)
+    _check_known_columns(f"table {name!r}", columns, paper)
+    made = make_rows(name, rows, published or {}, paper, setup)
     if axis is not None:
         _check_axis(name, axis)
     conclusions = tuple(conclusions)
     for each in conclusions:
         _check_is_row(name, each.better, rows, "a conclusion")
         _check_is_row(name, each.worse, rows, "a conclusion")
+        _check_known_columns(f"table {name!r}: a conclusion", [each.column] * bool(each.column), paper)
     return Table(
         name=name,
         title=title,
@@ -155,28 +249,45 @@ def make_table(
         scale=scale,
         seeds=seeds,
         paper=paper,
+        setup=setup,
+        columns=columns,
+        pairs=pairs,
         conclusions=conclusions,
         surrogate_data=surrogate_data,
     )
 
 
 def make_rows(
-    table: str, rows: Mapping[str, Changes], published: Mapping[str, Published], paper: Paper | None
+    table: str,
+    rows: Mapping[str, Changes | Missing],
+    published: Mapping[str, Published],
+    paper: Paper | None,
+    setup: Setup = T5_SETUP,
 ) -> tuple[Row, ...]:
     """Return the rows of ``table`` with their published scores; raise SettingError as ``make_table`` does."""
     for key, scores in published.items():
         _check_is_row(table, key, rows, "a published score")
-        _check_columns(f"{table}/{key}", scores, paper)
-    made = []
-    for key, changes in rows.items():
-        entry = published.get(key, Published(key, {}))
-        made.append(make_row(f"{table}/{key}", entry.label, changes, entry.scores))
-    return tuple(made)
+        _check_scores(f"{table}/{key}", scores, paper)
+    return tuple(
+        make_row(f"{table}/{key}", changes, published.get(key, Published(key, {})), setup)
+        for key, changes in rows.items()
+    )
 
 
-def make_row(name: str, label: str, changes: Mapping[str, object], published: Mapping[str, float]) -> Row:
+def make_row(name: str, changes: Changes | Missing, published: Published, setup: Setup = T5_SETUP) -> Row:
     """Return a row whose changes and published scores are read-only."""
-    return Row(name, label, ReadOnly(changes, READ_ONLY_ROW_ERROR), ReadOnly(published, READ_ONLY_ROW_ERROR))
+    own, needs = ({}, changes.needs) if isinstance(changes, Missing) else (changes, ())
+    return Row(
+        name,
+        published.label,
+        read_only(own),
+        read_only(published.scores),
+        setup,
+        needs,
+        published.runs,
+        read_only(published.doubts),
+        read_only(published.intervals),
+    )
 
 
 def _check_axis(table: str, axis: Axis) -> None:
@@ -190,20 +301,30 @@ def _check_axis(table: str, axis: Axis) -> None:
         raise SettingError(f"table {table!r}: its axis: {axis.setting}={value!r} is not a number")
 
 
-def _check_is_row(table: str, key: str, rows: Mapping[str, Changes], what: str) -> None:
+def _check_is_row(table: str, key: str, rows: Mapping[str, object], what: str) -> None:
     if key not in rows:
         raise SettingError(
             f"table {table!r}: {what} names the row {key!r}, which it lacks{nearest(key, rows)}"
         )
 
 
-def _check_columns(row: str, published: Published, paper: Paper | None) -> None:
-    """Raise SettingError unless there is one score for each column of ``paper``, or none at all."""
+def _check_scores(row: str, published: Published, paper: Paper | None) -> None:
+    """Raise SettingError unless the scores of ``row`` are numbers in columns of ``paper``."""
     if paper is None:
         raise SettingError(f"row {row!r} has published scores: name their paper, with paper=Paper(...)")
-    required = [column.name for column in paper.columns]
-    if published.scores and set(published.scores) != set(required):
-        raise SettingError(
-            f"row {row!r} has scores in {', '.join(published.scores)}; "
-            f"{paper.citation} should have one in each of {', '.join(required)}"
-        )
+    named = [*published.scores, *published.unsure, *published.intervals]
+    _check_known_columns(f"row {row!r}", named, paper)
+    if published.runs < 1:
+        raise SettingError(f"row {row!r}: runs={published.runs} of its paper should be at least 1")
+    for column, score in published.scores.items():
+        if isinstance(score, bool) or not isinstance(score, int | float):
+            raise SettingError(f"row {row!r}: its score in {column} is {score!r}, which should be a number")
+
+
+def _check_known_columns(what: str, columns: Iterable[str], paper: Paper | None) -> None:
+    """Raise SettingError if one of ``columns`` is none of ``paper``."""
+    known = [column.name for column in (paper.columns if paper else ())]
+    for column in columns:
+        if column not in known:
+            cited = paper.citation if paper else "it names no paper, which"
+            raise SettingError(f"{what}: {cited} has no column {column!r}{nearest(column, known)}")

@@ -2,11 +2,12 @@
 
 A page is a list of lines. A filter maps it to the lines that remain, or to None if it drops the page.
 
-The order is that of TFDS's code, which made C4: filters of lines come first, and a page is judged by the
-lines that they leave. In the paper the rules are about whole pages: any page with "lorem ipsum" or a curly
-bracket is removed. Here, as in C4, a page is kept if the bracket is in a line that an earlier filter drops,
-such as one without terminal punctuation. Two parts differ from C4 (see docs/corpora.md): py3langid identifies
-the language instead of langdetect, and a regular expression finds sentences instead of NLTK.
+``Rules.order`` chooses between two orders. "released" is that of TFDS's code, which made C4: filters of lines
+come first, and a page is judged by the lines that they leave. A page stays if its curly bracket is in a line
+that an earlier filter drops, such as one without terminal punctuation. "paper" follows the paper's words, by
+which any page with "lorem ipsum", a curly bracket or a bad word is removed: these filters see the page as it
+was read. Two parts differ from C4 in both orders (see docs/choices.md): py3langid identifies the language
+instead of langdetect, and a regular expression finds sentences instead of NLTK.
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ from lm.config.base import SettingError, nearest
 Lines = list[str]
 Filter = Callable[[Lines], Lines | None]
 Unit = Literal["spans", "lines"]
+Order = Literal["released", "paper"]
 
 TERMINAL_PUNCTUATION = (".", "?", "!", '"')
 POLICY = re.compile("terms of use|(?:privacy|cookie) policy|(?:uses|use of|use) cookies", re.IGNORECASE)
@@ -36,8 +38,11 @@ ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|cf|vs|etc|al|Fig|Eqs?|Sec|No|Vol|pp|M
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Thresholds of C4; the journal version of the paper has 5 sentences and 3 words instead."""
+    """Order and thresholds of C4's filters; the journal version has 5 sentences and 3 words instead."""
 
+    # released: pages are judged by the lines that filters of lines leave (TFDS); paper: pages with a curly
+    # bracket, "lorem ipsum" or a bad word in any line are dropped
+    order: Order = "released"
     sentences_per_page: int = 3  # drop pages with fewer sentences than this [sentences]
     words_per_line: int = 5  # drop lines with fewer words than this [words]
     word_length: int = 1000  # drop lines with a word longer than this [characters]
@@ -136,7 +141,7 @@ def bad_words_filter(rules: Rules) -> Filter:
     return keep_page(lambda lines: test("\n".join(lines)))
 
 
-# In the order of TFDS. "lorem-ipsum" and "curly-braces" drop pages, but see only the lines that the filters
+# In the released order. "lorem-ipsum" and "curly-braces" drop pages, but see only the lines that the filters
 # before them leave, and so belong to the filters of lines.
 LINE_FILTERS: Mapping[str, Callable[[Rules], Filter]] = {
     "blanks": lambda rules: lambda lines: [text for line in lines if (text := line.strip())],
@@ -163,6 +168,11 @@ FILTERS: Mapping[str, Callable[[Rules], Filter]] = {
         lambda lines: is_language("\n".join(lines), rules.language, rules.probability)
     ),
 }
+WHOLE_PAGE_FILTERS = (
+    "lorem-ipsum",
+    "curly-braces",
+    "bad-words",
+)  # by the paper's words of any line of a page
 DUPLICATES = "duplicates"  # the only filter that needs more than one page: span_hashes and remove_spans
 
 
@@ -177,6 +187,15 @@ def disabled_filters(names: Iterable[str]) -> tuple[str, ...]:
     if "all" in disabled:
         disabled |= {*choices} - {"language"}
     return tuple(name for name in choices[:-1] if name in disabled)
+
+
+def ordered_filters(order: Order) -> tuple[str, ...]:
+    """Return the names of all filters in the order in which they are applied."""
+    if order == "released":
+        return tuple(FILTERS)
+    rest = [name for name in FILTERS if name not in WHOLE_PAGE_FILTERS]
+    first_line_filter = rest.index(next(iter(LINE_FILTERS)))
+    return (*rest[:first_line_filter], *WHOLE_PAGE_FILTERS, *rest[first_line_filter:])
 
 
 def build_filters(rules: Rules, names: Iterable[str]) -> Mapping[str, Filter]:

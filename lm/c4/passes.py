@@ -70,7 +70,7 @@ def filter_pages(
     Adds what they remove, and damages, to ``record``.
     """
     rules, counts = settings.rules, record["counts"]
-    enabled = [name for name in filters.FILTERS if name not in settings.without]
+    enabled = [name for name in filters.ordered_filters(rules.order) if name not in settings.without]
     page_filters = filters.build_filters(rules, enabled)
     domains = frozenset(Path(rules.domains).read_text("utf-8").lower().split()) if rules.domains else None
     hashes = np.zeros(0, "<u8")

@@ -1,17 +1,19 @@
 """Settings as values: change, compare, print and store nested frozen dataclasses.
 
 A setting is addressed by its dotted path (``"model.mlp.d_ff"``). Its meaning, with its unit in square
-brackets, is the comment behind its field or above it: ``comments`` reads it for ``lm show``, and tyro for
-``--help``. ``setting`` declares there with which values of other settings it is used. A setting that is given
-by hand but not used is refused (``check_used``): it would make another experiment with equal numbers.
+brackets, is the comment behind its field or above it, which ``setting_descriptions`` reads for ``lm show``
+and ``--help``. ``setting`` declares there with which values of other settings it is used. A setting that is
+given by hand but not used is refused (``check_used``): it would make another experiment with equal numbers.
 """
 
+import ast
 import dataclasses
 import difflib
 import functools
 import inspect
 import json
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -106,17 +108,33 @@ def diff(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     return {path: (value, other) for path, (value, other) in pairs.items() if value != other}
 
 
-def comments(cls: type, prefix: str = "") -> dict[str, str]:
+def setting_descriptions(cls: type, prefix: str = "") -> dict[str, str]:
     """Return {path: comment} of a nested dataclass: the comments behind or above its fields in the source."""
     hints = typing.get_type_hints(cls)
     by_path: dict[str, str] = {}
-    source = "".join(inspect.getsource(base) for base in cls.__mro__ if dataclasses.is_dataclass(base))
+    source = "".join(_class_source(base) for base in cls.__mro__ if dataclasses.is_dataclass(base))
     for field in dataclasses.fields(cls):
         if dataclasses.is_dataclass(hints[field.name]):
-            by_path |= comments(hints[field.name], f"{prefix}{field.name}.")
+            by_path |= setting_descriptions(hints[field.name], f"{prefix}{field.name}.")
         elif match := re.search(rf"((?:^ +#.*\n)*)^ +{field.name}:[^#\n]*(#.*)?$", source, re.MULTILINE):
             by_path[prefix + field.name] = " ".join(re.findall(r"# *(.*)", match[2] or match[1]))
     return by_path
+
+
+def _class_source(cls: type) -> str:
+    file = sys.modules[cls.__module__].__file__
+    if file is None or "." in cls.__qualname__:  # typed by hand, or defined in a function
+        return inspect.getsource(cls)
+    return _classes_in(Path(file))[cls.__name__]
+
+
+@functools.cache  # inspect.getsource would read the whole file for each of its classes, at every command
+def _classes_in(file: Path) -> dict[str, str]:
+    """Return {name: source} of the classes of a module."""
+    text = file.read_text("utf-8")
+    lines = text.splitlines(keepends=True)
+    classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    return {node.name: "".join(lines[node.lineno - 1 : node.end_lineno]) for node in classes}
 
 
 def to_json(config: Any) -> str:

@@ -13,7 +13,13 @@ from lm.config.base import GIVEN, Condition, SettingError, Values, above_0, at_l
 MixerName = Literal["attention", "rnn", "gru", "lstm", "window", "none"]
 CrossName = Literal["heads", "dot", "multiplicative", "additive", "none"]
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
-Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "gated-relu", "gated-gelu", "gated-silu", "none"]
+# silu is Swish with beta 1. A gated form multiplies the activation of one projection by a second projection:
+# sigmoid (GLU), none (gated-linear: bilinear), relu (ReGLU), gelu in its tanh form (GEGLU), silu (SwiGLU).
+_UngatedActivation = Literal[
+    "relu", "squared-relu", "gelu", "gelu-tanh", "silu", "elu", "selu", "sigmoid", "softplus"
+]
+_GatedActivation = Literal["gated-sigmoid", "gated-linear", "gated-relu", "gated-gelu", "gated-silu"]
+Activation = Literal[_UngatedActivation, _GatedActivation, "none"]
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
 
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
@@ -170,6 +176,9 @@ class EmbeddingConfig:
     norm: bool = False  # whether embeddings are normalised (BERT, BART, BLOOM)
     # factor of the embeddings: 1 (none) or d_model^0.5 (sqrt: Vaswani et al. 2017)
     scale: Literal["none", "sqrt"] = "none"
+    # whether the encoder has the decoder's embedding of tokens or one of its own; model.output.logits says
+    # whether the decoder's is the output matrix too
+    encoder: Literal["shared", "separate"] = "shared"
     # number of token types with an embedding, such as first and second sentence (BERT) [types]
     type_vocab_size: int = 0
 
@@ -183,11 +192,15 @@ class NormConfig:
 
     # normalisation; rms leaves out the mean and the bias (T5, Llama)
     kind: Literal["rms", "layer", "none"] = "rms"
+    # share of the features, the first ones, whose mean square rms takes (partial RMS norm, Zhang and Sennrich
+    # 2019)
+    fraction: float = setting(1.0, {"kind": ("rms",)})
     # added to the mean square (or the variance) before its root is taken
     epsilon: float = setting(1e-6, {"kind": ("rms", "layer")})
 
     def __post_init__(self):
-        above_0(self, "model.norm.", "epsilon")
+        above_0(self, "model.norm.", "epsilon fraction")
+        at_most(self, "model.norm.", fraction=1)
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,12 @@ HeadKind = Literal["classes", "regression", "tokens", "span", "choice"]
 HeadLayers = Literal["last", "last-frozen", "mixed-frozen"]
 # of each attention, own and cross; "mlp" is all matrices of the feed-forward layer
 LoraMatrix = Literal["query", "key", "value", "out", "mlp"]
+# replaced-token and generator: the model reads a generator's samples, and classifies tokens or restores the
+# text's; copy: a gate by which it may predict the token that it reads (Clark et al. 2020, section 3.3)
 # backward: a second language model, which reads the text from its end (ELMo)
-PretrainingHead = Literal["pooler", "next-sentence", "sentence-order", "replaced-token", "backward"]
+PretrainingHead = Literal[
+    "pooler", "next-sentence", "sentence-order", "replaced-token", "generator", "copy", "backward"
+]
 
 
 # ``read_if`` of settings: on which others they depend
@@ -61,6 +65,7 @@ TWO_STACKS: Condition = {
     )
 }
 
+OWN_ENCODER: Condition = {"architecture": ("encoder-decoder",)}  # beside a decoder
 
 SELF_ATTENTION: Condition = {"mixer.kind": Mixers(("attention",))}
 CROSS_HEADS: Condition = TWO_STACKS | {"cross_attention.kind": ("heads",)}
@@ -121,14 +126,24 @@ class ModelConfig:
     num_decoder_layers: int = setting(12, DECODERS)  # number of decoder layers [layers]
     d_model: int = 768  # width of the residual stream [features]
     shared_layers: bool = False  # whether all layers of a stack share their parameters (ALBERT)
-    # position of the norms and residuals: parallel as in GPT-NeoX, parallel-one-norm as in GPT-J, none: norms
-    # as in pre-norm, but no residuals
-    residual: Literal["pre-norm", "post-norm", "parallel", "parallel-one-norm", "none"] = "pre-norm"
+    # stacks whose layers share their parameters (Narang et al. 2021)
+    shared_stack: Literal["both", "encoder", "decoder"] = setting(
+        "both", OWN_ENCODER | {"shared_layers": (True,)}
+    )
+    # what layers share: all parameters, or those of attention or of the feed-forward layer alone, with their
+    # norms (ALBERT, Lan et al. 2020, Table 4)
+    shared_parts: Literal["all", "attention", "mlp"] = setting("all", {"shared_layers": (True,)})
+    # position of the norms and residuals: parallel as in GPT-NeoX, parallel-one-norm as in GPT-J; rezero: as
+    # pre-norm, with a factor of each sub-layer that starts at 0; fixup: scalars and smaller initial values
+    # in place of norms; none: norms as in pre-norm, but no residuals
+    residual: Literal["pre-norm", "post-norm", "parallel", "parallel-one-norm", "rezero", "fixup", "none"] = (
+        "pre-norm"
+    )
     bias: bool = False  # whether linear layers have biases, unless a setting of their own says otherwise
     dropout: float = 0.1  # dropout rate of activations and attention weights
     # type of activations; parameters and softmax stay float32
     dtype: Literal["float32", "bfloat16"] = "float32"
-    embedding: EmbeddingConfig = setting(EmbeddingConfig(), apart={"norm": NORMED})
+    embedding: EmbeddingConfig = setting(EmbeddingConfig(), apart={"norm": NORMED, "encoder": OWN_ENCODER})
     positions: PositionsConfig = setting(PositionsConfig(), apart={"max_length": ROW_LENGTHS})
     mixer: MixerConfig = MixerConfig()
     attention: AttentionConfig = setting(
@@ -139,7 +154,7 @@ class ModelConfig:
     mlp: MlpConfig = MlpConfig()
     norm: NormConfig = NormConfig()
     output: OutputConfig = OutputConfig()
-    encoder: SideConfig = setting(SideConfig(), {"architecture": ("encoder-decoder",)})
+    encoder: SideConfig = setting(SideConfig(), OWN_ENCODER)
     lora: LoraConfig = LoraConfig()
     heads: tuple[PretrainingHead, ...] = ()  # heads that are pre-trained with the model
     special: SpecialTokens = SpecialTokens()
@@ -155,12 +170,16 @@ class ModelConfig:
         self._check_attention()
         self._check_mixer()
         self._check_cross()
+        self._check_residual()
+        self._check_sharing()
         self._check_stacks()
 
     def _check_heads(self) -> None:
         """Check that pre-training heads, and the output matrix, have what they need."""
         if {"next-sentence", "sentence-order"} & set(self.heads) and "pooler" not in self.heads:
             raise SettingError(f"model.heads={self.heads} needs 'pooler' too, which judges pairs of texts")
+        if "copy" in self.heads and "generator" not in self.heads:
+            raise SettingError(f"model.heads={self.heads} needs 'generator' too, whose tokens 'copy' copies")
         if "backward" in self.heads and self.architecture != "decoder":
             raise SettingError(
                 f"model.heads={self.heads} needs model.architecture='decoder', whose text 'backward' reads "
@@ -249,16 +268,59 @@ class ModelConfig:
         if self.cross_attention.kind != "heads" and not (self.has_encoder and self.has_decoder):
             raise SettingError(f"{cross} reads an encoder, not of model.architecture={self.architecture!r}")
 
+    def _check_residual(self) -> None:
+        """Check that a residual form has the sub-layers, and the norms, that it is made for."""
+        if self.residual != "fixup":
+            return
+        if self.norm.kind != "none":
+            raise SettingError(
+                "model.residual='fixup' takes the place of norms: model.norm.kind="
+                f"{self.norm.kind!r} should be 'none'"
+            )
+        if not self.has_attention_logits or self.cross_attention.kind != "heads":
+            raise SettingError(
+                "model.residual='fixup' scales the matrices of attention: it needs "
+                "model.mixer.kind='attention' and model.cross_attention.kind='heads', not "
+                f"{self.mixer.kind!r} and {self.cross_attention.kind!r}"
+            )
+
+    def _check_sharing(self) -> None:
+        """Check that what layers, or the two stacks, share or have apart is there."""
+        sharing = {
+            "embedding.encoder": (self.embedding.encoder, "shared"),
+            "shared_stack": (self.shared_stack, "both"),
+        }
+        for name, (value, default) in sharing.items():
+            if value != default and self.architecture != "encoder-decoder":
+                raise SettingError(
+                    f"model.{name}={value!r} needs model.architecture='encoder-decoder', not "
+                    f"{self.architecture!r}"
+                )
+        encoder = self.num_encoder_layers if self.has_encoder and self.shares_layers("encoder") else 0
+        decoder = self.num_decoder_layers if self.has_decoder and self.shares_layers("decoder") else 0
+        if self.shared_layers and max(encoder, decoder) <= 1:
+            raise SettingError("model.shared_layers=True needs two or more layers: one shares nothing")
+        if self.shared_parts == "mlp" and self.mlp.activation == "none":
+            raise SettingError(
+                "model.shared_parts='mlp' needs a feed-forward layer: model.mlp.activation='none' has none"
+            )
+
+    def shares_layers(self, side: str) -> bool:
+        """Return whether the layers of the "encoder" or of the "decoder" share parameters."""
+        return self.shared_layers and self.shared_stack in ("both", side)
+
     def _check_stacks(self) -> None:
         """Check stacks that differ in size, share their parameters, or lack a part."""
         if self.attention.mask == "none" and not self.has_decoder:
             raise SettingError(
                 "model.attention.mask='none' is of decoders: model.architecture='encoder' has no mask"
             )
-        if self.mlp.activation == "none" and (self.output.transform or "replaced-token" in self.heads):
+        is_linear = self.mlp.activation in ("none", "gated-linear")
+        if is_linear and (self.output.transform or "replaced-token" in self.heads):
             readers = "model.output.transform=True or the head 'replaced-token'"
             raise SettingError(
-                f"model.mlp.activation='none' leaves {readers} no activation: choose another, or neither"
+                f"model.mlp.activation={self.mlp.activation!r} leaves {readers} no activation: choose "
+                "another, or neither"
             )
         if self.mlp.activation == "none" and self.lora.rank and "mlp" in self.lora.matrices:
             raise SettingError(
@@ -273,8 +335,6 @@ class ModelConfig:
         if self.architecture == "shared-encoder-decoder" and encoder != decoder:
             layers = f"model.num_encoder_layers={encoder} should equal model.num_decoder_layers={decoder}"
             raise SettingError(f"{layers} when the two stacks share their parameters")
-        if self.shared_layers and encoder * self.has_encoder <= 1 and decoder * self.has_decoder <= 1:
-            raise SettingError("model.shared_layers=True needs two or more layers: one shares nothing")
 
     @property
     def has_encoder(self) -> bool:

@@ -1,7 +1,7 @@
 """The settings of training. Importing them needs the standard library alone, so that listing is fast."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lm.config.base import INT32, Condition, SettingError, above_0, at_least, at_most, below_1, setting
@@ -22,6 +22,8 @@ class TruncatedBPTT(NamedTuple):
 
 
 # ``read_if`` of settings: the schedules and optimisers that use them
+LATE_DECAYS = ("warmup-stable-decay", "inverse-sqrt-linear")  # schedules that decay from ``decay_start`` on
+DECAYS = ("linear", "cosine", *LATE_DECAYS)  # schedules that decay until ``decay_end``
 DECAYS_EVERY: Condition = {"schedule": ("decay-every",)}
 OF_ADAFACTOR: Condition = {"name": ("adafactor",)}
 OF_ADAMW: Condition = {"name": ("adamw", "adamw-relative", "muon")}
@@ -36,18 +38,28 @@ class Schedule:
     # learning rate, which multiplies the schedule; a step changes a parameter by about this much (adamw,
     # muon: root mean square), or by this share of its size (adafactor, adamw-relative)
     learning_rate: float = 1.0
-    # learning-rate schedule after the warm-up; warmup-stable-decay is constant, then decays linearly to 0
+    # learning-rate schedule after the warm-up; warmup-stable-decay is constant, then decays linearly;
+    # inverse-sqrt-linear is inverse-sqrt times such a decay (Shazeer 2020: over the last tenth)
     schedule: Literal[
-        "constant", "inverse-sqrt", "linear", "cosine", "decay-every", "warmup-stable-decay"
+        "constant",
+        "inverse-sqrt",
+        "inverse-sqrt-linear",
+        "linear",
+        "cosine",
+        "decay-every",
+        "warmup-stable-decay",
     ] = "inverse-sqrt"
     warmup_steps: int = 0  # length of the linear warm-up from 0; T5 has none [steps]
-    # number of steps during which the schedule inverse-sqrt, 1 / sqrt(step), stays constant [steps]
-    timescale: int = setting(10_000, {"schedule": ("inverse-sqrt",)})
-    # step at which warmup-stable-decay begins to decay [steps]
-    decay_start: int = setting(0, {"schedule": ("warmup-stable-decay",)})
-    # step at which the rate reaches 0; linear (T5X: linear_decay) and cosine decay from the end of warm-up,
-    # warmup-stable-decay from decay_start on [steps]
-    decay_end: int = setting(0, {"schedule": ("linear", "cosine", "warmup-stable-decay")})
+    # number of steps during which the factor 1 / sqrt(step) of inverse-sqrt stays constant [steps]
+    timescale: int = setting(10_000, {"schedule": ("inverse-sqrt", "inverse-sqrt-linear")})
+    # step at which warmup-stable-decay and inverse-sqrt-linear begin to decay linearly [steps]
+    decay_start: int = setting(0, {"schedule": LATE_DECAYS})
+    # step at which the decay ends; linear (T5X: linear_decay) and cosine decay from the end of warm-up,
+    # warmup-stable-decay and inverse-sqrt-linear from decay_start on; 0: the last step of training, whatever
+    # their number [steps]
+    decay_end: int = setting(0, {"schedule": DECAYS})
+    # factor of the rate that is left when the decay has ended, such as 0.1
+    decay_floor: float = setting(0.0, {"schedule": DECAYS})
     # factor by which decay-every (T5X: decay_every) multiplies the rate each time
     decay_factor: float = setting(0.5, DECAYS_EVERY)
     steps_per_decay: int = setting(20_000, DECAYS_EVERY)  # time between two decays of decay-every [steps]
@@ -164,7 +176,7 @@ class Muon(AdamW):
 
 def _is_matrix(names: tuple[str, ...]) -> bool:
     """Return whether a parameter with these axes is a matrix of a layer that multiplies features."""
-    return names[0] == "layers" and len(names) > 2 and "buckets" not in names
+    return names[:1] == ("layers",) and len(names) > 2 and "buckets" not in names
 
 
 OPTIMIZERS = {  # by ``Schedule.name``
@@ -182,12 +194,11 @@ class OptimizerConfig(Muon, RelativeAdamW, Schedule):
     """The optimiser and all of its settings: Adafactor as in T5, AdamW, or Muon."""
 
     def __post_init__(self):
-        start = "decay_start" if self.schedule == "warmup-stable-decay" else "warmup_steps"
-        decays = self.schedule in ("linear", "cosine", "warmup-stable-decay")
-        if decays and self.decay_end <= getattr(self, start):
+        if self.decays and 0 != self.decay_end <= self._decay_begin:
+            start = "decay_start" if self.schedule in LATE_DECAYS else "warmup_steps"
             raise SettingError(
                 f"optimizer.decay_end={self.decay_end} should be beyond optimizer.{start}="
-                f"{getattr(self, start)} for the schedule {self.schedule!r}"
+                f"{self._decay_begin} for the schedule {self.schedule!r}, or 0 for the last step"
             )
         positive = (
             "learning_rate timescale decay_exponent factor_from decay_factor muon_rms clip_norm clip_rms"
@@ -198,7 +209,22 @@ class OptimizerConfig(Muon, RelativeAdamW, Schedule):
             ("warmup_steps", "decay_start", "decay_end", "timescale", "steps_per_decay"), INT32
         )
         at_most(self, "optimizer.", factor_from=INT32, **most)
-        below_1(self, "optimizer.", "beta1 beta2 momentum muon_momentum ema")
+        below_1(self, "optimizer.", "beta1 beta2 momentum muon_momentum ema decay_floor")
+
+    @property
+    def decays(self) -> bool:
+        """Return whether the rate decays until a step."""
+        return self.schedule in DECAYS
+
+    @property
+    def _decay_begin(self) -> int:
+        return self.decay_start if self.schedule in LATE_DECAYS else self.warmup_steps
+
+    def ending_at(self, steps: int) -> "OptimizerConfig":
+        """Return the optimiser of a training of so many steps: ``decay_end`` is their number if it is 0."""
+        if not self.decays or self.decay_end:
+            return self
+        return replace(self, decay_end=max(steps, self._decay_begin + 1))
 
     def transform(self, axes: Axes) -> "optax.GradientTransformation":
         """Return the transformation from gradients to directions of the optimiser ``name``."""

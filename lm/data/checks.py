@@ -1,9 +1,11 @@
 """Checks that the settings of data go together, before any work is done; errors name the setting."""
 
+from typing import get_args
+
 from lm.config.base import SettingError, nearest
 from lm.data.packing import ARCHITECTURES, ENCODER_DECODERS
 from lm.objectives.corruption import NOISES
-from lm.objectives.denoising import IN_PLACE, Objective
+from lm.objectives.denoising import IN_PLACE, Objective, PairsName
 from lm.tokenizers.tokenizer import Tokenizer
 
 TOKEN_FOR_TOKEN = ("masks", "masks-or-random", "masks-random-or-same")
@@ -26,16 +28,20 @@ def check_architecture(architecture: str, seed: int = 0, generates: bool = False
 
 def _compatible_values() -> list[tuple[str, str, str, tuple[str, ...]]]:
     """Return rows (setting, value, other setting, values of that one that go with it) of an objective."""
-    anywhere = tuple(name for name, noise in NOISES.items() if not noise.fits_without_trimming)
+    hides_tokens = {name: noise for name, noise in NOISES.items() if name != "none"}
+    anywhere = tuple(name for name, noise in hides_tokens.items() if not noise.fits_without_trimming)
     infilled = tuple(name for name, noise in NOISES.items() if noise.infill)
     return [
         *[("targets", name, "noise", anywhere) for name in IN_PLACE],
         *[("targets", name, "inputs", TOKEN_FOR_TOKEN) for name in IN_PLACE],
         *[("noise", name, "inputs", ("span-masks",)) for name in infilled],
-        ("inputs", "span-masks", "noise", infilled),
+        ("inputs", "span-masks", "noise", (*infilled, "none")),
         ("sentences", "permuted", "targets", ("everything",)),
-        ("pairs", "next-sentence", "targets", IN_PLACE),
-        ("pairs", "sentence-order", "targets", IN_PLACE),
+        ("sentences", "rotated", "targets", ("everything",)),
+        ("noise", "none", "targets", ("everything",)),
+        ("noise", "none", "sentences", ("permuted", "rotated")),
+        ("noise", "middle", "targets", ("drop", "everything")),
+        *[("pairs", name, "targets", IN_PLACE) for name in get_args(PairsName) if name != "none"],
     ]
 
 
@@ -51,9 +57,19 @@ def check_objective(objective: Objective, architecture: str, tokenizer: Tokenize
             "objective.noise='everything' with objective.inputs='drop' leaves model.architecture="
             f"{architecture!r} no inputs; choose a decoder, or objective.noise='suffix' (prefix-lm)"
         )
-    if objective.eos == "between-documents" and objective.pairs == "none" and not objective.concatenates:
+    needs_eos = objective.pairs == "none" and not objective.concatenates and not objective.is_mlm
+    if objective.eos == "between-documents" and needs_eos:
         noise = f"objective.noise={objective.noise!r}, which keeps documents apart"
-        raise SettingError(f"objective.eos='between-documents' should be 'each-example' with {noise}")
+        cause = noise if objective.documents == "concatenated" else "objective.documents='apart'"
+        raise SettingError(f"objective.eos='between-documents' should be 'each-example' with {cause}")
+    is_packed = objective.documents == "apart" and not objective.is_mlm
+    if is_packed and objective.corruption.counts is None:
+        countable = [name for name, noise in NOISES.items() if noise.counts]
+        raise SettingError(
+            f"objective.noise={objective.noise!r} hides a random number of tokens, so that documents "
+            "cannot be packed before it is drawn: objective.documents='apart' needs objective.noise="
+            f"{' or '.join(map(repr, countable))}"
+        )
     if objective.is_mlm != (architecture == "encoder"):
         raise SettingError(
             f"objective.targets={objective.targets!r} does not suit model.architecture={architecture!r}: an "

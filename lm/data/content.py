@@ -20,7 +20,7 @@ NUM_FREQUENT = 10  # most frequent tokens, which a model predicts while it does 
 class UnigramBaseline(NamedTuple):
     """What a model that knows token frequencies only reaches on content tokens."""
 
-    loss: float  # [nats per content token]
+    loss: float | None  # [nats per content token]; None without content tokens, as in copying
     frequent_tokens: np.ndarray  # int32 [NUM_FREQUENT]: the most frequent; -1 where there are fewer
 
 
@@ -38,11 +38,14 @@ def unigram_baseline(batches: Sequence[Batch], tokenizer: Tokenizer, text: np.nd
     content_tokens = targets[is_content]
     content_counts = np.bincount(content_tokens, minlength=tokenizer.vocab_size)
     counts = content_counts + np.bincount(text, minlength=tokenizer.vocab_size)
-    entropy = -np.log(counts[content_tokens] / counts.sum()).sum() / max(len(content_tokens), 1)
     frequent = np.argsort(-content_counts, kind="stable")[:NUM_FREQUENT]
+    frequent_tokens = np.where(content_counts[frequent] > 0, frequent, -1).astype(np.int32)
+    if not len(content_tokens):
+        return UnigramBaseline(None, frequent_tokens)
+    entropy = -np.log(counts[content_tokens] / counts.sum()).mean()
     is_sentinel = (segments > 0) & ~is_content & (targets >= tokenizer.vocab_size - tokenizer.num_sentinels)
     loss = float(entropy) + _content_surprise(is_content, is_sentinel, segments)
-    return UnigramBaseline(loss, np.where(content_counts[frequent] > 0, frequent, -1).astype(np.int32))
+    return UnigramBaseline(loss, frequent_tokens)
 
 
 def _content_surprise(is_content: np.ndarray, is_sentinel: np.ndarray, segments: np.ndarray) -> float:

@@ -5,7 +5,8 @@ A row of running text is [CLS] text [SEP]; its text continues across documents, 
 
 A row of a pair is [CLS] A [SEP] B [SEP], where A and B are the two parts of one segment of a document. Half
 of the pairs are changed, and the model classifies which. In next-sentence prediction (Devlin et al. 2019) B
-is taken from another document, in sentence-order prediction (Lan et al. 2020) A and B are swapped.
+is taken from another document, in sentence-order prediction (Lan et al. 2020) A and B are swapped. With
+"next-single-sentence" A and B are one sentence each (Liu et al. 2019, section 4.2: "sentence-pair").
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from lm.batch import Batch, Side
 from lm.data.batches import uniforms
 from lm.data.segments import UNPACKED_ROWS, SegmentedWindow, SegmentReader, WindowRows
 from lm.objectives.corruption import CorruptionInputs, length_mask
-from lm.objectives.denoising import Lengths
+from lm.objectives.denoising import REPLACED, RESTORED, Lengths
 from lm.objectives.formatting import INPUTS, split_points
 from lm.tokenizers.tokenizer import PAD
 
@@ -102,7 +103,7 @@ class MaskedLMRows:
         objective, tokenizer, paired = self.reader.objective, self.reader.tokenizer, int(self.paired)
         text, first_length = rows.text, rows.lengths[:, :1]
         noise = self._noise(rows, u)
-        visible, _ = INPUTS[objective.inputs].apply(text, noise, u[:, -1], tokenizer)
+        visible, _ = INPUTS[objective.inputs].apply(objective, text, noise, u[:, -1], tokenizer)
         positions = np.arange(self.lengths.inputs)
         in_second = paired * (positions > first_length + 1)
         end = rows.lengths.sum(1)[:, None] + 1 + paired  # position of the last [SEP]
@@ -120,8 +121,11 @@ class MaskedLMRows:
             loss_weights=(is_text & noise).astype(np.float32),
             content=is_text & noise,
         )
-        # ELECTRA's discriminator classifies every token of the row.
-        discriminator_weights = in_row.astype(np.float32) if objective.targets == "replaced" else None
+        discriminator_weights = None
+        if objective.targets in ("replaced", "restored"):  # of every token of the row
+            discriminator_weights = in_row.astype(np.float32)
+        elif objective.targets in (*REPLACED, *RESTORED):  # of those that were masked
+            discriminator_weights = (is_text & noise).astype(np.float32)
         return Batch(encoder=side, discriminator_loss_weights=discriminator_weights)
 
 
@@ -156,6 +160,8 @@ class PairSampler:
         whether the pair is changed, which segment its second part is then taken from, and where that segment
         is split. The label of changed pairs is 1, as in BERT's code, where 0 means "is next".
         """
+        if self.window.objective.pairs == "next-single-sentence":
+            return self._sample_sentences(segments, u)
         start, length = self.window.segments.starts[segments], self.window.segments.lengths[segments]
         split, changed = self._split_points(segments, u[:, 0]), u[:, 1] < CHANGED
         starts = np.stack([start, start + split], axis=1)
@@ -170,15 +176,34 @@ class PairSampler:
         lengths[:, 1] = np.minimum(lengths[:, 1], length_there)
         return SegmentPair(starts, lengths), changed
 
+    def _sample_sentences(self, segments: np.ndarray, u: np.ndarray) -> tuple[SegmentPair, np.ndarray]:
+        """Return ``sample`` of segments of two sentences; too long pairs lose tokens at both ends."""
+        all_segments, sentences = self.window.segments, self.window.sentences
+        second_starts = sentences[np.searchsorted(sentences, all_segments.starts, side="right")]
+        second_lengths = all_segments.starts + all_segments.lengths - second_starts
+        changed = u[:, 1] < CHANGED
+        second = np.where(changed, self._other_segment(segments, u[:, 2]), segments)
+        first_start, first_end = all_segments.starts[segments], second_starts[segments]
+        first_length, second_length = first_end - first_start, second_lengths[second]
+        room = np.maximum(self.max_length - first_length, self.max_length // 2)
+        second_length = np.minimum(second_length, room)
+        first_length = np.minimum(first_length, self.max_length - second_length)
+        starts = np.stack([first_end - first_length, second_starts[second]], axis=1)
+        return SegmentPair(starts, np.stack([first_length, second_length], axis=1)), changed
+
+    def _other_segment(self, segments: np.ndarray, u: np.ndarray) -> np.ndarray:
+        """Return a random segment of another document for each segment, int64 [B]."""
+        documents = self.window.segments.documents  # ascending: the segments of a document are adjacent
+        low, high = (np.searchsorted(documents, documents[segments], side=side) for side in ("left", "right"))
+        other = (u * (len(documents) - high + low)).astype(np.int64)
+        return other + (other >= low) * (high - low)
+
     def _split_points(self, segments: np.ndarray, u: np.ndarray) -> np.ndarray:
         lengths = self.window.segments.lengths[segments]
         return split_points(self.read(self.single(segments)), lengths, u, self.window.tokenizer)
 
     def _other_document(self, segments: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return a random position in another document, and how many of its tokens follow, both int64 [B]."""
-        documents = self.window.segments.documents  # ascending: the segments of a document are adjacent
-        low, high = (np.searchsorted(documents, documents[segments], side=side) for side in ("left", "right"))
-        other = (u[:, 0] * (len(documents) - high + low)).astype(np.int64)
-        other += (other >= low) * (high - low)
+        other, documents = self._other_segment(segments, u[:, 0]), self.window.segments.documents
         start = self.window.segments.starts[other] + self._split_points(other, u[:, 1])
         return start, self.window.documents.offsets[documents[other] + 1] - start

@@ -30,7 +30,7 @@ from lm.data.packing import (
 from lm.data.segments import CACHED_WINDOWS, UNPACKED_ROWS, SegmentReader, WindowRows
 from lm.objectives.corruption import CorruptionInputs, length_mask, limit_spans, trim_targets
 from lm.objectives.denoising import Lengths, Objective, compute_lengths, corrupted_lengths
-from lm.objectives.formatting import INPUTS, TARGETS, sentence_permutation
+from lm.objectives.formatting import INPUTS, TARGETS, random_tokens, rotation, sentence_permutation
 from lm.tokenizers.tokenizer import PAD, T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
 
@@ -84,16 +84,22 @@ def denoise(
     """Return inputs and targets of texts [B,L], within ``limits`` and ending with EOS.
 
     Axis R of the uniform random numbers u [B,R,L] holds, in this order: those of the corruption mask, one for
-    the format of the inputs if that is random, and one for the order of sentences if these are permuted.
+    the format of the inputs if that is random, and one for the order of the inputs if it is not the text's.
 
     The content masks of the result mark original tokens of the text: in the inputs those that are visible, in
-    the targets those that the inputs hide. Sentinels, mask tokens and EOS are no content.
+    the targets those that the inputs hide. Sentinels, mask tokens, EOS and random tokens are no content.
     """
+    if objective.corruption.replaces_text:
+        text = text._replace(tokens=random_tokens(u[:, 0], tokenizer), content=np.zeros_like(text.content))
     tokens, lengths, is_text_token = text
     is_token, order = text.mask, None
     eos = None if objective.eos_between_documents else tokenizer.eos
-    if objective.sentences == "permuted":
-        order, u = sentence_permutation(tokens, lengths, u[:, -1], tokenizer), u[:, :-1]
+    if objective.sentences != "in-order":
+        if objective.sentences == "permuted":
+            order = sentence_permutation(tokens, lengths, u[:, -1], tokenizer)
+        else:
+            order = rotation(lengths, u[:, -1])
+        u = u[:, :-1]
         tokens = np.take_along_axis(tokens, order, axis=1)
         is_text_token = np.take_along_axis(is_text_token, order, axis=1)
     if objective.corruption.infill:
@@ -105,13 +111,15 @@ def denoise(
         word_starts = tokenizer.word_starts[tokens] if objective.corruption.needs_word_starts else None
         texts = CorruptionInputs(lengths, u, tokenizer.num_sentinels, word_starts)
         noise = noise_mask(objective, texts, limits.targets)
-        shown, keep = INPUTS[objective.inputs].apply(tokens, noise, u[:, -1], tokenizer)
+        shown, keep = INPUTS[objective.inputs].apply(objective, tokens, noise, u[:, -1], tokenizer)
+        if objective.noise == "none" and order is not None:  # all have moved, as when deshuffling permutes
+            noise = np.ones_like(noise)
         inputs_eos = eos if objective.has_inputs else None
         inputs = _keep_tokens(shown, keep & is_token, is_text_token & ~noise, inputs_eos)
     if order is not None:  # targets keep the order of the text
         noise[np.arange(len(order))[:, None], order] = noise.copy()
     targets_format = TARGETS["everything" if objective.corruption.infill else objective.targets]
-    predicted, keep = targets_format.apply(text.tokens, noise, u[:, -1], tokenizer)
+    predicted, keep = targets_format.apply(objective, text.tokens, noise, u[:, -1], tokenizer)
     return inputs, _keep_tokens(predicted, keep & is_token, text.content & noise, eos)
 
 

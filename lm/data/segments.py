@@ -15,7 +15,8 @@ import numpy as np
 from lm.data.batches import PickledWithoutCache, epoch_generator
 from lm.data.corpus.sampler import CorpusSampler, RowIndex, WindowPosition
 from lm.data.corpus.token_cache import EncodedDocuments
-from lm.objectives.denoising import Lengths, Objective
+from lm.objectives.denoising import NEXT_SENTENCE, Lengths, Objective
+from lm.objectives.formatting import sentence_starts
 from lm.tokenizers.tokenizer import Tokenizer
 
 UNPACKED_ROWS = "segments"  # the row index key if each row holds one segment; packed rows have other keys
@@ -88,6 +89,19 @@ def split_evenly(offsets: np.ndarray, max_length: int) -> Segments:
     return Segments(offsets[documents] + begin, end - begin, documents)
 
 
+def pair_sentences(offsets: np.ndarray, sentences: np.ndarray) -> Segments:
+    """Return the segments of two sentences that each document is split into, however long they are.
+
+    ``sentences`` int64 holds the position of each sentence's first token. An odd sentence at the end of a
+    document is left out.
+    """
+    documents = np.searchsorted(offsets, sentences, side="right") - 1  # of each sentence
+    index = np.arange(len(documents)) - np.searchsorted(documents, documents)  # in its document
+    firsts = np.flatnonzero((index[:-1] % 2 == 0) & (documents[:-1] == documents[1:]))
+    ends = np.append(sentences, offsets[-1])[firsts + 2]
+    return Segments(sentences[firsts], ends - sentences[firsts], documents[firsts])
+
+
 def _number_segments(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return each segment's document, and the segment's index in that document, both int64 [segments].
 
@@ -117,6 +131,14 @@ class SegmentedWindow(PickledWithoutCache):
         )
 
     @functools.cached_property
+    def sentences(self) -> np.ndarray:
+        """Return the positions of the first tokens of all sentences, int64, ascending."""
+        tokens, offsets = self.documents.tokens.astype(np.int32), self.documents.offsets
+        starts = sentence_starts(tokens[None], self.tokenizer)[0]
+        starts[offsets[offsets < len(tokens)]] = True  # a document begins with a sentence
+        return np.flatnonzero(starts)
+
+    @functools.cached_property
     def segments(self) -> Segments:
         """Return the segments of the concatenated text, or of each document if these are not concatenated.
 
@@ -126,8 +148,11 @@ class SegmentedWindow(PickledWithoutCache):
             whole = np.array([0, self.text.length])
             offsets = whole if self.objective.concatenates else self.documents.offsets
             return split_greedily(offsets, self.max_length)
-        segments = split_evenly(self.documents.offsets, self.max_length)
-        if self.objective.pairs == "next-sentence" and len(np.unique(segments.documents)) == 1:
+        if self.objective.pairs == "next-single-sentence":
+            segments = pair_sentences(self.documents.offsets, self.sentences)
+        else:
+            segments = split_evenly(self.documents.offsets, self.max_length)
+        if self.objective.pairs in NEXT_SENTENCE and len(np.unique(segments.documents)) == 1:
             return Segments(*(values[:0] for values in segments))
         return segments
 

@@ -30,6 +30,8 @@ class EvalTask:
     answer: Callable[[Row, np.ndarray], Any]  # (row, its output) -> prediction
     choices: Choices | None = None  # right answers whose likelihood is measured; None: none is
     calibration: Choices | None = None  # rows to fit the inverse temperature on; None: ``choices``
+    # right answers after the inputs of other rows, which show what a task can be answered by without its own
+    shuffled: Choices | None = None
 
     @property
     def num_rows(self) -> int:
@@ -72,6 +74,19 @@ def score_task(
     if task.measure != "score":
         metrics["score"] = metrics[task.measure]
     return metrics, values
+
+
+def score_shuffled(model: Any, eval_task: EvalTask, shard_batch: Callable) -> dict[str, float]:
+    """Return the measure of a task when each row has the inputs of another, and the number of rows.
+
+    Empty if there are no such rows, or if the task is not measured by likelihood. The inverse temperature is
+    fitted on these rows, so that a model that is misled by other inputs is at chance and not below.
+    """
+    choices, measure = eval_task.shuffled, eval_task.task.measure
+    if choices is None or measure == "score":
+        return {}
+    metrics = gold_likelihoods(model, choices, shard_batch).metrics()
+    return {"score": metrics[measure], "rows": len(choices.gold)}
 
 
 def write_predictions(path: Path, task: AnyTask, rows: Iterable[Row], predictions: Iterable[Any]) -> None:

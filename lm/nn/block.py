@@ -15,11 +15,12 @@ from lm.nn.attention import Attention
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.cache import Carry, LayerCache
 from lm.nn.dropout import DropoutMasks, Shapes, dropout
-from lm.nn.layers import Module, make_norm
+from lm.nn.layers import Identity, Module
 from lm.nn.lora import add_lora
 from lm.nn.mixers import CROSS_ATTENTION, Mixer, make_mixer
 from lm.nn.mlp import MLP, Adapter
 from lm.nn.positions import RelativePositionBias
+from lm.nn.residual import apply_fixup, make_branch_norm, make_branch_scale
 from lm.sharding import constrain
 
 REMAT_POLICIES = {  # which values jax.checkpoint saves for the backward pass; it recomputes the others
@@ -35,7 +36,7 @@ class Block(Module):
         self.config = config
         bidirectional = config.reads_both_ways(has_cross_attention)
         shares_norm = config.residual == "parallel-one-norm"
-        self.attention_norm = make_norm(config.norm, config.d_model)
+        self.attention_norm = make_branch_norm(config)
         # Whichever mixer it is: checkpoints call it attention.
         self.attention: Mixer = make_mixer(config, rngs, bidirectional)
         has_own_bias = config.positions.kind == "relative-per-layer"
@@ -44,10 +45,14 @@ class Block(Module):
             CROSS_ATTENTION[config.cross_attention.kind](config, rngs) if has_cross_attention else None
         )
         has_cross_norm = self.cross is not None and not shares_norm
-        self.cross_norm = make_norm(config.norm, config.d_model) if has_cross_norm else None
+        self.cross_norm = make_branch_norm(config) if has_cross_norm else None
         has_mlp_norm = config.mlp.activation != "none" and not shares_norm
-        self.mlp_norm = make_norm(config.norm, config.d_model) if has_mlp_norm else None
+        self.mlp_norm = make_branch_norm(config) if has_mlp_norm else None
         self.mlp = MLP(config, rngs) if config.mlp.activation != "none" else None
+        self.attention_scale = make_branch_scale(config)
+        self.cross_scale = make_branch_scale(config) if self.cross is not None else Identity()
+        self.mlp_scale = make_branch_scale(config) if self.mlp is not None else Identity()
+        apply_fixup(config, self)
         self.adapter = Adapter(config, rngs) if config.mlp.adapter_width else None
         add_lora(config, rngs, self)
 
@@ -69,6 +74,7 @@ class Block(Module):
         block_input = x
         h = self._sublayer_input(block_input, x, self.attention_norm)
         h, carry = self.attention(h, self._with_own_bias(inputs), carry, dropout_masks)
+        h = self.attention_scale(h)
         x = self._add(x, h, self.attention_norm, dropout_masks.get("attention_out"))
         if inputs.encoded is not None or encoder_kv is not None:
             if encoder_kv is None:
@@ -79,11 +85,11 @@ class Block(Module):
             h = h.reshape(len(kv.key), -1, h.shape[-1])  # a row's beams become more queries of the same keys
             cross_inputs = AttentionInputs(inputs.cross_mask)
             h = self.cross.attend_to(h, kv, cross_inputs, dropout_masks.get("cross")).reshape(x.shape)
-            x = self._add(x, h, self.cross_norm, dropout_masks.get("cross_out"))
+            x = self._add(x, self.cross_scale(h), self.cross_norm, dropout_masks.get("cross_out"))
         if self.mlp is not None:
             h = self._sublayer_input(block_input, x, self.mlp_norm)
             h = self.mlp(h, dropout_masks.get("mlp"))
-            x = self._add(x, h, self.mlp_norm, dropout_masks.get("mlp_out"))
+            x = self._add(x, self.mlp_scale(h), self.mlp_norm, dropout_masks.get("mlp_out"))
         if self.adapter is not None:
             h = self.adapter(x, dropout_masks.get("adapter"))
             h = dropout(h, dropout_masks.get("adapter_out"), self.config.dropout)
@@ -119,7 +125,8 @@ class Block(Module):
             weights = self.attention.weights(h, kv, inputs)
         if inputs.encoded is None:
             return weights, None
-        x = self._add(x, self.attention(h, inputs, None, {})[0], self.attention_norm, None)
+        h = self.attention_scale(self.attention(h, inputs, None, {})[0])
+        x = self._add(x, h, self.attention_norm, None)
         h = self._sublayer_input(block_input, x, self.cross_norm)
         kv = self.cross.key_value(inputs.encoded, None)
         return weights, self.cross.weights(h, kv, AttentionInputs(inputs.cross_mask))

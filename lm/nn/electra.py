@@ -1,4 +1,7 @@
-"""ELECTRA: a generator that replaces tokens, and a discriminator that finds them (Clark et al. 2020)."""
+"""ELECTRA: a generator that replaces tokens, and a discriminator that finds or restores them.
+
+Source: Clark et al. 2020; the discriminators that restore tokens are of section 3.3 and Table 5.
+"""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -7,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Float32, Int32
+from jaxtyping import Float, Float32, Int32
 
 from lm.batch import Batch
 from lm.config.base import changes
@@ -28,7 +31,16 @@ class ElectraOutputs(NamedTuple):
     replaced_logits: Float32[Array, "B S"]  # the discriminator's, that a token is not the text's
 
 
-class Electra(Module):
+class RestoredOutputs(NamedTuple):
+    """Outputs of ``RestoringElectra``."""
+
+    generator_logits: Float32[Array, "B S V"]
+    tokens: Int32[Array, "B S"]  # the discriminator's input, with the generator's samples
+    logits: Float32[Array, "B S V"]  # the discriminator's, of the text's token at each position
+    copy_logits: Float32[Array, "B S"] | None  # of the probability to predict the input token; None: no gate
+
+
+class GeneratorAndDiscriminator(Module):
     """A generator, which is a small masked LM, and a discriminator; they share embeddings."""
 
     def __init__(self, config: ModelConfig, generator: ModelConfig, rngs: nnx.Rngs):
@@ -36,8 +48,13 @@ class Electra(Module):
         self.generator = Transformer(generator, rngs)
         del self.generator.embed  # the discriminator's is used
 
-    def __call__(self, batch: Batch, sample_key: Array, key: Array | None = None) -> ElectraOutputs:
-        """Return the outputs of both; the generator replaces tokens whose loss weights are above 0."""
+    def features(
+        self, batch: Batch, sample_key: Array, key: Array | None
+    ) -> tuple[Float32[Array, "B S V"], Int32[Array, "B S"], Float[Array, "B S D"]]:
+        """Return the generator's logits, the tokens with its samples, and the discriminator's last states.
+
+        The generator replaces tokens whose loss weights are above 0.
+        """
         generator_key, discriminator_key = split_key(key, 2)
         generator = jax.tree.map(lambda leaf: leaf, self.generator)  # a copy, to which the embedding is added
         generator.embed = self.discriminator.embed
@@ -47,8 +64,31 @@ class Electra(Module):
         tokens = jnp.where(side.loss_weights > 0, samples, side.targets)
         tokens = constrain(tokens, "batch", "length")
         corrupted = replace(batch, encoder=replace(side, tokens=tokens))
-        x = self.discriminator.features(corrupted, discriminator_key)
+        return logits, tokens, self.discriminator.features(corrupted, discriminator_key)
+
+
+class Electra(GeneratorAndDiscriminator):
+    """A generator, and a discriminator that finds the tokens which are not the text's."""
+
+    def __call__(self, batch: Batch, sample_key: Array, key: Array | None = None) -> ElectraOutputs:
+        """Return the outputs of both; the generator replaces tokens whose loss weights are above 0."""
+        logits, tokens, x = self.features(batch, sample_key, key)
         return ElectraOutputs(logits, tokens, self.discriminator.replaced(x))
+
+
+class RestoringElectra(GeneratorAndDiscriminator):
+    """A generator, and a discriminator that predicts the text's token at each position (replace MLM).
+
+    With the head "copy" it predicts its input token with the probability of a gate, and else by its output
+    matrix (all-tokens MLM).
+    """
+
+    def __call__(self, batch: Batch, sample_key: Array, key: Array | None = None) -> RestoredOutputs:
+        """Return the outputs of both; the generator replaces tokens whose loss weights are above 0."""
+        logits, tokens, x = self.features(batch, sample_key, key)
+        gate = self.discriminator.copy_gate
+        copy_logits = None if gate is None else gate(x)[..., 0].astype(jnp.float32)
+        return RestoredOutputs(logits, tokens, self.discriminator.logits(x), copy_logits)
 
 
 def generator_config(model: ModelConfig, share: float) -> ModelConfig:

@@ -28,7 +28,13 @@ class BidirectionalLM(Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         self.forward = Transformer(config, rngs)
-        self.backward = Stack(config, rngs, config.num_decoder_layers, has_cross_attention=False)
+        self.backward = Stack(
+            config,
+            rngs,
+            config.num_decoder_layers,
+            has_cross_attention=False,
+            shares_layers=config.shares_layers("decoder"),
+        )
 
     def __call__(
         self, batch: Batch, key: Array | None = None

@@ -1,8 +1,8 @@
 """Linear layers, embeddings and norms. Each parameter names its axes where it is made."""
 
+import math
 from collections.abc import Callable
 from functools import partial
-from math import prod
 from typing import TypeVar
 
 import jax
@@ -69,7 +69,7 @@ def normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> Array:
 
 def count(module: nnx.Module) -> int:
     """Return the number of parameters, also of the abstract module that ``jax.eval_shape`` gives."""
-    return sum(prod(leaf.shape) for leaf in jax.tree.leaves(module))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(module))
 
 
 # Cheap layers are computed again in the backward pass, which otherwise reads float32 copies of their results
@@ -203,15 +203,19 @@ def embedding_std(logits: Logits, width: int) -> float:
 
 
 class RMSNorm(Module):
-    """Return x [...,D] over its root mean square, times a scale [D] (Zhang and Sennrich 2019)."""
+    """Return x [...,D] over its root mean square, times a scale [D] (Zhang and Sennrich 2019).
 
-    def __init__(self, width: int, epsilon: float):
-        self.epsilon = epsilon
+    With ``fraction`` below 1 the mean is over the first D * fraction features, rounded up (partial RMS norm).
+    """
+
+    def __init__(self, width: int, epsilon: float, fraction: float = 1.0):
+        self.epsilon, self.measured = epsilon, math.ceil(width * fraction)
         self.scale = param(jnp.ones((width,), jnp.float32), "norm")
 
     @remat
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-        return _over_root_mean_square(x.astype(jnp.float32), self.scale[...], self.epsilon).astype(x.dtype)
+        y = x.astype(jnp.float32)
+        return _over_root_mean_square(y, self.scale[...], self.epsilon, self.measured).astype(x.dtype)
 
 
 class LayerNorm(Module):
@@ -226,33 +230,66 @@ class LayerNorm(Module):
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         y = x.astype(jnp.float32)
         y = y - y.mean(-1, keepdims=True)
-        y = _over_root_mean_square(y, self.scale[...], self.epsilon)
+        y = _over_root_mean_square(y, self.scale[...], self.epsilon, y.shape[-1])
         return (y + broadcast_to_rank(self.bias[...], y)).astype(x.dtype)
 
 
-def _over_root_mean_square(x: Array, scale: Array, epsilon: float) -> Array:
-    mean_square = jnp.square(x).mean(-1, keepdims=True)
+def _over_root_mean_square(x: Array, scale: Array, epsilon: float, measured: int) -> Array:
+    mean_square = jnp.square(x[..., :measured]).mean(-1, keepdims=True)
     return x * (jax.lax.rsqrt(mean_square + epsilon) * broadcast_to_rank(scale, x))
 
 
-NORMS: dict[str, Callable[[int, float], nnx.Module]] = {  # by model.norm.kind; of a width and an epsilon
-    "rms": RMSNorm,
-    "layer": LayerNorm,
-    "none": lambda width, epsilon: Identity(),
+NORMS: dict[str, Callable[[NormConfig, int], nnx.Module]] = {  # by model.norm.kind; of settings and a width
+    "rms": lambda norm, width: RMSNorm(width, norm.epsilon, norm.fraction),
+    "layer": lambda norm, width: LayerNorm(width, norm.epsilon),
+    "none": lambda norm, width: Identity(),
 }
 
 
 def make_norm(norm: NormConfig, width: int) -> nnx.Module:
     """Return the norm that the model's settings name, for inputs of this width."""
-    return NORMS[norm.kind](width, norm.epsilon)
+    return NORMS[norm.kind](norm, width)
+
+
+class ScalarBias(Module):
+    """Return x plus a scalar that starts at 0."""
+
+    def __init__(self) -> None:
+        self.bias = param(jnp.zeros((), jnp.float32))
+
+    def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        return x + self.bias[...].astype(x.dtype)
+
+
+class ScalarScale(Module):
+    """Return x times a scalar, which starts as given."""
+
+    def __init__(self, start: float):
+        self.scale = param(jnp.full((), start, jnp.float32))
+
+    def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        return x * self.scale[...].astype(x.dtype)
+
+
+def squared_relu(x: Array) -> Array:
+    """Return max(x, 0)^2 (Primer, So et al. 2021)."""
+    return jnp.square(jax.nn.relu(x))
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {  # by model.mlp.activation
     "relu": jax.nn.relu,
+    "squared-relu": squared_relu,
     "gelu": partial(jax.nn.gelu, approximate=False),  # by the error function, as BERT
     "gelu-tanh": jax.nn.gelu,  # as GPT-2
-    "silu": jax.nn.silu,
-    "gated-relu": jax.nn.relu,
-    "gated-gelu": jax.nn.gelu,  # tanh form, as T5 1.1
+    "silu": jax.nn.silu,  # Swish with beta 1
+    "elu": jax.nn.elu,  # Clevert et al. 2015
+    "selu": jax.nn.selu,  # Klambauer et al. 2017
+    "sigmoid": jax.nn.sigmoid,
+    "softplus": jax.nn.softplus,
+    # The gate's activation (Shazeer 2020).
+    "gated-sigmoid": jax.nn.sigmoid,  # GLU
+    "gated-linear": lambda x: x,  # bilinear, also called LiGLU
+    "gated-relu": jax.nn.relu,  # ReGLU
+    "gated-gelu": jax.nn.gelu,  # GEGLU, in the tanh form, as T5 1.1
     "gated-silu": jax.nn.silu,  # SwiGLU
 }

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 
 from lm.config.model import ModelConfig
 from lm.nn.dropout import dropout
-from lm.nn.layers import ACTIVATIONS, Linear, Module, make_norm, remat
+from lm.nn.layers import ACTIVATIONS, Identity, Linear, Module, ScalarBias, make_norm, remat
 from lm.sharding import constrain
 
 
@@ -26,6 +26,7 @@ class MLP(Module):
         inward, is_gated = (config.d_model, config.mlp.d_ff), config.mlp.activation.startswith("gated")
         self.hidden = linear(inward, ("embed", "mlp"))
         self.linear = linear(inward, ("embed", "mlp")) if is_gated else None
+        self.hidden_bias = ScalarBias() if config.residual == "fixup" else Identity()
         self.out = linear((config.mlp.d_ff, config.d_model), ("mlp", "embed"))
 
     def __call__(
@@ -43,7 +44,7 @@ class MLP(Module):
         hidden = ACTIVATIONS[self.config.mlp.activation](hidden)
         if linear is not None:
             hidden = hidden * linear
-        return self.out(dropout(hidden, dropout_mask, self.config.dropout))
+        return self.out(self.hidden_bias(dropout(hidden, dropout_mask, self.config.dropout)))
 
 
 class Adapter(Module):

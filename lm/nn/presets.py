@@ -300,3 +300,34 @@ PRESETS = {
     "qwen3-14b": _sized(_QWEN3, 40, 5_120, 40, d_ff=17_408, d_kv=128),
     "qwen3-32b": _sized(_QWEN3, 64, 5_120, 64, d_ff=25_600, d_kv=128),
 }
+
+# Lengths of rows in pre-training, (inputs, targets) or of a decoder (0, row), by the start of a model's name.
+# Those with learned positions are not listed: their positions end where their longest rows did.
+_ROW_LENGTHS = {
+    "t5-": (512, 114),  # Raffel et al. 2020: spans of 3 tokens, 15 % of the text
+    "umt5-": (512, 114),  # Chung et al. 2023: chunks of 568 tokens
+    "gpt-j-": (0, 2_048),
+    "gpt-neox-": (0, 2_048),
+    "pythia-": (0, 2_048),
+    "bloom": (0, 2_048),
+    "llama-": (0, 2_048),
+    "llama-2-": (0, 4_096),
+    "llama-3.": (0, 8_192),  # before rows were lengthened to 131,072
+    "mistral-": (0, 8_192),
+    "qwen2.5-": (0, 4_096),  # before rows were lengthened to 32,768
+    "qwen3-": (0, 4_096),  # likewise
+}
+
+
+def row_lengths(name: str, model: ModelConfig) -> tuple[int, int] | None:
+    """Return the lengths of the rows that a published model was pre-trained on, (inputs, targets) [tokens].
+
+    ``model`` is the published model or a change of it: where its positions are learned, rows are as long as
+    they reach. The targets of an encoder are 0, and so are the inputs of a decoder. None: the model was
+    trained on sentences, whose lengths vary.
+    """
+    if model.positions.kind == "learned":
+        longest = model.positions.max_length
+        return longest if model.has_encoder else 0, longest if model.has_decoder else 0
+    starts = [start for start in _ROW_LENGTHS if name.startswith(start)]
+    return _ROW_LENGTHS[max(starts, key=len)] if starts else None

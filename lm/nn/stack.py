@@ -20,18 +20,35 @@ from lm.nn.cache import Carry, LayerCache
 from lm.nn.dropout import DropoutMasks, draw_dropout_masks, dropout
 from lm.nn.layers import Embed, Identity, Linear, Module, add_layers_axis, embedding_std, make_norm
 from lm.nn.positions import RelativePositionBias
+from lm.nn.residual import make_branch_norm
 from lm.ops.positions import sinusoids
 from lm.sharding import constrain
+
+# The modules of a block by model.shared_parts; "all" shares whole blocks.
+PARTS = {
+    "attention": (
+        *("attention_norm", "attention", "attention_scale", "relative"),
+        *("cross_norm", "cross", "cross_scale"),
+    ),
+    "mlp": ("mlp_norm", "mlp", "mlp_scale", "adapter"),
+}
 
 
 class Stack(Module):
     """Adds positions and types to token embeddings, runs the blocks, and normalises the result.
 
     The parameters of all blocks are stacked on a leading axis [layers,...], so that a scan over layers
-    compiles one block only. With ``shared_layers`` (ALBERT) that axis has length 1.
+    compiles one block only. Of parameters that all layers share (ALBERT) that axis has length 1.
     """
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, num_layers: int, has_cross_attention: bool):
+    def __init__(
+        self,
+        config: ModelConfig,
+        rngs: nnx.Rngs,
+        num_layers: int,
+        has_cross_attention: bool,
+        shares_layers: bool,
+    ):
         self.config = config
         self.num_layers = num_layers
         width, std = config.sum_width, embedding_std(config.output.logits, config.sum_width)
@@ -46,19 +63,22 @@ class Stack(Module):
         )
         self.embed_norm = make_norm(config.norm, width) if config.embedding.norm else Identity()
         self.projection = _input_projection(config, rngs)
-        keys = jax.random.split(rngs.params(), 1 if config.shared_layers else num_layers)
+        shares_blocks = shares_layers and config.shared_parts == "all"
+        keys = jax.random.split(rngs.params(), 1 if shares_blocks else num_layers)
 
         def block(key: Array) -> Block:
             return Block(config, nnx.Rngs(params=key), has_cross_attention)
 
         # vmap initialises each block with its own key and stacks their parameters.
         self.blocks: Any = add_layers_axis(jax.vmap(block)(keys))
+        if shares_layers and not shares_blocks:
+            share_part(self.blocks, PARTS[config.shared_parts])
         bidirectional = config.reads_both_ways(has_cross_attention)
         has_bias = config.positions.kind == "relative"
         self.relative = RelativePositionBias(config, rngs, bidirectional) if has_bias else None
         # Post-norm blocks end with a norm already.
         is_post_norm = config.residual == "post-norm"
-        self.norm = Identity() if is_post_norm else make_norm(config.norm, config.d_model)
+        self.norm = Identity() if is_post_norm else make_branch_norm(config)
 
     def __call__(
         self,
@@ -86,10 +106,10 @@ class Stack(Module):
     def encoder_key_value(self, encoded: Float[Array, "B S D"]) -> LayerCache:
         """Return keys and values [layers,B,K,S,H] of the encoder's output [B,S,D], for all blocks."""
 
-        def block_key_value(block):
-            return LayerCache.from_key_value(block.cross.key_value(encoded, None))
+        def cross_key_value(cross):
+            return LayerCache.from_key_value(cross.key_value(encoded, None))
 
-        kv = jax.vmap(block_key_value)(self.blocks)
+        kv = jax.vmap(cross_key_value)(self.blocks.cross)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape[1:])), kv)
 
     def init_carry(self, rows: int, length: int) -> Carry:
@@ -164,19 +184,20 @@ class Stack(Module):
             one_layer = jax.checkpoint(one_layer, policy=policy, prevent_cse=not is_scanned)
         if not is_scanned:
             return self._run_unrolled(one_layer, x, layers, inputs)
-        if config.shared_layers:
-            block = jax.tree.map(lambda leaf: leaf[0], self.blocks)
+        parameters, treedef = jax.tree.flatten(self.blocks)
+        is_shared = [len(array) < self.num_layers for array in parameters]
 
-            def shared_layer(x, layer):
-                return one_layer(block, x, layer, inputs.mask)
+        def scanned_layer(x, slices_and_layer):
+            slices, layer = slices_and_layer
+            own = [
+                array[0] if shared else part
+                for array, shared, part in zip(parameters, is_shared, slices, strict=True)
+            ]
+            return one_layer(jax.tree.unflatten(treedef, own), x, layer, inputs.mask)
 
-            return jax.lax.scan(shared_layer, x, layers, length=self.num_layers)
-
-        def scanned_layer(x, block_and_layer):
-            block, layer = block_and_layer
-            return one_layer(block, x, layer, inputs.mask)
-
-        return jax.lax.scan(scanned_layer, x, (self.blocks, layers))
+        # Shared parameters are no input of the scan: None, which has no arrays, takes their place.
+        scanned = [None if shared else array for array, shared in zip(parameters, is_shared, strict=True)]
+        return jax.lax.scan(scanned_layer, x, (scanned, layers), length=self.num_layers)
 
     def _run_unrolled(
         self, one_layer: Callable, x: Any, layers: Any, inputs: AttentionInputs
@@ -204,9 +225,7 @@ class Stack(Module):
         return x, tuple(new_carries)
 
     def _blocks_by_layer(self) -> list[Block]:
-        """Return the block of each layer, without the leading axis; shared layers are the same block."""
-        if self.config.shared_layers:
-            return split_layers(self.blocks, 1) * self.num_layers
+        """Return the block of each layer, without the leading axis; shared parameters are the same arrays."""
         return split_layers(self.blocks, self.num_layers)
 
     def _first_block_input(
@@ -260,10 +279,17 @@ class Stack(Module):
         return masks, {name: masks.pop(name).swapaxes(0, 1) for name in by_block}
 
 
+def share_part(blocks: Any, names: tuple[str, ...]) -> None:
+    """Let all layers share these modules of a block: their parameters [layers,...] become [1,...]."""
+    for name in names:
+        setattr(blocks, name, jax.tree.map(lambda leaf: leaf[:1], getattr(blocks, name)))
+
+
 def split_layers(stacked: Any, count: int) -> list:
-    """Return the tree of each of ``count`` layers, given the tree with leaves [layers,...]."""
+    """Return the tree of each of ``count`` layers, given leaves [layers,...], or [1,...] if shared."""
     leaves, treedef = jax.tree.flatten(stacked)
-    slices = [jnp.split(leaf, count) for leaf in leaves]  # for each leaf, one [1,...] per layer
+    # for each leaf, one [1,...] per layer
+    slices = [[leaf] * count if len(leaf) == 1 else jnp.split(leaf, count) for leaf in leaves]
     return [jax.tree.unflatten(treedef, [leaf[layer][0] for leaf in slices]) for layer in range(count)]
 
 

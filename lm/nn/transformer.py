@@ -1,5 +1,6 @@
 """The Transformer: encoder, decoder, prefix decoder, and encoder-decoder with two stacks or a shared one."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -54,11 +55,11 @@ class Transformer(Module):
         # If encoder and decoder share one stack, it is ``decoder``.
         has_own_encoder = config.architecture in ("encoder-decoder", "encoder")
 
-        def stack(config: ModelConfig, num_layers: int, has_cross_attention: bool) -> Stack:
-            return Stack(config, rngs, num_layers, has_cross_attention)
+        def stack(side: str, config: ModelConfig, num_layers: int, has_cross_attention: bool) -> Stack:
+            return Stack(config, rngs, num_layers, has_cross_attention, config.shares_layers(side))
 
-        encoder = config.encoder_config, config.num_encoder_layers, False
-        decoder = config, config.num_decoder_layers, config.has_encoder
+        encoder = "encoder", config.encoder_config, config.num_encoder_layers, False
+        decoder = "decoder", config, config.num_decoder_layers, config.has_encoder
         self.encoder = stack(*encoder) if has_own_encoder else None
         self.decoder = stack(*decoder) if config.has_decoder else None
         self.narrowing = _output_projection(config, rngs)  # its name in checkpoints
@@ -74,6 +75,9 @@ class Transformer(Module):
         self.next_sentence = linear(PAIR_CLASSES, "classes") if "next-sentence" in heads else None
         self.sentence_order = linear(PAIR_CLASSES, "classes") if "sentence-order" in heads else None
         self.replaced = ReplacedTokenHead(config, rngs) if "replaced-token" in heads else None
+        self.copy_gate = linear(1, "classes") if "copy" in heads else None
+        is_separate = config.embedding.encoder == "separate"
+        self.encoder_embed = Embed(rngs, shape, "vocab", std=std, dtype=config.dtype) if is_separate else None
 
     def __call__(
         self, batch: Batch, key: Array | None = None
@@ -153,6 +157,10 @@ class Transformer(Module):
             by_side["decoder"] = self.decoder, self.decoder.hidden_states(*inputs), inputs.attention
         return by_side
 
+    def embedding(self, side: str) -> Callable[..., Array]:
+        """Return the embedding of the tokens of a side, "encoder" or "decoder"."""
+        return self.encoder_embed if side == "encoder" and self.encoder_embed is not None else self.embed
+
     @property
     def _encoder(self) -> Stack:
         """Return the stack that encodes: ``encoder``, or ``decoder`` where both share one stack."""
@@ -161,7 +169,7 @@ class Transformer(Module):
     def _encoder_inputs(self, batch: Batch) -> StackInputs:
         attention = make_attention_inputs(self._encoder.config, batch, "encoder", self._encoder.relative)
         side = batch.side("encoder")
-        return StackInputs(self.embed(side.tokens), side.token_types, attention)
+        return StackInputs(self.embedding("encoder")(side.tokens), side.token_types, attention)
 
     def _decoder_inputs(self, batch: Batch, encoded: Array | None) -> StackInputs:
         attention = make_attention_inputs(self.config, batch, "decoder", self.decoder.relative)

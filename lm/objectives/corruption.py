@@ -1,7 +1,8 @@
 """Corruption masks: which tokens of a text are noise. A new kind is an entry of NOISES and its NoiseName.
 
 Sources: Raffel et al. 2020 (i.i.d., spans; T5's code where the paper is silent), Devlin et al. 2019 with the
-whole-word masking of its code, Joshi et al. 2020 (SpanBERT), Lewis et al. 2020 (BART).
+whole-word masking of its code, Joshi et al. 2020 (SpanBERT), Lewis et al. 2020 (BART), Song et al. 2019
+(MASS: a single span), Bavarian et al. 2022 (fill-in-the-middle: the middle of a document).
 
 Shapes: B texts of at most L tokens, R uniform random numbers per token. A span is a run of consecutive noise
 tokens. Uniform numbers are in [0, 1).
@@ -16,8 +17,11 @@ import numpy as np
 # SpanBERT's geometric distribution of span lengths, cut off at 10 words: mean 3.8 [Joshi et al. 2020, 3.1].
 GEOMETRIC_P, LONGEST_SPAN = 0.2, 10
 
-# A Poisson span may have length 0: a mask is inserted and no token is hidden.
-NoiseName = Literal["iid", "whole-words", "spans", "geometric-spans", "poisson-spans", "suffix", "everything"]
+# A Poisson span may have length 0: a mask is inserted and no token is hidden. A single span has the share
+# ``rate`` of the tokens; the middle lies between two random positions. With none no token is hidden, so that
+# only the order may change. "random-text" hides none either, but replaces the whole text by random tokens.
+_SpansName = Literal["spans", "geometric-spans", "poisson-spans", "single-span", "middle"]
+NoiseName = Literal["none", "random-text", "iid", "whole-words", _SpansName, "suffix", "everything"]
 
 
 class CorruptionConfig(Protocol):
@@ -50,10 +54,11 @@ class Infilling(NamedTuple):
 
 
 class NoiseCounts(NamedTuple):
-    """The numbers of noise tokens and of noise spans of each text."""
+    """The numbers of noise tokens, of noise spans, and of visible spans between them, of each text."""
 
     tokens: np.ndarray  # int [B]
-    spans: np.ndarray  # int [B]
+    spans: np.ndarray  # int [B]; not 0 where there are no noise tokens
+    visible_spans: np.ndarray  # int [B]
 
 
 class Noise(NamedTuple):
@@ -69,6 +74,9 @@ class Noise(NamedTuple):
     needs_word_starts: bool = False
     # documents are kept apart, since this noise splits or hides each as a whole; a causal LM ignores this
     per_document: bool = False
+    # the text is replaced by random tokens, of which this noise hides none; the first uniform of each token
+    # draws its replacement
+    replaces_text: bool = False
     unused_settings: tuple[str, ...] = ()  # of ``CorruptionConfig``; changing them is an error
 
     @property
@@ -129,7 +137,8 @@ def span_counts(
     noise = np.round(length.astype(np.float32) * np.float32(config.rate)).astype(np.int32)
     noise = np.clip(noise, 1, length - 1)
     spans = np.round(noise.astype(np.float32) / np.float32(config.mean_span_length)).astype(np.int32)
-    return NoiseCounts(noise, np.maximum(spans, 1))
+    spans = np.maximum(spans, 1)
+    return NoiseCounts(noise, spans, np.where(noise < lengths, spans, 0))
 
 
 def _random_segment_ends(uniforms: np.ndarray, total: np.ndarray, parts: np.ndarray) -> np.ndarray:
@@ -161,7 +170,7 @@ def random_spans_noise_mask(config: CorruptionConfig, texts: CorruptionInputs) -
     batch, width = uniforms.shape
     if width < 2:  # a single token is never noise
         return np.zeros(uniforms.shape, bool)
-    noise, spans = span_counts(config, texts.lengths)
+    noise, spans, _ = span_counts(config, texts.lengths)
     visible = np.maximum(texts.lengths, 2) - noise
     # No noise span and no visible span is empty, and there is a sentinel for each noise span.
     spans = np.minimum(spans, np.minimum(np.minimum(noise, visible), texts.num_sentinels))
@@ -195,7 +204,64 @@ def _suffix_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarr
 def _suffix_counts(
     _config: CorruptionConfig, lengths: np.ndarray, length_uniforms: np.ndarray
 ) -> NoiseCounts:
-    return NoiseCounts(lengths - prefix_lengths(lengths, length_uniforms), np.ones_like(lengths))
+    ones = np.ones_like(lengths)
+    return NoiseCounts(lengths - prefix_lengths(lengths, length_uniforms), ones, ones)
+
+
+def single_span_counts(
+    config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray | None = None
+) -> NoiseCounts:
+    """Return the numbers of one span of ``rate`` of the tokens; a single token is never noise."""
+    noise = np.round(lengths * config.rate).astype(np.int32)
+    noise = np.clip(noise, np.minimum(lengths - 1, 1), lengths - 1)
+    return NoiseCounts(noise, np.ones_like(lengths), np.minimum(lengths - noise, 2))
+
+
+def _single_span_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
+    """Return the mask of one span, bool [B,L], that begins after the first token.
+
+    It ends before the last token, unless all tokens but the first are noise. All such positions are equally
+    likely.
+    """
+    counts = single_span_counts(config, texts.lengths).tokens
+    num_positions = np.maximum(texts.lengths - counts - 1, 1)
+    starts = 1 + (texts.uniforms[:, 0, 0] * num_positions).astype(np.int32)
+    return _one_span(starts, counts, texts.uniforms.shape[2])
+
+
+def middle_lengths(lengths: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Return the lengths of middles, int [B], from 1 to L - 1: all parts of a text are equally likely.
+
+    L - n + 1 parts of a text have n tokens. A single token has no middle.
+    """
+    total = (lengths - 1.0) * (lengths + 2.0) / 2  # the number of parts
+    odd = 2.0 * lengths + 1
+    middles = np.ceil((odd - np.sqrt(odd**2 - 8 * uniforms * total)) / 2).astype(np.int32)
+    return np.clip(middles, np.minimum(lengths - 1, 1), lengths - 1)
+
+
+def _middle_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
+    """Return the mask of the tokens between two random positions, bool [B,L]: any part but the whole text."""
+    counts = middle_lengths(texts.lengths, texts.uniforms[:, 0, 0].astype(np.float64))
+    starts = (texts.uniforms[:, 1, 0] * (texts.lengths - counts + 1)).astype(np.int32)
+    return _one_span(starts, counts, texts.uniforms.shape[2])
+
+
+def _middle_counts(
+    _config: CorruptionConfig, lengths: np.ndarray, length_uniforms: np.ndarray
+) -> NoiseCounts:
+    counts, ones = middle_lengths(lengths, length_uniforms.astype(np.float64)), np.ones_like(lengths)
+    return NoiseCounts(counts, ones, 2 * ones)  # one visible span more than there may be
+
+
+def _one_span(starts: np.ndarray, counts: np.ndarray, width: int) -> np.ndarray:
+    """Return bool [B,width]: the ``counts`` [B] positions from ``starts`` [B] on."""
+    offsets = np.arange(width) - starts[:, None]
+    return (offsets >= 0) & (offsets < counts[:, None])
+
+
+def _no_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
+    return np.zeros(texts.uniforms[:, 0].shape, bool)
 
 
 def _everything_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
@@ -205,7 +271,11 @@ def _everything_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.n
 def _everything_counts(
     _config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray
 ) -> NoiseCounts:
-    return NoiseCounts(lengths, np.ones_like(lengths))
+    return NoiseCounts(lengths, np.ones_like(lengths), np.zeros_like(lengths))
+
+
+def _no_counts(_config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray) -> NoiseCounts:
+    return NoiseCounts(np.zeros_like(lengths), np.ones_like(lengths), np.minimum(lengths, 1))
 
 
 def _whole_words_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
@@ -312,6 +382,14 @@ NOISES: dict[str, Noise] = {
         unused_settings=("mean_span_length",),
     ),
     "poisson-spans": Noise(_infill_mask, infill=_infill, uniforms_per_token=2),
+    "single-span": Noise(_single_span_mask, counts=single_span_counts, unused_settings=("mean_span_length",)),
+    "middle": Noise(
+        _middle_mask,
+        counts=_middle_counts,
+        uniforms_per_token=2,
+        per_document=True,
+        unused_settings=("rate", "mean_span_length"),
+    ),
     "suffix": Noise(
         _suffix_mask,
         counts=_suffix_counts,
@@ -323,6 +401,10 @@ NOISES: dict[str, Noise] = {
         counts=_everything_counts,
         per_document=True,
         unused_settings=("rate", "mean_span_length"),
+    ),
+    "none": Noise(_no_mask, counts=_no_counts, unused_settings=("rate", "mean_span_length")),
+    "random-text": Noise(
+        _no_mask, counts=_no_counts, replaces_text=True, unused_settings=("rate", "mean_span_length")
     ),
 }
 

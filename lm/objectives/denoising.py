@@ -6,8 +6,9 @@ p is ``rate``, a span is a run of consecutive noise tokens, and a sentinel is th
 a span.
 
 Sources: Raffel et al. 2020, sections 3.1.4 and 3.3; of encoders Devlin et al. 2019, Joshi et al. 2020
-(SpanBERT) and Clark et al. 2020 (ELECTRA); of text infilling Lewis et al. 2020 (BART). This code differs
-from T5's in two points, so that nothing is cut, and inputs and targets together give back the text:
+(SpanBERT), Clark et al. 2020 (ELECTRA) and, for the shares of masked tokens, Wettig et al. 2022; of text
+infilling, rotation and permutation Lewis et al. 2020 (BART). This code differs from T5's in two points, so
+that nothing is cut, and inputs and targets together give back the text:
 
 * *Too few sentinels.* T5 lets their ids run over into word pieces. Here "spans" draws at most as many spans
   as there are sentinels (fewer and longer ones, with the same number of noise tokens). Noise whose amount is
@@ -22,11 +23,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lm.config.base import Conditions, SettingError, Values, setting
+from lm.config.base import Condition, Conditions, SettingError, Values, below_1, setting
 from lm.objectives.corruption import NOISES, Noise, NoiseName
 from lm.objectives.formatting import INPUTS, TARGETS, InputsName, TargetsName
 
-IN_PLACE = ("in-place", "replaced")  # targets of encoders: predicted at the position where they are hidden
+REPLACED = ("replaced", "replaced-at-masks")  # targets of ELECTRA's discriminator (Clark et al. 2020)
+RESTORED = ("restored", "restored-at-masks")  # its targets in "all-tokens MLM" and "replace MLM" (ibid., 3.3)
+# Targets of encoders: predicted at the position where they are hidden.
+IN_PLACE = ("in-place", *REPLACED, *RESTORED)
 DEVIATIONS = 4  # standard deviations of room for targets of random length: 1 draw in 30,000 is longer
 HIGHEST_RATE = 0.99  # beyond it a text would be more than 100 times as long as its inputs
 LONGEST_MEAN_SPAN = 10_000  # [tokens]
@@ -42,11 +46,15 @@ def _noises_that_use(field: str) -> Values:
 # All but a causal LM, which has no inputs and one format of targets: as ``Objective.has_inputs`` says.
 WITH_INPUTS: Conditions = ({"noise": Values(but=("everything",))}, {"inputs": Values(but=("drop",))})
 # Where documents are concatenated, so that EOS can separate them: as ``Objective.concatenates`` says.
-CONCATENATED: Conditions = (
+_MAY_CONCATENATE: tuple[Condition, ...] = (
     {"noise": Values(tuple(name for name, noise in NOISES.items() if not noise.per_document))}
     | {"pairs": ("none",)},
     {"noise": ("everything",), "inputs": ("drop",)},
 )
+CONCATENATED: Conditions = tuple(one | {"documents": ("concatenated",)} for one in _MAY_CONCATENATE)
+
+PairsName = Literal["none", "next-sentence", "next-single-sentence", "sentence-order"]
+NEXT_SENTENCE = ("next-sentence", "next-single-sentence")  # pairs that are changed by another document's text
 
 # T5 ends every example, also where the text was cut. Others separate documents and nothing else: a causal
 # model that finds EOS at the same position of every row learns the position, and stops there.
@@ -58,17 +66,26 @@ class Objective:
     """An objective: corruption mask x format of inputs x format of targets."""
 
     noise: NoiseName = "iid"  # how corrupted tokens are chosen
-    inputs: InputsName = "sentinels"  # what replaces corrupted tokens in the inputs
+    # what replaces corrupted tokens in the inputs
+    inputs: InputsName = setting("sentinels", {"noise": Values(but=("none", "random-text"))})
     # what the model predicts, and what replaces the tokens that are not corrupted
     targets: TargetsName = setting("sentinels", WITH_INPUTS)
-    # share of tokens that are corrupted (ignored with noise suffix and everything)
+    # share of tokens that are corrupted (ignored with noise suffix, everything, none and random-text)
     rate: float = setting(0.15, {"noise": _noises_that_use("rate")})
     # mean length of corrupted spans [tokens]
     mean_span_length: float = setting(3.0, {"noise": _noises_that_use("mean_span_length")})
-    # order of the sentences of the inputs; targets keep the order of the text
-    sentences: Literal["in-order", "permuted"] = setting("in-order", WITH_INPUTS)
-    # classification of two pieces of text by an encoder: none, next sentence, or sentence order
-    pairs: Literal["none", "next-sentence", "sentence-order"] = setting("none", {"targets": IN_PLACE})
+    # share of the corrupted tokens that become any token, with masks-or-random and masks-random-or-same
+    random_share: float = setting(0.1, {"inputs": ("masks-or-random", "masks-random-or-same")})
+    # share of the corrupted tokens that stay as they were, with masks-random-or-same
+    same_share: float = setting(0.1, {"inputs": ("masks-random-or-same",)})
+    # order of the inputs: that of the text, its sentences permuted, or the text rotated to begin at any
+    # token; targets keep the order of the text
+    sentences: Literal["in-order", "permuted", "rotated"] = setting("in-order", WITH_INPUTS)
+    # classification of two pieces of text by an encoder: none, next sentence, or sentence order; pieces are
+    # segments of several sentences, and with next-single-sentence one sentence each
+    pairs: PairsName = setting("none", {"targets": IN_PLACE})
+    # whether a sequence continues across the end of a document, or holds text of one document alone
+    documents: Literal["concatenated", "apart"] = setting("concatenated", _MAY_CONCATENATE)
     eos: EosPlacement = setting("each-example", CONCATENATED)  # where EOS (in encoders [SEP]) is written
 
     def __post_init__(self):
@@ -80,6 +97,13 @@ class Objective:
             raise SettingError(
                 f"objective.mean_span_length={self.mean_span_length} should be from 1 to "
                 f"{LONGEST_MEAN_SPAN:,}, such as 3.0"
+            )
+
+        below_1(self, "objective.", "random_share same_share")
+        if self.random_share + self.same_share > 1:
+            raise SettingError(
+                f"objective.random_share={self.random_share} and objective.same_share={self.same_share} "
+                "should be at most 1 together"
             )
 
     @property
@@ -101,9 +125,11 @@ class Objective:
     def concatenates(self) -> bool:
         """Return whether documents are concatenated before they are split into segments.
 
-        They are kept apart for pairs of sentences, and where a document is split in two (prefix LM).
+        They are kept apart for pairs of sentences, where a document is split (prefix LM), and if
+        ``documents`` says so.
         """
-        return self.pairs == "none" and not (self.corruption.per_document and self.has_inputs)
+        is_split = self.corruption.per_document and self.has_inputs
+        return self.pairs == "none" and self.documents == "concatenated" and not is_split
 
     @property
     def eos_between_documents(self) -> bool:
@@ -112,14 +138,17 @@ class Objective:
 
     @property
     def uniforms_per_token(self) -> int:
-        """Return the random numbers per token, for mask, format of inputs and order of sentences."""
+        """Return the random numbers per token, for mask, format of inputs and order of inputs."""
         per_format = INPUTS[self.inputs].uniforms_per_token
-        return self.corruption.uniforms_per_token + per_format + (self.sentences == "permuted")
+        return self.corruption.uniforms_per_token + per_format + (self.sentences != "in-order")
 
 
 _CAUSAL_LM = Objective(noise="everything", inputs="drop", targets="everything")
 _INFILLING = Objective("poisson-spans", "span-masks", "everything", 0.3, sentences="permuted")
+_BART = Objective(targets="everything", eos="between-documents")
+_ELECTRA = Objective(inputs="masks", targets="replaced", eos="between-documents")
 _MASKED_LM = Objective(inputs="masks-random-or-same", targets="in-place", eos="between-documents")
+_COPY = Objective(noise="none", targets="everything")
 
 OBJECTIVES = {
     "baseline": Objective(),  # "replace spans" of i.i.d. noise: the baseline of all tables
@@ -133,10 +162,20 @@ OBJECTIVES = {
     "language-model": _CAUSAL_LM,  # of the T5 paper's tables
     "causal-lm": replace(_CAUSAL_LM, eos="between-documents"),
     "text-infilling": replace(_INFILLING, eos="between-documents"),
+    "token-deletion": replace(_BART, inputs="drop"),
+    "document-rotation": replace(_BART, noise="none", sentences="rotated"),
+    "sentence-permutation": replace(_BART, noise="none", sentences="permuted"),
+    "mass": Objective("single-span", "masks", "drop", 0.5),
+    "fill-in-the-middle": Objective("middle", "sentinels", "drop"),
     "masked-lm": _MASKED_LM,
     "whole-word-masked-lm": replace(_MASKED_LM, noise="whole-words"),
     "span-masked-lm": replace(_MASKED_LM, noise="geometric-spans"),
-    "electra": Objective(inputs="masks", targets="replaced", eos="between-documents"),
+    "electra": _ELECTRA,
+    "electra-15": replace(_ELECTRA, targets="replaced-at-masks"),
+    "replace-mlm": replace(_ELECTRA, targets="restored-at-masks"),
+    "all-tokens-mlm": replace(_ELECTRA, targets="restored"),
+    "copy": _COPY,
+    "copy-random": replace(_COPY, noise="random-text"),  # the copying task [Graves et al. 2014, section 4.1]
 }
 
 
@@ -156,9 +195,9 @@ def corrupted_lengths(
     Only for noise with ``counts``. Its lengths depend on one random number per text, ``length_uniforms`` [B].
     """
     assert objective.corruption.counts is not None, "the amount of noise is random"
-    noise, spans = objective.corruption.counts(objective, lengths, length_uniforms)
+    noise, spans, visible_spans = objective.corruption.counts(objective, lengths, length_uniforms)
     inputs = INPUTS[objective.inputs].num_kept(lengths, noise, np.where(noise, spans, 0)) + 1
-    targets = TARGETS[objective.targets].num_kept(lengths, noise, np.where(noise < lengths, spans, 0)) + 1
+    targets = TARGETS[objective.targets].num_kept(lengths, noise, visible_spans) + 1
     return inputs if objective.has_inputs else np.zeros_like(inputs), targets
 
 
@@ -192,7 +231,7 @@ def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
     inputs, targets = corrupted_lengths(objective, raw, np.zeros(len(raw)))
     longest = int(np.flatnonzero(inputs <= inputs_length)[-1])
     # At 50 % noise T5 takes one raw token less, so that targets are not longer than inputs.
-    one_less = objective.rate == 0.5 and targets[longest] > inputs[longest]
+    one_less = int(objective.rate == 0.5 and targets[longest] > inputs[longest])
     return Lengths(int(raw[longest]) - one_less, inputs_length, int(targets[longest]) - one_less)
 
 

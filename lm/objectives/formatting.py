@@ -5,22 +5,23 @@ noise (True on noise tokens) and uniform random numbers are [B,L].
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from lm.objectives.corruption import break_ties, last_start, length_mask, run_starts
 from lm.tokenizers.tokenizer import Tokenizer
 
-RANDOM_SHARE = 0.1  # share that becomes any id [Raffel et al. 2020, 3.3.1; Devlin et al. 2019, 3.1]
-SAME_SHARE = 0.1  # share of noise tokens that an encoder sees unchanged [Devlin et al. 2019, 3.1]
-
-# Masks replace tokens one for one, "span-masks" a span each. Of "masks-or-random" 10 % are any token, and of
-# "masks-random-or-same" another 10 % stay as they were.
+# Masks replace tokens one for one, "span-masks" a span each. Of "masks-or-random" a share is any token
+# (Raffel et al. 2020, 3.3.1), and of "masks-random-or-same" another share stays as it was (Devlin et al.
+# 2019, 3.1).
 _MasksName = Literal["masks", "masks-or-random", "masks-random-or-same", "span-masks"]
 InputsName = Literal["sentinels", _MasksName, "drop", "shuffle"]
-# "in-place" and "replaced" are of encoders; "replaced" also asks of every token whether it is the text's.
-TargetsName = Literal["sentinels", "drop", "everything", "in-place", "replaced"]
+# "in-place" and these are targets of encoders. Where a generator fills in the masks, a discriminator reads
+# the result. It says which tokens are not the text's, of all ("replaced") or of those that were masked; or it
+# predicts the text's token, at all positions ("restored") or at those that were masked.
+_GeneratedName = Literal["replaced", "replaced-at-masks", "restored", "restored-at-masks"]
+TargetsName = Literal["sentinels", "drop", "everything", "in-place", _GeneratedName]
 
 
 class Formatted(NamedTuple):
@@ -30,18 +31,31 @@ class Formatted(NamedTuple):
     keep: np.ndarray  # bool [B,L]: the tokens that inputs or targets consist of
 
 
+class FormatConfig(Protocol):
+    """The settings of an objective that say how many noise tokens are not masked."""
+
+    @property
+    def random_share(self) -> float: ...
+    @property
+    def same_share(self) -> float: ...
+
+
 class Format(NamedTuple):
     """A format of inputs or of targets."""
 
-    # of tokens, noise and uniforms, each [B,L]
-    apply: Callable[[np.ndarray, np.ndarray, np.ndarray, Tokenizer], Formatted]
+    # of settings, and of tokens, noise and uniforms, each [B,L]
+    apply: Callable[[FormatConfig, np.ndarray, np.ndarray, np.ndarray, Tokenizer], Formatted]
     # numbers of tokens, noise tokens, and runs that become sentinels [B] -> tokens kept [B], without EOS
     num_kept: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = lambda tokens, noise, runs: tokens
     uniforms_per_token: int = 0  # random numbers that ``apply`` reads
 
 
 def noise_span_to_unique_sentinel(
-    tokens: np.ndarray, noise: np.ndarray, _uniforms: np.ndarray, tokenizer: Tokenizer
+    _config: FormatConfig,
+    tokens: np.ndarray,
+    noise: np.ndarray,
+    _uniforms: np.ndarray,
+    tokenizer: Tokenizer,
 ) -> Formatted:
     """Replace each noise span by a unique sentinel; sentinels count down from the top of the vocabulary.
 
@@ -56,44 +70,59 @@ def noise_span_to_unique_sentinel(
 
 
 def nonnoise_span_to_unique_sentinel(
-    tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
+    config: FormatConfig, tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
 ) -> Formatted:
     """Replace each run of text between noise spans by a unique sentinel."""
-    return noise_span_to_unique_sentinel(tokens, ~noise, uniforms, tokenizer)
+    return noise_span_to_unique_sentinel(config, tokens, ~noise, uniforms, tokenizer)
 
 
-def _mask(tokens: np.ndarray, noise: np.ndarray, _uniforms: np.ndarray, tokenizer: Tokenizer) -> Formatted:
+def _mask(
+    _config: FormatConfig,
+    tokens: np.ndarray,
+    noise: np.ndarray,
+    _uniforms: np.ndarray,
+    tokenizer: Tokenizer,
+) -> Formatted:
     return Formatted(np.where(noise, np.int32(tokenizer.mask), tokens), np.ones_like(noise))
 
 
 def _mask_or_random(
-    tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
+    config: FormatConfig, tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
 ) -> Formatted:
+    if config.random_share == 0:
+        return _mask(config, tokens, noise, uniforms, tokenizer)
     first = tokenizer.first_regular_id
-    random_token = first + (uniforms / RANDOM_SHARE * (tokenizer.vocab_size - first)).astype(np.int32)
-    replacement = np.where(uniforms < RANDOM_SHARE, random_token, tokenizer.mask)
+    random_token = first + (uniforms / config.random_share * (tokenizer.vocab_size - first)).astype(np.int32)
+    replacement = np.where(uniforms < config.random_share, random_token, tokenizer.mask)
     return Formatted(np.where(noise, replacement, tokens), np.ones_like(noise))
 
 
 def _mask_random_or_same(
-    tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
+    config: FormatConfig, tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
 ) -> Formatted:
-    return _mask_or_random(tokens, noise & (uniforms < 1 - SAME_SHARE), uniforms, tokenizer)
+    changes = noise & (uniforms < 1 - config.same_share)
+    return _mask_or_random(config, tokens, changes, uniforms, tokenizer)
 
 
-def _drop_noise(tokens: np.ndarray, noise: np.ndarray, *_: object) -> Formatted:
+def _drop_noise(_config: FormatConfig, tokens: np.ndarray, noise: np.ndarray, *_: object) -> Formatted:
     return Formatted(tokens, ~noise)
 
 
-def _drop_nonnoise(tokens: np.ndarray, noise: np.ndarray, *_: object) -> Formatted:
+def _drop_nonnoise(_config: FormatConfig, tokens: np.ndarray, noise: np.ndarray, *_: object) -> Formatted:
     return Formatted(tokens, noise)
 
 
-def _keep_all(tokens: np.ndarray, noise: np.ndarray, *_: object) -> Formatted:
+def _keep_all(_config: FormatConfig, tokens: np.ndarray, noise: np.ndarray, *_: object) -> Formatted:
     return Formatted(tokens, np.ones_like(noise))
 
 
-def _shuffle(tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, _tokenizer: Tokenizer) -> Formatted:
+def _shuffle(
+    _config: FormatConfig,
+    tokens: np.ndarray,
+    noise: np.ndarray,
+    uniforms: np.ndarray,
+    _tokenizer: Tokenizer,
+) -> Formatted:
     """Permute the noise tokens among their positions (deshuffling)."""
     order = np.argsort(np.where(noise, break_ties(uniforms), np.inf), axis=1)
     shuffled = tokens.copy()
@@ -115,6 +144,22 @@ TARGETS: dict[TargetsName, Format] = {
     "drop": Format(_drop_nonnoise, lambda tokens, noise, runs: noise),
     "everything": Format(_keep_all),
 }
+
+
+# --- random text
+
+
+def random_tokens(uniforms: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """Return int32 [B,L]: a token for each uniform, by Zipf's law over the ids of ordinary tokens.
+
+    Of N ordinary tokens, number k (from 0) has the probability log((k + 2) / (k + 1)) / log(N + 1), which is
+    nearly proportional to 1 / (k + 1). Vocabularies that are sorted by frequency, such as SentencePiece's,
+    get about the frequencies of a text so. Sentinels and ids below ``first_regular_id`` are never drawn.
+    """
+    first, end = tokenizer.first_regular_id, tokenizer.vocab_size - tokenizer.num_sentinels
+    # in float64, since float32 may round a product up to N
+    number = np.floor(np.exp(uniforms.astype(np.float64) * np.log(end - first + 1))) - 1
+    return first + number.astype(np.int32)
 
 
 # --- sentences
@@ -139,6 +184,18 @@ def sentence_permutation(
     order = np.take_along_axis(uniforms, last_start(sentence_starts(tokens, tokenizer)), axis=1)
     np.putmask(order, ~length_mask(lengths, uniforms.shape[1]), np.inf)
     return np.argsort(order, axis=1, kind="stable")
+
+
+def rotation(lengths: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Return int [B,L]: the positions of the text from a random token on, then those before it.
+
+    BART's document rotation (Lewis et al. 2020, section 2.2). All starts are equally likely; the first column
+    of ``uniforms`` [B,L] decides.
+    """
+    positions = np.arange(uniforms.shape[1])
+    starts = (uniforms[:, 0] * lengths).astype(np.int64)
+    rotated = (positions + starts[:, None]) % np.maximum(lengths, 1)[:, None]
+    return np.where(positions < lengths[:, None], rotated, positions)
 
 
 def split_points(

@@ -52,6 +52,36 @@ def accuracy(
     return (jnp.where(is_valid, right, jnp.nan) * weights).sum(), weights.sum()
 
 
+def copy_cross_entropy(
+    logits: Float[Array, "B T V"],
+    copy_logits: Float[Array, "B T"],
+    inputs: Int[Array | np.ndarray, "B T"],
+    targets: Int[Array | np.ndarray, "B T"],
+    weights: Shaped[Array | np.ndarray, "B T"],
+) -> tuple[Float32[Array, ""], Float32[Array, ""], Float32[Array, ""]]:
+    """Return the sums of the loss, of weights where no token is likelier than the target, and of all weights.
+
+    The probability of a token is g [token = input] + (1 - g) softmax(logits), where the gate g is the sigmoid
+    of ``copy_logits`` (Clark et al. 2020, section 3.3). A target outside of [0, V) gives NaN where its weight
+    is not 0.
+    """
+    weights = jnp.asarray(weights, jnp.float32)
+    targets, inputs = jnp.where(weights == 0, 0, targets), jnp.where(weights == 0, 0, inputs)
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    log_copy = jax.nn.log_sigmoid(copy_logits.astype(jnp.float32))
+    log_predict = jax.nn.log_sigmoid(-copy_logits.astype(jnp.float32))
+
+    def predicted(tokens: Array) -> Array:
+        return log_predict + jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
+
+    of_input = jnp.logaddexp(log_copy, predicted(inputs))
+    of_target = jnp.where(inputs == targets, of_input, predicted(targets))
+    of_target = jnp.where(in_range(targets, logits.shape[-1]), of_target, jnp.nan)
+    likeliest = jnp.maximum(of_input, log_predict + log_probs.max(-1))
+    right = jnp.where(jnp.isnan(of_target), jnp.nan, of_target >= likeliest)
+    return -(of_target * weights).sum(), (right * weights).sum(), weights.sum()
+
+
 def in_range(targets: Int[Array, "*shape"], classes: int) -> Bool[Array, "*shape"]:
     """Return whether each target lies in [0, classes), bool.
 

@@ -3,6 +3,7 @@
 What a layer costs is counted by the layer itself (``lm.nn.costs``); here the layers of a model are added up.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -76,59 +77,100 @@ def _block_flops(block: Block, length: int) -> int:
 class Costs(NamedTuple):
     """What a model costs for each token, by its settings alone."""
 
-    parameters: int  # N; tied matrices count once
-    training: float  # of a token, with its share of attention's scores [FLOP]
+    parameters: int  # N with embeddings; tied matrices count once
+    # of these, the tables of tokens, positions and types, and an output matrix that is not tied
+    embedding_parameters: int
+    training: float  # counted product by product, with a token's share of attention's scores [FLOP]
     scores: float  # that share [FLOP]
     generating: float  # of the token after a row; 0 without a decoder [FLOP]
     cache: int  # of a row in decoding: keys and values, or a recurrent state [bytes]
 
+    @property
+    def non_embedding_parameters(self) -> int:
+        """Return Kaplan et al.'s N, without embeddings."""
+        return self.parameters - self.embedding_parameters
 
-def longest_row(config: ModelConfig, length: int) -> int:
-    """Return ``length`` or, if less, the longest row that learned positions reach [tokens]."""
-    positions = config.positions
-    return min(length, positions.max_length) if positions.kind == "learned" else length
 
+def longest_row(config: ModelConfig) -> int | None:
+    """Return the longest row that the model reads [tokens]; None: it has no limit.
 
-def costs(config: ModelConfig, length: int) -> Costs:
-    """Return the costs for rows of ``length`` tokens, as many on each side of an encoder-decoder.
-
-    A token takes two operations for each of N parameters, and the backward pass twice as many: training on D
-    tokens takes a N D, where a is 6, or 3 where each token passes one of two stacks (Kaplan et al. 2020,
-    section 2.1, whose N leaves out embeddings). Scores come on top: a product with a key and one with a
-    value. Of a causal row all scores count, of a window those inside.
-
-    Raises SettingError for rows that are longer than learned positions reach.
+    Learned positions and random blocks end at ``positions.max_length``. All other positions, sinusoids
+    included, are computed for any place of a row.
     """
-    if length > longest_row(config, length):
+    is_limited = config.positions.kind == "learned" or config.sparsity.random_blocks > 0
+    return config.positions.max_length if is_limited else None
+
+
+def check_length(config: ModelConfig, length: int, name: str = "length") -> None:
+    """Raise SettingError for rows of ``length`` tokens that are longer than the model's positions reach."""
+    longest = longest_row(config)
+    if longest is not None and length > longest:
         raise SettingError(
-            f"rows of {length} tokens are longer than model.positions.max_length="
-            f"{config.positions.max_length}, up to which positions are learned"
+            f"{name}={length} should be at most {longest}: beyond model.positions.max_length={longest} "
+            "the model has no positions"
         )
+
+
+def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs:
+    """Return the costs for rows of ``length`` tokens; of an encoder-decoder, those of its inputs.
+
+    targets: length of an encoder-decoder's targets; None: as long as the inputs.
+
+    ``training`` is ``step_flops`` over the tokens of a row, without scores outside of windows. It differs
+    from the usual estimate 6 N D (Kaplan et al. 2020, section 2.1, whose N leaves out embeddings): scores
+    come on top, each token of an encoder-decoder passes one of its two stacks, and looking up an embedding
+    takes no product, while the output matrix does. Of a causal row all scores count, of a window those
+    inside.
+
+    Raises SettingError for rows that are longer than the model's positions reach.
+    """
+    is_both = config.has_encoder and config.has_decoder
+    if not is_both or targets is None:
+        targets = length
+    check_length(config, max(length, targets))
     key = jax.eval_shape(lambda: jax.random.key(0))
     model = jax.eval_shape(lambda key: Transformer(config, nnx.Rngs(params=key)), key)
-    parameters = count(model)
-    num_stacks = config.has_encoder + config.has_decoder
-    passes = 2 if config.architecture == "shared-encoder-decoder" else 1  # of the same parameters
-    encoder = decoder = 0
+    tokens = length + targets if is_both else length
+    full = inside = 0  # FLOPs of a row's scores, forward: all, and those inside of windows
     if config.has_encoder:
-        encoder = _score_flops(config.encoder_config, config.num_encoder_layers, length)
+        full += length * _score_flops(config.encoder_config, [length] * config.num_encoder_layers)
+        layers = _visible_tokens(config, config.num_encoder_layers, length)
+        inside += length * _score_flops(config.encoder_config, layers)
     if config.has_decoder:
-        decoder = _score_flops(config, config.num_decoder_layers, length)
-    cross = abstract_block(config, has_cross_attention=num_stacks == 2).cross
-    if cross is not None:  # a decoder's token also reads all of the encoder's output
-        across = cross.cross_flops(1, length) - cross.cross_flops(1, 0) - cross.cross_flops(0, length)
-        decoder += config.num_decoder_layers * across
-    scores = (encoder + decoder) / num_stacks
-    used = parameters
-    if config.architecture == "encoder-decoder":  # the encoder has run before
-        used -= count(model.encoder)
+        full += targets * _score_flops(config, [targets] * config.num_decoder_layers)
+        inside += targets * _own_score_flops(config, targets)
+    across = targets * _cross_score_flops(config, length)
+    directions = 2 if "backward" in config.heads else 1  # as in ``step_flops``
+    scores = 3.0 * directions * (inside + across) / tokens
+    outside = 3.0 * directions * (full - inside)
     return Costs(
-        parameters,
-        training=6.0 * parameters * passes / num_stacks + 3.0 * scores,
-        scores=3.0 * scores,
-        generating=2.0 * used + decoder if config.has_decoder else 0.0,
-        cache=cache_bytes(config, length, length) if config.has_decoder else 0,
+        count(model),
+        _embedding_parameters(model),
+        training=(step_flops(config, 1, length, targets) - outside) / tokens,
+        scores=scores,
+        generating=float(_generating_flops(config, length, targets)) if config.has_decoder else 0.0,
+        cache=cache_bytes(config, targets, length) if config.has_decoder else 0,
     )
+
+
+def _embedding_parameters(model: Transformer) -> int:
+    """Return the parameters of a model's embeddings, and of an output matrix that is not one of them."""
+    stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
+    tables = [model.embed, model.encoder_embed, model.head]
+    for stack in stacks:
+        tables += [stack.positions, stack.types]
+    return sum(count(table) for table in tables if table is not None)
+
+
+def _generating_flops(config: ModelConfig, inputs: int, length: int) -> int:
+    """Return the FLOPs of the token after ``length`` others, whose keys and values are in the cache."""
+    block = abstract_block(config, has_cross_attention=config.has_encoder)
+    layer = mixer_flops(block.attention, 1, 0) + matmul_flops(block.mlp, 1) + matmul_flops(block.adapter, 1)
+    if block.cross is not None:
+        layer += block.cross.cross_flops(1, 0)
+    vocab_size = 0 if config.output.logits == "none" else config.vocab_size
+    products = config.num_decoder_layers * layer + 2 * config.embed_width * vocab_size
+    return products + _own_score_flops(config, length) + _cross_score_flops(config, inputs)
 
 
 def cache_bytes(config: ModelConfig, length: int, inputs: int) -> int:
@@ -143,12 +185,25 @@ def cache_bytes(config: ModelConfig, length: int, inputs: int) -> int:
     return config.num_decoder_layers * layer
 
 
-def _score_flops(config: ModelConfig, num_layers: int, length: int) -> int:
-    """Return the FLOPs of a token with the keys and values of its own stack's layers, forward."""
+def _score_flops(config: ModelConfig, visible: Sequence[int]) -> int:
+    """Return the FLOPs of a token's scores in layers in which it reads so many tokens each, forward."""
     mixer = abstract_block(config, has_cross_attention=False).attention
     without = mixer_flops(mixer, 1, 0)
-    layers = _visible_tokens(config, num_layers, length)
-    return sum(mixer_flops(mixer, 1, visible) - without for visible in layers)
+    return sum(mixer_flops(mixer, 1, number) - without for number in visible)
+
+
+def _own_score_flops(config: ModelConfig, length: int) -> int:
+    """Return the FLOPs of a token of a decoder with the keys and values of its own row, forward."""
+    return _score_flops(config, _visible_tokens(config, config.num_decoder_layers, length))
+
+
+def _cross_score_flops(config: ModelConfig, inputs: int) -> int:
+    """Return the FLOPs of a token of a decoder with an encoder's keys and values; 0 without an encoder."""
+    if not (config.has_encoder and config.has_decoder):
+        return 0
+    cross = abstract_block(config, has_cross_attention=True).cross
+    scores = cross.cross_flops(1, inputs) - cross.cross_flops(1, 0) - cross.cross_flops(0, inputs)
+    return config.num_decoder_layers * scores
 
 
 def _visible_tokens(config: ModelConfig, num_layers: int, length: int) -> list[int]:

@@ -24,7 +24,7 @@ from jax import Array
 from lm.batch import Batch, Side
 from lm.config.training import LossConfig
 from lm.nn.cache import Carry
-from lm.ops.losses import accuracy, cross_entropy, in_range
+from lm.ops.losses import accuracy, copy_cross_entropy, cross_entropy, in_range
 
 Sums = dict[str, tuple[Array, Array]]  # metric -> (weighted sum, sum of weights), float32 []
 LossAndSums = tuple[Array, Sums]  # the loss to minimise, float32 [], and the metrics to report
@@ -84,11 +84,11 @@ def masked_lm(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAnd
 
 
 def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Return ELECTRA's loss: the generator's on masked tokens plus the discriminator's on all tokens."""
-    if key is None:
-        sample_key = jax.random.key(0)  # every evaluation draws the same samples
-    else:
-        sample_key, key = jax.random.split(key)
+    """Return ELECTRA's loss: the generator's on masked tokens plus the discriminator's.
+
+    ``batch.discriminator_loss_weights`` says of which tokens: all, or those that were masked.
+    """
+    sample_key, key = _sample_key(key)
     outputs, side = model(batch, sample_key, key), batch.side("encoder")
     loss, sums = _token_loss(outputs.generator_logits, side, batch.frequent_tokens, config)
     weights, is_replaced = batch.discriminator_loss_weights, outputs.tokens != side.targets
@@ -98,6 +98,36 @@ def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
     total = weights.sum()
     sums |= {"replaced_loss": (discriminator_loss, total), "replaced_accuracy": (num_right, total)}
     return loss + DISCRIMINATOR_WEIGHT * discriminator_loss, sums
+
+
+def restored_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
+    """Return the generator's loss on masked tokens plus that of a discriminator that restores the text.
+
+    Both have weight 1: the paper gives none for "replace MLM" and "all-tokens MLM".
+    """
+    sample_key, key = _sample_key(key)
+    outputs, side = model(batch, sample_key, key), batch.side("encoder")
+    loss, sums = _token_loss(outputs.generator_logits, side, batch.frequent_tokens, config)
+    weights = batch.discriminator_loss_weights
+    if outputs.copy_logits is None:
+        restored_loss, total, _ = cross_entropy(
+            outputs.logits, side.targets, weights, z_loss=0.0, label_smoothing=0.0
+        )
+        num_right, _ = accuracy(outputs.logits, side.targets, weights)
+    else:
+        restored_loss, num_right, total = copy_cross_entropy(
+            outputs.logits, outputs.copy_logits, outputs.tokens, side.targets, weights
+        )
+    sums |= {"restored_loss": (restored_loss, total), "restored_accuracy": (num_right, total)}
+    return loss + restored_loss, sums
+
+
+def _sample_key(key: Key) -> tuple[Array, Key]:
+    """Return a key for the generator's samples, the same in every evaluation, and one for dropout."""
+    if key is None:
+        return jax.random.key(0), None
+    sample_key, key = jax.random.split(key)
+    return sample_key, key
 
 
 def labelled(model: Any, batch: Batch, key: Key, _config: LossConfig) -> LossAndSums:

@@ -12,6 +12,7 @@ import optax
 from flax import nnx
 
 from lm import sharding
+from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.config.training import Axes, OptimizerConfig
 from lm.nn.elmo import FORWARD
@@ -21,6 +22,7 @@ Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 Transform: TypeAlias = optax.GradientTransformation
 Updates = dict[str, jax.Array]  # updates of parameters, by name
 EMBEDDING = ".embed.table"  # end of the name of a token embedding, also of a model within another
+EMBEDDINGS = (EMBEDDING, ".encoder_embed.table")  # the second is an encoder's own
 MaskUpdates = Callable[[Updates, jax.Array], Updates]  # (updates, step) -> updates, 0 for frozen parameters
 
 
@@ -30,20 +32,34 @@ def learning_rate(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     >>> config = OptimizerConfig(learning_rate=0.1, schedule="linear", warmup_steps=2, decay_end=4)
     >>> [round(float(learning_rate(config, step)), 3) for step in range(5)]
     [0.0, 0.05, 0.1, 0.05, 0.0]
+
+    Raises SettingError for a decay whose end is not known yet (``OptimizerConfig.ending_at``).
     """
+    if config.decays and not config.decay_end:
+        raise SettingError(
+            f"optimizer.decay_end=0 should be the last step of the schedule {config.schedule!r}: "
+            "call OptimizerConfig.ending_at(steps)"
+        )
     step = jnp.asarray(step, jnp.float32)
 
     def progress(start: int) -> jax.Array:
         """Return the fraction of the decay from step ``start`` that is done."""
         return jnp.clip((step - start) / max(1, config.decay_end - start), 0, 1)
 
+    def to_floor(decay: jax.Array) -> jax.Array:
+        """Return a decay from 1 to ``decay_floor``, given one from 1 to 0."""
+        return decay if config.decay_floor == 0 else config.decay_floor + (1 - config.decay_floor) * decay
+
+    inverse_sqrt = jnp.maximum(step, config.timescale) ** -0.5
+    late_decay = to_floor(1 - progress(config.decay_start))
     schedule = {
         "constant": jnp.ones_like(step),
-        "inverse-sqrt": jnp.maximum(step, config.timescale) ** -0.5,
-        "linear": 1 - progress(config.warmup_steps),
-        "cosine": (1 + jnp.cos(jnp.pi * progress(config.warmup_steps))) / 2,
+        "inverse-sqrt": inverse_sqrt,
+        "inverse-sqrt-linear": inverse_sqrt * late_decay,
+        "linear": to_floor(1 - progress(config.warmup_steps)),
+        "cosine": to_floor((1 + jnp.cos(jnp.pi * progress(config.warmup_steps))) / 2),
         "decay-every": config.decay_factor ** (step // config.steps_per_decay),
-        "warmup-stable-decay": 1 - progress(config.decay_start),
+        "warmup-stable-decay": late_decay,
     }[config.schedule]
     warmup = jnp.minimum(1, step / config.warmup_steps) if config.warmup_steps else 1.0
     return config.learning_rate * schedule * warmup
@@ -155,8 +171,8 @@ def freeze_body(updates: Updates, _step: jax.Array) -> Updates:
 
 
 def freeze_embedding(updates: Updates, _step: jax.Array) -> Updates:
-    """Train all but the embedding of tokens, which may also be the output matrix."""
-    return {name: jnp.zeros_like(x) if f".{name}".endswith(EMBEDDING) else x for name, x in updates.items()}
+    """Train all but the embeddings of tokens, one of which may also be the output matrix."""
+    return {name: jnp.zeros_like(x) if f".{name}".endswith(EMBEDDINGS) else x for name, x in updates.items()}
 
 
 def train_adapters(updates: Updates, _step: jax.Array) -> Updates:
@@ -197,20 +213,23 @@ class GradualUnfreezing:
         model = self.model
         layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
         stacks = [stack for stack in layers if getattr(model, f"has_{stack}")]
-        depths = {stack: 1 if model.shared_layers else layers[stack] for stack in stacks}
+        shares_blocks = {s: model.shares_layers(s) and model.shared_parts == "all" for s in stacks}
+        depths = {stack: 1 if shares_blocks[stack] else layers[stack] for stack in stacks}
         depths |= {"backward": depths["decoder"]} if "backward" in model.heads else {}
         episodes = max(depths.values())
         unfrozen = 1 + step * episodes // self.steps  # layers, from the top
 
-        def trained_from(name: str, ndim: int) -> int | np.ndarray:
+        def trained_from(name: str, shape: tuple[int, ...]) -> int | np.ndarray:
             """Return how many layers have to be unfrozen to train this parameter, or each layer of it."""
             module, _, rest = name.removeprefix(BODY).removeprefix(FORWARD).partition(".")
-            if module == "embed" and not model.output.logits.startswith("tied"):
+            is_output = module == "embed" and model.output.logits.startswith("tied")
+            if module in ("embed", "encoder_embed") and not is_output:
                 return episodes
             if module not in depths or rest.startswith("norm."):
                 return 1
             if not rest.startswith("blocks."):
                 return depths[module]
-            return np.arange(depths[module], 0, -1).reshape(-1, *[1] * (ndim - 1))
+            # Layers are unfrozen from the top, and what they share with the top one.
+            return np.arange(shape[0], 0, -1).reshape(-1, *[1] * (len(shape) - 1))
 
-        return {name: jnp.where(unfrozen >= trained_from(name, x.ndim), x, 0) for name, x in updates.items()}
+        return {name: jnp.where(unfrozen >= trained_from(name, x.shape), x, 0) for name, x in updates.items()}

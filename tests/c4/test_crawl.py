@@ -87,6 +87,19 @@ def test_every_article_is_there_once_and_all_else_is_counted(source):
     assert np.array_equal(gone + counts["kept"], counts["read"])
 
 
+def test_by_the_papers_order_the_page_with_a_mark_in_a_short_line_is_gone_and_counted_first(source):
+    rows = [{"text": article(60) + "\nUse {."}]
+    (source / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    released = texts(clean(source))
+    cache = clean(source, "paper", rules=filters.Rules(order="paper"))
+    assert sorted(released) == sorted([*texts(cache, "paper"), article(60)])
+    counts = json.loads(files(cache, "paper")["clean.json"])["counts"]
+    assert counts["curly-braces"][0] == 1 and counts["lorem-ipsum"][0] == 1
+    assert [*counts].index("curly-braces") < [*counts].index("blanks")
+    with pytest.raises(SettingError, match="rules.order was 'paper', is 'released'"):
+        clean(source, "paper")
+
+
 @pytest.mark.parametrize("deduplicate", ["spans", "lines"])
 def test_parts_and_ranges_change_no_page(source, deduplicate, monkeypatch):
     whole = texts(clean(source, deduplicate=deduplicate))

@@ -17,11 +17,36 @@ def test_an_opening_brace_condemns_the_page():
 
 @pytest.mark.parametrize("mark", ["{", "Lorem ipsum"])
 def test_as_in_tfds_a_page_is_judged_by_the_lines_that_filters_before_leave(mark):
-    """By the words of the paper both pages go."""
     page = "One two three four five.\n" * 3
     assert clean_page(f"{page}Here it is with {mark} in a line.", RULES) is None
     assert clean_page(f"{page}Here it is with {mark} in a line without an end", RULES) == page.strip()
     assert clean_page(f"{page}With {mark}.", RULES) == page.strip()  # a line of few words goes first
+
+
+@pytest.mark.parametrize("mark", ["{", "Lorem ipsum", "heck"])
+@pytest.mark.parametrize(
+    "line", ["Here it is with {} in a line without an end", "With {}.", "Javascript is {}."]
+)
+def test_by_the_papers_order_a_page_goes_with_a_mark_in_any_line(mark, line, tmp_path):
+    (tmp_path / "words").write_text("heck\n")
+    page = "One two three four five.\n" * 3
+    released, paper = (
+        filters.Rules(order=order, bad_words=str(tmp_path / "words")) for order in ("released", "paper")
+    )
+    assert clean_page(page + line.format(mark), released) == page.strip()
+    assert clean_page(page + line.format(mark), paper) is None
+    assert clean_page(page + line.format("nothing"), paper) == page.strip()
+
+
+def test_both_orders_have_the_same_filters_and_leave_the_same_of_pages_without_marks():
+    released, paper = map(filters.ordered_filters, ("released", "paper"))
+    assert set(released) == set(paper) == set(filters.FILTERS) and released == tuple(filters.FILTERS)
+    assert paper.index("bad-words") < paper.index("blanks") and paper[-2:] == (
+        "sentences-per-page",
+        "language",
+    )
+    page = "  One two three four five.[1]\nToo few.\nWe use cookies and know it.\n" + "A b c d e f.\n" * 3
+    assert clean_page(page, filters.Rules(order="paper")) == clean_page(page, RULES) is not None
 
 
 def test_the_filters_stand_in_the_order_of_tfds():

@@ -5,7 +5,17 @@ from typing import Literal
 
 import pytest
 
-from lm.config.base import SettingError, change, changes, comments, diff, from_json, leaves, nearest, to_json
+from lm.config.base import (
+    SettingError,
+    change,
+    changes,
+    diff,
+    from_json,
+    leaves,
+    nearest,
+    setting_descriptions,
+    to_json,
+)
 
 
 @dataclass(frozen=True)
@@ -69,8 +79,8 @@ def test_a_setting_that_is_newer_than_the_file_has_its_default():
 
 
 def test_every_leaf_has_its_comment():
-    assert set(comments(Outer)) == {path for path, _ in leaves(Outer())}
-    assert comments(Outer)["size"] == "how many [tokens]"
+    assert set(setting_descriptions(Outer)) == {path for path, _ in leaves(Outer())}
+    assert setting_descriptions(Outer)["size"] == "how many [tokens]"
 
 
 def test_nearest_names_the_closest_spelling_or_all_of_few():

@@ -260,6 +260,11 @@ def test_a_head_is_known_by_its_tensors_where_the_class_does_not_name_it():
         ("sparsity.dilation", 2),
         ("attention.mask", "none"),
         ("mlp.activation", "none"),
+        ("mlp.activation", "squared-relu"),
+        ("mlp.activation", "gated-sigmoid"),
+        ("norm.fraction", 0.5),
+        ("residual", "rezero"),
+        ("shared_layers", True),
         ("norm.kind", "none"),
         ("residual", "none"),
     ],
@@ -268,6 +273,12 @@ def test_a_model_of_no_family_is_refused_by_the_setting(path, value, tmp_path):
     config = change(PRESETS["gpt2"], path, value)
     with pytest.raises(SettingError, match=f"model.{path}="):
         config_json(config)
+
+
+@pytest.mark.parametrize(("path", "value"), [("norm.fraction", 0.5), ("embedding.encoder", "separate")])
+def test_a_t5_with_a_part_that_its_family_lacks_is_refused_by_the_setting(path, value):
+    with pytest.raises(SettingError, match=f"model.{path}="):
+        config_json(change(PRESETS["t5-base"], path, value))
 
 
 def test_a_folder_that_is_there_is_not_written_to(tmp_path):

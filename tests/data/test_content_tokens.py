@@ -19,7 +19,10 @@ from lm.files import lines_with_checksum
 from lm.objectives.denoising import OBJECTIVES, Lengths
 
 SENTINELS = VOCABULARY.vocab_size - VOCABULARY.num_sentinels
-DENOISING = [name for name, one in OBJECTIVES.items() if not one.is_mlm and one.has_inputs]
+COPYING = ("copy", "copy-random")
+DENOISING = [
+    name for name, one in OBJECTIVES.items() if not one.is_mlm and one.has_inputs and name not in COPYING
+]
 
 
 def text_of(tokens):
@@ -35,7 +38,8 @@ def test_of_an_encoder_decoder_the_tokens_that_inputs_lack_are_content(name):
     targets, content = batch.decoder.targets, batch.decoder.content
     assert content.dtype == bool and content.any(1).all()
     assert not (content & ((targets == 1) | (targets >= SENTINELS) | (batch.decoder.segment_ids == 0))).any()
-    if objective.inputs in ("shuffle", "drop", "sentinels") or objective.targets == "drop":
+    moves_words = objective.noise == "none" or objective.inputs == "shuffle"
+    if moves_words or objective.targets != "everything":
         words = (targets > 1) & (targets < SENTINELS)
         assert (content == words).all()
     else:  # masks, of which one in ten may be any token
@@ -86,6 +90,17 @@ def test_of_a_causal_decoder_every_word_is_content_once_and_a_prefix_decoder_cop
     if paired is not None and not objective.corruption.per_document:
         of_targets = (content & ~prefix).sum(1)
         assert of_targets.tolist() == paired.decoder.content.sum(1).tolist()
+
+
+@pytest.mark.parametrize("name", COPYING)
+def test_what_is_copied_is_no_content_and_a_causal_decoder_predicts_the_text_but_no_random_tokens(name):
+    for architecture in ("encoder-decoder", "prefix-decoder"):
+        assert not pretraining(OBJECTIVES[name], architecture)(0, slice(None)).decoder.content.any()
+    batch = pretraining(OBJECTIVES[name], "decoder")(0, slice(None))
+    prefix = np.zeros_like(batch.decoder.content)
+    prefix[:, :-1] = batch.decoder.causal_attention[:, 1:] > 0
+    words = prefix & (batch.decoder.targets > 1)
+    assert (batch.decoder.content == (words if name == "copy" else False)).all()
 
 
 def test_of_an_encoder_the_hidden_tokens_are_content():
@@ -145,6 +160,13 @@ def test_without_context_a_model_knows_how_frequent_pieces_are_and_how_often_a_r
     loss, frequent = unigram_baseline(batches, MANY, tokens)
     assert loss == pytest.approx(ENTROPY + surprise, abs=0.02)
     assert sorted(frequent) == list(range(3, 13))
+
+
+def test_without_content_tokens_there_is_no_loss_without_context():
+    for name in COPYING:
+        batches, tokens = drawn_text(name)
+        baseline = unigram_baseline(batches, MANY, tokens)
+        assert baseline.loss is None and (baseline.frequent_tokens == -1).all()
 
 
 def test_a_few_content_tokens_are_judged_like_many():

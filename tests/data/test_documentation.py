@@ -3,11 +3,13 @@
 import ast
 import inspect
 import math
+import random
 import subprocess
 import sys
 import sysconfig
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from functools import partial
 from pathlib import Path
 
 import feeding
@@ -18,8 +20,11 @@ import scipy.stats
 from lm.c4 import filters
 from lm.config.base import SettingError
 from lm.data.corpus import tfds as rows
-from lm.data.documentation import corpus, docstrings, tasks
+from lm.data.documentation import corpus, docstrings, language_tasks, reading_tasks, tasks
+from lm.data.documentation.task_text import FUNCTION_WORDS, strip_punctuation
+from lm.data.tasks.benchmarks import TASKS as TEXT_TASKS
 from lm.data.tasks.labelled import LABELLED
+from lm.data.tasks.mixtures import MIXTURES
 
 TASKS = corpus.FEATURES.keys() - {"corpus", "unfiltered", *corpus.SEPARATE_SETS}
 SOME = (  # packages of the standard library that are rich in prose and quick to read
@@ -166,32 +171,116 @@ def stored(task, split, cache):
     return list(rows.prepared_rows(f"documentation/{task}", split, cache))
 
 
-def test_answers_are_where_the_task_says_and_nowhere_else(cache):
-    for row in stored("extract", "report", cache):
+@pytest.fixture(scope="module")
+def generated(documents):
+    """All rows of each task, as they are before a sample of them is stored."""
+    generators = tasks.task_generators(text for _, text in documents)
+    return {name: [*generate(documents, random.Random(name))] for name, generate in generators.items()}
+
+
+def test_answers_are_where_the_task_says_and_nowhere_else(generated):
+    for row in generated["extract"]:
         assert row["answers"][0] in row["context"] and row["context"].split().count(row["question"]) == 1
-    for row in stored("cloze", "report", cache):
+    for row in generated["cloze"]:
         candidates, (answer,) = row["candidates"], row["answers"]
-        assert len(set(candidates)) == tasks.CLOZE_CANDIDATES and answer in candidates
-        words = {tasks.strip_punctuation(word) for word in f"{row['question']} {row['context']}".split()}
+        assert len(set(candidates)) == reading_tasks.CLOZE_CANDIDATES and answer in candidates
+        words = {strip_punctuation(word) for word in f"{row['question']} {row['context']}".split()}
         assert not words & set(candidates) and row["question"].count("_") >= 1
-    for row in stored("restore", "report", cache):
-        left = [word for word in row["summary"].split() if word not in tasks.FUNCTION_WORDS]
+    for row in generated["restore"]:
+        left = [word for word in row["summary"].split() if word not in FUNCTION_WORDS]
         assert left == row["document"].split() != row["summary"].split()
-    for row in stored("next", "report", cache):
-        assert len(set(row["sentences"])) == tasks.NEXT_CANDIDATES > row["label"]
+    for row in generated["next"]:
+        assert len(set(row["sentences"])) == reading_tasks.NEXT_CANDIDATES > row["label"]
+    for row in generated["summary"]:
+        assert len(row["documents"]) == reading_tasks.NEXT_CANDIDATES > row["label"]
+        assert row["summary"] not in row["documents"]
+    for row in generated["modality"]:
+        assert row["answers"][0] in row["candidates"] and len({*row["candidates"]}) == 3
+        assert not reading_tasks.MODALS.keys() & {*row["sentence"].split()}
+    for row in generated["entailment"]:
+        held, other = row["premises"] if row["label"] == 0 else reversed(row["premises"])
+        assert row["hypothesis"] in held and row["hypothesis"] not in other
+    for row in generated["order"]:
+        first, _, second = row["answers"][0].split()
+        text = row["context"].lower()
+        assert text.index(first) < text.index(second) and row["question"] == " ".join(sorted((first, second)))
 
 
-def test_a_minimal_pair_has_the_same_words_in_another_order(cache):
-    for row in stored("acceptability", "report", cache):
+def test_every_task_has_its_half_and_the_mixtures_are_the_halves():
+    for half in ("reading", "language"):
+        assert {task.half for task in MIXTURES[f"documentation-{half}"]} == {half}
+    assert {task.name for task in MIXTURES["documentation"]} == TASKS
+    assert {task.half for name, task in TEXT_TASKS.items() if name not in TASKS} == {""}
+    assert all(task.half == TEXT_TASKS[name].half for name, task in LABELLED.items() if name in TASKS)
+
+
+def test_equal_documents_give_equal_tasks(documents, generated):
+    generators = tasks.task_generators(text for _, text in documents)
+    for name, generate in generators.items():
+        assert [*generate(documents, random.Random(name))] == generated[name], name
+
+
+def test_of_each_pair_of_premises_either_is_right_for_one_hypothesis(generated):
+    labels = defaultdict(list)
+    for row in generated["entailment"]:
+        labels[tuple(row["premises"])].append(row["label"])
+    assert all(labels_of_pair.count(0) == labels_of_pair.count(1) for labels_of_pair in labels.values())
+
+
+def test_each_modal_meaning_is_right_about_as_often_and_each_order_as_often(generated):
+    rows = generated["modality"]
+    counts = Counter(row["candidates"].index(row["answers"][0]) for row in rows)
+    assert scipy.stats.chisquare([*counts.values()]).pvalue > 1e-4, counts
+    answers_of = defaultdict(Counter)
+    for row in generated["order"]:
+        answers_of[row["question"]][row["answers"][0]] += 1
+    assert all(len(counts) == 2 and len({*counts.values()}) == 1 for counts in answers_of.values())
+
+
+def test_a_minimal_pair_has_the_same_words_in_another_order(generated):
+    for row in generated["acceptability"]:
         one, other = row["sentence"].split(), row["damaged"].split()
         assert one != other and sorted(one) == sorted(other) and (one[0], one[-1]) == (other[0], other[-1])
+
+
+@pytest.mark.parametrize("name", ["agreement", "determiners", "verb-forms"])
+def test_a_minimal_pair_differs_in_one_word_and_each_of_the_two_is_right_as_often(name, generated):
+    changed = Counter()
+    for row in generated[name]:
+        one, other = row["sentence"].split(), row["damaged"].split()
+        ((right, wrong),) = [pair for pair in zip(one, other, strict=True) if pair[0] != pair[1]]
+        changed[strip_punctuation(right), strip_punctuation(wrong)] += 1
+    assert len(changed) >= 4
+    assert all(changed[pair] == changed[pair[::-1]] for pair in changed)
+
+
+def test_rules_find_what_agrees_and_leave_what_may_be_right():
+    def found(find, text):
+        words = text.split()
+        return [(words[place], wrong) for place, wrong in find(words)]
+
+    agreement, determiners = language_tasks.agreement, language_tasks.determiners
+    assert found(agreement, "The values of the array are sorted first.") == [("are", "is")]
+    assert found(agreement, "The value of the arrays is sorted first.") == [("is", "are")]
+    assert found(agreement, "The array and the value are sorted first.") == []
+    assert found(determiners, "Return these values in a list or an array.") == [
+        ("these", "this"),
+        ("a", "an"),
+        ("an", "a"),
+    ]
+    forms = {"return": "returned", "returned": "return"}
+    verbs = partial(language_tasks.verb_forms, forms=forms)
+    assert found(verbs, "It must return what is returned, or return.") == [
+        ("return", "returned"),
+        ("returned,", "return,"),
+    ]
 
 
 def test_how_frequent_and_how_long_a_candidate_is_does_not_tell_the_answer(documents, cache):
     """Bits above chance of a guesser that knows the corpus and the answers of training, and no context."""
     corpus_words, learnt = Counter(), Counter()
     for _, text in documents:
-        corpus_words.update(map(tasks.strip_punctuation, text.split()))
+        corpus_words.update(map(strip_punctuation, text.split()))
     learnt.update(row["answers"][0] for row in stored("cloze", "train", cache))
     rows = stored("cloze", "report", cache) + stored("cloze", "validation", cache)
     for weight in (lambda word: corpus_words[word], lambda word: learnt[word] + 1, len):
@@ -207,8 +296,15 @@ def above_chance(weights, row):
 
 def test_no_place_is_right_more_often_than_another(cache):
     cloze = [row["candidates"].index(row["answers"][0]) for row in stored("cloze", "report", cache)]
-    following = [row["label"] for row in stored("next", "report", cache)]
-    for places, count in ((cloze, tasks.CLOZE_CANDIDATES), (following, tasks.NEXT_CANDIDATES)):
+    labels = [[row["label"] for row in stored(name, "report", cache)] for name in ("next", "summary")]
+    order = [row["candidates"].index(row["answers"][0]) for row in stored("order", "report", cache)]
+    choices = reading_tasks.NEXT_CANDIDATES
+    for places, count in (
+        (cloze, reading_tasks.CLOZE_CANDIDATES),
+        (labels[0], choices),
+        (labels[1], choices),
+        (order, 2),
+    ):
         counts = np.bincount(places, minlength=count)
         assert scipy.stats.chisquare(counts).pvalue > 1e-4, counts
 
@@ -277,7 +373,7 @@ def test_a_default_install_gives_eight_megabytes_in_half_a_minute(tmp_path):
     assert sum(len(text) for part in parts for text in part) > 7.2e6  # and the test split
     assert seconds < 60  # 20 s on an idle core
     for task in TASKS:
-        least = (900, 150, 700) if task == "first-sentence" else (2_500, 450, 2_000)
+        least = (400, 60, 300)
         for split, count in zip(("train", "validation", "report"), least, strict=True):
             assert len(stored(task, split, tmp_path)) >= count, (task, split)
 

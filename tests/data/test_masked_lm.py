@@ -117,9 +117,14 @@ def test_of_a_masked_lms_noise_80_percent_is_masked_10_any_token_10_unchanged_an
     assert [masked, same, 1 - masked - same] == pytest.approx(
         [0.8, 0.1, 0.1], abs=5 * 0.4 / np.sqrt(noise.sum())
     )
+    for name in ("electra", "all-tokens-mlm"):
+        batch = batches(name)(0, slice(None))
+        assert (batch.discriminator_loss_weights == batch.encoder.segment_ids).all()
+    for name in ("electra-15", "replace-mlm"):
+        batch = batches(name)(0, slice(None))
+        assert (batch.discriminator_loss_weights == batch.encoder.loss_weights).all()
     batch = batches("electra")(0, slice(None))
     assert ((batch.encoder.tokens == MASK) == (batch.encoder.loss_weights > 0)).all()
-    assert (batch.discriminator_loss_weights == batch.encoder.segment_ids).all()
 
 
 @pytest.mark.parametrize("pairs", PAIRS[1:])
@@ -141,6 +146,70 @@ def test_half_of_the_pairs_are_changed_and_labels_lengths_and_beginnings_are_hon
     size = batch.encoder.segment_ids.sum(1)
     error = size.std() * np.sqrt(2 / 1000)
     assert abs(size[labels == 0].mean() - size[labels == 1].mean()) < 4 * error
+
+
+def document_of(tokens):
+    return np.searchsorted(OFFSETS, tokens - 10, side="right")
+
+
+def test_pairs_of_single_sentences_are_whole_sentences_of_one_document_or_of_two():
+    batch = batches(pairs="next-single-sentence", batch_size=2000, inputs_length=256)(0, slice(None))
+    starts = np.zeros(OFFSETS[-1] + 1, bool)
+    starts[OFFSETS] = True
+    starts[1:-1] |= VOCABULARY.sentence_ends[CORPUS.tokens[:-1]] & VOCABULARY.word_starts[CORPUS.tokens[1:]]
+    boundaries = set((np.flatnonzero(starts) + 10).tolist())
+    for (first, second), label in zip(pieces(batch), batch.sentence_labels, strict=True):
+        second = second[1:]  # behind [SEP]
+        for sentence in (first, second):
+            assert {sentence[0], sentence[-1] + 1} <= boundaries
+            assert not boundaries & set(sentence[1:].tolist())
+        assert (second[0] == first[-1] + 1) == (label == 0)
+        assert (document_of(first[0]) == document_of(second[0])) == (label == 0)
+    assert abs(batch.sentence_labels.mean() - 0.5) < 5 * 0.5 / np.sqrt(2000)
+    lengths = batch.encoder.token_types.sum(1)  # of second sentences
+    changed, kept = (lengths[batch.sentence_labels == label] for label in (1, 0))
+    assert abs(changed.mean() - kept.mean()) < 5 * lengths.std() * np.sqrt(2 / 1000)
+
+
+def test_pairs_of_long_sentences_lose_tokens_at_both_ends_and_stay_adjacent():
+    batch = batches(pairs="next-single-sentence", batch_size=500, inputs_length=24)(0, slice(None))
+    for (first, second), label in zip(pieces(batch), batch.sentence_labels, strict=True):
+        assert len(first) > 0 and len(second) > 1
+        assert (second[1] == first[-1] + 1) == (label == 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_documents_apart_hold_text_of_one_document_and_an_epoch_has_it_all(name):
+    streams = CorpusSampler(WHOLE, 1, 3)
+    objective = replace(OBJECTIVES[name], documents="apart")
+    made = Batches(
+        pretraining_rows(streams, objective, architecture="encoder", inputs_length=64, batch_size=8), 8
+    )
+    count = made.rows.rows_of_epoch(10_000)
+    lengths = np.diff(OFFSETS)
+    assert count == (-(-lengths // 62)).sum()
+    found = []
+    for step in range(count // 8):
+        batch = made(step, slice(None))
+        for (row,) in pieces(batch):
+            assert len(np.unique(document_of(row))) == 1
+            found.append(row)
+    found = np.concatenate(found)
+    assert len(np.unique(found)) == len(found) >= OFFSETS[-1] - 8 * 62
+
+
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder"])
+def test_spans_of_documents_apart_are_packed_and_random_amounts_of_noise_are_refused(architecture):
+    streams = CorpusSampler(WHOLE, 1, 3)
+    settings = {"architecture": architecture, "inputs_length": 512, "batch_size": 8}
+    spans = replace(OBJECTIVES["span-corruption"], documents="apart")
+    batch = Batches(pretraining_rows(streams, spans, **settings), 8)(0, slice(None))
+    assert batch.decoder.segment_ids.max() > 1
+    iid = replace(OBJECTIVES["baseline"], documents="apart")
+    with pytest.raises(SettingError, match="objective.noise='iid' hides a random number of tokens"):
+        pretraining_rows(streams, iid, **settings)
+    with pytest.raises(SettingError, match="each-example' with objective.documents='apart'"):
+        pretraining_rows(streams, replace(spans, eos="between-documents"), **settings)
 
 
 @pytest.mark.parametrize("pairs", ["none", "sentence-order"])
@@ -260,6 +329,12 @@ def test_geometric_spans_have_spanberts_lengths():
         ),
         (OBJECTIVES["masked-lm"], {"vocabulary": ByteTokenizer(1)}, "no token for cls"),
         (OBJECTIVES["masked-lm"], {"inputs_length": 6}, "data.inputs_length=6"),
+        (replace(OBJECTIVES["masked-lm"], noise="none"), {}, "should be 'iid' or|should be 'everything'"),
+        (
+            replace(OBJECTIVES["document-rotation"], sentences="in-order"),
+            {"architecture": "decoder"},
+            "objective.sentences='in-order' should be 'permuted' or 'rotated' with objective.noise='none'",
+        ),
         (
             replace(OBJECTIVES["masked-lm"], pairs="next-sentence"),
             {"offsets": OFFSETS[[0, -1]]},

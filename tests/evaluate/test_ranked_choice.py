@@ -11,7 +11,7 @@ from flax import nnx
 from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.model import ModelConfig
 from lm.data.tasks.benchmarks import TASKS
-from lm.data.tasks.choices import encode_choices
+from lm.data.tasks.choices import encode_choices, first_choices, shuffle_inputs
 from lm.data.tasks.mixtures import MIXTURES
 from lm.evaluate import ranked_choice
 from lm.nn.transformer import Transformer
@@ -49,6 +49,19 @@ def test_candidates_are_answers_and_premises_inputs_and_the_right_one_is_the_row
     assert found.gold == [1] and found.num_bytes == [[3, 3]]
     labels = TASKS["sst2"].choices({"sentence": "good", "label": 1})
     assert ([answer for _, answer in labels[0]], labels[1]) == (["negative", "positive"], 1)
+
+
+def test_shuffled_inputs_are_those_of_other_rows_and_answers_stay():
+    rows = [{"context": text, "sentence": f"{text} a", "damaged": f"a {text}"} for text in "xyz"]
+    found = asked("acceptability", *rows)
+    shuffled = shuffle_inputs(found)
+    assert (shuffled.gold, shuffled.num_bytes) == (found.gold, found.num_bytes)
+    inputs = [[pair[0] for pair in row] for row in found.pairs]
+    assert [[pair[0] for pair in row] for row in shuffled.pairs] == [*inputs[1:], inputs[0]]
+    assert [[pair[1] for pair in row] for row in shuffled.pairs] == [
+        [pair[1] for pair in row] for row in found.pairs
+    ]
+    assert first_choices(found, 2).pairs == found.pairs[:2] and first_choices(found, 9) == found
 
 
 def scored(log_probs, gold):

@@ -1,8 +1,11 @@
-"""A fixture of tests that register tables and rows."""
+"""The width of tables in tests, and a fixture of tests that register tables and rows."""
 
 import pytest
 
+from experiments.console import CONSOLE
 from experiments.study.registry import REGISTRY, TABLES
+
+CONSOLE.width = 160  # so that no cell is wrapped where a test looks for it
 
 
 @pytest.fixture

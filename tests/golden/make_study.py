@@ -1,6 +1,6 @@
 """Writes study.json: what the study is called and where it lies, which a change of its inside may not change.
 
-Of every row at every scale the settings, and of two seeds the name and folder of each stage of training, by
+Of every row the settings at each scale, and of two seeds the name and folder of each stage of training, by
 which runs find the pre-training that they share; of every command its options. Run it when one of these is
 meant to change:
 
@@ -19,7 +19,8 @@ from experiments.__main__ import dispatch
 from experiments.cli import COMMANDS
 from experiments.runs.stages import stages as stages_of_run
 from experiments.study.registry import REGISTRY, build
-from experiments.study.scales import SCALES
+from experiments.study.scales import DEFAULT_SCALE, PAPER_SCALE, SCALES
+from experiments.study.table import T5_SETUP
 from lm.config.base import leaves
 
 PLACE = Path(__file__).with_name("study.json")
@@ -48,13 +49,17 @@ def options(command: str) -> list[str]:
 
 
 def rows() -> dict[str, dict[str, list[str]]]:
-    """Row -> scale -> its settings, and its stages with each of two seeds."""
+    """Row -> scale -> its settings, and its stages with each of two seeds.
+
+    Rows of a paper with a setup of its own are kept at two scales, since each has the same changes at others.
+    """
     return {
-        row: {
-            scale: [settings(row, scale), *(stages(row, scale, seed) for seed in (0, 1))]
-            for scale in sorted(SCALES)
+        name: {
+            scale: [settings(name, scale), *(stages(name, scale, seed) for seed in (0, 1))]
+            for scale in (sorted(SCALES) if row.setup == T5_SETUP else (PAPER_SCALE, DEFAULT_SCALE))
         }
-        for row in REGISTRY
+        for name, row in REGISTRY.items()
+        if not row.needs
     }
 
 

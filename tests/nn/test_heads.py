@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -13,14 +14,15 @@ from experiments.runs.kinds.answers import reader_of
 from experiments.runs.kinds.head import head_spec
 from experiments.study.registry import build
 from lm.batch import Batch, Side
-from lm.config.base import changes
+from lm.config.base import SettingError, changes
 from lm.config.model import HeadConfig
 from lm.config.training import LossConfig
 from lm.data.tasks.labelled import find_labelled
-from lm.nn.electra import Electra
+from lm.nn.electra import Electra, RestoringElectra, generator_config
 from lm.nn.finetune import ModelWithHead
 from lm.nn.heads import POOLINGS, LayerMixture
 from lm.nn.transformer import Transformer
+from lm.ops.losses import copy_cross_entropy
 from lm.sharding import named
 from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.train import losses
@@ -201,3 +203,61 @@ def test_a_masked_lm_learns_the_same_whichever_logits_are_computed(predicted, mo
         return {"loss": loss, "sums": sums, "gradients": named(gradients)}
 
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), learnt(0.28), learnt(0.0))
+
+
+def discriminating(heads, **new):
+    """A small model with a generator, and a batch of hidden tokens for it."""
+    config = tiny(
+        "electra-small",
+        dropout=0.0,
+        heads=heads,
+        **{"output.logits": "tied", "output.transform": True, "output.bias": True},
+    )
+    model = RestoringElectra(config, generator_config(config, 0.5), nnx.Rngs(params=0))
+    text, hidden = example(12, 9, 1), (np.arange(9) % 3 == 0)[None]
+    side = Side(
+        tokens=np.where(hidden, 39, text.encoder.tokens),
+        segment_ids=np.ones_like(text.encoder.tokens),
+        targets=text.encoder.tokens,
+        loss_weights=hidden.astype(np.float32),
+        content=hidden,
+    )
+    weights = hidden if new.get("at_masks") else np.ones_like(hidden)
+    return model, Batch(encoder=side, discriminator_loss_weights=weights.astype(np.float32))
+
+
+def test_replace_mlm_is_the_masked_lm_loss_of_what_the_generator_wrote():
+    model, batch = discriminating(("generator",), at_masks=True)
+    loss, sums = losses.restored_tokens(model, batch, None, LossConfig(z_loss=0.0))
+    outputs = model(batch, jax.random.key(0))
+    assert outputs.copy_logits is None and "discriminator.copy_gate.kernel" not in named(model)
+    side = replace(batch.encoder, tokens=outputs.tokens)
+    expected, _ = losses.masked_lm(model.discriminator, Batch(encoder=side), None, LossConfig(z_loss=0.0))
+    np.testing.assert_allclose(sums["restored_loss"], (expected, 3), rtol=1e-5)
+    np.testing.assert_allclose(loss, sums["loss"][0] + sums["restored_loss"][0], rtol=1e-6)
+
+
+def test_all_tokens_mlm_mixes_a_copy_of_the_input_with_the_softmax():
+    model, batch = discriminating(("generator", "copy"))
+    _, sums = losses.restored_tokens(model, batch, None, LossConfig())
+    outputs = model(batch, jax.random.key(0))
+    gate = jax.nn.sigmoid(outputs.copy_logits)[..., None]
+    mixed = gate * jax.nn.one_hot(outputs.tokens, 40) + (1 - gate) * jax.nn.softmax(outputs.logits)
+    expected = -np.log(np.take_along_axis(np.asarray(mixed), batch.encoder.targets[..., None], axis=-1)).sum()
+    np.testing.assert_allclose(sums["restored_loss"], (expected, 9), rtol=1e-5)
+    right = (np.asarray(mixed).argmax(-1) == batch.encoder.targets).sum()
+    np.testing.assert_allclose(sums["restored_accuracy"], (right, 9))
+
+
+def test_a_copied_target_out_of_range_gives_nan_unless_it_is_ignored():
+    rng = np.random.default_rng(0)
+    logits, gate = rng.normal(size=(1, 3, 5)).astype(np.float32), np.zeros((1, 3), np.float32)
+    inputs, weights = np.array([[1, 2, 3]]), np.array([[1.0, 1.0, 0.0]])
+    loss = partial(copy_cross_entropy, jnp.asarray(logits), jnp.asarray(gate), inputs)
+    assert np.isfinite(loss(np.array([[1, 4, -100]]), weights)[0])
+    assert np.isnan(loss(np.array([[1, 5, 0]]), weights)[0])
+
+
+def test_a_copy_gate_needs_a_generator():
+    with pytest.raises(SettingError, match="needs 'generator' too"):
+        tiny("electra-small", heads=("copy",))

@@ -13,9 +13,16 @@ from lm.config.base import SettingError
 from lm.data.batches import uniforms
 from lm.data.packing import PaddedTexts
 from lm.data.pretraining import denoise, noise_mask
-from lm.objectives.corruption import NOISES, CorruptionInputs, NoiseName, length_mask, prefix_lengths
+from lm.objectives.corruption import (
+    NOISES,
+    CorruptionInputs,
+    NoiseName,
+    length_mask,
+    prefix_lengths,
+    run_starts,
+)
 from lm.objectives.denoising import OBJECTIVES, Lengths, Objective, compute_lengths, corrupted_lengths
-from lm.objectives.formatting import INPUTS, InputsName
+from lm.objectives.formatting import INPUTS, InputsName, random_tokens
 from lm.tokenizers.tokenizer import EOS, UNK
 
 
@@ -28,6 +35,9 @@ def symbols(size=1000, num_sentinels=100):
 
 
 VOCABULARY = symbols()
+# of decoders, with the text of the corpus
+OF_TEXT = [name for name, one in OBJECTIVES.items() if not one.is_mlm and not one.corruption.replaces_text]
+COPYING = ("copy", "copy-random")
 
 
 def text(rng, counts, width=None):
@@ -95,7 +105,7 @@ def test_span_lengths_are_uniform_compositions():
 
 @settings(max_examples=100, deadline=None)
 @given(
-    name=st.sampled_from(sorted(name for name, one in OBJECTIVES.items() if not one.is_mlm)),
+    name=st.sampled_from(sorted(OF_TEXT)),
     counts=st.lists(st.integers(1, 62), min_size=1, max_size=6),
     rate=st.sampled_from([0.05, 0.15, 0.5, 0.9]),
     sentinels=st.sampled_from([1, 2, 5, 100]),
@@ -121,10 +131,17 @@ def test_inputs_and_targets_together_give_back_the_text_and_nothing_is_cut(
         assert all(token < 880 or token >= 1000 - sentinels for token in said)
         if objective.targets == "everything":
             assert said == original
-        elif objective.inputs == "sentinels":
+        elif objective.inputs == objective.targets == "sentinels":
             assert restore(shown, said, 1000 - sentinels) == original
         elif name == "prefix-lm":
             assert shown + said == original
+        elif name == "mass":
+            where = shown.index(VOCABULARY.mask) if said else 0
+            assert shown[where : where + len(said)] == [VOCABULARY.mask] * len(said)
+            assert shown[:where] + said + shown[where + len(said) :] == original
+        elif name == "fill-in-the-middle":
+            where = shown.index(999) if said else 0
+            assert shown[:where] + said + shown[where + bool(said) :] == original
         else:
             assert sorted(shown + said) == sorted(original)
         if name == "deshuffling":
@@ -185,6 +202,58 @@ def test_bert_style_shows_the_mask_nine_times_in_ten_and_else_any_token():
     assert len(np.unique(replaced)) > 950
 
 
+def copied(name, given_text, seed=0, first_row=0):
+    """Inputs and targets of an objective that copies."""
+    objective, width = OBJECTIVES[name], given_text.tokens.shape[1]
+    u = uniforms(seed, np.arange(len(given_text.lengths)) + first_row, objective.uniforms_per_token, width)
+    return denoise(objective, given_text, u, VOCABULARY, compute_lengths(objective, width + 1))
+
+
+@pytest.mark.parametrize("name", COPYING)
+def test_copying_has_equal_inputs_and_targets_as_long_as_the_text_and_no_content(name):
+    given_text = text(np.random.default_rng(0), [63, 1, 2, 40])
+    inputs, targets = copied(name, given_text)
+    assert rows(inputs) == rows(targets)
+    assert inputs.lengths.tolist() == (given_text.lengths + 1).tolist()
+    assert (inputs.tokens[np.arange(4), given_text.lengths] == EOS).all()
+    assert not targets.content.any()
+    assert inputs.content.any() == (name == "copy")  # what a causal decoder learns to predict
+    assert compute_lengths(OBJECTIVES[name], 64) == (63, 64, 64)
+
+
+def test_copying_a_text_shows_it_and_copying_random_tokens_shows_nothing_of_it():
+    texts = [text(np.random.default_rng(seed), [63, 5, 40]) for seed in (0, 1)]
+    for given_text in texts:
+        assert [row[:-1] for row in rows(copied("copy", given_text)[1])] == rows(given_text)
+    first, second = (rows(copied("copy-random", given_text)[0]) for given_text in texts)
+    assert first == second != rows(copied("copy", texts[0])[0])
+
+
+def test_random_tokens_are_a_function_of_seed_and_row():
+    given_text = text(np.random.default_rng(0), [40] * 6)
+    whole_batch = rows(copied("copy-random", given_text)[0])
+    later = PaddedTexts(*(values[2:4] for values in given_text))
+    assert rows(copied("copy-random", later, first_row=2)[0]) == whole_batch[2:4]
+    assert len({tuple(row) for row in whole_batch}) == 6
+    other = rows(copied("copy-random", given_text, seed=1)[0])
+    assert all(a != b for a, b in zip(whole_batch, other, strict=True))
+
+
+def test_random_tokens_are_ordinary_ones_by_the_law_of_zipf():
+    given_text = text(np.random.default_rng(0), [100] * 2000)
+    tokens = copied("copy-random", given_text)[0].tokens[:, :100]
+    first, end = VOCABULARY.first_regular_id, VOCABULARY.vocab_size - VOCABULARY.num_sentinels
+    assert (tokens.min(), tokens.max()) == (first, end - 1)
+    number = np.arange(end - first)
+    expected = tokens.size * np.log((number + 2) / (number + 1)) / np.log(end - first + 1)
+    counts = np.bincount(tokens.ravel(), minlength=end)[first:]
+    assert (abs(counts - expected) < 5 * np.sqrt(expected)).all()
+    highest = np.array([[1 - 2.0**-24]], np.float32)
+    for size in (104, 900, 32_100, 2**18 + 103):  # a product in float32 might be rounded up
+        last = size - VOCABULARY.num_sentinels - 1
+        assert random_tokens(highest, symbols(size=size)).item() == last
+
+
 def test_prefixes_are_uniform_and_leave_at_least_one_token():
     u = uniforms(0, np.arange(3000), 1, 1)[:, 0, 0]
     assert np.bincount(prefix_lengths(np.full(3000, 4), u), minlength=4)[1:].min() > 900
@@ -235,7 +304,7 @@ def test_sizes_are_those_of_the_examples():
 @pytest.mark.parametrize("name", [name for name, noise in NOISES.items() if not noise.infill])
 def test_noise_lies_in_the_text_fits_its_targets_and_is_the_same_whatever_the_other_rows(name):
     objective, room, counts = Objective(noise=name, rate=0.5), 20, np.array([1, 2, 7, 30, 40])
-    if objective.corruption.fits_without_trimming:
+    if objective.corruption.fits_without_trimming or name == "none":
         room = 42
     u, starts = (
         uniforms(0, np.arange(5), objective.uniforms_per_token, 40),
@@ -243,7 +312,7 @@ def test_noise_lies_in_the_text_fits_its_targets_and_is_the_same_whatever_the_ot
     )
     mask = noise_mask(objective, CorruptionInputs(counts, u, 100, starts), room)
     assert not mask[~length_mask(counts, 40)].any()
-    assert mask.any()
+    assert mask.any() == (name not in ("none", "random-text"))
     tokens = whole(np.full((5, 40), 5, np.int32), counts)
     _, targets = denoise(objective, tokens, u, VOCABULARY, Lengths(40, 41, room))
     assert targets.lengths.max() <= room
@@ -268,12 +337,77 @@ def test_every_name_of_a_choice_has_its_entry_and_every_entry_its_name():
     assert list(INPUTS) == list(get_args(InputsName))
 
 
-def test_only_prefix_lm_and_deshuffling_keep_documents_apart():
+def test_only_objectives_that_split_or_hide_documents_as_wholes_keep_them_apart():
     apart = {name for name, objective in OBJECTIVES.items() if not objective.concatenates}
-    assert {"prefix-lm", "deshuffling"} <= apart
+    assert {"prefix-lm", "deshuffling", "fill-in-the-middle"} <= apart
     assert all(
-        OBJECTIVES[name].noise in ("suffix", "everything") and OBJECTIVES[name].has_inputs for name in apart
+        OBJECTIVES[name].noise in ("suffix", "everything", "middle") and OBJECTIVES[name].has_inputs
+        for name in apart
     )
+    assert not any(replace(objective, documents="apart").concatenates for objective in OBJECTIVES.values())
+
+
+def masks(objective, length, count=2000):
+    """The corruption masks of many texts of one length, bool [count,L]."""
+    u = uniforms(3, np.arange(count), objective.uniforms_per_token, length)
+    return noise_mask(objective, CorruptionInputs(np.full(count, length), u, 100), length + 1)
+
+
+def test_a_single_span_has_its_share_of_the_tokens_inside_the_text_and_is_equally_likely_everywhere():
+    mask = masks(OBJECTIVES["mass"], 20)
+    starts = mask.argmax(1)
+    assert (mask.sum(1) == 10).all() and (run_starts(mask).sum(1) == 1).all()
+    _, counts = np.unique(starts, return_counts=True)
+    assert starts.min() == 1 and starts.max() == 9 and abs(counts - 2000 / 9).max() < 5 * np.sqrt(2000 / 9)
+    assert masks(OBJECTIVES["mass"], 1, 5).sum() == 0 and masks(OBJECTIVES["mass"], 2, 5).sum() == 5
+
+
+def test_every_part_of_a_text_is_equally_likely_to_be_its_middle():
+    """A text of 5 tokens has 5 parts of one token, 4 of two, 3 of three and 2 of four."""
+    mask = masks(OBJECTIVES["fill-in-the-middle"], 5, 7000)
+    assert (run_starts(mask).sum(1) == 1).all()
+    parts, counts = np.unique(mask, axis=0, return_counts=True)
+    assert len(parts) == 14 and abs(counts - 500).max() < 5 * np.sqrt(500)
+    assert masks(OBJECTIVES["fill-in-the-middle"], 1, 5).sum() == 0
+
+
+def test_a_rotated_text_begins_at_any_token_and_goes_round_while_targets_keep_its_order():
+    objective, count, length = OBJECTIVES["document-rotation"], 3000, 6
+    limits = compute_lengths(objective, 9)
+    tokens = np.tile(np.arange(10, 19, dtype=np.int32), (count, 1))
+    given_text = whole(tokens, np.full(count, length, np.int32))
+    u = uniforms(1, np.arange(count), objective.uniforms_per_token, 9)
+    inputs, targets = denoise(objective, given_text, u, VOCABULARY, limits)
+    starts = np.array(rows(inputs))[:, 0] - 10
+    for row, start in zip(rows(inputs), starts, strict=True):
+        assert row == [*range(10 + start, 16), *range(10, 10 + start)]
+    assert all(row == [*range(10, 16)] for row in rows(targets))
+    assert abs(np.bincount(starts, minlength=6) - count / 6).max() < 5 * np.sqrt(count / 6)
+
+
+def test_without_noise_sentences_change_places_and_nothing_is_hidden():
+    objective, counts = OBJECTIVES["sentence-permutation"], np.array([1, 40, 62], np.int32)
+    limits = compute_lengths(objective, 64)
+    given_text = text(np.random.default_rng(0), counts, limits.raw)
+    u = uniforms(1, np.arange(3), objective.uniforms_per_token, limits.raw)
+    inputs, targets = denoise(objective, given_text, u, VOCABULARY, limits)
+    assert rows(targets) == rows(given_text) != rows(inputs)
+    assert list(map(sorted, rows(inputs))) == list(map(sorted, rows(targets)))
+    assert targets.content.sum(1).tolist() == counts.tolist() and not inputs.content.any()
+
+
+@pytest.mark.parametrize(("random_share", "same_share"), [(0.1, 0.1), (0.0, 0.2), (0.3, 0.0), (0.0, 0.0)])
+def test_corrupted_tokens_become_any_token_or_stay_with_the_shares_of_the_settings(random_share, same_share):
+    objective = Objective(
+        inputs="masks-random-or-same", rate=0.5, random_share=random_share, same_share=same_share
+    )
+    tokens = np.full((1, 20_000), 5, np.int32)
+    u = np.random.default_rng(0).random(tokens.shape, np.float32)
+    noise = np.ones(tokens.shape, bool)
+    shown = INPUTS[objective.inputs].apply(objective, tokens, noise, u, VOCABULARY).tokens
+    masked, same = (shown == VOCABULARY.mask).mean(), (shown == 5).mean()
+    expected = [1 - random_share - same_share, same_share]
+    assert [masked, same] == pytest.approx(expected, abs=5 * 0.5 / np.sqrt(20_000) + 0.001)
 
 
 @pytest.mark.parametrize(
@@ -281,6 +415,11 @@ def test_only_prefix_lm_and_deshuffling_keep_documents_apart():
     [
         (lambda: Objective(rate=0.0), "objective.rate"),
         (lambda: Objective(rate=1.0), "objective.rate"),
+        (lambda: Objective(random_share=-0.1), "objective.random_share"),
+        (
+            lambda: Objective(random_share=0.6, same_share=0.6),
+            "random_share=0.6 and objective.same",
+        ),
         (lambda: Objective(mean_span_length=0.5), "objective.mean_span_length"),
         (lambda: compute_lengths(Objective(), 2), "data.inputs_length"),
     ],

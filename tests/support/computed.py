@@ -16,7 +16,7 @@ from tiny import TINY
 
 from experiments.runs.inputs import held_out_text, sequential_corpus
 from experiments.runs.kinds.counts import Ngrams, Tagger
-from experiments.runs.kinds.finetuning import Finetuning
+from experiments.runs.kinds.finetuning import TextFinetuning
 from experiments.runs.kinds.head import HeadFinetuning
 from experiments.runs.kinds.pretraining import Pretraining, _held_out
 from experiments.runs.kinds.vectors import SkipGram, documents_of
@@ -33,7 +33,7 @@ from lm.train.step import StepSpec
 
 KINDS = {
     Pretraining: "pretrain",
-    Finetuning: "text",
+    TextFinetuning: "text",
     HeadFinetuning: "head",
     Ngrams: "count",
     Tagger: "count",

@@ -5,6 +5,8 @@ from lm.c4 import filters
 
 def clean_page(text, rules):
     """The page's clean lines, or None when it is dropped."""
-    steps = filters.build_filters(rules, (*filters.LINE_FILTERS, "sentences-per-page"))
+    wanted = {*filters.LINE_FILTERS, "bad-words", "sentences-per-page"}
+    names = [name for name in filters.ordered_filters(rules.order) if name in wanted]
+    steps = filters.build_filters(rules, names)
     lines = filters.apply_filters(text.splitlines(), steps)
     return lines and "\n".join(lines)

@@ -56,7 +56,7 @@ def learn(folder, total, stop=None, on=PRESETS):
         if (jax.process_index(), step) == stop:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    group.trains(True)
+    group.signals_wait_for_checkpoint(True)
     return toy.run(folder, total, every=SAVED, keep=9, sizes=on, on_batch=strike)
 
 
@@ -170,7 +170,7 @@ def trainer(how):
     line.end_with_it()
     if how in ("stays", "prepares"):  # deaf to SIGTERM, with a worker
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        line.send({"trains": how == "stays"})
+        line.send({"signals_wait": how == "stays"})
         print(
             subprocess.Popen(["sleep", "99"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid,
             flush=True,

@@ -14,7 +14,7 @@ import toy
 
 from experiments.processes import progress
 from experiments.processes.progress import Tools
-from experiments.runs.status import is_finished
+from experiments.runs.status import is_stage_finished
 from lm.config.base import DataError, SettingError
 from lm.train.runtime import log
 from lm.train.runtime.log import Log, records
@@ -91,7 +91,11 @@ def test_a_record_that_was_changed_or_lost_stops_a_resume_which_leaves_the_file_
     path = tmp_path / "metrics.jsonl"
     path.write_text(damage(path.read_text()))
     there = path.read_bytes()
-    for go_on in (lambda: records(tmp_path), lambda: write(tmp_path, 3, 5), lambda: is_finished(tmp_path, 3)):
+    for go_on in (
+        lambda: records(tmp_path),
+        lambda: write(tmp_path, 3, 5),
+        lambda: is_stage_finished(tmp_path, 3),
+    ):
         with pytest.raises(DataError, match=r"metrics.jsonl .*in line [12] of [23]; put back .* or delete"):
             go_on()
     assert path.read_bytes() == there
@@ -103,10 +107,10 @@ def test_a_phase_with_a_damaged_run_json_is_gone_on_with(tmp_path):
         made.start(1)
         made.write(1, "eval", {"score": 0.5})
     (tmp_path / "checkpoints" / "1").mkdir(parents=True)
-    assert is_finished(tmp_path, 1) and not is_finished(tmp_path, 2)
+    assert is_stage_finished(tmp_path, 1) and not is_stage_finished(tmp_path, 2)
     path = tmp_path / "run.json"
     path.write_text(path.read_text().replace('"from_step": 1', '"from_step": 0'))
-    assert not is_finished(tmp_path, 1)
+    assert not is_stage_finished(tmp_path, 1)
 
 
 @pytest.mark.parametrize("kind", ["train", "eval"])

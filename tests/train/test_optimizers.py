@@ -13,6 +13,8 @@ import pytest
 import toy
 from flax import nnx
 
+from experiments.runs.kinds.pretraining import pretraining_spec
+from experiments.study.registry import build
 from lm import sharding
 from lm.config.base import SettingError, changes
 from lm.config.layers import AttentionConfig, MlpConfig
@@ -213,6 +215,36 @@ def test_warmup_stable_decay_ramps_stays_and_falls_in_a_straight_line():
     np.testing.assert_allclose(learning_rate(config, steps), due, rtol=1e-5, atol=1e-8)
 
 
+def test_inverse_sqrt_then_linear_is_mesh_tensorflows():
+    """``rsqrt(max(step, 10)) * min(1, (train_steps - step) / (train_steps * 0.1))`` of its Noam schedule."""
+    config = OptimizerConfig(
+        learning_rate=0.3, schedule="inverse-sqrt-linear", timescale=10, decay_start=180, decay_end=200
+    )
+    steps = np.array([0, 9, 10, 11, 100, 179, 180, 181, 190, 199, 200, 1_000])
+    due = 0.3 * np.maximum(steps, 10) ** -0.5 * np.clip((200 - steps) / (200 * 0.1), 0, 1)
+    np.testing.assert_allclose(learning_rate(config, steps), due, rtol=1e-5, atol=1e-8)
+    plain = replace(config, schedule="inverse-sqrt")
+    np.testing.assert_array_equal(learning_rate(config, steps[:7]), learning_rate(plain, steps[:7]))
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "warmup-stable-decay", "inverse-sqrt-linear"])
+def test_a_decay_to_a_floor_goes_from_the_whole_rate_to_that_share_and_stays(schedule):
+    to_zero = OptimizerConfig("adamw", 0.3, schedule, 10, timescale=1_000, decay_start=100, decay_end=200)
+    steps = np.array([0, 5, 10, 50, 100, 150, 199, 200, 1_000])
+    zero, floor = (learning_rate(replace(to_zero, decay_floor=floor), steps) for floor in (0.0, 0.1))
+    peak = float(floor[2])
+    np.testing.assert_array_equal(floor[:3], zero[:3])
+    np.testing.assert_allclose(floor[3:], 0.1 * peak + 0.9 * zero[3:], rtol=1e-5)
+    np.testing.assert_allclose(floor[-2:], 0.1 * peak, rtol=1e-5)
+
+
+def test_a_cosine_to_a_floor_is_that_of_optax():
+    config = OptimizerConfig("adamw", 0.3, "cosine", 10, decay_end=200, decay_floor=0.1)
+    due = optax.warmup_cosine_decay_schedule(0.0, 0.3, 10, 200, end_value=0.03)
+    steps = np.arange(300)
+    np.testing.assert_allclose(learning_rate(config, steps), due(steps), rtol=1e-4)
+
+
 def test_stacks_of_unequal_depth_stand_side_by_side():
     transform = per_layer(optax.clip_by_block_rms(1.0), {"a", "b"})
     params = {"a": jnp.ones((2, 3)), "b": 4 * jnp.ones((5, 3)), "c": 4 * jnp.ones((5, 3))}
@@ -264,9 +296,31 @@ def test_every_optimiser_that_a_setting_may_name_is_there_and_its_memory_is_coun
         assert mean - plain == numbers
 
 
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "warmup-stable-decay"])
+def test_a_decay_without_an_end_ends_with_the_last_step_of_the_phase(schedule):
+    config = OptimizerConfig(learning_rate=0.3, schedule=schedule, warmup_steps=2)
+    for steps in (10, 40):
+        ended = config.ending_at(steps)
+        assert ended == replace(config, decay_end=steps) and ended.ending_at(7) == ended
+        assert float(learning_rate(ended, steps)) == pytest.approx(0, abs=1e-7)
+        assert float(learning_rate(ended, steps - 1)) > 0
+    experiment = changes(
+        build("gpt/base", "nano", {"pretraining.optimizer.schedule": schedule}), {"pretraining.steps": 77}
+    )
+    assert pretraining_spec(experiment).optimizer.decay_end == 77
+    assert OptimizerConfig().ending_at(10) == OptimizerConfig()
+
+
 @pytest.mark.parametrize(
     "field, value",
-    [("momentum", 1.0), ("ema", 1.0), ("muon_rms", 0.0), ("decay_factor", 0.0), ("steps_per_decay", 0)],
+    [
+        ("momentum", 1.0),
+        ("ema", 1.0),
+        ("muon_rms", 0.0),
+        ("decay_factor", 0.0),
+        ("decay_floor", 1.0),
+        ("steps_per_decay", 0),
+    ],
 )
 def test_momentum_and_decay_out_of_range_are_named(field, value):
     with pytest.raises(SettingError, match=f"optimizer.{field}={value}"):
@@ -274,7 +328,11 @@ def test_momentum_and_decay_out_of_range_are_named(field, value):
 
 
 def test_a_decay_needs_an_end():
-    with pytest.raises(SettingError, match="optimizer.decay_end=0 should be beyond"):
-        OptimizerConfig(schedule="cosine")
+    with pytest.raises(SettingError, match="optimizer.decay_end=0 should be the last step"):
+        learning_rate(OptimizerConfig(schedule="cosine"), 1)
+    with pytest.raises(
+        SettingError, match="optimizer.decay_end=9 should be beyond optimizer.warmup_steps=10"
+    ):
+        OptimizerConfig(schedule="cosine", warmup_steps=10, decay_end=9)
     with pytest.raises(SettingError, match="decay_end=5 should be beyond optimizer.decay_start=5"):
         OptimizerConfig(schedule="warmup-stable-decay", decay_start=5, decay_end=5)

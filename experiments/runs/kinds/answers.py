@@ -14,7 +14,7 @@ from experiments.runs.kinds.network import NetworkStage, rows_of_process
 from experiments.study.experiment import Experiment
 from lm.data.classification import Reader, labelled_eval_batches
 from lm.data.seq2seq import eval_batches
-from lm.data.tasks.choices import encode_choices
+from lm.data.tasks.choices import encode_choices, first_choices, shuffle_inputs
 from lm.data.tasks.labelled import AnyTask, LabelledTask
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row, Task
@@ -55,7 +55,10 @@ def _text_eval_task(
     calibration = None
     if task.candidates or task.candidate_inputs:  # without candidates there is nothing to calibrate
         calibration = choices(validation_rows)
-    return replace(eval_task, choices=choices(rows), calibration=calibration)
+    asked, shuffled = choices(rows), None
+    if settings.tuning.shuffled_inputs and stage.is_compared:
+        shuffled = shuffle_inputs(first_choices(asked, settings.tuning.shuffled_inputs))
+    return replace(eval_task, choices=asked, calibration=calibration, shuffled=shuffled)
 
 
 def make_eval_task(

@@ -43,7 +43,7 @@ class CountStage(Stage):
 
     is_count_based: ClassVar[bool] = True
     parentless_start: ClassVar[str] = "no counts"
-    preparation: ClassVar[str] = ""
+    startup_status: ClassVar[str] = ""
 
     @abstractmethod
     def estimate(self, inputs: Inputs) -> tuple[Any, int]:

@@ -1,4 +1,4 @@
-"""Fine-tuning to answer tasks by generated text."""
+"""Fine-tuning: what all of it has in common, and fine-tuning to answer tasks by generated text."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,17 +22,22 @@ from lm.train.step import StepSpec
 
 @dataclass(frozen=True)
 class Finetuning(NetworkStage):
-    """Fine-tuning on the tasks of a mixture, which are answered by generated text."""
-
-    writes_answers: ClassVar[bool] = True
+    """Fine-tuning on downstream tasks, answered by generated text or by a new head."""
 
     @property
     def title(self) -> str:
-        return f"fine-tuning on {self.base_name}"
+        return f"fine-tuning on {self.ensemble_name}"
 
     @property
     def training(self) -> PhaseConfig:
         return self.settings.finetuning
+
+
+@dataclass(frozen=True)
+class TextFinetuning(Finetuning):
+    """Fine-tuning on the tasks of a mixture, which are answered by generated text."""
+
+    writes_answers: ClassVar[bool] = True
 
     @property
     def lengths(self) -> Lengths:
@@ -76,5 +81,9 @@ def text_spec(experiment: Experiment) -> StepSpec:
     model = changes(model, {"mlp.adapter_width": width, "lora": tuning.lora})
     microbatches, guard = training.microbatches, experiment.guard
     return StepSpec(
-        model, training.optimizer, mask_updates=mask_updates, microbatches=microbatches, guard=guard
+        model,
+        training.optimizer.ending_at(training.steps),
+        mask_updates=mask_updates,
+        microbatches=microbatches,
+        guard=guard,
     )

@@ -7,10 +7,9 @@ from jax.sharding import Mesh
 
 from experiments.runs.inputs import EvalSplit, Inputs
 from experiments.runs.kinds.answers import make_eval_task, reader_of
-from experiments.runs.kinds.finetuning import text_spec
-from experiments.runs.kinds.network import NetworkStage
+from experiments.runs.kinds.finetuning import Finetuning, text_spec
 from experiments.runs.kinds.stage import LabelledStage
-from experiments.study.experiment import Experiment, PhaseConfig
+from experiments.study.experiment import Experiment
 from lm.config.base import changes
 from lm.config.model import HeadConfig, ModelConfig
 from lm.config.training import Weights
@@ -26,18 +25,10 @@ from lm.train.step import StepSpec
 
 
 @dataclass(frozen=True)
-class HeadFinetuning(LabelledStage, NetworkStage):
+class HeadFinetuning(LabelledStage, Finetuning):
     """Fine-tuning of a model with a new head on one labelled task."""
 
     has_head: ClassVar[bool] = True
-
-    @property
-    def title(self) -> str:
-        return f"fine-tuning on {self.base_name}"
-
-    @property
-    def training(self) -> PhaseConfig:
-        return self.settings.finetuning
 
     @property
     def prefix(self) -> str:

@@ -1,4 +1,8 @@
-"""The base class of stages that train networks: step, checkpoints, training loop and scores."""
+"""The base class of stages that train networks: step, checkpoints, training loop and scores.
+
+Tasks have validation rows, on which checkpoints are chosen, and may have report rows, on which only the
+chosen checkpoint is scored.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.processes.group import broadcast_from_first, trains
-from experiments.processes.place import wait
+from experiments.processes.group import broadcast_from_first, signals_wait_for_checkpoint
+from experiments.processes.place import timeout
 from experiments.processes.progress import Reporter
 from experiments.runs.inputs import EvalSplit, Inputs
 from experiments.runs.kinds.stage import Stage, TaskScores
@@ -40,7 +44,7 @@ from lm.data.pretraining import DenoisingRows
 from lm.data.segments import UNPACKED_ROWS
 from lm.data.seq2seq import CorpusExamples, MixtureRows
 from lm.data.tasks.labelled import AnyTask
-from lm.evaluate.evaluator import EvalTask, score_task
+from lm.evaluate.evaluator import EvalTask, score_shuffled, score_task
 from lm.nn import electra, elmo, finetune
 from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Transformer
@@ -77,7 +81,7 @@ class NetworkStage(Stage):
     def prefix(self) -> str:
         """Return the prefix of the names of the Transformer's parameters in its checkpoints."""
         heads = self.settings.model.heads
-        if "replaced-token" in heads:
+        if "replaced-token" in heads or "generator" in heads:
             return electra.DISCRIMINATOR
         return elmo.FORWARD if "backward" in heads else ""
 
@@ -116,9 +120,14 @@ class NetworkStage(Stage):
         profile: tuple[int, int] | None = None,
     ) -> None:
         steps, training = self.steps(mesh), self.training
-        step_timeout, guard = wait("LM_STEP_TIMEOUT"), self.settings.guard
         config = LoopConfig(
-            training.steps, training.log_every, self.evaluate_every, "score", guard, step_timeout, profile
+            training.steps,
+            training.log_every,
+            self.evaluate_every,
+            "score",
+            self.settings.guard,
+            timeout("LM_STEP_TIMEOUT"),
+            profile,
         )
         with self.checkpoints() as checkpoints:
             run = loop.Run(
@@ -132,7 +141,7 @@ class NetworkStage(Stage):
             )
             loop.train(steps, run, config)
             broadcast_from_first(lambda: None)  # wait until process 0 has written the last checkpoint
-            trains(False)
+            signals_wait_for_checkpoint(False)
 
     def initial_state(self, steps: Steps) -> Callable[[], State] | None:
         """Return a function that makes the first state from the parent's checkpoint; None: it is random."""
@@ -226,6 +235,8 @@ class NetworkStage(Stage):
         with self.checkpoints() as checkpoints:
             fresh = steps.initial_state(self.settings.seed)
             saved = self.steps(steps.mesh).abstract
+            # An average of parameters and the state of an RNN (carry) are restored as they were saved;
+            # warm_start then leaves them out.
             wanted = replace(steps.abstract, average=saved.average, carry=saved.carry)
             if sharding.named(wanted).keys() == sharding.named(saved).keys():
                 state = checkpoints.restore(wanted, last)
@@ -250,14 +261,14 @@ class NetworkStage(Stage):
         scores = broadcast_from_first(lambda: {task.name: best_of(task, folder, step) for task in unreported})
         if tasks["report"]:
             chosen = step or broadcast_from_first(lambda: best_step(folder / "checkpoints"))
-            kept = broadcast_from_first(lambda: reported(predictions))
-            if kept.get("step") != chosen:
+            saved_scores = broadcast_from_first(lambda: reported(predictions))
+            if saved_scores.get("step") != chosen:
                 model = self.trained(mesh, chosen).eval_model
                 found = self.scores_of(model, "report", inputs, mesh, predictions, chosen)
-                kept = {"step": chosen, "tasks": found}
+                saved_scores = {"step": chosen, "tasks": found}
                 if jax.process_index() == 0:
-                    write_reported(predictions, kept)
-            scores |= kept["tasks"]
+                    write_reported(predictions, saved_scores)
+            scores |= saved_scores["tasks"]
         return scores
 
     def scores_of(
@@ -278,6 +289,8 @@ class NetworkStage(Stage):
             metrics, values = score_task(model, eval_task, shard_batch, answers_path(folder, task, name))
             scores[task.name] = task_score(task, step, metrics) | {"rows": eval_task.num_rows}
             scores[task.name] |= {"answered": len(eval_task.rows)}
+            if shuffled := score_shuffled(model, eval_task, shard_batch):
+                scores[task.name]["shuffled"] = shuffled
             if split == "report" and values and jax.process_index() == 0:
                 scores[task.name]["examples"] = write_example_values(folder, task.name, values)
         return scores

@@ -46,7 +46,7 @@ from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths, compute_lengths
 from lm.special_tokens import boundary_tokens
 from lm.train import optimizers
-from lm.train.losses import both_directions, masked_lm, replaced_tokens
+from lm.train.losses import both_directions, masked_lm, replaced_tokens, restored_tokens
 from lm.train.state import State
 from lm.train.step import Steps, StepSpec
 
@@ -122,7 +122,9 @@ class Pretraining(NetworkStage):
 
         def evaluate(state: State) -> dict[str, Any]:
             batches, unigram_loss = validation()
-            values = steps.evaluate(state, batches) | {"reference_loss": unigram_loss}
+            values = steps.evaluate(state, batches)
+            if unigram_loss is not None:
+                values["reference_loss"] = unigram_loss
             documents = document_values(state, text(), self.settings, steps)
             return values | documents | evaluate_tasks(state)
 
@@ -231,6 +233,7 @@ def pretraining_settings(experiment: Experiment, task: str = "") -> Experiment:
         tuning_for_pretraining,
         evaluation_examples=tuning.evaluation_examples,
         report_examples=tuning.report_examples,
+        shuffled_inputs=tuning.shuffled_inputs,
     )
     return replace(relevant, mixing=mixing, tuning=scored, finetuning=replace(BASELINE.finetuning, steps=0))
 
@@ -244,12 +247,17 @@ def pretraining_spec(experiment: Experiment) -> StepSpec:
     frozen = experiment.vectors.embedding == "frozen"
     spec = StepSpec(
         model,
-        training.optimizer,
+        training.optimizer.ending_at(training.steps),
         mask_updates=optimizers.freeze_embedding if frozen else optimizers.train_all,
         microbatches=training.microbatches,
         guard=experiment.guard,
         tbptt=training.tbptt,
     )
+    if "generator" in model.heads:
+        generator = electra.generator_config(model, experiment.generator_share)
+        return replace(
+            spec, module=electra.RestoringElectra, extra_configs=(generator,), loss=restored_tokens
+        )
     if "replaced-token" in model.heads:
         generator = electra.generator_config(model, experiment.generator_share)
         return replace(spec, module=electra.Electra, extra_configs=(generator,), loss=replaced_tokens)
@@ -351,19 +359,21 @@ def held_out_batches(
 
 def validation_batches(
     experiment: Experiment, inputs: Inputs, mesh: Mesh, max_batches: int
-) -> tuple[list[Batch], float]:
+) -> tuple[list[Batch], float | None]:
     """Return this process's part of the batches evaluated during pre-training, and the unigram loss on them.
 
     The unigram loss is measured on content tokens [nats per token]. Each batch carries ``frequent_tokens``,
-    the most frequent content tokens.
+    the most frequent content tokens. Where there are none, as in copying, the unigram loss is None, and
+    batches do not ask for the loss on content tokens.
     """
     batches, count = _held_out(experiment, inputs, mesh, 1, max_batches)
     size = batches.batch_size
     global_batches = list(stream(batches, 0, count))
     text = inputs.validation.first(MAX_UNIGRAM_TOKENS).tokens
     unigram_loss, frequent = unigram_baseline(global_batches, inputs.vocabulary, text)
-    frequent_tokens = np.tile(frequent, (size, 1))
-    global_batches = [replace(each, frequent_tokens=frequent_tokens) for each in global_batches]
+    if unigram_loss is not None:
+        frequent_tokens = np.tile(frequent, (size, 1))
+        global_batches = [replace(each, frequent_tokens=frequent_tokens) for each in global_batches]
     return rows_of_process(mesh, size, global_batches), unigram_loss
 
 

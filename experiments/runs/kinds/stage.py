@@ -37,11 +37,11 @@ class Stage(ABC):
     """The training of one model in one folder.
 
     The folder holds checkpoints, metrics, predictions on tasks, the vocabulary and the record of everything
-    that the stage is trained with. The members of an ensemble have one stage each, with equal ``base_name``,
-    and their models predict together.
+    that the stage is trained with. The members of an ensemble have one stage each, all with the same
+    ``ensemble_name``, and their models predict together.
     """
 
-    base_name: str  # name of the stage without the ensemble member
+    ensemble_name: str  # name of the stage without the number of the member
     member: int | None  # number of the ensemble member; None: there is one model, or all members share it
     task_names: tuple[str, ...]  # mixtures that it is trained on; for a head or a tagger its only task
     settings: Experiment  # with the seed of the ensemble member
@@ -58,17 +58,17 @@ class Stage(ABC):
     has_head: ClassVar[bool] = False  # whether its predictions come from a new head
     writes_answers: ClassVar[bool] = False  # whether it is fine-tuned to generate text as the answer
     parentless_start: ClassVar[str] = "random parameters"  # shown as its start if it has no parent
-    preparation: ClassVar[str] = "preparing data, compiling"  # shown until its first step
+    startup_status: ClassVar[str] = "preparing data, compiling"  # shown until its first step
 
     @property
     def name(self) -> str:
         """Return the name with the member, such as ``pretraining``, ``squad`` or ``at-0.5/squad``."""
-        return member_name(self.base_name, self.member)
+        return member_name(self.ensemble_name, self.member)
 
     @property
     def is_compared(self) -> bool:
         """Return whether rows are compared by its scores: not by skip-gram, the start or earlier branches."""
-        return is_compared(self.base_name)
+        return is_compared(self.ensemble_name)
 
     @property
     def is_start(self) -> bool:
@@ -76,7 +76,7 @@ class Stage(ABC):
 
         It is not scored.
         """
-        return self.base_name == START
+        return self.ensemble_name == START
 
     @property
     def branch_steps(self) -> tuple[int, ...]:
@@ -173,14 +173,14 @@ class Stage(ABC):
         }
 
     def check_provenance(
-        self, inputs: Inputs, is_finished: bool, allow: frozenset[str], say: Callable[[str], object]
+        self, inputs: Inputs, finished: bool, allow: frozenset[str], say: Callable[[str], object]
     ) -> None:
         """Check and record what it is trained with, and store the vocabulary in its folder.
 
         Raise SettingError if it was started with something else.
         allow: the parts (of provenance.PARTS) that may have changed.
         """
-        if is_finished:
+        if finished:
             state = "finished"
         elif saved_steps(self.folder):
             state = "begun"

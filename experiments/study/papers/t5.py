@@ -8,31 +8,32 @@ where they were read. Choices made where paper and released code differ: docs/ch
 each run takes then, on one core that other jobs share.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.study.changes import Changes, objective, times
 from experiments.study.experiment import Experiment
-from experiments.study.table import Axis, Column, Conclusion, Paper, Published, Table, make_table
+from experiments.study.papers.published import PublishedScores
+from experiments.study.table import (
+    Axis,
+    Conclusion,
+    Paper,
+    Table,
+    Yardstick,
+    make_table,
+)
 
 BASELINE_ROW = "t5/1-baseline/baseline"  # all tables are compared with it: rows of theirs may equal it
-_PUBLISHED = json.loads(Path(__file__).with_name("t5_scores.json").read_text())
-_STD = _PUBLISHED["baseline-std"]["scores"]  # over ten runs of the baseline (Table 1)
+_SCORES = PublishedScores(Path(__file__).with_name("t5_scores.json"))
 
 PAPER = Paper(
     name="T5",
     citation="Raffel et al. 2020",
-    columns=(
-        Column("GLUE", "average of 8 tasks", _STD["GLUE"]),
-        Column("CNNDM", "ROUGE-2", _STD["CNNDM"]),
-        Column("SQuAD", "exact match", _STD["SQuAD"]),
-        Column("SGLUE", "average of 8 tasks", _STD["SGLUE"]),
-        Column("EnDe", "BLEU", _STD["EnDe"]),
-        Column("EnFr", "BLEU", _STD["EnFr"]),
-        Column("EnRo", "BLEU", _STD["EnRo"]),
-    ),
+    question="Which architecture, objective, data, fine-tuning and size of a text-to-text model serve best?",
+    source="arXiv 1910.10683",
+    yardstick=Yardstick(10, "the baseline, pre-trained and fine-tuned with other seeds"),
+    columns=_SCORES.columns,
 )
 
 # Of the baseline's 12 + 12 layers. A decoder alone has its own 12, as in the paper.
@@ -146,7 +147,7 @@ def _table(
         scale=scale,
         seeds=seeds,
         paper=PAPER,
-        published={key: Published(**row) for key, row in _PUBLISHED[f"t5/{name}"].items()},
+        published=_SCORES.table(f"t5/{name}"),
         conclusions=conclusions,
         surrogate_data=surrogate_data,
     )

@@ -11,7 +11,7 @@
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from lm.data.documentation.code_tags import code_tag_rows
 from lm.data.documentation.docstrings import DEFAULT, STDLIB, Document, extract_docstrings, unfiltered
 from lm.data.documentation.packages import PACKAGES, PARTS, TEXT_DIGEST
 from lm.data.documentation.pinned import OFFLINE, pinned_documents, unfiltered_documents
-from lm.data.documentation.tasks import task_generators, word_groups
+from lm.data.documentation.tasks import task_generators
 from lm.data.documentation.word_sequences import MAX_SEQUENCE_LENGTHS, random_sequences
 from lm.files import json_with_checksum, parse_with_checksum, write
 
@@ -35,17 +35,27 @@ TRAIN_BELOW, VALIDATION_BELOW = 0.8, 0.9
 TASK_TRAIN_BELOW, TASK_VALIDATION_BELOW = 0.5, 0.6
 # most rows of a task: the standard error of an accuracy is then about 2 % (validation) and 1 % (report)
 EVALUATION_ROWS = {"validation": 500, "report": 2_000}
+TASK_ROWS = {"train": 8_000} | EVALUATION_ROWS
+# Tasks are made of as many of their documents as have so many characters together, which gives enough rows.
+TASK_CHARACTERS = {"train": 5_000_000, "validation": 500_000, "report": 2_000_000}
+COUNTED_CHARACTERS = 10_000_000  # of the training text, in which tasks count words
 
-VERSION = "3.0.0"  # of the data sets; those before were of installed packages
+VERSION = "3.0.0"  # of the data sets; those before had other tasks, of installed packages
 # data set -> column -> type, in the notation of ``lm.data.documentation.builder``
 FEATURES: Mapping[str, Mapping[str, str]] = {
     "corpus": {"text": "text"},
     "cloze": {"question": "text", "context": "text", "answers": "texts", "candidates": "texts"},
     "extract": {"question": "text", "context": "text", "answers": "texts"},
-    "acceptability": {"context": "text", "sentence": "text", "damaged": "text"},
-    "first-sentence": {"document": "text", "summary": "text"},
-    "next": {"sentences": "texts", "following": "text", "label": "integer"},
     "restore": {"document": "text", "summary": "text"},
+    "next": {"sentences": "texts", "following": "text", "label": "integer"},
+    "summary": {"documents": "texts", "summary": "text", "label": "integer"},
+    "modality": {"sentence": "text", "answers": "texts", "candidates": "texts"},
+    "entailment": {"premises": "texts", "hypothesis": "text", "label": "integer"},
+    "order": {"question": "text", "context": "text", "answers": "texts", "candidates": "texts"},
+    "acceptability": {"context": "text", "sentence": "text", "damaged": "text"},
+    "agreement": {"context": "text", "sentence": "text", "damaged": "text"},
+    "determiners": {"context": "text", "sentence": "text", "damaged": "text"},
+    "verb-forms": {"context": "text", "sentence": "text", "damaged": "text"},
     "unfiltered": {"text": "text"},
     "roles": {"tokens": "texts", "roles": "integers"},
     **{f"sequences-{length}": {"text": "text"} for length in MAX_SEQUENCE_LENGTHS},
@@ -219,12 +229,29 @@ def make_sets(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
             task_documents[split].append(document)
     if not all(corpus.values()) or not all(task_documents.values()):
         raise SettingError(f"documentation: {len(documents)} documents are too few to split: add packages")
-    groups = word_groups(row["text"] for row in corpus["train"])
+    train = [document for document in documents if hash_fraction(document.name, "corpus") < TRAIN_BELOW]
+    counted = sample_up_to(train, COUNTED_CHARACTERS)
+    sampled = {split: sample_up_to(part, TASK_CHARACTERS[split]) for split, part in task_documents.items()}
     sets = {"corpus": corpus}
-    for name, generate in task_generators(groups).items():
-        rows = {split: [*generate(part, random.Random(name))] for split, part in task_documents.items()}
-        sets[name] = limit_rows(rows, EVALUATION_ROWS, name)
+    for name, generate in task_generators(text for _, text in counted).items():
+        rows = {split: [*generate(part, random.Random(name))] for split, part in sampled.items()}
+        if not all(rows.values()):
+            raise SettingError(
+                f"documentation: {len(documents)} documents are too few for {name!r}: add packages"
+            )
+        sets[name] = limit_rows(rows, TASK_ROWS, name)
     return sets
+
+
+def sample_up_to(documents: Sequence[Document], characters: int) -> list[Document]:
+    """Return documents in a random order, as many as have so many characters together; else all."""
+    sampled: list[Document] = []
+    for document in random.Random("sample").sample(documents, len(documents)):
+        if characters <= 0:
+            break
+        sampled.append(document)
+        characters -= len(document.text)
+    return sampled
 
 
 def limit_rows(splits: Mapping[str, list[Row]], limits: Mapping[str, int], name: str) -> dict[str, list[Row]]:

@@ -1,4 +1,4 @@
-"""All text-to-text tasks by name: six on the installed documentation, copying and reversing, and the paper's.
+"""All text-to-text tasks by name: on the built-in documentation, copying and reversing, and the paper's.
 
 The paper's are GLUE, SuperGLUE, DPR, SQuAD, CNN/Daily Mail and three of WMT; appendix D of Raffel et al. 2020
 shows their formats, with all their oddities. Smaller data sets replace the last four where those cannot be
@@ -18,6 +18,7 @@ from lm.data.tasks.sequences import COPY, REVERSE
 from lm.data.tasks.task import (
     NO_CLASS,
     UNKNOWN,
+    Half,
     PaperColumn,
     Row,
     Task,
@@ -43,6 +44,7 @@ COPA_CHOICES = ("choice1", "choice2")
 MNLI, CB = ("entailment", "neutral", "contradiction"), ("entailment", "contradiction", "neutral")
 # as the paper's mean of the accuracies on two sets: they have 9,815 and 9,832 rows
 BOTH_MNLI_SETS = "validation_matched+validation_mismatched"
+MINIMAL_PAIRS = ("acceptability", "agreement", "determiners", "verb-forms")  # tasks on the documentation
 ENTAILMENT = ("entailment", "not_entailment")
 PRONOUNS = "he she they it her his their them him".split()
 DETERMINERS = "a an the this that these those my your his her its our their which whose each every".split()
@@ -107,6 +109,7 @@ def translate(row: Row, source: str, target: str) -> tuple[str, str]:
 
 def documentation_task(
     name: str,
+    half: Half,
     paper_column: PaperColumn,
     to_text: Callable[[Row], tuple[str, str]],
     scores: Mapping[str, Any],
@@ -117,7 +120,7 @@ def documentation_task(
     ``paper_column``: the paper's column most like it. Without ``target`` it is the targets text.
     """
     settings: dict[str, Any] = {"report": "report", "paper_column": paper_column, "measure": "bits_per_byte"}
-    settings |= rest
+    settings |= {"half": half} | rest
     target = settings.pop("target", lambda row: to_text(row)[1])
     return Task(name, f"documentation/{name}", name, target, scores, to_text, **settings)
 
@@ -126,8 +129,38 @@ def question_to_text(name: str) -> Callable[[Row], tuple[str, str]]:
     return lambda row: (format_fields(name, row, ("question", "context")), row["answers"][0])
 
 
-def summary_to_text(name: str) -> Callable[[Row], tuple[str, str]]:
-    return lambda row: (f"{name}: {row['document']}", row["summary"])
+def restore_to_text(row: Row) -> tuple[str, str]:
+    return f"restore: {row['document']}", row["summary"]
+
+
+def summary_to_text(row: Row) -> tuple[str, str]:
+    return summary_candidate_inputs(row)[row["label"]], row["summary"]
+
+
+def summary_candidate_inputs(row: Row) -> tuple[str, ...]:
+    return tuple(f"summarize: {document}" for document in row["documents"])
+
+
+def entailment_to_text(row: Row) -> tuple[str, str]:
+    return entailment_candidate_inputs(row)[row["label"]], row["hypothesis"]
+
+
+def entailment_candidate_inputs(row: Row) -> tuple[str, ...]:
+    return tuple(f"entailment: {premise}" for premise in row["premises"])
+
+
+def minimal_pairs(name: str) -> Task:
+    """Return a task that scores a sentence and a wrong one after the same input."""
+    return documentation_task(
+        name,
+        "language",
+        "GLUE",
+        lambda row: (f"{name}: {row['context']}", row["sentence"]),
+        {"rouge1": ROUGE["rouge1"]},
+        candidates=lambda row: tuple(sorted((row["sentence"], row["damaged"]))),
+        measure="bits_above_chance",
+        targets_length=40,
+    )
 
 
 def next_to_text(row: Row) -> tuple[str, str]:
@@ -281,6 +314,7 @@ def squad_target(row: Row) -> list[str] | None:
 _TABLE = (
     documentation_task(
         "cloze",
+        "reading",
         "SQuAD",
         question_to_text("cloze"),
         EQUAL_TEXT,
@@ -290,6 +324,7 @@ _TABLE = (
     ),
     documentation_task(
         "extract",
+        "reading",
         "SQuAD",
         question_to_text("extract"),
         SQUAD,
@@ -297,25 +332,11 @@ _TABLE = (
         unscored_metrics=("f1",),
         targets_length=24,
     ),
-    documentation_task(
-        "acceptability",
-        "GLUE",
-        lambda row: (f"acceptability: {row['context']}", row["sentence"]),
-        {"rouge1": ROUGE["rouge1"]},
-        candidates=lambda row: tuple(sorted((row["sentence"], row["damaged"]))),
-        measure="bits_above_chance",
-        targets_length=40,
-    ),
-    documentation_task(
-        "first-sentence",
-        "CNNDM",
-        summary_to_text("summarize"),
-        ROUGE,
-        unscored_metrics=("rouge1", "rougeLsum"),
-        targets_length=40,
-    ),
+    *(minimal_pairs(name) for name in MINIMAL_PAIRS),
+    documentation_task("restore", "reading", "EnDe", restore_to_text, EQUAL_TEXT, targets_length=40),
     documentation_task(
         "next",
+        "reading",
         "SGLUE",
         next_to_text,
         {"rouge1": ROUGE["rouge1"]},
@@ -323,7 +344,47 @@ _TABLE = (
         measure="bits_above_chance",
         targets_length=40,
     ),
-    documentation_task("restore", "EnDe", summary_to_text("restore"), EQUAL_TEXT, targets_length=40),
+    documentation_task(
+        "summary",
+        "reading",
+        "CNNDM",
+        summary_to_text,
+        ROUGE,
+        unscored_metrics=("rouge1", "rougeLsum"),
+        candidate_inputs=summary_candidate_inputs,
+        measure="bits_above_chance",
+        targets_length=40,
+    ),
+    documentation_task(
+        "modality",
+        "reading",
+        "SQuAD",
+        lambda row: (f"modality: {row['sentence']}", row["answers"][0]),
+        EQUAL_TEXT,
+        candidates=lambda row: tuple(row["candidates"]),
+        measure="bits_above_chance",
+        targets_length=40,
+    ),
+    documentation_task(
+        "entailment",
+        "reading",
+        "GLUE",
+        entailment_to_text,
+        EQUAL_TEXT,
+        candidate_inputs=entailment_candidate_inputs,
+        measure="bits_above_chance",
+        targets_length=24,
+    ),
+    documentation_task(
+        "order",
+        "reading",
+        "SGLUE",
+        question_to_text("order"),
+        EQUAL_TEXT,
+        candidates=lambda row: tuple(row["candidates"]),
+        measure="bits_above_chance",
+        targets_length=24,
+    ),
     classification("glue/cola", "sentence", ACCEPTABLE, MATTHEWS, "GLUE"),
     classification("glue/sst2", "sentence", ("negative", "positive"), ACCURACY, "GLUE"),
     classification("glue/mrpc", "sentence1 sentence2", ("not_equivalent", "equivalent"), F1_ACCURACY, "GLUE"),

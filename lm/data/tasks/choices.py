@@ -1,7 +1,7 @@
 """A task's answers as token ids: those whose likelihoods are compared, or the right answer alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lm.data.tasks.task import Row, Task
 from lm.tokenizers.tokenizer import T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
@@ -56,6 +56,23 @@ def encode_choices(
         all_num_bytes.append(num_bytes)
         gold.append(index)
     return Choices(all_pairs, all_num_bytes, gold)
+
+
+def shuffle_inputs(choices: Choices) -> Choices:
+    """Return the choices with the inputs of each row replaced by those of the next; answers stay.
+
+    Rows of tasks are in a random order, so that a model which needs the inputs is at chance.
+    """
+    pairs: list[list[IdPair]] = []
+    for row, other in zip(choices.pairs, [*choices.pairs[1:], *choices.pairs[:1]], strict=True):
+        inputs = [other[min(index, len(other) - 1)][0] for index in range(len(row))]
+        pairs.append([(ids, answer) for ids, (_, answer) in zip(inputs, row, strict=True)])
+    return replace(choices, pairs=pairs)
+
+
+def first_choices(choices: Choices, limit: int) -> Choices:
+    """Return the choices of the first ``limit`` rows."""
+    return Choices(choices.pairs[:limit], choices.num_bytes[:limit], choices.gold[:limit])
 
 
 def answer_bytes(answer: str, ids: Sequence[int], tokenizer: Tokenizer) -> int:

@@ -34,7 +34,7 @@ def labelled_version(text_task: str, kind: HeadKind, texts: str | ReadTexts, **s
     ``texts``: a function of a row, or the names of the fields to read, separated by spaces. ``settings``
     replace those of the text-to-text task.
     """
-    shared = ["source", "column", "target", "metrics", "unscored_metrics", "report", "paper_column"]
+    shared = ["source", "column", "target", "metrics", "unscored_metrics", "report", "paper_column", "half"]
     if kind == "classes":
         shared.append("labels")
     inherited = {field: getattr(TASKS[text_task], field) for field in shared if field not in settings}

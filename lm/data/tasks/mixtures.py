@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lm.config.base import SettingError, nearest
-from lm.data.tasks.benchmarks import TASKS, find_task
+from lm.data.tasks.benchmarks import MINIMAL_PAIRS, TASKS, find_task
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.sequences import COPY, REVERSE, TARGETS_LENGTH
 from lm.data.tasks.task import Task
@@ -39,16 +39,26 @@ def single_task_mixtures() -> dict[str, Mixture]:
 
 
 SUPER_GLUE = ("boolq", "cb", "copa", "multirc", "record", "super_glue_rte", "wic", "wsc", "dpr")
+DOCUMENTATION_READING = (
+    "extract",
+    "restore",
+    "cloze",
+    "next",
+    "summary",
+    "modality",
+    "entailment",
+    "order",
+)
 MIXTURES: dict[str, Mixture] = {
     # the paper's (Raffel et al. 2020, section 2.3), with the lengths of the released code; its other tasks
     # are trained on alone
     "glue": Mixture(("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"), 84),
     "super_glue": Mixture(SUPER_GLUE, 62),
     # for smaller scales
-    "documentation": Mixture(("cloze", "extract", "acceptability", "first-sentence", "next", "restore"), 40),
-    # its halves, so that pre-training on tasks can hold one out; equal lengths share compiled programs
-    "documentation-words": Mixture(("cloze", "extract", "acceptability"), 40),
-    "documentation-sentences": Mixture(("first-sentence", "next", "restore"), 40),
+    # the two halves of the tasks on the documentation; equal lengths share compiled programs
+    "documentation": Mixture((*DOCUMENTATION_READING, *MINIMAL_PAIRS), 40),
+    "documentation-reading": Mixture(DOCUMENTATION_READING, 40),
+    "documentation-language": Mixture(MINIMAL_PAIRS, 40),
     # for accuracy by length of the sequence
     "copy": Mixture(tuple(task.name for task in COPY), TARGETS_LENGTH),
     "reverse": Mixture(tuple(task.name for task in REVERSE), TARGETS_LENGTH),

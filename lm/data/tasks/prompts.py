@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from lm.config.base import SettingError, nearest
-from lm.data.tasks.benchmarks import EQUAL_TEXT, TASKS
+from lm.data.tasks.benchmarks import EQUAL_TEXT, MINIMAL_PAIRS, TASKS
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import Row, Task
 
@@ -198,7 +198,6 @@ def lower_first(text: str) -> str:
 
 TEMPLATES: Mapping[str, Template] = {
     # tasks on the documentation
-    "first-sentence": summarise("document"),
     "extract": Template(
         lambda row: f'{row["context"]}\nQuestion: what follows "{row["question"]}"?\nAnswer:',
         "context",
@@ -214,8 +213,11 @@ TEMPLATES: Mapping[str, Template] = {
     "last-word": Template(
         lambda row: last_word(row)[0], None, EXAMPLE_SEPARATOR, answer=lambda row: last_word(row)[1]
     ),
-    # chooses the likelier of two sentences with the same words
-    "acceptability": Template(lambda row: f"Text: {row['context']}".strip(), None, "Text:"),
+    # choose the likelier of two sentences
+    **dict.fromkeys(
+        MINIMAL_PAIRS,
+        Template(lambda row: f"Text: {row['context']}".strip(), None, "Text:"),
+    ),
     # the paper's tasks, and smaller sets that replace them
     "cnn_dailymail": summarise("article"),
     "scitldr": summarise("document"),

@@ -16,6 +16,9 @@ PaperColumn = Literal["GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo"]
 # The score of a task: the mean of its metrics, or a measure by likelihood (lm.evaluate.ranked_choice).
 Measure = Literal["score", "bits_above_chance", "bits_per_byte"]
 LOWER_IS_BETTER = {"bits_per_byte"}
+# What a task asks for: "reading" an input without which no answer is better than another, or knowing the
+# "language", which is asked of the text itself; "" is neither of both.
+Half = Literal["reading", "language", ""]
 NO_CLASS = -1  # the class of an answer that is no label word; wrong whatever the label
 UNKNOWN = "<unk>"  # the target text of a row without a label, as in T5; never scored or trained on
 
@@ -43,6 +46,7 @@ class BaseTask:
     report: str | None = None
     paper_column: PaperColumn | None = None  # for a task that is not in the paper: the column most like it
     measure: Measure = "score"
+    half: Half = ""
     file: Path | None = None  # the task file; None: a built-in task
     # raises SettingError or DataError for rows that do not fit the task file
     check_rows: Callable[[Sequence[Row]], None] = lambda rows: None

@@ -35,7 +35,7 @@ from lm import metrics
 from lm.config.base import DataError, SettingError, nearest
 from lm.data.corpus.tables import TableRows
 from lm.data.corpus.tfds import file_stamp
-from lm.data.tasks.task import UNKNOWN, LabelledTask, Row, Task, class_from_text, fields_template
+from lm.data.tasks.task import UNKNOWN, Half, LabelledTask, Row, Task, class_from_text, fields_template
 from lm.tokenizers.tokenizer import Tokenizer
 
 SOURCES = ("tfds", "hf")  # prefixes of data sets; without a source the splits are files
@@ -76,6 +76,7 @@ class TaskSpec:
     targets: str = ""  # template of the targets
     targets_length: int = 64  # EOS included [tokens]
     longer_targets: LongTargets = "stop"  # stop: an error; cut: their end is lost in training, as in T5
+    half: Half = ""  # reading: the answer is in the input; language: the input hardly matters
     text: list[str] | str = ""  # the column that is classified, or the two columns of a pair
     label: str = ""  # column of the class: a name in labels or, unless these are numbers, a number from 0
     labels: list[str] | None = None  # names of the classes
@@ -189,6 +190,8 @@ def _check_type(name: str, value: Any) -> None:
         fits, expected = type(value) is int, "a whole number"
     elif name == "longer_targets":
         fits, expected = value in get_args(LongTargets), " or ".join(map(repr, get_args(LongTargets)))
+    elif name == "half":
+        fits, expected = value in get_args(Half), " or ".join(map(repr, get_args(Half)))
     elif name in ("metrics", "labels"):
         fits, expected = is_text_list, 'a list of texts, such as ["a", "b"]'
     elif name == "text":
@@ -285,6 +288,7 @@ def _shared_arguments(path: Path, spec: TaskSpec) -> dict[str, Any]:
         "column": path.name,
         "source": source,
         "metrics": scores,
+        "half": spec.half,
         "file": path,
         "check_rows": functools.partial(check_rows, path, spec),
     } | {split: spec.splits.get(split) for split in get_args(SplitName)}

@@ -335,7 +335,7 @@ def finished_records(folder: Path, step: int) -> int | None:
     return count if isinstance(count, int) else None
 
 
-def is_finished(folder: Path) -> bool:
+def last_start_finished(folder: Path) -> bool:
     """Return whether the last start finished; False if run.json is damaged, of which the next start warns."""
     try:
         return status(folder) == "finished"

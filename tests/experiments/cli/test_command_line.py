@@ -4,8 +4,6 @@ import json
 import re
 import shlex
 import subprocess
-import time
-from importlib import import_module
 from inspect import signature
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 from commands import accepted, unboxed
 
 from experiments import __main__ as cli
-from experiments.cli import COMMANDS, RENAMED
+from experiments.cli import COMMANDS
 from experiments.cli.app import description, examples, function_of, parse
 from experiments.cli.run_options import Options
 from experiments.cli.settings import CHANGED_OFTEN, given_changes, grid_points, parse_settings, read_config
@@ -26,110 +24,11 @@ from experiments.study.paths import run_folder
 from experiments.study.registry import REGISTRY, TABLES, build
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.words import setting_arguments
-from lm.config.base import SettingError, changes, comments, diff, leaves, to_json
+from lm.config.base import SettingError, changes, diff, leaves, setting_descriptions, to_json
 from lm.config.decoding import Decoding
 from lm.files import json_with_checksum
 
 ROW, RUN = "t5/1-baseline/baseline", "runs/nano/t5/1-baseline/baseline/seed-0"
-MISTAKES = [  # a command line, and what its error names
-    # commands and rows
-    ("swep t5", "did you mean 'sweep'?"),
-    ("trian", "there is no command 'trian'"),
-    ("help rnu", "did you mean 'run'?"),
-    ("--scale mini run", "the command comes first"),
-    ("diff t5/6-corruption-rate/50", "lm diff is now lm show ROW --diff"),
-    ("run", "Missing from lm run: ROW"),
-    ("run t5/1-baseline", "lm sweep t5/1-baseline"),
-    ("run baseline", "did you mean 't5/1-baseline/baseline'"),
-    ("run t5/1-baseline/basline", "did you mean 't5/1-baseline/baseline'?"),
-    ("run t5/*", "no row is called 't5/*'"),
-    ("sweep t5/7-coruption", "no row or table is called"),
-    (f"run {ROW} again", "Unrecognized options: again"),
-    (f"run {ROW} --scale tiny", "'--scale'. Expected one of ('nano',"),
-    (f"show {ROW} --to minni", "did you mean 'mini'?"),
-    (f"show {ROW} --stages --costs", "--stages and --costs"),
-    ("show t5-111b", "no row is called"),
-    # options
-    (f"run {ROW} --lr 3", "--pretraining.optimizer.learning-rate or --finetuning.optimizer.learning-rate?"),
-    (f"run {ROW} --pretraining.step 3", "Perhaps you meant: --pretraining"),
-    (f"run {ROW} --resume", "the same command resumes where it stopped"),
-    (f"run {ROW} --pretraining.steps", "Missing value for argument '--pretraining.steps'"),
-    # values
-    (f"run {ROW} --pretraining.steps many", "'many' should be a whole number, such as 20000 or 2e4"),
-    (f"run {ROW} --pretraining.steps -10", "pretraining.steps=-10 should be at least 0"),
-    (f"run {ROW} --model.dropout half", "--model.dropout: could not convert"),
-    (f"run {ROW} --objective.rate 1.5", "objective.rate=1.5 should lie"),
-    (f"run {ROW} --seed -1", "seed=-1 should be a whole number"),
-    (f"generate {RUN} --prompt a --beams 0", "beams=0 should be at least 1"),
-    (f"run {ROW} --model.positions.kind rotery", "invalid choice 'rotery'"),
-    (f"run {ROW} --check=yes", "Unrecognized options: yes"),
-    (f"run {ROW} --tuning.mixtures glu", "did you mean"),
-    (f"sweep {ROW} --seeds 0", "--seeds 0 should be at least 1"),
-    (f"sweep {ROW} --seed 3", "a sweep takes --seeds N"),
-    (f"sweep {ROW} --grid model.mlp.dff=1,2", "did you mean 'd_ff'?"),
-    (f"sweep {ROW} --grid model.mlp.d_ff", "should be SETTING=VALUE,VALUE"),
-    (f"sweep {ROW} --grid model.mlp.d_ff=1,x", "'x' is not a value of this setting"),
-    (f"sweep {ROW} --grid objective.mean_span_length=2,3", "is read by spans and poisson-spans"),
-    # files and folders
-    (f"run {ROW} --runs gs://bucket/runs", "should be a folder: mount the bucket"),
-    (f"run {ROW} --runs file.txt", "file.txt"),
-    (f"run {ROW} --config file.txt", "--config file.txt should be a file of settings"),
-    (f"run {ROW} --data.corpus text:none.txt", "none.txt"),
-    (f"run {ROW} --data.corpus documentatoin", "documentatoin"),
-    (f"run {ROW} --data.vocabulary none.model", "none.model"),
-    ("report t5/6-corruption-rate", "lm sweep 't5/6-corruption-rate' --scale nano"),
-    ("status none", "none holds no run"),
-    (f"generate {RUN} --prompt a", "is no run: it has no settings.json"),
-    ("generate file.txt --prompt a", "file.txt is no run"),
-    (f"generate {RUN} --prompt a --seed -5", "--seed=-5 should be a whole number from 0 to 4294967295"),
-    (f"generate {RUN}", "Missing from lm generate: --prompt"),
-    (f"eval tasks {RUN}", "lm eval tasks needs one or more tasks"),
-    ("convert imprt bert runs/bert", "did you mean 'import'?"),
-    ("convert import none runs/none", "none"),
-    ("convert import file.txt runs/none", "file.txt"),
-    ("draw mask", "did you mean 'masks'?"),
-    ("data clean none --name mine", "none"),
-    ("data clean file.txt --name Mine!", "should be small letters"),
-    ("doctor --verify none", "none holds no checkpoint"),
-    ("completion tcsh", "tcsh"),
-]
-
-
-def not_refused(*_):
-    raise AssertionError("data should not be prepared for what is refused")
-
-
-@pytest.fixture(scope="module")
-def imported():
-    """Modules that a command imports are not part of what a mistake costs."""
-    for name in ("cli.data_clean", "cli.generate", "report.report", "runs.run", "figures.trained_models"):
-        import_module(f"experiments.{name}")
-    import_module("lm.convert")
-
-
-@pytest.mark.parametrize(("words", "said"), MISTAKES, ids=[words for words, _ in MISTAKES])
-def test_a_mistake_ends_with_an_error_that_names_the_mend_and_leaves_nothing(
-    words, said, tmp_path, monkeypatch, capsys, imported
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file.txt").write_text("A text.\n")
-    monkeypatch.setattr("experiments.runs.run.prepare_inputs", not_refused)
-    began = time.process_time()
-    assert cli.dispatch(words.split()) == 2
-    spent = time.process_time() - began
-    told = capsys.readouterr()
-    assert said in unboxed(told.err) and "Traceback" not in told.err, told
-    assert spent < 2, spent
-    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
-    assert {path for path in left if not path.startswith("runs/cache")} <= {"file.txt", "runs"}
-
-
-def test_every_former_command_is_answered_with_the_one_that_there_is():
-    for new in RENAMED.values():
-        assert any(new == name or new.startswith(f"{name} ") for name in COMMANDS), new
-    assert not RENAMED.keys() & COMMANDS.keys()
-
-
 FUNCTIONS = [
     name for name in COMMANDS if not name.startswith("draw ") and name not in ("plan", "eval harness")
 ]
@@ -165,7 +64,7 @@ def test_help_shows_the_settings_that_people_change_with_the_values_of_the_row_a
         assert cli.dispatch(["run", "t5/6-corruption-rate/50", *words]) == 0
         texts.append(unboxed(capsys.readouterr().out))
     short, whole, mini = texts
-    about = comments(Experiment)["model.d_model"].capitalize()
+    about = setting_descriptions(Experiment)["model.d_model"].capitalize()
     assert f"--model.d-model INT {about} (default: 64)" in short and "(default: 0.5)" in short
     assert f"--model.d-model INT {about} (default: 128)" in mini
     assert "--guard" not in short and "--guard.non-finite" in whole
@@ -220,7 +119,7 @@ def test_the_command_that_a_sweep_records_means_the_same_experiment_for_every_ro
             tried.add(str(changed))
             words = sweep_argv("t5/*", 2, changed, Options())
             assert words[:7] == ["lm", "sweep", "t5/*", "--scale", "nano", "--seeds", "2"]
-            assert parse_settings(words[7:]) == changed, name
+            assert parse_settings(words[7:], changed) == changed, name
 
 
 @pytest.mark.parametrize(
@@ -300,7 +199,7 @@ def test_a_file_of_settings_changes_what_it_names_and_options_win(tmp_path, caps
     assert cli.dispatch(words) == 0
     assert "model.dropout: 0.0 → 0.2\nmodel.mlp.d_ff: 256 → 96" in capsys.readouterr().out
     (tmp_path / "a.json").write_text('{"model": {"mlp": {"dff": 1}}}')
-    with pytest.raises(SettingError, match="did you mean 'd_ff'"):
+    with pytest.raises(SettingError, match="'d_ff'"):
         read_config(tmp_path / "a.json", [row], {})
 
 
@@ -368,7 +267,7 @@ def test_settings_of_a_run_that_nothing_reads_are_left_out_and_those_of_other_fi
     given = given_changes([ROW], "nano", {}, tmp_path / "settings.json", "", tmp_path)
     assert given == {"pretraining.steps": 20, "tuning.mixtures": ()}
     (tmp_path / "mine.toml").write_text("tuning.mixtures = []\nfinetuning.steps = 10")
-    with pytest.raises(SettingError, match="finetuning.steps is read with tuning.mixtures"):
+    with pytest.raises(SettingError, match="finetuning.steps.*tuning.mixtures"):
         given_changes([ROW], "nano", {}, tmp_path / "mine.toml", "", tmp_path)
 
 
@@ -402,6 +301,81 @@ def test_a_dry_run_counts_a_shared_pre_training_once_names_missing_data_and_writ
     assert not [*tmp_path.iterdir()]
 
 
+def seconds_of_dry_run(words, capsys):
+    """The expected time of a row's runs that a dry run adds up, and what it says below its table."""
+    assert cli.dispatch([*words, "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    hours, minutes, seconds = (
+        int(found.group(1)) if (found := re.search(rf"about [^(]*?(\d+) {unit}\b", said)) else 0
+        for unit in ("h", "min", "s")
+    )
+    return 3_600 * hours + 60 * minutes + seconds, said
+
+
+def test_a_dry_run_adds_the_time_of_compiling_each_program_once(tmp_path, monkeypatch, capsys):
+    """The row has four stages but three programs: both fine-tunings have the same. Steps take no time."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.cli.dry_run.matmul_speed", lambda: 1e30)
+    one, said = seconds_of_dry_run(["run", ROW], capsys)
+    assert one == 3 * 2 * 10 and "3 programs are compiled, 20 s each" in said
+    seeds, _ = seconds_of_dry_run(["sweep", ROW, "--scale", "nano", "--seeds", "2", "--jobs", "1"], capsys)
+    assert seeds == one
+    experiment = build(ROW, "nano")
+    for stage in stages(experiment, run_folder(Path("runs"), "nano", ROW, 0, {}), Path("runs/cache")):
+        stage.folder.mkdir(parents=True)
+        record = {"seconds_compiling": 0.01 if stage.name == "documentation-sentences" else 7.0}
+        (stage.folder / "run.json").write_text(json_with_checksum(record))
+    measured, said = seconds_of_dry_run(["run", ROW], capsys)
+    assert measured == 3 * 2 * 7 and "14 s each" in said
+
+
+@pytest.mark.parametrize("command", [["run", ROW], ["sweep", ROW, "--seeds", "1"]])
+def test_a_dry_run_of_a_large_scale_says_hours_here_and_on_a_gpu_and_what_prepares_its_data(
+    command, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.cli.dry_run.matmul_speed", lambda: 1e12)
+    seconds, said = seconds_of_dry_run([*command, "--scale", "medium"], capsys)
+    assert seconds > 3_600
+    assert "on one NVIDIA H100: about 44 min" in said and "35% of its peak" in said
+    assert "tfds build wikipedia/20230601.en --file_format=array_record" in said
+    _, said = seconds_of_dry_run([*command, "--scale", "small"], capsys)
+    assert "on one NVIDIA H100: about 1 min" in said and "5% with narrower" in said and "missing" not in said
+
+
+def test_a_sweep_of_tables_that_differ_says_at_which_scale_and_with_how_many_seeds_it_trains(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.cli.dry_run.print_dry_run", lambda *_: None)
+    first, second = "t5/4-objective", "t5/5-bert-style"
+    assert (TABLES[first].scale, TABLES[first].seeds) != (TABLES[second].scale, TABLES[second].seeds)
+    assert cli.dispatch(["sweep", "t5/[45]-*", "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for table in (TABLES[first], TABLES[second]):
+        assert f"{table.name} {table.scale} and {table.seeds}" in said
+    assert "--scale is nano" in said and "--seeds is 1" in said
+    for given in (["t5/[45]-*", "--scale", "nano", "--seeds", "2"], [first]):
+        assert cli.dispatch(["sweep", *given, "--dry-run"]) == 0
+        assert "tables differ" not in capsys.readouterr().out
+
+
+def test_the_help_of_sweep_shows_the_values_of_the_table_and_not_those_of_nano(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def default(words, option):
+        assert cli.dispatch(["sweep", *words, "--help"]) == 0
+        said = unboxed(capsys.readouterr().out)
+        return re.search(rf"--{option} [^(]*.*?\(default: (.*?)\)", said, re.DOTALL).group(1)
+
+    steps = str(build(ROW, "mini").pretraining.steps)
+    assert default([], "pretraining.steps") == "the table's"
+    assert default(["t5/6-corruption-rate"], "pretraining.steps") == steps
+    assert default(["t5/6-corruption-rate", "--scale", "small"], "pretraining.steps") == "12400"
+    assert default(["t5/6-corruption-rate"], "finetuning.batch-size") == "16"
+    assert default(["t5/2-architecture"], "model.architecture") == "the table's"
+
+
 def test_a_dry_run_takes_no_speed_from_counts_that_were_made_before(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     experiment = build("history/bigram", "nano")
@@ -411,7 +385,7 @@ def test_a_dry_run_takes_no_speed_from_counts_that_were_made_before(tmp_path, mo
     record = {"step": 1, "kind": "train", "seconds_per_step": 0.5}
     (stage.folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     assert cli.dispatch(["sweep", "history/*gram", "--scale", "nano", "--seeds", "1", "--dry-run"]) == 0
-    assert "2 of 2 runs to train at scale nano: 2 steps" in " ".join(capsys.readouterr().out.split())
+    assert "4 of 4 runs to train at scale nano: 4 steps" in " ".join(capsys.readouterr().out.split())
 
 
 OTHERS_CALL = {  # what a user may type -> the first of the settings that it leads to

@@ -13,7 +13,7 @@ from lm.data.documentation import corpus
 
 RUN, VECTORS = "t5/1-baseline/baseline/seed-0", "vectors/negative/seed-0"
 GPT = "gpt/base/seed-0"
-MIXTURES = {"tuning.mixtures": ("documentation-words", "documentation-sentences")}
+MIXTURES = {"tuning.mixtures": ("documentation-reading", "documentation-language")}
 # They train, compile for a TPU, need lm-evaluation-harness, a crawl, C4, words that are pieces (here are
 # bytes), or a data set that is not here.
 ELSEWHERE = ("run", "sweep", "report", "plan", "eval harness", "data clean", "status")

@@ -93,6 +93,6 @@ def test_the_trainer_dies_with_its_supervisor(tmp_path):
 
 def test_only_what_goes_on_is_started_again_and_the_number_must_be_one():
     assert supervise(["run", "name"]) is supervise(["report", "--restart", "3"]) is None
-    with pytest.raises(SettingError, match="--restart often should be a whole number from 0"):
+    with pytest.raises(SettingError, match="--restart"):
         supervise(["run", "name", "--restart", "often"])
     assert os.environ.get("LM_RESTART") is None

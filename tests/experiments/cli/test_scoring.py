@@ -131,15 +131,15 @@ def test_a_task_that_nothing_was_tuned_for_is_answered_by_pre_training_and_unkno
 @pytest.mark.parametrize(
     ("given", "names", "settings", "message"),
     [
-        (TEXTS, ["xquad_enr"], {}, "did you mean 'xquad_enro'"),
-        (TEXTS, ["record"], {}, "tfds build super_glue/record"),
+        (TEXTS, ["xquad_enr"], {}, "'xquad_enro'"),
+        (TEXTS, ["record"], {}, "super_glue/record"),
         (TEXTS, ["cola"], {"limit": -1}, "--limit -1"),
-        (TEXTS, ["cola"], {"mixture": "xquad"}, "did you mean 'xquad_enro'"),
-        (TEXTS, ["pos"], {}, "its heads are none"),
-        (HEADS, ["sst2"], {}, "its heads are cola, and an encoder writes no text"),
-        (HEADS, ["sst2"], {"mixture": "cola"}, "--mixture 'cola' answers by a head for cola"),
-        (TEXTS, ["xquad_enro"], {}, "is missing: train the run first"),
-        (TEXTS | NOTHING, ["xquad_enro"], {}, "untrained has no model for this"),
+        (TEXTS, ["cola"], {"mixture": "xquad"}, "'xquad_enro'"),
+        (TEXTS, ["pos"], {}, "'pos'"),
+        (HEADS, ["sst2"], {}, "'sst2'.*cola"),
+        (HEADS, ["sst2"], {"mixture": "cola"}, "--mixture 'cola'"),
+        (TEXTS, ["xquad_enro"], {}, "xquad_enro"),
+        (TEXTS | NOTHING, ["xquad_enro"], {}, "untrained"),
     ],
 )
 def test_what_cannot_be_scored_is_named_before_a_model_is_loaded(given, names, settings, message, runs):
@@ -178,11 +178,11 @@ def test_answers_of_a_file_with_a_byte_order_mark_are_those_without(runs, tmp_pa
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"prediction": null}', "line 2, has the answer null; cola takes a text"),
-        ('{"prediction": ["acceptable"]}', r'line 2, has the answer \["acceptable"\]; cola takes a text'),
-        ("true", "line 2, has the answer true"),
-        ('{"answer": "acceptable"}', 'line 2, has no field "prediction"'),
-        ('"acceptable', "line 2, is not JSON"),
+        ('{"prediction": null}', "line 2.*cola"),
+        ('{"prediction": ["acceptable"]}', "line 2.*cola"),
+        ("true", "line 2.*cola"),
+        ('{"answer": "acceptable"}', 'line 2.*"prediction"'),
+        ('"acceptable', "line 2"),
     ],
 )
 def test_what_is_no_answer_is_refused_with_its_line(line, message, runs, tmp_path):
@@ -193,7 +193,7 @@ def test_what_is_no_answer_is_refused_with_its_line(line, message, runs, tmp_pat
 
 def test_answers_to_rows_without_labels_and_alike_answers_have_no_score(runs, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("garbage\ngarbage\n")
-    with pytest.raises(SettingError, match="task 'sst2': row 1 has no label"):
+    with pytest.raises(SettingError, match="'sst2': row 1"):
         score_file(tmp_path / "a.txt", "sst2", Rows(runs=runs))
     score_file(tmp_path / "a.txt", "cola", Rows(runs=runs))
     assert "0.00" in capsys.readouterr().out, "answering every example alike is chance level"
@@ -224,7 +224,7 @@ def test_the_list_of_tasks_has_the_rows_of_what_is_prepared_and_the_command_for_
     assert re.findall(r"glue/cola +(\d+)", out) == ["2", "2"]
     assert out.count("tfds build NAME") == 1
     assert "not prepared" in out
-    with pytest.raises(SettingError, match="did you mean 'cola'"):
+    with pytest.raises(SettingError, match="'cola'"):
         data_tasks("colo", runs)
 
 
@@ -290,14 +290,12 @@ def test_training_starts_from_the_pre_trained_model_of_a_run_unless_a_stage_is_n
 @pytest.mark.parametrize("allowed", [stages_of, answering])
 def test_a_run_that_trains_nothing_has_no_model_to_show(allowed, tmp_path):
     save_settings(tmp_path, changes(Experiment(), SMALL | TEXTS | NOTHING))
-    with pytest.raises(SettingError, match="has no model for this"):
+    with pytest.raises(SettingError, match="pretraining.steps"):
         open_run(tmp_path, allowed(tmp_path))
 
 
 def test_a_kind_of_picture_that_cannot_be_drawn_is_refused():
-    with pytest.raises(
-        SettingError, match=r"--out x\.foo should be a picture that ends in \.png, \.svg or \.pdf"
-    ):
+    with pytest.raises(SettingError, match=r"--out x\.foo.*\.png"):
         write_picture("masks", function_of("draw masks")(out=Path("x.foo")))
 
 
@@ -322,7 +320,7 @@ def test_lines_are_as_likely_as_the_runs_model_finds_their_bytes(given, runs, tm
 def test_a_model_without_an_output_matrix_is_refused_before_a_corpus_is_made(tmp_path, capsys):
     bare = {"model.architecture": "encoder", "model.output.logits": "none", "model.output.bias": False}
     save_settings(tmp_path, changes(Experiment(), SMALL | HEADS | bare | {"pretraining.steps": 0}))
-    with pytest.raises(SettingError, match="no output matrix"):
+    with pytest.raises(SettingError, match="model.output.logits=none"):
         score_texts(tmp_path, "documentation", None, Scoring())
     assert not capsys.readouterr().out
 
@@ -373,9 +371,9 @@ def test_characters_that_a_vocabulary_cannot_write_are_counted_and_a_blank_text_
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.tsv", "", "no lines"),
-        ("a.txt", " \n\n", "no lines"),
-        ("a.tsv", "a\tb\na\t\n", "line 2, has no cont"),
+        ("a.tsv", "", r"a\.t"),
+        ("a.txt", " \n\n", r"a\.t"),
+        ("a.tsv", "a\tb\na\t\n", "line 2"),
         ("a.jsonl", "[]", "line 1"),
     ],
 )
@@ -431,14 +429,14 @@ def test_a_prompt_is_answered_greedily_up_to_a_newline(architecture, runs, monke
 
 def test_prompts_that_leave_no_room_or_no_examples_are_refused(runs):
     folder, *_ = run_of(runs, "prompts-decoder", TEXTS | {"model.architecture": "decoder"})
-    with pytest.raises(SettingError, match="boolq@1: only 0 training rows are not scored themselves"):
+    with pytest.raises(SettingError, match="boolq@1"):
         score_run(folder, ["boolq@1"], "", Rows())
-    with pytest.raises(SettingError, match="boolq@0: the question alone exceeds --prompt-length"):
+    with pytest.raises(SettingError, match="boolq@0.*--prompt-length"):
         score_run(folder, ["boolq@0"], "", Rows(prompt_length=10))
     score_run(folder, ["boolq@0"], "", Rows(prompt_length=38))
     _, lines = read(folder / "scores" / "pretraining" / "boolq@0" / "validation")
     assert "It may\nQuestion: will it be?\nAnswer:" in [line["inputs"] for line in lines]
-    with pytest.raises(SettingError, match="did you mean 'boolq'"):
+    with pytest.raises(SettingError, match="'boolq'"):
         score_run(folder, ["bolq@0"], "", Rows())
 
 
@@ -491,16 +489,16 @@ def test_an_encoder_fills_a_text_in_passes_that_a_seed_repeats(runs, capsys):
 @pytest.mark.parametrize(
     ("given", "text", "filling", "message"),
     [
-        (TEXTS | {"model.architecture": "decoder"}, "a [MASK]", {}, "fills no gaps"),
+        (TEXTS | {"model.architecture": "decoder"}, "a [MASK]", {}, "'decoder'"),
         (
             TEXTS | {"objective.inputs": "drop", "objective.targets": "drop"},
             "a [MASK]",
             {},
-            "such as bart/base",
+            "bart/base",
         ),
-        (TEXTS, "a [MASK]", {"iterations": 1}, "--iterations is for encoders"),
-        (TEXTS, "[MASK]" * 101, {}, "101 gaps are more than the vocabulary's 100 sentinels"),
-        (HEADS, "a [MASK]", {"passes": "gibbs"}, "passes='gibbs' needs iterations"),
+        (TEXTS, "a [MASK]", {"iterations": 1}, "--iterations"),
+        (TEXTS, "[MASK]" * 101, {}, "101.*100"),
+        (HEADS, "a [MASK]", {"passes": "gibbs"}, "passes='gibbs'"),
         (HEADS, "a [MASK]", {"top": 0}, "top=0"),
     ],
 )
@@ -513,5 +511,5 @@ def test_a_gap_that_no_model_can_fill_is_refused_with_what_to_use(given, text, f
 
 
 def test_texts_with_and_without_gaps_are_not_mixed(tmp_path):
-    with pytest.raises(SettingError, match="all texts or none"):
+    with pytest.raises(SettingError, match=r"\[MASK\]"):
         generate(tmp_path, ("a [MASK]", "a b"))

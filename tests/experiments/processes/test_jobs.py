@@ -146,11 +146,11 @@ def test_jobs_are_refused_where_a_device_or_another_process_trains(monkeypatch):
     nano = runs_at("nano")
     monkeypatch.setattr(train, "has_accelerator", lambda: True)
     assert train.job_count(0, nano) == 1
-    with pytest.raises(SettingError, match="--jobs 2: a sweep with a GPU or TPU trains one run at a time"):
+    with pytest.raises(SettingError, match="--jobs 2"):
         train.job_count(2, nano)
     for name, value in {"COORDINATOR": "localhost:1", "PROCESSES": "2", "PROCESS": "0"}.items():
         monkeypatch.setenv(f"LM_{name}", value)
-    with pytest.raises(SettingError, match="of several processes"):
+    with pytest.raises(SettingError, match="LM_PROCESSES"):
         train.job_count(2, nano)
     assert train.job_count(0, nano) == 1
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from experiments import console
 from experiments.__main__ import dispatch
 from experiments.cli import list_rows
+from experiments.cli.run_summary import summarize
 from experiments.console import Cell
 from experiments.figures import draw
 from experiments.figures.draw import draw_plots
@@ -27,10 +28,10 @@ from experiments.processes import progress
 from experiments.report import report
 from experiments.report.figures import axis_values, published_standardized_difference
 from experiments.report.page import prediction_samples
-from experiments.report.results import find_results, read_curves
-from experiments.report.run_summary import summarize
+from experiments.report.results import find_results
 from experiments.report.text import CLAIMS, DIFFERENCES
 from experiments.runs import provenance
+from experiments.runs.curves import read_curves
 from experiments.runs.paths import save_settings
 from experiments.runs.result import read_result, summary, write_result
 from experiments.runs.scores import columns
@@ -110,19 +111,17 @@ def written(runs, **options) -> tuple[report.Report, str]:
 def test_a_report_marks_the_differences_beyond_noise_and_gives_a_verdict_on_each_claim(tmp_path):
     made, text = written(study(tmp_path, seeds=4), command="lm report t5/6-corruption-rate")
     sheets = made.tables[RATES[0].name].sheets
-    scores, claims = sheets[""], sheets[CLAIMS]
+    scores, claims, matched = sheets[""], sheets[CLAIMS["updates"]], sheets[CLAIMS["FLOP"]]
     assert [cell.text.replace("\N{NO-BREAK SPACE}", " ")[-1] for cell in scores["SQuAD"]] == [
         "▲",
         "1",
         "▼",
         "▼",
     ]
-    verdicts = dict(
-        zip((c.text for c in claims["claim"]), (c.text for c in claims["after training"]), strict=True)
-    )
+    verdicts = dict(zip((c.text for c in claims["claim"]), (c.text for c in claims["reading"]), strict=True))
     assert [*verdicts] == ["10 > 50", "15 > 10", "15 > 50", "25 > 50"][: len(verdicts)] or len(verdicts) == 4
     assert verdicts["15 > 50"].startswith("confirmed +")
-    assert {cell.text for cell in claims["compute-matched"]} == {"out of range"}, "these runs counted none"
+    assert {cell.text for cell in matched["reading"]} == {"out of range"}, "these runs counted none"
     assert "50 % noise is too much" in text and "simulated replication" in text
     assert "objective.rate: 0.15 → 0.5" in made.path.with_suffix(".html").read_text()
     lines = list(csv.DictReader((made.path.parent / "report.csv").open()))
@@ -140,9 +139,10 @@ def test_a_report_marks_the_differences_beyond_noise_and_gives_a_verdict_on_each
     data = parse_with_checksum((made.path.parent / "results.json").read_bytes(), "results.json")
     (claim,) = [x for x in data["tables"][RATES[0].name]["claims"] if x["conclusion"]]
     assert data["command"] == "lm report t5/6-corruption-rate"
-    low, high = claim["equal"]["updates"]["interval"]
-    assert claim["equal"]["updates"]["verdict"] == "confirmed" and 0 < low < high
-    assert set(claim["equal"]["updates"]["by seeds alone"]) == {"t", "bca"}
+    verdict = claim["verdicts"]["reading"]["updates"]
+    low, high = verdict["interval"]
+    assert verdict["verdict"] == "confirmed" and 0 < low < high
+    assert set(verdict["by seeds alone"]) == {"t", "bca"}
 
 
 def test_a_score_that_is_undefined_is_a_dash_with_its_reason_and_never_a_number(tmp_path):
@@ -206,7 +206,7 @@ def test_a_single_seed_claims_nothing_and_says_what_would(tmp_path):
     sheets = made.tables[RATES[0].name].sheets
     ours = sheets[""]["SQuAD"]
     assert not any("▲" in cell.text or "▼" in cell.text for cell in ours)
-    assert {cell.text for cell in sheets[CLAIMS]["after training"]} == {"undecided"}
+    assert {cell.text.split()[0] for cell in sheets[CLAIMS["updates"]]["reading"]} == {"undecided"}
 
 
 def test_tables_of_which_only_the_baseline_has_finished_are_named_not_shown(tmp_path):
@@ -358,8 +358,9 @@ def test_four_rows_of_a_newcomer_have_every_right_of_ours(restored_registry, tmp
         row.text: cell.text.split()[-1] for row, cell in zip(*sheets[DIFFERENCES].values(), strict=True)
     }
     assert verdicts == {"narrow": "worse", "wide": "better", "wider": "better"}
-    (verdict,) = sheets[CLAIMS]["after training"]
-    assert verdict.text.startswith("confirmed +") and "z" not in sheets[CLAIMS]
+    claims = sheets[CLAIMS["updates"]]
+    (verdict,) = claims["held-out text"]
+    assert verdict.text.startswith("confirmed +") and "z" not in claims
     axes = draw_plots(made.tables["width"].figures["width"]).axes[0]
     assert [*axes.lines[0].get_xdata()] == sorted(axes.lines[0].get_xdata()) and axes.get_xscale() == "log"
     assert made.tables["width"].figures["width"].x_label == "width [features]"
@@ -501,8 +502,7 @@ def test_the_papers_mean_of_columns_is_in_the_order_of_its_claims():
         for claim in paper.paper_claims(table):
             base = REGISTRY[table.baseline]
             better, worse = (
-                published_standardized_difference(row, base, table.paper)
-                for row in (claim.better, claim.worse)
+                published_standardized_difference(row, base, table) for row in (claim.better, claim.worse)
             )
             assert better > worse, (claim.better.name, claim.worse.name)
 
@@ -712,7 +712,7 @@ def test_the_page_needs_no_network_hides_no_markup_and_sorts_its_tables(tmp_path
 def test_at_80_columns_no_number_and_no_value_that_a_row_changes_is_cut(monkeypatch, capsys):
     for module in (list_rows, console):
         monkeypatch.setattr(module, "CONSOLE", Console(width=80, file=sys.stdout))
-    numbers = {f"column {i}, paper": [Cell(f"{i}{i}.{i:02d} ± 0.12", best=i == 3)] for i in range(10, 22)}
+    numbers = {f"column {i}, paper": [Cell(f"{i}{i}.{i:02d} ± 0.12", bold=i == 3)] for i in range(10, 22)}
     console.show_sheet("a table", {"row": [Cell("encoder-decoder-6-layers")], **numbers})
     lines = capsys.readouterr().out.splitlines()
     for head, (cell,) in numbers.items():
@@ -793,3 +793,34 @@ def test_nobody_is_told_a_time_left_before_there_is_one():
         reporter.began(1.0)
         reporter.advance(1, "loss 3.1")
         assert task.fields["left"].startswith("ETA ") and task.fields["detail"] == "loss 3.1"
+
+
+def test_a_report_says_how_far_its_order_predicts_that_of_another(tmp_path, capsys):
+    runs = study(tmp_path, seeds=3)
+    assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(runs)]) == 0
+    results = runs / "nano/reports/t5-6-corruption-rate/results.json"
+    other = runs / "other.json"
+    other.write_bytes(results.read_bytes())
+    command = ["report", "t5/6-corruption-rate", "--runs", str(runs)]
+    assert dispatch([*command, "--against", str(other)]) == 0
+    assert "decision accuracy" in capsys.readouterr().out
+    data = parse_with_checksum(results.read_bytes(), results)
+    prediction = data["prediction"]["tables"][RATES[0].name]["reading"]
+    assert (prediction["decision accuracy"], prediction["tau"], len(prediction["rows"])) == (1, 1, 4)
+    assert "--against" in data["command"]
+    assert dispatch([*command, "--against", "nan"]) == 2
+    assert "--against nan should be a scale" in capsys.readouterr().err
+
+
+def test_a_scale_without_runs_names_the_scales_that_have_them(tmp_path, capsys):
+    finish(tmp_path, NAMES[0], 0, 50.0)
+    assert dispatch(["report", "t5/6-corruption-rate", "--scale", "mini", "--runs", str(tmp_path)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "scale nano has finished runs: lm report" in said
+
+
+def test_the_ending_of_a_run_imports_nothing_of_reports():
+    code = "import sys, experiments.cli.run_summary; "
+    code += "print(*[name for name in sys.modules if name.startswith('experiments.report')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

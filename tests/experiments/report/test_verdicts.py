@@ -7,7 +7,7 @@ import pytest
 
 from experiments.figures.draw import draw_plots
 from experiments.report import text
-from experiments.report.comparison import Comparison
+from experiments.report.comparison import Comparison, pooled_noise, share_noise
 from experiments.report.export import table_data
 from experiments.report.figures import table_figures
 from experiments.report.metrics import (
@@ -16,10 +16,12 @@ from experiments.report.metrics import (
     Metric,
     budget_curve,
     has_same_targets,
-    plateau_note,
+    task_half,
 )
+from experiments.runs.plateau import plateau_note
 from experiments.runs.result import Result
 from experiments.runs.task_scores import write_example_values
+from experiments.study.claims import Counts
 from experiments.study.registry import build, find, tables_of
 from lm.config.base import change
 
@@ -30,7 +32,7 @@ UPDATES, EXAMPLES = 200, 100
 TOKENS = {
     "t5/4-objective/prefix-lm": 4000,
     "t5/4-objective/deshuffling": 8000,
-}  # of all pre-training; else 1,000
+}  # of all pre-training; else 1,000. Each costs a million FLOP
 
 
 def task(name: str, value: float, measure: str) -> dict:
@@ -55,7 +57,8 @@ def run(folder: Path, name: str, seed: int, level: float, **given) -> Result:
     home = folder / name / f"seed-{seed}"
     bits = np.random.default_rng(0).normal(size=EXAMPLES)
     cloze["examples"] = write_example_values(home / "finetuning", "cloze", {"bits": bits - bits.mean() + own})
-    counted = {"content_tokens": TOKENS.get(name, 1000), "content_loss": 5.0, "reference_loss": 6.0}
+    tokens = TOKENS.get(name, 1000)
+    counted = {"content_tokens": tokens, "content_loss": 5.0, "reference_loss": 6.0, "flops": 1e6 * tokens}
     return Result(
         columns={},
         tasks={"cloze": cloze, "restore": words},
@@ -65,7 +68,7 @@ def run(folder: Path, name: str, seed: int, level: float, **given) -> Result:
         scale=folder,
         stages={"cloze": f"{name}/seed-{seed}/finetuning"},
         branches=branches,
-        **counted | {"exit_step": 50, "flops": 1e9, "held_out_loss": 3.0} | given,
+        **counted | {"exit_step": 50, "held_out_loss": 3.0} | given,
     )
 
 
@@ -85,9 +88,9 @@ def study(folder: Path, seeds: int | range = 5, levels=LEVELS, **given) -> Compa
     return Comparison(TABLE, runs, settings, pytest.fail)
 
 
-def words(comparison: Comparison, frame) -> dict[str, str]:
+def words(comparison: Comparison, budget, group="reading") -> dict[str, str]:
     """Claim -> the verdict on it."""
-    found = comparison.verdicts()[frame]
+    found = comparison.verdicts()[group][budget]
     names = [f"{claim.better.name} > {claim.worse.name}".replace("t5/4-objective/", "") for claim, _ in found]
     return dict(zip(names, (verdict.word for _, verdict in found), strict=True))
 
@@ -137,19 +140,23 @@ def test_a_row_that_has_not_left_the_plateau_is_not_ordered(tmp_path):
         "bert-style > deshuffling": "confirmed",
     }
     board = text.scores_sheet(comparison)
-    assert [cell.text == "not yet learning" for cell in board["mean z-score"]] == [True, False, False]
+    assert [cell.text == "not yet learning" for cell in board["mean z-score, reading"]] == [
+        True,
+        False,
+        False,
+    ]
     assert board["left plateau at step"][0].text == "5 of 5 not left"
     unpretrained = study(tmp_path / "b", prefix_lm={"exit_step": None, "content_loss": None})
     assert "not yet learning" not in words(unpretrained, "updates").values()
 
 
 def test_rows_meet_where_the_one_that_spent_less_ends_and_nothing_is_extrapolated(tmp_path):
-    got = words(study(tmp_path), "content tokens")
-    # BERT-style has 1,000 tokens. Prefix LM has 4,000, of which its first branch spent 1,000; deshuffling
-    # has 8,000 and spent 2,000 by its first.
+    got = words(study(tmp_path), "FLOP")
+    # BERT-style has 1e9 FLOP. Prefix LM has 4e9, of which its first branch spent 1e9; deshuffling has 8e9
+    # and spent 2e9 by its first.
     assert got["bert-style > deshuffling"] == "out of range"
     assert got["bert-style > prefix-lm"] == "confirmed"
-    # 4,000 tokens are half of deshuffling's: 1.25 there against 2.0
+    # 4e9 FLOP are half of deshuffling's: 1.25 there against 2.0
     assert got["prefix-lm > deshuffling"] == "confirmed"
 
 
@@ -169,44 +176,58 @@ def test_the_start_that_rows_share_counts_as_spent(tmp_path):
     assert growth.spent["updates"].tolist() == [50, 100, 200]
 
 
-def test_a_column_whose_rows_differ_by_less_than_three_deviations_is_shown_and_not_averaged(tmp_path):
-    comparison = study(tmp_path)
-    assert [column.name for column in comparison.averaged] == ["cloze", "restore"]
-    noisy = study(tmp_path / "b", levels=dict.fromkeys(LEVELS, 1.0))
-    assert noisy.averaged == []
-    assert all("not averaged" in cell.text for cell in text.metrics_sheet(noisy)["signal-to-noise"])
+def test_no_column_is_left_out_by_the_scores_of_the_rows_that_are_compared(tmp_path):
+    for folder, levels in (
+        ("signal", LEVELS),
+        ("noise", dict.fromkeys(LEVELS, 1.0)),
+        ("guessing-baseline", LEVELS | {"baseline": 0.0}),
+        ("guessing", dict.fromkeys(LEVELS, 0.0)),
+    ):
+        comparison = study(tmp_path / folder, levels=levels)
+        assert [column.name for column in comparison.judging_metrics] == ["cloze", "restore"], folder
+        assert comparison.groups == {"reading": {"cloze": 0.5, "restore": 0.5}}
 
 
-def test_a_column_whose_baseline_is_not_surely_above_chance_is_not_averaged(tmp_path):
-    comparison = study(tmp_path, levels=LEVELS | {"baseline": 0.0})
-    assert [column.name for column in comparison.averaged] == ["restore"]
-    assert comparison.signal_to_noise["cloze"] > 3
-    assert "of chance: not averaged" in text.metrics_sheet(comparison)["signal-to-noise"][0].text
+def test_a_column_at_chance_is_marked_and_counts(tmp_path):
+    sheet = text.metrics_sheet(study(tmp_path))
+    assert [cell.text for cell in sheet["rows above chance"]] == ["3 of 3", "–"], "words have no chance"
+    guessing = study(tmp_path / "b", levels=dict.fromkeys(LEVELS, 0.0))
+    assert text.metrics_sheet(guessing)["rows above chance"][0].text == "none: at chance"
+    assert "cloze" in guessing.groups["reading"]
+
+
+def test_a_column_that_the_study_declares_to_be_at_chance_is_shown_and_not_averaged(tmp_path):
+    whole = study(tmp_path)
+    part = Comparison(TABLE, whole.runs, whole.experiments, pytest.fail, tasks_at_chance=["cloze"])
+    assert part.groups == {"reading": {"restore": 1.0}}
+    sheet = text.metrics_sheet(part)
+    assert [cell.text for cell in sheet["column"]] == [c.title for c in part.metrics if not c.is_held_out]
+    assert sheet["signal-to-noise"][0].text.endswith("declared at chance: not averaged")
 
 
 def test_the_combined_score_is_the_mean_difference_in_deviations_and_less_bits_per_byte_are_better(tmp_path):
     comparison = study(tmp_path)
-    cloze, restore = comparison.averaged
+    cloze, restore = comparison.judging_metrics
     assert (cloze.sign, restore.sign) == (1, -1)
     name = "t5/4-objective/bert-style"
     runs = comparison.runs
     parts = []
-    for column in comparison.averaged:
+    for column in comparison.judging_metrics:
         base = np.mean([column.value(run.tasks) for run in runs[BASE]])
         ahead = column.sign * (column.value(runs[name][2].tasks) - base)
         parts.append(ahead / comparison.noise_std[column.name])
-    assert comparison.mean_standardized_difference(name)[2] == pytest.approx(np.mean(parts))
+    assert comparison.combined_scores(name, "reading")[2] == pytest.approx(np.mean(parts))
     differences = comparison.differences(restore).values()
     assert {x.verdict for x in differences} == {"better"}, (
         "every row has fewer bits per byte than the baseline"
     )
     assert all(x.low < x.mean < x.high < 0 for x in differences), "in the unit of the metric"
-    assert np.mean([*comparison.mean_standardized_difference(BASE).values()]) == pytest.approx(0)
+    assert np.mean([*comparison.combined_scores(BASE, "reading").values()]) == pytest.approx(0)
 
 
 def test_a_column_that_happens_to_repeat_well_counts_no_more_than_its_examples_allow(tmp_path):
     comparison = study(tmp_path)
-    cloze, restore = (comparison.std(column) for column in comparison.averaged)
+    cloze, restore = (comparison.std(column) for column in comparison.judging_metrics)
     assert cloze == pytest.approx(restore), "the same noise, and of cloze alone the examples are known"
     values = comparison.runs[BASE][0].example_values("cloze")["bits"]
     by_examples = np.std(values) / np.sqrt(EXAMPLES)
@@ -216,12 +237,12 @@ def test_a_column_that_happens_to_repeat_well_counts_no_more_than_its_examples_a
 
 def test_the_noise_of_examples_counts_where_they_were_kept(tmp_path):
     comparison = study(tmp_path)
-    difference = comparison.difference(NAMES[1], NAMES[0], "updates")
+    difference = comparison.difference(NAMES[1], NAMES[0], "updates", "reading")
     assert difference.by_examples.shape == (5, 10_000)
     assert np.allclose(difference.by_examples, 0, atol=1e-9), "all rows find the same examples hard"
-    cloze = comparison.averaged[0]
+    cloze = comparison.judging_metrics[0]
     values = [*comparison.values_by_seed(cloze)[BASE].values()]
-    error = np.mean(values) / comparison.from_chance(cloze)
+    error = np.mean(values) / comparison.standard_errors_above_chance(cloze, BASE)
     seeds = np.std(values, ddof=1) / 5**0.5
     bits = np.random.default_rng(0).normal(size=EXAMPLES)
     assert error == pytest.approx(np.hypot(seeds, bits.std() / EXAMPLES**0.5), rel=0.03)
@@ -242,7 +263,7 @@ def test_a_seed_without_examples_makes_no_pair_surer_and_is_named(tmp_path):
     some.warn = said.append
     some.runs["t5/4-objective/prefix-lm"][0].stages.clear()  # its values of examples are not found
     pair = ("t5/4-objective/bert-style", "t5/4-objective/prefix-lm")
-    known, lacking = (x.difference(*pair, "updates").example_variance for x in (every, some))
+    known, lacking = (x.difference(*pair, "updates", "reading").example_variance for x in (every, some))
     assert lacking >= known > 0
     assert said == [f"{pair[1]} seed 0: the values of its examples of cloze are missing; not resampled"]
 
@@ -254,7 +275,7 @@ def test_of_runs_with_other_examples_the_few_are_left_out_and_not_the_many(tmp_p
     odd.tasks["cloze"]["examples"] = write_example_values(
         odd.folder / "finetuning", "cloze", {"bits": np.ones(EXAMPLES // 2)}
     )
-    others = comparison.difference(NAMES[1], NAMES[2], "updates")
+    others = comparison.difference(NAMES[1], NAMES[2], "updates", "reading")
     assert others.by_examples is not None
     assert said == [f"{NAMES[0]} seed 0: its examples of cloze are not those of most runs"]
 
@@ -263,7 +284,7 @@ def test_a_run_without_a_score_that_counts_is_in_no_claim_and_is_named(tmp_path)
     comparison, said = study(tmp_path), []
     comparison.warn = said.append
     del comparison.runs[NAMES[0]][2].tasks["restore"]
-    assert len(comparison.difference(NAMES[0], NAMES[1], "updates").by_seed) == 4
+    assert len(comparison.difference(NAMES[0], NAMES[1], "updates", "reading").by_seed) == 4
     assert said == [f"{NAMES[0]} seed 2 has no score in restore: it is in no mean z-score"]
 
 
@@ -273,7 +294,7 @@ def test_rows_without_a_common_seed_are_not_compared_and_it_is_said_why(tmp_path
     runs["t5/4-objective/prefix-lm"] = runs["t5/4-objective/prefix-lm"][:2]
     runs["t5/4-objective/deshuffling"] = runs["t5/4-objective/deshuffling"][2:]
     assert words(comparison, "updates")["prefix-lm > deshuffling"] == "no common seed"
-    counts = text.count_verdicts(comparison.verdicts()["updates"])
+    counts = text.count_verdicts(comparison.verdicts()["reading"]["updates"])
     assert (counts.confirmed, counts.uncompared) == (2, 1)
     assert "1 not compared" in text.counts_text(counts)
 
@@ -283,11 +304,11 @@ def test_a_row_with_few_seeds_is_told_from_the_same_seeds_of_the_baseline(tmp_pa
     runs = comparison.runs
     runs[NAMES[0]] = runs[NAMES[0]][3:]
     parts = []
-    for column in comparison.averaged:
+    for column in comparison.judging_metrics:
         mine, base = (column.value(next(r for r in runs[n] if r.seed == 4).tasks) for n in (NAMES[0], BASE))
         other = column.value(next(r for r in runs[BASE] if r.seed == 3).tasks)
         parts.append(column.sign * (mine - (base + other) / 2) / comparison.noise_std[column.name])
-    assert comparison.mean_standardized_difference(NAMES[0])[4] == pytest.approx(np.mean(parts))
+    assert comparison.combined_scores(NAMES[0], "reading")[4] == pytest.approx(np.mean(parts))
 
 
 @pytest.mark.parametrize("setting", [("mixing.pretraining", "tasks"), ("data.repeats", 64)])
@@ -299,7 +320,7 @@ def test_a_row_that_learns_what_held_out_text_does_not_tell_has_no_plateau_to_le
     settings[row] = change(settings[row], *setting)
     assert words(comparison, "updates")["prefix-lm > deshuffling"] != "not yet learning"
     board = text.scores_sheet(comparison)
-    assert "not yet learning" not in [cell.text for cell in board["mean z-score"]]
+    assert "not yet learning" not in [cell.text for cell in board["mean z-score, reading"]]
     assert board["left plateau at step"][0].text == "–"
     this, alone = settings[row], settings[BASE]
     never = comparison.runs[row][0].exit_step
@@ -313,13 +334,13 @@ def test_rows_are_not_compared_where_one_had_not_left_the_plateau_yet(tmp_path):
     """Prefix LM has left it in the end, and not where it had spent what BERT-style spends in all."""
     late = study(tmp_path, prefix_lm={"exit_step": 150})
     assert words(late, "updates")["bert-style > prefix-lm"] == "confirmed"
-    assert words(late, "content tokens")["bert-style > prefix-lm"] == "not yet learning"
+    assert words(late, "FLOP")["bert-style > prefix-lm"] == "not yet learning"
     early = study(tmp_path / "b", prefix_lm={"exit_step": 50})
-    assert words(early, "content tokens")["bert-style > prefix-lm"] == "confirmed"
+    assert words(early, "FLOP")["bert-style > prefix-lm"] == "confirmed"
     runs = late.runs
     runs["t5/4-objective/bert-style"] = runs["t5/4-objective/bert-style"][:2]
     fewer = Comparison(TABLE, runs, late.experiments, pytest.fail)  # only the seeds that both have count
-    assert words(fewer, "content tokens")["bert-style > prefix-lm"] == "not yet learning"
+    assert words(fewer, "FLOP")["bert-style > prefix-lm"] == "not yet learning"
 
 
 def test_a_table_whose_claims_are_not_judged_says_nothing_of_seeds(tmp_path):
@@ -351,7 +372,10 @@ def test_claims_about_rows_that_were_made_of_other_things_are_marked(tmp_path):
     comparison = Comparison(TABLE, matching.runs, matching.experiments, pytest.fail, mismatches)
     said = " ".join(text.claims_notes(comparison, comparison.verdicts()))
     assert "claims about rows with ≠: 1 confirmed, 0 contradicted, 0 undecided" in said
-    names = [cell.text for cell in text.claims_sheet(comparison.verdicts(), comparison.mismatches)["claim"]]
+    names = [
+        cell.text
+        for cell in text.claims_sheet(comparison.verdicts(), "updates", comparison.mismatches)["claim"]
+    ]
     assert [name.endswith("≠") for name in names] == ["prefix-lm" in name for name in names]
     rows = table_data(comparison, comparison.verdicts())["rows"]
     assert [row["unlike"] for row in rows.values()] == [["other code"], [], []]
@@ -372,7 +396,7 @@ def test_chance_is_told_in_standard_errors_and_columns_by_what_they_measure(tmp_
         "cloze [bits above chance]",
         "restore [bits per byte ↓]",
     ]
-    assert sheet["baseline from chance"][0].text.startswith("+")
+    assert sheet["baseline above chance"][0].text.startswith("+")
 
 
 def test_every_panel_of_a_picture_shows_something(tmp_path):
@@ -387,8 +411,8 @@ def test_every_panel_of_a_picture_shows_something(tmp_path):
 
 
 def test_the_papers_column_of_the_same_kind_stands_once_beside_ours():
-    column = Metric("cloze", ("cloze",), "bits_above_chance", "SQuAD", 0.0, "em")
-    other = Metric("extract", ("extract",), "bits_above_chance", "SQuAD", 0.0, "em")
+    column = Metric("cloze", ("cloze",), "bits_above_chance", "SQuAD", 0.0, "em", "reading")
+    other = Metric("extract", ("extract",), "bits_above_chance", "SQuAD", 0.0, "em", "reading")
     experiments = {name: build(name, "nano") for name in (*NAMES, BASE)}
     comparison = Comparison(TABLE, dict.fromkeys(experiments, []), experiments, pytest.fail)
     vars(comparison)["metrics"] = [column, other]
@@ -405,7 +429,7 @@ def test_every_metric_of_a_row_is_compared_in_its_own_direction(tmp_path):
         "restore": -1,
         "held-out loss": -1,
     }
-    assert by_name["held-out loss"] not in comparison.averaged, "tasks are what the claims are about"
+    assert by_name["held-out loss"] not in comparison.judging_metrics, "tasks are what the claims are about"
     objectives = {name: comparison.experiments[name].objective for name in (*NAMES, BASE)}
     compared = comparison.differences(by_name["held-out loss"])
     assert all(objectives[name] == objectives[BASE] for name in compared), "and no others"
@@ -423,6 +447,87 @@ def test_held_out_loss_compares_architectures_that_predict_the_same_tokens(chang
 def test_more_seeds_than_are_resampled_make_no_pair_surer(tmp_path, monkeypatch):
     every, some = vary_examples(study(tmp_path)), vary_examples(study(tmp_path))
     pair = ("t5/4-objective/bert-style", "t5/4-objective/prefix-lm")
-    known = every.difference(*pair, "updates").example_variance
+    known = every.difference(*pair, "updates", "reading").example_variance
     monkeypatch.setattr("experiments.report.comparison.MAX_RESAMPLED_SEEDS", 2)
-    assert some.difference(*pair, "updates").example_variance > known > 0
+    assert some.difference(*pair, "updates", "reading").example_variance > known > 0
+
+
+def with_language(comparison: Comparison, levels: dict[str, float]) -> Comparison:
+    """Add a task of the language half, of which each row has its ``levels``, to all runs."""
+    for name, runs in comparison.runs.items():
+        for one in runs:
+            noise = 0.05 * np.random.default_rng([one.seed, *name.encode()]).normal()
+            level = levels[name.rpartition("/")[2]] + noise
+            one.tasks["next"] = task("next", level, "bits_above_chance")
+            one.branches["next"] = {str(u): one.tasks["next"] for u in (50, 100)}
+    return comparison
+
+
+def test_claims_are_judged_on_each_half_of_the_tasks_and_on_both_with_equal_weight(tmp_path):
+    opposite = {"prefix-lm": 0.9, "bert-style": 0.1, "deshuffling": 2.0, "baseline": 1.0}
+    comparison = with_language(study(tmp_path), opposite)
+    assert comparison.groups == {
+        "reading": {"cloze": 0.5, "restore": 0.5},
+        "language": {"next": 1.0},
+        "both": {"cloze": 0.25, "restore": 0.25, "next": 0.5},
+    }
+    assert comparison.main_group == "reading", "all columns of the paper read their input"
+    assert words(comparison, "updates", "reading")["bert-style > prefix-lm"] == "confirmed"
+    assert words(comparison, "updates", "language")["bert-style > prefix-lm"] == "contradicted"
+    reading, language, both = (comparison.combined_scores(NAMES[0], g) for g in comparison.groups)
+    assert all(both[seed] == pytest.approx((reading[seed] + language[seed]) / 2) for seed in both)
+    orders = comparison.paper_orders
+    assert orders["language"].tau == -1 and orders["reading"].tau > 0
+    assert list(text.order_sheet(comparison)["tasks"])[0].text == "reading"
+    assert set(comparison.verdicts()["both"]) == {"updates", "FLOP"}, "content tokens have no verdict"
+
+
+def test_a_task_of_a_paper_or_a_benchmark_reads_its_input():
+    assert task_half("glue/mnli", {}) == "reading"
+    assert task_half("acceptability", {}) == "language", "as it is defined, where an older run does not say"
+    assert task_half("reviews.toml", {"half": "language"}) == "language"
+
+
+def test_the_unit_of_a_metric_is_that_of_all_tables_together(tmp_path):
+    quiet, noisy = study(tmp_path), study(tmp_path / "b")
+    for runs in noisy.runs.values():
+        for one in runs:
+            one.tasks["cloze"]["metrics"]["bits_above_chance"] += 2.0 * one.seed
+    experiments = {name: change(each, "seed", 7) for name, each in noisy.experiments.items()}
+    noisy.experiments = experiments  # another study
+    apart = [pooled_noise([each])["cloze"] for each in (quiet, noisy)]
+    share_noise([quiet, noisy])
+    assert quiet.noise_std == noisy.noise_std and apart[0] < quiet.noise_std["cloze"] < apart[1]
+    before = quiet.noise_std["cloze"]
+    share_noise([quiet, noisy, quiet])
+    assert quiet.noise_std["cloze"] == pytest.approx(before), "an experiment of two tables counts once"
+
+
+def test_a_row_that_adds_nothing_to_the_start_alone_is_shown_as_such(tmp_path, monkeypatch):
+    comparison = study(tmp_path)
+    control = "t5/6-corruption-rate/50"
+    monkeypatch.setattr("experiments.report.comparison.START_ONLY_ROW", control)
+    assert comparison.control is None and comparison.gains_over_start("reading") == {}
+    comparison.runs[control] = [run(tmp_path, control, seed, 2.5) for seed in range(5)]
+    comparison.experiments[control] = change(comparison.experiments[BASE], "objective.rate", 0.5)
+    cells = text.scores_sheet(comparison)["over the start alone, reading"]
+    assert [cell.text.endswith("adds nothing") for cell in cells] == [True, False, True], "2, 3, 2.5"
+    other = NAMES[1]
+    settings = change(comparison.experiments[other], "model.num_encoder_layers", 1)
+    comparison.experiments[other] = settings
+    cells = text.scores_sheet(comparison)["over the start alone, reading"]
+    assert cells[1].text == "–", "another model has a start of its own"
+
+
+def test_what_a_task_loses_with_inputs_of_other_examples_stands_beside_its_score(tmp_path):
+    comparison = study(tmp_path)
+    assert "baseline, inputs shuffled" not in text.metrics_sheet(comparison)
+    for one in comparison.runs[BASE]:
+        one.tasks["cloze"]["shuffled"] = {"score": 0.1, "chance": 0.0}
+    cell = text.metrics_sheet(comparison)["baseline, inputs shuffled"][0]
+    assert cell.text.startswith("0.100, loses 9") and cell.value == pytest.approx(0.1)
+
+
+def test_claims_are_weighted_so_that_a_large_table_is_one_vote():
+    few, many = Counts(1, 0, 0), Counts(10, 30, 2)
+    assert text._mean_share_text([few, many]).startswith(f"{(1 + 10 / 42) / 2:.0%} of 2 tables; in all 11 ")

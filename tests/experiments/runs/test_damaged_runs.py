@@ -13,11 +13,12 @@ from reported_runs import NAMES, RECORD
 from texts import TEXTS
 
 from experiments.report.page import prediction_samples
-from experiments.report.results import find_results, read_curves
+from experiments.report.results import find_results
 from experiments.runs import provenance
+from experiments.runs.curves import read_curves
 from experiments.runs.paths import load_settings, save_settings
 from experiments.runs.result import write_result
-from experiments.runs.status import is_finished
+from experiments.runs.status import is_stage_finished
 from experiments.runs.task_scores import best_of, write_example_values
 from experiments.runs.vocabulary import store_vocabulary, stored_vocabulary
 from experiments.study.paths import run_folder
@@ -174,7 +175,7 @@ def seen(folder: Path) -> tuple[list, list[str]]:
     look(lambda: read_curves(found, said.append))
     look(lambda: [prediction_samples("cloze", step, result) for result in found for step in (2, 4)])
     look(lambda: [{x: y.tolist() for x, y in result.example_values("cloze").items()} for result in found])
-    look(lambda: is_finished(phase, STEPS))
+    look(lambda: is_stage_finished(phase, STEPS))
     look(lambda: status(phase))
     look(lambda: best_of(TASK, phase))
     look(lambda: load_settings(folder))

@@ -10,11 +10,12 @@ import small_runs
 from experiments.processes.progress import reporting
 from experiments.runs import provenance, run, sources
 from experiments.runs.kinds.counts import CountStage
+from experiments.runs.kinds.finetuning import Finetuning
 from experiments.runs.kinds.network import NetworkStage, encode_ahead
 from experiments.runs.kinds.stage import LabelledStage, Stage
 from experiments.runs.run import Run
 from experiments.runs.stages import stages
-from experiments.runs.status import is_finished
+from experiments.runs.status import is_stage_finished
 from experiments.study.registry import build
 
 runs = small_runs.runs
@@ -77,7 +78,7 @@ def test_a_stage_is_finished_by_its_status_alone_which_is_written_last(trained):
         last = max(path.stat().st_mtime_ns for path in saved)
         assert last <= (stage.folder / "run.json").stat().st_mtime_ns
         assert (status["status"], status["step"]) == ("finished", steps)
-        assert is_finished(stage.folder, steps) and not is_finished(stage.folder, steps + 1)
+        assert is_stage_finished(stage.folder, steps) and not is_stage_finished(stage.folder, steps + 1)
 
 
 def test_a_checked_run_reads_its_result_from_its_folder(trained):
@@ -102,7 +103,8 @@ def test_every_module_that_trained_is_in_the_provenance_and_no_command_or_report
 
 
 def test_every_kind_of_stage_says_all_that_is_asked_of_one():
-    concrete = [kind for kind in kinds() if kind not in (NetworkStage, CountStage, LabelledStage)]
+    bases = (NetworkStage, CountStage, LabelledStage, Finetuning)
+    concrete = [kind for kind in kinds() if kind not in bases]
     assert len(concrete) == 7 and not [kind for kind in concrete if kind.__abstractmethods__]
 
 

@@ -8,7 +8,7 @@ import pytest
 from tiny import TINY
 
 from experiments.runs.paths import (
-    base_name,
+    ensemble_name,
     find_cache,
     is_compared,
     is_pretraining,
@@ -64,7 +64,7 @@ def test_a_run_that_is_copied_alone_says_which_stage_is_missing_and_finds_it_by_
 ):
     alone = tmp_path / "alone" / "seed-0"
     shutil.copytree(runs / RUN, alone)
-    with pytest.raises(SettingError, match="stage 'pretraining', is missing: .* by LM_CACHE=FOLDER"):
+    with pytest.raises(SettingError, match="'pretraining'.*LM_CACHE=FOLDER"):
         open_run(alone, stages_of(alone)[:1])
     monkeypatch.setenv("LM_CACHE", str(runs / "cache"))
     assert find_cache(alone) == runs / "cache"
@@ -104,7 +104,7 @@ def test_a_damaged_record_is_an_error(runs):
 def test_the_name_of_a_stage_tells_its_members_and_whether_runs_are_compared_by_it(
     name, base, pretrains, main
 ):
-    assert (base_name(name), is_pretraining(name), is_compared(name)) == (base, pretrains, main)
+    assert (ensemble_name(name), is_pretraining(name), is_compared(name)) == (base, pretrains, main)
 
 
 def test_settings_are_written_with_a_checksum_each(runs):

@@ -9,13 +9,14 @@ from tiny import TINY
 
 from experiments.runs.checks import check_branches
 from experiments.runs.kinds.stage import Stage
-from experiments.runs.paths import base_name
+from experiments.runs.paths import ensemble_name
 from experiments.runs.result import read_result
 from experiments.runs.run import Run
 from experiments.runs.stages import stages, stages_of
 from experiments.runs.trained import answering, chosen
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
+from experiments.study.start import START_ONLY_ROW
 from lm import sharding
 from lm.config.base import SettingError
 from lm.config.training import CheckpointConfig
@@ -101,7 +102,7 @@ def test_branches_are_fine_tunings_from_one_pretraining_that_does_not_depend_on_
     ]
     assert all(stage.parent == same for stage in tuned)
     assert [stage.is_compared for stage in tuned] == 2 * [True, False, False]
-    assert base_name("at-0.5/cloze/member-1") == "at-0.5/cloze"
+    assert ensemble_name("at-0.5/cloze/member-1") == "at-0.5/cloze"
 
 
 @pytest.mark.parametrize("row", ["t5/1-baseline/no-pretraining", "t5/12-multi-task/multi-task"])
@@ -126,7 +127,7 @@ def test_branches_that_are_one_or_whose_checkpoint_is_gone_are_refused_before_an
     with pytest.raises(SettingError, match=r"are \(100, 100, 200\)"):
         check_branches(branches(0.5, 0.501, 1.0))
     (main.folder / "checkpoints" / "150").mkdir(parents=True)
-    with pytest.raises(SettingError, match="beyond step 100 and did not keep it"):
+    with pytest.raises(SettingError, match="tuning.branches="):
         check_branches(every)
     (branch.folder / "checkpoints" / "25").mkdir(parents=True)  # it needs it no longer
     check_branches(every)
@@ -188,6 +189,27 @@ def test_the_start_counts_in_tokens_and_is_no_pretraining_of_which_anything_is_t
     assert result.held_out_loss == records(main.folder)[-1]["loss"] != records(first.folder)[-1]["loss"]
     assert answering(run_folder) == [first, main, tuned, branch]
     assert chosen(run_folder, {stage.name: stage for stage in finished}, "") == main
+
+
+def test_a_start_that_copies_has_no_content_tokens_and_no_loss_on_them(finished):
+    first, main, *_ = finished
+    for stage, is_told in ((first, False), (main, True)):
+        evaluations = [line for line in records(stage.folder) if line["kind"] == "eval"]
+        assert evaluations and all(("content_loss" in line) == is_told for line in evaluations)
+        assert all(("reference_loss" in line) == is_told for line in evaluations)
+    result = read_result(main.folder.parents[1] / "whole" / "seed-0")
+    assert result.start_tokens == 0 < result.content_tokens
+
+
+def test_the_start_alone_is_fine_tuned_from_the_checkpoint_that_other_rows_go_on_from(finished, cache):
+    experiment = build(START_ONLY_ROW, "tiny")
+    starts_before = (finished[0].folder / "run.json").read_text()
+    alone, tuned = followed(experiment, cache.parent / "tiny" / "alone" / "seed-0", cache)
+    assert alone.folder == finished[0].folder and tuned.parent == alone
+    assert (alone.folder / "run.json").read_text() == starts_before  # it is not trained again
+    result = read_result(tuned.folder.parents[1])
+    assert (result.content_loss, result.exit_step, result.content_tokens) == (None, None, 0)
+    assert result.tasks["cloze"] and result.flops > 0
 
 
 @pytest.mark.slow

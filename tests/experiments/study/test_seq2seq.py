@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.runs.kinds.finetuning import Finetuning
+from experiments.runs.kinds.finetuning import TextFinetuning
 from experiments.runs.stages import stages
 from experiments.study.registry import build
 from lm import metrics
@@ -76,5 +76,5 @@ def test_rows_of_encoder_decoders_differ_in_what_reads_the_encoder_and_are_train
         "scaled-dot",
     )
     assert {(type(stage), stage.parent) for row in rows.values() for stage in stages(row)} == {
-        (Finetuning, None)
+        (TextFinetuning, None)
     }

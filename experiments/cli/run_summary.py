@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.console import RUNS
-from experiments.report.metrics import plateau_note
+from experiments.figures.training import training_figure
+from experiments.runs.curves import read_curves
+from experiments.runs.plateau import plateau_note
 from experiments.runs.result import UNDEFINED, Result, read_result
 from experiments.study.experiment import Experiment
 from experiments.study.paths import row_folder
@@ -83,13 +85,11 @@ def draw_curves(name: str, result: Result) -> bool:
     picture, scores = folder / f"{CURVES}.png", folder / "scores.json"
     if picture.exists() and picture.stat().st_mtime >= scores.stat().st_mtime:
         return True
-    from experiments.figures.draw import draw_plots, save_figure  # with matplotlib, which is slow to import
-    from experiments.report.figures import training_figure
-    from experiments.report.results import read_curves
-
     curves = read_curves([result], warn=lambda line: None)
     if not curves:
         return False
+    from experiments.figures.draw import draw_plots, save_figure  # with matplotlib, which is slow to import
+
     save_figure(draw_plots(training_figure({REGISTRY[name].label: curves})), picture)
     return True
 

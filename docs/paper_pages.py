@@ -1,0 +1,233 @@
+"""Writes a page for each paper, and one on all claims, from the tables, their scores and published reports.
+
+    python docs/paper_pages.py
+
+Run it when a row, a score or a choice changes, or when docs/results has new runs: results.json of a report
+at scale mini, as ``mini.json`` for the T5 tables and ``mini-PAPER.json`` for others. Choices that the papers
+leave open are rows of a table in docs/choices.md.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from experiments.cli.list_rows import changes_text
+from experiments.study.claims import compared_columns, paper_claims
+from experiments.study.registry import REGISTRY, papers, tables_of_paper
+from experiments.study.scales import PAPER_SCALE
+from experiments.study.table import SECOND_HAND, UNSURE, Paper, Row, Table
+from lm.files import parse_with_checksum
+
+DOCS = Path(__file__).parent
+FOLDER, CHOICES, RESULTS = DOCS / "papers", DOCS / "choices.md", DOCS / "results"
+MADE = "<!-- Made by docs/paper_pages.py; not to be edited. -->\n\n"
+CLAIMS_PAGE = "claims.md"
+SCALE = "mini"
+MARKS = {SECOND_HAND: "†", UNSURE: "?"}
+HEAD = """## Tables
+
+Settings are those at scale `base`, where all else is the paper's setup; at `mini` they are as many times what
+that scale has. Of the paper's scores, † marks those read second hand and ? those that may be misread; ± is
+the half width of an interval that the paper prints."""
+CLAIMS_HEAD = """# Which claims hold at 10^13 FLOP
+
+What the papers conclude, and what runs at scale `mini` say: 10^13 FLOP each, on one core, with the seeds that
+each table names. A claim is *confirmed* or *contradicted* if the difference of its two rows is significant
+over seeds and examples, and else *undecided* ([how claims are judged](../choices.md#how-claims-are-judged)).
+Conclusions are listed here before they are tested. Those that cannot be tested need a part that this code
+lacks, or are about scores that nothing here measures."""
+
+Results = Mapping[str, Mapping[str, Any]]  # table -> its rows and claims, as in results.json
+
+
+def results_of(group: str) -> Results:
+    """Return the published results of a paper's tables at scale mini; {} before any."""
+    path = RESULTS / (f"{SCALE}.json" if group == "t5" else f"{SCALE}-{group}.json")
+    if not path.exists():
+        return {}
+    tables: Results = parse_with_checksum(path.read_bytes(), path)["tables"]
+    return tables
+
+
+def grid(heads: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    """Return a table in Markdown."""
+    heads = [*heads]
+    rows = [" | ".join(cell.replace("|", "/") for cell in cells) for cells in lines]
+    line = "|:---" * len(heads) + "|"
+    return "\n".join([f"| {' | '.join(heads)} |", line, *(f"| {row} |" for row in rows)])
+
+
+# ---- the page of a paper
+
+
+def paper_page(group: str, paper: Paper) -> str:
+    """Return the page of a paper, in Markdown."""
+    tables, results = tables_of_paper(group), results_of(group)
+    rows = [row for table in tables for row in table.rows]
+    buildable = sum(not row.needs for row in rows)
+    noise = "none is printed."
+    if paper.yardstick:
+        noise = f"{paper.yardstick.runs} runs of {paper.yardstick.of}."
+    parts = [
+        f"# {paper.name}",
+        f"{paper.citation}, {paper.source}. {paper.question}",
+        f"Noise of the paper's scores: {noise}",
+        f"Tables: {len(tables)}. Rows: {len(rows)}, of which {buildable} can be run:",
+        f"    lm list '{group}/*'\n    lm sweep '{group}/*' --dry-run",
+        choices_of(paper),
+        HEAD,
+        *(table_part(table, results.get(table.name)) for table in tables),
+    ]
+    return MADE + "\n\n".join(filter(None, parts)) + "\n"
+
+
+def choices_of(paper: Paper) -> str:
+    """Return the choices in docs/choices.md that concern a paper; "" without any."""
+    found = []
+    for line in CHOICES.read_text("utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if len(cells) == 4 and paper.name in re.split(r", ", cells[0]):
+            found.append(cells[1:])
+    if not found:
+        return ""
+    return "## What differs, and why\n\n" + grid(["question", "here", "why"], found)
+
+
+def table_part(table: Table, results: Mapping[str, Any] | None) -> str:
+    """Return a table: its rows with what they change, the paper's scores and ours, and its conclusions."""
+    assert table.paper is not None
+    printed = {column for row in table.rows for column in row.published}
+    named = [column for column in table.paper.columns if column.name in printed]
+    compared = {column.name for column in compared_columns(table)}
+    heads = ["row", "in the paper", "changes"]
+    heads += [f"**{column.name}**" if column.name in compared else column.name for column in named]
+    heads.append(f"ours at `{SCALE}`")
+    lines = [
+        [
+            f"`{row.key}`",
+            row.label,
+            changes_text(row, PAPER_SCALE),
+            *(score_text(row, column.name) for column in named),
+            our_text(row, results),
+        ]
+        for row in table.rows
+    ]
+    units = "; ".join(f"{column.name}: {column.unit}" for column in named)
+    parts = [f"### {table.name}: {table.title}", grid(heads, lines)]
+    if units:
+        parts.append(f"Columns are {units}. Rows are compared by those in bold.")
+    if table.conclusions:
+        verdicts = verdicts_of(table, results)
+        lines = [
+            [each.text, f"`{each.better}` > `{each.worse}`", verdicts[each.better, each.worse]]
+            for each in table.conclusions
+        ]
+        parts.append(grid(["conclusion", "rows", f"at `{SCALE}`"], lines))
+    return "\n\n".join(parts)
+
+
+def score_text(row: Row, column: str) -> str:
+    """Return a published score with its marks."""
+    if column not in row.published:
+        return ""
+    interval = f" ± {row.intervals[column]:g}" if column in row.intervals else ""
+    return f"{row.published[column]:.6g}{interval}{MARKS.get(row.doubts.get(column, ''), '')}"
+
+
+def our_text(row: Row, results: Mapping[str, Any] | None) -> str:
+    """Return the mean z-score of our runs of a row, or their held-out loss where no task is scored."""
+    if row.needs or results is None or row.name not in results["rows"]:
+        return ""
+    found = results["rows"][row.name]
+    values, unit = [*found["combined"].values()], "z"
+    if not values:
+        losses = [seed["scores"].get("held-out loss") for seed in found["seeds"].values()]
+        values, unit = [loss for loss in losses if loss is not None], "nats"
+    if not values:
+        return ""
+    spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{mean(values):+.2f}{spread} {unit}" if unit == "z" else f"{mean(values):.3f}{spread} {unit}"
+
+
+# ---- claims
+
+
+def verdicts_of(table: Table, results: Mapping[str, Any] | None) -> dict[tuple[str, str], str]:
+    """Return (better row, worse row) -> the verdict on each conclusion of a table, after training."""
+    tested = {(claim.better.key, claim.worse.key) for claim in paper_claims(table)}
+    found = {}
+    for claim in results["claims"] if results else ():
+        keys = tuple(claim[side].rpartition("/")[2] for side in ("better", "worse"))
+        found[keys] = claim["equal"]["updates"]["verdict"]
+    verdicts = {}
+    for each in table.conclusions:
+        pair = each.better, each.worse
+        needs = [need for key in pair for need in REGISTRY[f"{table.name}/{key}"].needs]
+        if needs:
+            verdicts[pair] = f"needs {', '.join(dict.fromkeys(needs))}"
+        elif pair not in tested:
+            verdicts[pair] = "not tested"
+        else:
+            verdicts[pair] = found.get(pair, "not run")
+    return verdicts
+
+
+def claims_page() -> str:
+    """Return the page on the claims of all papers, in Markdown."""
+    counts, sections = [], []
+    for group, paper in papers().items():
+        results = results_of(group)
+        words: Counter[str] = Counter()
+        lines = []
+        for table in tables_of_paper(group):
+            verdicts = verdicts_of(table, results.get(table.name))
+            for each in table.conclusions:
+                verdict = verdicts[each.better, each.worse]
+                words[{"equivalent": "undecided"}.get(verdict, verdict)] += 1
+                printed = ", ".join(printed_pair(table, each.better, each.worse, each.column))
+                rows = f"`{each.better}` > `{each.worse}`"
+                lines.append([f"`{table.name}`", each.text, rows, printed, verdict])
+        if lines:
+            page = f"[{paper.name}]({group}.md)"
+            named = ("confirmed", "contradicted", "undecided", "not run")
+            rest = sum(words.values()) - sum(words[word] for word in named)
+            counts.append([page, str(len(lines)), *(str(words[word]) for word in named), str(rest)])
+            heads = ["table", "conclusion", "rows", "printed", f"at `{SCALE}`"]
+            sections.append(f"## {paper.name} ({paper.citation})\n\n{grid(heads, lines)}")
+    heads = ["paper", "conclusions", "confirmed", "contradicted", "undecided", "not run", "cannot be tested"]
+    return MADE + "\n\n".join([CLAIMS_HEAD, grid(heads, counts), *sections]) + "\n"
+
+
+def printed_pair(table: Table, better: str, worse: str, column: str) -> Iterable[str]:
+    """Yield "COLUMN 84.5 and 84.2" for the column of a conclusion, or those by which rows are compared."""
+    for name in [column] if column else table.columns:
+        scores = [REGISTRY[f"{table.name}/{key}"].published.get(name) for key in (better, worse)]
+        if None not in scores:
+            yield f"{name} {scores[0]:.6g} and {scores[1]:.6g}"
+
+
+# ---- all pages
+
+
+def pages() -> dict[Path, str]:
+    """Return the path of each page and what it should hold."""
+    made = {FOLDER / f"{group}.md": paper_page(group, paper) for group, paper in papers().items()}
+    return made | {FOLDER / CLAIMS_PAGE: claims_page()}
+
+
+def outdated() -> list[Path]:
+    """Return the pages that are not as they should be, those of papers that are gone included."""
+    due = pages()
+    there = {path: path.read_text("utf-8") for path in FOLDER.glob("*.md")}
+    return sorted(path for path in due.keys() | there.keys() if due.get(path) != there.get(path))
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for path in outdated():
+        path.unlink(missing_ok=True)
+    for path, text in pages().items():
+        path.write_text(text, "utf-8")

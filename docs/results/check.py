@@ -1,0 +1,842 @@
+"""Recomputes what a report says from the scores of its runs, with numpy and scipy alone.
+
+    python docs/results/check.py docs/results/mini.json docs/results/mini*.tar.xz
+
+The first argument is a report's ``results.json``; the others are the archives or folders with its runs. The
+script imports nothing of this project and is written from the definitions that docs/choices.md gives, so that
+it finds faults of the report's own code. It prints each figure that does not follow from the runs and returns
+1 if there is one. Random resamples are its own; what they decide is compared within their error.
+"""
+
+import argparse
+import hashlib
+import io
+import json
+import math
+import sys
+import tarfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import optimize, special, stats
+
+ALPHA = 0.05
+MARGIN = 2 * math.sqrt(2 / 7)  # of equivalence [noise deviations]
+RESAMPLES = 10_000
+CHUNK = 500  # resamples at a time
+SIGNIFICANT_Z = 2.0
+UNCOMPARED = ("not yet learning", "out of range", "no common seed", "different targets")
+HELD_OUT = ("held-out loss", "bits per byte")
+EXACT = 1e-6  # relative error of what needs no resamples
+LOOSE = 0.06  # relative error of what does
+
+
+# ---- files
+
+
+@dataclass
+class Archive:
+    """The files of the runs that are needed."""
+
+    scores: dict[str, dict] = field(default_factory=dict)  # path of scores.json -> its contents
+    examples: dict[str, np.ndarray] = field(default_factory=dict)  # SHA-256 of a file -> values of examples
+
+    def add(self, path: str, read: Callable[[], bytes]) -> None:
+        """Keep a file if it holds scores of a run or values of examples."""
+        if path.endswith("/scores.json"):
+            self.scores[path] = json.loads(read())
+        elif path.endswith(".npy") and "/report/" in path:
+            contents = read()
+            self.examples[hashlib.sha256(contents).hexdigest()] = np.load(io.BytesIO(contents))
+
+    def run(self, folder: str) -> dict:
+        """Return the scores of the run in ``folder``, which is given from the folder of its scale."""
+        found = [path for path in self.scores if f"/{path}".endswith(f"/{folder}/scores.json")]
+        if len({json.dumps(self.scores[path]) for path in found}) != 1:
+            raise SystemExit(f"there are {len(found)} runs in {folder}; one is needed")
+        return self.scores[found[0]]
+
+
+def read_archives(paths: Iterable[Path]) -> Archive:
+    """Return the files in archives (.tar.xz and others) and folders."""
+    archive = Archive()
+    for path in paths:
+        if path.is_dir():
+            for file in sorted(path.rglob("*")):
+                archive.add(str(file), file.read_bytes)
+            continue
+        with tarfile.open(path) as tar:
+            for member in tar:
+                if member.isfile():
+                    archive.add(member.name, lambda tar=tar, member=member: tar.extractfile(member).read())
+    return archive
+
+
+# ---- one run
+
+
+@dataclass
+class Run:
+    """What one seed of a row scored."""
+
+    scores: Mapping[str, float]  # column -> value
+    file: Mapping[str, Any]  # scores.json
+    updates: int  # of pre-training
+    errors: dict[str, np.ndarray] = field(default_factory=dict)  # column -> error by resample
+
+
+def column_value(column: Mapping[str, Any], tasks: Mapping[str, Any]) -> float | None:
+    """Return the mean over a column's tasks of the metric that counts; None if one is missing."""
+    values = []
+    for task in column["tasks"]:
+        if task not in tasks:
+            return None
+        values.append(tasks[task]["metrics"].get(column["measure"], tasks[task]["score"]))
+    return None if None in values else float(np.mean(values))
+
+
+def run_scores(columns: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, float]:
+    """Return the value of each column that a run has."""
+    values: dict[str, float | None] = {}
+    for name, column in columns.items():
+        if column["measure"] == "held-out loss":
+            values[name] = file.get("held_out_loss")
+        elif column["measure"] == "bits per byte":
+            last = file["likelihoods"][-1] if file.get("likelihoods") else None
+            values[name] = last["nats"] / last["bytes"] / math.log(2) if last else None
+        else:
+            values[name] = column_value(column, file["tasks"])
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def influence(column: Mapping[str, Any], file: Mapping[str, Any], archive: Archive) -> np.ndarray | None:
+    """Return by how much each example, drawn once more, changes a column's value: [N]; None if unknown.
+
+    For a ratio r = sum(a) / sum(b) it is (a_i - r b_i) / sum(b) to the first order; a mean has b = 1.
+    """
+    if column["measure"] not in ("bits_above_chance", "bits_per_byte") or len(column["tasks"]) != 1:
+        return None
+    values = archive.examples.get(file["tasks"].get(column["tasks"][0], {}).get("examples"))
+    if values is None or not len(values):
+        return None
+    a = values["bits"]
+    has_bytes = column["measure"] == "bits_per_byte" and "bytes" in values.dtype.names
+    b = values["bytes"] if has_bytes else np.ones(len(a))
+    return (a - a.sum() / b.sum() * b) / b.sum()
+
+
+class Resamples:
+    """Draws examples with replacement; a column has the same draws in all runs and tables."""
+
+    def __init__(self, rng: np.random.Generator):
+        """Begin with no draws."""
+        self.rng = rng
+        self.counts: dict[tuple[str, int], np.ndarray] = {}  # (column, N) -> counts [RESAMPLES, N]
+
+    def draw(self, column: str, count: int) -> np.ndarray:
+        """Return how often each of N examples is in each resample, uint8 [RESAMPLES, N]."""
+        if (column, count) not in self.counts:
+            counts = np.empty((RESAMPLES, count), np.uint8)
+            for row in counts:
+                row[:] = np.bincount(self.rng.integers(count, size=count), minlength=count)
+            self.counts[column, count] = counts
+        return self.counts[column, count]
+
+    def errors(self, column: str, influences: Mapping[Any, np.ndarray]) -> dict[Any, np.ndarray]:
+        """Return run -> the error of its value in each resample of the examples."""
+        if not influences:
+            return {}
+        matrix = np.stack([*influences.values()], axis=1)  # [N, runs]
+        counts = self.draw(column, len(matrix))
+        chunks = [counts[i : i + CHUNK] - 1.0 for i in range(0, RESAMPLES, CHUNK)]
+        return dict(zip(influences, np.concatenate([chunk @ matrix for chunk in chunks]).T, strict=True))
+
+
+# ---- tests of differences
+
+
+@dataclass
+class Test:
+    """A test of a mean difference of zero."""
+
+    mean: float
+    half_width: float = math.inf
+    boot: tuple[float, float] = (-math.inf, math.inf)
+    p: float = 1.0
+    p_not_equivalent: float = 1.0
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 if the difference is significant by the t test and by the bootstrap."""
+        excludes_zero = self.boot[0] > 0 or self.boot[1] < 0
+        return int(np.sign(self.mean)) if self.p < ALPHA and excludes_zero else 0
+
+    @property
+    def is_borderline(self) -> bool:
+        """Whether another draw of resamples might decide otherwise."""
+        if not math.isfinite(self.half_width):
+            return False
+        near = [abs(end) < 0.08 * self.half_width for end in self.boot]
+        return any(near) or any(0.035 < p < 0.07 for p in (self.p, self.p_not_equivalent))
+
+
+Difference = tuple[np.ndarray, np.ndarray]  # by seed [S]; by seed and resample of examples [S, RESAMPLES]
+
+
+def moderate(variances: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return variances shrunk towards their common value, and their degrees of freedom (Smyth 2004).
+
+    The prior's degrees of freedom d0 solve trigamma(d0 / 2) = var(e) - mean(trigamma(d / 2)) and its variance
+    is exp(mean(e) + digamma(d0 / 2) - log(d0 / 2)), with e = log(s^2) - digamma(d / 2) + log(d / 2).
+    """
+    if len(variances) < 3:
+        return variances, freedom
+    e = np.log(variances) - special.digamma(freedom / 2) + np.log(freedom / 2)
+    excess = e.var(ddof=1) - special.polygamma(1, freedom / 2).mean()
+    if excess < 1e-4:
+        return np.full(len(variances), np.exp(e.mean())), np.full(len(variances), np.inf)
+    d0 = 2 * optimize.brentq(lambda half: special.polygamma(1, half) - excess, 1e-3, 1e5)
+    prior = np.exp(e.mean() + special.digamma(d0 / 2) - np.log(d0 / 2))
+    return (d0 * prior + freedom * variances) / (d0 + freedom), d0 + freedom
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """Return p-values adjusted by Holm (1979): the k-th smallest of m times m - k + 1, made monotone."""
+    adjusted = np.empty(len(p))
+    largest = 0.0
+    for k, i in enumerate(np.argsort(p)):
+        largest = max(largest, float(p[i]) * (len(p) - k))
+        adjusted[i] = min(largest, 1.0)
+    return adjusted
+
+
+def seed_draws(count: int, rng: np.random.Generator) -> np.ndarray:
+    """Return weights of seeds in resamples, [RESAMPLES, S], spread so that their variance is unbiased."""
+    weights = rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES) / count
+    return 1 / count + (weights - 1 / count) * math.sqrt(count / (count - 1))
+
+
+def test_all(
+    differences: Mapping[tuple[str, str], Difference], rng: np.random.Generator
+) -> dict[tuple[str, str], Test]:
+    """Return a paired t test of each pair of rows, with Holm's correction over all of them."""
+    tests = {pair: Test(float(by_seed.mean())) for pair, (by_seed, _) in differences.items()}
+    rounding = {pair: 1e-9 * np.abs(by_seed).max() for pair, (by_seed, _) in differences.items()}
+    usable = [
+        pair
+        for pair, (by_seed, _) in differences.items()
+        if len(by_seed) > 1 and by_seed.std(ddof=1) > rounding[pair]
+    ]
+    if not usable:
+        return tests
+    counts = np.array([len(differences[pair][0]) for pair in usable])
+    own = np.array([differences[pair][0].var(ddof=1) for pair in usable])
+    shrunk, freedom = moderate(own, counts - 1.0)
+    seeds_of_row: dict[str, int] = {}
+    for pair, count in zip(usable, counts, strict=True):
+        for row in pair:
+            seeds_of_row[row] = max(seeds_of_row.get(row, 0), int(count))
+    within = sum(count - 1 for count in seeds_of_row.values()) - (max(seeds_of_row.values()) - 1)
+    limit = min(within, int((counts - 1).sum()))
+    freedom = np.minimum(freedom, np.maximum(counts - 1, limit))
+    by_examples = np.array([differences[pair][1].mean(0).var() for pair in usable])
+    error = np.sqrt(np.maximum(own, shrunk) / counts + by_examples)
+    means = np.array([tests[pair].mean for pair in usable])
+    half_widths = stats.t.ppf(1 - ALPHA / 2, freedom) * error
+    p = holm(2 * stats.t.sf(np.abs(means) / error, freedom))
+    p_not_equivalent = holm(stats.t.cdf((np.abs(means) - MARGIN) / error, freedom))
+    for i, pair in enumerate(usable):
+        by_seed, errors = differences[pair]
+        weights = seed_draws(len(by_seed), rng)
+        resampled = weights @ by_seed + (weights.T * errors).sum(0)
+        low, high = np.quantile(resampled, [ALPHA / 2, 1 - ALPHA / 2])
+        tests[pair] = Test(
+            tests[pair].mean,
+            float(half_widths[i]),
+            (float(low), float(high)),
+            float(p[i]),
+            float(p_not_equivalent[i]),
+        )
+    return tests
+
+
+# ---- a table
+
+
+class Table:
+    """The runs of a table of the report, and what follows from them."""
+
+    def __init__(self, name: str, data: Mapping[str, Any], archive: Archive, resamples: Resamples):
+        """Read the runs that ``data``, the table in the report, names."""
+        self.name, self.data, self.rng = name, data, resamples.rng
+        self.columns = data["columns"]
+        self.runs: dict[str, dict[int, Run]] = {}  # experiment -> seed -> run
+        self.experiment = {row: values["same experiment as"] for row, values in data["rows"].items()}
+        self.has_plateau: dict[str, bool] = {}
+        self.folders: dict[str, str] = {}  # experiment -> folder of its seeds
+        for values in data["rows"].values():
+            folders = {int(seed): each["folder"] for seed, each in values["seeds"].items()}
+            self._add(
+                values["same experiment as"], folders, values["updates"], values["has plateau"], archive
+            )
+        base = data["baseline run"]
+        folders = {int(seed): folder for seed, folder in base["seeds"].items()}
+        self.baseline = base["row"]
+        self._add(self.baseline, folders, base["updates"], base["has plateau"], archive)
+        control = data["over the start alone"]
+        folders = {int(seed): folder for seed, folder in control["seeds"].items()}
+        self.control = control["row"]
+        if folders:
+            self._add(self.control, folders, 1, False, archive)
+        self._resample(archive, resamples)
+
+    def _add(
+        self, experiment: str, folders: Mapping[int, str], updates: int, has_plateau: bool, archive: Archive
+    ) -> None:
+        if experiment in self.runs:
+            return
+        self.has_plateau[experiment] = has_plateau
+        self.runs[experiment] = {}
+        self.folders[experiment] = str(Path(next(iter(folders.values()), experiment)).parent)
+        for seed, folder in folders.items():
+            file = archive.run(folder)
+            self.runs[experiment][seed] = Run(run_scores(self.columns, file), file, updates)
+
+    def _resample(self, archive: Archive, resamples: Resamples) -> None:
+        """Draw the errors of all runs that are due to the choice of examples."""
+        for name, column in self.columns.items():
+            influences = {}
+            for experiment, seeds in self.runs.items():
+                for seed, run in seeds.items():
+                    values = influence(column, run.file, archive)
+                    if values is not None:
+                        influences[experiment, seed] = values
+            for (experiment, seed), errors in resamples.errors(name, influences).items():
+                self.runs[experiment][seed].errors[name] = errors
+
+    def folder_of(self, experiment: str) -> str:
+        """Return the folder of an experiment's seeds, which tables that share the experiment share."""
+        return self.folders[experiment]
+
+    def sign(self, column: str) -> int:
+        """Return 1 if higher is better in a column, else -1."""
+        return 1 if self.columns[column]["higher is better"] else -1
+
+    def weights(self, group: str) -> dict[str, float]:
+        """Return column -> its weight in a group's mean over its unit, negative if lower is better."""
+        return {
+            name: weight * self.sign(name) / self.columns[name]["unit"]
+            for name, weight in self.data["weights"][group].items()
+        }
+
+    def average(self, scores: Mapping[str, float], group: str) -> float:
+        """Return the mean over a group's columns in noise deviations."""
+        return sum(weight * scores[name] for name, weight in self.weights(group).items())
+
+    def scored(self, experiment: str) -> dict[int, Run]:
+        """Return seed -> run, of the runs that have all columns of all groups."""
+        needed = {name for weights in self.data["weights"].values() for name in weights}
+        return {seed: run for seed, run in self.runs[experiment].items() if needed <= run.scores.keys()}
+
+    def combined(self, experiment: str, group: str) -> dict[int, float]:
+        """Return seed -> average less the baseline's mean over common seeds."""
+        own, base = self.scored(experiment), self.scored(self.baseline)
+        if not base:
+            return {}
+        shared = own.keys() & base.keys() or base.keys()
+        zero = np.mean([self.average(base[seed].scores, group) for seed in shared])
+        return {seed: self.average(run.scores, group) - zero for seed, run in own.items()}
+
+    def left_plateau(self, experiment: str, updates: Mapping[int, float] | None = None) -> bool:
+        """Return whether fewer than half of an experiment's seeds are on the unigram plateau."""
+        if not self.has_plateau[experiment]:
+            return True
+        runs = [
+            (seed, run) for seed, run in self.runs[experiment].items() if updates is None or seed in updates
+        ]
+        stuck = 0
+        for seed, run in runs:
+            exit_step = run.file.get("exit_step")
+            limit = math.inf if updates is None else updates[seed] * (1 + 1e-9)
+            has_left = exit_step is not None and exit_step <= limit
+            stuck += run.file.get("content_loss") is not None and not has_left
+        return 2 * stuck < len(runs) or not runs
+
+    def errors(self, experiment: str, seed: int, column: str) -> np.ndarray | None:
+        """Return the errors of a run's column by resample; of the mean of other seeds if it has none."""
+        runs = self.runs[experiment]
+        if column in runs[seed].errors:
+            return runs[seed].errors[column]
+        known = [run.errors[column] for run in runs.values() if column in run.errors]
+        return np.mean(known, axis=0) if known else None
+
+    def difference(self, a: str, b: str, weights: Mapping[str, float], seeds: Sequence[int]) -> np.ndarray:
+        """Return the errors of a weighted difference due to examples, [S, RESAMPLES]."""
+        total = np.zeros((len(seeds), RESAMPLES))
+        for column, weight in weights.items():
+            for i, seed in enumerate(seeds):
+                first, second = (self.errors(row, seed, column) for row in (a, b))
+                if first is not None and second is not None:
+                    total[i] += weight * (first - second)
+        return total
+
+    def at_equal_flops(self, run: Run, flops: float, group: str) -> tuple[float, float] | None:
+        """Return a run's average and its updates when it had spent so many FLOP; None outside its range."""
+        needed = {name: column for name, column in self.columns.items() if column["measure"] not in HELD_OUT}
+        needed = {name: column for name, column in needed.items() if column["judged"]}
+        early: dict[int, dict[str, Any]] = {}
+        for task, branches in run.file.get("branches", {}).items():
+            for updates, best in branches.items():
+                early.setdefault(int(updates), {})[task] = best
+        points = {}
+        for updates, tasks in sorted(early.items()):
+            values = {name: column_value(column, tasks) for name, column in needed.items()}
+            if updates < run.updates and None not in values.values():
+                points[updates] = values
+        points[run.updates] = {name: run.scores[name] for name in needed}
+        fractions = np.array([*points]) / max(run.updates, 1)
+        start, end = run.file.get("start_flops", 0.0), run.file.get("flops", 0.0)
+        spent = start + (end - start) * fractions
+        if spent[0] <= 0 or not spent[0] * (1 - 1e-6) <= flops <= spent[-1] * (1 + 1e-6):
+            return None
+        scores = {
+            name: float(np.interp(math.log(flops), np.log(spent), [each[name] for each in points.values()]))
+            for name in self.data["weights"][group]
+        }
+        updates = float(np.interp(flops, spent, run.updates * fractions))
+        return self.average(scores, group), updates
+
+    def pair(self, a: str, b: str, budget: str, group: str) -> Difference | str:
+        """Return the difference of two experiments at an equal budget or, as a word, why there is none."""
+        runs_a, runs_b = self.scored(a), self.scored(b)
+        seeds = sorted(runs_a.keys() & runs_b.keys())
+        if not seeds:
+            return "no common seed"
+        sides = []
+        for row, own, other in ((a, runs_a, runs_b), (b, runs_b, runs_a)):
+            if budget == "updates":
+                if not self.left_plateau(row, dict.fromkeys(seeds, math.inf)):
+                    return "not yet learning"
+                sides.append(np.array([self.average(own[seed].scores, group) for seed in seeds]))
+                continue
+            flops = {seed: min(own[seed].file["flops"], other[seed].file["flops"]) for seed in seeds}
+            found = [self.at_equal_flops(own[seed], flops[seed], group) for seed in seeds]
+            if None in found:
+                return "out of range"
+            if not self.left_plateau(row, {seed: each[1] for seed, each in zip(seeds, found, strict=True)}):
+                return "not yet learning"
+            sides.append(np.array([each[0] for each in found]))
+        errors = self.difference(a, b, self.weights(group), seeds)
+        return sides[0] - sides[1], errors
+
+
+# ---- the paper
+
+
+def published_means(data: Mapping[str, Any]) -> dict[str, float]:
+    """Return row -> its published mean over columns, in deviations of a run or, if unknown, over rows."""
+    paper = data["paper"]
+    rows = {row: values["published"] for row, values in data["rows"].items() if values["published"]}
+    if not paper or not rows:
+        return {}
+    signs = np.array([1 if column["higher is better"] else -1 for column in paper.values()])
+    scores = signs * np.array([[published[name] for name in paper] for published in rows.values()])
+    if all(column["deviation"] is not None for column in paper.values()):
+        scores = scores / np.array([column["deviation"] for column in paper.values()])
+    else:
+        spread = scores.std(0)
+        scores = (scores - scores.mean(0)) / np.where(spread > 0, spread, 1)
+    return dict(zip(rows, scores.mean(1).tolist(), strict=True))
+
+
+def published_z(data: Mapping[str, Any], a: str, b: str) -> float:
+    """Return the z of the difference of two rows' published means: each is a mean over runs and columns."""
+    means = published_means(data)
+    runs = [data["rows"][row]["published runs"] for row in (a, b)]
+    return (means[a] - means[b]) / math.sqrt((1 / runs[0] + 1 / runs[1]) / len(data["paper"]))
+
+
+# ---- checks
+
+
+class Check:
+    """Collects what does not follow from the runs."""
+
+    def __init__(self) -> None:
+        """Begin with nothing found."""
+        self.faults: list[str] = []
+        self.borderline: list[str] = []
+        self.count = 0
+
+    def equal(self, what: str, published: Any, due: Any) -> None:
+        """Compare words and whole numbers."""
+        self.count += 1
+        if published != due:
+            self.faults.append(f"{what}: {published!r} in the report, {due!r} from the runs")
+
+    def close(self, what: str, published: float | None, due: float | None, tolerance: float = EXACT) -> None:
+        """Compare numbers, with a tolerance relative to their size and at least absolute."""
+        self.count += 1
+        if published is None or due is None:
+            if published is not due:
+                self.faults.append(f"{what}: {published} in the report, {due} from the runs")
+        elif abs(published - due) > tolerance * max(1.0, abs(due)):
+            self.faults.append(f"{what}: {published:.6g} in the report, {due:.6g} from the runs")
+
+    def within(self, what: str, published: float, low: float, high: float) -> None:
+        """Compare a number with the range that resampling leaves for it."""
+        self.count += 1
+        if not low - 1e-9 <= published <= high + 1e-9:
+            self.faults.append(
+                f"{what}: {published:.4g} in the report, {low:.4g} to {high:.4g} from the runs"
+            )
+
+    def word(self, what: str, published: str, due: str, test: Test | None) -> None:
+        """Compare verdicts; those that another resampling might turn are counted apart."""
+        self.count += 1
+        if published == due:
+            return
+        line = f"{what}: {published} in the report, {due} from the runs"
+        (self.borderline if test is not None and test.is_borderline else self.faults).append(line)
+
+    def interval(self, what: str, published: Sequence[float] | None, test: Test) -> None:
+        """Compare a difference's 95 % interval."""
+        if published is None or not math.isfinite(test.half_width):
+            self.equal(f"{what}, interval", published is None, not math.isfinite(test.half_width))
+            return
+        self.count += 1
+        due = (test.mean - test.half_width, test.mean + test.half_width)
+        if any(abs(x - y) > LOOSE * test.half_width for x, y in zip(published, due, strict=True)):
+            self.faults.append(f"{what}: interval {published} in the report, {due} from the runs")
+
+
+def check_units(check: Check, tables: Sequence[Table]) -> None:
+    """Check the unit of each column: noise of seeds, pooled over all tables, and of examples."""
+    names = dict.fromkeys(name for table in tables for name in table.columns)
+    for name in names:
+        values: dict[str, list[float]] = {}
+        by_examples: dict[str, list[float]] = {}
+        for table in tables:
+            for experiment, seeds in table.runs.items():
+                if experiment == table.control and experiment not in table.experiment.values():
+                    continue
+                folder = table.folder_of(experiment)
+                values[folder] = [run.scores[name] for run in seeds.values() if name in run.scores]
+                by_examples[folder] = [run.errors[name].var() for run in seeds.values() if name in run.errors]
+        repeated = [np.array(each) for each in values.values() if len(each) > 1]
+        freedom = sum(len(each) - 1 for each in repeated)
+        by_seeds = sum(((each - each.mean()) ** 2).sum() for each in repeated) / freedom if freedom else 0.0
+        known = [x for each in by_examples.values() for x in each]
+        unit = math.sqrt(by_seeds + (np.mean(known) if known else 0.0)) or 1.0
+        for table in tables:
+            if name in table.columns:
+                published = table.columns[name]["unit"]
+                check.close(f"{table.name}: unit of {name}", published / unit, 1.0, 0.02)
+
+
+def check_weights(check: Check, table: Table) -> None:
+    """Check that columns have equal weight in a half, and the halves in both."""
+    halves: dict[str, list[str]] = {"reading": [], "language": []}
+    for name, column in table.columns.items():
+        if column["measure"] not in HELD_OUT and column["judged"]:
+            halves[column["half"]].append(name)
+    due = {half: {name: 1 / len(names) for name in names} for half, names in halves.items() if names}
+    if len(due) == 2:
+        due["both"] = {name: weight / 2 for weights in due.values() for name, weight in weights.items()}
+    if due:
+        check.equal(f"{table.name}: columns that are judged", table.data["weights"], due)
+
+
+def check_rows(check: Check, table: Table) -> None:
+    """Check each run's scores and combined scores, and the differences from the baseline."""
+    for row, values in table.data["rows"].items():
+        experiment = table.experiment[row]
+        for seed, published in values["seeds"].items():
+            scores = table.runs[experiment][int(seed)].scores
+            for name, value in published["scores"].items():
+                check.close(f"{row} seed {seed}: {name}", value, scores.get(name))
+        for group, combined in values["combined"].items():
+            due = table.combined(experiment, group)
+            check.equal(f"{row}: seeds with a combined score", sorted(map(int, combined)), sorted(due))
+            for seed, z in combined.items():
+                check.close(f"{row} seed {seed}: combined score, {group}", z, due.get(int(seed)))
+    for name, column in table.columns.items():
+        noise = table.sign(name) / column["unit"]
+        differences, published = {}, {}
+        for row, values in table.data["rows"].items():
+            experiment = table.experiment[row]
+            if name in values["less the baseline's"]:
+                own, base = table.runs[experiment], table.runs[table.baseline]
+                seeds = [s for s in sorted(own.keys() & base.keys()) if name in own[s].scores]
+                seeds = [s for s in seeds if name in base[s].scores]
+                by_seed = np.array([own[s].scores[name] - base[s].scores[name] for s in seeds]) * noise
+                errors = table.difference(experiment, table.baseline, {name: noise}, seeds)
+                differences[experiment, table.baseline] = (by_seed, errors)
+                published[experiment, table.baseline] = (row, values["less the baseline's"][name])
+        for pair, test in test_all(differences, table.rng).items():
+            row, said = published[pair]
+            what = f"{row} less the baseline, {name}"
+            word = "equivalent" if test.p_not_equivalent < ALPHA else "undecided"
+            word = {1: "better", -1: "worse"}.get(test.sign, word)
+            check.word(what, said["verdict"], word, test)
+            check.close(what, said["difference"], test.mean / noise)
+            scaled = said["interval"]
+            if scaled is not None:
+                scaled = sorted(end * noise for end in scaled)
+            check.interval(what, scaled, test)
+
+
+def check_chance(check: Check, table: Table) -> None:
+    """Check how many rows of a column are above chance by three standard errors."""
+    for name, column in table.columns.items():
+        if column["rows above chance"] is None:
+            continue
+        above, least, known = 0, 0, 0
+        for experiment in dict.fromkeys(table.experiment.values()):
+            runs = [run for run in table.runs[experiment].values() if name in run.scores]
+            values = np.array([run.scores[name] for run in runs])
+            errors = [run.errors[name] for run in runs if name in run.errors]
+            variance = np.mean(errors, axis=0).var() if errors else 0.0
+            variance += values.var(ddof=1) / len(values) if len(values) > 1 else 0.0
+            if variance:
+                z = table.sign(name) * (values.mean() - column["chance"]) / math.sqrt(variance)
+                known += 1
+                above += z >= 2.85
+                least += z >= 3.15
+        published_above, published_known = column["rows above chance"]
+        check.equal(f"{table.name}: rows with an error in {name}", published_known, known)
+        check.within(f"{table.name}: rows above chance in {name}", published_above, least, above)
+
+
+def check_order(check: Check, table: Table) -> None:
+    """Check Kendall's tau with the paper: its value, p, interval, and that of a repeat of the paper."""
+    means = published_means(table.data)
+    for group in table.data["weights"]:
+        ours = {}
+        for row in means:
+            combined = table.combined(table.experiment[row], group) if row in table.experiment else {}
+            if combined and table.left_plateau(table.experiment[row]):
+                ours[row] = float(np.mean([*combined.values()]))
+        order = table.data["order"].get(group)
+        what = f"{table.name}: order, {group}"
+        if len(ours) < 3:
+            check.equal(what, order, None)
+            continue
+        if order is None:
+            check.equal(what, None, "a tau")
+            continue
+        check.equal(f"{what}, rows", order["rows"], [*ours])
+        theirs = [means[row] for row in ours]
+        result = stats.kendalltau([*ours.values()], theirs)
+        check.close(f"{what}, tau", order["tau"], float(result.statistic))
+        check.close(f"{what}, p", order["p"], float(result.pvalue), 0.01)
+        check_order_interval(check, table, group, [*ours], theirs, order["interval"])
+        paper = table.data["paper"]
+        if all(column["deviation"] is not None for column in paper.values()):
+            runs = np.array([table.data["rows"][row]["published runs"] for row in ours])
+            noise = table.rng.normal(size=(4000, len(ours))) / np.sqrt(runs * len(paper))
+            repeats = [stats.kendalltau(theirs + each, theirs).statistic for each in noise]
+            check.close(
+                f"{what}, a repeat of the paper",
+                order["a repeat of the paper"],
+                float(np.mean(repeats)),
+                0.01,
+            )
+
+
+def check_order_interval(
+    check: Check, table: Table, group: str, rows: Sequence[str], theirs: Sequence[float], published: Any
+) -> None:
+    """Check the interval of tau over resampled seeds and examples, within the error of resampling."""
+    experiments = [table.experiment[row] for row in rows]
+    seeds = sorted(set.intersection(*(set(table.scored(experiment)) for experiment in experiments)))
+    what = f"{table.name}: order, {group}, interval"
+    if len(seeds) < 2:
+        check.equal(what, published, None)
+        return
+    weights = seed_draws(len(seeds), table.rng)
+    resampled = []
+    for experiment in experiments:
+        runs = table.scored(experiment)
+        means = weights @ np.array([table.average(runs[seed].scores, group) for seed in seeds])
+        for column, weight in table.weights(group).items():
+            for i, seed in enumerate(seeds):
+                errors = table.errors(experiment, seed, column)
+                if errors is not None:
+                    means = means + weight * weights[:, i] * errors
+        resampled.append(means)
+    matrix = np.array(resampled).T
+    pairs = [*combinations(range(len(rows)), 2)]
+    taus = np.zeros(len(matrix))
+    for i, j in pairs:
+        taus += np.sign(matrix[:, i] - matrix[:, j]) * np.sign(theirs[i] - theirs[j]) / len(pairs)
+    for end, (low, high) in zip(published, ((0.012, 0.04), (0.96, 0.988)), strict=True):
+        check.within(what, end, *np.quantile(taus, [low, high]))
+
+
+def check_claims(check: Check, table: Table) -> None:
+    """Check which claims there are, their z, and the verdict on each."""
+    data = table.data
+    paper, means = data["paper"], published_means(data)
+    has_noise = bool(paper) and all(column["deviation"] is not None for column in paper.values())
+    trained = [row for row in means if table.runs[table.experiment[row]]]
+    if has_noise and data["claims"]:
+        due = set()
+        for a, b in combinations(trained, 2):
+            better, worse = (a, b) if means[a] >= means[b] else (b, a)
+            if published_z(data, better, worse) >= SIGNIFICANT_Z:
+                due.add((better, worse))
+        stated = {(claim["better"], claim["worse"]) for claim in data["claims"] if claim["conclusion"]}
+        found = {(claim["better"], claim["worse"]) for claim in data["claims"]}
+        check.equal(f"{table.name}: claims", sorted(found), sorted(due | stated))
+    for claim in data["claims"]:
+        if claim["z"] is not None:
+            due_z = published_z(data, claim["better"], claim["worse"])
+            check.close(f"{claim['better']} > {claim['worse']}: z", claim["z"], due_z)
+    for group in data["claim counts"]:
+        for budget in data["claim counts"][group]:
+            words = check_verdicts(check, table, group, budget)
+            check_counts(
+                check, f"{table.name}: counts, {group}, {budget}", data["claim counts"][group][budget], words
+            )
+
+
+def check_verdicts(check: Check, table: Table, group: str, budget: str) -> list[str]:
+    """Check the verdict on each claim of a table, and return the published words."""
+    pairs: dict[tuple[str, str], Difference | str] = {}
+    for claim in table.data["claims"]:
+        a, b = (table.experiment[claim[side]] for side in ("better", "worse"))
+        if not (table.left_plateau(a) and table.left_plateau(b)):
+            pairs[a, b] = "not yet learning"
+        elif group not in table.data["weights"]:
+            pairs[a, b] = "undecided"
+        else:
+            pairs[a, b] = table.pair(a, b, budget, group)
+    tests = test_all({pair: x for pair, x in pairs.items() if not isinstance(x, str)}, table.rng)
+    words = []
+    for claim in table.data["claims"]:
+        said = claim["verdicts"][group][budget]
+        pair = (table.experiment[claim["better"]], table.experiment[claim["worse"]])
+        what = f"{claim['better']} > {claim['worse']}, {group}, {budget}"
+        words.append(said["verdict"])
+        if pair not in tests:
+            check.word(what, said["verdict"], str(pairs[pair]), None)
+            continue
+        test = tests[pair]
+        word = "equivalent" if test.p_not_equivalent < ALPHA else "undecided"
+        word = {1: "confirmed", -1: "contradicted"}.get(test.sign, word)
+        check.word(what, said["verdict"], word, test)
+        check.close(what, said["difference"], test.mean)
+        check.interval(what, said.get("interval"), test)
+    return words
+
+
+def check_counts(check: Check, what: str, published: Mapping[str, Any], words: Sequence[str]) -> None:
+    """Check how many claims have each verdict."""
+    uncompared = sum(word in UNCOMPARED for word in words)
+    confirmed, contradicted = words.count("confirmed"), words.count("contradicted")
+    due = {
+        "claims": len(words),
+        "confirmed": confirmed,
+        "contradicted": contradicted,
+        "undecided": len(words) - confirmed - contradicted - uncompared,
+        "not compared": uncompared,
+        "share confirmed": confirmed / len(words) if words else None,
+    }
+    for name, value in due.items():
+        check.close(f"{what}, {name}", published[name], value)
+
+
+def check_all_claims(check: Check, report: Mapping[str, Any]) -> None:
+    """Check the mean share of confirmed claims over tables."""
+    for group, by_budget in report["claims of all tables"].items():
+        for budget, published in by_budget.items():
+            counts = [
+                table["claim counts"][group][budget]
+                for table in report["tables"].values()
+                if group in table["claim counts"]
+            ]
+            counts = [each for each in counts if each["claims"]]
+            shares = [each["confirmed"] / each["claims"] for each in counts]
+            what = f"all tables, {group}, {budget}"
+            check.close(
+                f"{what}, mean share confirmed", published["mean share confirmed"], float(np.mean(shares))
+            )
+            for word in ("claims", "confirmed", "contradicted", "undecided", "not compared"):
+                check.close(f"{what}, {word}", published[word], sum(each[word] for each in counts))
+
+
+def check_start(check: Check, table: Table) -> None:
+    """Check what each row adds to the start alone."""
+    for group, rows in table.data["over the start alone"]["rows"].items():
+        pairs = {(row, table.control): table.pair(row, table.control, "updates", group) for row in rows}
+        for (row, _), test in test_all(pairs, table.rng).items():
+            said = rows[row]
+            what = f"{row} over the start alone, {group}"
+            words = {True: "adds something", False: "adds nothing"}
+            check.word(what, words[said["adds something"]], words[test.sign > 0], test)
+            check.close(what, said["difference"], test.mean)
+            check.interval(what, said["interval"], test)
+
+
+def check_prediction(check: Check, report: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Check decision accuracy and tau between the rows of two reports."""
+    for name, by_group in report["prediction"]["tables"].items():
+        for group, said in by_group.items():
+            x, y = (
+                [
+                    float(np.mean([*each["tables"][name]["rows"][row]["combined"][group].values()]))
+                    for row in said["rows"]
+                ]
+                for each in (report, other)
+            )
+            agree = [
+                (1 + np.sign(x[i] - x[j]) * np.sign(y[i] - y[j])) / 2
+                for i, j in combinations(range(len(x)), 2)
+            ]
+            check.close(
+                f"{name}: decision accuracy, {group}", said["decision accuracy"], float(np.mean(agree))
+            )
+            result = stats.kendalltau(x, y)
+            check.close(f"{name}: tau between scales, {group}", said["tau"], float(result.statistic))
+            check.close(f"{name}: p between scales, {group}", said["p"], float(result.pvalue), 0.01)
+
+
+def check_report(report: Mapping[str, Any], archive: Archive) -> Check:
+    """Return what was found by all checks of a report that need no other report."""
+    check, resamples = Check(), Resamples(np.random.default_rng(20261125))
+    tables = [Table(name, data, archive, resamples) for name, data in report["tables"].items()]
+    check_units(check, tables)
+    for table in tables:
+        for each in (check_weights, check_rows, check_chance, check_order, check_claims, check_start):
+            each(check, table)
+    check_all_claims(check, report)
+    return check
+
+
+def main() -> int:
+    """Check a report and print what does not follow from its runs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("report", type=Path, help="results.json of a report")
+    parser.add_argument("runs", type=Path, nargs="+", help="archives or folders with its runs")
+    parser.add_argument("--other", type=Path, help="results.json of the report that this one predicts")
+    arguments = parser.parse_args()
+    report = json.loads(arguments.report.read_text())
+    check = check_report(report, read_archives(arguments.runs))
+    if arguments.other:
+        check_prediction(check, report, json.loads(arguments.other.read_text()))
+    for line in check.borderline:
+        print(f"borderline: {line}")
+    for line in check.faults:
+        print(line)
+    found = f"{len(check.faults)} differ, {len(check.borderline)} are borderline"
+    print(f"{check.count:,} figures compared: {found}")
+    return 1 if check.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""How far two lists of scores put the same rows into the same order.
+
+Kendall's tau is 1 for equal orders, 0 on average for unrelated ones, and -1 for opposite ones. Decision
+accuracy (Magnusson et al. 2025, "DataDecide") is the share of pairs of rows of which both lists call the same
+row better.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+
+from experiments.report.statistics import ALPHA, seed_weights
+from experiments.study.claims import has_noise, published_means, simulate_published_means
+from experiments.study.table import Table
+
+MIN_ROWS = 3  # whose order is compared; two rows have one pair
+MAX_ENUMERATED = 8  # rows with ties of which all orders are tried: 40,320
+RANDOM_ORDERS = 100_000  # that are tried for more rows with ties
+SeedScores = Mapping[str, Mapping[int, float]]  # row -> seed -> score
+
+
+@dataclass(frozen=True)
+class PaperOrder:
+    """How far the rows of a table are in the order of their published scores."""
+
+    rows: tuple[str, ...]
+    tau: float  # Kendall's tau-b of our mean scores with the published means; nan if all of one are equal
+    p: float  # probability of a tau as far from 0 if all orders were equally likely
+    interval: tuple[float, float] | None  # 95 %, over seeds and examples; None for one seed
+    replication: float | None  # mean tau of a repeat of the paper; None: its noise is not known
+
+
+@dataclass(frozen=True)
+class ScalePrediction:
+    """How far the order of rows at one scale predicts that at another."""
+
+    rows: tuple[str, ...]
+    accuracy: float  # share of pairs in the same order; half a pair if tied at one scale
+    accuracy_interval: tuple[float, float] | None  # 95 %, over the seeds of both scales
+    tau: float
+    tau_interval: tuple[float, float] | None
+    p: float
+
+
+def kendall_tau(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return Kendall's tau-b of x [..., N] with y [..., N]; nan where all of x or all of y are equal.
+
+    tau_b = (C - D) / sqrt((P - T_x) (P - T_y)): C and D are the numbers of concordant and discordant pairs
+    among the P = N (N - 1) / 2, and T_x and T_y the numbers of pairs that are tied in x and in y (Kendall
+    1945, "The treatment of ties in ranking problems").
+    """
+    signs_x, signs_y = _pair_signs(x), _pair_signs(y)
+    untied = np.sqrt((signs_x**2).sum(-1) * (signs_y**2).sum(-1))
+    with np.errstate(invalid="ignore"):
+        return (signs_x * signs_y).sum(-1) / untied
+
+
+def decision_accuracy(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the share of the pairs of N items that x [..., N] and y [..., N] put into the same order.
+
+    A pair that is tied in either counts as half.
+    """
+    return (1 + _pair_signs(x) * _pair_signs(y)).mean(-1) / 2
+
+
+def _pair_signs(x: np.ndarray) -> np.ndarray:
+    """Return 1, 0 or -1 for each pair i < j: the sign of x_i - x_j; [..., N] -> [..., N (N - 1) / 2]."""
+    first, second = np.triu_indices(np.shape(x)[-1], 1)
+    return np.sign(np.asarray(x)[..., first] - np.asarray(x)[..., second])
+
+
+def tau_p_value(x: np.ndarray, y: np.ndarray) -> float:
+    """Return the two-sided p-value of Kendall's tau-b of x [N] with y [N] under random orders.
+
+    It is the probability of an absolute tau at least as large if all N! orders of y are equally likely. It is
+    exact without ties and for up to MAX_ENUMERATED rows, and else estimated with random orders.
+    """
+    observed = abs(float(kendall_tau(x, y)))
+    if np.isnan(observed):
+        return 1.0
+    count, rounding = len(x), 1e-9
+    if len(np.unique(x)) == len(np.unique(y)) == count:
+        inversions = inversion_counts(count)
+        pairs = count * (count - 1) // 2
+        taus = 1 - 2 * np.arange(pairs + 1) / pairs
+        return float(inversions[np.abs(taus) >= observed - rounding].sum() / inversions.sum())
+    if count <= MAX_ENUMERATED:
+        orders = np.array(list(permutations(y)))
+    else:
+        rng = np.random.default_rng(0)
+        orders = rng.permuted(np.tile(y, (RANDOM_ORDERS, 1)), axis=1)
+    return float((np.abs(kendall_tau(x, orders)) >= observed - rounding).mean())
+
+
+def inversion_counts(count: int) -> np.ndarray:
+    """Return how many orders of N items have k inversions (discordant pairs), for k = 0 ... N (N - 1) / 2.
+
+    They are the coefficients of the product over i = 1 ... N of (1 + q + ... + q^(i - 1)) (Kendall 1938).
+    """
+    counts = np.ones(1)
+    for i in range(1, count + 1):
+        counts = np.convolve(counts, np.ones(i))
+    return counts
+
+
+def paper_order(
+    table: Table, scores: Mapping[str, float], resampled: Mapping[str, np.ndarray] | None
+) -> PaperOrder | None:
+    """Return how far our scores of a table's rows are in the order of its paper; None for too few rows.
+
+    scores: row -> mean score over seeds. resampled: row -> the same of bootstrap resamples, which are those
+    of all rows, [NUM_RESAMPLES]; None if there is one seed.
+    """
+    published = published_means(table)
+    rows = tuple(name for name in published if name in scores)
+    if len(rows) < MIN_ROWS:
+        return None
+    ours = np.array([scores[name] for name in rows])
+    theirs = np.array([published[name] for name in rows])
+    interval = None
+    if resampled is not None:
+        interval = percentile_interval(kendall_tau(np.stack([resampled[name] for name in rows], -1), theirs))
+    replication = None
+    if has_noise(table):
+        published_rows = [row for row in table.rows if row.name in rows]
+        replicated = simulate_published_means(published_rows, table).T
+        replication = float(kendall_tau(replicated, theirs).mean())
+    return PaperOrder(
+        rows, float(kendall_tau(ours, theirs)), tau_p_value(ours, theirs), interval, replication
+    )
+
+
+def scale_prediction(smaller: SeedScores, larger: SeedScores) -> ScalePrediction | None:
+    """Return how far the rows' order at a smaller scale predicts that at a larger; None for too few rows.
+
+    Rows are compared by their means over seeds. Intervals are of bootstrap resamples of the seeds that all
+    rows of a scale have; the seeds of two scales are drawn independently.
+    """
+    rows = tuple(name for name in smaller if smaller[name] and larger.get(name))
+    if len(rows) < 2:
+        return None
+    x, y = (np.array([np.mean([*scores[name].values()]) for name in rows]) for scores in (smaller, larger))
+    accuracy_interval = tau_interval = None
+    drawn_x, drawn_y = (_resampled_means(scores, rows) for scores in (smaller, larger))
+    if drawn_x is not None and drawn_y is not None:
+        drawn_y = np.random.default_rng(2).permutation(drawn_y)  # independent of the draws of the smaller
+        accuracy_interval = percentile_interval(decision_accuracy(drawn_x, drawn_y))
+        tau_interval = percentile_interval(kendall_tau(drawn_x, drawn_y))
+    return ScalePrediction(
+        rows,
+        float(decision_accuracy(x, y)),
+        accuracy_interval,
+        float(kendall_tau(x, y)),
+        tau_interval,
+        tau_p_value(x, y),
+    )
+
+
+def _resampled_means(scores: SeedScores, rows: Sequence[str]) -> np.ndarray | None:
+    """Return the means of rows over resampled seeds, [NUM_RESAMPLES, rows]; None for fewer than two seeds."""
+    seeds = common_seeds(scores[name] for name in rows)
+    if len(seeds) < 2:
+        return None
+    by_seed = np.array([[scores[name][seed] for name in rows] for seed in seeds])
+    return seed_weights(len(seeds)) @ by_seed
+
+
+def common_seeds(rows: Iterable[Mapping[int, object]]) -> list[int]:
+    """Return the seeds that all rows have, in rising order."""
+    sets = [set(seeds) for seeds in rows]
+    return sorted(set.intersection(*sets)) if sets else []
+
+
+def percentile_interval(values: np.ndarray) -> tuple[float, float] | None:
+    """Return the 95 % interval between percentiles of resampled values; None if they are undefined."""
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return None
+    low, high = np.quantile(known, (ALPHA / 2, 1 - ALPHA / 2)).tolist()
+    return low, high

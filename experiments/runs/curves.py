@@ -1,0 +1,77 @@
+"""Reads the training curves of finished runs: losses and scores over steps."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.runs.paths import ensemble_name, is_compared, is_pretraining
+from experiments.runs.result import Result
+from lm.config.base import DataError, SettingError
+from lm.files import parse_lines_with_checksum
+
+SeedCurve = list[tuple[float, float]]  # (step, value) of one seed or ensemble member
+Curves = Mapping[str, Sequence[SeedCurve]]  # plotted metric -> curves
+MAX_PLOTTED = 1e30  # larger values are not plotted
+
+
+def read_curves(runs: Iterable[Result], warn: Callable[[str], object]) -> Curves:
+    """Return losses of pre-training and scores of fine-tuning over steps, one curve per seed and member.
+
+    A value that was recorded only once has no curve. warn: called with a line on each damaged file.
+    """
+    curves: dict[str, list[SeedCurve]] = {}
+    for run in runs:
+        for stage, folder in run.stage_folders().items():
+            metrics = plotted_metrics(stage)
+            if not metrics:
+                continue
+            try:
+                records = read_records(folder, run.records.get(stage, 0))
+            except (SettingError, OSError) as error:
+                warn(f"{error}; its curves are not shown")
+                continue
+            for title, (kind, name) in metrics.items():
+                curve = [
+                    (record["step"], record[name])
+                    for record in records
+                    if record.get("kind") == kind
+                    and _is_plotted(record.get("step"))
+                    and _is_plotted(record.get(name))
+                ]
+                if len(curve) > 1:
+                    curves.setdefault(title, []).append(curve)
+    return curves
+
+
+def plotted_metrics(stage: str) -> dict[str, tuple[str, str]]:
+    """Return the plots of a stage: title -> (kind of its records, name of the value in them).
+
+    Stages by which rows are not compared have none.
+    """
+    if not is_compared(stage):
+        return {}
+    if not is_pretraining(stage):
+        return {f"{ensemble_name(stage)}: mean of scores": ("eval", "score")}
+    return {
+        "pre-training loss [nats/token]": ("train", "loss"),
+        "held-out loss [nats/token]": ("eval", "loss"),
+        "content loss [nats/token]": ("eval", "content_loss"),
+        "unigram loss [nats/token]": ("eval", "reference_loss"),
+        "share of top-10 predictions": ("eval", "top_ten_share"),
+    }
+
+
+def read_records(folder: Path, count: int) -> list[dict[str, Any]]:
+    """Return the records of a stage of a finished run.
+
+    Raise DataError if the file is damaged or has fewer than ``count`` lines.
+    """
+    path, mend = folder / "metrics.jsonl", "put back an undamaged copy"
+    lines = parse_lines_with_checksum(path.read_bytes(), path, mend) if path.exists() else []
+    if len(lines) < count:
+        raise DataError(f"{path} has lost its end: it has {len(lines)} of {count} lines; {mend}")
+    return lines
+
+
+def _is_plotted(value: Any) -> bool:
+    return isinstance(value, int | float) and -MAX_PLOTTED < value < MAX_PLOTTED

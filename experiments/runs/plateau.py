@@ -1,0 +1,24 @@
+"""The unigram plateau: the loss of a model that has learned word frequencies and nothing of the context."""
+
+from experiments.study.experiment import Experiment
+
+HIDES_NOTHING = ("none", "random-text")  # kinds of noise
+
+
+def has_plateau(experiment: Experiment) -> bool:
+    """Return whether held-out loss shows if pre-training has learned more than unigram frequencies.
+
+    It does not for a row that trains on tasks beside the corpus, that memorizes a few texts, or that copies.
+    """
+    objective = experiment.objective
+    copies = objective.noise in HIDES_NOTHING and objective.sentences == "in-order"
+    return experiment.mixing.pretraining == "corpus" and not experiment.data.repeats and not copies
+
+
+def plateau_note(plateau_exit_step: int | None, experiment: Experiment) -> str:
+    """Return a note on when a run left the unigram plateau, to append to its losses; "" if it has none."""
+    if not has_plateau(experiment):
+        return ""
+    if plateau_exit_step is None:
+        return "; it has not left the unigram plateau"
+    return f"; it left the unigram plateau at step {plateau_exit_step:,}"

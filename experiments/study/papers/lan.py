@@ -1,0 +1,205 @@
+"""The tables of Lan et al. 2019 (ALBERT): a line for each row.
+
+An encoder whose layers share their parameters, with a narrow embedding and a loss on the order of two pieces
+of text. Choices made where the paper is silent: docs/choices.md.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from experiments.study.changes import Changes, objective, share_of, times
+from experiments.study.papers.published import PublishedScores
+from experiments.study.papers.setups import (
+    WIKIPEDIA_AND_BOOKS,
+    adamw,
+    pretraining,
+    size,
+    tuned_by_heads,
+    vocabulary,
+)
+from experiments.study.presets import ADAMW, HEADS, family
+from experiments.study.table import Conclusion, Missing, Paper, Table, make_setup, make_table, missing
+
+_SCORES = PublishedScores(Path(__file__).with_name("lan_scores.json"))
+STEPS = 125_000
+
+
+def embedding(features: int) -> Changes:
+    """Return the change to an embedding of this width in the paper, whose model is 768 wide."""
+    return {"model.embedding.d_embed": share_of("model.d_model", features / 768)}
+
+
+ALBERT: Changes = (
+    family("albert-base")
+    | embedding(128)
+    | objective("whole-word-masked-lm")
+    | {"objective.pairs": "sentence-order", "objective.eos": "each-example"}
+    | HEADS
+    | ADAMW
+)
+PUBLISHED: Changes = (
+    size(12, 768, 12)
+    | vocabulary("unigram", 30_000)
+    | {"data.corpus": WIKIPEDIA_AND_BOOKS, "model.dropout": 0.0}
+    | pretraining(STEPS, 4_096, 512)
+    | adamw(STEPS, 1.76e-3, 3_125)
+    | tuned_by_heads(3e-5, 128, 512)
+)
+PAPER = Paper(
+    name="ALBERT",
+    citation="Lan et al. 2019",
+    columns=_SCORES.columns,
+    question="What do shared layers, a narrow embedding and a loss on sentence order do to an encoder?",
+    source="arXiv 1909.11942",
+    setup=make_setup(ALBERT, PUBLISHED),
+)
+
+WIDE: Changes = {"model.embedding.d_embed": None}  # as the model
+NOT_SHARED: Changes = {"model.shared_layers": False}
+SHARED_ATTENTION: Changes = {"model.shared_parts": "attention"}
+SHARED_MLP: Changes = {"model.shared_parts": "mlp"}
+
+
+def wider(factor: float, layers: float = 1) -> Changes:
+    """Return ``factor`` times the width and ``layers`` times the layers; the embedding stays as it is."""
+    changes: Changes = {
+        "model.d_model": times(factor, 8),
+        "model.mlp.d_ff": times(factor, 8),
+        "model.attention.num_heads": times(factor),
+    }
+    return changes | ({"model.num_encoder_layers": times(layers)} if layers != 1 else {})
+
+
+LARGE, XLARGE, XXLARGE = wider(4 / 3, 2), wider(8 / 3, 2), wider(16 / 3)
+# BERT has embeddings as wide as the model and layers that are not shared.
+BERT: Changes = NOT_SHARED | WIDE
+
+
+def _table(
+    name: str,
+    title: str,
+    rows: Mapping[str, Changes | Missing],
+    baseline: str,
+    conclusions: Iterable[Conclusion] = (),
+) -> Table:
+    return make_table(
+        f"lan/{name}",
+        title,
+        rows,
+        baseline=f"lan/{name}/{baseline}",
+        scale="mini",
+        seeds=5,
+        paper=PAPER,
+        columns=["AVG"],
+        published=_SCORES.table(f"lan/{name}"),
+        conclusions=conclusions,
+    )
+
+
+# lm sweep 'lan/*'; in the paper ALBERT-base has an average of 80.1, BERT-base 82.3
+TABLES = (
+    # six minutes each; half an hour of the widest
+    _table(
+        "2-sizes",
+        "BERT and ALBERT by size",
+        {
+            "bert-base": BERT,
+            "bert-large": LARGE | BERT,
+            "albert-base": {},
+            "albert-large": LARGE,
+            "albert-xlarge": XLARGE,
+            "albert-xxlarge": XXLARGE,
+        },
+        "albert-base",
+        (
+            Conclusion("albert-xxlarge", "bert-large", "a wide ALBERT is better with fewer parameters"),
+            Conclusion("bert-base", "albert-base", "sharing costs something at equal size"),
+        ),
+    ),
+    # six minutes each
+    _table(
+        "3-embedding",
+        "Width of the embedding, with and without shared layers",
+        {
+            "not-shared-64": NOT_SHARED | embedding(64),
+            "not-shared-128": NOT_SHARED,
+            "not-shared-256": NOT_SHARED | embedding(256),
+            "not-shared-768": NOT_SHARED | WIDE,
+            "all-shared-64": embedding(64),
+            "all-shared-128": {},
+            "all-shared-256": embedding(256),
+            "all-shared-768": WIDE,
+        },
+        "all-shared-128",
+        (
+            Conclusion("not-shared-768", "not-shared-64", "without sharing, a wide embedding is better"),
+            Conclusion("all-shared-128", "all-shared-768", "with sharing, 128 features are best"),
+        ),
+    ),
+    # six minutes each
+    _table(
+        "4-sharing-768",
+        "What layers share, with a wide embedding",
+        {
+            "all-shared-768": WIDE,
+            "shared-attention-768": SHARED_ATTENTION | WIDE,
+            "shared-ffn-768": SHARED_MLP | WIDE,
+            "not-shared-768": NOT_SHARED | WIDE,
+        },
+        "all-shared-768",
+        (
+            Conclusion("not-shared-768", "all-shared-768", "sharing everything hurts"),
+            Conclusion("shared-attention-768", "shared-ffn-768", "shared feed-forward layers hurt most"),
+        ),
+    ),
+    # six minutes each
+    _table(
+        "4-sharing-128",
+        "What layers share, with a narrow embedding",
+        {
+            "all-shared-128": {},
+            "shared-attention-128": SHARED_ATTENTION,
+            "shared-ffn-128": SHARED_MLP,
+            "not-shared-128": NOT_SHARED,
+        },
+        "all-shared-128",
+        (
+            Conclusion("not-shared-128", "all-shared-128", "sharing everything hurts"),
+            Conclusion("shared-attention-128", "shared-ffn-128", "shared feed-forward layers hurt most"),
+        ),
+    ),
+    # six minutes each
+    _table(
+        "5-pairs",
+        "Loss on pairs of texts",
+        {
+            "none": {"objective.pairs": "none", "model.heads": ("pooler",)},
+            "nsp": {"objective.pairs": "next-sentence", "model.heads": ("pooler", "next-sentence")},
+            "sop": {},
+        },
+        "sop",
+        (
+            Conclusion("sop", "nsp", "the order of sentences is better than the next sentence"),
+            Conclusion("sop", "none", "the order of sentences helps"),
+        ),
+    ),
+    # six minutes
+    _table(
+        "7-data",
+        "More data",
+        {"no-extra-data": {}, "extra-data": missing("the corpora of XLNet and RoBERTa")},
+        "no-extra-data",
+        (Conclusion("extra-data", "no-extra-data", "more data help"),),
+    ),
+    # half an hour each
+    _table(
+        "8-dropout",
+        "Dropout of the widest model",
+        {
+            "dropout": missing("dropout that changes in a run"),
+            "no-dropout": missing("dropout that changes in a run"),
+        },
+        "dropout",
+        (Conclusion("no-dropout", "dropout", "removing dropout helps the largest model"),),
+    ),
+)

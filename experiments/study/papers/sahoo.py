@@ -1,0 +1,178 @@
+"""The tables of Sahoo et al. 2024 (MDLM: masked diffusion): a line for each row.
+
+Rows that predict from left to right are decoders with rotary positions; masked diffusion cannot be built yet.
+Choices made where the paper is silent: docs/choices.md.
+"""
+
+from pathlib import Path
+
+from experiments.study.changes import Changes, objective, times
+from experiments.study.classic import NO_NSP
+from experiments.study.papers.published import PublishedScores
+from experiments.study.papers.setups import (
+    NOT_TUNED,
+    adamw,
+    pretraining,
+    size,
+    tuned_by_heads,
+    vocabulary,
+)
+from experiments.study.presets import BERT, GPT
+from experiments.study.table import Conclusion, Missing, Paper, make_setup, make_table, missing
+
+_SCORES = PublishedScores(Path(__file__).with_name("sahoo_scores.json"))
+DECODER: Changes = GPT | {
+    "model.positions.kind": "rotary",
+    "model.output.logits": "separate",
+    "tuning.heads": (),
+}
+TRAINING: Changes = (
+    size(12, 768, 12)
+    | adamw(500_000, 3e-4, 2_500, epsilon=1e-8, weight_decay=0.0)
+    | {"pretraining.optimizer.schedule": "constant", "pretraining.optimizer.ema": 0.9999}
+)
+LM1B: Changes = (
+    TRAINING | pretraining(500_000, 512, 128) | vocabulary("wordpiece", 30_522) | {"data.corpus": "tfds:lm1b"}
+)
+OPENWEBTEXT: Changes = (
+    TRAINING
+    | pretraining(500_000, 512, 1_024)
+    | vocabulary("bpe", 50_257)
+    | {"data.corpus": "text:openwebtext"}
+)
+MOSAIC_BERT: Changes = (
+    size(12, 768, 12)
+    | vocabulary("wordpiece", 30_522)
+    | pretraining(70_000, 4_096, 128)
+    | adamw(70_000, 5e-4, 4_200, beta2=0.98, weight_decay=1e-5)
+    | tuned_by_heads(2e-5, 16, 128)
+)
+PAPER = Paper(
+    name="Masked diffusion",
+    citation="Sahoo et al. 2024",
+    columns=_SCORES.columns,
+    question="How far is masked diffusion from prediction from left to right, by the same Transformer?",
+    source="arXiv 2406.07524",
+    setup=make_setup(DECODER | NOT_TUNED, LM1B),
+)
+OWT_SETUP = make_setup(DECODER | NOT_TUNED, OPENWEBTEXT)
+QUOTED, DIFFUSION = missing("another paper's run"), missing("diffusion")
+
+
+def diffusion(*names: str) -> dict[str, Changes | Missing]:
+    """Return rows of masked diffusion."""
+    return dict.fromkeys(names, DIFFUSION)
+
+
+TABLES = (
+    # lm sweep sahoo/1-lm1b; two minutes, and twenty of ten times the steps; in the paper 22.32 and 20.86
+    make_table(
+        "sahoo/1-lm1b",
+        "Perplexity on LM1B",
+        {
+            **dict.fromkeys(("transformer-x", "omninet", "bert-mouth", "d3pm-absorb"), QUOTED),
+            **dict.fromkeys(("diffusion-lm", "diffusionbert", "sedd-33b"), QUOTED),
+            "ar-33b": {},
+            "ar-327b": {"pretraining.steps": times(10)},
+            **diffusion("mdlm-33b", "mdlm-327b"),
+        },
+        baseline="sahoo/1-lm1b/ar-33b",
+        scale="mini",
+        seeds=5,
+        paper=PAPER,
+        columns=["PPL"],
+        published=_SCORES.table("sahoo/1-lm1b"),
+        conclusions=(
+            Conclusion("ar-33b", "mdlm-33b", "left to right is ahead at equal tokens"),
+            Conclusion("ar-327b", "mdlm-327b", "left to right is ahead after longer training"),
+            Conclusion("mdlm-33b", "sedd-33b", "masked diffusion is ahead of score entropy"),
+            Conclusion("mdlm-327b", "mdlm-33b", "longer training helps masked diffusion"),
+            Conclusion("ar-327b", "ar-33b", "longer training helps from left to right"),
+        ),
+    ),
+    # lm sweep sahoo/2-owt; two minutes; in the paper 17.54
+    make_table(
+        "sahoo/2-owt",
+        "Perplexity on OpenWebText",
+        {"ar": {}, **diffusion("sedd", "mdlm")},
+        scale="mini",
+        seeds=5,
+        paper=PAPER,
+        setup=OWT_SETUP,
+        columns=["PPL"],
+        published=_SCORES.table("sahoo/2-owt"),
+        conclusions=(
+            Conclusion("ar", "mdlm", "left to right is ahead"),
+            Conclusion("mdlm", "sedd", "masked diffusion is ahead of score entropy"),
+        ),
+    ),
+    make_table(
+        "sahoo/3-zero-shot",
+        "Perplexity on other corpora",
+        {"ar": missing("held-out text of other corpora"), **diffusion("sedd", "mdlm")},
+        scale="mini",
+        paper=PAPER,
+        setup=OWT_SETUP,
+        columns=["PTB", "Wikitext", "LM1B", "Lambada", "AGNews", "Pubmed", "Arxiv"],
+        published=_SCORES.table("sahoo/3-zero-shot"),
+        conclusions=(Conclusion("mdlm", "sedd", "masked diffusion is ahead of score entropy"),),
+    ),
+    # lm sweep sahoo/4-glue; six minutes each; in the paper 81.62 of the encoder and 74.88 of the decoder
+    make_table(
+        "sahoo/4-glue",
+        "GLUE of a decoder, an encoder, and that trained on by diffusion",
+        {
+            "ar": {"model.architecture": "decoder", **objective("causal-lm")},
+            "bert": {},
+            "bert+mdlm": DIFFUSION,
+        },
+        baseline="sahoo/4-glue/bert",
+        scale="mini",
+        seeds=5,
+        paper=PAPER,
+        setup=make_setup(BERT | NO_NSP | {"model.positions.kind": "alibi"}, MOSAIC_BERT),
+        columns=["GLUE"],
+        published=_SCORES.table("sahoo/4-glue"),
+        conclusions=(
+            Conclusion("bert+mdlm", "ar", "an encoder that generates keeps its scores"),
+            Conclusion("bert", "ar", "an encoder is ahead of a decoder"),
+        ),
+    ),
+    make_table(
+        "sahoo/8-ablation",
+        "Parts of masked diffusion",
+        diffusion("mdlm", "discrete-time", "no-carry-over", "no-zero-masking"),
+        paper=PAPER,
+        columns=["PPL"],
+        published=_SCORES.table("sahoo/8-ablation"),
+        conclusions=(Conclusion("discrete-time", "no-carry-over", "carrying tokens over matters most"),),
+    ),
+    make_table(
+        "sahoo/9-schedule",
+        "Noise schedules at evaluation",
+        diffusion("log-linear", "cosine", "cosine-squared", "linear"),
+        paper=PAPER,
+        setup=OWT_SETUP,
+        columns=["BPD", "VARIANCE"],
+        published=_SCORES.table("sahoo/9-schedule"),
+    ),
+    make_table(
+        "sahoo/11-times",
+        "Discrete times at evaluation",
+        diffusion("infinity", "10", "20", "50", "100", "200", "500", "1000"),
+        paper=PAPER,
+        setup=OWT_SETUP,
+        columns=["PPL"],
+        published=_SCORES.table("sahoo/11-times"),
+        conclusions=(Conclusion("1000", "100", "more times give a tighter bound"),),
+    ),
+    make_table(
+        "sahoo/12-time-conditioning",
+        "Time as an input",
+        diffusion("with-time", "without-time"),
+        paper=PAPER,
+        setup=OWT_SETUP,
+        columns=["PPL"],
+        published=_SCORES.table("sahoo/12-time-conditioning"),
+    ),
+)

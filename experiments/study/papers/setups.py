@@ -1,0 +1,92 @@
+"""Changes that papers' setups are made of: sizes, vocabularies, and how they train."""
+
+from typing import Literal
+
+from experiments.study.changes import Changes, times
+from experiments.study.presets import HEADS
+
+# Word pieces, sentinels (of which encoders use two) and special tokens together have the paper's number.
+SENTINELS, SPECIAL = 100, 4
+
+# Those of GLUE that a head can answer here, and SQuAD.
+GLUE_HEADS = ("cola", "sst2", "mrpc", "stsb", "qnli", "rte", "squad")
+WIKIPEDIA_AND_BOOKS = "tfds:wikipedia/20190301.en + text:books"
+
+# Rows that are compared by their loss on held-out text alone.
+NOT_TUNED: Changes = {"tuning.mixtures": ()}
+
+
+Gated = Literal["gated-relu", "gated-gelu", "gated-silu", "gated-sigmoid", "gated-linear"]
+
+
+def gated(activation: Gated) -> Changes:
+    """Return the change to a gated feed-forward layer: three matrices, 2/3 as wide, as many parameters."""
+    return {"model.mlp.activation": activation, "model.mlp.d_ff": times(2 / 3)}
+
+
+def size(layers: int, d_model: int, num_heads: int, d_ff: int = 0, d_kv: int = 0) -> Changes:
+    """Return the size of a model whose stacks have so many layers; d_ff is 4 d_model, heads share d_model."""
+    return {
+        "model.num_encoder_layers": layers,
+        "model.num_decoder_layers": layers,
+        "model.d_model": d_model,
+        "model.attention.num_heads": num_heads,
+        "model.attention.d_kv": d_kv or d_model // num_heads,
+        "model.mlp.d_ff": d_ff or 4 * d_model,
+    }
+
+
+def vocabulary(kind: str, tokens: int) -> Changes:
+    """Return a vocabulary of so many tokens, trained on the corpus: unigram, bpe or wordpiece."""
+    return {
+        "data.vocabulary": kind,
+        "data.vocabulary_size": tokens - SENTINELS - SPECIAL,
+        "data.sentinels": SENTINELS,
+        "model.vocab_size": tokens,
+    }
+
+
+def pretraining(steps: int, batch_size: int, length: int) -> Changes:
+    """Return the number of updates, of rows per update [sequences] and of tokens per row."""
+    return {
+        "pretraining.steps": steps,
+        "pretraining.batch_size": batch_size,
+        "data.inputs_length": length,
+    }
+
+
+def adamw(
+    steps: int,
+    learning_rate: float,
+    warmup_steps: int,
+    *,
+    beta2: float = 0.999,
+    epsilon: float = 1e-6,
+    weight_decay: float = 0.01,
+    clip_norm: float | None = 1.0,
+) -> Changes:
+    """Return AdamW for pre-training, with a rate that rises linearly and falls linearly to 0 at ``steps``."""
+    return {
+        "pretraining.optimizer.name": "adamw",
+        "pretraining.optimizer.schedule": "linear",
+        "pretraining.optimizer.learning_rate": learning_rate,
+        "pretraining.optimizer.warmup_steps": warmup_steps,
+        "pretraining.optimizer.decay_end": steps,
+        "pretraining.optimizer.beta1": 0.9,
+        "pretraining.optimizer.beta2": beta2,
+        "pretraining.optimizer.epsilon": epsilon,
+        "pretraining.optimizer.weight_decay": weight_decay,
+        "pretraining.optimizer.clip_norm": clip_norm,
+    }
+
+
+def tuned_by_heads(learning_rate: float, batch_size: int, length: int, steps: int = 10_000) -> Changes:
+    """Return fine-tuning of an encoder on GLUE and SQuAD, a head for each."""
+    return HEADS | {
+        "tuning.heads": GLUE_HEADS,
+        "tuning.inputs_length": length,
+        "finetuning.steps": steps,
+        "finetuning.batch_size": batch_size,
+        "finetuning.optimizer.learning_rate": learning_rate,
+        "finetuning.optimizer.warmup_steps": steps // 10,
+    }

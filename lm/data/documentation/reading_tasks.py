@@ -1,0 +1,328 @@
+"""Generates the rows of the tasks that read their input: without it no answer is better than another.
+
+Contexts and answers are short enough for the inputs and targets of the small scales. Where there are
+candidates, neither frequency nor position distinguishes the right one from the others. Where a row asks about
+sentences, the same sentences also occur with the other answer: no answer can be learnt by a word beside it.
+"""
+
+import random
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from lm.c4.filters import sentences
+from lm.data.corpus.tfds import Row
+from lm.data.documentation.docstrings import Document
+from lm.data.documentation.task_text import (
+    DETERMINERS,
+    FUNCTION_WORDS,
+    MAX_ANSWER,
+    MAX_CONTEXT,
+    content_words,
+    docstring_sentences,
+    is_lowercase_word,
+    strip_punctuation,
+)
+
+MAX_NEXT_SENTENCE = 20  # of a sentence of "next" [words]
+CLOZE_CANDIDATES = 4
+NEXT_CANDIDATES = 4
+MAX_SUMMARISED, MIN_SUMMARISED = 24, 6  # of a text of "summary" [words]
+MIN_COUNT = 40  # of a candidate word in the corpus
+MAX_COUNT_RATIO = 1.5  # between the counts of two candidate words
+
+CUES = frozenset(
+    "if when by with from for as to of in on using than which because unless until into is are".split()
+)
+
+# Modal verbs by what they mean.
+MODALS = {
+    "required": ("must", "should"),
+    "allowed": ("may", "can"),
+    "forbidden": ("must not", "cannot", "should not"),
+}
+# Words that exclude each other.
+OPPOSITES = (
+    ("first", "last"),
+    ("minimum", "maximum"),
+    ("before", "after"),
+    ("input", "output"),
+    ("start", "end"),
+    ("larger", "smaller"),
+    ("greater", "less"),
+    ("higher", "lower"),
+    ("left", "right"),
+    ("row", "column"),
+    ("rows", "columns"),
+    ("true", "false"),
+    ("True", "False"),
+    ("with", "without"),
+    ("always", "never"),
+    ("positive", "negative"),
+    ("same", "different"),
+    ("next", "previous"),
+    ("one", "two"),
+    ("single", "multiple"),
+    ("is", "is not"),
+    ("are", "are not"),
+    ("can", "cannot"),
+    ("does", "does not"),
+)
+
+WordGroups = Mapping[str, Mapping[str, int]]  # for each word, the words of its group and their counts
+
+
+# ---- cloze: which of four words fits
+
+
+def word_groups(texts: Iterable[str]) -> dict[str, dict[str, int]]:
+    """Return, for each frequent word, the words that are about as frequent, with their counts.
+
+    The counts of a group are within MAX_COUNT_RATIO. Groups with too few candidates are left out.
+    """
+    counts = Counter(strip_punctuation(word) for text in texts for word in text.split())
+    words = [word for word, n in counts.items() if n >= MIN_COUNT and len(word) > 3]
+    words = [word for word in words if is_lowercase_word(word)]
+    words.sort(key=lambda word: (-counts[word], word))
+    groups: dict[str, dict[str, int]] = {}
+    group: dict[str, int] = {}
+    for word in [*words, ""]:  # "" ends the last group
+        if group and counts[word] * MAX_COUNT_RATIO < next(iter(group.values())):
+            if len(group) > CLOZE_CANDIDATES:
+                groups |= dict.fromkeys(group, group)
+            group = {}
+        group[word] = counts[word]
+    return groups
+
+
+def cloze(documents: Iterable[Document], rng: random.Random, groups: WordGroups) -> Iterator[Row]:
+    """Yield sentences that lack a word, with four candidates for it.
+
+    The three others are drawn from the word's group in proportion to their counts. None of the four occurs
+    elsewhere in the input. They are sorted by a hash.
+    """
+    for name, parts in docstring_sentences(documents):
+        for previous, sentence in pairwise(["", *parts]):
+            words = sentence.split()
+            if not 6 <= len(words) <= MAX_CONTEXT // 2:
+                continue
+            context = " ".join(previous.split()[-(MAX_CONTEXT - len(words)) :])
+            bare_words = [strip_punctuation(word) for word in words]
+            seen = Counter([*bare_words, *map(strip_punctuation, context.split())])
+            gaps = [i for i, word in enumerate(bare_words) if i and word in groups and seen[word] == 1]
+            if not gaps:
+                continue
+            gap = rng.choice(gaps)
+            answer = bare_words[gap]
+            question = " ".join([*words[:gap], words[gap].replace(answer, "_"), *words[gap + 1 :]])
+            others = {word: n for word, n in groups[answer].items() if word not in seen}
+            if len(others) < CLOZE_CANDIDATES - 1:
+                continue
+            drawn = [answer, *weighted_sample(others, CLOZE_CANDIDATES - 1, rng)]
+            drawn.sort(key=lambda word: zlib.crc32(f"{word} {question}".encode()))
+            yield {
+                "name": name,
+                "question": question,
+                "context": context,
+                "answers": [answer],
+                "candidates": drawn,
+            }
+
+
+def weighted_sample(counts: Mapping[str, int], number: int, rng: random.Random) -> list[str]:
+    """Return ``number`` different words, each drawn in proportion to its count among those that are left."""
+    left, drawn = dict(counts), []
+    for _ in range(number):
+        word = rng.choices(list(left), list(left.values()))[0]
+        drawn.append(word)
+        del left[word]
+    return drawn
+
+
+# ---- the other tasks
+
+
+def extract(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
+    """Yield cues, such as "if" or "by", in a context, with the one to four words that follow as the answer.
+
+    The answer ends at the next punctuation mark or before the next function word.
+    """
+    for name, parts in docstring_sentences(documents):
+        for previous, sentence in pairwise(["", *parts]):
+            words = " ".join([previous, sentence]).split()[-MAX_CONTEXT:]
+            counts = Counter(words)
+            spans = []
+            for i, word in enumerate(words):
+                span = words[i + 1 : i + 1 + _span_length(words[i + 1 :])]
+                if word in CUES and counts[word] == 1 and span and content_words(" ".join(span)):
+                    spans.append((word, strip_punctuation(" ".join(span))))
+            if spans and len(words) >= 10:
+                cue, answer = rng.choice(spans)
+                yield {"name": name, "question": cue, "context": " ".join(words), "answers": [answer]}
+
+
+def _span_length(words: Sequence[str]) -> int:
+    """Return the number of words of an answer, 1 to 4.
+
+    It ends with a word that a punctuation mark follows, or before a function word.
+    """
+    for i, word in enumerate(words[:4]):
+        if i and word in (FUNCTION_WORDS | CUES) - DETERMINERS:
+            return i
+        if strip_punctuation(word) != word:
+            return i + 1
+    return min(4, len(words))
+
+
+def next_sentence(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
+    """Yield sentences, each with four candidates: it follows one of them, three are from other documents.
+
+    Only the relation between sentences identifies the right one. Each of the four is followed by a sentence
+    of such a length in its document, and the same sentence is scored after each, so that neither length nor
+    frequency helps.
+    """
+    pairs = []
+    for name, parts in docstring_sentences(documents):
+        fit = [
+            (a, b)
+            for a, b in pairwise(parts)
+            if all(3 <= len(x.split()) <= MAX_NEXT_SENTENCE for x in (a, b))
+        ]
+        pairs += [(name, *pair) for pair in fit[::2]]
+    for name, first, second in pairs:
+        elsewhere = [pair for pair in rng.sample(pairs, min(len(pairs), 12)) if pair[0] != name]
+        if len(elsewhere) < NEXT_CANDIDATES - 1:  # most pairs are of one large document
+            continue
+        others = rng.sample(elsewhere, NEXT_CANDIDATES - 1)
+        label = zlib.crc32(second.encode()) % NEXT_CANDIDATES
+        choices = [other[1] for other in others]
+        choices.insert(label, first)
+        yield {"name": name, "sentences": choices, "following": second, "label": label}
+
+
+def restore(documents: Iterable[Document], _rng: random.Random) -> Iterator[Row]:
+    """Yield sentences without their function words (the, of, to, ...), and the whole sentence as answer."""
+    for name, text in documents:
+        for sentence in sentences(text.replace("\n", " ")):
+            words = sentence.split()
+            left = [word for word in words if word not in FUNCTION_WORDS]
+            if 6 <= len(words) <= MAX_ANSWER and len(words) - len(left) >= 2:
+                yield {"name": name, "document": " ".join(left), "summary": sentence}
+
+
+# ---- summary: which of four texts a first sentence belongs to
+
+
+def summary(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
+    """Yield first sentences of docstrings, each with four texts: one goes on from it, three are others.
+
+    The same sentence is scored after each, and each of the four follows a first sentence in its document.
+    """
+    pairs = []
+    for name, (first, *rest) in docstring_sentences(documents):
+        words = " ".join(rest).split()[:MAX_SUMMARISED]
+        if len(words) >= MIN_SUMMARISED and 3 <= len(first.split()) <= MAX_ANSWER:
+            pairs.append((name, first, " ".join(words)))
+    for name, first, text in pairs:
+        drawn = rng.sample(pairs, min(len(pairs), 12))
+        others = [other for other in drawn if other[0] != name][: NEXT_CANDIDATES - 1]
+        if len(others) < NEXT_CANDIDATES - 1:
+            continue
+        label = zlib.crc32(first.encode()) % NEXT_CANDIDATES
+        texts = [other[2] for other in others]
+        texts.insert(label, text)
+        yield {"name": name, "documents": texts, "summary": first, "label": label}
+
+
+# ---- modality: a sentence with its modal verb in other words
+
+
+def modality(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
+    """Yield sentences that say that something must, may or must not be, and the same in other words.
+
+    The modal verb is drawn, whatever the sentence had, so that the rest of a sentence says nothing of it.
+    """
+    for name, text in documents:
+        for sentence in sentences(text.replace("\n", " ")):
+            matches = [*_MODAL_OR_COPULA.finditer(sentence)]
+            if len(matches) != 1 or not 4 <= len(sentence.split()) <= MAX_ANSWER - 4:
+                continue
+            (match,) = matches
+            before, after = sentence[: match.start()], sentence[match.end() :]
+            if after.startswith(("not ", "to ")) or MODALS.keys() & {*sentence.split()}:
+                continue
+            rest = f"be {after}" if match[1] else after
+            meaning = rng.choice([*MODALS])
+            yield {
+                "name": name,
+                "sentence": f"{before} {rng.choice(MODALS[meaning])} {rest}",
+                "answers": [f"{before} would be {meaning} to {rest}"],
+                "candidates": [f"{before} would be {other} to {rest}" for other in MODALS],
+            }
+
+
+_MODAL_OR_COPULA = re.compile(r" (?:(?:must|should|may|can|cannot)(?: not)?|(is|are)) (?=[a-z])")
+
+
+# ---- entailment: which of two sentences a statement follows from
+
+
+def entailment(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
+    """Yield a sentence, the same with a word or its opposite, and a part that follows from one of the two.
+
+    Each sentence is in two rows, so that a part with either word occurs. The same part is scored after both.
+    """
+    opposite = {word: other for pair in OPPOSITES for word, other in (pair, pair[::-1])}
+    for name, text in documents:
+        for sentence in sentences(text.replace("\n", " ")):
+            words = sentence.split()
+            if not 6 <= len(words) <= MAX_CONTEXT // 2:
+                continue
+            places = [i for i, word in enumerate(words[1:-1], 1) if word in opposite]
+            places = [i for i in places if opposite[words[i]] not in words and words.count(words[i]) == 1]
+            places = [i for i in places if words[i + 1] not in ("not", "be")]
+            if not places:
+                continue
+            place = rng.choice(places)
+            before, after = words[:place], words[place + 1 :]
+            pair = sorted((words[place], opposite[words[place]]))
+            premises = [" ".join([*before, word, *after]) for word in pair]
+            for label, word in enumerate(pair):
+                hypothesis = strip_punctuation(" ".join([*before[-4:], word, *after[:4]]))
+                yield {"name": name, "premises": premises, "hypothesis": hypothesis, "label": label}
+
+
+# ---- order: which of two facts comes first
+
+
+def _asked_word(asked: str, other: str, rng: random.Random) -> str | None:
+    """Return a content word that is only in the first of two sentences; None if there is none."""
+    words = [word for word in sorted(content_words(asked)) if word not in other.lower()]
+    return rng.choice(words) if words else None
+
+
+def order(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
+    """Yield two sentences in each order, and a word of each; the answer has the words in this order."""
+    for name, text in documents:
+        found = [
+            sentence
+            for sentence in sentences(text.replace("\n", " "))
+            if 4 <= len(sentence.split()) <= MAX_ANSWER
+        ]
+        rng.shuffle(found)
+        for one, other in zip(found[::2], found[1::2], strict=False):
+            asked = _asked_word(one, other, rng), _asked_word(other, one, rng)
+            words = [word for word in asked if word is not None]
+            if len(words) < 2:
+                continue
+            answers = [" before ".join(words), " before ".join(reversed(words))]
+            for context, answer in ((f"{one} {other}", answers[0]), (f"{other} {one}", answers[1])):
+                yield {
+                    "name": name,
+                    "question": " ".join(sorted(words)),
+                    "context": context,
+                    "answers": [answer],
+                    "candidates": sorted(answers),
+                }

@@ -1,0 +1,460 @@
+"""Papers as files: their numbers agree with each other, every row is built or says what it needs.
+
+What a paper printed is a fact that no run changes: means are recomputed, rows that two tables print are
+compared, and models have the parameters that the paper prints.
+"""
+
+import json
+import math
+from statistics import mean
+
+import pytest
+from paths import ROOT, SHARED
+from small_runs import SMALL
+
+from experiments import __main__ as cli
+from experiments.plan.compiler import planned_step
+from experiments.plan.slices import find_slice
+from experiments.processes.progress import reporting
+from experiments.report.report import write_report
+from experiments.report.text import scores_sheet
+from experiments.runs.run import Run
+from experiments.study.changes import apply
+from experiments.study.claims import is_tested, paper_claims, published_rows
+from experiments.study.papers import clark, glu, jo, lan, liu, narang, sahoo, tay, wang, weller
+from experiments.study.registry import (
+    REGISTRY,
+    TABLES,
+    build,
+    find_buildable,
+    own_changes,
+    papers,
+    tables_of_paper,
+)
+from experiments.study.scales import PAPER_SCALE, SCALES
+from experiments.study.table import (
+    SECOND_HAND,
+    UNSURE,
+    Column,
+    Conclusion,
+    Paper,
+    Published,
+    make_table,
+    missing,
+)
+from lm.config.base import SettingError, check_used, leaves
+from lm.data.documentation import corpus
+from lm.train.flops import costs
+
+PAPERS = papers()
+ROWS = [row for group in PAPERS for table in tables_of_paper(group) for row in table.rows]
+BUILDABLE = [row for row in ROWS if not row.needs]
+# file of ../shared/papers -> the name that begins the tables of the paper here
+SHARED_FILES = {
+    "clark-2020": "clark",
+    "fedus-2021": "fedus",
+    "gisserot-2025": "gisserot",
+    "jo-2025": "jo",
+    "lan-2019": "lan",
+    "lewis-2019": "lewis",
+    "liu-2019": "liu",
+    "narang-2021": "narang",
+    "sahoo-2024": "sahoo",
+    "shazeer-2020": "glu",
+    "tay-2021": "tay",
+    "wang-2022": "wang",
+    "weller-2025": "weller",
+    "wettig-2022": "wettig",
+}
+
+
+def scores(table):
+    """Row -> its published scores, of a table."""
+    return {row.key: row.published for row in TABLES[table].rows}
+
+
+# ---- the numbers
+
+
+@pytest.mark.parametrize(("file", "group"), SHARED_FILES.items())
+def test_scores_are_those_that_were_read_in_the_papers(file, group):
+    path = SHARED / "papers" / f"{file}.json"
+    if not path.exists():
+        pytest.skip("needs ../shared")
+    theirs = [row for table in json.loads(path.read_text())["tables"] for row in table["rows"]]
+    ours = [row for table in tables_of_paper(group) for row in table.rows]
+    assert len(theirs) == len(ours)
+
+    def told(row, published, doubts):
+        return sorted(published.items()), sorted(column for column in doubts if doubts[column] == UNSURE)
+
+    said = sorted(told(row, row.published, row.doubts) for row in ours)
+    assert said == sorted((sorted(row["scores"].items()), sorted(row.get("unsure", ()))) for row in theirs)
+    second_hand = sum(SECOND_HAND in row.doubts.values() for row in ours)
+    assert second_hand == (len(ours) if group in ("lewis", "weller") else 0)
+
+
+def test_averages_of_albert_are_those_of_its_five_tasks():
+    for table in lan.TABLES:
+        for row in published_rows(table):
+            of = row.published
+            squad = (of["SQuAD1-F1"] + of["SQuAD1-EM"]) / 2, (of["SQuAD2-F1"] + of["SQuAD2-EM"]) / 2
+            assert of["AVG"] == pytest.approx(mean((*squad, of["MNLI"], of["SST2"], of["RACE"])), abs=0.0601)
+
+
+def test_averages_of_four_kinds_of_tasks_are_those_of_their_three_parts():
+    parts = {
+        "SC": ("SST2", "QQP", "MNLI"),
+        "TC": ("OntoNotes", "CoNLL", "UNER"),
+        "QA": ("SQuAD", "SQuAD2", "ReCoRD"),
+        "IR": ("NQ", "MSMARCO", "MLDR"),
+    }
+    rows = [row for table in tables_of_paper("gisserot") for row in table.rows]
+    assert len(rows) == 50 and all(len(row.published) == len(row.intervals) == 16 for row in rows)
+    for row in rows:
+        for average, names in parts.items():
+            printed = row.published[average]
+            assert printed == pytest.approx(mean(row.published[name] for name in names), abs=0.0101)
+
+
+def test_averages_of_glue_are_those_of_its_tasks():
+    for row in TABLES["sahoo/4-glue"].rows:
+        parts = [score for name, score in row.published.items() if name != "GLUE"]
+        assert len(parts) == 9 and row.published["GLUE"] == pytest.approx(mean(parts), abs=0.011)
+    for row in TABLES["clark/2-large"].rows:
+        parts = [row.published[name] for name in ("CoLA", "SST", "MRPC", "STS", "QQP", "MNLI", "QNLI", "RTE")]
+        assert row.published["GLUE"] == pytest.approx(mean(parts), abs=0.06)
+    of = scores("glu/2-glue")["raffel"]
+    pairs = [("MRPC-F1", "MRPC-Acc"), ("STSB-P", "STSB-S"), ("QQP-F1", "QQP-Acc"), ("MNLIm", "MNLImm")]
+    parts = [of[name] for name in ("CoLA", "SST2", "QNLI", "RTE")]
+    assert of["GLUE"] == pytest.approx(mean([*parts, *(mean((of[a], of[b])) for a, b in pairs)]), abs=0.011)
+
+
+def test_averages_of_glu_variants_lie_below_the_mean_of_their_parts():
+    """As printed: presumably those of the best single checkpoint, while each task has its own best."""
+    pairs = [("MRPC-F1", "MRPC-Acc"), ("STSB-P", "STSB-S"), ("QQP-F1", "QQP-Acc"), ("MNLIm", "MNLImm")]
+    for key, of in scores("glu/2-glue").items():
+        parts = [of[name] for name in ("CoLA", "SST2", "QNLI", "RTE")]
+        excess = mean([*parts, *(mean((of[a], of[b])) for a, b in pairs)]) - of["GLUE"]
+        assert (0.1 < excess < 2.2) == (key != "raffel"), (key, excess)
+
+
+@pytest.mark.parametrize(
+    ("part", "whole"),
+    [
+        ("wang/3-pretraining", "wang/8-all"),
+        ("wang/6-objectives", "wang/8-all"),
+        ("wang/7-lm-adaptation", "wang/8-all"),
+        ("liu/8-glue", "liu/4-data-and-length"),
+        ("weller/7-glue", "weller/3-encoders"),
+        ("weller/3-encoders", "weller/9-crossed"),
+        ("sahoo/1-lm1b", "sahoo/8-ablation"),
+    ],
+)
+def test_a_row_that_two_tables_print_has_the_same_scores_in_both(part, whole):
+    theirs, compared = scores(whole), 0
+    for key, of in scores(part).items():
+        for column in of.keys() & theirs.get(key, {}).keys():
+            assert of[column] == theirs[key][column], (key, column)
+            compared += 1
+    assert compared or part == "sahoo/1-lm1b"
+
+
+def test_the_diffusion_papers_print_the_same_perplexities_of_the_models_that_both_quote():
+    ours, theirs = scores("jo/2-lm1b"), scores("sahoo/1-lm1b")
+    names = {"transformer": "ar-33b", "sedd": "sedd-33b", "mdlm": "mdlm-33b"}
+    shared = {key: names.get(key, key) for key in ours if names.get(key, key) in theirs}
+    assert len(shared) == 9
+    assert all(ours[key]["PPL"] == theirs[name]["PPL"] for key, name in shared.items())
+    assert jo.TABLES[1].paper is not sahoo.PAPER
+
+
+# As printed, in millions, and why the model here has others.
+OTHER_PARAMETERS = {
+    "lan/2-sizes/albert-xxlarge": "223 here; the text of the paper has 233, its tables 235",
+    "narang/2-learned-positions/block-sharing": "0.8 more here: learned positions, which are not printed",
+    "narang/2-learned-positions/block-sharing+factorized+shared": "0.8 more here: learned positions",
+    "sahoo/1-lm1b/ar-33b": "132 here, of which 23 are an output matrix of its own",
+    "sahoo/1-lm1b/ar-327b": "132 here, of which 23 are an output matrix of its own",
+}
+
+
+def test_models_have_the_parameters_that_the_papers_print():
+    """To 1 %, or the printed whole number is ours rounded up or down, heads of pre-training included."""
+    counted = [row for row in BUILDABLE if "PARAMS" in row.published]
+    assert len(counted) >= 90
+    for row in counted:
+        printed = row.published["PARAMS"]
+        ours = costs(build(row.name, PAPER_SCALE).model, 128).parameters / 1e6
+        is_rounded = printed in (math.floor(ours), math.ceil(ours))
+        heads = 1.8 if row.table.startswith("lan/") else 0.0  # pooler, and what precedes the output matrix
+        is_near = abs(ours - printed) <= max(0.01 * printed, heads)
+        assert (is_near or is_rounded) == (row.name not in OTHER_PARAMETERS), (row.name, printed, ours)
+
+
+# ---- rows
+
+
+def test_as_many_rows_and_numbers_are_listed_as_the_papers_have():
+    found = {group: sum(len(table.rows) for table in tables_of_paper(group)) for group in PAPERS}
+    assert found == {
+        "t5": 71,
+        "liu": 25,
+        "lan": 29,
+        "lewis": 12,
+        "glu": 35,
+        "clark": 25,
+        "fedus": 27,
+        "narang": 107,
+        "tay": 42,
+        "wettig": 10,
+        "wang": 55,
+        "sahoo": 38,
+        "jo": 27,
+        "gisserot": 50,
+        "weller": 42,
+    }
+    assert len([row for row in BUILDABLE if row.published]) >= 330
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_row_of_every_paper_is_built_at_every_scale_or_refused_by_what_it_needs(scale):
+    for row in ROWS:
+        if not row.needs:
+            build(row.name, scale)
+            continue
+        with pytest.raises(SettingError, match=r"cannot be built: it needs") as refused:
+            build(row.name, scale)
+        assert row.needs[0] in str(refused.value)
+        assert not row.changes
+
+
+@pytest.mark.parametrize("table", [table for group in PAPERS for table in tables_of_paper(group)], ids=str)
+def test_a_table_is_whole(table):
+    """Rows that can be built have a baseline that can be; no setting of a row is one that nothing reads."""
+    rows = [row for row in table.rows if not row.needs]
+    if rows:
+        assert not REGISTRY[table.baseline].needs
+    for row in rows:
+        check_used(build(row.name, table.scale), own_changes(row.name, table.scale))
+    experiments = [build(row.name, PAPER_SCALE) for row in rows]
+    assert len(set(experiments)) == len(experiments), "no two rows are equal at the paper's own size"
+
+
+@pytest.mark.parametrize("scale", ["nano", "mini", "small"])
+def test_rows_that_are_equal_at_a_small_scale_differ_by_shares_of_few_layers_alone(scale):
+    for table in (table for group in PAPERS for table in tables_of_paper(group)):
+        seen = {}
+        for row in (row for row in table.rows if not row.needs):
+            other = seen.setdefault(build(row.name, scale), row)
+            if other is not row:
+                assert table.name == "tay/released-shapes", (row.name, other.name)
+                paths = row.changes.keys() | other.changes.keys()
+                differing = {path for path in paths if row.changes.get(path) != other.changes.get(path)}
+                assert all("layers" in path for path in differing), (row.name, other.name)
+
+
+def test_at_scale_base_a_row_has_the_sizes_of_its_paper():
+    def shape(name):
+        e = build(name, PAPER_SCALE)
+        model = e.model
+        layers = model.num_decoder_layers if model.has_decoder else model.num_encoder_layers
+        return layers, model.d_model, model.mlp.d_ff, model.attention.num_heads, e.pretraining.batch_size
+
+    assert shape("wettig/mask-rate/40") == (24, 1_024, 4_096, 16, 4_096)
+    assert shape("wang/3-pretraining/cd-flm-168") == (24, 4_096, 10_240, 64, 2_048)
+    assert shape("weller/9-crossed/dec-400m") == (28, 1_024, 2_624, 16, 4_608)
+    assert shape("clark/1-small/electra-small") == (12, 256, 1_024, 4, 128)
+    assert shape("lan/2-sizes/albert-xlarge") == (24, 2_048, 8_192, 32, 4_096)
+    assert shape("tay/released-shapes/small-el16-dl4") == (4, 512, 2_048, 8, 128)
+    assert shape("glu/1-perplexity/geglu") == (12, 768, 2_048, 12, 128)
+    assert build("clark/1-small/electra-small", PAPER_SCALE).data.inputs_length == 128
+    windows = build("weller/9-crossed/enc-17m", PAPER_SCALE).model.sparsity.layer_windows
+    assert windows == (None, 64, 64, None, 64, 64, None)
+    assert build("weller/9-crossed/enc-17m", "mini").model.sparsity.layer_windows == ()
+
+
+def test_no_paper_has_a_privilege():
+    """Tables say what concerns them; nothing asks how a name begins."""
+    for path in (ROOT / "experiments").rglob("*.py"):
+        text = path.read_text("utf-8")
+        assert 'startswith("t5' not in text and "startswith('t5" not in text, path
+    for group, paper in PAPERS.items():
+        assert paper.question.endswith("?") and paper.source, group
+        assert paper.yardstick is not None or all(column.std is None for column in paper.columns), group
+
+
+# ---- conclusions
+
+
+def test_a_conclusion_is_in_the_direction_of_the_published_scores():
+    """Where a text disagrees with the table's numbers, or a row has none, it is one of these."""
+    other = set()
+    for table in (table for group in PAPERS for table in tables_of_paper(group)):
+        by_key = {row.key: row for row in table.rows}
+        for each in table.conclusions:
+            names = [each.column] if each.column else list(table.columns)
+            better, worse = (
+                [
+                    by_key[key].published.get(name, math.nan)
+                    * (1 if table.paper.column(name).higher_is_better else -1)
+                    for name in names
+                ]
+                for key in (each.better, each.worse)
+            )
+            if not sum(better) >= sum(worse):
+                other.add((table.name, each.better, each.worse))
+    assert other == set()
+
+
+def test_a_conclusion_about_a_kind_of_score_that_is_not_compared_is_not_tested():
+    table = TABLES["lewis/1-objectives"]
+    untested = [each.column for each in table.conclusions if not is_tested(each, table)]
+    assert untested == ["ELI5", "XSum", "XSum", "XSum", "CNNDM"]
+    narang_table = TABLES["narang/1-modifications"]
+    losses = [each for each in narang_table.conclusions if is_tested(each, narang_table)]
+    assert {each.column for each in losses} == {"FINAL"}, "held-out loss, as the compared column is"
+
+
+def test_modifications_are_claimed_against_the_baseline_alone_and_beyond_the_noise_of_five_runs():
+    table = TABLES["narang/1-modifications"]
+    claims = [claim for claim in paper_claims(table) if not claim.conclusion]
+    assert claims and all(table.baseline in claim.names for claim in claims)
+    assert {row.published_runs for row in table.rows} == {5}
+    assert narang.PAPER.yardstick.runs == 5 and glu.PAPER.yardstick.runs == 4
+
+
+# ---- rows that need what is not there
+
+
+@pytest.fixture
+def own_table(restored_registry):
+    """A table of a paper with one row that cannot be built, registered."""
+    paper = Paper("Own", "Somebody 2026", (Column("F1", "%"), Column("EM", "%", higher_is_better=False)))
+    table = make_table(
+        "own/1-parts",
+        "Parts",
+        {"base": {"tuning.mixtures": (), "start.steps": 0}, "experts": missing("mixture of experts")},
+        paper=paper,
+        columns=["F1"],
+        published={
+            "base": Published("Base", {"F1": 80.0, "EM": 7.0}),
+            "experts": Published("Experts", {"F1": 90.25}, second_hand=True, unsure=("F1",)),
+        },
+        conclusions=[Conclusion("experts", "base", "experts help")],
+    )
+    TABLES[table.name] = table
+    REGISTRY.update({row.name: row for row in table.rows})
+    return table
+
+
+def test_a_row_that_needs_a_part_is_listed_and_refused_by_its_name(own_table, capsys):
+    assert cli.dispatch(["list", "own/*"]) == 0
+    listed = capsys.readouterr().out
+    assert "needs mixture of experts" in listed and "not run" in listed
+    for command in ("run", "sweep", "show"):
+        assert cli.dispatch([command, "own/1-parts/experts"]) == 2
+        assert "it needs mixture of experts" in " ".join(capsys.readouterr().err.split())
+    assert [row.key for row in find_buildable("own/*")] == ["base"]
+
+
+def test_a_sweep_leaves_out_what_cannot_be_built_and_says_so(own_table, monkeypatch, capsys):
+    wanted = []
+    monkeypatch.setattr("experiments.cli.sweep.train_unfinished", lambda runs, *_: wanted.extend(runs) or 0)
+    monkeypatch.setattr("experiments.report.report.print_report", lambda *_: None)
+    assert cli.dispatch(["sweep", "own/1-parts", "--scale", "nano", "--seeds", "1"]) == 0
+    assert [run.name for run in wanted] == ["own/1-parts/base"]
+    assert "left out: row 'own/1-parts/experts'" in " ".join(capsys.readouterr().out.split())
+
+
+def test_published_scores_have_to_be_numbers_in_columns_of_the_paper():
+    paper = Paper("Own", "Somebody 2026", (Column("F1", "%"),))
+    for published, said in (
+        (Published("a", {"EM": 1.0}), "has no column 'EM'; did you mean|has no column 'EM'"),
+        (Published("a", {"F1": "90"}), "its score in F1 is '90', which should be a number"),
+        (Published("a", {"F1": 1.0}, runs=0), "runs=0 of its paper should be at least 1"),
+    ):
+        with pytest.raises(SettingError, match=said):
+            make_table("own", "", {"a": {}}, paper=paper, published={"a": published})
+    with pytest.raises(SettingError, match="should say what a row needs"):
+        missing()
+
+
+# ---- training
+
+
+@pytest.fixture(scope="module")
+def small_corpus(tmp_path_factory):
+    """A folder of runs whose cache holds a small documentation corpus."""
+    folder = tmp_path_factory.mktemp("papers")
+    corpus.prepare_sets(folder / "cache", packages=corpus.STDLIB)
+    return folder
+
+
+def test_the_report_has_the_published_scores_of_a_row_that_cannot_be_built(
+    own_table, small_corpus, monkeypatch
+):
+    monkeypatch.setitem(SCALES, "tiny", SMALL)
+    experiment = build("own/1-parts/base", "tiny")
+    folder = small_corpus / "tiny/own/1-parts/base/seed-0"
+    with reporting(experiment.pretraining.steps, quiet=True) as reporter:
+        Run(experiment, folder, small_corpus / "cache").train(reporter)
+    made = write_report([own_table], "tiny", small_corpus)
+    sheet = scores_sheet(made.tables["own/1-parts"].comparison)
+    texts = {head: [cell.text for cell in cells] for head, cells in sheet.items()}
+    assert texts["seeds"] == ["1", "not run: needs mixture of experts"]
+    assert [text.split("\N{NO-BREAK SPACE}")[0] for text in texts["paper's F1"]] == ["80.00", "90.25?"]
+    assert "90.25?" in made.path.read_text()
+
+
+TEN_STEPS = {
+    "start.steps": 0,
+    "pretraining.steps": 10,
+    "pretraining.save_every": 10,
+    "pretraining.evaluate_every": 0,
+    "finetuning.steps": 0,
+    "tuning.branches": (1.0,),
+    "pretraining.batch_size": 4,
+    "tuning.mixtures": (),
+    "tuning.heads": (),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", PAPERS)
+def test_every_row_trains_ten_steps_at_nano(group, small_corpus):
+    trained = set()
+    for row in (row for table in tables_of_paper(group) for row in table.rows if not row.needs):
+        experiment = build(row.name, "nano")
+        if not experiment.pretraining.steps or experiment.mixing.pretraining != "corpus":
+            continue
+        short = apply(experiment, TEN_STEPS | _small_corpus(experiment))
+        if short in trained:  # as another row, but for what ten steps do not show
+            continue
+        trained.add(short)
+        run = Run(short, small_corpus / "nano" / row.name / "seed-0", small_corpus / "cache")
+        with reporting(short.pretraining.steps, quiet=True) as reporter:
+            run.train(reporter)
+        assert run.result.held_out_loss is not None and math.isfinite(run.result.held_out_loss), row.name
+
+
+def _small_corpus(experiment):
+    """The change to a corpus of which there is enough here."""
+    return {"data.corpus": "documentation"} if "documentation" in experiment.data.corpus else {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", PAPERS)
+def test_every_row_is_planned_at_the_size_of_its_paper(group):
+    for row in (row for table in tables_of_paper(group) for row in table.rows if not row.needs):
+        experiment = build(row.name, PAPER_SCALE)
+        if experiment.pretraining.steps:
+            step = planned_step(experiment, find_slice("v5p:4x4x4", experiment.mesh.slice))
+            assert step.flops(experiment.pretraining.batch_size, step.lengths) > 1e12, row.name
+
+
+def test_settings_of_a_setup_are_those_that_its_rows_may_change():
+    for table in (*clark.TABLES, *liu.TABLES, *tay.TABLES, *wang.TABLES, *weller.TABLES):
+        paths = {path for path, _ in leaves(build(table.baseline, PAPER_SCALE))}
+        for changes in (table.setup.changes, table.setup.at_base):
+            assert all(path in paths or path == "objective" for path in changes), table.name

@@ -1,0 +1,41 @@
+"""Tables in a terminal: nothing is cut, and no column vanishes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from experiments.console import listing
+
+NAME = "t5/6-corruption-rate/15," + ",".join(f"pretraining.optimizer.beta{i}=0.5" for i in range(4))
+
+
+def printed(width, capsys):
+    grid = listing("run", "state", "expected time")
+    grid.add_row(NAME, "to train", "3 min 20 s")
+    Console(width=width).print(grid)
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 240])
+def test_a_long_name_takes_no_column_from_a_table(width, capsys):
+    lines = printed(width, capsys)
+    assert max(map(len, lines)) <= width
+    cells = [[cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in lines]
+    assert ["run", "state", "expected time"] in cells
+    assert "".join(row[0] for row in cells[3:-1]) == NAME
+    assert [row[1:] for row in cells if row[0] and NAME.startswith(row[0])] == [["to train", "3 min 20 s"]]
+
+
+def test_a_name_is_whole_where_the_other_columns_have_room(capsys):
+    assert sum(NAME in line for line in printed(240, capsys)) == 1
+
+
+@pytest.mark.parametrize(("columns", "width"), [("", 80), ("120", 120)])
+def test_without_a_terminal_tables_are_80_columns_wide_or_as_wide_as_columns_says(columns, width):
+    code = "from experiments.console import CONSOLE; print(CONSOLE.width)"
+    environment = os.environ | {"COLUMNS": columns}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert int(done.stdout) == width, done.stderr
