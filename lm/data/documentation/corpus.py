@@ -51,7 +51,7 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
     "summary": {"documents": "texts", "summary": "text", "label": "integer"},
     "modality": {"sentence": "text", "answers": "texts", "candidates": "texts"},
     "entailment": {"premises": "texts", "hypothesis": "text", "label": "integer"},
-    "order": {"question": "text", "context": "text", "answers": "texts", "candidates": "texts"},
+    "order": {"context": "text", "answers": "texts", "candidates": "texts"},
     "acceptability": {"context": "text", "sentence": "text", "damaged": "text"},
     "agreement": {"context": "text", "sentence": "text", "damaged": "text"},
     "determiners": {"context": "text", "sentence": "text", "damaged": "text"},
