@@ -26,7 +26,7 @@ from lm.data.tasks.benchmarks import TASKS as TEXT_TASKS
 from lm.data.tasks.labelled import LABELLED
 from lm.data.tasks.mixtures import MIXTURES
 
-TASKS = corpus.FEATURES.keys() - {"corpus", *corpus.SEPARATE_SETS}
+TASKS = corpus.FEATURES.keys() - {"corpus", "unfiltered", *corpus.SEPARATE_SETS}
 SOME = (  # packages of the standard library that are rich in prose and quick to read
     "asyncio argparse ctypes email http json logging multiprocessing optparse os pickle pydoc_data random "
     "smtplib"

@@ -201,9 +201,10 @@ def next_sentence(documents: Iterable[Document], rng: random.Random) -> Iterator
         ]
         pairs += [(name, *pair) for pair in fit[::2]]
     for name, first, second in pairs:
-        others = rng.sample(
-            [p for p in rng.sample(pairs, min(len(pairs), 12)) if p[0] != name], NEXT_CANDIDATES - 1
-        )
+        elsewhere = [pair for pair in rng.sample(pairs, min(len(pairs), 12)) if pair[0] != name]
+        if len(elsewhere) < NEXT_CANDIDATES - 1:  # most pairs are of one large document
+            continue
+        others = rng.sample(elsewhere, NEXT_CANDIDATES - 1)
         label = zlib.crc32(second.encode()) % NEXT_CANDIDATES
         choices = [other[1] for other in others]
         choices.insert(label, first)
