@@ -28,7 +28,6 @@ from lm.config.model import RECURRENT
 from lm.data.batches import check_batch_size
 from lm.data.checks import check_architecture
 from lm.data.corpus.token_cache import GIGABYTE, token_cache_bytes
-from lm.data.documentation.corpus import text_digest
 from lm.data.documentation.pinned import OFFLINE
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import find_labelled
@@ -177,23 +176,10 @@ def provenance_of_run(
     return {
         "settings": {path: str(value) for path, value in leaves(experiment)},
         "vocabulary": {"fingerprint": inputs.vocabulary.fingerprint},
-        "data": {
-            **{name: x for stage in stages for name, x in stage.fingerprints(inputs.sources).items()},
-            **built_in_text(experiment, inputs.cache),
-        },
+        "data": {name: x for stage in stages for name, x in stage.fingerprints(inputs.sources).items()},
         "code": provenance.code(),
         "packages": packages(),
     }
-
-
-def built_in_text(experiment: Experiment, cache: Path) -> dict[str, str]:
-    """Return {"documentation": digest of the built-in text, or "installed"}; empty if it is not read."""
-    if "documentation" not in {
-        part.strip().partition("/")[0] for part in experiment.data.corpus.split(" + ")
-    }:
-        return {}
-    digest = text_digest(cache)
-    return {"documentation": digest} if digest else {}
 
 
 def check_same_on_all_processes(record: provenance.Provenance) -> None:

@@ -8,6 +8,7 @@ from lm.data.corpus.shards import Shard, corpus_fingerprint
 from lm.data.corpus.spec import corpus_shards, dataset_rows
 from lm.data.corpus.tables import TableRows
 from lm.data.corpus.tfds import TfdsRows
+from lm.data.documentation.corpus import text_digest
 from lm.data.tasks.task import BaseTask, Row
 
 
@@ -41,6 +42,11 @@ class Sources:
         if (name, split) not in self._fingerprints:
             self._fingerprints[name, split] = corpus_fingerprint(self.corpus(name, split))
         return self._fingerprints[name, split]
+
+    def documentation_digest(self, name: str) -> str:
+        """Return the digest of the built-in text, or "installed"; "" for a corpus that does not read it."""
+        kinds = {part.strip().partition("/")[0] for part in name.split(" + ")}
+        return text_digest(self.cache) if "documentation" in kinds else ""
 
     def stored(self, task: BaseTask, split: str) -> TfdsRows | TableRows:
         """Return the rows of a task as its dataset stores them; SettingError if they are missing."""

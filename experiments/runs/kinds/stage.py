@@ -152,6 +152,8 @@ class Stage(ABC):
         found, data = {}, self.settings.data
         for split in SPLITS if reads_corpus(self.settings) else ():
             found[f"{CORPUS} {split}"] = sources.corpus_fingerprint(data.corpus, split)
+        if reads_corpus(self.settings) and (digest := sources.documentation_digest(data.corpus)):
+            found["documentation"] = digest
         if corpus := vocabulary_corpus(self.settings):
             found["vocabulary train"] = sources.corpus_fingerprint(corpus, "train")
         found[f"{CORPUS} is read"] = READ_ORDER
