@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.console import Sheet, latex, markdown, print_line, show_sheet
+from experiments.console import CONSOLE, Sheet, latex, markdown, print_line, show_sheet
 from experiments.figures.panels import PlotGrid
 from experiments.report import text
 from experiments.report.comparison import START_ONLY_ROW, Comparison, Verdicts, Warn, share_noise
@@ -368,31 +368,42 @@ def print_report(
     """Write the report on tables, print what a terminal shows of it, and return it."""
     report = write_report(tables, scale, runs, overrides=overrides, command=command, against=against)
     for table_report in report.tables.values():
-        title = f"{table_title(table_report.comparison.table)} (scale {scale})"
-        for heading, sheet in table_report.sheets.items():
-            show_sheet(f"{heading}: {title}" if heading == text.ORDER else heading or title, sheet)
-            if heading == SCORES and (signs := sheet_legend(sheet)):
-                print_line(signs)
-        for line in table_report.notes:
-            print_line(line)
+        comparison = table_report.comparison
+        if said := text.verdict_sentence(comparison, table_report.verdicts):
+            CONSOLE.print(said, highlight=False)
+        sheet = text.brief_sheet(comparison)
+        if comparison.mismatches:
+            rows = comparison.table.rows
+            mismatched = [row.label for row in rows if row.name in comparison.mismatches]
+            sheet = text.flag_rows(sheet, mismatched)
+        show_sheet(f"{table_title(comparison.table)} (scale {scale})", sheet)
+        CONSOLE.print(brief_legend(sheet, comparison.has_tasks), highlight=False)
+        if comparison.mismatches:
+            print_line(text.mismatch_note(comparison))
     if len(report.tables) > 1 and report.summary["table"]:
         show_sheet(SUMMARY, report.summary)
     if against:
         show_sheet(_prediction_title(scale, against).replace("`", ""), report.prediction)
     for line in report.left_out:
         print_line(f"not counted: {line}")
-    files = ", ".join(f"{file_name(name)}.csv" for name in report.tables)
     print_line(
-        f"Report: {report.path.parent}/report.md, .html, .csv (every seed), order.csv, {files}, results.json"
+        f"Every task, claim, difference and picture: {report.path.with_suffix('.html')} (or .md, .csv)"
     )
     return report
 
 
-def sheet_legend(sheet: Sheet) -> str:
-    """Return what the signs in a sheet of scores mean; "" if it has none."""
+def brief_legend(sheet: Sheet, has_tasks: bool) -> str:
+    """Return what the signs and numbers in a sheet for the terminal mean."""
     shown = "".join(cell.text for cells in sheet.values() for cell in cells)
-    parts = ["▲ ▼ significantly better, worse than the baseline"] if "▲" in shown or "▼" in shown else []
-    parts += ["± standard deviation over seeds"] if "±" in shown else []
+    parts = []
+    if has_tasks:
+        parts += ["reading, language: mean distance from the baseline over the tasks, in deviations of a run"]
+    if "paper" in sheet:
+        parts += ["paper: the same of the published scores"]
+    if "▲" in shown or "▼" in shown:
+        parts += ["▲ ▼: significantly better, worse than the baseline"]
+    if "±" in shown:
+        parts += ["±: standard deviation over seeds"]
     return "; ".join(parts)
 
 

@@ -33,7 +33,7 @@ from experiments.report.statistics import ALPHA, NUM_RESAMPLES, PairedTest, t_te
 from experiments.runs import provenance
 from experiments.runs.plateau import has_plateau
 from experiments.runs.result import Result
-from experiments.study.claims import Claim, Counts, compared_columns, simulate_replication
+from experiments.study.claims import Claim, Counts, compared_columns, simulate_replication, standardized
 from experiments.study.registry import REGISTRY
 from experiments.study.table import SECOND_HAND, UNSURE, Row
 from lm.config.base import SettingError
@@ -116,6 +116,69 @@ def scores_sheet(comparison: Comparison) -> Sheet:
         sheet[f"perplexity at {multiple} ×"] = [score_cell(2, scores.get(multiple)) for scores in by_length]
     others = _document_cells(comparison) | _training_cells(comparison)
     return sheet | {head: cells for head, cells in others.items() if head not in sheet}
+
+
+def brief_sheet(comparison: Comparison) -> Sheet:
+    """Return what 80 columns hold of the scores: a line per trained row, with a mean per half of the tasks.
+
+    Without tasks, the columns are those of the metrics. The paper's column is a row's mean distance from the
+    baseline, in deviations of one run of the paper.
+    """
+    rows = comparison.trained_rows
+    scores = scores_sheet(comparison)
+    places = [comparison.table.rows.index(row) for row in rows]
+    if comparison.has_tasks:
+        halves = [group for group in comparison.groups if group != "both"]
+        heads = {mean_z_title(group): GROUP_TITLES[group] for group in halves}
+    else:
+        heads = {metric.title: metric.title for metric in comparison.metrics}
+    heads = {"row": "row"} | heads
+    sheet = {
+        short: [scores[head][place] for place in places] for head, short in heads.items() if head in scores
+    }
+    if published := _published_distances(comparison, rows):
+        sheet["paper"] = published
+    return sheet | {"seeds": [scores["seeds"][place] for place in places]}
+
+
+def _published_distances(comparison: Comparison, rows: Sequence[Row]) -> list[Cell]:
+    """Return each row's mean distance from the baseline in the paper; empty if its noise is unknown."""
+    table, baseline = comparison.table, comparison.baseline
+    columns = compared_columns(table)
+    if not baseline.published or any(column.std is None for column in columns):
+        return []
+    ours = {row.name: standardized(row, table).mean() for row in (baseline, *rows) if row.published}
+    cells = []
+    for row in rows:
+        if row.name in ours:
+            distance = float(ours[row.name] - ours[baseline.name])
+            cells.append(Cell(f"{distance:+z.1f}", value=distance))
+        else:
+            cells.append(Cell())
+    return cells
+
+
+def verdict_sentence(comparison: Comparison, verdicts: Verdicts) -> str:
+    """Return what came out of a table: its claims by the first group of tasks, and the order of its rows."""
+    claims = _claims_of(verdicts) if verdicts else []
+    group = comparison.main_group
+    if not claims or group is None:
+        return ""
+    counts = count_verdicts(verdicts[group]["updates"])
+    words = {
+        "confirmed": counts.confirmed,
+        "contradicted": counts.contradicted,
+        "undecided": counts.undecided,
+    }
+    parts = [f"{number:.0f} {word}" for word, number in words.items() if number]
+    parts += [f"{counts.uncompared:.0f} not compared"] if counts.uncompared else []
+    judges = "held-out text" if group == "held-out text" else f"the {GROUP_TITLES[group]} tasks"
+    lines = [f"{_claims(len(claims))} judged by {judges}: {', '.join(parts)}."]
+    if (order := comparison.paper_orders.get(group)) is not None:
+        lines.append(f"Kendall's tau with the paper's order: {order.tau:+z.2f} (p = {order.p:.2g}).")
+    if max(len(comparison.runs_of(row)) for row in comparison.trained_rows) < 2:
+        lines.append("One seed decides nothing: train more with --seeds.")
+    return " ".join(lines)
 
 
 def score_cell(digits: int, score: Score | None, mark: str = "", sign: str = "") -> Cell:

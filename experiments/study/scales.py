@@ -84,39 +84,45 @@ _REAL: Changes = {  # benchmarks as far as they can be had, each under the paper
     "model.vocab_size": 8_192,  # 8,000 pieces + 100 sentinels, rounded up to a multiple of 128
 }
 
-_SMALL: Changes = _DOCUMENTATION | {
-    "data.inputs_length": 128,
-    "data.vocabulary_size": 4_000,
-    "model.vocab_size": 4_224,
-    "model.num_encoder_layers": 4,
-    "model.num_decoder_layers": 4,
-    "model.d_model": 256,
-    "model.mlp.d_ff": 1_024,
-    "model.attention.d_kv": 64,
-    "model.attention.num_heads": 4,
-    "start.steps": 400,
-    # 12,400 x 64 rows x 127 tokens = 100.8 M tokens of text. With 3.3 bytes a token, text of 83.2 MB (87.6 MB
-    # before a share of 5 % is held out) is read four times, up to which repeats cost little (Muennighoff et
-    # al. 2023); 75 MB are read 4.7 times, 60 MB 5.8 times.
-    "pretraining.steps": 12_400,
-    "pretraining.batch_size": 64,
-    "pretraining.save_every": 2_000,
-    "pretraining.evaluate_every": 500,
-    "tuning.branches": (0.25, 1.0),
-    "finetuning.steps": 1_500,
-    "finetuning.batch_size": 32,
-    "finetuning.save_every": 500,
-    "tuning.evaluation_examples": 500,
+_WIKIPEDIA: Changes = {
+    "data.corpus": "tfds:wikipedia/20230601.en",  # about 20 GB
+    "data.encoders": 4,
+    "data.vocabulary_texts": "corpus+tasks",
 }
+
+# 12,400 x 64 rows x 127 tokens are 100.8 M tokens. The built-in text has 11 M at 4,000 pieces and would
+# be read nine times; up to four times, repeats cost little (Muennighoff et al. 2023).
+_SMALL: Changes = (
+    _DOCUMENTATION
+    | _WIKIPEDIA
+    | {
+        "data.inputs_length": 128,
+        "data.vocabulary_size": 4_000,
+        "model.vocab_size": 4_224,
+        "model.num_encoder_layers": 4,
+        "model.num_decoder_layers": 4,
+        "model.d_model": 256,
+        "model.mlp.d_ff": 1_024,
+        "model.attention.d_kv": 64,
+        "model.attention.num_heads": 4,
+        "start.steps": 400,
+        "pretraining.steps": 12_400,
+        "pretraining.batch_size": 64,
+        "pretraining.save_every": 2_000,
+        "pretraining.evaluate_every": 500,
+        "tuning.branches": (0.25, 1.0),
+        "finetuning.steps": 1_500,
+        "finetuning.batch_size": 32,
+        "finetuning.save_every": 500,
+        "tuning.evaluation_examples": 500,
+    }
+)
 
 # Pre-training as in nanoT5 (Nawrot 2023), which trains T5 1.1 base on 17 tokens per parameter: AdamW with
 # updates relative to a parameter's root mean square, cosine decay to almost zero (nanoT5 1e-5, here 0), and
 # no dropout. The model is the paper's T5 and not 1.1; fine-tuning has the paper's Adafactor at its rate.
 _MEDIUM: Changes = _SMALL | {
-    "data.corpus": "tfds:wikipedia/20230601.en",  # about 20 GB, of which a third is read
-    "data.encoders": 4,
     "data.inputs_length": 256,
-    "data.vocabulary_texts": "corpus+tasks",
     "data.vocabulary_size": 16_000,
     "model.vocab_size": 16_128,
     "model.num_encoder_layers": 6,
@@ -128,7 +134,7 @@ _MEDIUM: Changes = _SMALL | {
     "model.dropout": 0.0,
     "start.steps": 0,  # of so many tokens the baseline needs none
     "model.positions.relative_bias_start": "normal",
-    # 29,000 x 256 rows x 255 tokens = 1.89 G tokens of text, 17 for each of 111.5 M parameters
+    # 29,000 x 256 rows x 255 tokens = 1.89 G tokens, a third of the text, 17 for each of 111.5 M parameters
     "pretraining.steps": 29_000,
     "pretraining.batch_size": 256,
     "pretraining.optimizer.name": "adamw-relative",

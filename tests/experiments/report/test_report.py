@@ -710,8 +710,8 @@ def test_the_page_needs_no_network_hides_no_markup_and_sorts_its_tables(tmp_path
 
 
 def test_at_80_columns_no_number_and_no_value_that_a_row_changes_is_cut(monkeypatch, capsys):
-    for module in (list_rows, console):
-        monkeypatch.setattr(module, "CONSOLE", Console(width=80, file=sys.stdout))
+    monkeypatch.setattr(console, "CONSOLE", Console(width=80, file=sys.stdout))
+    monkeypatch.setattr(list_rows, "NAMES_CONSOLE", Console(width=80, file=sys.stdout))
     numbers = {f"column {i}, paper": [Cell(f"{i}{i}.{i:02d} ± 0.12", bold=i == 3)] for i in range(10, 22)}
     console.show_sheet("a table", {"row": [Cell("encoder-decoder-6-layers")], **numbers})
     lines = capsys.readouterr().out.splitlines()
@@ -769,7 +769,7 @@ def test_every_column_that_the_terminal_shows_is_in_the_tables_of_latex(tmp_path
         finish(tmp_path, NAMES[0], seed, 40.0 + seed)
     assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--latex"]) == 0
     said = capsys.readouterr().out
-    assert "± standard deviation over seeds" in said and "report.tex" in said
+    assert "±: standard deviation over seeds" in said and "report.tex" in said
     text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.tex").read_text()
     assert r"10\% & 40.50~$\pm$~0.71 & \textbf{80.38} & 3.000~$\pm$~0.000 & 2 & " in text
     assert r"\caption{Corruption rate}\label{tab:t5-6-corruption-rate}" in text
