@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from experiments.cli.settings import Runs, Scale, shown_value
-from experiments.console import CONSOLE, NARROW, RUNS, listing, print_line
+from experiments.console import NAMES_CONSOLE, NARROW, RUNS, listing, print_line
 from experiments.study.paths import run_folder
 from experiments.study.registry import baseline_of, build, find, tables_of
 from experiments.study.scales import DEFAULT_SCALE, SCALES
@@ -31,7 +31,7 @@ def list_rows(
         print("\n".join(row.name for row in rows))
         return
     for table in tables_of(rows):
-        prefix = f"{table.name}/" if CONSOLE.width < NARROW else ""
+        prefix = f"{table.name}/" if NAMES_CONSOLE.width < NARROW else ""
         title = f"{table.name}{'/ROW' * bool(prefix)}: {table.title}"
         label = "in the paper" if any(row.published for row in table.rows) else "label"
         listed = listing("row", label, "changes", "finished", title=title)
@@ -43,7 +43,7 @@ def list_rows(
                 escape(changes_text(row, scale)),
                 "not run" if row.needs else f"{finished} seed{'s' * (finished != 1)}",
             )
-        CONSOLE.print(listed)
+        NAMES_CONSOLE.print(listed)
     for name, count in rows_at_other_scales(rows, scale, runs).items():
         rows_of_scale = f"{count} row{'s' * (count != 1)} of these"
         print_line(f"{rows_of_scale} finished at scale {name}: lm list --scale {name} shows which")

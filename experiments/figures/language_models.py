@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from experiments.figures.draw import draw_plots
-from experiments.figures.panels import Curve, Plot, PlotGrid
+from experiments.figures.panels import Curve, Plot, PlotGrid, tick_labels
 from experiments.figures.spec import FigureSpec
 from experiments.runs.result import Result, check_settings, read_result
 from experiments.study.paths import run_folder
@@ -114,14 +114,32 @@ def history_plots(models: Sequence[ModelScore], budgets: Sequence[ModelScore]) -
             BITS,
             by_size,
             log="x",
+            x_ticks=size_ticks([model.parameters for model in models]),
             reference=reference,
         ),
     ]
     if budgets:
         panels.append(
-            Plot("by budget", "updates; n-grams count the same text", BITS, budget_curves(budgets), log="x")
+            Plot(
+                "by budget",
+                "updates; n-grams count the same text",
+                BITS,
+                budget_curves(budgets),
+                log="x",
+                x_ticks=tick_labels(sorted({float(score.updates) for score in budgets})),
+            )
         )
     return PlotGrid(panels, panel_size=(5.4, 4.4), has_shared_legend=True)
+
+
+def size_ticks(sizes: Sequence[int]) -> dict[float, str]:
+    """Return the multiples 1, 3, 10, 30, ... million or thousand that lie among ``sizes``, with labels.
+
+    >>> size_ticks([250_000, 4_000_000])
+    {300000.0: '0.3 M', 1000000.0: '1 M', 3000000.0: '3 M'}
+    """
+    steps = [first * 10.0**power for power in range(12) for first in (1, 3)]
+    return {step: f"{step / 1e6:g} M" for step in steps if min(sizes) <= step <= max(sizes)}
 
 
 def budget_curves(budgets: Sequence[ModelScore]) -> Mapping[str, Curve]:

@@ -32,8 +32,9 @@ from experiments.report.metrics import (
     pooled_std,
     run_scores,
 )
-from experiments.report.order import PaperOrder, common_seeds, paper_order
+from experiments.report.order import MIN_ROWS, PaperOrder, common_seeds, paper_order
 from experiments.report.statistics import (
+    NUM_RESAMPLES,
     RELATIVE_TOLERANCE,
     PairedDifference,
     PairedTest,
@@ -121,6 +122,7 @@ class Comparison:
         self._scores: dict[int, TaskScores] = {}
         self._values_by_seed: dict[str, dict[str, dict[int, float]]] = {}
         self._differences: dict[str, dict[str, BaselineDifference]] = {}
+        self._combined_scores: dict[tuple[str, Group], dict[int, float]] = {}
 
     # ---- rows and runs
 
@@ -367,6 +369,11 @@ class Comparison:
         The baseline's average is its mean over the seeds that both rows have, so that effects of a seed on
         all rows cancel. If they have no seed in common, it is the mean over all seeds of the baseline.
         """
+        if (name, group) not in self._combined_scores:
+            self._combined_scores[name, group] = self._less_baseline(name, group)
+        return self._combined_scores[name, group]
+
+    def _less_baseline(self, name: str, group: Group) -> dict[int, float]:
         baseline_average = self._baseline_average(name, group)
         if baseline_average is None or not self.is_group_comparable(group, name, self.canonical_baseline):
             return {}
@@ -423,6 +430,8 @@ class Comparison:
                 by_seed = self.combined_scores(name, group)
                 if by_seed and self.has_left_plateau(name):
                     scores[row] = mean(by_seed.values())
+            if len(scores) < MIN_ROWS:
+                continue
             order = paper_order(self.table, scores, self._resampled_averages([*scores], group))
             if order is not None:
                 orders[group] = order
@@ -445,10 +454,13 @@ class Comparison:
             resampled[row] = seed_draws @ averages
             for metric, weight in self.signed_weights(group).items():
                 errors = self._bootstrap_errors[metric].get(name, {})
-                if errors:
-                    shared = np.mean([*errors.values()], axis=0)
-                    by_seed = np.stack([errors[seed] if seed in errors else shared for seed in seeds])
-                    resampled[row] = resampled[row] + weight * (seed_draws.T * by_seed).sum(0)
+                left = np.ones(NUM_RESAMPLES)  # weight of the seeds whose errors are unknown
+                for i, seed in enumerate(seeds):
+                    if seed in errors:
+                        resampled[row] += weight * seed_draws[:, i] * errors[seed]
+                        left -= seed_draws[:, i]
+                if 0 < len(errors) < len(seeds):  # the same examples are hard for all seeds
+                    resampled[row] += weight * left * np.mean([*errors.values()], axis=0)
         return resampled
 
     # ---- claims
@@ -597,6 +609,7 @@ def share_noise(comparisons: Sequence[Comparison]) -> None:
     noise = pooled_noise(comparisons)
     for comparison in comparisons:
         comparison.noise_std = noise
+        comparison._combined_scores.clear()
 
 
 def to_verdict(test: PairedTest) -> Verdict:

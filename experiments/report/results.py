@@ -99,14 +99,15 @@ def provenance_mismatches(
     """
     ingredients: list[tuple[str, Ingredient]] = []
     lines: dict[str, list[str]] = {}
-    read_record = lru_cache(maxsize=None)(provenance.read)  # rows may share runs, and runs their pre-training
+    read_record = lru_cache(maxsize=None)(provenance.read)  # runs may share their pre-training
+    known: dict[Path, list[Ingredient]] = {}  # folder of a run, which rows may share -> its ingredients
     for row, seeds in runs.items():
         for run in seeds:
             name = f"{row} seed {run.seed}"
             try:
-                ingredients += [
-                    (row, each) for each in _ingredients(name, run, experiments[row], read_record)
-                ]
+                if run.folder not in known:
+                    known[run.folder] = [*_ingredients(name, run, experiments[row], read_record)]
+                ingredients += [(row, each._replace(run=name)) for each in known[run.folder]]
             except (SettingError, OSError) as error:
                 lines.setdefault(row, []).append(f"{name}: its provenance is unknown: {error}")
     expected = _most_common(each for _, each in ingredients)

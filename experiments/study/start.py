@@ -42,7 +42,7 @@ START_ONLY: Changes = {
 }
 
 TABLES = (
-    # seven minutes each, start-only and no-pretraining two
+    # seven minutes each, two of those without pre-training of their own
     make_table(
         "start",
         "What the start alone does",

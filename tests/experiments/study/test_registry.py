@@ -195,7 +195,7 @@ def test_a_network_is_listed_without_settings_of_models_made_of_counts():
         row.name: relevant_diff(build("history/bigram", "nano"), build(row.name, "nano"))
         for row in find("history")
     }
-    assert list(listed["history/transformer"]) == ["counts.model"]
+    assert list(listed["history/transformer"]) == ["pretraining.optimizer.schedule", "counts.model"]
     assert list(listed["history/trigram"]) == ["counts.order"]
     named = {path for changed in listed.values() for path in changed}
     assert "counts.order" not in {path for name in listed if "gram" not in name for path in listed[name]}
@@ -346,7 +346,7 @@ def test_a_command_has_the_options_that_scripts_give_it(command):
     ("width", "name"), [(80, "encoder-decoder"), (160, "t5/2-architecture/encoder-decoder")]
 )
 def test_a_narrow_terminal_lists_rows_without_what_the_title_says(width, name, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("experiments.cli.list_rows.CONSOLE", Console(width=width))
+    monkeypatch.setattr("experiments.cli.list_rows.NAMES_CONSOLE", Console(width=width))
     list_rows("t5/2-architecture", runs=tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width and any(line.startswith(f"│ {name} ") for line in lines)

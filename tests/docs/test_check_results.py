@@ -1,0 +1,148 @@
+"""The script that checks a report from outside (docs/results/check.py), on small runs made by hand."""
+
+import importlib.util
+import json
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from paths import ROOT
+
+from experiments.report.report import write_report
+from experiments.runs.paths import save_settings
+from experiments.runs.result import write_result
+from experiments.runs.task_scores import write_example_values
+from experiments.study.paths import run_folder
+from experiments.study.registry import REGISTRY, build, find, tables_of
+
+SCRIPT = ROOT / "docs/results/check.py"
+BASE = "t5/1-baseline/baseline"
+LEVELS = {"prefix-lm": 2.0, "bert-style": 3.0, "deshuffling": 2.5, "baseline": 1.0}
+MEASURES = {
+    "cloze": "bits_above_chance",
+    "restore": "bits_per_byte",
+    "next": "bits_above_chance",
+    "first-sentence": "bits_per_byte",
+}
+EXAMPLES, SEEDS = 60, 3
+
+
+def finish(runs: Path, name: str, seed: int) -> None:
+    """Write a finished run with two tasks of each half, scored after half and all of its pre-training."""
+    rng = np.random.default_rng([seed, *name.encode()])
+    folder, level = run_folder(runs, "nano", name, seed, {}), LEVELS[REGISTRY[name].key]
+    experiment = build(name, "nano", {"seed": seed})
+    save_settings(folder, experiment)
+    tasks, branches = {}, {}
+    for place, (task, measure) in enumerate(MEASURES.items()):
+        is_reading = place < 2
+        bits = (level if is_reading else 4 - level) + rng.normal(size=EXAMPLES)
+        if measure == "bits_per_byte":
+            bits = 9 - bits
+        bits += 0.1 * rng.normal()
+        value = float(bits.mean())
+        metrics = {measure: value}
+        best = {"column": task, "metric": "em", "measure": measure, "step": 9, "score": value}
+        best |= {"metrics": metrics, "chance": 0.0 if measure == "bits_above_chance" else None}
+        half = best | {"score": 0.8 * value, "metrics": {measure: 0.8 * value}}
+        branches[task] = {str(experiment.pretraining.steps // 2): half}
+        digest = write_example_values(folder / "finetuning", task, {"bits": bits})
+        tasks[task] = best | {"examples": digest, "rows": EXAMPLES}
+    flops = 1e9 * (2 if name.endswith("deshuffling") else 1)
+    counted = {"content_loss": 5.0, "reference_loss": 6.0, "exit_step": 10, "flops": flops}
+    scores = {"columns": {}, "tasks": tasks, "branches": branches, "held_out_loss": 3.0, "seconds": 1.0}
+    stages = {task: str((folder / "finetuning").relative_to(runs / "nano")) for task in tasks}
+    write_result(folder, scores | counted | {"tokens": 9, "phases": stages})
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """The folder of small runs, and the results.json of the report on them."""
+    runs = tmp_path_factory.mktemp("small") / "runs"
+    tables = tables_of(find("t5/4-objective"))
+    for name in (*(row.name for row in tables[0].rows), BASE):
+        for seed in range(SEEDS):
+            finish(runs, name, seed)
+    path = write_report(tables, "nano", runs).path.with_name("results.json")
+    return runs, json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def script():
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("check_results", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def faults(script, runs, report) -> list[str]:
+    return script.check_report(report, script.read_archives([runs])).faults
+
+
+def test_every_figure_of_a_report_follows_from_its_runs_by_a_script_that_imports_nothing_of_ours(
+    published, script
+):
+    assert "import experiments" not in SCRIPT.read_text() and "from experiments" not in SCRIPT.read_text()
+    assert "from lm" not in SCRIPT.read_text()
+    check = script.check_report(published[1], script.read_archives([published[0]]))
+    assert check.faults == [] and check.count > 200 and len(check.borderline) < 5
+
+
+TABLE = ("tables", "t5/4-objective")
+CLAIM = (*TABLE, "claims", 0, "verdicts", "reading", "updates")
+ALTERED = {
+    "tau": ((*TABLE, "order", "reading", "tau"), lambda x: -x),
+    "p": ((*TABLE, "order", "language", "p"), lambda x: x / 3),
+    "interval of tau": ((*TABLE, "order", "both", "interval"), lambda x: [-1.0, -0.9]),
+    "a repeat": ((*TABLE, "order", "both", "a repeat of the paper"), lambda x: x - 0.1),
+    "z": ((*TABLE, "claims", 0, "z"), lambda x: x + 0.1),
+    "verdict": ((*CLAIM, "verdict"), lambda x: "undecided"),
+    "difference": ((*CLAIM, "difference"), lambda x: x * 1.01),
+    "interval": ((*CLAIM, "interval"), lambda x: [x[0] - 1, x[1] - 1]),
+    "unit": ((*TABLE, "columns", "cloze", "unit"), lambda x: x * 1.1),
+    "weight": ((*TABLE, "weights", "both", "cloze"), lambda x: 0.3),
+    "count": ((*TABLE, "claim counts", "reading", "FLOP", "confirmed"), lambda x: x + 1),
+    "mean share": (
+        ("claims of all tables", "reading", "updates", "mean share confirmed"),
+        lambda x: x / 2,
+    ),
+    "combined score": (
+        (*TABLE, "rows", "t5/4-objective/prefix-lm", "combined", "reading", "1"),
+        lambda x: x + 0.01,
+    ),
+    "score": (
+        (*TABLE, "rows", "t5/4-objective/prefix-lm", "seeds", "1", "scores", "cloze"),
+        lambda x: x + 0.01,
+    ),
+    "published score": (
+        (*TABLE, "rows", "t5/4-objective/prefix-lm", "published", "GLUE"),
+        lambda x: x + 3,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ALTERED)
+def test_a_figure_that_is_altered_is_found(what, published, script):
+    runs, report = published
+    altered = deepcopy(report)
+    (*path, last), change = ALTERED[what]
+    at = altered
+    for key in path:
+        at = at[key]
+    at[last] = change(at[last])
+    assert faults(script, runs, altered) != []
+
+
+def test_a_claim_that_is_left_out_or_a_run_that_scored_otherwise_is_found(published, script):
+    runs, report = published
+    fewer = deepcopy(report)
+    del fewer["tables"]["t5/4-objective"]["claims"][0]
+    assert any("claims" in line for line in faults(script, runs, fewer))
+    archive = script.read_archives([runs])
+    path = next(path for path in archive.scores if "bert-style/seed-1" in path)
+    archive.scores[path]["tasks"]["cloze"]["metrics"]["bits_above_chance"] += 1
+    assert script.check_report(report, archive).faults != []
