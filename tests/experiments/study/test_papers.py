@@ -414,7 +414,7 @@ TEN_STEPS = {
     "pretraining.evaluate_every": 0,
     "finetuning.steps": 0,
     "tuning.branches": (1.0,),
-    "pretraining.batch_size": 4,
+    "pretraining.batch_size": 8,
     "tuning.mixtures": (),
     "tuning.heads": (),
 }
