@@ -32,9 +32,8 @@ class Setup:
     """
 
     changes: ReadOnly = read_only({})  # at every scale: the kind of model, the objective, the optimiser
-    at_base: ReadOnly = read_only(
-        {}
-    )  # at scale `base` alone: the sizes, steps, batches and rates of the paper
+    # at scale `base` alone: the sizes, steps, batches and rates of the paper
+    at_base: ReadOnly = read_only({})
 
 
 def make_setup(changes: Changes, at_base: Changes | None = None) -> Setup:
