@@ -231,6 +231,7 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
     notes = (
         text.claims_notes(comparison, verdicts)
         + text.start_notes(comparison)
+        + text.built_in_text_notes(comparison)
         + text.document_notes(comparison)
         + text.undefined_notes(comparison)
     )

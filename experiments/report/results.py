@@ -97,7 +97,7 @@ def provenance_mismatches(
     first run. Rows whose settings choose other data or another vocabulary are compared only with runs of the
     same settings. Rows without differences are left out; unknown provenance counts as a difference.
     """
-    ingredients: list[tuple[str, Ingredient]] = []
+    ingredients: list[tuple[str, str, Ingredient]] = []  # row, name of the run, ingredient
     lines: dict[str, list[str]] = {}
     read_record = lru_cache(maxsize=None)(provenance.read)  # runs may share their pre-training
     known: dict[Path, list[Ingredient]] = {}  # folder of a run, which rows may share -> its ingredients
@@ -107,15 +107,15 @@ def provenance_mismatches(
             try:
                 if run.folder not in known:
                     known[run.folder] = [*_ingredients(name, run, experiments[row], read_record)]
-                ingredients += [(row, each._replace(run=name)) for each in known[run.folder]]
+                ingredients += [(row, name, each) for each in known[run.folder]]
             except (SettingError, OSError) as error:
                 lines.setdefault(row, []).append(f"{name}: its provenance is unknown: {error}")
-    expected = _most_common(each for _, each in ingredients)
-    for row, each in ingredients:
+    expected = _most_common(each for _, _, each in ingredients)
+    for row, name, each in ingredients:
         usual = expected[each.kind]
         if each.value != usual.value:
             difference = _difference(usual.value, each.value)
-            lines.setdefault(row, []).append(f"{each.run}: {each.kind[0]} than {usual.run}: {difference}")
+            lines.setdefault(row, []).append(f"{name}: {each.kind[0]} than {usual.run}: {difference}")
     return {row: list(dict.fromkeys(of_row)) for row, of_row in lines.items()}
 
 

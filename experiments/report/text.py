@@ -30,11 +30,13 @@ from experiments.report.metrics import (
 )
 from experiments.report.order import ScalePrediction
 from experiments.report.statistics import ALPHA, NUM_RESAMPLES, PairedTest, t_test_power
+from experiments.runs import provenance
 from experiments.runs.plateau import has_plateau
 from experiments.runs.result import Result
 from experiments.study.claims import Claim, Counts, compared_columns, simulate_replication
 from experiments.study.registry import REGISTRY
 from experiments.study.table import SECOND_HAND, UNSURE, Row
+from lm.config.base import SettingError
 
 NBSP = "\N{NO-BREAK SPACE}"
 ARROWS = {1: f"{NBSP}▲", 0: "", -1: f"{NBSP}▼"}
@@ -700,6 +702,24 @@ def start_notes(comparison: Comparison) -> list[str]:
         "fine-tuned. A row that is not significantly better adds nothing; rows of another model than the "
         "baseline's have a start of their own, and are not compared."
     ]
+
+
+def built_in_text_notes(comparison: Comparison) -> list[str]:
+    """Return which text of the documentation the runs read, by the records of their stages."""
+    runs = [run for row in comparison.trained_rows for run in comparison.runs_of(row)]
+    digests: set[str] = set()
+    for folder in {folder for run in runs for folder in run.stage_folders().values()}:
+        try:
+            digests.add(provenance.read(folder)["data"].get("documentation", ""))
+        except SettingError:  # reported with the mismatches
+            continue
+    notes = []
+    for digest in sorted(filter(None, digests)):
+        if digest == "installed":
+            notes.append("Text: the documentation of installed packages, which differs by machine.")
+        else:
+            notes.append(f"Text: the built-in documentation, digest {digest[:12]}.")
+    return notes
 
 
 def undefined_notes(comparison: Comparison) -> list[str]:

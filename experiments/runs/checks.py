@@ -28,6 +28,8 @@ from lm.config.model import RECURRENT
 from lm.data.batches import check_batch_size
 from lm.data.checks import check_architecture
 from lm.data.corpus.token_cache import GIGABYTE, token_cache_bytes
+from lm.data.documentation.corpus import text_digest
+from lm.data.documentation.pinned import OFFLINE
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture
@@ -163,7 +165,8 @@ def check_names(experiment: Experiment, sources: Sources) -> None:
         raise SettingError(f"data.vocabulary={data.vocabulary!r} does not exist; name a .model file")
     reads = experiment.pretraining.steps > 0 and experiment.mixing.pretraining != "tasks"
     for part in map(str.strip, data.corpus.split(" + ") if reads else ()):
-        if part.removeprefix("tfds:").partition("/")[0] != "documentation":
+        # that of installed packages is written before tasks are, so that they are made of it too
+        if part.removeprefix("tfds:").partition("/")[0] != "documentation" or part == OFFLINE:
             sources.corpus(part, "train")
 
 
@@ -174,10 +177,23 @@ def provenance_of_run(
     return {
         "settings": {path: str(value) for path, value in leaves(experiment)},
         "vocabulary": {"fingerprint": inputs.vocabulary.fingerprint},
-        "data": {name: x for stage in stages for name, x in stage.fingerprints(inputs.sources).items()},
+        "data": {
+            **{name: x for stage in stages for name, x in stage.fingerprints(inputs.sources).items()},
+            **built_in_text(experiment, inputs.cache),
+        },
         "code": provenance.code(),
         "packages": packages(),
     }
+
+
+def built_in_text(experiment: Experiment, cache: Path) -> dict[str, str]:
+    """Return {"documentation": digest of the built-in text, or "installed"}; empty if it is not read."""
+    if "documentation" not in {
+        part.strip().partition("/")[0] for part in experiment.data.corpus.split(" + ")
+    }:
+        return {}
+    digest = text_digest(cache)
+    return {"documentation": digest} if digest else {}
 
 
 def check_same_on_all_processes(record: provenance.Provenance) -> None:

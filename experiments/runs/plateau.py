@@ -2,7 +2,7 @@
 
 from experiments.study.experiment import Experiment
 
-COPYING = ("nothing", "random-text")  # kinds of noise that hide no word of the text
+HIDES_NOTHING = ("none", "random-text")  # kinds of noise
 
 
 def has_plateau(experiment: Experiment) -> bool:
@@ -10,7 +10,8 @@ def has_plateau(experiment: Experiment) -> bool:
 
     It does not for a row that trains on tasks beside the corpus, that memorizes a few texts, or that copies.
     """
-    copies = experiment.objective.noise in COPYING
+    objective = experiment.objective
+    copies = objective.noise in HIDES_NOTHING and objective.sentences == "in-order"
     return experiment.mixing.pretraining == "corpus" and not experiment.data.repeats and not copies
 
 

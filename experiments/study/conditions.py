@@ -35,12 +35,20 @@ SHARED_START: Condition = (  # steps by another objective before pre-training
     | {"pretraining.steps": ABOVE_0}
 )
 
+HIDING = Values(but=("none", "random-text"))
+HIDES_TOKENS: Condition = {"objective.noise": HIDING}
+
 # Ids above those of word pieces stand for noise, for masks, and for the ends of texts that an encoder reads.
 SENTINELS: Conditions = (
-    PRETRAINED | {"objective.inputs": Values(but=("drop", "shuffle"))},
+    PRETRAINED | HIDES_TOKENS | {"objective.inputs": Values(but=("drop", "shuffle"))},
     PRETRAINED | {"objective.targets": ("sentinels",), "objective.inputs": Values(but=("drop",))},
     PRETRAINED | {"objective.targets": ("sentinels",), "objective.noise": Values(but=("everything",))},
-    SHARED_START | {"start.steps": ABOVE_0, "start.objective.inputs": Values(but=("drop", "shuffle"))},
+    SHARED_START
+    | {
+        "start.steps": ABOVE_0,
+        "start.objective.noise": HIDING,
+        "start.objective.inputs": Values(but=("drop", "shuffle")),
+    },
     SHARED_START | {"start.steps": ABOVE_0, "start.objective.targets": ("sentinels",)},
     NETWORK | {"model.architecture": ("encoder",)},
     {"finetuning.steps": ABOVE_0, "tuning.heads": GIVEN, "tuning.layout": ("start-delim-extract",)},

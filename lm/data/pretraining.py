@@ -112,7 +112,7 @@ def denoise(
         texts = CorruptionInputs(lengths, u, tokenizer.num_sentinels, word_starts)
         noise = noise_mask(objective, texts, limits.targets)
         shown, keep = INPUTS[objective.inputs].apply(objective, tokens, noise, u[:, -1], tokenizer)
-        if objective.noise == "none":  # all tokens have moved, as those that deshuffling permutes
+        if objective.noise == "none" and order is not None:  # all have moved, as when deshuffling permutes
             noise = np.ones_like(noise)
         inputs_eos = eos if objective.has_inputs else None
         inputs = _keep_tokens(shown, keep & is_token, is_text_token & ~noise, inputs_eos)

@@ -18,13 +18,10 @@ import numpy as np
 GEOMETRIC_P, LONGEST_SPAN = 0.2, 10
 
 # A Poisson span may have length 0: a mask is inserted and no token is hidden. A single span has the share
-# ``rate`` of the tokens; the middle lies between two random positions; with none, only the order changes.
-# "nothing" hides no token. "random-text" hides none either, but replaces the whole text, so that inputs and
-# targets are both random.
+# ``rate`` of the tokens; the middle lies between two random positions. With none no token is hidden, so that
+# only the order may change. "random-text" hides none either, but replaces the whole text by random tokens.
 _SpansName = Literal["spans", "geometric-spans", "poisson-spans", "single-span", "middle"]
-NoiseName = Literal[
-    "none", "iid", "whole-words", _SpansName, "suffix", "everything", "nothing", "random-text"
-]
+NoiseName = Literal["none", "random-text", "iid", "whole-words", _SpansName, "suffix", "everything"]
 
 
 class CorruptionConfig(Protocol):
@@ -277,13 +274,7 @@ def _everything_counts(
     return NoiseCounts(lengths, np.ones_like(lengths), np.zeros_like(lengths))
 
 
-def _nothing_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
-    return np.zeros(texts.uniforms[:, 0].shape, bool)
-
-
-def _nothing_counts(
-    _config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray
-) -> NoiseCounts:
+def _no_counts(_config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray) -> NoiseCounts:
     return NoiseCounts(np.zeros_like(lengths), np.ones_like(lengths), np.minimum(lengths, 1))
 
 
@@ -381,7 +372,6 @@ def _poisson_cdf(mean: float) -> np.ndarray:
 
 
 NOISES: dict[str, Noise] = {
-    "none": Noise(_no_mask, unused_settings=("rate", "mean_span_length")),
     "iid": Noise(_iid_mask, unused_settings=("mean_span_length",)),
     "whole-words": Noise(_whole_words_mask, needs_word_starts=True, unused_settings=("mean_span_length",)),
     "spans": Noise(random_spans_noise_mask, counts=span_counts),
@@ -412,12 +402,9 @@ NOISES: dict[str, Noise] = {
         per_document=True,
         unused_settings=("rate", "mean_span_length"),
     ),
-    "nothing": Noise(_nothing_mask, counts=_nothing_counts, unused_settings=("rate", "mean_span_length")),
+    "none": Noise(_no_mask, counts=_no_counts, unused_settings=("rate", "mean_span_length")),
     "random-text": Noise(
-        _nothing_mask,
-        counts=_nothing_counts,
-        replaces_text=True,
-        unused_settings=("rate", "mean_span_length"),
+        _no_mask, counts=_no_counts, replaces_text=True, unused_settings=("rate", "mean_span_length")
     ),
 }
 

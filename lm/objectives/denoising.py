@@ -67,10 +67,10 @@ class Objective:
 
     noise: NoiseName = "iid"  # how corrupted tokens are chosen
     # what replaces corrupted tokens in the inputs
-    inputs: InputsName = setting("sentinels", {"noise": Values(but=("none",))})
+    inputs: InputsName = setting("sentinels", {"noise": Values(but=("none", "random-text"))})
     # what the model predicts, and what replaces the tokens that are not corrupted
     targets: TargetsName = setting("sentinels", WITH_INPUTS)
-    # share of tokens that are corrupted (ignored with noise suffix, everything, nothing and random-text)
+    # share of tokens that are corrupted (ignored with noise suffix, everything, none and random-text)
     rate: float = setting(0.15, {"noise": _noises_that_use("rate")})
     # mean length of corrupted spans [tokens]
     mean_span_length: float = setting(3.0, {"noise": _noises_that_use("mean_span_length")})
@@ -148,7 +148,7 @@ _INFILLING = Objective("poisson-spans", "span-masks", "everything", 0.3, sentenc
 _BART = Objective(targets="everything", eos="between-documents")
 _ELECTRA = Objective(inputs="masks", targets="replaced", eos="between-documents")
 _MASKED_LM = Objective(inputs="masks-random-or-same", targets="in-place", eos="between-documents")
-_COPY = Objective(noise="nothing", inputs="drop", targets="everything")  # there is no noise to drop
+_COPY = Objective(noise="none", targets="everything")
 
 OBJECTIVES = {
     "baseline": Objective(),  # "replace spans" of i.i.d. noise: the baseline of all tables

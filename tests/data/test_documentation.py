@@ -138,24 +138,26 @@ def test_no_document_is_in_two_splits_of_corpus_or_tasks(cache):
 def test_no_part_trains_on_what_another_is_evaluated_on(cache):
     corpus.prepare_sets(cache, name="unfiltered", packages=SOME.split())
     assert not names("corpus", "validation+test", cache) & names("unfiltered", "train", cache)
-    whole = {split: feeding.documents("documentation", split, cache) for split in ("train", "validation")}
-    parts = {name: feeding.documents(f"documentation/{name}", "train", cache) for name in corpus.CORPUS_PARTS}
-    assert len(parts["science"]) == 0 < len(parts["topics"]) < len(parts["libraries"])
-    assert len(parts["topics"]) + len(parts["libraries"]) == len(whole["train"])
-    assert set(parts["topics"]) | set(parts["libraries"]) == set(whole["train"])
-    specs = ["documentation", *(f"documentation/{name}" for name in parts)]
-    assert len({feeding.fingerprint(spec, "train", cache) for spec in specs}) == 4
+    whole = {
+        split: feeding.documents("documentation/installed", split, cache) for split in ("train", "validation")
+    }
+    assert whole["train"] and not {*whole["train"]} & {*whole["validation"]}
+    assert len({name for names in corpus.CORPUS_PARTS.values() for name in names}) == sum(
+        map(len, corpus.CORPUS_PARTS.values())
+    )
     with pytest.raises(SettingError, match="did you mean 'science'"):
-        feeding.documents("documentation/sience", "train", cache)
+        corpus.documentation_shards("sience", "train", cache)
 
 
 @pytest.mark.parametrize(
-    ("part", "written"), [("", "corpus"), ("/science", "corpus"), ("/unfiltered", "unfiltered")]
+    ("part", "written"), [("/installed", "corpus"), ("", "corpus"), ("/unfiltered", "unfiltered")]
 )
 def test_a_corpus_is_written_when_it_is_first_read(part, written, tmp_path, monkeypatch):
     """Also by a row that has no tasks of the documentation."""
     write, few = corpus.prepare_sets, SOME.split()
-    monkeypatch.setattr(corpus, "prepare_sets", lambda *given, **named: write(*given, packages=few, **named))
+    monkeypatch.setattr(
+        corpus, "prepare_sets", lambda *given, **named: write(*given, **(named | {"packages": few}))
+    )
     feeding.documents(f"documentation{part}", "train", tmp_path)
     assert (tmp_path / "tfds" / "documentation" / written).is_dir()
 
@@ -197,17 +199,19 @@ def test_answers_are_where_the_task_says_and_nowhere_else(generated):
         assert not reading_tasks.MODALS.keys() & {*row["sentence"].split()}
     for row in generated["entailment"]:
         held, other = row["premises"] if row["label"] == 0 else reversed(row["premises"])
-        assert row["hypothesis"] in held and row["hypothesis"] not in other
+        assert row["hypothesis"].replace("not ", "", 1) in other
+        assert row["hypothesis"].replace("not ", "", 1) not in held
     for row in generated["order"]:
-        first, _, second = row["answers"][0].split()
-        text = row["context"].lower()
-        assert text.index(first) < text.index(second) and row["question"] == " ".join(sorted((first, second)))
+        first, second = row["answers"][0].split(", then ", 1)
+        assert row["context"].startswith(first) and f" {second}" in row["context"]
+        assert row["answers"][0] in row["candidates"] and len({*row["candidates"]}) == 2
 
 
 def test_every_task_has_its_half_and_the_mixtures_are_the_halves():
     for half in ("reading", "language"):
         assert {task.half for task in MIXTURES[f"documentation-{half}"]} == {half}
-    assert {task.name for task in MIXTURES["documentation"]} == TASKS
+    assert {task.name for task in MIXTURES["documentation"]} == TASKS - {"cloze"}
+    assert all(TEXT_TASKS[name].half for name in TASKS)
     assert {task.half for name, task in TEXT_TASKS.items() if name not in TASKS} == {""}
     assert all(task.half == TEXT_TASKS[name].half for name, task in LABELLED.items() if name in TASKS)
 
@@ -231,7 +235,7 @@ def test_each_modal_meaning_is_right_about_as_often_and_each_order_as_often(gene
     assert scipy.stats.chisquare([*counts.values()]).pvalue > 1e-4, counts
     answers_of = defaultdict(Counter)
     for row in generated["order"]:
-        answers_of[row["question"]][row["answers"][0]] += 1
+        answers_of[tuple(row["candidates"])][row["answers"][0]] += 1
     assert all(len(counts) == 2 and len({*counts.values()}) == 1 for counts in answers_of.values())
 
 
@@ -309,9 +313,9 @@ def test_no_place_is_right_more_often_than_another(cache):
 
 def test_equal_packages_give_an_equal_fingerprint(cache, tmp_path):
     corpus.prepare_sets(tmp_path, packages=SOME.split())
-    prints = [feeding.fingerprint("documentation", "train", folder) for folder in (cache, tmp_path)]
+    prints = [feeding.fingerprint("documentation/installed", "train", folder) for folder in (cache, tmp_path)]
     assert prints[0] == prints[1]
-    assert prints[0] != feeding.fingerprint("documentation", "validation", cache)
+    assert prints[0] != feeding.fingerprint("documentation/installed", "validation", cache)
 
 
 WRITE = """
@@ -363,9 +367,11 @@ def test_a_full_disk_is_told_in_a_line_with_the_set_and_leaves_nothing(tmp_path)
 @pytest.mark.slow
 def test_a_default_install_gives_eight_megabytes_in_half_a_minute(tmp_path):
     start = time.process_time()
-    corpus.prepare_sets(tmp_path)
+    corpus.prepare_sets(tmp_path, packages=docstrings.DEFAULT)
     seconds = time.process_time() - start
-    parts = [feeding.documents("documentation", split, tmp_path) for split in ("train", "validation")]
+    parts = [
+        feeding.documents("documentation/installed", split, tmp_path) for split in ("train", "validation")
+    ]
     assert sum(len(text) for part in parts for text in part) > 7.2e6  # and the test split
     assert seconds < 60  # 20 s on an idle core
     for task in TASKS:

@@ -331,11 +331,6 @@ def test_geometric_spans_have_spanberts_lengths():
         (OBJECTIVES["masked-lm"], {"inputs_length": 6}, "data.inputs_length=6"),
         (replace(OBJECTIVES["masked-lm"], noise="none"), {}, "should be 'iid' or|should be 'everything'"),
         (
-            replace(OBJECTIVES["document-rotation"], sentences="in-order"),
-            {"architecture": "decoder"},
-            "objective.sentences='in-order' should be 'permuted' or 'rotated' with objective.noise='none'",
-        ),
-        (
             replace(OBJECTIVES["masked-lm"], pairs="next-sentence"),
             {"offsets": OFFSETS[[0, -1]]},
             "data.corpus",

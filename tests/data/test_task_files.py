@@ -14,7 +14,7 @@ from paths import ROOT
 from scored_runs import HEADS, SMALL, read, run_of
 from tiny import TINY
 
-from experiments.evaluate.tasks import Rows, score_run, team_of
+from experiments.evaluate.tasks import Rows, find_members, score_run
 from experiments.runs import prepare as data
 from experiments.runs.checks import declared_tasks
 from experiments.runs.paths import save_settings
@@ -307,12 +307,12 @@ def test_a_run_is_scored_on_a_task_file_by_what_was_tuned_for_it_else_by_pre_tra
     scores, lines = read(folder / "scores" / "colours.toml" / "colours.toml" / "validation")
     assert scores["metrics"].keys() == {"exact_match", "score"} and lines[0]["target"] == "white"
     assert len(lines[0]["prediction"].encode()) <= 16
-    task, (stage,) = team_of(folder, "reviews.toml", "")
+    task, (stage,) = find_members(folder, "reviews.toml", "")
     assert (task.file, stage.name) == (Path("reviews.toml"), "pretraining")
 
 
 def test_a_head_that_was_tuned_for_a_task_file_answers_it_wherever_the_file_is_named_from(files):
     folder = files / "run"
     save_settings(folder, changes(Experiment(), SMALL | HEADS | {"tuning.heads": ("reviews.toml",)}))
-    task, (stage,) = team_of(folder, str(files / "reviews.toml"), "")
+    task, (stage,) = find_members(folder, str(files / "reviews.toml"), "")
     assert (type(task), stage.name) == (LabelledTask, "reviews.toml")

@@ -4,6 +4,8 @@ import csv
 import hashlib
 import json
 import re
+import subprocess
+import sys
 import tarfile
 from collections import Counter
 from itertools import combinations
@@ -14,7 +16,8 @@ import pytest
 from paths import ROOT
 from PIL import Image
 
-from experiments.report.claims_figure import VERDICTS, ClaimsFigure, count_claims, kendall_tau, read_tables
+from experiments.report.claims_figure import VERDICTS, ClaimsFigure, count_claims
+from experiments.report.prediction import read_tables
 from experiments.report.report import write_report
 from experiments.study.papers.t5 import PAPER
 from experiments.study.registry import REGISTRY, canonical_row, find, tables_of
@@ -79,7 +82,7 @@ def test_a_bar_of_the_picture_is_as_long_as_the_share_of_claims_that_is_written_
     }
     found = [
         (place, count / sum(each.counts.values()))
-        for place, each in enumerate(count_claims(read_tables(RESULTS), "updates"))
+        for place, each in enumerate(count_claims(read_tables(RESULTS), "updates", "reading"))
         for count in each.counts.values()
         if count
     ]
@@ -87,46 +90,47 @@ def test_a_bar_of_the_picture_is_as_long_as_the_share_of_claims_that_is_written_
         (place, pytest.approx(share)) for place, share in found
     ]
     texts = [text.get_text() for text in axis.texts]
-    assert [text for text in texts if text.isdigit()] == [
-        "1",
-        "22",
-        "13",
-        "7",
-        "3",
-        "2",
-        "2",
-        "6",
-        "3",
-        "15",
-        "3",
-        "2",
-        "4",
-    ]
-    assert [
-        text for text in texts if re.fullmatch(r"−?\d\.\d\d", text)
-    ] == "0.29 −0.33 0.33 0.80 1.00 0.00".split()
+    counted = count_claims(read_tables(RESULTS), "updates", "reading")
+    counts = [str(count) for each in counted for count in each.counts.values() if count]
+    assert [text for text in texts if text.isdigit()] == counts
+    taus = [f"{each.tau:.2f}".replace("-", "−") for each in counted if each.tau is not None]
+    assert [text for text in texts if re.fullmatch(r"−?\d\.\d\d", text)] == taus and len(taus) == 6
 
 
-def test_the_verdicts_in_the_picture_are_those_that_the_guide_tells():
-    rows = re.findall(
-        r"^\| (\d+) \| (\d+) \| (\d+), (\d+), (\d+), (\d+) \|", (DOCS / "study.md").read_text(), re.M
-    )
-    told = {number: [*map(int, counts)] for number, _, *counts in rows}
-    found = {
-        re.search(r"\d+", each.table.partition("/")[2])[0]: [each.counts[word] for word in VERDICTS]
-        for each in count_claims(read_tables(RESULTS), "updates")
-    }
-    assert found == told and sum(map(sum, told.values())) == 83
+@pytest.mark.parametrize("group", ["reading", "language", "both"])
+def test_the_orders_and_verdicts_that_the_guide_tells_are_published(group):
+    place = ["reading", "language", "both"].index(group)
+    line = r"^\| (\d+) \| (\d+) \| " + r" \| ".join([r"([^|]*)"] * 6) + r" \|$"
+    rows = re.findall(line, (DOCS / "study.md").read_text(), re.M)
+    told = {}
+    for number, count, *cells in rows:
+        verdicts = [int(x) for x in cells[3 + place].split(", ")]
+        told[number] = (int(count), cells[place], verdicts)
+    found = {}
+    for name, table in read_tables(RESULTS).items():
+        number = re.search(r"\d+", name.partition("/")[2])[0]
+        order, counts = table["order"].get(group), table["claim counts"][group]["updates"]
+        tau = f"{order['tau']:.2f} (p {order['p']:.2g})" if order else "–"
+        found[number] = (counts["claims"], tau, [counts[word] for word in VERDICTS])
+    assert told == found and sum(count for count, _, _ in told.values()) == 83
 
 
 def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that_do_not():
     for name, table in read_tables(RESULTS).items():
-        rows = table["rows"]
-        ours = {row: mean(rows[row]["combined"].values()) for row in rows}
-        paper = {row: sum(REGISTRY[row].published[c.name] / c.std for c in PAPER.columns) for row in rows}
-        signs = Counter(((ours[a] > ours[b]) == (paper[a] > paper[b])) for a, b in combinations(rows, 2))
-        due = (signs[True] - signs[False]) / signs.total()
-        assert kendall_tau(rows) == (None if len(rows) == 2 else pytest.approx(due)), name
+        for group, order in table["order"].items():
+            rows = table["rows"]
+            ours = {row: mean(rows[row]["combined"][group].values()) for row in rows}
+            paper = {row: sum(REGISTRY[row].published[c.name] / c.std for c in PAPER.columns) for row in rows}
+            signs = Counter(((ours[a] > ours[b]) == (paper[a] > paper[b])) for a, b in combinations(rows, 2))
+            due = (signs[True] - signs[False]) / signs.total()
+            assert order["tau"] == pytest.approx(due), (name, group)
+
+
+@pytest.mark.slow
+def test_every_published_figure_follows_from_the_published_runs(runs):
+    command = [sys.executable, str(DOCS / "results/check.py"), str(RESULTS), str(runs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
+    assert done.returncode == 0 and " 0 differ" in done.stdout, done.stdout[-3000:] + done.stderr
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "\x00", '{"tables": 1, "sha256": "0"}'])

@@ -1,6 +1,7 @@
 """The settings of runs that take seconds."""
 
 TINY = {
+    "data.corpus": "documentation/installed",
     "data.vocabulary_size": 300,
     "data.inputs_length": 24,
     "model.vocab_size": 512,

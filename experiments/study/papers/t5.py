@@ -252,10 +252,12 @@ TABLES = (
         {
             "c4": {},
             "unfiltered": corpus("tfds:c4/en.noclean", "documentation/unfiltered"),
-            "realnews-like": corpus("tfds:c4/realnewslike", "documentation/libraries"),
+            "realnews-like": corpus("tfds:c4/realnewslike", "documentation/services"),
             "webtext-like": corpus("tfds:c4/webtextlike", "documentation/science"),
-            "wikipedia": corpus("tfds:wikipedia/20190301.en", "documentation/topics"),
-            "wikipedia+books": corpus(WIKIPEDIA_AND_BOOKS, "documentation/topics + documentation/libraries"),
+            "wikipedia": corpus("tfds:wikipedia/20190301.en", "documentation/operations"),
+            "wikipedia+books": corpus(
+                WIKIPEDIA_AND_BOOKS, "documentation/operations + documentation/learning"
+            ),
         },
         surrogate_data=True,
     ),

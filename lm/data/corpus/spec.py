@@ -2,7 +2,8 @@
 
 The name of a corpus is one of these, or several joined by " + ":
 
-- ``documentation`` (that of the packages installed here) or ``documentation/PART``
+- ``documentation`` (the built-in text) or ``documentation/PART``; ``documentation/installed`` is that of the
+  packages installed here, which differs from machine to machine
 - ``text:PATH``, ``jsonl:PATH`` or ``parquet:PATH``: a file, a folder or a glob; the last two have the text in
   their field "text"
 - ``tfds:NAME[:VERSION]``: a TFDS set prepared as array_record, such as ``tfds:c4/en``
@@ -36,7 +37,13 @@ def corpus_shards(spec: str, split: Split, cache: Path, on_corrupt: OnCorrupt = 
         from lm.data.documentation import corpus  # imports TFDS, which takes seconds
 
         part = kind.partition("/")[2]
-        write_documentation(f"documentation/{part if part == 'unfiltered' else 'corpus'}", cache)
+        corpus.require_text(cache, part)
+        if part == corpus.INSTALLED:
+            warning = "documentation/installed differs from machine to machine: its results do not compare"
+            print(warning, file=sys.stderr)
+            corpus.prepare_sets(cache, packages=corpus.DEFAULT, report=_say)
+        else:
+            write_documentation(f"documentation/{part if part == 'unfiltered' else 'corpus'}", cache)
         return corpus.documentation_shards(part, split, cache, on_corrupt)
     if kind == "tfds" and name:
         write_documentation(name, cache)
@@ -70,4 +77,8 @@ def write_documentation(name: str, cache: Path) -> None:
     if kind == "documentation" and part:
         from lm.data.documentation import corpus
 
-        corpus.prepare_sets(cache, name=part, report=lambda line: print(line, file=sys.stderr))
+        corpus.prepare_sets(cache, name=part, report=_say)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -350,6 +350,11 @@ class TfdsRows(Sequence[Row]):
         return digest.hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    """Return the digest of a file's name, size and both its ends, 32 MiB each."""
+    return _digest(path, *file_stamp(path)).hex()
+
+
 @functools.lru_cache(maxsize=4096)
 def _digest(path: Path, size: int, _modified: int) -> bytes:
     """Return the SHA-256 of a file's name, its size and both its ends, 32 MiB each."""

@@ -1,6 +1,7 @@
-"""The built-in corpus and its tasks: installed documentation as TFDS data sets, written once per machine.
+"""The built-in corpus and its tasks: documentation of packages as TFDS data sets, written once per machine.
 
-- ``corpus`` has a document for each module, ``unfiltered`` the same modules without C4's filters.
+- ``corpus`` has a document for each module, ``unfiltered`` the same modules without C4's filters. Their text
+  is that of ``pinned``, the same on every machine, or that of the installed packages, which differs.
 - The tasks of ``lm.data.documentation.tasks`` are made of the validation and test documents of the corpus
   only, and are split by document again: no text is in two splits. ``validation`` rows choose a checkpoint,
   ``report`` rows score it.
@@ -13,16 +14,20 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from lm.c4.filters import hash_fraction
 from lm.config.base import SettingError, nearest
 from lm.data.corpus.files import Split
 from lm.data.corpus.shards import TfdsShard, select_records, tfds_shards
-from lm.data.corpus.tfds import OnCorrupt, Row
+from lm.data.corpus.tfds import OnCorrupt, Row, file_digest
 from lm.data.documentation.code_tags import code_tag_rows
 from lm.data.documentation.docstrings import DEFAULT, STDLIB, Document, extract_docstrings, unfiltered
+from lm.data.documentation.packages import PACKAGES, PARTS, TEXT_DIGEST
+from lm.data.documentation.pinned import OFFLINE, pinned_documents, unfiltered_documents
 from lm.data.documentation.tasks import task_generators
 from lm.data.documentation.word_sequences import MAX_SEQUENCE_LENGTHS, random_sequences
+from lm.files import json_with_checksum, parse_with_checksum, write
 
 # a document is in train if its hash is below the first, in validation if below the second, else in test
 TRAIN_BELOW, VALIDATION_BELOW = 0.8, 0.9
@@ -35,7 +40,7 @@ TASK_ROWS = {"train": 8_000} | EVALUATION_ROWS
 TASK_CHARACTERS = {"train": 5_000_000, "validation": 500_000, "report": 2_000_000}
 COUNTED_CHARACTERS = 10_000_000  # of the training text, in which tasks count words
 
-VERSION = "3.0.0"  # of the data sets; those before had other tasks
+VERSION = "3.0.0"  # of the data sets; those before had other tasks, of installed packages
 # data set -> column -> type, in the notation of ``lm.data.documentation.builder``
 FEATURES: Mapping[str, Mapping[str, str]] = {
     "corpus": {"text": "text"},
@@ -46,7 +51,7 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
     "summary": {"documents": "texts", "summary": "text", "label": "integer"},
     "modality": {"sentence": "text", "answers": "texts", "candidates": "texts"},
     "entailment": {"premises": "texts", "hypothesis": "text", "label": "integer"},
-    "order": {"question": "text", "context": "text", "answers": "texts", "candidates": "texts"},
+    "order": {"context": "text", "answers": "texts", "candidates": "texts"},
     "acceptability": {"context": "text", "sentence": "text", "damaged": "text"},
     "agreement": {"context": "text", "sentence": "text", "damaged": "text"},
     "determiners": {"context": "text", "sentence": "text", "damaged": "text"},
@@ -56,24 +61,20 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
     **{f"sequences-{length}": {"text": "text"} for length in MAX_SEQUENCE_LENGTHS},
 }
 # Parts of the corpus by package, which differ in topic and style, as parts of C4 by domain do
-SCIENCE = """
-contourpy einops flax grain jax jaxlib joblib matplotlib ml_dtypes mpl_toolkits numpy opt_einsum optax orbax
-scipy sklearn tensorboardX tensorflow_datasets tensorstore treescope
-"""
-TOPICS = """
-docstring_parser fontTools help lxml markdown_it narwhals nltk pygments pyparsing regex rich rouge_score
-sacrebleu sentencepiece yaml
-"""  # the help topics of Python itself, and packages that process text
-CORPUS_PARTS = {"libraries": STDLIB, "science": SCIENCE.split(), "topics": TOPICS.split()}
+CORPUS_PARTS = {
+    part: frozenset(name for package in PACKAGES if package.part == part for name in package.imports)
+    for part in PARTS
+}
+INSTALLED = "installed"  # in place of the digest of a text that is that of the installed packages
+TEXT_FILE = "text.json"  # says which text the data sets of a folder are made of
 
 
 def _sequence_rows(max_length: int, _packages: Iterable[str]) -> dict[str, list[Row]]:
     return random_sequences(max_length)
 
 
-# generators of the data sets that are written alone, when they are named; all others are written together
+# generators of the data sets that are written alone and are the same whatever the text
 SEPARATE_SETS: Mapping[str, Callable[[Iterable[str]], Mapping[str, list[Row]]]] = {
-    "unfiltered": lambda packages: by_split(unfiltered(packages)),
     "roles": lambda packages: limit_rows(code_tag_rows({*packages} & {*STDLIB}), EVALUATION_ROWS, "roles"),
     **{f"sequences-{length}": partial(_sequence_rows, length) for length in MAX_SEQUENCE_LENGTHS},
 }
@@ -83,30 +84,45 @@ def prepare_sets(
     cache: Path,
     *,
     name: str = "corpus",
-    packages: Iterable[str] = DEFAULT,
+    packages: Iterable[str] | None = None,
     report: Callable[[str], object] = lambda line: None,
 ) -> Path:
     """Return the folder cache/tfds/documentation, after writing the data set ``name`` if it is missing.
 
-    A set of SEPARATE_SETS is written alone, the other sets together. Every set is complete or absent. Raises
-    SettingError if the folder cannot be written.
+    A set of SEPARATE_SETS and ``unfiltered`` are written alone, the other sets together. Every set is
+    complete or absent. ``packages``: installed packages whose text replaces the built-in one. Raises
+    SettingError if the folder cannot be written, or a package cannot be had.
     """
     home = Path(cache) / "tfds" / "documentation"
-    names = [name] if name in SEPARATE_SETS else [key for key in FEATURES if key not in SEPARATE_SETS]
+    is_alone = name in SEPARATE_SETS or name == "unfiltered"
+    names = [name] if is_alone else [key for key in FEATURES if key not in (*SEPARATE_SETS, "unfiltered")]
     folders = [home / key / VERSION for key in names]
+    if name not in SEPARATE_SETS:
+        check_files_of_text(home)
     if all(folder.exists() for folder in folders):
         return home
-    report(f"writing documentation: {', '.join(names)} to {home} (once, under half a minute)")
-    sets = (
-        {name: SEPARATE_SETS[name](packages)}
-        if name in SEPARATE_SETS
-        else make_sets(extract_docstrings(packages))
-    )
+    report(f"writing documentation: {', '.join(names)} to {home} (once)")
+    wheels = Path(cache) / "wheels"
+    digest = INSTALLED if packages is not None else TEXT_DIGEST
+    if name == "unfiltered" and packages is None and text_digest(cache) == INSTALLED:
+        packages, digest = DEFAULT, INSTALLED
+    sets: Mapping[str, Mapping[str, list[Row]]]
+    if name in SEPARATE_SETS:
+        sets = {name: SEPARATE_SETS[name](DEFAULT if packages is None else packages)}
+    elif name == "unfiltered":
+        raw = unfiltered_documents(wheels, report) if packages is None else unfiltered(packages)
+        sets = {name: by_split(raw)}
+    elif packages is None:
+        sets = make_sets(pinned_documents(wheels, report))
+    else:
+        sets = make_sets(extract_docstrings(packages))
     try:
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home.parent, prefix=".documentation-") as draft:
             for (key, rows), folder in zip(sets.items(), folders, strict=True):
                 write_set(key, rows, Path(draft), folder)
+        if name not in SEPARATE_SETS:
+            record_text(home, digest, folders)
     except (OSError, RuntimeError) as error:  # the second is ArrayRecord's, with several lines
         why = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise SettingError(
@@ -114,6 +130,59 @@ def prepare_sets(
         ) from error
     report(f"{sum(map(len, sets[names[0]].values())):,} rows of {names[0]}")
     return home
+
+
+def record_text(home: Path, digest: str, folders: Iterable[Path]) -> None:
+    """Write which text the sets are made of, and the digests of their files, to ``home/TEXT_FILE``."""
+    files = _recorded(home).get("files", {})
+    for folder in folders:
+        for path in sorted(folder.glob("*array_record*")):
+            files[str(path.relative_to(home))] = file_digest(path)
+    write(home / TEXT_FILE, json_with_checksum({"version": VERSION, "digest": digest, "files": files}))
+
+
+def _recorded(home: Path) -> dict[str, Any]:
+    """Return what ``record_text`` wrote for this version; empty if there is nothing."""
+    path = home / TEXT_FILE
+    if not path.exists():
+        return {}
+    recorded = parse_with_checksum(path.read_bytes(), path)
+    return recorded if recorded.get("version") == VERSION else {}
+
+
+def text_digest(cache: Path) -> str:
+    """Return the digest of the text that the data sets in a cache are made of, INSTALLED, or "" for none."""
+    return _recorded(Path(cache) / "tfds" / "documentation").get("digest", "")
+
+
+def check_files_of_text(home: Path) -> None:
+    """Raise SettingError if the sets below ``home`` are of another text, or their files were changed."""
+    recorded = _recorded(home)
+    mend = f"delete {home}, so that it is written again"
+    if not recorded:
+        if (home / "corpus" / VERSION).exists():
+            raise SettingError(f"{home / TEXT_FILE} is missing, which names the text: {mend}")
+        return
+    if recorded["digest"] not in (TEXT_DIGEST, INSTALLED):
+        raise SettingError(
+            f"{home} has the text {recorded['digest'][:12]} and not {TEXT_DIGEST[:12]}: {mend}"
+        )
+    for name, digest in recorded["files"].items():
+        path = home / name
+        if path.parent.exists() and (not path.is_file() or file_digest(path) != digest):
+            raise SettingError(f"{path} is not what was written there: {mend}")
+
+
+def require_text(cache: Path, part: str) -> None:
+    """Raise SettingError if the sets in the cache are not of the text that a part of the corpus is about."""
+    found = text_digest(cache)
+    if found and (found == INSTALLED) != (part == INSTALLED):
+        kind = "the installed packages" if found == INSTALLED else "the built-in text"
+        other = OFFLINE if found == INSTALLED else "documentation"
+        raise SettingError(
+            f"{Path(cache) / 'tfds' / 'documentation'} holds data sets of {kind}: use other --runs, delete "
+            f"that folder, or take --data.corpus {other}"
+        )
 
 
 def write_set(name: str, rows: Mapping[str, list[Row]], draft: Path, folder: Path) -> None:
@@ -129,14 +198,15 @@ def write_set(name: str, rows: Mapping[str, list[Row]], draft: Path, folder: Pat
 def documentation_shards(
     part: str, split: Split, cache: Path, corrupt: OnCorrupt = "stop"
 ) -> tuple[TfdsShard, ...]:
-    """Return the shards of a part of the corpus: "" (all of it), "unfiltered", or one of CORPUS_PARTS.
+    """Return the shards of a part of the corpus: "", "installed", "unfiltered", or one of CORPUS_PARTS.
 
     SettingError with the nearest name if there is no such part.
     """
-    if part in ("", "unfiltered"):
-        return tfds_shards(f"documentation/{part or 'corpus'}", split, cache, corrupt)
+    if part in ("", INSTALLED, "unfiltered"):
+        name = "unfiltered" if part == "unfiltered" else "corpus"
+        return tfds_shards(f"documentation/{name}", split, cache, corrupt)
     if part not in CORPUS_PARTS:
-        near = nearest(part, (*CORPUS_PARTS, "unfiltered"))
+        near = nearest(part, (*CORPUS_PARTS, "unfiltered", INSTALLED))
         raise SettingError(f"documentation has no part {part!r}{near}")
     shards = tfds_shards("documentation/corpus", split, cache, corrupt)
     return select_records(shards, lambda row: row["name"].partition(".")[0] in CORPUS_PARTS[part])

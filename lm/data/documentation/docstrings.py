@@ -2,7 +2,6 @@
 
 import ast
 import importlib.machinery
-import inspect
 import os
 import re
 import sys
@@ -25,17 +24,22 @@ STDLIB = sorted(sys.stdlib_module_names)
 DEFAULT = STDLIB + INSTALLED
 SKIPPED = set("__pycache__ test tests testing _testing idlelib idle_test lib2to3 turtledemo".split())
 
+COPIES = set("_vendor vendor vendored _vendored extern third_party thirdparty".split())
+SKIPPED_IN_WHEELS = SKIPPED | COPIES
+
 RULES = filters.Rules()
 PARAGRAPH_FILTERS = filters.build_filters(RULES, filters.LINE_FILTERS)
 MODULE_DOCSTRING = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*[rRuU]?(\"\"\"|''')")
 DOCSTRING_START = re.compile(r"^[ \t]*[rRuU]?(\"\"\"|''')", re.MULTILINE)
-BULLET_MARK = re.compile(r"(?:[-*+•]|\(?\d+[.)]|#\.)\s+")
+BULLET_MARK = re.compile(r"(?:[-*+•]|\(?\d+[.)]|#\.)\s+", re.ASCII)
 # fields of Sphinx and of Google: ":param x: ..." and "x (int): ..."
-FIELD_MARK = re.compile(r"(?::\w[^:]*:|\*{0,2}\w[\w.]*(?: ?\([^)]*\))?:)\s+")
-NOT_PROSE = re.compile(r"[^\n:]{1,80} : |[^\w\"'(`*:\[“‘]")  # "x : int", directives, prompts
+FIELD_MARK = re.compile(r"(?::\w[^:]*:|\*{0,2}\w[\w.]*(?: ?\([^)]*\))?:)\s+", re.ASCII)
+NOT_PROSE = re.compile(r"[^\n:]{1,80} : |[^\w\"'(`*:\[“‘]", re.ASCII)  # "x : int", directives, prompts
 UNDERLINE = re.compile(r"([=\-~^*+#])\1{2,}$")  # below a heading
 SPHINX_ROLE = re.compile(r"(?::[\w:]+:)?`[~!]?([^`<]+?)(?:\s*<[^`]*>)?`_*")
 CODE_SIGN = re.compile(r"[\\{}|<>@]|[=:]{2}| = |https?:")
+# a word with a capital, digit or underscore that does not begin the sentence
+NAME_OR_NUMBER = re.compile(r"(?<=[ (\"'])[a-z]*[A-Z0-9_][^ ,;:)]*", re.ASCII)
 NON_LETTER = re.compile(r"[^A-Za-z ]")
 ASCII = str.maketrans("‘’“”–—\u00a0", "''\"\"-- ")
 
@@ -91,9 +95,9 @@ def paragraphs(docstring: str) -> Iterator[str]:
     """Yield the paragraphs of a docstring, each on one line, without tables, bullets and names of fields."""
     lines: list[str] = []
     base, hanging = 0, False
-    for line in [*inspect.cleandoc(docstring).splitlines(), ""]:
+    for line in [*dedent(docstring).split("\n"), ""]:
         text = line.strip()
-        word = text[:1].isalpha()  # most lines: no need to look for marks
+        word = text[:1].isascii() and text[:1].isalpha()  # most lines: no need to look for marks
         if not word and UNDERLINE.match(text):
             text, lines = "", []
         indent = len(line) - len(line.lstrip())
@@ -152,7 +156,7 @@ def extract_docstrings(packages: Iterable[str] = DEFAULT) -> Iterator[Document]:
         text = ""
         for string in strings:
             lines, first_paragraph = clean_paragraphs(string)
-            if new_lines := [line for line in lines if _is_new(line, seen)]:
+            if new_lines := [line for line in lines if is_new(line, seen)]:
                 separator = "\n\n" if new_lines[0] == first_paragraph else "\n"
                 text += separator + "\n".join(new_lines)
         if filters.has_enough_sentences(text.split("\n"), RULES):
@@ -162,14 +166,35 @@ def extract_docstrings(packages: Iterable[str] = DEFAULT) -> Iterator[Document]:
 def unfiltered(packages: Iterable[str]) -> Iterator[Document]:
     """Yield the docstrings of the same modules unchanged, with mark-up, code, tables and repetitions."""
     for name, strings in module_docstrings(packages):
-        if text := "\n\n".join(filter(None, map(inspect.cleandoc, strings))):
+        if text := "\n\n".join(filter(None, map(dedent, strings))):
             yield Document(name, text)
 
 
-def _is_new(line: str, seen: set[str]) -> bool:
+def is_new(line: str, seen: set[str]) -> bool:
     """Return whether no sentence of the line was seen before; add all of them to ``seen``."""
     sentences = [s for s in filters.sentences(line) if s.count(" ") + 1 >= RULES.words_per_line]
     keys = set(map(filters.duplicate_key, sentences))
-    is_new = not keys & seen
+    unseen = not keys & seen
     seen |= keys
-    return is_new
+    return unseen
+
+
+def dedent(docstring: str) -> str:
+    """Return the docstring without common indentation; ``inspect.cleandoc`` differs between versions."""
+    lines = docstring.expandtabs().split("\n")
+    margins = [len(line) - len(line.lstrip(" ")) for line in lines[1:] if line.strip(" ")]
+    margin = min(margins, default=0)
+    return "\n".join([lines[0].lstrip(" "), *(line[margin:] for line in lines[1:])]).strip("\n")
+
+
+def is_module_path(path: str) -> bool:
+    """Return whether a file of a distribution is a module that is no test and no copy of another package."""
+    *folders, name = path.split("/")
+    stem = name.removesuffix(".py")
+    return (
+        name != stem
+        and not path.startswith("..")
+        and not SKIPPED_IN_WHEELS & {*folders}
+        and not stem.startswith("test_")
+        and not stem.endswith("_test")
+    )

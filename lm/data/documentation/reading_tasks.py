@@ -8,26 +8,30 @@ sentences, the same sentences also occur with the other answer: no answer can be
 import random
 import re
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 
 from lm.c4.filters import sentences
 from lm.data.corpus.tfds import Row
 from lm.data.documentation.docstrings import Document
 from lm.data.documentation.task_text import (
+    BEFORE_VERBS,
     DETERMINERS,
     FUNCTION_WORDS,
     MAX_ANSWER,
     MAX_CONTEXT,
+    PREPOSITIONS,
     content_words,
     docstring_sentences,
     is_lowercase_word,
     strip_punctuation,
 )
 
+NAMED_WORDS = 4  # of a sentence that "order" names by its first words
 MAX_NEXT_SENTENCE = 20  # of a sentence of "next" [words]
-CLOZE_CANDIDATES = 4
+CLOZE_CANDIDATES = 10
 NEXT_CANDIDATES = 4
 MAX_SUMMARISED, MIN_SUMMARISED = 24, 6  # of a text of "summary" [words]
 MIN_COUNT = 40  # of a candidate word in the corpus
@@ -36,6 +40,7 @@ MAX_COUNT_RATIO = 1.5  # between the counts of two candidate words
 CUES = frozenset(
     "if when by with from for as to of in on using than which because unless until into is are".split()
 )
+SUFFIXES = ("ing", "ed", "ly", "ion", "ment", "able", "al", "er", "s")
 
 # Modal verbs by what they mean.
 MODALS = {
@@ -65,42 +70,71 @@ OPPOSITES = (
     ("next", "previous"),
     ("one", "two"),
     ("single", "multiple"),
-    ("is", "is not"),
-    ("are", "are not"),
-    ("can", "cannot"),
-    ("does", "does not"),
 )
 
 WordGroups = Mapping[str, Mapping[str, int]]  # for each word, the words of its group and their counts
 
 
-# ---- cloze: which of four words fits
+# ---- cloze: which of ten words fits
 
 
 def word_groups(texts: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Return, for each frequent word, the words that are about as frequent, with their counts.
+    """Return, for each frequent word, the words of its class that are about as frequent, with their counts.
 
-    The counts of a group are within MAX_COUNT_RATIO. Groups with too few candidates are left out.
+    The class of a word consists of the first of SUFFIXES that it has, the kind of function word that precedes
+    it most often, and whether it is followed by a content word more often than not. No tagger is needed, but
+    nouns and verbs with the same suffix and neighbours, such as "returns" and "values" at the start of a
+    clause, are in one class.
     """
-    counts = Counter(strip_punctuation(word) for text in texts for word in text.split())
-    words = [word for word, n in counts.items() if n >= MIN_COUNT and len(word) > 3]
-    words = [word for word in words if is_lowercase_word(word)]
-    words.sort(key=lambda word: (-counts[word], word))
-    groups: dict[str, dict[str, int]] = {}
-    group: dict[str, int] = {}
-    for word in [*words, ""]:  # "" ends the last group
-        if group and counts[word] * MAX_COUNT_RATIO < next(iter(group.values())):
-            if len(group) > CLOZE_CANDIDATES:
-                groups |= dict.fromkeys(group, group)
-            group = {}
-        group[word] = counts[word]
-    return groups
+    counts: Counter[str] = Counter()
+    kinds_before: dict[str, Counter[int]] = defaultdict(Counter)  # by the index of a kind in ``kinds``
+    content_after: Counter[str] = Counter()
+    kinds = (DETERMINERS, PREPOSITIONS, BEFORE_VERBS)
+    kind_of = {word: index for index, words in enumerate(kinds) for word in words}
+    for text in texts:
+        words = text.split()
+        for previous, token, following in zip(["", *words], words, [*words[1:], "."], strict=False):
+            word = strip_punctuation(token)
+            if not is_lowercase_word(word):
+                continue
+            counts[word] += 1
+            if previous in kind_of:
+                kinds_before[word][kind_of[previous]] += 1
+            has_punctuation = token != word  # so that the next word is in another phrase
+            if not has_punctuation and following not in kind_of:
+                content_after[word] += is_lowercase_word(strip_punctuation(following))
+    classes: dict[tuple, list[str]] = defaultdict(list)
+    for word, count in counts.items():
+        if count >= MIN_COUNT and len(word) > 3:
+            suffix = next((suffix for suffix in SUFFIXES if word.endswith(suffix)), "")
+            before = sorted(kinds_before[word].items())  # of equally frequent kinds, max takes the first
+            kind = max(before, key=itemgetter(1))[0] if before else None
+            classes[suffix, kind, 2 * content_after[word] > count].append(word)
+    return dict(_frequency_bands(classes.values(), counts))
+
+
+def _frequency_bands(
+    classes: Iterable[list[str]], counts: Counter[str]
+) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield (word, band): a band has the words of a class whose counts are within MAX_COUNT_RATIO.
+
+    Bands with too few candidates are left out.
+    """
+    for words in classes:
+        words.sort(key=lambda word: (-counts[word], word))
+        band: dict[str, int] = {}
+        for word in [*words, ""]:  # "" ends the last band
+            if band and counts[word] * MAX_COUNT_RATIO < next(iter(band.values())):
+                if len(band) > CLOZE_CANDIDATES:
+                    yield from ((member, band) for member in band)
+                band = {}
+            band[word] = counts[word]
 
 
 def cloze(documents: Iterable[Document], rng: random.Random, groups: WordGroups) -> Iterator[Row]:
-    """Yield sentences that lack a word, with four candidates for it.
+    """Yield sentences that lack a word, with ten candidates for it.
 
-    The three others are drawn from the word's group in proportion to their counts. None of the four occurs
+    The nine others are drawn from the word's group in proportion to their counts. None of the ten occurs
     elsewhere in the input. They are sorted by a hash.
     """
     for name, parts in docstring_sentences(documents):
@@ -269,59 +303,48 @@ _MODAL_OR_COPULA = re.compile(r" (?:(?:must|should|may|can|cannot)(?: not)?|(is|
 
 
 def entailment(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """Yield a sentence, the same with a word or its opposite, and a part that follows from one of the two.
+    """Yield a sentence, the same with the opposite of a word, and a part that follows from one of the two.
 
-    Each sentence is in two rows, so that a part with either word occurs. The same part is scored after both.
+    The part denies the opposite: "the last value" entails "the not first value". Each sentence is in
+    two rows, one for either word, and the same part is scored after both sentences.
     """
     opposite = {word: other for pair in OPPOSITES for word, other in (pair, pair[::-1])}
     for name, text in documents:
         for sentence in sentences(text.replace("\n", " ")):
             words = sentence.split()
-            if not 6 <= len(words) <= MAX_CONTEXT // 2:
+            if not 6 <= len(words) <= MAX_CONTEXT // 2 or "not" in sentence:  # "not" is what is added
                 continue
             places = [i for i, word in enumerate(words[1:-1], 1) if word in opposite]
             places = [i for i in places if opposite[words[i]] not in words and words.count(words[i]) == 1]
-            places = [i for i in places if words[i + 1] not in ("not", "be")]
             if not places:
                 continue
             place = rng.choice(places)
             before, after = words[:place], words[place + 1 :]
             pair = sorted((words[place], opposite[words[place]]))
             premises = [" ".join([*before, word, *after]) for word in pair]
-            for label, word in enumerate(pair):
-                hypothesis = strip_punctuation(" ".join([*before[-4:], word, *after[:4]]))
+            for label, denied in enumerate(reversed(pair)):
+                hypothesis = strip_punctuation(" ".join([*before[-4:], "not", denied, *after[:4]]))
                 yield {"name": name, "premises": premises, "hypothesis": hypothesis, "label": label}
 
 
 # ---- order: which of two facts comes first
 
 
-def _asked_word(asked: str, other: str, rng: random.Random) -> str | None:
-    """Return a content word that is only in the first of two sentences; None if there is none."""
-    words = [word for word in sorted(content_words(asked)) if word not in other.lower()]
-    return rng.choice(words) if words else None
-
-
 def order(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
-    """Yield two sentences in each order, and a word of each; the answer has the words in this order."""
+    """Yield two sentences in each order; the answer has the first words of each, in the same order."""
     for name, text in documents:
-        found = [
-            sentence
-            for sentence in sentences(text.replace("\n", " "))
-            if 4 <= len(sentence.split()) <= MAX_ANSWER
-        ]
+        lengths = range(NAMED_WORDS + 1, MAX_ANSWER + 1)
+        found = [part for part in sentences(text.replace("\n", " ")) if len(part.split()) in lengths]
         rng.shuffle(found)
-        for one, other in zip(found[::2], found[1::2], strict=False):
-            asked = _asked_word(one, other, rng), _asked_word(other, one, rng)
-            words = [word for word in asked if word is not None]
-            if len(words) < 2:
+        for pair in zip(found[::2], found[1::2], strict=False):
+            named = [" ".join(sentence.split()[:NAMED_WORDS]).rstrip(".,;:") for sentence in pair]
+            if named[0] == named[1]:
                 continue
-            answers = [" before ".join(words), " before ".join(reversed(words))]
-            for context, answer in ((f"{one} {other}", answers[0]), (f"{other} {one}", answers[1])):
+            answers = [", then ".join(named), ", then ".join(reversed(named))]
+            for context, answer in zip((pair, pair[::-1]), answers, strict=True):
                 yield {
                     "name": name,
-                    "question": " ".join(sorted(words)),
-                    "context": context,
+                    "context": " ".join(context),
                     "answers": [answer],
                     "candidates": sorted(answers),
                 }

@@ -379,7 +379,7 @@ _TABLE = (
         "order",
         "reading",
         "SGLUE",
-        question_to_text("order"),
+        lambda row: (f"order: {row['context']}", row["answers"][0]),
         EQUAL_TEXT,
         candidates=lambda row: tuple(row["candidates"]),
         measure="bits_above_chance",

@@ -42,7 +42,6 @@ SUPER_GLUE = ("boolq", "cb", "copa", "multirc", "record", "super_glue_rte", "wic
 DOCUMENTATION_READING = (
     "extract",
     "restore",
-    "cloze",
     "next",
     "summary",
     "modality",

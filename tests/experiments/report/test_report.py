@@ -793,3 +793,34 @@ def test_nobody_is_told_a_time_left_before_there_is_one():
         reporter.began(1.0)
         reporter.advance(1, "loss 3.1")
         assert task.fields["left"].startswith("ETA ") and task.fields["detail"] == "loss 3.1"
+
+
+def test_a_report_says_how_far_its_order_predicts_that_of_another(tmp_path, capsys):
+    runs = study(tmp_path, seeds=3)
+    assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(runs)]) == 0
+    results = runs / "nano/reports/t5-6-corruption-rate/results.json"
+    other = runs / "other.json"
+    other.write_bytes(results.read_bytes())
+    command = ["report", "t5/6-corruption-rate", "--runs", str(runs)]
+    assert dispatch([*command, "--against", str(other)]) == 0
+    assert "decision accuracy" in capsys.readouterr().out
+    data = parse_with_checksum(results.read_bytes(), results)
+    prediction = data["prediction"]["tables"][RATES[0].name]["reading"]
+    assert (prediction["decision accuracy"], prediction["tau"], len(prediction["rows"])) == (1, 1, 4)
+    assert "--against" in data["command"]
+    assert dispatch([*command, "--against", "nan"]) == 2
+    assert "--against nan should be a scale" in capsys.readouterr().err
+
+
+def test_a_scale_without_runs_names_the_scales_that_have_them(tmp_path, capsys):
+    finish(tmp_path, NAMES[0], 0, 50.0)
+    assert dispatch(["report", "t5/6-corruption-rate", "--scale", "mini", "--runs", str(tmp_path)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "scale nano has finished runs: lm report" in said
+
+
+def test_the_ending_of_a_run_imports_nothing_of_reports():
+    code = "import sys, experiments.cli.run_summary; "
+    code += "print(*[name for name in sys.modules if name.startswith('experiments.report')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.figures.draw import draw_plots
 from experiments.report import text
-from experiments.report.comparison import Comparison
+from experiments.report.comparison import Comparison, pooled_noise, share_noise
 from experiments.report.export import table_data
 from experiments.report.figures import table_figures
 from experiments.report.metrics import (
@@ -16,10 +16,12 @@ from experiments.report.metrics import (
     Metric,
     budget_curve,
     has_same_targets,
+    task_half,
 )
 from experiments.runs.plateau import plateau_note
 from experiments.runs.result import Result
 from experiments.runs.task_scores import write_example_values
+from experiments.study.claims import Counts
 from experiments.study.registry import build, find, tables_of
 from lm.config.base import change
 
@@ -448,3 +450,84 @@ def test_more_seeds_than_are_resampled_make_no_pair_surer(tmp_path, monkeypatch)
     known = every.difference(*pair, "updates", "reading").example_variance
     monkeypatch.setattr("experiments.report.comparison.MAX_RESAMPLED_SEEDS", 2)
     assert some.difference(*pair, "updates", "reading").example_variance > known > 0
+
+
+def with_language(comparison: Comparison, levels: dict[str, float]) -> Comparison:
+    """Add a task of the language half, of which each row has its ``levels``, to all runs."""
+    for name, runs in comparison.runs.items():
+        for one in runs:
+            noise = 0.05 * np.random.default_rng([one.seed, *name.encode()]).normal()
+            level = levels[name.rpartition("/")[2]] + noise
+            one.tasks["next"] = task("next", level, "bits_above_chance")
+            one.branches["next"] = {str(u): one.tasks["next"] for u in (50, 100)}
+    return comparison
+
+
+def test_claims_are_judged_on_each_half_of_the_tasks_and_on_both_with_equal_weight(tmp_path):
+    opposite = {"prefix-lm": 0.9, "bert-style": 0.1, "deshuffling": 2.0, "baseline": 1.0}
+    comparison = with_language(study(tmp_path), opposite)
+    assert comparison.groups == {
+        "reading": {"cloze": 0.5, "restore": 0.5},
+        "language": {"next": 1.0},
+        "both": {"cloze": 0.25, "restore": 0.25, "next": 0.5},
+    }
+    assert comparison.main_group == "reading", "all columns of the paper read their input"
+    assert words(comparison, "updates", "reading")["bert-style > prefix-lm"] == "confirmed"
+    assert words(comparison, "updates", "language")["bert-style > prefix-lm"] == "contradicted"
+    reading, language, both = (comparison.combined_scores(NAMES[0], g) for g in comparison.groups)
+    assert all(both[seed] == pytest.approx((reading[seed] + language[seed]) / 2) for seed in both)
+    orders = comparison.paper_orders
+    assert orders["language"].tau == -1 and orders["reading"].tau > 0
+    assert list(text.order_sheet(comparison)["tasks"])[0].text == "reading"
+    assert set(comparison.verdicts()["both"]) == {"updates", "FLOP"}, "content tokens have no verdict"
+
+
+def test_a_task_of_a_paper_or_a_benchmark_reads_its_input():
+    assert task_half("glue/mnli", {}) == "reading"
+    assert task_half("acceptability", {}) == "language", "as it is defined, where an older run does not say"
+    assert task_half("reviews.toml", {"half": "language"}) == "language"
+
+
+def test_the_unit_of_a_metric_is_that_of_all_tables_together(tmp_path):
+    quiet, noisy = study(tmp_path), study(tmp_path / "b")
+    for runs in noisy.runs.values():
+        for one in runs:
+            one.tasks["cloze"]["metrics"]["bits_above_chance"] += 2.0 * one.seed
+    experiments = {name: change(each, "seed", 7) for name, each in noisy.experiments.items()}
+    noisy.experiments = experiments  # another study
+    apart = [pooled_noise([each])["cloze"] for each in (quiet, noisy)]
+    share_noise([quiet, noisy])
+    assert quiet.noise_std == noisy.noise_std and apart[0] < quiet.noise_std["cloze"] < apart[1]
+    before = quiet.noise_std["cloze"]
+    share_noise([quiet, noisy, quiet])
+    assert quiet.noise_std["cloze"] == pytest.approx(before), "an experiment of two tables counts once"
+
+
+def test_a_row_that_adds_nothing_to_the_start_alone_is_shown_as_such(tmp_path, monkeypatch):
+    comparison = study(tmp_path)
+    control = "t5/6-corruption-rate/50"
+    monkeypatch.setattr("experiments.report.comparison.START_ONLY_ROW", control)
+    assert comparison.control is None and comparison.gains_over_start("reading") == {}
+    comparison.runs[control] = [run(tmp_path, control, seed, 2.5) for seed in range(5)]
+    comparison.experiments[control] = change(comparison.experiments[BASE], "objective.rate", 0.5)
+    cells = text.scores_sheet(comparison)["over the start alone, reading"]
+    assert [cell.text.endswith("adds nothing") for cell in cells] == [True, False, True], "2, 3, 2.5"
+    other = NAMES[1]
+    settings = change(comparison.experiments[other], "model.num_encoder_layers", 1)
+    comparison.experiments[other] = settings
+    cells = text.scores_sheet(comparison)["over the start alone, reading"]
+    assert cells[1].text == "–", "another model has a start of its own"
+
+
+def test_what_a_task_loses_with_inputs_of_other_examples_stands_beside_its_score(tmp_path):
+    comparison = study(tmp_path)
+    assert "baseline, inputs shuffled" not in text.metrics_sheet(comparison)
+    for one in comparison.runs[BASE]:
+        one.tasks["cloze"]["shuffled"] = {"score": 0.1, "chance": 0.0}
+    cell = text.metrics_sheet(comparison)["baseline, inputs shuffled"][0]
+    assert cell.text.startswith("0.100, loses 9") and cell.value == pytest.approx(0.1)
+
+
+def test_claims_are_weighted_so_that_a_large_table_is_one_vote():
+    few, many = Counts(1, 0, 0), Counts(10, 30, 2)
+    assert text._mean_share_text([few, many]).startswith(f"{(1 + 10 / 42) / 2:.0%} of 2 tables; in all 11 ")

@@ -97,7 +97,6 @@ def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
     for name in (BASELINE, RATE):
         result = read_result(folder_of(swept, name))
         assert set(result.columns) == {
-            "cloze",
             "extract",
             "restore",
             "next",
@@ -110,6 +109,9 @@ def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
             "determiners",
             "verb-forms",
         }
+        for task in result.tasks.values():  # beside the score, and no metric of the task
+            assert task["shuffled"].keys() == {"score", "rows"} and 0 < task["shuffled"]["rows"] <= 60
+            assert "shuffled" not in task["metrics"] and task["half"] in ("reading", "language")
         assert result.tokens > result.content_tokens > 0 == result.start_flops < result.flops
         assert 0 < result.content_loss != result.reference_loss
     folder = swept / "tiny" / "reports" / "t5-6-corruption-rate"

