@@ -50,7 +50,6 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
     "next": {"sentences": "texts", "following": "text", "label": "integer"},
     "summary": {"documents": "texts", "summary": "text", "label": "integer"},
     "modality": {"sentence": "text", "answers": "texts", "candidates": "texts"},
-    "entailment": {"premises": "texts", "hypothesis": "text", "label": "integer"},
     "order": {"context": "text", "answers": "texts", "candidates": "texts"},
     "acceptability": {"context": "text", "sentence": "text", "damaged": "text"},
     "agreement": {"context": "text", "sentence": "text", "damaged": "text"},

@@ -29,7 +29,6 @@ def task_generators(texts: Iterable[str]) -> dict[str, TaskGenerator]:
         "next": reading_tasks.next_sentence,
         "summary": reading_tasks.summary,
         "modality": reading_tasks.modality,
-        "entailment": reading_tasks.entailment,
         "order": reading_tasks.order,
         "acceptability": language_tasks.acceptability,
         "agreement": partial(pairs, find=language_tasks.agreement),

@@ -141,14 +141,6 @@ def summary_candidate_inputs(row: Row) -> tuple[str, ...]:
     return tuple(f"summarize: {document}" for document in row["documents"])
 
 
-def entailment_to_text(row: Row) -> tuple[str, str]:
-    return entailment_candidate_inputs(row)[row["label"]], row["hypothesis"]
-
-
-def entailment_candidate_inputs(row: Row) -> tuple[str, ...]:
-    return tuple(f"entailment: {premise}" for premise in row["premises"])
-
-
 def minimal_pairs(name: str) -> Task:
     """Return a task that scores a sentence and a wrong one after the same input."""
     return documentation_task(
@@ -364,16 +356,6 @@ _TABLE = (
         candidates=lambda row: tuple(row["candidates"]),
         measure="bits_above_chance",
         targets_length=40,
-    ),
-    documentation_task(
-        "entailment",
-        "reading",
-        "GLUE",
-        entailment_to_text,
-        EQUAL_TEXT,
-        candidate_inputs=entailment_candidate_inputs,
-        measure="bits_above_chance",
-        targets_length=24,
     ),
     documentation_task(
         "order",

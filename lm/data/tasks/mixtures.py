@@ -45,7 +45,6 @@ DOCUMENTATION_READING = (
     "next",
     "summary",
     "modality",
-    "entailment",
     "order",
 )
 MIXTURES: dict[str, Mixture] = {

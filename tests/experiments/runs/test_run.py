@@ -102,7 +102,6 @@ def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
             "next",
             "summary",
             "modality",
-            "entailment",
             "order",
             "acceptability",
             "agreement",
