@@ -468,3 +468,11 @@ def test_settings_of_a_setup_are_those_that_its_rows_may_change():
         paths = {path for path, _ in leaves(build(table.baseline, PAPER_SCALE))}
         for changes in (table.setup.changes, table.setup.at_base):
             assert all(path in paths or path == "objective" for path in changes), table.name
+
+
+def test_the_pages_of_the_papers_are_those_that_the_tables_make(monkeypatch):
+    """Else: python docs/paper_pages.py."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from paper_pages import outdated
+
+    assert outdated() == []
