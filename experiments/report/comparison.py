@@ -526,7 +526,8 @@ class Comparison:
             return {}
         differences = {}
         for name in self.canonical_names:
-            if name == control or self.experiments[name].model != self.experiments[control].model:
+            experiment = self.experiments.get(name)  # None: the row cannot be built
+            if name == control or experiment is None or experiment.model != self.experiments[control].model:
                 continue
             difference = self.difference(name, control, "updates", group)
             if isinstance(difference, PairedDifference):
@@ -590,7 +591,9 @@ def pooled_noise(comparisons: Iterable[Comparison]) -> dict[str, float]:
             variances = example_variances.setdefault(metric.name, {})
             errors = comparison._bootstrap_errors[metric.name]
             for name, by_seed in comparison.values_by_seed(metric).items():
-                experiment = comparison.experiments[name]
+                experiment = comparison.experiments.get(name)
+                if experiment is None:  # it cannot be built, and has no values
+                    continue
                 if experiment not in rows:
                     rows[experiment] = [*by_seed.values()]
                     variances[experiment] = [float(np.var(x)) for x in errors.get(name, {}).values()]

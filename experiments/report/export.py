@@ -225,14 +225,16 @@ def _claims_data(verdicts: Verdicts) -> list[dict[str, Any]]:
 def _row_data(comparison: Comparison, row: Row) -> dict[str, Any]:
     key = comparison.canonical_name(row)
     differences = {metric.name: comparison.differences(metric).get(key) for metric in comparison.metrics}
+    experiment = comparison.experiments.get(row.name)  # None: the row needs what this code lacks
     return {
         "label": row.label,
         "same experiment as": key,
         "published": dict(row.published),
         "published runs": row.published_runs,
         "unlike": comparison.mismatches.get(row.name, []),  # how its provenance differs
-        "has plateau": has_plateau(comparison.experiments[row.name]),
-        "updates": comparison.experiments[row.name].pretraining.steps,
+        "needs": list(row.needs),
+        "has plateau": experiment is not None and has_plateau(experiment),
+        "updates": None if experiment is None else experiment.pretraining.steps,
         "seeds": {str(run.seed): _run_data(comparison, run) for run in comparison.runs_of(row)},
         "less the baseline's": {
             name: _difference_data(x) for name, x in differences.items() if x is not None

@@ -32,9 +32,8 @@ class Setup:
     """
 
     changes: ReadOnly = read_only({})  # at every scale: the kind of model, the objective, the optimiser
-    at_base: ReadOnly = read_only(
-        {}
-    )  # at scale `base` alone: the sizes, steps, batches and rates of the paper
+    # at scale `base` alone: the sizes, steps, batches and rates of the paper
+    at_base: ReadOnly = read_only({})
 
 
 def make_setup(changes: Changes, at_base: Changes | None = None) -> Setup:
@@ -42,7 +41,7 @@ def make_setup(changes: Changes, at_base: Changes | None = None) -> Setup:
     return Setup(read_only(changes), read_only(at_base or {}))
 
 
-T5_SETUP = Setup()  # no changes: BASELINE is the setup of the T5 paper
+BASELINE_SETUP = Setup()  # no changes: study.experiment.BASELINE, which is the setup of the T5 paper
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Row:
     # the sizes of model and data (study.scales).
     changes: ReadOnly
     published: ReadOnly  # column of the paper -> its score; empty if the paper has no such row
-    setup: Setup = T5_SETUP  # what comes before the row's own changes
+    setup: Setup = BASELINE_SETUP  # what comes before the row's own changes
     needs: tuple[str, ...] = ()  # what this code lacks to build the row; () if it can be built
     published_runs: int = 1  # number of the paper's runs whose mean its score is
     doubts: ReadOnly = read_only({})  # column -> SECOND_HAND or UNSURE
@@ -132,7 +131,7 @@ class Paper:
     question: str = ""  # that the paper asks, in a sentence
     source: str = ""  # "arXiv 1910.10683"
     yardstick: Yardstick | None = None  # None: the paper gives no noise
-    setup: Setup = T5_SETUP  # of those tables that have none of their own
+    setup: Setup = BASELINE_SETUP  # of those tables that have none of their own
 
     def column(self, name: str) -> Column:
         """Return the column of this name; raise KeyError if there is none."""
@@ -185,7 +184,7 @@ class Table:
     scale: str = DEFAULT_SCALE  # the scale of our published results, and the default of `lm sweep TABLE`
     seeds: int = 1  # number of seeds, likewise
     paper: Paper | None = None
-    setup: Setup = T5_SETUP  # what comes before the changes of each row
+    setup: Setup = BASELINE_SETUP  # what comes before the changes of each row
     columns: tuple[str, ...] = ()  # names of the paper's columns by which its rows are compared
     pairs: Pairs = "all"  # of rows that are claims, if the paper gives its noise
     # hypotheses, written before the rows are run: reports give a verdict on exactly these
@@ -227,7 +226,7 @@ def make_table(
     if seeds < 1:
         raise SettingError(f"table {name!r}: seeds={seeds} should be at least 1")
     if setup is None:
-        setup = paper.setup if paper else T5_SETUP
+        setup = paper.setup if paper else BASELINE_SETUP
     if columns is None:
         columns = (column.name for column in (paper.columns if paper else ()))
     columns = tuple(columns)
@@ -262,7 +261,7 @@ def make_rows(
     rows: Mapping[str, Changes | Missing],
     published: Mapping[str, Published],
     paper: Paper | None,
-    setup: Setup = T5_SETUP,
+    setup: Setup = BASELINE_SETUP,
 ) -> tuple[Row, ...]:
     """Return the rows of ``table`` with their published scores; raise SettingError as ``make_table`` does."""
     for key, scores in published.items():
@@ -274,7 +273,9 @@ def make_rows(
     )
 
 
-def make_row(name: str, changes: Changes | Missing, published: Published, setup: Setup = T5_SETUP) -> Row:
+def make_row(
+    name: str, changes: Changes | Missing, published: Published, setup: Setup = BASELINE_SETUP
+) -> Row:
     """Return a row whose changes and published scores are read-only."""
     own, needs = ({}, changes.needs) if isinstance(changes, Missing) else (changes, ())
     return Row(

@@ -20,7 +20,7 @@ from experiments.cli import COMMANDS
 from experiments.runs.stages import stages as stages_of_run
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import DEFAULT_SCALE, PAPER_SCALE, SCALES
-from experiments.study.table import T5_SETUP
+from experiments.study.table import BASELINE_SETUP
 from lm.config.base import leaves
 
 PLACE = Path(__file__).with_name("study.json")
@@ -56,7 +56,7 @@ def rows() -> dict[str, dict[str, list[str]]]:
     return {
         name: {
             scale: [settings(name, scale), *(stages(name, scale, seed) for seed in (0, 1))]
-            for scale in (sorted(SCALES) if row.setup == T5_SETUP else (PAPER_SCALE, DEFAULT_SCALE))
+            for scale in (sorted(SCALES) if row.setup == BASELINE_SETUP else (PAPER_SCALE, DEFAULT_SCALE))
         }
         for name, row in REGISTRY.items()
         if not row.needs

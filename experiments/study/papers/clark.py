@@ -55,6 +55,8 @@ MASKED_LM: Changes = {
     "model.output.bias": True,
     "model.heads": (),
 }
+# A masked LM that reads a generator's tokens in place of masks
+RESTORED: Changes = without(MASKED_LM, "objective.inputs") | {"model.heads": ("generator",)}
 HALF: Changes = {"pretraining.steps": times(1 / 2), "pretraining.optimizer.decay_end": times(1 / 2)}
 SMALL: Changes = {
     "model.d_model": times(1 / 3, 8),
@@ -87,9 +89,10 @@ TABLES = (
         "From BERT to ELECTRA: which tokens are replaced and which are predicted",
         {
             "electra": {},
-            "all-tokens-mlm": missing("masked LM on replaced tokens"),
-            "replace-mlm": missing("masked LM on replaced tokens"),
-            "electra-15": missing("replaced-token loss at masks"),
+            "all-tokens-mlm": RESTORED
+            | {"objective.targets": "restored", "model.heads": ("generator", "copy")},
+            "replace-mlm": RESTORED | {"objective.targets": "restored-at-masks"},
+            "electra-15": {"objective.targets": "replaced-at-masks"},
             "bert": MASKED_LM,
         },
         scale="mini",

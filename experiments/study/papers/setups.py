@@ -21,7 +21,7 @@ Gated = Literal["gated-relu", "gated-gelu", "gated-silu", "gated-sigmoid", "gate
 
 def gated(activation: Gated) -> Changes:
     """Return the change to a gated feed-forward layer: three matrices, 2/3 as wide, as many parameters."""
-    return {"model.mlp.activation": activation, "model.mlp.d_ff": times(2 / 3)}
+    return {"model.mlp.activation": activation, "model.mlp.d_ff": times(2 / 3, 2)}
 
 
 def size(layers: int, d_model: int, num_heads: int, d_ff: int = 0, d_kv: int = 0) -> Changes:

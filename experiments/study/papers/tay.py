@@ -47,9 +47,9 @@ class Shape:
         if self.dl != base.dl:
             changes["model.num_decoder_layers"] = times(self.dl / base.dl)
         if self.ff != base.ff:
-            changes["model.mlp.d_ff"] = times(self.ff / base.ff)
+            changes["model.mlp.d_ff"] = times(self.ff / base.ff, 8)
         if self.dm != base.dm:
-            changes["model.d_model"] = times(self.dm / base.dm)
+            changes["model.d_model"] = times(self.dm / base.dm, 8)
         if self.kv != base.kv:
             changes["model.attention.d_kv"] = times(self.kv / base.kv)
         if self.nh != base.nh:

@@ -112,7 +112,7 @@ def test_options_may_stand_before_what_is_known_by_its_place(line):
 def test_the_command_that_a_sweep_records_means_the_same_experiment_for_every_row():
     base = build(ROW, "nano")
     tried = set()
-    for name in REGISTRY:
+    for name in (name for name, row in REGISTRY.items() if not row.needs):
         experiment = build(name, "nano")
         changed = {path: new for path, (_, new) in diff(base, experiment).items()}
         if str(changed) not in tried:

@@ -458,8 +458,8 @@ def with_language(comparison: Comparison, levels: dict[str, float]) -> Compariso
         for one in runs:
             noise = 0.05 * np.random.default_rng([one.seed, *name.encode()]).normal()
             level = levels[name.rpartition("/")[2]] + noise
-            one.tasks["next"] = task("next", level, "bits_above_chance")
-            one.branches["next"] = {str(u): one.tasks["next"] for u in (50, 100)}
+            one.tasks["agreement"] = task("agreement", level, "bits_above_chance")
+            one.branches["agreement"] = {str(u): one.tasks["agreement"] for u in (50, 100)}
     return comparison
 
 
@@ -468,8 +468,8 @@ def test_claims_are_judged_on_each_half_of_the_tasks_and_on_both_with_equal_weig
     comparison = with_language(study(tmp_path), opposite)
     assert comparison.groups == {
         "reading": {"cloze": 0.5, "restore": 0.5},
-        "language": {"next": 1.0},
-        "both": {"cloze": 0.25, "restore": 0.25, "next": 0.5},
+        "language": {"agreement": 1.0},
+        "both": {"cloze": 0.25, "restore": 0.25, "agreement": 0.5},
     }
     assert comparison.main_group == "reading", "all columns of the paper read their input"
     assert words(comparison, "updates", "reading")["bert-style > prefix-lm"] == "confirmed"

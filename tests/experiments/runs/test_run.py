@@ -78,7 +78,7 @@ def pretraining_of(folder: Path) -> Stage:
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_row_builds_at_every_scale_without_allocating(scale):
     shapes = {}
-    for name in REGISTRY:
+    for name in (name for name, row in REGISTRY.items() if not row.needs):
         e = build(name, scale)
         for phase in (e.pretraining, e.finetuning):
             check_mesh(e.model, MeshConfig(fsdp=2).sizes(8), phase.batch_size)

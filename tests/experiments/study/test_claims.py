@@ -38,7 +38,7 @@ def test_a_repeat_of_the_paper_confirms_nearly_all_that_is_clear_and_contradicts
     )
     assert clear.confirmed == pytest.approx(15, abs=0.1)
     assert sum(close) == pytest.approx(6) and close.contradicted < 0.01
-    assert close.confirmed == pytest.approx(4.3, abs=0.1)
+    assert close.confirmed == pytest.approx(4.7, abs=0.1), "the baseline is a mean of ten runs"
 
 
 PAPER = Paper("Own", "Somebody 2026", (Column("accuracy", "%", 1.0), Column("perplexity", "", 2.0, False)))
@@ -60,8 +60,12 @@ def pairs(table):
     return {(claim.better.key, claim.worse.key): claim.conclusion for claim in paper_claims(table)}
 
 
-def test_any_table_whose_paper_gives_its_noise_has_the_claims_of_its_published_rows():
-    assert pairs(own_table(PAPER)) == {("best", "worse"): "perplexity counts", ("best", "also-worse"): ""}
+def test_any_table_whose_paper_gives_its_noise_has_the_claims_of_its_published_rows_and_its_conclusions():
+    assert pairs(own_table(PAPER)) == {
+        ("best", "worse"): "perplexity counts",
+        ("best", "also-worse"): "",
+        ("ours", "best"): "ours is better",
+    }
     assert sum(simulate_replication(own_table(PAPER))) == pytest.approx(2)
 
 
