@@ -137,7 +137,9 @@ def show_sheet(title: str, sheet: Sheet) -> None:
         parts[-1][head] = cells
     for number, part in enumerate(parts, 1):
         place = f" (columns: part {number} of {len(parts)})" * (len(parts) > 1)
-        CONSOLE.print(_grid((title if number == 1 else "") + place, part))
+        if shown := (title if number == 1 else "") + place:
+            CONSOLE.print(shown.strip(), style="bold", highlight=False, markup=False)
+        CONSOLE.print(_grid(part))
 
 
 def _sheet_width(sheet: Sheet) -> int:
@@ -145,10 +147,8 @@ def _sheet_width(sheet: Sheet) -> int:
     return 1 + sum(max(len(head), *(len(cell.text) for cell in cells)) + 2 for head, cells in sheet.items())
 
 
-def _grid(title: str, sheet: Sheet) -> Grid:
-    grid = Grid(
-        title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
+def _grid(sheet: Sheet) -> Grid:
+    grid = Grid(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for head in sheet:
         grid.add_column(escape(head), justify="left" if head in TEXTS else "right", overflow="fold")
     for cells in zip(*sheet.values(), strict=True):

@@ -127,15 +127,13 @@ def brief_sheet(comparison: Comparison) -> Sheet:
     rows = comparison.trained_rows
     scores = scores_sheet(comparison)
     places = [comparison.table.rows.index(row) for row in rows]
-    if comparison.has_tasks:
-        halves = [group for group in comparison.groups if group != "both"]
-        heads = {mean_z_title(group): GROUP_TITLES[group] for group in halves}
-    else:
+    halves = [group for group in comparison.groups if group != "both"]
+    heads = {mean_z_title(group): GROUP_TITLES[group] for group in halves}
+    heads = {head: title for head, title in heads.items() if head in scores}
+    if not heads:  # without tasks, or without a run of the baseline
         heads = {metric.title: metric.title for metric in comparison.metrics}
     heads = {"row": "row"} | heads
-    sheet = {
-        short: [scores[head][place] for place in places] for head, short in heads.items() if head in scores
-    }
+    sheet = {title: [scores[head][place] for place in places] for head, title in heads.items()}
     if published := _published_distances(comparison, rows):
         sheet["paper"] = published
     return sheet | {"seeds": [scores["seeds"][place] for place in places]}

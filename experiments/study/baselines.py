@@ -107,8 +107,12 @@ UPDATES = (1, 4, 16)  # of the table history-budgets, as multiples of those of t
 
 
 def ngram(order: int) -> Changes:
-    """Return the changes of an interpolated Kneser-Ney n-gram model (Chen and Goodman 1999)."""
-    return LANGUAGE_MODEL | {"counts.model": "ngram", "counts.order": order}
+    """Return the changes of an interpolated Kneser-Ney n-gram model (Chen and Goodman 1999).
+
+    It differs from the Transformer in nothing but what is counted.
+    """
+    transformer = trained_at(LANGUAGE_MODEL, *TUNED["transformer"])
+    return transformer | {"counts.model": "ngram", "counts.order": order}
 
 
 def language_model(kind: str, layers: int = 1) -> Changes:
