@@ -769,7 +769,7 @@ def test_every_column_that_the_terminal_shows_is_in_the_tables_of_latex(tmp_path
     for seed in (0, 1):
         finish(tmp_path, NAMES[0], seed, 40.0 + seed)
     assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--latex"]) == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "±: standard deviation over seeds" in said and "report.tex" in said
     text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.tex").read_text()
     assert r"10\% & 40.50~$\pm$~0.71 & \textbf{80.38} & 3.000~$\pm$~0.000 & 2 & " in text
