@@ -199,7 +199,7 @@ def _own_score_flops(config: ModelConfig, length: int) -> int:
 
 def _cross_score_flops(config: ModelConfig, inputs: int) -> int:
     """Return the FLOPs of a token of a decoder with an encoder's keys and values; 0 without an encoder."""
-    if not (config.has_encoder and config.has_decoder):
+    if not (config.has_encoder and config.has_decoder) or config.cross_attention.kind == "none":
         return 0
     cross = abstract_block(config, has_cross_attention=True).cross
     scores = cross.cross_flops(1, inputs) - cross.cross_flops(1, 0) - cross.cross_flops(0, inputs)

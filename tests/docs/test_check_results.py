@@ -23,8 +23,8 @@ LEVELS = {"prefix-lm": 2.0, "bert-style": 3.0, "deshuffling": 2.5, "baseline": 1
 MEASURES = {
     "cloze": "bits_above_chance",
     "restore": "bits_per_byte",
-    "next": "bits_above_chance",
-    "first-sentence": "bits_per_byte",
+    "agreement": "bits_above_chance",
+    "determiners": "bits_above_chance",
 }
 EXAMPLES, SEEDS = 60, 3
 

@@ -31,7 +31,10 @@ HERE = [
 def home(tmp_path_factory):
     """A folder with a book, and ``runs`` with the documentation's data and two runs, never trained."""
     folder = tmp_path_factory.mktemp("home")
-    corpus.prepare_sets(folder / "runs" / "cache", packages=corpus.STDLIB)
+    home = corpus.prepare_sets(folder / "runs" / "cache", packages=corpus.STDLIB)
+    corpus.record_text(
+        home, corpus.TEXT_DIGEST, []
+    )  # as if it were the built-in text, which has to be fetched
     run_of(folder / "runs", RUN, MIXTURES)
     run_of(folder / "runs", GPT, MIXTURES | {"model.architecture": "decoder"})
     (folder / "book.txt").write_text("A first paragraph.\n\nA second one.\n")

@@ -300,7 +300,7 @@ def test_what_to_try_first_suits_what_the_model_was_trained_for(row, changes, co
     ],
 )
 def test_the_report_that_is_told_of_has_the_run(name, folder, words):
-    assert report_command(name, Path(folder)) == words
+    assert re.search(words, report_command(name, Path(folder)))
 
 
 @pytest.mark.parametrize(
