@@ -81,7 +81,7 @@ def read_archives(paths: Iterable[Path]) -> Archive:
 
 @dataclass
 class Run:
-    """What one seed of a row scored."""
+    """Holds the scores of one seed of a row."""
 
     scores: Mapping[str, float]  # column -> value
     file: Mapping[str, Any]  # scores.json
@@ -177,7 +177,7 @@ class Test:
 
     @property
     def is_borderline(self) -> bool:
-        """Whether another draw of resamples might decide otherwise."""
+        """Return whether another draw of resamples might decide otherwise."""
         if not math.isfinite(self.half_width):
             return False
         near = [abs(end) < 0.08 * self.half_width for end in self.boot]

@@ -1,4 +1,4 @@
-"""What ``lm run`` prints about a finished run: what it reached, its picture, and what to try next."""
+"""Prints the ending of ``lm run``: what the run reached, its picture, and what to try next."""
 
 import shlex
 from collections.abc import Iterator, Mapping

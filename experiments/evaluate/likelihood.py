@@ -1,4 +1,4 @@
-"""How likely a run's model finds texts, a corpus, or continuations of contexts."""
+"""Measures how likely a run's model finds texts, a corpus, or continuations of contexts."""
 
 import json
 import math

@@ -34,7 +34,7 @@ CONFIDENCE = 0.95  # of intervals, two-sided
 
 @dataclass(frozen=True)
 class ModelScore:
-    """What the finished seeds of a row scored on held-out documents."""
+    """Holds the scores of the finished seeds of a row on held-out documents."""
 
     label: str
     order: int  # of an n-gram model; 0 for a network

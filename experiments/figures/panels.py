@@ -1,4 +1,6 @@
-"""What figures show, as plain values: panels of curves and of colors, which ``draw`` draws with matplotlib.
+"""Holds what figures show as plain values: panels of curves and of colors.
+
+``draw`` draws them with matplotlib.
 
 Nothing here imports matplotlib or knows a model, so that a report can compare a figure with the one that it
 drew before, and leave it as it is.
@@ -15,7 +17,7 @@ Values = Sequence[float] | np.ndarray
 
 
 class Scale(NamedTuple):
-    """Which values the colors of a heat map stand for."""
+    """Says which values the colors of a heat map stand for."""
 
     label: str  # with its unit
     low: float

@@ -109,7 +109,7 @@ class NextTokenFigure(TextFigure):
 
 
 class GatesFigure(TextFigure):
-    """What the gates of an LSTM or a GRU let through at each token (of an encoder: its forward half)."""
+    """Draws what the gates of an LSTM or a GRU let through at each token (an encoder's forward half)."""
 
     def figure(self) -> Figure:
         return draw_gates(self.read())
@@ -117,7 +117,7 @@ class GatesFigure(TextFigure):
 
 @dataclass(frozen=True, kw_only=True)
 class SimilarityFigure(FigureSpec):
-    """How similar the states of one word in two sentences are, from its embedding to the last layer."""
+    """Draws how similar the states of one word in two sentences are, from its embedding to the last layer."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]  # folders of runs, one panel each
     text: str  # the first sentence
@@ -142,7 +142,7 @@ class SimilarityFigure(FigureSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureFigure(FigureSpec):
-    """Which layers the heads of a run with `tuning.layers mixed-frozen` read, one line per task."""
+    """Draws which layers the heads of a run with `tuning.layers mixed-frozen` read, one line per task."""
 
     run: tyro.conf.Positional[Path]  # folder of a run
 
@@ -167,7 +167,7 @@ class MixtureFigure(FigureSpec):
 
 
 class BiasFigure(RunFigure):
-    """What each head has learned to add to scores by distance, T5's bias."""
+    """Draws what each head has learned to add to scores by distance, T5's bias."""
 
     def figure(self) -> Figure:
         return draw_plots(PlotGrid(bias_plots(self.opened().model)))
@@ -175,7 +175,7 @@ class BiasFigure(RunFigure):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientFigure(FigureSpec):
-    """How much a state of an RNN and of an LSTM depends on earlier ones, by their distance.
+    """Draws how much a state of an RNN and of an LSTM depends on earlier ones, by their distance.
 
     Without a run: of layers at initialization, over random inputs. With a run: of its layers, over a text.
     """

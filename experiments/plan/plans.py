@@ -266,7 +266,7 @@ def _smaller(plan: Plan) -> str:
 
 
 def options_between(old: Experiment, new: Experiment) -> str:
-    """What to add to a command line to get from ``old`` to ``new``."""
+    """Return what to add to a command line to get from ``old`` to ``new``."""
     return shlex.join(setting_arguments({path: value for path, (_, value) in diff(old, new).items()}))
 
 

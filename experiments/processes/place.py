@@ -25,7 +25,7 @@ TIMEOUTS = {"LM_START_TIMEOUT": 300.0, "LM_HEARTBEAT": 15.0, "LM_STEP_TIMEOUT": 
 
 @dataclass(frozen=True)
 class Place:
-    """Which of the processes this is; they meet at ``host:port``, on the host of the first."""
+    """Says which of the processes this is; they meet at ``host:port``, on the host of the first."""
 
     host: str
     port: int
@@ -78,7 +78,7 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
 
 
 def _slurm(environment: Mapping[str, str]) -> Place | None:
-    """Of a task of a Slurm step; ``srun`` sets these variables."""
+    """Return the place of a task of a Slurm step; ``srun`` sets these variables."""
     count = _whole(environment, "SLURM_STEP_NUM_TASKS", 0)
     # such as node[01-04,7],big
     nodes = re.match(r"([^,[]+)(?:\[(\d+))?", environment.get("SLURM_STEP_NODELIST", ""))
@@ -89,7 +89,10 @@ def _slurm(environment: Mapping[str, str]) -> Place | None:
 
 
 def _tpu(environment: Mapping[str, str]) -> Place | None:
-    """Of a host of one or more TPU slices: GKE sets variables, a TPU VM asks its metadata server."""
+    """Return the place of a host of one or more TPU slices.
+
+    GKE sets variables; a TPU VM asks its metadata server.
+    """
     known = {name: value for name, value in environment.items() if value}
     hosts = known.get("TPU_PROCESS_ADDRESSES") or known.get("TPU_WORKER_HOSTNAMES")
     if not hosts and has_tpu() and "TPU_SKIP_MDS_QUERY" not in known:
@@ -132,7 +135,7 @@ def _fetch(url: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is meant for this machine alone."""
+    """Return whether a name or address is meant for this machine alone."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

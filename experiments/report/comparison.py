@@ -51,6 +51,7 @@ from experiments.runs.result import Result
 from experiments.study.claims import SIGNIFICANT, Claim, paper_claims
 from experiments.study.experiment import Experiment
 from experiments.study.registry import REGISTRY
+from experiments.study.start import START_ONLY_ROW
 from experiments.study.table import Row, Table
 from lm.config.base import SettingError
 
@@ -58,8 +59,6 @@ MIN_ABOVE_CHANCE = 3.0  # a row is above chance if its score is by so many stand
 # Rows that differ by less are equivalent. This is the smallest difference that the T5 paper calls
 # significant, as a mean over its seven columns [noise standard deviations].
 EQUIVALENCE_MARGIN = SIGNIFICANT * sqrt(2 / 7)
-# name of the row that has the start of pre-training alone, and is fine-tuned
-START_ONLY_ROW = "start/start-only"
 MAX_RESAMPLED_SEEDS = 20  # seeds of a row whose examples are resampled; more would not narrow an interval
 Uncompared = Literal["not yet learning", "out of range", "no common seed", "different targets"]
 VerdictWord = Literal["confirmed", "contradicted", "equivalent", "undecided", Uncompared]

@@ -9,7 +9,7 @@ from pathlib import Path
 from experiments.console import CONSOLE, Sheet, latex, markdown, print_line, show_sheet
 from experiments.figures.panels import PlotGrid
 from experiments.report import text
-from experiments.report.comparison import START_ONLY_ROW, Comparison, Verdicts, Warn, share_noise
+from experiments.report.comparison import Comparison, Verdicts, Warn, share_noise
 from experiments.report.export import predictions_data, report_data, seeds_csv, sheet_csv
 from experiments.report.figures import save_figures, table_figures
 from experiments.report.metrics import Group
@@ -25,6 +25,7 @@ from experiments.study.overrides import explicit_overrides
 from experiments.study.paths import report_folder, run_folder
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES, TASKS_AT_CHANCE
+from experiments.study.start import START_ONLY_ROW
 from experiments.study.table import Table
 from lm.config.base import SettingError, nearest
 from lm.files import json_with_checksum, write
@@ -371,11 +372,7 @@ def print_report(
         comparison = table_report.comparison
         if said := text.verdict_sentence(comparison, table_report.verdicts):
             CONSOLE.print(said, highlight=False)
-        sheet = text.brief_sheet(comparison)
-        if comparison.mismatches:
-            rows = comparison.table.rows
-            mismatched = [row.label for row in rows if row.name in comparison.mismatches]
-            sheet = text.flag_rows(sheet, mismatched)
+        sheet = text.brief_sheet(comparison, table_report.sheets[SCORES])
         show_sheet(f"{table_title(comparison.table)} (scale {scale})", sheet)
         CONSOLE.print(brief_legend(sheet, comparison.has_tasks), highlight=False)
         if comparison.mismatches:

@@ -11,7 +11,6 @@ from experiments.console import Cell, Sheet
 from experiments.figures.panels import Score
 from experiments.report.comparison import (
     EQUIVALENCE_MARGIN,
-    START_ONLY_ROW,
     UNCOMPARED,
     Comparison,
     Verdict,
@@ -35,6 +34,7 @@ from experiments.runs.plateau import has_plateau
 from experiments.runs.result import Result
 from experiments.study.claims import Claim, Counts, compared_columns, simulate_replication, standardized
 from experiments.study.registry import REGISTRY
+from experiments.study.start import START_ONLY_ROW
 from experiments.study.table import SECOND_HAND, UNSURE, Row
 from lm.config.base import SettingError
 
@@ -118,14 +118,13 @@ def scores_sheet(comparison: Comparison) -> Sheet:
     return sheet | {head: cells for head, cells in others.items() if head not in sheet}
 
 
-def brief_sheet(comparison: Comparison) -> Sheet:
-    """Return what 80 columns hold of the scores: a line per trained row, with a mean per half of the tasks.
+def brief_sheet(comparison: Comparison, scores: Sheet) -> Sheet:
+    """Return what 80 columns hold of ``scores``: a line per trained row, with a mean per half of the tasks.
 
-    Without tasks, the columns are those of the metrics. The paper's column is a row's mean distance from the
-    baseline, in deviations of one run of the paper.
+    scores: the sheet of ``scores_sheet``. Without tasks, the columns are those of the metrics. The paper's
+    column is a row's mean distance from the baseline, in deviations of one run of the paper.
     """
     rows = comparison.trained_rows
-    scores = scores_sheet(comparison)
     places = [comparison.table.rows.index(row) for row in rows]
     halves = [group for group in comparison.groups if group != "both"]
     heads = {mean_z_title(group): GROUP_TITLES[group] for group in halves}

@@ -2,8 +2,6 @@
 
 from experiments.study.experiment import Experiment
 
-HIDES_NOTHING = ("none", "random-text")  # kinds of noise
-
 
 def has_plateau(experiment: Experiment) -> bool:
     """Return whether held-out loss shows if pre-training has learned more than unigram frequencies.
@@ -11,7 +9,7 @@ def has_plateau(experiment: Experiment) -> bool:
     It does not for a row that trains on tasks beside the corpus, that memorizes a few texts, or that copies.
     """
     objective = experiment.objective
-    copies = objective.noise in HIDES_NOTHING and objective.sentences == "in-order"
+    copies = not objective.corruption.hides_tokens and objective.sentences == "in-order"
     return experiment.mixing.pretraining == "corpus" and not experiment.data.repeats and not copies
 
 

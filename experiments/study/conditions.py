@@ -4,6 +4,7 @@ A condition maps paths of other settings to the values that they should have; of
 """
 
 from lm.config.base import ABOVE_0, GIVEN, Condition, Conditions, Values
+from lm.objectives.corruption import HIDES_NOTHING
 
 # ---- paths from the outermost settings
 
@@ -35,18 +36,17 @@ SHARED_START: Condition = (  # steps by another objective before pre-training
     | {"pretraining.steps": ABOVE_0}
 )
 
-HIDING = Values(but=("none", "random-text"))
-HIDES_TOKENS: Condition = {"objective.noise": HIDING}
+HIDES_TOKENS = Values(but=HIDES_NOTHING)  # kinds of noise
 
 # Ids above those of word pieces stand for noise, for masks, and for the ends of texts that an encoder reads.
 SENTINELS: Conditions = (
-    PRETRAINED | HIDES_TOKENS | {"objective.inputs": Values(but=("drop", "shuffle"))},
+    PRETRAINED | {"objective.noise": HIDES_TOKENS, "objective.inputs": Values(but=("drop", "shuffle"))},
     PRETRAINED | {"objective.targets": ("sentinels",), "objective.inputs": Values(but=("drop",))},
     PRETRAINED | {"objective.targets": ("sentinels",), "objective.noise": Values(but=("everything",))},
     SHARED_START
     | {
         "start.steps": ABOVE_0,
-        "start.objective.noise": HIDING,
+        "start.objective.noise": HIDES_TOKENS,
         "start.objective.inputs": Values(but=("drop", "shuffle")),
     },
     SHARED_START | {"start.steps": ABOVE_0, "start.objective.targets": ("sentinels",)},

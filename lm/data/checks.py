@@ -4,7 +4,7 @@ from typing import get_args
 
 from lm.config.base import SettingError, nearest
 from lm.data.packing import ARCHITECTURES, ENCODER_DECODERS
-from lm.objectives.corruption import NOISES
+from lm.objectives.corruption import HIDES_NOTHING, NOISES
 from lm.objectives.denoising import IN_PLACE, Objective, PairsName
 from lm.tokenizers.tokenizer import Tokenizer
 
@@ -28,18 +28,18 @@ def check_architecture(architecture: str, seed: int = 0, generates: bool = False
 
 def _compatible_values() -> list[tuple[str, str, str, tuple[str, ...]]]:
     """Return rows (setting, value, other setting, values of that one that go with it) of an objective."""
-    hides_nothing = ("none", "random-text")
-    hides_tokens = {name: noise for name, noise in NOISES.items() if name not in hides_nothing}
-    anywhere = tuple(name for name, noise in hides_tokens.items() if not noise.fits_without_trimming)
+    anywhere = tuple(
+        name for name, noise in NOISES.items() if noise.hides_tokens and not noise.fits_without_trimming
+    )
     infilled = tuple(name for name, noise in NOISES.items() if noise.infill)
     return [
         *[("targets", name, "noise", anywhere) for name in IN_PLACE],
         *[("targets", name, "inputs", TOKEN_FOR_TOKEN) for name in IN_PLACE],
         *[("noise", name, "inputs", ("span-masks",)) for name in infilled],
-        ("inputs", "span-masks", "noise", (*infilled, *hides_nothing)),
+        ("inputs", "span-masks", "noise", (*infilled, *HIDES_NOTHING)),
         ("sentences", "permuted", "targets", ("everything",)),
         ("sentences", "rotated", "targets", ("everything",)),
-        *[("noise", name, "targets", ("everything",)) for name in hides_nothing],
+        *[("noise", name, "targets", ("everything",)) for name in HIDES_NOTHING],
         ("noise", "middle", "targets", ("drop", "everything")),
         *[("pairs", name, "targets", IN_PLACE) for name in get_args(PairsName) if name != "none"],
     ]

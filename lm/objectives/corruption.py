@@ -77,6 +77,7 @@ class Noise(NamedTuple):
     # the text is replaced by random tokens, of which this noise hides none; the first uniform of each token
     # draws its replacement
     replaces_text: bool = False
+    hides_tokens: bool = True
     unused_settings: tuple[str, ...] = ()  # of ``CorruptionConfig``; changing them is an error
 
     @property
@@ -371,6 +372,9 @@ def _poisson_cdf(mean: float) -> np.ndarray:
     return np.cumsum(np.exp(count * math.log(mean) - mean - [math.lgamma(k + 1) for k in count]))[:-1]
 
 
+_NO_NOISE = Noise(
+    _no_mask, counts=_no_counts, hides_tokens=False, unused_settings=("rate", "mean_span_length")
+)
 NOISES: dict[str, Noise] = {
     "iid": Noise(_iid_mask, unused_settings=("mean_span_length",)),
     "whole-words": Noise(_whole_words_mask, needs_word_starts=True, unused_settings=("mean_span_length",)),
@@ -402,11 +406,10 @@ NOISES: dict[str, Noise] = {
         per_document=True,
         unused_settings=("rate", "mean_span_length"),
     ),
-    "none": Noise(_no_mask, counts=_no_counts, unused_settings=("rate", "mean_span_length")),
-    "random-text": Noise(
-        _no_mask, counts=_no_counts, replaces_text=True, unused_settings=("rate", "mean_span_length")
-    ),
+    "none": _NO_NOISE,
+    "random-text": _NO_NOISE._replace(replaces_text=True),
 }
+HIDES_NOTHING = tuple(name for name, noise in NOISES.items() if not noise.hides_tokens)
 
 
 # --- reducing noise until it fits

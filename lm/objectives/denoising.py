@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from lm.config.base import Condition, Conditions, SettingError, Values, below_1, setting
-from lm.objectives.corruption import NOISES, Noise, NoiseName
+from lm.objectives.corruption import HIDES_NOTHING, NOISES, Noise, NoiseName
 from lm.objectives.formatting import INPUTS, TARGETS, InputsName, TargetsName
 
 REPLACED = ("replaced", "replaced-at-masks")  # targets of ELECTRA's discriminator (Clark et al. 2020)
@@ -67,7 +67,7 @@ class Objective:
 
     noise: NoiseName = "iid"  # how corrupted tokens are chosen
     # what replaces corrupted tokens in the inputs
-    inputs: InputsName = setting("sentinels", {"noise": Values(but=("none", "random-text"))})
+    inputs: InputsName = setting("sentinels", {"noise": Values(but=HIDES_NOTHING)})
     # what the model predicts, and what replaces the tokens that are not corrupted
     targets: TargetsName = setting("sentinels", WITH_INPUTS)
     # share of tokens that are corrupted (ignored with noise suffix, everything, none and random-text)

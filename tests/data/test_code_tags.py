@@ -3,8 +3,8 @@
 import pytest
 
 from lm.c4.filters import hash_fraction
-from lm.data.documentation import code_tags
 from lm.data.documentation.code_tags import CODE_TAGS, LINE_LENGTHS, code_tag_rows, tagged_lines
+from lm.data.documentation.docstrings import TRAIN_BELOW
 
 SOURCE = '''
 """Too short."""
@@ -92,7 +92,7 @@ def test_a_module_is_in_one_split_by_its_name_alone(splits):
     alone = code_tag_rows(["logging"])
     for split, rows in alone.items():
         assert {row["name"] for row in rows} == {name for name in names[split] if name.startswith("logging")}
-    assert all(hash_fraction(name, "roles") < code_tags.TRAIN_BELOW for name in names["train"])
+    assert all(hash_fraction(name, "roles") < TRAIN_BELOW for name in names["train"])
 
 
 def test_no_line_is_in_the_set_twice_and_every_role_occurs(splits):

@@ -11,7 +11,7 @@ import pytest
 
 from lm.config.base import SettingError
 from lm.data.corpus.spec import corpus_shards
-from lm.data.documentation import corpus, packages, pinned
+from lm.data.documentation import corpus, docstrings, packages, pinned
 from lm.data.documentation.packages import PACKAGES, Package
 
 SENTENCE = "This function returns the number of {} that were found in the {} of the {}."
@@ -113,7 +113,7 @@ def test_held_out_paragraphs_share_no_thirteen_words_with_training(monkeypatch):
     shared = " ".join(f"word{place}" for place in range(20)) + "."
     own = ["This is one. It is short here. There is more.", "That was two. They are short too. All of it is."]
     parts = [pinned.Docstring([shared, text], [(), ()], True) for text in own]
-    monkeypatch.setattr(pinned, "hash_fraction", lambda name, _: float(name))
+    monkeypatch.setattr(docstrings.filters, "hash_fraction", lambda name, _: float(name))
     documents = pinned.combine([pinned.PackageText([("0.5", parts[:1]), ("0.9", parts[1:])], "wheel")])
     texts = dict(documents)
     assert shared not in texts.get("0.9", "") and own[1] in texts["0.9"]

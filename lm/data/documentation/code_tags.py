@@ -14,9 +14,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from tokenize import TokenInfo
 
-from lm.c4.filters import hash_fraction
 from lm.data.corpus.tfds import Row
-from lm.data.documentation.docstrings import STDLIB, module_files
+from lm.data.documentation.docstrings import STDLIB, module_files, split_of
 
 CODE_TAGS = (
     *"keyword number string punctuation operator".split(),
@@ -31,8 +30,6 @@ LAYOUT_TOKENS = {tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT
 PLAIN_STRING = re.compile(r"[rbuRBU]*['\"]")
 STRING = '""'  # replaces every string
 LINE_LENGTHS = range(4, 41)  # [words]
-# a module is in train if its hash is below the first, in validation if below the second, else in report
-TRAIN_BELOW, VALIDATION_BELOW = 0.8, 0.9
 
 Position = tuple[int, int]  # of a word's first character: line from 1, column from 0
 
@@ -46,19 +43,13 @@ def code_tag_rows(packages: Iterable[str] = STDLIB) -> dict[str, list[Row]]:
     splits: dict[str, list[Row]] = {"train": [], "validation": [], "report": []}
     seen: set[tuple[str, ...]] = set()
     for name, path in module_files(packages):
-        fraction = hash_fraction(name, "roles")
-        if fraction < TRAIN_BELOW:
-            split = "train"
-        elif fraction < VALIDATION_BELOW:
-            split = "validation"
-        else:
-            split = "report"
+        split = split_of(name, "roles")
         for line in tagged_lines(path.read_text("utf-8", errors="replace")):
             words, tags = zip(*line, strict=True)
             if words not in seen:
                 seen.add(words)
                 row = {"name": name, "tokens": [*words], "roles": [CODE_TAGS.index(tag) for tag in tags]}
-                splits[split].append(row)
+                splits["report" if split == "test" else split].append(row)
     return splits
 
 

@@ -22,15 +22,20 @@ from lm.data.corpus.files import Split
 from lm.data.corpus.shards import TfdsShard, select_records, tfds_shards
 from lm.data.corpus.tfds import OnCorrupt, Row, file_digest
 from lm.data.documentation.code_tags import code_tag_rows
-from lm.data.documentation.docstrings import DEFAULT, STDLIB, Document, extract_docstrings, unfiltered
+from lm.data.documentation.docstrings import (
+    DEFAULT,
+    STDLIB,
+    Document,
+    extract_docstrings,
+    split_of,
+    unfiltered,
+)
 from lm.data.documentation.packages import PACKAGES, PARTS, TEXT_DIGEST
 from lm.data.documentation.pinned import OFFLINE, pinned_documents, unfiltered_documents
 from lm.data.documentation.tasks import task_generators
 from lm.data.documentation.word_sequences import MAX_SEQUENCE_LENGTHS, random_sequences
 from lm.files import json_with_checksum, parse_with_checksum, write
 
-# a document is in train if its hash is below the first, in validation if below the second, else in test
-TRAIN_BELOW, VALIDATION_BELOW = 0.8, 0.9
 # a document that is not in train is in a task's train, validation or report split by a second hash
 TASK_TRAIN_BELOW, TASK_VALIDATION_BELOW = 0.5, 0.6
 # most rows of a task: the standard error of an accuracy is then about 2 % (validation) and 1 % (report)
@@ -217,7 +222,7 @@ def make_sets(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
     corpus = by_split(documents)
     task_documents: dict[str, list[Document]] = {"train": [], "validation": [], "report": []}
     for document in documents:
-        if hash_fraction(document.name, "corpus") >= TRAIN_BELOW:
+        if split_of(document.name) != "train":
             fraction = hash_fraction(document.name, "task")
             if fraction < TASK_TRAIN_BELOW:
                 split = "train"
@@ -228,7 +233,7 @@ def make_sets(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
             task_documents[split].append(document)
     if not all(corpus.values()) or not all(task_documents.values()):
         raise SettingError(f"documentation: {len(documents)} documents are too few to split: add packages")
-    train = [document for document in documents if hash_fraction(document.name, "corpus") < TRAIN_BELOW]
+    train = [document for document in documents if split_of(document.name) == "train"]
     counted = sample_up_to(train, COUNTED_CHARACTERS)
     sampled = {split: sample_up_to(part, TASK_CHARACTERS[split]) for split, part in task_documents.items()}
     sets = {"corpus": corpus}
@@ -263,18 +268,8 @@ def limit_rows(splits: Mapping[str, list[Row]], limits: Mapping[str, int], name:
 
 
 def by_split(documents: Iterable[Document]) -> dict[str, list[Row]]:
-    """Return the rows of documents by split.
-
-    The split of a document depends on its name alone: no set trains on what another is evaluated on.
-    """
+    """Return the rows of documents by split."""
     splits: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
     for document in documents:
-        fraction = hash_fraction(document.name, "corpus")
-        if fraction < TRAIN_BELOW:
-            split = "train"
-        elif fraction < VALIDATION_BELOW:
-            split = "validation"
-        else:
-            split = "test"
-        splits[split].append(document._asdict())
+        splits[split_of(document.name)].append(document._asdict())
     return splits

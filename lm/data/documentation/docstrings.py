@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from lm.c4 import filters
 
@@ -44,9 +44,24 @@ NON_LETTER = re.compile(r"[^A-Za-z ]")
 ASCII = str.maketrans("‘’“”–—\u00a0", "''\"\"-- ")
 
 
+# a document is in train if its hash is below the first, in validation if below the second, else in test
+TRAIN_BELOW, VALIDATION_BELOW = 0.8, 0.9
+
+
 class Document(NamedTuple):
     name: str  # of the module or help topic
     text: str  # docstrings, separated by "\n\n"; their paragraphs are separated by "\n"
+
+
+def split_of(name: str, purpose: str = "corpus") -> Literal["train", "validation", "test"]:
+    """Return the split of a document, which depends on its name alone.
+
+    So no set trains on what another is evaluated on. ``purpose``: seed of the hash.
+    """
+    fraction = filters.hash_fraction(name, purpose)
+    if fraction < TRAIN_BELOW:
+        return "train"
+    return "validation" if fraction < VALIDATION_BELOW else "test"
 
 
 def module_files(packages: Iterable[str]) -> Iterator[tuple[str, Path]]:

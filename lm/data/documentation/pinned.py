@@ -21,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.c4 import filters
-from lm.c4.filters import hash_fraction
 from lm.config.base import SettingError
 from lm.data.documentation.descriptions import DESCRIPTIONS, Read, Strings, ansible_documentation
 from lm.data.documentation.docstrings import (
@@ -32,6 +31,7 @@ from lm.data.documentation.docstrings import (
     dedent,
     docstrings,
     is_module_path,
+    split_of,
 )
 from lm.data.documentation.packages import PACKAGES, TEXT_DIGEST, Package
 
@@ -218,7 +218,7 @@ def combine(texts: Iterable[PackageText]) -> list[Document]:
     for text in texts:
         for name, parts in text.modules:
             documents.append((name, [new for part in parts if (new := _unseen(part, seen)).paragraphs]))
-    is_held_out = [hash_fraction(name, "corpus") >= 0.8 for name, _ in documents]
+    is_held_out = [split_of(name) != "train" for name, _ in documents]
     pairs = [*zip(documents, is_held_out, strict=True)]
     train = [shingles(_lines(parts))[0] for (_, parts), held in pairs if not held]
     known = np.unique(np.concatenate([np.zeros(0, np.uint64), *train]))
