@@ -2,14 +2,14 @@
 equal budgets, and whether the rows are in the paper's order.
 
 The metrics that are judged are fixed: all tasks of the runs, in two halves, but for those that the study
-declares to be at chance. No task is left out by the score of a row that is compared.
+declares unfit. No task is left out by the score of a row that is compared.
 
 The noise standard deviation of a metric is the unit in which differences are averaged over metrics: how much
 a score would vary if a row were trained with another seed and scored on other examples. It is pooled over the
 rows of all tables that are reported together, so that their combined scores are on one scale.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import hypot, inf, sqrt
@@ -106,17 +106,17 @@ class Comparison:
         experiments: Mapping[str, Experiment],
         warn: Warn,
         mismatches: Mapping[str, list[str]] | None = None,
-        tasks_at_chance: Collection[str] = (),
+        not_averaged: Mapping[str, str] | None = None,
     ):
         """Compare ``runs`` (row -> its finished seeds) of the table's rows and its baseline.
 
         experiments: row -> its settings. mismatches: row -> lines on how its provenance differs from that of
         the other rows. warn: called with a line on each damaged file and each run that lacks a score.
-        tasks_at_chance: tasks that the study leaves out of averages (``study.scales.TASKS_AT_CHANCE``).
+        not_averaged: task that the study leaves out of averages -> why (``study.scales.NOT_AVERAGED``).
         """
         self.table, self.runs, self.experiments, self.warn = table, runs, experiments, warn
         self.mismatches = mismatches or {}
-        self.tasks_at_chance = frozenset(tasks_at_chance)
+        self.not_averaged = not_averaged or {}
         self.baseline = REGISTRY[table.baseline]
         self._scores: dict[int, TaskScores] = {}
         self._values_by_seed: dict[str, dict[str, dict[int, float]]] = {}
@@ -246,7 +246,7 @@ class Comparison:
     @cached_property
     def groups(self) -> dict[Group, dict[str, float]]:
         """Group of metrics -> metric -> its weight; claims are judged on each group, first on the first."""
-        return metric_groups(m for m in self.metrics if not self.tasks_at_chance.issuperset(m.tasks))
+        return metric_groups(m for m in self.metrics if not self.not_averaged.keys() >= set(m.tasks))
 
     @property
     def main_group(self) -> Group | None:

@@ -24,7 +24,7 @@ from experiments.study.names import file_name
 from experiments.study.overrides import explicit_overrides
 from experiments.study.paths import report_folder, run_folder
 from experiments.study.registry import REGISTRY, build
-from experiments.study.scales import SCALES, TASKS_AT_CHANCE
+from experiments.study.scales import NOT_AVERAGED, SCALES
 from experiments.study.start import START_ONLY_ROW
 from experiments.study.table import Table
 from lm.config.base import SettingError, nearest
@@ -198,7 +198,7 @@ def compare_tables(
             experiments,
             warn,
             provenance_mismatches(_with_baseline(table, results), experiments),
-            TASKS_AT_CHANCE.get(scale, ()),
+            NOT_AVERAGED.get(scale, {}),
         )
         for table in tables
     ]

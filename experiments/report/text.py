@@ -418,7 +418,8 @@ def _signal_text(comparison: Comparison, metric: Metric) -> str:
     if signal is None:
         return "unknown"
     if metric not in comparison.judging_metrics:
-        return f"{signal:.1f}, declared at chance: not averaged"
+        why = "; ".join(sorted({comparison.not_averaged[task] for task in metric.tasks}))
+        return f"{signal:.1f}, not averaged: {why}"
     return f"{signal:.1f}"
 
 

@@ -196,13 +196,13 @@ def test_a_column_at_chance_is_marked_and_counts(tmp_path):
     assert "cloze" in guessing.groups["reading"]
 
 
-def test_a_column_that_the_study_declares_to_be_at_chance_is_shown_and_not_averaged(tmp_path):
+def test_a_column_that_the_study_declares_unfit_is_shown_and_not_averaged(tmp_path):
     whole = study(tmp_path)
-    part = Comparison(TABLE, whole.runs, whole.experiments, pytest.fail, tasks_at_chance=["cloze"])
+    part = Comparison(TABLE, whole.runs, whole.experiments, pytest.fail, not_averaged={"cloze": "at chance"})
     assert part.groups == {"reading": {"restore": 1.0}}
     sheet = text.metrics_sheet(part)
     assert [cell.text for cell in sheet["column"]] == [c.title for c in part.metrics if not c.is_held_out]
-    assert sheet["signal-to-noise"][0].text.endswith("declared at chance: not averaged")
+    assert sheet["signal-to-noise"][0].text.endswith("not averaged: at chance")
 
 
 def test_the_combined_score_is_the_mean_difference_in_deviations_and_less_bits_per_byte_are_better(tmp_path):
