@@ -1,0 +1,68 @@
+"""The recipe of the small scales as tables: optimisers and rates of pre-training, and rates of fine-tuning.
+
+All rows of a scale share one recipe. It should suit two poles, on which the other rows lie between: an
+encoder-decoder that denoises, and a decoder that is a language model. These tables measure each pole under
+each optimiser by held-out loss, and each method of fine-tuning at each rate by the tasks.
+"""
+
+from experiments.study.changes import Changes, objective
+from experiments.study.table import Table, make_table
+
+_POLES: dict[str, Changes] = {
+    "denoising": {},
+    "language-model": {"model.architecture": "decoder"} | objective("language-model"),
+}
+_CONSTANT: Changes = {"pretraining.optimizer.schedule": "constant"}
+# The rates of Adafactor are factors of the scale's, the rates of the others are constant.
+_OPTIMIZERS: dict[str, tuple[Changes, tuple[float, ...]]] = {
+    "adafactor": ({}, (0.5, 1.0, 2.0)),
+    "adamw-relative": ({"pretraining.optimizer.name": "adamw-relative"} | _CONSTANT, (0.01, 0.02, 0.04)),
+    "muon": ({"pretraining.optimizer.name": "muon"} | _CONSTANT, (0.003, 0.01, 0.03)),
+    "adamw": ({"pretraining.optimizer.name": "adamw"} | _CONSTANT, (0.001, 0.003, 0.01)),
+}
+CHOSEN = "adafactor-1"  # of all small scales
+
+_METHODS: dict[str, Changes] = {
+    "all": {},
+    **{f"adapters-{width}": {"tuning.adapters": width / 768} for width in (32, 2048)},  # as in Table 10
+    "lora-8": {"tuning.lora.rank": 8},
+}
+FINETUNING_RATES = (0.003, 0.01, 0.03, 0.1)
+
+
+def _pretraining_table(pole: str) -> Table:
+    rows: dict[str, Changes] = {}
+    for name, (optimizer, rates) in _OPTIMIZERS.items():
+        for rate in rates:
+            changes = _POLES[pole] | optimizer
+            if (name, rate) != ("adafactor", 1.0):
+                changes = changes | {"pretraining.optimizer.learning_rate": rate}
+            rows[f"{name}-{rate:g}"] = changes | {"tuning.mixtures": ()}
+    return make_table(
+        f"recipe-{pole}",
+        f"Optimisers and learning rates of pre-training: {pole.replace('-', ' ')}",
+        rows,
+        baseline=f"recipe-{pole}/{CHOSEN}",
+        scale="mini",
+        seeds=5,
+    )
+
+
+TABLES = (
+    _pretraining_table("denoising"),  # two to three minutes each
+    _pretraining_table("language-model"),
+    # three minutes each; the baseline's pre-training, which these rows share, takes three more per seed
+    make_table(
+        "recipe-finetuning",
+        "Learning rates of fine-tuning all parameters, adapters and low-rank updates",
+        {
+            f"{method}-{rate:g}": changes
+            | {"tuning.branches": (1.0,), "finetuning.optimizer.learning_rate": rate}
+            for method, changes in _METHODS.items()
+            for rate in FINETUNING_RATES
+        },
+        baseline="recipe-finetuning/all-0.01",
+        scale="mini",
+        seeds=5,
+    ),
+)
