@@ -165,6 +165,10 @@ def dispatch(arguments: Sequence[str]) -> int:
 def run_command(words: Sequence[str]) -> int:
     """Run the command that the first one or two words name, with the others; the exit code."""
     name, rest = named_command(words)
+    if any(word.startswith("@") for word in rest):
+        from experiments.cli.run_names import resolve_names
+
+        rest = resolve_names(rest)
     if name in GROUPS:
         print_group(name)
         return EXIT_CODES["done"]

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import tyro
 
+from experiments.cli.run_names import check_name
 from experiments.cli.run_options import Options, row_run
 from experiments.cli.settings import (
     Allow,
@@ -31,6 +32,7 @@ def run(
     config: ConfigFile = None,
     start: Start = "",
     runs: Runs = RUNS,
+    name: str = "",
     check: bool = False,
     dry_run: DryRun = False,
     allow: Allow = "",
@@ -43,15 +45,17 @@ def run(
     folder contains the settings that you change.
 
         lm run t5/1-baseline/baseline
-        lm run gpt/base --data.corpus text:book.txt --pretraining.steps 500
+        lm run gpt/base --data.corpus text:book.txt --pretraining.steps 500 --name book
         lm run t5/1-baseline/baseline --scale mini --dry-run
 
     Args:
         row: Row of a table, such as t5/6-corruption-rate/15.
+        name: Name of the run, by which other commands find it: @NAME. The run of the last lm run is @last.
         check: Only check settings, data, vocabulary and folder, preparing data where needed; train nothing.
     """
     del restart  # read by the supervisor, before this process
     changes = given_changes([row], scale, settings, config, start, runs)
+    check_name(runs, name)
     options = Options(scale, runs, allow, start, tools)
     experiment = build(row, scale, changes)
     if dry_run:
@@ -59,4 +63,4 @@ def run(
 
         print_dry_run([row_run(row, experiment, options)], options, jobs=1)
     else:
-        train_row(row, experiment, options, check)
+        train_row(row, experiment, options, check, name)

@@ -6,6 +6,7 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
+from experiments.cli.run_names import shortest_name
 from experiments.console import RUNS
 from experiments.figures.training import training_figure
 from experiments.runs.curves import read_curves
@@ -99,19 +100,19 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
     lm = shlex.join(["lm", *plugin_arguments()])
     is_documentation = experiment.data.corpus.startswith("documentation")
     prompt = shlex.quote("The function returns" if is_documentation else "It was a")
-    is_network = experiment.counts.model == "none"
+    run, is_network = shortest_name(folder), experiment.counts.model == "none"
     if not is_network:
         look = f"{lm} show {name}"
     elif experiment.tuning.heads and not experiment.pretraining.steps:
-        look = f"{lm} eval tasks {folder} {experiment.tuning.heads[0]}"
+        look = f"{lm} eval tasks {run} {experiment.tuning.heads[0]}"
     elif experiment.model.has_decoder:
         mixtures = experiment.tuning.mixtures if experiment.finetuning.steps else ()
         model = f" --mixture {shlex.quote(task_name(mixtures[0]))}" if mixtures else ""
-        look = f"{lm} generate {folder}{model} --prompt {prompt}"
+        look = f"{lm} generate {run}{model} --prompt {prompt}"
     else:
-        look = f"{lm} generate {folder} --prompt 'Paris is the [MASK] of France.'"
+        look = f"{lm} generate {run} --prompt 'Paris is the [MASK] of France.'"
     if is_network and experiment.model.has_attention_logits:
-        picture = f"{lm} draw attention {folder} --text {prompt}"
+        picture = f"{lm} draw attention {run} --text {prompt}"
     else:
         picture = f"{lm} show {name} --examples 3"
     return look, picture, f"{lm} {report_command(name, folder)}"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from experiments.cli.run_names import LAST, name_run
 from experiments.cli.run_options import Options, RowRun, check_data, is_up_to_date, link_shared_run, row_run
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES
 from experiments.processes.group import broadcast_from_first, cache_compiled
@@ -180,8 +181,11 @@ def _saved(trace: str, folder: Path) -> str:
     return f"\n  more in {path}"
 
 
-def train_row(name: str, experiment: Experiment, options: Options, check: bool) -> None:
-    """Train one run to its end and say where it lies; with ``check`` only see whether it could be started."""
+def train_row(name: str, experiment: Experiment, options: Options, check: bool, run_name: str = "") -> None:
+    """Train one run to its end and say where it lies; with ``check`` only see whether it could be started.
+
+    run_name: by which other commands find the run; "" for none.
+    """
     import jax
 
     from experiments.runs.run import Run
@@ -203,6 +207,9 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool) 
             return
         if shared := link_shared_run(run, options):
             reporter.say(shared)
+        if jax.process_index() == 0:
+            for short in filter(None, (LAST, run_name)):
+                name_run(options.runs, short, run.folder)
         if broadcast_from_first(lambda: read_result(run.folder) is not None):
             broadcast_from_first(lambda: check_settings(experiment, run.folder))
             broadcast_from_first(lambda: check_data(run, options, reporter.say))

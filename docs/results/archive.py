@@ -1,0 +1,48 @@
+"""Packs what reports read of finished runs, without checkpoints and texts, so that it can be published.
+
+    python docs/results/archive.py runs docs/results/mini.tar.xz mini/pretraining mini/t5/4-objective
+
+The first argument is the folder of runs, the second the archive, the others are folders of runs whose seeds
+are packed. Equal runs give equal archives. Unpacked in a folder of runs, they are reported again, and a sweep
+of more rows or seeds goes on beside them.
+"""
+
+import argparse
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+RECORDS = ("settings.json", "scores.json", "metrics.jsonl", "origin.json", "run.json")
+
+
+def files(folder: Path) -> Iterator[Path]:
+    """Yield the records of runs in a folder, and the scores of single examples that they are made of."""
+    for path in sorted(folder.rglob("*")):
+        if path.name in RECORDS or (path.suffix == ".npy" and path.parent.name == "report"):
+            yield path
+
+
+def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Return a member of an archive without the names and times of the machine that made it."""
+    member.uid = member.gid = member.mtime = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("archive", type=Path)
+    parser.add_argument("folders", nargs="+")
+    given = parser.parse_args()
+    with tarfile.open(given.archive, "w:xz", preset=9) as archive:
+        for name in given.folders:
+            found = [*files(given.runs / name)]
+            if not found:
+                raise SystemExit(f"{given.runs / name} has no runs; it should be a folder such as mini/t5")
+            for path in found:
+                archive.add(path, path.relative_to(given.runs).as_posix(), filter=anonymous)
+
+
+if __name__ == "__main__":
+    main()

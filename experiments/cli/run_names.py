@@ -1,0 +1,78 @@
+"""Short names of runs: links beside the folders of the scales, which any command reads as @NAME.
+
+``lm run ROW --name mine`` makes ``runs/mine`` a link to the run's folder, and every ``lm run`` makes
+``runs/last`` one. ``lm generate @mine`` and ``lm generate runs/mine`` mean the same.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.console import RUNS
+from experiments.study.names import RESERVED_SCALES
+from experiments.study.scales import SCALES
+from lm.config.base import SettingError, nearest
+
+LAST = "last"  # the run that `lm run` trained or looked up last
+_NAME = re.compile(r"@(\w[\w.+-]*)", re.ASCII)
+
+
+def check_name(runs: Path, name: str) -> None:
+    """Raise SettingError unless ``runs/NAME`` can be a link to a run."""
+    if not name:
+        return
+    if not _NAME.fullmatch(f"@{name}"):
+        raise SettingError(f"--name {name!r} should be one word of letters, digits and . + -, such as mine")
+    if name == LAST or name in SCALES or name in RESERVED_SCALES:
+        raise SettingError(f"--name {name!r} is taken, by a scale or a folder of the program; choose another")
+    if (runs / name).exists() and not (runs / name).is_symlink():
+        raise SettingError(f"--name {name!r}: {runs / name} is a folder of its own; choose another name")
+
+
+def name_run(runs: Path, name: str, folder: Path) -> None:
+    """Make ``runs/NAME`` a link to the run in ``folder``, in place of the run that it led to before.
+
+    Nothing happens where the file system has no links: a name is a convenience.
+    """
+    new = runs / f".{name}-{os.getpid()}"
+    try:
+        new.symlink_to(os.path.relpath(folder, runs), target_is_directory=True)
+        new.replace(runs / name)
+    except OSError:
+        new.unlink(missing_ok=True)
+
+
+def shortest_name(folder: Path) -> str:
+    """Return ``@last`` if that is the run in ``folder``, from where this process works, else the folder."""
+    link = RUNS / LAST
+    return f"@{LAST}" if link.is_symlink() and link.resolve() == folder.resolve() else str(folder)
+
+
+def resolve_names(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with the folder of a run in place of each ``@NAME``.
+
+    The folder of runs is that of ``--runs`` if it is among the words. SettingError for a name of no run.
+    """
+    runs = RUNS
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == "--runs":
+            runs = Path(following)
+        elif word.startswith("--runs="):
+            runs = Path(word.removeprefix("--runs="))
+    texts = {place + 1 for place, word in enumerate(words) if word in ("--prompt", "--text")}
+    return [word if place in texts else _resolve(word, runs) for place, word in enumerate(words)]
+
+
+def _resolve(word: str, runs: Path) -> str:
+    """Return the folder that ``@NAME`` or ``@NAME:STAGE`` means, with the stage; other words unchanged."""
+    named, colon, stage = word.partition(":")
+    if (found := _NAME.fullmatch(named)) is None:
+        return word
+    link = runs / found[1]
+    if not link.is_symlink():
+        known = sorted(path.name for path in runs.glob("*") if path.is_symlink())
+        hint = nearest(found[1], known) if known else "; `lm run ROW --name NAME` gives a run a name"
+        raise SettingError(f"no run in {runs} is called {found[1]!r}{hint}")
+    folder = Path(os.path.relpath(link.resolve()))
+    return f"{folder}{colon}{stage}"

@@ -1,0 +1,71 @@
+"""Short names of runs: @NAME means the run that ``runs/NAME`` links to."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.cli.run_names import check_name, name_run, resolve_names, shortest_name
+from lm.config.base import SettingError
+
+RUN = Path("runs/nano/gpt/base/seed-0")
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    RUN.mkdir(parents=True)
+    (RUN.parent / "seed-1").mkdir()
+    return Path("runs")
+
+
+def test_a_name_means_the_run_that_it_was_given_last(runs):
+    name_run(runs, "mine", RUN)
+    assert resolve_names(["@mine", "--start", "@mine:pretraining"]) == [
+        str(RUN),
+        "--start",
+        f"{RUN}:pretraining",
+    ]
+    name_run(runs, "mine", RUN.parent / "seed-1")
+    assert resolve_names(["@mine"]) == [str(RUN.parent / "seed-1")]
+    assert sorted(path.name for path in runs.iterdir()) == ["mine", "nano"], "nothing else is left behind"
+
+
+def test_a_name_is_looked_up_in_the_folder_of_runs_of_the_command(runs, tmp_path):
+    other = tmp_path / "other"
+    (other / "nano/run").mkdir(parents=True)
+    name_run(other, "mine", other / "nano/run")
+    for words in (["@mine", "--runs", "other"], ["--runs=other", "@mine"]):
+        assert "other/nano/run" in resolve_names(words)
+
+
+def test_a_prompt_that_begins_with_an_at_sign_is_text(runs):
+    assert resolve_names(["--prompt", "@mine", "--text", "@mine"]) == ["--prompt", "@mine", "--text", "@mine"]
+
+
+def test_a_name_of_no_run_is_an_error_with_the_names_there_are(runs):
+    with pytest.raises(SettingError, match="--name NAME"):
+        resolve_names(["@mine"])
+    name_run(runs, "mine", RUN)
+    with pytest.raises(SettingError, match="mine"):
+        resolve_names(["@mein"])
+
+
+@pytest.mark.parametrize("name", ["last", "nano", "cache", "starts", "a/b", "..", "-x", "a b"])
+def test_a_name_that_is_taken_or_leads_elsewhere_is_refused(runs, name):
+    with pytest.raises(SettingError, match="--name"):
+        check_name(runs, name)
+
+
+def test_a_name_never_replaces_a_folder(runs):
+    (runs / "data").mkdir()
+    with pytest.raises(SettingError, match="folder of its own"):
+        check_name(runs, "data")
+    name_run(runs, "data", RUN)
+    assert not (runs / "data").is_symlink()
+
+
+def test_commands_to_try_name_the_last_run_shortly_if_it_is_this_one(runs):
+    assert shortest_name(RUN) == str(RUN)
+    name_run(runs, "last", RUN)
+    assert shortest_name(RUN) == "@last"
+    assert shortest_name(RUN.parent / "seed-1") == str(RUN.parent / "seed-1")
