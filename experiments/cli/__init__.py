@@ -37,6 +37,9 @@ COMMANDS = {
     "report": Command(
         f"{_HERE}.report:report", "Write the tables of finished runs beside the paper's, with pictures."
     ),
+    "power": Command(
+        f"{_HERE}.power:power", "Show how small a difference tables can tell, by the number of seeds."
+    ),
     "eval tasks": Command(
         f"{_HERE}.eval_tasks:eval_tasks", "Score a run or an imported checkpoint on tasks, also by prompts."
     ),

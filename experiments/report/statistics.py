@@ -15,6 +15,7 @@ from statistics import median
 import numpy as np
 
 ALPHA = 0.05  # family-wise error rate: how often a table in which nothing differs shows a difference
+POWER = 0.8  # probability of finding a difference that is called detectable
 NUM_RESAMPLES = 10_000  # of the bootstrap
 CHUNK = 500  # resamples computed at a time, so that their counts fit the processor's cache
 RELATIVE_TOLERANCE = 1e-9  # smaller differences are rounding
@@ -273,6 +274,13 @@ def t_test_power(effect: float, standard_error: float, freedom: float, alpha: fl
 
     critical, noncentrality = stdtrit(freedom, 1 - alpha / 2), effect / standard_error
     return float(1 - nctdtr(freedom, noncentrality, critical) + nctdtr(freedom, noncentrality, -critical))
+
+
+def smallest_difference(standard_error: float, freedom: float, alpha: float = ALPHA) -> float:
+    """Return the smallest true difference that a t test at level ``alpha`` finds with a power of POWER."""
+    effects = np.geomspace(0.01, 1000, 600) * standard_error
+    found = (effect for effect in effects if t_test_power(effect, standard_error, freedom, alpha) > POWER)
+    return float(next(found, effects[-1]))
 
 
 def outlying_seeds(rows: Mapping[str, Mapping[int, float]]) -> list[tuple[str, int]]:

@@ -5,8 +5,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import isfinite
 from statistics import mean, median
 
-import numpy as np
-
 from experiments.console import Cell, Sheet
 from experiments.figures.panels import Score
 from experiments.report.comparison import (
@@ -28,7 +26,7 @@ from experiments.report.metrics import (
     shortest_training,
 )
 from experiments.report.order import ScalePrediction
-from experiments.report.statistics import ALPHA, NUM_RESAMPLES, PairedTest, t_test_power
+from experiments.report.statistics import ALPHA, NUM_RESAMPLES, POWER, PairedTest, smallest_difference
 from experiments.runs import provenance
 from experiments.runs.plateau import has_plateau
 from experiments.runs.result import Result
@@ -683,22 +681,19 @@ def _claims(count: int) -> str:
 
 
 def _power_note(tests: Sequence[PairedTest]) -> str:
-    """Return the smallest difference with a power of 0.8, at the strictest step of Holm's method.
+    """Return the smallest difference that is found, at the strictest step of Holm's method.
 
     It is that of a pair with the median standard error and degrees of freedom.
     """
     error = median(test.standard_error for test in tests)
     freedom = median(test.degrees_of_freedom for test in tests)
-    alpha = ALPHA / len(tests)
-    effects = (np.geomspace(0.01, 1000, 600) * error).tolist()
-    found = (effect for effect in effects if t_test_power(effect, error, freedom, alpha) > 0.8)
-    smallest = next(found, effects[-1])
+    smallest = smallest_difference(error, freedom, ALPHA / len(tests))
     counts = sorted({len(test.by_seed) for test in tests})
     seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
     design = f"With {seeds} seeds per pair and {_claims(len(tests))}"
     if smallest > MAX_DETECTABLE:
         return f"{design} hardly any difference is significant; train more with --seeds."
-    return f"{design}, a difference of {smallest:.1f} deviations is found with a power of 80 %."
+    return f"{design}, a difference of {smallest:.1f} deviations is found with a power of {POWER:.0%}."
 
 
 def all_claims_note(verdicts: Sequence[Verdicts], comparisons: Sequence[Comparison]) -> str:

@@ -23,7 +23,7 @@ PAGES = [
     *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "launch/README.md")),
 ]
 PLACEHOLDERS = {"COMMAND", "RUN", "ROW", "FOLDER"}
-ROWS_FIRST = ("list", "show", "run", "sweep", "report", "plan")
+ROWS_FIRST = ("list", "show", "run", "sweep", "report", "power", "plan")
 
 
 def text_of(page):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from experiments.figures.draw import draw_plots
 from experiments.report import text
@@ -18,12 +19,14 @@ from experiments.report.metrics import (
     has_same_targets,
     task_half,
 )
+from experiments.report.power import smallest_differences
+from experiments.report.statistics import smallest_difference
 from experiments.runs.plateau import plateau_note
 from experiments.runs.result import Result
 from experiments.runs.task_scores import write_example_values
 from experiments.study.claims import Counts
 from experiments.study.registry import build, find, tables_of
-from lm.config.base import change
+from lm.config.base import SettingError, change
 
 (TABLE,) = tables_of(find("t5/4-objective"))
 NAMES = [row.name for row in TABLE.rows]
@@ -203,6 +206,26 @@ def test_a_column_that_the_study_declares_unfit_is_shown_and_not_averaged(tmp_pa
     sheet = text.metrics_sheet(part)
     assert [cell.text for cell in sheet["column"]] == [c.title for c in part.metrics if not c.is_held_out]
     assert sheet["signal-to-noise"][0].text.endswith("not averaged: at chance")
+
+
+def test_a_table_tells_differences_that_shrink_with_the_root_of_the_number_of_seeds(tmp_path):
+    counts = (2, 3, 5, 10, 100, 10_000)
+    found = smallest_differences(study(tmp_path), "reading", counts)
+    assert found == sorted(found, reverse=True)
+    assert found[-2] / found[-1] == pytest.approx(10, rel=0.05), "the same examples are hard for all rows"
+    alone = study(tmp_path, levels=LEVELS, seeds=1)
+    with pytest.raises(SettingError, match="--seeds 2"):
+        smallest_differences(alone, "reading", counts)
+
+
+def test_the_smallest_difference_is_found_by_four_of_five_t_tests():
+    error, freedom = 0.7, 8
+    true = smallest_difference(error, freedom, alpha=0.01)
+    rng = np.random.default_rng(0)
+    means = true + error * rng.normal(size=20_000)
+    estimated = error * np.sqrt(rng.chisquare(freedom, size=20_000) / freedom)
+    p = 2 * stats.t.sf(np.abs(means / estimated), freedom)
+    assert (p < 0.01).mean() == pytest.approx(0.8, abs=0.02)
 
 
 def test_the_combined_score_is_the_mean_difference_in_deviations_and_less_bits_per_byte_are_better(tmp_path):

@@ -1,0 +1,28 @@
+"""``lm power``: how small a difference the tables of the study can tell."""
+
+from experiments.cli.settings import Scale
+from experiments.console import RUNS, print_line, show_sheet
+from experiments.study.registry import find, tables_of
+from experiments.study.scales import DEFAULT_SCALE
+
+
+def power(pattern: str, /, scale: Scale = DEFAULT_SCALE, runs: tuple[str, ...] = (str(RUNS),)) -> None:
+    """Show the smallest difference that a table tells from noise, by the number of seeds per row.
+
+    The noise is measured on the table's finished runs: two rows with two seeds are enough.
+
+        lm power t5/6-corruption-rate
+        lm power 't5/*' --scale mini
+
+    Args:
+        pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
+        runs: One or more folders of runs, also gs://.
+    """
+    from experiments.report.power import TITLE, power_sheet
+    from experiments.report.report import compare_tables, shown_comparisons
+
+    print_line(TITLE)
+    for comparison in shown_comparisons(
+        compare_tables(tables_of(find(pattern)), scale, runs, {}, print_line)
+    ):
+        show_sheet(comparison.table.name, power_sheet(comparison))
