@@ -62,6 +62,8 @@ def commands():
 def test_a_command_of_the_docs_is_accepted_as_it_stands(line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("bad")
+    (settings,) = re.findall(r"```toml\n(.*?)```", text_of(ROOT / "docs/first-hour.md"), re.DOTALL)
+    (tmp_path / "mine.toml").write_text(settings)
     _, *arguments = shlex.split(line)
     is_harness = arguments[:2] == ["eval", "harness"]  # which parses its own options
     if arguments[0] in PLACEHOLDERS or arguments[-1] == "..." or is_harness:
