@@ -6,10 +6,10 @@ from math import ceil, floor
 from operator import attrgetter
 from typing import Any, Literal, NoReturn, cast
 
-from experiments.study.experiment import Experiment
+from experiments.study.experiment import Experiment, Mask, PretrainingPhase
 from experiments.study.setting_paths import Changes
 from lm.config.base import SettingError, changes, nearest
-from lm.objectives.denoising import OBJECTIVES
+from lm.objectives.denoising import OBJECTIVES, Objective
 
 # Path of a setting -> its new value, as the command line gives them. In rows and scales they are ``Changes``,
 # whose paths and types a type checker knows.
@@ -78,6 +78,39 @@ class ShareOf:
 def share_of(path: str, factor: float, multiple: int = 1) -> ShareOf:
     """Return the change that makes a setting ``factor`` times that at ``path``."""
     return ShareOf(path, factor, multiple)
+
+
+@dataclass(frozen=True)
+class FirstPhase:
+    """A change of ``pretraining.phases``: the pre-training so far, with its optimiser, becomes a first phase.
+
+    What the row changes after it, steps and optimiser included, is the phase that follows.
+    """
+
+    factor: Times  # by which the row then multiplies pretraining.steps
+    objective: Objective | None  # None: the row's
+    mask: Mask | None
+
+    def __call__(self, _old: tuple[PretrainingPhase, ...], experiment: Experiment) -> tuple:
+        """Return the phase, as long as the pre-training of ``experiment``."""
+        steps, optimizer = experiment.pretraining.steps, experiment.pretraining.optimizer
+        share = steps / max(self.factor.of(steps), 1)
+        return (PretrainingPhase(share, self.objective or experiment.objective, self.mask, optimizer),)
+
+    def __str__(self) -> str:
+        return f"the steps and the optimiser of other rows, of {self.factor} as many steps"
+
+
+def after_pretraining(factor: float, objective: Objective | None, mask: Mask | None) -> Changes:
+    """Return the change to ``factor`` times the steps, the first of which are another row's pre-training.
+
+    objective, mask: of that pre-training; an objective of None is the row's.
+    """
+    extension = times(factor)
+    return {
+        "pretraining.phases": FirstPhase(extension, objective, mask),
+        "pretraining.steps": extension,
+    }
 
 
 def without(changes: Changes, *paths: str) -> Changes:
