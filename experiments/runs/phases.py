@@ -65,17 +65,15 @@ def phase_settings(experiment: Experiment, index: int) -> Experiment:
     """Return the settings of a pre-training that ends with a phase, counted from 0.
 
     Those of the last phase have the index len(phases). Without phases and a mask of pre-training they are the
-    experiment's. Branches of fine-tuning are those within the phase, as fractions of its last step.
+    experiment's.
     """
     pretraining = experiment.pretraining
     if not pretraining.phases and pretraining.mask is None:
         return experiment
-    model, (begin, end) = phase_model(experiment, index), phase_steps(experiment, index)
+    model, (_, end) = phase_model(experiment, index), phase_steps(experiment, index)
     before = tuple(_phase_before(experiment, number, model, end) for number in range(index))
     if index == len(pretraining.phases):
         return replace(experiment, model=model, pretraining=replace(pretraining, phases=before, mask=None))
-    branches = {round(fraction * pretraining.steps) for fraction in experiment.tuning.branches}
-    inside = sorted(step / end for step in branches if begin < step < end)
     return replace(
         experiment,
         model=model,
@@ -88,7 +86,7 @@ def phase_settings(experiment: Experiment, index: int) -> Experiment:
             optimizer=_optimizer(experiment, index),
         ),
         data=replace(experiment.data, held_out_documents=0),
-        tuning=replace(experiment.tuning, branches=(*inside, 1.0)),
+        tuning=replace(experiment.tuning, branches=_branches(experiment, index)),
     )
 
 
@@ -104,6 +102,18 @@ def _phase_before(experiment: Experiment, index: int, model: ModelConfig, end: i
     own = phase_model(experiment, index)
     mask = None if mask_of(own) == mask_of(model) else mask_of(own)
     return replace(experiment.pretraining.phases[index], share=(last - first) / end, mask=mask)
+
+
+def _branches(experiment: Experiment, index: int) -> tuple[float, ...]:
+    """Return after which fractions of a phase's last step checkpoints are kept.
+
+    They are the experiment's branches within the phase, and those of a row that shares the phase as its whole
+    pre-training.
+    """
+    (begin, end), fractions = phase_steps(experiment, index), experiment.tuning.branches
+    steps = {round(fraction * experiment.pretraining.steps) for fraction in fractions}
+    steps |= {round(fraction * end) for fraction in fractions}
+    return (*sorted(step / end for step in steps if begin < step < end), 1.0)
 
 
 def _optimizer(experiment: Experiment, index: int) -> OptimizerConfig:

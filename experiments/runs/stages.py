@@ -178,13 +178,11 @@ class SharedStages:
         """Return the start: a short pre-training on the corpus for ``start.steps``, before the row's own.
 
         It ignores the settings in which rows usually differ, such as the objective, so that all rows with the
-        same model, data and seed share it. Its masks are the row's own, unless a decoder is first trained as
-        an encoder.
+        same model, data and seed share it. Its mask is that of the first phase.
         """
-        model, first_model = settings.model, phase_model(settings, 0)
         first = replace(
             settings,
-            model=model if first_model.has_decoder == model.has_decoder else first_model,
+            model=phase_model(settings, 0),
             objective=settings.start.objective,
             pretraining=replace(
                 settings.pretraining, steps=settings.start.steps, steps_per_row=1, phases=(), mask=None

@@ -1,27 +1,49 @@
 """Pre-training that goes on with another objective or mask: adaptations of T5 and of decoders.
 
-T5 was adapted to language modelling before prompts were tuned (Lester et al. 2021, section 3.3): a tenth more
-steps, which continue its optimiser and its schedule. Wang et al. 2022 (section 5) adapt causal decoders to span
-corruption with a prefix mask, and prefix decoders back to language modelling.
+T5 was adapted to language modelling before prompts were tuned, by a tenth more steps (Lester et al. 2021,
+section 3.3). Wang et al. 2022 (section 5) adapt causal decoders to span corruption, with a prefix mask, and span
+corruption to language modelling. All continue the optimiser and its schedule.
 """
 
-from experiments.study.changes import Changes, objective, times
-from experiments.study.experiment import PretrainingPhase
-from experiments.study.table import make_table
+from experiments.study.changes import Changes, after_pretraining, objective
+from experiments.study.experiment import Mask
+from experiments.study.table import Conclusion, make_table
 from lm.objectives.denoising import OBJECTIVES
 
-LANGUAGE_MODEL, SPANS = OBJECTIVES["language-model"], OBJECTIVES["span-corruption"]
-DECODER: Changes = {"model.architecture": "decoder", "start.steps": 0}
-PREFIX_DECODER: Changes = {"model.architecture": "prefix-decoder", "start.steps": 0}
-LM_ADAPTED = 100 / 1_000  # steps of language modelling for each step before (Lester et al. 2021)
-MLM_ADAPTED = 51 / 168  # tokens of span corruption for each token before (Wang et al. 2022, section 5)
+LM_ADAPTATION = 100 / 1_000  # steps of language modelling for each step before (Lester et al. 2021)
+MLM_ADAPTATION = 51 / 168  # tokens of span corruption for each token before (Wang et al. 2022, section 5)
+DECODER: Changes = {"model.architecture": "decoder"}
+PREFIX_DECODER: Changes = {"model.architecture": "prefix-decoder"}
 
 
-def adapted(phase: PretrainingPhase, extra: float) -> Changes:
-    """Return the change to a phase of as many steps as the scale has, and ``extra`` times as many after it."""
-    return {"pretraining.phases": (phase,), "pretraining.steps": times(1 + extra)}
+def after(name: str, extra: float, mask: Mask | None = None) -> Changes:
+    """Return all steps of the scale by the objective of this name, and ``extra`` times as many after them."""
+    return after_pretraining(1 + extra, OBJECTIVES[name], mask, "continue")
 
 
-def first(share: float, name: str, **mask: str) -> PretrainingPhase:
-    """Return a first phase by the objective of this name."""
-    return PretrainingPhase(share, OBJECTIVES[name], **mask)
+TABLES = (
+    # six to ten minutes each
+    make_table(
+        "adaptation",
+        "Adaptations: one objective or mask, then another",
+        {
+            "t5": objective("span-corruption"),
+            "t5-lm-adapted": objective("prefix-lm") | after("span-corruption", LM_ADAPTATION),
+            "decoder": DECODER | objective("language-model"),
+            "decoder-to-prefix": PREFIX_DECODER
+            | objective("span-corruption")
+            | after("language-model", MLM_ADAPTATION, "causal"),
+            "prefix": PREFIX_DECODER | objective("span-corruption"),
+            "prefix-to-decoder": DECODER
+            | objective("language-model")
+            | after("span-corruption", LM_ADAPTATION, "prefix"),
+        },
+        scale="mini",
+        seeds=5,
+        # written down before the rows were trained
+        conclusions=(
+            Conclusion("decoder-to-prefix", "decoder", "a decoder gains by adapting to span corruption"),
+            Conclusion("decoder-to-prefix", "prefix", "a causal model first is better than none"),
+        ),
+    ),
+)

@@ -125,7 +125,7 @@ def continued(thousands: int, objective: Objective | None = None, mask: Mask | N
 
     The second schedule is constant at the same rate until the last 2,000 steps.
     """
-    return after_pretraining((42 + thousands) / 42, objective, mask) | {
+    return after_pretraining((42 + thousands) / 42, objective, mask, "restart") | {
         "pretraining.optimizer.warmup_steps": 0,
         "pretraining.optimizer.decay_start": times((thousands - 2) / 40),
         "pretraining.optimizer.decay_end": times(thousands / 42),

@@ -116,13 +116,12 @@ def crossed(name: str, objective: Objective, mask: Mask) -> Changes:
     """Return the pre-training of the other kind, then a short one at half the rate, with ramp and decay."""
     tokens = CROSSED[name]
     total = ALL + tokens
-    return after_pretraining(total / ALL, objective, mask) | {
+    return after_pretraining(total / ALL, objective, mask, "restart") | {
         "pretraining.optimizer.schedule": "warmup-stable-decay",
         "pretraining.optimizer.learning_rate": times(1 / 2),
         "pretraining.optimizer.warmup_steps": share_of("pretraining.steps", 0.06 * tokens / total),
         "pretraining.optimizer.decay_start": share_of("pretraining.steps", 0.8 * tokens / total),
         "pretraining.optimizer.decay_end": 0,  # the last step
-        "tuning.branches": (1.0,),
     }
 
 
