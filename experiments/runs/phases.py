@@ -26,14 +26,16 @@ def with_mask(model: ModelConfig, mask: Mask | None, named: str) -> ModelConfig:
     An encoder with a causal mask stays an encoder, with [CLS] and [SEP] around its texts. A decoder that
     reads both ways is an encoder. ``named`` names the setting in errors.
 
-    SettingError for an architecture whose mask cannot be changed.
+    SettingError for an architecture whose mask cannot be changed, and for a mask that the model has already.
     """
     if mask is None:
         return model
+    if mask == mask_of(model):
+        raise SettingError(f"{named}={mask!r} is the mask that the model has already: leave it out")
     if model.architecture not in SINGLE_STACKS or (model.architecture == "encoder" and mask == "prefix"):
-        choices = "'causal' and 'bidirectional'" if model.architecture == "encoder" else "None"
         raise SettingError(
-            f"{named}={mask!r} does not suit model.architecture={model.architecture!r}: choose {choices}"
+            f"{named}={mask!r} does not suit model.architecture={model.architecture!r}: an encoder may be "
+            "'causal', a decoder of one stack 'causal', 'prefix' or 'bidirectional'; leave it out"
         )
     if model.architecture == "encoder":
         encoder_mask = "causal" if mask == "causal" else "none"

@@ -1,8 +1,8 @@
 """Pre-training that goes on with another objective or mask: adaptations of T5 and of decoders.
 
 T5 was adapted to language modelling before prompts were tuned, by a tenth more steps (Lester et al. 2021,
-section 3.3). Wang et al. 2022 (section 5) adapt causal decoders to span corruption, with a prefix mask, and span
-corruption to language modelling. All continue the optimiser and its schedule.
+section 3.3). Wang et al. 2022 (section 5) adapt causal decoders to span corruption with a prefix mask, and
+models of span corruption to language modelling. All continue the optimiser and its schedule.
 """
 
 from experiments.study.changes import Changes, after_pretraining, objective

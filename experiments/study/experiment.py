@@ -244,7 +244,8 @@ def _changed(config: Any, default: Any) -> dict[str, Any]:
         value, usual = getattr(config, field.name), getattr(default, field.name)
         if value == usual:
             continue
-        changed[field.name] = _changed(value, type(value)()) if is_dataclass(value) else value
+        group: Any = type(value)
+        changed[field.name] = _changed(value, group()) if is_dataclass(value) else value
     return changed
 
 

@@ -151,7 +151,7 @@ class ModelConfig:
         ATTENTION,
         apart={
             "mask": DECODERS | SELF_ATTENTION,
-            "encoder_mask": {"architecture": ("encoder",)} | SELF_ATTENTION,
+            "encoder_mask": SELF_ATTENTION | {"architecture": ("encoder",)},
         },
     )
     sparsity: SparsityConfig = setting(SparsityConfig(), SELF_ATTENTION)

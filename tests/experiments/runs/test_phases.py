@@ -243,14 +243,17 @@ THREE = (
 )
 
 
-def test_a_phase_is_the_last_one_of_a_pretraining_that_ends_there(cache):
-    experiment = encoder(*THREE)
+@pytest.mark.parametrize("has_start", [False, True])
+def test_a_phase_is_the_last_one_of_a_pretraining_that_ends_there(cache, has_start):
+    started = {"start__steps": 3, "start__objective": MLM} if has_start else {}
+    experiment = encoder(*THREE, **started)
     every = stages(experiment)
+    assert every[0].is_start == has_start
     for index in range(4):
         shorter = stages(phase_settings(experiment, index))
-        assert [stage.folder for stage in shorter[: index + 1]] == [
-            stage.folder for stage in every[: index + 1]
-        ]
+        count = index + 1 + has_start
+        assert [stage.folder for stage in shorter[:count]] == [stage.folder for stage in every[:count]]
+    every = every[has_start:]
     assert [stage.settings.pretraining.optimizer.learning_rate for stage in every[:4]] == [
         0.1,
         0.1,
@@ -298,7 +301,7 @@ def test_shares_that_leave_a_phase_without_steps_are_refused(phases, message):
             r"phases\[0\].mask='bidirectional' shows an encoder",
         ),
         (encoder, {"objective": CLM}, "pretraining.mask='bidirectional' shows an encoder"),
-        (encoder, {"phases": (PretrainingPhase(0.5, CLM, "prefix"),)}, "choose 'causal' and 'bidirectional'"),
+        (encoder, {"phases": (PretrainingPhase(0.5, CLM, "prefix"),)}, "an encoder may be 'causal'"),
         (
             decoder,
             {"pretraining__mask": "bidirectional", "objective": MLM},
@@ -323,10 +326,15 @@ def test_masks_that_suit_neither_the_objective_nor_the_model_are_refused_by_name
         check_phases(experiment)
 
 
+def test_a_mask_that_the_model_has_already_is_refused():
+    with pytest.raises(SettingError, match="is the mask that the model has already: leave it out"):
+        check_phases(decoder(PretrainingPhase(0.5, CLM, "causal")))
+
+
 def test_an_encoder_decoder_keeps_its_masks():
     phase = PretrainingPhase(0.5, MLM, "causal")
     experiment = build("t5/1-baseline/baseline", "nano", {"pretraining.phases": (phase,)})
-    with pytest.raises(SettingError, match="model.architecture='encoder-decoder': choose None"):
+    with pytest.raises(SettingError, match="does not suit model.architecture='encoder-decoder'"):
         check_phases(experiment)
 
 
