@@ -267,6 +267,11 @@ def check_phases(experiment: Experiment) -> None:
             f"start.steps={experiment.start.steps} should be 0, or start.objective one of encoders, with "
             "pretraining.phases that begin with an encoder"
         )
+    if kinds[0] != kinds[-1] and (checkpoint := experiment.start.model):
+        raise SettingError(
+            f"pretraining.phases train an encoder first, and the checkpoint {checkpoint} is a decoder: leave "
+            "mask 'bidirectional' out"
+        )
     if kinds[0] != kinds[-1]:
         check_same_parameters(models[0], models[-1])
         first = next(

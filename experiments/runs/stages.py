@@ -44,7 +44,7 @@ from experiments.runs.paths import (
     scale_folder,
     start_folder,
 )
-from experiments.runs.phases import phase_model, phase_settings
+from experiments.runs.phases import phase_settings
 from experiments.study.experiment import BASELINE, Experiment
 from lm.config.base import diff
 from lm.data.tasks.names import task_name
@@ -178,15 +178,13 @@ class SharedStages:
         """Return the start: a short pre-training on the corpus for ``start.steps``, before the row's own.
 
         It ignores the settings in which rows usually differ, such as the objective, so that all rows with the
-        same model, data and seed share it. Its mask is that of the first phase.
+        same model, data and seed share it. Its mask and its optimiser are those of the first phase.
         """
+        settings = phase_settings(settings, 0)
         first = replace(
             settings,
-            model=phase_model(settings, 0),
             objective=settings.start.objective,
-            pretraining=replace(
-                settings.pretraining, steps=settings.start.steps, steps_per_row=1, phases=(), mask=None
-            ),
+            pretraining=replace(settings.pretraining, steps=settings.start.steps, steps_per_row=1),
             data=replace(settings.data, repeats=0, held_out_documents=0),
             mixing=BASELINE.mixing,
             tuning=replace(settings.tuning, branches=BASELINE.tuning.branches),
