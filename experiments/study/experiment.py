@@ -278,9 +278,14 @@ class PretrainingConfig(PhaseConfig):
 
     @property
     def phase_ends(self) -> tuple[int, ...]:
-        """Return the last step of each phase, of the last phase too."""
-        shares = [phase.share for phase in self.phases]
-        ends = [round(sum(shares[: number + 1]) * self.steps) for number in range(len(shares))]
+        """Return the last step of each phase, of the last phase too; each phase has at least one."""
+        ends: list[int] = []
+        share, left = 0.0, len(self.phases)
+        for phase in self.phases:
+            share += phase.share
+            first = ends[-1] if ends else 0
+            ends.append(min(max(round(share * self.steps), first + 1), self.steps - left))
+            left -= 1
         return (*ends, self.steps)
 
     @property
@@ -304,11 +309,9 @@ class PretrainingConfig(PhaseConfig):
                 f"{name}.phases have shares {shares}: each should be above 0, and all together below 1, "
                 "which leaves steps for the last phase"
             )
-        ends = (0, *self.phase_ends)
-        if self.steps and any(last <= first for first, last in zip(ends, ends[1:], strict=False)):
+        if 0 < self.steps <= len(shares):
             raise SettingError(
-                f"{name}.phases end after the steps {ends[1:]} of {name}.steps={self.steps}: each phase "
-                "should have a step or more; give them larger shares, or more steps"
+                f"{name}.steps={self.steps} should be at least {len(shares) + 1}, one for each phase"
             )
 
 
