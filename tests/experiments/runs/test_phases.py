@@ -16,7 +16,8 @@ from experiments.study.experiment import PretrainingPhase
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm import sharding
-from lm.config.base import SettingError, change, from_json, to_json
+from lm.batch import Batch, Side
+from lm.config.base import SettingError, from_json, to_json
 from lm.config.training import OptimizerConfig
 from lm.data.documentation import corpus
 from lm.objectives.denoising import OBJECTIVES
@@ -134,15 +135,8 @@ def test_a_phase_reads_on_where_the_one_before_ended(cache):
 def test_a_run_that_is_torn_within_and_between_phases_comes_to_what_it_does_without(
     cache, causal_first, steps
 ):
-    torn, _ = (
-        followed(
-            encoder(CAUSAL, tuning__branches=(0.25, 1.0)),
-            cache.parent / f"torn-{steps}" / "row" / "seed-0",
-            cache,
-            steps,
-        ),
-        None,
-    )
+    folder = cache.parent / f"torn-{steps}" / "row" / "seed-0"
+    torn = followed(encoder(CAUSAL, tuning__branches=(0.25, 1.0)), folder, cache, steps)
     for one, other in zip(causal_first[0], torn, strict=True):
         assert one.folder != other.folder
         assert_equal_arrays(last_state(one), last_state(other))
@@ -174,28 +168,13 @@ def test_a_phase_has_a_step_however_small_its_share(cache):
 def test_a_causal_encoder_sees_nothing_that_follows_and_reads_both_ways_in_fine_tuning(causal_first):
     first, main, tuned, branch = causal_first[0]
     mesh = sharding.make_mesh(first.settings.mesh)
+    tokens = np.arange(20, dtype=np.int32)[None] + 20
+    others = np.where(np.arange(20) < 10, tokens, 7)
     for stage, is_causal in ((first, True), (main, False), (tuned, False), (branch, False)):
         model = stage.trained_body(mesh)
-        side = replace(first_side(stage), targets=None, loss_weights=None, content=None)
-        changed = replace(side, tokens=side.tokens.copy())
-        changed.tokens[:, 10:] = 7
-        before, after = (model.features(batch_of(one)) for one in (side, changed))
-        assert bool((np.asarray(before[:, :10]) == np.asarray(after[:, :10])).all()) == is_causal
+        before, after = (model.features(Batch(encoder=Side(tokens=x)))[:, :10] for x in (tokens, others))
+        assert bool((np.asarray(before) == np.asarray(after)).all()) == is_causal
     assert branch.parent == first and (tuned.parent, branch.parent_step) == (main, 2)
-
-
-def first_side(stage):
-    """A row of 20 tokens."""
-    from lm.batch import Side
-
-    tokens = np.arange(20, dtype=np.int32)[None] + 20
-    return Side(tokens=tokens, segment_ids=np.ones_like(tokens))
-
-
-def batch_of(side):
-    from lm.batch import Batch
-
-    return Batch(encoder=side)
 
 
 def test_a_run_that_is_causal_throughout_is_read_both_ways_when_tuned(cache):
@@ -218,24 +197,17 @@ def test_a_decoder_goes_on_from_an_encoder_with_all_that_it_and_its_optimiser_kn
     assert [line["step"] for line in lines] == [*range(1, 9)]
 
 
-def test_a_prefix_decoder_goes_on_from_a_causal_one_which_rows_share():
-    changes = {"model.positions.kind": "rotary", "model.positions.offset": 0}
-    causal = decoder(pretraining__steps=3, **{name.replace(".", "__"): x for name, x in changes.items()})
-    prefix = build(
-        "gpt/base",
-        "tiny" if "tiny" in SCALES else "nano",
-        AS_DECODER
-        | changes
-        | {
-            "model.architecture": "prefix-decoder",
-            "objective": OBJECTIVES["prefix-lm"],
-            "pretraining.phases": (PretrainingPhase(3 / 8, CLM, "causal"),),
-            "pretraining.optimizer.schedule": "constant",
-        },
+def test_a_prefix_decoder_goes_on_from_a_causal_one_which_rows_share(cache):
+    constant = {"model__positions__kind": "rotary", "pretraining__optimizer__schedule": "constant"}
+    causal = decoder(pretraining__steps=3, **constant)
+    prefix = decoder(
+        PretrainingPhase(3 / 8, CLM, "causal"),
+        objective=OBJECTIVES["prefix-lm"],
+        model__architecture="prefix-decoder",
+        **constant,
     )
-    constant = change(causal, "pretraining.optimizer.schedule", "constant")
     first, main, *_ = stages(prefix)
-    assert first.folder == stages(constant)[0].folder
+    assert first.folder == stages(causal)[0].folder
     assert main.settings.model.architecture == "prefix-decoder"
 
 
@@ -359,15 +331,11 @@ def test_an_encoder_has_a_start_if_its_objective_is_of_encoders_and_is_told_othe
 
 
 def test_costs_count_each_step_of_each_phase_once(cache, whole, causal_first):
-    result, without = (
-        read_result(every[-1].folder.parents[1 + len(every[-1].name.split("/")) - 1])
-        for every in (causal_first[0], whole[0])
-    )
+    folder = cache.parent / "tiny"
+    result, without = (read_result(folder / name / "seed-0") for name in ("causal-first", "whole"))
     assert result.flops == pytest.approx(without.flops)
     pretrained = [stage for stage in causal_first[0] if stage.is_pretraining]
-    lines = [line for stage in pretrained for line in records(stage.folder) if line["kind"] == "train"]
-    assert result.content_tokens == pytest.approx(sum(line["content_tokens"] for line in lines), abs=2)
-    assert (
-        result.held_out_loss
-        == [line["loss"] for line in records(pretrained[-1].folder) if line["kind"] == "eval"][-1]
-    )
+    lines = [line for stage in pretrained for line in records(stage.folder)]
+    learnt = [line["content_tokens"] for line in lines if line["kind"] == "train"]
+    assert len(learnt) == 8 and result.content_tokens == pytest.approx(sum(learnt), abs=2)
+    assert result.held_out_loss == records(pretrained[-1].folder)[-1]["loss"]
