@@ -257,11 +257,7 @@ class PretrainingConfig(PhaseConfig):
     # is a JSON object: share (of steps), objective (settings or a name), mask, optimizer
     phases: tuple[PretrainingPhase, ...] = setting(
         (),
-        {
-            "mixing.pretraining": ("corpus",),
-            "data.repeats": Values((0,), said="whole texts, data.repeats=0"),
-            "steps_per_row": Values((1,), said="rows of one step"),
-        },
+        {"mixing.pretraining": ("corpus",), "data.repeats": (0,), "steps_per_row": (1,)},
     )
     # mask of self-attention in the last phase; None: that of model.architecture
     mask: Mask | None = None

@@ -7,6 +7,7 @@ import pytest
 from tiny import TINY
 from torn_runs import followed
 
+from experiments.cli.settings import parse_settings
 from experiments.runs.checks import check_phases
 from experiments.runs.phases import phase_settings
 from experiments.runs.result import read_result
@@ -15,6 +16,7 @@ from experiments.runs.stages import stages
 from experiments.study.experiment import PretrainingPhase
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
+from experiments.study.words import setting_arguments
 from lm import sharding
 from lm.batch import Batch, Side
 from lm.config.base import SettingError, from_json, to_json
@@ -242,6 +244,13 @@ def test_a_phase_is_the_last_one_of_a_pretraining_that_ends_there(cache, has_sta
     assert [stage.step_spec().optimizer.decay_end for stage in every[2:4]] == [4, 4]
 
 
+def test_masks_of_earlier_phases_are_seen_from_the_model_of_the_last_one(cache):
+    experiment = encoder(PretrainingPhase(0.5, MLM), objective=CLM, pretraining__mask="causal")
+    first, main, *_ = stages(experiment)
+    assert not first.settings.model.is_causal_encoder and main.settings.model.is_causal_encoder
+    assert [stage.folder for stage in stages(main.settings)[:2]] == [first.folder, main.folder]
+
+
 def test_equal_first_phases_are_trained_once_and_others_are_not(cache):
     one, other = (stages(encoder(CAUSAL, objective=last))[:2] for last in (MLM, OBJECTIVES["span-masked-lm"]))
     assert one[0].folder == other[0].folder and one[1].folder != other[1].folder
@@ -253,6 +262,8 @@ def test_settings_with_phases_are_written_read_and_given_as_words():
     experiment = encoder(*THREE)
     assert from_json(type(experiment), to_json(experiment)) == experiment
     assert tuple(map(PretrainingPhase.parse, map(str, THREE))) == THREE
+    given = {"pretraining.phases": THREE}
+    assert parse_settings(setting_arguments(given), [*given]) == given
     named = PretrainingPhase.parse('{"share": 0.25, "objective": "causal-lm", "mask": "causal"}')
     assert named == THREE[0]
 
