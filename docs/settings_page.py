@@ -77,7 +77,8 @@ def _takes(kind: Any) -> str:
     if typing.get_origin(kind) is typing.Literal:
         text = ", ".join(f"`{choice}`" for choice in typing.get_args(kind))
     else:
-        text = {int: "whole number", float: "number", str: "text", bool: "on or off"}[kind]
+        names = {int: "whole number", float: "number", str: "text", bool: "on or off"}
+        text = names.get(kind, "JSON object")
     return f"{text}, several" if several else text + " or none" * may_lack
 
 

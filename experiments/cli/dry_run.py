@@ -126,7 +126,7 @@ def stages_left(of_run: Iterable[Stage], seen: set[Path]) -> list[tuple[Stage, i
     """
     found = []
     for stage in of_run:
-        left = stage.training.steps - max(saved_steps(stage.folder), default=0)
+        left = stage.training.steps - max(saved_steps(stage.folder), default=stage.first_step)
         if left > 0 and stage.folder not in seen:
             seen.add(stage.folder)
             found.append((stage, left))

@@ -47,7 +47,7 @@ class RowRun(NamedTuple):
         """Return the training steps of all its stages."""
         from experiments.runs.stages import stages  # with jax
 
-        return sum(stage.training.steps for stage in stages(self.experiment))
+        return sum(stage.num_steps for stage in stages(self.experiment))
 
 
 def row_run(name: str, experiment: Experiment, options: Options) -> RowRun:

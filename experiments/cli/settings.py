@@ -15,7 +15,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from experiments.study.changes import Overrides
-from experiments.study.experiment import Experiment
+from experiments.study.experiment import Experiment, PretrainingPhase
 from experiments.study.overrides import check_agreement_with_checkpoint, check_overrides_are_read
 from experiments.study.registry import REGISTRY, TABLES, build, find
 from experiments.study.scales import DEFAULT_SCALE, SCALES
@@ -146,6 +146,19 @@ def _integer_rule(about: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         metavar="INT",
         instance_from_str=lambda words: whole_number(words[0]),
         is_instance=lambda value: type(value) is int,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+@TYPES.primitive_rule
+def _phase_rule(about: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    if about.type is not PretrainingPhase:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PHASE",
+        instance_from_str=lambda words: PretrainingPhase.parse(words[0]),
+        is_instance=lambda value: isinstance(value, PretrainingPhase),
         str_from_instance=lambda value: [str(value)],
     )
 

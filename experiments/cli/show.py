@@ -181,7 +181,7 @@ def training_rows(name: str, experiment: Experiment) -> tuple[int, int, int]:
             f"--costs: {name} counts its text (counts.model={experiment.counts.model!r}) and has no matrices"
         )
     model = experiment.model
-    own = [stage for stage in networks if stage.is_pretraining and not stage.is_start]
+    own = [stage for stage in networks if stage.is_pretraining and stage.is_compared]
     stage = (own or networks)[0]
     inputs = stage.lengths.inputs if model.has_encoder else 0
     targets = row_length(model.architecture, stage.lengths) if model.has_decoder else 0
@@ -262,6 +262,8 @@ def show_stages(experiment: Experiment, folder: Path, cache: Path, title: str) -
         if stage.parent and stage.parent_step != stage.parent.training.steps:
             parent += f", step {stage.parent_step:,}"
         saved = max(saved_steps(stage.folder), default=0)
-        counts = (f"{number:,}" for number in (stage.training.steps, saved))
-        grid.add_row(stage.name, escape(data), parent, *counts, str(stage.folder))
+        steps = f"{stage.training.steps:,}"
+        if stage.first_step:  # a phase counts on from the one before it
+            steps = f"{stage.first_step + 1:,} to {steps}"
+        grid.add_row(stage.name, escape(data), parent, steps, f"{saved:,}", str(stage.folder))
     CONSOLE.print(grid)

@@ -95,8 +95,11 @@ def progress_of(folder: Path, runs: Path) -> Progress:
     stages = stages_of(folder)
     name = str(folder if folder == runs else folder.relative_to(runs))
     records = {stage.name: last_record(stage.folder) for stage in stages}
-    steps = sum(stage.training.steps for stage in stages)
-    done = {stage.name: min(records[stage.name].get("step", 0), stage.training.steps) for stage in stages}
+    steps = sum(stage.num_steps for stage in stages)
+    done: dict[str, int] = {}
+    for stage in stages:
+        step = records[stage.name].get("step", stage.first_step)
+        done[stage.name] = min(step, stage.training.steps) - stage.first_step
     begun = [stage for stage in stages if records[stage.name] or (stage.folder / "run.json").exists()]
     last = max(begun, key=lambda stage: last_change(stage.folder), default=stages[0])
     seen = last_change(last.folder) or (folder / "settings.json").stat().st_mtime
@@ -166,7 +169,7 @@ def time_left(
     total, speed = 0.0, None
     for stage in stages:
         speed = records[stage.name].get("seconds_per_step", speed)
-        left = stage.training.steps - done[stage.name]
+        left = stage.num_steps - done[stage.name]
         if left and speed is None:
             return None
         total += left * (speed or 0.0)

@@ -10,6 +10,8 @@ from rich.markup import escape
 from experiments.console import UNBROKEN
 from experiments.runs.inputs import Inputs, mixture_lengths, reads_corpus
 from experiments.runs.kinds.pretraining import corpus_batches
+from experiments.runs.paths import phase_name
+from experiments.runs.phases import phase_settings, phase_steps
 from experiments.runs.prepare import prepare
 from experiments.study.experiment import Experiment
 from lm.batch import Batch
@@ -53,15 +55,25 @@ def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
 
 
 def _show_pretraining(experiment: Experiment, data: Inputs, count: int) -> None:
-    """Rows of the first batch."""
+    """Print rows of the first batch of each phase of pre-training."""
+    for index in range(len(experiment.pretraining.phases) + 1):
+        first, _ = phase_steps(experiment, index)
+        is_last = index == len(experiment.pretraining.phases)
+        name = "pre-training" if is_last else phase_name(index + 1)
+        _show_phase(phase_settings(experiment, index), name, first, data, count)
+
+
+def _show_phase(experiment: Experiment, name: str, step: int, data: Inputs, count: int) -> None:
+    """Print rows of the batch of ``step``."""
     batches = corpus_batches(experiment, data)
-    UNBROKEN.print(f"[bold]pre-training[/], rows of step 0: {described(batches.lengths)}")
+    UNBROKEN.print(f"[bold]{name}[/], rows of step {step}: {described(batches.lengths)}")
     few_rows = range(min(count, experiment.pretraining.batch_size))
     # "mask" stands for itself, not for a sentinel, the first of which is the mask of our own vocabularies
     masks = "mask" in experiment.objective.inputs
     vocabulary = MaskShown(data.vocabulary) if masks else data.vocabulary
-    batch = batches(0, slice(0, len(few_rows)))
-    _print_examples(_parts(batch, number, vocabulary) for number in few_rows)
+    batch = batches(step, slice(0, len(few_rows)))
+    predicted = "hidden" if experiment.objective.is_mlm else "next"
+    _print_examples(_parts(batch, number, vocabulary, predicted) for number in few_rows)
 
 
 def described(lengths: Lengths) -> str:
@@ -107,8 +119,13 @@ def _labelled(task: LabelledTask, row: Row) -> Iterator[Part]:
     yield "label", "", " ".join(task.labels[k] for k in np.atleast_1d(target)) if task.labels else str(target)
 
 
-def _parts(batch: Batch, row: int, vocabulary: "Tokenizer | MaskShown") -> Iterator[Part]:
-    """The inputs and targets of each example of a row, and what the encoder has to predict."""
+def _parts(
+    batch: Batch, row: int, vocabulary: "Tokenizer | MaskShown", predicted: str = "hidden"
+) -> Iterator[Part]:
+    """The inputs and targets of each example of a row, and what the encoder has to predict.
+
+    predicted: the kind of those: hidden tokens, or the next ones of an encoder with a causal mask.
+    """
     kinds = {}
     if batch.encoder is not None:
         kinds["inputs"] = batch.encoder.tokens[row], batch.encoder.segment_ids[row]
@@ -123,7 +140,7 @@ def _parts(batch: Batch, row: int, vocabulary: "Tokenizer | MaskShown") -> Itera
         yield from _content(batch, row, example, vocabulary)
     if batch.encoder is not None and batch.encoder.targets is not None:
         ids = batch.encoder.targets[row][batch.encoder.loss_weights[row] > 0]
-        yield "hidden", f"{len(ids)} tokens", " · ".join(vocabulary.decode([token]) for token in ids)
+        yield predicted, f"{len(ids)} tokens", " · ".join(vocabulary.decode([token]) for token in ids)
     if batch.sentence_labels is not None:
         yield "label", "", "a changed pair" if batch.sentence_labels[row] else "a pair as in the text"
 

@@ -93,9 +93,9 @@ def _run_steps(step: PlannedStep, flops: float) -> tuple[float, float]:
     pretraining, finetuning = 0.0, 0.0
     for stage in filter(lambda stage: stage.has_model, stages(step.experiment)):
         training, lengths = stage.training, stage.lengths
-        if stage.is_pretraining and not stage.is_start:
+        if stage.is_pretraining and stage.is_compared:
             lengths = step.lengths
-        steps = training.steps * step.flops(training.batch_size, lengths) / flops
+        steps = stage.num_steps * step.flops(training.batch_size, lengths) / flops
         if stage.is_pretraining:
             pretraining += steps
         else:

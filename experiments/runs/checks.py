@@ -15,8 +15,9 @@ from experiments.runs import provenance
 from experiments.runs.inputs import Inputs, mixture_lengths
 from experiments.runs.kinds.finetuning import text_spec
 from experiments.runs.kinds.head import head_config
-from experiments.runs.kinds.pretraining import pretraining_batches
+from experiments.runs.kinds.pretraining import branch_step, pretraining_batches
 from experiments.runs.kinds.stage import Stage
+from experiments.runs.phases import mask_of, phase_model, renaming
 from experiments.runs.result import check_settings
 from experiments.runs.sources import Sources
 from experiments.runs.stages import external_checkpoint
@@ -24,7 +25,7 @@ from experiments.study.experiment import Experiment
 from experiments.study.settings_diff import setting_changes
 from lm import sharding
 from lm.config.base import SettingError, changes, check_numbers, leaves
-from lm.config.model import RECURRENT
+from lm.config.model import RECURRENT, ModelConfig
 from lm.data.batches import check_batch_size
 from lm.data.checks import check_architecture
 from lm.data.corpus.token_cache import GIGABYTE, token_cache_bytes
@@ -41,7 +42,7 @@ from lm.special_tokens import boundary_tokens
 from lm.tokenizers.tokenizer import Tokenizer
 from lm.train.runtime import manifest
 from lm.train.runtime.log import packages
-from lm.train.step import check_memory, check_mesh, check_rows, device_memory
+from lm.train.step import StepSpec, check_memory, check_mesh, check_rows, device_memory
 
 
 def check_experiment(experiment: Experiment, sources: Sources) -> None:
@@ -52,6 +53,7 @@ def check_experiment(experiment: Experiment, sources: Sources) -> None:
     for training in (experiment.pretraining, experiment.finetuning):
         check_mesh(experiment.model, sizes, training.batch_size, training.microbatches)
     if pretrains(experiment):
+        check_phases(experiment)
         check_heads(experiment)
     check_mixing(experiment)
     check_tbptt(experiment)
@@ -95,7 +97,7 @@ def check_inputs(
     for times in experiment.data.held_out_lengths if pretrains(experiment) else ():
         check_length(experiment, [pretraining_batches(experiment, inputs, "validation", times).lengths])
     for stage in stages:
-        if stage.is_start:
+        if stage.is_pretraining and not stage.is_compared:  # the start, and phases before the last
             check_heads(stage.settings)
             check_length(stage.settings, [inputs.batches[stage.name].lengths])
     check_answer_lengths(experiment, inputs.vocabulary)
@@ -235,6 +237,76 @@ NEEDED_OBJECTIVES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
+def check_phases(experiment: Experiment) -> None:
+    """Raise SettingError for phases of pre-training that do not suit their masks, or each other."""
+    pretraining, model = experiment.pretraining, experiment.model
+    last = len(pretraining.phases)
+    names = [f"pretraining.phases[{index}]" for index in range(last)]
+    models = [phase_model(experiment, index) for index in range(last + 1)]
+    objectives = [*(phase.objective for phase in pretraining.phases), experiment.objective]
+    named_masks = [*(f"{name}.mask" for name in names), "pretraining.mask"]
+    for named, each, objective in zip(named_masks, models, objectives, strict=True):
+        if each.architecture == "encoder" and not objective.has_inputs and not each.is_causal_encoder:
+            raise SettingError(
+                f"{named}={mask_of(each)!r} shows an encoder the tokens that it is to predict: a language "
+                "model needs 'causal'"
+            )
+    if models[-1].has_decoder != model.has_decoder:
+        raise SettingError(
+            "pretraining.mask='bidirectional' makes an encoder of a decoder, which then is not the one that "
+            "is fine-tuned: set model.architecture='encoder', or leave that mask to pretraining.phases"
+        )
+    kinds = [each.has_decoder for each in models]
+    if kinds != sorted(kinds):
+        raise SettingError(
+            "pretraining.phases with mask 'bidirectional', which train a decoder as an encoder, should come "
+            "before the others"
+        )
+    if kinds[0] != kinds[-1] and experiment.start.steps and not experiment.start.objective.is_mlm:
+        raise SettingError(
+            f"start.steps={experiment.start.steps} should be 0, or start.objective one of encoders, with "
+            "pretraining.phases that begin with an encoder"
+        )
+    if kinds[0] != kinds[-1] and (checkpoint := experiment.start.model):
+        raise SettingError(
+            f"pretraining.phases train an encoder first, and the checkpoint {checkpoint} is a decoder: leave "
+            "mask 'bidirectional' out"
+        )
+    if kinds[0] != kinds[-1]:
+        check_same_parameters(models[0], models[-1])
+        first = next(
+            step for step, has_decoder in zip(pretraining.phase_ends, kinds, strict=True) if has_decoder
+        )
+        early = [share for share in experiment.tuning.branches if round(share * pretraining.steps) < first]
+        if early and finetunes(experiment):
+            raise SettingError(
+                f"tuning.branches={experiment.tuning.branches} should not lie in phases that train an "
+                f"encoder, as {early} do: a decoder is fine-tuned"
+            )
+    if pretraining.phases and (repeats := experiment.data.repeats):
+        raise SettingError(
+            f"data.repeats={repeats} cuts the text by the steps of one phase: it should be 0 with "
+            "pretraining.phases"
+        )
+    if pretraining.phases and (mixing := experiment.mixing.pretraining) != "corpus":
+        raise SettingError(f"mixing.pretraining={mixing!r} should be 'corpus' with pretraining.phases")
+
+
+def check_same_parameters(one: ModelConfig, other: ModelConfig) -> None:
+    """Raise SettingError if an encoder has other parameters than the decoder that it becomes."""
+
+    def shapes(config: ModelConfig, name_of: Callable[[str], str]) -> dict[str, tuple[int, ...]]:
+        abstract = jax.eval_shape(StepSpec(config).make_model, jax.random.key(0))
+        return {name_of(name): leaf.shape for name, leaf in sharding.named(abstract).items()}
+
+    saved, needed = shapes(one, str), shapes(other, renaming(one, other))
+    if differing := [name for name in {**saved, **needed} if saved.get(name) != needed.get(name)]:
+        raise SettingError(
+            f"pretraining.phases train an encoder, and it has other parameters than the decoder: "
+            f"{', '.join(differing[:5])}; choose settings of model that both have alike"
+        )
+
+
 def check_heads(experiment: Experiment) -> None:
     """Raise SettingError if the objective does not fit the heads and the output matrix of the model."""
     objective, heads = experiment.objective, experiment.model.heads
@@ -307,6 +379,7 @@ def check_tbptt(experiment: Experiment) -> None:
         "objective.noise": (objective.noise, ("everything",)),
         "objective.eos": (objective.eos, ("between-documents",)),
         "mixing.pretraining": (experiment.mixing.pretraining, ("corpus",)),
+        "pretraining.phases": (training.phases, ((),)),
         "pretraining.microbatches": (training.microbatches, (1,)),
     }
     for name, (value, right) in due.items() if training.tbptt else ():
@@ -363,9 +436,10 @@ def check_branches(stages: Sequence[Stage]) -> None:
     """Raise SettingError if two branches are the same step, or if a checkpoint to fine-tune from is gone."""
     for stage in stages:
         branches, parent = stage.settings.tuning.branches, stage.parent
-        if len(set(stage.branch_steps)) < len(stage.branch_steps):
+        steps = tuple(branch_step(stage.settings, share) for share in branches if stage.branch_steps)
+        if len(set(steps)) < len(steps):
             raise SettingError(
-                f"tuning.branches={branches} are {stage.branch_steps} of pretraining.steps="
+                f"tuning.branches={branches} are {steps} of pretraining.steps="
                 f"{stage.training.steps}, two of which are one: leave one out"
             )
         if parent is None or manifest.steps(stage.folder / "checkpoints"):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.runs.paths import ensemble_name, is_compared, is_pretraining
+from experiments.runs.paths import PHASE, ensemble_name, is_compared, is_pretraining
 from experiments.runs.result import Result
 from lm.config.base import DataError, SettingError
 from lm.files import parse_lines_with_checksum
@@ -46,8 +46,14 @@ def read_curves(runs: Iterable[Result], warn: Callable[[str], object]) -> Curves
 def plotted_metrics(stage: str) -> dict[str, tuple[str, str]]:
     """Return the plots of a stage: title -> (kind of its records, name of the value in them).
 
-    Stages by which rows are not compared have none.
+    Phases of pre-training before the last one have plots of their own. Other stages by which rows are not
+    compared have none.
     """
+    if stage.startswith(PHASE):
+        return {
+            f"{ensemble_name(stage)}: loss [nats/token]": ("train", "loss"),
+            f"{ensemble_name(stage)}: held-out loss [nats/token]": ("eval", "loss"),
+        }
     if not is_compared(stage):
         return {}
     if not is_pretraining(stage):

@@ -26,7 +26,8 @@ DEFAULT_CACHE = Path("runs") / "cache"
 # names of stages, and of the folders of pre-training and counting
 PRETRAINING = "pretraining"
 START = "start"  # a short pre-training before it, which rows share
-VECTORS = "vectors"  # before both
+PHASE = "phase-"  # prefix of the number of a phase of pre-training before the last, counted from 1
+VECTORS = "vectors"  # before all of these
 COUNTS = "counts"
 BRANCH = "at-"  # prefix of the fraction of pre-training after which a fine-tuning starts, if below 1
 COUNTS_FILE = "counts.npz"  # in the folder of a stage of counts
@@ -45,6 +46,11 @@ def name_without(ensemble_name: str, task: str) -> str:
     return f"{ensemble_name}/without-{task}"
 
 
+def phase_name(number: int) -> str:
+    """Return the name of a phase of pre-training before the last one; the first has number 1."""
+    return f"{PHASE}{number}"
+
+
 def branch_name(task: str, fraction: float) -> str:
     """Return the name of the fine-tuning on ``task`` after this fraction of pre-training."""
     return task if fraction == 1 else f"{BRANCH}{fraction}/{task}"
@@ -57,12 +63,15 @@ def ensemble_name(name: str) -> str:
 
 def is_pretraining(name: str) -> bool:
     """Return whether the stage of this name pre-trains."""
-    return ensemble_name(name) in (START, PRETRAINING)
+    return ensemble_name(name) in (START, PRETRAINING) or name.startswith(PHASE)
 
 
 def is_compared(name: str) -> bool:
-    """Return whether rows are compared by this stage: not by skip-gram, the start or earlier branches."""
-    return ensemble_name(name) not in (START, VECTORS) and not name.startswith(BRANCH)
+    """Return whether rows are compared by this stage.
+
+    They are not by skip-gram, by the start, by phases before the last one, or by earlier branches.
+    """
+    return ensemble_name(name) not in (START, VECTORS) and not name.startswith((BRANCH, PHASE))
 
 
 def model_of_run(names: Iterable[str]) -> str:

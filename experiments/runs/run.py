@@ -129,7 +129,7 @@ class Run:
             finished = is_stage_finished(stage.folder, steps)
             broadcast_from_first(partial(stage.check_provenance, inputs, finished, allow, reporter.say))
             if finished:
-                reporter.advance(steps)
+                reporter.advance(stage.num_steps)
                 return
             settings = asdict(stage.settings) | {"corrupt_records_left_out": dict(inputs.left_out)}
             title = self.title if stage.is_shared else ""
@@ -181,7 +181,7 @@ class Run:
             flops += stage_flops
             if stage.is_start:
                 start_flops += stage_flops
-            elif length_losses is None:  # of several pre-trainings the first is measured
+            elif stage.is_compared and length_losses is None:  # of several pre-trainings the first
                 length_losses = stage.length_losses(inputs, self.mesh)
         return {
             "length_losses": length_losses or {},

@@ -38,17 +38,15 @@ def held_out(folder: Path | None) -> dict[str, float | None]:
     return {"held_out_loss": last.get("loss"), **values, "exit_step": next(left, None)}
 
 
-def likelihoods(folder: Path | None) -> list[dict[str, float]]:
+def likelihoods(folder: Path, first_step: int) -> list[dict[str, float]]:
     """Return the likelihood of held-out documents at each evaluation of the language model in ``folder``.
 
-    Each with the seconds of training up to it; empty if it was asked about none.
+    Each with the seconds of training from ``first_step`` up to it; empty if it was asked about none.
     """
     found = []
-    if folder is None:
-        return []
     for line in records(folder):
         if line["kind"] == "eval" and f"{DOCUMENTS}nats" in line:
-            seconds = total(folder, "seconds_per_step", line["step"])
+            seconds = total(folder, "seconds_per_step", first_step, line["step"])
             numbers = likelihood_of(line, DOCUMENTS)._asdict()
             found.append({"step": line["step"], "seconds": seconds} | numbers)
     return found
@@ -59,16 +57,20 @@ def has_left(evaluation: Mapping[str, float]) -> bool:
     return evaluation["content_loss"] <= evaluation["reference_loss"] - EXIT
 
 
-def cost(folders: Sequence[Path]) -> dict[str, float]:
-    """Return seconds of training, without compilation and evaluation, and the target tokens learnt from."""
-    seconds = sum(total(folder, "seconds_per_step") for folder in folders)
-    return {"seconds": seconds, "tokens": int(sum(total(folder, "tokens") for folder in folders))}
+def cost(first_steps: Mapping[Path, int]) -> dict[str, float]:
+    """Return seconds of training, without compilation and evaluation, and the target tokens learnt from.
+
+    first_steps: folder of a stage -> the step that its training begins with.
+    """
+    seconds = sum(total(folder, "seconds_per_step", first) for folder, first in first_steps.items())
+    tokens = sum(total(folder, "tokens", first) for folder, first in first_steps.items())
+    return {"seconds": seconds, "tokens": int(tokens)}
 
 
-def total(folder: Path, name: str, until: float = inf) -> float:
+def total(folder: Path, name: str, first_step: int, until: float = inf) -> float:
     """Return the sum over the steps of a stage: a record is of the steps since the one before."""
     lines = [record for record in records(folder) if record["kind"] == "train"]
-    before = [0, *(line["step"] for line in lines[:-1])]
+    before = [first_step, *(line["step"] for line in lines[:-1])]
     pairs = zip(lines, before, strict=False)
     return sum(line.get(name, 0.0) * max(min(line["step"], until) - step, 0) for line, step in pairs)
 
@@ -81,16 +83,17 @@ def write_scores(folder: Path, scale: Path, stages: Sequence[Stage], values: Map
     """
     folders = {stage.name: stage.folder for stage in stages}
     pretrainings = [stage for stage in stages if stage.is_pretraining]
-    measured = [stage.folder for stage in pretrainings if not stage.is_start]
-    models = measured or [stage.folder for stage in stages if stage.is_count_based]
+    measured = [stage for stage in pretrainings if stage.is_compared]
+    models = measured or [stage for stage in stages if stage.is_count_based]
+    content = {stage.name: total(stage.folder, "content_tokens", stage.first_step) for stage in pretrainings}
     result = {
         **values,
         "columns": columns(values["tasks"]),
-        **held_out(next(iter(measured), None)),
-        "likelihoods": likelihoods(next(iter(models), None)),
-        "content_tokens": int(sum(total(stage.folder, "content_tokens") for stage in pretrainings)),
-        "start_tokens": int(sum(total(s.folder, "content_tokens") for s in pretrainings if s.is_start)),
-        **cost(list(dict.fromkeys(folders.values()))),
+        **held_out(measured[0].folder if measured else None),
+        "likelihoods": likelihoods(models[0].folder, models[0].first_step) if models else [],
+        "content_tokens": int(sum(content.values())),
+        "start_tokens": int(sum(content[stage.name] for stage in pretrainings if stage.is_start)),
+        **cost({stage.folder: stage.first_step for stage in stages}),
         STAGES: {name: os.path.relpath(path.resolve(), scale) for name, path in folders.items()},
         "records": {name: len(records(path)) for name, path in folders.items()},
     }

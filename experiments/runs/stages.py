@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import cast
 
 from experiments.runs.kinds.counts import COUNT_STAGES
 from experiments.runs.kinds.finetuning import TextFinetuning
@@ -39,9 +40,11 @@ from experiments.runs.paths import (
     find_cache,
     load_settings,
     name_without,
+    phase_name,
     scale_folder,
     start_folder,
 )
+from experiments.runs.phases import phase_settings
 from experiments.study.experiment import BASELINE, Experiment
 from lm.config.base import diff
 from lm.data.tasks.names import task_name
@@ -55,8 +58,9 @@ def stages_of(run: Path) -> tuple[Stage, ...]:
 def stages(experiment: Experiment, run: Path = Path(), cache: Path | None = None) -> tuple[Stage, ...]:
     """Return the stages of the run in the folder ``run``, in the order of training:
 
-    1. for each ensemble member, skip-gram (``vectors.*``) and the start (``start.*``: a short pre-training
-       that rows share), if the experiment has them;
+    1. for each ensemble member, skip-gram (``vectors.*``), the start (``start.*``: a short pre-training that
+       rows share), and the phases of pre-training before the last (``pretraining.phases``), if the experiment
+       has them;
     2. for each member, one pre-training or, with "corpus+other-tasks", one per downstream task left out;
     3. for each downstream task (a mixture, or a task with a head), for each fraction of pre-training in
        ``tuning.branches`` (1.0 first), one fine-tuning of each member.
@@ -90,6 +94,7 @@ def stages(experiment: Experiment, run: Path = Path(), cache: Path | None = None
             parent_step = parent.training.steps if parent else None
             if pretrains:
                 parent_step = branch_step(experiment, fraction)
+                parent = _phase_at(parent, parent_step)
             stage = kind(name, member, (task,), settings, run, parent, parent_step)
             finetunings.append(replace(stage, folder=run / "finetuning" / stage.name))
     pretrained: list[Stage] = [stage for stage in parents.values() if stage is not None]
@@ -109,6 +114,13 @@ def _ancestors(stages: Sequence[Stage]) -> list[Stage]:
     """Return the parents of these stages, their parents and so on, each before its children."""
     parents = [stage.parent for stage in stages if stage.parent is not None]
     return [*_ancestors(parents), *parents] if parents else []
+
+
+def _phase_at(stage: NetworkStage | None, step: int) -> NetworkStage | None:
+    """Return the phase of pre-training that has a checkpoint after ``step``, given the last phase."""
+    while stage is not None and stage.first_step >= step:
+        stage = cast(NetworkStage, stage.parent)
+    return stage
 
 
 def _count_stages(experiment: Experiment, run: Path) -> tuple[Stage, ...]:
@@ -156,14 +168,19 @@ class SharedStages:
             parent = self.start(member, settings)
         else:
             parent = self.initial_parent(member, settings)
-        return self._pretraining(member, settings, task, parent, PRETRAINING)
+        last = len(settings.pretraining.phases)
+        for index in range(last):
+            phase = phase_settings(settings, index)
+            parent = self._pretraining(member, phase, task, parent, phase_name(index + 1))
+        return self._pretraining(member, phase_settings(settings, last), task, parent, PRETRAINING)
 
     def start(self, member: int | None, settings: Experiment) -> Pretraining:
         """Return the start: a short pre-training on the corpus for ``start.steps``, before the row's own.
 
         It ignores the settings in which rows usually differ, such as the objective, so that all rows with the
-        same model, data and seed share it.
+        same model, data and seed share it. Its mask and its optimiser are those of the first phase.
         """
+        settings = phase_settings(settings, 0)
         first = replace(
             settings,
             objective=settings.start.objective,

@@ -268,8 +268,13 @@ def first_example(batch: Batch, has_inputs: bool) -> tuple[list[int], list[int]]
 
 
 def first_model(stage: NetworkStage, mesh: Mesh) -> Transformer:
-    """Return the model that pre-training began with: a checkpoint's, or a random one."""
+    """Return the model that pre-training began with: a checkpoint's, or a random one.
+
+    A phase that trained an encoder for a decoder is no model that writes: the decoder after it is random.
+    """
     while isinstance(stage.parent, NetworkStage) and stage.parent.has_model:
+        if stage.parent.settings.model.has_decoder != stage.settings.model.has_decoder:
+            break
         stage = stage.parent
     if isinstance(stage, ExternalCheckpoint):
         return stage.trained_body(mesh)

@@ -6,10 +6,10 @@ from math import ceil, floor
 from operator import attrgetter
 from typing import Any, Literal, NoReturn, cast
 
-from experiments.study.experiment import Experiment
+from experiments.study.experiment import Experiment, Mask, PretrainingPhase
 from experiments.study.setting_paths import Changes
 from lm.config.base import SettingError, changes, nearest
-from lm.objectives.denoising import OBJECTIVES
+from lm.objectives.denoising import OBJECTIVES, Objective
 
 # Path of a setting -> its new value, as the command line gives them. In rows and scales they are ``Changes``,
 # whose paths and types a type checker knows.
@@ -78,6 +78,50 @@ class ShareOf:
 def share_of(path: str, factor: float, multiple: int = 1) -> ShareOf:
     """Return the change that makes a setting ``factor`` times that at ``path``."""
     return ShareOf(path, factor, multiple)
+
+
+@dataclass(frozen=True)
+class FirstPhase:
+    """A change of ``pretraining.phases``: the pre-training so far becomes a first phase.
+
+    What the row changes after it, steps and optimiser included, is the phase that follows.
+    """
+
+    factor: Times  # by which the row then multiplies pretraining.steps
+    objective: Objective | None  # None: the row's
+    mask: Mask | None
+    # whether the optimiser goes on into the phase that follows, or ends with this one
+    optimizer: Literal["continue", "restart"]
+
+    def __call__(self, _old: tuple[PretrainingPhase, ...], experiment: Experiment) -> tuple:
+        """Return the phase, as long as the pre-training of ``experiment``."""
+        steps = experiment.pretraining.steps
+        share = steps / max(self.factor.of(steps), 1)
+        optimizer = experiment.pretraining.optimizer if self.optimizer == "restart" else None
+        return (PretrainingPhase(share, self.objective or experiment.objective, self.mask, optimizer),)
+
+    def __str__(self) -> str:
+        return f"all steps so far of {self.factor} as many, then {self.optimizer} the optimiser"
+
+
+def after_pretraining(
+    factor: float,
+    objective: Objective | None,
+    mask: Mask | None,
+    optimizer: Literal["continue", "restart"],
+) -> Changes:
+    """Return the change to ``factor`` times the steps, the first of which are another row's pre-training.
+
+    objective, mask: of that pre-training; an objective of None is the row's. optimizer: whether the state and
+    the schedule of the optimiser go on after it. Fine-tuning starts from the last step alone, since the row
+    that shares the first phase keeps other checkpoints.
+    """
+    extension = times(factor)
+    return {
+        "pretraining.phases": FirstPhase(extension, objective, mask, optimizer),
+        "pretraining.steps": extension,
+        "tuning.branches": (1.0,),
+    }
 
 
 def without(changes: Changes, *paths: str) -> Changes:

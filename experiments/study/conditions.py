@@ -5,6 +5,7 @@ A condition maps paths of other settings to the values that they should have; of
 
 from lm.config.base import ABOVE_0, GIVEN, Condition, Conditions, Values
 from lm.objectives.corruption import HIDES_NOTHING
+from lm.objectives.denoising import IN_PLACE
 
 # ---- paths from the outermost settings
 
@@ -30,8 +31,17 @@ FINETUNED: Conditions = (
 TRAINED_VOCABULARY: Condition = {"data.vocabulary": ("unigram", "bpe", "wordpiece")}
 
 NO_CHECKPOINT: Condition = {"start.model": Values(("",), said="models without --start")}
-SHARED_START: Condition = (  # steps by another objective before pre-training
-    {"model.architecture": Values(but=("encoder",), said="models with a decoder")}
+# steps by another objective before pre-training
+DECODER_START: Condition = (
+    NETWORK
+    | {"model.architecture": Values(but=("encoder",), said="models with a decoder")}
+    | NO_CHECKPOINT
+    | {"pretraining.steps": ABOVE_0}
+)
+ENCODER_START: Condition = (
+    NETWORK
+    | {"start.objective.targets": Values(IN_PLACE, said="encoders with an objective of encoders")}
+    | {"model.architecture": ("encoder",)}
     | NO_CHECKPOINT
     | {"pretraining.steps": ABOVE_0}
 )
@@ -43,13 +53,14 @@ SENTINELS: Conditions = (
     PRETRAINED | {"objective.noise": HIDES_TOKENS, "objective.inputs": Values(but=("drop", "shuffle"))},
     PRETRAINED | {"objective.targets": ("sentinels",), "objective.inputs": Values(but=("drop",))},
     PRETRAINED | {"objective.targets": ("sentinels",), "objective.noise": Values(but=("everything",))},
-    SHARED_START
+    DECODER_START
     | {
         "start.steps": ABOVE_0,
         "start.objective.noise": HIDES_TOKENS,
         "start.objective.inputs": Values(but=("drop", "shuffle")),
     },
-    SHARED_START | {"start.steps": ABOVE_0, "start.objective.targets": ("sentinels",)},
+    DECODER_START | {"start.steps": ABOVE_0, "start.objective.targets": ("sentinels",)},
+    PRETRAINED | {"pretraining.phases": GIVEN},
     NETWORK | {"model.architecture": ("encoder",)},
     {"finetuning.steps": ABOVE_0, "tuning.heads": GIVEN, "tuning.layout": ("start-delim-extract",)},
 )

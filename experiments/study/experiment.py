@@ -3,12 +3,15 @@
 Of libraries only numpy is imported here, no jax, so that listing and comparing rows starts at once.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from experiments.study.conditions import (
     BY_HEADS,
+    DECODER_START,
+    ENCODER_START,
     FINETUNED,
     LANGUAGE_MODEL,
     MULTI_TASK,
@@ -20,7 +23,6 @@ from experiments.study.conditions import (
     PRETRAINED,
     REPEATED_NGRAMS,
     SENTINELS,
-    SHARED_START,
     TAGGER,
     TRAINED_VOCABULARY,
     WHEN_TUNED,
@@ -35,6 +37,9 @@ from lm.config.base import (
     at_least,
     at_most,
     check_seed,
+    from_json,
+    nearest,
+    parse_json,
     setting,
 )
 from lm.config.classical import CountsConfig, VectorsConfig
@@ -167,10 +172,12 @@ class StartConfig:
     # whether the parameters of that checkpoint are used, or random ones of its shape, as a control
     weights: Literal["trained", "random"] = setting("trained", {"model": GIVEN})
 
-    # number of updates of a warm-up on the corpus before pre-training, with its optimiser and batch size; not
-    # for encoders [steps]
-    steps: int = setting(0, NETWORK | SHARED_START)
-    objective: Objective = setting(OBJECTIVES["bert-style"], NETWORK | SHARED_START | {"steps": ABOVE_0})
+    # number of updates of a warm-up on the corpus before pre-training, with its optimiser and batch size; of
+    # encoders only with an objective of encoders [steps]
+    steps: int = setting(0, (DECODER_START, ENCODER_START))
+    objective: Objective = setting(
+        OBJECTIVES["bert-style"], (DECODER_START | {"steps": ABOVE_0}, ENCODER_START | {"steps": ABOVE_0})
+    )
 
     def __post_init__(self):
         at_least(self, "start.", steps=0)
@@ -182,10 +189,78 @@ class StartConfig:
             raise SettingError("start.weights='random' needs a checkpoint: name one with --start")
 
 
+# masks of self-attention in pre-training; with "prefix" the inputs of an example see all of each other
+Mask = Literal["causal", "prefix", "bidirectional"]
+
+
+@dataclass(frozen=True, repr=False)
+class PretrainingPhase:
+    """A phase of pre-training before the last one: its share of the steps, objective, mask and optimiser.
+
+    Its text names only the settings that differ from the defaults, so that settings added later do not change
+    the folders of stages.
+
+    >>> PretrainingPhase(0.25, OBJECTIVES["prefix-lm"], "causal")
+    {"share":0.25,"objective":{"noise":"suffix","inputs":"drop","targets":"drop"},"mask":"causal"}
+    """
+
+    share: float  # share of pretraining.steps that the phase lasts
+    objective: Objective = OBJECTIVES["baseline"]
+    mask: Mask | None = None  # mask of self-attention; None: that of model.architecture
+    # optimiser of this phase and of those before it that name none, whose state and schedule end with the
+    # phase; None: the optimiser of the next phase, which continues its state, its steps and its schedule
+    optimizer: OptimizerConfig | None = None
+
+    def __repr__(self) -> str:
+        return json.dumps(
+            {"share": self.share} | _changed(self, PretrainingPhase(0.0)), separators=(",", ":")
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> "PretrainingPhase":
+        """Return the phase of a JSON object such as ``repr`` writes; its objective may also be a name.
+
+        >>> PretrainingPhase.parse('{"share": 0.25, "objective": "prefix-lm"}').objective.noise
+        'suffix'
+
+        SettingError for any other text.
+        """
+        values = parse_json(text, f"pretraining.phases {text}")
+        if not isinstance(values, dict) or not isinstance(values.get("share"), int | float):
+            due = 'should be objects such as {"share":0.25,"objective":"causal-lm","mask":"causal"}'
+            raise SettingError(f"pretraining.phases={text} {due}")
+        name = values.get("objective")
+        if isinstance(name, str):
+            if name not in OBJECTIVES:
+                raise SettingError(f"there is no objective {name!r}{nearest(name, OBJECTIVES)}")
+            values["objective"] = asdict(OBJECTIVES[name])
+        return from_json(cls, json.dumps(values))
+
+
+def _changed(config: Any, default: Any) -> dict[str, Any]:
+    """Return the settings of ``config`` that differ from those of ``default``, groups as dictionaries."""
+    changed: dict[str, Any] = {}
+    for field in fields(config):
+        value, usual = getattr(config, field.name), getattr(default, field.name)
+        if value == usual:
+            continue
+        group: Any = type(value)
+        changed[field.name] = _changed(value, group()) if is_dataclass(value) else value
+    return changed
+
+
 @dataclass(frozen=True)
 class PretrainingConfig(PhaseConfig):
     """Pre-training: a phase whose loss on held-out text may be evaluated between two checkpoints."""
 
+    # phases before the last one, which has objective, mask and optimizer, and the steps that they leave; each
+    # is a JSON object: share (of steps), objective (settings or a name), mask, optimizer
+    phases: tuple[PretrainingPhase, ...] = setting(
+        (),
+        {"mixing.pretraining": ("corpus",), "data.repeats": (0,), "steps_per_row": (1,)},
+    )
+    # mask of self-attention in the last phase; None: that of model.architecture
+    mask: Mask | None = None
     # time between two evaluations of held-out text; 0: evaluate at each checkpoint [steps]
     evaluate_every: int = 0
     # number of steps that each row of text lasts; each step reads the next data.inputs_length tokens, with
@@ -197,6 +272,24 @@ class PretrainingConfig(PhaseConfig):
         """Return the layout of rows that several steps read; None if each step reads new ones."""
         return TruncatedBPTT(self.batch_size, self.steps_per_row) if self.steps_per_row > 1 else None
 
+    @property
+    def phase_ends(self) -> tuple[int, ...]:
+        """Return the last step of each phase, of the last phase too; each phase has at least one."""
+        ends: list[int] = []
+        share, left = 0.0, len(self.phases)
+        for phase in self.phases:
+            share += phase.share
+            first = ends[-1] if ends else 0
+            ends.append(min(max(round(share * self.steps), first + 1), self.steps - left))
+            left -= 1
+        return (*ends, self.steps)
+
+    @property
+    def optimizer_start(self) -> int:
+        """Return the step at which the optimiser of the last phase begins: after the last one that ended."""
+        named = [end for phase, end in zip(self.phases, self.phase_ends, strict=False) if phase.optimizer]
+        return named[-1] if named else 0
+
     def check(self, name: str) -> None:
         """Raise SettingError for impossible numbers; every checkpoint should be evaluated."""
         super().check(name)
@@ -205,6 +298,16 @@ class PretrainingConfig(PhaseConfig):
             raise SettingError(
                 f"{name}.save_every={self.save_every} should be a multiple of "
                 f"{name}.evaluate_every={self.evaluate_every}"
+            )
+        shares = [phase.share for phase in self.phases]
+        if any(not 0 < share < 1 for share in shares) or sum(shares) >= 1:
+            raise SettingError(
+                f"{name}.phases have shares {shares}: each should be above 0, and all together below 1, "
+                "which leaves steps for the last phase"
+            )
+        if 0 < self.steps <= len(shares):
+            raise SettingError(
+                f"{name}.steps={self.steps} should be at least {len(shares) + 1}, one for each phase"
             )
 
 

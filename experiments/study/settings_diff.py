@@ -1,10 +1,11 @@
 """How two experiments, or the settings that a run recorded and those of now, differ."""
 
+import json
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.experiment import BASELINE, Experiment, PretrainingPhase
 from lm.config.base import diff, leaves
 
 
@@ -35,15 +36,29 @@ MAX_LISTED = 12  # changes of settings in an error message [lines]
 def result_settings(experiment: Experiment) -> dict[str, Any]:
     """Return ``{path: value}`` of the settings that change results, with values as JSON has them."""
     settings = {path: value for path, value in leaves(experiment) if not path.startswith(NON_SEMANTIC)}
-    return {path: list(value) if isinstance(value, tuple) else value for path, value in settings.items()}
+    return {path: _in_json(value) for path, value in settings.items()}
+
+
+def _in_json(value: Any) -> Any:
+    """Return a setting's value as JSON has it; a phase of pre-training is its text."""
+    if isinstance(value, tuple):
+        return [_in_json(each) for each in value]
+    return str(value) if isinstance(value, PretrainingPhase) else value
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return ``{path: value}`` of nested settings, as JSON has them, without those that change no result."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
-        if prefix + name not in NON_SEMANTIC:
-            flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        path = prefix + name
+        if path in NON_SEMANTIC:
+            continue
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{path}.")
+        elif path == "pretraining.phases":
+            flat[path] = [str(PretrainingPhase.parse(json.dumps(phase))) for phase in value]
+        else:
+            flat[path] = value
     return flat
 
 

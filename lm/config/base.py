@@ -244,6 +244,8 @@ def _checked(path: str, value: Any, kind: Any) -> Any:
     Raises SettingError if it does not fit.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
+        return _from_dict(kind, value, f"{path}.")  # an element of a tuple, or a group that may be None
     if origin is typing.Literal:
         if value in arguments:
             return value

@@ -63,6 +63,8 @@ class AttentionConfig:
     qk_norm: bool = False  # whether each head's queries and keys are normalised (Qwen3)
     # mask of a decoder's self-attention; with none, it sees the tokens that it is to predict
     mask: Literal["causal", "none"] = "causal"
+    # mask of an encoder's self-attention: none, or causal, with which it may predict the next token
+    encoder_mask: Literal["none", "causal"] = "none"
     # implementation of attention; auto chooses by device and length (xla on CPUs)
     implementation: Literal["auto", "xla", "cudnn", "flash"] = "auto"
 

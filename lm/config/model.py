@@ -147,7 +147,12 @@ class ModelConfig:
     positions: PositionsConfig = setting(PositionsConfig(), apart={"max_length": ROW_LENGTHS})
     mixer: MixerConfig = MixerConfig()
     attention: AttentionConfig = setting(
-        AttentionConfig(), ATTENTION, apart={"mask": DECODERS | SELF_ATTENTION}
+        AttentionConfig(),
+        ATTENTION,
+        apart={
+            "mask": DECODERS | SELF_ATTENTION,
+            "encoder_mask": SELF_ATTENTION | {"architecture": ("encoder",)},
+        },
     )
     sparsity: SparsityConfig = setting(SparsityConfig(), SELF_ATTENTION)
     cross_attention: CrossAttentionConfig = setting(CrossAttentionConfig(), TWO_STACKS)
@@ -241,6 +246,8 @@ class ModelConfig:
             )
         if self.mixer.kind == "none" and self.residual == "none":
             raise SettingError(f"{mixer} passes nothing on with model.residual='none': choose 'pre-norm'")
+        if self.attention.encoder_mask == "causal":
+            raise SettingError(f"{mixer} has no mask: model.attention.encoder_mask='causal' should be 'none'")
         if self.attention.mask == "none":
             raise SettingError(
                 f"{mixer} has no mask to leave out: model.attention.mask='none' should be 'causal'"
@@ -315,6 +322,11 @@ class ModelConfig:
             raise SettingError(
                 "model.attention.mask='none' is of decoders: model.architecture='encoder' has no mask"
             )
+        if self.attention.encoder_mask == "causal" and self.architecture != "encoder":
+            raise SettingError(
+                "model.attention.encoder_mask='causal' needs model.architecture='encoder', not "
+                f"{self.architecture!r}, whose decoder is causal"
+            )
         is_linear = self.mlp.activation in ("none", "gated-linear")
         if is_linear and (self.output.transform or "replaced-token" in self.heads):
             readers = "model.output.transform=True or the head 'replaced-token'"
@@ -379,6 +391,11 @@ class ModelConfig:
     def sees_ahead(self) -> bool:
         """Return whether positions of a decoder see later ones: those of a prefix, or all without a mask."""
         return self.architecture == "prefix-decoder" or self.attention.mask == "none"
+
+    @property
+    def is_causal_encoder(self) -> bool:
+        """Return whether it is an encoder whose positions see only those before them."""
+        return self.architecture == "encoder" and self.attention.encoder_mask == "causal"
 
     @property
     def sum_width(self) -> int:

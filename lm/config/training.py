@@ -301,7 +301,7 @@ NEVER_SKIP = GuardConfig()
 class LoopConfig:
     """How long to train, and how often to log and evaluate."""
 
-    steps: int = 524_288  # train up to this step, counted from the state's first [steps]
+    steps: int = 524_288  # train until the state has this step [steps]
     log_every: int = 100  # time between two lines of metrics.jsonl [steps]
     # time between two evaluations; the last step is always evaluated [steps]
     evaluate_every: int = 5_000

@@ -70,7 +70,9 @@ def check_objective(objective: Objective, architecture: str, tokenizer: Tokenize
             "cannot be packed before it is drawn: objective.documents='apart' needs objective.noise="
             f"{' or '.join(map(repr, countable))}"
         )
-    if objective.is_mlm != (architecture == "encoder"):
+    # An encoder with a causal mask may also be a causal language model.
+    suits_encoder = objective.is_mlm or not objective.has_inputs
+    if objective.is_mlm and architecture != "encoder" or architecture == "encoder" and not suits_encoder:
         raise SettingError(
             f"objective.targets={objective.targets!r} does not suit model.architecture={architecture!r}: an "
             f"encoder, and only that, predicts tokens in their places ({' or '.join(map(repr, IN_PLACE))})"

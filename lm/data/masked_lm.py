@@ -1,4 +1,4 @@
-"""Rows of masked language modeling for encoders: of running text, or of pairs of segments.
+"""Rows of encoders: of masked language modeling, in running text or pairs of segments, and of next tokens.
 
 A row of running text is [CLS] text [SEP]; its text continues across documents, with a [SEP] between them
 (RoBERTa's "full sentences": Liu et al. 2019, section 4.2).
@@ -127,6 +127,40 @@ class MaskedLMRows:
         elif objective.targets in (*REPLACED, *RESTORED):  # of those that were masked
             discriminator_weights = (is_text & noise).astype(np.float32)
         return Batch(encoder=side, discriminator_loss_weights=discriminator_weights)
+
+
+@dataclass(frozen=True)
+class NextTokenRows(MaskedLMRows):
+    """Rows of an encoder with a causal mask: each position predicts the token behind it.
+
+    The texts and their [CLS] and [SEP] are those of ``MaskedLMRows`` with the same reader, and nothing is
+    hidden. The closing [SEP] is predicted if each example ends (``Objective.eos``); between documents [SEP]
+    always is.
+    """
+
+    def __call__(self, numbers: np.ndarray) -> Batch:
+        side = super().__call__(numbers).side("encoder")
+        ends_examples = not self.reader.objective.eos_between_documents
+        targets, in_row = _shift_left(side.tokens), _shift_left(side.segment_ids)
+        is_last = _shift_left(in_row) == 0
+        is_target = (in_row > 0) & (ends_examples | ~is_last)
+        content = is_target & ~is_last & (targets != self.reader.tokenizer.sep)
+        return Batch(
+            encoder=replace(
+                side,
+                targets=np.where(is_target, targets, PAD).astype(np.int32),
+                loss_weights=is_target.astype(np.float32),
+                content=content,
+            )
+        )
+
+    def _noise(self, rows: UnmaskedRows, _u: np.ndarray) -> np.ndarray:
+        return np.zeros(rows.text.shape, bool)
+
+
+def _shift_left(array: np.ndarray) -> np.ndarray:
+    """Return [B,T] in which each position has the value of the next one, and the last has 0."""
+    return np.pad(array[:, 1:], ((0, 0), (0, 1)))
 
 
 @dataclass(frozen=True)

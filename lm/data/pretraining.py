@@ -9,7 +9,7 @@ are a function of (seed, number of the example).
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from lm.batch import Batch
 from lm.data.batches import PickledWithoutCache, uniforms
 from lm.data.checks import check_architecture, check_objective
 from lm.data.corpus.sampler import CorpusSampler, WindowPosition
-from lm.data.masked_lm import MaskedLMRows
+from lm.data.masked_lm import MaskedLMRows, NextTokenRows
 from lm.data.packing import (
     ENCODER_DECODERS,
     PaddedTexts,
@@ -29,7 +29,13 @@ from lm.data.packing import (
 )
 from lm.data.segments import CACHED_WINDOWS, UNPACKED_ROWS, SegmentReader, WindowRows
 from lm.objectives.corruption import CorruptionInputs, length_mask, limit_spans, trim_targets
-from lm.objectives.denoising import Lengths, Objective, compute_lengths, corrupted_lengths
+from lm.objectives.denoising import (
+    OBJECTIVES,
+    Lengths,
+    Objective,
+    compute_lengths,
+    corrupted_lengths,
+)
 from lm.objectives.formatting import INPUTS, TARGETS, random_tokens, rotation, sentence_permutation
 from lm.tokenizers.tokenizer import PAD, T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
@@ -43,21 +49,33 @@ def pretraining_rows(
     batch_size: int,
     boundary: BoundaryTokens = T5_BOUNDARY_TOKENS,
 ) -> "DenoisingRows | MaskedLMRows":
-    """Return the rows of a corpus under an objective: ``MaskedLMRows`` for encoders, else ``DenoisingRows``.
+    """Return the rows of a corpus under an objective: ``DenoisingRows`` of models with a decoder.
 
+    Those of encoders are ``MaskedLMRows`` or, for a causal language model, ``NextTokenRows``.
     ``boundary`` holds the special ids around examples: EOS, the decoder's start token and prefix ids.
     SettingError if objective, architecture and tokenizer do not fit together.
     """
     check_architecture(architecture, sampler.seed or 0)
     check_objective(objective, architecture, sampler.corpus.tokenizer)
-    lengths = compute_lengths(objective, inputs_length)
+    lengths = compute_lengths(reading_objective(objective, architecture), inputs_length)
     if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
         # A prefix LM's row is inputs, EOS, targets, EOS, so there is room for one token less of text.
         lengths = lengths._replace(raw=max(lengths.raw - 1, 1))
-    reader = SegmentReader(sampler, objective, lengths, batch_size)
+    reader = SegmentReader(sampler, reading_objective(objective, architecture), lengths, batch_size)
     if architecture == "encoder":
-        return MaskedLMRows(reader)
+        return MaskedLMRows(reader) if objective.has_inputs else NextTokenRows(reader)
     return DenoisingRows(reader, architecture, boundary)
+
+
+def reading_objective(objective: Objective, architecture: str) -> Objective:
+    """Return the objective by which text is cut into rows.
+
+    An encoder that predicts next tokens reads rows as it does in masked language modeling, so that phases of
+    both read the same texts at the same steps.
+    """
+    if architecture == "encoder" and not objective.has_inputs:
+        return replace(OBJECTIVES["masked-lm"], documents=objective.documents, eos=objective.eos)
+    return objective
 
 
 # --- corruption of texts

@@ -75,12 +75,15 @@ def make_attention_inputs(
 
     Keys are those of the same rows or, with ``cache_length``, those of a cache of so many positions to which
     the rows are written. With a cache a decoder is causal even if ``model.attention.mask`` is "none", since
-    the keys of later tokens are not written yet.
+    the keys of later tokens are not written yet. A causal encoder keeps the position bias of an encoder, so
+    that its parameters mean the same with either mask.
     """
     stack_side, is_decoder = batch.side(side), side == "decoder"
     check_row_length(config, stack_side, side)
     length = stack_side.tokens.shape[1]
-    causal = is_decoder and (config.attention.mask == "causal" or cache_length is not None)
+    causal = config.is_causal_encoder
+    if is_decoder:
+        causal = config.attention.mask == "causal" or cache_length is not None
     key_length = length if cache_length is None else cache_length
     segments, positions = stack_side.segment_ids, stack_side.positions
     has_positions = positions is not None

@@ -209,7 +209,8 @@ def _cross_score_flops(config: ModelConfig, inputs: int) -> int:
 def _visible_tokens(config: ModelConfig, num_layers: int, length: int) -> list[int]:
     """Return for each layer how many tokens of a row of ``length`` a token reads, by window and sparsity."""
     sparsity = config.sparsity
-    sides = 1 if config.has_decoder else 2  # a decoder's window lies behind a token, an encoder's on both
+    # a decoder's window, or a causal encoder's, lies behind a token, another encoder's on both sides
+    sides = 1 if config.has_decoder or config.is_causal_encoder else 2
     visible = []
     for window in sparsity.layer_windows or (sparsity.window,) * num_layers:
         if window is None:

@@ -43,13 +43,14 @@ class Run:
     evaluate: Callable[[State], dict[str, float]]
     initial: Callable[[], State] | None = None  # returns the state to start from; None: random by the seed
     flops: float | None = None  # of one step, to compute the utilisation of devices; None: unknown
+    first_step: int = 0  # step of the state to start from: steps of another run, which this one continues
 
     def start(self, restored: State | None, config: LoopConfig) -> int:
-        """Log this start, and return the number of steps already done: 0 in a new run.
+        """Log this start, and return the number of steps already done: ``first_step`` in a new run.
 
         Raises SettingError if it is more than ``config.steps``.
         """
-        start = 0 if restored is None else int(restored.step)
+        start = self.first_step if restored is None else int(restored.step)
         if start > config.steps:
             raise SettingError(
                 f"{self.log.folder} is trained to step {start} already, which is more than "

@@ -83,6 +83,11 @@ def masked_lm(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAnd
     return loss + pair_loss, sums | {f"sentence_{name}": value for name, value in pair_sums.items()}
 
 
+def causal_encoder(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
+    """Return the cross-entropy of the next tokens that an encoder with a causal mask predicts."""
+    return _token_loss(model(batch, key), batch.side("encoder"), batch.frequent_tokens, config)
+
+
 def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Return ELECTRA's loss: the generator's on masked tokens plus the discriminator's.
 

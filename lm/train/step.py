@@ -61,6 +61,8 @@ class StepSpec:
     guard: GuardConfig = NEVER_SKIP  # which bad updates are skipped
     # set if a batch row is one chunk of a longer row; the loss then continues from the recurrent state
     tbptt: TruncatedBPTT | None = None
+    # step of the state at which the optimiser began, from which its schedule counts
+    first_step: int = 0
 
     def __post_init__(self) -> None:
         if self.tbptt is not None and (self.loss is not language_model or self.microbatches > 1):
@@ -69,6 +71,10 @@ class StepSpec:
     def make_model(self, key: jax.Array) -> nnx.Module:
         """Return the model, initialised at random."""
         return self.module(self.model, *self.extra_configs, nnx.Rngs(params=key))
+
+    def optimizer_step(self, step: jax.Array) -> jax.Array:
+        """Return the number of updates of the optimiser, int32 [], in a state after ``step`` int32 []."""
+        return step - self.first_step if self.first_step else step
 
     def make_optimizer(self) -> Optimizer:
         """Return the optimiser of the model's parameters."""
@@ -91,15 +97,16 @@ def train_step(
     # Sharded like the parameters, so that devices exchange only the part of a gradient that they update.
     logical_axes = sharding.logical_axes(state.model_with(state.params))
     gradients = sharding.constrain_to_parameters(gradients, logical_axes)
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)
+    step = spec.optimizer_step(state.step)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=step)
     params = optax.apply_updates(state.params, updates)
     metrics |= {
         "grad_norm": optax.tree.norm(gradients),
-        "learning_rate": learning_rate(spec.optimizer, state.step),
+        "learning_rate": learning_rate(spec.optimizer, step),
     }
     average = state.average
     if average is not None:
-        average = average_parameters(spec.optimizer.ema, state.step, average, params)
+        average = average_parameters(spec.optimizer.ema, step, average, params)
     after = State(state.step + 1, params, opt_state, state.model_treedef, state.guard, average, carry)
     if spec.guard.skips:
         return skip_bad_update(spec.guard, state, after, metrics)

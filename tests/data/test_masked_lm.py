@@ -299,6 +299,31 @@ def test_infilled_spans_hide_exactly_their_share_and_all_but_the_last_are_as_dra
         assert no_room or not longer
 
 
+@pytest.mark.parametrize("ends", ["each-example", "between-documents"])
+def test_a_causal_encoder_predicts_the_next_token_of_the_text_that_a_masked_one_reads(ends):
+    streams = CorpusSampler(WHOLE, 1, 3)
+    settings = {"architecture": "encoder", "inputs_length": 64, "batch_size": 16}
+    masked, causal = (
+        pretraining_rows(streams, replace(OBJECTIVES[name], eos=ends), **settings)(np.arange(80))
+        for name in ("masked-lm", "causal-lm")
+    )
+    side = causal.encoder
+    np.testing.assert_array_equal(side.tokens, masked.encoder.targets)
+    np.testing.assert_array_equal(side.segment_ids, masked.encoder.segment_ids)
+    lengths = side.segment_ids.sum(1)
+    for row, length in enumerate(lengths):
+        # all behind [CLS], and the closing [SEP] only where each example ends
+        predicted = length - 1 - (ends == "between-documents")
+        assert side.loss_weights[row].tolist() == [1] * predicted + [0] * (64 - predicted)
+        assert (side.targets[row, :predicted] == side.tokens[row, 1 : predicted + 1]).all()
+        assert (side.targets[row, predicted:] == 0).all()
+        is_text = side.targets[row, : length - 2] != EOS
+        assert (side.content[row, : length - 2] == is_text).all() and not side.content[
+            row, length - 2 :
+        ].any()
+    assert (side.tokens[:, 1:] == EOS).sum() > 80 * (ends == "between-documents")
+
+
 def test_geometric_spans_have_spanberts_lengths():
     found = geometric_lengths(np.linspace(0, 1, 100_000, endpoint=False, dtype=np.float32))
     assert found.mean() == pytest.approx(3.8, abs=0.01)

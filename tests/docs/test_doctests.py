@@ -6,6 +6,8 @@ from importlib import import_module
 import pytest
 
 MODULES = (
+    "experiments.runs.phases",
+    "experiments.study.experiment",
     "lm.data.packing",
     "lm.objectives.corruption",
     "lm.objectives.denoising",

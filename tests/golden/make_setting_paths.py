@@ -64,8 +64,9 @@ def module() -> str:
     """Return the source of the module."""
     entries, imported = [], {("experiments.study.experiment", "Experiment")}
     for path, kind in paths(Experiment):
-        if dataclasses.is_dataclass(kind):
-            imported.add((kind.__module__, kind.__name__))
+        for cls in (kind, *typing.get_args(kind)):
+            if dataclasses.is_dataclass(cls):
+                imported.add((cls.__module__, cls.__name__))
         name = "str" if path.endswith(EXTENSIBLE) else written(kind)
         entries.append(f'"{path}": {name} | Change,')
     lines = [

@@ -138,6 +138,7 @@ class NetworkStage(Stage):
                 evaluate=self.evaluation(inputs, mesh, steps),
                 initial=self.initial_state(steps),
                 flops=self.step_flops(inputs),
+                first_step=self.first_step,
             )
             loop.train(steps, run, config)
             broadcast_from_first(lambda: None)  # wait until process 0 has written the last checkpoint
@@ -153,7 +154,7 @@ class NetworkStage(Stage):
         """Yield this process's part of each batch from step ``first`` on, and report progress."""
         batches, training, config = inputs.batches[self.name], self.training, self.settings.data
         rows = sharding.process_rows(mesh, training.batch_size)
-        reporter.advance(first)
+        reporter.advance(first - self.first_step)
         with encode_ahead(batches, rows, config.encoders):
             for batch in stream(batches, first, training.steps, rows=rows, workers=config.workers):
                 yield batch

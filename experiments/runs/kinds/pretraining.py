@@ -1,15 +1,16 @@
-"""Pre-training on a corpus, on tasks or on both, and external checkpoints that replace it.
+"""Pre-training on a corpus, on tasks or on both, its phases, and external checkpoints that replace it.
 
 A *row* of a batch is one sequence here; a row of a table is called an experiment. *Content tokens* are the
 targets that come from the text: no sentinels, no EOS, no copies of the inputs. The *unigram loss* is the loss
 on them of a model that ignores context and knows only how frequent each token is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, ClassVar, Literal, cast
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -27,6 +28,7 @@ from experiments.runs.inputs import (
 from experiments.runs.kinds.answers import text_eval_tasks
 from experiments.runs.kinds.network import EvalFn, NetworkStage, rows_of_process
 from experiments.runs.kinds.stage import CORPUS
+from experiments.runs.phases import phase_model, renaming
 from experiments.runs.result import to_log_dict
 from experiments.runs.status import StageLog
 from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
@@ -36,7 +38,7 @@ from lm.data.batches import Batches, TBPTTRows, stream
 from lm.data.content import unigram_baseline
 from lm.data.corpus.sampler import CorpusSampler
 from lm.data.masked_lm import MaskedLMRows
-from lm.data.pretraining import DenoisingRows, pretraining_rows
+from lm.data.pretraining import DenoisingRows, pretraining_rows, reading_objective
 from lm.data.seq2seq import CorpusExamples, Example, MixtureRows
 from lm.data.tasks.mixtures import mixing_rates
 from lm.evaluate.evaluator import EvalTask
@@ -46,7 +48,13 @@ from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths, compute_lengths
 from lm.special_tokens import boundary_tokens
 from lm.train import optimizers
-from lm.train.losses import both_directions, masked_lm, replaced_tokens, restored_tokens
+from lm.train.losses import (
+    both_directions,
+    causal_encoder,
+    masked_lm,
+    replaced_tokens,
+    restored_tokens,
+)
 from lm.train.state import State
 from lm.train.step import Steps, StepSpec
 
@@ -57,9 +65,10 @@ MAX_UNIGRAM_TOKENS = 2**22  # held-out tokens in which token frequencies are cou
 
 @dataclass(frozen=True)
 class Pretraining(NetworkStage):
-    """Pre-training of a network.
+    """Pre-training of a network, or a phase of it.
 
-    It is scored on tasks only if it is trained on them and no fine-tuning follows.
+    A phase continues to count the steps of the phases before it (``pretraining.phases`` of its settings). It
+    is scored on tasks only if it is trained on them and no fine-tuning follows.
     """
 
     is_pretraining: ClassVar[bool] = True
@@ -67,11 +76,18 @@ class Pretraining(NetworkStage):
 
     @property
     def title(self) -> str:
-        return "start of pre-training" if self.is_start else "pre-training"
+        if self.is_start:
+            return "start of pre-training"
+        number, is_phase = len(self.settings.pretraining.phases) + 1, not self.is_compared
+        return f"phase {number} of pre-training" if is_phase else "pre-training"
 
     @property
     def training(self) -> PhaseConfig:
         return self.settings.pretraining
+
+    @property
+    def first_step(self) -> int:
+        return (0, *self.settings.pretraining.phase_ends)[-2]
 
     @property
     def evaluate_every(self) -> int:
@@ -79,7 +95,8 @@ class Pretraining(NetworkStage):
 
     @property
     def branch_steps(self) -> tuple[int, ...]:
-        return tuple(branch_step(self.settings, fraction) for fraction in self.settings.tuning.branches)
+        steps = (branch_step(self.settings, fraction) for fraction in self.settings.tuning.branches)
+        return tuple(step for step in steps if step > self.first_step)
 
     @property
     def scored_on(self) -> tuple[str, ...]:
@@ -95,13 +112,37 @@ class Pretraining(NetworkStage):
 
     @property
     def lengths(self) -> Lengths:
-        lengths = compute_lengths(self.settings.objective, self.settings.data.inputs_length)
+        objective = reading_objective(self.settings.objective, self.settings.model.architecture)
+        lengths = compute_lengths(objective, self.settings.data.inputs_length)
         if not self.task_names:
             return lengths
         return covering_lengths(lengths, mixture_lengths(self.settings, self.task_names))
 
     def step_spec(self) -> StepSpec:
         return pretraining_spec(self.settings)
+
+    def initial_state(self, steps: Steps) -> Callable[[], State] | None:
+        if not self.first_step:
+            return super().initial_state(steps)
+        return partial(self.state_after_phase, steps)
+
+    def state_after_phase(self, steps: Steps) -> State:
+        """Return the first state: that of the phase before it, whose optimiser it continues.
+
+        If the optimiser ended with that phase, only the parameters are taken over. The guard's statistics
+        are of the losses of one phase.
+        """
+        parent, fresh = cast(Pretraining, self.parent), steps.initial_state(self.settings.seed)
+        source = renaming(parent.settings.model, self.settings.model)
+        with parent.checkpoints() as checkpoints:
+            if self.settings.pretraining.optimizer_start < self.first_step:
+                without_guard = replace(steps.abstract, guard=None)
+                state = checkpoints.restore(without_guard, self.first_step, source)
+                assert state is not None, f"{parent.folder} has no checkpoint {self.first_step}"
+                return replace(state, guard=fresh.guard)
+            state = checkpoints.restore_model(fresh, self.first_step, source).warm_start(fresh)
+        step = jax.device_put(np.int32(self.first_step), steps.abstract.step.sharding)
+        return replace(state, step=step)
 
     def batches(self, inputs: Inputs) -> Batches:
         if self.task_names:
@@ -145,8 +186,8 @@ class Pretraining(NetworkStage):
         return losses
 
     def flops(self, inputs: Inputs) -> float:
-        """Return the FLOPs of the whole pre-training."""
-        return self.step_flops(inputs) * self.training.steps
+        """Return the FLOPs of the whole pre-training, or of the phase."""
+        return self.step_flops(inputs) * self.num_steps
 
 
 @dataclass(frozen=True)
@@ -181,9 +222,15 @@ class ExternalCheckpoint(Pretraining):
 
 
 def has_start(experiment: Experiment) -> bool:
-    """Return whether the start, a short pre-training that rows share, precedes pre-training."""
+    """Return whether the start, a short pre-training that rows share, precedes pre-training.
+
+    The small scales have a start whose objective is not of encoders: these have none, unless the row or the
+    command line chooses an objective of theirs.
+    """
     start = experiment.start
-    return start.steps > 0 and not start.model and experiment.model.has_decoder
+    if not start.steps or start.model:
+        return False
+    return start.objective.is_mlm or phase_model(experiment, 0).has_decoder
 
 
 def branch_step(experiment: Experiment, fraction: float) -> int:
@@ -247,11 +294,12 @@ def pretraining_spec(experiment: Experiment) -> StepSpec:
     frozen = experiment.vectors.embedding == "frozen"
     spec = StepSpec(
         model,
-        training.optimizer.ending_at(training.steps),
+        training.optimizer.ending_at(training.steps - training.optimizer_start),
         mask_updates=optimizers.freeze_embedding if frozen else optimizers.train_all,
         microbatches=training.microbatches,
         guard=experiment.guard,
         tbptt=training.tbptt,
+        first_step=training.optimizer_start,
     )
     if "generator" in model.heads:
         generator = electra.generator_config(model, experiment.generator_share)
@@ -263,7 +311,9 @@ def pretraining_spec(experiment: Experiment) -> StepSpec:
         return replace(spec, module=electra.Electra, extra_configs=(generator,), loss=replaced_tokens)
     if "backward" in model.heads:
         return replace(spec, module=elmo.BidirectionalLM, loss=both_directions)
-    return replace(spec, loss=masked_lm) if model.architecture == "encoder" else spec
+    if model.architecture != "encoder":
+        return spec
+    return replace(spec, loss=masked_lm if experiment.objective.is_mlm else causal_encoder)
 
 
 # ---- the batches

@@ -67,7 +67,7 @@ class Stage(ABC):
 
     @property
     def is_compared(self) -> bool:
-        """Return whether rows are compared by its scores: not by skip-gram, the start or earlier branches."""
+        """Return whether rows are compared by its scores, as ``paths.is_compared`` says."""
         return is_compared(self.ensemble_name)
 
     @property
@@ -77,6 +77,16 @@ class Stage(ABC):
         It is not scored.
         """
         return self.ensemble_name == START
+
+    @property
+    def first_step(self) -> int:
+        """Return the step that its training begins with: those of the phases before it count on."""
+        return 0
+
+    @property
+    def num_steps(self) -> int:
+        """Return the number of its updates; ``training.steps`` is the last step."""
+        return self.training.steps - self.first_step
 
     @property
     def branch_steps(self) -> tuple[int, ...]:

@@ -2,28 +2,28 @@
 row.
 
 Encoders with the parts of Llama, at three sizes. Causal rows are pre-trained with a causal mask and read both
-ways afterwards. Choices made where the paper is silent: docs/choices.md.
+ways afterwards, in masked steps and in fine-tuning. Choices made where the paper is silent: docs/choices.md.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from experiments.study.changes import Changes, times
+from experiments.study.changes import Changes, after_pretraining, times
 from experiments.study.classic import NO_NSP
+from experiments.study.experiment import Mask, PretrainingPhase
 from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import adamw, pretraining, size, tuned_by_heads, vocabulary
 from experiments.study.presets import BERT
 from experiments.study.table import (
     Conclusion,
-    Missing,
     Paper,
     Setup,
     Table,
     Yardstick,
     make_setup,
     make_table,
-    missing,
 )
+from lm.objectives.denoising import OBJECTIVES, Objective
 
 _SCORES = PublishedScores(Path(__file__).with_name("gisserot_scores.json"))
 STEPS = 42_000
@@ -78,7 +78,8 @@ PAPER = Paper(
     yardstick=Yardstick(5, "fine-tuning alone, of each row: half widths of 95 % intervals"),
     setup=SIZES["610m"],
 )
-CAUSAL = missing("phases")  # a causal mask in pre-training, and none in fine-tuning
+CLM = OBJECTIVES["causal-lm"]
+CAUSAL: Changes = {"objective": CLM, "pretraining.mask": "causal"}  # no mask in fine-tuning
 
 
 def rate(percent: int) -> Changes:
@@ -86,7 +87,7 @@ def rate(percent: int) -> Changes:
     return {} if percent == 40 else {"objective.rate": percent / 100}
 
 
-MASK_RATES: dict[str, Changes | Missing] = {
+MASK_RATES: dict[str, Changes] = {
     **{f"mlm-{percent}": rate(percent) for percent in (20, 30, 40, 50)},
     "clm": CAUSAL,
 }
@@ -110,17 +111,31 @@ CHECKPOINTS = (1, 2, 5, 10, 20, 40)  # [thousand steps]
 MIXES = {12: (0, 3, 6, 9, 12), 22: (0, 5, 11, 17, 22), 42: (0, 10, 21, 32, 42)}  # all steps -> causal ones
 
 
-def mixed(causal: int, total: int) -> Changes | Missing:
-    """Return causal steps, then masked ones [thousands]."""
-    if causal:
-        return CAUSAL
-    return {} if total == 42 else shorter(total)
+def mixed(causal: int, total: int) -> Changes:
+    """Return causal steps, then masked ones, with one schedule [thousands]."""
+    length: Changes = {} if total == 42 else shorter(total)
+    if causal == total:
+        return CAUSAL | length
+    phase = PretrainingPhase(causal / total, CLM, "causal")
+    return length | {"pretraining.phases": (phase,)} if causal else length
+
+
+def continued(thousands: int, objective: Objective | None = None, mask: Mask | None = None) -> Changes:
+    """Return 42,000 steps whose rate decays, by an objective, then so many thousand masked ones.
+
+    The second schedule is constant at the same rate until the last 2,000 steps.
+    """
+    return after_pretraining((42 + thousands) / 42, objective, mask, "restart") | {
+        "pretraining.optimizer.warmup_steps": 0,
+        "pretraining.optimizer.decay_start": times((thousands - 2) / 40),
+        "pretraining.optimizer.decay_end": times(thousands / 42),
+    }
 
 
 def _table(
     name: str,
     title: str,
-    rows: dict[str, Changes | Missing],
+    rows: dict[str, Changes],
     baseline: str,
     conclusions: Iterable[Conclusion] = (),
     setup: Setup | None = None,
@@ -160,7 +175,7 @@ TABLES = (
         "Masked and causal models after some of their steps",
         {
             **{f"mlm-{thousands}k": after(thousands) for thousands in CHECKPOINTS},
-            **{f"clm-{thousands}k": CAUSAL for thousands in CHECKPOINTS},
+            **{f"clm-{thousands}k": CAUSAL | after(thousands) for thousands in CHECKPOINTS},
         },
         "mlm-40k",
         (
@@ -191,13 +206,9 @@ TABLES = (
         "Masked steps from a masked or a causal model",
         {
             "mlm": {},
-            "mlm+2k": missing("phases"),
-            "mlm+12k": missing("phases"),
-            "mlm+22k": missing("phases"),
+            **{f"mlm+{thousands}k": continued(thousands) for thousands in (2, 12, 22)},
             "clm": CAUSAL,
-            "clm+2k": missing("phases"),
-            "clm+12k": missing("phases"),
-            "clm+22k": missing("phases"),
+            **{f"clm+{thousands}k": continued(thousands, CLM, "causal") for thousands in (2, 12, 22)},
         },
         "mlm",
         (

@@ -5,16 +5,17 @@ Choices made where the paper is silent: docs/choices.md.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.study.changes import Changes, objective, times
+from experiments.study.changes import Changes, after_pretraining, objective, share_of, times
 from experiments.study.classic import NO_NSP
-from experiments.study.experiment import Experiment
+from experiments.study.experiment import Experiment, Mask
 from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import adamw, pretraining, size, tuned_by_heads, vocabulary
 from experiments.study.presets import BERT
 from experiments.study.table import Conclusion, Missing, Paper, Table, make_setup, make_table, missing
+from lm.objectives.denoising import OBJECTIVES, Objective
 
 _SCORES = PublishedScores(Path(__file__).with_name("weller_scores.json"))
 STEPS = 360_000  # 1.7 trillion tokens
@@ -70,7 +71,6 @@ class EveryThirdLayer:
 
 WINDOWS: Changes = {"model.sparsity.layer_windows": EveryThirdLayer(64)}
 DECODER: Changes = {"model.architecture": "decoder", **objective("causal-lm")}
-PHASES = missing("phases")
 QUOTED = missing("another paper's run")
 
 
@@ -106,6 +106,35 @@ def decoder(name: str) -> Changes:
     """Return the decoder of a size."""
     layers: Changes = {"model.num_decoder_layers": times(LAYERS[name] / 22)} if name in LAYERS else {}
     return SIZES[name] | layers | DECODER | WINDOWS
+
+
+CROSSED = {"150m": 50.0, "400m": 50.0, "1b": 16.7}  # tokens of the other objective [billions]
+ALL = 1_700.0  # tokens before [billions]
+
+
+def crossed(name: str, objective: Objective, mask: Mask) -> Changes:
+    """Return the pre-training of the other kind, then a short one at half the rate, with ramp and decay."""
+    tokens = CROSSED[name]
+    total = ALL + tokens
+    return after_pretraining(total / ALL, objective, mask, "restart") | {
+        "pretraining.optimizer.schedule": "warmup-stable-decay",
+        "pretraining.optimizer.learning_rate": times(1 / 2),
+        "pretraining.optimizer.warmup_steps": share_of("pretraining.steps", 0.06 * tokens / total),
+        "pretraining.optimizer.decay_start": share_of("pretraining.steps", 0.8 * tokens / total),
+        "pretraining.optimizer.decay_end": 0,  # the last step
+    }
+
+
+def encoder_from_decoder(name: str) -> Changes:
+    """Return an encoder that was a causal model, with masks of 15 % of the tokens."""
+    causal = crossed(name, OBJECTIVES["causal-lm"], "causal")
+    return encoder(name) | causal | {"objective.rate": 0.15}
+
+
+def decoder_from_encoder(name: str) -> Changes:
+    """Return a decoder that was a masked language model, the encoder of its size, which has no start."""
+    masked = replace(OBJECTIVES["masked-lm"], rate=0.3)
+    return decoder(name) | {"start.steps": 0} | crossed(name, masked, "bidirectional")
 
 
 ENCODERS = {f"enc-{name}": encoder(name) for name in SIZES}
@@ -145,8 +174,8 @@ TABLES = (
         {
             **ENCODERS,
             **DECODERS,
-            **{f"enc-from-dec-{name}": PHASES for name in ("150m", "400m", "1b")},
-            **{f"dec-from-enc-{name}": PHASES for name in ("150m", "400m", "1b")},
+            **{f"enc-from-dec-{name}": encoder_from_decoder(name) for name in CROSSED},
+            **{f"dec-from-enc-{name}": decoder_from_encoder(name) for name in CROSSED},
         },
         "enc-150m",
         ["MNLI"],
@@ -207,7 +236,7 @@ TABLES = (
     _table(
         "5-hard",
         "Harder tasks",
-        {"dec-1b": DECODERS["dec-1b"], "dec-from-enc-1b": PHASES},
+        {"dec-1b": DECODERS["dec-1b"], "dec-from-enc-1b": decoder_from_encoder("1b")},
         "dec-1b",
         ["MMLU_CS", "GSM8k"],
         surrogate_data=True,

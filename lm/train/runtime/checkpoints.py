@@ -127,18 +127,21 @@ class Checkpoints:
         if failed is not None:
             raise failed
 
-    def restore(self, abstract: State, step: int | None = None) -> State | None:
+    def restore(
+        self, abstract: State, step: int | None = None, source: Callable[[str], str] = str
+    ) -> State | None:
         """Return the newest good state, or that of ``step``, sharded as ``abstract``; None if none was saved.
 
-        A damaged checkpoint is skipped with a warning. The guard's settings may differ from those at the time
-        of saving. Raises CheckpointError if all checkpoints are damaged.
+        ``source`` maps the name of an array of the state to its name in the checkpoint. A damaged checkpoint
+        is skipped with a warning. The guard's settings may differ from those at the time of saving. Raises
+        CheckpointError if all checkpoints are damaged.
         """
         step = self._good_step(step)
         if step is None:
             return None
         like = sharding.named(abstract)
-        arrays = self._read(step, like, complete=True)
-        return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in like])
+        arrays = self._read(step, {source(name): leaf for name, leaf in like.items()}, complete=True)
+        return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[source(name)] for name in like])
 
     def restore_model(
         self,

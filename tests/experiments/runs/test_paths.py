@@ -96,6 +96,7 @@ def test_a_damaged_record_is_an_error(runs):
     [
         ("pretraining/without-squad", "pretraining", True, True),
         ("start/member-1", "start", True, False),
+        ("phase-1/member-0", "phase-1", True, False),
         ("vectors", "vectors", False, False),
         ("squad/member-0", "squad", False, True),
         ("at-0.5/squad/member-1", "at-0.5/squad", False, False),

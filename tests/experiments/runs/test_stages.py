@@ -6,13 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tiny import TINY
+from torn_runs import followed
 
 from experiments.runs.checks import check_branches
-from experiments.runs.kinds.stage import Stage
 from experiments.runs.paths import ensemble_name
 from experiments.runs.result import read_result
-from experiments.runs.run import Run
-from experiments.runs.stages import stages, stages_of
+from experiments.runs.stages import stages
 from experiments.runs.trained import answering, chosen
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
@@ -131,32 +130,6 @@ def test_branches_that_are_one_or_whose_checkpoint_is_gone_are_refused_before_an
         check_branches(every)
     (branch.folder / "checkpoints" / "25").mkdir(parents=True)  # it needs it no longer
     check_branches(every)
-
-
-def followed(experiment, folder: Path, cache: Path, steps: int = 0) -> tuple[Stage, ...]:
-    """The stages of a run that is trained to its end, torn from work after every few ``steps``, if given."""
-
-    class Torn(Exception):
-        pass
-
-    class Reporter:
-        left = steps
-
-        def __getattr__(self, name):
-            return lambda *values: None
-
-        def advance(self, count: int, detail: str = "") -> None:
-            self.left -= count == 1
-            if steps and self.left < 0:
-                raise Torn
-
-    for _ in range(20):
-        try:
-            Run(experiment, folder, cache).train(Reporter())
-            return stages_of(folder)
-        except Torn:
-            continue
-    raise AssertionError("it comes to no end")
 
 
 @pytest.fixture(scope="module")

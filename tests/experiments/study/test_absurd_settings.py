@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from experiments.cli.generate import generate
 from experiments.runs.run import Run
 from experiments.study.changes import apply
-from experiments.study.experiment import Experiment
+from experiments.study.experiment import Experiment, PretrainingPhase
 from experiments.study.overrides import check_overrides_are_read
 from experiments.study.registry import build
 from lm.config.base import SettingError, leaves
 from lm.config.training import OptimizerConfig
+from lm.objectives.denoising import OBJECTIVES
 
 WHOLE = (-(2**63), -1, 0, 1, 2, 3, 2**20, 2**31 - 1, 2**31, 2**32 - 1, 2**64)
 REAL = (-1.0, 0.0, 1e-45, 1e-30, 0.5, 1.0, 2.0, 1e10, 3e38, 1e300, float("inf"), float("nan"))
@@ -40,7 +41,8 @@ def singles(kind):
     """Values of a type that is no tuple."""
     if typing.get_origin(kind) is typing.Literal:
         return typing.get_args(kind)
-    return {bool: (False, True), int: WHOLE, float: REAL, str: TEXT}[kind]
+    phases = tuple(PretrainingPhase(share, OBJECTIVES["masked-lm"], "prefix") for share in REAL)
+    return {bool: (False, True), int: WHOLE, float: REAL, str: TEXT, PretrainingPhase: phases}[kind]
 
 
 def is_small(value):

@@ -9,7 +9,7 @@ from computed import ROWS, built, computed, kind_of, small_corpus_and_scale, wit
 from experiments.cli.app import parse
 from experiments.study import registry
 from experiments.study.changes import apply
-from experiments.study.experiment import Experiment
+from experiments.study.experiment import Experiment, PretrainingPhase
 from experiments.study.overrides import check_overrides_are_read, effective_overrides
 from experiments.study.registry import REGISTRY, build, check_row
 from experiments.study.scales import SCALES
@@ -30,6 +30,7 @@ from lm.config.base import (
 )
 from lm.config.model import ModelConfig
 from lm.nn.presets import PRESETS
+from lm.objectives.denoising import OBJECTIVES
 
 # Settings of how a run is done: its numbers are the same, so that no other setting decides who reads them.
 HOW = {
@@ -76,6 +77,9 @@ OTHERS = {
     "model.mlp.bias": (False, True),
     "model.attention.qkv_bias": (False, True),
     "model.encoder.num_heads": (1,),
+    "pretraining.phases": tuple(
+        (PretrainingPhase(0.5, OBJECTIVES[name]),) for name in ("causal-lm", "masked-lm", "prefix-lm")
+    ),
     "pretraining.optimizer.factor_from": (8,),
     "finetuning.optimizer.factor_from": (8,),
 }
