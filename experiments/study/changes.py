@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn, cast
 from experiments.study.experiment import Experiment
 from experiments.study.setting_paths import Changes
 from lm.config.base import SettingError, changes, nearest
-from lm.objectives.denoising import OBJECTIVES
+from lm.objectives.denoising import OBJECTIVES, Objective
 
 # Path of a setting -> its new value, as the command line gives them. In rows and scales they are ``Changes``,
 # whose paths and types a type checker knows.
@@ -21,6 +21,11 @@ def objective(name: str) -> Changes:
     if name not in OBJECTIVES:
         raise SettingError(f"there is no objective {name!r}{nearest(name, OBJECTIVES)}")
     return {"objective": OBJECTIVES[name]}
+
+
+def denoiser_mixture(name: str) -> Changes:
+    """Return the change to the published mixture of denoisers of that name."""
+    return {"objective": Objective(mixture=name)}
 
 
 @dataclass(frozen=True)
