@@ -77,18 +77,18 @@ def test_denoisers_of_ul2_hide_the_share_of_the_text_and_have_the_number_of_span
 
 
 def test_the_sequential_denoiser_shows_three_quarters_and_asks_for_the_rest():
-    """Of 8 tokens the last 2 are one span, so that prefix and sentinel are followed by sentinel and suffix."""
+    """Of 8 tokens the last 2 are one span, behind whose sentinel the targets have them."""
     assert sides(UL2["s"].objective, 8) == [([10, 11, 12, 13, 14, 15, X, EOS], [X, 16, 17, EOS])]
 
 
 def test_a_regular_denoiser_has_one_short_gap_in_a_short_text():
-    """15 % of 10 tokens are 1.5, rounded half to even to 2; a span of 3 on average is one span of these 2."""
+    """15 % of 10 tokens are 1.5, rounded half to even to 2, which are one span of 3 on average."""
     ((inputs, targets),) = sides(UL2["r-3"].objective, 10)
     assert inputs == [*range(10, 18), X, EOS] and targets == [X, 18, 19, EOS]
 
 
 def test_an_extreme_denoiser_hides_half_of_the_text():
-    """50 % of 12 tokens in spans of 3 on average are 2 spans: two sentinels in the inputs, and in the targets."""
+    """50 % of 12 tokens in spans of 3 on average are 2 spans: two sentinels on either side."""
     ((inputs, targets),) = sides(UL2["x-3"].objective, 12)
     assert [token for token in inputs if token > 900] == [X, Y]
     assert [token for token in targets if token > 900] == [X, Y]
