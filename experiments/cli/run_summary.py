@@ -72,6 +72,9 @@ def loss_lines(result: Result, experiment: Experiment) -> Iterator[str]:
         if experiment.model.has_decoder and loss < MAX_EXPONENT:
             line += f", perplexity {exp(loss):.1f}"
         yield line
+    if result.denoiser_losses:
+        losses = ", ".join(f"{name} {loss:.3f}" for name, loss in result.denoiser_losses.items())
+        yield f"held-out loss of each denoiser: {losses}"
     if result.content_loss is not None and result.reference_loss is not None:
         note = plateau_note(result.exit_step, experiment)
         yield f"content loss {result.content_loss:.3f}; unigram loss {result.reference_loss:.3f}{note}"

@@ -1,6 +1,6 @@
 """Examples of training, decoded, as the model sees them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +15,13 @@ from experiments.runs.phases import phase_settings, phase_steps
 from experiments.runs.prepare import prepare
 from experiments.study.experiment import Experiment
 from lm.batch import Batch
+from lm.data.batches import RowSource
+from lm.data.pretraining import DenoiserMixtureRows, mode_tokens
 from lm.data.seq2seq import EncodedExamples, eval_batches
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
-from lm.objectives.denoising import Lengths
+from lm.objectives.denoising import Denoiser, Lengths, Objective
 from lm.special_tokens import boundary_tokens
 from lm.tokenizers.tokenizer import MASK, Tokenizer
 
@@ -68,12 +70,26 @@ def _show_phase(experiment: Experiment, name: str, step: int, data: Inputs, coun
     batches = corpus_batches(experiment, data)
     UNBROKEN.print(f"[bold]{name}[/], rows of step {step}: {described(batches.lengths)}")
     few_rows = range(min(count, experiment.pretraining.batch_size))
-    # "mask" stands for itself, not for a sentinel, the first of which is the mask of our own vocabularies
-    masks = "mask" in experiment.objective.inputs
-    vocabulary = MaskShown(data.vocabulary) if masks else data.vocabulary
     batch = batches(step, slice(0, len(few_rows)))
-    predicted = "hidden" if experiment.objective.is_mlm else "next"
-    _print_examples(_parts(batch, number, vocabulary, predicted) for number in few_rows)
+    denoisers = row_denoisers(batches.rows, experiment.objective, np.arange(len(few_rows)))
+    modes = mode_tokens(experiment.objective.denoisers, data.vocabulary)
+    for number, denoiser in zip(few_rows, denoisers, strict=True):
+        # "mask" stands for itself, not for a sentinel, the first of which is the mask of our own vocabularies
+        names = {token: mode for mode, token in modes.items()}
+        if "mask" in denoiser.objective.inputs and data.vocabulary.mask is not None:
+            names[data.vocabulary.mask] = MASK
+        vocabulary = NamedTokens(data.vocabulary, names)
+        if denoiser.name:
+            UNBROKEN.print(f"  [cyan]denoiser[/] {escape(denoiser.name)}")
+        predicted = "hidden" if denoiser.objective.is_mlm else "next"
+        _print_examples([_parts(batch, number, vocabulary, predicted)])
+
+
+def row_denoisers(rows: RowSource, objective: Objective, numbers: np.ndarray) -> list[Denoiser]:
+    """Return the denoiser that makes each of these rows; without a mixture it is the objective itself."""
+    denoisers = objective.denoisers
+    chosen = rows.choose(numbers) if isinstance(rows, DenoiserMixtureRows) else np.zeros(len(numbers), int)
+    return [denoisers[index] for index in chosen]
 
 
 def described(lengths: Lengths) -> str:
@@ -88,18 +104,21 @@ def _column(name: str | None) -> str:
 
 
 @dataclass(frozen=True)
-class MaskShown:
-    """Decodes as ``vocabulary``, but for the mask, which is shown as [MASK]."""
+class NamedTokens:
+    """Decodes as ``vocabulary``, but for some tokens that are shown by other names, such as [MASK] or [R]."""
 
     vocabulary: Tokenizer
+    names: Mapping[int, str]
 
     @property
     def eos(self) -> int | None:
         return self.vocabulary.eos
 
     def decode(self, ids: Iterable[int]) -> str:
-        mask = self.vocabulary.decode([self.vocabulary.mask])
-        return self.vocabulary.decode(ids).replace(mask or MASK, MASK)
+        text = self.vocabulary.decode(ids)
+        for token, name in self.names.items():
+            text = text.replace(self.vocabulary.decode([token]) or name, name)
+        return text
 
 
 def _print_examples(rows: Iterable[Iterable[Part]]) -> None:
@@ -120,7 +139,7 @@ def _labelled(task: LabelledTask, row: Row) -> Iterator[Part]:
 
 
 def _parts(
-    batch: Batch, row: int, vocabulary: "Tokenizer | MaskShown", predicted: str = "hidden"
+    batch: Batch, row: int, vocabulary: "Tokenizer | NamedTokens", predicted: str = "hidden"
 ) -> Iterator[Part]:
     """The inputs and targets of each example of a row, and what the encoder has to predict.
 
@@ -145,7 +164,7 @@ def _parts(
         yield "label", "", "a changed pair" if batch.sentence_labels[row] else "a pair as in the text"
 
 
-def _content(batch: Batch, row: int, example: int, vocabulary: "Tokenizer | MaskShown") -> Iterator[Part]:
+def _content(batch: Batch, row: int, example: int, vocabulary: "Tokenizer | NamedTokens") -> Iterator[Part]:
     """The content tokens of a decoder's example, unless there are none or all but EOS are content."""
     side = batch.decoder
     if side is not None and side.content is not None:

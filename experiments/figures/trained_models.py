@@ -243,7 +243,9 @@ def read_text(run: Trained, text: str) -> ModelOnText:
         tokens["decoder"] = start + answer[:end]
         decoder_tokens = np.tile(np.array(tokens["decoder"], np.int32), (run.devices, 1))
         batch = replace(batch, decoder=run.put(Side(tokens=decoder_tokens)))
-    uses_mask_token = "mask" in run.stage.settings.objective.inputs and not config.published
+    denoisers = run.stage.settings.objective.denoisers
+    masks = any("mask" in denoiser.objective.inputs for denoiser in denoisers)
+    uses_mask_token = masks and not config.published
     return ModelOnText(run.model, run.vocabulary, batch, tokens, uses_mask_token)
 
 

@@ -303,6 +303,15 @@ def perplexity_by_length(runs: Iterable[Result]) -> dict[int, Score]:
     return {multiple: score for multiple, values in perplexities.items() if (score := Score.of(values))}
 
 
+def denoiser_losses(runs: Iterable[Result]) -> dict[str, Score]:
+    """Return the held-out loss of each denoiser of a mixture over seeds, by name."""
+    losses: dict[str, list[float]] = {}
+    for run in runs:
+        for name, loss in run.denoiser_losses.items():
+            losses.setdefault(name, []).append(loss)
+    return {name: score for name, values in losses.items() if (score := Score.of(values))}
+
+
 def pooled_std(rows: Iterable[Sequence[float]]) -> float:
     """Return the standard deviation within rows; 0 if none has two values."""
     repeated = [row for row in rows if len(row) > 1]

@@ -40,6 +40,7 @@ LATEX_SUFFIXES = {
     text.CONCLUSIONS: "-conclusions",
     text.DIFFERENCES: "-differences",
     text.METRICS: "-columns",
+    text.DENOISERS: "-denoisers",
     text.CLAIMS["updates"]: "-claims",
     text.CLAIMS["FLOP"]: "-claims-compute-matched",
 }
@@ -247,6 +248,7 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
         SCORES: scores,
         text.DIFFERENCES: text.differences_sheet(comparison),
         text.METRICS: text.metrics_sheet(comparison) if comparison.has_tasks else None,
+        text.DENOISERS: text.denoisers_sheet(comparison),
     }
     for budget, heading in text.CLAIMS.items():
         sheets[heading] = text.claims_sheet(verdicts, budget, comparison.mismatches)

@@ -21,6 +21,7 @@ from experiments.report.metrics import (
     Budget,
     Group,
     Metric,
+    denoiser_losses,
     likelihood_score,
     perplexity_by_length,
     shortest_training,
@@ -51,6 +52,7 @@ ORDER = "Order of rows beside the paper's"
 CONCLUSIONS = "Conclusions stated in the table's file"
 DIFFERENCES = "Difference from the baseline, with its 95 % confidence interval"
 METRICS = "What the columns measure"
+DENOISERS = "Held-out loss of each denoiser, in nats per target token"
 CLAIMS: dict[Budget, str] = {
     budget: f"Claims {title}, in deviations of a replication" for budget, title in BUDGET_TITLES.items()
 }
@@ -462,6 +464,23 @@ def _shuffled_cell(comparison: Comparison, metric: Metric) -> Cell:
 
 
 # ---- the order of rows
+
+
+def denoisers_sheet(comparison: Comparison) -> Sheet | None:
+    """Return a line per row and denoiser of its mixture: its share of rows and its loss; None without any."""
+    cells: dict[str, list[Cell]] = {"row": [], "denoiser": [], "share of rows": [], "held-out loss": []}
+    for row in comparison.trained_rows:
+        losses = denoiser_losses(comparison.runs_of(row))
+        denoisers = comparison.experiments[row.name].objective.denoisers
+        total = sum(denoiser.weight for denoiser in denoisers)
+        for denoiser in denoisers:
+            if denoiser.name in losses:
+                share = denoiser.weight / total
+                line = (Cell(row.label), Cell(denoiser.name), Cell(f"{share:.1%}", value=share))
+                for column, cell in zip(cells.values(), line, strict=False):
+                    column.append(cell)
+                cells["held-out loss"].append(score_cell(3, losses[denoiser.name]))
+    return cells if cells["row"] else None
 
 
 def order_sheet(comparison: Comparison) -> Sheet | None:

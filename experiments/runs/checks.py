@@ -361,6 +361,11 @@ def check_mixing(experiment: Experiment) -> None:
         raise SettingError(
             f"mixing.pretraining={mixing!r}, ensemble.members={team} need finetuning.steps above 0"
         )
+    if mixing != "corpus" and experiment.objective.mixture:
+        raise SettingError(
+            f"mixing.pretraining={mixing!r} mixes tasks with one objective: objective.mixture="
+            f"{experiment.objective.mixture!r} should be '', or mixing.pretraining 'corpus'"
+        )
     if mixing != "corpus" and not experiment.pretraining.steps:
         raise SettingError(f"mixing.pretraining={mixing!r} needs pretraining.steps above 0")
     if team > 1 and tuning.heads:
@@ -376,6 +381,7 @@ def check_tbptt(experiment: Experiment) -> None:
         "model.mixer.kind": (model.mixer.kind, RECURRENT),
         "model.architecture": (model.architecture, ("decoder",)),
         "model.heads": (model.heads, ((),)),
+        "objective.mixture": (objective.mixture, ("",)),
         "objective.noise": (objective.noise, ("everything",)),
         "objective.eos": (objective.eos, ("between-documents",)),
         "mixing.pretraining": (experiment.mixing.pretraining, ("corpus",)),

@@ -8,8 +8,10 @@ def has_plateau(experiment: Experiment) -> bool:
 
     It does not for a row that trains on tasks beside the corpus, that memorizes a few texts, or that copies.
     """
-    objective = experiment.objective
-    copies = not objective.corruption.hides_tokens and objective.sentences == "in-order"
+    copies = all(
+        not denoiser.objective.corruption.hides_tokens and denoiser.objective.sentences == "in-order"
+        for denoiser in experiment.objective.denoisers
+    )
     return experiment.mixing.pretraining == "corpus" and not experiment.data.repeats and not copies
 
 

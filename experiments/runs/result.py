@@ -24,6 +24,7 @@ SIGNED = {"matthews", "pearson", "spearman"}  # metrics that may be below 0
 UNBOUNDED = {"loss": (0, 700), "bits_per_byte": (0, 700), "bits_above_chance": (-1e4, 64)}
 STAGES = "phases"  # what scores.json calls the folders of stages, also in published results
 DOCUMENTS = "documents/"  # before the names of what records say of held-out documents
+DENOISERS = "denoisers/"  # before the names of denoisers, whose held-out losses records say
 UNDEFINED = "undefined"  # name of the reasons why metrics of a task have no value
 LARGEST = 700.0  # loss of which there is a perplexity: e^700 is near the largest number [nats]
 
@@ -39,6 +40,8 @@ class Result:
     tokens: int  # target tokens learnt from, padding not counted
     folder: Path
     length_losses: Mapping[str, float] = field(default_factory=dict)  # held-out, by length [x inputs_length]
+    # of a mixture's denoisers: held-out, after pre-training, nats a target token of each
+    denoiser_losses: Mapping[str, float] = field(default_factory=dict)
     stages: Mapping[str, str] = field(default_factory=dict)  # stage -> its folder, from that of the scale
     # stage -> lines of metrics that it had in the end
     records: Mapping[str, int] = field(default_factory=dict)
@@ -72,6 +75,8 @@ class Result:
             _check_range(f"length_losses {times}", loss, 0, LARGEST)
             if not re.fullmatch("[1-9][0-9]{0,8}", times):
                 raise SettingError("a length of rows is no whole number")
+        for name, loss in _items("denoiser_losses", self.denoiser_losses):
+            _check_range(f"denoiser_losses {name}", loss, 0, LARGEST)
         limits = {"held_out_loss": LARGEST, "content_loss": LARGEST, "reference_loss": LARGEST}
         for name, most in (limits | {"exit_step": 1e300, "top_ten_share": 1}).items():
             if (value := getattr(self, name)) is not None:

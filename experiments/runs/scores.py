@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runs.kinds.stage import Stage
-from experiments.runs.result import DOCUMENTS, STAGES, likelihood_of, write_result
+from experiments.runs.result import DENOISERS, DOCUMENTS, STAGES, likelihood_of, write_result
 from lm.train.runtime.log import records
 
 EXIT = 0.2  # below a model without context: one that has left the plateau [nats a content token]
@@ -25,17 +25,21 @@ def columns(best: dict[str, dict]) -> dict[str, float | None]:
     }
 
 
-def held_out(folder: Path | None) -> dict[str, float | None]:
+def held_out(folder: Path | None) -> dict[str, Any]:
     """Return the losses on held-out text after the pre-training in ``folder``, and when it left the plateau.
 
-    None: never, or no pre-training.
+    None: never, or no pre-training. ``denoiser_losses`` has a loss per denoiser of a mixture.
     """
     lines = records(folder) if folder else []
     evaluations = [line for line in lines if line["kind"] == "eval"]
     last = evaluations[-1] if evaluations else {}
     values = {name: last.get(name) for name in ("content_loss", "reference_loss", "top_ten_share")}
     left = (line["step"] for line in evaluations if "content_loss" in line and has_left(line))
-    return {"held_out_loss": last.get("loss"), **values, "exit_step": next(left, None)}
+    by_denoiser = {
+        name.removeprefix(DENOISERS): loss for name, loss in last.items() if name.startswith(DENOISERS)
+    }
+    losses = {"held_out_loss": last.get("loss")} | ({"denoiser_losses": by_denoiser} if by_denoiser else {})
+    return {**losses, **values, "exit_step": next(left, None)}
 
 
 def likelihoods(folder: Path, first_step: int) -> list[dict[str, float]]:

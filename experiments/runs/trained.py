@@ -36,7 +36,7 @@ T = TypeVar("T")
 LOOKED_AT = 16  # examples, for one to show [rows]
 READ = 24  # of a text that a decoder goes on with [tokens]
 WRITING = Decoding(max_length=32, temperature=0.8, top_p=0.95)
-UNMARKED = ("drop", "shuffle")  # objective.inputs that show no gap where something is hidden
+UNMARKED = {"drop", "shuffle"}  # objective.inputs that show no gap where something is hidden
 
 
 def frame(stage: Stage, vocabulary: Tokenizer) -> tuple[int | None, int | None]:
@@ -87,7 +87,8 @@ class Trained:
     def encode_gaps(self, text: str) -> tuple[list[int], list[int]]:
         """Ids of a text whose gaps are written [MASK], and the sentinels in them; none: masks are."""
         vocabulary, count = self.vocabulary, text.count(MASK)
-        by_sentinels = self.stage.settings.objective.inputs == "sentinels"
+        shown = {denoiser.objective.inputs for denoiser in self.stage.settings.objective.denoisers}
+        by_sentinels = "sentinels" in shown
         if self.config.published:  # trained elsewhere, by an objective that only its tokens tell
             by_sentinels = vocabulary.num_sentinels > 0
         if not self.config.has_decoder or not by_sentinels:
@@ -201,7 +202,8 @@ def answering(folder: Path) -> list[NetworkStage]:
 def masked(folder: Path) -> list[NetworkStage]:
     """Pre-training of a model that fills gaps: a masked language model, or a denoising encoder-decoder."""
     experiment = load_settings(folder)
-    model, shown = experiment.model, experiment.objective.inputs
+    model = experiment.model
+    shown = {denoiser.objective.inputs for denoiser in experiment.objective.denoisers}
     text = f"{folder}: a model with architecture={model.architecture!r}"
     if not model.has_encoder:
         what = "writes what follows a text and fills no gaps"
@@ -211,8 +213,8 @@ def masked(folder: Path) -> list[NetworkStage]:
             f"{text} and output.logits={model.output.logits!r} is no masked LM; "
             f"name the run of one, such as bert/base"
         )
-    if model.has_decoder and not model.published and shown in UNMARKED:
-        what = f"and objective.inputs={shown!r} never read a gap that is marked"
+    if model.has_decoder and not model.published and shown <= UNMARKED:
+        what = f"and objective.inputs={'|'.join(sorted(shown))!r} never read a gap that is marked"
         raise SettingError(f"{text} {what}; name the run of another, such as bart/base")
     stages = [stage for stage in networks(stages_of(folder)) if stage.is_pretraining]
     if not stages:

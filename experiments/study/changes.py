@@ -23,6 +23,11 @@ def objective(name: str) -> Changes:
     return {"objective": OBJECTIVES[name]}
 
 
+def denoiser_mixture(name: str) -> Changes:
+    """Return the change to the published mixture of denoisers of that name."""
+    return {"objective": Objective(mixture=name)}
+
+
 @dataclass(frozen=True)
 class Times:
     """A change that multiplies what the scale has, so that a row means the same at every scale."""

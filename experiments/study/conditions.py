@@ -21,6 +21,7 @@ LANGUAGE_MODEL: Condition = PRETRAINED | {
     "model.architecture": ("decoder",),
     "objective.noise": ("everything",),
     "objective.inputs": ("drop",),
+    "objective.mixture": ("",),
 }
 
 FINETUNED: Conditions = (
@@ -50,6 +51,7 @@ HIDES_TOKENS = Values(but=HIDES_NOTHING)  # kinds of noise
 
 # Ids above those of word pieces stand for noise, for masks, and for the ends of texts that an encoder reads.
 SENTINELS: Conditions = (
+    PRETRAINED | {"objective.mixture": GIVEN},
     PRETRAINED | {"objective.noise": HIDES_TOKENS, "objective.inputs": Values(but=("drop", "shuffle"))},
     PRETRAINED | {"objective.targets": ("sentinels",), "objective.inputs": Values(but=("drop",))},
     PRETRAINED | {"objective.targets": ("sentinels",), "objective.noise": Values(but=("everything",))},
@@ -61,6 +63,7 @@ SENTINELS: Conditions = (
     },
     DECODER_START | {"start.steps": ABOVE_0, "start.objective.targets": ("sentinels",)},
     PRETRAINED | {"pretraining.phases": GIVEN},
+    DECODER_START | {"start.steps": ABOVE_0, "start.objective.mixture": GIVEN},
     NETWORK | {"model.architecture": ("encoder",)},
     {"finetuning.steps": ABOVE_0, "tuning.heads": GIVEN, "tuning.layout": ("start-delim-extract",)},
 )

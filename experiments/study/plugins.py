@@ -180,12 +180,13 @@ def _registries(source: str) -> dict[str, Mapping[str, Any]]:
     from lm.data.tasks.mixtures import MIXTURES
     from lm.data.tasks.task_files import LABEL_METRICS, TEXT_METRICS
     from lm.objectives.corruption import NOISES
-    from lm.objectives.denoising import OBJECTIVES
+    from lm.objectives.denoising import DENOISER_MIXTURES, OBJECTIVES
 
     registries: dict[str, Mapping[str, Any]] = {
         "REGISTRY": REGISTRY,
         "SCALES": SCALES,
         "OBJECTIVES": OBJECTIVES,
+        "DENOISER_MIXTURES": DENOISER_MIXTURES,
         "NOISES": NOISES,
         "OPTIMIZERS": OPTIMIZERS,
         "TASKS": TASKS,

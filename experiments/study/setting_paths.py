@@ -58,11 +58,20 @@ Changes = TypedDict(
         "objective": Objective | Change,
         "objective.noise": str | Change,
         "objective.inputs": Literal[
-            "sentinels", "masks", "masks-or-random", "masks-random-or-same", "span-masks", "drop", "shuffle"
+            "sentinels",
+            "masks",
+            "masks-or-random",
+            "masks-random-or-same",
+            "span-masks",
+            "drop",
+            "shuffle",
+            "prefix-suffix-middle",
+            "suffix-prefix-middle",
         ]
         | Change,
         "objective.targets": Literal[
             "sentinels",
+            "shuffled-sentinels",
             "drop",
             "everything",
             "in-place",
@@ -81,6 +90,9 @@ Changes = TypedDict(
         | Change,
         "objective.documents": Literal["concatenated", "apart"] | Change,
         "objective.eos": Literal["each-example", "between-documents"] | Change,
+        "objective.max_rate": float | None | Change,
+        "objective.loss": Literal["all-tokens", "targets"] | Change,
+        "objective.mixture": str | Change,
         "model": ModelConfig | Change,
         "model.architecture": Literal[
             "encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"
@@ -228,11 +240,20 @@ Changes = TypedDict(
         "start.objective": Objective | Change,
         "start.objective.noise": str | Change,
         "start.objective.inputs": Literal[
-            "sentinels", "masks", "masks-or-random", "masks-random-or-same", "span-masks", "drop", "shuffle"
+            "sentinels",
+            "masks",
+            "masks-or-random",
+            "masks-random-or-same",
+            "span-masks",
+            "drop",
+            "shuffle",
+            "prefix-suffix-middle",
+            "suffix-prefix-middle",
         ]
         | Change,
         "start.objective.targets": Literal[
             "sentinels",
+            "shuffled-sentinels",
             "drop",
             "everything",
             "in-place",
@@ -251,6 +272,9 @@ Changes = TypedDict(
         | Change,
         "start.objective.documents": Literal["concatenated", "apart"] | Change,
         "start.objective.eos": Literal["each-example", "between-documents"] | Change,
+        "start.objective.max_rate": float | None | Change,
+        "start.objective.loss": Literal["all-tokens", "targets"] | Change,
+        "start.objective.mixture": str | Change,
         "pretraining": PretrainingConfig | Change,
         "pretraining.steps": int | Change,
         "pretraining.batch_size": int | Change,

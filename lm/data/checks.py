@@ -1,14 +1,17 @@
 """Checks that the settings of data go together, before any work is done; errors name the setting."""
 
+from collections.abc import Sequence
 from typing import get_args
 
 from lm.config.base import SettingError, nearest
-from lm.data.packing import ARCHITECTURES, ENCODER_DECODERS
+from lm.data.packing import ARCHITECTURES, DECODERS, ENCODER_DECODERS
 from lm.objectives.corruption import HIDES_NOTHING, NOISES
-from lm.objectives.denoising import IN_PLACE, Objective, PairsName
+from lm.objectives.denoising import IN_PLACE, Denoiser, Objective, PairsName
+from lm.objectives.formatting import INPUTS
 from lm.tokenizers.tokenizer import Tokenizer
 
 TOKEN_FOR_TOKEN = ("masks", "masks-or-random", "masks-random-or-same")
+AROUND_MIDDLE = ("prefix-suffix-middle", "suffix-prefix-middle")  # inputs of fill-in-the-middle
 
 
 def check_architecture(architecture: str, seed: int = 0, generates: bool = False) -> None:
@@ -41,6 +44,10 @@ def _compatible_values() -> list[tuple[str, str, str, tuple[str, ...]]]:
         ("sentences", "rotated", "targets", ("everything",)),
         *[("noise", name, "targets", ("everything",)) for name in HIDES_NOTHING],
         ("noise", "middle", "targets", ("drop", "everything")),
+        *[("inputs", name, "noise", ("middle", "single-span")) for name in AROUND_MIDDLE],
+        *[("inputs", name, "targets", ("drop",)) for name in AROUND_MIDDLE],
+        ("targets", "shuffled-sentinels", "noise", ("spans", "single-span", "suffix-share")),
+        ("targets", "shuffled-sentinels", "inputs", ("sentinels",)),
         *[("pairs", name, "targets", IN_PLACE) for name in get_args(PairsName) if name != "none"],
     ]
 
@@ -77,10 +84,48 @@ def check_objective(objective: Objective, architecture: str, tokenizer: Tokenize
             f"objective.targets={objective.targets!r} does not suit model.architecture={architecture!r}: an "
             f"encoder, and only that, predicts tokens in their places ({' or '.join(map(repr, IN_PLACE))})"
         )
-    if "sentinels" in (objective.inputs, objective.targets) and tokenizer.num_sentinels < 1:
-        raise SettingError("the vocabulary has no sentinels for this objective: set data.sentinels to 100")
+    if objective.inputs in AROUND_MIDDLE and architecture not in DECODERS:
+        raise SettingError(
+            f"objective.inputs={objective.inputs!r} is an order of a decoder's row: model.architecture="
+            f"{architecture!r} should be {' or '.join(map(repr, DECODERS))}, or objective.inputs 'sentinels'"
+        )
+    needed = INPUTS[objective.inputs].num_sentinels
+    if "sentinels" in (objective.inputs, objective.targets):
+        needed = max(needed, 1)
+    if tokenizer.num_sentinels < needed:
+        count = "no" if not tokenizer.num_sentinels else f"only {tokenizer.num_sentinels}"
+        raise SettingError(
+            f"the vocabulary has {count} sentinels for this objective: set data.sentinels to 100"
+        )
     has_masks = objective.inputs in (*TOKEN_FOR_TOKEN, "span-masks")
     check_special_tokens(tokenizer, ["mask"] if has_masks else [], architecture)
+
+
+def check_mixture(denoisers: Sequence[Denoiser], tokenizer: Tokenizer) -> None:
+    """Raise SettingError if denoisers cannot stand in one mixture."""
+    names = [denoiser.name for denoiser in denoisers]
+    if not names or len(set(names)) < len(names):
+        raise SettingError(f"the denoisers of a mixture should have names, each its own, not {names}")
+    for denoiser in denoisers:
+        if not denoiser.weight > 0:
+            raise SettingError(f"denoiser {denoiser.name!r}: weight={denoiser.weight} should be above 0")
+        if denoiser.objective.mixture:
+            raise SettingError(f"denoiser {denoiser.name!r} should be one objective, not a mixture")
+    in_place = [denoiser.name for denoiser in denoisers if denoiser.objective.is_mlm]
+    if in_place and len(in_place) < len(denoisers):
+        raise SettingError(f"of a mixture all denoisers or none should suit an encoder, not only {in_place}")
+    if in_place and len({(each.objective.targets, each.objective.pairs) for each in denoisers}) > 1:
+        raise SettingError("the denoisers of an encoder's mixture should have the same targets and pairs")
+    modes = {denoiser.mode for denoiser in denoisers if denoiser.mode}
+    if modes and in_place:
+        raise SettingError(
+            f"the mode tokens {sorted(modes)} begin inputs of a decoder, and not of an encoder"
+        )
+    if modes and tokenizer.num_sentinels < len(modes) + 2:
+        raise SettingError(
+            f"the vocabulary has {tokenizer.num_sentinels} sentinels, and the modes {sorted(modes)} take "
+            f"{len(modes)} of them: set data.sentinels to 100"
+        )
 
 
 def check_special_tokens(tokenizer: Tokenizer, names: list[str], architecture: str) -> None:

@@ -103,7 +103,7 @@ class MaskedLMRows:
         objective, tokenizer, paired = self.reader.objective, self.reader.tokenizer, int(self.paired)
         text, first_length = rows.text, rows.lengths[:, :1]
         noise = self._noise(rows, u)
-        visible, _ = INPUTS[objective.inputs].apply(objective, text, noise, u[:, -1], tokenizer)
+        visible = INPUTS[objective.inputs].apply(objective, text, noise, u[:, -1], tokenizer).tokens
         positions = np.arange(self.lengths.inputs)
         in_second = paired * (positions > first_length + 1)
         end = rows.lengths.sum(1)[:, None] + 1 + paired  # position of the last [SEP]

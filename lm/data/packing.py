@@ -8,6 +8,7 @@ start token; ``set_decoder_start`` replaces it by another model's start token.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.objectives.corruption import length_mask
-from lm.objectives.denoising import Lengths
+from lm.objectives.denoising import Lengths, LossName
 from lm.tokenizers.tokenizer import PAD, T5_BOUNDARY_TOKENS, BoundaryTokens
 
 ENCODER_DECODERS = ("encoder-decoder", "shared-encoder-decoder")
@@ -127,38 +128,60 @@ def make_packed_batch(
     architecture: str,
     lengths: Lengths,
     batch_size: int,
+    *,
+    loss: LossName = "all-tokens",
 ) -> Batch:
     """Return the batch of packed examples, with arrays [batch_size,S] and [batch_size,T].
 
     ``inputs`` and ``targets`` include EOS; ``rows`` [examples], ascending, is the row of each example.
+    ``loss`` says which tokens of a decoder without an encoder have a loss weight.
     """
     if architecture in ENCODER_DECODERS:
         packed = _pack(inputs, rows, (batch_size, lengths.inputs))
         encoder = Side(tokens=packed.tokens, segment_ids=packed.segments, positions=packed.positions)
     else:
         encoder = None
-        if architecture == "prefix-decoder":  # its inputs are visible where they are predicted: no content
+        # A prefix decoder's inputs are visible where they are predicted, and others may not be predicted.
+        if architecture == "prefix-decoder" or loss == "targets":
             inputs = inputs._replace(content=np.zeros_like(inputs.content))
         targets = concatenate_sides(inputs, targets)
     shape = (batch_size, row_length(architecture, lengths))
     packed = _pack(targets, rows, shape)
     is_token, causal_attention = packed.segments > 0, None
+    has_loss = is_token
     if architecture not in ENCODER_DECODERS:
         # The prefix has one position more than the inputs, since decoder tokens are shifted right: at its end
         # the EOS of the inputs is read and the first target is predicted.
         last_of_prefix = np.zeros(shape, np.int32)
         last_of_prefix[is_token] = np.repeat(inputs.lengths, targets.lengths)
         causal_attention = (is_token & (packed.positions <= last_of_prefix)).astype(np.int32)
+        if loss == "targets":
+            has_loss = is_token & (packed.positions >= last_of_prefix)
     decoder = Side(
         tokens=shift_right(packed.tokens, packed.segments),
         segment_ids=packed.segments,
         positions=packed.positions,
         causal_attention=causal_attention,
         targets=packed.tokens,
-        loss_weights=is_token.astype(np.float32),
+        loss_weights=has_loss.astype(np.float32),
         content=packed.content,
     )
     return Batch(encoder=encoder, decoder=decoder)
+
+
+def pad_rows(batch: Batch, architecture: str, lengths: Lengths) -> Batch:
+    """Return the batch with its rows padded on the right to the lengths of rows of ``lengths``."""
+    room = {"encoder": lengths.inputs, "decoder": row_length(architecture, lengths)}
+    widened = {
+        name: side.map(partial(_pad_to, room[name]))
+        for name, side in batch.sides.items()
+        if side.tokens.shape[1] < room[name]
+    }
+    return replace(batch, **widened)
+
+
+def _pad_to(width: int, values: np.ndarray) -> np.ndarray:
+    return np.pad(values, ((0, 0), (0, width - values.shape[1])))  # with PAD, segment 0 and weight 0
 
 
 def set_decoder_start(batch: Batch, start: int) -> Batch:

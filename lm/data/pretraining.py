@@ -3,40 +3,48 @@
 A window is the part of a shard of the corpus (64 KiB to 8 MiB of text) that is read, shuffled and cached as
 one. Its documents are split into segments, and each segment is one example: it is corrupted by itself.
 
+With a mixture of denoisers each row of a batch is of one of them (``DenoiserMixtureRows``).
+
 Shapes: B texts of at most L raw tokens. A batch is a function of (seed, row numbers) alone: random numbers
 are a function of (seed, number of the example).
 """
 
 import functools
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from lm.batch import Batch
+from lm.batch import Batch, concatenate
 from lm.data.batches import PickledWithoutCache, uniforms
-from lm.data.checks import check_architecture, check_objective
+from lm.data.checks import check_architecture, check_mixture, check_objective
 from lm.data.corpus.sampler import CorpusSampler, WindowPosition
 from lm.data.masked_lm import MaskedLMRows, NextTokenRows
 from lm.data.packing import (
+    DECODERS,
     ENCODER_DECODERS,
     PaddedTexts,
     make_packed_batch,
     pack_examples,
+    pad_rows,
     row_capacity,
+    row_length,
     set_decoder_start,
 )
 from lm.data.segments import CACHED_WINDOWS, UNPACKED_ROWS, SegmentReader, WindowRows
 from lm.objectives.corruption import CorruptionInputs, length_mask, limit_spans, trim_targets
 from lm.objectives.denoising import (
     OBJECTIVES,
+    Denoiser,
     Lengths,
     Objective,
     compute_lengths,
     corrupted_lengths,
 )
-from lm.objectives.formatting import INPUTS, TARGETS, random_tokens, rotation, sentence_permutation
+from lm.objectives.formatting import INPUTS, Formatted, random_tokens, rotation, sentence_permutation
 from lm.tokenizers.tokenizer import PAD, T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
 
@@ -48,23 +56,102 @@ def pretraining_rows(
     inputs_length: int,
     batch_size: int,
     boundary: BoundaryTokens = T5_BOUNDARY_TOKENS,
-) -> "DenoisingRows | MaskedLMRows":
+) -> "PretrainingRows":
     """Return the rows of a corpus under an objective: ``DenoisingRows`` of models with a decoder.
 
-    Those of encoders are ``MaskedLMRows`` or, for a causal language model, ``NextTokenRows``.
-    ``boundary`` holds the special ids around examples: EOS, the decoder's start token and prefix ids.
-    SettingError if objective, architecture and tokenizer do not fit together.
+    Those of encoders are ``MaskedLMRows`` or, for a causal language model, ``NextTokenRows``; those of a
+    mixture are ``DenoiserMixtureRows``. ``boundary`` holds the special
+    ids around examples: EOS, the decoder's start token and prefix ids. SettingError if objective,
+    architecture and tokenizer do not fit together.
     """
     check_architecture(architecture, sampler.seed or 0)
-    check_objective(objective, architecture, sampler.corpus.tokenizer)
-    lengths = compute_lengths(reading_objective(objective, architecture), inputs_length)
-    if objective.noise == "suffix" and objective.inputs == "drop" and architecture not in ENCODER_DECODERS:
-        # A prefix LM's row is inputs, EOS, targets, EOS, so there is room for one token less of text.
-        lengths = lengths._replace(raw=max(lengths.raw - 1, 1))
-    reader = SegmentReader(sampler, reading_objective(objective, architecture), lengths, batch_size)
-    if architecture == "encoder":
-        return MaskedLMRows(reader) if objective.has_inputs else NextTokenRows(reader)
-    return DenoisingRows(reader, architecture, boundary)
+    tokenizer, denoisers = sampler.corpus.tokenizer, objective.denoisers
+    if objective.mixture:
+        check_mixture(denoisers, tokenizer)
+    for denoiser in denoisers:
+        check_objective(denoiser.objective, architecture, tokenizer)
+    modes = mode_tokens(denoisers, tokenizer)
+    parts: list[DenoisingRows | MaskedLMRows] = []
+    for denoiser, lengths in zip(
+        denoisers, lengths_of_denoisers(denoisers, architecture, inputs_length), strict=True
+    ):
+        read = reading_objective(denoiser.objective, architecture)
+        reader = SegmentReader(sampler, read, lengths, batch_size)
+        if architecture == "encoder":
+            parts.append(MaskedLMRows(reader) if denoiser.objective.has_inputs else NextTokenRows(reader))
+        else:
+            parts.append(DenoisingRows(reader, architecture, boundary, modes.get(denoiser.mode), len(modes)))
+    return DenoiserMixtureRows(denoisers, tuple(parts)) if objective.mixture else parts[0]
+
+
+# --- lengths
+
+
+def pretraining_lengths(objective: Objective, architecture: str, inputs_length: int) -> Lengths:
+    """Return the lengths of rows under an objective, with room for all denoisers if it is a mixture."""
+    denoisers = objective.denoisers
+    parts = lengths_of_denoisers(denoisers, architecture, inputs_length)
+    modes = [bool(denoiser.mode) for denoiser in denoisers]
+    return covering_row([_with_mode(*each) for each in zip(parts, modes, strict=True)], architecture)
+
+
+def lengths_of_denoisers(
+    denoisers: Sequence[Denoiser], architecture: str, inputs_length: int
+) -> list[Lengths]:
+    """Return the lengths of each denoiser's examples, without its mode token, which they leave room for.
+
+    Rows of an encoder have ``inputs_length`` tokens, whatever the denoiser. A row of a decoder alone holds
+    inputs and targets; denoisers whose rows would be shorter than the longest get more text, until they are
+    as long.
+    """
+
+    def lengths_of(denoiser: Denoiser, length: int) -> Lengths:
+        lengths = compute_lengths(
+            reading_objective(denoiser.objective, architecture), length - bool(denoiser.mode)
+        )
+        is_split = denoiser.objective.noise == "suffix" and denoiser.objective.inputs == "drop"
+        if is_split and architecture not in ENCODER_DECODERS:
+            # A prefix LM's row is inputs, EOS, targets, EOS, so there is room for one token less of text.
+            lengths = lengths._replace(raw=max(lengths.raw - 1, 1))
+        if denoiser.objective.corruption.limits_targets and architecture in DECODERS:
+            # Where the inputs of a row are longest, its targets are shortest.
+            sides = corrupted_lengths(denoiser.objective, np.array([lengths.raw]), np.zeros(1))
+            lengths = lengths._replace(targets=int(np.sum(sides)) - lengths.inputs)
+        return lengths
+
+    found = [lengths_of(denoiser, inputs_length) for denoiser in denoisers]
+    if architecture not in DECODERS or len(denoisers) == 1:
+        return found
+
+    def filled(denoiser: Denoiser, length: int) -> int:
+        return row_length(architecture, _with_mode(lengths_of(denoiser, length), bool(denoiser.mode)))
+
+    longest = max(filled(denoiser, inputs_length) for denoiser in denoisers)
+    candidates = range(inputs_length, longest + 1)
+    fitting = [bisect(candidates, longest, key=partial(filled, denoiser)) - 1 for denoiser in denoisers]
+    return [lengths_of(each, candidates[index]) for each, index in zip(denoisers, fitting, strict=True)]
+
+
+def _with_mode(lengths: Lengths, has_mode: bool) -> Lengths:
+    return lengths._replace(inputs=lengths.inputs + has_mode)
+
+
+def covering_row(lengths: Sequence[Lengths], architecture: str) -> Lengths:
+    """Return lengths with room for rows of any of these ``lengths``."""
+    raw, inputs, targets = (max(values) for values in zip(*lengths, strict=True))
+    if architecture in DECODERS:  # inputs and targets stand in one row
+        targets = max(row_length(architecture, each) for each in lengths) - inputs
+    return Lengths(raw, inputs, targets)
+
+
+def mode_tokens(denoisers: Sequence[Denoiser], tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the id of each mode token of a mixture: the last sentinels, in the order of the denoisers.
+
+    The last sentinel is that of the first mode. Noise does not use these sentinels then.
+    """
+    modes = dict.fromkeys(denoiser.mode for denoiser in denoisers if denoiser.mode)
+    first = tokenizer.vocab_size - tokenizer.num_sentinels
+    return {mode: first + number for number, mode in enumerate(modes)}
 
 
 def reading_objective(objective: Objective, architecture: str) -> Objective:
@@ -97,12 +184,20 @@ def noise_mask(objective: Objective, texts: CorruptionInputs, max_targets: int) 
 
 
 def denoise(
-    objective: Objective, text: PaddedTexts, u: np.ndarray, tokenizer: Tokenizer, limits: Lengths
+    objective: Objective,
+    text: PaddedTexts,
+    u: np.ndarray,
+    tokenizer: Tokenizer,
+    limits: Lengths,
+    *,
+    reserved_sentinels: int = 0,
 ) -> tuple[PaddedTexts, PaddedTexts]:
     """Return inputs and targets of texts [B,L], within ``limits`` and ending with EOS.
 
     Axis R of the uniform random numbers u [B,R,L] holds, in this order: those of the corruption mask, one for
-    the format of the inputs if that is random, and one for the order of the inputs if it is not the text's.
+    the format of the inputs if that is random, one for the format of the targets if that is, and one for the
+    order of the inputs if it is not the text's. Noise spans use all sentinels but the last
+    ``reserved_sentinels``.
 
     The content masks of the result mark original tokens of the text: in the inputs those that are visible, in
     the targets those that the inputs hide. Sentinels, mask tokens, EOS and random tokens are no content.
@@ -120,6 +215,9 @@ def denoise(
         u = u[:, :-1]
         tokens = np.take_along_axis(tokens, order, axis=1)
         is_text_token = np.take_along_axis(is_text_token, order, axis=1)
+    target_uniforms = u[:, -1]
+    if objective.targets_format.uniforms_per_token:
+        u = u[:, :-1]
     if objective.corruption.infill:
         source, keep, noise = objective.corruption.infill(objective, lengths, u)
         shown = np.where(source < 0, tokenizer.mask, np.take_along_axis(tokens, source, axis=1))
@@ -127,18 +225,31 @@ def denoise(
         inputs = _keep_tokens(shown, keep, shows_content, eos)
     else:
         word_starts = tokenizer.word_starts[tokens] if objective.corruption.needs_word_starts else None
-        texts = CorruptionInputs(lengths, u, tokenizer.num_sentinels, word_starts)
+        num_sentinels = tokenizer.num_sentinels - reserved_sentinels
+        texts = CorruptionInputs(lengths, u, num_sentinels, word_starts)
         noise = noise_mask(objective, texts, limits.targets)
-        shown, keep = INPUTS[objective.inputs].apply(objective, tokens, noise, u[:, -1], tokenizer)
+        inputs_format = INPUTS[objective.inputs]
+        formatted = inputs_format.apply(objective, tokens, noise, u[:, -1], tokenizer)
         if objective.noise == "none" and order is not None:  # all have moved, as when deshuffling permutes
             noise = np.ones_like(noise)
-        inputs_eos = eos if objective.has_inputs else None
-        inputs = _keep_tokens(shown, keep & is_token, is_text_token & ~noise, inputs_eos)
+        inputs_eos = eos if objective.has_inputs and inputs_format.ends_with_eos else None
+        inputs = _keep_formatted(formatted, is_token, is_text_token & ~noise, inputs_eos)
     if order is not None:  # targets keep the order of the text
         noise[np.arange(len(order))[:, None], order] = noise.copy()
-    targets_format = TARGETS["everything" if objective.corruption.infill else objective.targets]
-    predicted, keep = targets_format.apply(objective, text.tokens, noise, u[:, -1], tokenizer)
-    return inputs, _keep_tokens(predicted, keep & is_token, text.content & noise, eos)
+    formatted = objective.targets_format.apply(objective, text.tokens, noise, target_uniforms, tokenizer)
+    return inputs, _keep_formatted(formatted, is_token, text.content & noise, eos)
+
+
+def _keep_formatted(
+    formatted: Formatted, is_token: np.ndarray, content: np.ndarray, eos: int | None
+) -> PaddedTexts:
+    """Return a formatted text without the tokens that it drops; both masks are bool [B,L], of the text."""
+    tokens, keep, source = formatted
+    if source is not None:
+        is_mark, position = source < 0, np.maximum(source, 0)
+        is_token = is_mark | np.take_along_axis(is_token, position, axis=1)
+        content = ~is_mark & np.take_along_axis(content, position, axis=1)
+    return _keep_tokens(tokens, keep & is_token, content, eos)
 
 
 def _keep_tokens(tokens: np.ndarray, keep: np.ndarray, content: np.ndarray, eos: int | None) -> PaddedTexts:
@@ -204,11 +315,21 @@ class DenoisingRows(PickledWithoutCache):
     reader: SegmentReader
     architecture: str
     boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
+    mode_token: int | None = None  # begins the inputs of each example
+    reserved_sentinels: int = 0  # mode tokens of the whole mixture, which noise does not use
+
+    @property
+    def input_prefix(self) -> tuple[int, ...]:
+        """Return the ids before the inputs of each example."""
+        return self.boundary.prefix + (() if self.mode_token is None else (self.mode_token,))
 
     @property
     def lengths(self) -> Lengths:
-        prefix, lengths = len(self.boundary.prefix), self.reader.lengths
-        return lengths._replace(inputs=lengths.inputs + prefix, targets=lengths.targets + prefix)
+        lengths = self.reader.lengths
+        return lengths._replace(
+            inputs=lengths.inputs + len(self.input_prefix),
+            targets=lengths.targets + len(self.boundary.prefix),
+        )
 
     @property
     def row_index_key(self) -> str:
@@ -223,11 +344,24 @@ class DenoisingRows(PickledWithoutCache):
         u = uniforms(segments.seeds, segments.keys, objective.uniforms_per_token, self.reader.lengths.raw)
         if segments.length_uniforms is not None:
             u[:, 0, 0] = segments.length_uniforms
-        inputs, targets = denoise(objective, segments.text, u, self.reader.tokenizer, self.reader.lengths)
-        inputs = _add_prefix(inputs, self.boundary.prefix)
+        inputs, targets = denoise(
+            objective,
+            segments.text,
+            u,
+            self.reader.tokenizer,
+            self.reader.lengths,
+            reserved_sentinels=self.reserved_sentinels,
+        )
+        inputs = _add_prefix(inputs, self.input_prefix)
         targets = _add_prefix(targets, self.boundary.prefix)
         batch = make_packed_batch(
-            inputs, targets, segments.batch_rows, self.architecture, self.lengths, len(numbers)
+            inputs,
+            targets,
+            segments.batch_rows,
+            self.architecture,
+            self.lengths,
+            len(numbers),
+            loss=objective.loss,
         )
         return set_decoder_start(batch, self.boundary.decoder_start)
 
@@ -263,7 +397,7 @@ class DenoisingRows(PickledWithoutCache):
             raw_lengths = self.reader.window(position).segments.lengths[self.reader.segment_order(position)]
             lengths = corrupted_lengths(self.reader.objective, raw_lengths, length_uniforms)
             # [segments,2], tokens of inputs and of targets; [segments,1], of both, where one row holds both
-            sizes = np.stack(lengths, axis=1) + len(self.boundary.prefix)
+            sizes = np.stack(lengths, axis=1) + [len(self.input_prefix), len(self.boundary.prefix)]
             if self.architecture not in ENCODER_DECODERS:
                 sizes = sizes.sum(axis=1, keepdims=True)
             row_starts = pack_examples(sizes, row_capacity(self.architecture, self.lengths))
@@ -315,3 +449,66 @@ def _in_batch_order(windows: Sequence[SegmentBatch]) -> SegmentBatch:
         np.concatenate(length_uniforms)[order] if length_uniforms else None,
         batch_rows[order],
     )
+
+
+# --- mixtures of denoisers
+
+# Set in the seed of the numbers by which rows choose a denoiser, clear in those of the corruption of
+# examples.
+CHOICE_SEED_BIT = 1 << 62
+
+
+@dataclass(frozen=True)
+class DenoiserMixtureRows(PickledWithoutCache):
+    """The rows of a mixture: each is made by one of its denoisers, chosen at random by the weights.
+
+    Row r chooses by a number that depends on (seed, r) alone, and is then row r of that denoiser. So each
+    denoiser walks through the corpus at a pace of its own, and rows that choose others are left out of its
+    walk: it reads its share of an epoch, a random part of it. Rows of all denoisers are padded to the same
+    lengths.
+    """
+
+    denoisers: tuple[Denoiser, ...]
+    parts: tuple[DenoisingRows | MaskedLMRows, ...]  # the rows of each denoiser, all of one kind
+
+    @functools.cached_property
+    def lengths(self) -> Lengths:
+        return covering_row([part.lengths for part in self.parts], self.architecture)
+
+    @property
+    def architecture(self) -> str:
+        part = self.parts[0]
+        return part.architecture if isinstance(part, DenoisingRows) else "encoder"
+
+    def choose(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the index of the denoiser of each of these rows, int64 [B]."""
+        weights = np.array([denoiser.weight for denoiser in self.denoisers])
+        bounds = np.cumsum(weights / weights.sum())[:-1]
+        u = uniforms(self.parts[0].reader.seed | CHOICE_SEED_BIT, numbers, 1, 1)[:, 0, 0]
+        return np.searchsorted(bounds, u, side="right")
+
+    def __call__(self, numbers: np.ndarray) -> Batch:
+        chosen = self.choose(numbers)
+        rows = [np.flatnonzero(chosen == index) for index in range(len(self.parts))]
+        made = [self.rows_of(index, numbers[some]) for index, some in enumerate(rows) if len(some)]
+        order = np.argsort(np.concatenate(rows), kind="stable")
+        return concatenate(made).map(lambda values: values[order])
+
+    def rows_of(self, index: int, numbers: np.ndarray) -> Batch:
+        """Return the batch of these rows of one denoiser, as long as the rows of the mixture."""
+        return pad_rows(self.parts[index](numbers), self.architecture, self.lengths)
+
+    def rows_of_epoch(self, limit: int) -> int:
+        """Return the number of rows of the first epoch of a corpus in one stream, at most ``limit``.
+
+        It is that of the denoiser with the fewest.
+        """
+        return min(part.rows_of_epoch(limit) for part in self.parts)
+
+    @property
+    def fastest(self) -> DenoisingRows | MaskedLMRows:
+        """Return the rows of the denoiser that reads the most text."""
+        return max(self.parts, key=lambda part: part.lengths.raw)
+
+
+PretrainingRows = DenoisingRows | MaskedLMRows | DenoiserMixtureRows

@@ -27,6 +27,7 @@ from lm.data.packing import (
 from lm.data.pretraining import DenoisingRows
 from lm.data.tasks.task import Row, Task
 from lm.objectives.denoising import Lengths
+from lm.objectives.formatting import INPUTS
 from lm.tokenizers.tokenizer import T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
 Example = tuple[Ids, Ids]  # (inputs, targets), without EOS
@@ -42,6 +43,9 @@ class CorpusExamples(Sequence[Example]):
     source: DenoisingRows
 
     def __post_init__(self) -> None:
+        if not INPUTS[self.source.reader.objective.inputs].ends_with_eos:
+            inputs = f"objective.inputs={self.source.reader.objective.inputs!r}"
+            raise SettingError(f"{inputs} suits mixing.pretraining='corpus': examples of tasks end with EOS")
         if self.source.reader.objective.eos_between_documents:
             why = "where mixing.pretraining reads tasks too: an example of a mixture ends with EOS"
             raise SettingError(f"objective.eos='between-documents' should be 'each-example' {why}")

@@ -2,7 +2,8 @@
 
 Sources: Raffel et al. 2020 (i.i.d., spans; T5's code where the paper is silent), Devlin et al. 2019 with the
 whole-word masking of its code, Joshi et al. 2020 (SpanBERT), Lewis et al. 2020 (BART), Song et al. 2019
-(MASS: a single span), Bavarian et al. 2022 (fill-in-the-middle: the middle of a document).
+(MASS: a single span), Bavarian et al. 2022 (fill-in-the-middle: the middle of a document), Tay et al. 2022
+(UL2: a suffix with a fixed share of the text), Du et al. 2022 (GLM: a suffix of half the text or more).
 
 Shapes: B texts of at most L tokens, R uniform random numbers per token. A span is a run of consecutive noise
 tokens. Uniform numbers are in [0, 1).
@@ -17,11 +18,15 @@ import numpy as np
 # SpanBERT's geometric distribution of span lengths, cut off at 10 words: mean 3.8 [Joshi et al. 2020, 3.1].
 GEOMETRIC_P, LONGEST_SPAN = 0.2, 10
 
-# A Poisson span may have length 0: a mask is inserted and no token is hidden. A single span has the share
-# ``rate`` of the tokens; the middle lies between two random positions. With none no token is hidden, so that
-# only the order may change. "random-text" hides none either, but replaces the whole text by random tokens.
-_SpansName = Literal["spans", "geometric-spans", "poisson-spans", "single-span", "middle"]
-NoiseName = Literal["none", "random-text", "iid", "whole-words", _SpansName, "suffix", "everything"]
+# A text with "spans" begins with visible tokens and ends with a span. "rolled-spans" are the same spans
+# rolled by a random offset, so that all positions are equally likely to be noise. A Poisson span may have
+# length 0: a mask is inserted and no token is hidden. A single span has the share ``rate`` of the tokens; the
+# middle lies between two random positions. The suffix begins at a random position, "suffix-share" has the
+# share ``rate`` of the tokens. With none no token is hidden, so that only the order may change. "random-text"
+# hides none either, but replaces the whole text by random tokens.
+_SpansName = Literal["spans", "rolled-spans", "geometric-spans", "poisson-spans", "single-span", "middle"]
+_SuffixName = Literal["suffix", "suffix-share"]
+NoiseName = Literal["none", "random-text", "iid", "whole-words", _SpansName, _SuffixName, "everything"]
 
 
 class CorruptionConfig(Protocol):
@@ -29,6 +34,8 @@ class CorruptionConfig(Protocol):
 
     @property
     def rate(self) -> float: ...
+    @property
+    def max_rate(self) -> float | None: ...
     @property
     def mean_span_length(self) -> float: ...
 
@@ -78,6 +85,7 @@ class Noise(NamedTuple):
     # draws its replacement
     replaces_text: bool = False
     hides_tokens: bool = True
+    limits_targets: bool = False  # a text is so short that its targets too fit in the room of its inputs
     unused_settings: tuple[str, ...] = ()  # of ``CorruptionConfig``; changing them is an error
 
     @property
@@ -188,6 +196,29 @@ def random_spans_noise_mask(config: CorruptionConfig, texts: CorruptionInputs) -
     return np.cumsum(steps[:, :-1], axis=1, dtype=np.int8).view(bool)
 
 
+def _rolled_spans_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
+    """Return the mask of "spans" rolled to the right by a random number of tokens, bool [B,L].
+
+    What leaves the text at its right end enters at its left, as with ``random_roll`` in T5's code. It may cut
+    a span of noise, or of visible text, in two.
+    """
+    sentinels = max(texts.num_sentinels - 1, 1)  # one for the span that is cut in two
+    spans = random_spans_noise_mask(config, texts._replace(num_sentinels=sentinels))
+    lengths = np.maximum(texts.lengths, 1)[:, None]
+    offsets = (texts.uniforms[:, 1, :1] * lengths).astype(np.int64)
+    positions = np.arange(spans.shape[1])
+    source = np.where(positions < lengths, (positions - offsets) % lengths, positions)
+    return np.take_along_axis(spans, source, axis=1)
+
+
+def _rolled_span_counts(
+    config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray
+) -> NoiseCounts:
+    """Return the numbers of "rolled-spans": one span more than there may be, of either kind."""
+    noise, spans, visible_spans = span_counts(config, lengths)
+    return NoiseCounts(noise, spans + 1, visible_spans + 1)
+
+
 def prefix_lengths(lengths: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     """Return prefix lengths, int [B], uniform in [1, L-1]; a single token is all prefix."""
     return 1 + (uniforms * np.maximum(lengths - 1, 0)).astype(np.int32)
@@ -207,6 +238,26 @@ def _suffix_counts(
 ) -> NoiseCounts:
     ones = np.ones_like(lengths)
     return NoiseCounts(lengths - prefix_lengths(lengths, length_uniforms), ones, ones)
+
+
+def suffix_share_counts(
+    config: CorruptionConfig, lengths: np.ndarray, length_uniforms: np.ndarray
+) -> NoiseCounts:
+    """Return the numbers of a suffix with the share ``rate`` of the tokens.
+
+    With ``max_rate`` the share is uniform between ``rate`` and that. The prefix has at least one token, and
+    so has the suffix unless the text is a single token.
+    """
+    low = config.rate
+    high = low if config.max_rate is None else config.max_rate
+    noise = np.round(lengths * (low + (high - low) * length_uniforms)).astype(np.int32)
+    noise = np.clip(noise, np.minimum(lengths - 1, 1), lengths - 1)
+    return NoiseCounts(noise, np.ones_like(lengths), np.ones_like(lengths))
+
+
+def _suffix_share_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
+    noise = suffix_share_counts(config, texts.lengths, texts.uniforms[:, 0, 0]).tokens
+    return np.arange(texts.uniforms.shape[2]) >= (texts.lengths - noise)[:, None]
 
 
 def single_span_counts(
@@ -379,6 +430,7 @@ NOISES: dict[str, Noise] = {
     "iid": Noise(_iid_mask, unused_settings=("mean_span_length",)),
     "whole-words": Noise(_whole_words_mask, needs_word_starts=True, unused_settings=("mean_span_length",)),
     "spans": Noise(random_spans_noise_mask, counts=span_counts),
+    "rolled-spans": Noise(_rolled_spans_mask, counts=_rolled_span_counts, uniforms_per_token=2),
     "geometric-spans": Noise(
         _geometric_spans_mask,
         uniforms_per_token=2,
@@ -399,6 +451,12 @@ NOISES: dict[str, Noise] = {
         counts=_suffix_counts,
         per_document=True,
         unused_settings=("rate", "mean_span_length"),
+    ),
+    "suffix-share": Noise(
+        _suffix_share_mask,
+        counts=suffix_share_counts,
+        limits_targets=True,
+        unused_settings=("mean_span_length",),
     ),
     "everything": Noise(
         _everything_mask,

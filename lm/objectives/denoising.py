@@ -7,8 +7,9 @@ a span.
 
 Sources: Raffel et al. 2020, sections 3.1.4 and 3.3; of encoders Devlin et al. 2019, Joshi et al. 2020
 (SpanBERT), Clark et al. 2020 (ELECTRA) and, for the shares of masked tokens, Wettig et al. 2022; of text
-infilling, rotation and permutation Lewis et al. 2020 (BART). This code differs from T5's in two points, so
-that nothing is cut, and inputs and targets together give back the text:
+infilling, rotation and permutation Lewis et al. 2020 (BART); of mixtures of denoisers Tay et al. 2022 (UL2),
+Bavarian et al. 2022 (fill-in-the-middle) and Du et al. 2022 (GLM). This code differs from T5's in two points,
+so that nothing is cut, and inputs and targets together give back the text:
 
 * *Too few sentinels.* T5 lets their ids run over into word pieces. Here "spans" draws at most as many spans
   as there are sentinels (fewer and longer ones, with the same number of noise tokens). Noise whose amount is
@@ -23,9 +24,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lm.config.base import Condition, Conditions, SettingError, Values, below_1, setting
+from lm.config.base import Condition, SettingError, Values, below_1, nearest, setting
 from lm.objectives.corruption import HIDES_NOTHING, NOISES, Noise, NoiseName
-from lm.objectives.formatting import INPUTS, TARGETS, InputsName, TargetsName
+from lm.objectives.formatting import INPUTS, TARGETS, Format, InputsName, TargetsName
 
 REPLACED = ("replaced", "replaced-at-masks")  # targets of ELECTRA's discriminator (Clark et al. 2020)
 RESTORED = ("restored", "restored-at-masks")  # its targets in "all-tokens MLM" and "replace MLM" (ibid., 3.3)
@@ -43,15 +44,26 @@ def _noises_that_use(field: str) -> Values:
     return Values(tuple(name for name, noise in NOISES.items() if field not in noise.unused_settings))
 
 
+def _of_single(*alternatives: Condition) -> tuple[Condition, ...]:
+    """Return the conditions of a setting of single objectives; denoisers of a mixture have their own."""
+    single: Condition = {"mixture": Values(("",), said="an objective without a mixture")}
+    return tuple(single | each for each in alternatives or ({},))
+
+
 # All but a causal LM, which has no inputs and one format of targets: as ``Objective.has_inputs`` says.
-WITH_INPUTS: Conditions = ({"noise": Values(but=("everything",))}, {"inputs": Values(but=("drop",))})
+WITH_INPUTS: tuple[Condition, ...] = (
+    {"noise": Values(but=("everything",))},
+    {"inputs": Values(but=("drop",))},
+)
 # Where documents are concatenated, so that EOS can separate them: as ``Objective.concatenates`` says.
 _MAY_CONCATENATE: tuple[Condition, ...] = (
     {"noise": Values(tuple(name for name, noise in NOISES.items() if not noise.per_document))}
     | {"pairs": ("none",)},
     {"noise": ("everything",), "inputs": ("drop",)},
 )
-CONCATENATED: Conditions = tuple(one | {"documents": ("concatenated",)} for one in _MAY_CONCATENATE)
+CONCATENATED: tuple[Condition, ...] = tuple(
+    one | {"documents": ("concatenated",)} for one in _MAY_CONCATENATE
+)
 
 PairsName = Literal["none", "next-sentence", "next-single-sentence", "sentence-order"]
 NEXT_SENTENCE = ("next-sentence", "next-single-sentence")  # pairs that are changed by another document's text
@@ -59,34 +71,49 @@ NEXT_SENTENCE = ("next-sentence", "next-single-sentence")  # pairs that are chan
 # T5 ends every example, also where the text was cut. Others separate documents and nothing else: a causal
 # model that finds EOS at the same position of every row learns the position, and stops there.
 EosPlacement = Literal["each-example", "between-documents"]
+# Which tokens of its row a decoder learns to predict.
+LossName = Literal["all-tokens", "targets"]
+_DECODER: Condition = {"model.architecture": ("decoder", "prefix-decoder")}
 
 
 @dataclass(frozen=True)
 class Objective:
-    """An objective: corruption mask x format of inputs x format of targets."""
+    """An objective: corruption mask x format of inputs x format of targets; or a mixture of these."""
 
-    noise: NoiseName = "iid"  # how corrupted tokens are chosen
+    noise: NoiseName = setting("iid", _of_single())  # how corrupted tokens are chosen
     # what replaces corrupted tokens in the inputs
-    inputs: InputsName = setting("sentinels", {"noise": Values(but=HIDES_NOTHING)})
+    inputs: InputsName = setting("sentinels", _of_single({"noise": Values(but=HIDES_NOTHING)}))
     # what the model predicts, and what replaces the tokens that are not corrupted
-    targets: TargetsName = setting("sentinels", WITH_INPUTS)
+    targets: TargetsName = setting("sentinels", _of_single(*WITH_INPUTS))
     # share of tokens that are corrupted (ignored with noise suffix, everything, none and random-text)
-    rate: float = setting(0.15, {"noise": _noises_that_use("rate")})
+    rate: float = setting(0.15, _of_single({"noise": _noises_that_use("rate")}))
     # mean length of corrupted spans [tokens]
-    mean_span_length: float = setting(3.0, {"noise": _noises_that_use("mean_span_length")})
+    mean_span_length: float = setting(3.0, _of_single({"noise": _noises_that_use("mean_span_length")}))
     # share of the corrupted tokens that become any token, with masks-or-random and masks-random-or-same
-    random_share: float = setting(0.1, {"inputs": ("masks-or-random", "masks-random-or-same")})
+    random_share: float = setting(0.1, _of_single({"inputs": ("masks-or-random", "masks-random-or-same")}))
     # share of the corrupted tokens that stay as they were, with masks-random-or-same
-    same_share: float = setting(0.1, {"inputs": ("masks-random-or-same",)})
+    same_share: float = setting(0.1, _of_single({"inputs": ("masks-random-or-same",)}))
     # order of the inputs: that of the text, its sentences permuted, or the text rotated to begin at any
     # token; targets keep the order of the text
-    sentences: Literal["in-order", "permuted", "rotated"] = setting("in-order", WITH_INPUTS)
+    sentences: Literal["in-order", "permuted", "rotated"] = setting("in-order", _of_single(*WITH_INPUTS))
     # classification of two pieces of text by an encoder: none, next sentence, or sentence order; pieces are
     # segments of several sentences, and with next-single-sentence one sentence each
-    pairs: PairsName = setting("none", {"targets": IN_PLACE})
+    pairs: PairsName = setting("none", _of_single({"targets": IN_PLACE}))
     # whether a sequence continues across the end of a document, or holds text of one document alone
-    documents: Literal["concatenated", "apart"] = setting("concatenated", _MAY_CONCATENATE)
-    eos: EosPlacement = setting("each-example", CONCATENATED)  # where EOS (in encoders [SEP]) is written
+    documents: Literal["concatenated", "apart"] = setting("concatenated", _of_single(*_MAY_CONCATENATE))
+    # where EOS (in encoders [SEP]) is written
+    eos: EosPlacement = setting("each-example", _of_single(*CONCATENATED))
+    # greatest share of tokens of a suffix, whose share is then uniform between rate and this; None: always
+    # rate
+    max_rate: float | None = setting(None, _of_single({"noise": ("suffix-share",)}))
+    # tokens on which the loss of a decoder without an encoder is computed: all of a row, or the targets alone
+    # and not the inputs before them
+    loss: LossName = setting(
+        "all-tokens",
+        _of_single(*(_DECODER | one for one in WITH_INPUTS)),
+    )
+    # name of a mixture of denoisers, each with noise, inputs, targets and the rest of its own; empty: none
+    mixture: str = ""
 
     def __post_init__(self):
         if not 0 < self.rate <= HIGHEST_RATE:
@@ -99,6 +126,13 @@ class Objective:
                 f"{LONGEST_MEAN_SPAN:,}, such as 3.0"
             )
 
+        if self.max_rate is not None and not self.rate <= self.max_rate <= 1:
+            raise SettingError(
+                f"objective.max_rate={self.max_rate} should lie between objective.rate={self.rate} and 1"
+            )
+        if self.mixture and self.mixture not in DENOISER_MIXTURES:
+            known = nearest(self.mixture, DENOISER_MIXTURES)
+            raise SettingError(f"objective.mixture={self.mixture!r} is unknown{known}")
         below_1(self, "objective.", "random_share same_share")
         if self.random_share + self.same_share > 1:
             raise SettingError(
@@ -112,14 +146,31 @@ class Objective:
         return NOISES[self.noise]
 
     @property
+    def denoisers(self) -> "tuple[Denoiser, ...]":
+        """Return the denoisers of its mixture; without a mixture, itself alone."""
+        return DENOISER_MIXTURES[self.mixture] if self.mixture else (Denoiser("", self),)
+
+    @property
     def is_mlm(self) -> bool:
         """Return whether targets are predicted in place, at the masked positions, as by encoders."""
+        if self.mixture:
+            return self.denoisers[0].objective.is_mlm  # check_mixture: all or none of them
         return self.targets in IN_PLACE
 
     @property
     def has_inputs(self) -> bool:
-        """Return False for a causal LM, which has no inputs at all, not even an EOS."""
+        """Return False for a causal LM, which has no inputs at all, not even an EOS.
+
+        A mixture has inputs if one of its denoisers has.
+        """
+        if self.mixture:
+            return any(denoiser.objective.has_inputs for denoiser in self.denoisers)
         return (self.noise, self.inputs) != ("everything", "drop")
+
+    @property
+    def targets_format(self) -> Format:
+        """Return the format of the targets of a model with a decoder; infilled texts are predicted whole."""
+        return TARGETS["everything" if self.corruption.infill else self.targets]
 
     @property
     def concatenates(self) -> bool:
@@ -138,9 +189,22 @@ class Objective:
 
     @property
     def uniforms_per_token(self) -> int:
-        """Return the random numbers per token, for mask, format of inputs and order of inputs."""
+        """Return the random numbers per token: for the mask, the two formats and the order of the inputs."""
         per_format = INPUTS[self.inputs].uniforms_per_token
+        if not self.is_mlm:
+            per_format += self.targets_format.uniforms_per_token
         return self.corruption.uniforms_per_token + per_format + (self.sentences != "in-order")
+
+
+@dataclass(frozen=True)
+class Denoiser:
+    """One objective of a mixture, and how often it makes a row."""
+
+    name: str  # within its mixture, as logs and reports call it: "r-3"
+    objective: Objective
+    weight: float = 1.0  # rows in proportion to the weights of the others
+    # the mode token that begins its inputs, such as "[R]"; "": none. Equal modes of a mixture have one token.
+    mode: str = ""
 
 
 _CAUSAL_LM = Objective(noise="everything", inputs="drop", targets="everything")
@@ -176,6 +240,58 @@ OBJECTIVES = {
     "all-tokens-mlm": replace(_ELECTRA, targets="restored"),
     "copy": _COPY,
     "copy-random": replace(_COPY, noise="random-text"),  # the copying task [Graves et al. 2014, section 4.1]
+}
+
+
+def _spans(name: str, mean_span_length: float, rate: float, weight: float = 1.0, mode: str = "") -> Denoiser:
+    """Return a denoiser of T5's span corruption."""
+    objective = Objective("spans", rate=rate, mean_span_length=mean_span_length)
+    return Denoiser(name, objective, weight, mode)
+
+
+def _suffix(name: str, rate: float, weight: float = 1.0, mode: str = "") -> Denoiser:
+    """Return a denoiser with one span, which is the end of the text: sequential denoising, as a prefix LM."""
+    return Denoiser(name, Objective("suffix-share", rate=rate), weight, mode)
+
+
+# Tay et al. 2022 (UL2), table 1: regular (R), sequential (S) and extreme (X) denoisers by (mean span, rate),
+# in equal shares. The mode token says which of the three kinds a text is of ("mode switching").
+_UL2 = (
+    _spans("r-3", 3, 0.15, mode="[R]"),
+    _spans("r-8", 8, 0.15, mode="[R]"),
+    _suffix("s", 0.25, mode="[S]"),
+    _spans("x-3", 3, 0.5, mode="[X]"),
+    _spans("x-8", 8, 0.5, mode="[X]"),
+    _spans("x-64-15", 64, 0.15, mode="[X]"),
+    _spans("x-64-50", 64, 0.5, mode="[X]"),
+)
+_MIDDLE = Objective("middle", "prefix-suffix-middle", "drop")
+
+# By ``Objective.mixture``. Rows of a batch choose among the denoisers in proportion to their weights.
+DENOISER_MIXTURES: dict[str, tuple[Denoiser, ...]] = {
+    "ul2": _UL2,
+    "ul2-without-modes": tuple(replace(denoiser, mode="") for denoiser in _UL2),
+    # T5Gemma 2 (Zhang et al. 2025, arXiv 2512.14856): 1:1:1:1:4, the last with 3/4 of the text as its target
+    "t5gemma-2": (
+        _spans("span-3", 3, 0.15),
+        _spans("span-12", 12, 0.5),
+        _spans("span-32-15", 32, 0.15),
+        _spans("span-32-50", 32, 0.5),
+        _suffix("suffix", 0.75, weight=4),
+    ),
+    # Bavarian et al. 2022 for decoders: half of the text as it stands, the rest in two orders, half of it
+    # each; the loss on all tokens
+    "fill-in-the-middle-lm": (
+        Denoiser("causal-lm", OBJECTIVES["causal-lm"], weight=2),
+        Denoiser("prefix-suffix-middle", _MIDDLE),
+        Denoiser("suffix-prefix-middle", replace(_MIDDLE, inputs="suffix-prefix-middle")),
+    ),
+    # Du et al. 2022 (GLM), section 2.1.1: blanks of 3 tokens on average, 15 % of the text, filled in random
+    # order; and half of the rows a suffix of half the text or more (section 2.1.2, "document-level")
+    "glm": (
+        Denoiser("blanks", Objective("spans", targets="shuffled-sentinels", loss="targets")),
+        Denoiser("document", Objective("suffix-share", rate=0.5, max_rate=1.0, loss="targets")),
+    ),
 }
 
 
@@ -217,6 +333,8 @@ def compute_lengths(objective: Objective, inputs_length: int) -> Lengths:
     if objective.corruption.counts and not objective.corruption.per_document:
         return _fixed_lengths(objective, inputs_length)
     raw = inputs_length - (not objective.eos_between_documents)  # one token less, for EOS at the end
+    if marks := INPUTS[objective.inputs].num_sentinels:  # of which the last stands in place of EOS
+        raw = max(raw + 1 - marks, 1)
     targets = inputs_length
     if not objective.corruption.fits_without_trimming and objective.targets != "everything":
         targets = min(targets, _room_for_random_targets(objective, raw))
@@ -228,8 +346,14 @@ def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
     # A share of 1 - rate of the raw tokens stays in the inputs, so that far longer texts cannot fit; the
     # factor 2 leaves room for rounding.
     raw = np.arange(2, math.ceil(inputs_length * 2 / (1 - objective.rate)) + 2)
-    inputs, targets = corrupted_lengths(objective, raw, np.zeros(len(raw)))
-    longest = int(np.flatnonzero(inputs <= inputs_length)[-1])
+    # Of all lengths that a text of ``raw`` tokens may have, the greatest: noise may depend on a random
+    # number.
+    sides = zip(*(corrupted_lengths(objective, raw, np.full(len(raw), u)) for u in (0.0, 1.0)), strict=True)
+    inputs, targets = (np.maximum(*lengths) for lengths in sides)
+    longest_targets = inputs_length if objective.corruption.limits_targets else targets[-1]
+    longest = int(np.flatnonzero((inputs <= inputs_length) & (targets <= longest_targets))[-1])
+    if objective.corruption.limits_targets:
+        return Lengths(int(raw[longest]), int(inputs[longest]), int(targets[longest]))
     # At 50 % noise T5 takes one raw token less, so that targets are not longer than inputs.
     one_less = int(objective.rate == 0.5 and targets[longest] > inputs[longest])
     return Lengths(int(raw[longest]) - one_less, inputs_length, int(targets[longest]) - one_less)

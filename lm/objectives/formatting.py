@@ -16,19 +16,27 @@ from lm.tokenizers.tokenizer import Tokenizer
 # (Raffel et al. 2020, 3.3.1), and of "masks-random-or-same" another share stays as it was (Devlin et al.
 # 2019, 3.1).
 _MasksName = Literal["masks", "masks-or-random", "masks-random-or-same", "span-masks"]
-InputsName = Literal["sentinels", _MasksName, "drop", "shuffle"]
+# Fill-in-the-middle (Bavarian et al. 2022, section 3): PRE prefix SUF suffix MID, or PRE SUF suffix MID
+# prefix, where PRE, SUF and MID are the first three sentinels. The targets are the middle.
+_MiddleName = Literal["prefix-suffix-middle", "suffix-prefix-middle"]
+InputsName = Literal["sentinels", _MasksName, "drop", "shuffle", _MiddleName]
 # "in-place" and these are targets of encoders. Where a generator fills in the masks, a discriminator reads
 # the result. It says which tokens are not the text's, of all ("replaced") or of those that were masked; or it
 # predicts the text's token, at all positions ("restored") or at those that were masked.
 _GeneratedName = Literal["replaced", "replaced-at-masks", "restored", "restored-at-masks"]
-TargetsName = Literal["sentinels", "drop", "everything", "in-place", _GeneratedName]
+# "shuffled-sentinels" are the spans of "sentinels" in random order (GLM: Du et al. 2022, section 2.1).
+TargetsName = Literal["sentinels", "shuffled-sentinels", "drop", "everything", "in-place", _GeneratedName]
 
 
 class Formatted(NamedTuple):
-    """Texts in the format of inputs or targets, before the tokens to drop are taken out."""
+    """Texts in the format of inputs or targets, before the tokens to drop are taken out.
 
-    tokens: np.ndarray  # int32 [B,L]
-    keep: np.ndarray  # bool [B,L]: the tokens that inputs or targets consist of
+    It has K slots per text, which are its L positions unless ``source`` says otherwise.
+    """
+
+    tokens: np.ndarray  # int32 [B,K]
+    keep: np.ndarray  # bool [B,K]: the tokens that inputs or targets consist of
+    source: np.ndarray | None = None  # int [B,K]: the position in the text of each slot's token; -1: none
 
 
 class FormatConfig(Protocol):
@@ -48,6 +56,8 @@ class Format(NamedTuple):
     # numbers of tokens, noise tokens, and runs that become sentinels [B] -> tokens kept [B], without EOS
     num_kept: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = lambda tokens, noise, runs: tokens
     uniforms_per_token: int = 0  # random numbers that ``apply`` reads
+    ends_with_eos: bool = True  # if not, the format has an end of its own
+    num_sentinels: int = 0  # least number of sentinels that it needs, whatever the text
 
 
 def noise_span_to_unique_sentinel(
@@ -74,6 +84,29 @@ def nonnoise_span_to_unique_sentinel(
 ) -> Formatted:
     """Replace each run of text between noise spans by a unique sentinel."""
     return noise_span_to_unique_sentinel(config, tokens, ~noise, uniforms, tokenizer)
+
+
+def _shuffled_spans(
+    _config: FormatConfig,
+    tokens: np.ndarray,
+    noise: np.ndarray,
+    uniforms: np.ndarray,
+    tokenizer: Tokenizer,
+) -> Formatted:
+    """Replace each run of visible text by the sentinel of the noise span behind it, and permute the spans.
+
+    Each span stays behind its sentinel, which is that of its place in the inputs. A text has to begin with
+    visible text.
+    """
+    visible = nonnoise_span_to_unique_sentinel(_config, tokens, noise, uniforms, tokenizer)
+    first = last_start(run_starts(~noise))  # where the sentinel of each token's span stands
+    has_span = np.zeros(noise.shape, bool)
+    has_span[np.nonzero(noise)[0], first[noise]] = True
+    keep = noise | has_span
+    order_key = np.where(keep, np.take_along_axis(break_ties(uniforms), first, axis=1), np.inf)
+    order = np.argsort(order_key, axis=1, kind="stable")
+    moved, kept = (np.take_along_axis(values, order, axis=1) for values in (visible.tokens, keep))
+    return Formatted(moved, kept, order)
 
 
 def _mask(
@@ -130,6 +163,47 @@ def _shuffle(
     return Formatted(shuffled, np.ones_like(noise))
 
 
+def _prefix_suffix_middle(
+    _config: FormatConfig,
+    tokens: np.ndarray,
+    noise: np.ndarray,
+    _uniforms: np.ndarray,
+    tokenizer: Tokenizer,
+) -> Formatted:
+    """Return PRE prefix SUF suffix MID ("PSM"); a text without noise is all prefix."""
+    return _around_middle(tokens, noise, tokenizer, prefix_first=True)
+
+
+def _suffix_prefix_middle(
+    _config: FormatConfig,
+    tokens: np.ndarray,
+    noise: np.ndarray,
+    _uniforms: np.ndarray,
+    tokenizer: Tokenizer,
+) -> Formatted:
+    """Return PRE SUF suffix MID prefix ("SPM", as the paper trains it): the middle follows the prefix."""
+    return _around_middle(tokens, noise, tokenizer, prefix_first=False)
+
+
+def _around_middle(
+    tokens: np.ndarray, noise: np.ndarray, tokenizer: Tokenizer, *, prefix_first: bool
+) -> Formatted:
+    rows, length = tokens.shape
+    is_suffix = np.logical_or.accumulate(noise, axis=1)
+    place_of_text = np.where(is_suffix, 3, 1) if prefix_first else np.where(is_suffix, 2, 4)
+    places_of_marks = [0, 2, 4] if prefix_first else [0, 1, 3]  # of PRE, SUF and MID
+    places = np.concatenate([place_of_text, np.tile(places_of_marks, (rows, 1))], axis=1)
+    order = np.argsort(places, axis=1, kind="stable")
+    marks = np.tile(tokenizer.vocab_size - 1 - np.arange(3, dtype=np.int32), (rows, 1))
+    sources = np.concatenate([np.tile(np.arange(length), (rows, 1)), np.full((rows, 3), -1)], axis=1)
+    slots = (
+        np.concatenate([tokens, marks], axis=1),
+        np.concatenate([~noise, np.ones((rows, 3), bool)], axis=1),
+        sources,
+    )
+    return Formatted(*(np.take_along_axis(values, order, axis=1) for values in slots))
+
+
 INPUTS: dict[InputsName, Format] = {
     "sentinels": Format(noise_span_to_unique_sentinel, lambda tokens, noise, runs: tokens - noise + runs),
     "masks": Format(_mask),
@@ -138,9 +212,25 @@ INPUTS: dict[InputsName, Format] = {
     "span-masks": Format(_mask),  # only of noise that is infilled
     "drop": Format(_drop_noise, lambda tokens, noise, runs: tokens - noise),
     "shuffle": Format(_shuffle, uniforms_per_token=1),
+    # One token less than there is, since an EOS is counted that they do not have.
+    "prefix-suffix-middle": Format(
+        _prefix_suffix_middle,
+        lambda tokens, noise, runs: tokens - noise + 2,
+        ends_with_eos=False,
+        num_sentinels=3,
+    ),
+    "suffix-prefix-middle": Format(
+        _suffix_prefix_middle,
+        lambda tokens, noise, runs: tokens - noise + 2,
+        ends_with_eos=False,
+        num_sentinels=3,
+    ),
 }
 TARGETS: dict[TargetsName, Format] = {
     "sentinels": Format(nonnoise_span_to_unique_sentinel, lambda tokens, noise, runs: noise + runs),
+    "shuffled-sentinels": Format(
+        _shuffled_spans, lambda tokens, noise, runs: noise + runs, uniforms_per_token=1
+    ),
     "drop": Format(_drop_nonnoise, lambda tokens, noise, runs: noise),
     "everything": Format(_keep_all),
 }

@@ -1,9 +1,9 @@
 """Writes batches.json: hashes of batches, which a change of how they are made may not change.
 
 There are 100 batches of every objective of the registry under every architecture it suits, plain and with
-other settings; 100 of mixtures, evaluation and labelled tasks; and two of every other legal choice of noise,
-inputs, targets, sentences, pairs and EOS. The corpus and its vocabulary are synthetic, drawn from a fixed
-seed. Run it when batches are meant to change:
+other settings; 100 of every mixture of denoisers; 100 of mixtures of tasks, evaluation and labelled tasks;
+and two of every other legal choice of noise, inputs, targets, sentences, pairs and EOS. The corpus and its
+vocabulary are synthetic, drawn from a fixed seed. Run it when batches are meant to change:
 
     python tests/golden/make_batches.py
 """
@@ -31,7 +31,7 @@ from lm.data.packing import ARCHITECTURES
 from lm.data.pretraining import pretraining_rows
 from lm.data.seq2seq import CorpusExamples, MixtureRows, eval_batches
 from lm.data.tasks.labelled import LABELLED
-from lm.objectives.denoising import OBJECTIVES, Lengths, Objective
+from lm.objectives.denoising import DENOISER_MIXTURES, OBJECTIVES, Lengths, Objective
 
 PLACE = Path(__file__).with_name("batches.json")
 STEPS = (
@@ -44,8 +44,12 @@ STEPS = (
 )  # the fast ones first
 FAST = 2
 PAIRS = ("none", "next-sentence", "sentence-order")
-CHOICES = {field.name: sorted(typing.get_args(field.type)) for field in fields(Objective)}
-CHOICES = {name: values for name, values in CHOICES.items() if values}
+# All choices by name but ``loss``, which has cases of its own.
+CHOICES = {
+    field.name: sorted(typing.get_args(field.type))
+    for field in fields(Objective)
+    if typing.get_origin(field.type) is typing.Literal and field.name != "loss"
+}
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,21 @@ def registry() -> Iterator[tuple[str, Callable[[], Callable]]]:
                 )
 
 
+def mixtures() -> Iterator[tuple[str, Callable[[], Callable]]]:
+    """Of every mixture of denoisers, and of every objective with the loss on its targets, by architecture."""
+    for architecture in ARCHITECTURES:
+        for name in DENOISER_MIXTURES:
+            yield (
+                f"denoisers {name} {architecture}",
+                lambda n=name, a=architecture: pretraining(Objective(mixture=n), a),
+            )
+        for name, objective in OBJECTIVES.items() if architecture.endswith("decoder") else ():
+            yield (
+                f"{name} {architecture} loss on targets",
+                lambda o=objective, a=architecture: pretraining(replace(o, loss="targets"), a),
+            )
+
+
 def supervised() -> Iterator[tuple[str, Callable[[], Callable]]]:
     for architecture in ARCHITECTURES:
         for name, trains in itertools.product(ROWS, (True, False)):
@@ -244,7 +263,7 @@ def hashes(make: Callable[[], Callable], steps: int) -> list[str] | None:
 
 
 def cases(steps: int = len(STEPS)) -> dict[str, list[str]]:
-    found = {name: hashes(make, steps) for name, make in (*registry(), *supervised())}
+    found = {name: hashes(make, steps) for name, make in (*registry(), *mixtures(), *supervised())}
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -40,7 +40,7 @@ from lm.data.batches import Batches, TBPTTRows, stream
 from lm.data.corpus.prefetch import pretokenize_in_background
 from lm.data.masked_lm import MaskedLMRows
 from lm.data.packing import row_length
-from lm.data.pretraining import DenoisingRows
+from lm.data.pretraining import DenoiserMixtureRows, DenoisingRows
 from lm.data.segments import UNPACKED_ROWS
 from lm.data.seq2seq import CorpusExamples, MixtureRows
 from lm.data.tasks.labelled import AnyTask
@@ -329,6 +329,8 @@ def best_step(checkpoints: Path) -> int:
 def encode_ahead(batches: Batches, rows: Sequence[slice], processes: int) -> AbstractContextManager[None]:
     """Return a context in which processes tokenize ahead the text that these rows of the batches need."""
     source = batches.rows.rows if isinstance(batches.rows, TBPTTRows) else batches.rows
+    if isinstance(source, DenoiserMixtureRows):
+        source = source.fastest
     if isinstance(source, MixtureRows):  # its examples are spread over all streams
         corpora = [x.source for x in source.examples_by_task.values() if isinstance(x, CorpusExamples)]
         kind, rows, source = UNPACKED_ROWS, [slice(None)], corpora[0] if corpora else None

@@ -29,7 +29,7 @@ from experiments.runs.kinds.answers import text_eval_tasks
 from experiments.runs.kinds.network import EvalFn, NetworkStage, rows_of_process
 from experiments.runs.kinds.stage import CORPUS
 from experiments.runs.phases import phase_model, renaming
-from experiments.runs.result import to_log_dict
+from experiments.runs.result import DENOISERS, to_log_dict
 from experiments.runs.status import StageLog
 from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
 from lm import sharding
@@ -37,8 +37,13 @@ from lm.batch import Batch
 from lm.data.batches import Batches, TBPTTRows, stream
 from lm.data.content import unigram_baseline
 from lm.data.corpus.sampler import CorpusSampler
-from lm.data.masked_lm import MaskedLMRows
-from lm.data.pretraining import DenoisingRows, pretraining_rows, reading_objective
+from lm.data.pretraining import (
+    DenoiserMixtureRows,
+    DenoisingRows,
+    PretrainingRows,
+    pretraining_lengths,
+    pretraining_rows,
+)
 from lm.data.seq2seq import CorpusExamples, Example, MixtureRows
 from lm.data.tasks.mixtures import mixing_rates
 from lm.evaluate.evaluator import EvalTask
@@ -112,8 +117,10 @@ class Pretraining(NetworkStage):
 
     @property
     def lengths(self) -> Lengths:
-        objective = reading_objective(self.settings.objective, self.settings.model.architecture)
-        lengths = compute_lengths(objective, self.settings.data.inputs_length)
+        settings = self.settings
+        lengths = pretraining_lengths(
+            settings.objective, settings.model.architecture, settings.data.inputs_length
+        )
         if not self.task_names:
             return lengths
         return covering_lengths(lengths, mixture_lengths(self.settings, self.task_names))
@@ -159,6 +166,7 @@ class Pretraining(NetworkStage):
         # The data is made at the first evaluation, which may come long after the first step.
         max_batches = -(-NUM_VALIDATION_SEQUENCES // self.training.batch_size)
         validation = cache(partial(validation_batches, self.settings, inputs, mesh, max_batches))
+        by_denoiser = cache(partial(denoiser_batches, self.settings, inputs, mesh, max_batches))
         text = cache(partial(held_out_text, self.settings, inputs))
 
         def evaluate(state: State) -> dict[str, Any]:
@@ -166,6 +174,8 @@ class Pretraining(NetworkStage):
             values = steps.evaluate(state, batches)
             if unigram_loss is not None:
                 values["reference_loss"] = unigram_loss
+            for name, rows in by_denoiser().items():
+                values[f"{DENOISERS}{name}"] = steps.evaluate(state, rows)["loss"]
             documents = document_values(state, text(), self.settings, steps)
             return values | documents | evaluate_tasks(state)
 
@@ -325,7 +335,7 @@ def pretraining_batches(
     split: Literal["train", "validation"],
     times: int = 1,
     batch_size: int | None = None,
-) -> Batches[DenoisingRows | MaskedLMRows]:
+) -> Batches[PretrainingRows]:
     """Return the batches of one split of the corpus, with the experiment's objective.
 
     Sequences are ``times`` as long as the experiment's. ``batch_size`` is the experiment's by default.
@@ -425,6 +435,26 @@ def validation_batches(
         frequent_tokens = np.tile(frequent, (size, 1))
         global_batches = [replace(each, frequent_tokens=frequent_tokens) for each in global_batches]
     return rows_of_process(mesh, size, global_batches), unigram_loss
+
+
+def denoiser_batches(
+    experiment: Experiment, inputs: Inputs, mesh: Mesh, max_batches: int
+) -> dict[str, list[Batch]]:
+    """Return this process's part of held-out batches of each denoiser of a mixture; {} without a mixture.
+
+    Of ``max_batches`` each has its share, and at least one.
+    """
+    if not experiment.objective.mixture:
+        return {}
+    batches, count = _held_out(experiment, inputs, mesh, 1, max_batches)
+    rows, size = cast(DenoiserMixtureRows, batches.rows), batches.batch_size
+    total = sum(denoiser.weight for denoiser in rows.denoisers)
+    found: dict[str, list[Batch]] = {}
+    for index, denoiser in enumerate(rows.denoisers):
+        shares = range(max(round(count * denoiser.weight / total), 1))
+        made = [rows.rows_of(index, np.arange(size) + size * number) for number in shares]
+        found[denoiser.name] = rows_of_process(mesh, size, made)
+    return found
 
 
 def _held_out(
