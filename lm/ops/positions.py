@@ -6,7 +6,7 @@ read to evaluate it tile by tile.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import jax
@@ -264,6 +264,16 @@ class BucketedBias:
             if start < end:
                 means[bucket] = np.abs(np.arange(start, end)).mean()
         return means
+
+    def converted(self, bidirectional: bool) -> "BucketedBias":
+        """Return the bias for a stack that attends to one side where this one's does to both, or back.
+
+        Each bucket gets the number of this bias at its mean distance, behind the query. One that attends to
+        both sides is then symmetric.
+        """
+        new = replace(self, bidirectional=bidirectional)
+        distances = jnp.asarray(np.rint(new.mean_distances), jnp.int32)
+        return replace(new, table=self._by_head(-distances).T)
 
     def _by_head(self, relative_position: Array) -> Array:
         """Return float32 [N,...] of relative positions of any shape [...]."""
