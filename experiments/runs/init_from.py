@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -28,8 +29,8 @@ from lm.config.base import SettingError, changes, nearest
 from lm.config.model import ModelConfig
 from lm.files import atomic_folder
 from lm.special_tokens import special_ids
-from lm.tokenizers.huggingface import TOKENIZER_FILES, load_pretrained_tokenizer
-from lm.tokenizers.sentencepiece import TrainedTokenizer
+from lm.tokenizers.huggingface import TOKENIZER_FILES, HFTokenizer, load_pretrained_tokenizer
+from lm.tokenizers.sentencepiece import TOKENIZER_CONFIG, TrainedTokenizer
 from lm.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -107,10 +108,30 @@ def _adapted(where: str, run: Path, asked: Mapping[str, Any], starts: Path) -> P
     (stage, *_) = networks(stages_of(run))
     body = stage.trained_body(sharding.make_mesh(experiment.mesh))
     params = adapt.adapt(config, sharding.named(body), model, jax.random.key(0))
-    vocabulary, cache = stored_vocabulary(stage.folder, experiment), starts.parent / "cache"
-    data = {"start": run.name}
-    _save_run(adapted, replace(experiment, model=model), vocabulary, params, data, cache)
+    cache, data = starts.parent / "cache", {"start": run.name}
+    with tempfile.TemporaryDirectory() as scratch:
+        vocabulary = _with_end(stored_vocabulary(stage.folder, experiment), model, Path(scratch))
+        _save_run(adapted, replace(experiment, model=model), vocabulary, params, data, cache)
     return adapted
+
+
+def _with_end(vocabulary: Tokenizer, model: ModelConfig, scratch: Path) -> Tokenizer:
+    """Return the tokenizer with [SEP] as EOS if a decoder needs one that it lacks (Rothe et al. 2020).
+
+    Its files are then in the folder ``scratch``.
+    """
+    if not (model.has_decoder and vocabulary.eos is None and isinstance(vocabulary, HFTokenizer)):
+        return vocabulary
+    sep = next((token for token, number in vocabulary.vocab.items() if number == vocabulary.sep), None)
+    if sep is None:
+        raise SettingError(
+            "a decoder needs a token that ends a text, and this tokenizer has neither EOS nor SEP"
+        )
+    for name, contents in vocabulary.files().items():
+        (scratch / name).write_bytes(contents)
+    config = json.loads(vocabulary.config) | {"eos_token": sep}
+    (scratch / TOKENIZER_CONFIG).write_text(json.dumps(config))
+    return load_pretrained_tokenizer(scratch, model.vocab_size)
 
 
 def _started(run: Path) -> Experiment:

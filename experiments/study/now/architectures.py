@@ -129,10 +129,14 @@ TABLES = (
             # decoder that reads both ways ahead without examples, and level with them.
             Conclusion("redllm", "prefix-decoder", "reading and language: more parameters at equal FLOP"),
             # Kasai et al. 2021 (deep encoder, shallow decoder) and Tay et al. 2021 (small-el16-dl4).
-            Conclusion("deep-encoder", "redllm", "reading: depth helps where text is read; language: undecided"),
+            Conclusion(
+                "deep-encoder", "redllm", "reading: depth helps where text is read; language: undecided"
+            ),
             Conclusion("redllm", "deep-decoder", "reading: one layer reads little of a text"),
             # T5Gemma 2 (2025): merged attention costs a little quality and saves parameters.
-            Conclusion("redllm", "merged", "reading: cross-attention has matrices of its own; language: level"),
+            Conclusion(
+                "redllm", "merged", "reading: cross-attention has matrices of its own; language: level"
+            ),
         ),
     ),
 )

@@ -175,7 +175,10 @@ def test_one_stack_of_a_checkpoint_becomes_both_of_an_encoder_decoder(runs, caps
     prepared = Run(experiment, runs / "tiny" / f"both-{family}", runs / "cache").check(print)
     (stage,) = stages(experiment, runs / "tiny" / f"both-{family}", runs / "cache")
     batch = stage.batches(prepared)(0, slice(0, 1))
-    assert batch.encoder is not None and batch.decoder.tokens[0, 0] == experiment.model.special.start
+    special = experiment.model.special
+    due = {"llama": (1, 2), "bert": (2, 3)}  # <s> and </s>, [CLS] and [SEP]
+    assert (special.start, special.eos) == due[family]
+    assert batch.encoder is not None and batch.decoder.tokens[0, 0] == special.start
     (own,) = stages_of(runs / "starts" / changes["start.model"])
     params = named(own.trained_body(make_mesh(experiment.mesh)))
     side = "encoder" if family == "bert" else "decoder"
@@ -185,9 +188,8 @@ def test_one_stack_of_a_checkpoint_becomes_both_of_an_encoder_decoder(runs, caps
 
 
 def test_a_checkpoint_of_two_stacks_is_not_taken_apart_and_layers_are_those_of_the_checkpoint(runs):
-    with pytest.raises(
-        SettingError, match="--start .*bart: .*'decoder' cannot start from .*'encoder-decoder'"
-    ):
+    message = "--start .*bart: .*'decoder' cannot start from .*'encoder-decoder'"
+    with pytest.raises(SettingError, match=message):
         started_from(checkpoint(runs, "bart"), runs, {"model.architecture": "decoder"})
     changes = started_from(checkpoint(runs, "llama"), runs, BOTH)
     experiment = build(ROW, "tiny", changes)
