@@ -249,7 +249,7 @@ def given_changes(
     if start:
         from experiments.runs.init_from import started_from  # reads tokenizers, which takes a while to import
 
-        started = started_from(start, runs)
+        started = started_from(start, runs, settings)
     experiments = [build(row, scale, started) for row in rows]
     given = settings
     if config is not None:

@@ -242,8 +242,10 @@ def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
 
     attends = model.has_attention_logits  # else only across
     # of one head, if the states are read as they are; in additive scores each is a sum over features
-    share = {"heads": 1.0, "none": 0.0, "additive": model.d_model / model.attention.num_heads}
+    share = {"heads": 1.0, "merged": 0.0, "none": 0.0, "additive": model.d_model / model.attention.num_heads}
     across = share.get(model.cross_attention.kind, 1 / model.attention.num_heads) * model.has_encoder
     encoder = [(model.num_encoder_layers, inputs, scores(inputs, inputs) * attends)] * model.has_encoder
     most = max(scores(targets, targets) * attends, round(scores(targets, inputs) * across))
+    if model.has_merged_attention:
+        most = targets * (targets + inputs)
     return encoder + [(model.num_decoder_layers, targets, most)] * model.has_decoder

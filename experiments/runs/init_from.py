@@ -7,15 +7,19 @@ are imported where they are needed: most commands start from nothing.
 import fcntl
 import hashlib
 import json
+import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from experiments.runs import provenance
 from experiments.runs.paths import PRETRAINING, SETTINGS, load_settings, model_of_run, save_settings
 from experiments.runs.vocabulary import FOLDER, UNKNOWN, store_vocabulary, stored_vocabulary
+from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment, StartConfig
 from experiments.study.names import STARTS_FOLDER
 from experiments.study.overrides import start_changes
@@ -25,8 +29,8 @@ from lm.config.base import SettingError, changes, nearest
 from lm.config.model import ModelConfig
 from lm.files import atomic_folder
 from lm.special_tokens import special_ids
-from lm.tokenizers.huggingface import TOKENIZER_FILES, load_pretrained_tokenizer
-from lm.tokenizers.sentencepiece import TrainedTokenizer
+from lm.tokenizers.huggingface import TOKENIZER_FILES, HFTokenizer, load_pretrained_tokenizer
+from lm.tokenizers.sentencepiece import TOKENIZER_CONFIG, TrainedTokenizer
 from lm.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -36,13 +40,18 @@ HUB = "hf:"  # before the name of a checkpoint of the Hugging Face hub
 HUB_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES)
 DIGITS = 16  # of a digest in the name of a start
 CONFIG = "config.json"
+# settings of a model, beside its architecture, that may differ from those of the weights that it starts from
+ADAPTED = ("architecture", "cross_attention.kind", "cross_attention.positions")
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
-def started_from(where: str, runs: Path) -> dict[str, Any]:
+def started_from(where: str, runs: Path, settings: Mapping[str, Any] = NO_SETTINGS) -> Overrides:
     """Return what a row takes over that starts from ``where``, which becomes a run below ``runs``; {} for "".
 
     ``where``: a folder with config.json and safetensors, a run, RUN:STAGE, or hf:NAME. SettingError for
-    anything else, and for a checkpoint whose files do not fit each other.
+    anything else, and for a checkpoint whose files do not fit each other. If ``settings`` name another
+    architecture than the checkpoint's, its weights become those of that one (``lm.nn.adapt``), and a line for
+    each part of the model says on the standard error which.
     """
     if not where:
         return {}
@@ -64,7 +73,65 @@ def started_from(where: str, runs: Path) -> dict[str, Any]:
             run = starts / f"{_kind(folder, stage)}-{digest}"
             cache = runs / "cache"
             _copy_stage(stage, run, parts, cache) if stage else import_published(folder, run, cache)
+        asked = {path: settings[f"model.{path}"] for path in ADAPTED if f"model.{path}" in settings}
+        own = load_settings(run).model.architecture
+        if asked.get("architecture", own) != own:
+            run = _adapted(where, run, asked, starts)
     return start_changes(_started(run))
+
+
+def _adapted(where: str, run: Path, asked: Mapping[str, Any], starts: Path) -> Path:
+    """Return the start whose model has the weights of the start ``run`` and the settings asked for.
+
+    It is made unless it is there.
+    """
+    import jax
+
+    from experiments.runs.stages import stages_of
+    from experiments.runs.trained import networks
+    from lm import sharding
+    from lm.nn import adapt
+
+    experiment = load_settings(run)
+    config = experiment.model
+    try:
+        model = adapt.adapted_config(config, asked)
+        for line in adapt.describe(config, model):
+            print(f"--start {where}: {line}", file=sys.stderr)
+    except SettingError as error:
+        raise SettingError(f"--start {where}: {error}") from error
+    text = json.dumps([run.name, sorted(asked.items())])
+    digest = hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+    adapted = starts / f"{run.name.rpartition('-')[0]}-as-{model.architecture}-{digest}"
+    if adapted.exists():
+        return adapted
+    (stage, *_) = networks(stages_of(run))
+    body = stage.trained_body(sharding.make_mesh(experiment.mesh))
+    params = adapt.adapt(config, sharding.named(body), model, jax.random.key(0))
+    cache, data = starts.parent / "cache", {"start": run.name}
+    with tempfile.TemporaryDirectory() as scratch:
+        vocabulary = _with_end(stored_vocabulary(stage.folder, experiment), model, Path(scratch))
+        _save_run(adapted, replace(experiment, model=model), vocabulary, params, data, cache)
+    return adapted
+
+
+def _with_end(vocabulary: Tokenizer, model: ModelConfig, scratch: Path) -> Tokenizer:
+    """Return the tokenizer with [SEP] as EOS if a decoder needs one that it lacks (Rothe et al. 2020).
+
+    Its files are then in the folder ``scratch``.
+    """
+    if not (model.has_decoder and vocabulary.eos is None and isinstance(vocabulary, HFTokenizer)):
+        return vocabulary
+    sep = next((token for token, number in vocabulary.vocab.items() if number == vocabulary.sep), None)
+    if sep is None:
+        raise SettingError(
+            "a decoder needs a token that ends a text, and this tokenizer has neither EOS nor SEP"
+        )
+    for name, contents in vocabulary.files().items():
+        (scratch / name).write_bytes(contents)
+    config = json.loads(vocabulary.config) | {"eos_token": sep}
+    (scratch / TOKENIZER_CONFIG).write_text(json.dumps(config))
+    return load_pretrained_tokenizer(scratch, model.vocab_size)
 
 
 def _started(run: Path) -> Experiment:

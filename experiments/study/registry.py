@@ -14,7 +14,7 @@ from experiments.study import adaptation, baselines, classic, recipe, seq2seq, s
 from experiments.study.changes import Changes, ShareOf, Times, apply
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.names import check_row_name, check_table_name
-from experiments.study.now import denoisers
+from experiments.study.now import architectures, denoisers
 from experiments.study.papers import (
     clark,
     fedus,
@@ -41,23 +41,20 @@ BASELINE_ROW = t5.BASELINE_ROW  # name of the row without changes
 
 # papers beside T5's, in the order of publication
 PAPER_MODULES = (liu, lan, lewis, glu, clark, fedus, narang, tay, wettig, wang, sahoo, jo, gisserot, weller)
-_OTHER_TABLES = (classic, baselines, seq2seq, word_vectors, start, adaptation, recipe, denoisers)
+_OTHER_TABLES = (
+    classic,
+    baselines,
+    seq2seq,
+    word_vectors,
+    start,
+    recipe,
+    adaptation,
+    architectures,
+    denoisers,
+)
 # name -> table, in the order of `lm list`
 TABLES: dict[str, Table] = {
-    table.name: table
-    for module in (
-        t5,
-        classic,
-        baselines,
-        seq2seq,
-        word_vectors,
-        start,
-        adaptation,
-        recipe,
-        denoisers,
-        *PAPER_MODULES,
-    )
-    for table in module.TABLES
+    table.name: table for module in (t5, *_OTHER_TABLES, *PAPER_MODULES) for table in module.TABLES
 }
 REGISTRY: dict[str, Row] = {row.name: row for table in TABLES.values() for row in table.rows}
 

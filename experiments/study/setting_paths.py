@@ -155,6 +155,9 @@ Changes = TypedDict(
         "model.attention.logit_cap": float | None | Change,
         "model.attention.qkv_bias": bool | None | Change,
         "model.attention.qk_norm": bool | Change,
+        "model.attention.value_norm": bool | Change,
+        "model.attention.output_norm": bool | Change,
+        "model.attention.norm_scale": bool | Change,
         "model.attention.mask": Literal["causal", "none"] | Change,
         "model.attention.encoder_mask": Literal["none", "causal"] | Change,
         "model.attention.implementation": Literal["auto", "xla", "cudnn", "flash"] | Change,
@@ -167,8 +170,10 @@ Changes = TypedDict(
         "model.sparsity.projections": Literal["shared", "separate"] | Change,
         "model.sparsity.layer_windows": tuple[int | None, ...] | Change,
         "model.cross_attention": CrossAttentionConfig | Change,
-        "model.cross_attention.kind": Literal["heads", "dot", "multiplicative", "additive", "none"] | Change,
+        "model.cross_attention.kind": Literal["heads", "merged", "dot", "multiplicative", "additive", "none"]
+        | Change,
         "model.cross_attention.start": Literal["normal", "mimetic"] | Change,
+        "model.cross_attention.positions": Literal["none", "continued"] | Change,
         "model.mlp": MlpConfig | Change,
         "model.mlp.activation": Literal[
             "relu",

@@ -8,10 +8,20 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from lm.config.attention import RotaryConfig
-from lm.config.base import GIVEN, Condition, SettingError, Values, above_0, at_least, at_most, setting
+from lm.config.base import (
+    GIVEN,
+    Condition,
+    Conditions,
+    SettingError,
+    Values,
+    above_0,
+    at_least,
+    at_most,
+    setting,
+)
 
 MixerName = Literal["attention", "rnn", "gru", "lstm", "window", "none"]
-CrossName = Literal["heads", "dot", "multiplicative", "additive", "none"]
+CrossName = Literal["heads", "merged", "dot", "multiplicative", "additive", "none"]
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
 # silu is Swish with beta 1. A gated form multiplies the activation of one projection by a second projection:
 # sigmoid (GLU), none (gated-linear: bilinear), relu (ReGLU), gelu in its tanh form (GEGLU), silu (SwiGLU).
@@ -41,7 +51,9 @@ class Mixers(Values):
 # ``read_if`` of settings: on which others of their group they depend
 LEARNED: Condition = {"kind": ("learned",)}
 RELATIVE: Condition = {"kind": ("relative", "relative-per-layer")}
+BY_HEADS = ("heads", "merged")  # kinds of cross-attention whose queries and keys are those of heads
 FEED_FORWARD: Condition = {"activation": Values(but=("none",))}
+HEAD_NORMS: Conditions = ({"qk_norm": (True,)}, {"value_norm": (True,)}, {"output_norm": (True,)})
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,11 @@ class AttentionConfig:
     # whether the projections of queries, keys and values have a bias; None: as model.bias
     qkv_bias: bool | None = None
     qk_norm: bool = False  # whether each head's queries and keys are normalised (Qwen3)
+    value_norm: bool = False  # whether each head's values are normalised (RedLLM, Zhang et al. 2025)
+    # whether each head's output is normalised before all are projected (RedLLM)
+    output_norm: bool = False
+    # whether the norms of heads have learned scales (Qwen3) or no parameters (RedLLM)
+    norm_scale: bool = setting(True, HEAD_NORMS)
     # mask of a decoder's self-attention; with none, it sees the tokens that it is to predict
     mask: Literal["causal", "none"] = "causal"
     # mask of an encoder's self-attention: none, or causal, with which it may predict the next token
@@ -80,6 +97,11 @@ class AttentionConfig:
         return self.num_key_value_heads or self.num_heads
 
     @property
+    def has_head_norms(self) -> bool:
+        """Return whether the features of single heads are normalised anywhere."""
+        return self.qk_norm or self.value_norm or self.output_norm
+
+    @property
     def value_width(self) -> int:
         return self.d_v or self.d_kv
 
@@ -88,19 +110,28 @@ class AttentionConfig:
 class CrossAttentionConfig:
     """Cross-attention: how a decoder reads its encoder."""
 
-    # how a decoder reads its encoder: by heads as in self-attention, by one mean of the encoder's states (dot
-    # and multiplicative: Luong et al. 2015, additive: Bahdanau et al. 2015), or only from the encoder's last
+    # how a decoder reads its encoder: by heads as in self-attention, by its self-attention itself, which has
+    # the encoder's states as further keys (merged: T5Gemma 2), by one mean of the encoder's states (dot and
+    # multiplicative: Luong et al. 2015, additive: Bahdanau et al. 2015), or only from the encoder's last
     # state (none: Sutskever et al. 2014)
     kind: CrossName = "heads"
     # initialisation: random, or queries and keys of each head alike, so that a position of the decoder
     # attends to the same token in the encoder (mimetic: Trockman and Kolter 2023)
     start: Literal["normal", "mimetic"] = setting("normal", {"kind": ("heads",)})
+    # rotary positions of cross-attention: none, as if all were at position 0, or the decoder's go on after
+    # the encoder's last (continued: RedLLM)
+    positions: Literal["none", "continued"] = setting("none", {"kind": BY_HEADS})
 
     def __post_init__(self):
         if self.start != "normal" and self.kind != "heads":
             raise SettingError(
                 f"model.cross_attention.start={self.start!r} is of heads, not "
                 f"model.cross_attention.kind={self.kind!r}"
+            )
+        if self.positions != "none" and self.kind not in BY_HEADS:
+            raise SettingError(
+                f"model.cross_attention.positions={self.positions!r} turns the features of heads: "
+                f"model.cross_attention.kind={self.kind!r} should be 'heads' or 'merged'"
             )
 
 

@@ -21,6 +21,7 @@ from lm.config.base import (
 )
 from lm.config.layers import (
     BIASES,
+    BY_HEADS,
     RECURRENT,
     AttentionConfig,
     CompileConfig,
@@ -68,7 +69,8 @@ TWO_STACKS: Condition = {
 OWN_ENCODER: Condition = {"architecture": ("encoder-decoder",)}  # beside a decoder
 
 SELF_ATTENTION: Condition = {"mixer.kind": Mixers(("attention",))}
-CROSS_HEADS: Condition = TWO_STACKS | {"cross_attention.kind": ("heads",)}
+CROSS_HEADS: Condition = TWO_STACKS | {"cross_attention.kind": BY_HEADS}
+CROSS_ROTARY: Condition = CROSS_HEADS | {"positions.kind": ("rotary",)}
 ATTENTION: Conditions = (SELF_ATTENTION, CROSS_HEADS)
 NORMED: Condition = {"norm.kind": ("rms", "layer")}
 ROW_LENGTHS: Conditions = ({"positions.kind": ("learned",)}, {"sparsity.random_blocks": ABOVE_0})
@@ -155,7 +157,9 @@ class ModelConfig:
         },
     )
     sparsity: SparsityConfig = setting(SparsityConfig(), SELF_ATTENTION)
-    cross_attention: CrossAttentionConfig = setting(CrossAttentionConfig(), TWO_STACKS)
+    cross_attention: CrossAttentionConfig = setting(
+        CrossAttentionConfig(), TWO_STACKS, apart={"positions": CROSS_ROTARY}
+    )
     mlp: MlpConfig = MlpConfig()
     norm: NormConfig = NormConfig()
     output: OutputConfig = OutputConfig()
@@ -274,6 +278,19 @@ class ModelConfig:
             )
         if self.cross_attention.kind != "heads" and not (self.has_encoder and self.has_decoder):
             raise SettingError(f"{cross} reads an encoder, not of model.architecture={self.architecture!r}")
+        positions = f"model.positions.kind={self.positions.kind!r}"
+        if self.cross_attention.positions != "none" and self.positions.kind != "rotary":
+            raise SettingError(
+                f"model.cross_attention.positions={self.cross_attention.positions!r} are rotary: {positions} "
+                "should be 'rotary'"
+            )
+        has_no_place = not self.has_attention_logits or self.positions.kind.startswith(BIASES)
+        if self.has_merged_attention and has_no_place:
+            raise SettingError(
+                f"{cross} gives self-attention keys without a place in its row: it needs "
+                f"model.mixer.kind='attention' and positions that are no bias, not {self.mixer.kind!r} and "
+                f"{positions}"
+            )
 
     def _check_residual(self) -> None:
         """Check that a residual form has the sub-layers, and the norms, that it is made for."""
@@ -362,6 +379,11 @@ class ModelConfig:
         if self.mixer.kind in MIXERS:
             return getattr(MIXERS[self.mixer.kind], "has_attention_logits", False)
         return self.mixer.kind in WITH_ATTENTION_LOGITS
+
+    @property
+    def has_merged_attention(self) -> bool:
+        """Return whether a decoder's self-attention is its cross-attention too."""
+        return self.cross_attention.kind == "merged"
 
     @property
     def encoder_config(self) -> "ModelConfig":

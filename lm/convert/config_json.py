@@ -128,12 +128,14 @@ def config_json(config: ModelConfig) -> HFConfig:
     """
     expected = semantic_settings(config)
     misfits: dict[str, list[str]] = {}  # model_type -> what it would compute differently
+    failed: set[str] = set()  # those that cannot write such a config.json, or not read it
     for family, write in _candidates(config):
         try:
             hf_config = write(family, config)
             written = semantic_settings(_read_back(hf_config, config))
         except SettingError as error:
             misfits[family.model_type] = [str(error)]
+            failed.add(family.model_type)
             continue
         misfits[family.model_type] = [
             f"model.{path}={value!r} should be {written.get(path)!r}"
@@ -142,7 +144,8 @@ def config_json(config: ModelConfig) -> HFConfig:
         ]
         if not misfits[family.model_type]:
             return hf_config
-    nearest_type, reasons = min(misfits.items(), key=lambda item: len(item[1]))
+    nearest_type = min(misfits, key=lambda name: (len(misfits[name]), name in failed))
+    reasons = misfits[nearest_type]
     raise SettingError(
         f"no published family computes this model; to be a {nearest_type}, {', '.join(reasons)}"
     )
@@ -229,6 +232,7 @@ def semantic_settings(config: ModelConfig) -> Settings:
         ("positions.relative_",): config.positions.kind.startswith("relative"),
         ("positions.rotary.",): config.positions.kind == "rotary",
         ("embedding.projected",): bool(config.embedding.d_embed),
+        ("attention.norm_scale",): config.attention.has_head_norms,
     }
     unread = [start for starts, is_read in conditions.items() if not is_read for start in starts]
     unread += [f"positions.rotary.{name}" for name in unused_rope_settings(config.positions.rotary.scaling)]

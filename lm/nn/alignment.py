@@ -40,7 +40,7 @@ class LuongAttention(Module):
         self.key = Identity() if config.cross_attention.kind == "dot" else _square_linear(config, rngs, "kv")
         self.out = _square_linear(config, rngs, "embed")
 
-    def key_value(self, x: Float[Array, "B S D"], _positions: None) -> KeyValue:
+    def key_value(self, x: Float[Array, "B S D"], _positions: Array | None) -> KeyValue:
         """Return keys and values [B,S,1,D] of the encoder's states x [B,S,D]."""
         x = constrain(x, "batch", "key_length", "embed")
         return KeyValue(self.key(x)[:, :, None], x[:, :, None])

@@ -31,6 +31,11 @@ def attention_scale(config: ModelConfig) -> float:
     return config.attention.d_kv**-0.5
 
 
+def make_head_norm(config: ModelConfig, width: int, is_normed: bool) -> nnx.Module:
+    """Return the norm of each head's ``width`` features; Identity unless ``is_normed``."""
+    return make_norm(config.norm, width, config.attention.norm_scale) if is_normed else Identity()
+
+
 class Projections(Module):
     """Queries, keys and values of multi-head, grouped-query and multi-query attention."""
 
@@ -49,12 +54,9 @@ class Projections(Module):
         )
         self.key = Linear(rngs, (d_model, key_width), key_axes, std=std, use_bias=use_bias)
         self.value = Linear(rngs, (d_model, value_features), key_axes, std=std, use_bias=use_bias)
-        self.query_norm = (
-            make_norm(config.norm, config.attention.d_kv) if config.attention.qk_norm else Identity()
-        )
-        self.key_norm = (
-            make_norm(config.norm, config.attention.d_kv) if config.attention.qk_norm else Identity()
-        )
+        self.query_norm = make_head_norm(config, config.attention.d_kv, config.attention.qk_norm)
+        self.key_norm = make_head_norm(config, config.attention.d_kv, config.attention.qk_norm)
+        self.value_norm = make_head_norm(config, config.attention.value_width, config.attention.value_norm)
 
     def queries(
         self, x: Float[Array, "B T D"], positions: Int[Array | np.ndarray, "#B T"] | None
@@ -66,10 +68,10 @@ class Projections(Module):
     def key_value(
         self, x: Float[Array, "B S D"], positions: Int[Array | np.ndarray, "#B S"] | None
     ) -> KeyValue:
-        """Return keys and values [B,S,K,H] of x [B,S,D]; ``positions`` is None in cross-attention."""
+        """Return keys and values [B,S,K,H] of x [B,S,D]; without ``positions`` no feature is rotated."""
         key = self._split_heads(self.key(x), "key_length", self._key_axis)
         value = self._split_heads(self.value(x), "key_length", self._key_axis)
-        return KeyValue(self._rotate(self.key_norm(key), positions), value)
+        return KeyValue(self._rotate(self.key_norm(key), positions), self.value_norm(value))
 
     @property
     def _key_axis(self) -> str:
@@ -106,6 +108,7 @@ class Attention(Projections, TokenMixer):
         self.out = Linear(
             rngs, (inner, config.d_model), ("heads", "embed"), std=inner**-0.5, use_bias=config.bias
         )
+        self.out_norm = make_head_norm(config, config.attention.value_width, config.attention.output_norm)
         if is_cross and config.cross_attention.start == "mimetic":
             self._init_queries_as_keys()
         self.bilinear = _bilinear_weight(config, rngs) if config.attention.scores == "bilinear" else None
@@ -122,13 +125,22 @@ class Attention(Projections, TokenMixer):
     ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
         """Return the output [B,T,D] of self-attention on x [B,T,D], and the updated cache.
 
-        With a cache, keys and values of x are written to it, and x attends to the whole cache.
+        With a cache, keys and values of x are written to it, and x attends to the whole cache. If attention
+        is merged, x also attends to the keys and values of the encoder, ``inputs.encoder_kv``.
         """
         kv = self.key_value(x, inputs.positions)
         if cache is not None:
             cache = cache.write(kv, inputs.cache_index)
             kv = cache.key_value()
+        kv = self.all_keys(kv, inputs)
         return self.attend_to(x, kv, inputs, dropout_masks.get("attention")), cache
+
+    def all_keys(self, kv: KeyValue, inputs: AttentionInputs) -> KeyValue:
+        """Return keys and values [B,S,K,H] of the row and, if attention is merged, those of the encoder."""
+        if inputs.encoder_kv is None:
+            return kv
+        pairs = zip(kv, inputs.encoder_kv, strict=True)
+        return KeyValue(*(jnp.concatenate(pair, axis=1) for pair in pairs))
 
     def attend_to(
         self,
@@ -162,7 +174,7 @@ class Attention(Projections, TokenMixer):
 
         A subclass may gate, mix or normalise the outputs of heads here.
         """
-        return self.out(head_outputs.reshape(*x.shape[:-1], -1))
+        return self.out(self.out_norm(head_outputs).reshape(*x.shape[:-1], -1))
 
     def weights(
         self, x: Float[Array, "B T D"], kv: KeyValue, inputs: AttentionInputs
@@ -207,7 +219,12 @@ class Attention(Projections, TokenMixer):
         """Return the FLOPs of cross-attention from ``queries`` tokens of one row to ``keys`` of another."""
         flops_per_key = matmul_flops(self.key, 1) + matmul_flops(self.value, 1)
         flops_per_query = matmul_flops(self, 1) + self._bilinear_flops(1) - flops_per_key
-        return keys * flops_per_key + queries * flops_per_query + self._score_flops(queries, keys)
+        return queries * flops_per_query + self.merged_flops(queries, keys)
+
+    def merged_flops(self, queries: int, keys: int) -> int:
+        """Return the FLOPs of ``keys`` tokens of another row as further keys of ``queries`` tokens."""
+        flops_per_key = matmul_flops(self.key, 1) + matmul_flops(self.value, 1)
+        return keys * flops_per_key + self._score_flops(queries, keys)
 
     def dropout_shapes(self, key_length: int) -> Shapes:
         """Return one row's shape [N,1,S] of the mask of attention weights; all queries share it, as in T5."""

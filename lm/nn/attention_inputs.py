@@ -16,6 +16,7 @@ from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.nn.attention_dispatch import choose_implementation
+from lm.nn.cache import KeyValue
 from lm.nn.positions import RelativePositionBias
 from lm.ops.attention import AttentionOptions
 from lm.ops.masks import (
@@ -26,8 +27,9 @@ from lm.ops.masks import (
     RandomBlocks,
     Window,
     key_segments,
+    materialize_mask,
 )
-from lm.ops.positions import AlibiBias, AnyBias, PositionBias, alibi_slopes
+from lm.ops.positions import AlibiBias, AnyBias, PositionBias, alibi_slopes, segment_lengths
 
 
 def check_row_length(config: ModelConfig, side: Side, name: str) -> None:
@@ -58,6 +60,8 @@ class AttentionInputs(NamedTuple):
     global_tokens: Array | None = None
     global_mask: AnyMask = None  # bool [B|1,1,T,S]: the keys that global positions attend to
     encoded: Array | None = None  # the encoder's output [B,S,D], for cross-attention
+    encoder_positions: Array | None = None  # int32 [B|1,S], where the decoder's go on after the encoder's
+    encoder_kv: KeyValue | None = None  # [B,S,K,H], to which merged self-attention attends too
     cross_mask: AnyMask = None  # bool [B,1,T,S]
     # [B,T|1,D]: the encoder's last state, the initial state of a recurrent decoder without cross-attention
     encoder_state: Array | None = None
@@ -85,10 +89,8 @@ def make_attention_inputs(
     if is_decoder:
         causal = config.attention.mask == "causal" or cache_length is not None
     key_length = length if cache_length is None else cache_length
-    segments, positions = stack_side.segment_ids, stack_side.positions
-    has_positions = positions is not None
-    if not has_positions:
-        positions = positions_in_segments(length, segments)
+    segments, positions = stack_side.segment_ids, positions_of(stack_side)
+    has_positions = stack_side.positions is not None
 
     ids: dict[str, Array | None] = {"segment": segments}
     if config.architecture == "prefix-decoder":
@@ -183,6 +185,51 @@ def make_cross_mask(
     return mask
 
 
+def continue_positions(
+    inputs: AttentionInputs,
+    encoder: Side,
+    segments: Int[Array | np.ndarray, "B _"] | None,
+) -> tuple[AttentionInputs, Int32[Array, "#B _"]]:
+    """Return the inputs of a decoder whose positions go on after the encoder's, and the step [B|1,T|1].
+
+    A token's position grows by the step, the encoder's length in its segment (RedLLM, Zhang et al. 2025).
+    Segments are as in ``make_cross_mask``. Self-attention by rotary positions does not depend on it.
+    """
+    encoder_positions, encoder_segments = positions_of(encoder), encoder.segment_ids
+    if encoder_segments is None:
+        step = encoder_positions.max(-1, keepdims=True) + 1
+    else:
+        if segments is None:
+            segments = jnp.ones((len(encoder_segments), 1), jnp.int32)
+            encoder_segments = (encoder_segments > 0) * 1
+        step = segment_lengths(jnp.asarray(segments), jnp.asarray(encoder_segments), encoder_positions)
+    positions = inputs.positions + step
+    return inputs._replace(positions=positions, encoder_positions=encoder_positions), step
+
+
+def merge_masks(
+    inputs: AttentionInputs, length: int, key_length: int, encoded_length: int
+) -> AttentionInputs:
+    """Return the inputs of merged attention: its mask is of the own keys [S] and then of the encoder's.
+
+    ``length`` queries attend to ``key_length`` keys of their own, those of their row or of the cache, and to
+    ``encoded_length`` of the encoder.
+    """
+
+    def merged(mask: AnyMask) -> Array:
+        own = materialize_mask(mask, length, key_length)
+        cross = materialize_mask(inputs.cross_mask, length, encoded_length)
+        parts = [jnp.ones((1, 1, 1, 1), bool) if part is None else part for part in (own, cross)]
+        rows = max(len(part) for part in parts)
+        # a row's beams, which are adjacent, share the encoder's mask
+        parts = [jnp.repeat(part, rows // len(part), axis=0) for part in parts]
+        shapes = [(rows, 1, length, size) for size in (key_length, encoded_length)]
+        return jnp.concatenate([jnp.broadcast_to(*each) for each in zip(parts, shapes, strict=True)], -1)
+
+    layer_masks = tuple(merged(mask) for mask in inputs.layer_masks)
+    return inputs._replace(mask=merged(inputs.mask), layer_masks=layer_masks)
+
+
 def last_encoder_states(
     encoded: Float[Array, "B S D"],
     segments: Int[Array | np.ndarray, "B _"] | None,
@@ -202,6 +249,13 @@ def last_encoder_states(
     last_index = jnp.where(is_same_segment, index, -1).max(-1)[:, :, None]
     states = jnp.take_along_axis(encoded, jnp.maximum(last_index, 0), axis=1)
     return jnp.where(last_index < 0, 0, states)
+
+
+def positions_of(side: Side) -> Int32[Array, "#B T"]:
+    """Return the positions of a side's tokens, int32 [B|1,T]: its own or those in their segments."""
+    if side.positions is not None:
+        return jnp.asarray(side.positions)
+    return positions_in_segments(side.tokens.shape[1], side.segment_ids)
 
 
 def positions_in_segments(

@@ -6,6 +6,7 @@ Shapes: B rows, T positions, D = d_model, S positions of the encoder, N heads, M
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jaxtyping import Float, Float32
@@ -13,7 +14,7 @@ from jaxtyping import Float, Float32
 from lm.config.model import ModelConfig
 from lm.nn.attention import Attention
 from lm.nn.attention_inputs import AttentionInputs
-from lm.nn.cache import Carry, LayerCache
+from lm.nn.cache import Carry, KeyValue, LayerCache
 from lm.nn.dropout import DropoutMasks, Shapes, dropout
 from lm.nn.layers import Identity, Module
 from lm.nn.lora import add_lora
@@ -73,17 +74,14 @@ class Block(Module):
         """
         block_input = x
         h = self._sublayer_input(block_input, x, self.attention_norm)
-        h, carry = self.attention(h, self._with_own_bias(inputs), carry, dropout_masks)
+        h, carry = self.attention(h, self._own_inputs(inputs, encoder_kv, len(x)), carry, dropout_masks)
         h = self.attention_scale(h)
         x = self._add(x, h, self.attention_norm, dropout_masks.get("attention_out"))
-        if inputs.encoded is not None or encoder_kv is not None:
-            if encoder_kv is None:
-                kv = self.cross.key_value(inputs.encoded, None)
-            else:
-                kv = encoder_kv.key_value()
+        if self.cross is not None and (inputs.encoded is not None or encoder_kv is not None):
+            kv = self._encoder_key_value(inputs, encoder_kv)
             h = self._sublayer_input(block_input, x, self.cross_norm)
             h = h.reshape(len(kv.key), -1, h.shape[-1])  # a row's beams become more queries of the same keys
-            cross_inputs = AttentionInputs(inputs.cross_mask)
+            cross_inputs = self._cross_inputs(inputs, len(kv.key))
             h = self.cross.attend_to(h, kv, cross_inputs, dropout_masks.get("cross")).reshape(x.shape)
             x = self._add(x, self.cross_scale(h), self.cross_norm, dropout_masks.get("cross_out"))
         if self.mlp is not None:
@@ -102,12 +100,14 @@ class Block(Module):
         All masks are slices of one array of random numbers, so their order decides which numbers each gets.
         """
         config, out = self.config, (1, self.config.d_model)
-        shapes = self.attention.dropout_shapes(length) | {"attention_out": out}
+        is_merged = config.has_merged_attention and encoded_length is not None
+        keys = length + encoded_length if is_merged else length
+        shapes = self.attention.dropout_shapes(keys) | {"attention_out": out}
         if self.mlp is not None:
             shapes |= {"mlp": (1, config.mlp.d_ff), "mlp_out": out}
         if self.adapter is not None:
             shapes |= {"adapter": (1, config.mlp.adapter_width), "adapter_out": out}
-        if encoded_length is not None:
+        if encoded_length is not None and self.cross is not None:
             shapes |= {"cross": (self.cross.num_heads, 1, encoded_length), "cross_out": out}
         return shapes
 
@@ -118,28 +118,72 @@ class Block(Module):
 
         Either is None if the block lacks that attention.
         """
-        block_input, inputs, h = x, self._with_own_bias(inputs), self.mixer_input(x)
+        block_input, inputs, h = x, self._own_inputs(inputs, None, len(x)), self.mixer_input(x)
         weights = None
         if isinstance(self.attention, Attention):
-            kv = self.attention.key_value(h, inputs.positions)
+            kv = self.attention.all_keys(self.attention.key_value(h, inputs.positions), inputs)
             weights = self.attention.weights(h, kv, inputs)
         if inputs.encoded is None:
             return weights, None
+        if self.cross is None:  # merged: the encoder's keys come last
+            return weights[..., : x.shape[1]], weights[..., x.shape[1] :]
         h = self.attention_scale(self.attention(h, inputs, None, {})[0])
         x = self._add(x, h, self.attention_norm, None)
         h = self._sublayer_input(block_input, x, self.cross_norm)
-        kv = self.cross.key_value(inputs.encoded, None)
-        return weights, self.cross.weights(h, kv, AttentionInputs(inputs.cross_mask))
+        kv = self._encoder_key_value(inputs, None)
+        return weights, self.cross.weights(h, kv, self._cross_inputs(inputs, len(x)))
 
     def mixer_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Return the mixer's input from the block's input x [B,T,D]: x, normalised unless post-norm."""
         return self._sublayer_input(x, x, self.attention_norm)
 
-    def _with_own_bias(self, inputs: AttentionInputs) -> AttentionInputs:
-        """Return the inputs with the bias of this block's table, if each block has one (UMT5)."""
-        if self.relative is None:
-            return inputs
-        return inputs._replace(bias=inputs.layer_bias(self.relative))
+    @property
+    def encoder_attention(self) -> Any:
+        """Return the attention that makes keys and values of the encoder's output: cross or, merged, self."""
+        return self.attention if self.config.has_merged_attention else self.cross
+
+    def cross_flops(self, queries: int, keys: int) -> int:
+        """Return the FLOPs of ``queries`` tokens of a decoder that read ``keys`` of the encoder, forward."""
+        if self.config.has_merged_attention:
+            return self.encoder_attention.merged_flops(queries, keys)
+        return 0 if self.cross is None else self.cross.cross_flops(queries, keys)
+
+    def cross_cache_bytes(self, length: int) -> int:
+        """Return the bytes of keys and values of ``length`` tokens of the encoder."""
+        attention = self.encoder_attention
+        return 0 if attention is None else attention.cache_bytes(length)
+
+    def _encoder_key_value(self, inputs: AttentionInputs, encoder_kv: LayerCache | None) -> KeyValue:
+        """Return keys and values [B,S,K,H] of the encoder's output: ``encoder_kv`` if there is one."""
+        if encoder_kv is not None:
+            return encoder_kv.key_value()
+        return self.encoder_attention.key_value(inputs.encoded, inputs.encoder_positions)
+
+    def _own_inputs(
+        self, inputs: AttentionInputs, encoder_kv: LayerCache | None, rows: int
+    ) -> AttentionInputs:
+        """Return the inputs of the mixer for x [rows,T,D].
+
+        They have the bias of this block's table, if each block has one (UMT5), and the encoder's keys and
+        values, if attention is merged.
+        """
+        if self.relative is not None:
+            inputs = inputs._replace(bias=inputs.layer_bias(self.relative))
+        has_encoder = inputs.encoded is not None or encoder_kv is not None
+        if self.config.has_merged_attention and has_encoder:
+            kv = self._encoder_key_value(inputs, encoder_kv)
+            by_beam = KeyValue(*(jnp.repeat(x, rows // len(x), axis=0) for x in kv))
+            inputs = inputs._replace(encoder_kv=by_beam)
+        return inputs
+
+    def _cross_inputs(self, inputs: AttentionInputs, rows: int) -> AttentionInputs:
+        """Return the inputs of cross-attention to keys of ``rows`` rows, whose beams are further queries."""
+        if self.config.cross_attention.positions == "none":
+            return AttentionInputs(inputs.cross_mask)
+        positions = inputs.positions
+        if len(positions) > 1:
+            positions = positions.reshape(rows, -1)
+        return AttentionInputs(inputs.cross_mask, positions=positions)
 
     def _sublayer_input(self, block_input: Array, x: Array, norm: Any) -> Array:
         """Return a sub-layer's input: x, or the block's input if parallel; normalised unless post-norm.

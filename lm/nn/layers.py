@@ -206,49 +206,54 @@ class RMSNorm(Module):
     """Return x [...,D] over its root mean square, times a scale [D] (Zhang and Sennrich 2019).
 
     With ``fraction`` below 1 the mean is over the first D * fraction features, rounded up (partial RMS norm).
+    With ``has_scale`` False there is no scale, nor any other parameter.
     """
 
-    def __init__(self, width: int, epsilon: float, fraction: float = 1.0):
+    def __init__(self, width: int, epsilon: float, fraction: float = 1.0, has_scale: bool = True):
         self.epsilon, self.measured = epsilon, math.ceil(width * fraction)
-        self.scale = param(jnp.ones((width,), jnp.float32), "norm")
+        self.scale = param(jnp.ones((width,), jnp.float32), "norm") if has_scale else None
 
     @remat
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         y = x.astype(jnp.float32)
-        return _over_root_mean_square(y, self.scale[...], self.epsilon, self.measured).astype(x.dtype)
+        return _over_root_mean_square(y, self.scale, self.epsilon, self.measured).astype(x.dtype)
 
 
 class LayerNorm(Module):
-    """Return x [...,D] centred, over its standard deviation, times a scale, plus a bias (Ba et al. 2016)."""
+    """Return x [...,D] centred, over its standard deviation, times a scale, plus a bias (Ba et al. 2016).
 
-    def __init__(self, width: int, epsilon: float):
+    With ``has_scale`` False there is neither scale nor bias.
+    """
+
+    def __init__(self, width: int, epsilon: float, has_scale: bool = True):
         self.epsilon = epsilon
-        self.scale = param(jnp.ones((width,), jnp.float32), "norm")
-        self.bias = param(jnp.zeros((width,), jnp.float32), "norm")
+        self.scale = param(jnp.ones((width,), jnp.float32), "norm") if has_scale else None
+        self.bias = param(jnp.zeros((width,), jnp.float32), "norm") if has_scale else None
 
     @remat
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         y = x.astype(jnp.float32)
         y = y - y.mean(-1, keepdims=True)
-        y = _over_root_mean_square(y, self.scale[...], self.epsilon, y.shape[-1])
-        return (y + broadcast_to_rank(self.bias[...], y)).astype(x.dtype)
+        y = _over_root_mean_square(y, self.scale, self.epsilon, y.shape[-1])
+        return (y if self.bias is None else y + broadcast_to_rank(self.bias[...], y)).astype(x.dtype)
 
 
-def _over_root_mean_square(x: Array, scale: Array, epsilon: float, measured: int) -> Array:
-    mean_square = jnp.square(x[..., :measured]).mean(-1, keepdims=True)
-    return x * (jax.lax.rsqrt(mean_square + epsilon) * broadcast_to_rank(scale, x))
+def _over_root_mean_square(x: Array, scale: nnx.Param | None, epsilon: float, measured: int) -> Array:
+    factor = jax.lax.rsqrt(jnp.square(x[..., :measured]).mean(-1, keepdims=True) + epsilon)
+    return x * (factor if scale is None else factor * broadcast_to_rank(scale[...], x))
 
 
-NORMS: dict[str, Callable[[NormConfig, int], nnx.Module]] = {  # by model.norm.kind; of settings and a width
-    "rms": lambda norm, width: RMSNorm(width, norm.epsilon, norm.fraction),
-    "layer": lambda norm, width: LayerNorm(width, norm.epsilon),
-    "none": lambda norm, width: Identity(),
+# By model.norm.kind; called with settings, a width, and whether the norm has parameters.
+NORMS: dict[str, Callable[[NormConfig, int, bool], nnx.Module]] = {
+    "rms": lambda norm, width, has_scale: RMSNorm(width, norm.epsilon, norm.fraction, has_scale),
+    "layer": lambda norm, width, has_scale: LayerNorm(width, norm.epsilon, has_scale),
+    "none": lambda norm, width, has_scale: Identity(),
 }
 
 
-def make_norm(norm: NormConfig, width: int) -> nnx.Module:
+def make_norm(norm: NormConfig, width: int, has_scale: bool = True) -> nnx.Module:
     """Return the norm that the model's settings name, for inputs of this width."""
-    return NORMS[norm.kind](norm, width)
+    return NORMS[norm.kind](norm, width, has_scale)
 
 
 class ScalarBias(Module):

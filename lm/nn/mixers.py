@@ -138,6 +138,7 @@ CROSS_ATTENTION: dict[str, Callable[[ModelConfig, nnx.Rngs], CrossAttention | No
     "dot": LuongAttention,
     "multiplicative": LuongAttention,
     "additive": BahdanauAttention,
+    "merged": lambda config, rngs: None,  # the block's self-attention
     "none": lambda config, rngs: None,
 }
 

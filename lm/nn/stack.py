@@ -103,13 +103,18 @@ class Stack(Module):
         x, carry = self._run(step, x, (block_masks, carry, encoder_kv), inputs)
         return dropout(self.norm(x), stack_masks.get("out"), self.config.dropout), carry
 
-    def encoder_key_value(self, encoded: Float[Array, "B S D"]) -> LayerCache:
-        """Return keys and values [layers,B,K,S,H] of the encoder's output [B,S,D], for all blocks."""
+    def encoder_key_value(
+        self, encoded: Float[Array, "B S D"], positions: Int[Array, "#B S"] | None
+    ) -> LayerCache:
+        """Return keys and values [layers,B,K,S,H] of the encoder's output [B,S,D], for all blocks.
 
-        def cross_key_value(cross):
-            return LayerCache.from_key_value(cross.key_value(encoded, None))
+        ``positions`` [B|1,S] are those of cross-attention; None: it has none.
+        """
 
-        kv = jax.vmap(cross_key_value)(self.blocks.cross)
+        def cross_key_value(attention):
+            return LayerCache.from_key_value(attention.key_value(encoded, positions))
+
+        kv = jax.vmap(cross_key_value)(self.blocks.encoder_attention)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape[1:])), kv)
 
     def init_carry(self, rows: int, length: int) -> Carry:

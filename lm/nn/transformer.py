@@ -16,10 +16,12 @@ from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import (
     AttentionInputs,
+    continue_positions,
     last_encoder_states,
     make_attention_inputs,
     make_cross_mask,
     make_decode_inputs,
+    merge_masks,
 )
 from lm.nn.cache import Cache, Carry
 from lm.nn.dropout import split_key
@@ -172,17 +174,22 @@ class Transformer(Module):
         return StackInputs(self.embedding("encoder")(side.tokens), side.token_types, attention)
 
     def _decoder_inputs(self, batch: Batch, encoded: Array | None) -> StackInputs:
-        attention = make_attention_inputs(self.config, batch, "decoder", self.decoder.relative)
+        config = self.config
+        attention = make_attention_inputs(config, batch, "decoder", self.decoder.relative)
         side = batch.side("decoder")
         if encoded is not None:
             segments = side.segment_ids, batch.side("encoder").segment_ids
-            if self.config.cross_attention.kind == "none":
+            if config.cross_attention.kind == "none":
                 states = last_encoder_states(encoded, *segments)
                 attention = attention._replace(encoder_state=states)
             else:
                 length = side.tokens.shape[1]
-                cross_mask = make_cross_mask(self.config, length, *segments)
+                cross_mask = make_cross_mask(config, length, *segments)
                 attention = attention._replace(encoded=encoded, cross_mask=cross_mask)
+                if config.cross_attention.positions == "continued":
+                    attention, _ = continue_positions(attention, batch.side("encoder"), side.segment_ids)
+                if config.has_merged_attention:
+                    attention = merge_masks(attention, length, length, encoded.shape[1])
         return StackInputs(self.embed(side.tokens), side.token_types, attention)
 
     def prefill(self, batch: Batch, max_length: int) -> tuple[Float32[Array, "B V"], Cache]:
@@ -193,24 +200,27 @@ class Transformer(Module):
         """
         side, config = batch.side("decoder"), self.config
         prompt, rows = side.tokens, len(side.tokens)
-        encoder_kv = cross_mask = encoder_state = None
+        encoder_kv = cross_mask = step = None
+        inputs = make_attention_inputs(config, batch, "decoder", self.decoder.relative, max_length)
+        inputs = inputs._replace(cache_index=jnp.zeros(rows, jnp.int32))
         if config.has_encoder:
             encoded, segments = self.encode(batch), batch.side("encoder").segment_ids
             if config.cross_attention.kind == "none":
-                encoder_state = last_encoder_states(encoded, None, segments)
+                inputs = inputs._replace(encoder_state=last_encoder_states(encoded, None, segments))
             else:
-                encoder_kv = self.decoder.encoder_key_value(encoded)
+                if config.cross_attention.positions == "continued":
+                    inputs, step = continue_positions(inputs, batch.side("encoder"), None)
+                encoder_kv = self.decoder.encoder_key_value(encoded, inputs.encoder_positions)
                 cross_mask = make_cross_mask(config, 1, jnp.ones((rows, 1), jnp.int32), segments)
-        inputs = make_attention_inputs(config, batch, "decoder", self.decoder.relative, max_length)
-        inputs = inputs._replace(
-            cross_mask=cross_mask, encoder_state=encoder_state, cache_index=jnp.zeros(rows, jnp.int32)
-        )
+                inputs = inputs._replace(cross_mask=cross_mask)
+                if config.has_merged_attention:
+                    inputs = merge_masks(inputs, prompt.shape[1], max_length, encoded.shape[1])
         carry = self.decoder.init_carry(rows, max_length)
         x, carry = self.decoder(self.embed(prompt), side.token_types, inputs, None, carry, encoder_kv)
         segments = jnp.ones_like(prompt) if side.segment_ids is None else side.segment_ids
         lengths = (segments > 0).sum(-1, dtype=jnp.int32)
         last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
-        return self.logits(last)[:, 0], Cache(carry, lengths, encoder_kv, cross_mask, max_length)
+        return self.logits(last)[:, 0], Cache(carry, lengths, encoder_kv, cross_mask, max_length, step)
 
     def unstack(self, cache: Cache) -> tuple["Transformer", Cache]:
         """Return the same model and cache with separate arrays for each layer, for many steps of decoding.
@@ -249,6 +259,11 @@ class Transformer(Module):
             is_token = jnp.arange(count)[None, :] < lengths[:, None]
             positions = jnp.where(is_token, inputs.positions, 0)
             inputs = inputs._replace(positions=positions, segments=is_token * 1)
+        if cache.position_step is not None:
+            inputs = inputs._replace(positions=inputs.positions + cache.position_step)
+        if self.config.has_merged_attention:
+            encoded_length = jax.tree.leaves(cache.encoder_kv)[0].shape[-2]
+            inputs = merge_masks(inputs, count, cache.max_length, encoded_length)
         x, carry = self.decoder(self.embed(tokens), None, inputs, None, cache.carry, cache.encoder_kv)
         return x, replace(cache, carry=carry, length=cache.length + (count if lengths is None else lengths))
 

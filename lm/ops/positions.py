@@ -6,7 +6,7 @@ read to evaluate it tile by tile.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Float32, Int, Int32
 
-from lm.ops.masks import relative_positions
+from lm.ops.masks import key_segments, relative_positions
 
 
 def relative_position_bucket(
@@ -102,6 +102,21 @@ def rotate(
     first, second = jnp.unstack(by_pair, axis=axis)
     pairs = jnp.stack((first * cos - second * sin, second * cos + first * sin), axis).astype(x.dtype)
     return jnp.concatenate([pairs.reshape(rotated.shape), rest], axis=-1)
+
+
+def segment_lengths(
+    segments: Int[Array, "B T"], memory_segments: Int[Array, "B S"], memory_positions: Int[Array, "#B S"]
+) -> Int32[Array, "B T"]:
+    """Return int32 [B,T]: for each position, the length of its segment in another row, the memory.
+
+    It is one more than the last of the memory's positions [B|1,S] in that segment, 0 if there is none.
+
+    >>> memory = jnp.array([[1, 1, 1, 2, 2, 0]]), jnp.array([[0, 1, 2, 0, 1, 0]])
+    >>> segment_lengths(jnp.array([[1, 2, 2, 3, 0]]), *memory).tolist()
+    [[3, 2, 2, 0, 0]]
+    """
+    is_same_segment = segments[:, :, None] == key_segments(memory_segments)[:, None, :]
+    return jnp.where(is_same_segment, memory_positions[:, None, :] + 1, 0).max(-1)
 
 
 def _angles(positions: Array, frequencies: np.ndarray) -> Array:
@@ -249,6 +264,16 @@ class BucketedBias:
             if start < end:
                 means[bucket] = np.abs(np.arange(start, end)).mean()
         return means
+
+    def converted(self, bidirectional: bool) -> "BucketedBias":
+        """Return the bias for a stack that attends to one side where this one's does to both, or back.
+
+        Each bucket gets the number of this bias at its mean distance, behind the query. One that attends to
+        both sides is then symmetric.
+        """
+        new = replace(self, bidirectional=bidirectional)
+        distances = jnp.asarray(np.rint(new.mean_distances), jnp.int32)
+        return replace(new, table=self._by_head(-distances).T)
 
     def _by_head(self, relative_position: Array) -> Array:
         """Return float32 [N,...] of relative positions of any shape [...]."""

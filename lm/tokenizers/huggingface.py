@@ -83,12 +83,16 @@ class PretrainedTokenizer(Tokenizer):
             return next((self.vocab[token] for token in spellings if token in self.vocab), None)
 
         return {
-            role: first_id((*self._config_tokens(role), *spellings))
+            role: first_id((*self._config_tokens(role), *spellings, *self._other_tokens(role)))
             for role, spellings in SPECIAL_TOKEN_SPELLINGS.items()
         }
 
     def _config_tokens(self, _role: str) -> tuple[str, ...]:
         """Return the token that tokenizer_config.json names for a role such as "mask", as a tuple, or ()."""
+        return ()
+
+    def _other_tokens(self, _role: str) -> tuple[str, ...]:
+        """Return the token for a role of which the vocabulary has none of the usual spellings, or ()."""
         return ()
 
     @functools.cached_property
@@ -143,6 +147,12 @@ class HFTokenizer(PretrainedTokenizer):
     def _config_tokens(self, role: str) -> tuple[str, ...]:
         if role in ("pad", "eos"):  # a causal model may be given another EOS
             return ()
+        return self._named_tokens(role)
+
+    def _other_tokens(self, role: str) -> tuple[str, ...]:
+        return self._named_tokens(role) if role == "eos" else ()
+
+    def _named_tokens(self, role: str) -> tuple[str, ...]:
         token = _token_content(json.loads(self.config).get(f"{role}_token"))
         return (token,) if isinstance(token, str) else ()
 

@@ -54,8 +54,8 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     if config.has_decoder:
         decoder_block = abstract_block(config, has_cross_attention=config.has_encoder)
         layer = _block_flops(decoder_block, targets)
-        if decoder_block.cross is not None:
-            layer += decoder_block.cross.cross_flops(targets, inputs)
+        if config.has_encoder:
+            layer += decoder_block.cross_flops(targets, inputs)
         forward += config.num_decoder_layers * layer
     if "backward" in config.heads:  # a second stack as large reads from the other end
         forward *= 2
@@ -166,8 +166,8 @@ def _generating_flops(config: ModelConfig, inputs: int, length: int) -> int:
     """Return the FLOPs of the token after ``length`` others, whose keys and values are in the cache."""
     block = abstract_block(config, has_cross_attention=config.has_encoder)
     layer = mixer_flops(block.attention, 1, 0) + matmul_flops(block.mlp, 1) + matmul_flops(block.adapter, 1)
-    if block.cross is not None:
-        layer += block.cross.cross_flops(1, 0)
+    if config.has_encoder:
+        layer += block.cross_flops(1, 0)
     vocab_size = 0 if config.output.logits == "none" else config.vocab_size
     products = config.num_decoder_layers * layer + 2 * config.embed_width * vocab_size
     return products + _own_score_flops(config, length) + _cross_score_flops(config, inputs)
@@ -180,8 +180,8 @@ def cache_bytes(config: ModelConfig, length: int, inputs: int) -> int:
     """
     block = abstract_block(config, has_cross_attention=config.has_encoder)
     layer = mixer_cache_bytes(block.attention, length)
-    if block.cross is not None:
-        layer += block.cross.cache_bytes(inputs)
+    if config.has_encoder:
+        layer += block.cross_cache_bytes(inputs)
     return config.num_decoder_layers * layer
 
 
@@ -199,10 +199,10 @@ def _own_score_flops(config: ModelConfig, length: int) -> int:
 
 def _cross_score_flops(config: ModelConfig, inputs: int) -> int:
     """Return the FLOPs of a token of a decoder with an encoder's keys and values; 0 without an encoder."""
-    if not (config.has_encoder and config.has_decoder) or config.cross_attention.kind == "none":
+    if not (config.has_encoder and config.has_decoder):
         return 0
-    cross = abstract_block(config, has_cross_attention=True).cross
-    scores = cross.cross_flops(1, inputs) - cross.cross_flops(1, 0) - cross.cross_flops(0, inputs)
+    block = abstract_block(config, has_cross_attention=True)
+    scores = block.cross_flops(1, inputs) - block.cross_flops(1, 0) - block.cross_flops(0, inputs)
     return config.num_decoder_layers * scores
 
 

@@ -22,11 +22,17 @@ from lm.config.model import ModelConfig, SpecialTokens
 from lm.config.training import OptimizerConfig
 from lm.convert.config_json import config_json
 from lm.evaluate.generate import beam_search
-from lm.nn.attention_inputs import AttentionInputs, last_encoder_states
+from lm.nn.attention_inputs import (
+    AttentionInputs,
+    continue_positions,
+    last_encoder_states,
+    make_attention_inputs,
+)
 from lm.nn.mixers import CROSS_ATTENTION
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
-from lm.ops.attention import additive_attention, additive_scores
+from lm.ops.attention import additive_attention, additive_scores, scaled_dot_product_attention
+from lm.ops.positions import rotate
 from lm.ops.recurrence import CELLS, StateWeights, rnn_scan, segment_resets
 from lm.sharding import make_mesh
 from lm.train.flops import cache_bytes, costs, step_flops
@@ -252,6 +258,87 @@ def test_scores_of_beams_are_those_of_the_whole_answers(kind):
         np.testing.assert_allclose(scores[row], expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["redllm", "merged, continued"])
+def test_scores_of_beams_that_attend_by_heads_are_those_of_the_whole_answers(name):
+    model = small_models.make(name)
+    tokens = np.array([[3, 5, 4, 8], [7, 2, 0, 0]])
+    source = Batch(encoder=Side(tokens=tokens, segment_ids=(tokens > 0) * 1))
+    tokens, scores = beam_search(model, source, Decoding(5, 4, 0.0), special=SpecialTokens(eos=None))
+    for row in range(2):
+        batch = source.map(lambda value, row=row: np.tile(value[row], (4, 1)))
+        batch = replace(batch, decoder=Side(tokens=jnp.pad(tokens[row][:, :-1], ((0, 0), (1, 0)))))
+        logits = jax.nn.log_softmax(small_models.run(model, batch))
+        expected = jnp.take_along_axis(logits, tokens[row][:, :, None], axis=-1).sum((1, 2))
+        np.testing.assert_allclose(scores[row], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["continued positions", "merged, continued"])
+def test_rotary_cross_attention_depends_on_distances_alone_and_on_all_of_them(name):
+    model, batch = small_models.make(name), small_models.example(1, 5, 4)
+
+    def moved(encoder, decoder):
+        sides = zip(("encoder", "decoder"), (encoder, decoder), (5, 4), strict=True)
+        placed = batch
+        for side, start, length in sides:
+            placed = small_models.with_side(placed, side, positions=start + np.arange(length)[None])
+        return small_models.features(model, placed)
+
+    here = small_models.features(model, batch)
+    np.testing.assert_allclose(moved(0, 0), here, atol=1e-5)
+    # the decoder's positions count from the encoder's end, wherever that is
+    np.testing.assert_allclose(moved(7, 0), here, atol=2e-5)
+    assert np.abs(moved(0, 1) - here).max() > 1e-3
+    plain = small_models.made(changes(model.config, {"cross_attention.positions": "none"}))
+    assert np.abs(small_models.features(plain, batch) - here).max() > 1e-3
+
+
+def test_positions_of_a_segment_go_on_after_the_encoders_of_the_same_segment():
+    config = small_models.CONFIGS["continued positions"]
+    encoder = Side(tokens=np.ones((1, 6), int), segment_ids=np.array([[1, 1, 2, 2, 2, 0]]))
+    decoder = Side(tokens=np.ones((1, 5), int), segment_ids=np.array([[1, 1, 2, 2, 0]]))
+    inputs = make_attention_inputs(config, Batch(encoder=encoder, decoder=decoder), "decoder", None)
+    found, _ = continue_positions(inputs, encoder, decoder.segment_ids)
+    np.testing.assert_array_equal(found.positions[0, :4], [2, 3, 3, 4])
+    np.testing.assert_array_equal(found.encoder_positions[0, :5], [0, 1, 0, 1, 2])
+    alone, step = continue_positions(inputs, replace(encoder, segment_ids=None), None)
+    assert step.tolist() == [[6]] and alone.encoder_positions[0].tolist() == list(range(6))
+
+
+def test_redllms_cross_attention_is_its_formula():
+    """Heads are unit-RMS vectors, turned by their places in one text; their outputs are normalised too."""
+    config = small_models.CONFIGS["redllm"]
+    layer = CROSS_ATTENTION["heads"](config, nnx.Rngs(params=jax.random.key(0)))
+    assert sorted(small_models.named(layer)) == [f"{x}.kernel" for x in ("key", "out", "query", "value")]
+    x, memory = normals((1, 3, 16), (1, 5, 16))
+
+    def heads(projection, array, count):
+        return projection(array).reshape(1, -1, count, 8)
+
+    def normed(array):
+        return array / jnp.sqrt(jnp.square(array).mean(-1, keepdims=True) + config.norm.epsilon)
+
+    rotary = config.positions.rotary
+    frequencies = rotary.frequencies(8)
+    query = rotate(normed(heads(layer.query, x, 4)), 5 + jnp.arange(3)[None], *frequencies, rotary.layout)
+    key = rotate(normed(heads(layer.key, memory, 2)), jnp.arange(5)[None], *frequencies, rotary.layout)
+    out = scaled_dot_product_attention(query, key, normed(heads(layer.value, memory, 2)))
+    expected = layer.out(normed(out).reshape(1, 3, 32))
+    kv = layer.key_value(memory, jnp.arange(5)[None])
+    found = layer.attend_to(x, kv, AttentionInputs(positions=5 + jnp.arange(3)[None]), None)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_merged_attention_is_one_softmax_over_the_texts_and_the_encoders_keys():
+    model, batch = small_models.make("merged attention"), small_models.example(2, 5, 3)
+    assert not [name for name in small_models.named(model) if "cross" in name]
+    weights = model.attention_weights(batch)
+    assert (weights["decoder"].shape, weights["cross"].shape) == ((2, 1, 4, 3, 3), (2, 1, 4, 3, 5))
+    np.testing.assert_allclose(weights["decoder"].sum(-1) + weights["cross"].sum(-1), 1, rtol=1e-5)
+    assert (weights["cross"] > 0).all() and not np.triu(weights["decoder"][0, 0, 0], 1).any()
+    text = model.decoder.hidden_states(*model._decoder_inputs(batch, None))[1]
+    assert np.abs(text - model.hidden_states(batch)["decoder"][1]).max() > 1e-3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["none", "additive"])
 def test_scanned_unrolled_and_recomputed_stacks_give_the_same_loss_and_gradients(kind):
@@ -269,20 +356,23 @@ def test_scanned_unrolled_and_recomputed_stacks_give_the_same_loss_and_gradients
             np.testing.assert_allclose(other[parameter], value, rtol=1e-5, atol=1e-5, err_msg=parameter)
 
 
+RECURRENT = {"mixer.kind": "gru", "positions.kind": "none"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["none", "additive"])
-def test_a_model_trains_alike_on_one_device_and_on_eight(kind):
+@pytest.mark.parametrize(
+    "new",
+    [
+        RECURRENT | {"cross_attention.kind": "none"},
+        RECURRENT | {"cross_attention.kind": "additive"},
+        small_models.CONTINUED | small_models.HEAD_NORMS | {"attention.d_kv": 4},
+        small_models.CONTINUED | {"cross_attention.kind": "merged"},
+    ],
+    ids=["none", "additive", "redllm", "merged"],
+)
+def test_a_model_trains_alike_on_one_device_and_on_eight(new):
     sizes = {"attention.num_heads": 8, "attention.d_kv": 2, "compile.layers": "unroll"}
-    model = changes(
-        sharded_training.MODEL,
-        {
-            "architecture": "encoder-decoder",
-            "mixer.kind": "gru",
-            "positions.kind": "none",
-            "cross_attention.kind": kind,
-            **sizes,
-        },
-    )
+    model = changes(sharded_training.MODEL, {"architecture": "encoder-decoder", **sizes, **new})
     spec = StepSpec(model, OptimizerConfig(factor_from=16))
     meshes = (MeshConfig(), 1), (MeshConfig(data=2, fsdp=2, tensor=2), 8)
     (one, params), (eight, others) = (
@@ -318,6 +408,17 @@ def test_a_step_counts_the_products_of_each_kind():
     assert {kind: flops(kind) - without for kind in expected} == {
         kind: 6 * layers * products for kind, products in expected.items()
     }
+
+
+def test_merged_attention_counts_the_encoders_keys_and_values_and_no_other_projection():
+    rotary = {"mixer.kind": "attention", "positions.kind": "rotary"}
+    heads, merged = (
+        step_flops(config_of(kind, **rotary), 1, inputs=10, targets=7) for kind in ("heads", "merged")
+    )
+    assert heads - merged == 6 * 2 * (2 * 16 * 32 * 7)  # two layers' queries and outputs of 7 tokens
+    config = config_of("merged", **rotary)
+    assert cache_bytes(config, 7, 10) == cache_bytes(config_of("heads", **rotary), 7, 10)
+    assert costs(config, 10, 7).scores == costs(config_of("heads", **rotary), 10, 7).scores
 
 
 def test_a_tokens_scores_are_those_of_its_kind():
@@ -357,6 +458,26 @@ def test_what_writing_remembers_is_counted_from_the_arrays_that_it_does():
             "cross_attention.kind='additive' reads",
         ),
         ({"cross_attention.kind": "dot", "cross_attention.start": "mimetic"}, "start='mimetic' is of heads"),
+        (
+            {"cross_attention.positions": "continued"},
+            "cross_attention.positions='continued' are rotary: model.positions.kind='none'",
+        ),
+        (
+            {"cross_attention.positions": "continued", "cross_attention.kind": "dot"},
+            "positions='continued' turns the features of heads: .*'dot'",
+        ),
+        (
+            {"cross_attention.kind": "merged", "positions.kind": "alibi"},
+            "cross_attention.kind='merged' .* positions that are no bias.*'alibi'",
+        ),
+        (
+            {"cross_attention.kind": "merged", "mixer.kind": "lstm"},
+            "cross_attention.kind='merged' .* needs model.mixer.kind='attention'.*'lstm'",
+        ),
+        (
+            {"cross_attention.kind": "merged", "architecture": "decoder"},
+            "cross_attention.kind='merged' reads an encoder.*'decoder'",
+        ),
         ({"mixer.truncation": 4}, "model.mixer.truncation=4 needs model.mixer.*not 'attention'"),
         ({"mixer.truncation": 0, "mixer.kind": "gru"}, "model.mixer.truncation=0 should be at least 1"),
     ],
@@ -366,6 +487,25 @@ def test_what_a_kind_cannot_do_is_refused_by_the_names_of_both_settings(new, mes
         changes(ModelConfig(), {"positions.kind": "none"} | new)
 
 
-def test_no_published_family_reads_states_as_they_are():
-    with pytest.raises(SettingError, match="model.cross_attention.kind='dot'"):
-        config_json(changes(PRESETS["t5-small"], {"cross_attention.kind": "dot"}))
+@pytest.mark.parametrize(
+    ("size", "new", "message"),
+    [
+        ("t5-small", {"cross_attention.kind": "dot"}, "model.cross_attention.kind='dot'"),
+        ("llama-7b", {"attention.value_norm": True}, "model.attention.value_norm=True"),
+        ("llama-7b", {"attention.output_norm": True}, "model.attention.output_norm=True"),
+        ("qwen3-0.6b", {"attention.norm_scale": False}, "model.attention.norm_scale=False"),
+        (
+            "t5-small",
+            {"positions.kind": "rotary", "cross_attention.positions": "continued"},
+            "cross_attention.positions='continued'",
+        ),
+        (
+            "t5-small",
+            {"positions.kind": "rotary", "cross_attention.kind": "merged"},
+            "cross_attention.kind='merged'",
+        ),
+    ],
+)
+def test_what_no_published_family_has_is_refused_by_name(size, new, message):
+    with pytest.raises(SettingError, match=message):
+        config_json(changes(PRESETS[size], new))

@@ -34,6 +34,12 @@ VALUES = {
     "value-width": {"attention.d_v": 6, "attention.num_key_value_heads": 2},
     "narrow-values": {"attention.d_v": 2, "attention.qkv_bias": True},
     "query-and-key-norms": {"attention.qk_norm": True, "attention.num_key_value_heads": 1},
+    "head-norms": {
+        "attention.qk_norm": True,
+        "attention.value_norm": True,
+        "attention.output_norm": True,
+        "attention.norm_scale": False,
+    },
     "one-norm": {"residual": "parallel-one-norm", "positions.rotary": RotaryConfig(layout="pairs")},
     "alternating-windows": {"sparsity": ALTERNATING},
     "unrolled-windows": {"sparsity": ALTERNATING, "compile.layers": "unroll", "compile.remat": "full"},
@@ -117,6 +123,22 @@ def test_a_scale_of_queries_or_keys_does_not_matter_once_they_are_normalised():
         kernel = getattr(louder.decoder.blocks.attention, part).kernel
         kernel[...] = 7 * kernel[...]
         assert np.allclose(logits(louder), before, atol=1e-4) == (part != "value")
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_norms_of_heads_without_scales_have_no_parameters_and_undo_the_scale_of_values_and_outputs(kind):
+    new = VALUES["head-norms"] | {"norm.kind": kind, "norm.epsilon": 1e-12}
+    assert parameters(**new).keys() == parameters(**{"norm.kind": kind}).keys()
+    model = made(changes(BASE, new))
+    before = logits(model)
+    for part in ("query", "key", "value"):
+        louder = jax.tree.map(lambda leaf: leaf, model)
+        kernel = getattr(louder.decoder.blocks.attention, part).kernel
+        kernel[...] = 7 * kernel[...]
+        np.testing.assert_allclose(logits(louder), before, atol=1e-4)
+    scaled = parameters(**{**new, "attention.norm_scale": True})
+    names = {name.split(".")[-2] for name in scaled.keys() - parameters(**{"norm.kind": kind}).keys()}
+    assert names == {"query_norm", "key_norm", "value_norm", "out_norm"}
 
 
 def test_biases_of_queries_keys_and_values_are_a_setting_of_their_own():

@@ -107,6 +107,24 @@ CONFIGS |= {
     for mixer, cross in (("lstm", "none"), ("gru", "none"), ("lstm", "dot"), ("lstm", "additive"))
 }
 CONFIGS |= {"multiplicative cross-attention": changes(TINY, {"cross_attention.kind": "multiplicative"})}
+CONTINUED = {"positions.kind": "rotary", "cross_attention.positions": "continued"}
+HEAD_NORMS = {
+    "attention.scores": "scaled-dot",
+    "attention.qk_norm": True,
+    "attention.value_norm": True,
+    "attention.output_norm": True,
+    "attention.norm_scale": False,
+}
+CONFIGS |= {
+    "continued positions": changes(TINY, CONTINUED),
+    "redllm": changes(TINY, CONTINUED | HEAD_NORMS | {"attention.num_key_value_heads": 2}),
+    "merged attention": changes(TINY, {"positions.kind": "rotary", "cross_attention.kind": "merged"}),
+    "merged, continued": changes(TINY, CONTINUED | {"cross_attention.kind": "merged", "attention.d_v": 4}),
+    "merged, one stack": changes(
+        TINY,
+        CONTINUED | {"cross_attention.kind": "merged", "architecture": "shared-encoder-decoder"},
+    ),
+}
 
 
 @cache

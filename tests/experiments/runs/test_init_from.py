@@ -157,6 +157,46 @@ def test_pre_training_goes_on_from_the_checkpoint_where_its_steps_are_named(runs
     assert [stage.parent for stage in control] == [None]
 
 
+BOTH = {"model.architecture": "encoder-decoder"}
+
+
+@pytest.mark.parametrize(
+    ("family", "cross"), [("llama", "the checkpoint's self-attention"), ("bert", "random")]
+)
+def test_one_stack_of_a_checkpoint_becomes_both_of_an_encoder_decoder(runs, capsys, family, cross):
+    changes = started_from(checkpoint(runs, family), runs, BOTH)
+    assert changes["start.model"].startswith(f"{family}-as-encoder-decoder-")
+    said = capsys.readouterr().err
+    assert f"cross-attention: {cross}" in said and f"--start {runs / family}: encoder: the" in said
+    again = started_from(checkpoint(runs, family), runs, BOTH)
+    assert again == changes and capsys.readouterr().err == said
+    experiment = build(ROW, "tiny", changes | TEXT | BOTH)
+    check_agreement_with_checkpoint(experiment, BOTH)
+    prepared = Run(experiment, runs / "tiny" / f"both-{family}", runs / "cache").check(print)
+    (stage,) = stages(experiment, runs / "tiny" / f"both-{family}", runs / "cache")
+    batch = stage.batches(prepared)(0, slice(0, 1))
+    special = experiment.model.special
+    due = {"llama": (1, 2), "bert": (2, 3)}  # <s> and </s>, [CLS] and [SEP]
+    assert (special.start, special.eos) == due[family]
+    assert batch.encoder is not None and batch.decoder.tokens[0, 0] == special.start
+    (own,) = stages_of(runs / "starts" / changes["start.model"])
+    params = named(own.trained_body(make_mesh(experiment.mesh)))
+    side = "encoder" if family == "bert" else "decoder"
+    name = "blocks.attention.query.kernel"
+    expected = named(load(runs / family)[1])[f"{side}.{name}"]
+    assert all((params[f"{each}.{name}"] == expected).all() for each in ("encoder", "decoder"))
+
+
+def test_a_checkpoint_of_two_stacks_is_not_taken_apart_and_layers_are_those_of_the_checkpoint(runs):
+    message = "--start .*bart: .*'decoder' cannot start from .*'encoder-decoder'"
+    with pytest.raises(SettingError, match=message):
+        started_from(checkpoint(runs, "bart"), runs, {"model.architecture": "decoder"})
+    changes = started_from(checkpoint(runs, "llama"), runs, BOTH)
+    experiment = build(ROW, "tiny", changes)
+    with pytest.raises(SettingError, match="num_decoder_layers 3 contradicts --start"):
+        check_agreement_with_checkpoint(experiment, BOTH | {"model.num_decoder_layers": 3})
+
+
 def test_a_run_is_named_by_its_start_and_by_what_was_changed_by_hand(runs):
     experiment = started(runs, "gpt2", **{"model.dropout": 0.25})
     name = experiment.start.model

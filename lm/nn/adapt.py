@@ -1,0 +1,146 @@
+"""A model's weights as the start of a model of other stacks.
+
+* A decoder's for both stacks of an encoder-decoder. Cross-attention starts as the decoder's self-attention
+  (T5Gemma, Zhang et al. 2025b, section 3), or is it (merged: T5Gemma 2).
+* An encoder's for encoder and decoder, whose cross-attention is random (Rothe et al. 2020, section 3:
+  BERT2BERT; with one stack for both BERTShare).
+* A decoder's for an encoder, an encoder's for a decoder: the same blocks with another mask.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from lm.config.base import SettingError, changes
+from lm.config.model import ModelConfig
+from lm.nn.transformer import Transformer
+from lm.ops.positions import BucketedBias
+from lm.sharding import named
+
+ONE_STACK = ("decoder", "prefix-decoder", "encoder")  # architectures whose weights others start from
+# Parts of cross-attention, and those of self-attention that they start from.
+CROSS_PARTS = {"cross": "attention", "cross_norm": "attention_norm", "cross_scale": "attention_scale"}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a parameter of the new model comes from."""
+
+    part: str  # of the new model: "embedding and output", "encoder", "decoder" or "cross-attention"
+    source: str | None  # name of the parameter of the old model; None: random
+    said: str  # the source, for people
+
+
+def adapted_config(config: ModelConfig, new: Mapping[str, Any]) -> ModelConfig:
+    """Return the settings of a model with the blocks of ``config`` and ``new`` settings, architecture first.
+
+    Each stack has as many layers as the old one. Heads of pre-training are left out, and an output matrix
+    that the old model lacks is its embedding. SettingError if the old model has two stacks already.
+    """
+    architecture = new["architecture"]
+    if config.architecture not in ONE_STACK:
+        raise SettingError(
+            f"model.architecture={architecture!r} cannot start from a model of {config.architecture!r}: its "
+            f"weights should be those of one stack, {', '.join(ONE_STACK[:-1])} or {ONE_STACK[-1]}"
+        )
+    layers = config.num_decoder_layers if config.has_decoder else config.num_encoder_layers
+    kept = {"heads": (), "published": "", "num_encoder_layers": layers, "num_decoder_layers": layers}
+    if config.output.logits == "none" and architecture != "encoder":
+        kept["output.logits"] = "tied"
+    if architecture == "encoder":
+        kept["attention.mask"] = "causal"  # the default, of decoders
+    return changes(config, {**kept, **new})
+
+
+def origins(config: ModelConfig, new_config: ModelConfig) -> dict[str, Origin]:
+    """Return the origin of each parameter of the model of ``new_config``, by name.
+
+    SettingError, which names the first one, for a parameter whose shape differs from that of its source.
+    """
+    old, new = (_shapes(each) for each in (config, new_config))
+    stack = "decoder" if config.has_decoder else "encoder"
+    found = {name: _origin(name, old, stack) for name in new}
+    for name, origin in found.items():
+        if origin.source is not None and old[origin.source] != new[name]:
+            raise SettingError(
+                f"{name} has shape {list(new[name])}, {origin.source} of the checkpoint "
+                f"{list(old[origin.source])}: they should be equal for the one to start as the other"
+            )
+    return found
+
+
+def adapt(
+    config: ModelConfig, params: Mapping[str, Array], new_config: ModelConfig, key: Array
+) -> dict[str, Array]:
+    """Return the parameters of a model of ``new_config`` that starts from ``params``, those of ``config``.
+
+    ``key`` draws those that have no source. A table of relative-position biases keeps the bias at each
+    distance where a stack attends to both sides and the other to one, whose buckets differ.
+    """
+    fresh = named(jax.jit(lambda key: Transformer(new_config, nnx.Rngs(params=key)))(key))
+    stack = "decoder" if config.has_decoder else "encoder"
+    was_bidirectional = config.reads_both_ways(stack == "decoder")
+    adapted = {}
+    for name, origin in origins(config, new_config).items():
+        value = fresh[name] if origin.source is None else params[origin.source]
+        if origin.source is not None and name.endswith("relative.table"):
+            bidirectional = new_config.reads_both_ways(name.startswith("decoder"))
+            value = _convert_biases(value, was_bidirectional, bidirectional, config)
+        adapted[name] = value
+    return adapted
+
+
+def describe(config: ModelConfig, new_config: ModelConfig) -> Iterator[str]:
+    """Yield a line for each part of the new model, which says where it comes from, and one of the rest."""
+    found = origins(config, new_config)
+    parts: dict[str, dict[str, None]] = {}
+    for origin in found.values():
+        parts.setdefault(origin.part, {})[origin.said] = None
+    if new_config.has_merged_attention:
+        parts["cross-attention"] = {"none of its own: the decoder's self-attention reads the encoder": None}
+    for part, sources in parts.items():
+        yield f"{part}: {', '.join(sources)}"
+    used = {origin.source for origin in found.values()}
+    left = {name.partition(".")[0] for name in _shapes(config) if name not in used}
+    if left:
+        yield f"left behind: {', '.join(sorted(left))}"
+
+
+def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    model = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
+    return {name: leaf.shape for name, leaf in named(model).items()}
+
+
+def _origin(name: str, old: Mapping[str, Any], stack: str) -> Origin:
+    """Return the origin of the parameter ``name``; ``stack`` is that of the old model."""
+    side, _, rest = name.partition(".")
+    if side not in ("encoder", "decoder"):
+        part = "embedding and output"
+        return Origin(part, name, "the checkpoint's") if name in old else Origin(part, None, f"random {side}")
+    part, _, inner = rest.removeprefix("blocks.").partition(".")
+    if rest.startswith("blocks.") and part in CROSS_PARTS:
+        source = f"{stack}.blocks.{CROSS_PARTS[part]}.{inner}"
+        if stack == "encoder" or source not in old:
+            return Origin("cross-attention", None, "random")
+        return Origin("cross-attention", source, "the checkpoint's self-attention")
+    source = f"{stack}.{rest}"
+    if source not in old:
+        return Origin(side, None, f"random {part}")
+    return Origin(side, source, f"the checkpoint's {stack}")
+
+
+def _convert_biases(table: Array, was_bidirectional: bool, bidirectional: bool, config: ModelConfig) -> Array:
+    """Return a table [buckets,N], or one of each layer, for the other kind of stack."""
+    if was_bidirectional == bidirectional:
+        return table
+
+    def convert(table: Array) -> Array:
+        bias = BucketedBias(table, was_bidirectional, config.positions.relative_max_distance)
+        return bias.converted(bidirectional).table
+
+    return jnp.stack([convert(each) for each in table]) if table.ndim == 3 else convert(table)
