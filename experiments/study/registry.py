@@ -10,7 +10,7 @@ from dataclasses import is_dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
-from experiments.study import baselines, classic, recipe, seq2seq, start, word_vectors
+from experiments.study import baselines, classic, diffusion, recipe, seq2seq, start, word_vectors
 from experiments.study.changes import Changes, ShareOf, Times, apply
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.names import check_row_name, check_table_name
@@ -43,7 +43,7 @@ PAPER_MODULES = (liu, lan, lewis, glu, clark, fedus, narang, tay, wettig, wang, 
 # name -> table, in the order of `lm list`
 TABLES: dict[str, Table] = {
     table.name: table
-    for module in (t5, classic, baselines, seq2seq, word_vectors, start, recipe, *PAPER_MODULES)
+    for module in (t5, classic, baselines, seq2seq, word_vectors, start, recipe, diffusion, *PAPER_MODULES)
     for table in module.TABLES
 }
 REGISTRY: dict[str, Row] = {row.name: row for table in TABLES.values() for row in table.rows}
