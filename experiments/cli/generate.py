@@ -50,10 +50,10 @@ def generate(
     if not with_gaps and is_masked_diffusion(run):
         texts = [text + MASK * decoding.max_length for text in texts]
         filling = replace(filling, iterations=filling.iterations or decoding.max_length)
-        fill_gaps(run, texts, mixture, filling, decoding, seed)
+        fill_gaps(run, texts, mixture, filling, seed, decoding.temperature)
     elif not with_gaps:
         write_answers(run, prompt, mixture, decoding, seed)
     elif len(with_gaps) == len(texts):
-        fill_gaps(run, texts, mixture, filling, decoding, seed)
+        fill_gaps(run, texts, mixture, filling, seed, decoding.temperature)
     else:
         raise SettingError(f"--prompt: all texts or none should have {MASK}, which is filled")

@@ -82,7 +82,7 @@ def _writer(decoding: Decoding, seed: int) -> Callable:
 
 
 def fill_gaps(
-    run: Path, texts: Sequence[str], mixture: str, filling: Filling, decoding: Decoding, seed: int
+    run: Path, texts: Sequence[str], mixture: str, filling: Filling, seed: int, temperature: float = 0.0
 ) -> None:
     """Print what a model puts for each [MASK] of the texts."""
     from experiments.runs.trained import masked, open_run
@@ -95,7 +95,7 @@ def fill_gaps(
         if trained.config.has_decoder:
             lines = _infilled(trained, text, filling.top)
         elif filling.iterations:
-            lines = _filled_in_passes(trained, text, filling, decoding.temperature, seed)
+            lines = _filled_in_passes(trained, text, filling, temperature, seed)
         else:
             lines = _candidates(trained, text, filling.top)
         for line in lines:

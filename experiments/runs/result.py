@@ -156,8 +156,9 @@ def likelihood_numbers(likelihood: Likelihood) -> dict[str, float]:
 
 def likelihood_of(values: Mapping[str, float], prefix: str = "") -> Likelihood:
     """That whose numbers are among ``values``, with ``prefix`` before their names."""
-    nats, *counts = (values[f"{prefix}{name}"] for name in ("nats", *COUNTED))
-    return Likelihood(nats, *map(int, counts), variance=values.get(f"{prefix}variance"))
+    tokens, words, size = (int(values[f"{prefix}{name}"]) for name in COUNTED)
+    variance = values.get(f"{prefix}variance")
+    return Likelihood(values[f"{prefix}nats"], tokens, words, size, variance)
 
 
 def _check_likelihood(each: Any) -> None:

@@ -22,7 +22,7 @@ GEOMETRIC_P, LONGEST_SPAN = 0.2, 10
 # ``rate`` of the tokens; the middle lies between two random positions. With none no token is hidden, so that
 # only the order may change. "random-text" hides none either, but replaces the whole text by random tokens.
 _SpansName = Literal["spans", "geometric-spans", "poisson-spans", "single-span", "middle"]
-# How much of a text is noise is drawn for each text anew: its rate, or the number of its noise tokens.
+# How much of a text is noise is drawn for each text: its rate, or the number of its noise tokens.
 _UniformName = Literal["uniform-rate", "uniform-count"]
 NoiseName = Literal[
     "none", "random-text", "iid", "whole-words", _UniformName, _SpansName, "suffix", "everything"

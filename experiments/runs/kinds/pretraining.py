@@ -54,7 +54,9 @@ from lm.train.step import Steps, StepSpec
 
 NUM_VALIDATION_SEQUENCES = 512  # held-out sequences that are evaluated during pre-training
 MAX_LENGTH_EVAL_BATCHES = 1_000  # held-out batches on which losses at several lengths are measured
-BOUND_DRAWS = 16  # sets of masks by which the bound of each window of a held-out document is estimated
+# sets of masks by which the bound of each window of a held-out document is estimated: while a model trains,
+# and at the end, since many take longer than the training between two evaluations
+BOUND_DRAWS, FINAL_BOUND_DRAWS = 2, 16
 MAX_UNIGRAM_TOKENS = 2**22  # held-out tokens in which token frequencies are counted
 
 
@@ -414,7 +416,9 @@ def document_values(
         length -= len(masking.begin + masking.end)
         window = Window(length, -(-length // 2))
         documents = [[*ids[:-1], *masking.end] for ids in text.documents]
-        bounds = documents_bound(model, documents, window, steps.shard_batch, masking, BOUND_DRAWS)
+        is_last = int(state.step) == experiment.pretraining.steps
+        draws = FINAL_BOUND_DRAWS if is_last else BOUND_DRAWS
+        bounds = documents_bound(model, documents, window, steps.shard_batch, masking, draws)
         nats, variance = bounds.total()
         return to_log_dict(text.likelihood(-nats, variance))
     window = Window(length, -(-length // 2))
