@@ -183,6 +183,7 @@ TABLES = (
         "sahoo/12-time-conditioning",
         "Time as an input",
         {"with-time": missing("time as an input"), "without-time": MDLM},
+        baseline="sahoo/12-time-conditioning/without-time",
         paper=PAPER,
         setup=OWT_SETUP,
         columns=["PPL"],
