@@ -182,8 +182,7 @@ TABLES = (
     make_table(
         "sahoo/12-time-conditioning",
         "Time as an input",
-        {"with-time": missing("time as an input"), "without-time": MDLM},
-        baseline="sahoo/12-time-conditioning/without-time",
+        {"without-time": MDLM, "with-time": missing("time as an input")},
         paper=PAPER,
         setup=OWT_SETUP,
         columns=["PPL"],
