@@ -50,6 +50,9 @@ class Batch:
     sentence_loss_weights: Array = None  # float32 [B]
     labels: Array = None  # of a fine-tuning head: classes [B] or [B,T], numbers [B], spans [B,2]
     label_loss_weights: Array = None  # float32 [B] or [B,T]
+    # float32 [B], of an encoder's rows whose loss estimates a bound: the tokens by whose number the sum of
+    # weighted losses is divided; None: it is divided by the sum of the weights
+    num_loss_tokens: Array = None
     frequent_tokens: Array = None  # int32 [B,10]: the most frequent content tokens of held-out text; -1 pads
 
     @property

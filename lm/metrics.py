@@ -230,13 +230,18 @@ def word_accuracy(targets: Sequence[str], predictions: Sequence[str]) -> Value:
     return 100 * right / words if words else Undefined("no target has a word")
 
 
-class Likelihood(NamedTuple):
-    """The log-likelihood of texts under a model; likelihoods of several texts are added field by field."""
+NORMAL_95 = 1.96  # standard errors on either side of a mean that are its 95 % interval
 
-    nats: float  # minus the log-probability, summed
+
+class Likelihood(NamedTuple):
+    """The log-likelihood of texts under a model."""
+
+    nats: float  # minus the log-probability, summed; of masked diffusion, an upper bound
     tokens: int  # scored
     words: int  # of the texts, separated by white space
     bytes: int  # of the texts, as UTF-8
+    # of ``nats``, where they are a bound that is estimated from random masks; None: they are exact
+    variance: float | None = None
 
     @property
     def perplexity(self) -> float:
@@ -255,6 +260,11 @@ class Likelihood(NamedTuple):
     def bits_per_byte(self) -> float:
         """Return bits per byte, comparable between vocabularies and languages."""
         return self.nats / math.log(2) / self.bytes
+
+    @property
+    def bits_per_byte_interval(self) -> float:
+        """Return half of the 95 % interval of the estimate of ``bits_per_byte``; 0 if it is exact."""
+        return NORMAL_95 * math.sqrt(self.variance or 0.0) / math.log(2) / self.bytes
 
 
 def rouge(kind: str) -> Metric:

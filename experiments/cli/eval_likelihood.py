@@ -20,8 +20,8 @@ def eval_likelihood(
     """Show the log-probability of texts: nats, perplexity per token, bits per byte and per character.
 
     Each line of the file is a text, or a context, a tab and its continuation; blank lines are skipped. In a
-    .jsonl file a line is {"context": ..., "continuation": ...}. Encoders give the pseudo-log-likelihood: each
-    token in turn is masked.
+    .jsonl file a line is {"context": ..., "continuation": ...}. Masked diffusion gives an upper bound of the
+    bits, with a 95 % interval. Other encoders give the pseudo-log-likelihood: each token in turn is masked.
 
         lm eval likelihood runs/nano/t5/1-baseline/baseline/seed-0 book.txt
         lm eval likelihood runs/nano/t5/1-baseline/baseline/seed-0 documentation --texts 10

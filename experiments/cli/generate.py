@@ -1,13 +1,14 @@
 """``lm generate``: what a run's model writes after prompts, or puts into the gaps of a text."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from experiments.cli.settings import Mixture
-from experiments.evaluate.generation import Filling, fill_gaps, write_answers
+from experiments.evaluate.generation import Filling, fill_gaps, is_masked_diffusion, write_answers
 from lm.config.base import SettingError, check_seed
 from lm.config.decoding import Decoding
 from lm.tokenizers.tokenizer import MASK
@@ -30,10 +31,13 @@ def generate(
 
     Prompts are answered greedily, by sampling (--temperature) or by beam search (--beams). In a text with
     gaps, an encoder predicts one token per gap, an encoder-decoder (BART, T5) any number; <mask> and
-    <extra_id_0>, <extra_id_1>, ... mean the same as [MASK].
+    <extra_id_0>, <extra_id_1>, ... mean the same as [MASK]. Masked diffusion continues a prompt by
+    --max-length masks, which it fills in as many passes as --iterations says.
 
         lm generate runs/nano/gpt/base/seed-0 --prompt 'Once' --temperature 0.8 --top-p 0.9
         lm generate runs/nano/t5/1-baseline/baseline/seed-0 --prompt 'Paris is the [MASK] of France.'
+        lm generate runs/mini/now/4-diffusion/masked-diffusion/seed-0 --prompt 'Once' --max-length 32
+            --iterations 16 --passes ancestral
 
     Args:
         run: Folder of a run.
@@ -43,9 +47,13 @@ def generate(
     check_seed(seed, "--seed")
     texts = [GAP.sub(MASK, text) for text in prompt]
     with_gaps = [text for text in texts if MASK in text]
-    if not with_gaps:
+    if not with_gaps and is_masked_diffusion(run):
+        texts = [text + MASK * decoding.max_length for text in texts]
+        filling = replace(filling, iterations=filling.iterations or decoding.max_length)
+        fill_gaps(run, texts, mixture, filling, seed, decoding.temperature)
+    elif not with_gaps:
         write_answers(run, prompt, mixture, decoding, seed)
     elif len(with_gaps) == len(texts):
-        fill_gaps(run, texts, mixture, filling, seed)
+        fill_gaps(run, texts, mixture, filling, seed, decoding.temperature)
     else:
         raise SettingError(f"--prompt: all texts or none should have {MASK}, which is filled")

@@ -7,6 +7,7 @@
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from experiments.console import RUNS
@@ -40,7 +41,8 @@ def name_run(runs: Path, name: str, folder: Path) -> None:
         new.symlink_to(os.path.relpath(folder, runs), target_is_directory=True)
         new.replace(runs / name)
     except OSError:
-        new.unlink(missing_ok=True)
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
 
 
 def shortest_name(folder: Path) -> str:

@@ -26,14 +26,15 @@ class Filling:
 
     top: int = 5  # candidates to show per gap: tokens of an encoder, whole texts of an encoder-decoder
     iterations: int = 0  # encoders: fill the whole text in this many passes; 0: show candidates per gap
-    # encoders: predict the least certain positions again in each pass (mask-predict), or sample one position
-    # after another given all others (gibbs)
-    passes: Literal["mask-predict", "gibbs"] = "mask-predict"
+    # encoders: predict the least certain positions again in each pass (mask-predict); sample one position
+    # after another given all others (gibbs); or, as masked diffusion does, fill some masks in each pass: a
+    # random choice of them (ancestral), or those of which the model is surest (confidence)
+    passes: Literal["mask-predict", "gibbs", "ancestral", "confidence"] = "mask-predict"
 
     def __post_init__(self):
         at_least(self, "", top=1, iterations=0)
-        if self.passes == "gibbs" and not self.iterations:
-            raise SettingError("passes='gibbs' needs iterations of 1 or more, such as 10")
+        if self.passes != "mask-predict" and not self.iterations:
+            raise SettingError(f"passes={self.passes!r} needs iterations of 1 or more, such as 10")
 
 
 def write_answers(run: Path, prompts: Sequence[str], mixture: str, decoding: Decoding, seed: int) -> None:
@@ -51,6 +52,15 @@ def write_answers(run: Path, prompts: Sequence[str], mixture: str, decoding: Dec
     for text, ids in zip(prompts, tokens, strict=True):
         UNBROKEN.print(f"[cyan]{escape(text)}[/]\n  {escape(trained.vocabulary.decode(ids))}")
     UNBROKEN.print(f"{count} tokens in {seconds:.3f} s: {count / seconds:.0f} tokens/s")
+
+
+def is_masked_diffusion(run: Path) -> bool:
+    """Return whether a run trains an encoder to write texts by masked diffusion."""
+    from experiments.runs.paths import load_settings
+
+    experiment = load_settings(run)
+    bounds = experiment.objective.corruption.loss_weights is not None
+    return experiment.model.architecture == "encoder" and bounds
 
 
 def count_written(tokens: np.ndarray, eos: int | None) -> int:
@@ -71,7 +81,9 @@ def _writer(decoding: Decoding, seed: int) -> Callable:
     return lambda model, batch: np.asarray(decode(model, batch, decoding, key=key).tokens)
 
 
-def fill_gaps(run: Path, texts: Sequence[str], mixture: str, filling: Filling, seed: int) -> None:
+def fill_gaps(
+    run: Path, texts: Sequence[str], mixture: str, filling: Filling, seed: int, temperature: float = 0.0
+) -> None:
     """Print what a model puts for each [MASK] of the texts."""
     from experiments.runs.trained import masked, open_run
 
@@ -83,7 +95,7 @@ def fill_gaps(run: Path, texts: Sequence[str], mixture: str, filling: Filling, s
         if trained.config.has_decoder:
             lines = _infilled(trained, text, filling.top)
         elif filling.iterations:
-            lines = _filled_in_passes(trained, text, filling, seed)
+            lines = _filled_in_passes(trained, text, filling, temperature, seed)
         else:
             lines = _candidates(trained, text, filling.top)
         for line in lines:
@@ -103,21 +115,29 @@ def _candidates(run: "Trained", text: str, top: int) -> Iterator[str]:
         yield f"{escape(MASK)} {number}: {line}"
 
 
-def _filled_in_passes(run: "Trained", text: str, filling: Filling, seed: int) -> Iterator[str]:
-    """Yield the text that an encoder fills in several passes, or several texts by Gibbs sampling."""
+def _filled_in_passes(
+    run: "Trained", text: str, filling: Filling, temperature: float, seed: int
+) -> Iterator[str]:
+    """Yield the text that an encoder fills in several passes, or several texts if it samples."""
     import jax
 
-    from lm.evaluate.mask_filling import gibbs, mask_predict
+    from lm.evaluate.mask_filling import ancestral, gibbs, mask_predict, most_confident_first
 
-    vocabulary, iterations = run.vocabulary, filling.iterations
     ids, _ = run.encode_gaps(text)
+    vocabulary, options = run.vocabulary, {"iterations": filling.iterations, "mask": run.vocabulary.mask}
+    samples = filling.passes in ("gibbs", "ancestral") or (filling.passes == "confidence" and temperature > 0)
+    count = filling.top if samples else 1
+    batch, key = run.batch([ids] * count), jax.random.key(seed)
     if filling.passes == "gibbs":
-        batch, key = run.batch([ids] * filling.top), jax.random.key(seed)
-        filled = gibbs(run.model, batch, key, iterations=iterations, mask=vocabulary.mask)[: filling.top]
+        filled = gibbs(run.model, batch, key, **options)
+    elif filling.passes == "ancestral":
+        filled = ancestral(run.model, batch, key, **options)
+    elif filling.passes == "confidence":
+        filled = most_confident_first(run.model, batch, key, temperature=temperature, **options)
     else:
-        filled = mask_predict(run.model, run.batch([ids]), iterations=iterations, mask=vocabulary.mask)[:1]
+        filled = mask_predict(run.model, batch, **options)
     special = (vocabulary.cls, vocabulary.sep, vocabulary.eos)
-    for row in np.asarray(filled)[:, : len(ids)]:
+    for row in np.asarray(filled)[:count, : len(ids)]:
         yield escape(vocabulary.decode([token for token in row if token not in special]))
 
 

@@ -19,12 +19,13 @@ from lm.data.corpus.files import Split
 from lm.data.corpus.readers import WINDOW_READERS
 from lm.data.corpus.shards import iter_documents
 from lm.data.corpus.spec import corpus_shards
+from lm.metrics import NORMAL_95
 from lm.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.kinds.stage import Stage
     from experiments.runs.trained import Trained
-    from lm.evaluate.loglikelihood import Masking, Request
+    from lm.evaluate.loglikelihood import Request
 
 SHOWN_TEXT = 60  # of a text [characters]
 CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name of a corpus begins
@@ -41,9 +42,11 @@ class Scoring:
     stride: int = 256  # tokens that each window scores; those before them are its context [tokens]
     split: Split = "validation"  # split of a corpus: the held-out part (validation) or the rest (train)
     texts: int = 0  # score only the first texts of a corpus; 0: all [texts]
+    # masked diffusion: sets of masks by which the bound of each window is estimated, an even number
+    draws: int = 64
 
     def __post_init__(self):
-        at_least(self, "", texts=0)
+        at_least(self, "", texts=0, draws=2)
 
 
 def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> None:
@@ -128,21 +131,33 @@ def score_by_network(
     scoring: Scoring,
     encode: Callable[[Tokenizer, str], list[int]],
 ) -> list[dict[str, Any]]:
-    """Return log-probability and tokens of each continuation by a network."""
+    """Return log-probability and tokens of each continuation by a network.
+
+    By masked diffusion ``log_prob`` is an estimate of a lower bound, and ``variance`` that of the estimate.
+    """
     from experiments.runs.trained import open_run
-    from lm.evaluate.loglikelihood import continuation_log_probs
+    from lm.evaluate.likelihood_bound import continuation_bounds
+    from lm.evaluate.loglikelihood import Masking, continuation_log_probs
 
     trained = open_run(run, stages, scoring.mixture)
     UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
-    masking, pairs, owners = masking_of(trained), [], []
+    masking = None if trained.config.has_decoder else Masking.of(trained.vocabulary)
+    pairs: list[Request] = []
+    owners: list[int] = []
     for number, (context, continuation) in enumerate(texts):
         scored_ids = encode(trained.vocabulary, continuation)
         found = list(pairs_of(trained, context, scored_ids, scoring))
         pairs += found
         owners += [number] * len(found)
-    log_probs = continuation_log_probs(trained.model, pairs, trained.put, masking).tolist()
     results: list[dict[str, Any]] = [{"log_prob": 0.0, "tokens": 0, "unknown": 0} for _ in texts]
-    for number, log_prob, (_, scored) in zip(owners, log_probs, pairs, strict=True):
+    if masking is not None and trained.stage.settings.objective.corruption.loss_weights is not None:
+        bounds = continuation_bounds(trained.model, pairs, trained.put, masking, scoring.draws)
+        log_probs = -bounds.nats
+        for number, variance in zip(owners, bounds.variances.tolist(), strict=True):
+            results[number]["variance"] = results[number].get("variance", 0.0) + variance
+    else:
+        log_probs = continuation_log_probs(trained.model, pairs, trained.put, masking)
+    for number, log_prob, (_, scored) in zip(owners, log_probs.tolist(), pairs, strict=True):
         results[number]["log_prob"] += log_prob
         results[number]["tokens"] += len(scored)
         results[number]["unknown"] += [*scored].count(trained.vocabulary.unk)
@@ -187,18 +202,6 @@ def texts_of(file: Path) -> list[tuple[str, str]]:
     return texts
 
 
-def masking_of(run: "Trained") -> "Masking | None":
-    """Return how an encoder's rows are framed, None for other models."""
-    from lm.evaluate.loglikelihood import Masking
-
-    if run.config.has_decoder:
-        return None
-    vocabulary = run.vocabulary
-    prefix = () if vocabulary.cls is None else (vocabulary.cls,)
-    suffix = () if vocabulary.sep is None else (vocabulary.sep,)
-    return Masking(vocabulary.mask, prefix, suffix)
-
-
 def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) -> "Iterator[Request]":
     """Yield ids of a context, as in training, and ids to score after it.
 
@@ -231,14 +234,20 @@ def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) 
 def text_rates(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """Return perplexity per token, and bits per byte and per character, of all these texts together.
 
-    Of texts that are blanks alone, and so no tokens, there is no perplexity: None.
+    Of a bound ``bits_per_byte_interval`` is half of the 95 % interval of the estimate. Of texts that are
+    blanks alone, and so no tokens, there is no perplexity: None.
     """
     nats = -sum(result["log_prob"] for result in results)
     tokens = sum(result["tokens"] for result in results)
     bits = nats / math.log(2)
-    return {
+    num_bytes = sum(result["bytes"] for result in results)
+    interval = {}
+    if any("variance" in result for result in results):
+        error = math.sqrt(sum(result["variance"] for result in results))
+        interval["bits_per_byte_interval"] = NORMAL_95 * error / math.log(2) / num_bytes
+    return interval | {
         "perplexity": math.exp(nats / tokens) if tokens else None,
-        "bits_per_byte": bits / sum(result["bytes"] for result in results),
+        "bits_per_byte": bits / num_bytes,
         "bits_per_character": bits / sum(result["characters"] for result in results),
     }
 
@@ -253,6 +262,11 @@ def show_likelihoods(texts: Sequence[str], results: Sequence[dict[str, Any]]) ->
         grid.add_row(escape(shown.strip()), *_numbers([result]))
     grid.add_row("all" if texts else f"all {len(results):,}", *_numbers(results))
     CONSOLE.print(grid)
+    if (interval := text_rates(results).get("bits_per_byte_interval")) is not None:
+        CONSOLE.print(
+            "A bound: the model needs at most so many bits. It is estimated from random masks (--draws); the "
+            f"95 % interval is ± {interval:.4f} bits per byte."
+        )
     if count := sum(result["unknown"] for result in results):
         CONSOLE.print(
             f"[yellow]{count:,} tokens are unknown[/]: characters that the vocabulary cannot write. Their "

@@ -15,6 +15,7 @@ from experiments.report.comparison import (
     Verdicts,
 )
 from experiments.report.metrics import (
+    BITS_PER_BYTE,
     JUDGED_BUDGETS,
     LIKELIHOODS,
     UNITS,
@@ -178,12 +179,13 @@ def verdict_sentence(comparison: Comparison, verdicts: Verdicts) -> str:
     return " ".join(lines)
 
 
-def score_cell(digits: int, score: Score | None, mark: str = "", sign: str = "") -> Cell:
-    """Return mean ± standard deviation with so many decimals."""
+def score_cell(digits: int, score: Score | None, mark: str = "", sign: str = "", relation: str = "") -> Cell:
+    """Return mean ± standard deviation with so many decimals, behind a ``relation`` such as "≤"."""
     if score is None:
         return Cell()
     deviation = "" if score.std is None else f"{NBSP}±{NBSP}{score.std:.{digits}f}"
-    return Cell(f"{score.mean:{sign}.{digits}f}{deviation}{mark}", value=score.mean, deviation=score.std)
+    text = f"{relation}{NBSP * bool(relation)}{score.mean:{sign}.{digits}f}{deviation}{mark}"
+    return Cell(text, value=score.mean, deviation=score.std)
 
 
 def _metric_cells(comparison: Comparison, metric: Metric) -> list[Cell]:
@@ -193,8 +195,16 @@ def _metric_cells(comparison: Comparison, metric: Metric) -> list[Cell]:
     for row in comparison.table.rows:
         key = comparison.canonical_name(row)
         sign = differences[key].test.sign if key in differences else 0
-        cells.append(score_cell(metric.digits, Score.of(samples[key].values()), ARROWS[sign]))
+        relation = bound_sign(comparison.runs_of(row)) if metric.measure == BITS_PER_BYTE else ""
+        score = Score.of(samples[key].values())
+        cells.append(score_cell(metric.digits, score, ARROWS[sign], relation=relation))
     return cells
+
+
+def bound_sign(runs: Iterable[Result]) -> str:
+    """Return "≤" if the likelihood of the runs is known by a bound alone, as that of masked diffusion."""
+    likelihoods = (run.likelihood() for run in runs)
+    return "≤" if any(x is not None and x.variance is not None for x in likelihoods) else ""
 
 
 def mean_z_title(group: Group) -> str:
@@ -265,15 +275,19 @@ def _document_cells(comparison: Comparison) -> Sheet:
     if not any(run.likelihoods for runs in rows for run in runs):
         return {}
     sheet = {
-        head: [score_cell(digits, likelihood_score(runs, measure)) for runs in rows]
+        head: [
+            score_cell(digits, likelihood_score(runs, measure), relation=bound_sign(runs)) for runs in rows
+        ]
         for head, (measure, digits) in LIKELIHOODS.items()
     }
     seconds = shortest_training(rows)
     if seconds is not None:
         for head, (measure, digits) in LIKELIHOODS.items():
             if measure != "perplexity":
-                scores = [likelihood_score(runs, measure, seconds) for runs in rows]
-                sheet[f"{head} in {seconds:.0f} s"] = [score_cell(digits, score) for score in scores]
+                sheet[f"{head} in {seconds:.0f} s"] = [
+                    score_cell(digits, likelihood_score(runs, measure, seconds), relation=bound_sign(runs))
+                    for runs in rows
+                ]
     sizes = [runs[0].parameters if runs else None for runs in rows]
     sheet["parameters"] = [Cell() if size is None else Cell(f"{size:,}", value=size) for size in sizes]
     return sheet
@@ -753,13 +767,22 @@ def _total(counts: Iterable[Counts]) -> Counts:
 def document_notes(comparison: Comparison) -> list[str]:
     """Return a sentence on the held-out documents whose likelihood is shown; none if there are none."""
     runs = [run for row in comparison.table.rows for run in comparison.runs_of(row)]
-    sizes = dict.fromkeys(x[1:] for run in runs if (x := run.likelihood()) is not None)
+    known = [x for run in runs if (x := run.likelihood()) is not None]
+    sizes = dict.fromkeys((x.tokens, x.words, x.bytes) for x in known)
+    widest = max((x.bits_per_byte_interval for x in known if x.variance is not None), default=None)
+    bounds = []
+    if widest is not None:
+        bounds.append(
+            "≤ marks an upper bound: masked diffusion gives a text no probability that could be computed. It "
+            "is estimated from random masks; the 95 % interval of a run's bits per byte is "
+            f"± {widest:.3f} or less."
+        )
     return [
         f"Likelihoods are those of whole held-out documents of {tokens:,} tokens (ends included), {words:,} "
         f"words and {size:,} bytes. Equal time is the training time of the fastest network, without "
         "compilation and evaluation; between evaluations values are interpolated in the logarithm of time."
         for tokens, words, size in sizes
-    ]
+    ] + bounds
 
 
 def start_notes(comparison: Comparison) -> list[str]:

@@ -401,9 +401,13 @@ def check_counts(experiment: Experiment) -> None:
     Also raise it if held-out documents are to be scored by a model that is no causal language model.
     """
     counts, tuning, architecture = experiment.counts.model, experiment.tuning, experiment.model.architecture
-    if experiment.data.held_out_documents and (architecture != "decoder" or experiment.objective.has_inputs):
+    objective = experiment.objective
+    gives_likelihood = architecture == "decoder" and not objective.has_inputs
+    gives_bound = architecture == "encoder" and objective.corruption.loss_weights is not None
+    if experiment.data.held_out_documents and not (gives_likelihood or gives_bound):
         due = f"data.held_out_documents={experiment.data.held_out_documents} needs model.architecture="
-        due += f"'decoder', not {architecture!r}, and an objective without inputs, such as causal-lm"
+        due += f"'decoder', not {architecture!r}, and an objective without inputs, such as causal-lm; or an "
+        due += "encoder and masked-diffusion"
         if start := experiment.start.model:
             due += f"; the model is that of {start}: choose another row, or another start"
         raise SettingError(due)

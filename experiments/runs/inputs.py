@@ -99,12 +99,14 @@ class HeldOutText(NamedTuple):
     words: int  # number of words, split at white space
     bytes: int  # number of bytes in UTF-8
 
-    def likelihood(self, log_prob: float) -> Likelihood:
+    def likelihood(self, log_prob: float, variance: float | None = None) -> Likelihood:
         """Return the likelihood under a model.
 
-        log_prob: the sum of its log-probabilities of all tokens, EOS included [nats].
+        log_prob: the sum of its log-probabilities of all tokens, EOS included [nats]. If it is an estimate of
+        a lower bound, ``variance`` is the estimate's.
         """
-        return Likelihood(-log_prob, sum(map(len, self.documents)), self.words, self.bytes)
+        tokens = sum(map(len, self.documents))
+        return Likelihood(-log_prob, tokens, self.words, self.bytes, variance)
 
 
 def held_out_text(experiment: Experiment, inputs: Inputs) -> HeldOutText:

@@ -23,6 +23,7 @@ SIGNED = {"matthews", "pearson", "spearman"}  # metrics that may be below 0
 # metrics that are no shares -> least and largest value
 UNBOUNDED = {"loss": (0, 700), "bits_per_byte": (0, 700), "bits_above_chance": (-1e4, 64)}
 STAGES = "phases"  # what scores.json calls the folders of stages, also in published results
+COUNTED = ("tokens", "words", "bytes")  # of held-out documents: numbers of ``Likelihood``
 DOCUMENTS = "documents/"  # before the names of what records say of held-out documents
 DENOISERS = "denoisers/"  # before the names of denoisers, whose held-out losses records say
 UNDEFINED = "undefined"  # name of the reasons why metrics of a task have no value
@@ -150,22 +151,28 @@ class Result:
 
 def to_log_dict(likelihood: Likelihood) -> dict[str, float]:
     """Return the likelihood of held-out documents as the log of a stage records it: name -> value."""
-    return {f"{DOCUMENTS}{name}": float(value) for name, value in likelihood._asdict().items()}
+    return {f"{DOCUMENTS}{name}": float(value) for name, value in likelihood_numbers(likelihood).items()}
+
+
+def likelihood_numbers(likelihood: Likelihood) -> dict[str, float]:
+    """Return the numbers of a likelihood by name; ``variance`` is one of a bound alone."""
+    return {name: value for name, value in likelihood._asdict().items() if value is not None}
 
 
 def likelihood_of(values: Mapping[str, float], prefix: str = "") -> Likelihood:
     """That whose numbers are among ``values``, with ``prefix`` before their names."""
-    nats, *counts = (values[f"{prefix}{name}"] for name in Likelihood._fields)
-    return Likelihood(nats, *map(int, counts))
+    tokens, words, size = (int(values[f"{prefix}{name}"]) for name in COUNTED)
+    variance = values.get(f"{prefix}variance")
+    return Likelihood(values[f"{prefix}nats"], tokens, words, size, variance)
 
 
 def _check_likelihood(each: Any) -> None:
-    names = ("step", "seconds", *Likelihood._fields)
-    if set(fields := dict(_items("likelihoods", each))) != set(names):
+    names = ("step", "seconds", "nats", *COUNTED)
+    if set(fields := dict(_items("likelihoods", each))) - {"variance"} != set(names):
         raise SettingError(f"likelihoods should have {', '.join(names)}")
     for name, value in fields.items():
         _check_range(f"likelihoods {name}", value, 0, 1e300)
-    counted = min(fields[name] for name in ("tokens", "words", "bytes"))
+    counted = min(fields[name] for name in COUNTED)
     _check_range("likelihoods nats", fields["nats"], 0, LARGEST * counted)
 
 

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runs.kinds.stage import Stage
-from experiments.runs.result import DENOISERS, DOCUMENTS, STAGES, likelihood_of, write_result
+from experiments.runs.result import (
+    DENOISERS,
+    DOCUMENTS,
+    STAGES,
+    likelihood_numbers,
+    likelihood_of,
+    write_result,
+)
 from lm.train.runtime.log import records
 
 EXIT = 0.2  # below a model without context: one that has left the plateau [nats a content token]
@@ -51,7 +58,7 @@ def likelihoods(folder: Path, first_step: int) -> list[dict[str, float]]:
     for line in records(folder):
         if line["kind"] == "eval" and f"{DOCUMENTS}nats" in line:
             seconds = total(folder, "seconds_per_step", first_step, line["step"])
-            numbers = likelihood_of(line, DOCUMENTS)._asdict()
+            numbers = likelihood_numbers(likelihood_of(line, DOCUMENTS))
             found.append({"step": line["step"], "seconds": seconds} | numbers)
     return found
 

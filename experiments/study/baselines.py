@@ -125,7 +125,7 @@ def trained_at(changes: Changes, rate: float, schedule: str) -> Changes:
     return changes | SCHEDULES[schedule] | {"pretraining.optimizer.learning_rate": rate}
 
 
-def with_updates(changes: Changes, factor: int) -> Changes:
+def with_updates(changes: Changes, factor: float) -> Changes:
     """Return a language model with ``factor`` times the updates, which reads its text four times.
 
     More updates read more text, so that n-grams and networks with as many updates learn from the same text:

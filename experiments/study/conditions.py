@@ -4,7 +4,7 @@ A condition maps paths of other settings to the values that they should have; of
 """
 
 from lm.config.base import ABOVE_0, GIVEN, Condition, Conditions, Values
-from lm.objectives.corruption import HIDES_NOTHING
+from lm.objectives.corruption import BOUNDS_LIKELIHOOD, HIDES_NOTHING
 from lm.objectives.denoising import IN_PLACE
 
 # ---- paths from the outermost settings
@@ -22,6 +22,10 @@ LANGUAGE_MODEL: Condition = PRETRAINED | {
     "objective.noise": ("everything",),
     "objective.inputs": ("drop",),
     "objective.mixture": ("",),
+}
+MASKED_DIFFUSION: Condition = PRETRAINED | {
+    "model.architecture": ("encoder",),
+    "objective.noise": BOUNDS_LIKELIHOOD,
 }
 
 FINETUNED: Conditions = (

@@ -14,6 +14,7 @@ from experiments.study.conditions import (
     ENCODER_START,
     FINETUNED,
     LANGUAGE_MODEL,
+    MASKED_DIFFUSION,
     MULTI_TASK,
     NETWORK,
     NGRAMS,
@@ -81,8 +82,9 @@ class DataConfig:
     inputs_length: int = setting(512, (PRETRAINED, REPEATED_NGRAMS))
     # row lengths at which held-out text is scored [x inputs_length]
     held_out_lengths: tuple[int, ...] = setting((1,), PRETRAINED)
-    # number of whole held-out documents on which a language model is also evaluated; 0: none [documents]
-    held_out_documents: int = setting(0, (LANGUAGE_MODEL, NGRAMS))
+    # number of whole held-out documents on which a language model is also evaluated; masked diffusion gives
+    # an upper bound of their bits per byte; 0: none [documents]
+    held_out_documents: int = setting(0, (LANGUAGE_MODEL, MASKED_DIFFUSION, NGRAMS))
     # whether a damaged TFDS record stops the run or is skipped
     corrupt_records: Literal["stop", "skip"] = "stop"
     workers: int = 0  # number of processes that prepare batches; 0: prepare them in threads [processes]

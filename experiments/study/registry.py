@@ -10,7 +10,7 @@ from dataclasses import is_dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
-from experiments.study import adaptation, baselines, classic, recipe, seq2seq, start, word_vectors
+from experiments.study import adaptation, baselines, classic, diffusion, recipe, seq2seq, start, word_vectors
 from experiments.study.changes import Changes, ShareOf, Times, apply
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.names import check_row_name, check_table_name
@@ -51,6 +51,7 @@ _OTHER_TABLES = (
     adaptation,
     architectures,
     denoisers,
+    diffusion,
 )
 # name -> table, in the order of `lm list`
 TABLES: dict[str, Table] = {

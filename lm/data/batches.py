@@ -21,6 +21,8 @@ Item = TypeVar("Item")
 CACHED_CALLS = 8  # of which whole rows are cached, where a row is read over several steps
 PREFETCHED_BATCHES = 2  # while the device works
 EPOCH_KEY = 2**63  # first key of the random numbers of an epoch, beyond those of the examples
+SPREAD_KEY = EPOCH_KEY - 1  # key of the first of ``evenly_spread_uniforms``
+GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # its fractional part, in units of 2^-64
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,18 @@ def uniforms(seed: np.ndarray | int, rows: np.ndarray, count: int, length: int) 
         bits.state = state
         random.random(out=out, dtype=np.float32)
     return numbers
+
+
+def evenly_spread_uniforms(seed: int, rows: np.ndarray) -> np.ndarray:
+    """Return a random number in [0, 1) for each row, float32 [B]; those of consecutive rows lie far apart.
+
+    Each is uniform by itself. Row r has the fractional part of u + r g, where g is the golden ratio and u is
+    drawn by the seed, so that any B consecutive rows cover [0, 1) almost evenly, and a row still depends on
+    its seed and number alone.
+    """
+    first = np.random.Generator(np.random.Philox(key=[seed, SPREAD_KEY])).integers(2**64, dtype=np.uint64)
+    fixed_point = first + rows.astype(np.uint64) * GOLDEN_RATIO  # modulo 1, as 64 bits wrap around
+    return (fixed_point >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def epoch_generator(seed: int, epoch: int) -> np.random.Generator:

@@ -5,7 +5,7 @@ from typing import get_args
 
 from lm.config.base import SettingError, nearest
 from lm.data.packing import ARCHITECTURES, DECODERS, ENCODER_DECODERS
-from lm.objectives.corruption import HIDES_NOTHING, NOISES
+from lm.objectives.corruption import BOUNDS_LIKELIHOOD, HIDES_NOTHING, NOISES
 from lm.objectives.denoising import IN_PLACE, Denoiser, Objective, PairsName
 from lm.objectives.formatting import INPUTS
 from lm.tokenizers.tokenizer import Tokenizer
@@ -39,6 +39,9 @@ def _compatible_values() -> list[tuple[str, str, str, tuple[str, ...]]]:
         *[("targets", name, "noise", anywhere) for name in IN_PLACE],
         *[("targets", name, "inputs", TOKEN_FOR_TOKEN) for name in IN_PLACE],
         *[("noise", name, "inputs", ("span-masks",)) for name in infilled],
+        *[("noise", name, "inputs", ("masks",)) for name in BOUNDS_LIKELIHOOD],
+        *[("noise", name, "targets", ("in-place",)) for name in BOUNDS_LIKELIHOOD],
+        *[("noise", name, "pairs", ("none",)) for name in BOUNDS_LIKELIHOOD],
         ("inputs", "span-masks", "noise", (*infilled, *HIDES_NOTHING)),
         ("sentences", "permuted", "targets", ("everything",)),
         ("sentences", "rotated", "targets", ("everything",)),

@@ -7,6 +7,9 @@ A row of a pair is [CLS] A [SEP] B [SEP], where A and B are the two parts of one
 of the pairs are changed, and the model classifies which. In next-sentence prediction (Devlin et al. 2019) B
 is taken from another document, in sentence-order prediction (Lan et al. 2020) A and B are swapped. With
 "next-single-sentence" A and B are one sentence each (Liu et al. 2019, section 4.2: "sentence-pair").
+
+In masked diffusion (Sahoo et al. 2024) the share of masked tokens is drawn for each row, and the [SEP]
+between documents are masked too, since the model gives the whole text a probability.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.batch import Batch, Side
-from lm.data.batches import uniforms
+from lm.data.batches import evenly_spread_uniforms, uniforms
 from lm.data.segments import UNPACKED_ROWS, SegmentedWindow, SegmentReader, WindowRows
 from lm.objectives.corruption import CorruptionInputs, length_mask
 from lm.objectives.denoising import REPLACED, RESTORED, Lengths
@@ -64,6 +67,8 @@ class MaskedLMRows:
     def __call__(self, numbers: np.ndarray) -> Batch:
         draws = self.reader.objective.uniforms_per_token + self.paired
         u = uniforms(self.reader.seed, numbers, draws, self.lengths.raw)
+        if self.reader.objective.corruption.loss_weights is not None:
+            u[:, 1, 0] = evenly_spread_uniforms(self.reader.seed, numbers)
         windows = self.reader.find_rows(numbers, self.reader.count_segments, self.row_index_key)
         parts = [self._read_rows(window, u) for window in windows]
         order = np.argsort(np.concatenate([part.batch_rows for part in parts]))
@@ -85,7 +90,10 @@ class MaskedLMRows:
         return UnmaskedRows(pairs.read(pair), pair.lengths, changed, window.batch_rows)
 
     def _noise(self, rows: UnmaskedRows, u: np.ndarray) -> np.ndarray:
-        """Return the corruption mask, bool [B,raw]; a [SEP] between documents is never masked."""
+        """Return the corruption mask, bool [B,raw].
+
+        A [SEP] between documents is not masked, unless the loss bounds the likelihood of the whole text.
+        """
         objective, tokenizer, starts = self.reader.objective, self.reader.tokenizer, None
         text = rows.text
         between = text == tokenizer.sep
@@ -96,7 +104,9 @@ class MaskedLMRows:
             starts[:, 1:] |= between[:, :-1]
         lengths = rows.lengths.sum(1)
         mask = objective.corruption.mask(objective, CorruptionInputs(lengths, u, 0, starts))
-        return mask & length_mask(lengths, self.lengths.raw) & ~between
+        if objective.corruption.loss_weights is None:
+            mask &= ~between
+        return mask & length_mask(lengths, self.lengths.raw)
 
     def _mask_rows(self, rows: UnmaskedRows, u: np.ndarray) -> Batch:
         """Return the batch of masked rows, with [CLS] and [SEP] around their segments."""
@@ -112,21 +122,28 @@ class MaskedLMRows:
         special = np.where(positions > 0, tokenizer.sep, tokenizer.cls) * in_row + PAD * ~in_row
         source = np.clip(positions - 1 - in_second, 0, self.lengths.raw - 1)  # index in the text
         visible, text, noise = (np.take_along_axis(array, source, axis=1) for array in (visible, text, noise))
+        loss_weights, num_loss_tokens = (is_text & noise).astype(np.float32), None
+        if objective.corruption.loss_weights is not None:
+            lengths = rows.lengths.sum(1)
+            loss_weights *= objective.corruption.loss_weights(lengths, u)[:, None]
+            num_loss_tokens = lengths.astype(np.float32)
         side = Side(
             tokens=np.where(is_text, visible, special).astype(np.int32),
             segment_ids=in_row.astype(np.int32),
             positions=(positions * in_row).astype(np.int32),
             token_types=(in_second * in_row).astype(np.int32) if paired else None,
             targets=np.where(is_text, text, special).astype(np.int32),
-            loss_weights=(is_text & noise).astype(np.float32),
-            content=is_text & noise,
+            loss_weights=loss_weights,
+            content=is_text & noise & (text != tokenizer.sep),
         )
         discriminator_weights = None
         if objective.targets in ("replaced", "restored"):  # of every token of the row
             discriminator_weights = in_row.astype(np.float32)
         elif objective.targets in (*REPLACED, *RESTORED):  # of those that were masked
             discriminator_weights = (is_text & noise).astype(np.float32)
-        return Batch(encoder=side, discriminator_loss_weights=discriminator_weights)
+        return Batch(
+            encoder=side, discriminator_loss_weights=discriminator_weights, num_loss_tokens=num_loss_tokens
+        )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ start token of a decoder and the special tokens around an encoder's text are add
 - A decoder reads context and continuation; a prefix decoder reads the context without a causal mask.
 - An encoder-decoder reads the context in the encoder and the continuation in the decoder.
 - An encoder gives no probability of a text, but a pseudo-likelihood: each token of the continuation is masked
-  in turn and predicted from all others (Salazar et al. 2020).
+  in turn and predicted from all others (Salazar et al. 2020). If it was trained by masked diffusion it also
+  gives a bound: ``lm.evaluate.likelihood_bound``.
 
 Requests are batched into few shapes (``lm.evaluate.bucketing``). ``shard_batch`` places this process's part
 of a batch on its devices (``Steps.shard_batch``). Logits are computed only at scored positions.
@@ -30,6 +31,7 @@ from lm.config.model import ModelConfig
 from lm.evaluate.bucketing import BucketBatch, batches_by_length
 from lm.evaluate.generate import Model
 from lm.nn.ensemble import Ensemble
+from lm.tokenizers.tokenizer import Tokenizer
 
 TokenIds = Sequence[int] | np.ndarray
 Request = tuple[TokenIds, TokenIds]  # a context and its continuation, which is scored
@@ -42,6 +44,13 @@ class Masking(NamedTuple):
     mask: int  # hides a token that is to be predicted
     begin: tuple[int, ...] = ()  # ids before every text, such as [CLS]
     end: tuple[int, ...] = ()  # ids after it, such as [SEP]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "Masking":
+        """Return the special tokens by which an encoder with this tokenizer was trained."""
+        begin = () if tokenizer.cls is None else (tokenizer.cls,)
+        end = () if tokenizer.sep is None else (tokenizer.sep,)
+        return cls(tokenizer.mask, begin, end)
 
 
 class Window(NamedTuple):
@@ -78,7 +87,7 @@ def score_continuations(
     if model.config.has_decoder:  # the decoder also reads the targets but the last
         lengths[:, 1] += np.maximum(lengths[:, 2] - 1, 0)
     log_probs, is_greedy = np.zeros(len(requests)), np.ones(len(requests), bool)
-    outputs = _run_batched(_continuation_log_probs, model, rows, lengths, shard_batch)
+    outputs = run_batched(_continuation_log_probs, model, rows, lengths, shard_batch, _make_batch)
     for row, (log_prob, not_likeliest) in zip(rows, outputs, strict=True):
         log_probs[row.request] += log_prob
         is_greedy[row.request] &= not_likeliest == 0
@@ -119,7 +128,7 @@ def candidate_log_probs(
     for length, row in zip(lengths, rows, strict=True):
         targets_length = max(map(len, row.candidates), default=0)
         length[:] = len(row.encoder), len(row.prompt), len(row.candidates), targets_length
-    outputs = _run_batched(_candidate_log_probs, model, rows, lengths, shard_batch)
+    outputs = run_batched(_candidate_log_probs, model, rows, lengths, shard_batch, _make_batch)
     return [output[: len(row.candidates)] for row, output in zip(rows, outputs, strict=True)]
 
 
@@ -207,7 +216,7 @@ def _make_rows(
             raise SettingError("an encoder predicts masks: masking should name their id")
         (continuation,) = candidates
         text = [*masking.begin, *context, *continuation, *masking.end]
-        _check_length(config, len(text))
+        check_length(config, len(text))
         for position, token in enumerate(continuation, len(masking.begin) + len(context)):
             masked = [*text[:position], masking.mask, *text[position + 1 :]]
             yield _Row(masked, (), ([token],), position, request)
@@ -218,7 +227,7 @@ def _make_rows(
         raise SettingError(f"model.special.start=None: {what}, to give its first token a probability")
     encoder = context if config.has_encoder else ()
     targets_length = max(map(len, candidates), default=0)
-    _check_length(config, max(len(encoder), len(prompt) + targets_length - 1))
+    check_length(config, max(len(encoder), len(prompt) + targets_length - 1))
     yield _Row(encoder, prompt, candidates, request=request)
 
 
@@ -231,7 +240,8 @@ def check_mask(config: ModelConfig) -> None:
         )
 
 
-def _check_length(config: ModelConfig, length: int) -> None:
+def check_length(config: ModelConfig, length: int) -> None:
+    """Raise SettingError if a row is too long for the model."""
     max_length = _max_length(config)
     if length > max_length:
         raise SettingError(f"a row of {length} tokens exceeds model.positions.max_length={max_length}")
@@ -253,7 +263,7 @@ def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) 
     num_candidates = several[0] if several else None
     encoder = decoder = None
     if config.has_encoder:
-        tokens, lengths = _pad([row.encoder for row in rows], (bucket.rows, encoder_length))
+        tokens, lengths = pad_texts([row.encoder for row in rows], (bucket.rows, encoder_length))
         is_text = (np.arange(encoder_length)[None] < lengths[:, None]).astype(np.int32)
         encoder = Side(tokens=tokens, segment_ids=is_text)
     prompt_lengths = np.zeros(bucket.rows, np.int32)
@@ -263,7 +273,7 @@ def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) 
             read = [[*row.prompt, *row.candidates[0][:-1]] for row in rows]
         else:
             read = [[*row.prompt] for row in rows]
-        tokens, _ = _pad(read, (bucket.rows, decoder_length))
+        tokens, _ = pad_texts(read, (bucket.rows, decoder_length))
         is_prompt = (np.arange(decoder_length)[None] < prompt_lengths[:, None]).astype(np.int32)
         prompt_segments = None if num_candidates is None else is_prompt
         prefix = is_prompt if config.architecture == "prefix-decoder" else None
@@ -277,14 +287,14 @@ def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) 
     for row in rows:
         missing = count - len(row.candidates)
         targets += [*row.candidates, *[()] * missing]
-    tokens, lengths = _pad(targets, (bucket.rows * count, targets_length))
+    tokens, lengths = pad_texts(targets, (bucket.rows * count, targets_length))
     if num_candidates is not None:
         tokens = tokens.reshape(bucket.rows, count, targets_length)
         lengths = lengths.reshape(bucket.rows, count)
     return Batch(encoder=encoder, decoder=decoder), _Targets(tokens, lengths, first_position)
 
 
-def _pad(texts: Sequence[TokenIds], shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+def pad_texts(texts: Sequence[TokenIds], shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Return texts as left-aligned rows int32 [B,T], padded with 0, and their lengths int32 [B]."""
     tokens, lengths = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32)
     for index, text in enumerate(texts):
@@ -295,19 +305,26 @@ def _pad(texts: Sequence[TokenIds], shape: tuple[int, int]) -> tuple[np.ndarray,
 # ---- from rows to log-probabilities
 
 
-def _run_batched(
-    program: Callable, model: Model, rows: list[_Row], lengths: np.ndarray, shard_batch: ShardBatch
+def run_batched(
+    program: Callable,
+    model: Model,
+    rows: Sequence[Any],
+    lengths: np.ndarray,
+    shard_batch: ShardBatch,
+    make_batch: Callable[[ModelConfig, Sequence[Any], BucketBatch], tuple],
 ) -> list[np.ndarray]:
     """Return the output of ``program`` for each row, float64, in order, computed in batches of few shapes.
 
-    ``lengths`` int [N,dimensions] are those of each row.
+    ``lengths`` int [N,3], of encoder, decoder and targets, are those of each row; [N,4] with the number of
+    candidates before the targets. ``make_batch`` returns the arguments of the program beside the model, for
+    some of the rows.
     """
     config, mesh = model.config, getattr(jax.tree.leaves(model)[0].sharding, "mesh", None)
     multiple = 1 if mesh is None else sharding.batch_shards(mesh.shape)
     buckets = batches_by_length(lengths, partial(_row_cost, config), multiple, _max_length(config))
     outputs = []
     for bucket in buckets:
-        batch = _make_batch(config, [rows[index] for index in bucket.examples], bucket)
+        batch = make_batch(config, [rows[index] for index in bucket.examples], bucket)
         if mesh is not None:
             slices = sharding.process_rows(mesh, bucket.rows)
             process_rows = np.concatenate([np.arange(bucket.rows)[part] for part in slices])

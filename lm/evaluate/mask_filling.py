@@ -1,7 +1,8 @@
 """Fills masks: with the likeliest tokens for each mask, or so that the whole text is likely.
 
-A masked language model predicts one token per mask, at once or in several passes. An encoder-decoder
-generates any number of tokens for a mask.
+A masked language model predicts one token per mask, at once or in several passes. One that was trained by
+masked diffusion samples texts so: a text of masks alone is one without a prompt. An encoder-decoder generates
+any number of tokens for a mask.
 """
 
 from collections.abc import Sequence
@@ -103,6 +104,59 @@ def gibbs(model: Transformer, batch: Batch, key: Array, *, iterations: int, mask
 
     tokens = jnp.asarray(batch.side("encoder").tokens, jnp.int32)
     return jax.lax.fori_loop(0, iterations * visits, visit, tokens)
+
+
+@partial(jax.jit, static_argnames=("iterations", "mask"))
+def ancestral(model: Transformer, batch: Batch, key: Array, *, iterations: int, mask: int) -> Array:
+    """Fill every mask by ancestral sampling of masked diffusion; returns the text, int32 [B,S].
+
+    Time goes from 1 to 0 in equal steps. In the step from time t to s each mask is replaced with probability
+    (t - s) / t, by a token that is sampled from the model's prediction (Sahoo et al. 2024, equation 7 with
+    the log-linear schedule). Masks that are replaced in one step are sampled independently, so that the
+    samples follow the model's distribution as the number of ``iterations`` grows. The same ``key`` gives the
+    same text.
+    """
+    to_fill = _is_masked(batch, mask)
+
+    def denoise(step, tokens):
+        choice_key, token_key = jax.random.split(jax.random.fold_in(key, step))
+        chosen = jax.random.uniform(choice_key, tokens.shape) < 1 / (iterations - step)  # at the end, all
+        logits = model(_with_encoder_tokens(batch, tokens)).at[:, :, mask].set(-jnp.inf)
+        drawn = jax.random.categorical(token_key, logits)
+        return jnp.where(to_fill & (tokens == mask) & chosen, drawn, tokens).astype(jnp.int32)
+
+    tokens = jnp.asarray(batch.side("encoder").tokens, jnp.int32)
+    return jax.lax.fori_loop(0, iterations, denoise, tokens)
+
+
+@partial(jax.jit, static_argnames=("iterations", "mask", "temperature"))
+def most_confident_first(
+    model: Transformer, batch: Batch, key: Array, *, iterations: int, mask: int, temperature: float
+) -> Array:
+    """Fill every mask, those first of which the model is surest; returns the text, int32 [B,S].
+
+    Each pass predicts a token for every mask and keeps the most probable ones: as many in each pass, so that
+    after pass t of T there are n (T - t) / T masks left of n. This is LLaDA's low-confidence remasking (Nie
+    et al. 2025, section 2.4). Unlike ``mask_predict`` it predicts no position again. Tokens are the likeliest
+    ones at temperature 0, else they are sampled.
+    """
+    to_fill = _is_masked(batch, mask)
+    count = to_fill.sum(-1)
+
+    def predict(step, tokens):
+        logits = model(_with_encoder_tokens(batch, tokens)).at[:, :, mask].set(-jnp.inf)
+        if temperature:
+            predicted = jax.random.categorical(jax.random.fold_in(key, step), logits / temperature)
+        else:
+            predicted = logits.argmax(-1)
+        probabilities = jnp.take_along_axis(jax.nn.softmax(logits), predicted[..., None], axis=-1)[..., 0]
+        is_mask = to_fill & (tokens == mask)
+        remaining = count * (iterations - 1 - step) // iterations
+        rank = jnp.argsort(jnp.argsort(jnp.where(is_mask, probabilities, jnp.inf), axis=-1), axis=-1)
+        return jnp.where(is_mask & (rank >= remaining[:, None]), predicted, tokens).astype(jnp.int32)
+
+    tokens = jnp.asarray(batch.side("encoder").tokens, jnp.int32)
+    return jax.lax.fori_loop(0, iterations, predict, tokens)
 
 
 def infill(model: Transformer, batch: Batch, *, max_length: int, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,9 @@
 Sources: Raffel et al. 2020 (i.i.d., spans; T5's code where the paper is silent), Devlin et al. 2019 with the
 whole-word masking of its code, Joshi et al. 2020 (SpanBERT), Lewis et al. 2020 (BART), Song et al. 2019
 (MASS: a single span), Bavarian et al. 2022 (fill-in-the-middle: the middle of a document), Tay et al. 2022
-(UL2: a suffix with a fixed share of the text), Du et al. 2022 (GLM: a suffix of half the text or more).
+(UL2: a suffix with a fixed share of the text), Du et al. 2022 (GLM: a suffix of half the text or more), Sahoo
+et al. 2024 (masked diffusion: a rate per text), Hoogeboom et al. 2022 (any-order autoregression: a count per
+text).
 
 Shapes: B texts of at most L tokens, R uniform random numbers per token. A span is a run of consecutive noise
 tokens. Uniform numbers are in [0, 1).
@@ -26,7 +28,11 @@ GEOMETRIC_P, LONGEST_SPAN = 0.2, 10
 # hides none either, but replaces the whole text by random tokens.
 _SpansName = Literal["spans", "rolled-spans", "geometric-spans", "poisson-spans", "single-span", "middle"]
 _SuffixName = Literal["suffix", "suffix-share"]
-NoiseName = Literal["none", "random-text", "iid", "whole-words", _SpansName, _SuffixName, "everything"]
+# How much of a text is noise is drawn for each text: its rate, or the number of its noise tokens.
+_UniformName = Literal["uniform-rate", "uniform-count"]
+NoiseName = Literal[
+    "none", "random-text", "iid", "whole-words", _UniformName, _SpansName, _SuffixName, "everything"
+]
 
 
 class CorruptionConfig(Protocol):
@@ -86,6 +92,10 @@ class Noise(NamedTuple):
     replaces_text: bool = False
     hides_tokens: bool = True
     limits_targets: bool = False  # a text is so short that its targets too fit in the room of its inputs
+    # (lengths [B], uniforms [B,R,L]) -> float32 [B], the weight in the loss of each noise token of a text;
+    # with it the loss estimates an upper bound of minus the text's log-probability. ``uniforms[:, 1, 0]``
+    # decides how much of a text is noise. None: the weight is 1
+    loss_weights: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
     unused_settings: tuple[str, ...] = ()  # of ``CorruptionConfig``; changing them is an error
 
     @property
@@ -330,6 +340,39 @@ def _no_counts(_config: CorruptionConfig, lengths: np.ndarray, _length_uniforms:
     return NoiseCounts(np.zeros_like(lengths), np.ones_like(lengths), np.minimum(lengths, 1))
 
 
+def noise_rates(uniforms: np.ndarray) -> np.ndarray:
+    """Return the rate of noise of each text, float32 [B], uniform in (0, 1]; ``uniforms`` are [B,2,L]."""
+    return 1 - uniforms[:, 1, 0]
+
+
+def _uniform_rate_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
+    """Return the mask of masked diffusion at a random time t, bool [B,L]: each token is noise with odds t."""
+    return texts.uniforms[:, 0] < noise_rates(texts.uniforms)[:, None]
+
+
+def _uniform_rate_weights(_lengths: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Return 1/t, float32 [B] (Sahoo et al. 2024, equation 11 with the log-linear schedule)."""
+    return 1 / noise_rates(uniforms)
+
+
+def noise_counts(lengths: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Return how many tokens of each text are noise, int [B], uniform in [1, L]; ``uniforms`` are [B]."""
+    counts = 1 + (uniforms.astype(np.float64) * lengths).astype(np.int64)
+    return np.minimum(counts, lengths)  # 0 in an empty text
+
+
+def _uniform_count_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
+    """Return a mask of a random number of tokens, bool [B,L]: all sets of so many are equally likely."""
+    counts = noise_counts(texts.lengths, texts.uniforms[:, 1, 0])
+    return _choose_smallest(texts.uniforms[:, 0], length_mask(texts.lengths, texts.uniforms.shape[2]), counts)
+
+
+def _uniform_count_weights(lengths: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Return length / number of noise tokens, float32 [B] (Hoogeboom et al. 2022, equation 4)."""
+    counts = noise_counts(lengths, uniforms[:, 1, 0])
+    return (lengths / np.maximum(counts, 1)).astype(np.float32)
+
+
 def _whole_words_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
     """Return a whole-word mask, bool [B,L]: a word's tokens share the uniform of its first."""
     assert texts.word_starts is not None
@@ -428,6 +471,18 @@ _NO_NOISE = Noise(
 )
 NOISES: dict[str, Noise] = {
     "iid": Noise(_iid_mask, unused_settings=("mean_span_length",)),
+    "uniform-rate": Noise(
+        _uniform_rate_mask,
+        uniforms_per_token=2,
+        loss_weights=_uniform_rate_weights,
+        unused_settings=("rate", "mean_span_length"),
+    ),
+    "uniform-count": Noise(
+        _uniform_count_mask,
+        uniforms_per_token=2,
+        loss_weights=_uniform_count_weights,
+        unused_settings=("rate", "mean_span_length"),
+    ),
     "whole-words": Noise(_whole_words_mask, needs_word_starts=True, unused_settings=("mean_span_length",)),
     "spans": Noise(random_spans_noise_mask, counts=span_counts),
     "rolled-spans": Noise(_rolled_spans_mask, counts=_rolled_span_counts, uniforms_per_token=2),
@@ -468,6 +523,8 @@ NOISES: dict[str, Noise] = {
     "random-text": _NO_NOISE._replace(replaces_text=True),
 }
 HIDES_NOTHING = tuple(name for name, noise in NOISES.items() if not noise.hides_tokens)
+# the loss is an upper bound of minus the log-probability of the text
+BOUNDS_LIKELIHOOD = tuple(name for name, noise in NOISES.items() if noise.loss_weights)
 
 
 # --- reducing noise until it fits

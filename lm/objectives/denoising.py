@@ -6,10 +6,11 @@ p is ``rate``, a span is a run of consecutive noise tokens, and a sentinel is th
 a span.
 
 Sources: Raffel et al. 2020, sections 3.1.4 and 3.3; of encoders Devlin et al. 2019, Joshi et al. 2020
-(SpanBERT), Clark et al. 2020 (ELECTRA) and, for the shares of masked tokens, Wettig et al. 2022; of text
-infilling, rotation and permutation Lewis et al. 2020 (BART); of mixtures of denoisers Tay et al. 2022 (UL2),
-Bavarian et al. 2022 (fill-in-the-middle) and Du et al. 2022 (GLM). This code differs from T5's in two points,
-so that nothing is cut, and inputs and targets together give back the text:
+(SpanBERT), Clark et al. 2020 (ELECTRA) and, for the shares of masked tokens, Wettig et al. 2022; of masked
+diffusion Sahoo et al. 2024 (MDLM) and Nie et al. 2025 (LLaDA), of its any-order form Hoogeboom et al. 2022;
+of text infilling, rotation and permutation Lewis et al. 2020 (BART); of mixtures of denoisers Tay et al. 2022
+(UL2), Bavarian et al. 2022 (fill-in-the-middle) and Du et al. 2022 (GLM). This code differs from T5's in two
+points, so that nothing is cut, and inputs and targets together give back the text:
 
 * *Too few sentinels.* T5 lets their ids run over into word pieces. Here "spans" draws at most as many spans
   as there are sentinels (fewer and longer ones, with the same number of noise tokens). Noise whose amount is
@@ -85,7 +86,8 @@ class Objective:
     inputs: InputsName = setting("sentinels", _of_single({"noise": Values(but=HIDES_NOTHING)}))
     # what the model predicts, and what replaces the tokens that are not corrupted
     targets: TargetsName = setting("sentinels", _of_single(*WITH_INPUTS))
-    # share of tokens that are corrupted (ignored with noise suffix, everything, none and random-text)
+    # share of tokens that are corrupted (ignored with noise suffix, everything, none, random-text,
+    # uniform-rate and uniform-count)
     rate: float = setting(0.15, _of_single({"noise": _noises_that_use("rate")}))
     # mean length of corrupted spans [tokens]
     mean_span_length: float = setting(3.0, _of_single({"noise": _noises_that_use("mean_span_length")}))
@@ -212,6 +214,7 @@ _INFILLING = Objective("poisson-spans", "span-masks", "everything", 0.3, sentenc
 _BART = Objective(targets="everything", eos="between-documents")
 _ELECTRA = Objective(inputs="masks", targets="replaced", eos="between-documents")
 _MASKED_LM = Objective(inputs="masks-random-or-same", targets="in-place", eos="between-documents")
+_DIFFUSION = Objective("uniform-rate", "masks", "in-place", eos="between-documents")
 _COPY = Objective(noise="none", targets="everything")
 
 OBJECTIVES = {
@@ -234,6 +237,8 @@ OBJECTIVES = {
     "masked-lm": _MASKED_LM,
     "whole-word-masked-lm": replace(_MASKED_LM, noise="whole-words"),
     "span-masked-lm": replace(_MASKED_LM, noise="geometric-spans"),
+    "masked-diffusion": _DIFFUSION,
+    "any-order": replace(_DIFFUSION, noise="uniform-count"),
     "electra": _ELECTRA,
     "electra-15": replace(_ELECTRA, targets="replaced-at-masks"),
     "replace-mlm": replace(_ELECTRA, targets="restored-at-masks"),

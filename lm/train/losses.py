@@ -4,6 +4,9 @@ A loss is the sum of the losses of all targets, each multiplied by its loss weig
 each array of loss weights is divided by its sum over the whole batch: the sums are then means, and those of
 micro-batches and hosts add up.
 
+Masked diffusion weighs tokens by 1/t and divides by the number of tokens that may be masked
+(``Batch.num_loss_tokens``), so that its loss is an upper bound of minus the log-probability [nats per token].
+
 Metrics are returned by name as pairs (weighted sum, sum of weights). ``Steps.evaluate`` adds these up over
 batches and divides one by the other. A batch with ``frequent_tokens``, the 10 most frequent content tokens of
 held-out data, gets metrics of its content tokens too: the targets that are no sentinel and no EOS, and that
@@ -170,7 +173,11 @@ def _masked_token_loss(model: Any, x: Array, batch: Batch, config: LossConfig) -
         return loss_everywhere(jnp.take_along_axis(x, positions[:, :, None], axis=1), masked)
 
     is_few = ((weights > 0).sum(1) <= max_masked).all()
-    return jax.lax.cond(is_few, loss_where_masked, loss_everywhere, x, side)
+    loss, sums = jax.lax.cond(is_few, loss_where_masked, loss_everywhere, x, side)
+    if batch.num_loss_tokens is not None:
+        total = batch.num_loss_tokens.sum(dtype=jnp.float32)
+        sums |= {name: (sums[name][0], total) for name in ("loss", "z_loss", "accuracy")}
+    return loss, sums
 
 
 def _token_loss(logits: Array, side: Side, frequent_tokens: Array | None, config: LossConfig) -> LossAndSums:

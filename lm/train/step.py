@@ -177,12 +177,18 @@ def compute_gradients(
 def normalize_loss_weights(batch: Batch) -> tuple[Batch, Metrics]:
     """Return the batch with each kind of loss weights divided by its sum, and two counts as metrics.
 
-    ``tokens`` are the targets with a loss weight; with ELECTRA, the tokens that its discriminator classifies.
-    ``content_tokens`` are the targets that the model cannot copy: no sentinel, no EOS, and none that the
-    inputs show at the same position (``lm.data.content``).
+    An encoder's loss that estimates a bound is divided by ``batch.num_loss_tokens`` instead: the sum of its
+    weights is random, and dividing by it would bias the estimate. ``tokens`` are the targets with a loss
+    weight; with ELECTRA, the tokens that its discriminator classifies. ``content_tokens`` are the targets
+    that the model cannot copy: no sentinel, no EOS, and none that the inputs show at the same position
+    (``lm.data.content``).
     """
     weights = batch.loss_weights()
     totals = {name: x.sum(dtype=jnp.float32) for name, x in weights.items()}
+    if batch.num_loss_tokens is not None:
+        weights |= {"num_loss_tokens": batch.num_loss_tokens}
+        total = batch.num_loss_tokens.sum(dtype=jnp.float32)
+        totals |= dict.fromkeys(("encoder_loss_weights", "num_loss_tokens"), total)
     normalized = {name: weights[name] / jnp.maximum(total, 1) for name, total in totals.items()}
     # Sentence pairs also have one weight per row. Tokens outnumber rows: the largest total counts tokens.
     metrics = {"tokens": jnp.stack(list(totals.values())).max()}

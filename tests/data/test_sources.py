@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from benchmark_files import TEXT, prepare
 from feeding import documents, fingerprint
-from paths import SHARED
+from paths import ROOT, SHARED
 
 from lm.config.base import SettingError
 from lm.data.corpus import readers, spec
@@ -231,3 +232,26 @@ def test_an_empty_file_among_others_changes_nothing(tmp_path):
     found = documents(f"text:{tmp_path}", "train", tmp_path)
     (tmp_path / "a.txt").write_text("")
     assert documents(f"text:{tmp_path}", "train", tmp_path) == found
+
+
+def test_the_recipe_of_text8_writes_the_published_splits_and_cuts_no_character_in_two(tmp_path):
+    page = (ROOT / "docs" / "corpora.md").read_text()
+    (recipe,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict = {"__name__": "recipe"}
+    exec(recipe, names)
+    sizes = names["SIZES"]
+    assert [*sizes.values()] == [90_000_000, 5_000_000, 5_000_000]
+    names["SIZES"].update(zip(sizes, (9_001, 500, 499), strict=True))  # 9,001: in the middle of an ä
+    data = ("ä bc " * 1_667).encode()[:10_000]
+    (tmp_path / "downloads").mkdir()
+    (tmp_path / "downloads" / "enwik8").write_bytes(data)
+    names["write_splits"]("enwik8", tmp_path)
+    texts = {}
+    for folder in ("enwik8", "enwik8-test"):
+        name = f"text:{tmp_path / folder}"
+        texts[folder] = " ".join(iter_documents(spec.corpus_shards(name, "validation", tmp_path)))
+    shards = spec.corpus_shards(f"text:{tmp_path / 'enwik8'}", "train", tmp_path)
+    train = " ".join(iter_documents(shards))
+    assert train == data[:9_000].decode().strip()
+    assert texts["enwik8"] == data[9_002:9_501].decode().strip()
+    assert texts["enwik8-test"] == data[9_501:].decode().strip()

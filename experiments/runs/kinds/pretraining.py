@@ -47,11 +47,13 @@ from lm.data.pretraining import (
 from lm.data.seq2seq import CorpusExamples, Example, MixtureRows
 from lm.data.tasks.mixtures import mixing_rates
 from lm.evaluate.evaluator import EvalTask
-from lm.evaluate.loglikelihood import Window, documents_log_prob
+from lm.evaluate.likelihood_bound import documents_bound
+from lm.evaluate.loglikelihood import Masking, Window, documents_log_prob
 from lm.nn import electra, elmo, finetune
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths, compute_lengths
 from lm.special_tokens import boundary_tokens
+from lm.tokenizers.tokenizer import Tokenizer
 from lm.train import optimizers
 from lm.train.losses import (
     both_directions,
@@ -65,6 +67,9 @@ from lm.train.step import Steps, StepSpec
 
 NUM_VALIDATION_SEQUENCES = 512  # held-out sequences that are evaluated during pre-training
 MAX_LENGTH_EVAL_BATCHES = 1_000  # held-out batches on which losses at several lengths are measured
+# sets of masks by which the bound of each window of a held-out document is estimated: while a model trains,
+# and at the end, since many take longer than the training between two evaluations
+BOUND_DRAWS, FINAL_BOUND_DRAWS = 2, 16
 MAX_UNIGRAM_TOKENS = 2**22  # held-out tokens in which token frequencies are counted
 
 
@@ -176,7 +181,7 @@ class Pretraining(NetworkStage):
                 values["reference_loss"] = unigram_loss
             for name, rows in by_denoiser().items():
                 values[f"{DENOISERS}{name}"] = steps.evaluate(state, rows)["loss"]
-            documents = document_values(state, text(), self.settings, steps)
+            documents = document_values(state, text(), self.settings, steps, inputs.vocabulary)
             return values | documents | evaluate_tasks(state)
 
         return evaluate
@@ -474,17 +479,28 @@ def _held_out(
 
 
 def document_values(
-    state: State, text: HeldOutText, experiment: Experiment, steps: Steps
+    state: State, text: HeldOutText, experiment: Experiment, steps: Steps, vocabulary: Tokenizer
 ) -> dict[str, float]:
     """Return the likelihood of held-out documents as values for the log; {} without documents.
 
     Documents are read in windows as long as the sequences of training. Every window of a document but the
-    first scores its second half, with its first half as context.
+    first scores its second half, with its first half as context. Masked diffusion gives a bound, and reads
+    a [SEP] where a decoder reads EOS.
     """
     if not text.documents:
         return {}
     length = experiment.data.inputs_length
-    window = Window(length, -(-length // 2))
     model = cast(Transformer, state.eval_model)
+    if experiment.model.architecture == "encoder":
+        masking = Masking.of(vocabulary)
+        length -= len(masking.begin + masking.end)
+        window = Window(length, -(-length // 2))
+        documents = [[*ids[:-1], *masking.end] for ids in text.documents]
+        is_last = int(state.step) == experiment.pretraining.steps
+        draws = FINAL_BOUND_DRAWS if is_last else BOUND_DRAWS
+        bounds = documents_bound(model, documents, window, steps.shard_batch, masking, draws)
+        nats, variance = bounds.total()
+        return to_log_dict(text.likelihood(-nats, variance))
+    window = Window(length, -(-length // 2))
     log_prob = documents_log_prob(model, text.documents, window, text.eos, steps.shard_batch)
     return to_log_dict(text.likelihood(log_prob))

@@ -21,7 +21,6 @@ from experiments.cli.generate import GAP, generate
 from experiments.evaluate.generation import Filling, fill_gaps
 from experiments.evaluate.likelihood import (
     Scoring,
-    masking_of,
     score_texts,
     show_likelihoods,
     text_rates,
@@ -41,8 +40,9 @@ from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
 from lm.evaluate.evaluator import predict
 from lm.evaluate.generate import greedy
-from lm.evaluate.loglikelihood import continuation_log_probs
+from lm.evaluate.loglikelihood import Masking, continuation_log_probs
 from lm.metrics import defined_values, undefined_reasons
+from lm.objectives.denoising import OBJECTIVES
 from lm.tokenizers.sentencepiece import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
 from lm.tokenizers.tokenizer import EOS, MASK
 
@@ -313,7 +313,8 @@ def test_lines_are_as_likely_as_the_runs_model_finds_their_bytes(given, runs, tm
     trained = open_run(folder, stages_of(folder))
     question, answer = (trained.vocabulary.encode(text) for text in ("Where?", "Here."))
     question += [EOS] * (given.get("model.architecture") != "encoder")  # which reads [SEP] behind both
-    due = continuation_log_probs(trained.model, [(question, answer)], trained.put, masking_of(trained))
+    masking = None if trained.config.has_decoder else Masking.of(trained.vocabulary)
+    due = continuation_log_probs(trained.model, [(question, answer)], trained.put, masking)
     assert first["log_prob"] == pytest.approx(due[0], abs=1e-4)
 
 
@@ -478,9 +479,12 @@ def test_an_encoder_fills_a_text_in_passes_that_a_seed_repeats(runs, capsys):
     folder, *_ = run_of(runs, "gaps-bert", HEADS)
     answers = []
     for seed in (0, 0, 1):
-        fill_gaps(folder, ["a [MASK] b [MASK]"], "", Filling(2, iterations=2, passes="gibbs"), seed)
+        for passes in ("gibbs", "ancestral"):
+            fill_gaps(folder, ["a [MASK] b [MASK]"], "", Filling(2, iterations=2, passes=passes), seed)
+        fill_gaps(folder, ["[MASK] b"], "", Filling(2, iterations=1, passes="confidence"), seed, 1.0)
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1] != answers[2]
+    assert "[MASK]" not in answers[0]
     for filling in (Filling(), Filling(iterations=2)):
         generate(folder, ("a <mask> b",), filling=filling)
         assert capsys.readouterr().out
@@ -508,6 +512,32 @@ def test_a_gap_that_no_model_can_fill_is_refused_with_what_to_use(given, text, f
     )
     with pytest.raises(SettingError, match=message):
         generate(folder, (text,), filling=Filling(**filling))
+
+
+DIFFUSION = TEXTS | {
+    "model.architecture": "encoder",
+    "objective": OBJECTIVES["masked-diffusion"],
+    "tuning.mixtures": (),
+    "finetuning.steps": 0,
+}
+
+
+def test_masked_diffusion_has_a_bound_with_an_interval_for_any_text(runs, capsys, tmp_path):
+    folder, *_ = run_of(runs, "diffusion", DIFFUSION)
+    file, out = tmp_path / "lines.txt", tmp_path / "out.jsonl"
+    file.write_text("a text with some words\nand another one\n")
+    score_texts(folder, str(file), out, Scoring(draws=32))
+    assert "A bound" in capsys.readouterr().out
+    scores = [json.loads(line) for line in out.read_text().splitlines()]
+    assert all(score["variance"] > 0 and score["bits_per_byte_interval"] > 0 for score in scores)
+
+
+def test_masked_diffusion_continues_a_prompt_by_as_many_masks_as_it_may_write(runs, capsys):
+    folder, *_ = run_of(runs, "diffusion", DIFFUSION)
+    sampling = Filling(top=1, iterations=2, passes="ancestral")
+    generate(folder, ("a text",), decoding=Decoding(max_length=3), filling=sampling)
+    *_, line = capsys.readouterr().out.splitlines()
+    assert line.startswith("a text") and len(line) > len("a text")
 
 
 def test_texts_with_and_without_gaps_are_not_mixed(tmp_path):

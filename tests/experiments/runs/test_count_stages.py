@@ -12,6 +12,7 @@ from tiny import TINY
 from experiments import __main__ as cli
 from experiments.cli.doctor import find_damage
 from experiments.plan.plans import PlanOptions, show_plans
+from experiments.report.text import bound_sign
 from experiments.runs.checks import check_counts
 from experiments.runs.inputs import training_streams
 from experiments.runs.kinds.counts import COUNT_STAGES, Ngrams
@@ -34,6 +35,7 @@ from lm.tokenizers.tokenizer import EOS
 from lm.train.runtime.log import records
 
 BIGRAM, NETWORK, TAGGER = "history/bigram", "history/rnn", "tagging/hmm-beam"
+DIFFUSION = "now/4-diffusion/masked-diffusion"
 SMALL = (
     SCALES["nano"] | TINY | {"pretraining.steps": 2, "finetuning.steps": 1, "pretraining.evaluate_every": 1}
 )
@@ -125,6 +127,23 @@ def test_networks_and_counts_are_asked_about_the_same_held_out_text(finished):
     assert bigram.likelihood()[1:] == network.likelihood()[1:] and bigram.likelihood().tokens > 1_000
     assert len(bigram.likelihoods) == 1 < len(network.likelihoods)
     assert not network.tasks and not bigram.tasks
+
+
+def test_masked_diffusion_is_asked_about_the_same_text_and_its_bound_says_how_sure_it_is(runs, finished):
+    path, result = finish(runs, DIFFUSION)
+    bound, (_, bigram) = result.likelihood(), finished[BIGRAM]
+    assert bound[1:4] == bigram.likelihood()[1:4]
+    assert bigram.likelihood().variance is None and bigram.likelihood().bits_per_byte_interval == 0
+    assert 0 < bound.bits_per_byte_interval < 0.05 * bound.bits_per_byte
+    assert bound_sign([result]) == "≤" and bound_sign([bigram]) == ""
+    # an untrained model predicts evenly
+    assert bound.nats / bound.tokens == pytest.approx(np.log(SMALL["model.vocab_size"]), rel=0.1)
+    first, last = result.likelihoods[0]["variance"], result.likelihoods[-1]["variance"]
+    assert 3 * last < first  # from more sets of masks
+    (stage,) = stages_of(path)
+    evaluations = [line for line in records(stage.folder) if line["kind"] == "eval"]
+    per_token = bound.nats / bound.tokens
+    assert evaluations[-1]["loss"] == pytest.approx(per_token, rel=0.1)  # held-out loss is a bound as well
 
 
 def test_the_likelihood_after_some_time_is_that_of_the_evaluation_then_and_lies_between_two(finished):

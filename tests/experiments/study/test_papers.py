@@ -176,6 +176,8 @@ OTHER_PARAMETERS = {
     "narang/2-learned-positions/block-sharing+factorized+shared": "0.8 more here: learned positions",
     "sahoo/1-lm1b/ar-33b": "132 here, of which 23 are an output matrix of its own",
     "sahoo/1-lm1b/ar-327b": "132 here, of which 23 are an output matrix of its own",
+    "sahoo/1-lm1b/mdlm-33b": "132 here, of which 23 are an output matrix of its own",
+    "sahoo/1-lm1b/mdlm-327b": "132 here, of which 23 are an output matrix of its own",
 }
 
 
