@@ -16,8 +16,8 @@ from experiments.study.baselines import (
 from experiments.study.changes import Changes, objective, without
 from experiments.study.table import Conclusion, make_table
 
-# Learning rate and schedule, by one run per rate at nano with a seed that the tables do not have: 5.98 nats per
-# token after 1,200 steps at 3e-3, 6.40 after 1,000 at 1e-3, 6.2 after 700 at 1e-2.
+# Learning rate and schedule, by one run per rate at nano with a seed that the tables do not have: 5.98 nats
+# per token after 1,200 steps at 3e-3, 6.40 after 1,000 at 1e-3, 6.2 after 700 at 1e-2.
 DIFFUSION_TUNED = (3e-3, "decay")
 
 
