@@ -14,21 +14,17 @@ from statistics import mean
 import numpy as np
 import pytest
 from paths import ROOT
-from PIL import Image
 
 from experiments.report.claims_figure import VERDICTS, ClaimsFigure, count_claims
 from experiments.report.prediction import read_tables
 from experiments.report.report import write_report
 from experiments.study.papers.t5 import PAPER
 from experiments.study.registry import REGISTRY, canonical_row, find, tables_of
-from experiments.study.scales import SCALES
 from lm.config.base import SettingError
 from lm.files import parse_with_checksum
-from lm.objectives.denoising import OBJECTIVES
 
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "results/mini.json"
-PICTURE = DOCS / "pictures/mini-claims.png"
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +42,7 @@ def test_the_values_of_every_example_that_a_published_score_is_made_of_are_publi
     kept = {hashlib.sha256(file.read_bytes()).hexdigest(): file for file in runs.rglob("report/*.npy")}
     lines = [*csv.DictReader(RESULTS.with_suffix(".csv").open())]
     wanted = {(canonical_row(line["row"], "mini"), line["seed"]) for line in lines}
-    assert ("t5/11-mixing/k19", "2") in wanted and len(wanted) == 119
+    assert len(wanted) == 15
     for row, seed in wanted:
         path = runs / "mini" / row / f"seed-{seed}" / "scores.json"
         for name, task in parse_with_checksum(path.read_bytes(), path)["tasks"].items():
@@ -54,23 +50,14 @@ def test_the_values_of_every_example_that_a_published_score_is_made_of_are_publi
 
 
 @pytest.mark.slow
-def test_a_report_on_the_published_runs_is_the_published_one(runs, monkeypatch):
-    """They have a start by the BERT-style objective, which the scale had then."""
-    then = SCALES["mini"] | {"start.objective": OBJECTIVES["bert-style"]}
-    monkeypatch.setitem(SCALES, "mini", then)
-    made = write_report(tables_of(find("t5/[12469][-02]*")), "mini", runs).path
+def test_a_report_on_the_published_runs_is_the_published_one(runs):
+    made = write_report(tables_of(find("t5/[14]-*")), "mini", runs).path
     written, published = (
         json.dumps(json.loads(file.read_bytes())["tables"])
         for file in (made.with_name("results.json"), RESULTS)
     )
     assert json.loads(written) == json.loads(published)
     assert made.with_suffix(".csv").read_text() == RESULTS.with_suffix(".csv").read_text()
-
-
-def test_the_numbers_in_the_picture_of_claims_follow_from_the_published_results():
-    assert json.loads(Image.open(PICTURE).text["Description"]) == json.loads(
-        ClaimsFigure(results=RESULTS).description()
-    )
 
 
 def test_a_bar_of_the_picture_is_as_long_as_the_share_of_claims_that_is_written_in_it():
@@ -94,7 +81,7 @@ def test_a_bar_of_the_picture_is_as_long_as_the_share_of_claims_that_is_written_
     counts = [str(count) for each in counted for count in each.counts.values() if count]
     assert [text for text in texts if text.isdigit()] == counts
     taus = [f"{each.tau:.2f}".replace("-", "−") for each in counted if each.tau is not None]
-    assert [text for text in texts if re.fullmatch(r"−?\d\.\d\d", text)] == taus and len(taus) == 6
+    assert [text for text in texts if re.fullmatch(r"−?\d\.\d\d", text)] == taus and len(taus) == 1
 
 
 @pytest.mark.parametrize("group", ["reading", "language", "both"])
@@ -112,7 +99,7 @@ def test_the_orders_and_verdicts_that_the_guide_tells_are_published(group):
         order, counts = table["order"].get(group), table["claim counts"][group]["updates"]
         tau = f"{order['tau']:.2f} (p {order['p']:.2g})" if order else "–"
         found[number] = (counts["claims"], tau, [counts[word] for word in VERDICTS])
-    assert told == found and sum(count for count, _, _ in told.values()) == 83
+    assert told == found and sum(count for count, _, _ in told.values()) == 4
 
 
 def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that_do_not():
