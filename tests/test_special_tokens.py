@@ -107,7 +107,9 @@ def hidden(ids, own, random):
     noise = np.zeros((1, len(ids)), bool)
     for begin in random.choice(np.arange(1, len(ids)), 3, replace=False):
         noise[0, begin : begin + random.integers(1, 4)] = True
-    shown, keep = INPUTS["sentinels"].apply(Objective(), np.array([ids], np.int32), noise, np.zeros(1), own)
+    shown, keep, _ = INPUTS["sentinels"].apply(
+        Objective(), np.array([ids], np.int32), noise, np.zeros(1), own
+    )
     return shown[keep].tolist()
 
 

@@ -191,7 +191,7 @@ def test_a_plateau_is_left_at_the_first_evaluation_a_fifth_of_a_nat_below_no_con
         "exit_step": 200,
     }
     assert set(held_out(None).values()) == {None}
-    assert total(tmp_path, "content_tokens") == 100 * 7 + 300 * 9
+    assert total(tmp_path, "content_tokens", 0) == 100 * 7 + 300 * 9
 
 
 # ---- steps

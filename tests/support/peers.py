@@ -213,7 +213,7 @@ def side(name, choice, tokens, noise_mask, vocabulary):
     tokens, noise, size = np.array([tokens], np.int32), np.array([noise_mask], bool), vocabulary["vocab_size"]
     vocabulary = SimpleNamespace(vocab_size=size, num_sentinels=100, mask=size - 1, first_regular_id=3)
     view = {"inputs": INPUTS, "targets": TARGETS}[name][choice]
-    shown, keep = view.apply(Objective(), tokens, noise, np.zeros(tokens.shape, np.float32), vocabulary)
+    shown, keep, _ = view.apply(Objective(), tokens, noise, np.zeros(tokens.shape, np.float32), vocabulary)
     return shown[keep].tolist()
 
 

@@ -10,9 +10,10 @@ from experiments import __main__ as cli
 from experiments.cli import COMMANDS
 from experiments.cli.app import examples, function_of
 from lm.data.documentation import corpus
+from lm.objectives.denoising import OBJECTIVES
 
 RUN, VECTORS = "t5/1-baseline/baseline/seed-0", "vectors/negative/seed-0"
-GPT = "gpt/base/seed-0"
+GPT, DIFFUSION = "gpt/base/seed-0", "now/4-diffusion/masked-diffusion/seed-0"
 MIXTURES = {"tuning.mixtures": ("documentation-reading", "documentation-language")}
 # They train, compile for a TPU, need lm-evaluation-harness, a crawl, C4, words that are pieces (here are
 # bytes), or a data set that is not here.
@@ -29,7 +30,7 @@ HERE = [
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with a book, and ``runs`` with the documentation's data and two runs, never trained."""
+    """A folder with a book, and ``runs`` with the documentation's data and three runs, never trained."""
     folder = tmp_path_factory.mktemp("home")
     home = corpus.prepare_sets(folder / "runs" / "cache", packages=corpus.STDLIB)
     corpus.record_text(
@@ -37,6 +38,8 @@ def home(tmp_path_factory):
     )  # as if it were the built-in text, which has to be fetched
     run_of(folder / "runs", RUN, MIXTURES)
     run_of(folder / "runs", GPT, MIXTURES | {"model.architecture": "decoder"})
+    masked = {"model.architecture": "encoder", "objective": OBJECTIVES["masked-diffusion"]}
+    run_of(folder / "runs", DIFFUSION, masked | {"tuning.mixtures": ()})
     (folder / "book.txt").write_text("A first paragraph.\n\nA second one.\n")
     return folder
 

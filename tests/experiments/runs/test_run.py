@@ -75,7 +75,12 @@ def pretraining_of(folder: Path) -> Stage:
     return stages_of(folder)[0]
 
 
-@pytest.mark.parametrize("scale", SCALES)
+# The other scales have the models of these in other sizes.
+QUICK = ("nano", "base")
+BY_SCALE = [pytest.param(scale, marks=[] if scale in QUICK else pytest.mark.slow) for scale in SCALES]
+
+
+@pytest.mark.parametrize("scale", BY_SCALE)
 def test_every_row_builds_at_every_scale_without_allocating(scale):
     shapes = {}
     for name in (name for name, row in REGISTRY.items() if not row.needs):

@@ -77,6 +77,8 @@ OTHERS = {
     "model.mlp.bias": (False, True),
     "model.attention.qkv_bias": (False, True),
     "model.encoder.num_heads": (1,),
+    "objective.mixture": ("ul2", "fill-in-the-middle-lm"),
+    "start.objective.mixture": ("ul2",),
     "pretraining.phases": tuple(
         (PretrainingPhase(0.5, OBJECTIVES[name]),) for name in ("causal-lm", "masked-lm", "prefix-lm")
     ),
