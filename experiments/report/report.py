@@ -21,7 +21,7 @@ from experiments.runs.curves import read_curves
 from experiments.runs.result import Result
 from experiments.study.changes import Overrides
 from experiments.study.names import file_name
-from experiments.study.overrides import explicit_overrides
+from experiments.study.overrides import effective_overrides, explicit_overrides
 from experiments.study.paths import report_folder, run_folder
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import NOT_AVERAGED, SCALES
@@ -296,7 +296,7 @@ def report_header(
     baselines = dict.fromkeys(comparison.baseline.name for comparison in comparisons)
     lines = [
         f"# {report_title([comparison.table for comparison in comparisons])} at scale `{scale}`",
-        "\n".join(baseline_setup(name, scale) for name in baselines),
+        "\n".join(baseline_setup(name, scale, overridden) for name in baselines),
         f"▲ ▼: significantly better, worse than the baseline; ±: standard deviation over seeds; ↓: lower is "
         f"better ([how to read this](#{EXPLANATIONS})).",
     ]
@@ -336,9 +336,9 @@ def explanations(comparisons: Sequence[Comparison]) -> Section:
     return Section(EXPLANATIONS, "\n\n".join(parts), [])
 
 
-def baseline_setup(name: str, scale: str) -> str:
-    """Return a sentence on the model, data and steps of a baseline."""
-    experiment = build(name, scale)
+def baseline_setup(name: str, scale: str, overridden: Overrides) -> str:
+    """Return a sentence on the model, data and steps of a baseline with the settings given by hand."""
+    experiment = build(name, scale, effective_overrides(name, scale, overridden))
     model = experiment.model
     if experiment.counts.model != "none":
         kind = f"{experiment.counts.order}-grams" if experiment.counts.model == "ngram" else "a tagger"

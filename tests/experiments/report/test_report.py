@@ -825,3 +825,9 @@ def test_the_ending_of_a_run_imports_nothing_of_reports():
     code += "print(*[name for name in sys.modules if name.startswith('experiments.report')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+def test_the_setup_of_a_baseline_is_told_with_the_settings_given_by_hand():
+    changed = {"pretraining.steps": 7, "tuning.heads": ()}
+    assert "for 7 steps of 32 texts" in report.baseline_setup("t5/1-baseline/baseline", "nano", changed)
+    assert "for 300 steps of 32 texts" in report.baseline_setup("t5/1-baseline/baseline", "nano", {})
