@@ -29,6 +29,7 @@ SMALL = ModelConfig(
 )
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docs_learns_its_pairs_and_leaves_the_first_model_as_it_was(capsys):
     made = {}
     exec(re.search(r"```python\n(.*?)```", DOCS, re.DOTALL)[1], made)

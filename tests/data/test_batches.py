@@ -14,6 +14,7 @@ def test_the_first_batches_of_every_case_are_the_recorded_ones():
     assert make_batches.cases(make_batches.FAST) == first
 
 
+@pytest.mark.slow
 def test_the_same_choices_are_legal_and_their_batches_are_the_recorded_ones():
     assert make_batches.combinations() == RECORDED["combinations"]
 

@@ -109,6 +109,7 @@ def test_options_may_stand_before_what_is_known_by_its_place(line):
     assert called([*name.split(), *options, *places]) == called(words)
 
 
+@pytest.mark.slow
 def test_the_command_that_a_sweep_records_means_the_same_experiment_for_every_row():
     base = build(ROW, "nano")
     tried = set()

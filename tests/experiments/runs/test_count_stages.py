@@ -129,6 +129,7 @@ def test_networks_and_counts_are_asked_about_the_same_held_out_text(finished):
     assert not network.tasks and not bigram.tasks
 
 
+@pytest.mark.slow
 def test_masked_diffusion_is_asked_about_the_same_text_and_its_bound_says_how_sure_it_is(runs, finished):
     path, result = finish(runs, DIFFUSION)
     bound, (_, bigram) = result.likelihood(), finished[BIGRAM]
