@@ -317,6 +317,7 @@ def test_a_compiler_that_breaks_down_is_one_line(monkeypatch, tmp_path):
     assert "broke down, exit code 1" in found.failed
 
 
+@pytest.mark.slow
 def test_the_search_compiles_different_arrangements_that_fit_by_the_rough_count():
     found = [
         step.experiment for step in candidates(planned(plans.row_of(ROW, "base", "t5-3b", ""), "v5e:8x8"))
@@ -325,6 +326,7 @@ def test_the_search_compiles_different_arrangements_that_fit_by_the_rough_count(
     assert all(each.mesh.fsdp * each.mesh.tensor > 1 for each in found)  # 3B parameters fit on no chip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slice_", ["v5e:8x8", "v5e:1x1"])  # on which nothing fits
 def test_the_search_tries_the_leanest_arrangement_too(slice_):
     step = planned(plans.row_of(ROW, "base", "t5-3b", ""), slice_)

@@ -144,6 +144,7 @@ def test_a_run_that_is_torn_within_and_between_phases_comes_to_what_it_does_with
         assert_equal_arrays(last_state(one), last_state(other))
 
 
+@pytest.mark.slow
 def test_an_optimiser_that_ends_with_its_phase_leaves_the_next_one_its_parameters_alone(cache):
     own = replace(encoder().pretraining.optimizer, learning_rate=0.5)
     every, lines = trained(encoder(PretrainingPhase(0.5, MLM, optimizer=own)), cache, "own")
@@ -189,6 +190,7 @@ def test_a_run_that_is_causal_throughout_is_read_both_ways_when_tuned(cache):
     assert lines[-1]["loss"] < lines[0]["loss"]
 
 
+@pytest.mark.slow
 def test_a_decoder_goes_on_from_an_encoder_with_all_that_it_and_its_optimiser_know(cache):
     every, lines = trained(decoder(PretrainingPhase(3 / 8, MLM, "bidirectional")), cache, "decoder")
     first, main, tuned = every

@@ -75,9 +75,8 @@ def pretraining_of(folder: Path) -> Stage:
     return stages_of(folder)[0]
 
 
-# The other scales have the models of these in other sizes.
-QUICK = ("nano", "base")
-BY_SCALE = [pytest.param(scale, marks=[] if scale in QUICK else pytest.mark.slow) for scale in SCALES]
+# The other scales have the same models in other sizes.
+BY_SCALE = [pytest.param(scale, marks=[] if scale == "nano" else pytest.mark.slow) for scale in SCALES]
 
 
 @pytest.mark.parametrize("scale", BY_SCALE)

@@ -181,6 +181,7 @@ OTHER_PARAMETERS = {
 }
 
 
+@pytest.mark.slow
 def test_models_have_the_parameters_that_the_papers_print():
     """To 1 %, or the printed whole number is ours rounded up or down, heads of pre-training included."""
     counted = [row for row in BUILDABLE if "PARAMS" in row.published]

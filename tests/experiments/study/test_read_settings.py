@@ -183,6 +183,7 @@ def test_a_setting_of_how_a_run_is_done_is_there_and_is_taken_wherever_it_is_don
 # ---- rows
 
 
+@pytest.mark.slow
 def test_a_row_changes_nothing_that_it_does_not_read():
     for name in (name for name, row in REGISTRY.items() if not row.needs):
         check_row(name, "nano")
