@@ -71,7 +71,8 @@ def _show_phase(experiment: Experiment, name: str, step: int, data: Inputs, coun
     UNBROKEN.print(f"[bold]{name}[/], rows of step {step}: {described(batches.lengths)}")
     few_rows = range(min(count, experiment.pretraining.batch_size))
     batch = batches(step, slice(0, len(few_rows)))
-    denoisers = row_denoisers(batches.rows, experiment.objective, np.arange(len(few_rows)))
+    numbers = step * batches.batch_size + np.arange(len(few_rows))  # of all rows since step 0
+    denoisers = row_denoisers(batches.rows, experiment.objective, numbers)
     modes = mode_tokens(experiment.objective.denoisers, data.vocabulary)
     for number, denoiser in zip(few_rows, denoisers, strict=True):
         # "mask" stands for itself, not for a sentinel, the first of which is the mask of our own vocabularies

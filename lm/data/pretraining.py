@@ -60,9 +60,9 @@ def pretraining_rows(
     """Return the rows of a corpus under an objective: ``DenoisingRows`` of models with a decoder.
 
     Those of encoders are ``MaskedLMRows`` or, for a causal language model, ``NextTokenRows``; those of a
-    mixture are ``DenoiserMixtureRows``. ``boundary`` holds the special
-    ids around examples: EOS, the decoder's start token and prefix ids. SettingError if objective,
-    architecture and tokenizer do not fit together.
+    mixture are ``DenoiserMixtureRows``. ``boundary`` holds the special ids around examples: EOS, the
+    decoder's start token and prefix ids. SettingError if objective, architecture and tokenizer do not fit
+    together.
     """
     check_architecture(architecture, sampler.seed or 0)
     tokenizer, denoisers = sampler.corpus.tokenizer, objective.denoisers

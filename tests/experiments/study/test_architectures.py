@@ -5,7 +5,7 @@ import pytest
 from experiments.study.now.architectures import step_flops
 from experiments.study.registry import build, find
 from lm.data.packing import row_length
-from lm.objectives.denoising import compute_lengths
+from lm.data.pretraining import pretraining_lengths
 from lm.train import flops
 
 ROWS = [row.name for row in find("now/2-architectures")]
@@ -15,10 +15,8 @@ ROWS = [row.name for row in find("now/2-architectures")]
 def test_a_row_spends_the_flop_of_the_first_as_its_layers_count_them(name):
     def counted(name):
         experiment = build(name, "mini")
-        model, lengths = (
-            experiment.model,
-            compute_lengths(experiment.objective, experiment.data.inputs_length),
-        )
+        model, inputs_length = experiment.model, experiment.data.inputs_length
+        lengths = pretraining_lengths(experiment.objective, model.architecture, inputs_length)
         targets = row_length(model.architecture, lengths)
         return flops.step_flops(model, 1, lengths.inputs, targets), experiment
 
