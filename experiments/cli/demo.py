@@ -18,12 +18,13 @@ from experiments.study.registry import TABLES, build
 from lm.config.base import SettingError
 
 SCALE = "nano"
-DECODER = "gpt/base"
-STEPS = 1_000  # of the decoder, after which its phrases hold (docs/text.md)
+DECODER = "gpt/llama"  # after as many steps it predicts better than gpt/base (docs/first-hour.md)
+STEPS = 1_000  # of the decoder, after which phrases hold (docs/text.md)
 TABLE = "t5/1-baseline"
 SEEDS = 2  # of each row of the table, the fewest that decide a claim
 NAME = "demo"  # @demo is the decoder
 PICTURE = "attention.png"
+HEADS = 4  # of the decoder in the picture: those that look sharpest
 
 
 def demo(*, text: Path | None = None, runs: Runs = RUNS) -> None:
@@ -52,8 +53,11 @@ def demo(*, text: Path | None = None, runs: Runs = RUNS) -> None:
         name_run(runs, name, decoder.folder)
     from experiments.evaluate.samples import held_out_sample  # these open trained models, with jax
     from experiments.figures.draw import save_figure
-    from experiments.figures.trained_models import HeadsFigure
+    from experiments.figures.model_inspection import draw_heads
+    from experiments.figures.trained_models import read_text
     from experiments.report.report import print_report
+    from experiments.runs.stages import stages_of
+    from experiments.runs.trained import open_run
 
     result, sample = read_result(decoder.folder), held_out_sample(decoder.experiment, decoder.folder)
     if result is None or sample is None:
@@ -61,8 +65,8 @@ def demo(*, text: Path | None = None, runs: Runs = RUNS) -> None:
     UNBROKEN.print(f"\n[bold]A decoder of {result.parameters:,} parameters after {STEPS:,} steps[/]")
     for line in (*sample.lines(), *loss_lines(result, decoder.experiment)):
         UNBROKEN.print(line, markup=False)
-    picture = HeadsFigure(run=decoder.folder, text=sample.prompt)
-    save_figure(picture.figure(), decoder.folder / PICTURE, picture.description())
+    read = read_text(open_run(decoder.folder, stages_of(decoder.folder)), sample.prompt)
+    save_figure(draw_heads(read, HEADS), decoder.folder / PICTURE)
     UNBROKEN.print(f"where four of its heads look: {decoder.folder / PICTURE}\n", markup=False)
     command = shlex.join(sweep_argv(TABLE, SEEDS, {}, options))
     print_report([TABLES[TABLE]], SCALE, (str(runs),), command=command)
