@@ -108,7 +108,7 @@ class PairedDifference:
 
     @property
     def variance(self) -> float:
-        """Return the sample variance over seeds; 0 for one seed, and for seeds that are equal up to rounding."""
+        """Return the sample variance over seeds; 0 for one seed, and for seeds equal up to rounding."""
         if len(self.by_seed) < 2:
             return 0.0
         tolerance = RELATIVE_TOLERANCE * float(np.abs(self.by_seed).max())
