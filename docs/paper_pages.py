@@ -2,9 +2,9 @@
 
     python docs/paper_pages.py
 
-Run it when a row, a score or a choice changes, or when docs/results has new runs: the results.json of a
-report at scale mini, as ``mini.json`` for the T5 tables and ``mini-PAPER.json`` for others. The choices that
-papers leave open come from a table in docs/choices.md.
+Run it when a row, a score or a choice changes, or when docs/results has new runs: results.json of a report
+at scale mini, as ``mini.json`` for the T5 tables and ``mini-PAPER.json`` for others. Choices that the papers
+leave open are rows of a table in docs/choices.md.
 """
 
 import re
