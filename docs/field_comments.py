@@ -20,8 +20,9 @@ class FieldComments(griffe.Extension):
             member.value = unwrapped(member.value)
             if "property" in member.labels or name.startswith("_"):
                 continue
-            comment = field_comment(lines, member.lineno, member.endlineno) or "–"
-            fields.append(f"    {name}: {escaped(comment)}{default_text(member.value)}")
+            comment = escaped(field_comment(lines, member.lineno, member.endlineno))
+            about = "; ".join(filter(None, [comment, default_text(member.value)]))
+            fields.append(f"    {name}: {about or '–'}")
         if fields and cls.docstring is not None and "Attributes:" not in cls.docstring.value:
             cls.docstring.value = "\n".join([cls.docstring.value, "", "Attributes:", *fields])
 
@@ -34,9 +35,9 @@ def unwrapped(value: Any) -> Any:
 
 
 def default_text(value: Any) -> str:
-    """Return "; default `VALUE`" for a field with a plain default, else ""."""
+    """Return "default `VALUE`" for a field with a plain default, else ""."""
     text = "" if value is None else str(value)
-    return "" if not text or "field(" in text else f"; default `{text}`"
+    return "" if not text or "field(" in text else f"default `{text}`"
 
 
 def escaped(comment: str) -> str:

@@ -126,7 +126,7 @@ class Spans:
     _hidden: int = 0  # for nobody
     bare: int = 1
     unknown: str = setting("<unk>", {"name": ("iid",)})  # read as <unk>
-    required: int  # [tokens]
+    required: int
     many: tuple[int, ...] = field(default_factory=tuple)  # several
 '''
     extensions = griffe.load_extensions(FieldComments())
@@ -135,9 +135,9 @@ class Spans:
     assert [line.strip() for line in fields.splitlines()] == [
         "mean: tokens that one span has on average [tokens]; default `3.0`",
         """name: "iid" or "spans"; default `'#1'`""",
-        "bare: –; default `1`",
+        "bare: default `1`",
         "unknown: read as &lt;unk>; default `'<unk>'`",
-        "required: [tokens]",
+        "required: –",
         "many: several",
     ]
 
