@@ -2,9 +2,9 @@
 
     python docs/paper_pages.py
 
-Run it when a row, a score or a choice changes, or when docs/results has new runs: results.json of a report
-at scale mini, as ``mini.json`` for the T5 tables and ``mini-PAPER.json`` for others. Choices that the papers
-leave open are rows of a table in docs/choices.md.
+It also draws docs/pictures/claims.png. Run it when a row, a score or a choice changes, or when docs/results
+has new runs: results.json of a report at scale mini, as ``mini.json`` for the T5 tables and
+``mini-PAPER.json`` for others. Choices that the papers leave open are rows of a table in docs/choices.md.
 """
 
 import re
@@ -14,7 +14,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
 from experiments.cli.list_rows import changes_text
+from experiments.figures.draw import save_figure
 from experiments.study.claims import compared_columns, paper_claims
 from experiments.study.registry import REGISTRY, papers, tables_of_paper
 from experiments.study.scales import PAPER_SCALE
@@ -26,6 +30,10 @@ FOLDER, CHOICES, RESULTS = DOCS / "papers", DOCS / "choices.md", DOCS / "results
 MADE = "<!-- Made by docs/paper_pages.py; not to be edited. -->\n\n"
 CLAIMS_PAGE = "claims.md"
 SCALE = "mini"
+VERDICTS = ("confirmed", "contradicted", "undecided", "not run")
+UNTESTABLE = "cannot be tested"
+COLORS = {"confirmed": "#1b7837", "contradicted": "#c51b7d", "undecided": "#b8b8b8", "not run": "#ededed"}
+PICTURE = DOCS / "pictures" / "claims.png"
 MARKS = {SECOND_HAND: "†", UNSURE: "?"}
 HEAD = """## Tables
 
@@ -175,29 +183,36 @@ def verdicts_of(table: Table, results: Mapping[str, Any] | None) -> dict[tuple[s
     return verdicts
 
 
+def count_verdicts(group: str) -> Counter[str]:
+    """Return how many conclusions of a paper have each verdict: one of VERDICTS, or UNTESTABLE."""
+    words: Counter[str] = Counter()
+    results = results_of(group)
+    for table in tables_of_paper(group):
+        for verdict in verdicts_of(table, results.get(table.name)).values():
+            word = {"equivalent": "undecided"}.get(verdict, verdict)
+            words[word if word in VERDICTS else UNTESTABLE] += 1
+    return words
+
+
 def claims_page() -> str:
     """Return the page on the claims of all papers, in Markdown."""
     counts, sections = [], []
     for group, paper in papers().items():
-        results = results_of(group)
-        words: Counter[str] = Counter()
+        results, words = results_of(group), count_verdicts(group)
         lines = []
         for table in tables_of_paper(group):
             verdicts = verdicts_of(table, results.get(table.name))
             for each in table.conclusions:
                 verdict = verdicts[each.better, each.worse]
-                words[{"equivalent": "undecided"}.get(verdict, verdict)] += 1
                 printed = ", ".join(printed_pair(table, each.better, each.worse, each.column))
                 rows = f"`{each.better}` > `{each.worse}`"
                 lines.append([f"`{table.name}`", each.text, rows, printed, verdict])
         if lines:
             page = f"[{paper.name}]({group}.md)"
-            named = ("confirmed", "contradicted", "undecided", "not run")
-            rest = sum(words.values()) - sum(words[word] for word in named)
-            counts.append([page, str(len(lines)), *(str(words[word]) for word in named), str(rest)])
+            counts.append([page, str(len(lines)), *(str(words[word]) for word in (*VERDICTS, UNTESTABLE))])
             heads = ["table", "conclusion", "rows", "printed", f"at `{SCALE}`"]
             sections.append(f"## {paper.name} ({paper.citation})\n\n{grid(heads, lines)}")
-    heads = ["paper", "conclusions", "confirmed", "contradicted", "undecided", "not run", "cannot be tested"]
+    heads = ["paper", "conclusions", *VERDICTS, UNTESTABLE]
     return MADE + "\n\n".join([CLAIMS_HEAD, grid(heads, counts), *sections]) + "\n"
 
 
@@ -207,6 +222,28 @@ def printed_pair(table: Table, better: str, worse: str, column: str) -> Iterable
         scores = [REGISTRY[f"{table.name}/{key}"].published.get(name) for key in (better, worse)]
         if None not in scores:
             yield f"{name} {scores[0]:.6g} and {scores[1]:.6g}"
+
+
+def claims_figure() -> Figure:
+    """Draw for each paper how many of its testable conclusions have each verdict."""
+    counts = {paper.name: count_verdicts(group) for group, paper in papers().items()}
+    counts = {name: words for name, words in counts.items() if any(words[word] for word in VERDICTS)}
+    figure = Figure(figsize=(8, 0.6 + 0.3 * len(counts)), layout="constrained")
+    axes = figure.subplots()
+    left = dict.fromkeys(counts, 0)
+    for verdict in VERDICTS:
+        widths = [words[verdict] for words in counts.values()]
+        bars = axes.barh([*counts], widths, left=[*left.values()], color=COLORS[verdict], label=verdict)
+        labels = [str(width) if width and verdict != "not run" else "" for width in widths]
+        color = "white" if verdict in ("confirmed", "contradicted") else "black"
+        axes.bar_label(bars, labels, label_type="center", color=color, fontsize="small")
+        left = {name: left[name] + width for name, width in zip(left, widths, strict=True)}
+    axes.invert_yaxis()
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("conclusions of the paper that can be tested here")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower right", fontsize="small", frameon=False)
+    return figure
 
 
 # ---- all pages
@@ -231,3 +268,4 @@ if __name__ == "__main__":
         path.unlink(missing_ok=True)
     for path, text in pages().items():
         path.write_text(text, "utf-8")
+    save_figure(claims_figure(), PICTURE)

@@ -1,31 +1,24 @@
 """A run that was trained, or imported: its vocabulary, its model, and texts as that model reads them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from experiments.processes.group import cache_compiled
-from experiments.runs.inputs import Inputs, encoded_split
 from experiments.runs.kinds.network import NetworkStage
-from experiments.runs.kinds.pretraining import ExternalCheckpoint, pretraining_batches
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.paths import describe_model, find_cache, load_settings, model_of_run
-from experiments.runs.sources import Sources
 from experiments.runs.stages import stages_of
 from experiments.runs.vocabulary import stored_vocabulary
-from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.batch import Batch
 from lm.classical.word2vec import WordVectors
 from lm.config.base import SettingError, nearest
-from lm.config.decoding import Decoding
 from lm.config.model import ModelConfig
-from lm.evaluate.generate import decode, prompt_batch
+from lm.evaluate.generate import prompt_batch
 from lm.evaluate.text_model import TextModel
 from lm.nn.transformer import Transformer
 from lm.notebook import text_model
@@ -33,9 +26,6 @@ from lm.tokenizers.tokenizer import MASK, Tokenizer
 from lm.train.optimizers import EMBEDDING
 
 T = TypeVar("T")
-LOOKED_AT = 16  # examples, for one to show [rows]
-READ = 24  # of a text that a decoder goes on with [tokens]
-WRITING = Decoding(max_length=32, temperature=0.8, top_p=0.95)
 UNMARKED = {"drop", "shuffle"}  # objective.inputs that show no gap where something is hidden
 
 
@@ -220,64 +210,3 @@ def masked(folder: Path) -> list[NetworkStage]:
     if not stages:
         raise SettingError(f"{folder}: pretraining.steps=0: nothing was pre-trained; name another run")
     return stages
-
-
-def sample_texts(experiment: Experiment, folder: Path) -> Iterator[str]:
-    """Yield what is read of a held-out text, what the model writes before and after training, and the truth.
-
-    A decoder continues the text; an encoder-decoder writes what its objective hid. There are no lines of a
-    corpus that comes along, of an encoder, of counts, or without pre-training.
-    """
-    own = ":" in experiment.data.corpus and experiment.mixing.pretraining == "corpus"
-    if not own or not experiment.model.has_decoder or experiment.counts.model != "none":
-        return
-    trains = [stage for stage in networks(stages_of(folder)) if stage.is_pretraining and stage.is_compared]
-    if not trains or jax.process_count() > 1:
-        return
-    stage, after = trains[0], open_run(folder, trains)
-    vocabulary, mesh, sources = (
-        after.vocabulary,
-        sharding.make_mesh(experiment.mesh),
-        Sources(find_cache(folder)),
-    )
-    text = encoded_split(experiment, "validation", vocabulary, sources)
-    batches = pretraining_batches(experiment, Inputs(vocabulary, text, text, sources), "validation")
-    rows = (batches(0, slice(row, row + 1)) for row in range(min(LOOKED_AT, batches.batch_size)))
-    examples = [first_example(row, experiment.objective.has_inputs) for row in rows]
-    # one that is read again when it is typed: not from the middle of a word, or of two documents
-    whole = (example for example in examples if after.encode(vocabulary.decode(example[0])) == example[0])
-    read, true = next(whole, examples[0])
-    batch = after.batch([read], WRITING.max_length)
-    models = {"before training": first_model(stage, mesh), "after training": after.model}
-    yield f"held-out text: {vocabulary.decode(read)}"
-    for when, model in models.items():
-        ids = np.asarray(decode(model, batch, WRITING, key=jax.random.key(0)).tokens[0])
-        yield f"  {when} the model writes: {vocabulary.decode(ids)}"
-    yield f"  in the text: {vocabulary.decode(true)}"
-
-
-def first_example(batch: Batch, has_inputs: bool) -> tuple[list[int], list[int]]:
-    """Return the ids that are read of a batch's first example, and those that the model should write."""
-    decoder = batch.side("decoder").map(lambda values: values[0])
-    segments = decoder.segment_ids == 1
-    targets, inputs = decoder.targets[segments], decoder.tokens[segments]
-    if batch.encoder is not None:
-        read = batch.encoder.tokens[0][batch.encoder.segment_ids[0] == 1]
-        return read.tolist(), targets.tolist()
-    prefix = int(decoder.causal_attention[segments].sum())
-    place = prefix if has_inputs else min(READ, len(inputs) // 2)
-    return inputs[:place].tolist(), targets[place - 1 :][: WRITING.max_length].tolist()
-
-
-def first_model(stage: NetworkStage, mesh: Mesh) -> Transformer:
-    """Return the model that pre-training began with: a checkpoint's, or a random one.
-
-    A phase that trained an encoder for a decoder is no model that writes: the decoder after it is random.
-    """
-    while isinstance(stage.parent, NetworkStage) and stage.parent.has_model:
-        if stage.parent.settings.model.has_decoder != stage.settings.model.has_decoder:
-            break
-        stage = stage.parent
-    if isinstance(stage, ExternalCheckpoint):
-        return stage.trained_body(mesh)
-    return cast(Transformer, stage.body_steps(mesh).initial_state(stage.settings.seed).eval_model)
