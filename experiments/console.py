@@ -20,6 +20,7 @@ UNBROKEN = Console(soft_wrap=True, highlight=False)  # for lines of any length
 CELL_PADDING = 3  # around each cell of a listing, its border included [characters]
 # headings of columns of text, which are aligned to the left
 TEXTS = (
+    "table",
     "row",
     "column",
     "claim",

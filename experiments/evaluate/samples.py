@@ -63,9 +63,13 @@ def held_out_sample(experiment: Experiment, folder: Path) -> Sample | None:
     batches = pretraining_batches(experiment, Inputs(vocabulary, text, text, sources), "validation")
     rows = (batches(0, slice(row, row + 1)) for row in range(min(CANDIDATES, batches.batch_size)))
     examples = [first_example(row, experiment.objective.has_inputs) for row in rows]
-    # one that is read again when it is typed: not from the middle of a word, or of two documents
-    whole = (example for example in examples if trained.encode(vocabulary.decode(example[0])) == example[0])
-    prompt, truth = next(whole, examples[0])
+
+    def can_be_typed(prompt: list[int], truth: list[int]) -> bool:
+        """Whether a prompt is the same tokens when it is read again, and ends with a whole word."""
+        text, continued = vocabulary.decode(prompt), vocabulary.decode([*prompt, *truth])
+        return trained.encode(text) == prompt and continued.startswith(f"{text} ")
+
+    prompt, truth = next((pair for pair in examples if can_be_typed(*pair)), examples[0])
     batch = trained.batch([prompt], DECODING.max_length)
 
     def write(model: Transformer) -> str:

@@ -29,7 +29,7 @@ from experiments.report import report
 from experiments.report.figures import axis_values, published_standardized_difference
 from experiments.report.page import prediction_samples
 from experiments.report.results import find_results
-from experiments.report.text import CLAIMS, DIFFERENCES
+from experiments.report.text import CLAIMS, DIFFERENCES, verdict_sentence
 from experiments.runs import provenance
 from experiments.runs.curves import read_curves
 from experiments.runs.paths import save_settings
@@ -199,6 +199,14 @@ def test_the_records_of_a_task_tell_undefined_metrics_and_its_best_checkpoint_ha
     assert (best["step"], best["score"], best["metrics"]) == (2, None, {"pearson": None, "spearman": 3.0})
     assert best["undefined"] == {"pearson": reason, "score": f"pearson: {reason}"}
     assert columns({"a": {"column": "GLUE", "score": 1.0}, "b": best}) == {"GLUE": None}
+
+
+def test_a_report_begins_with_what_came_out(tmp_path):
+    made, text = written(study(tmp_path, seeds=4))
+    title, first, *_ = (part for part in text.split("\n\n") if part)
+    table = made.tables[RATES[0].name]
+    assert first == f"- **{RATES[0].name}**: {verdict_sentence(table.comparison, table.verdicts)}"
+    assert title.startswith("# ") and "confirmed" in first
 
 
 def test_a_single_seed_claims_nothing_and_says_what_would(tmp_path):
