@@ -37,17 +37,18 @@ PICTURE = DOCS / "pictures" / "claims.png"
 MARKS = {SECOND_HAND: "†", UNSURE: "?"}
 HEAD = """## Tables
 
-Settings are those at scale `base`, where all else is the paper's setup; at `mini` they are as many times what
-that scale has. Of the paper's scores, † marks those read second hand and ? those that may be misread; ± is
-the half width of an interval that the paper prints. z is the mean z-score of our runs, the difference from
-the baseline in deviations of a replication ± that over seeds; it is empty until they are published."""
+The column *changes* shows the settings at scale `base`; all others are those of the paper's setup. At
+`mini`, a factor such as (x 2) multiplies the value of that scale. In the paper's scores, † marks those
+that we read second hand and ? those that we may have misread; ± is the half width of an interval that
+the paper prints. z is the mean z-score of our runs: the difference from the baseline in deviations of a
+replication, ± its deviation over seeds. It is empty until these runs are published."""
 CLAIMS_HEAD = """# Which claims hold at 10^13 FLOP
 
-What the papers conclude, and what runs at scale `mini` say: 10^13 FLOP each, on one core, with the seeds that
-each table names. A claim is *confirmed* or *contradicted* if the difference of its two rows is significant
-over seeds and examples, and else *undecided* ([how claims are judged](../choices.md#how-claims-are-judged)).
-Conclusions are listed here before they are tested. Those that cannot be tested need a part that this code
-lacks, or are about scores that nothing here measures."""
+This page compares the conclusions of the papers with our runs at scale `mini`: 10^13 FLOP each, on one
+core, with the seeds that each table names. A claim is *confirmed* or *contradicted* if the difference
+of its two rows is significant over seeds and examples, and else *undecided* ([how claims are
+judged](../choices.md#how-claims-are-judged)). We list a conclusion before we test it. A conclusion
+cannot be tested if it needs a part that this code lacks, or scores that this code does not measure."""
 
 Results = Mapping[str, Mapping[str, Any]]  # table -> its rows and claims, as in results.json
 
@@ -77,14 +78,14 @@ def paper_page(group: str, paper: Paper) -> str:
     tables, results = tables_of_paper(group), results_of(group)
     rows = [row for table in tables for row in table.rows]
     buildable = sum(not row.needs for row in rows)
-    noise = "none is printed."
+    noise = "The paper does not print the noise of its scores."
     if paper.yardstick:
-        noise = f"{paper.yardstick.runs} runs of {paper.yardstick.of}."
+        noise = f"Noise of the paper's scores: {paper.yardstick.runs} runs of {paper.yardstick.of}."
     parts = [
         f"# {paper.name}",
         f"{paper.citation}, {paper.source}. {paper.question}",
-        f"Noise of the paper's scores: {noise}",
-        f"Tables: {len(tables)}. Rows: {len(rows)}, of which {buildable} can be run:",
+        noise,
+        f"Tables: {len(tables)}. Rows: {len(rows)}; you can run {buildable} of them. List and plan them:",
         f"    lm list '{group}/*'\n    lm sweep '{group}/*' --dry-run",
         choices_of(paper),
         HEAD,
@@ -102,7 +103,7 @@ def choices_of(paper: Paper) -> str:
             found.append(cells[1:])
     if not found:
         return ""
-    return "## What differs, and why\n\n" + grid(["question", "here", "why"], found)
+    return "## What differs from the paper, and why\n\n" + grid(["question", "here", "why"], found)
 
 
 def table_part(table: Table, results: Mapping[str, Any] | None) -> str:
@@ -127,7 +128,7 @@ def table_part(table: Table, results: Mapping[str, Any] | None) -> str:
     units = "; ".join(f"{column.name}: {column.unit}" for column in named)
     parts = [f"### {table.name}: {table.title}", grid(heads, lines)]
     if units:
-        parts.append(f"Columns are {units}. Rows are compared by those in bold.")
+        parts.append(f"Units of the columns: {units}. Rows are compared by the columns in bold.")
     if table.conclusions:
         verdicts = verdicts_of(table, results)
         lines = [

@@ -30,7 +30,7 @@ UNMARKED = {"drop", "shuffle"}  # objective.inputs that show no gap where someth
 
 
 def frame(stage: Stage, vocabulary: Tokenizer) -> tuple[int | None, int | None]:
-    """The ids that begin and end a text as the model of a stage reads it."""
+    """Return the ids that begin and end a text as the model of a stage reads it."""
     experiment = stage.settings
     config, start = experiment.model, experiment.model.special.start
     continues_text = stage.is_pretraining and experiment.mixing.pretraining == "corpus"
@@ -58,7 +58,7 @@ class Trained:
         return self.stage.settings.model
 
     def encode(self, text: str) -> list[int]:
-        """``text`` as an encoder reads it, or as the prompt of a decoder; masks are masks.
+        """Return ``text`` as an encoder reads it, or as the prompt of a decoder; masks are masks.
 
         A decoder that was tuned reads it as in its tuning, whatever its tokenizer puts around a text.
         """
@@ -68,14 +68,14 @@ class Trained:
         return self.vocabulary.encode_with_special_tokens(text, begin, end)
 
     def encode_data(self, text: str) -> list[int]:
-        """``text`` framed likewise, in which nothing is named: the inputs of a task."""
+        """Return ``text`` framed likewise, in which nothing is named: the inputs of a task."""
         ids, (begin, end) = self.vocabulary.encode(text), frame(self.stage, self.vocabulary)
         if self.stage.writes_answers and not self.config.has_encoder:
             return Tokenizer.add_special_tokens(self.vocabulary, ids, begin, end)
         return self.vocabulary.add_special_tokens(ids, begin, end)
 
     def encode_gaps(self, text: str) -> tuple[list[int], list[int]]:
-        """Ids of a text whose gaps are written [MASK], and the sentinels in them; none: masks are."""
+        """Return the ids of a text with [MASK] for gaps, and the sentinels there; none if masks are there."""
         vocabulary, count = self.vocabulary, text.count(MASK)
         shown = {denoiser.objective.inputs for denoiser in self.stage.settings.objective.denoisers}
         by_sentinels = "sentinels" in shown
@@ -94,7 +94,7 @@ class Trained:
         return [token for token in ids if token is not None], sentinels
 
     def continued(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
-        """Ids of a prompt, for ``lm.evaluate.loglikelihood``, and of an answer behind it and a blank."""
+        """Return the ids of a prompt, and of an answer after a blank, for ``lm.evaluate.loglikelihood``."""
         config, encode, ids = self.config, self.vocabulary.encode, self.encode_data(prompt)
         if config.has_encoder:  # which ends an answer
             return ids, [*encode(answer), *([] if config.special.eos is None else [config.special.eos])]
@@ -103,11 +103,11 @@ class Trained:
         return ids[ids[:1] == [config.special.start] :], behind  # the start token is read by itself
 
     def batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> Batch:
-        """``host_batch`` on the devices."""
+        """Return ``host_batch`` on the devices."""
         return self.put(self.host_batch(rows, answer))
 
     def host_batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> Batch:
-        """Rows of ids as a padded batch; SettingError if there is no room for ``answer`` more tokens."""
+        """Return rows of ids as a padded batch; SettingError if it has no room for ``answer`` more tokens."""
         config = self.config
         if not rows or not all(rows):
             raise SettingError("a text without tokens gives the model nothing to continue")
@@ -139,7 +139,7 @@ def open_run(folder: Path, stages: Sequence[Stage], name: str = "") -> Trained:
 
 
 def networks(stages: Sequence[Stage]) -> list[NetworkStage]:
-    """Return stages, which all train networks; SettingError for models made of counts."""
+    """Return ``stages``, which all train networks; SettingError for models made of counts."""
     found = [stage for stage in stages if isinstance(stage, NetworkStage)]
     for stage in stages:
         if stage not in found:
@@ -151,7 +151,7 @@ def networks(stages: Sequence[Stage]) -> list[NetworkStage]:
 
 
 def texts_of_run(trained: Trained, max_length: int | None = None) -> TextModel:
-    """A run's model and its vocabulary, to be asked in texts of at most ``max_length`` tokens."""
+    """Return a run's model and its vocabulary, to be asked in texts of at most ``max_length`` tokens."""
     framed = frame(trained.stage, trained.vocabulary)
     return text_model(trained.model, trained.vocabulary, trained.put, framed, max_length)
 
@@ -190,7 +190,7 @@ def answering(folder: Path) -> list[NetworkStage]:
 
 
 def masked(folder: Path) -> list[NetworkStage]:
-    """Pre-training of a model that fills gaps: a masked language model, or a denoising encoder-decoder."""
+    """Return the pre-training of a model that fills gaps: masked LM or denoising encoder-decoder."""
     experiment = load_settings(folder)
     model = experiment.model
     shown = {denoiser.objective.inputs for denoiser in experiment.objective.denoisers}

@@ -52,7 +52,7 @@ PAPER = Paper(
     name="ALBERT",
     citation="Lan et al. 2019",
     columns=_SCORES.columns,
-    question="What do shared layers, a narrow embedding and a loss on sentence order do to an encoder?",
+    question="How do shared layers, a narrow embedding and a loss on sentence order change an encoder?",
     source="arXiv 1909.11942",
     setup=make_setup(ALBERT, PUBLISHED),
 )
