@@ -332,8 +332,8 @@ class PretrainedSentencePieceTokenizer(PretrainedTokenizer):
         ]
 
     def export_files_with(self, template: SpecialTokenTemplate) -> Mapping[str, bytes]:
-        if self.template == template:
-            return self.files()
+        if self.cls is not None and template.prefix == (self.cls,):
+            return self.files()  # an encoder's, around whose texts its class of transformers puts these too
         raise SettingError(
             f"{self.path.name} cannot say which special tokens the head has read around a text: put a "
             "tokenizer.json beside it"

@@ -88,7 +88,12 @@ def batch_of(family, model):
     return Batch(**{name: side}), given["segment_ids"] > 0
 
 
-@pytest.mark.parametrize("recorded", RECORDED)
+FAST = ("bert", "albert", "roberta", "distilbert", "electra_disc", "gpt2", "llama_gqa")
+
+
+@pytest.mark.parametrize(
+    "recorded", [pytest.param(x, marks=[] if x.startswith(FAST) else pytest.mark.slow) for x in RECORDED]
+)
 def test_a_head_gives_what_its_class_of_transformers_gives_and_is_written_as_its(recorded, tmp_path):
     family, suffix = recorded.split("/")
     model = tuned(family, KINDS[suffix])

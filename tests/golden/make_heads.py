@@ -30,6 +30,10 @@ CLASSES = {
     "gpt_neo": DECODER,
     "gptj": ["SequenceClassification", "QuestionAnswering"],
     "opt": ["SequenceClassification"],
+    "bloom_alibi": DECODER,
+    "gpt_bigcode_mqa": ["SequenceClassification", "TokenClassification"],
+    "gpt_neox_rotary": DECODER,
+    "qwen3": ["SequenceClassification", "TokenClassification"],
 }
 HEADS = ("pooler", "pre_classifier", "classifier", "sequence_summary", "qa_outputs", "score")
 PADDING = 0  # in the recorded inputs of decoders, whose files name none
