@@ -336,8 +336,8 @@ def report_unexportable_heads(experiment: Experiment, say: Callable[[str], objec
             names_by_reason.setdefault(reason, []).append(name)
     for reason, names in names_by_reason.items():
         say(
-            f"trained and scored, but `lm convert export` cannot write it: the head for {', '.join(names)}: "
-            f"{reason}"
+            f"the head for {', '.join(names)} is trained and scored, but `lm convert export` cannot write "
+            f"it: {reason}"
         )
 
 
