@@ -82,7 +82,7 @@ HEAD_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 # By ``HeadConfig.pool``. In a packed row, ``is_token`` may be True for the tokens of one of its texts only.
-POOLINGS: dict[str, Callable[[Array, Array], Array]] = {
+POOLINGS: dict[str, Callable[[Array, Array | np.ndarray], Array]] = {
     "first": pool_first,
     "last": pool_last,
     "mean": pool_mean,
