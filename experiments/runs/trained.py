@@ -1,13 +1,15 @@
 """A run that was trained, or imported: its vocabulary, its model, and texts as that model reads them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from experiments.processes.group import cache_compiled
+from experiments.runs.kinds.answers import reader_of
+from experiments.runs.kinds.head import HeadFinetuning, pooling
 from experiments.runs.kinds.network import NetworkStage
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.paths import describe_model, find_cache, load_settings, model_of_run
@@ -19,9 +21,9 @@ from lm.classical.word2vec import WordVectors
 from lm.config.base import SettingError, nearest
 from lm.config.model import ModelConfig
 from lm.evaluate.generate import prompt_batch
-from lm.evaluate.text_model import TextModel
 from lm.nn.transformer import Transformer
-from lm.notebook import text_model
+from lm.notebook import TrainableModel, text_model
+from lm.predictions import TextHead
 from lm.tokenizers.tokenizer import MASK, Tokenizer
 from lm.train.optimizers import EMBEDDING
 
@@ -150,10 +152,30 @@ def networks(stages: Sequence[Stage]) -> list[NetworkStage]:
     return found
 
 
-def texts_of_run(trained: Trained, max_length: int | None = None) -> TextModel:
+def texts_of_run(trained: Trained, max_length: int | None = None) -> TrainableModel:
     """Return a run's model and its vocabulary, to be asked in texts of at most ``max_length`` tokens."""
     framed = frame(trained.stage, trained.vocabulary)
-    return text_model(trained.model, trained.vocabulary, trained.put, framed, max_length)
+    texts = text_model(trained.model, trained.vocabulary, trained.put, framed, max_length)
+    return replace(texts, pool=pooling(trained.stage.settings))
+
+
+def with_head(texts: TrainableModel, stage: NetworkStage) -> TrainableModel:
+    """Return the model of a run with the head of its stage, if that has one, so that it predicts."""
+    if not isinstance(stage, HeadFinetuning):
+        return texts
+    settings = stage.settings
+    model = stage.trained_with_head(sharding.make_mesh(settings.mesh))
+    reader = reader_of(settings, stage.task, texts.tokenizer)
+    return replace(texts, head=TextHead(model, reader, model.settings.pool, cast(Any, texts.shard_batch)))
+
+
+def language_models(stages: Sequence[Stage], name: str) -> list[Stage]:
+    """Return the stages among which a command that needs probabilities of tokens chooses.
+
+    Unless a stage is named, these have no head, which leaves the output matrix as it was before.
+    """
+    without_head = [stage for stage in stages if name or not stage.has_head]
+    return without_head or [*stages]
 
 
 def embedding_of(folder: Path, stages: Mapping[str, NetworkStage], name: str) -> tuple[WordVectors, str]:

@@ -16,6 +16,7 @@ from lm.convert.fields import (
     POSITIONS_AFTER_PADDING,
     T5_MAX_DISTANCE,
     activation,
+    bos_token,
     choice,
     embedding_width,
     encoder_size,
@@ -40,6 +41,7 @@ from lm.convert.schema import (
     Parameters,
     Transform,
     array,
+    decoder_task_classes,
     embedding,
     fused_qkv,
     linear,
@@ -287,6 +289,7 @@ _DECODER = ModelConfig(
 GPT2 = Family(
     model_type="gpt2",
     architectures={"GPT2LMHeadModel": ()},
+    task_classes=decoder_task_classes("GPT2", "tokens", "span"),
     template=_DECODER,
     fields=(
         Field("vocab_size", "vocab_size"),
@@ -300,6 +303,7 @@ GPT2 = Family(
         tied_embeddings(True),
         pad_token(0),
         eos_token(None),
+        bos_token(),
         feed_forward_width("n_inner", "n_embd"),
     ),
     supported_values={
@@ -323,6 +327,7 @@ OPENAI_GPT = replace(
     GPT2,
     model_type="openai-gpt",
     architectures={"OpenAIGPTLMHeadModel": ()},
+    task_classes=decoder_task_classes("OpenAIGPT"),
     template=replace(GPT2.template, residual="post-norm"),
     fields=override(
         without(GPT2.fields, "mlp.d_ff"),
@@ -348,6 +353,7 @@ GPT_BIGCODE = replace(
     GPT2,
     model_type="gpt_bigcode",
     architectures={"GPTBigCodeForCausalLM": ()},
+    task_classes=decoder_task_classes("GPTBigCode", "tokens"),
     template=changes(GPT2.template, {"attention.num_key_value_heads": 1}),
     supported_values={
         "multi_query": True,
@@ -371,6 +377,7 @@ GPT_BIGCODE = replace(
 GPT_NEOX = Family(
     model_type="gpt_neox",
     architectures={"GPTNeoXForCausalLM": ()},
+    task_classes=decoder_task_classes("GPTNeoX", "tokens", "span"),
     template=changes(_DECODER, {"positions.kind": "rotary"}),
     fields=(
         *SIZE_FIELDS,
@@ -383,6 +390,7 @@ GPT_NEOX = Family(
         choice("use_parallel_residual", "residual", {True: "parallel", False: "pre-norm"}, True),
         pad_token(0),
         eos_token(2),
+        bos_token(),
         rope_fields("rotary_emb_base", "rotary_pct", 0.25),
     ),
     supported_values={"attention_bias": True, "head_dim": None},
@@ -409,6 +417,7 @@ GPT_NEOX = Family(
 BLOOM = Family(
     model_type="bloom",
     architectures={"BloomForCausalLM": ()},
+    task_classes=decoder_task_classes("Bloom", "tokens", "span"),
     template=changes(
         _DECODER, {"positions.kind": "alibi", "embedding.norm": True, "mlp.activation": "gelu-tanh"}
     ),
@@ -422,6 +431,7 @@ BLOOM = Family(
         tied_embeddings(True),
         pad_token(3),
         eos_token(2),
+        bos_token(),
     ),
     derived={"mlp.d_ff": lambda settings: 4 * settings["d_model"]},
     supported_values={"apply_residual_connection_post_layernorm": False},
@@ -453,6 +463,7 @@ BLOOM = Family(
 GPTJ = Family(
     model_type="gptj",
     architectures={"GPTJForCausalLM": ("logits",)},
+    task_classes=decoder_task_classes("GPTJ", "span"),
     template=changes(
         _DECODER,
         {
@@ -476,6 +487,7 @@ GPTJ = Family(
         tied_embeddings(False),
         pad_token(0),
         eos_token(50_256),
+        bos_token(),
         feed_forward_width("n_inner", "n_embd"),
         Field(
             "rotary_dim",  # how many features of a head are rotated
@@ -506,6 +518,7 @@ GPTJ = Family(
 GPT_NEO = Family(
     model_type="gpt_neo",
     architectures={"GPTNeoForCausalLM": ()},
+    task_classes=decoder_task_classes("GPTNeo", "tokens", "span"),
     template=changes(_DECODER, {"attention.scores": "dot", "attention.qkv_bias": False}),
     fields=(
         Field("vocab_size", "vocab_size"),
@@ -519,6 +532,7 @@ GPT_NEO = Family(
         tied_embeddings(True),
         pad_token(0),
         eos_token(50_256),
+        bos_token(),
         feed_forward_width("intermediate_size", "hidden_size"),
         gpt_neo_windows(),
     ),
@@ -545,6 +559,7 @@ GPT_NEO = Family(
 OPT = Family(
     model_type="opt",
     architectures={"OPTForCausalLM": ()},
+    task_classes=decoder_task_classes("OPT", "span"),
     template=changes(
         _DECODER, {"positions.offset": 2, "norm.epsilon": 1e-5, "embedding.projected": "tokens"}
     ),
@@ -560,6 +575,7 @@ OPT = Family(
         tied_embeddings(True),
         pad_token(1),
         eos_token(2),
+        bos_token(),
         choice("do_layer_norm_before", "residual", {True: "pre-norm", False: "post-norm"}, True),
         embedding_width("word_embed_proj_dim", None, none_if_equal("hidden_size")),
     ),
@@ -598,6 +614,7 @@ _HEAD_DIM = Field(
 LLAMA = Family(
     model_type="llama",
     architectures={"LlamaForCausalLM": ()},
+    task_classes=decoder_task_classes("Llama", "tokens", "span", tokens="score", is_bare=True),
     template=changes(_DECODER, {"positions.kind": "rotary", "norm.kind": "rms", "bias": False}),
     fields=(
         *SIZE_FIELDS,
@@ -609,6 +626,7 @@ LLAMA = Family(
         tied_embeddings(False),
         pad_token(0),
         eos_token(2),
+        bos_token(),
         key_value_heads(),
         _HEAD_DIM,
         choice("hidden_act", "mlp.activation", GATED_ACTIVATIONS, "silu"),
@@ -643,6 +661,7 @@ MISTRAL = replace(
     LLAMA,
     model_type="mistral",
     architectures={"MistralForCausalLM": ()},
+    task_classes=decoder_task_classes("Mistral", "tokens", "span", tokens="score"),
     fields=override(_LLAMA_FIELDS_WITHOUT_BIAS, key_value_heads(8), mistral_window()),
     ignored=(),
 )
@@ -652,6 +671,7 @@ QWEN2 = replace(
     LLAMA,
     model_type="qwen2",
     architectures={"Qwen2ForCausalLM": ()},
+    task_classes=decoder_task_classes("Qwen2", "tokens", "span", tokens="score", is_bare=True),
     template=changes(LLAMA.template, {"attention.qkv_bias": True}),
     fields=(*_LLAMA_FIELDS_WITHOUT_BIAS, qwen_windows()),
     ignored=(),
@@ -662,6 +682,7 @@ QWEN3 = replace(
     LLAMA,
     model_type="qwen3",
     architectures={"Qwen3ForCausalLM": ()},
+    task_classes=decoder_task_classes("Qwen3", "tokens", "span", tokens="score", is_bare=True),
     template=changes(LLAMA.template, {"mlp.bias": False, "attention.qk_norm": True}),
     fields=override(without(LLAMA.fields, "mlp.bias"), replace(_HEAD_DIM, default=128), qwen_windows()),
     ignored=(),
@@ -710,7 +731,16 @@ _ENCODER = ModelConfig(
 DISTILBERT = Family(
     model_type="distilbert",
     architectures={"DistilBertForMaskedLM": ("logits",), "DistilBertModel": ()},
-    task_classes=task_classes("DistilBert", "tokens", "span"),
+    task_classes=task_classes("DistilBert", "tokens", "span")
+    | task_classes(
+        "DistilBert",
+        "classes",
+        "regression",
+        "choice",
+        pool="first",
+        dense="pre_classifier",
+        activation="relu",
+    ),
     template=changes(
         _ENCODER, {"norm.epsilon": 1e-12, "positions.sinusoid": "interleaved", "special": NO_START}
     ),
@@ -752,7 +782,16 @@ BERT = Family(
         "BertForMaskedLM": ("logits",),
         "BertModel": (),
     },
-    task_classes=task_classes("Bert", "classes", "regression", "choice", "tokens", "span"),
+    task_classes=task_classes("Bert", "tokens", "span")
+    | task_classes(
+        "Bert",
+        "classes",
+        "regression",
+        "choice",
+        pool="first",
+        dense="bert.pooler.dense",
+        activation="tanh",
+    ),
     template=replace(_ENCODER, special=NO_START),
     fields=(
         *SIZE_FIELDS,
@@ -800,7 +839,17 @@ ROBERTA = replace(
     BERT,
     model_type="roberta",
     architectures={"RobertaForMaskedLM": ("logits",), "RobertaModel": ()},
-    task_classes=task_classes("Roberta", "tokens", "span"),
+    task_classes=task_classes("Roberta", "tokens", "span")
+    | task_classes(
+        "Roberta",
+        "classes",
+        "regression",
+        output="classifier.out_proj",
+        pool="first",
+        dense="classifier.dense",
+        activation="tanh",
+    )
+    | task_classes("Roberta", "choice", pool="first", dense="roberta.pooler.dense", activation="tanh"),
     template=_ENCODER,
     fields=override(
         BERT.fields,
@@ -821,7 +870,8 @@ LONGFORMER = replace(
     ROBERTA,
     model_type="longformer",
     architectures={"LongformerForMaskedLM": ("logits",), "LongformerModel": ()},
-    task_classes=task_classes("Longformer", "tokens", "span"),
+    # Its classes for texts, choices and answers give tokens global attention of their own accord.
+    task_classes=task_classes("Longformer", "tokens"),
     template=replace(ROBERTA.template, sparsity=SparsityConfig(projections="separate")),
     fields=(*ROBERTA.fields, longformer_windows()),
     ignored=("onnx_export",),
@@ -851,7 +901,10 @@ ALBERT = replace(
         "AlbertForMaskedLM": ("logits",),
         "AlbertModel": (),
     },
-    task_classes=task_classes("Albert", "classes", "regression", "choice", "tokens", "span"),
+    task_classes=task_classes("Albert", "tokens", "span")
+    | task_classes(
+        "Albert", "classes", "regression", "choice", pool="first", dense="albert.pooler", activation="tanh"
+    ),
     template=replace(BERT.template, shared_layers=True),
     fields=override(BERT.fields, eos_token(3), embedding_width("embedding_size", 128, unchanged)),
     supported_values={**BERT.supported_values, "num_hidden_groups": 1, "inner_group_num": 1},
@@ -892,7 +945,17 @@ ELECTRA = replace(
         "ElectraForMaskedLM": ("logits",),
         "ElectraModel": (),
     },
-    task_classes=task_classes("Electra", "tokens", "span"),
+    task_classes=task_classes("Electra", "tokens", "span")
+    | task_classes(
+        "Electra",
+        "classes",
+        "regression",
+        output="classifier.out_proj",
+        pool="first",
+        dense="classifier.dense",
+        activation="gelu",
+    )
+    | task_classes("Electra", "choice", pool="first", dense="sequence_summary.summary", activation="gelu"),
     fields=override(BERT.fields, _GELU, embedding_width("embedding_size", 128, none_if_equal("hidden_size"))),
     base_model_prefix="electra",
     base_model=(*BERT.base_model, linear("encoder.projection", "embeddings_project")),
