@@ -23,8 +23,9 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: demo test test-fast test-slow test-faults test-beam soak bench lint docs wheel clean
 
 # TEXT=book.txt trains the decoder on a text of yours.
+demo: export LM_DEMO_TEXT := $(value TEXT)
 demo: $(VENV)/ready
-	$(BIN)/lm demo $(if $(TEXT),--text '$(TEXT)')
+	$(BIN)/lm demo $(if $(TEXT),--text "$$LM_DEMO_TEXT")
 	@echo "To put lm on your path: . $(BIN)/activate"
 
 test: $(VENV)/tpu lint

@@ -19,6 +19,8 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments.cli.list_rows import changes_text
 from experiments.figures.draw import save_figure
+from experiments.report.claims_figure import COLORS, TEXT_COLORS
+from experiments.report.comparison import UNCOMPARED
 from experiments.study.claims import compared_columns, paper_claims
 from experiments.study.registry import REGISTRY, papers, tables_of_paper
 from experiments.study.scales import PAPER_SCALE
@@ -31,8 +33,9 @@ MADE = "<!-- Made by docs/paper_pages.py; not to be edited. -->\n\n"
 CLAIMS_PAGE = "claims.md"
 SCALE = "mini"
 VERDICTS = ("confirmed", "contradicted", "undecided", "not run")
+OPEN = ("equivalent", *UNCOMPARED)  # verdicts that settle nothing either
 UNTESTABLE = "cannot be tested"
-COLORS = {"confirmed": "#1b7837", "contradicted": "#c51b7d", "undecided": "#b8b8b8", "not run": "#ededed"}
+NOT_RUN_COLOR = "#F2F2F2"
 PICTURE = DOCS / "pictures" / "claims.png"
 MARKS = {SECOND_HAND: "†", UNSURE: "?"}
 HEAD = """## Tables
@@ -45,10 +48,13 @@ replication, ± its deviation over seeds. It is empty until these runs are publi
 CLAIMS_HEAD = """# Which claims hold at 10^13 FLOP
 
 This page compares the conclusions of the papers with our runs at scale `mini`: 10^13 FLOP each, on one
-core, with the seeds that each table names. A claim is *confirmed* or *contradicted* if the difference
-of its two rows is significant over seeds and examples, and else *undecided* ([how claims are
-judged](../choices.md#how-claims-are-judged)). We list a conclusion before we test it. A conclusion
-cannot be tested if it needs a part that this code lacks, or scores that this code does not measure."""
+core, with the seeds that each table names. A conclusion is *confirmed* if its two rows differ
+significantly, over seeds and examples, in the paper's direction, *contradicted* if they differ in the
+opposite one, and otherwise *undecided* ([how claims are judged](../choices.md#how-claims-are-judged)).
+Those of T5 are judged here by the tasks that need their input; [the
+study](../study.md#what-came-out-at-mini) has the other half. We list a conclusion before we test it. A
+conclusion cannot be tested if it needs a part that this code lacks, or scores that this code does not
+measure."""
 
 Results = Mapping[str, Mapping[str, Any]]  # table -> its rows and claims, as in results.json
 
@@ -189,7 +195,7 @@ def count_verdicts(group: str) -> Counter[str]:
     results = results_of(group)
     for table in tables_of_paper(group):
         for verdict in verdicts_of(table, results.get(table.name)).values():
-            word = {"equivalent": "undecided"}.get(verdict, verdict)
+            word = "undecided" if verdict in OPEN else verdict
             words[word if word in VERDICTS else UNTESTABLE] += 1
     return words
 
@@ -225,7 +231,7 @@ def printed_pair(table: Table, better: str, worse: str, column: str) -> Iterable
 
 
 def claims_figure() -> Figure:
-    """Draw for each paper how many of its testable conclusions have each verdict."""
+    """Draw how many conclusions have each verdict, for each paper that has one which can be tested here."""
     counts = {paper.name: count_verdicts(group) for group, paper in papers().items()}
     counts = {name: words for name, words in counts.items() if any(words[word] for word in VERDICTS)}
     figure = Figure(figsize=(8, 0.6 + 0.3 * len(counts)), layout="constrained")
@@ -233,9 +239,11 @@ def claims_figure() -> Figure:
     left = dict.fromkeys(counts, 0)
     for verdict in VERDICTS:
         widths = [words[verdict] for words in counts.values()]
-        bars = axes.barh([*counts], widths, left=[*left.values()], color=COLORS[verdict], label=verdict)
+        bars = axes.barh(
+            [*counts], widths, left=[*left.values()], color=COLORS.get(verdict, NOT_RUN_COLOR), label=verdict
+        )
         labels = [str(width) if width and verdict != "not run" else "" for width in widths]
-        color = "white" if verdict in ("confirmed", "contradicted") else "black"
+        color = TEXT_COLORS.get(verdict, "black")
         axes.bar_label(bars, labels, label_type="center", color=color, fontsize="small")
         left = {name: left[name] + width for name, width in zip(left, widths, strict=True)}
     axes.invert_yaxis()

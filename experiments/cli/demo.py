@@ -4,13 +4,13 @@ import shlex
 import sys
 from pathlib import Path
 
-from experiments.cli.run_names import LAST, name_run
+from experiments.cli.run_names import LAST, check_name, name_run
 from experiments.cli.run_options import Options, row_run
 from experiments.cli.run_summary import loss_lines
 from experiments.cli.settings import Runs
 from experiments.cli.sweep import compared_experiments, sweep_argv, wanted_runs
 from experiments.cli.train import job_count, train_unfinished
-from experiments.console import RUNS, UNBROKEN
+from experiments.console import RUNS, UNBROKEN, print_line
 from experiments.runs.result import read_result
 from experiments.study.changes import Overrides
 from experiments.study.paths import check_runs
@@ -37,15 +37,21 @@ def demo(*, text: Path | None = None, runs: Runs = RUNS) -> None:
         lm demo --text book.txt
 
     Args:
-        text: Text for the decoder, UTF-8; by default the built-in documentation.
+        text: Text for the decoder, a file or a folder in UTF-8; by default the built-in documentation.
     """
-    if text is not None and not text.is_file():
-        raise SettingError(f"--text {text} should be a text file, and there is none")
+    text = text and text.expanduser()
+    if text is not None and not text.exists():
+        raise SettingError(f"--text {text}: there is no such file or folder; name a text in UTF-8")
     check_runs(runs)
+    check_name(runs, NAME)
     options = Options(SCALE, runs)
     decoder = row_run(DECODER, build(DECODER, SCALE, decoder_changes(text)), options)
     rows = wanted_runs(compared_experiments(TABLE, [{}], {}, SCALE), SEEDS, options)
     wanted = [decoder, *rows]
+    if text is not None:  # a text that cannot be read costs no training of the table
+        from experiments.runs.run import Run
+
+        Run(decoder.experiment, decoder.folder, options.cache).check(print_line, options.allowed)
     failed = train_unfinished(wanted, options, job_count(0, wanted))
     if failed:
         sys.exit(failed)
@@ -61,17 +67,17 @@ def demo(*, text: Path | None = None, runs: Runs = RUNS) -> None:
 
     result, sample = read_result(decoder.folder), held_out_sample(decoder.experiment, decoder.folder)
     if result is None or sample is None:
-        raise SettingError(f"{decoder.folder} is incomplete: delete it, and run the same command again")
+        raise SettingError(f"{decoder.folder} has no scores: was it deleted meanwhile? Run the command again")
     UNBROKEN.print(f"\n[bold]A decoder of {result.parameters:,} parameters after {STEPS:,} steps[/]")
     for line in (*sample.lines(), *loss_lines(result, decoder.experiment)):
         UNBROKEN.print(line, markup=False)
     read = read_text(open_run(decoder.folder, stages_of(decoder.folder)), sample.prompt)
     save_figure(draw_heads(read, HEADS), decoder.folder / PICTURE)
-    UNBROKEN.print(f"where four of its heads look: {decoder.folder / PICTURE}\n", markup=False)
+    UNBROKEN.print(f"where {HEADS} of its heads look: {decoder.folder / PICTURE}\n", markup=False)
     command = shlex.join(sweep_argv(TABLE, SEEDS, {}, options))
     print_report([TABLES[TABLE]], SCALE, (str(runs),), command=command)
     UNBROKEN.print("\nTry:")
-    for line in suggestions(decoder.folder):
+    for line in suggestions(decoder.folder, sample.prompt):
         UNBROKEN.print(f"  {line}", markup=False)
 
 
@@ -81,12 +87,12 @@ def decoder_changes(text: Path | None) -> Overrides:
     return corpus | {"pretraining.steps": STEPS, "finetuning.steps": 0}
 
 
-def suggestions(decoder: Path) -> list[str]:
-    """Return commands to go on with, the first two with the decoder's run."""
+def suggestions(decoder: Path, prompt: str) -> list[str]:
+    """Return commands to go on with, the first two with the decoder's run and a prompt of its text."""
     run = f"@{NAME}" if decoder.is_relative_to(RUNS) else shlex.quote(str(decoder))
     return [
-        f"lm generate {run} --prompt 'The function returns' --temperature 0.8",
-        f"lm draw next {run} --text 'The function returns the'",
+        f"lm generate {run} --prompt {shlex.quote(prompt)} --temperature 0.6",
+        f"lm draw next {run} --text {shlex.quote(prompt)}",
         "lm list 't5/*'",
         "lm sweep t5/6-corruption-rate --scale nano --seeds 1",
     ]

@@ -1,10 +1,10 @@
 """Causal or masked language modelling for encoders, and in which order; and from which budget on.
 
 The encoder has the parts of Gisserot-Boukhlef et al. 2025 (arXiv 2507.00994) and masks 40 % of its tokens.
-Causal steps see the tokens before each one only; fine-tuning reads both ways in all rows. All rows take
-equally many updates with one schedule. The paper's own mixes of steps are the table gisserot/10-13-mix. Heads
-answer the tasks: *reading* has questions that nobody answers without their input; *language* asks how well a
-model knows the language of the text.
+Causal steps see the tokens before each one only; fine-tuning reads both ways in all rows. In the first table
+all rows take equally many updates, with one schedule. The paper's own mixes of steps are the table
+gisserot/10-13-mix. Heads answer the tasks: *reading* has questions that nobody answers without their input;
+*language* asks how well a model knows the language of the text.
 """
 
 from experiments.study.changes import Changes, times
@@ -12,7 +12,7 @@ from experiments.study.experiment import PretrainingPhase
 from experiments.study.papers.gisserot import CAUSAL, CLM, ENCODER
 from experiments.study.table import Conclusion, make_table
 
-# a quarter of the updates is the end of one row's causal phase and the middle of another's
+# After a quarter of the updates "causal-25" is at the end of its causal phase, "causal-50" in its middle.
 AT_THE_END: Changes = {"tuning.branches": (1.0,)}
 UPDATES = (1, 3, 8)  # of the table of budgets, as multiples of the scale's
 
@@ -46,9 +46,8 @@ TABLES = (
         # written down before the rows were trained
         conclusions=(
             # Gisserot-Boukhlef et al. 2025, section 3: masks win in classification and questions.
-            Conclusion("mlm", "causal", "reading: a masked model has learnt to look both ways"),
-            # The same, tables 6 to 9: after few updates causal models are ahead.
-            Conclusion("causal", "mlm", "language: it predicts all tokens, where masks hide two in five"),
+            # Tables 6 to 9: after few updates causal models are ahead, since each token is predicted.
+            Conclusion("mlm", "causal", "reading: a masked model looks both ways; language: the opposite"),
             # The same, tables 10 to 13: a quarter of causal steps beats masks alone in 11 of 12 averages.
             Conclusion("causal-25", "mlm", "reading and language: causal steps first help"),
             Conclusion("causal-50", "mlm", "reading and language: causal steps first help"),

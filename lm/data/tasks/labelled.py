@@ -119,12 +119,16 @@ def copa_candidates(row: Row) -> tuple[tuple[str, str], ...]:
     return tuple((f"{row['premise']} {question}", row[choice]) for choice in ("choice1", "choice2"))
 
 
+RACE_LABELS = {letter: label for label, letter in enumerate("ABCD")}
+RACE_GAP = re.compile(r"(?<!\w)_+(?!\w)")
+
+
 def race_questions(rows: Sequence[Row]) -> list[Row]:
     """Return a row per question: a row of RACE is a passage with several, each with four options."""
     questions = []
     for row in rows:
         for question, options, answer in zip(row["questions"], row["options"], row["answers"], strict=True):
-            label = "ABCD".index(answer)
+            label = RACE_LABELS[answer]
             questions.append(
                 {"passage": row["article"], "question": question, "options": options, "label": label}
             )
@@ -132,11 +136,12 @@ def race_questions(rows: Sequence[Row]) -> list[Row]:
 
 
 def race_candidates(row: Row) -> tuple[str, ...]:
-    """Return the question with each option: in its gap, if it has one, else behind it."""
+    """Return the question with each option: in its first gap, if it has one, otherwise after it."""
     question = row["question"]
-    if "_" in question:
-        return tuple(question.replace("_", option) for option in row["options"])
-    return tuple(f"{question} {option}" for option in row["options"])
+    if (gap := RACE_GAP.search(question)) is None:
+        return tuple(f"{question} {option}" for option in row["options"])
+    begin, end = question[: gap.start()], question[gap.end() :]
+    return tuple(f"{begin}{option}{end}" for option in row["options"])
 
 
 UPOS_TAGS, EWT = word_tags("upos"), "universal_dependencies/en_ewt"

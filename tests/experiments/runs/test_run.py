@@ -146,9 +146,14 @@ def test_the_demo_ends_with_a_sample_a_picture_and_a_table(swept, monkeypatch, c
             assert cli.named_command(shlex.split(line)[1:])[0] in COMMANDS
 
 
-def test_the_demo_refuses_a_text_that_is_not_there(tmp_path):
-    with pytest.raises(SettingError, match="should be a text file"):
+def test_the_demo_refuses_a_text_that_is_missing_or_empty_before_anything_is_trained(tmp_path):
+    with pytest.raises(SettingError, match="no such file"):
         demo.demo(text=tmp_path / "missing.txt", runs=tmp_path)
+    empty = tmp_path / "test.txt"
+    empty.touch()
+    with pytest.raises(SettingError, match="no text for"):
+        demo.demo(text=empty, runs=tmp_path)
+    assert not [*tmp_path.rglob("seed-*")]
 
 
 def test_what_is_finished_is_not_trained_again(swept, monkeypatch):
