@@ -77,7 +77,7 @@ def arguments(function) -> list[str]:
     for name, kind in typing.get_type_hints(function).items():
         if dataclasses.is_dataclass(kind):  # such as the options of several commands
             found += arguments(kind)
-        elif name not in ("return", "settings"):
+        elif name not in ("return", "settings") and typing.get_origin(kind) is not typing.ClassVar:
             found.append(name)
     return found
 

@@ -34,7 +34,7 @@ from experiments.runs.init_from import started_from
 from experiments.runs.kinds.answers import make_eval_task
 from experiments.runs.paths import model_of_run, save_settings
 from experiments.runs.stages import stages_of
-from experiments.runs.trained import answering, open_run
+from experiments.runs.trained import answering, language_models, open_run
 from experiments.study.experiment import Experiment
 from lm.config.base import SettingError, changes
 from lm.config.decoding import Decoding
@@ -330,7 +330,7 @@ def test_lines_are_as_likely_as_the_runs_model_finds_their_bytes(given, runs, tm
     assert first["bits_per_byte"] == pytest.approx(-first["log_prob"] / 5 / math.log(2))
     assert first["perplexity"] == pytest.approx(math.exp(-first["log_prob"] / 5))  # a byte is a token
     assert "all" in capsys.readouterr().out
-    trained = open_run(folder, stages_of(folder))
+    trained = open_run(folder, language_models(stages_of(folder), ""))
     question, answer = (trained.vocabulary.encode(text) for text in ("Where?", "Here."))
     question += [EOS] * (given.get("model.architecture") != "encoder")  # which reads [SEP] behind both
     masking = None if trained.config.has_decoder else Masking.of(trained.vocabulary)
@@ -408,7 +408,7 @@ def test_lines_without_a_continuation_are_named(name, text, message, tmp_path):
 def test_a_prompt_is_answered_by_the_likeliest_candidate_after_the_examples(architecture, runs):
     folder, *_ = run_of(runs, f"prompts-{architecture}", TEXTS | {"model.architecture": architecture})
     score_run(folder, ["boolq@1"], "", Rows(limit=2))  # of three: the last is the example
-    scores, lines = read(folder / "scores" / "pretraining" / "boolq@1" / "validation")
+    scores, lines = read(folder / "scores" / "xquad_enro" / "boolq@1" / "validation")
     trained = open_run(folder, stages_of(folder))
     encode, end = trained.vocabulary.encode, [] if architecture == "decoder" else [EOS]
     *asked, other = [dict(row) for row in TASKS["boolq"].rows("validation", runs / "cache")]
@@ -439,7 +439,7 @@ def ends_questions(trained):
 def test_a_prompt_is_answered_greedily_up_to_a_newline(architecture, runs, monkeypatch):
     folder, *_ = run_of(runs, f"prompts-{architecture}", TEXTS | {"model.architecture": architecture})
     score_run(folder, ["xquad_enro@0"], "", Rows())
-    _, lines = read(folder / "scores" / "pretraining" / "xquad_enro@0" / "validation")
+    _, lines = read(folder / "scores" / "xquad_enro" / "xquad_enro@0" / "validation")
     trained = open_run(folder, stages_of(folder))
     for line in lines:
         batch = trained.batch([trained.encode(line["inputs"])], 64)
@@ -455,7 +455,7 @@ def test_prompts_that_leave_no_room_or_no_examples_are_refused(runs):
     with pytest.raises(SettingError, match="boolq@0.*--prompt-length"):
         score_run(folder, ["boolq@0"], "", Rows(prompt_length=10))
     score_run(folder, ["boolq@0"], "", Rows(prompt_length=38))
-    _, lines = read(folder / "scores" / "pretraining" / "boolq@0" / "validation")
+    _, lines = read(folder / "scores" / "xquad_enro" / "boolq@0" / "validation")
     assert "It may\nQuestion: will it be?\nAnswer:" in [line["inputs"] for line in lines]
     with pytest.raises(SettingError, match="'boolq'"):
         score_run(folder, ["bolq@0"], "", Rows())
