@@ -69,6 +69,7 @@ BEGINNINGS = {  # beginning of a size's name: its family; the longest counts
     "gpt-neox": "gpt_neox",
     "gpt-neo-": "gpt_neo",
     "gpt-j": "gptj",
+    "gemma-2-": "gemma2",
     "pythia": "gpt_neox",
 }
 UNPUBLISHED = {
