@@ -343,8 +343,9 @@ T5GEMMA = Family(
     },
     # The whole model's size of the vocabulary, and what of a stack the whole model decides.
     ignored=(
-        *("vocab_size", "is_decoder", "cross_attention_hidden_size", "encoder.final_logit_softcapping"),
+        *("vocab_size", "is_decoder", "encoder.final_logit_softcapping"),
         *("encoder.tie_word_embeddings", "decoder.tie_word_embeddings"),
+        *("encoder.cross_attention_hidden_size", "decoder.cross_attention_hidden_size"),
     ),
     sections=("encoder", "decoder"),
     base_model_prefix="model",
@@ -1104,6 +1105,8 @@ MODERNBERT = Family(
         "classifier_bias": False,
         "classifier_activation": "gelu",
         "tie_word_embeddings": True,
+        "head_dim": None,
+        "sliding_window": None,  # another name of half of local_attention
     },
     ignored=(
         *("classifier_pooling", "cls_token_id", "sparse_prediction", "sparse_pred_ignore_index"),

@@ -269,11 +269,15 @@ def test_a_model_that_no_family_computes_is_not_exported_as_one_that_does(size, 
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt-neo-125m", "gpt-j-6b", "opt-350m", "mistral-7b", "qwen2.5-7b", "qwen3-8b"]
+    "name",
+    [
+        *("gpt-neo-125m", "gpt-j-6b", "opt-350m", "mistral-7b", "qwen2.5-7b", "qwen3-8b"),
+        *("gemma-2b", "gemma-2-27b", "t5gemma-2b-2b", "modernbert-base"),
+    ],
 )
 def test_settings_of_a_published_size_come_back_from_its_config_json(name):
     theirs = config_json(PRESETS[name])
-    again = model_config(theirs, ["logits"] if name == "gpt-j-6b" else [])
+    again = model_config(theirs, ["logits"] if name in ("gpt-j-6b", "modernbert-base") else [])
     assert config_json(again) == theirs
 
 
