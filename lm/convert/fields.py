@@ -269,8 +269,7 @@ def modernbert_rope() -> FieldGroup:
             raise SettingError(f"config.json: rope_scaling={hf_config['rope_scaling']!r} is not supported")
         by_type = hf_config.get("rope_parameters") or {}
         base = _base_alone("full_attention", by_type, hf_config.get(theta, 160_000.0))
-        window_base = hf_config.get(window_theta, 10_000.0)
-        window_base = _base_alone("sliding_attention", by_type, base if window_base is None else window_base)
+        window_base = _base_alone("sliding_attention", by_type, hf_config.get(window_theta, 10_000.0))
         return {
             "positions.rotary.base": base,
             "positions.rotary.window_base": None if window_base == base else window_base,
@@ -285,7 +284,7 @@ def modernbert_rope() -> FieldGroup:
     return FieldGroup(names, settings, read, write, superseded=("rope_parameters",))
 
 
-def _base_alone(layer_type: str, by_type: Mapping[str, Any], default: float) -> float:
+def _base_alone(layer_type: str, by_type: Mapping[str, Any], default: float | None) -> float | None:
     """Return the rotary base of layers of a type; SettingError if their positions are stretched too."""
     parameters = {"rope_theta": default} | (by_type.get(layer_type) or {})
     base = parameters.pop("rope_theta")
