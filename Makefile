@@ -1,4 +1,4 @@
-# Two commands: `make demo` trains a table of the study, `make test` runs the tests. Both set themselves up.
+# Two commands: `make demo` trains a decoder and a table of the study, `make test` runs the tests. Both set themselves up.
 PYTHON ?= python3
 
 # The versions of constraints.txt; with NEWEST=1 the newest that pyproject.toml allows, in an environment beside.
@@ -11,9 +11,6 @@ VENV := .venv
 CONSTRAINTS := --constraint constraints.txt
 endif
 BIN := $(VENV)/bin
-SCALE ?= nano
-TABLE ?= t5/1-baseline
-SEEDS ?= 3
 
 # Huge pages for the buffers of the tests, as `lm run` and `lm sweep` set them for themselves.
 test test-fast test-slow test-faults test-beam soak: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
@@ -25,9 +22,11 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-fast test-slow test-faults test-beam soak bench lint docs wheel clean
 
+# TEXT=book.txt trains the decoder on a text of yours.
+demo: export LM_DEMO_TEXT := $(value TEXT)
 demo: $(VENV)/ready
-	$(BIN)/lm sweep '$(TABLE)' --scale $(SCALE) --seeds $(SEEDS)
-	@echo "Next: $(BIN)/lm list shows all tables; '. $(BIN)/activate' puts lm on the path."
+	$(BIN)/lm demo $(if $(TEXT),--text "$$LM_DEMO_TEXT")
+	@echo "To put lm on your path: . $(BIN)/activate"
 
 test: $(VENV)/tpu lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder tests

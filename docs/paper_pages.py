@@ -2,9 +2,9 @@
 
     python docs/paper_pages.py
 
-Run it when a row, a score or a choice changes, or when docs/results has new runs: results.json of a report
-at scale mini, as ``mini.json`` for the T5 tables and ``mini-PAPER.json`` for others. Choices that the papers
-leave open are rows of a table in docs/choices.md.
+It also draws docs/pictures/claims.png. Run it when a row, a score or a choice changes, or when docs/results
+has new runs: results.json of a report at scale mini, as ``mini.json`` for the T5 tables and
+``mini-PAPER.json`` for others. Choices that the papers leave open are rows of a table in docs/choices.md.
 """
 
 import re
@@ -14,7 +14,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
 from experiments.cli.list_rows import changes_text
+from experiments.figures.draw import save_figure
+from experiments.report.claims_figure import COLORS, TEXT_COLORS
+from experiments.report.comparison import UNCOMPARED
 from experiments.study.claims import compared_columns, paper_claims
 from experiments.study.registry import REGISTRY, papers, tables_of_paper
 from experiments.study.scales import PAPER_SCALE
@@ -26,20 +32,29 @@ FOLDER, CHOICES, RESULTS = DOCS / "papers", DOCS / "choices.md", DOCS / "results
 MADE = "<!-- Made by docs/paper_pages.py; not to be edited. -->\n\n"
 CLAIMS_PAGE = "claims.md"
 SCALE = "mini"
+VERDICTS = ("confirmed", "contradicted", "undecided", "not run")
+OPEN = ("equivalent", *UNCOMPARED)  # verdicts that settle nothing either
+UNTESTABLE = "cannot be tested"
+NOT_RUN_COLOR = "#F2F2F2"
+PICTURE = DOCS / "pictures" / "claims.png"
 MARKS = {SECOND_HAND: "†", UNSURE: "?"}
 HEAD = """## Tables
 
-Settings are those at scale `base`, where all else is the paper's setup; at `mini` they are as many times what
-that scale has. Of the paper's scores, † marks those read second hand and ? those that may be misread; ± is
-the half width of an interval that the paper prints. z is the mean z-score of our runs, the difference from
-the baseline in deviations of a replication ± that over seeds; it is empty until they are published."""
+The column *changes* shows the settings at scale `base`; all others are those of the paper's setup. At
+`mini`, a factor such as (x 2) multiplies the value of that scale. In the paper's scores, † marks those
+that we read second hand and ? those that we may have misread; ± is the half width of an interval that
+the paper prints. z is the mean z-score of our runs: the difference from the baseline in deviations of a
+replication, ± its deviation over seeds. It is empty until these runs are published."""
 CLAIMS_HEAD = """# Which claims hold at 10^13 FLOP
 
-What the papers conclude, and what runs at scale `mini` say: 10^13 FLOP each, on one core, with the seeds that
-each table names. A claim is *confirmed* or *contradicted* if the difference of its two rows is significant
-over seeds and examples, and else *undecided* ([how claims are judged](../choices.md#how-claims-are-judged)).
-Conclusions are listed here before they are tested. Those that cannot be tested need a part that this code
-lacks, or are about scores that nothing here measures."""
+This page compares the conclusions of the papers with our runs at scale `mini`: 10^13 FLOP each, on one
+core, with the seeds that each table names. A conclusion is *confirmed* if its two rows differ
+significantly, over seeds and examples, in the paper's direction, *contradicted* if they differ in the
+opposite one, and otherwise *undecided* ([how claims are judged](../choices.md#how-claims-are-judged)).
+Those of T5 are judged here by the tasks that need their input; [the
+study](../study.md#what-came-out-at-mini) has the other half. We list a conclusion before we test it. A
+conclusion cannot be tested if it needs a part that this code lacks, or scores that this code does not
+measure."""
 
 Results = Mapping[str, Mapping[str, Any]]  # table -> its rows and claims, as in results.json
 
@@ -69,14 +84,14 @@ def paper_page(group: str, paper: Paper) -> str:
     tables, results = tables_of_paper(group), results_of(group)
     rows = [row for table in tables for row in table.rows]
     buildable = sum(not row.needs for row in rows)
-    noise = "none is printed."
+    noise = "The paper does not print the noise of its scores."
     if paper.yardstick:
-        noise = f"{paper.yardstick.runs} runs of {paper.yardstick.of}."
+        noise = f"Noise of the paper's scores: {paper.yardstick.runs} runs of {paper.yardstick.of}."
     parts = [
         f"# {paper.name}",
         f"{paper.citation}, {paper.source}. {paper.question}",
-        f"Noise of the paper's scores: {noise}",
-        f"Tables: {len(tables)}. Rows: {len(rows)}, of which {buildable} can be run:",
+        noise,
+        f"Tables: {len(tables)}. Rows: {len(rows)}; you can run {buildable} of them. List and plan them:",
         f"    lm list '{group}/*'\n    lm sweep '{group}/*' --dry-run",
         choices_of(paper),
         HEAD,
@@ -94,7 +109,7 @@ def choices_of(paper: Paper) -> str:
             found.append(cells[1:])
     if not found:
         return ""
-    return "## What differs, and why\n\n" + grid(["question", "here", "why"], found)
+    return "## What differs from the paper, and why\n\n" + grid(["question", "here", "why"], found)
 
 
 def table_part(table: Table, results: Mapping[str, Any] | None) -> str:
@@ -119,7 +134,7 @@ def table_part(table: Table, results: Mapping[str, Any] | None) -> str:
     units = "; ".join(f"{column.name}: {column.unit}" for column in named)
     parts = [f"### {table.name}: {table.title}", grid(heads, lines)]
     if units:
-        parts.append(f"Columns are {units}. Rows are compared by those in bold.")
+        parts.append(f"Units of the columns: {units}. Rows are compared by the columns in bold.")
     if table.conclusions:
         verdicts = verdicts_of(table, results)
         lines = [
@@ -174,29 +189,36 @@ def verdicts_of(table: Table, results: Mapping[str, Any] | None) -> dict[tuple[s
     return verdicts
 
 
+def count_verdicts(group: str) -> Counter[str]:
+    """Return how many conclusions of a paper have each verdict: one of VERDICTS, or UNTESTABLE."""
+    words: Counter[str] = Counter()
+    results = results_of(group)
+    for table in tables_of_paper(group):
+        for verdict in verdicts_of(table, results.get(table.name)).values():
+            word = "undecided" if verdict in OPEN else verdict
+            words[word if word in VERDICTS else UNTESTABLE] += 1
+    return words
+
+
 def claims_page() -> str:
     """Return the page on the claims of all papers, in Markdown."""
     counts, sections = [], []
     for group, paper in papers().items():
-        results = results_of(group)
-        words: Counter[str] = Counter()
+        results, words = results_of(group), count_verdicts(group)
         lines = []
         for table in tables_of_paper(group):
             verdicts = verdicts_of(table, results.get(table.name))
             for each in table.conclusions:
                 verdict = verdicts[each.better, each.worse]
-                words[{"equivalent": "undecided"}.get(verdict, verdict)] += 1
                 printed = ", ".join(printed_pair(table, each.better, each.worse, each.column))
                 rows = f"`{each.better}` > `{each.worse}`"
                 lines.append([f"`{table.name}`", each.text, rows, printed, verdict])
         if lines:
             page = f"[{paper.name}]({group}.md)"
-            named = ("confirmed", "contradicted", "undecided", "not run")
-            rest = sum(words.values()) - sum(words[word] for word in named)
-            counts.append([page, str(len(lines)), *(str(words[word]) for word in named), str(rest)])
+            counts.append([page, str(len(lines)), *(str(words[word]) for word in (*VERDICTS, UNTESTABLE))])
             heads = ["table", "conclusion", "rows", "printed", f"at `{SCALE}`"]
             sections.append(f"## {paper.name} ({paper.citation})\n\n{grid(heads, lines)}")
-    heads = ["paper", "conclusions", "confirmed", "contradicted", "undecided", "not run", "cannot be tested"]
+    heads = ["paper", "conclusions", *VERDICTS, UNTESTABLE]
     return MADE + "\n\n".join([CLAIMS_HEAD, grid(heads, counts), *sections]) + "\n"
 
 
@@ -206,6 +228,30 @@ def printed_pair(table: Table, better: str, worse: str, column: str) -> Iterable
         scores = [REGISTRY[f"{table.name}/{key}"].published.get(name) for key in (better, worse)]
         if None not in scores:
             yield f"{name} {scores[0]:.6g} and {scores[1]:.6g}"
+
+
+def claims_figure() -> Figure:
+    """Draw how many conclusions have each verdict, for each paper that has one which can be tested here."""
+    counts = {paper.name: count_verdicts(group) for group, paper in papers().items()}
+    counts = {name: words for name, words in counts.items() if any(words[word] for word in VERDICTS)}
+    figure = Figure(figsize=(8, 0.6 + 0.3 * len(counts)), layout="constrained")
+    axes = figure.subplots()
+    left = dict.fromkeys(counts, 0)
+    for verdict in VERDICTS:
+        widths = [words[verdict] for words in counts.values()]
+        bars = axes.barh(
+            [*counts], widths, left=[*left.values()], color=COLORS.get(verdict, NOT_RUN_COLOR), label=verdict
+        )
+        labels = [str(width) if width and verdict != "not run" else "" for width in widths]
+        color = TEXT_COLORS.get(verdict, "black")
+        axes.bar_label(bars, labels, label_type="center", color=color, fontsize="small")
+        left = {name: left[name] + width for name, width in zip(left, widths, strict=True)}
+    axes.invert_yaxis()
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("conclusions of the paper that can be tested here")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower right", fontsize="small", frameon=False)
+    return figure
 
 
 # ---- all pages
@@ -230,3 +276,4 @@ if __name__ == "__main__":
         path.unlink(missing_ok=True)
     for path, text in pages().items():
         path.write_text(text, "utf-8")
+    save_figure(claims_figure(), PICTURE)

@@ -2,13 +2,13 @@
 
 import dataclasses
 import inspect
+import re
 import types
 import typing
 from collections.abc import Iterator
 from typing import Any
 
 from experiments.cli.settings import types_of
-from experiments.console import plain
 from experiments.study.experiment import Experiment
 from experiments.study.registry import BASELINE_ROW, build
 from lm.config.base import conditions, leaves, setting_descriptions
@@ -17,14 +17,14 @@ PAGE = "reference/settings.md"
 SCALES = ("nano", "base")
 HEAD = f"""# Settings
 
-Every setting that `lm run ROW --SETTING VALUE` takes, a row of a table may change, and `lm show ROW` prints.
-The values are those of `{BASELINE_ROW}` at the scales `nano` and `base` (the paper's setup).
-`lm show ROW --diff` shows what another row changes.
+You can give each of these settings to `lm run ROW --SETTING VALUE`, and a row of a table can change it.
+`lm show ROW` prints their values for a row; `lm show ROW --diff` shows what the row changes. The two columns
+of values are those of `{BASELINE_ROW}` at the scales `nano` and `base` (the paper's setup).
 
-The column *read with* says on which values of other settings one depends; what stands above a table holds
-for all of it but the settings whose own entry says otherwise. Given where nothing reads it, on the command
-line or in a row of your own, a setting is refused: it would be another experiment, in a folder of its own,
-with the same numbers. A scale may set it, as a scale is for all rows.
+The column *read with* gives the values of other settings with which this one has an effect. A line above a
+table holds for all settings of the table that have no entry there. If you give a setting that nothing reads,
+`lm` refuses it: it would make another experiment, in another folder, with the same numbers.
+A scale may set it, because a scale is for all rows.
 """
 
 
@@ -37,7 +37,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def settings_page() -> str:
-    """The page, in Markdown: a table for each group of settings."""
+    """Return the page, in Markdown: a table for each group of settings."""
     values = [dict(leaves(build(BASELINE_ROW, scale))) for scale in SCALES]
     kinds = dict(types_of(Experiment))
     meanings, reads, groups = setting_descriptions(Experiment), conditions(Experiment), dict[str, list[str]]()
@@ -46,20 +46,20 @@ def settings_page() -> str:
     about = dict(_groups(Experiment, ""))
     parts = [HEAD]
     for group, names in groups.items():
-        heads = ["setting", "takes", *(f"`{scale}`" for scale in SCALES), "read with", "meaning [unit]"]
+        heads = ["setting", "takes", *(f"`{scale}`" for scale in SCALES), "meaning [unit]", "read with"]
         lines = [f"## {group or 'Others'}", "", about.get(group, ""), ""] if group else ["## Others", ""]
-        lines += [f"Read with {plain(reads[group])}.", ""] if group in reads else []
+        lines += [f"Read with {escaped(reads[group])}.", ""] if group in reads else []
         lines += [f"| {' | '.join(heads)} |", "|:---" * len(heads) + "|"]
         for name in names:
             cells = [f"`{name}`", _takes(kinds[name]), *(f"`{shown(each[name])}`" for each in values)]
-            cells += [plain(reads.get(name, "")), plain(meanings.get(name, ""))]
+            cells += [escaped(meanings[name]), escaped(reads.get(name, ""))]
             lines.append(f"| {' | '.join(cells)} |")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 
 
 def _groups(cls: type, prefix: str) -> Iterator[tuple[str, str]]:
-    """The first paragraph on each group of settings, by its path."""
+    """Yield the path of each group of settings and the first paragraph on it."""
     for name, kind in typing.get_type_hints(cls).items():
         if dataclasses.is_dataclass(kind):
             yield prefix + name, (inspect.getdoc(kind) or "").partition("\n\n")[0]
@@ -80,6 +80,13 @@ def _takes(kind: Any) -> str:
         names = {int: "whole number", float: "number", str: "text", bool: "on or off"}
         text = names.get(kind, "JSON object")
     return f"{text}, several" if several else text + " or none" * may_lack
+
+
+def escaped(text: str) -> str:
+    """Return a text in which Markdown and HTML change nothing, for the cell of a table."""
+    for sign, entity in {"&": "&amp;", "<": "&lt;", "|": "&#124;"}.items():
+        text = text.replace(sign, entity)
+    return re.sub(r"([\\*_\[\]`])", r"\\\1", text)
 
 
 def shown(value: Any) -> str:

@@ -12,14 +12,15 @@ from rich.table import Column
 from rich.table import Table as Grid
 
 RUNS = Path("runs")
-CONSOLE = Console()  # as wide as the terminal; 80 columns in a pipe, or as COLUMNS says
+CONSOLE = Console(emoji=False)  # as wide as the terminal; 80 columns in a pipe, or as COLUMNS says
 # for lists of names: what reads them from a pipe needs each in one piece
-NAMES_CONSOLE = Console(width=None if CONSOLE.is_terminal else max(160, CONSOLE.width))
+NAMES_CONSOLE = Console(emoji=False, width=None if CONSOLE.is_terminal else max(160, CONSOLE.width))
 NARROW = 100  # in a terminal of fewer columns, names are shown without what the title says [characters]
-UNBROKEN = Console(soft_wrap=True, highlight=False)  # for lines of any length
+UNBROKEN = Console(soft_wrap=True, highlight=False, emoji=False)  # for lines of any length
 CELL_PADDING = 3  # around each cell of a listing, its border included [characters]
 # headings of columns of text, which are aligned to the left
 TEXTS = (
+    "table",
     "row",
     "column",
     "claim",

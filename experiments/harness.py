@@ -11,14 +11,16 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
 from experiments.runs.stages import stages_of
-from experiments.runs.trained import open_run, texts_of_run
+from experiments.runs.trained import language_models, open_run, texts_of_run
 from lm.config.base import SettingError, nearest
 
 IGNORED = ("batch_size", "max_batch_size", "device", "trust_remote_code")  # that lm_eval gives to every model
 
 
 class StudyModel(LM):
-    """A run's pre-trained model, or the one fine-tuned on ``mixture``.
+    """A run's model that was fine-tuned on ``mixture``.
+
+    By default it is the first that was fine-tuned in words, else the pre-trained one.
 
     ``max_length``: tokens read at once, where that is not ``model.positions.max_length``.
     """
@@ -28,7 +30,7 @@ class StudyModel(LM):
         if unknown := sorted(others.keys() - {*IGNORED}):
             names = ("run", "mixture", "max_length")
             raise SettingError(f"--model_args {unknown[0]}: unknown{nearest(unknown[0], names)}")
-        trained = open_run(Path(run), stages_of(Path(run)), mixture)
+        trained = open_run(Path(run), language_models(stages_of(Path(run)), mixture), mixture)
         print(trained.which, file=sys.stderr)  # the tables are what is printed
         self.texts = texts_of_run(trained, max_length)
 

@@ -3,24 +3,27 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from lm import convert, sharding
 from lm.config.base import SettingError, at_least
 from lm.config.mesh import MeshConfig
-from lm.config.model import ModelConfig
+from lm.config.model import ModelConfig, Pool
 from lm.config.training import OptimizerConfig
 from lm.data.batches import Batches, stream
+from lm.data.classification import Reader
 from lm.data.seq2seq import MixtureRows
 from lm.evaluate.generate import Model
 from lm.evaluate.loglikelihood import Masking, ShardBatch
 from lm.evaluate.text_model import TextModel
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths
+from lm.predictions import TEXTS, TextHead
 from lm.special_tokens import boundary_tokens, check_special, prompt_special_ids, special_ids
 from lm.tokenizers.huggingface import load_pretrained_tokenizer
 from lm.tokenizers.tokenizer import Tokenizer
@@ -49,6 +52,30 @@ class TrainableModel(TextModel):
     """A model that is asked in texts, with its tokenizer, so that it can be trained on more of them."""
 
     tokenizer: Tokenizer = field(kw_only=True)
+    # how ``embed`` pools the states of a text; None: the last for decoders, the first for encoders
+    pool: Pool | None = field(default=None, kw_only=True)
+    head: TextHead | None = field(default=None, kw_only=True)  # the fine-tuned head, if there is one
+
+    def predict(self, texts: Sequence[Any]) -> list[Any]:
+        """Return what the fine-tuned head says of each text; SettingError for a model without one.
+
+        What a text is, and what is said of it, ``lm.predictions.TextHead.predict`` lists by kind of head.
+        """
+        return self._text_head.predict(texts)
+
+    def embed(self, texts: Sequence[Any]) -> np.ndarray:
+        """Return a vector for each text or pair of texts, float32 [N,D], pooled as a head reads it."""
+        return self._text_head.embed(texts)
+
+    @property
+    def _text_head(self) -> TextHead:
+        if self.head is not None:
+            return self.head
+        model = cast(Transformer, self.model)
+        config = model.config
+        reader = Reader(TEXTS, self.tokenizer, config.architecture, self._row_length)
+        pool = self.pool or ("last" if config.has_decoder else "first")
+        return TextHead(model, reader, pool, cast(Any, self.shard_batch))
 
 
 def make_model(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> TrainableModel:
@@ -64,9 +91,13 @@ def make_model(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> Trainabl
 
 
 def load_model(folder: str | Path) -> TrainableModel:
-    """Load a published checkpoint with its tokenizer: config.json, safetensors and tokenizer files."""
+    """Load a published checkpoint with its tokenizer: config.json, safetensors and tokenizer files.
+
+    A folder of sentence-transformers says how ``embed`` pools the states of a text.
+    """
     config, model = convert.load(folder)
-    return text_model(model, load_pretrained_tokenizer(Path(folder), config.vocab_size))
+    texts = text_model(model, load_pretrained_tokenizer(Path(folder), config.vocab_size))
+    return replace(texts, pool=convert.pooling_of(Path(folder)))
 
 
 def train_model(

@@ -37,12 +37,14 @@ ALLOWED = {
     "lm.evaluate": {"lm.nn", "lm.ops", "lm.sharding", "lm.data.tasks", "lm.tokenizers", "lm.metrics"},
     "lm.convert": {"lm.nn", "lm.ops", "lm.sharding"},
     "lm.special_tokens": {"lm.data", "lm.tokenizers"},
+    "lm.predictions": {"lm.data", "lm.nn", "lm.sharding"},
     "lm.notebook": {
         "lm.convert",
         "lm.data",
         "lm.evaluate",
         "lm.nn",
         "lm.objectives",
+        "lm.predictions",
         "lm.sharding",
         "lm.special_tokens",
         "lm.tokenizers",
@@ -54,6 +56,7 @@ ALLOWED = {
     "experiments.processes": {"lm"},
     "experiments.runs": {"lm", "experiments.study", "experiments.processes"},
     "experiments.harness": {"lm", "experiments.runs"},
+    "experiments.notebook": {"lm", "experiments.cli", "experiments.runs"},
     "experiments.report": {
         "lm",
         "experiments.console",

@@ -1,16 +1,19 @@
 """Laws of special tokens in texts: data have none, a prompt names masks and sentinels."""
 
+import json
 from itertools import pairwise
 
 import numpy as np
+import published
 import pytest
+import tokenizers
 from paths import GOLDEN, ROOT
 
 from lm.objectives.denoising import Objective
 from lm.objectives.formatting import INPUTS
 from lm.tokenizers.huggingface import load_pretrained_tokenizer
 from lm.tokenizers.sentencepiece import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
-from lm.tokenizers.tokenizer import EOS, METASPACE, PAD, UNK
+from lm.tokenizers.tokenizer import EOS, METASPACE, PAD, UNK, SpecialTokenTemplate
 from lm.tokenizers.wordpiece import WordPieceTokenizer, train_wordpiece
 
 HARNESS = GOLDEN / "harness"
@@ -61,6 +64,51 @@ def test_an_exported_vocabulary_reads_every_text_as_before(name, text, vocabular
     assert again.encode_with_special_tokens(text, None, own.eos) == own.encode_with_special_tokens(
         text, None, own.eos
     )
+
+
+@pytest.mark.parametrize("text", [*SPELLED, "– 東京 \n", "".join(map(chr, range(1, 0x180)))])
+def test_an_exported_vocabulary_of_bytes_reads_every_text_as_bytes(text, vocabularies, tmp_path):
+    own = vocabularies["bytes"]
+    for file, contents in own.export_files(own.cls, own.sep).items():
+        (tmp_path / file).write_bytes(contents)
+    again = load_pretrained_tokenizer(tmp_path, own.vocab_size)
+    assert again.encode(text) == own.encode(text)
+    assert again.decode(own.encode(text)) == text
+    assert (again.vocab_size, again.num_sentinels, again.pad, again.eos, again.mask, again.cls) == (
+        own.vocab_size,
+        own.num_sentinels,
+        own.pad,
+        own.eos,
+        own.mask,
+        own.cls,
+    )
+    assert again.template == SpecialTokenTemplate((own.cls,), (own.sep,), (own.sep,), 1)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_an_exported_vocabulary_puts_the_special_tokens_of_a_head_around_texts(name, vocabularies, tmp_path):
+    own = vocabularies[name]
+    template = SpecialTokenTemplate((own.start,), (own.delim,), (own.eos,), 1)
+    for file, contents in own.export_files_with(template).items():
+        (tmp_path / file).write_bytes(contents)
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    one, other = own.encode("one text"), own.encode("another")
+    assert theirs.encode("one text").ids == [own.start, *one, own.eos]
+    assert theirs.encode("one text", "another").ids == [own.start, *one, own.delim, *other, own.eos]
+
+
+def test_a_published_tokenizer_gets_the_special_tokens_that_a_head_has_read(tmp_path):
+    path = published.write("llama", tmp_path / "llama")
+    given = load_pretrained_tokenizer(path, 400)
+    assert given.export_files_with(given.template) == given.files()
+    template = SpecialTokenTemplate(given.template.prefix, (given.eos,), (given.eos,), 1)
+    for file, contents in given.export_files_with(template).items():
+        (tmp_path / file).write_bytes(contents)
+    ids = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("the cat", "a dog").ids
+    bos = given.template.prefix[0]
+    assert ids == [bos, *given.encode("the cat"), given.eos, *given.encode("a dog"), given.eos]
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast" and settings["eos_token"] == "</s>"
 
 
 @pytest.mark.parametrize("text", SPELLED)

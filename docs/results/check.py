@@ -392,6 +392,8 @@ class Table:
         for task, branches in run.file.get("branches", {}).items():
             for updates, best in branches.items():
                 early.setdefault(int(updates), {})[task] = best
+        if self.data["weights"][group].keys() - needed.keys():  # held-out text, which counts at the end alone
+            needed, early = {name: self.columns[name] for name in self.data["weights"][group]}, {}
         points = {}
         for updates, tasks in sorted(early.items()):
             values = {name: column_value(column, tasks) for name, column in needed.items()}
@@ -439,9 +441,10 @@ class Table:
 
 def published_means(data: Mapping[str, Any]) -> dict[str, float]:
     """Return row -> its published mean over columns, in deviations of a run or, if unknown, over rows."""
-    paper = data["paper"]
-    rows = {row: values["published"] for row, values in data["rows"].items() if values["published"]}
-    if not paper or not rows:
+    paper = data["paper"] or {}
+    rows = {row: values["published"] for row, values in data["rows"].items()}
+    rows = {row: published for row, published in rows.items() if paper and paper.keys() <= published.keys()}
+    if not rows:
         return {}
     signs = np.array([1 if column["higher is better"] else -1 for column in paper.values()])
     scores = signs * np.array([[published[name] for name in paper] for published in rows.values()])

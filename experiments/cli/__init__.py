@@ -18,6 +18,10 @@ class Command(NamedTuple):
 
 _HERE = "experiments.cli"
 COMMANDS = {
+    "demo": Command(
+        f"{_HERE}.demo:demo",
+        "Train a small decoder and the first table of the study: six minutes on two cores.",
+    ),
     "list": Command(
         f"{_HERE}.list_rows:list_rows",
         "List the rows of the study, what each changes, and how many seeds have finished.",

@@ -12,8 +12,11 @@ from experiments.runs.paths import PRETRAINING, describe_model
 from experiments.runs.vocabulary import FOLDER, stored_vocabulary
 from lm.config.base import SettingError
 from lm.config.training import Weights
+from lm.tokenizers.sentencepiece import TOKENIZER_CONFIG
 
 if TYPE_CHECKING:
+    from experiments.runs.kinds.head import HeadFinetuning
+    from experiments.runs.kinds.network import NetworkStage
     from lm.nn.finetune import ModelWithHead
     from lm.nn.transformer import Transformer
 
@@ -67,8 +70,9 @@ def export_checkpoint(
 ) -> None:
     """Write a run's model as a checkpoint in the format of transformers.
 
-    A classification head is written if a class of transformers computes the same, such as
-    BertForSequenceClassification. If none does, nothing is written, unless --head drop leaves the head out.
+    A head is written if a class of transformers computes the same, such as BertForSequenceClassification,
+    else as modules of sentence-transformers. If neither does, nothing is written, unless --head drop leaves
+    the head out. README.md is written from the run's records.
 
         lm convert export runs/nano/t5/1-baseline/baseline/seed-0 my-t5
 
@@ -79,32 +83,77 @@ def export_checkpoint(
             (last), or those that evaluations use: the average if there is one (scored).
         head: Write the head (keep) or only the model below it (drop).
     """
-    from experiments.runs.kinds.head import HeadFinetuning
+    from experiments.runs.kinds.head import HeadFinetuning, unexportable
+    from experiments.runs.model_card import CARD, model_card
     from experiments.runs.stages import stages_of
-    from experiments.runs.trained import chosen, frame, networks
+    from experiments.runs.trained import chosen, networks
     from lm import convert, sharding
-    from lm.data.tasks.labelled import find_labelled
 
     models = {stage.name: stage for stage in networks(stages_of(run)) if stage.has_model}
     stage = chosen(run, models, mixture)
-    mesh, what, labels = sharding.make_mesh(stage.settings.mesh), "model", tuple[str, ...]()
+    mesh, files = sharding.make_mesh(stage.settings.mesh), dict[str, bytes]()
+    model: Transformer | ModelWithHead
+    labels: tuple[str, ...] = ()
     if isinstance(stage, HeadFinetuning) and head == "keep":
-        tuned = stage.trained_with_head(mesh, weights)
-        try:
-            what = convert.class_of(tuned)
-        except SettingError as error:
-            below = "--head drop writes the model below it"
-            raise SettingError(
-                f"the head for {', '.join(stage.task_names)} cannot be written: {error}; {below}"
-            ) from error
-        model: Transformer | ModelWithHead = tuned
-        labels = find_labelled(*stage.task_names).labels
+        if reason := unexportable(stage.settings, stage.task):
+            raise SettingError(f"the head for {stage.task.name} cannot be written: {reason}")
+        model, labels = stage.trained_with_head(mesh, weights), stage.task.labels
     else:
         model = stage.trained_body(mesh, weights)
-    files: dict[str, bytes] = {}
-    tokenizer = stage.folder / FOLDER
-    if not tokenizer.is_dir() or any(tokenizer.iterdir()):  # else imported without one
-        vocabulary = stored_vocabulary(stage.folder, stage.settings)
-        files |= vocabulary.export_files(*frame(stage, vocabulary))
-    convert.save(model, folder, labels=labels, beside=files)
+    hf_config, class_name = convert.describe(model, labels)
+    if isinstance(stage, HeadFinetuning) and head == "keep":
+        files |= tokenizer_of_head(stage, pads_always=class_name == convert.SENTENCE_TRANSFORMER)
+    else:
+        files |= tokenizer_of_text(stage)
+    if isinstance(stage, HeadFinetuning) and head == "drop":
+        files |= pooling_files(stage)
+    files[CARD] = model_card(run, stage, hf_config, class_name, weights).encode()
+    length = stage.settings.tuning.inputs_length
+    convert.save(model, folder, labels=labels, max_length=length, beside=files)
+    what = class_name if isinstance(stage, HeadFinetuning) and head == "keep" else "model"
     UNBROKEN.print(f"exported the {what} of {describe_model(run, stage.name, models)} to {folder}")
+
+
+def tokenizer_of_text(stage: "NetworkStage") -> dict[str, bytes]:
+    """Return ``{name: contents}`` of the tokenizer of a stage; nothing if it was imported without one."""
+    from experiments.runs.trained import frame
+
+    folder = stage.folder / FOLDER
+    if folder.is_dir() and not any(folder.iterdir()):
+        return {}
+    vocabulary = stored_vocabulary(stage.folder, stage.settings)
+    return {**vocabulary.export_files(*frame(stage, vocabulary))}
+
+
+def tokenizer_of_head(stage: "HeadFinetuning", *, pads_always: bool) -> dict[str, bytes]:
+    """Return ``{name: contents}`` of the tokenizer of a stage, which frames texts as its head reads them.
+
+    Longer texts than in training are cut as there. ``pads_always``: the program pads single texts too.
+    """
+    from experiments.runs.kinds.answers import reader_of
+
+    vocabulary = stored_vocabulary(stage.folder, stage.settings)
+    template = reader_of(stage.settings, stage.task, vocabulary).template
+    files = {**vocabulary.export_files_with(template)}
+    config = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
+    config["model_max_length"] = stage.settings.tuning.inputs_length
+    if pads_always and vocabulary.pad is None and "pad_token" not in config:
+        # which one does not matter: what is padding is masked
+        names = {token_id: token for token, token_id in vocabulary.vocab.items()}
+        config["pad_token"] = names[template.suffix[-1]]
+    return files | {TOKENIZER_CONFIG: json.dumps(config, indent=1).encode()}
+
+
+def pooling_files(stage: "HeadFinetuning") -> dict[str, bytes]:
+    """Return the files by which sentence-transformers pools the states below a head; none if it cannot.
+
+    Its vectors are then those that the head has read.
+    """
+    from experiments.runs.kinds.head import exported_model, head_config
+    from lm import convert
+
+    config, head = exported_model(stage.settings), head_config(stage.settings, stage.task)
+    reads_pooler = head.pool == "first" and "pooler" in config.heads
+    if not head.is_pooled or head.layers == "mixed-frozen" or config.has_decoder or reads_pooler:
+        return {}
+    return convert.module_files(head.pool, config.d_model, (), stage.settings.tuning.inputs_length)

@@ -45,7 +45,8 @@ def neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage: str 
         run: Folder of a run.
         words: Words that are single pieces of the run's vocabulary.
         count: Neighbours to print for each word, the nearest by cosine first.
-        stage: Stage whose embedding is used; by default skip-gram's if the run has it, else pre-training.
+        stage: Stage whose embedding is used; by default skip-gram's if the run has it, else that of
+            the run's model.
     """
     from experiments.runs.stages import stages_of
     from experiments.runs.trained import embedding_of, networks

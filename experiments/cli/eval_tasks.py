@@ -30,7 +30,7 @@ def eval_tasks(
         tasks: Names of tasks or mixtures, or task files; squad@3 prompts with three examples, squad@0 with
             none.
         mixture: Use the model that was fine-tuned on this mixture; by default one that was fine-tuned on the
-            task, else the pre-trained one.
+            task, else the first that was fine-tuned in words, else the pre-trained one.
     """
     if not tasks:
         raise SettingError("lm eval tasks needs one or more tasks; lm data tasks lists them")

@@ -31,6 +31,7 @@ from experiments.study.overrides import (
     effective_overrides,
     explicit_overrides,
     overrides_of,
+    short_name,
 )
 from experiments.study.paths import check_runs, with_overrides
 from experiments.study.plugins import plugin_arguments
@@ -237,10 +238,10 @@ def grid_tables(pattern: str, scale: str, points: Sequence[Overrides], changes: 
             for point in points:
                 each = row_with(row, scale, changes | point)
                 new[each.name] = each
-        last_names = "-".join(path.rpartition(".")[2] for path in settings)
+        varied = "-".join(map(short_name, settings)).replace(".", "-")
         found.append(
             Table(
-                name=f"{table.name}-grid-{last_names}",
+                name=f"{table.name}-grid-{varied}",
                 title=f"{table.title}: {' x '.join(settings)}".lstrip(": "),
                 rows=tuple(new.values()),
                 baseline=baseline.name,

@@ -220,10 +220,22 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool, 
         if code:
             reporter.say(f"run: {run.folder}")
         elif jax.process_index() == 0:
-            from experiments.runs.trained import sample_texts  # with all that opens trained models
-
-            for line in sample_texts(experiment, run.folder):
+            for line in sample_lines(run):
                 reporter.say(line)
             say_ending()
     if code:
         sys.exit(code)
+
+
+def sample_lines(run: RowRun) -> list[str]:
+    """Return lines that show what a model writes of held-out text.
+
+    There are none for the denoisers of the study on the built-in text, whose sample says little.
+    """
+    experiment = run.experiment
+    if not (":" in experiment.data.corpus or experiment.model.architecture == "decoder"):
+        return []
+    from experiments.evaluate.samples import held_out_sample  # with all that opens trained models
+
+    sample = held_out_sample(experiment, run.folder)
+    return [] if sample is None else [*sample.lines()]

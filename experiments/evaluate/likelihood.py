@@ -35,7 +35,9 @@ CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name
 class Scoring:
     """Options of how texts are scored."""
 
-    mixture: str = ""  # use the model that was fine-tuned on this mixture; by default the pre-trained one
+    # use the model that was fine-tuned on this mixture; by default the first that was fine-tuned in words,
+    # else the pre-trained one
+    mixture: str = ""
     end: bool = False  # also score the EOS after each text
     # longest row; a longer text without a context is scored in overlapping windows [tokens]
     length: int = 512
@@ -135,11 +137,11 @@ def score_by_network(
 
     By masked diffusion ``log_prob`` is an estimate of a lower bound, and ``variance`` that of the estimate.
     """
-    from experiments.runs.trained import open_run
+    from experiments.runs.trained import language_models, open_run
     from lm.evaluate.likelihood_bound import continuation_bounds
     from lm.evaluate.loglikelihood import Masking, continuation_log_probs
 
-    trained = open_run(run, stages, scoring.mixture)
+    trained = open_run(run, language_models(stages, scoring.mixture), scoring.mixture)
     UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
     masking = None if trained.config.has_decoder else Masking.of(trained.vocabulary)
     pairs: list[Request] = []

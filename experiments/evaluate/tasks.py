@@ -118,7 +118,8 @@ def find_members(folder: Path, name: str, wanted: str) -> tuple[AnyTask, "list[S
     """Return a task, and the stages of the run in ``folder`` that answer it together.
 
     These are the members of the stage ``wanted``; by default of the first that was fine-tuned for the task,
-    else of pre-training. The task is labelled if they answer by a head, else it is answered by text.
+    else of the first that was fine-tuned to answer in words, else of pre-training. The task is labelled if
+    they answer by a head, else it is answered by text.
     """
     from experiments.runs.stages import stages_of
     from experiments.runs.trained import chosen
@@ -137,7 +138,10 @@ def find_members(folder: Path, name: str, wanted: str) -> tuple[AnyTask, "list[S
         ensembles.setdefault(stage.ensemble_name, []).append(stage)
     default = next((group for group in tuned if group in ensembles), "")
     single = {stage.name: [stage] for stage in stages}
-    members = chosen(folder, single | ensembles, wanted or default)
+    groups = single | ensembles
+    if not wanted and not default:  # a head answers no other task than its own
+        groups = {name: group for name, group in groups.items() if not group[0].has_head} or groups
+    members = chosen(folder, groups, wanted or default)
     head = members[0].labelled_task
     if head is not None and task_name(head) == asked:
         return find_labelled(name), members[:1]

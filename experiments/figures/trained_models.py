@@ -1,8 +1,9 @@
 """Figures of what a trained model does, most of them with a text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import jax
 import numpy as np
@@ -25,8 +26,9 @@ from experiments.figures.model_inspection import (
 from experiments.figures.panels import Curve, HeatMap, Plot, PlotGrid, Scale, tick_labels
 from experiments.figures.spec import FigureSpec
 from experiments.runs.kinds.network import NetworkStage
+from experiments.runs.kinds.stage import Stage
 from experiments.runs.stages import stages_of
-from experiments.runs.trained import Trained, networks, open_run
+from experiments.runs.trained import Trained, language_models, networks, open_run
 from lm import sharding
 from lm.batch import Side
 from lm.config.base import SettingError, at_least
@@ -42,9 +44,10 @@ MAX_ANSWER = 16  # longest answer that an encoder-decoder writes [tokens]
 MAX_WORD = 12  # longest word that is searched for in a text [tokens]
 
 
-def open_and_print(run: Path, mixture: str = "") -> Trained:
-    """Open a model of a run, and print which one it is."""
-    trained = open_run(run, stages_of(run), mixture)
+def open_and_print(run: Path, mixture: str = "", *, needs_output: bool = False) -> Trained:
+    """Open a model of a run, and print which one it is; ``needs_output``: by default one without a head."""
+    stages: Sequence[Stage] = stages_of(run)
+    trained = open_run(run, language_models(stages, mixture) if needs_output else stages, mixture)
     print(trained.which)
     return trained
 
@@ -54,11 +57,13 @@ class RunFigure(FigureSpec):
     """A figure of a run's model."""
 
     run: tyro.conf.Positional[Path]  # folder of a run
-    mixture: str = ""  # which fine-tuned model; by default the pre-trained one
+    # which fine-tuned model, or the pre-trained one; by default the first fine-tuned one that will do
+    mixture: str = ""
+    needs_output: ClassVar[bool] = False  # whether it shows probabilities of tokens
 
     def opened(self) -> Trained:
         """Open the model."""
-        return open_and_print(self.run, self.mixture)
+        return open_and_print(self.run, self.mixture, needs_output=self.needs_output)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +98,8 @@ class AlignmentFigure(TextFigure):
 class LensFigure(TextFigure):
     """The likeliest token after each layer, if the last norm and output matrix read it (the logit lens)."""
 
+    needs_output: ClassVar[bool] = True
+
     def figure(self) -> Figure:
         return draw_lens(self.read())
 
@@ -102,6 +109,7 @@ class NextTokenFigure(TextFigure):
     """The likeliest next tokens after each token."""
 
     k: int = 5  # tokens whose probability is shown
+    needs_output: ClassVar[bool] = True
 
     def figure(self) -> Figure:
         at_least(self, "--", k=1)
@@ -123,13 +131,15 @@ class SimilarityFigure(FigureSpec):
     text: str  # the first sentence
     other: str  # the second sentence
     word: str  # a word of both sentences, spelled alike
+    # stage of every run, such as pretraining; by default its fine-tuned model, if there is one
+    mixture: str = ""
 
     def figure(self) -> Figure:
         if not self.runs:
             raise SettingError("lm draw similarity RUN [RUN ...]: name a run at least")
         panels = []
         for folder in self.runs:
-            run = open_and_print(folder)
+            run = open_and_print(folder, self.mixture)
             curves = similarity_curves(run, (self.text, self.other), self.word)
             num_layers = len(next(iter(curves.values())).x)
             ticks: dict[float, str] = dict(enumerate(["embedding", *layer_names(num_layers - 1)]))

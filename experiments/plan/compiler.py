@@ -38,13 +38,13 @@ MADE_WHOLE = "Involuntary full rematerialization"
 
 
 def check_compiler() -> None:
-    """SettingError if nothing here compiles for TPUs."""
+    """Raise SettingError if nothing here compiles for TPUs."""
     if importlib.util.find_spec("libtpu") is None:
         raise SettingError("lm plan needs libtpu, which is not installed: pip install 'lm-study[tpu]'")
 
 
 def planned_step(experiment: Experiment, slices: Slice) -> PlannedStep:
-    """The step with its batch of pre-training, made of a few words instead of the corpus."""
+    """Return the step with its batch of pre-training, made of a few words instead of the corpus."""
     vocabulary = ByteTokenizer(max(experiment.data.sentinels, 2))
     with tempfile.TemporaryDirectory() as folder:
         tokens = encode_texts(["words and words. " * 400] * 4, vocabulary, Path(folder))
@@ -62,7 +62,7 @@ def planned_step(experiment: Experiment, slices: Slice) -> PlannedStep:
 
 
 def program_key(step: PlannedStep) -> str:
-    """The same for steps that compile to the same program, as long as code and versions stay the same."""
+    """Return a key that steps share if this code and these versions compile them to the same program."""
     experiment, slices = step.experiment, step.slices
     training = replace(experiment.pretraining, steps=1, save_every=1, log_every=1, evaluate_every=0)
     decisive = replace(BASELINE, model=experiment.model, mesh=experiment.mesh, pretraining=training)
@@ -78,7 +78,7 @@ def program_key(step: PlannedStep) -> str:
 
 
 def compile_step(step: PlannedStep, folder: Path, say: Callable[[str], None]) -> Compiled:
-    """The step, compiled by a process that may break down, or as it is cached in ``folder``."""
+    """Return the step, compiled by a process that may break down, or as it is cached in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{program_key(step)}.json"
     if path.exists():

@@ -1,4 +1,4 @@
-"""From a compiled step to its time, the use of the chips, hours, and the speed of writing: by roofline.
+"""Estimates from a compiled step, by roofline: its time, the use of the chips, hours, speed of writing.
 
 Before anything is compiled, a rough model of memory and time picks the arrangements worth compiling.
 """
@@ -67,12 +67,12 @@ class Estimate:
 
     @property
     def utilization(self) -> float:
-        """Share of the chips' peak that is used."""
+        """Return the share of the chips' peak that is used."""
         return self.bounds["compute"] / self.step
 
 
 def estimate(step: PlannedStep, compiled: Compiled) -> Estimate:
-    """The bounds of a compiled step, and the hours of the whole run at that speed."""
+    """Return the bounds of a compiled step, and the hours of the whole run at that speed."""
     phase, slices, chip = step.experiment.pretraining, step.slices, step.slices.chip
     flops = step.flops(phase.batch_size, step.lengths)
     read = 3 * phase.microbatches * compiled.parameters * step.width / step.sizes["tensor"]
@@ -89,7 +89,7 @@ def estimate(step: PlannedStep, compiled: Compiled) -> Estimate:
 
 
 def _run_steps(step: PlannedStep, flops: float) -> tuple[float, float]:
-    """Steps of pre-training and of fine-tuning in a run, in steps of pre-training, each of ``flops``."""
+    """Return a run's steps of pre-training and fine-tuning, in steps of pre-training, each of ``flops``."""
     pretraining, finetuning = 0.0, 0.0
     for stage in filter(lambda stage: stage.has_model, stages(step.experiment)):
         training, lengths = stage.training, stage.lengths
@@ -114,7 +114,7 @@ class Writing:
 
 
 def writing(step: PlannedStep, compiled: Compiled) -> Writing | None:
-    """All is spread evenly over the slice, and parameters are float32, as in training.
+    """Return what decoding needs if all is spread evenly, with parameters in float32 as in training.
 
     None for encoders, and for decoders that remember nothing.
     """
@@ -131,7 +131,7 @@ def writing(step: PlannedStep, compiled: Compiled) -> Writing | None:
 
 
 def candidates(step: PlannedStep) -> list[PlannedStep]:
-    """At most TRIED arrangements: those that should be fastest of those that should fit, and the leanest.
+    """Return at most TRIED arrangements: the fastest of those that should fit, by estimate, and the leanest.
 
     The leanest is tried since the model is rough. No two differ in micro-batches alone. A step that cannot be
     arranged on the slice at all comes back as it is.
@@ -148,7 +148,7 @@ def candidates(step: PlannedStep) -> list[PlannedStep]:
 
 
 def arrangements(step: PlannedStep) -> Iterator[PlannedStep]:
-    """Every way to spread the step over the slice; the axes slice and sequence stay as they are."""
+    """Return every way to spread the step over the slice; the axes slice and sequence stay as they are."""
     experiment, phase, fixed = step.experiment, step.experiment.pretraining, step.experiment.mesh
     devices = step.slices.devices // (fixed.slice * fixed.sequence)
     divisors = [size for size in range(1, devices + 1) if devices % size == 0]
@@ -166,7 +166,7 @@ def arrangements(step: PlannedStep) -> Iterator[PlannedStep]:
 
 
 def memory(step: PlannedStep, parameters: int) -> float:
-    """About the bytes of a device that a step fills."""
+    """Return about how many bytes of a device a step fills."""
     model, phase, sizes = step.experiment.model, step.experiment.pretraining, step.sizes
     tensor, width = sizes["tensor"], step.width
     rows = phase.batch_size / phase.microbatches / sharding.batch_shards(sizes) / sizes["sequence"]
@@ -187,7 +187,7 @@ def memory(step: PlannedStep, parameters: int) -> float:
 
 
 def _mixed_features(model: ModelConfig, width: int) -> float:
-    """What a mixer makes at a position, in numbers of ``width`` bytes; of a recurrent one in float32."""
+    """Return what a mixer makes at a position, in numbers of ``width`` bytes; a recurrent one has float32."""
     heads = 2 * model.attention.num_heads * (model.attention.d_kv + model.attention.value_width)
     if model.has_attention_logits:
         return heads
@@ -198,7 +198,7 @@ def _mixed_features(model: ModelConfig, width: int) -> float:
 
 
 def seconds(step: PlannedStep, parameters: int) -> float:
-    """About the seconds of a step: arithmetic, HBM written and read, and half of what devices send.
+    """Return about how many seconds a step takes: arithmetic, traffic of HBM, and half of what devices send.
 
     The other half is sent while the devices compute.
     """
@@ -221,7 +221,7 @@ def seconds(step: PlannedStep, parameters: int) -> float:
 
 @cache
 def _remembered(model: ModelConfig, optimizer: OptimizerConfig) -> float:
-    """Numbers that the optimiser remembers for each parameter, whichever optimiser it is."""
+    """Return how many numbers the optimiser remembers for each parameter, whichever optimiser it is."""
     shapes = _shapes(model)
     return optimizer_state_size(optimizer, shapes) / count(shapes)
 
@@ -232,7 +232,7 @@ def _shapes(model: ModelConfig) -> Transformer:
 
 
 def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
-    """(layers, queries, scores of a head that are in memory at a time) of each stack; a kernel needs none."""
+    """Return (layers, queries, scores of a head in memory at once) of each stack; kernels have no scores."""
     inputs, targets = lengths.inputs, row_length(model.architecture, lengths)
 
     def scores(queries: int, keys: int) -> int:

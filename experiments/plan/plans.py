@@ -75,7 +75,7 @@ class Plan:
 
 
 def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
-    """Row ``name`` at ``scale``, if given of a published ``size``, on a ``mesh`` like "fsdp=8,tensor=2"."""
+    """Return row ``name`` at ``scale``, of a published ``size`` if given, on a ``mesh`` "fsdp=8,tensor=2"."""
     experiment = build(name, scale)
     if size:
         if size not in PRESETS:
@@ -113,7 +113,7 @@ def show_plans(rows: Mapping[str, Experiment], options: PlanOptions) -> None:
 
 
 def _of_networks(rows: Mapping[str, Experiment]) -> dict[str, Experiment]:
-    """The rows that train a network, those of counts left out by name; SettingError if there is none."""
+    """Return the rows that train a network, and print those of counts; SettingError if no row is left."""
     counted = [name for name, experiment in rows.items() if experiment.counts.model != "none"]
     text = f"{', '.join(counted)}: models of counts, for which nothing is compiled"
     if len(counted) == len(rows):
@@ -124,7 +124,7 @@ def _of_networks(rows: Mapping[str, Experiment]) -> dict[str, Experiment]:
 
 
 def _check(step: PlannedStep) -> None:
-    """SettingError if the model has no such step, or the step cannot be spread over the slice."""
+    """Raise SettingError if the model has no such step, or the step cannot be spread over the slice."""
     model, phase, lengths = step.experiment.model, step.experiment.pretraining, step.lengths
     check_heads(step.experiment)
     if not model.has_decoder and model.output.logits == "none" and "replaced-token" not in model.heads:
@@ -135,7 +135,7 @@ def _check(step: PlannedStep) -> None:
 
 
 def _compile_all(plans: Sequence[Plan], folder: Path) -> list[Plan]:
-    """Each program once, as many at a time as there are processors: compiling mostly uses one thread."""
+    """Compile each program once, as many at a time as there are processors: most compiling is one thread."""
     keys = [program_key(plan.step) for plan in plans]
     first = dict(zip(reversed(keys), reversed(plans), strict=True))
     CONSOLE.print(f"programs: {len(first)}; each takes a minute or more to compile, unless it is cached")
@@ -150,7 +150,7 @@ def _compile_all(plans: Sequence[Plan], folder: Path) -> list[Plan]:
 
 
 def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
-    """All tables, remarks, and what the estimates assume."""
+    """Print all tables, remarks, and what the estimates assume."""
     slices = plans[0].step.slices
     batches = sorted({plan.step.experiment.pretraining.batch_size for plan in plans})
     usual = apply(BASELINE, SCALES[options.scale]).pretraining.batch_size
@@ -206,12 +206,12 @@ def _run(plan: Plan, price: float) -> list[str]:
 
 
 def _digits(number: float) -> str:
-    """Three significant digits, or all of a larger whole number."""
+    """Return three significant digits, or all of a larger whole number."""
     return f"{number:,.0f}" if number >= 99.95 or not number else f"{number:#.3g}"
 
 
 def _traffic(plan: Plan) -> list[list[str]]:
-    """A line for each kind of collective over each axis that takes more than 1 % of the time of all."""
+    """Return a line for each kind of collective over each axis that takes more than 1 % of all their time."""
     sums: dict[tuple[str, str], tuple[int, float, float]] = {}  # times, MiB and milliseconds
     for kind, axes, size, times, received in plan.compiled.collectives:
         moved = times * received
@@ -250,7 +250,7 @@ def _remarks(plan: Plan) -> list[str]:
 
 
 def _smaller(plan: Plan) -> str:
-    """The first of SMALLER that should fit, by the rough model corrected by what the compiler found."""
+    """Return the first of SMALLER that should fit, by the rough model scaled to what the compiler found."""
     step, parameters = plan.step, plan.compiled.parameters
     correction = plan.compiled.needed / memory(step, parameters)
     for mesh in (step.experiment.mesh, replace(step.experiment.mesh, fsdp=-1, data=1)):

@@ -47,7 +47,7 @@ class Program(NamedTuple):
 
 
 def read_program(text: str, mesh: Mapping[str, int]) -> Program:
-    """The program compiled for mesh ``{axis: size}``; loops count from 0, as the compiler's do."""
+    """Return the program compiled for mesh ``{axis: size}``; loops count from 0, as the compiler's do."""
     computations, entry = _computations(text)
     cycles, kernels, kernel_flops = 0, 0, 0
     collectives: dict[str, Collective] = {}
@@ -80,7 +80,7 @@ def read_program(text: str, mesh: Mapping[str, int]) -> Program:
 def unexpected_gathers(
     program: Program, shapes: Collection[tuple[int, ...]], mesh: Mapping[str, int]
 ) -> list[Collective]:
-    """The gathers that a well-placed program does not need, given the shapes of its (stacked) parameters.
+    """Return the gathers that a well-placed program does not need, given the shapes of stacked parameters.
 
     Expected are those of parameters, of one layer or all, over the axes that shard them or the batch (such a
     gather may be the second half of a sum), and those of keys and values over the positions (sequence).
@@ -96,7 +96,7 @@ def unexpected_gathers(
 
 
 def _computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """Name -> instructions of each computation, and the name of the one that the program enters."""
+    """Return name -> instructions of each computation, and the name of the one that the program enters."""
     computations: dict[str, list[Instruction]] = {}
     entry, current = "", []
     for line in text.splitlines():
@@ -109,19 +109,19 @@ def _computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
 
 
 def _name(attribute: str, instruction: Instruction) -> str:
-    """The computation that an instruction names as its "body" or "condition"."""
+    """Return the computation that an instruction names as its "body" or "condition"."""
     match = re.search(rf"{attribute}=%?([\w.\-]+)", instruction.rest)
     return match[1] if match else ""
 
 
 def _called(instruction: Instruction, computations: Computations) -> list[str]:
-    """The computations that an instruction runs, except those of a loop."""
+    """Return the computations that an instruction runs, except those of a loop."""
     names = [name for match in _CALLS.findall(instruction.rest) for name in re.findall(r"[\w.\-]+", match)]
     return [name for name in names if name in computations]
 
 
 def _inside(names: list[str], computations: Computations) -> Iterator[tuple[Instruction, str]]:
-    """The instructions within fusions, and the computation that holds each."""
+    """Return the instructions within fusions, and the computation that holds each."""
     for name in names:
         for instruction in computations[name]:
             yield instruction, name
@@ -129,7 +129,7 @@ def _inside(names: list[str], computations: Computations) -> Iterator[tuple[Inst
 
 
 def _trips(loop: Instruction, computations: Computations) -> int:
-    """How often a loop runs: the compiler says so, or it is the one number in the loop's condition."""
+    """Return how often a loop runs: the compiler says so, or it is the one number in the loop's condition."""
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
         return int(known[1])
     inside = _inside([_name("condition", loop)], computations)
@@ -140,7 +140,7 @@ def _trips(loop: Instruction, computations: Computations) -> int:
 def _collective(
     instruction: Instruction, computation: str, times: int, mesh: Mapping[str, int]
 ) -> Collective | None:
-    """What an instruction of a computation sends; None if it sends nothing."""
+    """Return what an instruction of a computation sends; None if it sends nothing."""
     kind, outside = instruction.opcode.removesuffix("-start"), _OUTSIDE.search(instruction.rest)
     if kind == "recv" and outside:  # from other slices
         kind = outside[1].lower().replace("_", "-")
@@ -165,12 +165,12 @@ def _collective(
 
 
 def _bytes_of(dtype: str) -> float:
-    """Of an element [bytes]."""
+    """Return the size of an element [bytes]."""
     return 1 if dtype == "pred" else int((re.search(r"\d+", dtype) or "0")[0]) / 8
 
 
 def _first_group(rest: str, devices: int) -> np.ndarray:
-    """The first of the groups of devices that take part together, by their flat indices in the mesh."""
+    """Return the first group of devices that take part together, by their flat indices in the mesh."""
     if sent := re.search(r"source_target_pairs=\{(.*?)\}\}", rest):
         pairs = [pair.split(",") for pair in re.findall(r"\d+,\d+", sent[1])]
         return np.array(next(([int(a), int(b)] for a, b in pairs if a != b), [0, 0]))
@@ -191,7 +191,7 @@ def _first_group(rest: str, devices: int) -> np.ndarray:
 
 
 def _iota(text: str, devices: int) -> np.ndarray:
-    """[devices]: 0, 1, ... as "[2,4]T(1,0)" lays them out."""
+    """Return the devices 0, 1, ... as "[2,4]T(1,0)" lays them out."""
     shape, _, order = text.strip("()").partition("T(")
     numbers = np.arange(devices).reshape([int(size) for size in shape.strip("[]").split(",")])
     return (numbers.transpose([int(axis) for axis in order.split(",")]) if order else numbers).ravel()

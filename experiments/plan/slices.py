@@ -66,11 +66,11 @@ class Slice:
 
     @property
     def room(self) -> float:
-        """HBM of a device that a program may fill [bytes]."""
+        """Return how much HBM of a device a program may fill [bytes]."""
         return self.chip.usable / self.chip.devices
 
     def bandwidth(self, axes: tuple[str, ...], size: int) -> float:
-        """Bytes/s that a device moves in a collective over ``size`` devices along these mesh axes.
+        """Return the bytes/s that a device moves in a collective over ``size`` devices along these mesh axes.
 
         All links count, both ways, of the dimensions of the network that so many devices fill. Half of them
         count where the last chip is not linked to the first: on sides other than 16, except in slices made of
@@ -87,7 +87,7 @@ class Slice:
 
 
 def find_slice(name: str, count: int = 1) -> Slice:
-    """The slice called "v5e:4x4", ``count`` times; SettingError with the nearest one if there is none."""
+    """Return the slice called "v5e:4x4", ``count`` times; SettingError with the nearest if there is none."""
     if count < 1:
         raise SettingError(f"mesh.slice={count} should say how many slices there are; --topology is one")
     generation, _, sides = name.partition(":")
@@ -103,7 +103,7 @@ def find_slice(name: str, count: int = 1) -> Slice:
 
 
 def shapes_of(generation: str) -> Iterator[tuple[int, ...]]:
-    """The shapes of all slices of a generation, up to the full pod."""
+    """Return the shapes of all slices of a generation, up to the full pod."""
     chip = CHIPS[generation]
     if chip.dimensions == 2:
         yield from _FLAT

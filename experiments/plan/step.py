@@ -22,23 +22,23 @@ class PlannedStep:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Mesh axis -> devices along it."""
+        """Return the number of devices along each axis of the mesh."""
         return self.experiment.mesh.sizes(self.slices.devices)
 
     @property
     def width(self) -> int:
-        """Of an activation [bytes]."""
+        """Return the size of an activation [bytes]."""
         return {"float32": 4, "bfloat16": 2}[self.experiment.model.dtype]
 
     @property
     def arrangement(self) -> tuple[str, str]:
-        """Mesh, and rematerialisation with micro-batches, as they are shown."""
+        """Return the mesh, and rematerialisation with micro-batches, as they are shown."""
         parts = self.experiment.pretraining.microbatches
         mesh = " ".join(f"{axis} {size}" for axis, size in self.sizes.items() if size > 1) or "1"
         return mesh, self.experiment.model.compile.remat + f", {parts} parts" * (parts > 1)
 
     def flops(self, batch_size: int, lengths: Lengths) -> float:
-        """Floating-point operations of a step with this batch."""
+        """Return the floating-point operations of a step with this batch."""
         model = self.experiment.model
         return step_flops(model, batch_size, lengths.inputs, row_length(model.architecture, lengths))
 
@@ -64,5 +64,5 @@ class Compiled:
 
     @property
     def needed(self) -> float:
-        """Memory of a device that the step fills [bytes]."""
+        """Return how much memory of a device the step fills [bytes]."""
         return self.over or self.arguments + self.outputs + self.temporaries + self.code

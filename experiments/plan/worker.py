@@ -31,7 +31,7 @@ from lm.train.step import build
 
 
 def compile_here(experiment: Experiment, batch: Features, slices: Slice) -> Compiled:
-    """The step of pre-training, compiled in this process."""
+    """Compile the step of pre-training in this process."""
     options: dict[str, Any] = dict(slices.chip.options)
     if slices.count > 1:
         options["num_slices"] = slices.count
@@ -77,7 +77,7 @@ def compile_here(experiment: Experiment, batch: Features, slices: Slice) -> Comp
 
 
 def read_by_writing(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Parameters that a decoder reads to write a token, each as often as it is used, as ALBERT's block is."""
+    """Return how many parameters a decoder reads to write a token; ALBERT's block counts at each use."""
     # the encoder has run, its keys and values are cached or its last state has made the first of the decoder,
     # and of a separate embedding one row is read
     skipped = [
@@ -96,7 +96,7 @@ def read_by_writing(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -
 
 
 def overflow(error: str) -> float:
-    """Bytes of HBM that a program needs, by the message that it does not fit; 0 for any other message."""
+    """Return the bytes of HBM that a program needs, by the error that it does not fit; 0 for other errors."""
     amount = re.search(r"memory space hbm\b.*?([\d.]+)([KMGT])\b", error)
     return float(amount[1]) * 2 ** (10 + 10 * "KMGT".index(amount[2])) if amount else 0.0
 

@@ -132,7 +132,7 @@ TOLD = ("start", "began", "advance", "say", "complain")
 @contextmanager
 def reporting(total: int, quiet: bool = False) -> Iterator[Reporter]:
     """A Reporter over ``total`` steps, whose bar ends with the block; ``quiet``: another process shows it."""
-    console = Console(stderr=False, quiet=quiet)
+    console = Console(stderr=False, quiet=quiet, emoji=False)
     progress = (TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn())
     times = (TimeElapsedColumn(), TextColumn("{task.fields[left]}"), TextColumn("{task.fields[detail]}"))
     with Progress(*progress, *times, console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -28,7 +28,7 @@ from experiments.processes.place import Place, find_place, is_loopback, timeout
 from lm.config.base import SettingError
 from lm.train.runtime.preemption import SAME_SIGNAL_WITHIN
 
-RESUMABLE = ("run", "sweep")  # the commands that resume where they stopped
+RESUMABLE = ("run", "sweep", "demo")  # the commands that resume where they stopped
 FINAL = {EXIT_CODES[name] for name in ("done", "bad settings", "loss not finite", "interrupted")}
 TOGETHER = {EXIT_CODES["done"], AGAIN}  # with which all processes end by themselves
 CAUSES = {EXIT_CODES["bad settings"], EXIT_CODES["loss not finite"]}  # never due to another's end

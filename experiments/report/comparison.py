@@ -127,7 +127,7 @@ class Comparison:
 
     @cached_property
     def _canonical_names(self) -> dict[str, str]:
-        """Name of each row -> its canonical name."""
+        """Map the name of each row to its canonical name."""
         first: dict[Experiment | str, str] = {}
         names = [row.name for row in (*self.table.rows, self.baseline)]
         # a row that cannot be built yet has no experiment
@@ -139,24 +139,24 @@ class Comparison:
 
     @property
     def canonical_names(self) -> list[str]:
-        """The canonical names of all rows and the baseline, each once."""
+        """Return the canonical names of all rows and the baseline, each once."""
         return list(dict.fromkeys(self._canonical_names.values()))
 
     @property
     def canonical_baseline(self) -> str:
-        """The canonical name of the baseline."""
+        """Return the canonical name of the baseline."""
         return self.canonical_name(self.baseline)
 
     @property
     def control(self) -> str | None:
-        """The canonical name of the row with the start alone; None if it has no finished run."""
+        """Return the canonical name of the row with the start alone; None if it has no finished run."""
         return self._canonical_names.get(START_ONLY_ROW) or (
             START_ONLY_ROW if self.runs.get(START_ONLY_ROW) else None
         )
 
     @property
     def scored_names(self) -> list[str]:
-        """The canonical names of all rows, the baseline and the control, each once."""
+        """Return the canonical names of all rows, the baseline and the control, each once."""
         return list(dict.fromkeys([*self.canonical_names, *filter(None, [self.control])]))
 
     def runs_of(self, row: Row) -> Sequence[Result]:
@@ -165,7 +165,7 @@ class Comparison:
 
     @property
     def trained_rows(self) -> list[Row]:
-        """The rows of the table with a finished seed."""
+        """Return the rows of the table with a finished seed."""
         return [row for row in self.table.rows if self.runs_of(row)]
 
     def scores(self, run: Result) -> TaskScores:
@@ -197,12 +197,12 @@ class Comparison:
 
     @cached_property
     def metrics(self) -> list[Metric]:
-        """The metrics that any run of the table has."""
+        """Return the metrics that any run of the table has."""
         return find_metrics((run for row in self.table.rows for run in self.runs_of(row)), self.table)
 
     @property
     def has_tasks(self) -> bool:
-        """Whether any row of the table is scored on a task."""
+        """Return whether any row of the table is scored on a task."""
         return any(not metric.is_held_out for metric in self.metrics)
 
     def values_by_seed(self, metric: Metric) -> dict[str, dict[int, float]]:
@@ -224,7 +224,7 @@ class Comparison:
 
     @cached_property
     def noise_std(self) -> dict[str, float]:
-        """Metric -> standard deviation of its value over new seeds and new examples; 1 if unknown.
+        """Return metric -> standard deviation of its value over new seeds and new examples; 1 if unknown.
 
         It is that of this table's rows, unless ``share_noise`` has set that of several tables.
         """
@@ -232,7 +232,7 @@ class Comparison:
 
     @cached_property
     def signal_to_noise(self) -> dict[str, float | None]:
-        """Metric -> range of the rows' means in noise standard deviations; None if unknown.
+        """Return metric -> range of the rows' means in noise standard deviations; None if unknown.
 
         Only rows with two seeds or more count, since noise alone can move a single seed far from other rows.
         """
@@ -245,17 +245,17 @@ class Comparison:
 
     @cached_property
     def groups(self) -> dict[Group, dict[str, float]]:
-        """Group of metrics -> metric -> its weight; claims are judged on each group, first on the first."""
+        """Return group -> metric -> its weight; claims are judged on each group, first on the first."""
         return metric_groups(m for m in self.metrics if not self.not_averaged.keys() >= set(m.tasks))
 
     @property
     def main_group(self) -> Group | None:
-        """The group that claims are judged on first; None if nothing was scored."""
+        """Return the group that claims are judged on first; None if nothing was scored."""
         return next(iter(self.groups), None)
 
     @cached_property
     def judging_metrics(self) -> list[Metric]:
-        """The metrics of all groups."""
+        """Return the metrics of all groups."""
         names = {name for weights in self.groups.values() for name in weights}
         return [metric for metric in self.metrics if metric.name in names]
 
@@ -289,7 +289,7 @@ class Comparison:
 
     @cached_property
     def _bootstrap_errors(self) -> dict[str, dict[str, dict[int, np.ndarray]]]:
-        """Metric -> row -> seed -> how much resampling the examples changes its value, [NUM_RESAMPLES]."""
+        """Return metric -> row -> seed -> what resampling the examples adds to its value, [NUM_RESAMPLES]."""
         return {metric.name: example_bootstrap_errors(self, metric) for metric in self.metrics}
 
     # ---- differences from the baseline
@@ -329,7 +329,7 @@ class Comparison:
 
     @cached_property
     def budget_curves(self) -> dict[str, dict[int, BudgetCurve]]:
-        """Row -> seed -> its scores by the budget spent.
+        """Return row -> seed -> its scores by the budget spent.
 
         Runs that lack a judging metric are left out, with a warning.
         """
@@ -415,7 +415,7 @@ class Comparison:
 
     @cached_property
     def paper_orders(self) -> dict[Group, PaperOrder]:
-        """Group of metrics -> how far rows are in the paper's order by their mean over the group.
+        """Return group of metrics -> how far rows are in the paper's order by their mean over the group.
 
         Rows that have not left the unigram plateau are not ordered. Empty for fewer than three rows. The
         interval resamples the seeds that all of these rows have, and examples; all rows get the same

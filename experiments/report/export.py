@@ -14,7 +14,7 @@ from experiments.report.statistics import PairedTest, seed_intervals
 from experiments.report.text import count_verdicts
 from experiments.runs.plateau import has_plateau
 from experiments.runs.result import UNDEFINED, Result
-from experiments.study.claims import Claim
+from experiments.study.claims import Claim, compared_columns
 from experiments.study.table import Row
 
 COUNTED = ("confirmed", "contradicted", "undecided", "not compared")
@@ -149,7 +149,7 @@ def table_data(comparison: Comparison, verdicts: Verdicts) -> dict[str, Any]:
         if paper is None
         else {
             column.name: {"deviation": column.std, "higher is better": column.higher_is_better}
-            for column in paper.columns
+            for column in compared_columns(comparison.table)
         },
         "weights": comparison.groups,
         "over the start alone": {

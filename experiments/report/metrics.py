@@ -71,17 +71,17 @@ class Metric:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether it measures held-out text, which compares only rows with the same targets."""
+        """Return whether it measures held-out text, which compares only rows with the same targets."""
         return self.measure in HELD_OUT
 
     @property
     def sign(self) -> int:
-        """1 if higher is better, -1 if lower is better."""
+        """Return 1 if higher is better, -1 if lower is better."""
         return -1 if self.is_held_out or self.measure in LOWER_IS_BETTER else 1
 
     @property
     def digits(self) -> int:
-        """Decimals to show: two for scores out of 100, three for bits and nats."""
+        """Return how many decimals to show: two for scores out of 100, three for bits and nats."""
         return 3 if self.is_held_out or self.measure in UNITS else 2
 
     def value(self, scores: TaskScores) -> float | None:

@@ -8,7 +8,7 @@ from experiments.report.results import Folders, run_roots
 from experiments.runs.paths import load_settings
 from experiments.study.changes import Overrides, apply
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import explicit_overrides, overrides_of, start_changes
+from experiments.study.overrides import explicit_overrides, overrides_of, short_name, start_changes
 from experiments.study.paths import row_folder
 from experiments.study.registry import REGISTRY, build, equal_rows
 from experiments.study.table import Published, Row, Table, make_row
@@ -65,9 +65,7 @@ def override_row(row: Row, changes: Overrides, suffix: str) -> Row:
 
     ``suffix`` follows the row's name in the name of the folder.
     """
-    values = []
-    for path, value in sorted(explicit_overrides(changes).items()):
-        values.append(f"{path.removesuffix('.model').rpartition('.')[2]}={value}")
+    values = [f"{short_name(path)}={value}" for path, value in sorted(explicit_overrides(changes).items())]
     published = Published(f"{row.label}, {', '.join(values)}", {})
     return make_row(f"{row.name}{suffix}", row.changes | changes, published, row.setup)
 

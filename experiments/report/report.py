@@ -150,7 +150,7 @@ def write_report(
     for table_report in shown.values():
         save_figures(table_report.figures, folder)
     waiting = [table.name for table in tables if table.name not in shown]
-    header = report_header(comparisons, scale, list(warnings), waiting, overridden)
+    header = report_header(comparisons, scale, outcomes(shown), list(warnings), waiting, overridden)
     reported = [each.comparison for each in shown.values()]
     verdicts = [each.verdicts for each in shown.values()]
     summary = text.summary_sheet(reported, verdicts)
@@ -285,9 +285,16 @@ def shown_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
     return shown or [next(comparison for comparison in comparisons if comparison.trained_rows)]
 
 
+def outcomes(shown: Mapping[str, TableReport]) -> list[str]:
+    """Return a line for each table that says what came out of its claims and its order."""
+    sentences = {name: text.verdict_sentence(each.comparison, each.verdicts) for name, each in shown.items()}
+    return [f"- **{name}**: {sentence}" for name, sentence in sentences.items() if sentence]
+
+
 def report_header(
     comparisons: Sequence[Comparison],
     scale: str,
+    outcomes: Sequence[str],
     left_out: Sequence[str],
     waiting: Sequence[str],
     overridden: Overrides,
@@ -296,6 +303,7 @@ def report_header(
     baselines = dict.fromkeys(comparison.baseline.name for comparison in comparisons)
     lines = [
         f"# {report_title([comparison.table for comparison in comparisons])} at scale `{scale}`",
+        "\n".join(outcomes),
         "\n".join(baseline_setup(name, scale, overridden) for name in baselines),
         f"▲ ▼: significantly better, worse than the baseline; ±: standard deviation over seeds; ↓: lower is "
         f"better ([how to read this](#{EXPLANATIONS})).",
@@ -307,7 +315,7 @@ def report_header(
         lines += ["Not counted:\n\n" + "\n".join(f"- `{line}`" for line in reasons)]
     if overridden:
         lines += [f"In every row: {', '.join(f'`{name}={value}`' for name, value in overridden.items())}."]
-    return "\n\n".join(lines)
+    return "\n\n".join(filter(None, lines))
 
 
 def table_title(table: Table) -> str:

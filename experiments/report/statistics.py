@@ -108,7 +108,7 @@ class PairedDifference:
 
     @property
     def variance(self) -> float:
-        """Sample variance over seeds; 0 for one seed, and for seeds that are equal up to rounding."""
+        """Return the sample variance over seeds; 0 for one seed, and for seeds equal up to rounding."""
         if len(self.by_seed) < 2:
             return 0.0
         tolerance = RELATIVE_TOLERANCE * float(np.abs(self.by_seed).max())
@@ -117,7 +117,7 @@ class PairedDifference:
 
     @property
     def example_variance(self) -> float:
-        """Variance of the mean over seeds due to the choice of examples."""
+        """Return the variance of the mean over seeds due to the choice of examples."""
         return 0.0 if self.by_examples is None else float(self.by_examples.mean(0).var())
 
     def resampled_means(self) -> np.ndarray:
@@ -146,7 +146,7 @@ class PairedTest:
 
     @property
     def sign(self) -> int:
-        """1 or -1 if the difference is significantly above or below zero, else 0.
+        """Return 1 or -1 if the difference is significantly above or below zero, else 0.
 
         The bootstrap interval must exclude zero as well, because it does not rely on the variance of other
         pairs as the t test does.
@@ -156,7 +156,7 @@ class PairedTest:
 
     @property
     def is_equivalent(self) -> bool:
-        """Whether the rows differ by less than the margin, by two one-sided tests (TOST)."""
+        """Return whether the rows differ by less than the margin, by two one-sided tests (TOST)."""
         return self.p_not_equivalent < ALPHA
 
 

@@ -14,7 +14,7 @@ from experiments.processes.group import broadcast_from_first, gathered
 from experiments.runs import provenance
 from experiments.runs.inputs import Inputs, mixture_lengths
 from experiments.runs.kinds.finetuning import text_spec
-from experiments.runs.kinds.head import head_config
+from experiments.runs.kinds.head import unexportable
 from experiments.runs.kinds.pretraining import branch_step, pretraining_batches
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.phases import mask_of, phase_model, renaming
@@ -101,7 +101,7 @@ def check_inputs(
             check_heads(stage.settings)
             check_length(stage.settings, [inputs.batches[stage.name].lengths])
     check_answer_lengths(experiment, inputs.vocabulary)
-    if finetunes(experiment) and experiment.start.model:
+    if finetunes(experiment):
         report_unexportable_heads(experiment, say)
     mesh = sharding.make_mesh(experiment.mesh)
     check_memory(text_spec(experiment).model if finetunes(experiment) else experiment.model, mesh)
@@ -329,16 +329,16 @@ def check_heads(experiment: Experiment) -> None:
 
 
 def report_unexportable_heads(experiment: Experiment, say: Callable[[str], object]) -> None:
-    """Report the heads that `lm convert export` cannot write, since transformers has no class for them."""
-    from lm.convert import head_class  # slow to import: a tenth of a second
-
+    """Report the heads that `lm convert export` cannot write, in a line for each reason."""
+    names_by_reason: dict[str, list[str]] = {}
     for name in experiment.tuning.heads:
-        try:
-            head_class(experiment.model, head_config(experiment, find_labelled(name)))
-        except SettingError as error:
-            say(
-                f"the head for {name} is trained and scored, but `lm convert export` cannot write it: {error}"
-            )
+        if reason := unexportable(experiment, find_labelled(name)):
+            names_by_reason.setdefault(reason, []).append(name)
+    for reason, names in names_by_reason.items():
+        say(
+            f"the head for {', '.join(names)} is trained and scored, but `lm convert export` cannot write "
+            f"it: {reason}"
+        )
 
 
 def check_output(experiment: Experiment, named: str) -> None:

@@ -17,7 +17,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from experiments.runs import provenance
-from experiments.runs.paths import PRETRAINING, SETTINGS, load_settings, model_of_run, save_settings
+from experiments.runs.paths import (
+    PRETRAINING,
+    SETTINGS,
+    describe_model,
+    load_settings,
+    pretrained_of_run,
+    save_settings,
+)
 from experiments.runs.vocabulary import FOLDER, UNKNOWN, store_vocabulary, stored_vocabulary
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment, StartConfig
@@ -27,7 +34,7 @@ from experiments.study.paths import check_runs
 from experiments.study.settings_diff import result_settings
 from lm.config.base import SettingError, changes, nearest
 from lm.config.model import ModelConfig
-from lm.files import atomic_folder
+from lm.files import atomic_folder, write
 from lm.special_tokens import special_ids
 from lm.tokenizers.huggingface import TOKENIZER_FILES, HFTokenizer, load_pretrained_tokenizer
 from lm.tokenizers.sentencepiece import TOKENIZER_CONFIG, TrainedTokenizer
@@ -40,6 +47,8 @@ HUB = "hf:"  # before the name of a checkpoint of the Hugging Face hub
 HUB_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES)
 DIGITS = 16  # of a digest in the name of a start
 CONFIG = "config.json"
+HUB_NAME = "hub.txt"  # in the folder of a start: its name on the hub, if it is known
+HUB_CACHE = "models--"  # how the hub's cache calls the folder of a model: models--OWNER--NAME
 # settings of a model, beside its architecture, that may differ from those of the weights that it starts from
 ADAPTED = ("architecture", "cross_attention.kind", "cross_attention.positions")
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
@@ -73,11 +82,30 @@ def started_from(where: str, runs: Path, settings: Mapping[str, Any] = NO_SETTIN
             run = starts / f"{_kind(folder, stage)}-{digest}"
             cache = runs / "cache"
             _copy_stage(stage, run, parts, cache) if stage else import_published(folder, run, cache)
+        name = _name_on_hub(where, folder)
+        if name and not hub_name(run):
+            write(run / HUB_NAME, f"{name}\n")
         asked = {path: settings[f"model.{path}"] for path in ADAPTED if f"model.{path}" in settings}
         own = load_settings(run).model.architecture
         if asked.get("architecture", own) != own:
             run = _adapted(where, run, asked, starts)
     return start_changes(_started(run))
+
+
+def hub_name(start: Path) -> str | None:
+    """Return what the hub calls the checkpoint of a start; None if it did not come from there."""
+    path = start / HUB_NAME
+    return path.read_text("utf-8").strip() or None if path.exists() else None
+
+
+def _name_on_hub(where: str, folder: Path) -> str | None:
+    """Return what the hub calls the checkpoint in ``folder``: by ``where``, or by its place in the cache."""
+    if where.startswith(HUB):
+        return where.removeprefix(HUB)
+    place = folder.resolve().parent
+    if place.name != "snapshots" or not place.parent.name.startswith(HUB_CACHE):
+        return None
+    return place.parent.name.removeprefix(HUB_CACHE).replace("--", "/")
 
 
 def _adapted(where: str, run: Path, asked: Mapping[str, Any], starts: Path) -> Path:
@@ -112,6 +140,8 @@ def _adapted(where: str, run: Path, asked: Mapping[str, Any], starts: Path) -> P
     with tempfile.TemporaryDirectory() as scratch:
         vocabulary = _with_end(stored_vocabulary(stage.folder, experiment), model, Path(scratch))
         _save_run(adapted, replace(experiment, model=model), vocabulary, params, data, cache)
+    if name := hub_name(run):
+        write(adapted / HUB_NAME, f"{name}\n")
     return adapted
 
 
@@ -159,7 +189,10 @@ def _found(where: str) -> "tuple[Path, NetworkStage | None]":
         models = {stage.name: stage for stage in networks(stages_of(folder)) if stage.has_model}
         if not models or name not in ("", *models):
             raise SettingError(f"--start {where}: {folder} has no stage {name!r}{nearest(name, models)}")
-        return folder, models[name or model_of_run(models)]
+        stage = models[name or pretrained_of_run(models)]
+        which = describe_model(folder, stage.name, models, "RUN:STAGE")
+        print(f"--start {where}: {which}", file=sys.stderr)
+        return folder, stage
     if (folder / CONFIG).exists() and not name:
         return folder, None
     what = "has neither config.json nor settings.json" if folder.is_dir() else "does not exist"

@@ -75,11 +75,18 @@ def is_compared(name: str) -> bool:
 
 
 def model_of_run(names: Iterable[str]) -> str:
-    """Return the name of the stage whose model is meant where a run is named alone: of its pre-training.
+    """Return the name of the stage whose model is meant where a run is named alone: the fine-tuned one.
 
-    A run pre-trains once and is fine-tuned any number of times, so that no fine-tuned model is the run's own.
-    It is the first one where nothing is pre-trained. All commands, ``--start`` and notebooks follow this.
+    Of several it is the first, and the pre-trained one where nothing is fine-tuned. ``names`` are those of
+    the stages that will do, in the order of training. All commands and notebooks follow this, and print which
+    model it is; ``--start`` alone goes on from pre-training, as fine-tuning does.
     """
+    compared = [*filter(is_compared, names)]
+    return next((name for name in compared if not is_pretraining(name)), compared[0])
+
+
+def pretrained_of_run(names: Iterable[str]) -> str:
+    """Return the stage that ``--start`` goes on from: pre-training, else the first fine-tuning."""
     return next(filter(is_compared, names))
 
 

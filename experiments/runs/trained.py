@@ -1,46 +1,38 @@
 """A run that was trained, or imported: its vocabulary, its model, and texts as that model reads them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from experiments.processes.group import cache_compiled
-from experiments.runs.inputs import Inputs, encoded_split
+from experiments.runs.kinds.answers import reader_of
+from experiments.runs.kinds.head import HeadFinetuning, pooling
 from experiments.runs.kinds.network import NetworkStage
-from experiments.runs.kinds.pretraining import ExternalCheckpoint, pretraining_batches
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.paths import describe_model, find_cache, load_settings, model_of_run
-from experiments.runs.sources import Sources
 from experiments.runs.stages import stages_of
 from experiments.runs.vocabulary import stored_vocabulary
-from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.batch import Batch
 from lm.classical.word2vec import WordVectors
 from lm.config.base import SettingError, nearest
-from lm.config.decoding import Decoding
 from lm.config.model import ModelConfig
-from lm.evaluate.generate import decode, prompt_batch
-from lm.evaluate.text_model import TextModel
+from lm.evaluate.generate import prompt_batch
 from lm.nn.transformer import Transformer
-from lm.notebook import text_model
+from lm.notebook import TrainableModel, text_model
+from lm.predictions import TextHead
 from lm.tokenizers.tokenizer import MASK, Tokenizer
 from lm.train.optimizers import EMBEDDING
 
 T = TypeVar("T")
-LOOKED_AT = 16  # examples, for one to show [rows]
-READ = 24  # of a text that a decoder goes on with [tokens]
-WRITING = Decoding(max_length=32, temperature=0.8, top_p=0.95)
 UNMARKED = {"drop", "shuffle"}  # objective.inputs that show no gap where something is hidden
 
 
 def frame(stage: Stage, vocabulary: Tokenizer) -> tuple[int | None, int | None]:
-    """The ids that begin and end a text as the model of a stage reads it."""
+    """Return the ids that begin and end a text as the model of a stage reads it."""
     experiment = stage.settings
     config, start = experiment.model, experiment.model.special.start
     continues_text = stage.is_pretraining and experiment.mixing.pretraining == "corpus"
@@ -68,7 +60,7 @@ class Trained:
         return self.stage.settings.model
 
     def encode(self, text: str) -> list[int]:
-        """``text`` as an encoder reads it, or as the prompt of a decoder; masks are masks.
+        """Return ``text`` as an encoder reads it, or as the prompt of a decoder; masks are masks.
 
         A decoder that was tuned reads it as in its tuning, whatever its tokenizer puts around a text.
         """
@@ -78,14 +70,14 @@ class Trained:
         return self.vocabulary.encode_with_special_tokens(text, begin, end)
 
     def encode_data(self, text: str) -> list[int]:
-        """``text`` framed likewise, in which nothing is named: the inputs of a task."""
+        """Return ``text`` framed likewise, in which nothing is named: the inputs of a task."""
         ids, (begin, end) = self.vocabulary.encode(text), frame(self.stage, self.vocabulary)
         if self.stage.writes_answers and not self.config.has_encoder:
             return Tokenizer.add_special_tokens(self.vocabulary, ids, begin, end)
         return self.vocabulary.add_special_tokens(ids, begin, end)
 
     def encode_gaps(self, text: str) -> tuple[list[int], list[int]]:
-        """Ids of a text whose gaps are written [MASK], and the sentinels in them; none: masks are."""
+        """Return the ids of a text with [MASK] for gaps, and the sentinels there; none if masks are there."""
         vocabulary, count = self.vocabulary, text.count(MASK)
         shown = {denoiser.objective.inputs for denoiser in self.stage.settings.objective.denoisers}
         by_sentinels = "sentinels" in shown
@@ -104,7 +96,7 @@ class Trained:
         return [token for token in ids if token is not None], sentinels
 
     def continued(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
-        """Ids of a prompt, for ``lm.evaluate.loglikelihood``, and of an answer behind it and a blank."""
+        """Return the ids of a prompt, and of an answer after a blank, for ``lm.evaluate.loglikelihood``."""
         config, encode, ids = self.config, self.vocabulary.encode, self.encode_data(prompt)
         if config.has_encoder:  # which ends an answer
             return ids, [*encode(answer), *([] if config.special.eos is None else [config.special.eos])]
@@ -113,11 +105,11 @@ class Trained:
         return ids[ids[:1] == [config.special.start] :], behind  # the start token is read by itself
 
     def batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> Batch:
-        """``host_batch`` on the devices."""
+        """Return ``host_batch`` on the devices."""
         return self.put(self.host_batch(rows, answer))
 
     def host_batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> Batch:
-        """Rows of ids as a padded batch; SettingError if there is no room for ``answer`` more tokens."""
+        """Return rows of ids as a padded batch; SettingError if it has no room for ``answer`` more tokens."""
         config = self.config
         if not rows or not all(rows):
             raise SettingError("a text without tokens gives the model nothing to continue")
@@ -149,7 +141,7 @@ def open_run(folder: Path, stages: Sequence[Stage], name: str = "") -> Trained:
 
 
 def networks(stages: Sequence[Stage]) -> list[NetworkStage]:
-    """Return stages, which all train networks; SettingError for models made of counts."""
+    """Return ``stages``, which all train networks; SettingError for models made of counts."""
     found = [stage for stage in stages if isinstance(stage, NetworkStage)]
     for stage in stages:
         if stage not in found:
@@ -160,10 +152,30 @@ def networks(stages: Sequence[Stage]) -> list[NetworkStage]:
     return found
 
 
-def texts_of_run(trained: Trained, max_length: int | None = None) -> TextModel:
-    """A run's model and its vocabulary, to be asked in texts of at most ``max_length`` tokens."""
+def texts_of_run(trained: Trained, max_length: int | None = None) -> TrainableModel:
+    """Return a run's model and its vocabulary, to be asked in texts of at most ``max_length`` tokens."""
     framed = frame(trained.stage, trained.vocabulary)
-    return text_model(trained.model, trained.vocabulary, trained.put, framed, max_length)
+    texts = text_model(trained.model, trained.vocabulary, trained.put, framed, max_length)
+    return replace(texts, pool=pooling(trained.stage.settings))
+
+
+def with_head(texts: TrainableModel, stage: NetworkStage) -> TrainableModel:
+    """Return the model of a run with the head of its stage, if that has one, so that it predicts."""
+    if not isinstance(stage, HeadFinetuning):
+        return texts
+    settings = stage.settings
+    model = stage.trained_with_head(sharding.make_mesh(settings.mesh))
+    reader = reader_of(settings, stage.task, texts.tokenizer)
+    return replace(texts, head=TextHead(model, reader, model.settings.pool, cast(Any, texts.shard_batch)))
+
+
+def language_models(stages: Sequence[Stage], name: str) -> list[Stage]:
+    """Return the stages among which a command that needs probabilities of tokens chooses.
+
+    Unless a stage is named, these have no head, which leaves the output matrix as it was before.
+    """
+    without_head = [stage for stage in stages if name or not stage.has_head]
+    return without_head or [*stages]
 
 
 def embedding_of(folder: Path, stages: Mapping[str, NetworkStage], name: str) -> tuple[WordVectors, str]:
@@ -200,7 +212,7 @@ def answering(folder: Path) -> list[NetworkStage]:
 
 
 def masked(folder: Path) -> list[NetworkStage]:
-    """Pre-training of a model that fills gaps: a masked language model, or a denoising encoder-decoder."""
+    """Return the pre-training of a model that fills gaps: masked LM or denoising encoder-decoder."""
     experiment = load_settings(folder)
     model = experiment.model
     shown = {denoiser.objective.inputs for denoiser in experiment.objective.denoisers}
@@ -220,64 +232,3 @@ def masked(folder: Path) -> list[NetworkStage]:
     if not stages:
         raise SettingError(f"{folder}: pretraining.steps=0: nothing was pre-trained; name another run")
     return stages
-
-
-def sample_texts(experiment: Experiment, folder: Path) -> Iterator[str]:
-    """What is read of a held-out text, what the model writes then before and after training, what is true.
-
-    A decoder continues the text; an encoder-decoder writes what its objective hid. There are no lines of a
-    corpus that comes along, of an encoder, of counts, or without pre-training.
-    """
-    own = ":" in experiment.data.corpus and experiment.mixing.pretraining == "corpus"
-    if not own or not experiment.model.has_decoder or experiment.counts.model != "none":
-        return
-    trains = [stage for stage in networks(stages_of(folder)) if stage.is_pretraining and stage.is_compared]
-    if not trains or jax.process_count() > 1:
-        return
-    stage, after = trains[0], open_run(folder, trains)
-    vocabulary, mesh, sources = (
-        after.vocabulary,
-        sharding.make_mesh(experiment.mesh),
-        Sources(find_cache(folder)),
-    )
-    text = encoded_split(experiment, "validation", vocabulary, sources)
-    batches = pretraining_batches(experiment, Inputs(vocabulary, text, text, sources), "validation")
-    rows = (batches(0, slice(row, row + 1)) for row in range(min(LOOKED_AT, batches.batch_size)))
-    examples = [first_example(row, experiment.objective.has_inputs) for row in rows]
-    # one that is read again when it is typed: not from the middle of a word, or of two documents
-    whole = (example for example in examples if after.encode(vocabulary.decode(example[0])) == example[0])
-    read, true = next(whole, examples[0])
-    batch = after.batch([read], WRITING.max_length)
-    models = {"before training": first_model(stage, mesh), "after training": after.model}
-    yield f"held-out text: {vocabulary.decode(read)}"
-    for when, model in models.items():
-        ids = np.asarray(decode(model, batch, WRITING, key=jax.random.key(0)).tokens[0])
-        yield f"  {when} the model writes: {vocabulary.decode(ids)}"
-    yield f"  in the text: {vocabulary.decode(true)}"
-
-
-def first_example(batch: Batch, has_inputs: bool) -> tuple[list[int], list[int]]:
-    """Ids of what is read of the first example of a batch, and of what the model should write then."""
-    decoder = batch.side("decoder").map(lambda values: values[0])
-    segments = decoder.segment_ids == 1
-    targets, inputs = decoder.targets[segments], decoder.tokens[segments]
-    if batch.encoder is not None:
-        read = batch.encoder.tokens[0][batch.encoder.segment_ids[0] == 1]
-        return read.tolist(), targets.tolist()
-    prefix = int(decoder.causal_attention[segments].sum())
-    place = prefix if has_inputs else min(READ, len(inputs) // 2)
-    return inputs[:place].tolist(), targets[place - 1 :][: WRITING.max_length].tolist()
-
-
-def first_model(stage: NetworkStage, mesh: Mesh) -> Transformer:
-    """Return the model that pre-training began with: a checkpoint's, or a random one.
-
-    A phase that trained an encoder for a decoder is no model that writes: the decoder after it is random.
-    """
-    while isinstance(stage.parent, NetworkStage) and stage.parent.has_model:
-        if stage.parent.settings.model.has_decoder != stage.settings.model.has_decoder:
-            break
-        stage = stage.parent
-    if isinstance(stage, ExternalCheckpoint):
-        return stage.trained_body(mesh)
-    return cast(Transformer, stage.body_steps(mesh).initial_state(stage.settings.seed).eval_model)

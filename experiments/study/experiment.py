@@ -45,7 +45,7 @@ from lm.config.base import (
 )
 from lm.config.classical import CountsConfig, VectorsConfig
 from lm.config.mesh import MeshConfig
-from lm.config.model import RECURRENT, HeadLayers, LoraConfig, ModelConfig, Pool
+from lm.config.model import RECURRENT, HeadDense, HeadLayers, LoraConfig, ModelConfig, Pool
 from lm.config.training import NEVER_SKIP, GuardConfig, OptimizerConfig, TruncatedBPTT
 from lm.data.tasks.names import task_name
 from lm.objectives.denoising import OBJECTIVES, REPLACED, RESTORED, Objective
@@ -330,6 +330,9 @@ class TuningConfig:
     # positions that a head reads: the first, the last, or the mean or maximum of all; None: the last for
     # decoders, the first for encoders (through the pooler, if there is one)
     pool: Pool | None = setting(None, BY_HEADS)
+    # activation of a dense layer between the pooled text and the output of a head, as tanh in RoBERTa's, relu
+    # in DistilBERT's and gelu in ELECTRA's; none: no such layer
+    dense: HeadDense = setting("none", BY_HEADS)
     # layout of the texts that a head reads: each with an end, or for decoders START text DELIM text EXTRACT
     # with three sentinels (Radford et al. 2018)
     layout: Layout = setting("ended", BY_HEADS)

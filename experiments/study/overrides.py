@@ -1,6 +1,8 @@
 """Settings on top of a row's: given on the command line, or those of a checkpoint that it starts from."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 from experiments.study.changes import Overrides
@@ -49,6 +51,32 @@ def explicit_overrides(changes: Overrides) -> Overrides:
 
     is_started = "start.model" in changes
     return {path: new for path, new in changes.items() if not (is_started and follows(path, new))}
+
+
+def short_name(path: str) -> str:
+    """Return the shortest end of a setting's path that no other setting has, such as "mlp.d_ff".
+
+    >>> short_name("pretraining.optimizer.learning_rate")
+    'pretraining.optimizer.learning_rate'
+    >>> short_name("model.mlp.d_ff"), short_name("tuning.branches"), short_name("start.model")
+    ('mlp.d_ff', 'branches', 'start')
+    """
+    if path == "start.model":  # by its option, --start
+        return "start"
+    known = _count_ends()
+    return next((end for end in _ends(path) if known[end] == 1), path)
+
+
+@cache
+def _count_ends() -> Counter[str]:
+    """Return how many settings each end of a path belongs to."""
+    return Counter(end for path, _ in leaves(BASELINE) for end in _ends(path))
+
+
+def _ends(path: str) -> list[str]:
+    """Return the ends of a path, shortest first: "c", "b.c" and "a.b.c" of "a.b.c"."""
+    names = path.split(".")
+    return [".".join(names[first:]) for first in reversed(range(len(names)))]
 
 
 def check_agreement_with_checkpoint(experiment: Experiment, changes: Overrides) -> None:

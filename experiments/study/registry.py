@@ -14,7 +14,7 @@ from experiments.study import adaptation, baselines, classic, diffusion, recipe,
 from experiments.study.changes import Changes, ShareOf, Times, apply
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.names import check_row_name, check_table_name
-from experiments.study.now import architectures, denoisers
+from experiments.study.now import architectures, denoisers, encoders
 from experiments.study.papers import (
     clark,
     fedus,
@@ -49,6 +49,7 @@ _OTHER_TABLES = (
     start,
     recipe,
     adaptation,
+    encoders,
     architectures,
     denoisers,
     diffusion,

@@ -394,6 +394,7 @@ Changes = TypedDict(
         "tuning.heads": tuple[str, ...] | Change,
         "tuning.layers": Literal["last", "last-frozen", "mixed-frozen"] | Change,
         "tuning.pool": Literal["first", "last", "mean", "max"] | None | Change,
+        "tuning.dense": Literal["none", "tanh", "relu", "gelu"] | Change,
         "tuning.layout": Literal["ended", "start-delim-extract"] | Change,
         "tuning.adapters": float | Change,
         "tuning.lora": LoraConfig | Change,

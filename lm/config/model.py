@@ -44,6 +44,8 @@ WITH_ATTENTION_LOGITS = ("attention",)  # mixers with attention logits, as their
 MIXERS: dict[str, Callable[..., Any]] = {}
 HeadKind = Literal["classes", "regression", "tokens", "span", "choice"]
 HeadLayers = Literal["last", "last-frozen", "mixed-frozen"]
+# Activation of a dense layer in a head: as in RoBERTa and BERT (tanh), DistilBERT (relu), ELECTRA (gelu).
+HeadDense = Literal["none", "tanh", "relu", "gelu"]
 # of each attention, own and cross; "mlp" is all matrices of the feed-forward layer
 LoraMatrix = Literal["query", "key", "value", "out", "mlp"]
 # replaced-token and generator: the model reads a generator's samples, and classifies tokens or restores the
@@ -511,3 +513,9 @@ class HeadConfig:
     classes: int = 1  # of "classes" and "tokens" [classes]
     pool: Pool = "first"  # which position speaks for a text, or all
     layers: HeadLayers = "last"  # mixed: a learned mean of all; frozen: only the head is trained
+    dense: HeadDense = "none"  # activation of a dense layer between a pooled text and the output
+
+    @property
+    def is_pooled(self) -> bool:
+        """Return whether it reads one state per text, and not those of all positions."""
+        return self.kind not in ("tokens", "span")

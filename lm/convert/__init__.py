@@ -1,6 +1,18 @@
 """Published checkpoints as our models, and our models as published checkpoints."""
 
-from lm.convert.checkpoint import load, save
-from lm.convert.heads import class_of, head_class
+from lm.convert.checkpoint import describe, load, save
+from lm.convert.config_json import config_json
+from lm.convert.heads import SENTENCE_TRANSFORMER, class_of, head_class
+from lm.convert.sentence_transformers import module_files, pooling_of
 
-__all__ = ["class_of", "head_class", "load", "save"]
+__all__ = [
+    "SENTENCE_TRANSFORMER",
+    "class_of",
+    "config_json",
+    "describe",
+    "head_class",
+    "load",
+    "module_files",
+    "pooling_of",
+    "save",
+]

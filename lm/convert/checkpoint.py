@@ -15,7 +15,7 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from lm.config.base import SettingError, leaves, read_object
+from lm.config.base import SettingError, changes, leaves, read_object
 from lm.config.model import ModelConfig
 from lm.convert.config_json import (
     config_json,
@@ -24,8 +24,24 @@ from lm.convert.config_json import (
     pretraining_heads_in,
     pretraining_heads_of,
 )
-from lm.convert.heads import body_tensors, has_head, head_json, head_tensors, is_head_tensor
+from lm.convert.heads import (
+    HEAD_FIELDS,
+    OUT,
+    PublishedHead,
+    base_class,
+    body_tensors,
+    dense_arrays,
+    has_head,
+    head_arrays,
+    head_json,
+    head_tensors,
+    headless_config,
+    is_base_model,
+    is_head_tensor,
+    published_head,
+)
 from lm.convert.schema import Family, HFConfig
+from lm.convert.sentence_transformers import Dense, module_files
 from lm.convert.tensors import Tensor, is_buffer, tensors
 from lm.files import atomic_folder
 from lm.nn.finetune import ModelWithHead
@@ -80,6 +96,8 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
             family, with_head = family_of(hf_config), has_head(hf_config)
             stored = StoredTensors(files, _current_names(family, files))
             config = _read_config(hf_config, family, stored)
+            if _lacks_output(hf_config, family, config, stored):
+                config = changes(config, {"output.logits": "none", "output.bias": False})
             abstract = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
         except (TypeError, KeyError, AttributeError, ArithmeticError) as error:  # of absurd values
             raise SettingError(f"{folder / CONFIG} makes no sense: {error!r:.300}") from error
@@ -108,6 +126,17 @@ def _read_config(hf_config: HFConfig, family: Family, stored: StoredTensors) -> 
     config = replace(config, published=json.dumps(hf_config, sort_keys=True))
     _check_sizes(config, [file.get_slice(name).get_shape() for name, file in stored.files.items()])
     return config
+
+
+def _lacks_output(hf_config: HFConfig, family: Family, config: ModelConfig, stored: StoredTensors) -> bool:
+    """Return whether a decoder's files have no output matrix, since the class in config.json has none.
+
+    Such are classes with a fine-tuned head, and base models whose output matrix is not the embedding.
+    """
+    if config.has_encoder or f"{family.output_matrix}.weight" in stored.stored_names:
+        return False
+    is_separate = config.output.logits.startswith("separate")
+    return has_head(hf_config) or (is_separate and is_base_model(hf_config, family))
 
 
 def _open_files(folder: Path, exit_stack: ExitStack) -> dict[str, Any]:
@@ -247,26 +276,31 @@ def save(
     folder: Path | str,
     *,
     labels: Sequence[str] = (),
+    max_length: int | None = None,
     shard_bytes: int = SHARD_BYTES,
     beside: Mapping[str, bytes] = NO_FILES,
 ) -> None:
     """Write a model in float32, and the files ``beside`` (name -> contents), as a new folder, or nothing.
 
-    A fine-tuned model is written with its head, whose classes are called ``labels``, and without the heads of
-    pre-training, which its class lacks. SettingError if no published family computes what this model does.
+    A fine-tuned model is written with its head, whose classes are called ``labels`` and which reads texts of
+    ``max_length`` tokens at most, and without the heads of pre-training, which its class lacks. SettingError
+    if no published program computes what this model does.
     """
     folder = Path(folder)
     body = cast(Transformer, model.body if isinstance(model, ModelWithHead) else model)
-    hf_config = config_json(body.config)
+    hf_config, _ = describe(model, labels)
     arrays = named(body) | _sinusoids(hf_config, body.config)
     published = _published_tensors(
         family_of(hf_config), body.config, arrays, bare=not isinstance(model, ModelWithHead)
     )
     if isinstance(model, ModelWithHead):
-        hf_config |= head_json(model, labels)
-        arrays |= {path: array for path, array in named(model).items() if path.startswith("head.")}
-        head = head_tensors(model, {path: array.shape for path, array in arrays.items()})
-        published = body_tensors(model, published) | head
+        head = published_head(body.config, model.settings)
+        published = body_tensors(head, published)
+        if head.task_class is None:
+            beside = {**beside, **_modules(model, head, max_length)}
+        else:
+            arrays = head_arrays(head, model, arrays)
+            published |= head_tensors(head, {path: array.shape for path, array in arrays.items()})
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(f"{folder} is there already; name a new folder")
     with atomic_folder(folder) as draft:
@@ -285,7 +319,33 @@ def save(
             index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
             (draft / INDEX).write_text(json.dumps(index, indent=2) + "\n")
         for name, data in beside.items():
+            (draft / name).parent.mkdir(exist_ok=True)
             (draft / name).write_bytes(data)
+
+
+def describe(model: Transformer | ModelWithHead, labels: Sequence[str]) -> tuple[HFConfig, str]:
+    """Return the config.json that ``save`` writes, and the name of the class that it is written as."""
+    body = cast(Transformer, model.body if isinstance(model, ModelWithHead) else model)
+    hf_config = config_json(headless_config(body.config))
+    if isinstance(model, ModelWithHead):
+        head = published_head(body.config, model.settings)
+        hf_config |= head_json(head, labels, model.head.out.kernel.shape[-1])
+        if head.needs_other_padding(body.config):
+            hf_config["pad_token_id"] = None
+        return hf_config, head.class_name
+    if has_head(hf_config):  # of the file that the model was loaded with, whose head is not here
+        hf_config = {name: x for name, x in hf_config.items() if name not in HEAD_FIELDS}
+        hf_config["architectures"] = [base_class(family_of(hf_config))]
+    return hf_config, str((hf_config.get("architectures") or [""])[0])
+
+
+def _modules(model: ModelWithHead, head: PublishedHead, max_length: int | None) -> dict[str, bytes]:
+    """Return the files that make the folder of a model with such a head one of sentence-transformers."""
+    layers = [Dense(*dense_arrays(model, layer.module), layer.activation) for layer in head.dense_layers]
+    layers.append(Dense(*dense_arrays(model, OUT), "none"))
+    config = cast(Transformer, model.body).config
+    longest = max_length or config.positions.max_length
+    return module_files(model.settings.pool, config.d_model, layers, longest)
 
 
 def _published_tensors(

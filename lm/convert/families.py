@@ -16,6 +16,7 @@ from lm.convert.fields import (
     POSITIONS_AFTER_PADDING,
     T5_MAX_DISTANCE,
     activation,
+    bos_token,
     choice,
     embedding_width,
     encoder_size,
@@ -43,6 +44,7 @@ from lm.convert.schema import (
     Parameters,
     Transform,
     array,
+    decoder_task_classes,
     embedding,
     from_layer,
     fused_linears,
@@ -397,6 +399,7 @@ _DECODER = ModelConfig(
 GPT2 = Family(
     model_type="gpt2",
     architectures={"GPT2LMHeadModel": ()},
+    task_classes=decoder_task_classes("GPT2", "tokens", "span"),
     template=_DECODER,
     fields=(
         Field("vocab_size", "vocab_size"),
@@ -410,6 +413,7 @@ GPT2 = Family(
         tied_embeddings(True),
         pad_token(0),
         eos_token(None),
+        bos_token(),
         feed_forward_width("n_inner", "n_embd"),
     ),
     supported_values={
@@ -433,6 +437,7 @@ OPENAI_GPT = replace(
     GPT2,
     model_type="openai-gpt",
     architectures={"OpenAIGPTLMHeadModel": ()},
+    task_classes=decoder_task_classes("OpenAIGPT"),
     template=replace(GPT2.template, residual="post-norm"),
     fields=override(
         without(GPT2.fields, "mlp.d_ff"),
@@ -458,6 +463,7 @@ GPT_BIGCODE = replace(
     GPT2,
     model_type="gpt_bigcode",
     architectures={"GPTBigCodeForCausalLM": ()},
+    task_classes=decoder_task_classes("GPTBigCode", "tokens"),
     template=changes(GPT2.template, {"attention.num_key_value_heads": 1}),
     supported_values={
         "multi_query": True,
@@ -481,6 +487,7 @@ GPT_BIGCODE = replace(
 GPT_NEOX = Family(
     model_type="gpt_neox",
     architectures={"GPTNeoXForCausalLM": ()},
+    task_classes=decoder_task_classes("GPTNeoX", "tokens", "span"),
     template=changes(_DECODER, {"positions.kind": "rotary"}),
     fields=(
         *SIZE_FIELDS,
@@ -493,6 +500,7 @@ GPT_NEOX = Family(
         choice("use_parallel_residual", "residual", {True: "parallel", False: "pre-norm"}, True),
         pad_token(0),
         eos_token(2),
+        bos_token(),
         rope_fields("rotary_emb_base", "rotary_pct", 0.25),
     ),
     supported_values={"attention_bias": True, "head_dim": None},
@@ -519,6 +527,7 @@ GPT_NEOX = Family(
 BLOOM = Family(
     model_type="bloom",
     architectures={"BloomForCausalLM": ()},
+    task_classes=decoder_task_classes("Bloom", "tokens", "span"),
     template=changes(
         _DECODER, {"positions.kind": "alibi", "embedding.norm": True, "mlp.activation": "gelu-tanh"}
     ),
@@ -532,6 +541,7 @@ BLOOM = Family(
         tied_embeddings(True),
         pad_token(3),
         eos_token(2),
+        bos_token(),
     ),
     derived={"mlp.d_ff": lambda settings: 4 * settings["d_model"]},
     supported_values={"apply_residual_connection_post_layernorm": False},
@@ -563,6 +573,7 @@ BLOOM = Family(
 GPTJ = Family(
     model_type="gptj",
     architectures={"GPTJForCausalLM": ("logits",)},
+    task_classes=decoder_task_classes("GPTJ", "span"),
     template=changes(
         _DECODER,
         {
@@ -586,6 +597,7 @@ GPTJ = Family(
         tied_embeddings(False),
         pad_token(0),
         eos_token(50_256),
+        bos_token(),
         feed_forward_width("n_inner", "n_embd"),
         Field(
             "rotary_dim",  # how many features of a head are rotated
@@ -616,6 +628,7 @@ GPTJ = Family(
 GPT_NEO = Family(
     model_type="gpt_neo",
     architectures={"GPTNeoForCausalLM": ()},
+    task_classes=decoder_task_classes("GPTNeo", "tokens", "span"),
     template=changes(_DECODER, {"attention.scores": "dot", "attention.qkv_bias": False}),
     fields=(
         Field("vocab_size", "vocab_size"),
@@ -629,6 +642,7 @@ GPT_NEO = Family(
         tied_embeddings(True),
         pad_token(0),
         eos_token(50_256),
+        bos_token(),
         feed_forward_width("intermediate_size", "hidden_size"),
         gpt_neo_windows(),
     ),
@@ -655,6 +669,7 @@ GPT_NEO = Family(
 OPT = Family(
     model_type="opt",
     architectures={"OPTForCausalLM": ()},
+    task_classes=decoder_task_classes("OPT", "span"),
     template=changes(
         _DECODER, {"positions.offset": 2, "norm.epsilon": 1e-5, "embedding.projected": "tokens"}
     ),
@@ -670,6 +685,7 @@ OPT = Family(
         tied_embeddings(True),
         pad_token(1),
         eos_token(2),
+        bos_token(),
         choice("do_layer_norm_before", "residual", {True: "pre-norm", False: "post-norm"}, True),
         embedding_width("word_embed_proj_dim", None, none_if_equal("hidden_size")),
     ),
@@ -708,6 +724,7 @@ _HEAD_DIM = Field(
 LLAMA = Family(
     model_type="llama",
     architectures={"LlamaForCausalLM": ()},
+    task_classes=decoder_task_classes("Llama", "tokens", "span", tokens="score", is_bare=True),
     template=changes(_DECODER, {"positions.kind": "rotary", "norm.kind": "rms", "bias": False}),
     fields=(
         *SIZE_FIELDS,
@@ -719,6 +736,7 @@ LLAMA = Family(
         tied_embeddings(False),
         pad_token(0),
         eos_token(2),
+        bos_token(),
         key_value_heads(),
         _HEAD_DIM,
         choice("hidden_act", "mlp.activation", GATED_ACTIVATIONS, "silu"),
@@ -753,6 +771,7 @@ MISTRAL = replace(
     LLAMA,
     model_type="mistral",
     architectures={"MistralForCausalLM": ()},
+    task_classes=decoder_task_classes("Mistral", "tokens", "span", tokens="score"),
     fields=override(_LLAMA_FIELDS_WITHOUT_BIAS, key_value_heads(8), mistral_window()),
     ignored=(),
 )
@@ -762,6 +781,7 @@ QWEN2 = replace(
     LLAMA,
     model_type="qwen2",
     architectures={"Qwen2ForCausalLM": ()},
+    task_classes=decoder_task_classes("Qwen2", "tokens", "span", tokens="score", is_bare=True),
     template=changes(LLAMA.template, {"attention.qkv_bias": True}),
     fields=(*_LLAMA_FIELDS_WITHOUT_BIAS, qwen_windows()),
     ignored=(),
@@ -772,6 +792,7 @@ QWEN3 = replace(
     LLAMA,
     model_type="qwen3",
     architectures={"Qwen3ForCausalLM": ()},
+    task_classes=decoder_task_classes("Qwen3", "tokens", "span", tokens="score", is_bare=True),
     template=changes(LLAMA.template, {"mlp.bias": False, "attention.qk_norm": True}),
     fields=override(without(LLAMA.fields, "mlp.bias"), replace(_HEAD_DIM, default=128), qwen_windows()),
     ignored=(),
@@ -874,7 +895,16 @@ _ENCODER = ModelConfig(
 DISTILBERT = Family(
     model_type="distilbert",
     architectures={"DistilBertForMaskedLM": ("logits",), "DistilBertModel": ()},
-    task_classes=task_classes("DistilBert", "tokens", "span"),
+    task_classes=task_classes("DistilBert", "tokens", "span")
+    | task_classes(
+        "DistilBert",
+        "classes",
+        "regression",
+        "choice",
+        pool="first",
+        dense="pre_classifier",
+        activation="relu",
+    ),
     template=changes(
         _ENCODER, {"norm.epsilon": 1e-12, "positions.sinusoid": "interleaved", "special": NO_START}
     ),
@@ -916,7 +946,16 @@ BERT = Family(
         "BertForMaskedLM": ("logits",),
         "BertModel": (),
     },
-    task_classes=task_classes("Bert", "classes", "regression", "choice", "tokens", "span"),
+    task_classes=task_classes("Bert", "tokens", "span")
+    | task_classes(
+        "Bert",
+        "classes",
+        "regression",
+        "choice",
+        pool="first",
+        dense="bert.pooler.dense",
+        activation="tanh",
+    ),
     template=replace(_ENCODER, special=NO_START),
     fields=(
         *SIZE_FIELDS,
@@ -964,7 +1003,17 @@ ROBERTA = replace(
     BERT,
     model_type="roberta",
     architectures={"RobertaForMaskedLM": ("logits",), "RobertaModel": ()},
-    task_classes=task_classes("Roberta", "tokens", "span"),
+    task_classes=task_classes("Roberta", "tokens", "span")
+    | task_classes(
+        "Roberta",
+        "classes",
+        "regression",
+        output="classifier.out_proj",
+        pool="first",
+        dense="classifier.dense",
+        activation="tanh",
+    )
+    | task_classes("Roberta", "choice", pool="first", dense="roberta.pooler.dense", activation="tanh"),
     template=_ENCODER,
     fields=override(
         BERT.fields,
@@ -985,7 +1034,8 @@ LONGFORMER = replace(
     ROBERTA,
     model_type="longformer",
     architectures={"LongformerForMaskedLM": ("logits",), "LongformerModel": ()},
-    task_classes=task_classes("Longformer", "tokens", "span"),
+    # Its classes for texts, choices and answers give tokens global attention of their own accord.
+    task_classes=task_classes("Longformer", "tokens"),
     template=replace(ROBERTA.template, sparsity=SparsityConfig(projections="separate")),
     fields=(*ROBERTA.fields, longformer_windows()),
     ignored=("onnx_export",),
@@ -1015,7 +1065,10 @@ ALBERT = replace(
         "AlbertForMaskedLM": ("logits",),
         "AlbertModel": (),
     },
-    task_classes=task_classes("Albert", "classes", "regression", "choice", "tokens", "span"),
+    task_classes=task_classes("Albert", "tokens", "span")
+    | task_classes(
+        "Albert", "classes", "regression", "choice", pool="first", dense="albert.pooler", activation="tanh"
+    ),
     template=replace(BERT.template, shared_layers=True),
     fields=override(BERT.fields, eos_token(3), embedding_width("embedding_size", 128, unchanged)),
     supported_values={**BERT.supported_values, "num_hidden_groups": 1, "inner_group_num": 1},
@@ -1056,7 +1109,17 @@ ELECTRA = replace(
         "ElectraForMaskedLM": ("logits",),
         "ElectraModel": (),
     },
-    task_classes=task_classes("Electra", "tokens", "span"),
+    task_classes=task_classes("Electra", "tokens", "span")
+    | task_classes(
+        "Electra",
+        "classes",
+        "regression",
+        output="classifier.out_proj",
+        pool="first",
+        dense="classifier.dense",
+        activation="gelu",
+    )
+    | task_classes("Electra", "choice", pool="first", dense="sequence_summary.summary", activation="gelu"),
     fields=override(BERT.fields, _GELU, embedding_width("embedding_size", 128, none_if_equal("hidden_size"))),
     base_model_prefix="electra",
     base_model=(*BERT.base_model, linear("encoder.projection", "embeddings_project")),

@@ -80,6 +80,18 @@ def eos_token(default: int | None) -> Field:
     return Field("eos_token_id", "special.eos", default, first)
 
 
+def bos_token() -> FieldGroup:
+    """Write the id that begins a decoder's text, without which transformers begins one with its own default.
+
+    It is not read into a setting: what the tokenizer puts before a text comes first (lm.special_tokens).
+    """
+
+    def write(config: ModelConfig) -> HFConfig:
+        return {"bos_token_id": config.special.start}
+
+    return FieldGroup(("bos_token_id",), ("special.start",), lambda _: {}, write)
+
+
 def feed_forward_width(name: str, width: str) -> Field:
     """Map the width of the feed-forward layer, by default four times the field ``width``."""
     return Field(name, "mlp.d_ff", None, lambda value, hf_config: value or 4 * hf_config[width])

@@ -1,82 +1,230 @@
-"""Heads that were fine-tuned on a labelled task, as the classes of transformers that compute the same."""
+"""Heads that were fine-tuned on a labelled task, in the published formats whose programs compute the same.
+
+A head leaves as a class of transformers, such as BertForSequenceClassification. Where no class computes the
+same, a head on whole texts leaves as modules of sentence-transformers: the model, a pooling, dense layers.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
-from lm.config.base import SettingError
-from lm.config.model import HeadConfig, ModelConfig
+import jax
+import numpy as np
+
+from lm.config.base import SettingError, changes
+from lm.config.model import HeadConfig, HeadDense, ModelConfig
 from lm.convert.config_json import config_json, family_of
-from lm.convert.schema import SAME, TASK_CLASS_ENDINGS, TRANSPOSE, HFConfig
+from lm.convert.schema import SAME, TASK_CLASS_ENDINGS, TRANSPOSE, Family, HFConfig, TaskClass
 from lm.convert.tensors import Shape, Tensor
 from lm.nn.finetune import ModelWithHead
+from lm.nn.layers import Linear
 from lm.nn.transformer import Transformer
+from lm.sharding import named
 
 # Published modules that are fine-tuned heads.
-HEAD_MODULES = ("classifier", "pre_classifier", "qa_outputs", "score", "classification_head")
-TOKEN_HEADS = ("tokens", "span")  # heads that read every position, without a pooler
+HEAD_MODULES = (
+    "classifier",
+    "pre_classifier",
+    "qa_outputs",
+    "score",
+    "classification_head",
+    "sequence_summary",
+)
+HEAD_FIELDS = ("id2label", "label2id", "problem_type", "num_labels")  # of config.json
 PROBLEM_TYPES = {"classes": "single_label_classification", "regression": "regression"}
+SENTENCE_TRANSFORMER = "SentenceTransformer"  # takes the place of a class of transformers
+POOLER, DENSE, OUT = "pooler", "head.dense", "head.out"  # modules of ours that a published head holds
+LAST_NORM_BIAS = "decoder.norm.bias"
+FOLD_TOLERANCE = 1e-5  # by how much the outputs may change where a bias moves into the norm below
+
+Arrays = dict[str, Any]  # path of a parameter -> its numbers
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """A dense layer between the state that speaks for a text and the linear layer of the outputs."""
+
+    module: str  # of ours
+    activation: HeadDense
+
+
+@dataclass(frozen=True)
+class PublishedHead:
+    """How a head is written: as a class of transformers or, without one, as modules."""
+
+    family: Family
+    head: HeadConfig
+    dense_layers: tuple[DenseLayer, ...]
+    task_class: TaskClass | None  # None: modules of sentence-transformers
+
+    @property
+    def class_name(self) -> str:
+        return SENTENCE_TRANSFORMER if self.task_class is None else self.task_class.name
+
+    def needs_other_padding(self, config: ModelConfig) -> bool:
+        """Return whether the class must not know the id of padding, since it is the one that ends a text.
+
+        The class reads the last token that is no padding, and the head the one that ends the text.
+        """
+        reads_last = self.task_class is not None and self.task_class.pool == "last"
+        return reads_last and config.special.pad == config.special.eos
 
 
 def class_of(model: ModelWithHead) -> str:
-    """Return the class of transformers that computes what a fine-tuned model does; SettingError if none."""
+    """Return the class that computes what a fine-tuned model does; SettingError if there is none."""
     return head_class(cast(Transformer, model.body).config, model.settings)
 
 
 def head_class(config: ModelConfig, head: HeadConfig) -> str:
-    """Return the class of transformers with such a head on such a model; SettingError if there is none."""
-    family = family_of(config_json(config))
+    """Return the name of the class that computes such a head on such a model; SettingError if none does."""
+    return published_head(config, head).class_name
+
+
+def published_head(config: ModelConfig, head: HeadConfig) -> PublishedHead:
+    """Return how such a head on such a model is written; SettingError if no program computes the same."""
+    family = family_of(config_json(headless_config(config)))
     if head.layers == "mixed-frozen":
-        raise SettingError("no class of transformers mixes layers (tuning.layers='mixed-frozen')")
-    if head.kind not in family.task_classes:
         raise SettingError(
-            f"transformers has no class of a {family.model_type} with one linear layer for {head.kind}"
+            "tuning.layers='mixed-frozen' reads a mixture of all layers, as no class of transformers does; "
+            "'last' and 'last-frozen' leave whole"
         )
-    task_class, has_pooler = family.task_classes[head.kind], "pooler" in config.heads
-    if head.kind not in TOKEN_HEADS and (head.pool != "first" or not has_pooler):
-        lacking = "" if has_pooler else ", and the checkpoint has no pooler"
+    if config.has_encoder and config.has_decoder:
         raise SettingError(
-            f"{task_class} reads the first position through a pooler: tuning.pool={head.pool!r} should be "
-            f"'first'{lacking}"
+            "its decoder reads a text as it is, and in the classes of transformers for encoder-decoders one "
+            "position later; tuning.mixtures, which answers in words, leaves whole"
         )
-    return task_class
+    layers = dense_layers(config, head)
+    task_class = family.task_classes.get(head.kind)
+    if task_class is not None and _computes(task_class, config, head, layers):
+        return PublishedHead(family, head, layers, task_class)
+    if not head.is_pooled:
+        raise SettingError(f"transformers has no class of {family.model_type} for {head.kind}")
+    if config.has_decoder and config.embed_width != config.d_model:
+        raise SettingError(
+            f"the classes of {family.model_type} read {config.embed_width} features behind its last "
+            f"projection, and this head {config.d_model} before it"
+        )
+    return PublishedHead(family, head, layers, None)
 
 
-def head_json(model: ModelWithHead, labels: Sequence[str]) -> HFConfig:
+def dense_layers(config: ModelConfig, head: HeadConfig) -> tuple[DenseLayer, ...]:
+    """Return the dense layers between the pooled state of a text and the outputs, in order."""
+    layers = []
+    if head.is_pooled and head.pool == "first" and "pooler" in config.heads:
+        layers.append(DenseLayer(POOLER, "tanh"))
+    if head.dense != "none":
+        layers.append(DenseLayer(DENSE, head.dense))
+    return tuple(layers)
+
+
+def _computes(
+    task_class: TaskClass, config: ModelConfig, head: HeadConfig, layers: Sequence[DenseLayer]
+) -> bool:
+    """Return whether a class computes what these layers do."""
+    if config.has_decoder and config.embed_width != config.d_model:
+        return False
+    if head.is_pooled and head.pool != task_class.pool:
+        return False
+    expected = [] if task_class.dense is None else [task_class.activation]
+    if [layer.activation for layer in layers] != expected:
+        return False
+    # A bias that the class lacks goes into the norm below, if there is one with a bias.
+    has_last_norm = config.residual != "post-norm" and config.norm.kind == "layer"
+    return task_class.has_bias or not config.bias or has_last_norm
+
+
+def headless_config(config: ModelConfig) -> ModelConfig:
+    """Return the settings of a decoder whose output matrix is left out, as a config.json describes them.
+
+    No field of it says that there is none, and the classes for fine-tuned heads never have one.
+    """
+    if config.has_decoder and config.output.logits == "none":
+        return changes(config, {"output.logits": "tied"})
+    return config
+
+
+def head_json(published: PublishedHead, labels: Sequence[str], num_outputs: int) -> HFConfig:
     """Return the fields of config.json that describe the head: its class, and the names of its labels.
 
     Without ``labels`` they are named by number, as transformers does.
     """
-    kind = model.settings.kind
-    fields: HFConfig = {"architectures": [class_of(model)]}
+    kind, task_class = published.head.kind, published.task_class
+    name = base_class(published.family) if task_class is None else task_class.name
+    fields: HFConfig = {"architectures": [name]}
     if kind == "choice":
         return fields
-    names = list(labels) or [f"LABEL_{number}" for number in range(model.head.out.kernel.shape[-1])]
-    fields["id2label"] = {str(number): name for number, name in enumerate(names)}
-    fields["label2id"] = {name: number for number, name in enumerate(names)}
+    names = list(labels) or [f"LABEL_{number}" for number in range(num_outputs)]
+    fields["id2label"] = {str(number): label for number, label in enumerate(names)}
+    fields["label2id"] = {label: number for number, label in enumerate(names)}
     if kind in PROBLEM_TYPES:
         fields["problem_type"] = PROBLEM_TYPES[kind]
     return fields
 
 
-def head_tensors(model: ModelWithHead, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
-    """Return the tensors of the head by name; ``shapes`` are those of head.out.kernel and head.out.bias."""
-    module = "qa_outputs" if model.settings.kind == "span" else "classifier"
-    kernel, bias = "head.out.kernel", "head.out.bias"
-    return {
-        f"{module}.weight": Tensor(((kernel, None),), (shapes[kernel],), TRANSPOSE),
-        f"{module}.bias": Tensor(((bias, None),), (shapes[bias],), SAME),
-    }
+def base_class(family: Family) -> str:
+    """Return the class of transformers of a family's model without any head, such as BertModel."""
+    first = next(iter(family.architectures))
+    return re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", first) + "Model"
 
 
-def body_tensors(model: ModelWithHead, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return those of the body's tensors that the class of a fine-tuned model has: no pre-training head's."""
-    modules = ["embed.", "encoder."]
-    if model.settings.kind not in TOKEN_HEADS:
-        modules.append("pooler.")
-    return {
-        name: tensor for name, tensor in tensors.items() if tensor.sources[0][0].startswith(tuple(modules))
-    }
+def head_arrays(published: PublishedHead, model: ModelWithHead, body: Arrays) -> Arrays:
+    """Return the parameters ``body`` and those of the head, as its class of transformers has them.
+
+    A bias that the class has and the head lacks is 0. One that the class lacks goes into the bias of the last
+    norm: W (x + s) = W x + b, where s is the least solution of W s = b. SettingError if there is none.
+    """
+    arrays = body | {path: x for path, x in named(model).items() if path.startswith("head.")}
+    task_class = published.task_class
+    assert task_class is not None, "modules of sentence-transformers have the head's own layers"
+    kernel, bias = np.asarray(arrays[f"{OUT}.kernel"], np.float64), arrays.get(f"{OUT}.bias")
+    if task_class.has_bias and bias is None:
+        arrays[f"{OUT}.bias"] = np.zeros(kernel.shape[-1], np.float32)
+    if not task_class.has_bias and bias is not None:
+        expected = np.asarray(bias, np.float64)
+        shift = np.linalg.lstsq(kernel.T, expected)[0]
+        if not np.allclose(kernel.T @ shift, expected, atol=FOLD_TOLERANCE):
+            raise SettingError(
+                f"{task_class.name} has no bias, and that of this head cannot move into the norm below: its "
+                "classes depend on each other"
+            )
+        arrays[LAST_NORM_BIAS] = np.asarray(arrays[LAST_NORM_BIAS] + shift, np.float32)
+        del arrays[f"{OUT}.bias"]
+    return arrays
+
+
+def head_tensors(published: PublishedHead, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+    """Return the tensors of the head's own layers by name; ``shapes`` are those of ``head_arrays``."""
+    task_class = published.task_class
+    assert task_class is not None, "modules of sentence-transformers have files of their own"
+    modules = {OUT: task_class.output}
+    for layer in published.dense_layers:
+        if task_class.dense is not None:
+            modules[layer.module] = task_class.dense
+    tensors = {}
+    for module, name in modules.items():
+        for leaf, transform in (("kernel", TRANSPOSE), ("bias", SAME)):
+            path = f"{module}.{leaf}"
+            if path in shapes:
+                end = "weight" if leaf == "kernel" else "bias"
+                tensors[f"{name}.{end}"] = Tensor(((path, None),), (shapes[path],), transform)
+    return tensors
+
+
+def body_tensors(published: PublishedHead, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return those of the body's tensors that the class of a fine-tuned model has: no pre-training head's.
+
+    The pooler is among them only in a folder of sentence-transformers: a class has it as its dense layer.
+    """
+    prefix = published.family.tensor_prefix
+    modules = ["embed.", "encoder.", "decoder."]
+    task_class = published.task_class
+    if task_class is None:
+        modules.append(f"{POOLER}.")
+    kept = {name: x for name, x in tensors.items() if x.sources[0][0].startswith(tuple(modules))}
+    if task_class is not None and not task_class.is_bare:
+        return kept
+    return {name.removeprefix(prefix): tensor for name, tensor in kept.items()}
 
 
 def has_head(hf_config: HFConfig) -> bool:
@@ -85,6 +233,19 @@ def has_head(hf_config: HFConfig) -> bool:
     return any(str(name).endswith(endings) for name in hf_config.get("architectures") or ())
 
 
+def is_base_model(hf_config: HFConfig, family: Family) -> bool:
+    """Return whether a config.json is of a family's model without any head."""
+    return base_class(family) in (hf_config.get("architectures") or ())
+
+
 def is_head_tensor(name: str) -> bool:
     """Return whether a tensor is of a fine-tuned head."""
     return re.match(rf"({'|'.join(HEAD_MODULES)})\.", name) is not None
+
+
+def dense_arrays(model: ModelWithHead, module: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the kernel and the bias, or None, of a dense layer of the head or of the output, by module."""
+    pooler = cast(Transformer, model.body).pooler
+    layer = cast(Linear, {POOLER: pooler, DENSE: model.head.dense, OUT: model.head.out}[module])
+    bias = None if layer.bias is None else np.asarray(jax.device_get(layer.bias[...]), np.float32)
+    return np.asarray(jax.device_get(layer.kernel[...]), np.float32), bias

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from lm.config.base import SettingError, leaves
-from lm.config.model import HeadKind, ModelConfig
+from lm.config.model import HeadDense, HeadKind, ModelConfig, Pool
 
 HFConfig = dict[str, Any]  # the contents of a config.json: field -> value
 Settings = dict[str, Any]  # dotted path of a setting of ModelConfig -> value
@@ -243,9 +243,46 @@ TASK_CLASS_ENDINGS: dict[HeadKind, str] = {
 }
 
 
-def task_classes(name: str, *kinds: HeadKind) -> dict[HeadKind, str]:
-    """Return the classes of transformers for kinds of fine-tuned heads; ``name`` is how they all begin."""
-    return {kind: name + TASK_CLASS_ENDINGS[kind] for kind in kinds}
+@dataclass(frozen=True)
+class TaskClass:
+    """A class of transformers for a kind of fine-tuned head: what it computes above the base model."""
+
+    name: str
+    output: str = "classifier"  # module of the linear layer
+    has_bias: bool = True  # of the linear layer
+    pool: Pool | None = None  # the position whose state speaks for a text; None: every position is read
+    dense: str | None = None  # module of a dense layer between that state and the linear layer
+    activation: HeadDense = "none"  # of the dense layer
+    is_bare: bool = False  # whether names of the base model's tensors lack its prefix, so that any fits
+
+
+TaskClasses = Mapping[HeadKind, TaskClass]
+
+
+def task_classes(
+    name: str, *kinds: HeadKind, output: str | None = None, **settings: Any
+) -> dict[HeadKind, TaskClass]:
+    """Return the classes of transformers for kinds of fine-tuned heads; ``name`` is how they all begin.
+
+    ``output`` and ``settings`` are those of each ``TaskClass``.
+    """
+    found = {}
+    for kind in kinds:
+        module = output or ("qa_outputs" if kind == "span" else "classifier")
+        found[kind] = TaskClass(name + TASK_CLASS_ENDINGS[kind], module, **settings)
+    return found
+
+
+def decoder_task_classes(
+    name: str, *kinds: HeadKind, tokens: str = "classifier", is_bare: bool = False
+) -> TaskClasses:
+    """Return the classes for heads on a decoder: of texts by the last token, without a bias, and ``kinds``.
+
+    ``tokens`` is the module of the linear layer on every token; ``is_bare`` is that of answers.
+    """
+    of_texts = task_classes(name, "classes", "regression", output="score", has_bias=False, pool="last")
+    of_positions = task_classes(name, "tokens", output=tokens) | task_classes(name, "span", is_bare=is_bare)
+    return of_texts | {kind: of_positions[kind] for kind in kinds}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,8 +292,8 @@ class Family:
     model_type: str
     # Classes of transformers, the one with the most heads first, and the pre-training heads of each.
     architectures: Mapping[str, tuple[PretrainingHead, ...]]
-    # Kinds of fine-tuned heads that are one linear layer, and their classes.
-    task_classes: Mapping[HeadKind, str] = field(default_factory=dict)
+    # Kinds of fine-tuned heads, and their classes.
+    task_classes: TaskClasses = field(default_factory=dict)
 
     template: ModelConfig  # what all models of the family share; ``fields`` replace its other settings
     fields: Fields

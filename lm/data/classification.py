@@ -158,7 +158,7 @@ class Reader:
         return np.asarray(self.tokenizer.encode(text), np.int32)
 
     @property
-    def _template(self) -> SpecialTokenTemplate:
+    def template(self) -> SpecialTokenTemplate:
         """Return the special tokens around the texts of a row."""
         tokenizer, template = self.tokenizer, self.tokenizer.template
         if self.layout != "ended":
@@ -174,7 +174,7 @@ class Reader:
 
     def _join_texts(self, texts: Sequence[np.ndarray]) -> EncodedRow:
         """Return the row of one or two encoded texts, truncated, with special tokens around them."""
-        prefix, separator, suffix, second_type = self._template
+        prefix, separator, suffix, second_type = self.template
         ends = [separator] * (len(texts) - 1) + [suffix]  # the special tokens after each text
         room = self.length - len(prefix) - sum(map(len, ends))
         lengths = truncated_lengths([len(text) for text in texts], room)

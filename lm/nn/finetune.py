@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 
 from lm.batch import Batch
 from lm.config.model import HeadConfig, LoraConfig, ModelConfig
@@ -50,25 +51,42 @@ class ModelWithHead(Module):
 
     def _outputs(self, batch: Batch, key: Array | None) -> Array:
         body_key, head_key = split_key(key, 2)
-        if self.mixture is not None:
-            hidden = self.body.hidden_states(batch)[self._side]
-            x = self.mixture(jax.lax.stop_gradient(hidden))
-        elif self.settings.layers == "last-frozen":
-            x = jax.lax.stop_gradient(self.body.features(batch))
-        else:
-            x = self.body.features(batch, body_key)
-        side = batch.side(self._side)
-        segments = jnp.ones_like(side.tokens) if side.segment_ids is None else side.segment_ids
-        if self.settings.kind not in ("tokens", "span"):
-            x = self._pool(x, segments)
+        x, segments = self._features(batch, body_key), self._segments(batch)
+        if self.settings.is_pooled:
+            x = pool_texts(self.body, self.settings.pool, x, segments)
         return self.head(x, segments, head_key)
 
-    def _pool(self, x: Array, segments: Array) -> Array:
-        """Return [B,D] of x [B,T,D]: one state per text, through the pooler if the body has one."""
-        body, pool = self.body, self.settings.pool
-        if pool == "first" and isinstance(body, Transformer) and body.pooler is not None:
-            return body.pooled(x)
-        return POOLINGS[pool](x, segments > 0)
+    def pooled(self, batch: Batch) -> Float[Array, "B D"]:
+        """Return [B,D]: the state of each text that a head on whole texts reads."""
+        x, segments = self._features(batch, None), self._segments(batch)
+        return pool_texts(self.body, self.settings.pool, x, segments)
+
+    def _features(self, batch: Batch, key: Array | None) -> Array:
+        """Return the states [B,T,D] that the head reads, before they are pooled."""
+        if self.mixture is not None:
+            hidden = self.body.hidden_states(batch)[self._side]
+            return self.mixture(jax.lax.stop_gradient(hidden))
+        if self.settings.layers == "last-frozen":
+            return jax.lax.stop_gradient(self.body.features(batch))
+        return self.body.features(batch, key)
+
+    def _segments(self, batch: Batch) -> Array | np.ndarray:
+        return segments_of(batch, self._side)
+
+
+def segments_of(batch: Batch, side: str) -> Array | np.ndarray:
+    """Return the segment of each token of a side, int32 [B,T]: 1 for all where the batch has none."""
+    tokens, segments = batch.side(side).tokens, batch.side(side).segment_ids
+    return jnp.ones_like(tokens) if segments is None else segments
+
+
+def pool_texts(
+    body: Transformer | BidirectionalLM, pool: str, x: Float[Array, "B T D"], segments: Array | np.ndarray
+) -> Float[Array, "B D"]:
+    """Return [B,D] of x [B,T,D]: one state per text, the first through the pooler if the body has one."""
+    if pool == "first" and isinstance(body, Transformer) and body.pooler is not None:
+        return body.pooled(x)
+    return POOLINGS[pool](x, segments > 0)
 
 
 def source_parameter(learned: Collection[str], name: str) -> str | None:

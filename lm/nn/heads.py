@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Float32, Int
 
 from lm.config.model import HeadConfig, ModelConfig
 from lm.nn.dropout import dropout
-from lm.nn.layers import ACTIVATIONS, Linear, Module, make_norm, param
+from lm.nn.layers import ACTIVATIONS, Identity, Linear, Module, make_norm, param
 
 PAIR_CLASSES = 2  # the second sentence follows, or it does not (next-sentence); right order, or swapped
 
@@ -73,8 +73,16 @@ def pool_max(x: Float[Array, "B T D"], is_token: Bool[Array | np.ndarray, "B T"]
     return jnp.where(is_token.any(-1, keepdims=True), maximum, 0)
 
 
+# By ``HeadConfig.dense``.
+HEAD_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "none": lambda x: x,
+    "tanh": jnp.tanh,
+    "relu": ACTIVATIONS["relu"],
+    "gelu": ACTIVATIONS["gelu"],
+}
+
 # By ``HeadConfig.pool``. In a packed row, ``is_token`` may be True for the tokens of one of its texts only.
-POOLINGS: dict[str, Callable[[Array, Array], Array]] = {
+POOLINGS: dict[str, Callable[[Array, Array | np.ndarray], Array]] = {
     "first": pool_first,
     "last": pool_last,
     "mean": pool_mean,
@@ -103,8 +111,9 @@ class LayerMixture(Module):
 class Head(Module):
     """A linear layer on a text's pooled state [B,D] or on the states of all positions [B,T,D]; gives float32.
 
-    Pooled: classes [B,classes], regression [B], choice [B,C]. Of all positions: tokens [B,T,classes], span
-    [B,2,T], the logits of where it starts and where it ends.
+    With ``HeadConfig.dense`` a dense layer of the same width and its activation come before it. Pooled:
+    classes [B,classes], regression [B], choice [B,C]. Of all positions: tokens [B,T,classes], span [B,2,T],
+    the logits of where it starts and where it ends.
     """
 
     def __init__(self, config: ModelConfig, head: HeadConfig, rngs: nnx.Rngs):
@@ -113,6 +122,9 @@ class Head(Module):
         width = config.feature_width
         axes, std = ("embed", "classes"), width**-0.5
         self.out = Linear(rngs, (width, outputs), axes, std=std, use_bias=config.bias)
+        self.dense: Linear | Identity = Identity()
+        if head.dense != "none":
+            self.dense = Linear(rngs, (width, width), ("embed", "kv"), std=std, use_bias=config.bias)
 
     def __call__(
         self, x: Float[Array, "B *T D"], segments: Int[Array | np.ndarray, "B _"], key: Array | None
@@ -121,11 +133,18 @@ class Head(Module):
 
         A key switches dropout on.
         """
-        if key is not None and self.config.dropout:
-            mask = jax.random.bernoulli(key, 1 - self.config.dropout, x.shape)
-            x = dropout(x, mask, self.config.dropout)
-        logits = self.out(x).astype(jnp.float32)
+        if self.head.dense != "none":
+            x = self._drop_out(x, None if key is None else jax.random.fold_in(key, 1))
+            x = HEAD_ACTIVATIONS[self.head.dense](self.dense(x))
+        logits = self.out(self._drop_out(x, key)).astype(jnp.float32)
         if self.head.kind == "span":  # padding neither starts nor ends an answer
             is_token = (segments > 0)[:, None, :]
             return jnp.where(is_token, logits.swapaxes(1, 2), jnp.finfo(jnp.float32).min)
         return logits[..., 0] if self.head.kind in ("regression", "choice") else logits
+
+    def _drop_out(self, x: Array, key: Array | None) -> Array:
+        """Return ``x`` with dropout, or as it is without a key."""
+        if key is None or not self.config.dropout:
+            return x
+        mask = jax.random.bernoulli(key, 1 - self.config.dropout, x.shape)
+        return dropout(x, mask, self.config.dropout)

@@ -24,6 +24,7 @@ from lm.tokenizers.sentencepiece import (
     ByteTokenizer,
     SentencePieceTokenizer,
     read_sentencepiece,
+    template_processing,
 )
 from lm.tokenizers.tokenizer import MASK, METASPACE, TOKENIZER_ALGORITHMS, SpecialTokenTemplate, Tokenizer
 from lm.tokenizers.wordpiece import VOCAB_FILE, WordPieceTokenizer
@@ -35,6 +36,8 @@ SPECIAL_TOKEN_SPELLINGS = {  # the usual spellings of each special token
     "cls": ("[CLS]", "<s>"),
     "sep": ("[SEP]", "</s>"),
 }
+# fields of tokenizer_config.json by which classes of transformers put special tokens around a text
+OWN_TEMPLATE = ("add_bos_token", "add_eos_token", "add_prefix_space", "legacy", "auto_map")
 PROBE = "a"  # a text that is encoded to find the special tokens around it
 BYTE_LEVEL_SPACE = "\u0120"  # how GPT-2's byte-level BPE writes the space before a word
 T5_SENTINELS = 100  # ids above the pieces of T5's SentencePiece model [tokens]
@@ -264,6 +267,27 @@ class HFTokenizer(PretrainedTokenizer):
         with as_setting_error(self.path):
             return self.backend.decode(ids, skip_special_tokens=False)
 
+    def export_files_with(self, template: SpecialTokenTemplate) -> Mapping[str, bytes]:
+        """Return its files, with another template in tokenizer.json if its own is not the given one.
+
+        tokenizer_config.json then has no options of a class that makes its own template.
+        """
+        if self.template == template:
+            return self.files()
+        backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        backend.post_processor = template_processing(backend, template)
+        config = json.loads(self.config)
+        config = {name: value for name, value in config.items() if name not in OWN_TEMPLATE}
+        config |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+        for role in ("pad", "eos"):
+            token_id = self.special[role]
+            if f"{role}_token" not in config and token_id is not None:
+                config[f"{role}_token"] = backend.id_to_token(token_id)
+        # GPT-2 would add embeddings of token types.
+        config.setdefault("model_input_names", ["input_ids", "attention_mask"])
+        settings = json.dumps(config, indent=1).encode()
+        return {**self.files(), "tokenizer.json": backend.to_str().encode(), TOKENIZER_CONFIG: settings}
+
 
 @dataclass(frozen=True)
 class PretrainedSentencePieceTokenizer(PretrainedTokenizer):
@@ -306,6 +330,14 @@ class PretrainedSentencePieceTokenizer(PretrainedTokenizer):
         return [
             np.asarray([self.vocab.get(piece, unknown) for piece in pieces], np.int32) for pieces in encodings
         ]
+
+    def export_files_with(self, template: SpecialTokenTemplate) -> Mapping[str, bytes]:
+        if self.cls is not None and template.prefix == (self.cls,):
+            return self.files()  # an encoder's, around whose texts its class of transformers puts these too
+        raise SettingError(
+            f"{self.path.name} cannot say which special tokens the head has read around a text: put a "
+            "tokenizer.json beside it"
+        )
 
     def _decode_ids(self, ids: list[int]) -> str:
         _, target = self.processors

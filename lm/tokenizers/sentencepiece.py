@@ -25,7 +25,15 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from lm.config.base import SettingError
 from lm.files import write_with_checksum
-from lm.tokenizers.tokenizer import EOS, METASPACE, PAD, UNK, SpecialTokenStyle, Tokenizer
+from lm.tokenizers.tokenizer import (
+    EOS,
+    METASPACE,
+    PAD,
+    UNK,
+    SpecialTokenStyle,
+    SpecialTokenTemplate,
+    Tokenizer,
+)
 
 # text to train on; twice as much saves under 1 % of the tokens [characters per token of the vocabulary]
 TRAINING_CHARACTERS_PER_TOKEN = 750
@@ -101,14 +109,28 @@ class TrainedTokenizer(Tokenizer):
         """Return the names of the sentinels in the order of their ids."""
         return [f"<extra_id_{k}>" for k in reversed(range(self.num_sentinels))]
 
+    def export_files(self, begin: int | None, end: int | None) -> Mapping[str, bytes]:
+        ends = () if end is None else (end,)
+        prefix = () if begin is None else (begin,)
+        return self.export_files_with(SpecialTokenTemplate(prefix, ends, ends, second_type=1))
+
+    def export_files_with(self, template: SpecialTokenTemplate) -> Mapping[str, bytes]:
+        """Return tokenizer.json with the same ids, tokenizer_config.json and the tokenizer's own file."""
+        backend = self.make_backend()
+        return {**self.huggingface_files(backend, template), **self.files()}
+
+    @abc.abstractmethod
+    def make_backend(self) -> tokenizers.Tokenizer:
+        """Return a tokenizer of the package ``tokenizers`` with the same ids, without special tokens."""
+
     def huggingface_files(
-        self, backend: tokenizers.Tokenizer, begin: int | None, end: int | None
+        self, backend: tokenizers.Tokenizer, template: SpecialTokenTemplate
     ) -> Mapping[str, bytes]:
         """Return ``{name: contents}`` of tokenizer.json and tokenizer_config.json for transformers.
 
-        ``backend`` has our ids; it is changed in place: special tokens are added, and a template that puts
-        ``begin`` and ``end`` around a text.
+        ``backend`` has our ids; it is changed in place: special tokens are added, and the template.
         """
+        begin = template.prefix[0] if template.prefix else None
         special = {**self.special, "unk": UNK, "bos": begin}
         named = {}
         for role in ("pad", "eos", "unk", "mask", "cls", "sep", "bos"):
@@ -117,15 +139,7 @@ class TrainedTokenizer(Tokenizer):
                 named[f"{role}_token"] = backend.id_to_token(token_id)
         added = dict.fromkeys([*named.values(), *self.sentinel_names])
         backend.add_special_tokens([AddedToken(token, normalized=False) for token in added])
-        spellings = {
-            token_id: backend.id_to_token(token_id) for token_id in (begin, end) if token_id is not None
-        }
-        prefix, suffix = ([] if token_id is None else [spellings[token_id]] for token_id in (begin, end))
-        backend.post_processor = processors.TemplateProcessing(
-            single=[*prefix, "$A", *suffix],
-            pair=[*prefix, "$A", *suffix, "$B:1", *(f"{token}:1" for token in suffix)],
-            special_tokens=[(spelling, token_id) for token_id, spelling in spellings.items()],
-        )
+        backend.post_processor = template_processing(backend, template)
         has_token_types = begin is not None and begin == self.cls
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -195,8 +209,7 @@ class SentencePieceTokenizer(TrainedTokenizer):
     def files(self) -> Mapping[str, bytes]:
         return {MODEL_FILE: Path(self.path).read_bytes()}
 
-    def export_files(self, begin: int | None, end: int | None) -> Mapping[str, bytes]:
-        """Return tokenizer.json with the same ids, tokenizer_config.json and the model file."""
+    def make_backend(self) -> tokenizers.Tokenizer:
         proto = sentencepiece_model_pb2.ModelProto.FromString(self.processor.serialized_model_proto())
         has_bytes = any(piece.type == BYTE_PIECE for piece in proto.pieces)
         backend = tokenizers.Tokenizer(self._backend_model(proto, has_bytes))
@@ -214,7 +227,7 @@ class SentencePieceTokenizer(TrainedTokenizer):
             backend.decoder = decoders.Sequence([decoders.ByteFallback(), spaces])
         else:
             backend.pre_tokenizer, backend.decoder = words, spaces
-        return {**self.huggingface_files(backend, begin, end), **self.files()}
+        return backend
 
     def _backend_model(self, proto: Any, has_bytes: bool) -> models.Model:
         """Return the pieces and sentinels as a model of the package ``tokenizers``."""
@@ -261,6 +274,42 @@ class ByteTokenizer(TrainedTokenizer):
     def _decode_regular(self, ids: list[int]) -> str:
         """Return the text of ``ids``; bytes that are not UTF-8, EOS and the unknown token are dropped."""
         return bytes(token - UNK - 1 for token in ids if token > UNK).decode(errors="ignore")
+
+    def make_backend(self) -> tokenizers.Tokenizer:
+        names = ["<pad>", "</s>", "<unk>", *byte_characters(), *self.sentinel_names]
+        backend = tokenizers.Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, []))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.decoder = decoders.ByteLevel()
+        return backend
+
+
+def byte_characters() -> list[str]:
+    """Return the character by which byte-level tokenizers name each byte: itself if it can be printed.
+
+    The others are the characters from 256 on [Radford et al. 2019].
+    """
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)}
+    further = itertools.count(256)
+    return [chr(byte if byte in printable else next(further)) for byte in range(256)]
+
+
+def template_processing(
+    backend: tokenizers.Tokenizer, template: SpecialTokenTemplate
+) -> processors.PostProcessor:
+    """Return what puts the special tokens of a template around one text, and around a pair."""
+
+    def spelled(ids: Sequence[int], token_type: int = 0) -> list[str]:
+        return [f"{backend.id_to_token(token_id)}:{token_type}" for token_id in ids]
+
+    second = template.second_type
+    first = [*spelled(template.prefix), "$A:0"]
+    last = [f"$B:{second}", *spelled(template.suffix, second)]
+    ids = dict.fromkeys((*template.prefix, *template.separator, *template.suffix))
+    return processors.TemplateProcessing(
+        single=[*first, *spelled(template.suffix)],
+        pair=[*first, *spelled(template.separator), *last],
+        special_tokens=[(backend.id_to_token(token_id), token_id) for token_id in ids],
+    )
 
 
 def read_sentencepiece(path: Path) -> sentencepiece.SentencePieceProcessor:

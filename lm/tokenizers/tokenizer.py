@@ -198,6 +198,13 @@ class Tokenizer(abc.ABC):
         """
         return self.files()
 
+    def export_files_with(self, _template: SpecialTokenTemplate) -> Mapping[str, bytes]:
+        """Return the same files, but with a template that puts these special tokens around texts.
+
+        SettingError if the files of this tokenizer cannot say so.
+        """
+        return self.files()
+
     def special_token_names(self, _style: SpecialTokenStyle) -> Mapping[int, str]:
         """Return the spelling of each special id for display; a published tokenizer uses its own."""
         special = {*self.special.values(), *map(self.sentinel, range(self.num_sentinels))}

@@ -111,10 +111,9 @@ class WordPieceTokenizer(TrainedTokenizer):
     def files(self) -> Mapping[str, bytes]:
         return {VOCAB_FILE: Path(self.path).read_bytes()}
 
-    def export_files(self, begin: int | None, end: int | None) -> Mapping[str, bytes]:
-        """Return tokenizer.json with the same ids, tokenizer_config.json and the vocabulary."""
+    def make_backend(self) -> tokenizers.Tokenizer:
         vocab = {token: token_id for token_id, token in enumerate([*self.tokens, *self.sentinel_names])}
-        return {**self.huggingface_files(_make_backend(vocab), begin, end), **self.files()}
+        return _make_backend(vocab)
 
 
 def _make_backend(vocab: Mapping[str, int]) -> tokenizers.Tokenizer:

@@ -21,7 +21,7 @@ from experiments.runs.trained import open_run
 from lm.config.base import SettingError, change, changes
 from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.mesh import MeshConfig
-from lm.config.model import ModelConfig
+from lm.config.model import ModelConfig, SpecialTokens
 from lm.config.training import CheckpointConfig, OptimizerConfig
 from lm.convert import load, save
 from lm.convert.config_json import config_json, flatten_sections, model_config, pretraining_heads_in
@@ -380,6 +380,25 @@ def test_a_folder_that_is_there_is_not_written_to(tmp_path):
     with pytest.raises(SettingError, match="is there already"):
         save(Transformer(config, nnx.Rngs(params=0)), tmp_path / "out")
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "precious"]
+
+
+@pytest.mark.parametrize("size", ["gpt2", "pythia-70m", "llama-7b"])
+@pytest.mark.parametrize("start", [0, None])
+def test_a_decoder_is_written_with_the_id_that_begins_its_texts(size, start):
+    """Else transformers begins them with the default of the type, which may lie beyond the vocabulary."""
+    config = changes(PRESETS[size], {"vocab_size": 11, "special": SpecialTokens(0, 1, start)})
+    assert config_json(config)["bos_token_id"] == start
+
+
+def test_a_published_decoder_keeps_the_id_that_begins_its_texts_and_gets_one_if_it_has_none():
+    config, _ = load(GOLDEN / "gpt2")
+    assert config.special.start is None  # the tokenizer's comes first
+    assert config_json(config)["bos_token_id"] == json.loads(config.published)["bos_token_id"] == 3
+    without = {name: x for name, x in json.loads(config.published).items() if name != "bos_token_id"}
+    config = replace(config, published=json.dumps(without))
+    assert "bos_token_id" not in config_json(config)
+    begun = replace(config, special=replace(config.special, start=3))
+    assert config_json(begun) == without | {"bos_token_id": 3}
 
 
 def test_a_checkpoint_becomes_a_run_and_the_run_the_checkpoint(tmp_path):

@@ -1,4 +1,4 @@
-"""Heads of tuned models in the published format: what transformers computes above recorded checkpoints."""
+"""Heads of tuned models in the published formats: what transformers computes above recorded checkpoints."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.config.model import HeadConfig
-from lm.convert import class_of, load, save
+from lm.convert import class_of, load, pooling_of, save
+from lm.convert.heads import is_head_tensor, published_head
 from lm.nn.finetune import ModelWithHead
 from lm.sharding import named
 
@@ -30,76 +31,243 @@ with np.load(GOLDEN / "heads.npz") as arrays:
     RECORDED = dict(arrays)
 
 
+def module_of(name):
+    """What drawn.py calls a module of a published head, by the name of its tensor."""
+    path = name.split(".")[:-1]
+    heads = ("pooler", "pre_classifier", "classifier", "sequence_summary", "qa_outputs", "score")
+    module = next(part for part in path if part in heads)
+    return path[-1] if module == "classifier" else module
+
+
 def tuned(family, head):
-    """The checkpoint below ``head``; pooler and head are drawn as for the recordings."""
+    """The checkpoint below ``head``, whose layers are drawn as recorded; a bias that theirs lacks is 0.
+
+    The dense layer of BERT's and ALBERT's classes is the pooler, which their checkpoints may have.
+    """
     config, body = load(GOLDEN / family)
-    if head.kind in ("classes", "choice", "regression"):
+    published = published_head(config, head)
+    task_class = published.family.task_classes[head.kind]
+    has_pooler = task_class.dense is not None and task_class.dense.endswith(("pooler", "pooler.dense"))
+    if has_pooler and family != "roberta":
         config = replace(config, heads=tuple({*config.heads, "pooler"}))
+    elif task_class.dense is not None:
+        head = replace(head, dense=task_class.activation)
+    if config.has_decoder and head.is_pooled:
+        head = replace(head, pool="last")
     model, given = ModelWithHead(config, head, nnx.Rngs(params=0)), named(body)
-    theirs = "qa_outputs" if head.kind == "span" else "classifier"
-    drawn_as = {"body.pooler.": "pooler", "head.out.": theirs}
+    theirs = {
+        "body.pooler.": task_class.dense,
+        "head.dense.": task_class.dense,
+        "head.out.": task_class.output,
+    }
     params = {}
     for name, value in named(model).items():
-        module = next((new for old, new in drawn_as.items() if name.startswith(old)), None)
+        module = next((new for old, new in theirs.items() if name.startswith(old)), None)
         if module is None:
             params[name] = given[name.removeprefix("body.")]
         elif name.endswith("kernel"):
-            params[name] = jnp.asarray(drawn(f"{module}.weight", value.shape[::-1]).T)
+            weight = module_of(f"{module}.weight")
+            params[name] = jnp.asarray(drawn(f"{weight}.weight", value.shape[::-1]).T)
+        elif module == "score" and not task_class.has_bias:
+            params[name] = jnp.zeros(value.shape)
         else:
-            params[name] = jnp.asarray(drawn(f"{module}.bias", value.shape))
+            params[name] = jnp.asarray(drawn(f"{module_of(f'{module}.bias')}.bias", value.shape))
     return jax.tree.unflatten(jax.tree.structure(model), list(params.values()))
 
 
-@pytest.mark.parametrize("recorded", RECORDED)
-def test_a_head_gives_what_its_class_of_transformers_gives_and_is_written_as_its(recorded, tmp_path):
-    family, suffix = recorded.split("/")
-    head = KINDS[suffix]
-    model = tuned(family, head)
+def batch_of(family, model):
+    """The recorded inputs of a checkpoint, and where they have tokens."""
     with np.load(GOLDEN / family / "golden.npz") as golden:
         given = {
             ours: golden[f"in/{theirs}"] for theirs, ours in FEATURES.items() if f"in/{theirs}" in golden
         }
     side = Side(**given)
-    batch = Batch(encoder=side.map(lambda x: x[None]) if head.kind == "choice" else side)
+    if model.settings.kind == "choice":
+        side = side.map(lambda x: x[None])
+    name = "decoder" if model.config.has_decoder else "encoder"
+    return Batch(**{name: side}), given["segment_ids"] > 0
+
+
+FAST = ("bert", "albert", "roberta", "distilbert", "electra_disc", "gpt2", "llama_gqa")
+
+
+@pytest.mark.parametrize(
+    "recorded", [pytest.param(x, marks=[] if x.startswith(FAST) else pytest.mark.slow) for x in RECORDED]
+)
+def test_a_head_gives_what_its_class_of_transformers_gives_and_is_written_as_its(recorded, tmp_path):
+    family, suffix = recorded.split("/")
+    model = tuned(family, KINDS[suffix])
+    head = model.settings
+    batch, is_token = batch_of(family, model)
     found, expected = np.asarray(model(batch)), RECORDED[recorded]
     if head.kind == "span":
         found = found.swapaxes(1, 2)
-    valid = given["segment_ids"] > 0 if head.kind in ("tokens", "span") else ...
-    np.testing.assert_allclose(found[valid], expected[valid], atol=2e-5)
+    valid = ... if head.is_pooled else is_token
+    if expected.any():  # a token class of a decoder without biases has one, which is drawn
+        bias = extra_bias(model)
+        np.testing.assert_allclose(found[valid] + bias, expected[valid], atol=3e-5)
 
     labels = ("no", "perhaps", "yes") if head.classes == 3 else ()
     save(model, tmp_path / "out", labels=labels)
     written, theirs = load_file(tmp_path / "out" / "model.safetensors"), tmp_path / "out" / "config.json"
-    module = "qa_outputs" if head.kind == "span" else "classifier"
-    for name in (f"{module}.weight", f"{module}.bias"):
-        np.testing.assert_array_equal(written[name], drawn(name, written[name].shape))
+    heads = {name: x for name, x in written.items() if is_head_tensor(name)}
+    for name, array in heads.items():
+        if array.any():  # else a bias that our head lacks
+            np.testing.assert_array_equal(
+                array, drawn(f"{module_of(name)}.{name.split('.')[-1]}", array.shape)
+            )
     config = json.loads(theirs.read_text())
     assert config["architectures"] == [class_of(model)] and class_of(model).endswith(f"For{suffix}")
     if labels:
         assert config["id2label"] == {"0": "no", "1": "perhaps", "2": "yes"}
     again, below = named(load(tmp_path / "out")[1]), named(model.body)
     for name, value in again.items():
-        np.testing.assert_array_equal(below[name], value)
-    pooled = head.kind not in ("tokens", "span")  # classes of the others have no pooler
-    parts = {"embed", "encoder", *(["pooler"] * pooled)}  # of pre-training's heads nothing is left
-    assert {*again} == {name for name in below if name.partition(".")[0] in parts}
+        if name in below:
+            np.testing.assert_array_equal(below[name], value)
+    parts = {name.partition(".")[0] for name in again}  # of pre-training's heads nothing is left
+    assert parts <= {"embed", "encoder", "decoder", "pooler"}
+    assert {name for name in below if name.startswith(("embed.", "encoder.", "decoder."))} <= {*again}
+
+
+def extra_bias(model):
+    """The bias that the recorded class has and the head of a model without biases lacks."""
+    kind = model.settings.kind
+    if model.head.out.bias is not None or kind not in ("tokens", "span"):
+        return 0.0
+    module = "qa_outputs" if kind == "span" else "score"
+    return drawn(f"{module}.bias", (model.head.out.kernel.shape[-1],))
+
+
+def test_a_bias_that_the_class_of_a_decoder_lacks_moves_into_the_norm_below(tmp_path):
+    model = tuned("gpt2", KINDS["SequenceClassification"])
+    model.head.out.bias[...] = jnp.array([0.5, -1.0, 2.0])
+    batch, _ = batch_of("gpt2", model)
+    save(model, tmp_path / "out")
+    score = load_file(tmp_path / "out" / "model.safetensors")["score.weight"]
+    _, body = load(tmp_path / "out")
+    last = np.asarray(batch.decoder.segment_ids).sum(1) - 1
+    states = np.asarray(body.features(batch))[np.arange(len(last)), last]
+    np.testing.assert_allclose(states @ score.T, model(batch), atol=2e-5)
+
+
+def test_a_head_whose_bias_cannot_move_is_refused(tmp_path):
+    model = tuned("gpt2", KINDS["SequenceClassification"])
+    model.head.out.kernel[...] = jnp.ones_like(model.head.out.kernel[...])
+    model.head.out.bias[...] = jnp.array([0.5, -1.0, 2.0])
+    with pytest.raises(SettingError, match="GPT2ForSequenceClassification has no bias"):
+        save(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_class_that_reads_the_last_token_does_not_take_the_end_of_a_text_for_padding(tmp_path):
+    model = tuned("gpt2", KINDS["SequenceClassification"])
+    special = model.body.config.special
+    for pad, expected in ((special.eos, None), (0, 0)):
+        model.body.config = replace(model.body.config, special=replace(special, pad=pad), published="")
+        save(model, tmp_path / str(pad))
+        assert json.loads((tmp_path / str(pad) / "config.json").read_text())["pad_token_id"] == expected
+
+
+def test_an_untied_decoder_is_read_below_its_head_without_an_output_matrix_and_written_again(tmp_path):
+    model = tuned("llama_gqa", KINDS["SequenceClassification"])
+    save(model, tmp_path / "out")
+    config, body = load(tmp_path / "out")
+    assert config.output.logits == "none" and body.head is None
+    again = ModelWithHead(config, model.settings, nnx.Rngs(params=0))
+    save(again, tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["architectures"] == [class_of(model)]
 
 
 @pytest.mark.parametrize(
     ("family", "head", "message"),
     [
-        ("bert", HeadConfig("classes", 2, pool="mean"), "tuning.pool='mean' should be 'first'"),
-        ("bert", HeadConfig("classes", 2, layers="mixed-frozen"), "mixes layers"),
-        ("roberta", HeadConfig("classes", 2), "no class of a roberta with one linear layer for classes"),
-        ("gpt2", HeadConfig("classes", 2, pool="last"), "no class of a gpt2"),
+        ("bert", HeadConfig("classes", 2, layers="mixed-frozen"), "mixture of all layers.*'last' and"),
+        ("bart", HeadConfig("classes", 2, pool="last"), "one position later; tuning.mixtures"),
+        ("longformer", HeadConfig("span"), "no class of longformer for span"),
+        ("openai_gpt", HeadConfig("tokens", 3), "no class of openai-gpt for tokens"),
     ],
 )
-def test_a_head_that_no_class_computes_is_refused_with_the_reason(family, head, message, tmp_path):
+def test_a_head_that_no_program_computes_is_refused_with_the_reason_and_what_leaves(
+    family, head, message, tmp_path
+):
     config, _ = load(GOLDEN / family)
     model = ModelWithHead(config, head, nnx.Rngs(params=0))
     with pytest.raises(SettingError, match=message):
         save(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+# what sentence-transformers computes is stated here in numpy
+ACTIVATIONS = {
+    "Identity": lambda x: x,
+    "Tanh": np.tanh,
+    "ReLU": lambda x: np.maximum(x, 0),
+    "GELU": lambda x: np.asarray(jax.nn.gelu(x, approximate=False)),
+}
+POOLINGS = {
+    "pooling_mode_cls_token": lambda states: states[0],
+    "pooling_mode_lasttoken": lambda states: states[-1],
+    "pooling_mode_mean_tokens": lambda states: states.mean(0),
+    "pooling_mode_max_tokens": lambda states: states.max(0),
+}
+
+
+def by_modules(folder, states, is_token):
+    """What the modules after the first of a folder compute of the states [B,T,D] of its model."""
+    _, pooling, *layers = json.loads((folder / "modules.json").read_text())
+    config = json.loads((folder / pooling["path"] / "config.json").read_text())
+    assert config["word_embedding_dimension"] == states.shape[-1]
+    (mode,) = [name for name, value in config.items() if value is True]
+    x = np.stack([POOLINGS[mode](row[real]) for row, real in zip(states, is_token, strict=True)])
+    for layer in layers:
+        config = json.loads((folder / layer["path"] / "config.json").read_text())
+        tensors = load_file(folder / layer["path"] / "model.safetensors")
+        x = x @ tensors["linear.weight"].T + (tensors["linear.bias"] if config["bias"] else 0)
+        x = ACTIVATIONS[config["activation_function"].rpartition(".")[2]](x)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [
+        ("bert", HeadConfig("classes", 3, pool="mean")),
+        ("bert", HeadConfig("classes", 3, pool="max", dense="gelu")),
+        ("bert", HeadConfig("classes", 3, dense="relu")),  # through the pooler and another layer
+        ("distilbert", HeadConfig("regression")),
+        ("gpt2", HeadConfig("classes", 3, pool="mean")),
+        ("openai_gpt", HeadConfig("classes", 3, pool="last")),  # its last norm is in a block
+        ("llama_gqa", HeadConfig("choice", pool="last")),
+    ],
+)
+def test_other_heads_on_texts_leave_as_modules_that_compute_the_same(family, head, tmp_path):
+    config, _ = load(GOLDEN / family)
+    model = ModelWithHead(config, head, nnx.Rngs(params=jax.random.key(1)))
+    assert class_of(model) == "SentenceTransformer"
+    save(model, tmp_path / "out", labels=(), max_length=40)
+    batch, is_token = batch_of(family, model)
+    loaded_config, loaded = load(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())["max_seq_length"] == 40
+    assert pooling_of(tmp_path / "out") == head.pool
+    flat = batch.map_sides(lambda side: side.map(lambda x: x.reshape(-1, x.shape[-1])))
+    states = np.asarray(loaded.features(flat))
+    found = by_modules(tmp_path / "out", states, is_token)
+    np.testing.assert_allclose(found.ravel(), np.asarray(model(batch)).ravel(), atol=2e-5)
+
+
+def test_how_a_folder_of_sentence_transformers_pools_is_read_in_both_spellings(tmp_path):
+    assert pooling_of(tmp_path) is None
+    (tmp_path / "modules.json").write_text("[]")
+    (tmp_path / "1_Pooling").mkdir()
+    for config, expected in (
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"),
+        ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode": ["cls"]}, "first"),
+    ):
+        (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(config))
+        assert pooling_of(tmp_path) == expected
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": ["cls", "mean"]}))
+    with pytest.raises(SettingError, match="not supported, only one of"):
+        pooling_of(tmp_path)
 
 
 def test_a_tensor_that_is_no_heads_is_refused_in_a_tuned_model_too(tmp_path):

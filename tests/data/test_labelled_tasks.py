@@ -15,7 +15,14 @@ from lm.data.classification import (
     labelled_eval_batches,
     truncated_lengths,
 )
-from lm.data.tasks.labelled import LABELLED, find_labelled, sentence_pairs, single_sentences, span_after_cue
+from lm.data.tasks.labelled import (
+    LABELLED,
+    find_labelled,
+    race_questions,
+    sentence_pairs,
+    single_sentences,
+    span_after_cue,
+)
 from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.tokenizers.tokenizer import EOS
 
@@ -35,6 +42,19 @@ DOCUMENTATION = {
         {"sentences": [f"s{i} {k}" for k in range(4)], "following": f"t{i}", "label": i % 4} for i in range(8)
     ],
     "stsb": [{"sentence1": "a", "sentence2": "b", "label": i / 2} for i in range(5)],
+    "qqp": [{"question1": "a", "question2": "b", "label": i % 2} for i in range(5)],
+    "mnli": [{"premise": "a", "hypothesis": "b", "label": i % 3} for i in range(5)],
+    "race-high": race_questions(
+        [
+            {
+                "article": f"the passage {i}",
+                "questions": ["it is _ .", "what is it?"],
+                "options": [["a", "b", "c", "d"], ["e", "f", "g", "h"]],
+                "answers": ["ABCD"[i % 4], "D"],
+            }
+            for i in range(4)
+        ]
+    ),
     "pos": [{"tokens": ["do", "n't", "\\u4e2d", "go" * i], "upos": [3, 9, 0, i]} for i in range(5)],
     "roles": [{"tokens": ["go" * i, "(", ")"], "roles": [9 + i % 2, 3, 3]} for i in range(1, 6)],
 }
@@ -236,6 +256,17 @@ def test_training_sees_every_row_once_an_epoch_and_a_batch_is_the_same_in_parts(
 def test_what_cannot_be_read_is_refused(make, message):
     with pytest.raises(SettingError, match=message):
         make(LABELLED["pos"])
+
+
+def test_a_question_of_race_is_read_with_each_option_in_its_gap_or_after_it():
+    passage = {"article": "p", "answers": ["B", "A"], "questions": ["it is ____ .", "a_b?"]}
+    rows = race_questions([passage | {"options": [["so", "not"], ["yes", "no"]]}])
+    texts = [LABELLED["race-high"].texts(row) for row in rows]
+    assert texts[0] == (("p", "it is so ."), ("p", "it is not ."))
+    assert texts[1] == (("p", "a_b? yes"), ("p", "a_b? no"))
+    assert [LABELLED["race-high"].target(row) for row in rows] == [1, 0]
+    with pytest.raises(KeyError):
+        race_questions([passage | {"answers": ["", "A"], "options": [["so", "not"], ["yes", "no"]]}])
 
 
 def test_a_labelled_task_is_pickled_by_name():

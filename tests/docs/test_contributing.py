@@ -82,7 +82,7 @@ def test_the_tests_that_most_changes_break_pass_once_the_guide_was_followed(titl
 def follow(title: str, folder: Path, *others: str) -> None:
     """Apply the patches of a section to a copy of the code in ``folder``."""
     for package in ("lm", "experiments", *others):
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, folder / package)  # with what Python has compiled of it
     for hunk in (body for kind, body in blocks(title) if kind == "diff"):
         name, _, lines = hunk.partition("\n")
         path = folder / name.removeprefix("--- ")

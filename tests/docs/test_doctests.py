@@ -8,6 +8,7 @@ import pytest
 MODULES = (
     "experiments.runs.phases",
     "experiments.study.experiment",
+    "experiments.study.overrides",
     "lm.data.packing",
     "lm.objectives.corruption",
     "lm.objectives.denoising",

@@ -1,11 +1,28 @@
-"""The width of tables in tests, and a fixture of tests that register tables and rows."""
+"""The width of tables in tests, the device of their runs, and a fixture of tests that register rows."""
 
+import jax
 import pytest
 
 from experiments.console import CONSOLE
 from experiments.study.registry import REGISTRY, TABLES
+from lm import sharding
+from lm.config.mesh import MeshConfig
 
 CONSOLE.width = 160  # so that no cell is wrapped where a test looks for it
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_device():
+    """Runs without a mesh of their own use one of the eight devices, for which programs compile sooner."""
+    with pytest.MonkeyPatch.context() as patch:
+        whole = sharding.make_mesh
+
+        def make_mesh(config, devices=None):
+            alone = devices is None and config == MeshConfig()
+            return whole(config, jax.devices()[:1] if alone else devices)
+
+        patch.setattr(sharding, "make_mesh", make_mesh)
+        yield
 
 
 @pytest.fixture

@@ -16,28 +16,47 @@ from drawn import drawn
 
 HERE = Path(__file__).parent
 LABELS = {"ForSequenceClassification": 3, "ForTokenClassification": 3}
+ENCODER = ["SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering"]
+DECODER = ["SequenceClassification", "TokenClassification", "QuestionAnswering"]
 CLASSES = {
-    "bert": ["SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering"],
-    "albert": ["SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering"],
-    "distilbert": ["TokenClassification", "QuestionAnswering"],
-    "roberta": ["TokenClassification", "QuestionAnswering"],
-    "electra_disc": ["TokenClassification", "QuestionAnswering"],
+    "bert": ENCODER,
+    "albert": ENCODER,
+    "distilbert": ENCODER,
+    "roberta": ENCODER,
+    "electra_disc": ENCODER,
+    "gpt2": DECODER,
+    "llama_gqa": ["SequenceClassification", "TokenClassification"],
+    "mistral": DECODER,
+    "gpt_neo": DECODER,
+    "gptj": ["SequenceClassification", "QuestionAnswering"],
+    "opt": ["SequenceClassification"],
+    "bloom_alibi": DECODER,
+    "gpt_bigcode_mqa": ["SequenceClassification", "TokenClassification"],
+    "gpt_neox_rotary": DECODER,
+    "qwen3": ["SequenceClassification", "TokenClassification"],
 }
+HEADS = ("pooler", "pre_classifier", "classifier", "sequence_summary", "qa_outputs", "score")
+PADDING = 0  # in the recorded inputs of decoders, whose files name none
 
 
 def redraw(model):
     for name, parameter in model.named_parameters():
         *path, leaf = name.split(".")
-        module = next((each for each in ("pooler", "classifier", "qa_outputs") if each in path), None)
+        module = next((each for each in HEADS if each in path), None)
         if module:
-            parameter.data = torch.from_numpy(drawn(f"{module}.{leaf}", tuple(parameter.shape)))
+            of_classifier = module == "classifier" and path[-1] != module  # its layers dense and out_proj
+            called = path[-1] if of_classifier else module
+            parameter.data = torch.from_numpy(drawn(f"{called}.{leaf}", tuple(parameter.shape)))
 
 
 @torch.no_grad()
 def logits(family, suffix):
-    name = transformers.AutoConfig.from_pretrained(HERE / family).architectures[0].partition("For")[0]
+    config = transformers.AutoConfig.from_pretrained(HERE / family)
+    name = config.architectures[0].removesuffix("LMHeadModel").partition("For")[0]
     made = getattr(transformers, f"{name}For{suffix}")
     sizes = {"num_labels": LABELS[f"For{suffix}"]} if f"For{suffix}" in LABELS else {}
+    if config.architectures[0].endswith(("CausalLM", "LMHeadModel")):
+        sizes["pad_token_id"] = PADDING
     model = made.from_pretrained(HERE / family, attn_implementation="eager", **sizes).eval()
     redraw(model)
     with np.load(HERE / family / "golden.npz") as arrays:

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+from collections.abc import Collection
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def options(command: str) -> list[str]:
     return sorted(set(re.findall(r"--[a-z][\w.-]*", text.getvalue())))
 
 
-def rows() -> dict[str, dict[str, list[str]]]:
+def rows(scales: Collection[str] = SCALES) -> dict[str, dict[str, list[str]]]:
     """Row -> scale -> its settings, and its stages with each of two seeds.
 
     Rows of a paper with a setup of its own are kept at two scales, since each has the same changes at others.
@@ -56,7 +57,8 @@ def rows() -> dict[str, dict[str, list[str]]]:
     return {
         name: {
             scale: [settings(name, scale), *(stages(name, scale, seed) for seed in (0, 1))]
-            for scale in (sorted(SCALES) if row.setup == BASELINE_SETUP else (PAPER_SCALE, DEFAULT_SCALE))
+            for scale in sorted(scales)
+            if row.setup == BASELINE_SETUP or scale in (PAPER_SCALE, DEFAULT_SCALE)
         }
         for name, row in REGISTRY.items()
         if not row.needs

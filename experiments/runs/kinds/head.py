@@ -10,8 +10,8 @@ from experiments.runs.kinds.answers import make_eval_task, reader_of
 from experiments.runs.kinds.finetuning import Finetuning, text_spec
 from experiments.runs.kinds.stage import LabelledStage
 from experiments.study.experiment import Experiment
-from lm.config.base import changes
-from lm.config.model import HeadConfig, ModelConfig
+from lm.config.base import SettingError, changes
+from lm.config.model import HeadConfig, LoraConfig, ModelConfig, Pool
 from lm.config.training import Weights
 from lm.data.batches import Batches
 from lm.data.classification import LabelledRows
@@ -73,10 +73,38 @@ def head_spec(experiment: Experiment, task: LabelledTask) -> StepSpec:
     )
 
 
+def exported_model(experiment: Experiment) -> ModelConfig:
+    """Return the settings of a fine-tuned model as it is exported: low-rank updates are merged."""
+    return replace(text_spec(experiment).model, lora=LoraConfig())
+
+
+def unexportable(experiment: Experiment, task: LabelledTask) -> str:
+    """Return why `lm convert export` cannot write the head for a task, and what would leave; "" if it can."""
+    from lm.convert import config_json, head_class  # slow to import: a tenth of a second
+
+    model = exported_model(experiment)
+    try:
+        config_json(model)
+    except SettingError as error:
+        return str(error)  # the model below the head cannot leave either
+    try:
+        head_class(model, head_config(experiment, task))
+    except SettingError as error:
+        return f"{error}; --head drop writes the model below it"
+    return ""
+
+
 def head_config(experiment: Experiment, task: LabelledTask) -> HeadConfig:
     """Return the settings of the head for a labelled task."""
-    model, tuning = experiment.model, experiment.tuning
-    pool = tuning.pool or ("last" if model.has_decoder else "first")
-    if "backward" in model.heads and tuning.pool is None:
-        pool = "mean"  # since no single position has seen the whole text
-    return HeadConfig(kind=task.kind, classes=max(len(task.labels), 1), pool=pool, layers=tuning.layers)
+    tuning, classes = experiment.tuning, max(len(task.labels), 1)
+    head = HeadConfig(kind=task.kind, classes=classes, pool=pooling(experiment), layers=tuning.layers)
+    return replace(head, dense=tuning.dense) if head.is_pooled else head
+
+
+def pooling(experiment: Experiment) -> Pool:
+    """Return which positions speak for a text, for heads and for vectors of texts."""
+    if experiment.tuning.pool is not None:
+        return experiment.tuning.pool
+    if "backward" in experiment.model.heads:
+        return "mean"  # since no single position has seen the whole text
+    return "last" if experiment.model.has_decoder else "first"

@@ -38,8 +38,7 @@ TABLES = (
             Conclusion("ul2-without-modes", "ul2", "reading: tasks have no mode token; language: undecided"),
             # Half of the rows of T5Gemma 2 (Zhang et al. 2025) predict a suffix of three quarters of the
             # text: it is the most like a language model, and reads the least text around gaps.
-            Conclusion("t5gemma-2", "ul2", "language: half of its rows predict long suffixes"),
-            Conclusion("ul2", "t5gemma-2", "reading: most of its rows have text on both sides of gaps"),
+            Conclusion("ul2", "t5gemma-2", "reading: gaps have text on both sides; language: the opposite"),
             # Bavarian et al. 2022 find that language modeling does not suffer from filling in; one middle of
             # a third of the text has more targets than T5's spans, and never many gaps to keep apart.
             Conclusion("fill-in-the-middle", "spans", "language: a long middle has more targets than spans"),

@@ -42,7 +42,7 @@ PAPER = Paper(
     name="ELECTRA",
     citation="Clark et al. 2020",
     columns=_SCORES.columns,
-    question="Does replaced-token detection gain by a loss on all tokens, or by inputs without [MASK]?",
+    question="Does replaced-token detection gain from a loss on all tokens, or from inputs without [MASK]?",
     source="arXiv 2003.10555",
     setup=make_setup(ELECTRA, BASE),
 )

@@ -21,7 +21,7 @@ PAPER = Paper(
     name="Diffusion on text8",
     citation="Jo et al. 2025",
     columns=_SCORES.columns,
-    question="How many bits per character do models of text8 need that predict in other orders?",
+    question="How many bits per character of text8 do models need that do not predict from left to right?",
     source="arXiv 2502.11564",
     setup=make_setup(DECODER | BYTES | NOT_TUNED, TEXT8),
 )

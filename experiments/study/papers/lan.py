@@ -11,6 +11,8 @@ from experiments.study.changes import Changes, objective, share_of, times
 from experiments.study.papers.liu import MORE_TEXT, SOME_TEXT
 from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import (
+    GLUE_HEADS,
+    RACE_HEADS,
     WIKIPEDIA_AND_BOOKS,
     adamw,
     pretraining,
@@ -44,13 +46,13 @@ PUBLISHED: Changes = (
     | {"data.corpus": WIKIPEDIA_AND_BOOKS, "model.dropout": 0.0}
     | pretraining(STEPS, 4_096, 512)
     | adamw(STEPS, 1.76e-3, 3_125)
-    | tuned_by_heads(3e-5, 128, 512)
+    | tuned_by_heads(3e-5, 128, 512, heads=GLUE_HEADS + RACE_HEADS)
 )
 PAPER = Paper(
     name="ALBERT",
     citation="Lan et al. 2019",
     columns=_SCORES.columns,
-    question="What do shared layers, a narrow embedding and a loss on sentence order do to an encoder?",
+    question="How do shared layers, a narrow embedding and a loss on sentence order change an encoder?",
     source="arXiv 1909.11942",
     setup=make_setup(ALBERT, PUBLISHED),
 )

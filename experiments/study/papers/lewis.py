@@ -31,7 +31,7 @@ PAPER = Paper(
     name="BART",
     citation="Lewis et al. 2019",
     columns=_SCORES.columns,
-    question="Which noise serves an encoder-decoder best, on understanding and on generation?",
+    question="Which noise is best for an encoder-decoder, in understanding and in generation?",
     source="arXiv 1910.13461",
     setup=make_setup(BART, BASE),
 )

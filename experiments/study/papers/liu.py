@@ -10,6 +10,8 @@ from experiments.study.changes import Changes, times
 from experiments.study.classic import NO_NSP
 from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import (
+    GLUE_HEADS,
+    RACE_HEADS,
     WIKIPEDIA_AND_BOOKS,
     adamw,
     pretraining,
@@ -29,7 +31,7 @@ BASE: Changes = (
     | {"data.corpus": WIKIPEDIA_AND_BOOKS}
     | pretraining(1_000_000, 256, 512)
     | adamw(1_000_000, 1e-4, 10_000)
-    | tuned_by_heads(2e-5, 32, 512)
+    | tuned_by_heads(2e-5, 32, 512, heads=GLUE_HEADS + RACE_HEADS)
 )
 LARGE: Changes = (
     BASE

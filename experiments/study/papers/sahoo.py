@@ -52,7 +52,7 @@ PAPER = Paper(
     name="Masked diffusion",
     citation="Sahoo et al. 2024",
     columns=_SCORES.columns,
-    question="How far is masked diffusion from prediction from left to right, by the same Transformer?",
+    question="How far is masked diffusion behind left-to-right prediction with the same Transformer?",
     source="arXiv 2406.07524",
     setup=make_setup(DECODER | NOT_TUNED, LM1B),
 )

@@ -9,7 +9,8 @@ from experiments.study.presets import HEADS
 SENTINELS, SPECIAL = 100, 4
 
 # Those of GLUE that a head can answer here, and SQuAD.
-GLUE_HEADS = ("cola", "sst2", "mrpc", "stsb", "qnli", "rte", "squad")
+GLUE_HEADS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "squad")
+RACE_HEADS = ("race-middle", "race-high")
 WIKIPEDIA_AND_BOOKS = "tfds:wikipedia/20190301.en + text:books"
 
 # Rows that are compared by their loss on held-out text alone.
@@ -80,10 +81,16 @@ def adamw(
     }
 
 
-def tuned_by_heads(learning_rate: float, batch_size: int, length: int, steps: int = 10_000) -> Changes:
-    """Return fine-tuning of an encoder on GLUE and SQuAD, a head for each."""
+def tuned_by_heads(
+    learning_rate: float,
+    batch_size: int,
+    length: int,
+    steps: int = 10_000,
+    heads: tuple[str, ...] = GLUE_HEADS,
+) -> Changes:
+    """Return fine-tuning of an encoder on labelled tasks, by default GLUE and SQuAD, a head for each."""
     return HEADS | {
-        "tuning.heads": GLUE_HEADS,
+        "tuning.heads": heads,
         "tuning.inputs_length": length,
         "finetuning.steps": steps,
         "finetuning.batch_size": batch_size,

@@ -44,7 +44,7 @@ PAPER = Paper(
     name="Ettin",
     citation="Weller et al. 2025",
     columns=_SCORES.columns,
-    question="What do encoders and decoders do better, trained alike, and can one become the other?",
+    question="What does each do better, an encoder or a decoder trained alike? Can one become the other?",
     source="arXiv 2507.11412",
     setup=make_setup(ENCODER, PUBLISHED),
 )

@@ -101,6 +101,8 @@ def _file_shards(
     paths = [path for path, *_ in files]
     base = Path(os.path.commonpath([path.parent for path in paths]))
     splits = [_named_split(path.relative_to(base)) or "train" for path in paths]
+    if len(paths) == 1:  # a part of it is held out, whatever it is called
+        splits = ["train"]
     has_validation = "validation" in splits
     source = split if has_validation else "train"
     split_paths = [path for path, path_split in zip(paths, splits, strict=True) if path_split == source]

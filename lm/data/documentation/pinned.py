@@ -222,13 +222,14 @@ def combine(texts: Iterable[PackageText]) -> list[Document]:
     pairs = [*zip(documents, is_held_out, strict=True)]
     train = [shingles(_lines(parts))[0] for (_, parts), held in pairs if not held]
     known = np.unique(np.concatenate([np.zeros(0, np.uint64), *train]))
+    known_and_end = np.append(known, np.uint64(0))  # searchsorted places what is larger than all behind them
     combined = []
     for (name, parts), held in pairs:
         dropped: set[int] = set()
         if held:
             hashes, lines = shingles(_lines(parts))
             places = np.searchsorted(known, hashes)  # np.isin would sort all of them for each document
-            is_known = np.append(known, np.uint64(0))[places] == hashes
+            is_known = known_and_end[places] == hashes
             dropped = {*lines[is_known].tolist()}
         number, pieces = 0, ""
         for part in parts:

@@ -9,7 +9,7 @@ from typing import Any
 from lm import metrics
 from lm.config.base import SettingError, nearest
 from lm.data.documentation.code_tags import CODE_TAGS
-from lm.data.tasks.benchmarks import ACCEPTABLE, ACCURACY, FALSE_TRUE, TASKS
+from lm.data.tasks.benchmarks import ACCEPTABLE, ACCURACY, BOTH_MNLI_SETS, FALSE_TRUE, TASKS
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import HeadKind, LabelledTask, ReadTexts, Row, Task, label_of
 from lm.data.tasks.task_files import labelled_task_from_file
@@ -119,6 +119,31 @@ def copa_candidates(row: Row) -> tuple[tuple[str, str], ...]:
     return tuple((f"{row['premise']} {question}", row[choice]) for choice in ("choice1", "choice2"))
 
 
+RACE_LABELS = {letter: label for label, letter in enumerate("ABCD")}
+RACE_GAP = re.compile(r"(?<!\w)_+(?!\w)")
+
+
+def race_questions(rows: Sequence[Row]) -> list[Row]:
+    """Return a row per question: a row of RACE is a passage with several, each with four options."""
+    questions = []
+    for row in rows:
+        for question, options, answer in zip(row["questions"], row["options"], row["answers"], strict=True):
+            label = RACE_LABELS[answer]
+            questions.append(
+                {"passage": row["article"], "question": question, "options": options, "label": label}
+            )
+    return questions
+
+
+def race_candidates(row: Row) -> tuple[str, ...]:
+    """Return the question with each option: in its first gap, if it has one, otherwise after it."""
+    question = row["question"]
+    if (gap := RACE_GAP.search(question)) is None:
+        return tuple(f"{question} {option}" for option in row["options"])
+    begin, end = question[: gap.start()], question[gap.end() :]
+    return tuple(f"{begin}{option}{end}" for option in row["options"])
+
+
 UPOS_TAGS, EWT = word_tags("upos"), "universal_dependencies/en_ewt"
 CLASSES: Mapping[str, Any] = {"target": label_of, "metrics": ACCURACY}
 TAG_ACCURACY = {"accuracy": metrics.token_accuracy}
@@ -141,6 +166,8 @@ _TASKS = (
     labelled_version("cola", "classes", "sentence"),
     labelled_version("sst2", "classes", "sentence"),
     labelled_version("mrpc", "classes", "sentence1 sentence2"),
+    labelled_version("qqp", "classes", "question1 question2"),
+    labelled_version("mnli", "classes", "premise hypothesis", validation=BOTH_MNLI_SETS),
     labelled_version("qnli", "classes", "question sentence"),
     labelled_version("rte", "classes", "sentence1 sentence2"),
     labelled_version("stsb", "regression", "sentence1 sentence2"),
@@ -148,6 +175,8 @@ _TASKS = (
     labelled_version("copa", "choice", copa_candidates),
     multiple_choice("piqa", "piqa", "goal", itemgetter("sol1", "sol2")),
     multiple_choice("codah", "codah", "prompt", itemgetter("endings")),
+    multiple_choice("race-middle", "race/middle", "passage", race_candidates, derive_rows=race_questions),
+    multiple_choice("race-high", "race/high", "passage", race_candidates, derive_rows=race_questions),
     LabelledTask(
         "pos", EWT, "GLUE", UPOS_TAGS, TAG_ACCURACY, "tokens", tokens, labels=UPOS, validation="dev"
     ),

@@ -28,10 +28,11 @@ from experiments.evaluate.likelihood import (
     texts_of,
 )
 from experiments.evaluate.tasks import Rows, score_file, score_run
+from experiments.notebook import load_run
 from experiments.runs import provenance
 from experiments.runs.init_from import started_from
 from experiments.runs.kinds.answers import make_eval_task
-from experiments.runs.paths import save_settings
+from experiments.runs.paths import model_of_run, save_settings
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import answering, open_run
 from experiments.study.experiment import Experiment
@@ -262,17 +263,17 @@ def asked(folder, place, mixture):
         "generate": partial(generate, folder, ("It is",), mixture, Decoding(4)),
         "likelihood": partial(score_texts, folder, str(lines), None, Scoring(mixture=mixture)),
         "export": partial(export_checkpoint, folder, place / "out", mixture),
-        "notebook": lambda: print(open_run(folder, stages_of(folder), mixture).which),
+        "notebook": partial(load_run, folder, mixture),
         **pictures,
     }
 
 
 @pytest.mark.parametrize("mixture", ["", "xquad_enro", "pretraining"])
-def test_every_command_means_the_pre_trained_model_of_a_run_unless_another_is_named_and_says_so(
+def test_every_command_means_the_fine_tuned_model_of_a_run_unless_another_is_named_and_says_so(
     mixture, runs, tmp_path, capsys
 ):
     folder, *_ = run_of(runs, "meant", TEXTS)
-    meant = mixture or "pretraining"
+    meant = mixture or "xquad_enro"
     other = {"pretraining": "xquad_enro", "xquad_enro": "pretraining"}[meant]
     for command, ask in asked(folder, tmp_path, mixture).items():
         ask()
@@ -280,12 +281,30 @@ def test_every_command_means_the_pre_trained_model_of_a_run_unless_another_is_na
         assert f"{folder} after {meant}; by --mixture also: {other}" in told, command
 
 
-def test_training_starts_from_the_pre_trained_model_of_a_run_unless_a_stage_is_named(runs):
+def test_of_several_fine_tuned_models_the_first_is_meant_and_without_any_the_pre_trained_one():
+    assert model_of_run(["vectors", "pretraining", "at-0.5/cola", "cola", "mrpc"]) == "cola"
+    assert model_of_run(["start", "phase-1", "pretraining"]) == "pretraining"
+    assert model_of_run(["cola"]) == "cola"
+
+
+def test_what_needs_probabilities_of_tokens_passes_over_a_head_unless_it_is_named(runs, tmp_path, capsys):
+    folder, *_ = run_of(runs, "with-head", HEADS)
+    file = tmp_path / "lines.txt"
+    file.write_text("It is so.\n")
+    for named, meant in (("", "pretraining"), ("cola", "cola")):
+        score_texts(folder, str(file), None, Scoring(mixture=named))
+        assert f"{folder} after {meant}" in capsys.readouterr().out
+    write_picture("attention", function_of("draw attention")(run=folder, **TEXT_READ, out=tmp_path / "x.png"))
+    assert f"{folder} after cola" in capsys.readouterr().out
+
+
+def test_training_starts_from_the_pre_trained_model_of_a_run_unless_a_stage_is_named(runs, capsys):
     folder, *_ = run_of(runs, "meant", TEXTS)
     alone, first, tuned = (
         started_from(f"{folder}{stage}", runs)["start.model"] for stage in ("", ":pretraining", ":xquad_enro")
     )
     assert alone == first != tuned
+    assert f"--start {folder}: {folder} after pretraining; by RUN:STAGE also" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("allowed", [stages_of, answering])

@@ -29,7 +29,7 @@ from experiments.report import report
 from experiments.report.figures import axis_values, published_standardized_difference
 from experiments.report.page import prediction_samples
 from experiments.report.results import find_results
-from experiments.report.text import CLAIMS, DIFFERENCES
+from experiments.report.text import CLAIMS, DIFFERENCES, verdict_sentence
 from experiments.runs import provenance
 from experiments.runs.curves import read_curves
 from experiments.runs.paths import save_settings
@@ -38,7 +38,8 @@ from experiments.runs.scores import columns
 from experiments.runs.task_scores import best_of, score_values
 from experiments.study import claims as paper
 from experiments.study.changes import objective
-from experiments.study.overrides import explicit_overrides, start_changes
+from experiments.study.experiment import BASELINE
+from experiments.study.overrides import explicit_overrides, short_name, start_changes
 from experiments.study.paths import report_name, run_folder
 from experiments.study.presets import GPT
 from experiments.study.registry import REGISTRY, TABLES, add_rows, add_table, build, find, tables_of
@@ -198,6 +199,14 @@ def test_the_records_of_a_task_tell_undefined_metrics_and_its_best_checkpoint_ha
     assert (best["step"], best["score"], best["metrics"]) == (2, None, {"pearson": None, "spearman": 3.0})
     assert best["undefined"] == {"pearson": reason, "score": f"pearson: {reason}"}
     assert columns({"a": {"column": "GLUE", "score": 1.0}, "b": best}) == {"GLUE": None}
+
+
+def test_a_report_begins_with_what_came_out(tmp_path):
+    made, text = written(study(tmp_path, seeds=4))
+    title, first, *_ = (part for part in text.split("\n\n") if part)
+    table = made.tables[RATES[0].name]
+    assert first == f"- **{RATES[0].name}**: {verdict_sentence(table.comparison, table.verdicts)}"
+    assert title.startswith("# ") and "confirmed" in first
 
 
 def test_a_single_seed_claims_nothing_and_says_what_would(tmp_path):
@@ -748,11 +757,23 @@ def test_runs_with_settings_given_by_hand_stand_beside_plain_ones_in_one_report(
     said = capsys.readouterr().out
     text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.md").read_text()
     for name in (NAMES[0], NAMES[1]):
-        assert f"| {REGISTRY[name].label}, d\\_ff=64, branches=(0.5, 1.0) |" in text
+        assert f"| {REGISTRY[name].label}, mlp.d\\_ff=64, branches=(0.5, 1.0) |" in text
     assert "50.50" in text and "40.50" in text and "60.00" not in text
     assert "has the settings of t5/6-corruption-rate/50, under which it is not counted" in said
     assert REGISTRY == known
     assert dispatch([*command, "--model.mlp.d_ff", "64"]) == 2
+
+
+def test_two_settings_given_by_hand_never_read_alike_in_a_report(tmp_path):
+    paths = [path for path, _ in leaves(BASELINE)]
+    assert len({short_name(path) for path in paths}) == len(paths)
+    finish(tmp_path, NAMES[0], 0, 40.0)
+    for score, phase in ((50.0, "pretraining"), (60.0, "finetuning")):
+        finish(tmp_path, NAMES[0], 0, score, **{f"{phase}.optimizer.learning_rate": 0.02})
+    assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--variants"]) == 0
+    text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.md").read_text()
+    for score, phase in (("50.00", "pretraining"), ("60.00", "finetuning")):
+        assert re.search(rf", {phase}\.optimizer\.learning\\_rate=0\.02[ ≠]*\| {score}", text), text
 
 
 def test_runs_that_started_from_a_checkpoint_are_rows_of_its_name(tmp_path, capsys):

@@ -10,16 +10,12 @@ import pytest
 from tiny import TINY
 from tokenizers import Tokenizer
 
-from experiments.cli.convert import export_checkpoint
-from experiments.runs import provenance
 from experiments.runs.checks import check_answer_lengths
 from experiments.runs.init_from import started_from
 from experiments.runs.kinds.finetuning import TextFinetuning
 from experiments.runs.kinds.pretraining import ExternalCheckpoint, Pretraining
-from experiments.runs.paths import save_settings
 from experiments.runs.run import Run
 from experiments.runs.stages import external_checkpoint, stages, stages_of
-from experiments.runs.vocabulary import store_vocabulary
 from experiments.study.overrides import check_agreement_with_checkpoint, explicit_overrides, overrides_of
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
@@ -307,36 +303,3 @@ def test_a_label_that_the_task_lacks_is_refused_with_those_it_has(runs):
     )
     with pytest.raises(SettingError, match="'follows'"):
         reader.example({"sentence1": "the cat", "sentence2": "sat", "label": 2})
-
-
-def headed(runs, pool):
-    """The settings of a checkpoint of BERT that is tuned by a head."""
-    heads = {"tuning.mixtures": (), "tuning.heads": ("follows",), "tuning.pool": pool}
-    return started(runs, "bert", "bert/base", **heads)
-
-
-@pytest.mark.parametrize(("pool", "count"), [("mean", 1), ("first", 0)])
-def test_a_head_that_cannot_be_exported_is_said_before_it_is_trained(runs, pool, count):
-    said = []
-    Run(headed(runs, pool), runs / "tiny" / "bert", runs / "cache").check(said.append)
-    told = [line for line in said if "`lm convert export` cannot write it" in line]
-    assert len(told) == count
-    assert all("the head for follows" in line and "should be 'first'" in line for line in told)
-
-
-def test_a_head_is_exported_whole_or_not_at_all_unless_it_is_to_stay_behind(runs, tmp_path):
-    folder = runs / "tiny" / "bert" / "head" / "seed-0"
-    experiment = headed(runs, "mean")
-    save_settings(folder, experiment)
-    (stage,) = stages_of(folder)
-    with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
-        checkpoints.save(stage.steps(make_mesh(experiment.mesh)).initial_state(0))
-    vocabulary = load_pretrained_tokenizer(Path(checkpoint(runs, "bert")), 400)
-    store_vocabulary(stage.folder, vocabulary)
-    of_vocabulary = {"vocabulary": {"fingerprint": vocabulary.fingerprint}}
-    provenance.record(stage.folder, dict.fromkeys(provenance.PARTS, {}) | of_vocabulary)
-    with pytest.raises(SettingError, match="follows.*--head drop"):
-        export_checkpoint(folder, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    export_checkpoint(folder, tmp_path / "out", head="drop")
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "bert"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from flax import nnx
 from small_runs import SMALL
 
 from experiments import __main__ as cli
+from experiments.cli import COMMANDS, demo
 from experiments.cli.generate import generate
 from experiments.cli.run_options import Options, RowRun
 from experiments.cli.run_summary import chance_score, report_command, suggestions, summarize
@@ -126,6 +128,32 @@ def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
     shared = pretraining_of(folder_of(swept, BASELINE)).folder
     # called by its row in TensorBoard, not by a hash
     assert list(shared.glob("tensorboard/t5.*.seed-0/events*"))
+
+
+def test_the_demo_ends_with_a_sample_a_picture_and_a_table(swept, monkeypatch, capsys):
+    text = Path(__file__).parents[3] / "docs" / "course.md"
+    monkeypatch.setattr(demo, "SCALE", "tiny")
+    monkeypatch.setattr(demo, "STEPS", 2)
+    monkeypatch.setattr(demo, "SEEDS", 1)
+    monkeypatch.setattr(demo, "job_count", lambda jobs, wanted: 1)  # a worker would be another pytest
+    demo.demo(text=text, runs=swept)
+    shown = capsys.readouterr().out
+    for words in ("held-out text: ", "before training the model writes: ", "perplexity", "No pre-training"):
+        assert words in shown
+    assert (swept / demo.NAME / demo.PICTURE).read_bytes().startswith(b"\x89PNG")
+    for line in shown.partition("Try:")[2].split("\n"):
+        if line.strip():
+            assert cli.named_command(shlex.split(line)[1:])[0] in COMMANDS
+
+
+def test_the_demo_refuses_a_text_that_is_missing_or_empty_before_anything_is_trained(tmp_path):
+    with pytest.raises(SettingError, match="no such file"):
+        demo.demo(text=tmp_path / "missing.txt", runs=tmp_path)
+    empty = tmp_path / "test.txt"
+    empty.touch()
+    with pytest.raises(SettingError, match="no text for"):
+        demo.demo(text=empty, runs=tmp_path)
+    assert not [*tmp_path.rglob("seed-*")]
 
 
 def test_what_is_finished_is_not_trained_again(swept, monkeypatch):

@@ -161,7 +161,7 @@ def test_the_start_counts_in_tokens_and_is_no_pretraining_of_which_anything_is_t
     assert result.tokens == pytest.approx(sum(tokens), abs=2)
     assert result.held_out_loss == records(main.folder)[-1]["loss"] != records(first.folder)[-1]["loss"]
     assert answering(run_folder) == [first, main, tuned, branch]
-    assert chosen(run_folder, {stage.name: stage for stage in finished}, "") == main
+    assert chosen(run_folder, {stage.name: stage for stage in finished}, "") == tuned
 
 
 def test_a_start_that_copies_has_no_content_tokens_and_no_loss_on_them(finished):

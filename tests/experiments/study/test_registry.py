@@ -327,13 +327,15 @@ def test_the_time_left_is_told_from_steps_made_here_after_compiling():
         assert task.fields["left"] == "ETA " + duration(10 * 498)
 
 
-def test_rows_their_settings_and_the_folders_of_their_stages_are_those_that_runs_lie_in():
+@pytest.mark.parametrize("scales", [["nano"], pytest.param([*SCALES], marks=pytest.mark.slow)], ids=len)
+def test_rows_their_settings_and_the_folders_of_their_stages_are_those_that_runs_lie_in(scales):
     """A change of the code's inside may not send a user's runs to other folders; else
     tests/golden/make_study.py.
     """
-    golden, found = json.loads(make_study.PLACE.read_text())["rows"], make_study.rows()
+    golden, found = json.loads(make_study.PLACE.read_text())["rows"], make_study.rows(scales)
     assert golden.keys() == found.keys()
-    assert {row: found[row] for row in golden if golden[row] != found[row]} == {}
+    kept = {row: {scale: known[scale] for scale in found[row]} for row, known in golden.items()}
+    assert {row: found[row] for row in golden if kept[row] != found[row]} == {}
 
 
 @pytest.mark.slow

@@ -1,14 +1,14 @@
-"""What a model writes of one's own text, before its pre-training and after."""
+"""What a model writes of held-out text, before its pre-training and after."""
 
 from types import SimpleNamespace
 
 import pytest
 from tiny import TINY
 
+from experiments.evaluate.samples import DECODING, PROMPT_LENGTH, first_example, held_out_sample
 from experiments.runs.kinds.pretraining import pretraining_batches
 from experiments.runs.prepare import prepare
 from experiments.runs.run import Run
-from experiments.runs.trained import READ, WRITING, first_example, sample_texts
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 
@@ -38,10 +38,10 @@ def test_a_model_writes_before_and_after_it_has_learnt_a_text(own, tmp_path):
     fast |= {"pretraining.optimizer.learning_rate": 0.01} | dict.fromkeys(STEPS, 100)
     experiment, folder = own("gpt/base", fast), tmp_path / "tiny" / "gpt" / "base" / "seed-0"
     Run(experiment, folder, tmp_path / "cache").train(QUIET)
-    text, before, after, true = sample_texts(experiment, folder)
-    assert text.startswith("held-out text: ") and true.startswith("  in the text: ")
+    sample = held_out_sample(experiment, folder)
     known = set(VERSE.split())
-    words = [line.split(": ", 1)[1].split() for line in (before, after)]
+    assert sample.prompt in VERSE * 3 and sample.truth in VERSE * 3
+    words = [sample.before.split(), sample.after.split()]
     shares = [sum(word in known for word in some) / max(len(some), 1) for some in words]
     assert shares[0] < 0.2 < 0.4 < shares[1]
 
@@ -57,11 +57,11 @@ def test_what_is_read_and_what_should_be_written_are_an_example_of_the_objective
         assert read == batch.encoder.tokens[0][batch.encoder.segment_ids[0] == 1].tolist()
         return
     ids = [*batch.decoder.tokens[0][:1], *batch.decoder.targets[0]]
-    assert read + true == ids[: len(read + true)] and len(true) <= WRITING.max_length
+    assert read + true == ids[: len(read + true)] and len(true) <= DECODING.max_length
     prefix = batch.decoder.causal_attention[0].sum()
-    assert len(read) == (prefix if experiment.objective.has_inputs else READ)
+    assert len(read) == (prefix if experiment.objective.has_inputs else PROMPT_LENGTH)
 
 
-def test_of_the_text_that_comes_along_and_of_encoders_nothing_is_written(own, tmp_path):
-    for experiment in (build("gpt/base", "nano"), own("bert/base"), own("history/bigram")):
-        assert not list(sample_texts(experiment, tmp_path))
+def test_encoders_and_counts_write_nothing(own, tmp_path):
+    for row in ("bert/base", "history/bigram"):
+        assert held_out_sample(own(row), tmp_path) is None

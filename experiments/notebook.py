@@ -1,0 +1,22 @@
+"""Open a run's model in Python, in a notebook or a program (docs/notebook.md)."""
+
+from pathlib import Path
+
+from experiments.cli.run_names import resolve_names
+from experiments.runs.stages import stages_of
+from experiments.runs.trained import open_run, texts_of_run, with_head
+from lm.notebook import TrainableModel
+
+
+def load_run(run: str | Path, mixture: str = "") -> TrainableModel:
+    """Load the model of a run, and print which one it is: as in commands, the fine-tuned one if there is one.
+
+    Args:
+        run: Folder of a run, or the name that ``lm run --name`` gave it, such as "@mine" or "@last".
+        mixture: Stage of the run, as ``lm show ROW --stages`` lists them, such as a task or "pretraining".
+    """
+    (name,) = resolve_names([str(run)])
+    folder = Path(name)
+    trained = open_run(folder, stages_of(folder), mixture)
+    print(trained.which)
+    return with_head(texts_of_run(trained), trained.stage)

@@ -1,0 +1,251 @@
+"""Write the README.md of an exported model: what it is, what it was trained on, its scores, how to load it.
+
+It begins with the fields that the Hugging Face hub reads (YAML between two lines of ---). All of it comes
+from the records of the run.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from experiments.runs.init_from import hub_name
+from experiments.runs.kinds.network import NetworkStage, answers_path
+from experiments.runs.kinds.pretraining import ExternalCheckpoint
+from experiments.runs.kinds.stage import LabelledStage, Stage
+from experiments.runs.paths import find_cache, start_folder
+from experiments.runs.result import read_result
+from experiments.study.experiment import Experiment
+from lm.config.training import Weights
+from lm.convert import SENTENCE_TRANSFORMER
+from lm.data.tasks.labelled import AnyTask
+from lm.data.tasks.names import task_name
+from lm.objectives.denoising import OBJECTIVES
+
+CARD = "README.md"
+ENGLISH = ("documentation", "c4/en")  # how the names of corpora of English texts begin
+
+
+@dataclass(frozen=True)
+class Use:
+    """How a model of some class is used: its tag on the hub, and three lines of Python that load it."""
+
+    tag: str
+    lines: tuple[str, str, str]
+
+
+def _pipeline(tag: str, text: str) -> Use:
+    lines = (
+        "from transformers import pipeline",
+        f'model = pipeline("{tag}", model="FOLDER")',
+        f'print(model("{text}"))',
+    )
+    return Use(tag, lines)
+
+
+def _auto(tag: str, auto_class: str) -> Use:
+    lines = (
+        f"from transformers import AutoTokenizer, {auto_class}",
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+        f'model = {auto_class}.from_pretrained("FOLDER")',
+    )
+    return Use(tag, lines)
+
+
+# By how the name of the class ends; the first that fits. transformers has no pipeline for the others.
+USES = {
+    SENTENCE_TRANSFORMER: Use(
+        "sentence-similarity",
+        (
+            "from sentence_transformers import SentenceTransformer",
+            'model = SentenceTransformer("FOLDER")',
+            'print(model.encode(["A text."]))',
+        ),
+    ),
+    "ForSequenceClassification": _pipeline("text-classification", "A text."),
+    "ForTokenClassification": _pipeline("token-classification", "A text."),
+    "ForQuestionAnswering": _auto("question-answering", "AutoModelForQuestionAnswering"),
+    "ForMultipleChoice": _auto("multiple-choice", "AutoModelForMultipleChoice"),
+    "ForConditionalGeneration": _auto("text2text-generation", "AutoModelForSeq2SeqLM"),
+    "MTModel": _auto("translation", "AutoModelForSeq2SeqLM"),
+    "ForMaskedLM": _auto("fill-mask", "AutoModelForMaskedLM"),
+    "ForPreTraining": _auto("fill-mask", "AutoModelForPreTraining"),
+    "ForCausalLM": _pipeline("text-generation", "The"),
+    "LMHeadModel": _pipeline("text-generation", "The"),
+    "": _auto("feature-extraction", "AutoModel"),
+}
+
+
+def model_card(
+    run: Path, stage: NetworkStage, hf_config: Mapping[str, Any], class_name: str, weights: Weights
+) -> str:
+    """Return the text of the README.md of a stage's model.
+
+    ``hf_config`` is its config.json, ``class_name`` the class that it was written as, ``weights`` those that
+    were written.
+    """
+    use = next(use for ending, use in USES.items() if class_name.endswith(ending))
+    is_scored = class_name == SENTENCE_TRANSFORMER and stage.has_head
+    tag = "text-classification" if is_scored and hf_config.get("id2label") else use.tag
+    library = "sentence-transformers" if class_name == SENTENCE_TRANSFORMER else "transformers"
+    base = _base_model(run, stage)
+    fields = {"library_name": library, "pipeline_tag": tag, "language": _language(stage), "base_model": base}
+    known = [f"{name}: {json.dumps(value)}" for name, value in fields.items() if value]
+    parts = [
+        "\n".join(["---", *known, "---"]),
+        f"# {_title(stage, hf_config)}",
+        " ".join(_description(stage, hf_config, class_name)),
+        "## Training",
+        "\n".join(f"- {line}" for line in _training(stage, base)),
+        "## Scores",
+        _scores(run, stage, weights),
+        "## Use",
+        "\n".join(["```python", *use.lines, "```"]),
+        "`FOLDER` is this folder, or its name on the hub.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _title(stage: NetworkStage, hf_config: Mapping[str, Any]) -> str:
+    kind = hf_config["model_type"]
+    tasks = ", ".join(map(task_name, stage.task_names))
+    return f"{kind} tuned for {tasks}" if tasks else kind
+
+
+def _description(stage: NetworkStage, hf_config: Mapping[str, Any], class_name: str) -> list[str]:
+    """Return sentences on what the model is, and what its head gives."""
+    model = stage.settings.model
+    layers = []
+    if model.has_encoder:
+        layers.append(f"encoder layers: {model.num_encoder_layers}")
+    if model.has_decoder:
+        layers.append(f"decoder layers: {model.num_decoder_layers}")
+    count = stage.parameters()
+    size = f"{count / 1e6:.1f} M" if count >= 100_000 else f"{count:,}"
+    sentences = [
+        f"A `{hf_config['model_type']}` of {size} parameters without heads ({', '.join(layers)}, width: "
+        f"{model.d_model}, tokens: {model.vocab_size:,}), written as `{class_name}`.",
+    ]
+    if isinstance(stage, LabelledStage):
+        sentences.append(_answer(stage, class_name, hf_config))
+    return sentences
+
+
+def _answer(stage: LabelledStage, class_name: str, hf_config: Mapping[str, Any]) -> str:
+    """Return a sentence on what the head for a task gives."""
+    names = ", ".join(f"`{label}`" for label in hf_config.get("id2label", {}).values())
+    what = {
+        "classes": f"a logit for each of {names}",
+        "regression": "a number",
+        "tokens": f"for each token a logit for each of {names}",
+        "span": "logits of where the answer begins and ends",
+        "choice": "a logit for each pair of a text and a candidate",
+    }[stage.task.kind]
+    if class_name == SENTENCE_TRANSFORMER:
+        return f"`encode` gives {what}."
+    return f"The head gives {what}."
+
+
+def _training(stage: NetworkStage, base: str | None) -> list[str]:
+    """Return a line for each stage of training, the first one first."""
+    lines: list[str] = []
+    current: Stage | None = stage
+    while current is not None:
+        if isinstance(current, NetworkStage):
+            lines.insert(0, _stage_line(current, base))
+        current = current.parent
+    return lines
+
+
+def _stage_line(stage: NetworkStage, base: str | None) -> str:
+    """Return what a stage was trained on, for how long, and what it began with."""
+    settings = stage.settings
+    if isinstance(stage, ExternalCheckpoint):
+        return f"Start: the checkpoint `{base or settings.start.model}`"
+    if settings.model.published and not settings.start.model and stage.is_pretraining:
+        return "A published checkpoint, as it was imported"
+    training = stage.training
+    length = settings.tuning.inputs_length if stage.task_names else settings.data.inputs_length
+    how = (
+        f"{stage.num_steps:,} steps of {training.batch_size} rows of up to {length} tokens, "
+        f"{training.optimizer.name}, learning rate {training.optimizer.learning_rate:g}, seed {settings.seed}"
+    )
+    if stage.task_names:
+        tasks = ", ".join(map(task_name, stage.task_names))
+        return f"Fine-tuning on `{tasks}`{_trained_part(stage)}: {how}"
+    corpus = " + ".join(map(_without_folder, settings.data.corpus.split(" + ")))
+    return f"Pre-training on `{corpus}`{_objective(settings)}: {how}"
+
+
+def _trained_part(stage: NetworkStage) -> str:
+    """Return which parameters fine-tuning trained, if not all."""
+    tuning = stage.settings.tuning
+    if stage.has_head and tuning.layers.endswith("frozen"):
+        return ", the head alone"
+    if tuning.lora.rank:
+        return f", updates of rank {tuning.lora.rank} alone, which are merged"
+    return ", adapters alone" if tuning.adapters else ""
+
+
+def _objective(settings: Experiment) -> str:
+    """Return the name of the objective, if it has one."""
+    if settings.objective.mixture:
+        return f" by `{settings.objective.mixture}`"
+    names = [name for name, objective in OBJECTIVES.items() if objective == settings.objective]
+    return f" by `{names[0]}`" if names else ""
+
+
+def _without_folder(source: str) -> str:
+    """Return the name of a corpus or data set, without the folder of a file, which is of one machine."""
+    kind, colon, path = source.strip().partition(":")
+    return f"{kind}{colon}{Path(path).name}" if colon and kind != "tfds" else source.strip()
+
+
+def _scores(run: Path, stage: NetworkStage, weights: Weights) -> str:
+    """Return a table of the scores of the stage's tasks, or the loss of pre-training on held-out text."""
+    result = read_result(run)
+    if result is None:
+        return "None: the run has no scores.json."
+    scored = [task for task in stage.tasks["validation"] if task.name in result.tasks]
+    lines = [_score_line(stage, cast(AnyTask, task), result.tasks[task.name]) for task in scored]
+    if not lines and stage.is_pretraining and result.held_out_loss is not None:
+        lines.append(
+            f"| held-out text | loss [nats per token] | {result.held_out_loss:.3f} | validation | – |"
+        )
+    if not lines:
+        return "None."
+    table = ["| task | measure | score | split | n |", "|:---|:---|---:|:---|---:|", *lines]
+    notes = []
+    if any(not task.report for task in scored):
+        notes.append("A score on validation rows is that of the checkpoint that was chosen on them.")
+    if weights != "scored":
+        notes.append(f"The scores are of the parameters that evaluations use, the files have `{weights}`.")
+    return "\n\n".join(["\n".join(table), *([" ".join(notes)] if notes else [])])
+
+
+def _score_line(stage: NetworkStage, task: AnyTask, scored: Mapping[str, Any]) -> str:
+    """Return the row of a task: its measure, score, split and number of rows."""
+    path = answers_path(stage.folder, task, scored["step"])
+    count = scored.get("rows")
+    if count is None and path.exists():
+        count = len(path.read_bytes().splitlines())
+    measure = scored["metric"] if scored.get("measure", "score") == "score" else scored["measure"]
+    score = "undefined" if scored["score"] is None else f"{scored['score']:.2f}"
+    split = f"{_without_folder(task.source)} {task.report or task.validation}"
+    return f"| {task.name} | {measure} | {score} | {split} | {count or '–'} |"
+
+
+def _language(stage: NetworkStage) -> str | None:
+    """Return "en" for a model whose text was all English, by the names of its corpora; else None."""
+    settings = stage.settings
+    if settings.start.model or settings.model.published or settings.mixing.pretraining != "corpus":
+        return None
+    parts = [part.strip().removeprefix("tfds:") for part in settings.data.corpus.split(" + ")]
+    return "en" if settings.pretraining.steps and all(part.startswith(ENGLISH) for part in parts) else None
+
+
+def _base_model(run: Path, stage: NetworkStage) -> str | None:
+    """Return the name on the hub of the checkpoint that training began from, or None."""
+    name = stage.settings.start.model
+    return hub_name(start_folder(name, find_cache(run))) if name else None

@@ -1,0 +1,78 @@
+"""Causal or masked language modelling for encoders, and in which order; and from which budget on.
+
+The encoder has the parts of Gisserot-Boukhlef et al. 2025 (arXiv 2507.00994) and masks 40 % of its tokens.
+Causal steps see the tokens before each one only; fine-tuning reads both ways in all rows. In the first table
+all rows take equally many updates, with one schedule. The paper's own mixes of steps are the table
+gisserot/10-13-mix. Heads answer the tasks: *reading* has questions that nobody answers without their input;
+*language* asks how well a model knows the language of the text.
+"""
+
+from experiments.study.changes import Changes, times
+from experiments.study.experiment import PretrainingPhase
+from experiments.study.papers.gisserot import CAUSAL, CLM, ENCODER
+from experiments.study.table import Conclusion, make_table
+
+# After a quarter of the updates "causal-25" is at the end of its causal phase, "causal-50" in its middle.
+AT_THE_END: Changes = {"tuning.branches": (1.0,)}
+UPDATES = (1, 3, 8)  # of the table of budgets, as multiples of the scale's
+
+
+def causal_first(percent: int) -> Changes:
+    """Return causal steps, so many percent of all, then masked ones."""
+    return MLM | {"pretraining.phases": (PretrainingPhase(percent / 100, CLM, "causal"),)}
+
+
+def with_updates(changes: Changes, factor: int) -> Changes:
+    """Return a row with ``factor`` times the updates."""
+    return changes | {"pretraining.steps": times(factor), "pretraining.save_every": times(factor)}
+
+
+MLM: Changes = ENCODER | AT_THE_END
+CAUSAL_LM: Changes = MLM | CAUSAL
+
+TABLES = (
+    make_table(
+        "now/1-encoders",
+        "Causal or masked language modelling for encoders",
+        {
+            "mlm": MLM,
+            "causal": CAUSAL_LM,
+            "causal-25": causal_first(25),
+            "causal-50": causal_first(50),
+            "causal-75": causal_first(75),
+        },
+        scale="mini",
+        seeds=5,
+        # written down before the rows were trained
+        conclusions=(
+            # Gisserot-Boukhlef et al. 2025, section 3: masks win in classification and questions.
+            # Tables 6 to 9: after few updates causal models are ahead, since each token is predicted.
+            Conclusion("mlm", "causal", "reading: a masked model looks both ways; language: the opposite"),
+            # The same, tables 10 to 13: a quarter of causal steps beats masks alone in 11 of 12 averages.
+            Conclusion("causal-25", "mlm", "reading and language: causal steps first help"),
+            Conclusion("causal-50", "mlm", "reading and language: causal steps first help"),
+            Conclusion("causal-75", "causal", "reading: masked steps at the end teach to look both ways"),
+        ),
+    ),
+    make_table(
+        "now/1-encoders-budgets",
+        "From which budget on an encoder should mask",
+        {
+            f"{name}-x{factor}": with_updates(changes, factor)
+            for factor in UPDATES
+            for name, changes in {"mlm": MLM, "causal": CAUSAL_LM, "causal-50": causal_first(50)}.items()
+        },
+        baseline="now/1-encoders-budgets/mlm-x1",
+        scale="mini",
+        seeds=3,
+        # written down before the rows were trained
+        conclusions=(
+            Conclusion("causal-x1", "mlm-x1", "after few updates causal models are ahead"),
+            Conclusion("mlm-x8", "causal-x8", "after many, masked ones are"),
+            *(
+                Conclusion(f"causal-50-x{factor}", f"mlm-x{factor}", "causal steps first help")
+                for factor in UPDATES
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,103 @@
+"""Folders of sentence-transformers: a published model, a pooling of its states, and dense layers.
+
+Source: Reimers and Gurevych 2019.
+
+``modules.json`` lists the modules, each with a folder: the model in the folder itself, ``1_Pooling``,
+``2_Dense`` and so on. The types have the names that all versions of the library know.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save as safetensors_bytes
+
+from lm.config.base import SettingError, read_object
+from lm.config.model import HeadDense, Pool
+
+MODULES = "modules.json"
+POOLING_CONFIG = Path("1_Pooling") / "config.json"
+POOLING_MODES: dict[Pool, str] = {
+    "first": "pooling_mode_cls_token",
+    "last": "pooling_mode_lasttoken",
+    "mean": "pooling_mode_mean_tokens",
+    "max": "pooling_mode_max_tokens",
+}
+OTHER_MODES = ("pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens")
+# What later versions of the library call a mode, in the one field ``pooling_mode``.
+MODE_NAMES: dict[Any, Pool] = {"cls": "first", "lasttoken": "last", "mean": "mean", "max": "max"}
+ACTIVATIONS: dict[HeadDense, str] = {
+    "none": "torch.nn.modules.linear.Identity",
+    "tanh": "torch.nn.modules.activation.Tanh",
+    "relu": "torch.nn.modules.activation.ReLU",
+    "gelu": "torch.nn.modules.activation.GELU",
+}
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A dense layer: kernel float32 [in,out], bias float32 [out] or None, and its activation."""
+
+    kernel: np.ndarray
+    bias: np.ndarray | None
+    activation: HeadDense
+
+
+def module_files(pool: Pool, width: int, layers: Sequence[Dense], max_length: int) -> dict[str, bytes]:
+    """Return ``{name: contents}`` of the files that make a folder with a model one of sentence-transformers.
+
+    ``width`` is that of the model's states, ``max_length`` the longest text that it reads [tokens].
+    """
+    modes = {name: pool == ours for ours, name in POOLING_MODES.items()} | dict.fromkeys(OTHER_MODES, False)
+    files = {
+        "sentence_bert_config.json": _json({"max_seq_length": max_length, "do_lower_case": False}),
+        str(POOLING_CONFIG): _json({"word_embedding_dimension": width} | modes),
+    }
+    kinds = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    for number, layer in enumerate(layers, len(kinds)):
+        folder = f"{number}_Dense"
+        kinds.append(("Dense", folder))
+        inputs, outputs = layer.kernel.shape
+        config = {
+            "in_features": inputs,
+            "out_features": outputs,
+            "bias": layer.bias is not None,
+            "activation_function": ACTIVATIONS[layer.activation],
+        }
+        tensors = {"linear.weight": np.ascontiguousarray(layer.kernel.T)}
+        if layer.bias is not None:
+            tensors["linear.bias"] = layer.bias
+        files[f"{folder}/config.json"] = _json(config)
+        files[f"{folder}/model.safetensors"] = safetensors_bytes(tensors, metadata={"format": "pt"})
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (kind, path) in enumerate(kinds)
+    ]
+    return files | {MODULES: _json(modules)}
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def pooling_of(folder: Path) -> Pool | None:
+    """Return how a folder of sentence-transformers pools a text's states; None if it is no such folder.
+
+    SettingError for a pooling that is not implemented here, such as several together.
+    """
+    path = folder / POOLING_CONFIG
+    if not (folder / MODULES).exists() or not path.exists():
+        return None
+    config = read_object(path)
+    chosen: list[Any] = [name for name in (*POOLING_MODES.values(), *OTHER_MODES) if config.get(name) is True]
+    by_field = {name: pool for pool, name in POOLING_MODES.items()}
+    if "pooling_mode" in config:
+        named = config["pooling_mode"]
+        chosen, by_field = (named if isinstance(named, list) else [named]), MODE_NAMES
+    pools = [by_field.get(mode) if isinstance(mode, str) else None for mode in chosen]
+    if len(pools) != 1 or pools[0] is None:
+        raise SettingError(f"{path}: pooling {chosen} is not supported, only one of {', '.join(by_field)}")
+    return pools[0]

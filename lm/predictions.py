@@ -1,0 +1,209 @@
+"""What a fine-tuned head says of texts, and the vectors of texts, for Python (docs/notebook.md)."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from lm import sharding
+from lm.batch import Batch
+from lm.config.base import SettingError
+from lm.config.model import Pool
+from lm.data.classification import MIN_ROW_LENGTH, Reader
+from lm.data.tasks.task import LabelledTask, Row
+from lm.nn.finetune import ModelWithHead, pool_texts, segments_of
+from lm.nn.transformer import Transformer
+
+MAX_ROWS = 32  # texts that are read together [rows]
+EXPECTED = {  # what ``predict`` takes for each text, by the kind of the head
+    "classes": "a text or a pair of texts",
+    "regression": "a text or a pair of texts",
+    "tokens": "a list of words",
+    "span": "a pair of a question and a context",
+    "choice": "a list of candidates, each a text or a pair of texts",
+}
+# A task that reads texts and asks for nothing.
+TEXTS = LabelledTask("texts", "", None, lambda row: None, {}, "classes", lambda row: (row["text"],))
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The likeliest class of a text, and the probability of each."""
+
+    label: str
+    probabilities: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The index of the likeliest candidate, and the probability of each."""
+
+    index: int
+    probabilities: list[float]
+
+
+@dataclass(frozen=True)
+class TextHead:
+    """A model with a head, or a bare one with a pooling, and how it reads texts."""
+
+    model: ModelWithHead | Transformer
+    reader: Reader
+    pool: Pool
+    shard_batch: Callable[[Batch], Batch]
+
+    def predict(self, texts: Sequence[Any]) -> list[Any]:
+        """Return what the head says of each text; SettingError for a model without one.
+
+        - classes: a text or a pair -> ``Classification``
+        - regression: a text or a pair -> a number
+        - tokens: a list of words -> a list of labels, None for words that do not fit
+        - span: (question, context) -> the answer, "" for none
+        - choice: a list of candidates, each a text or a pair -> ``Choice``
+
+        Texts that are longer than in training are cut off as there.
+        """
+        if not isinstance(self.model, ModelWithHead):
+            raise SettingError(
+                "this model has no head that predicts: load a run that was tuned with tuning.heads, and name "
+                "its task if the run has several"
+            )
+        kind, task = self.reader.task.kind, self.reader.task
+        asked = replace(task, target=lambda _: None, texts=_row_texts, answer_span=None)
+        reader = replace(self.reader, task=asked)
+        rows = [_as_row(text, kind) for text in texts]
+        return [
+            _prediction(reader, row, output)
+            for row, output in zip(rows, self._outputs(reader, rows, _head_output), strict=True)
+        ]
+
+    def embed(self, texts: Sequence[Any]) -> np.ndarray:
+        """Return a vector for each text or pair of texts, float32 [N,D], by the pooling of the head.
+
+        It is what a head on whole texts reads: the first, last, mean or maximum of the last states, the first
+        through the pooler if the model has one.
+        """
+        reader = replace(self.reader, task=replace(TEXTS, texts=_row_texts))
+        rows = [_as_row(text, "classes") for text in texts]
+        vectors = self._outputs(reader, rows, _PooledOutput(self.pool))
+        width = self.model.config.feature_width
+        return np.stack(vectors) if vectors else np.zeros((0, width), np.float32)
+
+    def _outputs(
+        self, reader: Reader, rows: Sequence[Row], output: Callable[[Any, Batch], jax.Array]
+    ) -> list[np.ndarray]:
+        """Return the output for each row, in order; rows of similar length are read together."""
+        examples = [reader.example(row).rows for row in rows]
+        lengths = [max(len(row.tokens) for row in parts) for parts in examples]
+        order = sorted(range(len(rows)), key=lambda index: (len(examples[index]), lengths[index]))
+        outputs: dict[int, np.ndarray] = {}
+        for batch in _batches(order, [len(parts) for parts in examples]):
+            longest = max(lengths[index] for index in batch)
+            fitting = replace(reader, length=min(reader.length, _power_of_two(longest, MIN_ROW_LENGTH)))
+            mesh = getattr(jax.tree.leaves(self.model)[0].sharding, "mesh", None)
+            shards = 1 if mesh is None else sharding.batch_shards(mesh.shape)
+            size = _power_of_two(-(-len(batch) // shards), 1) * shards
+            host_batch = fitting.batch([rows[index] for index in batch], size)
+            with nullcontext() if mesh is None else jax.set_mesh(mesh):
+                found = np.asarray(output(self.model, self.shard_batch(host_batch)), np.float32)
+            outputs |= dict(zip(batch, found, strict=False))
+        return [outputs[index] for index in range(len(rows))]
+
+
+_head_output = jax.jit(ModelWithHead.__call__)
+
+
+@dataclass(frozen=True)
+class _PooledOutput:
+    """A function from a model and a batch to the state of each text, [B,D]."""
+
+    pool: Pool
+
+    def __call__(self, model: ModelWithHead | Transformer, batch: Batch) -> jax.Array:
+        if isinstance(model, ModelWithHead):
+            return _pooled_below_head(model, batch)
+        return _pooled(model, batch, self.pool)
+
+
+_pooled_below_head = jax.jit(ModelWithHead.pooled)
+
+
+def _pool_features(model: Transformer, batch: Batch, pool: Pool) -> jax.Array:
+    side = "decoder" if model.config.has_decoder else "encoder"
+    return pool_texts(model, pool, model.features(batch), segments_of(batch, side))
+
+
+_pooled = jax.jit(_pool_features, static_argnames="pool")
+
+
+def _row_texts(row: Row) -> Any:
+    return row["texts"]
+
+
+def _as_row(text: Any, kind: str) -> Row:
+    """Return a text as the row of a task of this kind; SettingError for anything else."""
+    found: Any = None
+    if kind in ("classes", "regression"):
+        found = _as_texts(text)
+    elif kind == "tokens" and not isinstance(text, str) and all(isinstance(word, str) for word in text):
+        found = (list(text),)
+    elif kind == "span" and (pair := _as_texts(text)) is not None and len(pair) == 2:
+        found = pair
+    elif kind == "choice" and not isinstance(text, str) and text:
+        candidates = tuple(map(_as_texts, text))
+        found = None if None in candidates else candidates
+    if found is None:
+        raise SettingError(f"predict expects {EXPECTED[kind]} for each text, not {text!r:.80}")
+    return {"texts": found}
+
+
+def _as_texts(text: Any) -> tuple[str, ...] | None:
+    """Return one text or a pair of texts as a tuple; None for anything else."""
+    if isinstance(text, str):
+        return (text,)
+    if isinstance(text, list | tuple) and len(text) == 2 and all(isinstance(part, str) for part in text):
+        return tuple(text)
+    return None
+
+
+def _prediction(reader: Reader, row: Row, output: np.ndarray) -> Any:
+    """Return what the output of a head for a row means."""
+    task = reader.task
+    if task.kind == "classes":
+        shares = _softmax(output)
+        labels = task.labels or tuple(map(str, range(len(shares))))
+        return Classification(labels[int(shares.argmax())], dict(zip(labels, shares.tolist(), strict=True)))
+    if task.kind == "choice":
+        shares = _softmax(output)
+        return Choice(int(shares.argmax()), shares.tolist())
+    answer = reader.answer(row, output)
+    if task.kind == "tokens":
+        return [task.labels[label] if label >= 0 else None for label in answer]
+    return answer
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the probabilities of logits, float64 [classes]."""
+    shares = np.exp(logits.astype(np.float64) - logits.max())
+    return shares / shares.sum()
+
+
+def _batches(order: Sequence[int], widths: Sequence[int]) -> list[list[int]]:
+    """Return the indices in batches of at most MAX_ROWS, each of rows with equally many candidates."""
+    batches: list[list[int]] = []
+    for index in order:
+        if batches and len(batches[-1]) < MAX_ROWS and widths[batches[-1][0]] == widths[index]:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+def _power_of_two(number: int, least: int) -> int:
+    """Return the least power of two that is neither below ``number`` nor below ``least``."""
+    size = least
+    while size < number:
+        size *= 2
+    return size

@@ -1,0 +1,113 @@
+"""The site: its pages, its reference, the addresses that it links to, and the workflows that build it."""
+
+import dataclasses
+import re
+import tomllib
+import typing
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+from paths import ROOT
+
+from experiments.cli import COMMANDS
+from experiments.study.experiment import Experiment
+
+DOCS = ROOT / "docs"
+URLS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+REFERENCED = {
+    name
+    for page in (DOCS / "reference").glob("*.md")
+    for name in re.findall(r"(?m)^::: (\S+)$", page.read_text("utf-8"))
+}
+
+
+@pytest.fixture(autouse=True)
+def hooks(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+
+
+def settings_classes(cls: type) -> set[type]:
+    """A dataclass, those that it inherits from, and those of its fields, at any depth."""
+    found = {base for base in cls.__mro__ if dataclasses.is_dataclass(base)}
+    for base in list(found):
+        for kind in typing.get_type_hints(base).values():
+            for part in (kind, *typing.get_args(kind)):
+                if dataclasses.is_dataclass(part):
+                    found |= settings_classes(part)
+    return found
+
+
+def test_every_settings_class_is_in_the_reference():
+    classes = settings_classes(Experiment)
+    for path in sorted((ROOT / "lm/config").glob("*.py")):
+        module = import_module(f"lm.config.{path.stem}".removesuffix(".__init__"))
+        classes |= {
+            each
+            for name, each in vars(module).items()
+            if isinstance(each, type) and each.__module__ == module.__name__ and not name.startswith("_")
+        }
+    assert len(classes) > 40
+    for each in classes:
+        assert each.__module__ in REFERENCED, f"{each} is on no page of docs/reference"
+        assert each.__doc__ and not each.__doc__.startswith(f"{each.__name__}("), f"{each} has no docstring"
+
+
+def test_every_command_is_in_the_reference_with_all_of_its_options():
+    from commands_page import commands_page
+
+    page = commands_page()
+    for name, command in COMMANDS.items():
+        section = re.search(rf"(?ms)^## lm {name}$(.*?)(?=^## |\Z)", page)
+        assert section, name
+        assert f"[`lm {name}`](#lm-{name.replace(' ', '-')})" in page
+        if name == "eval harness":  # whose options are those of another program
+            continue
+        module, _, function = command.place.partition(":")
+        for option in arguments(getattr(import_module(module), function)):
+            names = rf"`\[?(--(?:[a-z]+\.)?{option.replace('_', '-')}|{option.upper()})\b"
+            assert re.search(names, section[1]), f"lm {name} lacks {option}"
+
+
+def arguments(function) -> list[str]:
+    """The names of a command's arguments and options, but those of settings, which have a page."""
+    found = []
+    for name, kind in typing.get_type_hints(function).items():
+        if dataclasses.is_dataclass(kind):  # such as the options of several commands
+            found += arguments(kind)
+        elif name not in ("return", "settings"):
+            found.append(name)
+    return found
+
+
+def test_the_addresses_of_the_project_stand_in_one_place():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert citation["repository-code"] == URLS["Repository"]
+    assert citation["url"] == URLS["Documentation"]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
+    for page in pages:
+        for address in re.findall(r"git clone (\S+)", page.read_text("utf-8")):
+            assert address == URLS["Repository"], page
+
+
+def test_the_site_links_to_the_repository_once_it_has_an_address(monkeypatch):
+    import addresses
+
+    config = {}
+    monkeypatch.setattr(
+        addresses, "addresses", lambda: {"Repository": "https://a.b/c", "Documentation": "https://d"}
+    )
+    assert addresses.on_config(config) == {"repo_url": "https://a.b/c", "site_url": "https://d"}
+    example = {"Repository": "https://example.org/lm", "Documentation": "https://example.org/lm/docs"}
+    monkeypatch.setattr(addresses, "addresses", lambda: example)
+    assert addresses.on_config({}) == {}
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_every_job_has_a_time_limit_and_every_workflow_a_group(path: Path):
+    workflow = yaml.safe_load(path.read_text("utf-8"))
+    assert workflow["concurrency"]["group"]
+    for name, job in workflow["jobs"].items():
+        assert "timeout-minutes" in job or "uses" in job, name

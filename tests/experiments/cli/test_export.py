@@ -1,0 +1,178 @@
+"""``lm convert export``: what leaves with its head, its tokenizer and its README.md, and what is refused."""
+
+import json
+import re
+
+import numpy as np
+import published
+import pytest
+import tokenizers
+from paths import ROOT
+from safetensors.numpy import load_file
+from tiny import TINY
+
+from experiments.cli.convert import export_checkpoint
+from experiments.runs import provenance
+from experiments.runs.init_from import HUB_NAME, hub_name, started_from
+from experiments.runs.paths import save_settings, start_folder
+from experiments.runs.result import fingerprint
+from experiments.runs.run import Run
+from experiments.runs.stages import stages_of
+from experiments.runs.vocabulary import store_vocabulary
+from experiments.study.registry import build
+from experiments.study.scales import SCALES
+from lm.config.base import SettingError
+from lm.config.training import CheckpointConfig
+from lm.data.documentation import corpus
+from lm.files import json_with_checksum
+from lm.notebook import load_model
+from lm.sharding import make_mesh
+from lm.tokenizers.huggingface import load_pretrained_tokenizer
+from lm.train.runtime.checkpoints import Checkpoints
+
+PAIR = ("the cat sat", "a dog ran")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder of runs with a small documentation corpus."""
+    folder = tmp_path_factory.mktemp("exported")
+    corpus.prepare_sets(folder / "cache", packages=corpus.STDLIB)
+    SCALES["tiny"] = SCALES["nano"] | TINY | {"tuning.inputs_length": 60, "finetuning.steps": 2}
+    yield folder
+    del SCALES["tiny"]
+
+
+def settings_of(runs, family, **tuning):
+    """The settings of a checkpoint that is tuned by a head."""
+    start = started_from(str(published.write(family, runs / family)), runs)
+    heads = {"tuning.mixtures": (), "tuning.heads": ("follows",)}
+    return build("bert/base", "tiny", start | heads | {f"tuning.{name}": x for name, x in tuning.items()})
+
+
+def tuned_run(runs, family, **tuning):
+    """The folder of such a run, whose head is new."""
+    experiment = settings_of(runs, family, **tuning)
+    folder = runs / "tiny" / f"{family}-{'-'.join(map(str, tuning.values()))}" / "seed-0"
+    save_settings(folder, experiment, runs / "cache")
+    (stage,) = stages_of(folder)
+    with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
+        checkpoints.save(stage.steps(make_mesh(experiment.mesh)).initial_state(0))
+    vocabulary = load_pretrained_tokenizer(runs / family, experiment.model.vocab_size)
+    store_vocabulary(stage.folder, vocabulary)
+    of_vocabulary = {"vocabulary": {"fingerprint": vocabulary.fingerprint}}
+    provenance.record(stage.folder, dict.fromkeys(provenance.PARTS, {}) | of_vocabulary)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "tuning", "exported"),
+    [
+        ("bert", {"pool": "mean"}, "SentenceTransformer"),
+        ("roberta", {"pool": "first", "dense": "tanh"}, "RobertaForSequenceClassification"),
+        pytest.param("gpt2", {"pool": "last"}, "GPT2ForSequenceClassification", marks=pytest.mark.slow),
+        pytest.param("llama", {"pool": "last"}, "LlamaForSequenceClassification", marks=pytest.mark.slow),
+    ],
+)
+def test_a_tuned_run_leaves_with_its_head_and_reads_texts_as_in_tuning(
+    family, tuning, exported, runs, tmp_path, capsys
+):
+    folder = tuned_run(runs, family, **tuning)
+    export_checkpoint(folder, tmp_path / "out")
+    assert f"exported the {exported} of {folder} after follows" in capsys.readouterr().out
+    (stage,) = stages_of(folder)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["id2label"] == {"0": "False", "1": "True"}
+    assert config["architectures"] == [exported] or config["architectures"] == ["BertModel"]
+    settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert settings["model_max_length"] == 60
+    from experiments.runs.kinds.answers import reader_of
+
+    vocabulary = load_pretrained_tokenizer(runs / family, 400)
+    reader = reader_of(stage.settings, stage.task, vocabulary)
+    row = {"sentence1": PAIR[0], "sentence2": PAIR[1], "label": 1}
+    (example,) = reader.example(row).rows
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode(*PAIR)
+    assert theirs.ids == example.tokens.tolist()
+    if family in ("bert", "roberta"):
+        assert theirs.type_ids == example.types.tolist()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert exported in card and "`False`, `True`" in card
+
+
+def test_a_model_below_its_head_pools_as_the_head_did(runs, tmp_path):
+    folder = tuned_run(runs, "bert", pool="mean")
+    export_checkpoint(folder, tmp_path / "out", head="drop")
+    modules = json.loads((tmp_path / "out" / "modules.json").read_text())
+    assert [module["type"].rpartition(".")[2] for module in modules] == ["Transformer", "Pooling"]
+    vectors = load_model(tmp_path / "out").embed(PAIR)
+    from experiments.notebook import load_run
+
+    np.testing.assert_allclose(vectors, load_run(folder).embed(PAIR), atol=1e-5)
+
+
+def test_a_folder_that_is_there_is_left_as_it_is(runs, tmp_path):
+    folder = tuned_run(runs, "bert", pool="mean")
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(SettingError, match="is there already; name a new folder"):
+        export_checkpoint(folder, tmp_path)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_what_cannot_leave_is_said_in_one_line_before_training_and_refused_with_the_same_reason(
+    runs, tmp_path
+):
+    said = []
+    experiment = settings_of(runs, "bert", layers="mixed-frozen")
+    Run(experiment, runs / "tiny" / "mixed", runs / "cache").check(said.append)
+    (line,) = [line for line in said if "`lm convert export` cannot write it" in line]
+    assert "the head for follows" in line and "'last' and 'last-frozen' leave whole" in line
+    folder = tuned_run(runs, "bert", layers="mixed-frozen")
+    with pytest.raises(SettingError) as refused:
+        export_checkpoint(folder, tmp_path / "out")
+    reason = str(refused.value).partition("cannot be written: ")[2]
+    assert reason in line and "--head drop writes the model below it" in reason
+    assert not (tmp_path / "out").exists()
+    export_checkpoint(folder, tmp_path / "out", head="drop")
+    assert "classifier.weight" not in load_file(tmp_path / "out" / "model.safetensors")
+
+
+def test_adapters_cannot_leave_and_low_rank_updates_can(runs):
+    for tuning, count in (({"adapters": 0.5, "pool": "mean"}, 1), ({"lora.rank": 2, "pool": "mean"}, 0)):
+        said = []
+        Run(settings_of(runs, "bert", **tuning), runs / "tiny" / "x", runs / "cache").check(said.append)
+        assert sum("cannot write it" in line for line in said) == count
+
+
+def test_a_card_has_what_the_hub_reads_and_the_scores_of_the_run(runs, tmp_path):
+    folder = tuned_run(runs, "bert", pool="mean")
+    (stage,) = stages_of(folder)
+    start = start_folder(stage.settings.start.model, runs / "cache")
+    (start / HUB_NAME).write_text("owner/name\n")
+    scored = {"column": "GLUE", "like": None, "half": "", "metric": "accuracy", "measure": "score"}
+    scored |= {"chance": None, "step": 2, "score": 61.5, "metrics": {"accuracy": 61.5}, "rows": 130}
+    values = {"columns": {"GLUE": 61.5}, "tasks": {"follows": scored}, "held_out_loss": None}
+    values |= {"seconds": 1.0, "tokens": 1, "settings": fingerprint(folder)}
+    (folder / "scores.json").write_text(json_with_checksum(values))
+    export_checkpoint(folder, tmp_path / "out")
+    (folder / "scores.json").unlink()
+    (start / HUB_NAME).unlink()
+    card = (tmp_path / "out" / "README.md").read_text()
+    _, front, text = card.split("---\n", 2)
+    fields = dict(re.findall(r'(?m)^(\w+): "(.*)"$', front))
+    assert fields == {
+        "library_name": "sentence-transformers",
+        "pipeline_tag": "text-classification",
+        "base_model": "owner/name",
+    }
+    assert re.search(r"\| follows \| accuracy \| 61\.50 \| documentation\S* \w+ \| 130 \|", text)
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(code.splitlines()) == 3 and 'SentenceTransformer("FOLDER")' in code
+    assert "2 steps" in text and "Start: the checkpoint `owner/name`" in text
+    assert str(ROOT) not in card and str(runs) not in card
+
+
+def test_the_name_on_the_hub_is_kept_of_a_checkpoint_in_its_cache(runs, tmp_path):
+    made = published.write("roberta", tmp_path / "models--owner--name" / "snapshots" / "0123", seed=7)
+    start = started_from(str(made), runs)["start.model"]
+    assert hub_name(start_folder(start, runs / "cache")) == "owner/name"

@@ -1,0 +1,139 @@
+"""A run's model in Python: its head's predictions, vectors of texts, and the example of docs/notebook.md."""
+
+import re
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from paths import GOLDEN, ROOT
+from scored_runs import HEADS, run_of
+
+from experiments.cli.run_names import name_run
+from experiments.notebook import load_run
+from experiments.runs.kinds.answers import make_eval_task
+from experiments.runs.stages import stages_of
+from lm import convert
+from lm.batch import Batch, Side
+from lm.config.base import SettingError
+from lm.data.tasks.labelled import LABELLED
+from lm.evaluate.evaluator import predict
+from lm.notebook import text_model
+from lm.predictions import Choice, Classification
+from lm.tokenizers.huggingface import load_pretrained_tokenizer
+from lm.tokenizers.sentencepiece import ByteTokenizer
+
+DOCS = (ROOT / "docs" / "notebook.md").read_text("utf-8")
+PAIR = {"sentence1": "It is so.", "sentence2": "It is."}
+ROWS = {
+    "cola": [{"sentence": "It is so.", "label": 1}, {"sentence": "Is so it, and so on.", "label": 0}],
+    "mrpc": [PAIR | {"label": 1}, PAIR | {"sentence1": "So it is not.", "label": 0}],
+    "stsb": [PAIR | {"label": 2.5}],
+    "next": [{"sentences": ["It is.", "So be it."], "following": "Then it was.", "label": 1}] * 2,
+    "roles": [{"tokens": "def f ( x ) :".split(), "tags": [0] * 6, "roles": [0] * 6}],
+    "squad": [
+        {
+            "question": "Who?",
+            "context": "It was he, they said.",
+            "answers": {"text": ["he"], "answer_start": [7]},
+        }
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("work") / "runs"
+
+
+def as_given(task, row):
+    """What the model reads in a row, as ``predict`` takes it."""
+    texts = task.texts(row)
+    return texts[0] if len(texts) == 1 else texts
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("cola", "squad") else pytest.param(name, marks=pytest.mark.slow) for name in ROWS],
+)
+def test_a_head_says_of_texts_in_python_what_it_says_of_rows_in_evaluation(name, runs, capsys):
+    task, rows = LABELLED[name], ROWS[name]
+    folder, experiment, made = run_of(runs, f"head-{name}", HEADS | {"tuning.heads": (name,)})
+    model = load_run(folder)
+    assert capsys.readouterr().out == f"{folder} after {name}; by --mixture also: pretraining\n"
+    state, steps = made[name]
+    asked = make_eval_task(experiment, ByteTokenizer(100), steps.mesh, task, rows, 0)
+    expected = predict(state.eval_model, asked, steps.shard_batch)
+    found = model.predict([as_given(task, row) for row in rows])
+    for prediction, answer in zip(found, expected, strict=True):
+        if isinstance(prediction, Classification):
+            assert prediction.label == task.labels[answer]
+            assert list(prediction.probabilities) == list(task.labels)
+            assert sum(prediction.probabilities.values()) == pytest.approx(1)
+            assert max(prediction.probabilities, key=prediction.probabilities.get) == prediction.label
+        elif isinstance(prediction, Choice):
+            assert prediction.index == answer and sum(prediction.probabilities) == pytest.approx(1)
+        elif task.kind == "tokens":
+            assert prediction == [task.labels[label] for label in answer]
+        elif task.kind == "regression":
+            assert prediction == pytest.approx(answer, abs=1e-5)
+        else:
+            assert prediction == answer
+
+
+def test_a_model_without_a_head_predicts_nothing_and_what_is_no_text_is_refused(runs):
+    folder, *_ = run_of(runs, "head-cola", HEADS | {"tuning.heads": ("cola",)})
+    with pytest.raises(SettingError, match="no head that predicts.*tuning.heads"):
+        load_run(folder, "pretraining").predict(["It is so."])
+    model = load_run(folder)
+    for wrong in (3, ("a", "b", "c"), ["a", 1]):
+        with pytest.raises(SettingError, match="a text or a pair of texts for each text, not"):
+            model.predict(["It is so.", wrong])
+    assert model.predict([]) == [] and model.embed([]).shape == (0, 16)
+
+
+@pytest.mark.parametrize(
+    ("pool", "of_row"),
+    [
+        ("first", lambda x: x[0]),
+        ("last", lambda x: x[-1]),
+        ("mean", lambda x: x.mean(0)),
+        (None, lambda x: x[0]),
+    ],
+)
+def test_vectors_of_texts_are_pooled_as_the_run_pools_and_do_not_depend_on_other_texts(pool, of_row, runs):
+    given = HEADS | {"tuning.heads": ("cola",), "tuning.pool": pool}
+    folder, *_ = run_of(runs, f"pool-{pool}", given)
+    model = load_run(folder)
+    texts = ["It is so.", "Is so it, and so on.", "It"]
+    vectors = model.embed(texts)
+    assert vectors.dtype == np.float32 and vectors.shape == (3, 16)
+    tokenizer = model.tokenizer
+    for text, vector in zip(texts, vectors, strict=True):
+        ids = [tokenizer.cls, *tokenizer.encode(text), tokenizer.sep]
+        side = Side(tokens=jnp.array([ids]), token_types=jnp.zeros((1, len(ids)), jnp.int32))
+        states = np.asarray(model.model.features(Batch(encoder=side)))[0]
+        np.testing.assert_allclose(vector, of_row(states), atol=1e-5)
+    np.testing.assert_allclose(model.embed(texts[::-1]), vectors[::-1], atol=1e-6)
+
+
+def test_a_published_decoder_gives_vectors_of_the_end_of_a_text():
+    config, published = convert.load(GOLDEN / "gpt2")
+    tokenizer = load_pretrained_tokenizer(GOLDEN / "harness" / "gpt2", config.vocab_size)
+    vectors = text_model(published, tokenizer).embed(["the cat", ("the cat", "a dog")])
+    ids = [*tokenizer.encode("the cat"), tokenizer.eos]
+    states = published.features(Batch(decoder=Side(tokens=jnp.array([ids]))))
+    np.testing.assert_allclose(vectors[0], states[0, -1], atol=1e-5)
+
+
+def test_the_example_of_the_docs_opens_a_run_by_its_name(runs, monkeypatch, capsys):
+    folder, *_ = run_of(runs, "head-cola", HEADS | {"tuning.heads": ("cola",)})
+    name_run(runs, "mine", folder)
+    monkeypatch.chdir(runs.parent)
+    _, code = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
+    made = {}
+    exec(code, made)
+    said = capsys.readouterr().out
+    assert "head-cola after cola; by --mixture also: pretraining" in said
+    assert made["vectors"].shape == (2, 16) and "Classification(label=" in said
+    assert {stage.name for stage in stages_of(Path("runs/mine"))} == {"pretraining", "cola"}
