@@ -3,8 +3,9 @@
 Sources: the papers named beside them and, where these are silent, the configurations of released weights.
 """
 
-from dataclasses import dataclass
-from math import ceil, floor, inf, log, pi
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, floor, log, pi
 from typing import Literal
 
 import numpy as np
@@ -23,6 +24,8 @@ class RotaryConfig:
     """Rotary positions (RoPE), and how they are stretched to rows longer than in training."""
 
     base: float = 10_000.0  # base of the geometric series of wavelengths (theta) [tokens]
+    # base in layers that have a window, if other than in those that have none (ModernBERT) [tokens]
+    window_base: float | None = None
     fraction: float = 1.0  # share of a head's features that are rotated, from the first on
     # which of the R features rotate together: i and i + R/2 (GPT-NeoX, Llama), or neighbours (Su et al.,
     # GPT-J)
@@ -42,13 +45,17 @@ class RotaryConfig:
     beta_slow: float = setting(1.0, YARN)
 
     def __post_init__(self):
-        above_0(self, "model.positions.rotary.", "base factor low_frequency_factor beta_slow")
+        above_0(self, "model.positions.rotary.", "base window_base factor low_frequency_factor beta_slow")
         at_least(self, "model.positions.rotary.", original_length=1)
         for low, high in (("low_frequency_factor", "high_frequency_factor"), ("beta_slow", "beta_fast")):
             least, most = getattr(self, low), getattr(self, high)
             if not least < most:
                 limit = f"model.positions.rotary.{high}={most}"
                 raise SettingError(f"model.positions.rotary.{low}={least} should be below {limit}")
+
+    def in_window(self) -> "RotaryConfig":
+        """Return the settings of a layer that has a window: these with the base of windows."""
+        return self if self.window_base is None else replace(self, base=self.window_base)
 
     def frequencies(self, width: int) -> tuple[np.ndarray, float]:
         """Return the rotary frequencies of heads ``width`` wide, and a factor of cosines and sines.
@@ -97,8 +104,8 @@ class SparsityConfig:
 
     def __post_init__(self):
         at_least(self, "model.sparsity.", window=0, dilation=1, global_tokens=0, block=1, random_blocks=0)
-        windows = [inf if window is None else window for window in self.layer_windows]
-        if windows and (max(windows) != (inf if self.window is None else self.window) or min(windows) < 0):
+        windows = self.layer_windows
+        if windows and (widest_window(windows) != self.window or not windows_are_valid(windows)):
             raise SettingError(
                 f"model.sparsity.layer_windows={self.layer_windows} should be from 0 to "
                 f"model.sparsity.window={self.window}, the widest (None: without end)"
@@ -107,7 +114,12 @@ class SparsityConfig:
             if self.window is None and getattr(self, name):
                 raise SettingError(f"model.sparsity.{name}={getattr(self, name)} needs model.sparsity.window")
 
-    @property
-    def has_window(self) -> bool:
-        """Return whether any layer has a window."""
-        return self.window is not None or bool(self.layer_windows)
+
+def widest_window(windows: Sequence[int | None]) -> int | None:
+    """Return the widest of the windows of layers; None if a layer has none, and so attends to everything."""
+    return None if None in windows else max(window for window in windows if window is not None)
+
+
+def windows_are_valid(windows: Sequence[int | None]) -> bool:
+    """Return whether each window is 0 or more, or None."""
+    return all(window is None or window >= 0 for window in windows)

@@ -24,11 +24,14 @@ MixerName = Literal["attention", "rnn", "gru", "lstm", "window", "none"]
 CrossName = Literal["heads", "merged", "dot", "multiplicative", "additive", "none"]
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
 # silu is Swish with beta 1. A gated form multiplies the activation of one projection by a second projection:
-# sigmoid (GLU), none (gated-linear: bilinear), relu (ReGLU), gelu in its tanh form (GEGLU), silu (SwiGLU).
+# sigmoid (GLU), none (gated-linear: bilinear), relu (ReGLU), gelu in its tanh form (GEGLU) or by the error
+# function (gated-gelu-erf: ModernBERT), silu (SwiGLU).
 _UngatedActivation = Literal[
     "relu", "squared-relu", "gelu", "gelu-tanh", "silu", "elu", "selu", "sigmoid", "softplus"
 ]
-_GatedActivation = Literal["gated-sigmoid", "gated-linear", "gated-relu", "gated-gelu", "gated-silu"]
+_GatedActivation = Literal[
+    "gated-sigmoid", "gated-linear", "gated-relu", "gated-gelu", "gated-gelu-erf", "gated-silu"
+]
 Activation = Literal[_UngatedActivation, _GatedActivation, "none"]
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
 
@@ -68,6 +71,9 @@ class AttentionConfig:
     # attention scores: the product of query and key, also divided by sqrt(d_kv) (scaled-dot; not in T5), or
     # with a matrix between them
     scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"
+    # number whose square root divides the products of queries and keys, if other than d_kv (Gemma 2 27B:
+    # d_model / num_heads)
+    query_pre_attn_scalar: int | None = setting(None, {"scores": ("scaled-dot", "bilinear")})
     # soft cap of the attention logits c: cap * tanh(c / cap) (Gemma 2); None: no cap
     logit_cap: float | None = None
     # whether the projections of queries, keys and values have a bias; None: as model.bias
@@ -87,6 +93,8 @@ class AttentionConfig:
 
     def __post_init__(self):
         at_least(self, "model.attention.", d_kv=1, num_heads=1, num_key_value_heads=1, d_v=1)
+        at_least(self, "model.attention.", query_pre_attn_scalar=1)
+        above_0(self, "model.attention.", "logit_cap")
         at_most(self, "model.attention.", num_heads=2**16)  # a table of so many numbers is made on the host
         if self.num_heads % self.key_value_heads:
             heads = f"model.attention.num_key_value_heads={self.num_key_value_heads}"
@@ -230,6 +238,14 @@ class NormConfig:
     fraction: float = setting(1.0, {"kind": ("rms",)})
     # added to the mean square (or the variance) before its root is taken
     epsilon: float = setting(1e-6, {"kind": ("rms", "layer")})
+    # whether layer norms have a bias (ModernBERT has none)
+    bias: bool = setting(True, {"kind": ("layer",)})
+    # whether the scale of a norm is 1 plus the parameter, which starts at 0, as in Gemma; weight decay then
+    # draws the scale to 1
+    zero_centered: bool = setting(False, {"kind": ("rms", "layer")})
+    # whether the first layer has a norm before attention, as the others do, or none, since the embeddings are
+    # normalised already (ModernBERT)
+    first_attention: Literal["norm", "none"] = setting("norm", {"kind": ("rms", "layer")})
 
     def __post_init__(self):
         above_0(self, "model.norm.", "epsilon fraction")
@@ -245,6 +261,11 @@ class OutputConfig:
     logits: Logits = "tied-scaled"
     transform: bool = False  # whether a dense layer and a norm precede the output matrix (BERT's masked LM)
     bias: bool = False  # whether the logits have a bias per token (BERT, BART)
+    # soft cap of the logits c: cap * tanh(c / cap) (Gemma 2); None: no cap
+    logit_cap: float | None = setting(None, {"logits": Values(but=("none",))})
+
+    def __post_init__(self):
+        above_0(self, "model.output.", "logit_cap")
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ The groups of settings for its parts, and the sources, are in lm.config.layers.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from lm.config.attention import SparsityConfig
+from lm.config.attention import SparsityConfig, windows_are_valid
 from lm.config.base import (
     ABOVE_0,
+    GIVEN,
     Condition,
     Conditions,
     SettingError,
@@ -76,6 +77,9 @@ CROSS_ROTARY: Condition = CROSS_HEADS | {"positions.kind": ("rotary",)}
 ATTENTION: Conditions = (SELF_ATTENTION, CROSS_HEADS)
 NORMED: Condition = {"norm.kind": ("rms", "layer")}
 ROW_LENGTHS: Conditions = ({"positions.kind": ("learned",)}, {"sparsity.random_blocks": ABOVE_0})
+WINDOWED: Conditions = tuple(
+    {path: GIVEN} for path in ("sparsity.window", "sparsity.layer_windows", "encoder.layer_windows")
+)
 LOW_RANK: Condition = {"rank": ABOVE_0}
 
 
@@ -88,10 +92,18 @@ class SideConfig:
     d_kv: int | None = None  # width of the encoder's attention heads, if other than the decoder's [features]
     # number of the encoder's attention heads, if other than the decoder's [heads]
     num_heads: int | None = None
+    # window of each of the encoder's layers, if other than the decoder's (T5Gemma); None: that layer attends
+    # to all positions; empty: the decoder's [blocks]
+    layer_windows: tuple[int | None, ...] = ()
 
     def __post_init__(self):
         at_least(self, "model.encoder.", d_ff=1, d_kv=1, num_heads=1)
         at_most(self, "model.encoder.", num_heads=2**16)
+        if not windows_are_valid(self.layer_windows):
+            raise SettingError(
+                f"model.encoder.layer_windows={self.layer_windows} should be numbers from 0 on, or None "
+                "where a layer has no window"
+            )
 
 
 @dataclass(frozen=True)
@@ -137,18 +149,28 @@ class ModelConfig:
     # what layers share: all parameters, or those of attention or of the feed-forward layer alone, with their
     # norms (ALBERT, Lan et al. 2020, Table 4)
     shared_parts: Literal["all", "attention", "mlp"] = setting("all", {"shared_layers": (True,)})
-    # position of the norms and residuals: parallel as in GPT-NeoX, parallel-one-norm as in GPT-J; rezero: as
-    # pre-norm, with a factor of each sub-layer that starts at 0; fixup: scalars and smaller initial values
-    # in place of norms; none: norms as in pre-norm, but no residuals
-    residual: Literal["pre-norm", "post-norm", "parallel", "parallel-one-norm", "rezero", "fixup", "none"] = (
-        "pre-norm"
-    )
+    # position of the norms and residuals: sandwich-norm: a norm of each sub-layer's input and one of its
+    # output (Gemma 2), parallel as in GPT-NeoX, parallel-one-norm as in GPT-J; rezero: as pre-norm, with a
+    # factor of each sub-layer that starts at 0; fixup: scalars and smaller initial values in place of norms;
+    # none: norms as in pre-norm, but no residuals
+    residual: Literal[
+        "pre-norm",
+        "post-norm",
+        "sandwich-norm",
+        "parallel",
+        "parallel-one-norm",
+        "rezero",
+        "fixup",
+        "none",
+    ] = "pre-norm"
     bias: bool = False  # whether linear layers have biases, unless a setting of their own says otherwise
     dropout: float = 0.1  # dropout rate of activations and attention weights
     # type of activations; parameters and softmax stay float32
     dtype: Literal["float32", "bfloat16"] = "float32"
     embedding: EmbeddingConfig = setting(EmbeddingConfig(), apart={"norm": NORMED, "encoder": OWN_ENCODER})
-    positions: PositionsConfig = setting(PositionsConfig(), apart={"max_length": ROW_LENGTHS})
+    positions: PositionsConfig = setting(
+        PositionsConfig(), apart={"max_length": ROW_LENGTHS, "rotary.window_base": WINDOWED}
+    )
     mixer: MixerConfig = MixerConfig()
     attention: AttentionConfig = setting(
         AttentionConfig(),
@@ -219,15 +241,7 @@ class ModelConfig:
         if self.sparsity.projections == "separate" and self.has_decoder:
             message = "model.sparsity.projections='separate' needs model.architecture='encoder'"
             raise SettingError(f"{message}, not {self.architecture!r}")
-        windows = self.sparsity.layer_windows
-        side = "decoder" if self.has_decoder else "encoder"
-        layers = getattr(self, f"num_{side}_layers")
-        if windows and (self.has_encoder and self.has_decoder or len(windows) != layers):
-            raise SettingError(
-                f"model.sparsity.layer_windows has {len(windows)} windows: it needs one for each of "
-                f"model.num_{side}_layers={layers}, and an encoder or a decoder alone, not "
-                f"model.architecture={self.architecture!r}"
-            )
+        self._check_layer_windows()
         attention = self.attention
         implementation = f"model.attention.implementation={attention.implementation!r}"
         if attention.implementation in ("flash", "cudnn") and (count := self.sparsity.random_blocks):
@@ -239,6 +253,20 @@ class ModelConfig:
                 f"{implementation} needs model.dtype='bfloat16', model.attention.d_kv of 8, 16, ..., 128, "
                 "model.attention.d_v as wide, and model.positions.kind that is no bias, not "
                 f"{self.dtype!r}, {width}, {attention.d_v} and {self.positions.kind!r}: choose 'auto'"
+            )
+
+    def _check_layer_windows(self) -> None:
+        """Check that each stack has as many windows as layers, if they differ by layer."""
+        group = "encoder" if self.encoder.layer_windows else "sparsity"
+        if self.has_encoder and len(self.windows("encoder")) != self.num_encoder_layers:
+            raise SettingError(
+                f"model.{group}.layer_windows has {len(self.windows('encoder'))} windows: it needs one for "
+                f"each of model.num_encoder_layers={self.num_encoder_layers}"
+            )
+        if self.has_decoder and len(self.windows("decoder")) != self.num_decoder_layers:
+            raise SettingError(
+                f"model.sparsity.layer_windows has {len(self.windows('decoder'))} windows: it needs one for "
+                f"each of model.num_decoder_layers={self.num_decoder_layers}"
             )
 
     def _check_mixer(self) -> None:
@@ -265,6 +293,11 @@ class ModelConfig:
             )
         if self.sparsity != SparsityConfig():
             raise SettingError(f"{mixer} has no mask for model.sparsity={self.sparsity}: leave it as it is")
+        if self.encoder.layer_windows:
+            raise SettingError(
+                f"{mixer} has no mask for model.encoder.layer_windows={self.encoder.layer_windows}: leave it "
+                "empty"
+            )
         if self.mixer.kind != "none" and self.architecture in ("prefix-decoder", "shared-encoder-decoder"):
             raise SettingError(
                 f"{mixer} reads either both ways or only back, model.architecture={self.architecture!r} does "
@@ -296,6 +329,12 @@ class ModelConfig:
 
     def _check_residual(self) -> None:
         """Check that a residual form has the sub-layers, and the norms, that it is made for."""
+        lacks_own_norm = ("post-norm", "parallel-one-norm", "fixup")
+        if self.norm.first_attention == "none" and self.residual in lacks_own_norm:
+            raise SettingError(
+                "model.norm.first_attention='none' leaves out a norm of attention's input alone, which "
+                f"model.residual={self.residual!r} does not have: choose 'pre-norm' or 'sandwich-norm'"
+            )
         if self.residual != "fixup":
             return
         if self.norm.kind != "none":
@@ -326,6 +365,11 @@ class ModelConfig:
         decoder = self.num_decoder_layers if self.has_decoder and self.shares_layers("decoder") else 0
         if self.shared_layers and max(encoder, decoder) <= 1:
             raise SettingError("model.shared_layers=True needs two or more layers: one shares nothing")
+        if self.shared_layers and self.norm.first_attention == "none":
+            raise SettingError(
+                "model.norm.first_attention='none' leaves a norm out of the first layer alone: with "
+                "model.shared_layers=True it should be 'norm'"
+            )
         if self.shared_parts == "mlp" and self.mlp.activation == "none":
             raise SettingError(
                 "model.shared_parts='mlp' needs a feed-forward layer: model.mlp.activation='none' has none"
@@ -390,9 +434,22 @@ class ModelConfig:
     @property
     def encoder_config(self) -> "ModelConfig":
         """Return the settings of the encoder: these with the sizes of ``encoder`` where it has its own."""
-        paths = {"d_ff": "mlp.d_ff", "d_kv": "attention.d_kv", "num_heads": "attention.num_heads"}
-        sizes = {paths[name]: value for name, value in asdict(self.encoder).items() if value is not None}
-        return changes(replace(self, encoder=SideConfig()), sizes) if sizes else self
+        own = self.encoder
+        sizes = {"mlp.d_ff": own.d_ff, "attention.d_kv": own.d_kv, "attention.num_heads": own.num_heads}
+        sizes = {path: value for path, value in sizes.items() if value is not None}
+        if not sizes:
+            return self
+        return changes(replace(self, encoder=SideConfig(layer_windows=own.layer_windows)), sizes)
+
+    def windows(self, side: str) -> tuple[int | None, ...]:
+        """Return the window of each layer of the "encoder" or the "decoder" [blocks]; None: it has none."""
+        own = self.encoder.layer_windows if side == "encoder" else ()
+        layers = self.num_encoder_layers if side == "encoder" else self.num_decoder_layers
+        return own or self.sparsity.layer_windows or (self.sparsity.window,) * layers
+
+    def has_window(self, side: str) -> bool:
+        """Return whether any layer of the "encoder" or the "decoder" has a window."""
+        return any(window is not None for window in self.windows(side))
 
     @property
     def mlp_has_bias(self) -> bool:

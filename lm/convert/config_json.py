@@ -54,6 +54,29 @@ def pretraining_heads_of(config: ModelConfig) -> set[str]:
     return {*config.heads, "logits"} if config.output.bias else {*config.heads}
 
 
+def flatten_sections(hf_config: HFConfig, family: Family) -> HFConfig:
+    """Return a config.json with the fields of each section at the top, named as in "encoder.hidden_size"."""
+    flat = {name: value for name, value in hf_config.items() if name not in family.sections}
+    for section in family.sections:
+        fields = hf_config.get(section)
+        if not isinstance(fields, dict):
+            raise SettingError(f"config.json: {section}={fields!r} should hold the fields of a stack by name")
+        flat |= {f"{section}.{name}": value for name, value in fields.items()}
+    return flat
+
+
+def nest_sections(flat: HFConfig, family: Family) -> HFConfig:
+    """Return the config.json that ``flatten_sections`` makes ``flat`` of."""
+    hf_config: HFConfig = {section: {} for section in family.sections}
+    for name, value in flat.items():
+        section, _, field = name.partition(".")
+        if field and section in family.sections:
+            hf_config[section][field] = value
+        else:
+            hf_config[name] = value
+    return hf_config
+
+
 # --- from config.json to settings
 
 
@@ -64,6 +87,7 @@ def model_config(hf_config: HFConfig, heads: Collection[str], *, untied: bool = 
     SettingError if a field is missing or asks for what is not implemented.
     """
     family = family_of(hf_config)
+    hf_config = flatten_sections(hf_config, family)
     check_fields(hf_config, family)
     by_alias = {name: hf_config[alias] for alias, name in family.attribute_map.items() if alias in hf_config}
     hf_config = by_alias | hf_config
@@ -172,15 +196,17 @@ def _read_back(hf_config: HFConfig, config: ModelConfig) -> ModelConfig:
 
 def _update_published(family: Family, config: ModelConfig) -> HFConfig:
     """Return the config.json that a model was loaded with, with the settings that have changed since."""
-    hf_config = json.loads(config.published)
-    before = _read_back(hf_config, config)
+    published = json.loads(config.published)
+    before = _read_back(published, config)
+    hf_config = flatten_sections(published, family)
     for field in family.fields:
         if any(attrgetter(path)(config) != attrgetter(path)(before) for path in field.settings):
             for name in field.superseded:
                 hf_config.pop(name, None)
             hf_config |= field.write(config)
     # Weights are written in float32.
-    return hf_config | {name: "float32" for name in ("dtype", "torch_dtype") if name in hf_config}
+    dtypes = [name for name in hf_config if name.rpartition(".")[2] in ("dtype", "torch_dtype")]
+    return nest_sections(hf_config | dict.fromkeys(dtypes, "float32"), family)
 
 
 def _write_new(family: Family, config: ModelConfig) -> HFConfig:
@@ -196,7 +222,7 @@ def _write_new(family: Family, config: ModelConfig) -> HFConfig:
     hf_config |= {name: value for name, value in family.supported_values.items() if value is not None}
     for field in family.fields:
         hf_config |= field.write(config)
-    return hf_config
+    return nest_sections(hf_config, family)
 
 
 # Settings without effect on the outputs, or only on those of a new model or in training.
@@ -219,6 +245,8 @@ def semantic_settings(config: ModelConfig) -> Settings:
     settings = dict(leaves(config)) | {
         "attention.num_key_value_heads": config.attention.key_value_heads,
         "attention.d_v": config.attention.value_width,
+        "attention.query_pre_attn_scalar": config.attention.query_pre_attn_scalar or config.attention.d_kv,
+        "positions.rotary.window_base": config.positions.rotary.in_window().base,
         "mlp.bias": config.mlp_has_bias,
         "attention.qkv_bias": config.qkv_has_bias,
         "heads": tuple(sorted(config.heads)),
@@ -233,6 +261,9 @@ def semantic_settings(config: ModelConfig) -> Settings:
         ("positions.rotary.",): config.positions.kind == "rotary",
         ("embedding.projected",): bool(config.embedding.d_embed),
         ("attention.norm_scale",): config.attention.has_head_norms,
+        ("positions.rotary.window_base",): config.has_window("encoder") or config.has_window("decoder"),
+        ("norm.bias",): config.norm.kind == "layer",
+        ("output.logit_cap",): config.output.logits != "none",
     }
     unread = [start for starts, is_read in conditions.items() if not is_read for start in starts]
     unread += [f"positions.rotary.{name}" for name in unused_rope_settings(config.positions.rotary.scaling)]

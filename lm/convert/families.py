@@ -23,9 +23,12 @@ from lm.convert.fields import (
     eos_token,
     feed_forward_width,
     key_value_heads,
+    modernbert_rope,
     none_if_equal,
     pad_token,
+    query_scalar,
     rope_fields,
+    same_in_both,
     t5_activation,
     t5_logits,
     tied_embeddings,
@@ -43,6 +46,8 @@ from lm.convert.schema import (
     array,
     decoder_task_classes,
     embedding,
+    from_layer,
+    fused_linears,
     fused_qkv,
     linear,
     linears,
@@ -53,7 +58,15 @@ from lm.convert.schema import (
     unchanged,
     without,
 )
-from lm.convert.windows import gpt_neo_windows, longformer_windows, mistral_window, qwen_windows
+from lm.convert.windows import (
+    gemma_windows,
+    gpt_neo_windows,
+    longformer_windows,
+    mistral_window,
+    modernbert_windows,
+    qwen_windows,
+    t5gemma_windows,
+)
 
 # Names of sizes that many families share.
 SIZE_FIELDS: Fields = (
@@ -249,6 +262,103 @@ MARIAN = replace(
         "normalize_embedding": False,
         "share_encoder_decoder_embeddings": True,
     },
+)
+
+
+def _t5gemma_stack(side: str) -> tuple[Parameters, ...]:
+    """Map the encoder or the decoder."""
+    projections = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj"}
+    cross_attention: tuple[Parameters, ...] = ()
+    if side == "decoder":
+        cross_attention = (
+            linears("cross", "cross_attn", **projections),
+            norm("cross_norm", "pre_cross_attn_layernorm"),
+            norm("cross_output_norm", "post_cross_attn_layernorm"),
+        )
+    return (
+        norm(f"{side}.norm", f"{side}.norm"),
+        stack(
+            f"{side}.blocks",
+            f"{side}.layers",
+            linears("attention", "self_attn", **projections),
+            norm("attention_norm", "pre_self_attn_layernorm"),
+            norm("attention_output_norm", "post_self_attn_layernorm"),
+            *cross_attention,
+            linears("mlp", "mlp", hidden="gate_proj", linear="up_proj", out="down_proj"),
+            norm("mlp_norm", "pre_feedforward_layernorm"),
+            norm("mlp_output_norm", "post_feedforward_layernorm"),
+        ),
+    )
+
+
+# What Gemma 2 and the stacks of T5Gemma share.
+_GEMMA2_CHANGES = {
+    "positions.kind": "rotary",
+    "attention.scores": "scaled-dot",
+    "norm.kind": "rms",
+    "norm.zero_centered": True,
+    "residual": "sandwich-norm",
+    "bias": False,
+    "mlp.bias": False,
+    "embedding.scale": "sqrt",
+}
+_GEMMA_ACTIVATIONS = {"gelu_pytorch_tanh": "gated-gelu", **GATED_ACTIVATIONS}
+_GEMMA_ACTIVATION = choice("hidden_activation", "mlp.activation", _GEMMA_ACTIVATIONS, "gelu_pytorch_tanh")
+
+# Zhang et al. 2025 (T5Gemma): an encoder and a decoder of Gemma 2's blocks
+T5GEMMA = Family(
+    model_type="t5gemma",
+    architectures={"T5GemmaForConditionalGeneration": ()},
+    template=changes(
+        ModelConfig(architecture="encoder-decoder"), _GEMMA2_CHANGES | {"embedding.encoder": "separate"}
+    ),
+    fields=(
+        same_in_both(Field("vocab_size", "vocab_size")),
+        same_in_both(Field("hidden_size", "d_model")),
+        Field("encoder.num_hidden_layers", "num_encoder_layers"),
+        Field("decoder.num_hidden_layers", "num_decoder_layers"),
+        Field("decoder.num_attention_heads", "attention.num_heads"),
+        encoder_size("encoder.num_attention_heads", "attention.num_heads", "decoder.num_attention_heads"),
+        same_in_both(key_value_heads(4)),
+        Field("decoder.head_dim", "attention.d_kv", 256),
+        encoder_size("encoder.head_dim", "attention.d_kv", "decoder.head_dim"),
+        Field("decoder.intermediate_size", "mlp.d_ff"),
+        encoder_size("encoder.intermediate_size", "mlp.d_ff", "decoder.intermediate_size"),
+        same_in_both(Field("max_position_embeddings", "positions.max_length", 8_192)),
+        same_in_both(Field("rms_norm_eps", "norm.epsilon", 1e-6)),
+        same_in_both(Field("attention_bias", "bias", False)),
+        same_in_both(_GEMMA_ACTIVATION),
+        same_in_both(query_scalar(256)),
+        same_in_both(Field("attn_logit_softcapping", "attention.logit_cap", 50.0)),
+        Field("decoder.final_logit_softcapping", "output.logit_cap", 30.0),
+        same_in_both(rope_fields()),
+        t5gemma_windows(),
+        Field("dropout_rate", "dropout", 0.0),
+        tied_embeddings(True),
+        Field("decoder.pad_token_id", "special.pad", 0, lambda value, _: value or 0),
+        replace(eos_token(1), name="decoder.eos_token_id"),
+        Field("decoder.bos_token_id", "special.start", 2),
+    ),
+    supported_values={
+        "is_encoder_decoder": True,
+        **{f"{side}.model_type": "t5_gemma_module" for side in ("encoder", "decoder")},
+    },
+    # The whole model's size of the vocabulary, and what of a stack the whole model decides.
+    ignored=(
+        *("vocab_size", "is_decoder", "encoder.final_logit_softcapping"),
+        *("encoder.tie_word_embeddings", "decoder.tie_word_embeddings"),
+        *("encoder.cross_attention_hidden_size", "decoder.cross_attention_hidden_size"),
+    ),
+    sections=("encoder", "decoder"),
+    base_model_prefix="model",
+    base_model=(
+        embedding("encoder_embed", "encoder.embed_tokens"),
+        embedding("embed", "decoder.embed_tokens"),
+        *_t5gemma_stack("encoder"),
+        *_t5gemma_stack("decoder"),
+    ),
+    output_layers=(linear("head", "lm_head.out_proj"),),
+    output_matrix="lm_head.out_proj",
 )
 
 # --- decoders
@@ -697,6 +807,60 @@ QWEN3 = replace(
     ),
 )
 
+# Gemma Team 2024a: norms whose scale is 1 plus the parameter, scaled embeddings
+GEMMA = replace(
+    LLAMA,
+    model_type="gemma",
+    architectures={"GemmaForCausalLM": ()},
+    template=changes(
+        LLAMA.template, {"norm.zero_centered": True, "embedding.scale": "sqrt", "mlp.bias": False}
+    ),
+    fields=override(
+        without(LLAMA.fields, "mlp.bias"),
+        tied_embeddings(True),
+        eos_token(1),
+        key_value_heads(16),
+        Field("head_dim", "attention.d_kv", 256),
+        # What its files call GELU is the tanh form.
+        choice(
+            "hidden_act", "mlp.activation", _GEMMA_ACTIVATIONS | {"gelu": "gated-gelu"}, "gelu_pytorch_tanh"
+        ),
+    ),
+    supported_values={"use_bidirectional_attention": None},
+    ignored=("hidden_activation",),
+)
+
+# Gemma Team 2024b: two norms of each sub-layer, capped logits, and a window in every second layer
+GEMMA2 = replace(
+    GEMMA,
+    model_type="gemma2",
+    architectures={"Gemma2ForCausalLM": ()},
+    template=changes(_DECODER, _GEMMA2_CHANGES),
+    fields=override(
+        GEMMA.fields,
+        key_value_heads(4),
+        _GEMMA_ACTIVATION,
+        query_scalar(256),
+        Field("attn_logit_softcapping", "attention.logit_cap", 50.0),
+        Field("final_logit_softcapping", "output.logit_cap", 30.0),
+        gemma_windows(),
+    ),
+    ignored=("hidden_act", "cache_implementation"),
+    base_model=(
+        *LLAMA.base_model[:2],
+        stack(
+            "decoder.blocks",
+            "layers",
+            linears("attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="o_proj"),
+            linears("mlp", "mlp", hidden="gate_proj", linear="up_proj", out="down_proj"),
+            norm("attention_norm", "input_layernorm"),
+            norm("attention_output_norm", "post_attention_layernorm"),
+            norm("mlp_norm", "pre_feedforward_layernorm"),
+            norm("mlp_output_norm", "post_feedforward_layernorm"),
+        ),
+    ),
+)
+
 # --- encoders
 
 
@@ -968,8 +1132,75 @@ ELECTRA = replace(
     output_matrix="generator_lm_head",
 )
 
+# Warner et al. 2024: a window in two of three layers, with rotary positions of another base
+MODERNBERT = Family(
+    model_type="modernbert",
+    architectures={"ModernBertForMaskedLM": ("logits",), "ModernBertModel": ()},
+    template=changes(
+        _ENCODER,
+        {
+            "positions.kind": "rotary",
+            "norm.bias": False,
+            "norm.first_attention": "none",
+            "bias": False,
+            "residual": "pre-norm",
+        },
+    ),
+    fields=(
+        *SIZE_FIELDS,
+        Field("num_hidden_layers", "num_encoder_layers"),
+        Field("max_position_embeddings", "positions.max_length", 8_192),
+        Field("norm_eps", "norm.epsilon", 1e-5),
+        Field("norm_bias", "norm.bias", False),
+        Field("embedding_dropout", "dropout", 0.0),
+        # The output layer has the same activation.
+        choice("hidden_activation", "mlp.activation", {"gelu": "gated-gelu-erf"}, "gelu"),
+        pad_token(50_283),
+        eos_token(50_282),
+        Field("bos_token_id", "special.start", 50_281),
+        modernbert_rope(),
+        modernbert_windows(),
+    ),
+    supported_values={
+        "attention_bias": False,
+        "mlp_bias": False,
+        "decoder_bias": True,
+        "classifier_bias": False,
+        "classifier_activation": "gelu",
+        "tie_word_embeddings": True,
+        "head_dim": None,
+        "sliding_window": None,  # another name of half of local_attention
+    },
+    ignored=(
+        *("classifier_pooling", "cls_token_id", "sparse_prediction", "sparse_pred_ignore_index"),
+        *("initializer_cutoff_factor", "deterministic_flash_attn", "reference_compile"),
+        *("repad_logits_with_grad", "layer_norm_eps", "position_embedding_type"),
+    ),
+    base_model_prefix="model",
+    base_model=(
+        embedding("embed", "embeddings.tok_embeddings"),
+        norm("encoder.embed_norm", "embeddings.norm"),
+        norm("encoder.norm", "final_norm"),
+        stack(
+            "encoder.blocks",
+            "layers",
+            fused_qkv("attention", "attn.Wqkv"),
+            linear("attention.out", "attn.Wo"),
+            fused_linears(("mlp.hidden", "mlp.linear"), "mlp.Wi"),
+            linear("mlp.out", "mlp.Wo"),
+            from_layer(1, norm("attention_norm", "attn_norm")),
+            norm("mlp_norm", "mlp_norm"),
+        ),
+    ),
+    output_layers=_masked_lm_head("head.dense", "head.norm", "decoder.bias"),
+    output_matrix="decoder",
+)
+
 # A model of ours is exported as the first of these that computes the same.
-_ENCODER_DECODERS = (T5, UMT5, BART, MARIAN)
-_DECODERS = (GPT2, OPENAI_GPT, GPT_BIGCODE, GPT_NEOX, BLOOM, GPTJ, GPT_NEO, OPT, LLAMA, MISTRAL, QWEN2, QWEN3)
-_ENCODERS = (DISTILBERT, BERT, ROBERTA, LONGFORMER, ALBERT, ELECTRA)
+_ENCODER_DECODERS = (T5, UMT5, BART, MARIAN, T5GEMMA)
+_DECODERS = (
+    *(GPT2, OPENAI_GPT, GPT_BIGCODE, GPT_NEOX, BLOOM, GPTJ, GPT_NEO, OPT),
+    *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2),
+)
+_ENCODERS = (DISTILBERT, BERT, ROBERTA, LONGFORMER, ALBERT, ELECTRA, MODERNBERT)
 FAMILIES = {family.model_type: family for family in (*_ENCODER_DECODERS, *_DECODERS, *_ENCODERS)}

@@ -1,6 +1,6 @@
 """Fields of config.json that several families share, and those whose values are converted."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -51,6 +51,7 @@ GATED_ACTIVATIONS = {
     "relu": "gated-relu",
     "gelu_new": "gated-gelu",  # our gated GELU is the tanh form
     "gelu_pytorch_tanh": "gated-gelu",
+    "gelu": "gated-gelu-erf",
     "swish": "gated-silu",
 }
 
@@ -130,6 +131,52 @@ def encoder_size(name: str, setting: str, decoder_field: str) -> Field:
 def embedding_width(name: str, default: int | None, to_setting: Callable[[Any, HFConfig], Any]) -> Field:
     """Map the width of the embedding before it is projected to that of the blocks."""
     return Field(name, "embedding.d_embed", default, to_setting, lambda _, config: config.embed_width)
+
+
+def query_scalar(default: int) -> Field:
+    """Map the number whose root divides the products of queries and keys; None: the width of a head."""
+
+    def to_field(value: Any, config: ModelConfig) -> Any:
+        return value or config.attention.d_kv
+
+    return Field(
+        "query_pre_attn_scalar",
+        "attention.query_pre_attn_scalar",
+        default,
+        none_if_equal("head_dim", default),
+        to_field,
+    )
+
+
+SIDES = ("encoder", "decoder")
+
+
+def same_in_both(field: Field | FieldGroup) -> FieldGroup:
+    """Map a field of each stack's section, which is supported where it means the same in both."""
+
+    def in_sections(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(f"{side}.{name}" for side in SIDES for name in names)
+
+    def read(hf_config: HFConfig) -> Settings:
+        encoder, decoder = (field.read(_section(hf_config, side)) for side in SIDES)
+        if encoder != decoder:
+            given = [name for name in in_sections(field.names) if name in hf_config]
+            values = " and ".join(f"{name}={hf_config[name]!r}" for name in given)
+            raise SettingError(f"config.json: {values} are not supported: they should be the same")
+        return decoder
+
+    def write(config: ModelConfig) -> HFConfig:
+        by_side = {"encoder": field.write(config.encoder_config), "decoder": field.write(config)}
+        return {f"{side}.{name}": value for side in SIDES for name, value in by_side[side].items()}
+
+    names, superseded = in_sections(field.names), in_sections(field.superseded)
+    return FieldGroup(names, field.settings, read, write, superseded)
+
+
+def _section(hf_config: HFConfig, side: str) -> HFConfig:
+    """Return the fields of a stack, by their names in its section."""
+    start = f"{side}."
+    return {name.removeprefix(start): value for name, value in hf_config.items() if name.startswith(start)}
 
 
 # RoBERTa numbers positions from the id of padding plus one; the rows before them are unused.
@@ -219,6 +266,49 @@ def t5_logits() -> FieldGroup:
 
 
 # --- rotary positions
+
+
+def modernbert_rope() -> FieldGroup:
+    """Map the bases of rotary positions in layers without a window and with one.
+
+    Version 5 of transformers has a single field, rope_parameters, but also reads the two of version 4, which
+    are written here. In these a null base of windows means that of the other layers.
+    """
+    theta, window_theta = "global_rope_theta", "local_rope_theta"
+
+    def read(hf_config: HFConfig) -> Settings:
+        if hf_config.get("rope_scaling") is not None:
+            raise SettingError(f"config.json: rope_scaling={hf_config['rope_scaling']!r} is not supported")
+        by_type = hf_config.get("rope_parameters") or {}
+        base = _base_alone("full_attention", by_type, hf_config.get(theta, 160_000.0))
+        window_base = _base_alone("sliding_attention", by_type, hf_config.get(window_theta, 10_000.0))
+        return {
+            "positions.rotary.base": base,
+            "positions.rotary.window_base": None if window_base == base else window_base,
+        }
+
+    def write(config: ModelConfig) -> HFConfig:
+        rotary = config.positions.rotary
+        return {theta: rotary.base, window_theta: rotary.in_window().base}
+
+    names = (theta, window_theta, "rope_parameters", "rope_scaling")
+    settings = ("positions.rotary.base", "positions.rotary.window_base")
+    return FieldGroup(names, settings, read, write, superseded=("rope_parameters",))
+
+
+def _base_alone(layer_type: str, by_type: Mapping[str, Any], default: float | None) -> float | None:
+    """Return the rotary base of layers of a type; SettingError if their positions are stretched too."""
+    parameters = {"rope_theta": default} | (by_type.get(layer_type) or {})
+    base = parameters.pop("rope_theta")
+    rope_type = parameters.pop("rope_type", "default")
+    others = {name: value for name, value in parameters.items() if value is not None}
+    if rope_type != "default" or others:
+        given = {"rope_type": rope_type} | others
+        raise SettingError(
+            f"config.json: rope_parameters of {layer_type}={given} are not supported, only rope_theta"
+        )
+    return base
+
 
 ROPE_TYPES = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 # field of rope_scaling -> (setting, the scalings that read it)

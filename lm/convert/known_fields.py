@@ -64,7 +64,9 @@ def read_fields(family: Family) -> set[str]:
 
 def known_fields(family: Family) -> set[str]:
     """Return the fields that are read, and those that are known to change no output."""
-    return read_fields(family) | IGNORED | {*family.ignored}
+    ignored = IGNORED | {*family.ignored}
+    in_sections = {f"{section}.{name}" for section in family.sections for name in ignored}
+    return read_fields(family) | ignored | in_sections
 
 
 def unknown_fields(hf_config: HFConfig, family: Family) -> list[str]:

@@ -136,12 +136,18 @@ class Parameter:
     gated_name: str | None = None  # replaces ``name`` in models whose feed-forward layer is gated
     per_head: bool = False  # fused head by head, as in ``fused_qkv``
     stack: str | None = None  # in a stack of layers, the part of the name before the number of the layer
+    first_layer: int = 0  # number of the first layer that has it
     prefix: str = ""  # how the whole name begins
 
     def tensor_name(self, layer: int | None, gated: bool) -> str:
-        """Return the name of the tensor, of layer number ``layer`` if it is in a stack and None if not."""
+        """Return the name of the tensor, of layer number ``layer`` if it is in a stack and None if not.
+
+        Layers are counted from the first one that has the tensor.
+        """
         name = self.gated_name if gated and self.gated_name else self.name
-        return self.prefix + (name if self.stack is None else f"{self.stack}.{layer}.{name}")
+        if self.stack is not None and layer is not None:
+            name = f"{self.stack}.{self.first_layer + layer}.{name}"
+        return self.prefix + name
 
 
 Parameters = tuple[Parameter, ...]  # of one module, or of several
@@ -194,13 +200,18 @@ def fused_qkv(
 
     Its outputs are all queries, all keys, all values; ``per_head``: those of head 0, of head 1, and so on.
     """
-    projections = [f"{module}.{name}" for name in ("query", "key", "value")]
-    kernels = tuple(f"{projection}.kernel" for projection in projections)
-    biases = tuple(f"{projection}.bias" for projection in projections)
-    return (
-        Parameter(kernels, f"{published}.weight", transform, per_head=per_head),
-        Parameter(biases, f"{published}.bias", per_head=per_head),
-    )
+    projections = tuple(f"{module}.{name}" for name in ("query", "key", "value"))
+    parameters = fused_linears(projections, published, transform=transform)
+    return tuple(replace(parameter, per_head=per_head) for parameter in parameters)
+
+
+def fused_linears(
+    modules: tuple[str, ...], published: str, *, transform: Transform = TRANSPOSE
+) -> Parameters:
+    """Map linear layers of one input whose outputs, one after the other, are one published linear layer."""
+    kernels = tuple(f"{module}.kernel" for module in modules)
+    biases = tuple(f"{module}.bias" for module in modules)
+    return Parameter(kernels, f"{published}.weight", transform), Parameter(biases, f"{published}.bias")
 
 
 def stack(module: str, published: str, *modules: Parameters) -> Parameters:
@@ -214,6 +225,11 @@ def stack(module: str, published: str, *modules: Parameters) -> Parameters:
         for parameters in modules
         for parameter in parameters
     )
+
+
+def from_layer(first_layer: int, parameters: Parameters) -> Parameters:
+    """Map parameters of a stack that the layers before ``first_layer`` lack."""
+    return tuple(replace(parameter, first_layer=first_layer) for parameter in parameters)
 
 
 # --- families
@@ -287,6 +303,8 @@ class Family:
     supported_values: Mapping[str, Any] = field(default_factory=dict)
     attribute_map: Mapping[str, str] = field(default_factory=dict)  # other name of a field -> its name
     ignored: tuple[str, ...] = ()  # fields that do not change the outputs
+    # Fields that hold those of one stack each, which are named as in "encoder.hidden_size" here.
+    sections: tuple[str, ...] = ()
     # Whether tie_word_embeddings may be true although the output matrix differs from the embedding.
     tie_flag_unreliable: bool = False
 

@@ -1,18 +1,21 @@
 """Fields of config.json that say how far each layer's self-attention sees.
 
-A published window counts the position's own token, and Longformer's counts both sides. Ours count the tokens
-before the position; None: the layer sees everything.
+A published window counts the position's own token, those of Longformer and ModernBERT count both sides, and
+that of T5Gemma's encoder counts one side. Ours count the tokens before the position; None: the layer sees
+everything.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lm.config.attention import widest_window
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
-from lm.convert.fields import check_boolean
+from lm.convert.fields import SIDES, check_boolean
 from lm.convert.schema import FieldGroup, HFConfig, Settings
 
 Window = int | None
+FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers in most families
 MAX_LAYERS = 10_000  # for which a list of windows is made
 
 
@@ -24,24 +27,29 @@ def _window_fields(
     ``write`` maps the name of each field to a function that returns its value.
     """
 
-    def read(hf_config: HFConfig) -> Settings:
-        windows = tuple(read_windows(hf_config))
-        finite = [window for window in windows if window is not None]
-        return {
-            "sparsity.window": max(finite) if len(finite) == len(windows) else None,
-            "sparsity.layer_windows": windows if len(set(windows)) > 1 else (),
-        }
-
     def write_fields(config: ModelConfig) -> HFConfig:
         return {name: value(config) for name, value in write.items()}
 
-    return FieldGroup(tuple(write), ("sparsity.window", "sparsity.layer_windows"), read, write_fields)
+    settings = ("sparsity.window", "sparsity.layer_windows")
+    return FieldGroup(tuple(write), settings, _as_settings(read_windows), write_fields)
+
+
+def _as_settings(read_windows: Callable[[HFConfig], Sequence[Window]]) -> Callable[[HFConfig], Settings]:
+    """Return a function that reads settings, given one that reads the windows of layers."""
+
+    def read(hf_config: HFConfig) -> Settings:
+        windows = tuple(read_windows(hf_config))
+        return {
+            "sparsity.window": widest_window(windows),
+            "sparsity.layer_windows": windows if len(set(windows)) > 1 else (),
+        }
+
+    return read
 
 
 def _layer_windows(config: ModelConfig) -> tuple[Window, ...]:
-    """Return the window of each layer."""
-    layers = config.num_decoder_layers if config.has_decoder else config.num_encoder_layers
-    return config.sparsity.layer_windows or (config.sparsity.window,) * layers
+    """Return the window of each layer of a model of one stack."""
+    return config.windows("decoder" if config.has_decoder else "encoder")
 
 
 def longformer_windows() -> FieldGroup:
@@ -61,6 +69,48 @@ def longformer_windows() -> FieldGroup:
     return _window_fields(
         read, attention_window=lambda config: [2 * (window or 1) for window in _layer_windows(config)]
     )
+
+
+def modernbert_windows() -> FieldGroup:
+    """Map local_attention, tokens on both sides, which layers of type sliding_attention have.
+
+    Version 4 of transformers has no list of types: every n-th layer, from the first on, has no window.
+    """
+    period_name = "global_attn_every_n_layers"
+
+    def types_by_period(layers: int, period: int) -> list[str]:
+        return [SLIDING if layer % period else FULL for layer in range(layers)]
+
+    def read(hf_config: HFConfig) -> tuple[Window, ...]:
+        layers = _check_layers(hf_config["num_hidden_layers"])
+        size, period = hf_config.get("local_attention", 128), hf_config.get(period_name, 3)
+        if type(size) is not int or not 0 <= size < 2**31:
+            raise SettingError(f"config.json: local_attention={size!r} should be a number of tokens")
+        if hf_config.get("layer_types") is not None:
+            types, name = hf_config["layer_types"], "layer_types"
+        elif type(period) is int and period > 0:
+            types, name = types_by_period(layers, period), period_name
+        else:
+            raise SettingError(f"config.json: {period_name}={period!r} should be a number of layers")
+        return _windows_of_types(name, types, layers, {FULL: None, SLIDING: size // 2})
+
+    def write(config: ModelConfig) -> HFConfig:
+        windows = _layer_windows(config)
+        types = _layer_types(windows)
+        finite = [window for window in windows if window is not None]
+        fields = {"local_attention": 2 * max(finite) if finite else 128, "layer_types": types}
+        periods = range(1, len(types) + 1)
+        found = [period for period in periods if types_by_period(len(types), period) == types]
+        return fields | ({period_name: found[0]} if found else {})
+
+    names = ("local_attention", "layer_types", period_name)
+    settings = ("sparsity.window", "sparsity.layer_windows")
+    return FieldGroup(names, settings, _as_settings(read), write, superseded=(period_name,))
+
+
+def _layer_types(windows: Sequence[Window]) -> list[str]:
+    """Return the type of each layer by its window."""
+    return [FULL if window is None else SLIDING for window in windows]
 
 
 def _read_causal_window(hf_config: HFConfig, name: str, default: int) -> Window:
@@ -98,6 +148,66 @@ def _check_layers(layers: int) -> int:
     return layers
 
 
+def gemma_windows() -> FieldGroup:
+    """Map sliding_window, which layers of type sliding_attention have: by default every second one."""
+
+    def read(hf_config: HFConfig) -> tuple[Window, ...]:
+        layers = _check_layers(hf_config["num_hidden_layers"])
+        return _alternating_windows(hf_config, "", layers, is_causal=True)
+
+    return _window_fields(
+        read,
+        sliding_window=lambda config: _write_causal_window(config) or 4_096,
+        layer_types=lambda config: _layer_types(_layer_windows(config)),
+    )
+
+
+def _alternating_windows(
+    hf_config: HFConfig, section: str, layers: int, *, is_causal: bool
+) -> tuple[Window, ...]:
+    """Return the window of each layer of a section; without layer_types every second layer has one.
+
+    The window of a causal stack counts the position's own token, that of an encoder does not.
+    """
+    window = _read_causal_window(hf_config, f"{section}sliding_window", 4_096)
+    if window is not None and not is_causal:
+        window += 1
+    types = hf_config.get(f"{section}layer_types")
+    if types is None:
+        types = [FULL if layer % 2 else SLIDING for layer in range(layers)]
+    windows: dict[str, Window] = {FULL: None} | ({} if window is None else {SLIDING: window})
+    return _windows_of_types(f"{section}layer_types", types, layers, windows)
+
+
+def t5gemma_windows() -> FieldGroup:
+    """Map sliding_window and layer_types of both stacks, which mean those of Gemma 2 in the decoder."""
+    decoder = ("sparsity.window", "sparsity.layer_windows")
+
+    def read(hf_config: HFConfig) -> Settings:
+        encoder_layers, decoder_layers = (
+            _check_layers(hf_config[f"{side}.num_hidden_layers"]) for side in SIDES
+        )
+        own = _alternating_windows(hf_config, "encoder.", encoder_layers, is_causal=False)
+        read_decoder = _as_settings(
+            lambda hf_config: _alternating_windows(hf_config, "decoder.", decoder_layers, is_causal=True)
+        )
+        settings = read_decoder(hf_config)
+        shared = settings[decoder[1]] or (settings[decoder[0]],) * encoder_layers
+        return settings | {"encoder.layer_windows": () if own == shared else own}
+
+    def write(config: ModelConfig) -> HFConfig:
+        fields: HFConfig = {}
+        for side in SIDES:
+            windows = config.windows(side)
+            finite = [window for window in windows if window is not None]
+            size = max(finite) + (side == "decoder") if finite else 4_096
+            fields |= {f"{side}.sliding_window": size, f"{side}.layer_types": _layer_types(windows)}
+        return fields
+
+    names = tuple(f"{side}.{name}" for side in SIDES for name in ("sliding_window", "layer_types"))
+    return FieldGroup(names, (*decoder, "encoder.layer_windows"), read, write)
+
+
 def mistral_window() -> FieldGroup:
     """Map sliding_window, which all layers have, or none."""
     return _window_fields(
@@ -108,7 +218,6 @@ def mistral_window() -> FieldGroup:
 
 def qwen_windows() -> FieldGroup:
     """Map sliding_window, which some layers have: those that layer_types or max_window_layers says."""
-    full, sliding = "full_attention", "sliding_attention"
 
     def read(hf_config: HFConfig) -> tuple[Window, ...]:
         layers = hf_config["num_hidden_layers"]
@@ -116,9 +225,9 @@ def qwen_windows() -> FieldGroup:
         check_boolean("use_sliding_window", used)
         window = _read_causal_window(hf_config, "sliding_window", 4_096) if used else None
         if hf_config.get("layer_types") is not None:
-            windows: dict[str, Window] = {full: None}
+            windows: dict[str, Window] = {FULL: None}
             if window is not None:
-                windows[sliding] = window
+                windows[SLIDING] = window
             return _windows_of_types("layer_types", hf_config["layer_types"], layers, windows)
         full_layers = min(hf_config.get("max_window_layers", 28), layers)
         if window is None or full_layers == layers:
@@ -130,7 +239,7 @@ def qwen_windows() -> FieldGroup:
         use_sliding_window=lambda config: _write_causal_window(config) is not None,
         sliding_window=_write_causal_window,
         max_window_layers=lambda config: _layer_windows(config).count(None),
-        layer_types=lambda config: [full if window is None else sliding for window in _layer_windows(config)],
+        layer_types=lambda config: _layer_types(_layer_windows(config)),
     )
 
 

@@ -24,7 +24,12 @@ from lm.sharding import named
 
 ONE_STACK = ("decoder", "prefix-decoder", "encoder")  # architectures whose weights others start from
 # Parts of cross-attention, and those of self-attention that they start from.
-CROSS_PARTS = {"cross": "attention", "cross_norm": "attention_norm", "cross_scale": "attention_scale"}
+CROSS_PARTS = {
+    "cross": "attention",
+    "cross_norm": "attention_norm",
+    "cross_scale": "attention_scale",
+    "cross_output_norm": "attention_output_norm",
+}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from lm.nn.dropout import DropoutMasks, Shapes, dropout_factors
 from lm.nn.layers import Identity, Linear, Module, make_norm, normal, param
 from lm.ops.attention import AttentionOptions, attention_weights, bilinear_query
 from lm.ops.masks import AnyMask, materialize_mask
-from lm.ops.positions import AnyBias, materialize_bias, rotate
+from lm.ops.positions import AnyBias, RotaryPositions, materialize_bias, rotate
 from lm.sharding import constrain
 
 
@@ -28,7 +28,7 @@ def attention_scale(config: ModelConfig) -> float:
     if config.attention.scores == "dot":
         return 1.0
     # Vaswani et al. 2017. Bilinear weights do not change the variance of queries, so it fits them too.
-    return config.attention.d_kv**-0.5
+    return (config.attention.query_pre_attn_scalar or config.attention.d_kv) ** -0.5
 
 
 def make_head_norm(config: ModelConfig, width: int, is_normed: bool) -> nnx.Module:
@@ -59,14 +59,14 @@ class Projections(Module):
         self.value_norm = make_head_norm(config, config.attention.value_width, config.attention.value_norm)
 
     def queries(
-        self, x: Float[Array, "B T D"], positions: Int[Array | np.ndarray, "#B T"] | None
+        self, x: Float[Array, "B T D"], positions: Int[Array | np.ndarray, "#B T"] | RotaryPositions | None
     ) -> Float[Array, "B T N H"]:
         """Return queries [B,T,N,H] of x [B,T,D]."""
         query = self._split_heads(self.query(x), "length", "heads")
         return self._rotate(self.query_norm(query), positions)
 
     def key_value(
-        self, x: Float[Array, "B S D"], positions: Int[Array | np.ndarray, "#B S"] | None
+        self, x: Float[Array, "B S D"], positions: Int[Array | np.ndarray, "#B S"] | RotaryPositions | None
     ) -> KeyValue:
         """Return keys and values [B,S,K,H] of x [B,S,D]; without ``positions`` no feature is rotated."""
         key = self._split_heads(self.key(x), "key_length", self._key_axis)
@@ -83,13 +83,15 @@ class Projections(Module):
         num_heads = sizes.num_heads if axis == "heads" else sizes.key_value_heads
         return constrain(x.reshape(*x.shape[:-1], num_heads, -1), "batch", length, axis, "kv")
 
-    def _rotate(self, x: Array, positions: Array | np.ndarray | None) -> Array:
+    def _rotate(self, x: Array, positions: Array | np.ndarray | RotaryPositions | None) -> Array:
         if self.config.positions.kind != "rotary" or positions is None:
             return x
         rotary = self.config.positions.rotary
-        return rotate(
-            x, jnp.asarray(positions), *rotary.frequencies(self.config.attention.d_kv), rotary.layout
-        )
+        frequencies, factor = rotary.frequencies(self.config.attention.d_kv)
+        if not isinstance(positions, RotaryPositions):
+            positions = RotaryPositions(positions, frequencies)
+        index = jnp.asarray(positions.positions)
+        return rotate(x, index, positions.frequencies, factor, rotary.layout)
 
 
 class Attention(Projections, TokenMixer):
@@ -128,7 +130,7 @@ class Attention(Projections, TokenMixer):
         With a cache, keys and values of x are written to it, and x attends to the whole cache. If attention
         is merged, x also attends to the keys and values of the encoder, ``inputs.encoder_kv``.
         """
-        kv = self.key_value(x, inputs.positions)
+        kv = self.key_value(x, inputs.rotary_positions)
         if cache is not None:
             cache = cache.write(kv, inputs.cache_index)
             kv = cache.key_value()
@@ -162,7 +164,7 @@ class Attention(Projections, TokenMixer):
         if self._has_global_projections(inputs):
             # Both outputs are computed at all positions, and one of them is selected: shapes stay static.
             query = self._queries(self.globals, x, inputs)
-            kv = self.globals.key_value(x, inputs.positions)
+            kv = self.globals.key_value(x, inputs.rotary_positions)
             global_out = attend(self.config, query, kv, inputs.global_mask, inputs.bias, options)
             out = jnp.where(inputs.global_tokens[:, :, None, None], global_out, out)
         return self.combine(x, out)
@@ -184,7 +186,7 @@ class Attention(Projections, TokenMixer):
         if not self._has_global_projections(inputs):
             return local
         query = self._queries(self.globals, x, inputs)
-        kv = self.globals.key_value(x, inputs.positions)
+        kv = self.globals.key_value(x, inputs.rotary_positions)
         global_weights = self._weights(query, kv, inputs.global_mask, inputs.bias)
         return jnp.where(inputs.global_tokens[:, None, :, None], global_weights, local)
 
@@ -252,7 +254,7 @@ class Attention(Projections, TokenMixer):
 
     def _queries(self, projections: Projections, x: Array, inputs: AttentionInputs) -> Array:
         """Return queries [B,T,N,H], multiplied by the bilinear weight if there is one."""
-        query = projections.queries(x, inputs.positions)
+        query = projections.queries(x, inputs.rotary_positions)
         if self.bilinear is None:
             return query
         return bilinear_query(query, self.bilinear[...].astype(x.dtype))

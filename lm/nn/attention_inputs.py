@@ -13,6 +13,7 @@ from jax import Array
 from jaxtyping import Float, Int, Int32
 
 from lm.batch import Batch, Side
+from lm.config.attention import widest_window
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.nn.attention_dispatch import choose_implementation
@@ -29,7 +30,14 @@ from lm.ops.masks import (
     key_segments,
     materialize_mask,
 )
-from lm.ops.positions import AlibiBias, AnyBias, PositionBias, alibi_slopes, segment_lengths
+from lm.ops.positions import (
+    AlibiBias,
+    AnyBias,
+    PositionBias,
+    RotaryPositions,
+    alibi_slopes,
+    segment_lengths,
+)
 
 
 def check_row_length(config: ModelConfig, side: Side, name: str) -> None:
@@ -43,6 +51,13 @@ def check_row_length(config: ModelConfig, side: Side, name: str) -> None:
         )
 
 
+class LayerInputs(NamedTuple):
+    """Those of the attention inputs that may differ between the layers of a stack."""
+
+    mask: AnyMask = None  # as in ``AttentionInputs``
+    frequencies: Array | np.ndarray | None = None  # likewise
+
+
 class AttentionInputs(NamedTuple):
     """Inputs that all blocks of a stack share. By default everything is visible, and there are no positions.
 
@@ -50,7 +65,10 @@ class AttentionInputs(NamedTuple):
     """
 
     mask: AnyMask = None  # bool [B|1,1,T,S]
-    layer_masks: tuple[AnyMask, ...] = ()  # one for each layer, if their windows differ; replace ``mask``
+    # float32 [R/2]: rotary frequencies of layers with a window; None: those of model.positions.rotary
+    frequencies: Array | np.ndarray | None = None
+    # one for each layer, if their windows differ; replace ``mask`` and ``frequencies``
+    layers: tuple[LayerInputs, ...] = ()
     bias: AnyBias = None  # float32 [B|1,N,T,S]
     # returns the bias of a block that has a table of its own (UMT5), given that table
     layer_bias: Callable[[RelativePositionBias], AnyBias] | None = None
@@ -66,6 +84,21 @@ class AttentionInputs(NamedTuple):
     # [B,T|1,D]: the encoder's last state, the initial state of a recurrent decoder without cross-attention
     encoder_state: Array | None = None
     cache_index: Array | None = None  # int32 [B]: index in the cache at which to write; None: no cache
+
+    @property
+    def rotary_positions(self) -> Array | RotaryPositions | None:
+        """Return the positions by which queries and keys are rotated, with this layer's frequencies."""
+        if self.positions is None or self.frequencies is None:
+            return self.positions
+        return RotaryPositions(self.positions, self.frequencies)
+
+    def by_layer(self, num_layers: int) -> tuple[LayerInputs, ...]:
+        """Return the inputs of each of ``num_layers`` layers that may differ between them."""
+        return self.layers or (LayerInputs(self.mask, self.frequencies),) * num_layers
+
+    def of_layer(self, layer: LayerInputs) -> "AttentionInputs":
+        """Return the inputs of one layer."""
+        return self._replace(mask=layer.mask, frequencies=layer.frequencies)
 
 
 def make_attention_inputs(
@@ -101,7 +134,8 @@ def make_attention_inputs(
     # Only encoders take global positions from the batch: a decoder's cache does not hold them.
     batch_globals = None if is_decoder else stack_side.global_attention
     global_tokens = _global_tokens(config, positions, batch_globals)
-    if config.sparsity.has_window:
+    windows = config.windows(side)
+    if config.has_window(side):
         # Unless the batch has positions, a window compares indices in the row, whose differences within a
         # segment are the same. Indices need no ids, and let a kernel skip tiles.
         sparsity = config.sparsity
@@ -113,7 +147,7 @@ def make_attention_inputs(
         return _make_mask(_mask_spec(config, causal, window, length), ids, key_length)
 
     options = AttentionOptions(logit_cap=config.attention.logit_cap)
-    mask = window_mask(config.sparsity.window)
+    mask = window_mask(widest_window(windows))
     implementation = choose_implementation(config, length, key_length, mask, None, options)
 
     # If the implementation needs arrays, they are made once for the whole stack.
@@ -132,7 +166,7 @@ def make_attention_inputs(
         global_tokens=global_tokens if config.sparsity.projections == "separate" else None,
         global_mask=prepare_mask(global_mask),
     )
-    inputs = _with_masks(inputs, config, lambda window: prepare_mask(window_mask(window)))
+    inputs = _with_layers(inputs, config, windows, lambda window: prepare_mask(window_mask(window)))
     return _with_biases(inputs, config, relative, bidirectional, prepare_bias)
 
 
@@ -153,7 +187,8 @@ def make_decode_inputs(
         spec = _mask_spec(config, True, window, cache_length)
         return AttentionMask(query_ids, key_ids, spec).evaluate(relative_position)
 
-    inputs = _with_masks(AttentionInputs(positions=position), config, window_mask)
+    windows = config.windows("decoder")
+    inputs = _with_layers(AttentionInputs(positions=position), config, windows, window_mask)
     return _with_biases(
         inputs, config, relative, config.sees_ahead, lambda bias: bias.evaluate(relative_position)
     )
@@ -226,8 +261,8 @@ def merge_masks(
         shapes = [(rows, 1, length, size) for size in (key_length, encoded_length)]
         return jnp.concatenate([jnp.broadcast_to(*each) for each in zip(parts, shapes, strict=True)], -1)
 
-    layer_masks = tuple(merged(mask) for mask in inputs.layer_masks)
-    return inputs._replace(mask=merged(inputs.mask), layer_masks=layer_masks)
+    layers = tuple(layer._replace(mask=merged(layer.mask)) for layer in inputs.layers)
+    return inputs._replace(mask=merged(inputs.mask), layers=layers)
 
 
 def last_encoder_states(
@@ -302,16 +337,29 @@ def _make_mask(spec: MaskSpec, ids: dict[str, Array | None], key_length: int) ->
     return AttentionMask(query, key, spec)
 
 
-def _with_masks(
-    inputs: AttentionInputs, config: ModelConfig, window_mask: Callable[[int | None], AnyMask]
+def _with_layers(
+    inputs: AttentionInputs,
+    config: ModelConfig,
+    windows: tuple[int | None, ...],
+    window_mask: Callable[[int | None], AnyMask],
 ) -> AttentionInputs:
-    """Return the inputs with the mask of all layers and, if their windows differ, one for each layer."""
-    layer_windows = config.sparsity.layer_windows
-    masks = {window: window_mask(window) for window in {config.sparsity.window, *layer_windows}}
-    return inputs._replace(
-        mask=masks[config.sparsity.window],
-        layer_masks=tuple(masks[window] for window in layer_windows),
-    )
+    """Return the inputs with the mask and rotary frequencies of layers with these windows.
+
+    They are one for all layers or, if their windows differ, one for each.
+    """
+    rotary, width = config.positions.rotary, config.attention.d_kv
+    own_frequencies = None
+    if rotary.window_base is not None and config.positions.kind == "rotary":
+        own_frequencies, _ = rotary.in_window().frequencies(width)
+    by_window = {
+        window: LayerInputs(window_mask(window), None if window is None else own_frequencies)
+        for window in windows
+    }
+    if len(by_window) > 1:
+        return inputs.of_layer(by_window[widest_window(windows)])._replace(
+            layers=tuple(by_window[window] for window in windows)
+        )
+    return inputs.of_layer(by_window[windows[0]])
 
 
 def _with_biases(
@@ -347,7 +395,7 @@ def _global_tokens(config: ModelConfig, positions: Array, global_attention: Arra
 
 def _window_ids(config: ModelConfig, positions: Array) -> PositionIds:
     """Return the ids of positions that a window and its global positions compare while decoding."""
-    if not config.sparsity.has_window:
+    if not config.has_window("decoder"):
         return {}
     ids = {"position": positions // config.sparsity.block}
     global_tokens = _global_tokens(config, positions, None)

@@ -21,7 +21,7 @@ from lm.nn.lora import add_lora
 from lm.nn.mixers import CROSS_ATTENTION, Mixer, make_mixer
 from lm.nn.mlp import MLP, Adapter
 from lm.nn.positions import RelativePositionBias
-from lm.nn.residual import apply_fixup, make_branch_norm, make_branch_scale
+from lm.nn.residual import apply_fixup, make_branch_norm, make_branch_output_norm, make_branch_scale
 from lm.sharding import constrain
 
 REMAT_POLICIES = {  # which values jax.checkpoint saves for the backward pass; it recomputes the others
@@ -53,6 +53,9 @@ class Block(Module):
         self.attention_scale = make_branch_scale(config)
         self.cross_scale = make_branch_scale(config) if self.cross is not None else Identity()
         self.mlp_scale = make_branch_scale(config) if self.mlp is not None else Identity()
+        self.attention_output_norm = make_branch_output_norm(config)
+        self.cross_output_norm = make_branch_output_norm(config) if has_cross_norm else Identity()
+        self.mlp_output_norm = make_branch_output_norm(config) if has_mlp_norm else Identity()
         apply_fixup(config, self)
         self.adapter = Adapter(config, rngs) if config.mlp.adapter_width else None
         add_lora(config, rngs, self)
@@ -75,7 +78,7 @@ class Block(Module):
         block_input = x
         h = self._sublayer_input(block_input, x, self.attention_norm)
         h, carry = self.attention(h, self._own_inputs(inputs, encoder_kv, len(x)), carry, dropout_masks)
-        h = self.attention_scale(h)
+        h = self.attention_output_norm(self.attention_scale(h))
         x = self._add(x, h, self.attention_norm, dropout_masks.get("attention_out"))
         if self.cross is not None and (inputs.encoded is not None or encoder_kv is not None):
             kv = self._encoder_key_value(inputs, encoder_kv)
@@ -83,11 +86,12 @@ class Block(Module):
             h = h.reshape(len(kv.key), -1, h.shape[-1])  # a row's beams become more queries of the same keys
             cross_inputs = self._cross_inputs(inputs, len(kv.key))
             h = self.cross.attend_to(h, kv, cross_inputs, dropout_masks.get("cross")).reshape(x.shape)
-            x = self._add(x, self.cross_scale(h), self.cross_norm, dropout_masks.get("cross_out"))
+            h = self.cross_output_norm(self.cross_scale(h))
+            x = self._add(x, h, self.cross_norm, dropout_masks.get("cross_out"))
         if self.mlp is not None:
             h = self._sublayer_input(block_input, x, self.mlp_norm)
-            h = self.mlp(h, dropout_masks.get("mlp"))
-            x = self._add(x, self.mlp_scale(h), self.mlp_norm, dropout_masks.get("mlp_out"))
+            h = self.mlp_output_norm(self.mlp_scale(self.mlp(h, dropout_masks.get("mlp"))))
+            x = self._add(x, h, self.mlp_norm, dropout_masks.get("mlp_out"))
         if self.adapter is not None:
             h = self.adapter(x, dropout_masks.get("adapter"))
             h = dropout(h, dropout_masks.get("adapter_out"), self.config.dropout)
@@ -121,13 +125,14 @@ class Block(Module):
         block_input, inputs, h = x, self._own_inputs(inputs, None, len(x)), self.mixer_input(x)
         weights = None
         if isinstance(self.attention, Attention):
-            kv = self.attention.all_keys(self.attention.key_value(h, inputs.positions), inputs)
+            kv = self.attention.key_value(h, inputs.rotary_positions)
+            kv = self.attention.all_keys(kv, inputs)
             weights = self.attention.weights(h, kv, inputs)
         if inputs.encoded is None:
             return weights, None
         if self.cross is None:  # merged: the encoder's keys come last
             return weights[..., : x.shape[1]], weights[..., x.shape[1] :]
-        h = self.attention_scale(self.attention(h, inputs, None, {})[0])
+        h = self.attention_output_norm(self.attention_scale(self.attention(h, inputs, None, {})[0]))
         x = self._add(x, h, self.attention_norm, None)
         h = self._sublayer_input(block_input, x, self.cross_norm)
         kv = self._encoder_key_value(inputs, None)

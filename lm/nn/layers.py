@@ -206,47 +206,79 @@ class RMSNorm(Module):
     """Return x [...,D] over its root mean square, times a scale [D] (Zhang and Sennrich 2019).
 
     With ``fraction`` below 1 the mean is over the first D * fraction features, rounded up (partial RMS norm).
-    With ``has_scale`` False there is no scale, nor any other parameter.
+    With ``has_scale`` False there is no scale, nor any other parameter. With ``zero_centered`` True the scale
+    is 1 plus the parameter (Gemma).
     """
 
-    def __init__(self, width: int, epsilon: float, fraction: float = 1.0, has_scale: bool = True):
+    def __init__(
+        self,
+        width: int,
+        epsilon: float,
+        fraction: float = 1.0,
+        has_scale: bool = True,
+        zero_centered: bool = False,
+    ):
         self.epsilon, self.measured = epsilon, math.ceil(width * fraction)
-        self.scale = param(jnp.ones((width,), jnp.float32), "norm") if has_scale else None
+        self.zero_centered = zero_centered
+        self.scale = _norm_scale(width, zero_centered) if has_scale else None
 
     @remat
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         y = x.astype(jnp.float32)
-        return _over_root_mean_square(y, self.scale, self.epsilon, self.measured).astype(x.dtype)
+        return _scaled_over_root_mean_square(y, self, self.measured).astype(x.dtype)
 
 
 class LayerNorm(Module):
     """Return x [...,D] centred, over its standard deviation, times a scale, plus a bias (Ba et al. 2016).
 
-    With ``has_scale`` False there is neither scale nor bias.
+    With ``has_scale`` False there is neither scale nor bias, with ``has_bias`` False no bias (ModernBERT).
+    ``zero_centered`` is as in ``RMSNorm``.
     """
 
-    def __init__(self, width: int, epsilon: float, has_scale: bool = True):
+    def __init__(
+        self,
+        width: int,
+        epsilon: float,
+        has_scale: bool = True,
+        has_bias: bool = True,
+        zero_centered: bool = False,
+    ):
         self.epsilon = epsilon
-        self.scale = param(jnp.ones((width,), jnp.float32), "norm") if has_scale else None
-        self.bias = param(jnp.zeros((width,), jnp.float32), "norm") if has_scale else None
+        self.zero_centered = zero_centered
+        self.scale = _norm_scale(width, zero_centered) if has_scale else None
+        has_bias = has_scale and has_bias
+        self.bias = param(jnp.zeros((width,), jnp.float32), "norm") if has_bias else None
 
     @remat
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         y = x.astype(jnp.float32)
         y = y - y.mean(-1, keepdims=True)
-        y = _over_root_mean_square(y, self.scale, self.epsilon, y.shape[-1])
+        y = _scaled_over_root_mean_square(y, self, y.shape[-1])
         return (y if self.bias is None else y + broadcast_to_rank(self.bias[...], y)).astype(x.dtype)
 
 
-def _over_root_mean_square(x: Array, scale: nnx.Param | None, epsilon: float, measured: int) -> Array:
-    factor = jax.lax.rsqrt(jnp.square(x[..., :measured]).mean(-1, keepdims=True) + epsilon)
-    return x * (factor if scale is None else factor * broadcast_to_rank(scale[...], x))
+def _norm_scale(width: int, zero_centered: bool) -> nnx.Param:
+    """Return the parameter [D] of a new norm, with which its scale is 1."""
+    return param(jnp.full((width,), 0.0 if zero_centered else 1.0, jnp.float32), "norm")
+
+
+def _scaled_over_root_mean_square(x: Array, norm: RMSNorm | LayerNorm, measured: int) -> Array:
+    """Return x [...,D] over the root mean square of its ``measured`` first features, times norm's scale."""
+    factor = jax.lax.rsqrt(jnp.square(x[..., :measured]).mean(-1, keepdims=True) + norm.epsilon)
+    if norm.scale is None:
+        return x * factor
+    scale = 1 + norm.scale[...] if norm.zero_centered else norm.scale[...]
+    return x * (factor * broadcast_to_rank(scale, x))
 
 
 # By model.norm.kind; called with settings, a width, and whether the norm has parameters.
 NORMS: dict[str, Callable[[NormConfig, int, bool], nnx.Module]] = {
-    "rms": lambda norm, width, has_scale: RMSNorm(width, norm.epsilon, norm.fraction, has_scale),
-    "layer": lambda norm, width, has_scale: LayerNorm(width, norm.epsilon, has_scale),
+    "rms": lambda norm, width, has_scale: RMSNorm(
+        width, norm.epsilon, norm.fraction, has_scale, norm.zero_centered
+    ),
+    "layer": lambda norm, width, has_scale: LayerNorm(
+        width, norm.epsilon, has_scale, norm.bias, norm.zero_centered
+    ),
     "none": lambda norm, width, has_scale: Identity(),
 }
 
@@ -296,5 +328,6 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {  # by model.mlp.activation
     "gated-linear": lambda x: x,  # bilinear, also called LiGLU
     "gated-relu": jax.nn.relu,  # ReGLU
     "gated-gelu": jax.nn.gelu,  # GEGLU, in the tanh form, as T5 1.1
+    "gated-gelu-erf": partial(jax.nn.gelu, approximate=False),  # GEGLU by the error function, as ModernBERT
     "gated-silu": jax.nn.silu,  # SwiGLU
 }

@@ -105,6 +105,23 @@ _ELECTRA = changes(
 _ELECTRA_GENERATOR = changes(_BERT, {"heads": ()})  # Clark et al. 2020
 _LONG = SparsityConfig(window=256, projections="separate")
 _LONGFORMER = changes(_ROBERTA, {"positions.max_length": 4_096, "sparsity": _LONG})  # Beltagy et al. 2020
+# Warner et al. 2024: of three layers the first sees everything, the others 64 tokens on each side
+_MODERNBERT = _family(
+    _BIDIRECTIONAL,
+    50_368,
+    (50_283, 50_282, 50_281),
+    {
+        "residual": "pre-norm",
+        "bias": False,
+        "norm.epsilon": 1e-5,
+        "norm.bias": False,
+        "norm.first_attention": "none",
+        "positions.kind": "rotary",
+        "positions.rotary": RotaryConfig(base=160_000.0, window_base=10_000.0),
+        "mlp.activation": "gated-gelu-erf",
+        "embedding.type_vocab_size": 0,
+    },
+)
 
 # Radford et al. 2018, 2019
 _GPT = _family(
@@ -185,11 +202,48 @@ _LLAMA3_1 = RotaryConfig(base=500_000.0, scaling="llama3", factor=8.0, original_
 _LLAMA3_2 = replace(_LLAMA3_1, factor=32.0)
 # Grattafiori et al. 2024
 _LLAMA3 = _family(_LLAMA2, 128_256, (0, 128_001, None), {"positions.rotary": _LLAMA3_1, **_GROUPED})
+# Gemma Team 2024a
+_GEMMA = _family(
+    _LLAMA,
+    256_000,
+    (0, 1, None),
+    {
+        "norm.zero_centered": True,
+        "mlp.activation": "gated-gelu",
+        "embedding.scale": "sqrt",
+        "output.logits": "tied",
+    },
+)
+# Gemma Team 2024b
+_GEMMA2 = changes(
+    _GEMMA, {"residual": "sandwich-norm", "attention.logit_cap": 50.0, "output.logit_cap": 30.0}
+)
+# Zhang et al. 2025
+_T5GEMMA = _family(
+    _GEMMA2, 256_000, (0, 1, 2), {"architecture": "encoder-decoder", "embedding.encoder": "separate"}
+)
 
 
 def _alternating(layers: int) -> SparsityConfig:
     """Return the windows of GPT-Neo's layers: none, 256 tokens, none, ..."""
     return SparsityConfig(layer_windows=(None, 255) * (layers // 2))
+
+
+def _every_third(layers: int) -> SparsityConfig:
+    """Return the windows of ModernBERT's layers: none, 64 tokens on each side, 64, none, ..."""
+    return SparsityConfig(layer_windows=tuple(64 if layer % 3 else None for layer in range(layers)))
+
+
+def _gemma2_windows(layers: int, key_value_heads: int) -> Changes:
+    """Return the windows of Gemma 2's layers, 4,096 tokens, none, 4,096, ..., and the heads of keys."""
+    windows = SparsityConfig(layer_windows=(4_095, None) * (layers // 2))
+    return {"sparsity": windows, "attention.num_key_value_heads": key_value_heads}
+
+
+def _t5gemma_windows(layers: int, key_value_heads: int) -> Changes:
+    """Return the same of T5Gemma, whose encoder sees 4,096 tokens on each side."""
+    encoder = {"encoder.layer_windows": (4_096, None) * (layers // 2)}
+    return _gemma2_windows(layers, key_value_heads) | encoder
 
 
 PRESETS = {
@@ -230,6 +284,8 @@ PRESETS = {
     "electra-large-generator": _sized(_ELECTRA_GENERATOR, 24, 256, 4, {"embedding.d_embed": 1_024}),
     "longformer-base": _sized(_LONGFORMER, 12, 768, 12),
     "longformer-large": _sized(_LONGFORMER, 24, 1_024, 16),
+    "modernbert-base": _sized(_MODERNBERT, 22, 768, 12, {"sparsity": _every_third(22)}, d_ff=1_152),
+    "modernbert-large": _sized(_MODERNBERT, 28, 1_024, 16, {"sparsity": _every_third(28)}, d_ff=2_624),
     "gpt": _sized(_GPT, 12, 768, 12),
     "gpt2": _sized(_GPT2, 12, 768, 12),
     "gpt2-medium": _sized(_GPT2, 24, 1_024, 16),
@@ -299,6 +355,18 @@ PRESETS = {
     "qwen3-8b": _sized(_QWEN3, 36, 4_096, 32, d_ff=12_288, d_kv=128),
     "qwen3-14b": _sized(_QWEN3, 40, 5_120, 40, d_ff=17_408, d_kv=128),
     "qwen3-32b": _sized(_QWEN3, 64, 5_120, 64, d_ff=25_600, d_kv=128),
+    "gemma-2b": _sized(_GEMMA, 18, 2_048, 8, {"attention.num_key_value_heads": 1}, d_ff=16_384, d_kv=256),
+    "gemma-7b": _sized(_GEMMA, 28, 3_072, 16, d_ff=24_576, d_kv=256),
+    "gemma-2-2b": _sized(_GEMMA2, 26, 2_304, 8, _gemma2_windows(26, 4), d_ff=9_216, d_kv=256),
+    "gemma-2-9b": _sized(_GEMMA2, 42, 3_584, 16, _gemma2_windows(42, 8), d_ff=14_336, d_kv=256),
+    "gemma-2-27b": _sized(
+        changes(_GEMMA2, {"attention.query_pre_attn_scalar": 4_608 // 32}),
+        *(46, 4_608, 32, _gemma2_windows(46, 16)),
+        d_ff=36_864,
+        d_kv=128,
+    ),
+    "t5gemma-2b-2b": _sized(_T5GEMMA, 26, 2_304, 8, _t5gemma_windows(26, 4), d_ff=9_216, d_kv=256),
+    "t5gemma-9b-9b": _sized(_T5GEMMA, 42, 3_584, 16, _t5gemma_windows(42, 8), d_ff=14_336, d_kv=256),
 }
 
 # Lengths of rows in pre-training, (inputs, targets) or of a decoder (0, row), by the start of a model's name.
@@ -316,6 +384,9 @@ _ROW_LENGTHS = {
     "mistral-": (0, 8_192),
     "qwen2.5-": (0, 4_096),  # before rows were lengthened to 32,768
     "qwen3-": (0, 4_096),  # likewise
+    "gemma-": (0, 8_192),
+    "t5gemma-": (4_096, 4_096),  # a row of Gemma 2, half of it as targets
+    "modernbert-": (1_024, 0),  # before rows were lengthened to 8,192
 }
 
 

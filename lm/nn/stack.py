@@ -27,10 +27,10 @@ from lm.sharding import constrain
 # The modules of a block by model.shared_parts; "all" shares whole blocks.
 PARTS = {
     "attention": (
-        *("attention_norm", "attention", "attention_scale", "relative"),
-        *("cross_norm", "cross", "cross_scale"),
+        *("attention_norm", "attention", "attention_scale", "attention_output_norm", "relative"),
+        *("cross_norm", "cross", "cross_scale", "cross_output_norm"),
     ),
-    "mlp": ("mlp_norm", "mlp", "mlp_scale", "adapter"),
+    "mlp": ("mlp_norm", "mlp", "mlp_scale", "mlp_output_norm", "adapter"),
 }
 
 
@@ -73,6 +73,9 @@ class Stack(Module):
         self.blocks: Any = add_layers_axis(jax.vmap(block)(keys))
         if shares_layers and not shares_blocks:
             share_part(self.blocks, PARTS[config.shared_parts])
+        self.lacks_first_norm = config.norm.kind != "none" and config.norm.first_attention == "none"
+        if self.lacks_first_norm:
+            leave_out_first(self.blocks, "attention_norm")
         bidirectional = config.reads_both_ways(has_cross_attention)
         has_bias = config.positions.kind == "relative"
         self.relative = RelativePositionBias(config, rngs, bidirectional) if has_bias else None
@@ -178,10 +181,10 @@ class Stack(Module):
         config = self.config
         if isinstance(self.blocks, nnx.List):
             return self._run_decoding(step, x, layers, inputs)
-        is_scanned = config.compile.layers == "scan" and not inputs.layer_masks
+        is_scanned = config.compile.layers == "scan" and not inputs.layers and not self.lacks_first_norm
 
-        def one_layer(block, x, layer, mask):
-            return step(block, x, layer, inputs._replace(mask=mask))
+        def one_layer(block, x, layer, own):
+            return step(block, x, layer, inputs.of_layer(own))
 
         if config.compile.remat != "none":
             # Without a scan, XLA would merge the recomputation with the original unless CSE is prevented.
@@ -189,6 +192,7 @@ class Stack(Module):
             one_layer = jax.checkpoint(one_layer, policy=policy, prevent_cse=not is_scanned)
         if not is_scanned:
             return self._run_unrolled(one_layer, x, layers, inputs)
+        all_layers = inputs.by_layer(1)[0]
         parameters, treedef = jax.tree.flatten(self.blocks)
         is_shared = [len(array) < self.num_layers for array in parameters]
 
@@ -198,7 +202,7 @@ class Stack(Module):
                 array[0] if shared else part
                 for array, shared, part in zip(parameters, is_shared, slices, strict=True)
             ]
-            return one_layer(jax.tree.unflatten(treedef, own), x, layer, inputs.mask)
+            return one_layer(jax.tree.unflatten(treedef, own), x, layer, all_layers)
 
         # Shared parameters are no input of the scan: None, which has no arrays, takes their place.
         scanned = [None if shared else array for array, shared in zip(parameters, is_shared, strict=True)]
@@ -207,11 +211,10 @@ class Stack(Module):
     def _run_unrolled(
         self, one_layer: Callable, x: Any, layers: Any, inputs: AttentionInputs
     ) -> tuple[Any, Any]:
-        """Run the layers without a scan, as masks that differ by layer need; faster for few layers."""
-        masks = inputs.layer_masks or (inputs.mask,) * self.num_layers
-        blocks, results = self._blocks_by_layer(), []
-        for block, layer, mask in zip(blocks, split_layers(layers, self.num_layers), masks, strict=True):
-            x, result = one_layer(block, x, layer, mask)
+        """Run the layers without a scan, as layers that differ need; faster for few layers."""
+        blocks, by_layer, results = self._blocks_by_layer(), inputs.by_layer(self.num_layers), []
+        for block, layer, own in zip(blocks, split_layers(layers, self.num_layers), by_layer, strict=True):
+            x, result = one_layer(block, x, layer, own)
             results.append(result)
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
 
@@ -220,18 +223,26 @@ class Stack(Module):
     ) -> tuple[Any, tuple]:
         """Run an unstacked stack, in decoding: ``layers`` is ({}, carries, encoder_kv or None), by layer."""
         dropout_masks, carries, encoder_kvs = layers
-        masks = inputs.layer_masks or (inputs.mask,) * self.num_layers
+        by_layer = inputs.by_layer(self.num_layers)
         new_carries = []
         for index, block in enumerate(self.blocks):
             kv = None if encoder_kvs is None else encoder_kvs[index]
             layer = dropout_masks, carries[index], kv
-            x, carry = step(block, x, layer, inputs._replace(mask=masks[index]))
+            x, carry = step(block, x, layer, inputs.of_layer(by_layer[index]))
             new_carries.append(carry)
         return x, tuple(new_carries)
 
     def _blocks_by_layer(self) -> list[Block]:
         """Return the block of each layer, without the leading axis; shared parameters are the same arrays."""
-        return split_layers(self.blocks, self.num_layers)
+        if not self.lacks_first_norm:
+            return split_layers(self.blocks, self.num_layers)
+        without_norm = jax.tree.map(lambda leaf: leaf, self.blocks)  # a copy
+        without_norm.attention_norm = Identity()
+        blocks = split_layers(without_norm, self.num_layers)
+        norms = split_layers(self.blocks.attention_norm, self.num_layers - 1)
+        for block, norm in zip(blocks[1:], norms, strict=True):
+            block.attention_norm = norm
+        return blocks
 
     def _first_block_input(
         self,
@@ -288,6 +299,13 @@ def share_part(blocks: Any, names: tuple[str, ...]) -> None:
     """Let all layers share these modules of a block: their parameters [layers,...] become [1,...]."""
     for name in names:
         setattr(blocks, name, jax.tree.map(lambda leaf: leaf[:1], getattr(blocks, name)))
+
+
+def leave_out_first(blocks: Any, name: str) -> None:
+    """Leave a module of a block out of the first layer: its parameters [layers,...] become [layers-1,...]."""
+    others = jax.tree.map(lambda leaf: leaf[1:], getattr(blocks, name))
+    has_others = any(len(leaf) for leaf in jax.tree.leaves(others))
+    setattr(blocks, name, others if has_others else Identity())
 
 
 def split_layers(stacked: Any, count: int) -> list:

@@ -121,6 +121,8 @@ class Transformer(Module):
             logits = self.embed.logits(x)
         if self.logits_bias is not None:
             logits = logits + broadcast_to_rank(self.logits_bias[...], logits)
+        if (cap := config.output.logit_cap) is not None:
+            logits = cap * jnp.tanh(logits / cap)
         return constrain(logits, "batch", "length", "vocab")
 
     def pooled(self, x: Float[Array, "B T D"]) -> Float[Array, "B D"]:

@@ -82,10 +82,17 @@ def sinusoids(
 _PAIR_AXES = {"halves": -2, "pairs": -1}
 
 
+class RotaryPositions(NamedTuple):
+    """Positions of a layer whose rotary frequencies are its own: those of a window (ModernBERT)."""
+
+    positions: Array | np.ndarray  # int32 [B|1,T]
+    frequencies: Array | np.ndarray  # float32 [R/2], in radians a position
+
+
 def rotate(
     x: Float[Array, "B T N H"],
     positions: Int[Array, "#B T"],
-    frequencies: Float[np.ndarray, " half"],
+    frequencies: Float[Array | np.ndarray, " half"],
     factor: float,
     layout: str,
 ) -> Float[Array, "B T N H"]:
@@ -119,7 +126,7 @@ def segment_lengths(
     return jnp.where(is_same_segment, memory_positions[:, None, :] + 1, 0).max(-1)
 
 
-def _angles(positions: Array, frequencies: np.ndarray) -> Array:
+def _angles(positions: Array, frequencies: Array | np.ndarray) -> Array:
     """Return float32 [..., F] of positions [...] and frequencies [F]; bfloat16 rounds positions above 256."""
     positions = jnp.asarray(positions, jnp.float32)
     return positions[..., None] * jnp.asarray(frequencies, jnp.float32).reshape(*(1,) * positions.ndim, -1)

@@ -134,7 +134,7 @@ def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs
     full = inside = 0  # FLOPs of a row's scores, forward: all, and those inside of windows
     if config.has_encoder:
         full += length * _score_flops(config.encoder_config, [length] * config.num_encoder_layers)
-        layers = _visible_tokens(config, config.num_encoder_layers, length)
+        layers = _visible_tokens(config, "encoder", length)
         inside += length * _score_flops(config.encoder_config, layers)
     if config.has_decoder:
         full += targets * _score_flops(config, [targets] * config.num_decoder_layers)
@@ -194,7 +194,7 @@ def _score_flops(config: ModelConfig, visible: Sequence[int]) -> int:
 
 def _own_score_flops(config: ModelConfig, length: int) -> int:
     """Return the FLOPs of a token of a decoder with the keys and values of its own row, forward."""
-    return _score_flops(config, _visible_tokens(config, config.num_decoder_layers, length))
+    return _score_flops(config, _visible_tokens(config, "decoder", length))
 
 
 def _cross_score_flops(config: ModelConfig, inputs: int) -> int:
@@ -206,13 +206,13 @@ def _cross_score_flops(config: ModelConfig, inputs: int) -> int:
     return config.num_decoder_layers * scores
 
 
-def _visible_tokens(config: ModelConfig, num_layers: int, length: int) -> list[int]:
-    """Return for each layer how many tokens of a row of ``length`` a token reads, by window and sparsity."""
+def _visible_tokens(config: ModelConfig, stack: str, length: int) -> list[int]:
+    """Return how many tokens of a row of ``length`` a token reads in each layer of the encoder or decoder."""
     sparsity = config.sparsity
     # a decoder's window, or a causal encoder's, lies behind a token, another encoder's on both sides
-    sides = 1 if config.has_decoder or config.is_causal_encoder else 2
+    sides = 1 if stack == "decoder" or config.is_causal_encoder else 2
     visible = []
-    for window in sparsity.layer_windows or (sparsity.window,) * num_layers:
+    for window in config.windows(stack):
         if window is None:
             visible.append(length)
         else:

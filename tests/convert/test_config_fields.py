@@ -15,7 +15,12 @@ from safetensors.numpy import load_file, save_file
 from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.convert import load, save
-from lm.convert.config_json import model_config, pretraining_heads_in, semantic_settings
+from lm.convert.config_json import (
+    flatten_sections,
+    model_config,
+    pretraining_heads_in,
+    semantic_settings,
+)
 from lm.convert.families import FAMILIES
 from lm.convert.known_fields import IGNORED, check_fields, known_fields, read_fields, unknown_fields
 from lm.nn.transformer import Transformer
@@ -53,6 +58,24 @@ REFUSED = {  # legal, and told by the field's name
     "opt/_remove_final_layer_norm": "_remove_final_layer_norm=True is not supported",
     "opt/enable_bias": "enable_bias=False is not supported",
     "opt/layer_norm_elementwise_affine": "layer_norm_elementwise_affine=False is not supported",
+    **{
+        f"t5gemma/{side}.{name}": rf"encoder.{name}=.* and decoder.{name}=.* are not supported"
+        for side in ("encoder", "decoder")
+        for name in (
+            *("vocab_size", "hidden_size", "num_key_value_heads", "hidden_activation", "attention_bias"),
+            *("query_pre_attn_scalar", "attn_logit_softcapping", "rms_norm_eps", "rope_parameters"),
+        )
+    },
+    **{
+        f"modernbert/{name}": f"{name}={value} is not supported"
+        for name, value in {
+            **dict.fromkeys(("attention_bias", "mlp_bias", "classifier_bias"), True),
+            **dict.fromkeys(("decoder_bias", "tie_word_embeddings"), False),
+            "classifier_activation": "'relu'",
+            "hidden_activation": "'silu'",
+        }.items()
+    },
+    "modernbert/stretched": "rope_parameters of full_attention=.*'linear'.* are not supported",
     "albert/inner_group_num": "inner_group_num=2 is not supported",
     "albert/num_hidden_groups": "num_hidden_groups=2 is not supported",
     **{f"{name}/is_decoder": "is_decoder=True is not supported" for name in ("bert", "roberta", "electra")},
@@ -108,6 +131,12 @@ def published(name, arrays, folder):
     return folder
 
 
+def changed(config, field, value):
+    """The config.json with a field, which may be one of a section."""
+    section, _, name = field.rpartition(".")
+    return config | ({section: config[section] | {name: value}} if section else {name: value})
+
+
 def logits(model):
     if model.config.has_encoder and model.config.has_decoder:
         batch = Batch(encoder=Side(tokens=INPUTS), decoder=Side(tokens=INPUTS[::-1, :5]))
@@ -126,7 +155,9 @@ def logits(model):
 )
 def test_a_model_with_one_field_changed_has_the_logits_of_the_reference(name, arrays, tmp_path):
     _, model = load(published(name, arrays, tmp_path / "in"))
-    np.testing.assert_allclose(logits(model), arrays[f"{name}/logits"], atol=5e-5)
+    # A norm of a sub-layer's output enlarges rounding where the output is small.
+    atol = 2e-4 if name.startswith("t5gemma/") else 5e-5
+    np.testing.assert_allclose(logits(model), arrays[f"{name}/logits"], atol=atol)
 
 
 @pytest.mark.parametrize("family", ["t5", "umt5"])
@@ -174,11 +205,13 @@ def test_a_field_without_effect_in_the_reference_has_none_here_or_is_refused(fam
     for field, told in FIELDS[family].items():
         if told.get("effect") == "idle":
             try:
-                assert semantic_settings(model_config(base | {field: told["tried"]}, heads)) == due, field
+                other = changed(base, field, told["tried"])
+                assert semantic_settings(model_config(other, heads)) == due, field
             except SettingError as error:
                 assert field in str(error)
 
 
+WITHOUT = ("idle", "kept")  # kept: the reference takes no other value
 # what the file is named and told, and how many classes a head of classes has
 SAID = {"architectures", "dtype", "transformers_version", "id2label", "label2id", "num_labels"}
 
@@ -190,7 +223,7 @@ def test_every_field_that_the_reference_knows_is_read_or_shown_to_be_without_eff
         field for field in FIELDS[family] if field not in known_fields(table) and "drop" not in field
     ]
     assert not unaccounted
-    shown = {field for field, told in FIELDS[family].items() if told.get("effect") != "idle"} - SAID
+    shown = {field for field, told in FIELDS[family].items() if told.get("effect") not in WITHOUT} - SAID
     assert {field for field in shown if "drop" not in field} <= read_fields(table)
     assert not {*table.ignored} & read_fields(table)
 
@@ -202,7 +235,7 @@ def test_the_fields_are_those_of_the_installed_transformers():
 
     for family, fields in FIELDS.items():
         config = transformers.AutoConfig.for_model(family)
-        written = json.loads(config.to_json_string(use_diff=False))
+        written = flatten_sections(json.loads(config.to_json_string(use_diff=False)), FAMILIES[family])
         due = {new for new in written if not new.startswith("_") and written[new] is not None}
         assert (
             due - {"output_attentions", "output_hidden_states", "return_dict", "problem_type"}

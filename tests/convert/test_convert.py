@@ -24,7 +24,7 @@ from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig, SpecialTokens
 from lm.config.training import CheckpointConfig, OptimizerConfig
 from lm.convert import load, save
-from lm.convert.config_json import config_json, model_config, pretraining_heads_in
+from lm.convert.config_json import config_json, flatten_sections, model_config, pretraining_heads_in
 from lm.convert.families import FAMILIES
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
@@ -69,6 +69,7 @@ BEGINNINGS = {  # beginning of a size's name: its family; the longest counts
     "gpt-neox": "gpt_neox",
     "gpt-neo-": "gpt_neo",
     "gpt-j": "gptj",
+    "gemma-2-": "gemma2",
     "pythia": "gpt_neox",
 }
 UNPUBLISHED = {
@@ -239,6 +240,82 @@ def test_both_spellings_of_rotary_settings_mean_the_same(kind):
     assert model_config(config_json(old), ()) == old
 
 
+@pytest.mark.parametrize("period", [2, 3, 7])
+def test_a_modernbert_of_transformers_4_means_the_same_as_one_of_5(period):
+    theirs = json.loads((GOLDEN / "modernbert" / "config.json").read_text())
+    types = ["sliding_attention" if layer % period else "full_attention" for layer in range(4)]
+    new = model_config(theirs | {"layer_types": types}, ["logits"])
+    older = {name: value for name, value in theirs.items() if name not in ("layer_types", "rope_parameters")}
+    bases = {"global_rope_theta": 160_000.0, "local_rope_theta": 100.0}
+    old = model_config(older | bases | {"global_attn_every_n_layers": period}, ["logits"])
+    assert old == new and old.positions.rotary.window_base == 100.0
+    written = config_json(old)
+    assert written["layer_types"] == types and written["local_rope_theta"] == 100.0
+    assert model_config(written, ["logits"]) == old
+    one = model_config(older | bases | {"local_rope_theta": None}, ["logits"])
+    assert one.positions.rotary.window_base is None and one.positions.rotary.base == 160_000.0
+    assert config_json(one)["local_rope_theta"] == 160_000.0
+
+
+@pytest.mark.parametrize(
+    ("name", "new", "message"),
+    [
+        (
+            "modernbert",
+            {"layer_types": None, "global_attn_every_n_layers": 0},
+            "global_attn_every_n_layers=0",
+        ),
+        ("modernbert", {"local_attention": "wide"}, "local_attention='wide' should be a number of tokens"),
+        ("modernbert", {"rope_scaling": {"factor": 2.0}}, "rope_scaling="),
+        ("modernbert", {"layer_types": ["full_attention"] * 3}, "layer_types=.*for each of 4 layers"),
+        ("t5gemma", {"encoder": None}, "encoder=None should hold the fields of a stack"),
+        ("t5gemma", {"encoder.hidden_size": 64}, "encoder.hidden_size=64 and decoder.hidden_size=32 are not"),
+        ("t5gemma", {"encoder.sliding_window": None}, "encoder.layer_types"),
+        ("t5gemma", {"decoder.qk_norm": True}, "decoder.qk_norm=True is unknown to this family"),
+        ("t5gemma", {"is_encoder_decoder": False}, "is_encoder_decoder=False"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    ],
+)
+def test_what_the_newest_families_lack_is_refused_by_the_name_of_its_field(name, new, message):
+    theirs = json.loads((GOLDEN / name / "config.json").read_text())
+    for path, value in new.items():
+        section, _, field = path.rpartition(".")
+        (theirs[section] if section else theirs)[field] = value
+    with pytest.raises(SettingError, match=message):
+        model_config(theirs, ["logits"] if name == "modernbert" else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value", "fields"),
+    [
+        (
+            "t5gemma",
+            "attention.logit_cap",
+            7.0,
+            {"encoder.attn_logit_softcapping", "decoder.attn_logit_softcapping"},
+        ),
+        ("t5gemma", "encoder.layer_windows", (1, 1, 1), {"encoder.sliding_window", "encoder.layer_types"}),
+        ("gemma2", "attention.query_pre_attn_scalar", None, {"query_pre_attn_scalar"}),
+        (
+            "modernbert",
+            "positions.rotary.window_base",
+            None,
+            {"local_rope_theta", "global_rope_theta", "rope_parameters"},
+        ),
+    ],
+)
+def test_a_setting_that_has_changed_since_the_import_is_written_and_all_else_is_kept(
+    name, path, value, fields
+):
+    config = load(GOLDEN / name)[0]
+    family = FAMILIES[config_json(config)["model_type"]]
+    before, after = (
+        flatten_sections(config_json(each), family) for each in (config, change(config, path, value))
+    )
+    assert {key for key in before | after if before.get(key) != after.get(key)} == fields
+    assert before == flatten_sections(json.loads(config.published), family)
+
+
 def test_settings_are_read_by_the_names_they_had_before():
     theirs = json.loads((GOLDEN / "bloom_alibi" / "config.json").read_text())
     older = theirs | {"n_embed": theirs.pop("hidden_size"), "num_attention_heads": theirs.pop("n_head")}
@@ -255,6 +332,14 @@ def test_a_head_is_known_by_its_tensors_where_the_class_does_not_name_it():
 @pytest.mark.parametrize(
     ("path", "value"),
     [
+        ("residual", "sandwich-norm"),
+        ("norm.bias", False),
+        ("norm.zero_centered", True),
+        ("norm.first_attention", "none"),
+        ("attention.query_pre_attn_scalar", 100),
+        ("attention.logit_cap", 50.0),
+        ("output.logit_cap", 30.0),
+        ("mlp.activation", "gated-gelu-erf"),
         ("attention.scores", "bilinear"),
         ("architecture", "prefix-decoder"),
         ("sparsity.dilation", 2),

@@ -38,6 +38,10 @@ SPECS = {  # class, seed, options
     "mistral": ("MistralForCausalLM", 122, {}),
     "qwen2": ("Qwen2ForCausalLM", 123, {}),
     "qwen3": ("Qwen3ForCausalLM", 124, {}),
+    "gemma": ("GemmaForCausalLM", 225, {}),
+    "gemma2": ("Gemma2ForCausalLM", 209, {}),
+    "t5gemma": ("T5GemmaForConditionalGeneration", 204, {"long": 40}),
+    "modernbert": ("ModernBertForMaskedLM", 128, {}),
     "bert": ("BertForPreTraining", 111, {}),
     "roberta": ("RobertaForMaskedLM", 112, {}),
     "albert": ("AlbertForMaskedLM", 113, {}),
@@ -71,6 +75,13 @@ HOOKS = {  # family: module whose output is recorded -> as what; "#" is the numb
         "albert.encoder.albert_layer_groups.0.albert_layers.0": "block",
     },
     "distilbert": {"distilbert.embeddings": "embed", "distilbert.transformer.layer.#": "block_#"},
+    "gemma": {"model.layers.#": "block_#", "model.norm": "final"},
+    "t5gemma": {
+        f"model.{s}coder.{m}": f"{s[:2]}c_{k}"
+        for s in ("en", "de")
+        for m, k in (("layers.#", "block_#"), ("norm", "final"))
+    },
+    "modernbert": {"model.embeddings": "embed", "model.layers.#": "block_#", "model.final_norm": "final"},
 }
 HOOKS |= {
     "umt5": HOOKS["t5"],
@@ -82,11 +93,13 @@ HOOKS |= {
     "mistral": HOOKS["llama"],
     "qwen2": HOOKS["llama"],
     "qwen3": HOOKS["llama"],
+    "gemma2": HOOKS["gemma"],
 }
 HOOKS |= {
     f: {f"{f}.embeddings": "embed", f"{f}.encoder.layer.#": "block_#"}
     for f in ("bert", "roberta", "electra", "longformer")
 }
+ZERO_CENTERED = ("gemma", "gemma2", "t5gemma")  # whose norms multiply by 1 plus the weight
 TABLES = ("embed", "wte", "wpe", "shared", "token_type", "lm_head", "decoder.weight")
 
 
@@ -96,6 +109,8 @@ def deviation(name, shape, family, config):
     if "relative_attention_bias" in name:
         return 1.0
     if any(table in name for table in TABLES) and "norm" not in name and "hidden_mapping" not in name:
+        if family in ZERO_CENTERED:  # whose embeddings are multiplied by the root of their width
+            return 0.3 / np.sqrt(shape[-1])
         if t5:
             return 0.3 if "shared" in name else 1.0 / np.sqrt(shape[-1])
         # or decoding would loop on one token
@@ -104,6 +119,7 @@ def deviation(name, shape, family, config):
     if t5 and name.endswith(".q.weight"):
         return 1.4 * (config.d_model * config.d_kv) ** -0.5
     gain = 1.2 if family in ("bart", "marian") else 1.3 if family == "t5" and scaled else 1.0
+    gain = {"gemma": 1.2, "gemma2": 1.6, "t5gemma": 1.6}.get(family, gain)
     gain = 0.7 if "encoder_attn.out_proj" in name or "encoder_attn.v_proj" in name else gain
     return gain / np.sqrt(shape[0] if family in ("gpt2", "openai-gpt") and ".c_" in name else shape[-1])
 
@@ -113,6 +129,8 @@ def value(name, shape, family, config, seed):
     noise, flat = rng.standard_normal(shape), len(shape) == 1
     norm = flat and any(k in low for k in ("layernorm", "layer_norm", ".ln_", "norm.", "_norm", "ln_f"))
     if norm and low.endswith("weight"):
+        if family in ZERO_CENTERED:  # a larger last norm makes up for smaller embeddings
+            return (2.0 if name in ("model.norm.weight", "model.decoder.norm.weight") else 0.0) + 0.2 * noise
         scaled = getattr(config, "scale_decoder_outputs", family == "umt5")
         return (3.5 if scaled and name == "decoder.final_layer_norm.weight" else 1.0) * (1.0 + 0.2 * noise)
     if flat or low.endswith("bias"):
@@ -243,7 +261,8 @@ def train(model, batch, meta):
 
 def sequences_to_sequences(model, rng, options, store, meta):
     config = model.config
-    vocabulary, pad, start = config.vocab_size, config.pad_token_id, config.decoder_start_token_id
+    vocabulary, pad = config.vocab_size, config.pad_token_id
+    start = meta["gen"]["decoder_start_token_id"]
     s, t = options.get("lengths", (19, 13))
     source, seen = tokens(rng, vocabulary, [s, s - 4, s // 2], s, pad)
     labels, targets = tokens(rng, vocabulary, [t, t - 5, t // 2 + 1], t, -100)
@@ -251,7 +270,7 @@ def sequences_to_sequences(model, rng, options, store, meta):
     decoder = {"decoder_input_ids": shifted, "decoder_attention_mask": targets}
     batch = {"input_ids": source, "attention_mask": seen, **decoder, "labels": labels}
     forward(model, config.model_type, batch, store)
-    if config.model_type in ("t5", "umt5"):
+    if config.model_type in ("t5", "umt5", "t5gemma"):
         order = np.argsort(seen, axis=1, kind="stable")
         left = {name: np.take_along_axis(batch[name], order, 1) for name in ("input_ids", "attention_mask")}
         store |= {f"left_pad/{name}": array for name, array in left.items()}

@@ -1,12 +1,14 @@
 """Walk the fields of every config.json, and record what the reference computes where one is changed.
 
-``python make_variants.py`` needs torch and transformers 5. Of each type a tiny model is made, and each field
-that is written, or that the source of the model reads, is changed in turn. ``fields.json`` holds of every
-field the default, what was tried instead and the effect: the logits are other ones ("computes") or the same
-("idle") with the same weights, there are other tensors ("shapes"), or the reference cannot have it
-("refused") or keeps what it had ("kept"). ``variants.json`` holds the differing configs and shapes of tensors
-of all models whose effect is "computes" or "shapes" and of those in ``SHAPES``, ``variants.npz`` their
-logits. Weights are those of ``drawn.py``; only tensors that are not drawn, as sinusoids, are kept.
+``python make_variants.py [TYPE ...]`` needs torch and transformers 5; what is recorded of other types stays.
+Of each type a tiny model is made, and each field that is written, or that the source of the model reads, is
+changed in turn. ``fields.json`` holds of every field the default, what was tried instead and the effect: the
+logits are other ones ("computes") or the same ("idle") with the same weights, there are other tensors
+("shapes"), or the reference cannot have it ("refused") or keeps what it had ("kept"). ``variants.json`` holds
+the differing configs and shapes of tensors of all models whose effect is "computes" or "shapes" and of those
+in ``SHAPES``, ``variants.npz`` their logits. A field of a stack's section is named as in
+"encoder.hidden_size". Weights are those of ``drawn.py``; only tensors that are not drawn, as sinusoids, are
+kept.
 """
 
 import copy
@@ -14,6 +16,7 @@ import inspect
 import json
 import logging
 import re
+import sys
 import tempfile
 from pathlib import Path
 
@@ -93,6 +96,15 @@ OPT = {
     "ffn_dim": 12,
     "max_position_embeddings": 16,
 }
+GROUPED = BERT | {"num_key_value_heads": 1, "head_dim": 6}
+GEMMA2 = GROUPED | {
+    "hidden_size": 16,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 3,
+    "attn_logit_softcapping": 0.5,  # sharper attention would show each other rounding
+    "final_logit_softcapping": 4.0,
+}
+T5GEMMA = {f"{side}.{name}": value for side in ("encoder", "decoder") for name, value in GEMMA2.items()}
 SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 TYPES = {  # class, the sizes of its tiny model
     "t5": ("T5ForConditionalGeneration", T5),
@@ -111,6 +123,13 @@ TYPES = {  # class, the sizes of its tiny model
     "mistral": ("MistralForCausalLM", BERT | {"num_key_value_heads": 1, "sliding_window": 3}),
     "qwen2": ("Qwen2ForCausalLM", BERT | {"num_key_value_heads": 1} | SLIDING),
     "qwen3": ("Qwen3ForCausalLM", BERT | {"num_key_value_heads": 1, "head_dim": 6} | SLIDING),
+    "gemma": ("GemmaForCausalLM", GROUPED),
+    "gemma2": ("Gemma2ForCausalLM", GEMMA2),
+    "t5gemma": ("T5GemmaForConditionalGeneration", T5GEMMA | {"vocab_size": 20}),
+    "modernbert": (
+        "ModernBertForMaskedLM",
+        BERT | {"local_attention": 4, "pad_token_id": 1, "num_hidden_layers": 3},
+    ),
     "distilbert": ("DistilBertForMaskedLM", DISTIL),
     "bert": ("BertForMaskedLM", BERT),
     "roberta": ("RobertaForMaskedLM", BERT),
@@ -118,6 +137,7 @@ TYPES = {  # class, the sizes of its tiny model
     "albert": ("AlbertForMaskedLM", BERT | {"embedding_size": 6}),
     "electra": ("ElectraForMaskedLM", BERT | {"embedding_size": 6}),
 }
+TYPED = ("full_attention", "sliding_attention")
 APART = {
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 2,
@@ -170,6 +190,34 @@ SHAPES = {
     },
     "electra": {"generator_as_wide": ({"embedding_size": 8}, ())},
     "bert": {"null_pad": ({"pad_token_id": None}, ())},
+    "gemma2": {"all_sliding": ({"layer_types": ["sliding_attention"] * 2}, ())},
+    "t5gemma": {
+        "stacks_apart": (
+            {
+                "encoder.num_hidden_layers": 3,
+                "encoder.num_attention_heads": 4,
+                "encoder.head_dim": 4,
+                "encoder.intermediate_size": 10,
+                "encoder.sliding_window": 1,
+            },
+            (),
+        ),
+    },
+    "modernbert": {
+        "one_base": (
+            {"rope_parameters": {name: {"rope_type": "default", "rope_theta": 50.0} for name in TYPED}},
+            (),
+        ),
+        "stretched": (
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 50.0}
+                }
+            },
+            (),
+        ),
+        "all_sliding": ({"layer_types": ["sliding_attention"] * 3}, ()),
+    },
 }
 OTHERS = {  # what is tried in place of a value that is no number, the first that differs
     "activation_function": ["relu", "gelu"],
@@ -196,11 +244,17 @@ OTHERS = {  # what is tried in place of a value that is no number, the first tha
     "position_embedding_type": ["relative_key"],
     "attention_types": [[[["local", "global"], 1]]],
     "attention_layers": [["local", "global"]],
-    "layer_types": [["sliding_attention", "full_attention"]],
+    "layer_types": [[*reversed(TYPED)], [*TYPED], [*TYPED, "full_attention"]],
     "rope_parameters": [{"rope_type": "linear", **ROPE}],
     "id2label": [{"0": "a", "1": "b", "2": "c"}],
     "label2id": [{"a": 0, "b": 1, "c": 2}],
     "attention_window": [[2, 4], 2],
+    "local_attention": [2],
+    "classifier_pooling": ["mean"],
+    "hidden_activation": ["silu"],
+    "classifier_activation": ["relu"],
+    "query_pre_attn_scalar": [30],
+    "use_bidirectional_attention": [True],
     "quantization_config": [{"bits": 4}],
 }
 UNTRIED = ("transformers_version", "architectures", "dtype", "model_type")  # of the file and not of the model
@@ -213,7 +267,7 @@ EFFECTS = ("computes", "shapes")  # of which the models are kept
 def build(kind, changed, apart=()):
     """A model of the class ``kind`` with drawn weights; its modules ``apart`` have such of their own."""
     model_class = getattr(transformers, kind)
-    config = model_class.config_class(**copy.deepcopy(changed))
+    config = model_class.config_class(**copy.deepcopy(nested(changed)))
     config._attn_implementation = "eager"
     model = model_class(config).eval()
     for module in apart:
@@ -244,8 +298,30 @@ def saved(model):
         )
 
 
+def nested(fields):
+    """The fields as a config.json has them, those of a section together."""
+    found = {}
+    for name, value in fields.items():
+        section, _, field = name.rpartition(".")
+        (found.setdefault(section, {}) if section else found)[field] = value
+    return found
+
+
+def flat(config, sections):
+    """The fields of a config.json by name, those of a section as in "encoder.hidden_size"."""
+    parts = [(f"{section}.", config[section]) for section in sections]
+    outside = {name: value for name, value in config.items() if name not in sections}
+    return outside | {f"{prefix}{name}": value for prefix, part in parts for name, value in part.items()}
+
+
+def sections_of(kind):
+    """The fields of a class's config that hold configs of its stacks."""
+    return tuple(getattr(transformers, kind).config_class.sub_configs)
+
+
 def others(name, value):
     """What is tried in place of a value, best first."""
+    name = name.rpartition(".")[2]
     if name in OTHERS:
         return [other for other in OTHERS[name] if other != value]
     if isinstance(value, bool):
@@ -264,10 +340,15 @@ def fields_of(kind, config):
         *re.findall(r'getattr\((?:self\.)?config, "(\w+)"', source),
     }
     read -= CALLS | {*model_class.config_class.attribute_map}
-    own = model_class.config_class()
-    return {
-        name: getattr(own, name, None) for name in sorted(read) if not callable(getattr(own, name, 0))
-    } | config
+    own, sections = model_class.config_class(), sections_of(kind)
+    parts = {f"{section}.": getattr(own, section) for section in sections}
+    found = {
+        f"{prefix}{name}": getattr(part, name, None)
+        for prefix, part in ({"": own} | parts).items()
+        for name in sorted({*read} - {*sections})
+        if not callable(getattr(part, name, 0)) and (not sections or hasattr(part, name))
+    }
+    return found | flat(config, sections)
 
 
 def effect(kind, sizes, name, new, due):
@@ -276,7 +357,7 @@ def effect(kind, sizes, name, new, due):
     try:
         model = build(kind, {**sizes, name: new})
         theirs, changed = saved(model)
-        if theirs.get(name) != new:
+        if flat(theirs, sections_of(kind)).get(name) != new:
             return "kept", model
         if {k: t.shape for k, t in changed.items()} != {k: t.shape for k, t in tensors.items()}:
             outputs(model)
@@ -313,7 +394,18 @@ def changes(new, old):
 
 def main():
     fields, variants, arrays = {}, {}, {}
+    asked = sys.argv[1:] or list(TYPES)
+    if sys.argv[1:]:
+        fields, variants = (
+            json.loads((HERE / f"{name}.json").read_text()) for name in ("fields", "variants")
+        )
+        arrays = dict(np.load(HERE / "variants.npz"))
+        for table in (fields, variants, arrays):
+            for key in [key for key in table if key.partition("/")[0] in asked]:
+                del table[key]
     for family, (kind, sizes) in TYPES.items():
+        if family not in asked:
+            continue
         found, models = walk(kind, sizes)
         fields |= {f"{family}/{field}": told for field, told in found.items()}
         models |= {

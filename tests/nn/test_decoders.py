@@ -43,6 +43,19 @@ VALUES = {
     "one-norm": {"residual": "parallel-one-norm", "positions.rotary": RotaryConfig(layout="pairs")},
     "alternating-windows": {"sparsity": ALTERNATING},
     "unrolled-windows": {"sparsity": ALTERNATING, "compile.layers": "unroll", "compile.remat": "full"},
+    "window-base": {
+        "sparsity": ALTERNATING,
+        "positions.rotary": RotaryConfig(window_base=5.0),
+        "norm.first_attention": "none",
+    },
+    "one-window-base": {"sparsity": SparsityConfig(2), "positions.rotary": RotaryConfig(window_base=5.0)},
+    "sandwich-norm": {
+        "residual": "sandwich-norm",
+        "norm.zero_centered": True,
+        "attention.query_pre_attn_scalar": 7,
+        "attention.logit_cap": 2.0,
+        "output.logit_cap": 3.0,
+    },
     "projected-tokens": {
         "embedding.d_embed": 8,
         "embedding.projected": "tokens",
@@ -211,7 +224,19 @@ def test_tokens_are_projected_before_positions_are_added_and_states_back_without
             "model.attention.d_v",
         ),
         ({"sparsity": SparsityConfig(layer_windows=(None, 1))}, "2 windows.*num_decoder_layers=4"),
-        ({"architecture": "encoder-decoder", "sparsity": ALTERNATING}, "'encoder-decoder'"),
+        (
+            {"architecture": "encoder-decoder", "num_encoder_layers": 3, "sparsity": ALTERNATING},
+            "sparsity.layer_windows has 4 windows.*num_encoder_layers=3",
+        ),
+        (
+            {"architecture": "encoder-decoder", "encoder": SideConfig(layer_windows=(1, None))},
+            "encoder.layer_windows has 2 windows.*num_encoder_layers=4",
+        ),
+        ({"attention.query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0"),
+        ({"attention.logit_cap": 0.0}, "attention.logit_cap=0.0"),
+        ({"output.logit_cap": -1.0}, "output.logit_cap=-1.0"),
+        ({"norm.first_attention": "none", "residual": "post-norm"}, "first_attention='none'.*'post-norm'"),
+        ({"norm.first_attention": "none", "shared_layers": True}, "first_attention='none'"),
         ({"embedding.d_embed": 8, "output.logits": "tied"}, "model.embedding.projected='tokens'"),
     ],
 )
@@ -244,11 +269,15 @@ def test_a_model_that_no_family_computes_is_not_exported_as_one_that_does(size, 
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt-neo-125m", "gpt-j-6b", "opt-350m", "mistral-7b", "qwen2.5-7b", "qwen3-8b"]
+    "name",
+    [
+        *("gpt-neo-125m", "gpt-j-6b", "opt-350m", "mistral-7b", "qwen2.5-7b", "qwen3-8b"),
+        *("gemma-2b", "gemma-2-27b", "t5gemma-2b-2b", "modernbert-base"),
+    ],
 )
 def test_settings_of_a_published_size_come_back_from_its_config_json(name):
     theirs = config_json(PRESETS[name])
-    again = model_config(theirs, ["logits"] if name == "gpt-j-6b" else [])
+    again = model_config(theirs, ["logits"] if name in ("gpt-j-6b", "modernbert-base") else [])
     assert config_json(again) == theirs
 
 

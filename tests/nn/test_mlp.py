@@ -37,6 +37,7 @@ FORMULAS = {
     "gated-linear": X,
     "gated-relu": np.maximum(X, 0),
     "gated-gelu": TANH_GELU,
+    "gated-gelu-erf": X * (1 + erf(X / 2**0.5)) / 2,
     "gated-silu": X * sigmoid(X),
 }
 GATED = [name for name in FORMULAS if name.startswith("gated")]

@@ -85,6 +85,12 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "modernbert-base": 149_655_232,
+    "gemma-2b": 2_506_172_416,
+    "gemma-7b": 8_537_680_896,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-2-27b": 27_227_128_320,
 }
 PRINTED = {  # as rounded in the papers [millions]
     "transformer-base": 65,
@@ -108,6 +114,7 @@ PRINTED = {  # as rounded in the papers [millions]
     "electra-large": 335,
     "spanbert-base": 110,
     "spanbert-large": 340,
+    "modernbert-large": 395,
 }
 
 

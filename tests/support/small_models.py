@@ -94,6 +94,19 @@ CONFIGS |= {
     "no norm": changes(TINY, {"norm.kind": "none", "mlp.adapter_width": 4}),
 }
 CONFIGS |= {
+    "modernbert-base": tiny("modernbert-base", sparsity=SparsityConfig(layer_windows=(None, 1))),
+    "t5gemma-2b-2b": tiny(
+        "t5gemma-2b-2b",
+        **{
+            "attention.num_key_value_heads": 2,
+            "attention.logit_cap": 2.0,
+            "output.logit_cap": 3.0,
+            "sparsity": SparsityConfig(layer_windows=(1, None)),
+            "encoder.layer_windows": (None, 1),
+        },
+    ),
+}
+CONFIGS |= {
     f"{mixer} encoder-decoder": changes(
         TINY, {"mixer.kind": mixer, "mixer.width": 12, "positions.kind": "none"}
     )

@@ -66,6 +66,7 @@ OTHERS = {
     "model.vocab_size": (640,),
     "model.special.eos": (2, None),
     "model.sparsity.layer_windows": ((3,),),
+    "model.encoder.layer_windows": ((3,),),
     "model.published": ("{}",),
     "model.heads": (("backward",), ("pooler",), ("replaced-token",)),
     "tuning.mixtures": (("extract",),),
