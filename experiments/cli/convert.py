@@ -83,7 +83,8 @@ def export_checkpoint(
             (last), or those that evaluations use: the average if there is one (scored).
         head: Write the head (keep) or only the model below it (drop).
     """
-    from experiments.runs.kinds.head import HeadFinetuning, unexportable
+    from experiments.runs.checks import unexportable
+    from experiments.runs.kinds.head import HeadFinetuning
     from experiments.runs.model_card import CARD, model_card
     from experiments.runs.stages import stages_of
     from experiments.runs.trained import chosen, networks
@@ -149,7 +150,8 @@ def pooling_files(stage: "HeadFinetuning") -> dict[str, bytes]:
 
     Its vectors are then those that the head has read.
     """
-    from experiments.runs.kinds.head import exported_model, head_config
+    from experiments.runs.checks import exported_model
+    from experiments.runs.kinds.head import head_config
     from lm import convert
 
     config, head = exported_model(stage.settings), head_config(stage.settings, stage.task)

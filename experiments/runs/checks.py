@@ -6,6 +6,7 @@ Every ``check_*`` function raises SettingError if something is wrong.
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -14,7 +15,7 @@ from experiments.processes.group import broadcast_from_first, gathered
 from experiments.runs import provenance
 from experiments.runs.inputs import Inputs, mixture_lengths
 from experiments.runs.kinds.finetuning import text_spec
-from experiments.runs.kinds.head import unexportable
+from experiments.runs.kinds.head import head_config
 from experiments.runs.kinds.pretraining import branch_step, pretraining_batches
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.phases import mask_of, phase_model, renaming
@@ -25,7 +26,7 @@ from experiments.study.experiment import Experiment
 from experiments.study.settings_diff import setting_changes
 from lm import sharding
 from lm.config.base import SettingError, changes, check_numbers, leaves
-from lm.config.model import RECURRENT, ModelConfig
+from lm.config.model import RECURRENT, LoraConfig, ModelConfig
 from lm.data.batches import check_batch_size
 from lm.data.checks import check_architecture
 from lm.data.corpus.token_cache import GIGABYTE, token_cache_bytes
@@ -326,6 +327,27 @@ def check_heads(experiment: Experiment) -> None:
                 raise SettingError(f"model.heads={heads} needs objective.{field}={expected}, not {found!r}")
     if objective.targets not in REPLACED and not experiment.start.model:
         check_output(experiment, f"objective.targets={objective.targets!r}")
+
+
+def exported_model(experiment: Experiment) -> ModelConfig:
+    """Return the settings of a fine-tuned model as it is exported: low-rank updates are merged."""
+    return replace(text_spec(experiment).model, lora=LoraConfig())
+
+
+def unexportable(experiment: Experiment, task: LabelledTask) -> str:
+    """Return why `lm convert export` cannot write the head for a task, and what would leave; "" if it can."""
+    from lm.convert import config_json, head_class  # slow to import: a tenth of a second
+
+    model = exported_model(experiment)
+    try:
+        config_json(model)
+    except SettingError as error:
+        return str(error)  # the model below the head cannot leave either
+    try:
+        head_class(model, head_config(experiment, task))
+    except SettingError as error:
+        return f"{error}; --head drop writes the model below it"
+    return ""
 
 
 def report_unexportable_heads(experiment: Experiment, say: Callable[[str], object]) -> None:

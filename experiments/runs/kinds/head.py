@@ -10,8 +10,8 @@ from experiments.runs.kinds.answers import make_eval_task, reader_of
 from experiments.runs.kinds.finetuning import Finetuning, text_spec
 from experiments.runs.kinds.stage import LabelledStage
 from experiments.study.experiment import Experiment
-from lm.config.base import SettingError, changes
-from lm.config.model import HeadConfig, LoraConfig, ModelConfig, Pool
+from lm.config.base import changes
+from lm.config.model import HeadConfig, ModelConfig, Pool
 from lm.config.training import Weights
 from lm.data.batches import Batches
 from lm.data.classification import LabelledRows
@@ -71,27 +71,6 @@ def head_spec(experiment: Experiment, task: LabelledTask) -> StepSpec:
     return replace(
         spec, loss=labelled, module=finetune.ModelWithHead, extra_configs=(head,), mask_updates=mask_updates
     )
-
-
-def exported_model(experiment: Experiment) -> ModelConfig:
-    """Return the settings of a fine-tuned model as it is exported: low-rank updates are merged."""
-    return replace(text_spec(experiment).model, lora=LoraConfig())
-
-
-def unexportable(experiment: Experiment, task: LabelledTask) -> str:
-    """Return why `lm convert export` cannot write the head for a task, and what would leave; "" if it can."""
-    from lm.convert import config_json, head_class  # slow to import: a tenth of a second
-
-    model = exported_model(experiment)
-    try:
-        config_json(model)
-    except SettingError as error:
-        return str(error)  # the model below the head cannot leave either
-    try:
-        head_class(model, head_config(experiment, task))
-    except SettingError as error:
-        return f"{error}; --head drop writes the model below it"
-    return ""
 
 
 def head_config(experiment: Experiment, task: LabelledTask) -> HeadConfig:
