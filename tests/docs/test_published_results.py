@@ -27,14 +27,24 @@ DOCS = ROOT / "docs"
 RESULTS = DOCS / "results/mini.json"
 
 
+# what is published -> the rows of its report
+PUBLISHED = {"mini": "t5/[14]-*", "mini-glu": "glu/1-perplexity"}
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """The folder of the published runs, unpacked as docs/study.md says."""
-    folder = tmp_path_factory.mktemp("published") / "runs"
-    for archive in sorted((DOCS / "results").glob("mini*.tar.xz")):
-        with tarfile.open(archive) as file:
-            file.extractall(folder, filter="data")
-    return folder
+def unpacked(tmp_path_factory):
+    """What is published -> the folder of its runs, unpacked as docs/study.md says."""
+    folders = {}
+    for name in PUBLISHED:
+        folders[name] = tmp_path_factory.mktemp("published") / "runs"
+        with tarfile.open(DOCS / "results" / f"{name}.tar.xz") as file:
+            file.extractall(folders[name], filter="data")
+    return folders
+
+
+@pytest.fixture(scope="module")
+def runs(unpacked):
+    return unpacked["mini"]
 
 
 def test_the_values_of_every_example_that_a_published_score_is_made_of_are_published_too(runs):
@@ -50,14 +60,20 @@ def test_the_values_of_every_example_that_a_published_score_is_made_of_are_publi
 
 
 @pytest.mark.slow
-def test_a_report_on_the_published_runs_is_the_published_one(runs):
-    made = write_report(tables_of(find("t5/[14]-*")), "mini", runs).path
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_report_on_the_published_runs_is_the_published_one(name, unpacked):
+    made = write_report(tables_of(find(PUBLISHED[name])), "mini", unpacked[name]).path
+    results = DOCS / "results" / f"{name}.json"
     written, published = (
-        json.dumps(json.loads(file.read_bytes())["tables"])
-        for file in (made.with_name("results.json"), RESULTS)
+        json.loads(file.read_bytes())["tables"] for file in (made.with_name("results.json"), results)
     )
-    assert json.loads(written) == json.loads(published)
-    assert made.with_suffix(".csv").read_text() == RESULTS.with_suffix(".csv").read_text()
+    assert written == published
+    assert made.with_suffix(".csv").read_text() == results.with_suffix(".csv").read_text()
+
+
+def test_archives_and_reports_are_published_together():
+    files = {path.name for path in (DOCS / "results").glob("mini*")}
+    assert files == {f"{name}{suffix}" for name in PUBLISHED for suffix in (".csv", ".json", ".tar.xz")}
 
 
 def test_a_bar_of_the_picture_is_as_long_as_the_share_of_claims_that_is_written_in_it():
@@ -113,9 +129,10 @@ def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that
             assert order["tau"] == pytest.approx(due), (name, group)
 
 
-@pytest.mark.slow
-def test_every_published_figure_follows_from_the_published_runs(runs):
-    command = [sys.executable, str(DOCS / "results/check.py"), str(RESULTS), str(runs)]
+@pytest.mark.parametrize("name", [pytest.param("mini", marks=pytest.mark.slow), "mini-glu"])
+def test_every_published_figure_follows_from_the_published_runs(name, unpacked):
+    results = DOCS / "results" / f"{name}.json"
+    command = [sys.executable, str(DOCS / "results/check.py"), str(results), str(unpacked[name])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0 and " 0 differ" in done.stdout, done.stdout[-3000:] + done.stderr
 
