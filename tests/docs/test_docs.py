@@ -16,6 +16,7 @@ from experiments.cli import COMMANDS, GROUPS
 from experiments.study.experiment import BASELINE
 from experiments.study.registry import find
 from lm.config.base import leaves
+from lm.nn.presets import PRESETS
 
 PAGES = [
     ROOT / "README.md",
@@ -74,7 +75,7 @@ def test_a_command_of_the_docs_is_accepted_as_it_stands(line, tmp_path, monkeypa
         return
     assert arguments[0] in COMMANDS or arguments[0] in GROUPS, line
     first = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else None
-    if first and arguments[0] in ROWS_FIRST and first not in PLACEHOLDERS and "--costs" not in arguments:
+    if first and arguments[0] in ROWS_FIRST and first not in (*PLACEHOLDERS, *PRESETS):
         assert find(first)
     if "--start" in arguments:  # which is read first, and is not here
         place = arguments.index("--start")
