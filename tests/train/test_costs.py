@@ -9,6 +9,7 @@ from flax import nnx
 
 from experiments.__main__ import dispatch
 from experiments.cli.show import binary
+from experiments.console import CONSOLE
 from experiments.study.registry import build
 from lm.config.base import changes
 from lm.nn.layers import count
@@ -227,7 +228,8 @@ def test_a_model_of_sentences_needs_a_length(capsys):
     assert "--length should be given: transformer-base was trained on sentences" in capsys.readouterr().err
 
 
-def test_a_rows_tokens_are_those_of_its_pre_training_and_the_ratio_is_count_over_6_n(capsys):
+def test_a_rows_tokens_are_those_of_its_pre_training_and_the_ratio_is_count_over_6_n(monkeypatch, capsys):
+    monkeypatch.setattr(CONSOLE, "width", 160)  # so that no cell is wrapped
     assert dispatch(["show", "gpt/base", "--scale", "nano", "--costs"]) == 0
     said = capsys.readouterr().out
     assert f"training on {300 * 32 * 64:.4g} tokens D" in said
