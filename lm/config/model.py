@@ -257,16 +257,18 @@ class ModelConfig:
 
     def _check_layer_windows(self) -> None:
         """Check that each stack has as many windows as layers, if they differ by layer."""
+        decoder = self.sparsity.layer_windows
+        encoder = self.encoder.layer_windows or decoder
         group = "encoder" if self.encoder.layer_windows else "sparsity"
-        if self.has_encoder and len(self.windows("encoder")) != self.num_encoder_layers:
+        if self.has_encoder and encoder and len(encoder) != self.num_encoder_layers:
             raise SettingError(
-                f"model.{group}.layer_windows has {len(self.windows('encoder'))} windows: it needs one for "
-                f"each of model.num_encoder_layers={self.num_encoder_layers}"
+                f"model.{group}.layer_windows has {len(encoder)} windows: it needs one for each of "
+                f"model.num_encoder_layers={self.num_encoder_layers}"
             )
-        if self.has_decoder and len(self.windows("decoder")) != self.num_decoder_layers:
+        if self.has_decoder and decoder and len(decoder) != self.num_decoder_layers:
             raise SettingError(
-                f"model.sparsity.layer_windows has {len(self.windows('decoder'))} windows: it needs one for "
-                f"each of model.num_decoder_layers={self.num_decoder_layers}"
+                f"model.sparsity.layer_windows has {len(decoder)} windows: it needs one for each of "
+                f"model.num_decoder_layers={self.num_decoder_layers}"
             )
 
     def _check_mixer(self) -> None:

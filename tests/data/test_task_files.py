@@ -301,14 +301,14 @@ def test_sets_of_the_hub_come_from_the_package_datasets_and_its_lack_is_said(fil
         task.rows("validation", cache)
 
 
-def test_a_run_is_scored_on_a_task_file_by_what_was_tuned_for_it_else_by_pre_training(files, cache):
+def test_a_run_is_scored_on_a_task_file_by_what_was_tuned_for_it_else_by_what_was_tuned(files, cache):
     folder, *_ = run_of(files, "files", {"tuning.mixtures": ("colours.toml",)})
     score_run(folder, ["colours.toml"], "", Rows())
     scores, lines = read(folder / "scores" / "colours.toml" / "colours.toml" / "validation")
     assert scores["metrics"].keys() == {"exact_match", "score"} and lines[0]["target"] == "white"
     assert len(lines[0]["prediction"].encode()) <= 16
     task, (stage,) = find_members(folder, "reviews.toml", "")
-    assert (task.file, stage.name) == (Path("reviews.toml"), "pretraining")
+    assert (task.file, stage.name) == (Path("reviews.toml"), "colours.toml")
 
 
 def test_a_head_that_was_tuned_for_a_task_file_answers_it_wherever_the_file_is_named_from(files):
