@@ -105,6 +105,10 @@ def prepare_sets(
         check_files_of_text(home)
     if all(folder.exists() for folder in folders):
         return home
+    try:
+        home.mkdir(parents=True, exist_ok=True)  # before a minute of work that could not be kept
+    except OSError as error:
+        raise _cannot_write(home / name, error) from error
     report(f"writing documentation: {', '.join(names)} to {home} (once)")
     wheels = Path(cache) / "wheels"
     digest = INSTALLED if packages is not None else TEXT_DIGEST
@@ -121,19 +125,21 @@ def prepare_sets(
     else:
         sets = make_sets(extract_docstrings(packages))
     try:
-        home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home.parent, prefix=".documentation-") as draft:
             for (key, rows), folder in zip(sets.items(), folders, strict=True):
                 write_set(key, rows, Path(draft), folder)
         if name not in SEPARATE_SETS:
             record_text(home, digest, folders)
     except (OSError, RuntimeError) as error:  # the second is ArrayRecord's, with several lines
-        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise SettingError(
-            f"{home / name} cannot be written ({why}): make room, or use other --runs"
-        ) from error
+        raise _cannot_write(home / name, error) from error
     report(f"{sum(map(len, sets[names[0]].values())):,} rows of {names[0]}")
     return home
+
+
+def _cannot_write(place: Path, error: Exception) -> SettingError:
+    """Return the error of a folder that cannot be written."""
+    why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+    return SettingError(f"{place} cannot be written ({why}): make room, or use other --runs")
 
 
 def record_text(home: Path, digest: str, folders: Iterable[Path]) -> None:
