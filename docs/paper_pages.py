@@ -10,6 +10,7 @@ has new runs: results.json of a report at scale mini, as ``mini.json`` for the T
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -59,6 +60,7 @@ measure."""
 Results = Mapping[str, Mapping[str, Any]]  # table -> its rows and claims, as in results.json
 
 
+@cache
 def results_of(group: str) -> Results:
     """Return the published results of a paper's tables at scale mini; {} before any."""
     path = RESULTS / (f"{SCALE}.json" if group == "t5" else f"{SCALE}-{group}.json")

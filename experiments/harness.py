@@ -36,17 +36,17 @@ class StudyModel(LM):
 
     @property
     def tokenizer_name(self) -> str:
-        """Of prompts' chat templates, of which there are none."""
+        """Return the name by which chat templates are cached: none, since there are none."""
         return ""
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Of (context, continuation)."""
+        """Return log-probability [nats] and greediness of each (context, continuation)."""
         return self.texts.log_likelihoods([request.args for request in requests])
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Of (text,)."""
+        """Return the log-probability [nats] of each (text,)."""
         return self.texts.rolling_log_likelihoods([request.args[0] for request in requests])
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        """Behind (prompt, settings)."""
+        """Return the answer to each (prompt, settings)."""
         return self.texts.generate([request.args for request in requests])

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+from scipy.special import softmax
 
 from lm import sharding
 from lm.batch import Batch
@@ -87,7 +89,10 @@ class TextHead:
         """
         reader = replace(self.reader, task=replace(TEXTS, texts=_row_texts))
         rows = [_as_row(text, "classes") for text in texts]
-        vectors = self._outputs(reader, rows, _PooledOutput(self.pool))
+        pooled: Callable[[Any, Batch], jax.Array] = _pooled_below_head
+        if not isinstance(self.model, ModelWithHead):
+            pooled = partial(_pooled, pool=self.pool)
+        vectors = self._outputs(reader, rows, pooled)
         width = self.model.config.feature_width
         return np.stack(vectors) if vectors else np.zeros((0, width), np.float32)
 
@@ -113,18 +118,6 @@ class TextHead:
 
 
 _head_output = jax.jit(ModelWithHead.__call__)
-
-
-@dataclass(frozen=True)
-class _PooledOutput:
-    """A function from a model and a batch to the state of each text, [B,D]."""
-
-    pool: Pool
-
-    def __call__(self, model: ModelWithHead | Transformer, batch: Batch) -> jax.Array:
-        if isinstance(model, ModelWithHead):
-            return _pooled_below_head(model, batch)
-        return _pooled(model, batch, self.pool)
 
 
 _pooled_below_head = jax.jit(ModelWithHead.pooled)
@@ -172,22 +165,16 @@ def _prediction(reader: Reader, row: Row, output: np.ndarray) -> Any:
     """Return what the output of a head for a row means."""
     task = reader.task
     if task.kind == "classes":
-        shares = _softmax(output)
+        shares = softmax(output.astype(np.float64))
         labels = task.labels or tuple(map(str, range(len(shares))))
         return Classification(labels[int(shares.argmax())], dict(zip(labels, shares.tolist(), strict=True)))
     if task.kind == "choice":
-        shares = _softmax(output)
+        shares = softmax(output.astype(np.float64))
         return Choice(int(shares.argmax()), shares.tolist())
     answer = reader.answer(row, output)
     if task.kind == "tokens":
         return [task.labels[label] if label >= 0 else None for label in answer]
     return answer
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    """Return the probabilities of logits, float64 [classes]."""
-    shares = np.exp(logits.astype(np.float64) - logits.max())
-    return shares / shares.sum()
 
 
 def _batches(order: Sequence[int], widths: Sequence[int]) -> list[list[int]]:
@@ -202,8 +189,5 @@ def _batches(order: Sequence[int], widths: Sequence[int]) -> list[list[int]]:
 
 
 def _power_of_two(number: int, least: int) -> int:
-    """Return the least power of two that is neither below ``number`` nor below ``least``."""
-    size = least
-    while size < number:
-        size *= 2
-    return size
+    """Return the least power of two that is at least ``number``, and at least ``least``, itself one."""
+    return max(least, 1 << (number - 1).bit_length())

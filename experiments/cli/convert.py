@@ -99,19 +99,18 @@ def export_checkpoint(
         if reason := unexportable(stage.settings, stage.task):
             raise SettingError(f"the head for {stage.task.name} cannot be written: {reason}")
         model, labels = stage.trained_with_head(mesh, weights), stage.task.labels
-    else:
-        model = stage.trained_body(mesh, weights)
-    hf_config, class_name = convert.describe(model, labels)
-    if isinstance(stage, HeadFinetuning) and head == "keep":
+        hf_config, class_name = convert.describe(model, labels)
         files |= tokenizer_of_head(stage, pads_always=class_name == convert.SENTENCE_TRANSFORMER)
+        what = class_name
     else:
+        model, what = stage.trained_body(mesh, weights), "model"
+        hf_config, class_name = convert.describe(model, labels)
         files |= tokenizer_of_text(stage)
-    if isinstance(stage, HeadFinetuning) and head == "drop":
-        files |= pooling_files(stage)
+        if isinstance(stage, HeadFinetuning):
+            files |= pooling_files(stage)
     files[CARD] = model_card(run, stage, hf_config, class_name, weights).encode()
     length = stage.settings.tuning.inputs_length
     convert.save(model, folder, labels=labels, max_length=length, beside=files)
-    what = class_name if isinstance(stage, HeadFinetuning) and head == "keep" else "model"
     UNBROKEN.print(f"exported the {what} of {describe_model(run, stage.name, models)} to {folder}")
 
 

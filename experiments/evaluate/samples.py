@@ -35,14 +35,14 @@ class Sample:
     prompt: str
     before: str  # by the model at the start of its training
     after: str  # by the trained model
-    truth: str  # what the text says
+    continuation: str  # what the text says
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each text, for the terminal."""
         yield f"held-out text: {self.prompt}"
         yield f"  before training the model writes: {self.before}"
         yield f"  after training the model writes: {self.after}"
-        yield f"  in the text: {self.truth}"
+        yield f"  in the text: {self.continuation}"
 
 
 def held_out_sample(experiment: Experiment, folder: Path) -> Sample | None:
@@ -64,19 +64,20 @@ def held_out_sample(experiment: Experiment, folder: Path) -> Sample | None:
     rows = (batches(0, slice(row, row + 1)) for row in range(min(CANDIDATES, batches.batch_size)))
     examples = [first_example(row, experiment.objective.has_inputs) for row in rows]
 
-    def can_be_typed(prompt: list[int], truth: list[int]) -> bool:
-        """Whether a prompt is the same tokens when it is read again, and ends with a whole word."""
-        text, continued = vocabulary.decode(prompt), vocabulary.decode([*prompt, *truth])
-        return trained.encode(text) == prompt and continued.startswith(f"{text} ")
+    def can_be_typed(prompt: list[int], continuation: list[int]) -> bool:
+        """Return whether a prompt is the same tokens when it is read again, and cuts no word of its text."""
+        shown = vocabulary.decode(prompt)
+        is_cut = not vocabulary.decode([*prompt, *continuation]).startswith(f"{shown} ")
+        return trained.encode(shown) == prompt and (experiment.model.has_encoder or not is_cut)
 
-    prompt, truth = next((pair for pair in examples if can_be_typed(*pair)), examples[0])
+    prompt, continuation = next((pair for pair in examples if can_be_typed(*pair)), examples[0])
     batch = trained.batch([prompt], DECODING.max_length)
 
     def write(model: Transformer) -> str:
         return vocabulary.decode(np.asarray(decode(model, batch, DECODING, key=jax.random.key(0)).tokens[0]))
 
     before = write(first_model(stage, mesh))
-    return Sample(vocabulary.decode(prompt), before, write(trained.model), vocabulary.decode(truth))
+    return Sample(vocabulary.decode(prompt), before, write(trained.model), vocabulary.decode(continuation))
 
 
 def first_example(batch: Batch, has_inputs: bool) -> tuple[list[int], list[int]]:

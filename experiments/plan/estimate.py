@@ -52,7 +52,7 @@ KERNEL_REACHED = 2 / 3
 
 @dataclass(frozen=True)
 class Estimate:
-    """What bounds a step [s], and what follows from the slowest bound."""
+    """Holds the lower bounds of a step's time [s], and what follows from the slowest."""
 
     bounds: dict[str, float]
     chip_hours: tuple[float, float]  # of all pre-training and of all fine-tuning, at least
@@ -105,7 +105,7 @@ def _run_steps(step: PlannedStep, flops: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Writing:
-    """What decoding needs, and how fast it can be at most, if reading HBM is all that takes time."""
+    """Holds the memory of decoding, and its highest speed if only reading HBM takes time."""
 
     cache: float  # of a sequence [bytes]
     single: float  # with batch 1 [tokens/s]

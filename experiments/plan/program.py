@@ -28,7 +28,7 @@ class Instruction(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """What devices send each other at one point of the program."""
+    """Describes a collective: what devices send each other at one point of the program."""
 
     kind: str
     axes: tuple[str, ...]  # of the mesh, along which it goes

@@ -20,7 +20,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Chip:
-    """What one chip of a generation can do, and how many of them make a slice."""
+    """Describes one chip of a generation, and how many of them make a slice."""
 
     peak: float  # of bfloat16 products [FLOP/s]
     clock: float  # [cycles/s]

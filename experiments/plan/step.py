@@ -45,7 +45,7 @@ class PlannedStep:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler found; bytes are those of a device. If a step does not fit, most is unknown: 0."""
+    """Holds what the compiler found; bytes are per device. If a step does not fit, most fields are 0."""
 
     parameters: int = 0
     read: int = 0  # parameters that are read to write one token, each as often as it is read

@@ -19,7 +19,7 @@ from lm.config.base import SettingError
 
 @dataclass(frozen=True)
 class Tools:
-    """What watches training besides, and changes none of it."""
+    """Tools that watch training and change none of it."""
 
     # first and last step of each stage to trace with jax's profiler, such as 10:15; the trace is in
     # FOLDER/profile
@@ -88,7 +88,7 @@ class Reporter:
 
 
 class JobReporter(Reporter):
-    """Of one of several runs that train at once: a bar of its own below that of all, while it lasts."""
+    """Reports on one of several runs that train at once, with a bar of its own below that of all."""
 
     def __init__(self, whole: Reporter, name: str, total: int):
         super().__init__(whole.console, whole._bar, total)
@@ -107,7 +107,7 @@ class JobReporter(Reporter):
         self._whole.advance(steps)
 
     def hear(self, told: Mapping[str, Any]) -> None:
-        """What a Told reporter in another process was told; at the end of the run its bar goes."""
+        """Repeat a call that a ``Told`` reporter in another process got; remove the bar when the run ends."""
         call, *values = told.get("call", [None])
         if call in TOLD:
             getattr(self, call)(*values)

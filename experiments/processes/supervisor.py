@@ -126,7 +126,7 @@ def print_line(text: str) -> None:
 
 
 class Supervisor:
-    """Of a trainer, one life after another, beside those of the other processes of its run."""
+    """Supervises one trainer after another, beside the supervisors of the run's other processes."""
 
     def __init__(self, place: Place):
         self.place, self.alone = place, place.count == 1
@@ -141,7 +141,7 @@ class Supervisor:
         self.handlers = {number: signal.signal(number, self._stop) for number in taken}
 
     def begin(self, trainer: int, line: Line) -> None:
-        """What is known when a life begins, that of the process ``trainer`` at the other end of ``line``."""
+        """Begin to supervise the process ``trainer``, which is at the other end of ``line``."""
         self.trainer, self.line, self.meeting = trainer, line, Meeting(self.place, self.start)
         self.met = self.alone
         self.ended: set[int] = set()  # of the other processes
@@ -169,7 +169,7 @@ class Supervisor:
         return None if trainer else Line(trainers_end)
 
     def watch(self) -> Ended:
-        """How the life of the trainer ends, when it has ended."""
+        """Wait until the trainer has ended, and return how."""
         try:
             self.watching = True
             if self.signal is not None:  # before this life
@@ -187,7 +187,7 @@ class Supervisor:
             return ended
 
     def signalled_within(self, seconds: float) -> bool:
-        """Whether a signal comes in this time."""
+        """Return whether a signal comes within so many seconds."""
         end = time.monotonic() + seconds
         while self.signal is None and time.monotonic() < end:
             time.sleep(0.1)

@@ -49,7 +49,7 @@ SUMMARY = "Order of rows, then claims after training"  # heading of the sheet on
 
 @dataclass(frozen=True)
 class TableReport:
-    """What is said about one table."""
+    """Holds the comparison, verdicts, sheets, notes and figures of one table."""
 
     comparison: Comparison
     verdicts: Verdicts

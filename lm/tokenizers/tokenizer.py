@@ -198,12 +198,12 @@ class Tokenizer(abc.ABC):
         """
         return self.files()
 
-    def export_files_with(self, _template: SpecialTokenTemplate) -> Mapping[str, bytes]:
+    @abc.abstractmethod
+    def export_files_with(self, template: SpecialTokenTemplate) -> Mapping[str, bytes]:
         """Return the same files, but with a template that puts these special tokens around texts.
 
         SettingError if the files of this tokenizer cannot say so.
         """
-        return self.files()
 
     def special_token_names(self, _style: SpecialTokenStyle) -> Mapping[int, str]:
         """Return the spelling of each special id for display; a published tokenizer uses its own."""

@@ -12,9 +12,10 @@ import pytest
 from commands import accepted
 from paths import ROOT
 
-from experiments.cli import COMMANDS, GROUPS
+from experiments.cli import COMMANDS, GROUPS, demo
+from experiments.runs.kinds.network import model_parameters
 from experiments.study.experiment import BASELINE
-from experiments.study.registry import find
+from experiments.study.registry import build, find
 from lm.config.base import leaves
 from lm.nn.presets import PRESETS
 
@@ -96,6 +97,12 @@ def test_readme_is_short_and_names_every_page():
     nav = (ROOT / "mkdocs.yml").read_text()
     for page in (ROOT / "docs").rglob("*.md"):
         assert str(page.relative_to(ROOT / "docs")) in nav
+
+
+def test_the_readme_shows_the_size_and_the_length_of_the_demos_decoder():
+    model = build(demo.DECODER, demo.SCALE, demo.decoder_changes(None)).model
+    shown = f"A decoder of {model_parameters(model):,} parameters after {demo.STEPS:,} steps"
+    assert shown in text_of(ROOT / "README.md")
 
 
 def test_the_page_of_settings_has_each_with_its_choices_values_and_meaning(monkeypatch):

@@ -40,7 +40,7 @@ def test_a_model_writes_before_and_after_it_has_learnt_a_text(own, tmp_path):
     Run(experiment, folder, tmp_path / "cache").train(QUIET)
     sample = held_out_sample(experiment, folder)
     known = set(VERSE.split())
-    assert sample.prompt in VERSE * 3 and sample.truth in VERSE * 3
+    assert sample.prompt in VERSE * 3 and sample.continuation in VERSE * 3
     words = [sample.before.split(), sample.after.split()]
     shares = [sum(word in known for word in some) / max(len(some), 1) for some in words]
     assert shares[0] < 0.2 < 0.4 < shares[1]
