@@ -33,7 +33,8 @@ FOLDER, CHOICES, RESULTS = DOCS / "papers", DOCS / "choices.md", DOCS / "results
 MADE = "<!-- Made by docs/paper_pages.py; not to be edited. -->\n\n"
 CLAIMS_PAGE = "claims.md"
 SCALE = "mini"
-VERDICTS = ("confirmed", "contradicted", "undecided", "not run")
+TESTED = ("confirmed", "contradicted", "undecided")
+VERDICTS = (*TESTED, "not run")
 OPEN = ("equivalent", *UNCOMPARED)  # verdicts that settle nothing either
 UNTESTABLE = "cannot be tested"
 NOT_RUN_COLOR = "#F2F2F2"
@@ -233,10 +234,10 @@ def printed_pair(table: Table, better: str, worse: str, column: str) -> Iterable
 
 
 def claims_figure() -> Figure:
-    """Draw how many conclusions have each verdict, for each paper that has one which can be tested here."""
+    """Draw how many conclusions have each verdict, for each paper of which at least one was tested."""
     counts = {paper.name: count_verdicts(group) for group, paper in papers().items()}
-    counts = {name: words for name, words in counts.items() if any(words[word] for word in VERDICTS)}
-    figure = Figure(figsize=(8, 0.6 + 0.3 * len(counts)), layout="constrained")
+    counts = {name: words for name, words in counts.items() if any(words[word] for word in TESTED)}
+    figure = Figure(figsize=(8, 1.2 + 0.4 * len(counts)), layout="constrained")
     axes = figure.subplots()
     left = dict.fromkeys(counts, 0)
     for verdict in VERDICTS:
@@ -252,7 +253,7 @@ def claims_figure() -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("conclusions of the paper that can be tested here")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right", fontsize="small", frameon=False)
+    figure.legend(loc="outside upper right", ncols=len(VERDICTS), fontsize="small", frameon=False)
     return figure
 
 

@@ -5,7 +5,9 @@ ranks.
 import importlib
 import inspect
 import os
+import shutil
 import signal
+import tempfile
 from importlib.metadata import version
 
 import pytest
@@ -22,6 +24,14 @@ if tuple(map(int, version("jaxlib").split(".")[:3])) <= (0, 10, 2):
 # libtpu, which compiles without a TPU
 os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+
+# What one module or process of the tests has compiled is not compiled again by another.
+COMPILED = "JAX_COMPILATION_CACHE_DIR"
+KEEPS_COMPILED = COMPILED in os.environ  # of the user, or of the process that started this one
+if not KEEPS_COMPILED:
+    os.environ[COMPILED] = tempfile.mkdtemp(prefix="lm-tests-compiled-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.02"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 # A shell that starts tests in the background has them ignore what some of them send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -81,6 +91,11 @@ def pytest_collection_modifyitems(items):
     """With ``--no-loadscope-reorder`` workers take modules in this order."""
     places = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+def pytest_unconfigure():
+    if not KEEPS_COMPILED:
+        shutil.rmtree(os.environ[COMPILED], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -73,6 +73,9 @@ COMMANDS = {
     "data tasks": Command(
         f"{_HERE}.data_tasks:data_tasks", "List the tasks, their metrics, and whether their data are here."
     ),
+    "data course": Command(
+        f"{_HERE}.data_course:data_course", "Unpack the small trained models that the course draws."
+    ),
     "convert import": Command(
         f"{_HERE}.convert:import_checkpoint", "Turn a checkpoint of Hugging Face's transformers into a run."
     ),
@@ -93,7 +96,7 @@ COMMANDS = {
 GROUPS = {
     "eval": "Evaluate a run: tasks, predictions, likelihood, harness.",
     "draw": "Draw masks, positions, costs, or what a model does with a text; lm draw lists the pictures.",
-    "data": "Prepare and clean corpora, list tasks: prepare, clean, tasks.",
+    "data": "Prepare and clean corpora, list tasks, unpack trained models: prepare, clean, tasks, course.",
     "convert": "Import or export checkpoints of transformers: import, export.",
 }
 

@@ -77,7 +77,7 @@ def demo(*, text: Path | None = None, runs: Runs = RUNS) -> None:
     command = shlex.join(sweep_argv(TABLE, SEEDS, {}, options))
     print_report([TABLES[TABLE]], SCALE, (str(runs),), command=command)
     UNBROKEN.print("\nTry:")
-    for line in suggestions(decoder.folder, sample.prompt):
+    for line in suggestions(decoder.folder, sample.prompt, runs):
         UNBROKEN.print(f"  {line}", markup=False)
 
 
@@ -87,12 +87,13 @@ def decoder_changes(text: Path | None) -> Overrides:
     return corpus | {"pretraining.steps": STEPS, "finetuning.steps": 0}
 
 
-def suggestions(decoder: Path, prompt: str) -> list[str]:
+def suggestions(decoder: Path, prompt: str, runs: Path) -> list[str]:
     """Return commands to go on with, the first two with the decoder's run and a prompt of its text."""
+    elsewhere = "" if runs == RUNS else f" --runs {shlex.quote(str(runs))}"
     run = f"@{NAME}" if decoder.is_relative_to(RUNS) else shlex.quote(str(decoder))
     return [
         f"lm generate {run} --prompt {shlex.quote(prompt)} --temperature 0.6",
         f"lm draw next {run} --text {shlex.quote(prompt)}",
         "lm list 't5/*'",
-        "lm sweep t5/6-corruption-rate --scale nano --seeds 1",
+        f"lm sweep t5/6-corruption-rate --scale nano --seeds 1{elsewhere}",
     ]

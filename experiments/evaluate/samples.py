@@ -1,5 +1,6 @@
 """A sample of held-out text: what a model reads, what it writes before and after training, what is true."""
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from lm.evaluate.generate import decode
 from lm.nn.transformer import Transformer
 
 CANDIDATES = 16  # held-out examples, of which the first that can be typed again is shown
+WIDTH = 80  # of the terminal [columns]
 PROMPT_LENGTH = 24  # of a text that a decoder continues [tokens]
 DECODING = Decoding(max_length=32, temperature=0.5, top_p=0.9)  # small models lose themselves at more
 
@@ -38,11 +40,16 @@ class Sample:
     continuation: str  # what the text says
 
     def lines(self) -> Iterator[str]:
-        """Yield a line for each text, for the terminal."""
-        yield f"held-out text: {self.prompt}"
-        yield f"  before training the model writes: {self.before}"
-        yield f"  after training the model writes: {self.after}"
-        yield f"  in the text: {self.continuation}"
+        """Yield the lines of each text, for a terminal of WIDTH columns."""
+        texts = {
+            "held-out text": self.prompt,
+            "before training": self.before,
+            "after training": self.after,
+            "in the text": self.continuation,
+        }
+        margin = max(map(len, texts)) + 3
+        for label, text in texts.items():
+            yield from textwrap.wrap(f"{label + ':':<{margin}}{text}", WIDTH, subsequent_indent=" " * margin)
 
 
 def held_out_sample(experiment: Experiment, folder: Path) -> Sample | None:

@@ -139,7 +139,7 @@ def _adapted(where: str, run: Path, asked: Mapping[str, Any], starts: Path) -> P
     cache, data = starts.parent / "cache", {"start": run.name}
     with tempfile.TemporaryDirectory() as scratch:
         vocabulary = _with_end(stored_vocabulary(stage.folder, experiment), model, Path(scratch))
-        _save_run(adapted, replace(experiment, model=model), vocabulary, params, data, cache)
+        save_run(adapted, replace(experiment, model=model), vocabulary, params, data, cache)
     if name := hub_name(run):
         write(adapted / HUB_NAME, f"{name}\n")
     return adapted
@@ -274,7 +274,7 @@ def import_published(folder: Path, run: Path, cache: Path | None = None) -> Expe
     experiment = imported(config)
     if isinstance(vocabulary, TrainedTokenizer):  # exported by us
         experiment = changes(experiment, {"data.sentinels": vocabulary.num_sentinels})
-    _save_run(
+    save_run(
         run, experiment, vocabulary, _prefixed(experiment, sharding.named(model)), digests(folder), cache
     )
     return experiment
@@ -304,10 +304,10 @@ def _copy_stage(stage: "NetworkStage", run: Path, parts: Mapping[str, str], cach
     params = state.eval_params
     if stage.has_head:
         params = {name.removeprefix(BODY): x for name, x in params.items() if name.startswith(BODY)}
-    _save_run(run, experiment, vocabulary, dict(params), parts, cache)
+    save_run(run, experiment, vocabulary, dict(params), parts, cache)
 
 
-def _save_run(
+def save_run(
     run: Path,
     experiment: Experiment,
     vocabulary: Tokenizer | None,

@@ -97,16 +97,21 @@ def store_vocabulary(stage: Path, vocabulary: Tokenizer) -> None:
 def stored_vocabulary(stage: Path, experiment: Experiment) -> Tokenizer:
     """Return the vocabulary that a stage was trained with; SettingError if it is gone or another."""
     recorded = provenance.read(stage)["vocabulary"]["fingerprint"]
-    folder, data, vocab_size = stage / FOLDER, experiment.data, experiment.model.vocab_size
-    if data.vocabulary == "bytes":  # which has no files
-        vocabulary = load_tokenizer("bytes", data.sentinels, vocab_size)
-    elif folder.is_dir():
-        vocabulary = load_tokenizer(folder, data.sentinels, vocab_size)
-    else:
-        raise SettingError(f"{folder} is missing: the vocabulary that this model was trained with")
+    folder = stage / FOLDER
+    vocabulary = read_vocabulary(folder, experiment)
     if recorded not in (UNKNOWN, vocabulary.fingerprint):
         raise SettingError(
             f"{folder} is not the vocabulary that this model was trained with: its fingerprint is "
             f"{vocabulary.fingerprint[:12]}, {stage / provenance.FILE} has {recorded[:12]}"
         )
     return vocabulary
+
+
+def read_vocabulary(folder: Path, experiment: Experiment) -> Tokenizer:
+    """Return the vocabulary of an experiment from the files in ``folder``; SettingError if it is gone."""
+    data, vocab_size = experiment.data, experiment.model.vocab_size
+    if data.vocabulary == "bytes":  # which has no files
+        return load_tokenizer("bytes", data.sentinels, vocab_size)
+    if not folder.is_dir():
+        raise SettingError(f"{folder} is missing: the vocabulary that this model was trained with")
+    return load_tokenizer(folder, data.sentinels, vocab_size)

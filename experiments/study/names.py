@@ -7,8 +7,9 @@ from lm.config.base import SettingError
 
 PLAIN_NAME = re.compile(r"[\w.,:=@%+-]+(/[\w.,:=@%+-]+)*", re.ASCII)  # needs no quoting in a shell
 STARTS_FOLDER = "starts"  # of checkpoints that runs start from, in the folder of all runs
+COURSE_FOLDER = "course"  # of the trained models that come along, beside it
 REPORT = "report"  # name of the files of a whole report, without an ending
-RESERVED_SCALES = ("cache", STARTS_FOLDER)  # are folders beside those of scales
+RESERVED_SCALES = ("cache", COURSE_FOLDER, STARTS_FOLDER)  # are folders beside those of scales
 RESERVED_TABLES = ("pretraining", "reports")  # are folders beside those of tables
 
 

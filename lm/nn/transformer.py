@@ -28,6 +28,7 @@ from lm.nn.dropout import split_key
 from lm.nn.heads import PAIR_CLASSES, MLMTransform, ReplacedTokenHead
 from lm.nn.layers import Embed, Identity, Linear, Module, broadcast_to_rank, dense, embedding_std, param
 from lm.nn.stack import Stack, split_layers
+from lm.ops.attention import soft_cap
 from lm.sharding import constrain
 
 
@@ -121,8 +122,7 @@ class Transformer(Module):
             logits = self.embed.logits(x)
         if self.logits_bias is not None:
             logits = logits + broadcast_to_rank(self.logits_bias[...], logits)
-        if (cap := config.output.logit_cap) is not None:
-            logits = cap * jnp.tanh(logits / cap)
+        logits = soft_cap(logits, config.output.logit_cap)
         return constrain(logits, "batch", "length", "vocab")
 
     def pooled(self, x: Float[Array, "B T D"]) -> Float[Array, "B D"]:

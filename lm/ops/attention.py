@@ -90,10 +90,13 @@ def attention_logits(
 
     Every implementation calls this, a Pallas kernel for each tile, so that none can leave an option out.
     """
-    logits = products if scale == 1.0 else products * scale
-    if logit_cap is not None:
-        logits = logit_cap * jnp.tanh(logits / logit_cap)
+    logits = soft_cap(products if scale == 1.0 else products * scale, logit_cap)
     return logits if bias is None else logits + bias
+
+
+def soft_cap(logits: Array, cap: float | None) -> Array:
+    """Return cap * tanh(logits / cap), which stays within ±cap (Gemma Team 2024); None: the logits."""
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 class AttentionOptions(NamedTuple):

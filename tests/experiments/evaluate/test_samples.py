@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from tiny import TINY
 
-from experiments.evaluate.samples import DECODING, PROMPT_LENGTH, first_example, held_out_sample
+from experiments.evaluate.samples import DECODING, PROMPT_LENGTH, Sample, first_example, held_out_sample
 from experiments.runs.kinds.pretraining import pretraining_batches
 from experiments.runs.prepare import prepare
 from experiments.runs.run import Run
@@ -65,3 +65,15 @@ def test_what_is_read_and_what_should_be_written_are_an_example_of_the_objective
 def test_encoders_and_counts_write_nothing(own, tmp_path):
     for row in ("bert/base", "history/bigram"):
         assert held_out_sample(own(row), tmp_path) is None
+
+
+def test_a_sample_is_shown_in_80_columns_with_every_word():
+    texts = ("as it was", "no sense " * 30, "some sense " * 30, "as it is " * 9)
+    lines = [*Sample(*texts).lines()]
+    assert max(map(len, lines)) <= 80 and len(lines) > 8
+    assert " ".join(" ".join(lines).split()) == " ".join(
+        f"{label}: {text.strip()}"
+        for label, text in zip(
+            ("held-out text", "before training", "after training", "in the text"), texts, strict=True
+        )
+    )

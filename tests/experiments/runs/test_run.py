@@ -138,7 +138,7 @@ def test_the_demo_ends_with_a_sample_a_picture_and_a_table(swept, monkeypatch, c
     monkeypatch.setattr(demo, "job_count", lambda jobs, wanted: 1)  # a worker would be another pytest
     demo.demo(text=text, runs=swept)
     shown = capsys.readouterr().out
-    for words in ("held-out text: ", "before training the model writes: ", "perplexity", "No pre-training"):
+    for words in ("held-out text: ", "before training: ", "perplexity", "No pre-training"):
         assert words in shown
     assert (swept / demo.NAME / demo.PICTURE).read_bytes().startswith(b"\x89PNG")
     for line in shown.partition("Try:")[2].split("\n"):
