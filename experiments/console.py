@@ -1,6 +1,7 @@
 """Tables of cells, alike in a terminal, Markdown and a browser, and the console that commands print to."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,10 +37,13 @@ TEXTS = (
 )
 
 
+MISSING = "–"  # a cell without a value
+
+
 class Cell(NamedTuple):
     """A cell of a sheet."""
 
-    text: str = "–"
+    text: str = MISSING
     bold: bool = False
     value: float | None = None  # the number that the text rounds
     deviation: float | None = None  # over seeds
@@ -126,6 +130,24 @@ def listing(*heads: str, title: str | None = None) -> Listing:
     """Return a table for texts; no name in the first column is wrapped while the others have room."""
     columns = [Column(head, overflow="fold") for head in heads]
     return Listing(*columns, title=title, title_justify="left")
+
+
+def show_listing(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of texts as a table; where it is wider than the terminal, two lines for each row.
+
+    The first column, of names, is the first of the two lines.
+    """
+    widths = [max(map(cell_len, column)) + CELL_PADDING for column in zip(heads, *rows, strict=True)]
+    if sum(widths) + 1 > CONSOLE.width:
+        for first, *others in rows:
+            known = [pair for pair in zip(heads[1:], others, strict=True) if pair[1] != MISSING]
+            print_line(first)
+            CONSOLE.print("  " + ", ".join(f"[dim]{head}[/] {escape(text)}" for head, text in known))
+        return
+    grid = listing(*heads)
+    for row in rows:
+        grid.add_row(*map(escape, row))
+    CONSOLE.print(grid)
 
 
 def show_sheet(title: str, sheet: Sheet) -> None:

@@ -60,6 +60,10 @@ COMMANDS = {
     "generate": Command(
         f"{_HERE}.generate:generate", "Continue or answer prompts, or fill the gaps of texts with [MASK]."
     ),
+    "predict": Command(
+        f"{_HERE}.predict:predict", "Print what a run's fine-tuned head says of each line of a file."
+    ),
+    "embed": Command(f"{_HERE}.predict:embed", "Write a vector for each line of a file."),
     **{f"draw {what}": Command(figure.target, figure.summary) for what, figure in FIGURES.items()},
     "draw neighbours": Command(
         f"{_HERE}.draw:neighbours", "Print the pieces whose vectors are nearest to a word's."

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.console import CONSOLE, RUNS, listing
+from experiments.cli.run_names import LAST
+from experiments.console import CONSOLE, RUNS, show_listing
 from experiments.processes.progress import duration
 from experiments.study.names import RESERVED_SCALES, RESERVED_TABLES
 from lm.config.base import SettingError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # with jax, which takes a second
 
 NO_RUNS = {*RESERVED_SCALES, *RESERVED_TABLES}  # folders beside those of runs
 SILENT = 1_800.0  # a run on another host that has written nothing for so long has stopped [seconds]
+HEADS = ("run", "state", "stage", "steps", "loss", "last record", "expected end")
 LINE = 65_536  # bytes from the end of metrics.jsonl that hold its last record
 
 
@@ -28,7 +30,7 @@ LINE = 65_536  # bytes from the end of metrics.jsonl that hold its last record
 class Progress:
     """How far a run has come."""
 
-    run: str  # its folder, below that of the runs
+    run: str  # its folder, below that of the runs, and its short names
     state: str  # running, stopped, failed or finished
     stage: str  # the stage that was trained last
     step: int  # steps done of all stages
@@ -39,7 +41,7 @@ class Progress:
 
 
 def status(runs: Path = RUNS, /, all: bool = False) -> None:
-    """Show the runs in progress and those that stopped: stage, step, loss, last sign of life, expected end.
+    """Show the runs in progress and those that stopped: stage, steps, loss, last record, expected end.
 
     Reads files only, and starts no training code; the folder may be a copy or a mounted bucket.
 
@@ -54,21 +56,20 @@ def status(runs: Path = RUNS, /, all: bool = False) -> None:
     if not found:
         raise SettingError(f"{runs} holds no run; `lm run ROW` starts one")
     shown = [each for each in found if all or each.state != "finished"]
-    heads = ("run", "state", "stage", "steps", "loss", "last sign of life", "expected end")
-    grid = listing(*heads)
-    now = time.time()
-    for each in shown:
-        loss = "–" if each.loss is None else f"{each.loss:.3f}"
-        end = "–"
-        if each.state == "running" and each.left is not None:
-            end = f"in {duration(each.left)}"
-        steps = f"{each.step:,} of {each.steps:,}"
-        ago = f"{duration(max(now - each.seen, 0))} ago"
-        grid.add_row(each.run, each.state, each.stage, steps, loss, ago, end)
-    if shown:
-        CONSOLE.print(grid)
+    show_listing(HEADS, [row_of(each, time.time()) for each in shown])
     finished = sum(each.state == "finished" for each in found)
     CONSOLE.print(f"{finished} of {len(found)} runs have finished", highlight=False)
+
+
+def row_of(progress: Progress, now: float) -> tuple[str, ...]:
+    """Return what is shown of a run under each of HEADS."""
+    loss = "–" if progress.loss is None else f"{progress.loss:.3f}"
+    end = "–"
+    if progress.state == "running" and progress.left is not None:
+        end = f"in {duration(progress.left)}"
+    steps = f"{progress.step:,} of {progress.steps:,}"
+    ago = f"{duration(max(now - progress.seen, 0))} ago"
+    return progress.run, progress.state, progress.stage, steps, loss, ago, end
 
 
 def progresses(runs: Path) -> Iterator[Progress]:
@@ -94,6 +95,7 @@ def progress_of(folder: Path, runs: Path) -> Progress:
 
     stages = stages_of(folder)
     name = str(folder if folder == runs else folder.relative_to(runs))
+    names = "".join(f" (@{link.name})" for link in links_to(folder, runs))
     records = {stage.name: last_record(stage.folder) for stage in stages}
     steps = sum(stage.num_steps for stage in stages)
     done: dict[str, int] = {}
@@ -104,7 +106,7 @@ def progress_of(folder: Path, runs: Path) -> Progress:
     last = max(begun, key=lambda stage: last_change(stage.folder), default=stages[0])
     seen = last_change(last.folder) or (folder / "settings.json").stat().st_mtime
     return Progress(
-        run=name,
+        run=name + names,
         state="finished" if (folder / "scores.json").exists() else state_of(last, seen),
         stage=last.name,
         step=sum(done.values()),
@@ -113,6 +115,12 @@ def progress_of(folder: Path, runs: Path) -> Progress:
         seen=seen,
         left=time_left(stages, records, done),
     )
+
+
+def links_to(run: Path, runs: Path) -> list[Path]:
+    """Return the links in ``runs`` that lead to a run: its short names, but for that of the last one."""
+    links = (path for path in runs.glob("*") if path.is_symlink() and path.name != LAST)
+    return sorted(link for link in links if link.resolve() == run.resolve())
 
 
 def state_of(stage: "Stage", seen: float) -> str:

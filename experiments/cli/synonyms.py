@@ -116,7 +116,7 @@ def hints(words: Sequence[str], takes_settings: bool) -> Iterator[str]:
         ours = _NAMED.get(name) or _NAMED.get(last, [])
         ours = [each for each in ours if each.startswith(f"{group}.")] or ours
         ours = [each for each in ours if takes_settings or "." not in each]
-        if ours:
+        if ours and name.replace("-", "_") not in ours:
             yield f"--{name}: did you mean {' or '.join(map(option, ours[:3]))}?"
 
 

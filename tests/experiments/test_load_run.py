@@ -1,6 +1,8 @@
 """A run's model in Python: its head's predictions, vectors of texts, and the example of docs/notebook.md."""
 
+import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pytest
 from paths import GOLDEN, ROOT
 from scored_runs import HEADS, run_of
 
+from experiments.__main__ import dispatch
 from experiments.cli.run_names import name_run
 from experiments.notebook import load_run
 from experiments.runs.kinds.answers import make_eval_task
@@ -137,3 +140,30 @@ def test_the_example_of_the_docs_opens_a_run_by_its_name(runs, monkeypatch, caps
     assert "head-cola after cola; by --mixture also: pretraining" in said
     assert made["vectors"].shape == (2, 16) and "Classification(label=" in said
     assert {stage.name for stage in stages_of(Path("runs/mine"))} == {"pretraining", "cola"}
+
+
+def test_predict_prints_an_object_per_line_of_a_file_and_embed_writes_a_vector(runs, tmp_path, capsys):
+    folder, *_ = run_of(runs, "lines", HEADS | {"tuning.heads": ("mrpc",)})
+    pairs = [["It is so.", "It is."], ["It is so.", "So be it."]]
+    (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    assert dispatch(["predict", str(folder), str(tmp_path / "pairs.jsonl")]) == 0
+    printed = capsys.readouterr()
+    model = load_run(folder)
+    said = [{"text": pair} | asdict(each) for pair, each in zip(pairs, model.predict(pairs), strict=True)]
+    assert [json.loads(line) for line in printed.out.splitlines()] == said
+    assert "after mrpc" in printed.err
+    (tmp_path / "texts.txt").write_text("It is so.\n\nSo be it.\n")
+    arguments = ["embed", str(folder), str(tmp_path / "texts.txt"), "--out", str(tmp_path / "vectors.npy")]
+    assert dispatch(arguments) == 0
+    expected = model.embed(["It is so.", "So be it."])
+    np.testing.assert_array_equal(np.load(tmp_path / "vectors.npy"), expected)
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [(b'"It is so."\nIt is.\n', "line 2 should be JSON"), (b"\xff", "should be a text in UTF-8")],
+)
+def test_a_file_that_holds_no_texts_is_refused_by_line(contents, message, runs, tmp_path, capsys):
+    (tmp_path / "texts.jsonl").write_bytes(contents)
+    assert dispatch(["predict", str(runs), str(tmp_path / "texts.jsonl")]) == 2
+    assert message in capsys.readouterr().err

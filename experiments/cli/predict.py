@@ -1,0 +1,84 @@
+"""``lm predict`` and ``lm embed``: what a head says of each line of a file, and vectors of texts."""
+
+import json
+import sys
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.cli.settings import Mixture
+from experiments.console import UNBROKEN
+from lm.config.base import SettingError
+from lm.files import atomic_file
+
+if TYPE_CHECKING:  # with jax
+    from lm.notebook import TrainableModel
+
+
+def predict(run: Path, file: Path | None = None, /, mixture: Mixture = "") -> None:
+    """Print what a run's fine-tuned head says of each line of a file, one JSON object per line.
+
+    A line is a text. In a file that ends in .jsonl it is a JSON value, as the head needs it: a string, or a
+    list for a pair of texts, the words of a sentence, or candidates. The table in docs/notebook.md
+    says which.
+
+        lm predict @mine new.txt
+        lm predict @mine pairs.jsonl --mixture mrpc
+
+    Args:
+        run: Folder of a run with a fine-tuned head.
+        file: Text file in UTF-8, one text per line, or .jsonl; by default the standard input.
+    """
+    texts = read_texts(file)
+    for text, prediction in zip(texts, open_model(run, mixture).predict(texts), strict=True):
+        fields = asdict(prediction) if is_dataclass(prediction) else {"prediction": prediction}  # type: ignore[arg-type]
+        print(json.dumps({"text": text} | fields, ensure_ascii=False))
+
+
+def embed(run: Path, file: Path | None = None, /, *, out: Path, mixture: Mixture = "") -> None:
+    """Write a vector for each line of a file, as float32 [lines,D] in the format of numpy.
+
+        lm embed @mine new.txt --out vectors.npy
+
+    Args:
+        run: Folder of a run; without a fine-tuned head its pre-trained model is used.
+        file: Text file in UTF-8, one text per line, or .jsonl with a string or a pair of strings per line;
+            by default the standard input.
+        out: File to write, NAME.npy.
+    """
+    if out.suffix != ".npy":
+        raise SettingError(f"--out {out} should end in .npy, the format of numpy")
+    vectors = open_model(run, mixture).embed(read_texts(file))
+    with atomic_file(out) as opened:
+        np.save(opened, vectors)
+    UNBROKEN.print(f"{out}: {len(vectors):,} vectors of {vectors.shape[1]:,} numbers", highlight=False)
+
+
+def open_model(run: Path, mixture: str) -> "TrainableModel":
+    """Return the model of a run with its head, and print which one it is on the standard error."""
+    from experiments.runs.stages import stages_of
+    from experiments.runs.trained import open_run, texts_of_run, with_head
+
+    trained = open_run(run, stages_of(run), mixture)
+    print(trained.which, file=sys.stderr)
+    return with_head(texts_of_run(trained), trained.stage)
+
+
+def read_texts(file: Path | None) -> list[Any]:
+    """Return the texts in a file, or in the standard input; SettingError if it cannot be read."""
+    try:
+        lines = (sys.stdin.read() if file is None else file.read_text("utf-8")).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"{file or 'the standard input'} should be a text in UTF-8: {error}") from error
+    if file is None or file.suffix != ".jsonl":
+        return [line for line in lines if line.strip()]
+    texts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise SettingError(f"{file} line {number} should be JSON, such as a string: {error}") from error
+        texts.append(value)
+    return texts
