@@ -56,6 +56,10 @@ CHANGED_OFTEN = (  # the settings that people change first, which --help lists
     "finetuning.batch_size",
     "finetuning.optimizer.learning_rate",
     "tuning.mixtures",
+    "tuning.heads",
+    "tuning.pool",
+    "tuning.dense",
+    "tuning.inputs_length",
     "seed",
 )
 

@@ -202,7 +202,11 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool, 
                 reporter.say(line)
 
         if check:
+            from experiments.runs.checks import exported_heads
+
             Run(experiment, run.folder, options.cache).check(reporter.say, options.allowed)
+            for line in exported_heads(experiment):
+                reporter.say(line)
             reporter.say(f"ready to train in {run.folder}")
             return
         if shared := link_shared_run(run, options):

@@ -5,7 +5,7 @@ Every ``check_*`` function raises SettingError if something is wrong.
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -348,6 +348,19 @@ def unexportable(experiment: Experiment, task: LabelledTask) -> str:
     except SettingError as error:
         return f"{error}; --head drop writes the model below it"
     return ""
+
+
+def exported_heads(experiment: Experiment) -> Iterator[str]:
+    """Yield a line for each head that `lm convert export` writes, with its class of transformers."""
+    from lm.convert import SENTENCE_TRANSFORMER, head_class
+
+    for name in experiment.tuning.heads:
+        task = find_labelled(name)
+        if unexportable(experiment, task):
+            continue
+        found = head_class(exported_model(experiment), head_config(experiment, task))
+        shown = "a folder of sentence-transformers" if found == SENTENCE_TRANSFORMER else found
+        yield f"`lm convert export` will write the head for {name} as {shown}"
 
 
 def report_unexportable_heads(experiment: Experiment, say: Callable[[str], object]) -> None:

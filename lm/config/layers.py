@@ -29,10 +29,10 @@ Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-l
 _UngatedActivation = Literal[
     "relu", "squared-relu", "gelu", "gelu-tanh", "silu", "elu", "selu", "sigmoid", "softplus"
 ]
-_GatedActivation = Literal[
+GatedActivation = Literal[
     "gated-sigmoid", "gated-linear", "gated-relu", "gated-gelu", "gated-gelu-erf", "gated-silu"
 ]
-Activation = Literal[_UngatedActivation, _GatedActivation, "none"]
+Activation = Literal[_UngatedActivation, GatedActivation, "none"]
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
 
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores

@@ -11,7 +11,7 @@ RECORDED = json.loads(make_batches.PLACE.read_text())
 def test_the_first_batches_of_every_case_are_the_recorded_ones():
     """Training repeats exactly only while its batches do, across versions too."""
     first = {name: hashes[:1] for name, hashes in RECORDED["cases"].items()}
-    assert make_batches.cases(make_batches.FAST) == first
+    assert make_batches.cases(make_batches.FAST) == first, "see tests/golden/make_batches.py"
 
 
 @pytest.mark.slow

@@ -86,6 +86,9 @@ def follow(title: str, folder: Path, *others: str) -> None:
     for hunk in (body for kind, body in blocks(title) if kind == "diff"):
         name, _, lines = hunk.partition("\n")
         path = folder / name.removeprefix("--- ")
+        if not path.exists():  # a test's
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / path.relative_to(folder), path)
         path.write_text(patch(path.read_text(), lines))
 
 

@@ -1,5 +1,6 @@
 """Laws of the denoising objectives."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import get_args
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paths import GOLDEN
 
 from lm.config.base import SettingError
 from lm.data.batches import uniforms
@@ -427,3 +429,10 @@ def test_corrupted_tokens_become_any_token_or_stay_with_the_shares_of_the_settin
 def test_a_setting_that_cannot_be_is_refused_by_name(make, field):
     with pytest.raises(SettingError, match=field):
         make()
+
+
+def test_the_batches_of_every_objective_and_noise_are_recorded():
+    recorded = json.loads((GOLDEN / "batches.json").read_text())
+    missing = {*OBJECTIVES} - {name.split()[0] for name in recorded["cases"]}
+    missing |= {*NOISES} - recorded["combinations"].keys()
+    assert not missing, f"{missing} are not recorded: run tests/golden/make_batches.py, and commit its file"

@@ -1,9 +1,8 @@
 """Changes that papers' setups are made of: sizes, vocabularies, and how they train."""
 
-from typing import Literal
-
 from experiments.study.changes import Changes, times
 from experiments.study.presets import HEADS
+from lm.config.layers import GatedActivation
 
 # Word pieces, sentinels (of which encoders use two) and special tokens together have the paper's number.
 SENTINELS, SPECIAL = 100, 4
@@ -17,10 +16,7 @@ WIKIPEDIA_AND_BOOKS = "tfds:wikipedia/20190301.en + text:books"
 NOT_TUNED: Changes = {"tuning.mixtures": ()}
 
 
-Gated = Literal["gated-relu", "gated-gelu", "gated-silu", "gated-sigmoid", "gated-linear"]
-
-
-def gated(activation: Gated) -> Changes:
+def gated(activation: GatedActivation) -> Changes:
     """Return the change to a gated feed-forward layer: three matrices, 2/3 as wide, as many parameters."""
     return {"model.mlp.activation": activation, "model.mlp.d_ff": times(2 / 3, 2)}
 
