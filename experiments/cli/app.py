@@ -4,11 +4,12 @@ import functools
 import inspect
 import io
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
-from textwrap import dedent
+from textwrap import dedent, wrap
 from typing import Any
 
 import tyro
@@ -41,7 +42,7 @@ def parse(name: str, words: Sequence[str]) -> Callable[[], Any]:
             understood: Any = tyro.cli(
                 function if inspect.isclass(function) else _deferred(function),
                 prog=f"lm {name}",
-                description=description(function, bool(asked) and "--help-all" not in asked),
+                description=wrapped(description(function, bool(asked) and "--help-all" not in asked)),
                 args=words,
                 registry=TYPES,
                 config=MARKERS,
@@ -84,6 +85,23 @@ def description(function: Callable[..., Any], is_short: bool = False) -> str:
     """Return a docstring without its section of arguments."""
     text = (inspect.getdoc(function) or "").partition("\nArgs:\n")[0].strip()
     return text + "\n\n--help-all lists all settings." * (is_short and takes_settings(function))
+
+
+# Of no width. tyro joins a line that begins with a letter to the one before. Commands, which people copy,
+# begin with blanks and have none.
+BREAK = "\u200b"
+WIDEST = 100  # lines of prose in a wide terminal [characters]
+
+
+def wrapped(text: str) -> str:
+    """Return help with its prose wrapped to the terminal, in lines that tyro prints as they are."""
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    lines: list[str] = []
+    for paragraph in text.split("\n\n"):
+        is_prose = not paragraph.startswith(" ")
+        block = wrap(paragraph, width) if is_prose else paragraph.splitlines()
+        lines += ["", *block] if lines else block
+    return "\n".join(line if line.startswith(" ") else BREAK + line for line in lines)
 
 
 def takes_settings(function: Callable[..., Any]) -> bool:

@@ -38,6 +38,7 @@ def name_run(runs: Path, name: str, folder: Path) -> None:
     """
     new = runs / f".{name}-{os.getpid()}"
     try:
+        runs.mkdir(parents=True, exist_ok=True)
         new.symlink_to(os.path.relpath(folder, runs), target_is_directory=True)
         new.replace(runs / name)
     except OSError:
@@ -46,9 +47,15 @@ def name_run(runs: Path, name: str, folder: Path) -> None:
 
 
 def shortest_name(folder: Path) -> str:
-    """Return ``@last`` if that is the run in ``folder``, from where this process works, else the folder."""
-    link = RUNS / LAST
-    return f"@{LAST}" if link.is_symlink() and link.resolve() == folder.resolve() else str(folder)
+    """Return a name of the run in ``folder``, ``@last`` if it has no other, else the folder."""
+    names = names_of(folder, RUNS) or [LAST] * ((RUNS / LAST).resolve() == folder.resolve())
+    return f"@{names[0]}" if names else str(folder)
+
+
+def names_of(folder: Path, runs: Path) -> list[str]:
+    """Return the names, but for @last, of the run in ``folder``: of the links in ``runs`` that lead to it."""
+    links = (path for path in runs.glob("*") if path.is_symlink() and path.name != LAST)
+    return sorted(link.name for link in links if link.resolve() == folder.resolve())
 
 
 def resolve_names(words: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from experiments.study.scales import SCALES
 from lm.config.base import SettingError
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
-from lm.data.tasks.names import task_name
+from lm.data.tasks.names import is_task_file, task_name
 
 CURVES = "curves"  # name of the picture in the folder of a run
 UNIFORM_BITS_PER_BYTE = 8.0
@@ -106,6 +106,8 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
     run, is_network = shortest_name(folder), experiment.counts.model == "none"
     if not is_network:
         look = f"{lm} show {name}"
+    elif experiment.finetuning.steps and any(map(is_task_file, experiment.tuning.heads[:1])):
+        look = f"echo {prompt} | {lm} predict {run}"
     elif experiment.tuning.heads and not experiment.pretraining.steps:
         look = f"{lm} eval tasks {run} {experiment.tuning.heads[0]}"
     elif experiment.model.has_decoder:

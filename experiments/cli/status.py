@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.cli.run_names import LAST
+from experiments.cli.run_names import names_of
 from experiments.console import CONSOLE, RUNS, show_listing
 from experiments.processes.progress import duration
 from experiments.study.names import RESERVED_SCALES, RESERVED_TABLES
@@ -95,7 +95,7 @@ def progress_of(folder: Path, runs: Path) -> Progress:
 
     stages = stages_of(folder)
     name = str(folder if folder == runs else folder.relative_to(runs))
-    names = "".join(f" (@{link.name})" for link in links_to(folder, runs))
+    names = "".join(f" (@{short})" for short in names_of(folder, runs))
     records = {stage.name: last_record(stage.folder) for stage in stages}
     steps = sum(stage.num_steps for stage in stages)
     done: dict[str, int] = {}
@@ -115,12 +115,6 @@ def progress_of(folder: Path, runs: Path) -> Progress:
         seen=seen,
         left=time_left(stages, records, done),
     )
-
-
-def links_to(run: Path, runs: Path) -> list[Path]:
-    """Return the links in ``runs`` that lead to a run: its short names, but for that of the last one."""
-    links = (path for path in runs.glob("*") if path.is_symlink() and path.name != LAST)
-    return sorted(link for link in links if link.resolve() == run.resolve())
 
 
 def state_of(stage: "Stage", seen: float) -> str:

@@ -68,4 +68,11 @@ def test_commands_to_try_name_the_last_run_shortly_if_it_is_this_one(runs):
     assert shortest_name(RUN) == str(RUN)
     name_run(runs, "last", RUN)
     assert shortest_name(RUN) == "@last"
+    name_run(runs, "mine", RUN)
+    assert shortest_name(RUN) == "@mine"
     assert shortest_name(RUN.parent / "seed-1") == str(RUN.parent / "seed-1")
+
+
+def test_the_first_run_of_all_gets_its_name_before_there_is_a_folder_of_runs(tmp_path):
+    name_run(tmp_path / "new", "mine", tmp_path / "new" / "nano" / "run")
+    assert (tmp_path / "new" / "mine").is_symlink()
