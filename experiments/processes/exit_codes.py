@@ -23,14 +23,6 @@ OUT_OF_MEMORY: dict[int, str] = {
 }
 
 
-class Ended(Exception):
-    """This process ends with the exit code ``code``; the message, if there is one, is its last line."""
-
-    def __init__(self, code: int, message: str = ""):
-        super().__init__(message)
-        self.code = code
-
-
 def killed_by(number: int) -> str:
     """``"killed by SIGABRT, ..."``: with the likely cause, where a process cannot say it itself any more."""
     names = {known.value: known.name for known in signal.Signals}
