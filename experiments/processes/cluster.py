@@ -122,7 +122,7 @@ def join_others() -> bool:
             initialization_timeout=round(patience + 60),  # jax would abort without saying why
             heartbeat_timeout_seconds=max(round(heartbeat), 1),
         )
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         if arguments or "coordinator_address" not in str(error):
             raise SettingError(
                 f"jax cannot join the other processes ({error}); LM_PROCESSES=1 runs this one alone"

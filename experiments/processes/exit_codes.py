@@ -18,7 +18,7 @@ AGAIN = EXIT_CODES["start again"]
 
 OUT_OF_MEMORY: dict[int, str] = {
     signal.SIGABRT: "as XLA is where it gets no more memory: see ulimit -v and the container's limit, "
-    "or make batch_size / microbatches smaller",
+    "or make batch_size / microbatches smaller; so does jax where another process of the run is gone",
     signal.SIGKILL: "as by Linux where memory runs out",
 }
 

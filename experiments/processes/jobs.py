@@ -34,9 +34,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_sender: connection.Connection | None = None  # in a worker: to the process that hands out jobs
-
-
 class Jobs(Generic[Job]):
     """Does jobs in up to ``count`` processes at once; one that fails leaves the others.
 
@@ -63,7 +60,7 @@ class Jobs(Generic[Job]):
     def run(self, jobs: Sequence[Job]) -> list[int | None]:
         """Return the exit codes; None for a job that was not begun, since a signal came.
 
-        The signal is passed on to the workers, as SIGTERM, and waited for their ends.
+        It is passed on to the workers, as SIGTERM, and their ends are waited for.
         """
         waiting = [*range(len(jobs))]
         codes: list[int | None] = [None] * len(jobs)
@@ -200,10 +197,13 @@ class Worker(Generic[Job]):
         self._pool.shutdown(cancel_futures=True)
 
 
+_to_parent: connection.Connection | None = None  # in a worker, whose parent hands out the jobs
+
+
 def _begin_worker(sender: connection.Connection, parent: int) -> None:
     """In a new worker: get ready for ``_do``."""
-    global _sender
-    _sender = sender
+    global _to_parent
+    _to_parent = sender
     os.setpgid(0, 0)  # a Ctrl-C is for the process that hands out jobs, which passes it on
     signal.signal(signal.SIGTERM, _stop)
     end_with_parent(parent)
@@ -212,8 +212,8 @@ def _begin_worker(sender: connection.Connection, parent: int) -> None:
 def _do(work: Work[Job], job: Job) -> int:
     """In a worker: return the exit code of a job."""
     try:
-        assert _sender is not None, "_begin_worker comes first"
-        return work(job, _sender.send)
+        assert _to_parent is not None, "_begin_worker comes first"
+        return work(job, _to_parent.send)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else EXIT_CODES["failed" if end.code else "done"]
         if is_compiling():  # which nothing interrupts, and which would abort this process at its end

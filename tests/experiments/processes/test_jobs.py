@@ -36,7 +36,8 @@ def start(*plan):
 
 def sweep(runs, *options):
     settings = [word for name, value in CHANGES.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "experiments", "sweep", ROWS, *settings, "--runs", str(runs), *options]
+    options += "--scale", "nano", "--seeds", "1", "--runs", str(runs)
+    command = [sys.executable, "-m", "experiments", "sweep", ROWS, *settings, *options]
     flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     environment = os.environ | {"XLA_FLAGS": flags}
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
