@@ -1,6 +1,7 @@
 """Draw the pictures of docs/course.md: each command that a picture follows, with that picture as ``--out``.
 
-It needs ``lm data course`` in the same folder. With ``pack NAME RUN`` it first makes the file of a model that comes along, experiments/course/NAME.npz.
+It needs ``lm data course`` in the same folder. With ``pack NAME RUN`` it makes the file of a model that comes
+along, experiments/course/NAME.npz.
 The five runs were trained on the built-in text by these commands, each with ``--finetuning.steps 0``:
 
     lm run gpt/base --scale mini --pretraining.steps 6000
