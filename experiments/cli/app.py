@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
-from textwrap import dedent, wrap
+from textwrap import TextWrapper, dedent
 from typing import Any
 
 import tyro
@@ -87,8 +87,8 @@ def description(function: Callable[..., Any], is_short: bool = False) -> str:
     return text + "\n\n--help-all lists all settings." * (is_short and takes_settings(function))
 
 
-# Of no width. tyro joins a line that begins with a letter to the one before. Commands, which people copy,
-# begin with blanks and have none.
+# tyro joins a line that begins with a letter to the one before, and doubles an empty one: prose is indented,
+# and this, of no width, stands in empty lines.
 BREAK = "\u200b"
 WIDEST = 100  # lines of prose in a wide terminal [characters]
 
@@ -99,9 +99,10 @@ def wrapped(text: str) -> str:
     lines: list[str] = []
     for paragraph in text.split("\n\n"):
         is_prose = not paragraph.startswith(" ")
-        block = wrap(paragraph, width) if is_prose else paragraph.splitlines()
-        lines += ["", *block] if lines else block
-    return "\n".join(line if line.startswith(" ") else BREAK + line for line in lines)
+        prose = TextWrapper(width, initial_indent=" ", subsequent_indent=" ", break_on_hyphens=False)
+        block = prose.wrap(paragraph) if is_prose else paragraph.splitlines()
+        lines += [BREAK, *block] if lines else block
+    return "\n".join(lines)
 
 
 def takes_settings(function: Callable[..., Any]) -> bool:

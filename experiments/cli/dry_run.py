@@ -39,6 +39,7 @@ COMPILE_SECONDS = 10.0
 PROGRAMS = 2  # that a stage compiles, each about as long: the training step, and evaluation
 CACHED_SECONDS = 2.0  # a program that was there so quickly came out of the cache
 LONG = 3_600.0  # a total from which the time on an accelerator is shown too [seconds]
+SHORTEST = 60.0  # below it the time on an accelerator says nothing [seconds]
 H100 = "NVIDIA H100"
 # FLOP/s of training as a share of an H100's peak for bfloat16: supposed, not measured
 WIDE_SHARE = 0.35
@@ -95,7 +96,7 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
         f"{compile_seconds:.0f} s each; evaluating comes on top)",
         highlight=False,
     )
-    if total_seconds > LONG:
+    if total_seconds > LONG and h100_seconds > SHORTEST:
         CONSOLE.print(
             f"on one {H100}: about {duration(h100_seconds)} for all runs, if it reaches {WIDE_SHARE:.0%} of "
             f"its peak with models of width {WIDE} or more and {NARROW_SHARE:.0%} with narrower ones",

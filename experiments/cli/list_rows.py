@@ -7,8 +7,8 @@ from rich.markup import escape
 
 from experiments.cli.settings import Runs, Scale, shown_value
 from experiments.console import NAMES_CONSOLE, NARROW, RUNS, listing, print_line
-from experiments.study.paths import run_folder
-from experiments.study.registry import baseline_of, build, find, tables_of
+from experiments.study.paths import row_folder, rows_with_runs
+from experiments.study.registry import baseline_of, build, find, same_rows, tables_of
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.settings_diff import relevant_diff
 from experiments.study.table import Row
@@ -30,13 +30,14 @@ def list_rows(
     if names:
         print("\n".join(row.name for row in rows))
         return
+    trained = rows_with_runs(runs, scale)
     for table in tables_of(rows):
         prefix = f"{table.name}/" if NAMES_CONSOLE.width < NARROW else ""
         title = f"{table.name}{'/ROW' * bool(prefix)}: {table.title}"
         label = "in the paper" if any(row.published for row in table.rows) else "label"
         listed = listing("row", label, "changes", "finished", title=title)
         for row in (row for row in table.rows if row in rows):
-            finished = 0 if row.needs else finished_seeds(row.name, scale, runs)
+            finished = 0 if row.needs else finished_seeds(row.name, scale, runs, trained)
             listed.add_row(
                 row.name.removeprefix(prefix),
                 escape(row.label),
@@ -69,12 +70,16 @@ def rows_at_other_scales(rows: Sequence[Row], scale: str, runs: Path) -> dict[st
     """Return {another scale: how many of ``rows`` have finished there}, for scales with any."""
     counts = {}
     for name in SCALES:
-        if name != scale and (runs / name).is_dir():
-            counts[name] = sum(finished_seeds(row.name, name, runs) > 0 for row in rows)
+        if name != scale and (trained := rows_with_runs(runs, name)):
+            counts[name] = sum(finished_seeds(row.name, name, runs, trained) > 0 for row in rows)
     return {name: count for name, count in counts.items() if count}
 
 
-def finished_seeds(row: str, scale: str, runs: Path) -> int:
-    """Return how many seeds of a row have scores."""
-    folder = run_folder(runs, scale, row, 0, {}).parent
-    return sum(1 for _ in folder.glob("seed-*/scores.json"))
+def finished_seeds(row: str, scale: str, runs: Path, trained: Sequence[str]) -> int:
+    """Return how many seeds of a row, or of a row that is the same experiment, have scores.
+
+    ``trained``: the rows that have runs at this scale, which alone are compared with the row.
+    """
+    for other in same_rows(row, trained, scale):
+        return sum(1 for _ in row_folder(runs, scale, other, {}).glob("seed-*/scores.json"))
+    return 0

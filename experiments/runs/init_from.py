@@ -311,7 +311,10 @@ def save_run(
     data: Mapping[str, str],
     cache: Path | None,
 ) -> None:
-    """Write a run whose pre-training has these parameters, whole or not at all."""
+    """Write a run whose pre-training has these parameters and no step yet, whole or not at all."""
+    import jax
+    import numpy as np
+
     from lm import sharding
     from lm.config.training import CheckpointConfig
     from lm.train.runtime.checkpoints import Checkpoints
@@ -319,9 +322,10 @@ def save_run(
     from lm.train.step import StepSpec, build
 
     mesh = sharding.make_mesh(experiment.mesh)
-    state = build(StepSpec(experiment.model, experiment.pretraining.optimizer), mesh).initial_state(
-        experiment.seed
-    )
+    abstract = build(StepSpec(experiment.model, experiment.pretraining.optimizer), mesh).abstract
+    # what an optimiser remembers before its first step is zeros
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract)
+    average = None if state.average is None else params
     record = {
         "settings": result_settings(experiment),
         "code": provenance.code(),
@@ -335,7 +339,7 @@ def save_run(
         if vocabulary:
             store_vocabulary(stage, vocabulary)
         with Checkpoints(str(stage / "checkpoints"), CheckpointConfig()) as checkpoints:
-            checkpoints.save(replace(state, params=params))
+            checkpoints.save(replace(state, params=params, average=average))
         provenance.record(stage, record)
         save_settings(draft, experiment, cache)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.study.names import file_name
-from experiments.study.registry import BUILTIN_TABLES, TABLES, equal_rows
+from experiments.study.registry import BUILTIN_TABLES, REGISTRY, TABLES, equal_rows
 from experiments.study.table import Table
 from lm.config.base import SettingError
 
@@ -46,6 +46,13 @@ def row_folder(runs: Path, scale: str, name: str, overrides: Mapping[str, Any]) 
     """Return the folder called as row ``name`` with these overrides, in which each seed has a folder."""
     table, _, key = name.rpartition("/")
     return runs / scale / table / with_overrides(key, overrides)
+
+
+def rows_with_runs(runs: Path, scale: str) -> list[str]:
+    """Return the rows that have a folder of runs at a scale, without overrides, in registry order."""
+    if not (runs / scale).is_dir():
+        return []
+    return [name for name in REGISTRY if row_folder(runs, scale, name, {}).is_dir()]
 
 
 def with_overrides(name: str, overrides: Mapping[str, Any]) -> str:

@@ -103,9 +103,24 @@ def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def diff(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     """Return {path: (old value, new value)} of all settings that differ; None where a config lacks one."""
-    before, after = dict(leaves(old)), dict(leaves(new))
-    pairs = {path: (before.get(path), after.get(path)) for path in before | after}
-    return {path: (value, other) for path, (value, other) in pairs.items() if value != other}
+    return dict(_differences(old, new, ""))
+
+
+def _differences(old: Any, new: Any, prefix: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield (path, values) of the settings that differ; groups that are one object are not looked into."""
+    if type(old) is not type(new):
+        before, after = dict(leaves(old, prefix)), dict(leaves(new, prefix))
+        pairs = {path: (before.get(path), after.get(path)) for path in before | after}
+        yield from ((path, pair) for path, pair in pairs.items() if pair[0] != pair[1])
+        return
+    for field in dataclasses.fields(old):
+        value, other = getattr(old, field.name), getattr(new, field.name)
+        if value is other:
+            continue
+        if dataclasses.is_dataclass(value) and dataclasses.is_dataclass(other):
+            yield from _differences(value, other, f"{prefix}{field.name}.")
+        elif value != other:
+            yield prefix + field.name, (value, other)
 
 
 def setting_descriptions(cls: type, prefix: str = "") -> dict[str, str]:

@@ -336,3 +336,11 @@ def test_a_decay_needs_an_end():
         OptimizerConfig(schedule="cosine", warmup_steps=10, decay_end=9)
     with pytest.raises(SettingError, match="decay_end=5 should be beyond optimizer.decay_start=5"):
         OptimizerConfig(schedule="warmup-stable-decay", decay_start=5, decay_end=5)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_before_its_first_step_an_optimiser_remembers_zeros(name):
+    """So that an imported model, which has made no step, is saved without running the optimiser."""
+    for ema in (0.0, 0.9):
+        optimizer = toy.steps(optimizer=OptimizerConfig(name, ema=ema)).initial_state(0).opt_state
+        assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(optimizer))
