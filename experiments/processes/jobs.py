@@ -6,6 +6,7 @@ At small sizes a core does twice as much with a run to itself as cores do that s
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -179,8 +180,9 @@ class Worker(Generic[Job]):
             return self._future.result(), None
         except BrokenProcessPool:
             assert self._process is not None
-            self._process.join()
-            status = self._process.exitcode or EXIT_CODES["failed"]
+            while (status := self._process.exitcode) is None:  # until a thread of the pool has it
+                time.sleep(0.01)
+            status = status or EXIT_CODES["failed"]
         if status > 0:
             return status, f"its process ended with exit code {status}"
         return AGAIN if status == -signal.SIGTERM else 128 - status, killed_by(-status)

@@ -109,14 +109,14 @@ def test_processes_that_do_not_meet_end_in_time_and_say_so():
 
 
 WAITS = """
-import ctypes, signal, sys
+import ctypes, signal, sys, threading
 from experiments.processes import cluster
 cluster.AFTER_SIGNAL = 0.1
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))
 cluster._end_soon_after_signals()
 if "deferred" in sys.argv:
     signal.signal(signal.SIGTERM, lambda *_: None)
-print("waits", flush=True)
+threading.Timer(0.5, print, ["waits"], {"flush": True}).start()
 mutex = ctypes.create_string_buffer(64)
 for _ in range(2):  # the second does not return, and no signal interrupts it
     ctypes.CDLL(None).pthread_mutex_lock(mutex)
