@@ -115,6 +115,12 @@ def main() -> None:
     sys.exit(code)
 
 
+def launch() -> None:
+    """The command ``lm-launch``: ``lm launch``."""
+    sys.argv.insert(1, "launch")
+    main()
+
+
 def take_study() -> None:
     """Move ``--study FILE`` to the environment, also from the words that start this process again."""
     arguments = pop_study_option(sys.argv[1:])

@@ -152,13 +152,16 @@ def show_listing(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     CONSOLE.print(grid)
 
 
-def show_sheet(title: str, sheet: Sheet) -> None:
-    """Print a sheet, split into blocks of columns that fit the terminal, each with the names of the rows."""
-    (first, names), *others = sheet.items()
-    parts: list[Sheet] = [{first: names}]
-    for head, cells in others:
-        if len(parts[-1]) > 1 and _sheet_width(parts[-1] | {head: cells}) > CONSOLE.width:
-            parts.append({first: names})
+def show_sheet(title: str, sheet: Sheet, names: int = 1) -> None:
+    """Print a sheet, split into blocks of columns that fit the terminal.
+
+    Each block begins with the first columns, ``names`` of them, which tell the rows apart.
+    """
+    repeated = dict([*sheet.items()][:names])
+    parts: list[Sheet] = [dict(repeated)]
+    for head, cells in [*sheet.items()][names:]:
+        if len(parts[-1]) > names and _sheet_width(parts[-1] | {head: cells}) > CONSOLE.width:
+            parts.append(dict(repeated))
         parts[-1][head] = cells
     for number, part in enumerate(parts, 1):
         place = f" (columns: part {number} of {len(parts)})" * (len(parts) > 1)

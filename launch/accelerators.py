@@ -1,48 +1,114 @@
-"""The one table of the TPUs that queued resources give: names, runtime images, hosts."""
+"""The one table of TPUs: what each is called by each way, its machines, and what libtpu is told."""
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from launch.command import LaunchError, closest
 
 
 class Generation(NamedTuple):
-    """What a name ``PREFIX-N`` stands for."""
+    """A generation of TPUs; names and sizes are those of cloud.google.com/tpu/docs and of xpk."""
 
-    topology: str  # its name in topologies, such as v5e:4x4
-    runtime: str  # image of the TPU VMs
-    cores: int  # N counts cores; so many a chip
-    alone: int  # chips of the largest slice on one host; larger slices have 4 on each
+    sides: int  # numbers in a topology
+    cores: int  # TensorCores of a chip, which types such as v5p-256 count
+    type: str  # in types such as v5litepod-16
+    one_host: int  # chips of the largest slice on one host; hosts of larger ones have 4 each
+    runtime: str = ""  # image of the VMs that queued resources make; "" if these do not offer it
+    machine: str = ""  # machine type of Compute Engine, with {} for its chips; "" if it does not offer it
+    family: str = ""  # image family of these machines
 
 
-# Images and hosts: cloud.google.com/tpu/docs/{runtimes,v4,v5e,v5p,v6e}. Which sizes
-# there are is the zone's matter.
+_IMAGES = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
 GENERATIONS = {
-    "v4": Generation("v4", "tpu-ubuntu2204-base", 2, 4),
-    "v5litepod": Generation("v5e", "v2-alpha-tpuv5-lite", 1, 8),
-    "v5p": Generation("v5p", "v2-alpha-tpuv5", 2, 4),
-    "v6e": Generation("v6e", "v2-alpha-tpuv6e", 1, 8),
+    "v4": Generation(3, 2, "v4", 4, runtime="tpu-ubuntu2204-base"),
+    "v5e": Generation(2, 1, "v5litepod", 8, runtime="v2-alpha-tpuv5-lite"),
+    "v5p": Generation(3, 2, "v5p", 4, "v2-alpha-tpuv5", "ct5p-hightpu-{}t", _IMAGES),
+    "v6e": Generation(2, 1, "v6e", 8, "v2-alpha-tpuv6e", "ct6e-standard-{}t", _IMAGES),
+    "tpu7x": Generation(
+        3, 2, "tpu7x", 4, machine="tpu7x-standard-{}t", family="ubuntu-accel-2404-amd64-tpu-tpu7x"
+    ),
 }
-ON_GKE = "tpu7x"  # the Cloud TPU API ends before it: cloud.google.com/tpu/docs/tpu7x
+
+# Flags of libtpu as MaxText sets them (benchmarks/xla_flags_library.py): collectives run asynchronously,
+# fused with the computation that hides their latency.
+ASYNC_COLLECTIVES = (
+    "--xla_tpu_enable_async_collective_fusion=true",
+    "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
+    "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
+    "--xla_tpu_overlap_compute_collective_tc=true",
+    "--xla_enable_async_all_gather=true",
+    "--xla_enable_async_all_reduce=true",
+)
+# The same between slices: the sums of gradients over the data-centre network, across steps.
+BETWEEN_SLICES = (
+    "--xla_tpu_enable_data_parallel_all_reduce_opt=true",
+    "--xla_tpu_data_parallel_opt_different_sized_ops=true",
+)
 
 
-def resolve(accelerator: str) -> tuple[str, str, int]:
-    """Accelerator type, runtime image and hosts of ``v5litepod-16``, or of a topology such as ``v5e:4x4``."""
-    prefix, _, size = accelerator.lower().replace(":", "-").partition("-")
-    prefix = next((name for name, known in GENERATIONS.items() if prefix == known.topology), prefix)
-    if prefix == ON_GKE:
+def libtpu_flags(slices: int) -> str:
+    """Return the value of ``LIBTPU_INIT_ARGS`` for a run on so many slices."""
+    return " ".join(ASYNC_COLLECTIVES + (BETWEEN_SLICES if slices > 1 else ()))
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The shape of a TPU slice, as ``lm plan`` compiles for it."""
+
+    name: str  # key in GENERATIONS
+    topology: str  # such as 4x4x8; "" if only the number of chips is known
+    chips: int
+
+    @property
+    def generation(self) -> Generation:
+        return GENERATIONS[self.name]
+
+    @property
+    def hosts(self) -> int:
+        return 1 if self.chips <= self.generation.one_host else self.chips // 4
+
+    @property
+    def type(self) -> str:
+        """Return the type, such as v5p-256, which has no shape."""
+        return f"{self.generation.type}-{self.chips * self.generation.cores}"
+
+    @property
+    def machine(self) -> str:
+        """Return the machine type of its hosts on Compute Engine."""
+        return self.generation.machine.format(self.chips // self.hosts)
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.topology}" if self.topology else self.type
+
+
+def parse_slice(text: str) -> Slice:
+    """Return the slice of a topology such as ``v5p:4x4x8``, or of a type such as ``v5p-256``."""
+    name, colon, size = text.lower().partition(":")
+    if not colon:
+        name, _, size = name.partition("-")
+    by_type = {generation.type: known for known, generation in GENERATIONS.items()}
+    name = name if name in GENERATIONS else by_type.get(name, name)
+    if name not in GENERATIONS:
+        raise LaunchError(f"--accelerator {text}: there is no TPU {name!r}{closest(name, GENERATIONS)}")
+    generation, sides = GENERATIONS[name], size.split("x")
+    example = f"{name}:{'x'.join(['4'] * generation.sides)}"
+    if not all(side.isdigit() and int(side) for side in sides):
         raise LaunchError(
-            f"--accelerator {accelerator}: queued resources do not offer {ON_GKE}; on GKE: TPU_TYPE={ON_GKE}-"
-            f"{size or 'TOPOLOGY'} CLUSTER=... RUNS=/bucket/runs launch/xpk.sh NAME (launch/README.md)"
+            f"--accelerator {text} should be a topology, as lm plan takes it, such as {example}"
         )
-    if prefix not in GENERATIONS:
+    if not colon and len(sides) == 1:
+        if int(size) % generation.cores:
+            raise LaunchError(
+                f"--accelerator {text}: a chip of {name} has {generation.cores} cores, of which {size} "
+                f"should be a multiple; a topology such as {example} counts chips"
+            )
+        return Slice(name, "", int(size) // generation.cores)
+    if len(sides) != generation.sides:
         raise LaunchError(
-            f"--accelerator {accelerator}: there is no TPU {prefix!r}{closest(prefix, GENERATIONS)}"
+            f"--accelerator {text}: {name} has topologies of {generation.sides} sides, as {example}"
         )
-    generation, sides = GENERATIONS[prefix], size.split("x")
-    if not all(side.isdigit() for side in sides):
-        example = f"{prefix}-16, or a topology like {generation.topology}:2x4"
-        raise LaunchError(f"--accelerator {accelerator} should be like {example}")
-    count = math.prod(map(int, sides)) * (generation.cores if ":" in accelerator else 1)
-    chips = count // generation.cores
-    return f"{prefix}-{count}", generation.runtime, 1 if chips <= generation.alone else chips // 4
+    chips = math.prod(map(int, sides))
+    if chips > generation.one_host and chips % 4:
+        raise LaunchError(f"--accelerator {text}: {chips} chips are not whole hosts of 4; such as {example}")
+    return Slice(name, "x".join(sides), chips)

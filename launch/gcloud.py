@@ -1,56 +1,88 @@
-"""What gcloud is asked before and beside a run: the login, the zone, and what is there now."""
+"""What is asked of gcloud: the login, the project, and what a request for a slice consists of."""
 
-import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from launch.command import LaunchError, closest, program_path
-from launch.policy import Seen
+from launch.accelerators import Slice
+from launch.command import LaunchError, program_path
+from launch.options import Machines
+from launch.policy import ABSENT, Seen
 
-TPUS = ["gcloud", "compute", "tpus"]
 LABEL = "launcher=lm"  # of everything that the launcher asks for
 LOGGED_IN = ["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=value(account)"]
 PROJECT = ["gcloud", "config", "get-value", "project"]
+# a dead connection ends
+_ALIVE = ["--ssh-flag=-oServerAliveInterval=30", "--ssh-flag=-oServerAliveCountMax=4"]
+_ACCESS = {"external": [], "internal": ["--internal-ip"], "iap": ["--tunnel-through-iap"]}
 
-# Requests (queued resources) and machines (nodes): where their label stands, and the columns that tell them.
-_NODE = "tpu.nodeSpec[0].node"
-_COLUMNS = f"tpu.nodeSpec.len():label=SLICES,{_NODE}.acceleratorType,state.state"
-RESOURCES = {
-    "queued-resources": (f"{_NODE}.labels", _COLUMNS),
-    "tpu-vm": ("labels", "acceleratorType.basename(),state"),
-}
+
+@dataclass(frozen=True)
+class Request:
+    """A slice, or several joined by the data-centre network, under a name."""
+
+    name: str
+    slice: Slice
+    project: str
+    machines: Machines
+    slices: int = 1
+    runtime: str = ""  # image of the VMs of a queued resource, if not the usual one
+
+    @property
+    def hosts(self) -> int:
+        return self.slice.hosts * self.slices
+
+    @property
+    def labels(self) -> str:
+        return ",".join([LABEL, *self.machines.labels])
+
+
+class Status(NamedTuple):
+    """What gcloud says of a request: a state of ``policy``, why, and the names of its machines."""
+
+    state: str
+    message: str = ""
+    members: tuple[str, ...] = ()
+
+
+class Way(NamedTuple):
+    """How slices are had: functions that return the commands of an action in a zone."""
+
+    check: Callable[[Request, str], list[str]]  # prints what the zone offers
+    offer: Callable[[Request], str]  # what of that is needed
+    ask: Callable[[Request, str], list[list[str]]]
+    look: Callable[[Request, str], list[str]]
+    read: Callable[[Request, str], Status]  # what ``look`` has printed
+    copy: Callable[[Request, str, Sequence[str], str, str], list[list[str]]]  # members, from, to: at once
+    run: Callable[[Request, str, Sequence[str], str], list[list[str]]]  # members, a command line: at once
+    delete: Callable[[Request, str], list[list[str]]]
 
 
 def place(zone: str, project: str) -> list[str]:
-    return ["--quiet", f"--zone={zone}", f"--project={project}"]  # quiet: no questions on the terminal
+    """Return the options of every command about a zone; without questions on the terminal."""
+    return ["--quiet", f"--zone={zone}", f"--project={project}"]
 
 
-def list_command(kind: str, zone: str, project: str, names_only: bool = False) -> list[str]:
-    """List our requests or machines in a zone, or in all (``-``); UP is like P1DT8H, 1 day 8 hours."""
-    label, columns = RESOURCES[kind]
-    columns = f"name.basename(),name.segment(3):label=ZONE,{columns},createTime.duration(parts=2):label=UP"
-    output = "value(name)" if names_only else f"table({columns})"
-    return [*TPUS, kind, "list", *place(zone, project), f"--filter={label}.{LABEL}", f"--format={output}"]
+def connection(machines: Machines) -> list[str]:
+    """Return the options of ssh and scp."""
+    return _ACCESS[machines.access]
 
 
-def deletion(kind: str, name: str, zone: str, project: str) -> list[str]:
-    """Delete a request with its machines, or a machine; gcloud answers when they are gone."""
-    force = ["--force"] if kind == "queued-resources" else []
-    return [*TPUS, kind, "delete", name, *place(zone, project), *force]
-
-
-def types(zone: str, project: str) -> list[str]:
-    return [*TPUS, "tpu-vm", "accelerator-types", "list", *place(zone, project), "--format=json"]
+def ssh_options(machines: Machines) -> list[str]:
+    return [*connection(machines), *_ALIVE]
 
 
 def call(arguments: Sequence[str]) -> Seen:
     """Run to the end, out of reach of the terminal's Ctrl-C; the message is its output, or its error."""
     done = subprocess.run(arguments, capture_output=True, text=True, start_new_session=True)
-    return Seen(done.returncode, message=(done.stderr if done.returncode else done.stdout).strip())
+    message = (done.stderr if done.returncode else done.stdout).strip()
+    absent = done.returncode and ("NOT_FOUND" in message or "was not found" in message)
+    return Seen(done.returncode, ABSENT if absent else "", message)
 
 
 def answer(arguments: Sequence[str], meaning: str = "gcloud does not work") -> str:
-    """Output of a command that has to succeed; else an error that says what it means."""
+    """Return the output of a command that has to succeed; else raise an error that says what it means."""
     seen = call(arguments)
     if seen.code:
         raise LaunchError(f"{meaning}. gcloud says:\n{seen.message}")
@@ -58,7 +90,7 @@ def answer(arguments: Sequence[str], meaning: str = "gcloud does not work") -> s
 
 
 def paying(project: str) -> str:
-    """The project to work in: ``project``, or gcloud's default; LaunchError without it or a login."""
+    """Return the project to work in: ``project``, or gcloud's; LaunchError without it or a login."""
     program_path("gcloud", "install the Google Cloud SDK, then run `gcloud auth login`")
     if not answer(LOGGED_IN):
         raise LaunchError("gcloud is not logged in: run `gcloud auth login`")
@@ -66,11 +98,3 @@ def paying(project: str) -> str:
     if project in ("", "(unset)"):
         raise LaunchError("which project pays? Give --project, or run `gcloud config set project PROJECT`")
     return project
-
-
-def check_zone(accelerator: str, zone: str, project: str) -> None:
-    """An error unless the zone exists, may be used and offers the accelerator."""
-    kinds = json.loads(answer(types(zone, project), f"--zone {zone} cannot be used in project {project}"))
-    offered = [kind["name"].split("/")[-1] for kind in kinds]
-    if accelerator not in offered:
-        raise LaunchError(f"--zone {zone} does not offer {accelerator}{closest(accelerator, offered)}")

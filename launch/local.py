@@ -1,6 +1,6 @@
-"""``lm-launch local``: N processes of ``lm run`` on this machine, which meet at a free port.
+"""N processes of ``lm run`` on this machine, which meet at a free port.
 
-It starts all of them again itself, at another port, though the supervisors of ``lm`` could: thus a run
+All of them are started again here, at another port, though the supervisors of ``lm`` could: thus a run
 survives the loss of a supervisor too, and nothing here depends on the project.
 """
 
@@ -8,32 +8,43 @@ import os
 import signal
 import socket
 import threading
-import time
-from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import dataclass
 from secrets import token_hex
 
-from launch.command import Job, program_path
+from launch.command import Job, LaunchError, program_path
 from launch.policy import DONE, HOPELESS, INTERRUPTED, pause, worst
-from launch.processes import Child, on_signals, say, show
+from launch.processes import Child, finish_all, on_signals, say, show
 
 AFTER_FAILURE = 60.0  # seconds that the others have, once one process has failed, to notice it, save and end
 
 
-def environment(process: int, port: int, secret: str, options: Namespace) -> dict[str, str]:
+@dataclass(frozen=True)
+class Processes:
+    """The processes of each run."""
+
+    processes: int = 1  # processes of each run
+    devices_per_process: int = 0  # devices that each simulates on the CPU; 0: the real ones
+    restarts: int = 3  # restarts of a run after crashes
+    dry_run: bool = False  # print every command and run none
+
+
+def environment(process: int, port: int, secret: str, options: Processes) -> dict[str, str]:
     """What ``lm`` reads to join the others; simulated devices on the CPU if a number of them is given."""
     variables = {"LM_COORDINATOR": f"127.0.0.1:{port}", "LM_PROCESSES": str(options.processes)}
     # No other user of this machine knows the secret.
     variables |= {"LM_PROCESS": str(process), "LM_SECRET": secret}
-    if options.devices:
-        simulated = f"--xla_force_host_platform_device_count={options.devices}"
+    if options.devices_per_process:
+        simulated = f"--xla_force_host_platform_device_count={options.devices_per_process}"
         flags = f"{os.environ.get('XLA_FLAGS', '')} {simulated}".strip()
         variables |= {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     return variables
 
 
-def run_here(jobs: Sequence[Job], options: Namespace) -> int:
+def run_here(jobs: Sequence[Job], options: Processes) -> int:
     """Run the jobs one after another, each again after a crash; the first exit code that is not 0."""
+    if options.processes < 1:
+        raise LaunchError("--processes should be a whole number from 1")
     lm, failed = program_path("lm", "install the project (pip install -e .)"), DONE
     stopped = threading.Event()  # by a signal
     children: list[Child] = []
@@ -54,7 +65,7 @@ def run_here(jobs: Sequence[Job], options: Namespace) -> int:
                 children.append(Child(command, str(process), os.environ | variables))
         if stopped.is_set():  # while they were being started
             pass_on(signal.SIGTERM)
-        return worst(_wait(children) or [INTERRUPTED if stopped.is_set() else DONE])
+        return worst(finish_all(children, AFTER_FAILURE) or [INTERRUPTED if stopped.is_set() else DONE])
 
     on_signals(pass_on)
     for job in jobs:
@@ -69,18 +80,6 @@ def run_here(jobs: Sequence[Job], options: Namespace) -> int:
             say("launch", f"{job.name} ended with {code}")
         failed = failed or code
     return failed
-
-
-def _wait(children: Sequence[Child]) -> list[int]:
-    """Exit codes of all. When one has failed the others have AFTER_FAILURE to save and end."""
-    deadline = float("inf")
-    while any(child.poll() is None for child in children):
-        if deadline == float("inf") and any(child.poll() for child in children):
-            deadline = time.monotonic() + AFTER_FAILURE
-        for child in children if time.monotonic() > deadline else ():
-            child.kill()
-        time.sleep(0.1)
-    return [child.finish() for child in children]
 
 
 def _free_port() -> int:

@@ -1,15 +1,18 @@
 """What to do next: the meaning of exit codes, and the state machine of a run on a slice that may be lost."""
 
 from dataclasses import dataclass, replace
+from math import inf
 
 # The exit codes of `lm` (experiments/processes/exit_codes.py), of which this package imports nothing.
 DONE, FAILED, BAD_SETTINGS, NOT_FINITE, AGAIN, INTERRUPTED = 0, 1, 2, 3, 42, 130
 HOPELESS = (BAD_SETTINGS, NOT_FINITE, INTERRUPTED)  # started again, the run would end in the same way
 
-# States of a queued resource (Cloud TPU API v2, QueuedResourceState.State); PREEMPTED is a node's.
+# States of a queued resource (Cloud TPU API v2, QueuedResourceState.State); PREEMPTED is a node's. The
+# groups of Compute Engine are given the same states (gce.read).
 WAITING = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")
 GONE = ("FAILED", "SUSPENDING", "SUSPENDED", "PREEMPTED")
 ABSENT = "ABSENT"  # ours: there is none of this name
+REFUSED = "REFUSED"  # ours: it is there, and will get no machines
 REFUSALS = ("QUOTA", "PERMISSION_DENIED", "INVALID_ARGUMENT")  # asking again would be refused again
 
 LOOK_EVERY = 30.0  # seconds between two looks
@@ -24,8 +27,17 @@ class Seen:
     code: int = 0
     state: str = ""
     message: str = ""
-    seconds: float = 0.0
+    seconds: float = 0.0  # since the action was decided, the pause before it included
     stopped: bool = False  # the user wants to end
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is tolerated, and where else a slice can be asked for."""
+
+    restarts: int = 3  # failures in a row
+    zones: int = 1
+    wait: float = inf  # for capacity in a zone, if there is another [seconds]
 
 
 @dataclass(frozen=True)
@@ -35,13 +47,17 @@ class SliceState:
     action: str = "look"  # look, ask, set up, start, delete, end
     after: float = 0.0  # seconds to wait before it
     why: str = ""
+    zone: int = 0  # index of the zone where the slice is, or is asked for
+    refused: frozenset[int] = frozenset()  # zones that will not give one
+    waited: float = 0.0  # for capacity in this zone [seconds]
     ours: bool = False  # requested, or to be adopted: it has to be deleted in the end
     there: bool = False  # and it has been seen since
-    ready: bool = False  # the project is installed on its workers
+    ready: bool = False  # its hosts are set up
     failures: int = 0  # in a row, of attempts to have the slice and to run on it
     undeleted: int = 0  # deletions in a row that failed
     code: int = 0  # how the last attempt ended
     then: str = "end"  # what follows the deletion
+    next_zone: int = 0  # where to ask after the deletion
 
     def to(self, action: str, after: float = 0.0, why: str = "", **known) -> "SliceState":
         return replace(self, action=action, after=after, why=why, **known)
@@ -51,25 +67,25 @@ class SliceState:
 
 
 def pause(failures: int, first: float) -> float:
-    """Seconds to wait after so many failures in a row: ``first``, doubled each time, ten minutes at most."""
+    """Return seconds to wait after failures in a row: ``first``, doubled each time, up to ten minutes."""
     return min(first * 2 ** (failures - 1), 600.0) if failures else 0.0
 
 
 def worst(codes: list[int]) -> int:
-    """The exit code that tells why several processes ended: a cause before its consequence in the others."""
+    """Return the exit code of several processes that explains why they ended: a cause, not a consequence."""
     codes = [128 - code if code < 0 else code for code in codes]  # -15: killed by signal 15
     rank = {NOT_FINITE: 0, BAD_SETTINGS: 0, INTERRUPTED: 2, AGAIN: 3, DONE: 4}
     return min(codes, key=lambda code: (rank.get(code, 1), code))
 
 
-def step(state: SliceState, seen: Seen, restarts: int) -> SliceState:
-    """The next action, from what came of this one; ``restarts`` failures in a row are forgiven."""
+def step(state: SliceState, seen: Seen, limits: Limits) -> SliceState:
+    """Return the next action, from what came of this one."""
     if state.action == "delete":
         return _deleted(state, seen)
     if seen.stopped:
         return state.give_up(INTERRUPTED, "interrupted")
     if state.action == "look":
-        return _looked(state, seen, restarts)
+        return _looked(state, seen, limits)
     if seen.code == DONE:
         following = {"ask": "look", "set up": "start", "start": "delete"}[state.action]
         return state.to(following, ready=state.action == "set up", code=DONE, then="end")
@@ -79,33 +95,64 @@ def step(state: SliceState, seen: Seen, restarts: int) -> SliceState:
     if state.action != "ask":
         why = f"{state.action} ended with {seen.code}"
         return state.to("look", why=why, failures=failures, code=seen.code)
-    if failures > restarts or any(word in seen.message.upper() for word in REFUSALS):
-        return state.give_up(BAD_SETTINGS, seen.message)
+    if failures > limits.restarts or _is_refusal(seen.message):
+        return _refused(state, seen.message, limits)
     return state.to("look", pause(failures, 10.0), seen.message, failures=failures)
 
 
-def _looked(state: SliceState, seen: Seen, restarts: int) -> SliceState:
+def _is_refusal(message: str) -> bool:
+    return any(word in message.upper() for word in REFUSALS)
+
+
+def _refused(state: SliceState, why: str, limits: Limits) -> SliceState:
+    """Go on in the next zone that has not refused; end if there is none."""
+    refused = state.refused | {state.zone}
+    following = _next_zone(replace(state, refused=refused), limits)
+    if following == state.zone:
+        return state.give_up(BAD_SETTINGS, why)
+    return state.to("delete", why=why, then="ask", next_zone=following, refused=refused, failures=0)
+
+
+def _next_zone(state: SliceState, limits: Limits) -> int:
+    """Return the next zone in order, after the last the first; the same if all others have refused."""
+    order = [(state.zone + offset) % limits.zones for offset in range(1, limits.zones)]
+    return next((zone for zone in order if zone not in state.refused), state.zone)
+
+
+def _looked(state: SliceState, seen: Seen, limits: Limits) -> SliceState:
     if seen.state in (ABSENT, "DELETING") and state.there:
         return state.to("end", why="somebody else deleted it", code=FAILED, ours=False)
     if seen.state == ABSENT:
         return state.to("ask", ours=True)
-    if seen.state in GONE:  # no failure of ours if we had it
+    if seen.state == REFUSED and state.ours:
+        return _refused(state, seen.message, limits)
+    lost = seen.state in WAITING and state.ready  # a group that has lost hosts waits for others
+    if seen.state in GONE or lost:  # no failure of ours if we had it
         failures = 0 if state.ready or state.code else state.failures + 1
+        following = state.zone if state.ready else _next_zone(state, limits)
         state, why = replace(state, ours=True), f"{seen.state} {seen.message}".strip()
-        again = state.to("delete", why=why, then="ask", failures=failures)
-        return state.give_up(FAILED, why) if failures > restarts else again
+        again = state.to("delete", why=why, then="ask", failures=failures, next_zone=following)
+        return state.give_up(FAILED, why) if failures > limits.restarts else again
     # not known just now, or still being deleted by an earlier launch
     if seen.state not in (*WAITING, "ACTIVE"):
         return state.to("look", LOOK_EVERY, seen.message)
     if not state.ours:
-        why = f"it is there already ({seen.state}), another lm-launch may watch it; --adopt takes it over"
+        why = f"it is there already ({seen.state}), another lm launch may watch it; --adopt takes it over"
         return state.to("end", why=why, code=BAD_SETTINGS)
     state = replace(state, there=True, failures=state.failures if state.code else 0)
     if seen.state in WAITING:
-        return state.to("look", LOOK_EVERY)
-    if state.failures > restarts:
+        return _waiting(replace(state, waited=state.waited + seen.seconds), seen, limits)
+    if state.failures > limits.restarts:
         return state.give_up(state.code, f"failed {state.failures} times in a row")
-    return state.to("start" if state.ready else "set up", pause(state.failures, 10.0))
+    return state.to("start" if state.ready else "set up", pause(state.failures, 10.0), waited=0.0)
+
+
+def _waiting(state: SliceState, seen: Seen, limits: Limits) -> SliceState:
+    following = _next_zone(state, limits)
+    if state.waited < limits.wait or following == state.zone:
+        return state.to("look", LOOK_EVERY, seen.message)
+    why = f"no capacity in {state.waited / 60:.0f} minutes {seen.message}".strip()
+    return state.to("delete", why=why, then="ask", next_zone=following)
 
 
 def _deleted(state: SliceState, seen: Seen) -> SliceState:
@@ -118,4 +165,5 @@ def _deleted(state: SliceState, seen: Seen) -> SliceState:
         return state.to("end", why="interrupted", code=INTERRUPTED, ours=False)
     if state.then == "end":
         return state.to("end", ours=False)
-    return state.to("ask", pause(state.failures, 10.0), there=False, ready=False, code=DONE)
+    state = replace(state, there=False, ready=False, code=DONE, waited=0.0, zone=state.next_zone)
+    return state.to("ask", pause(state.failures, 10.0))

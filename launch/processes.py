@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -63,6 +64,29 @@ class Child(subprocess.Popen):
         code = self.wait()
         self.reader.join(timeout=5)
         return code
+
+
+def finish_all(
+    children: Sequence[Child],
+    patience: float,
+    stop: threading.Event | None = None,
+    number: int = signal.SIGKILL,
+) -> list[int]:
+    """Return the exit codes of all.
+
+    When one has failed, or ``stop`` is set, the others get the signal ``number``: after ``patience`` seconds,
+    in which they may notice it and save, or at once.
+    """
+    deadline = float("inf")
+    while any(child.poll() is None for child in children):
+        if deadline == float("inf") and any(child.poll() for child in children):
+            deadline = time.monotonic() + patience
+        if (stop is not None and stop.is_set()) or time.monotonic() > deadline:
+            for child in children:
+                child.send_group(number)
+            break
+        time.sleep(0.1)
+    return [child.finish() for child in children]
 
 
 def on_signals(act: Callable[[int], None]) -> None:

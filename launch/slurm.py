@@ -1,38 +1,56 @@
-"""``lm-launch slurm``: a job array, a task a row, that saves before its time is up and requeues itself."""
+"""A Slurm job array, a task for each run, that saves before its time is up and requeues itself."""
 
 import re
 import shlex
 import subprocess
-from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from launch.command import Job, label, program_path
+from launch.command import Job, LaunchError, label, program_path
 from launch.policy import AGAIN, DONE, HOPELESS
 from launch.processes import show
 
 
-def script(jobs: Sequence[Job], options: Namespace) -> str:
-    """The sbatch script: job.sbatch with its {blanks} filled in, without lines whose blank is empty or 0."""
+@dataclass(frozen=True)
+class SlurmJob:
+    """The resources of each task of the array."""
+
+    time: str  # limit of one job, such as 24:00:00, before which it saves and queues itself again
+    nodes: int = 1  # nodes of each run
+    gpus_per_node: int = 8  # 0 for a cluster without GPUs
+    partition: str = ""  # by default the cluster's
+    at_once: int = 1  # runs at the same time
+    restarts: int = 3  # consecutive failures of a run to tolerate
+    dry_run: bool = False  # print the script and the command, and run nothing
+
+
+def script(jobs: Sequence[Job], options: SlurmJob) -> str:
+    """Return the sbatch script: job.sbatch with its {blanks} filled in.
+
+    A line whose blank is empty or 0 is left out.
+    """
     lm = program_path("lm", "install the project (pip install -e .)")
-    values = {
+    values = asdict(options) | {
         "name": label(*jobs),
         "last": str(len(jobs) - 1),
-        "tasks": max(options.gpus, 1),
+        "tasks": max(options.gpus_per_node, 1),
         "commands": "\n".join("  " + shlex.quote(shlex.join([lm, *job.arguments()])) for job in jobs),
         "hopeless": " | ".join(map(str, (DONE, *HOPELESS))),
         "again": AGAIN,
     }
-    blanks = {f"{{{name}}}": value for name, value in (vars(options) | values).items()}
+    blanks = {f"{{{name}}}": value for name, value in values.items()}
     lines = files("launch").joinpath("job.sbatch").read_text().splitlines(keepends=True)
     text = "".join(line for line in lines if not any(blank in line and not blanks[blank] for blank in blanks))
     # All at once: what is filled in may hold braces of its own, such as a path.
     return re.sub("|".join(map(re.escape, blanks)), lambda blank: str(blanks[blank[0]]), text)
 
 
-def submit(jobs: Sequence[Job], options: Namespace) -> int:
+def submit(jobs: Sequence[Job], options: SlurmJob) -> int:
     """Write the script into this folder and submit it; the exit code is sbatch's."""
+    if min(options.nodes, options.at_once) < 1:
+        raise LaunchError("--nodes and --at-once should be whole numbers from 1")
     text, path = script(jobs, options), Path(f"{label(*jobs)}.sbatch")
     if options.dry_run:
         print(text)

@@ -1,65 +1,67 @@
 #!/usr/bin/env bash
-# What runs on each worker of a slice.
-#   worker.sh setup BUCKET...            install the project, which lies beside this file's folder; mount ~/gs/BUCKET
-#   worker.sh start ATTEMPT COMMAND...   run COMMAND and show its output; exits as it does
-# The run is a session of its own: a lost connection does not end it, and `start` with the same ATTEMPT, as gcloud
-# repeats it when ssh fails, goes on watching. A new ATTEMPT first ends what an earlier one left.
+# What runs on each host of a slice, beside the folder `studies`.
+#   worker.sh setup IMAGE BUCKET...                  install what is missing, pull IMAGE, mount /gs/BUCKET
+#   worker.sh start ATTEMPT OPTION... IMAGE WORD...  docker run; show its output; exit as the container does
+# A container outlives the connection: `start` with the same ATTEMPT goes on watching. A new ATTEMPT first ends what an
+# earlier one left.
 set -uo pipefail
-project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-state="${TMPDIR:-/tmp}/lm-launch-$(id -u)" # gone after a reboot, as the processes are
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 setup() {
-  set -e
-  cd "$project"
-  export PATH="$HOME/.local/bin:$PATH"
-  command -v uv > /dev/null || python3 -m pip install --quiet --user uv \
-    || python3 -m pip install --quiet --user --break-system-packages uv
-  # The images come with Python 3.10; uv brings a newer one.
-  [ -x .venv/bin/python ] || uv venv --quiet --python "${LM_PYTHON:-3.11}" .venv
-  VIRTUAL_ENV=.venv uv pip install --quiet --constraint constraints.txt --editable '.[tpu]'
-  printf '%s\n' "$@" > buckets
-  mount
+  local image=$1
+  shift
+  printf '%s\n' "$@" > "$here/buckets"
+  command -v docker > /dev/null || install docker.io || return 1
+  command -v gcsfuse > /dev/null || add_gcsfuse || return 1
+  case ${image%%/*} in # whose images are pulled as the machine's service account
+    *.pkg.dev | gcr.io | *.gcr.io) sudo gcloud auth configure-docker --quiet "${image%%/*}" ;;
+  esac
+  mount_buckets && sudo docker pull --quiet "$image"
 }
 
-mount() { # again after a reboot; a checkpoint is renamed when it is whole, and data are read from a copy on this disk
-  local bucket
+install() {
+  sudo apt-get update --quiet && sudo apt-get install --quiet --yes "$1" \
+    || { echo "$1 is needed on the machines, and could not be installed" >&2; return 1; }
+}
+
+add_gcsfuse() { # cloud.google.com/storage/docs/cloud-storage-fuse/install
+  local apt=https://packages.cloud.google.com/apt key=/usr/share/keyrings/cloud.google.asc
+  curl --silent --show-error --fail $apt/doc/apt-key.gpg | sudo tee $key > /dev/null \
+    && echo "deb [signed-by=$key] $apt gcsfuse-$(lsb_release -cs) main" \
+    | sudo tee /etc/apt/sources.list.d/gcsfuse.list > /dev/null
+  install gcsfuse
+}
+
+mount_buckets() { # again after a reboot; a checkpoint is renamed when it is whole, data are read from a copy on disk
+  local bucket folder cache=/var/cache/lm-gcsfuse
   while read -r bucket <&3; do # 3: what is called here may read its input
-    [ -n "$bucket" ] && ! mountpoint -q ~/gs/"$bucket" || continue
-    command -v gcsfuse > /dev/null || sudo apt-get install --quiet --yes gcsfuse \
-      || { echo "gcsfuse is needed to mount gs://$bucket: name an image that has it with --runtime" >&2; return 1; }
-    mkdir -p ~/gs/"$bucket" "${TMPDIR:-/tmp}/gcsfuse"
-    gcsfuse --implicit-dirs --rename-dir-limit=1000000 --file-cache-max-size-mb=-1 \
-      --cache-dir="${TMPDIR:-/tmp}/gcsfuse" "$bucket" ~/gs/"$bucket" || return 1
-  done 3< "$project/buckets"
+    folder=${LM_GS:-/gs}/$bucket
+    [ -n "$bucket" ] && ! mountpoint -q "$folder" || continue
+    sudo mkdir -p "$folder" $cache
+    sudo gcsfuse --implicit-dirs --rename-dir-limit=1000000 --file-cache-max-size-mb=-1 --cache-dir=$cache \
+      "$bucket" "$folder" || return 1
+  done 3< "$here/buckets"
 }
 
 clean() { # ends what earlier attempts left; SIGTERM first, on which the run saves
-  local pid file
-  for file in "$state"/*/pid; do
-    pid=$(cat "$file" 2> /dev/null) && pgrep -s "$pid" > /dev/null || continue
-    pkill -TERM -P "$pid"
-    for _ in $(seq "${LM_GRACE:-60}"); do kill -0 "$pid" 2> /dev/null && sleep 1; done
-    pkill -KILL -s "$pid" # the session: lm's trainer has a group of its own
-  done
-  rm -rf "$state"
-  # libtpu leaves its lock when it is killed, and then refuses to start.
-  if [ -O /tmp/libtpu_lockfile ]; then rm -f /tmp/libtpu_lockfile; fi
+  local left
+  left=$(sudo docker ps --all --quiet --filter label=lm-launch)
+  # shellcheck disable=SC2086
+  [ -z "$left" ] || { sudo docker stop --time 120 $left; sudo docker rm --force $left; } > /dev/null
 }
 
 start() {
-  local here="$state/$1"
+  local name=lm-$1
   shift
-  if [ ! -e "$here/pid" ]; then
+  if ! sudo docker inspect "$name" > /dev/null 2>&1; then
     clean
-    [ ! -e "$project/buckets" ] || mount || exit 1 # perhaps not so the next time
-    mkdir -p "$here"
-    export PATH="$project/.venv/bin:$PATH"
-    # shellcheck disable=SC2016
-    setsid bash -c 'echo $$ > "$0/pid"; "$@"; echo $? > "$0/code"' "$here" "$@" > "$here/log" 2>&1 < /dev/null &
-    until [ -s "$here/pid" ]; do sleep 0.05; done
+    mount_buckets || exit 1 # perhaps not so the next time
+    sudo docker run --detach --name "$name" --label lm-launch --init --privileged --network=host \
+      --ulimit memlock=-1:-1 --shm-size=16g --volume "${LM_GS:-/gs}:/gs" --volume "$here/studies:/studies" "$@" \
+      > /dev/null || exit 1
   fi
-  tail -n +1 -f --pid="$(cat "$here/pid")" "$here/log" | sed -u "s/^/[${HOSTNAME#*-n-}] /"
-  exit "$(cat "$here/code" 2> /dev/null || echo 1)"
+  sudo docker logs --follow "$name" 2>&1 | sed -u "s/^/[${HOSTNAME#*-n-}] /"
+  exit "$(sudo docker wait "$name" 2> /dev/null || echo 1)"
 }
 
 "$@"

@@ -50,7 +50,7 @@ ALLOWED = {
         "lm.tokenizers",
         "lm.train",
     },
-    "experiments": {"lm"},
+    "experiments": {"lm", "launch"},
     "experiments.console": set(),
     "experiments.study": {"lm"},
     "experiments.processes": {"lm"},
@@ -70,7 +70,7 @@ ALLOWED = {
     "experiments.plan": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
     "experiments.figures": {"lm", "experiments.study", "experiments.runs"},
     "experiments.evaluate": {"lm", "experiments.console", "experiments.study", "experiments.runs"},
-    "experiments.cli": {"lm", *(f"experiments.{below}" for below in BELOW_CLI.split())},
+    "experiments.cli": {"lm", "launch", *(f"experiments.{below}" for below in BELOW_CLI.split())},
     "experiments.__main__": {"lm", "experiments.cli", "experiments.processes", "experiments.study"},
     "launch": set(),
 }

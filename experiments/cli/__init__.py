@@ -89,6 +89,20 @@ COMMANDS = {
     "plan": Command(
         f"{_HERE}.plan:plan", "Compile rows for a TPU slice that need not exist: memory, time, cost."
     ),
+    "launch gce": Command(
+        f"{_HERE}.launch:launch_gce", "Run rows on slices of Compute Engine: v5p, v6e, TPU7x."
+    ),
+    "launch queued": Command(
+        f"{_HERE}.launch:launch_queued", "Run rows on slices by queued resources: v4, v5e."
+    ),
+    "launch gke": Command(f"{_HERE}.launch:launch_gke", "Submit rows to GKE as JobSets, by xpk."),
+    "launch slurm": Command(f"{_HERE}.launch:launch_slurm", "Submit rows to Slurm as a job array."),
+    "launch local": Command(f"{_HERE}.launch:launch_local", "Run rows on this machine in several processes."),
+    "launch image": Command(
+        f"{_HERE}.launch:launch_image", "Build and push the container image that the machines run."
+    ),
+    "launch list": Command(f"{_HERE}.launch:launch_list", "List the slices that are there now."),
+    "launch delete": Command(f"{_HERE}.launch:launch_delete", "Delete slices, whatever they are doing."),
     "doctor": Command(
         f"{_HERE}.doctor:doctor", "Show devices, versions, data and disk; --verify checks checkpoints."
     ),
@@ -102,6 +116,7 @@ GROUPS = {
     "draw": "Draw masks, positions, costs, or what a model does with a text; lm draw lists the pictures.",
     "data": "Prepare and clean corpora, list tasks, unpack trained models: prepare, clean, tasks, course.",
     "convert": "Import or export checkpoints of transformers: import, export.",
+    "launch": "Run rows in a cloud or on a cluster: gce, queued, gke, slurm, local, image, list, delete.",
 }
 
 

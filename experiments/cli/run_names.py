@@ -46,10 +46,15 @@ def name_run(runs: Path, name: str, folder: Path) -> None:
             new.unlink(missing_ok=True)
 
 
-def shortest_name(folder: Path) -> str:
-    """Return a name of the run in ``folder``, ``@last`` if it has no other, else the folder."""
-    names = names_of(folder, RUNS) or [LAST] * ((RUNS / LAST).resolve() == folder.resolve())
-    return f"@{names[0]}" if names else str(folder)
+def shortest_name(folder: Path, runs: Path = RUNS) -> str:
+    """Return a name of the run in ``folder``, that of the last run if it has no other, else the folder.
+
+    In another folder of runs than RUNS, names are paths: ``elsewhere/mine``.
+    """
+    names = names_of(folder, runs) or [LAST] * ((runs / LAST).resolve() == folder.resolve())
+    if not names:
+        return str(folder)
+    return f"@{names[0]}" if runs == RUNS else str(runs / names[0])
 
 
 def names_of(folder: Path, runs: Path) -> list[str]:
@@ -81,7 +86,11 @@ def _resolve(word: str, runs: Path) -> str:
     link = runs / found[1]
     if not link.is_symlink():
         known = sorted(path.name for path in runs.glob("*") if path.is_symlink())
-        hint = nearest(found[1], known) if known else "; `lm run ROW --name NAME` gives a run a name"
+        hint = (
+            nearest(found[1], known)
+            if known
+            else "; `lm run ROW --name NAME` gives it; elsewhere it is FOLDER/NAME"
+        )
         raise SettingError(f"no run in {runs} is called {found[1]!r}{hint}")
     folder = Path(os.path.relpath(link.resolve()))
     return f"{folder}{colon}{stage}"

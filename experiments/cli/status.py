@@ -40,13 +40,13 @@ class Progress:
     left: float | None  # expected time to the end of training [seconds]
 
 
-def status(runs: Path = RUNS, /, all: bool = False) -> None:
+def status(*, runs: Path = RUNS, all: bool = False) -> None:
     """Show the runs in progress and those that stopped: stage, steps, loss, last record, expected end.
 
     Reads files only, and starts no training code; the folder may be a copy or a mounted bucket.
 
         lm status
-        lm status runs --all
+        lm status --runs elsewhere --all
 
     Args:
         runs: Folder of runs, or of one run.

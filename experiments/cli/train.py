@@ -135,8 +135,10 @@ def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
         return EXIT_CODES["bad settings"]
 
 
-def train_or_refuse(run: RowRun, options: Options, reporter: Reporter) -> int:
-    """The same, but for a SettingError, which is raised."""
+def train_or_refuse(
+    run: RowRun, options: Options, reporter: Reporter, begin: Callable[[], object] = lambda: None
+) -> int:
+    """The same, but for a SettingError, which is raised; ``begin`` is called when all checks have passed."""
     from experiments.runs.run import Run, RunDeleted
     from lm.train.runtime.checkpoints import CheckpointError
     from lm.train.runtime.log import NonFiniteLoss
@@ -148,7 +150,7 @@ def train_or_refuse(run: RowRun, options: Options, reporter: Reporter) -> int:
             lambda: read_result(run.folder) is not None
         )  # SettingError if it is damaged
         allowed = options.allowed - {"settings"} if finished else options.allowed
-        Run(run.experiment, run.folder, options.cache).train(reporter, allowed, options.tools)
+        Run(run.experiment, run.folder, options.cache).train(reporter, allowed, options.tools, begin)
         scores = broadcast_from_first(lambda: summary(run.folder))
     except Interrupted as stopped:
         reporter.say(f"{run.name}: {stopped}. Run the same command to resume.")
@@ -219,16 +221,20 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool, 
             return
         if shared := link_shared_run(run, options):
             reporter.say(shared)
-        if jax.process_index() == 0:
-            for short in filter(None, (LAST, run_name)):
-                name_run(options.runs, short, run.folder)
+
+        def name_it() -> None:
+            if jax.process_index() == 0:
+                for short in filter(None, (LAST, run_name)):
+                    name_run(options.runs, short, run.folder)
+
         if broadcast_from_first(lambda: read_result(run.folder) is not None):
+            name_it()
             broadcast_from_first(lambda: check_settings(experiment, run.folder))
             broadcast_from_first(lambda: check_data(run, options, reporter.say))
             reporter.say(f"already finished: {run.folder}")
             say_ending()
             return
-        code = train_or_refuse(run, options, reporter)
+        code = train_or_refuse(run, options, reporter, name_it)
         if code:
             reporter.say(f"run: {run.folder}")
         elif jax.process_index() == 0:

@@ -293,13 +293,13 @@ def _difference_data(x: BaselineDifference) -> dict[str, Any]:
 
 
 def _test_data(test: PairedTest) -> dict[str, Any]:
-    """Return what a row adds to the start, in deviations of a replication."""
+    """Return what a row adds to the start, in standard deviations of a run."""
     interval = [test.low, test.high] if isfinite(test.low) else None
     return {"adds something": test.sign > 0, "difference": test.mean, "interval": interval, "p": test.p}
 
 
 def _verdict_data(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict with the difference of its two rows, in deviations of a replication."""
+    """Return a verdict with the difference of its two rows, in standard deviations of a run."""
     test: PairedTest | None = verdict.test
     if test is None or not isfinite(test.low):
         return {"verdict": verdict.word, "difference": test.mean if test else None}

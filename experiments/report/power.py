@@ -15,7 +15,7 @@ from experiments.study.claims import paper_claims
 from lm.config.base import SettingError
 
 SEED_COUNTS = (2, 3, 5, 10, 20)
-TITLE = "Smallest difference of two rows that is found with a power of 80 % [deviations of a run]"
+TITLE = "Smallest difference of two rows that is found with a power of 80 % [standard deviations of a run]"
 
 
 def smallest_differences(comparison: Comparison, group: Group, counts: Sequence[int]) -> list[float]:

@@ -388,7 +388,7 @@ def print_report(
         if comparison.mismatches:
             print_line(text.mismatch_note(comparison))
     if len(report.tables) > 1 and report.summary["table"]:
-        show_sheet(SUMMARY, report.summary)
+        show_sheet(SUMMARY, report.summary, names=2)
     if against:
         show_sheet(_prediction_title(scale, against).replace("`", ""), report.prediction)
     for line in report.left_out:
@@ -404,7 +404,8 @@ def brief_legend(sheet: Sheet, has_tasks: bool) -> str:
     shown = "".join(cell.text for cells in sheet.values() for cell in cells)
     parts = []
     if has_tasks:
-        parts += ["reading, language: mean distance from the baseline over the tasks, in deviations of a run"]
+        distance = "mean distance from the baseline over the tasks, in standard deviations of a run"
+        parts += [f"reading, language: {distance}"]
     if "paper" in sheet:
         parts += ["paper: the same of the published scores"]
     if "▲" in shown or "▼" in shown:

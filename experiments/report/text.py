@@ -41,7 +41,7 @@ from lm.config.base import SettingError
 NBSP = "\N{NO-BREAK SPACE}"
 ARROWS = {1: f"{NBSP}▲", 0: "", -1: f"{NBSP}▼"}
 MISMATCH = "≠"  # follows the label of a row with another provenance than the others
-MAX_DETECTABLE = 30  # larger than any difference of two rows that learn [deviations of a replication]
+MAX_DETECTABLE = 30  # larger than any difference of two rows that learn [standard deviations of a run]
 BUDGET_TITLES: dict[Budget, str] = {"updates": "after training", "FLOP": "compute-matched"}
 GROUP_TITLES: dict[Group, str] = {
     "reading": "reading",
@@ -55,7 +55,7 @@ DIFFERENCES = "Difference from the baseline, with its 95 % confidence interval"
 METRICS = "What the columns measure"
 DENOISERS = "Held-out loss of each denoiser, in nats per target token"
 CLAIMS: dict[Budget, str] = {
-    budget: f"Claims {title}, in deviations of a replication" for budget, title in BUDGET_TITLES.items()
+    budget: f"Claims {title}, in standard deviations of a run" for budget, title in BUDGET_TITLES.items()
 }
 
 ABOUT_SCORES = f"""A row is the baseline with one change (`lm list TABLE`). A column is a metric: a task, \
@@ -63,8 +63,9 @@ named by what it measures, or held-out text (↓, and all losses: lower is bette
 standard deviations over seeds. ▲ ▼: significantly better, worse than the baseline, in a paired t test \
 over seeds (family-wise error rate {ALPHA:g} over the column, by Holm's method) and by {NUM_RESAMPLES:,} \
 bootstrap resamples of seeds and examples. One seed is never significant. A difference is equivalent if it \
-is significantly smaller than {EQUIVALENCE_MARGIN:.2g} deviations of a replication (the standard deviation \
-with new seeds and new examples), and otherwise undecided. Held-out loss is compared only where objective, \
+is significantly smaller than {EQUIVALENCE_MARGIN:.2g} standard deviations of a run (of its score with new \
+seeds and new examples), and otherwise undecided. An interval is that of one difference alone, so that one \
+without 0 can be undecided by the tests of all. Held-out loss is compared only where objective, \
 kind of model, text and vocabulary are the baseline's (else: different targets)."""
 ABOUT_PAPER = """The paper's column of the same kind is printed beside ours, with the paper's own marks \
 (two standard deviations of its baseline). The tasks differ, so compare only the order of rows. Of the \
@@ -77,7 +78,7 @@ the paper would reach the tau beside it, with the paper's own noise around its p
 
 A *claim* is a pair of rows that the paper's own noise tells apart (z, over all its columns), or a \
 conclusion in the table's file, written before the rows are run. The *mean z-score* is the mean over \
-columns of the difference from the baseline, each in deviations of a replication, which are pooled over \
+columns of the difference from the baseline, each in standard deviations of a run, which are pooled over \
 all tables of the report. The columns are fixed and in two halves of equal weight: *reading* (no answer \
 without the input; the paper's own columns are of this kind, so that its claims are judged on these first) \
 and *language* (how well the model knows the text's language). A column at chance counts too. A table \
@@ -172,6 +173,8 @@ def verdict_sentence(comparison: Comparison, verdicts: Verdicts) -> str:
     parts += [f"{counts.uncompared:.0f} not compared"] if counts.uncompared else []
     judges = "held-out text" if group == "held-out text" else f"the {GROUP_TITLES[group]} tasks"
     lines = [f"{_claims(len(claims))} judged by {judges}: {', '.join(parts)}."]
+    if any(verdict.word == "not yet learning" for _, verdict in verdicts[group]["updates"]):
+        lines.append("A row had not left the unigram plateau (not yet learning): train longer.")
     if (order := comparison.paper_orders.get(group)) is not None:
         lines.append(f"Kendall's tau with the paper's order: {order.tau:+z.2f} (p = {order.p:.2g}).")
     if max(len(comparison.runs_of(row)) for row in comparison.trained_rows) < 2:
@@ -685,7 +688,7 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     notes += _conclusion_note(comparison, claims)
     num_equivalent = sum(verdict.word == "equivalent" for _, verdict in main)
     if num_equivalent:
-        margin = f"less than {EQUIVALENCE_MARGIN:.2g} deviations of a replication apart"
+        margin = f"less than {EQUIVALENCE_MARGIN:.2g} standard deviations of a run apart"
         notes.append(f"{num_equivalent} of the undecided ({GROUP_TITLES[group]}) are equivalent: {margin}.")
     tests = [v.test for _, v in main if v.test and v.test.degrees_of_freedom]
     if tests:
@@ -726,7 +729,10 @@ def _power_note(tests: Sequence[PairedTest]) -> str:
     design = f"With {seeds} seeds per pair and {_claims(len(tests))}"
     if smallest > MAX_DETECTABLE:
         return f"{design} hardly any difference is significant; train more with --seeds."
-    return f"{design}, a difference of {smallest:.1f} deviations is found with a power of {POWER:.0%}."
+    return (
+        f"{design} in this report, a difference of {smallest:.1f} standard deviations of a run is found with "
+        f"a power of {POWER:.0%}, at the strictest step of Holm's method."
+    )
 
 
 def all_claims_note(verdicts: Sequence[Verdicts], comparisons: Sequence[Comparison]) -> str:

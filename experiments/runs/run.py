@@ -82,8 +82,16 @@ class Run:
         checks.check_inputs(experiment, self.stages, inputs, say)
         return inputs
 
-    def train(self, reporter: Reporter, allow: frozenset[str] = ALLOW_NONE, tools: Tools = NO_TOOLS) -> None:
+    def train(
+        self,
+        reporter: Reporter,
+        allow: frozenset[str] = ALLOW_NONE,
+        tools: Tools = NO_TOOLS,
+        begin: Callable[[], object] = lambda: None,
+    ) -> None:
         """Train and score the stages that have not finished, then write ``scores.json``.
+
+        ``begin`` is called when all is checked and the run has its folder, before it trains.
 
         Raise SettingError, before anything compiles, as ``check`` does. Raise RunDeleted if the run's folder
         is deleted or moved meanwhile.
@@ -91,6 +99,7 @@ class Run:
         inputs = self.check(reporter.say, allow)
         if jax.process_index() == 0:  # from now on the folder belongs to this run
             save_settings(self.folder, self.experiment, self.cache)
+        begin()
         scores: TaskScores = {}
         branches: dict[str, dict[str, Any]] = {}  # task -> pre-training step -> scores
         for _, group in groupby(self.stages, lambda stage: stage.ensemble_name):

@@ -1,7 +1,7 @@
 """Claims about a table: pairs of rows of which one is said to be better, which reports test.
 
 Where a paper gives its noise, claims are derived: each pair of rows whose published scores differ beyond it.
-Rows are compared by their mean over the table's columns, each in standard deviations of a single run. The
+Rows are compared by their mean over the table's columns, each in standard deviations of a run. The
 conclusions that a table's file states are claims too, whatever the published scores.
 """
 

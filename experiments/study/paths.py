@@ -20,7 +20,7 @@ def check_runs(runs: Path) -> None:
     """Raise SettingError if ``runs`` is a bucket, to which nothing can be written as to a folder."""
     if runs.parts[:1] == ("gs:",):
         raise SettingError(
-            f"--runs gs://{'/'.join(runs.parts[1:])} should be a folder: mount the bucket, as lm-launch does "
+            f"--runs gs://{'/'.join(runs.parts[1:])} should be a folder: mount the bucket, as lm launch does "
             "on TPUs (gcsfuse --implicit-dirs --rename-dir-limit=1000000 BUCKET FOLDER)"
         )
 

@@ -88,7 +88,7 @@ COMMAND_LINES = [  # cause -> what the message names, and the mend
     (f"run {ROW} --data.corpus documentatoin", "documentatoin", ""),
     (f"run {ROW} --data.vocabulary none.model", "none.model", ".model file"),
     ("report t5/6-corruption-rate", "", "lm sweep 't5/6-corruption-rate' --scale nano"),
-    ("status none", "none", "`lm run ROW`"),
+    ("status --runs none", "none", "`lm run ROW`"),
     (f"generate {RUN} --prompt a", RUN, "settings.json"),
     ("generate file.txt --prompt a", "file.txt", "settings.json"),
     (f"generate {RUN} --prompt a --seed -5", "--seed=-5", "from 0 to 4294967295"),

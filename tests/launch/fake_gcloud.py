@@ -9,16 +9,22 @@ import signal
 import sys
 import time
 
-VERBS = {"accelerator-types": "types", "auth": "auth", "config": "config", "list": "list"}
-VERBS |= {verb: verb for verb in ("describe", "create", "scp", "ssh", "delete")}
-verb = VERBS[next(word for word in sys.argv[1:] if word in VERBS)]
-if any("worker.sh start" in word for word in sys.argv):
+KINDS = {"accelerator-types": "offers", "machine-types": "offers", "auth": "auth", "config": "config"}
+KINDS |= {"list-instances": "look", "describe": "look", "list": "list", "scp": "scp", "ssh": "ssh"}
+KINDS |= {"create": "create", "delete": "delete"}
+PARTS = {"resource-policies": "policy", "instance-templates": "template", "instance-groups": "group"}
+words = sys.argv[1:]
+verb = KINDS[next(word for word in words if word in KINDS)]
+if any("worker.sh start" in word for word in words):
     verb = "START"
+if verb in ("create", "delete"):
+    verb += "".join(f"-{PARTS[word]}" for word in words if word in PARTS)
+zone = next((word.partition("=")[2] for word in words if word.startswith("--zone=")), "")
 folder = os.path.dirname(os.path.abspath(__file__))
 with open(f"{folder}/calls", "a+") as calls:
-    calls.write(f"{verb}\n")
+    calls.write(f"{verb} {zone}\n")
     calls.seek(0)
-    number = calls.read().split().count(verb)
+    number = [line.split()[0] for line in calls].count(verb)
 with open(f"{folder}/answers") as recorded:
     answers = json.load(recorded).get(verb, [[0, "", ""]])
 code, out, err = answers[min(number, len(answers)) - 1]

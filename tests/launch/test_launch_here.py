@@ -1,22 +1,27 @@
-"""The launcher on this machine and on Slurm, and what runs on each worker of a slice."""
+"""The launcher on this machine and on Slurm, and what runs on each host of a slice."""
 
 import os
 import signal
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from launching import FAKES, launch
 from paths import ROOT
 from waiting import gone, wait_for
 
-from launch import local, policy
-from launch.__main__ import dispatch
-from launch.accelerators import resolve
+from experiments import __main__ as cli
+from experiments.study.registry import find_buildable
+from launch import local
 from launch.command import Job, label
 from launch.policy import worst
 
-LAUNCH = ROOT / "launch"
-LOCAL = ["local", "t5/a", "--processes=2", "--scale=base"]
+WORKER = ROOT / "launch" / "worker.sh"
+ROW = "t5/6-corruption-rate/15"
+LOCAL = ["local", ROW, "--processes=2", "--scale=base"]
+SLURM = ["slurm", ROW, "--time=1:00:00", "--nodes=2", "--gpus-per-node=4", "--scale=base"]
 
 
 @pytest.mark.parametrize(
@@ -47,11 +52,11 @@ def test_of_several_exit_codes_the_cause_is_told(codes, tells):
 )
 def test_processes_on_this_machine_are_started_again_when_that_helps(stage, monkeypatch, does, code, turns):
     monkeypatch.setenv("LM_DOES", does)
-    assert dispatch([*LOCAL, "--devices-per-process=4", "--restarts=1", "--", "--seed", "1"]) == code
+    changed = ["--restarts=1", "--pretraining.steps", "7"]
+    assert launch(*LOCAL, "--devices-per-process=4", *changed) == code
     made = sorted((stage.folder / "lm.calls").read_text().splitlines())
-    assert made == sorted(
-        f"{i}/2 cpu run t5/a --scale base --runs runs --seed 1" for i in (0, 1) for _ in range(turns)
-    )
+    words = f"run {ROW} --scale base --pretraining.steps 7 --runs runs"
+    assert made == sorted(f"{i}/2 cpu {words}" for i in (0, 1) for _ in range(turns))
 
 
 def test_a_signal_is_passed_on_and_nothing_is_started_again(stage, monkeypatch):
@@ -61,14 +66,14 @@ def test_a_signal_is_passed_on_and_nothing_is_started_again(stage, monkeypatch):
     stage.send(
         signal.SIGTERM, when=lambda: (stage.folder / "lm.0").exists() and (stage.folder / "lm.1").exists()
     )
-    assert dispatch(["local", "t5/*", "--processes=2"]) == 42
+    assert launch(*LOCAL, "--seeds=2") == 42
     assert (stage.folder / "lm.calls").read_text().count("run t5") == 2
 
 
-def test_a_signal_between_two_attempts_is_an_interruption_of_all_rows(stage, monkeypatch):
+def test_a_signal_between_two_attempts_is_an_interruption_of_all_runs(stage, monkeypatch):
     monkeypatch.setattr(local, "pause", lambda *_: os.kill(os.getpid(), signal.SIGINT) or 0.0)
     monkeypatch.setenv("LM_DOES", "exit 1")
-    assert dispatch(["local", "t5/*", "--processes=2"]) == 130
+    assert launch(*LOCAL, "--seeds=2") == 130
     assert (stage.folder / "lm.calls").read_text().count("run t5") == 2
 
 
@@ -86,7 +91,7 @@ def test_the_others_are_ended_when_one_process_has_failed(stage, monkeypatch):
     monkeypatch.setenv(
         "LM_DOES", f'{ORPHAN} "$0.$LM_PROCESS"; [ "$LM_PROCESS" = 0 ] && exit 1; sleep 60; sleep 60'
     )
-    assert dispatch([*LOCAL, "--restarts=0"]) == 1
+    assert launch(*LOCAL, "--restarts=0") == 1
     assert ends(stage.folder / "lm.0") and ends(stage.folder / "lm.1")
 
 
@@ -106,28 +111,15 @@ def test_a_slurm_job_queues_itself_again_when_that_helps(stage, monkeypatch, cap
     asks = {"srun": f'eval "echo ran ${{@: -1}}"; exit {code}', "scontrol": "echo $0 $@", "sbatch": "bash $1"}
     stage.play(**{name: f"#!/bin/bash\n{text}\n" for name, text in asks.items()})
     monkeypatch.chdir(stage.folder)
-    failures = (
-        stage.folder / f"{label(*(Job(name, 'base', 'runs', ()) for name in ('t5/a', 't5/b')))}-1.failures"
-    )
+    jobs = [Job(ROW, "runs", ("--scale", "base", "--seed", seed)) for seed in "01"]
+    failures = stage.folder / f"{label(*jobs)}-1.failures"
     failures.write_text("1\n" * failed)  # of the turns before, in a row
     for name, value in {"JOB_ID": 17, "ARRAY_TASK_ID": 1}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
-    assert (
-        dispatch(
-            [
-                "slurm",
-                "t5/*",
-                "--time=1:00:00",
-                "--nodes=2",
-                "--gpus-per-node=4",
-                "--at-once=2",
-                "--scale=base",
-            ]
-        )
-        == code
-    )
+    assert launch(*SLURM, "--seeds=2", "--at-once=2") == code
     out = capfd.readouterr().out
-    assert "run t5/b --scale base --runs runs" in out and out.count("scontrol requeue 17") == requeued
+    assert f"run {ROW} --scale base --seed 1 --runs runs" in out
+    assert out.count("scontrol requeue 17") == requeued
     assert failures.exists() == (code in (1, 43))
     text = next(stage.folder.glob("*.sbatch")).read_text()
     for line in (
@@ -142,83 +134,104 @@ def test_a_slurm_job_queues_itself_again_when_that_helps(stage, monkeypatch, cap
 
 
 def test_two_sweeps_that_begin_alike_have_names_of_their_own():
-    one, two = (Job(name, "base", "runs", ()) for name in ("t5/a", "t5/b"))
+    one, two = (Job(name, "runs") for name in ("t5/a", "t5/b"))
     assert len({label(one), label(one, two), label(two)}) == 3
 
 
-def test_a_worker_goes_on_when_the_connection_is_lost_and_a_new_attempt_ends_the_old_one(tmp_path):
-    def worker(attempt: str, command: str) -> subprocess.Popen:
-        arguments = ["bash", LAUNCH / "worker.sh", "start", attempt, "bash", "-c", command]
-        return subprocess.Popen(
-            arguments, env=os.environ | {"TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True
-        )
-
-    saves = (
-        f"trap 'echo > {tmp_path}/saved; exit 42' TERM; echo once; for _ in {{1..200}}; do sleep 0.1; done"
-    )
-    first = worker("1", f"{ORPHAN} {tmp_path}/orphan; {saves}")
-    assert first.stdout.readline().endswith("once\n")
-    first.kill()  # what watches, as when ssh is lost; not the run
-    again = worker("1", "echo twice")
-    assert again.stdout.readline().endswith("once\n")
-    assert worker("2", "exit 3").wait() == 3
-    assert (tmp_path / "saved").exists() and again.wait() in (42, 1)  # its record may be gone already
-    assert ends(tmp_path / "orphan")
+def test_a_name_is_short_enough_for_every_way():
+    assert len(label(Job("a-very-long-table-of-the-study/with-a-very-long-row", "runs"))) <= 40
 
 
-def test_all_buckets_are_mounted_again_and_one_that_is_not_may_be_the_next_time(stage):
-    stage.play(mountpoint="#!/bin/bash\nexit 1\n")
-    stage.play(gcsfuse='#!/bin/bash\ncat; echo "${@: -2:1}" >> "$0.calls"; [ ! -e "$0.fails" ]\n')
+@pytest.fixture
+def host(stage):
+    """A host of a slice as far as worker.sh sees it; a function that starts an attempt on it."""
+    stage.play(docker=(FAKES / "fake_docker.sh").read_text(), sudo='#!/bin/bash\nexec "$@"\n')
     (stage.folder / "launch").mkdir()
     script = stage.folder / "launch" / "worker.sh"
-    script.write_text((LAUNCH / "worker.sh").read_text())
-    (stage.folder / "buckets").write_text("one\ntwo\n")
-    own = os.environ | {"HOME": str(stage.folder), "TMPDIR": str(stage.folder)}
-    assert subprocess.run(["bash", script, "start", "1", "true"], env=own).returncode == 0
-    assert (stage.folder / "gcsfuse.calls").read_text() == "one\ntwo\n"
+    script.write_text(WORKER.read_text())
+    (stage.folder / "launch" / "buckets").touch()
+    own = os.environ | {"LM_GS": str(stage.folder / "gs")}
+
+    def start(*words: str, **named) -> subprocess.Popen:
+        return subprocess.Popen(["bash", script, *words], env=own, text=True, **named)
+
+    return start
+
+
+def test_a_container_goes_on_when_the_connection_is_lost_and_a_new_attempt_ends_the_old_one(host, stage):
+    saved = stage.folder / "saved"
+    saves = f"trap 'echo > {saved}; exit 42' TERM; echo $MARK; for _ in {{1..200}}; do sleep 0.1; done"
+
+    def attempt(number: str, line: str) -> subprocess.Popen:
+        return host("start", number, "--env=MARK=once", "bash", "-c", line, stdout=subprocess.PIPE)
+
+    first = attempt("1", saves)
+    assert first.stdout.readline().endswith("once\n")
+    first.kill()  # what watches, as when ssh is lost; not the run
+    again = attempt("1", "echo twice")
+    assert again.stdout.readline().endswith("once\n")
+    assert attempt("2", "exit 3").wait() == 3
+    assert saved.exists() and again.wait() in (42, 1)  # its record may be gone already
+
+
+def test_a_host_pulls_the_image_and_mounts_every_bucket_again_after_a_reboot(host, stage):
+    stage.play(mountpoint="#!/bin/bash\nexit 1\n")
+    stage.play(gcsfuse='#!/bin/bash\ncat; echo "${@: -2}" >> "$0.calls"; [ ! -e "$0.fails" ]\n')
+    stage.play(gcloud='#!/bin/bash\necho "$@" >> "$0.calls"\n')
+    folder = stage.folder / "gs"
+    assert host("setup", "us-docker.pkg.dev/p/lm/lm:1", "one", "two", stdin=subprocess.DEVNULL).wait() == 0
+    mounted = f"one {folder}/one\ntwo {folder}/two\n"
+    assert (stage.folder / "gcsfuse.calls").read_text() == mounted
+    assert (stage.folder / "docker.calls").read_text() == "pull --quiet us-docker.pkg.dev/p/lm/lm:1\n"
+    assert "configure-docker --quiet us-docker.pkg.dev" in (stage.folder / "gcloud.calls").read_text()
+    assert host("start", "1", "bash", "-c", "true", stdin=subprocess.DEVNULL).wait() == 0
+    assert (stage.folder / "gcsfuse.calls").read_text() == mounted * 2
     (stage.folder / "gcsfuse.fails").touch()
-    assert subprocess.run(["bash", script, "start", "2", "true"], env=own).returncode == 1
+    assert host("start", "2", "bash", "-c", "true", stdin=subprocess.DEVNULL).wait() == 1
 
 
-def test_the_scripts_for_other_launchers_parse():
-    for name in ("worker.sh", "xpk.sh", "job.sbatch"):
-        assert subprocess.run(["bash", "-n", LAUNCH / name]).returncode == 0
-    task = pytest.importorskip("yaml").safe_load((LAUNCH / "skypilot.yaml").read_text())
-    assert "~/bucket" in task["file_mounts"] and '--runs ~/"bucket/' in task["run"]
-    task = task["resources"]
-    assert task["job_recovery"]["recover_on_exit_codes"] == [policy.AGAIN]
-    accelerator, runtime, _ = resolve(task["accelerators"].removeprefix("tpu-"))
-    assert (accelerator, task["accelerator_args"]["runtime_version"]) == ("v5litepod-16", runtime)
-
-
-@pytest.mark.parametrize("command", ["tpu", "slurm", "local", "list", "delete"])
-def test_only_commands_that_start_rows_speak_of_what_is_handed_to_lm_run(command, capsys):
-    with pytest.raises(SystemExit):
-        dispatch([command, "--help"])
-    assert ("passed to lm run" in capsys.readouterr().out) == (command in ("tpu", "slurm", "local"))
-
-
-@pytest.mark.parametrize("handed", [["--runs", "elsewhere"], ["--scale=nano"], ["--study=a"]])
-def test_what_the_launcher_goes_by_itself_is_not_handed_past_it(handed, capsys):
-    assert dispatch([*LOCAL, "--", *handed]) == 2
-    assert f"{handed[0].partition('=')[0]} should stand before --" in capsys.readouterr().err
+def test_the_scripts_parse():
+    for name in ("worker.sh", "job.sbatch"):
+        assert subprocess.run(["bash", "-n", ROOT / "launch" / name]).returncode == 0
 
 
 def test_a_module_of_ones_own_is_named_to_the_slurm_job(stage, tmp_path, monkeypatch, capfd):
     (tmp_path / "my_rows.py").touch()
-    monkeypatch.chdir(tmp_path)
-    asked = ["slurm", "t5/a", "--time=1:00:00", "--gpus-per-node=4", "--study=my_rows.py", "--dry-run"]
-    assert dispatch(asked) == 0
+    monkeypatch.setenv("LM_STUDY", str(tmp_path / "my_rows.py"))
+    assert launch(*SLURM, "--dry-run") == 0
     assert f"--study {tmp_path / 'my_rows.py'}" in capfd.readouterr().out
 
 
 def test_braces_in_an_argument_reach_the_slurm_job_as_they_are(stage, capfd):
     corpus = "text:/data/{again}/{time}/*.txt"
-    asked = ["slurm", "t5/a", "--time=1:00:00", "--nodes=2", "--gpus-per-node=4", "--dry-run"]
-    assert dispatch([*asked, "--", "--data.corpus", corpus]) == 0
+    assert launch(*SLURM, "--dry-run", "--data.corpus", corpus) == 0
     assert corpus in capfd.readouterr().out
 
 
-def test_without_a_scale_it_is_left_to_lm_run(stage, capfd):
-    assert dispatch(["local", "t5/a", "--processes=2", "--dry-run"]) == 0
-    assert "run t5/a --runs runs" in capfd.readouterr().out
+def test_a_sweep_is_a_run_for_each_row_and_seed(stage, capfd):
+    sweep = "t5/6-corruption-rate"
+    assert launch("local", sweep, "--seeds=3", "--dry-run") == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert len(set(lines)) == len(lines) == 3 * len(find_buildable(sweep))
+    assert sum("--seed 2" in line for line in lines) == len(find_buildable(sweep))
+
+
+def test_what_no_row_reads_is_an_error_before_anything_is_started(stage, capsys):
+    assert launch(*LOCAL, "--pretraining.stepz", "5") == 2
+    assert launch("local", "t5/typo/15") == 2
+    assert not (stage.folder / "lm.calls").exists()
+    assert "lm:" in capsys.readouterr().err
+
+
+def test_lm_launch_with_a_hyphen_is_the_same_command(monkeypatch):
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
+    assert scripts["lm-launch"] == "experiments.__main__:launch"
+    monkeypatch.setattr(sys, "argv", ["lm-launch", "list"])
+    monkeypatch.setattr(cli, "main", lambda: None)
+    cli.launch()
+    assert sys.argv == ["lm-launch", "launch", "list"]
+
+
+def test_the_launcher_needs_no_jax():
+    code = "import sys; from launch import slices, gke, resources; assert 'jax' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -19,5 +19,5 @@ TINY = {
     "finetuning.batch_size": 8,
     "tuning.inputs_length": 24,
     "tuning.evaluation_examples": 10,
-    "tuning.report_examples": 60,
+    "tuning.report_examples": 24,
 }

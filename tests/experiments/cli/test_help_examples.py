@@ -17,7 +17,18 @@ GPT, DIFFUSION = "gpt/base/seed-0", "now/4-diffusion/masked-diffusion/seed-0"
 MIXTURES = {"tuning.mixtures": ("documentation-reading", "documentation-language")}
 # They train, compile for a TPU, need lm-evaluation-harness, a crawl, C4, words that are pieces (here are
 # bytes), or a data set that is not here.
-ELSEWHERE = ("demo", "run", "sweep", "report", "power", "plan", "eval harness", "data clean", "status")
+ELSEWHERE = (
+    "demo",
+    "run",
+    "sweep",
+    "report",
+    "power",
+    "plan",
+    "eval harness",
+    "data clean",
+    "status",
+    "launch delete",
+)
 NEEDS_DATA = ("--scale base", " squad", "lm convert import", "--verify", "[MASK]", VECTORS)
 HERE = [
     line

@@ -70,6 +70,8 @@ def test_commands_to_try_name_the_last_run_shortly_if_it_is_this_one(runs):
     assert shortest_name(RUN) == "@last"
     name_run(runs, "mine", RUN)
     assert shortest_name(RUN) == "@mine"
+    name_run(Path("elsewhere"), "far", RUN)
+    assert shortest_name(RUN, Path("elsewhere")) == "elsewhere/far"
     assert shortest_name(RUN.parent / "seed-1") == str(RUN.parent / "seed-1")
 
 

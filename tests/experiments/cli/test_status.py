@@ -65,13 +65,13 @@ def test_a_run_has_the_state_of_its_process_its_steps_and_the_time_that_is_left(
 def test_finished_runs_are_listed_when_asked_for_and_a_folder_without_runs_is_refused(tmp_path, capsys):
     begin(tmp_path, 0, 100, status="running")
     (begin(tmp_path, 1, 300) / "scores.json").write_text("{}")
-    status(tmp_path)
+    status(runs=tmp_path)
     said = capsys.readouterr().out
     assert "seed-0" in said and "seed-1" not in said and "1 of 2 runs have finished" in said
-    status(tmp_path, all=True)
+    status(runs=tmp_path, all=True)
     assert "seed-1" in capsys.readouterr().out
     with pytest.raises(SettingError, match="`lm run ROW`"):
-        status(tmp_path / "elsewhere")
+        status(runs=tmp_path / "elsewhere")
 
 
 def test_no_training_code_is_imported():

@@ -1,0 +1,242 @@
+"""``lm launch``: runs rows on Cloud TPU, on Slurm, or as several processes here, by the folder launch/."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from experiments.cli.settings import Allow, ConfigFile, Scale, Settings, Start, given_changes
+from experiments.console import RUNS
+from experiments.processes.progress import NO_TOOLS, Tools
+from experiments.study.overrides import explicit_overrides
+from experiments.study.plugins import study_files
+from experiments.study.registry import find_buildable
+from experiments.study.scales import DEFAULT_SCALE
+from experiments.study.words import setting_arguments
+from launch import container, gce, gke, local, queued, resources, slices, slurm
+from launch.command import Job, LaunchError
+from launch.processes import show
+from lm.config.base import SettingError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is run: rows of the study, with changes that hold for all of them."""
+
+    # folder of the runs, which all processes see; gs://BUCKET/FOLDER in a cloud
+    runs: str = str(RUNS)
+    scale: Scale = DEFAULT_SCALE
+    seeds: int = 1  # runs of each row, with seeds from 0
+    config: ConfigFile = None
+    start: Start = ""
+    allow: Allow = ""
+    tools: Annotated[Tools, tyro.conf.arg(name="")] = NO_TOOLS
+
+
+Jobs = Annotated[Rows, tyro.conf.arg(name="")]
+OfContainer = Annotated[container.Container, tyro.conf.arg(name="")]
+OfMachines = Annotated[slices.Machines, tyro.conf.arg(name="")]
+ROWS = Rows()
+
+
+@contextmanager
+def _mended() -> Iterator[None]:
+    """Turn an error of launch/ into one that the command line reports."""
+    try:
+        yield
+    except LaunchError as error:
+        raise SettingError(str(error)) from error
+
+
+def _jobs(pattern: str, settings: dict[str, Any], rows: Rows) -> list[Job]:
+    """Return a run for each row that matches and each seed; SettingError for settings that none reads."""
+    names = [row.name for row in find_buildable(pattern)]
+    elsewhere = rows.start.startswith("gs://")  # where it is not read from here
+    changes = given_changes(
+        names, rows.scale, settings, rows.config, "" if elsewhere else rows.start, Path(rows.runs)
+    )
+    if rows.seeds < 1:
+        raise SettingError("--seeds should be a whole number from 1")
+    options = ["--scale", rows.scale, *setting_arguments(explicit_overrides(changes))]
+    for option in ("start", "allow"):
+        if value := getattr(rows, option):
+            options += [f"--{option}", value]
+    for option in ("profile", "wandb"):
+        if value := getattr(rows.tools, option):
+            options += [f"--{option}", value]
+    seeds = [["--seed", str(seed)] for seed in range(rows.seeds)] if rows.seeds > 1 else [[]]
+    studies = tuple(map(str, study_files()))
+    return [Job(name, rows.runs, (*options, *seed), studies) for name in names for seed in seeds]
+
+
+def _end(launch: Callable[[], int]) -> None:
+    """Launch, and end the process with its exit code if that is not 0."""
+    with _mended():
+        if code := launch():
+            sys.exit(code)
+
+
+def launch_gce(
+    pattern: str,
+    /,
+    settings: Settings,
+    options: OfContainer,
+    machines: OfMachines,
+    rows: Jobs = ROWS,
+) -> None:
+    """Run each row on its own slice of Compute Engine (v5p, v6e, TPU7x), and delete the slice at the end.
+
+    A slice that is preempted is asked for again, and the run goes on from its last checkpoint.
+
+        lm launch gce 't5/6-*' --scale base --accelerator v6e:4x4 --zones us-east5-a --provisioning \
+spot --image us-docker.pkg.dev/PROJECT/lm/lm:1 --runs gs://BUCKET/runs --at-once 4 --dry-run
+
+    Args:
+        pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
+    """
+    jobs = _jobs(pattern, settings, rows)
+    _end(lambda: slices.run_slices(jobs, gce.WAY, options, machines))
+
+
+def launch_queued(
+    pattern: str,
+    /,
+    settings: Settings,
+    options: OfContainer,
+    machines: OfMachines,
+    rows: Jobs = ROWS,
+    slices_per_run: int = 1,
+    runtime: str = "",
+) -> None:
+    """Run each row on its own slice by queued resources (v4, v5e), and delete the slice at the end.
+
+        lm launch queued t5/1-baseline/baseline --scale base --accelerator v5e:4x4 --zones us-west4-a \
+--image us-docker.pkg.dev/PROJECT/lm/lm:1 --runs gs://BUCKET/runs --dry-run
+
+    Args:
+        pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
+        slices_per_run: Slices of each run, joined by the data-centre network.
+        runtime: Image of the TPU VMs, if not the accelerator's usual one.
+    """
+    jobs = _jobs(pattern, settings, rows)
+    _end(lambda: slices.run_slices(jobs, queued.WAY, options, machines, slices_per_run, runtime))
+
+
+def launch_gke(
+    pattern: str,
+    /,
+    settings: Settings,
+    options: OfContainer,
+    cluster: Annotated[gke.Cluster, tyro.conf.arg(name="")],
+    rows: Jobs = ROWS,
+) -> None:
+    """Submit each row to GKE as a JobSet, by xpk, on one or more slices.
+
+        lm launch gke t5/1-baseline/baseline --scale base --accelerator tpu7x:4x4x4 --cluster mine \
+--slices 2 --image us-docker.pkg.dev/PROJECT/lm/lm:1 --runs gs://BUCKET/runs --dry-run
+
+    Args:
+        pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
+    """
+    jobs = _jobs(pattern, settings, rows)
+    _end(lambda: gke.submit(jobs, options, cluster))
+
+
+def launch_slurm(
+    pattern: str,
+    /,
+    settings: Settings,
+    job: Annotated[slurm.SlurmJob, tyro.conf.arg(name="")],
+    rows: Jobs = ROWS,
+) -> None:
+    """Submit the rows to Slurm as one job array, with a process for each GPU.
+
+        lm launch slurm t5/1-baseline/baseline --scale base --nodes 2 --time 24:00:00 --dry-run
+
+    Args:
+        pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
+    """
+    jobs = _jobs(pattern, settings, rows)
+    _end(lambda: slurm.submit(jobs, job))
+
+
+def launch_local(
+    pattern: str,
+    /,
+    settings: Settings,
+    processes: Annotated[local.Processes, tyro.conf.arg(name="")],
+    rows: Jobs = ROWS,
+) -> None:
+    """Run the rows on this machine, one after another, each in several processes.
+
+        lm launch local t5/1-baseline/baseline --processes 2 --devices-per-process 4 --dry-run
+
+    Args:
+        pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
+    """
+    jobs = _jobs(pattern, settings, rows)
+    _end(lambda: local.run_here(jobs, processes))
+
+
+def launch_image(
+    tag: str,
+    /,
+    source: Path = Path(),
+    extra: Literal["tpu", "gpu"] = "tpu",
+    dry_run: bool = False,
+) -> None:
+    """Build the container image that the machines run, from the Containerfile, and push it.
+
+        lm launch image us-docker.pkg.dev/PROJECT/lm/lm:1 --dry-run
+
+    Args:
+        tag: Name of the image, with its registry.
+        source: The project's folder.
+        extra: What the image is for.
+        dry_run: Print every command and run none.
+    """
+    commands = container.build_commands(tag, source, extra)
+    if dry_run:
+        for command in commands:
+            show(command)
+        return
+    _end(lambda: container.run_commands(commands, source))
+
+
+def launch_list(zone: str = "", project: str = "", dry_run: bool = False) -> None:
+    """List the slices that lm launch has in the cloud now, and their age.
+
+        lm launch list --dry-run
+
+    Args:
+        zone: Zone, such as us-west4-a; by default all.
+        project: Project that pays; by default gcloud's.
+        dry_run: Print every command and run none.
+    """
+    _end(lambda: resources.list_all(zone, project, dry_run))
+
+
+def launch_delete(
+    names: tuple[str, ...] = (),
+    /,
+    all: bool = False,
+    zone: str = "",
+    project: str = "",
+    dry_run: bool = False,
+) -> None:
+    """Delete slices, whatever they are doing.
+
+        lm launch delete --all
+
+    Args:
+        names: Names of slices, as lm launch list shows them.
+        all: All that lm launch list shows.
+        zone: Zone, such as us-west4-a; by default all.
+        project: Project that pays; by default gcloud's.
+        dry_run: Print every command and delete nothing; gcloud is asked for the slices.
+    """
+    _end(lambda: resources.delete(names, all, zone, project, dry_run))

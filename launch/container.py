@@ -1,0 +1,98 @@
+"""The container in which ``lm`` runs in a cloud: its image, its command, and what a host gets to start it."""
+
+import re
+import subprocess
+import tarfile
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from shlex import join
+
+from launch.accelerators import libtpu_flags
+from launch.command import Job, LaunchError, program_path
+from launch.options import Container
+from launch.policy import DONE
+
+PACKED = "lm-launch.tgz"  # in a host's home folder: worker.sh and the folder STUDIES
+STUDIES = "studies"
+BUCKETS = "/gs"  # folder with a mounted folder for each bucket, on hosts and in containers
+_BUCKET = re.compile("gs://([^/]+)")
+
+
+def build_commands(image: str, source: Path, extra: str) -> list[list[str]]:
+    """Return the commands that build the image from the Containerfile and push it."""
+    file = source / "Containerfile"
+    return [
+        ["docker", "build", f"--file={file}", f"--build-arg=EXTRA=[{extra}]", f"--tag={image}", str(source)],
+        ["docker", "push", image],
+    ]
+
+
+def run_commands(commands: Sequence[Sequence[str]], source: Path) -> int:
+    """Run the commands of ``build_commands`` until one fails; return its exit code."""
+    if not (source / "Containerfile").exists():
+        raise LaunchError(f"--source {source} should be the project's folder; it has no Containerfile")
+    program_path("docker", "install Docker, or build the Containerfile with another program")
+    codes = (subprocess.run(command).returncode for command in commands)
+    return next(filter(None, codes), DONE)
+
+
+def pack(studies: Sequence[str], target: Path) -> None:
+    """Write to ``target`` what a host needs beside the image."""
+    with tarfile.open(target, "w:gz") as archive:
+        archive.add(str(files("launch").joinpath("worker.sh")), "worker.sh")
+        for file in studies:
+            archive.add(file, f"{STUDIES}/{Path(file).name}")
+
+
+def check_job(job: Job) -> None:
+    """Raise LaunchError for a run whose results would be lost, or one of whose modules."""
+    if not job.runs.startswith("gs://"):
+        raise LaunchError(
+            f"--runs {job.runs!r} should be gs://BUCKET/FOLDER: the machines' disks are deleted with them"
+        )
+    studies = sorted(Path(file).name for file in job.studies)
+    if len(set(studies)) < len(studies):
+        raise LaunchError(f"--study: {', '.join(studies)} should differ in their names, which are copied")
+
+
+def lm_words(job: Job, slices: int, studies: str = f"/{STUDIES}") -> list[str]:
+    """Return the words of ``lm`` inside of the container, where buckets and study modules are folders."""
+    there = replace(job, studies=tuple(f"{studies}/{Path(file).name}" for file in job.studies))
+    words = there.arguments()
+    if slices > 1 and not any(word.split("=")[0] == "--mesh.slice" for word in words):
+        words += ["--mesh.slice", str(slices)]
+    return [_BUCKET.sub(rf"{BUCKETS}/\1", word) for word in words]
+
+
+def variables(options: Container, processes: int, slices: int) -> dict[str, str]:
+    """Return the environment of the container: how the processes meet, flags of libtpu, and data sets."""
+    flags = options.libtpu_flags
+    named = {"LIBTPU_INIT_ARGS": libtpu_flags(slices) if flags is None else flags}
+    if processes > 1:
+        named["LM_COORDINATOR"] = "auto"
+    if options.data:
+        named["TFDS_DATA_DIR"] = _BUCKET.sub(rf"{BUCKETS}/\1", options.data)
+    return {name: value for name, value in named.items() if value}
+
+
+def buckets(job: Job, options: Container) -> list[str]:
+    """Return the names of all buckets that the run reads or writes."""
+    words = [*job.arguments(), options.data]
+    return sorted({bucket for word in words for bucket in _BUCKET.findall(word)})
+
+
+def setup_command(job: Job, options: Container) -> str:
+    """Return the command line by which a host unpacks, installs what it lacks, and pulls the image."""
+    unpack = f"rm -rf lm-launch && mkdir -p lm-launch/{STUDIES} && tar -xzf {PACKED} -C lm-launch"
+    return (
+        f"{unpack} && {join(['bash', 'lm-launch/worker.sh', 'setup', options.image, *buckets(job, options)])}"
+    )
+
+
+def start_command(job: Job, options: Container, processes: int, slices: int, attempt: str) -> str:
+    """Return the command line by which a host runs the container and shows its output until it ends."""
+    environment = [f"--env={name}={value}" for name, value in variables(options, processes, slices).items()]
+    words = ["bash", "lm-launch/worker.sh", "start", attempt, *environment, options.image]
+    return join([*words, *lm_words(job, slices)])

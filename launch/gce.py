@@ -1,0 +1,155 @@
+"""Slices of Compute Engine: an instance template, a workload policy and a managed instance group of hosts.
+
+docs.cloud.google.com/compute/docs/tpus/create-tpu-mig-multi-host-slice. Multi-host groups need the policy,
+which has the topology, and the bulk mode, which makes all hosts or none. The group does not repair hosts: a
+slice that has lost one is deleted and asked for again, since its container has to be started on all.
+"""
+
+import json
+from collections.abc import Sequence
+
+from launch.accelerators import GENERATIONS, Slice
+from launch.command import LaunchError
+from launch.gcloud import Request, Status, Way, connection, place, ssh_options
+from launch.options import FLEX_START, RESERVATION, SPOT, reservation
+from launch.policy import REFUSALS, REFUSED
+
+COMPUTE = ["gcloud", "compute"]
+GROUPS = [*COMPUTE, "instance-groups", "managed"]
+IMAGES = "ubuntu-os-accelerator-images"  # project of Google's images for TPUs
+BOOT_DISK = "200GB"  # for the container image and the cache of the buckets
+GOING = ("STOPPING", "STOPPED", "TERMINATED", "SUSPENDING", "SUSPENDED", "PENDING_STOP")
+
+
+def check_slice(piece: Slice) -> None:
+    """Raise LaunchError for a slice that Compute Engine does not offer, with what does."""
+    if not piece.generation.machine:
+        offered = ", ".join(name for name, known in GENERATIONS.items() if known.machine)
+        raise LaunchError(
+            f"--accelerator {piece}: Compute Engine offers {offered}; {piece.name} comes from "
+            "`lm launch queued`"
+        )
+    if not piece.topology:
+        example = f"{piece.name}:{'2x2x4' if piece.generation.sides == 3 else '4x4'}"
+        raise LaunchError(
+            f"--accelerator {piece} has no shape, which Compute Engine asks for: give a topology, as lm plan "
+            f"takes it, such as {example}"
+        )
+
+
+def check(request: Request, zone: str) -> list[str]:
+    """Return the command that prints the machine types with TPUs that the zone has."""
+    named = [f"--zones={zone}", "--filter=name~^(ct|tpu)", "--format=value(name)"]
+    return [*COMPUTE, "machine-types", "list", "--quiet", f"--project={request.project}", *named]
+
+
+def ask(request: Request, zone: str) -> list[list[str]]:
+    """Return the commands that ask for the slice: a policy with its shape, a template, a group."""
+    name, machines, project = request.name, request.machines, request.project
+    region = zone.rpartition("-")[0]
+    resources = f"projects/{project}/regions/{region}"
+    quiet = ["--quiet", f"--project={project}"]
+    policy = [*COMPUTE, "resource-policies", "create", "workload-policy", name, *quiet, f"--region={region}"]
+    policy += ["--type=HIGH_THROUGHPUT", f"--accelerator-topology={request.slice.topology}"]
+    template = [
+        *COMPUTE,
+        "instance-templates",
+        "create",
+        name,
+        *quiet,
+        f"--instance-template-region={region}",
+    ]
+    template += [f"--machine-type={request.slice.machine}", "--maintenance-policy=TERMINATE"]
+    template += [f"--image-project={IMAGES}", f"--image-family={request.slice.generation.family}"]
+    template += [f"--boot-disk-size={BOOT_DISK}", f"--labels={request.labels}", "--scopes=cloud-platform"]
+    template += _provisioning(request)
+    if machines.service_account:
+        template += [f"--service-account={machines.service_account}"]
+    if machines.network:
+        template += [f"--network={machines.network}"]
+    if machines.subnetwork:
+        subnet = machines.subnetwork
+        template += [f"--subnet={subnet if '/' in subnet else f'{resources}/subnetworks/{subnet}'}"]
+    if machines.access != "external":
+        template += ["--no-address"]
+    group = [*GROUPS, "create", name, *place(zone, project), f"--size={request.hosts}"]
+    group += [f"--template={resources}/instanceTemplates/{name}", "--default-action-on-vm-failure=do-nothing"]
+    if request.hosts > 1:
+        group += [f"--workload-policy={resources}/resourcePolicies/{name}"]
+    if request.hosts > 1 or machines.provisioning.startswith((FLEX_START, RESERVATION)):
+        group += ["--target-size-policy-mode=bulk"]
+    return [policy, template, group] if request.hosts > 1 else [template, group]
+
+
+def _provisioning(request: Request) -> list[str]:
+    machines = request.machines
+    limit = [f"--max-run-duration={machines.max_run_time}"] if machines.max_run_time else []
+    if machines.provisioning == FLEX_START:
+        return ["--provisioning-model=FLEX_START", "--instance-termination-action=DELETE", *limit]
+    if name := reservation(machines):
+        bound = ["--provisioning-model=RESERVATION_BOUND", "--instance-termination-action=DELETE"]
+        return [*bound, "--reservation-affinity=specific", f"--reservation={name}", *limit]
+    if machines.provisioning == SPOT:
+        return ["--provisioning-model=SPOT", "--instance-termination-action=STOP", *limit]
+    return ["--instance-termination-action=STOP", *limit] if limit else []
+
+
+def look(request: Request, zone: str) -> list[str]:
+    """Return the command that lists the hosts of the group."""
+    return [*GROUPS, "list-instances", request.name, *place(zone, request.project), "--format=json"]
+
+
+def read(request: Request, printed: str) -> Status:
+    """Return the state of the group: that of a slice, which is there if all of its hosts run."""
+    hosts = json.loads(printed or "[]")
+    names = tuple(sorted(host["instance"].rpartition("/")[2] for host in hosts))
+    attempts = [host.get("lastAttempt", {}).get("errors", {}).get("errors", []) for host in hosts]
+    faults = dict.fromkeys(
+        f"{fault['code']}: {fault.get('message', '')}" for each in attempts for fault in each
+    )
+    message = "; ".join(faults)
+    states = [host.get("instanceStatus", "") for host in hosts]
+    actions = [host.get("currentAction", "NONE") for host in hosts]
+    if hosts and all(action == "DELETING" for action in actions):
+        return Status("DELETING")
+    if any(state in GOING for state in states):
+        return Status("PREEMPTED", message)
+    if len(hosts) == request.hosts and set(states) == {"RUNNING"} and {*actions} <= {"NONE", "VERIFYING"}:
+        return Status("ACTIVE", members=names)
+    if any(word in message.upper() for word in REFUSALS):
+        return Status(REFUSED, message)
+    return Status("PROVISIONING", message)
+
+
+def copy(request: Request, zone: str, members: Sequence[str], source: str, target: str) -> list[list[str]]:
+    """Return the command for each host that copies a file to it."""
+    options = [*place(zone, request.project), *connection(request.machines)]
+    return [[*COMPUTE, "scp", source, f"{member}:{target}", *options] for member in members]
+
+
+def run(request: Request, zone: str, members: Sequence[str], line: str) -> list[list[str]]:
+    """Return the command for each host that runs a command line on it."""
+    options = [*place(zone, request.project), *ssh_options(request.machines), f"--command={line}"]
+    return [[*COMPUTE, "ssh", member, *options] for member in members]
+
+
+def delete(request: Request, zone: str) -> list[list[str]]:
+    """Return the commands that delete all that ``ask`` makes; the first answers when the hosts are gone."""
+    return deletions(request.name, zone, request.project, request.hosts > 1)
+
+
+def deletions(name: str, zone: str, project: str, has_policy: bool = True) -> list[list[str]]:
+    """Return the commands that delete all that ``ask`` makes, in an order that gcloud accepts."""
+    region = ["--quiet", f"--region={zone.rpartition('-')[0]}", f"--project={project}"]
+    commands = [
+        [*GROUPS, "delete", name, *place(zone, project)],
+        [*COMPUTE, "instance-templates", "delete", name, *region],
+    ]
+    return [*commands, [*COMPUTE, "resource-policies", "delete", name, *region]] if has_policy else commands
+
+
+def offer(request: Request) -> str:
+    return request.slice.machine
+
+
+WAY = Way(check, offer, ask, look, read, copy, run, delete)

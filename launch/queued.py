@@ -1,0 +1,114 @@
+"""Slices of the Cloud TPU API, by queued resources: cloud.google.com/tpu/docs/queued-resources.
+
+The API gets bug fixes only. v4 and v5e come from it alone; TPU7x does not come from it.
+"""
+
+import json
+from collections.abc import Sequence
+
+from launch.accelerators import GENERATIONS, Slice
+from launch.command import LaunchError
+from launch.gcloud import Request, Status, Way, connection, place, ssh_options
+from launch.options import FLEX_START, SPOT, Machines, reservation
+
+TPUS = ["gcloud", "compute", "tpus"]
+QUEUED = [*TPUS, "queued-resources"]
+ALPHA = ["gcloud", "alpha", "compute", "tpus", "queued-resources"]
+
+
+def check_slice(piece: Slice) -> None:
+    """Raise LaunchError for a slice that queued resources do not offer, with what does."""
+    if not piece.generation.runtime:
+        offered = ", ".join(name for name, known in GENERATIONS.items() if known.runtime)
+        raise LaunchError(
+            f"--accelerator {piece}: queued resources offer {offered}; {piece.name} comes from "
+            "`lm launch gce` or `lm launch gke`"
+        )
+
+
+def check_options(machines: Machines) -> None:
+    """Raise LaunchError for what the Cloud TPU API cannot do."""
+    if machines.max_run_time and machines.provisioning != FLEX_START:
+        raise LaunchError(
+            "--max-run-time: queued resources take it with --provisioning flex-start only; "
+            "`lm launch gce` takes it always"
+        )
+
+
+def check(request: Request, zone: str) -> list[str]:
+    """Return the command that prints the types that the zone has."""
+    types = [*TPUS, "tpu-vm", "accelerator-types", "list", *place(zone, request.project)]
+    return [*types, "--format=value(name.basename())"]
+
+
+def ask(request: Request, zone: str) -> list[list[str]]:
+    """Return the command that queues the request, with the topology where gcloud takes one."""
+    name, machines, piece = request.name, request.machines, request.slice
+    nodes = [f"--node-id={name}"]
+    if request.slices > 1:
+        nodes = [f"--node-count={request.slices}", f"--node-prefix={name}"]
+    command, kind = QUEUED, [f"--accelerator-type={piece.type}"]
+    if piece.topology and piece.generation.sides == 3:  # of a flat one the type says the shape
+        kind = [f"--type={piece.generation.type}", f"--topology={piece.topology}"]
+        command = QUEUED if piece.name == "v4" else ALPHA  # the only one whose shape the stable command takes
+    options = [
+        f"--runtime-version={request.runtime or piece.generation.runtime}",
+        f"--labels={request.labels}",
+    ]
+    if machines.provisioning == SPOT:
+        options += ["--spot"]
+    if machines.provisioning == FLEX_START:
+        command = ALPHA
+        options += ["--provisioning-model=flex-start", f"--max-run-duration={machines.max_run_time}"]
+    if reserved := reservation(machines):
+        command = ALPHA
+        options += ["--reserved", f"--reservation={reserved}"]
+    if machines.network:
+        options += [f"--network={machines.network}"]
+    if machines.subnetwork:
+        options += [f"--subnetwork={machines.subnetwork}"]
+    if machines.access != "external":
+        options += ["--internal-ips"]
+    if machines.service_account:
+        options += [f"--service-account={machines.service_account}"]
+    return [[*command, "create", name, *nodes, *kind, *options, *place(zone, request.project)]]
+
+
+def look(request: Request, zone: str) -> list[str]:
+    """Return the command that describes the request."""
+    return [*QUEUED, "describe", request.name, *place(zone, request.project), "--format=json"]
+
+
+def read(request: Request, printed: str) -> Status:
+    """Return the state of the queued resource; gcloud addresses its hosts by its name."""
+    state = json.loads(printed)["state"]
+    fault = state.get("failedData", {}).get("error", {}).get("message", "")
+    return Status(state["state"], fault, (request.name,))
+
+
+def copy(request: Request, zone: str, members: Sequence[str], source: str, target: str) -> list[list[str]]:
+    """Return the command that copies a file to all hosts."""
+    options = [*_everywhere(request, zone), *connection(request.machines)]
+    return [[*QUEUED, "scp", source, f"{name}:{target}", *options] for name in members]
+
+
+def run(request: Request, zone: str, members: Sequence[str], line: str) -> list[list[str]]:
+    """Return the command that runs a command line on all hosts."""
+    options = [*_everywhere(request, zone), *ssh_options(request.machines), f"--command={line}"]
+    return [[*QUEUED, "ssh", name, *options] for name in members]
+
+
+def _everywhere(request: Request, zone: str) -> list[str]:
+    return ["--worker=all", "--node=all", *place(zone, request.project)]
+
+
+def delete(request: Request, zone: str) -> list[list[str]]:
+    """Return the command that deletes the request with its nodes; it answers when they are gone."""
+    return [[*QUEUED, "delete", request.name, *place(zone, request.project), "--force"]]
+
+
+def offer(request: Request) -> str:
+    return request.slice.type
+
+
+WAY = Way(check, offer, ask, look, read, copy, run, delete)

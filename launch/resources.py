@@ -1,0 +1,95 @@
+"""What the launcher has in the cloud now: listed, and deleted whatever it is doing."""
+
+from collections.abc import Sequence
+
+from launch import gce, gcloud, queued
+from launch.command import LaunchError, closest
+from launch.policy import DONE
+from launch.processes import show
+
+# The name of everything that ``command.label`` names; groups of Compute Engine have no labels.
+_NAMED = "^lm-.*-[0-9a-f]{6}$"
+_NODE = "tpu.nodeSpec[0].node"
+_UP = "duration(parts=2):label=UP"  # like P1DT8H, a day and eight hours
+_QUEUED = f"tpu.nodeSpec.len():label=SLICES,{_NODE}.acceleratorType,state.state,createTime.{_UP}"
+# kind: (command, filter, zone in its path, columns that describe it)
+KINDS = {
+    "queued-resources": (queued.QUEUED, f"{_NODE}.labels.{gcloud.LABEL}", "name.segment(3)", _QUEUED),
+    "tpu-vm": (
+        [*queued.TPUS, "tpu-vm"],
+        f"labels.{gcloud.LABEL}",
+        "name.segment(3)",
+        f"acceleratorType.basename(),state,createTime.{_UP}",
+    ),
+    "instance-groups": (
+        gce.GROUPS,
+        f"name~{_NAMED}",
+        "zone.basename()",
+        f"targetSize:label=HOSTS,status.isStable:label=STABLE,creationTimestamp.{_UP}",
+    ),
+    "instances": (
+        [*gce.COMPUTE, "instances"],
+        f"labels.{gcloud.LABEL}",
+        "zone.basename()",
+        f"machineType.basename(),status,creationTimestamp.{_UP}",
+    ),
+}
+DELETED = (
+    "queued-resources",
+    "tpu-vm",
+    "instance-groups",
+)  # requests and groups take their machines with them
+
+
+def list_command(kind: str, zone: str, project: str, names_only: bool = False) -> list[str]:
+    """Return the command that lists what is ours of a kind, in a zone or in all (``""``)."""
+    command, ours, in_zone, columns = KINDS[kind]
+    if kind.startswith("instance"):
+        where = ["--quiet", f"--project={project}", *([f"--zones={zone}"] if zone else [])]
+    else:
+        where = gcloud.place(zone or "-", project)
+    shown = (
+        f"value(name.basename(),{in_zone})"
+        if names_only
+        else (f"table(name.basename(),{in_zone}:label=ZONE,{columns})")
+    )
+    return [*command, "list", *where, f"--filter={ours}", f"--format={shown}"]
+
+
+def list_all(zone: str, project: str, dry_run: bool) -> int:
+    """Print what is there of each kind."""
+    project = project or "PROJECT" if dry_run else gcloud.paying(project)
+    for kind in KINDS:
+        command = list_command(kind, zone, project)
+        show(command)
+        if not dry_run:
+            print(gcloud.answer(command) or "none of ours")
+    return DONE
+
+
+def deletions(kind: str, name: str, zone: str, project: str) -> list[list[str]]:
+    """Return the commands that delete one of DELETED with its machines; gcloud answers when they are gone."""
+    if kind == "instance-groups":
+        return gce.deletions(name, zone, project)
+    force = ["--force"] if kind == "queued-resources" else []
+    return [[*KINDS[kind][0], "delete", name, *gcloud.place(zone, project), *force]]
+
+
+def delete(names: Sequence[str], everything: bool, zone: str, project: str, dry_run: bool) -> int:
+    """Delete slices by name, or all of ours."""
+    if bool(names) == everything:
+        raise LaunchError("name the slices to delete, or say --all")
+    project = gcloud.paying(project)
+    known, codes = [], [DONE]
+    for kind in DELETED:
+        for line in gcloud.answer(list_command(kind, zone, project, names_only=True)).splitlines():
+            name, at = line.split()
+            known.append(name)
+            for command in deletions(kind, name, at, project) if everything or name in names else ():
+                show(command)
+                seen = gcloud.Seen() if dry_run else gcloud.call(command)
+                print(seen.message)
+                codes.append(DONE if seen.state == gcloud.ABSENT else seen.code)
+    for name in set(names) - set(known):
+        raise LaunchError(f"there is no {name}{closest(name, known)}")
+    return max(codes)

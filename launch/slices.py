@@ -1,0 +1,210 @@
+"""A slice for each run: asked for, set up, watched, deleted, asked for anew when it is lost.
+
+``lm`` cannot start itself again when its machine is taken away. Hence this loop, of the states in ``policy``.
+"""
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import join
+
+from launch import container, gce, gcloud, queued
+from launch.accelerators import parse_slice
+from launch.command import Job, LaunchError, closest, label
+from launch.gcloud import Request, Way
+from launch.options import Container, Machines, check_machines
+from launch.policy import ABSENT, DONE, FAILED, Limits, Seen, SliceState, step, worst
+from launch.processes import Child, finish_all, on_signals, say, show
+
+AFTER_FAILURE = 60.0  # seconds that the other hosts have, once the run has failed on one, to save and end
+
+
+@dataclass(frozen=True)
+class JobSlice:
+    """A run and the request for its slices; ``packed`` is what their hosts get."""
+
+    job: Job
+    request: Request
+    way: Way
+    options: Container
+    packed: str = container.PACKED
+
+    @property
+    def machines(self) -> Machines:
+        return self.request.machines
+
+    def commands(self, action: str, zone: str, attempt: str, members: Sequence[str]) -> list[list[list[str]]]:
+        """Return the commands of an action: groups one after another, and those of a group at once."""
+        request, way = self.request, self.way
+        if action == "look":
+            return [[way.look(request, zone)]]
+        if action == "ask":
+            return [[command] for command in way.ask(request, zone)]
+        if action == "delete":
+            return [[command] for command in way.delete(request, zone)]
+        if action == "set up":
+            line = container.setup_command(self.job, self.options)
+            copied = way.copy(request, zone, members, self.packed, container.PACKED)
+            return [copied, way.run(request, zone, members, line)]
+        line = container.start_command(self.job, self.options, request.hosts, request.slices, attempt)
+        return [way.run(request, zone, members, line)]
+
+
+def run_slices(
+    jobs: Sequence[Job],
+    way: Way,
+    options: Container,
+    machines: Machines,
+    slices: int = 1,
+    runtime: str = "",
+) -> int:
+    """Run each job to its end, so many at once; return the first exit code that is not 0.
+
+    A signal deletes all slices.
+    """
+    check_machines(machines)
+    for job in jobs:
+        container.check_job(job)
+    piece = parse_slice(options.accelerator)
+    if way is gce.WAY:
+        gce.check_slice(piece)
+    else:
+        queued.check_slice(piece)
+        queued.check_options(machines)
+    project = options.project or "PROJECT" if machines.dry_run else gcloud.paying(options.project)
+    requests = [Request(label(job), piece, project, machines, slices, runtime) for job in jobs]
+    rows = [JobSlice(job, request, way, options) for job, request in zip(jobs, requests, strict=True)]
+    if machines.dry_run:
+        print_commands(rows)
+        return DONE
+    check_zones(requests[0], way)
+    stop = threading.Event()
+    with tempfile.TemporaryDirectory(prefix="lm-launch-") as folder:
+        packed = Path(folder, container.PACKED)
+        container.pack(jobs[0].studies, packed)
+
+        def delete_all(_: int) -> None:
+            stop.set()
+            say("launch", "deleting every slice; please wait")
+
+        on_signals(delete_all)
+        with ThreadPoolExecutor(machines.at_once) as pool:
+            ends = [pool.submit(run_to_its_end, replace(row, packed=str(packed)), stop) for row in rows]
+            # A signal that comes just before an endless wait does not end it; this one is never long.
+            while wait(ends, timeout=1.0).not_done:
+                pass
+    return next(filter(None, (end.result() for end in ends)), DONE)
+
+
+def print_commands(rows: Sequence[JobSlice]) -> None:
+    """Print every command of a life without failures, in the first zone, and what another zone is asked."""
+    show(gcloud.LOGGED_IN)
+    show(gcloud.PROJECT)
+    for zone in rows[0].machines.zones:
+        show(rows[0].way.check(rows[0].request, zone))
+    for row in rows:
+        members = [row.request.name if row.way is queued.WAY else "HOST"]
+        for number, zone in enumerate(row.machines.zones):
+            actions = ("ask",) if number else ("look", "ask", "set up", "start", "delete")
+            for action in actions:
+                if members == ["HOST"] and action in ("set up", "start"):
+                    print(f"# {action}, on each of {row.request.hosts} hosts at once:")
+                for (command,) in row.commands(action, zone, "ATTEMPT", members):
+                    show(command)
+
+
+def check_zones(request: Request, way: Way) -> None:
+    """Raise LaunchError unless each zone exists, may be used and offers the accelerator."""
+    needed = way.offer(request)
+    for zone in request.machines.zones:
+        meaning = f"--zones {zone} cannot be used in project {request.project}"
+        offered = gcloud.answer(way.check(request, zone), meaning).split()
+        if needed not in offered:
+            raise LaunchError(f"--zones {zone} does not offer {needed}{closest(needed, offered)}")
+
+
+def run_to_its_end(row: JobSlice, stop: threading.Event, clock: Callable[[], float] = time.monotonic) -> int:
+    """Follow the state machine of one job to its end; return the exit code."""
+    machines = row.machines
+    limits = Limits(machines.restarts, len(machines.zones), machines.wait * 60)
+    who, attempts, members = row.request.name, 0, tuple[str, ...]()
+    state, seen = SliceState(ours=machines.adopt), Seen()
+    while state.action != "end":
+        say(who, state.why)
+        before, began, seen = seen.state, clock(), Seen()
+        zone = machines.zones[state.zone]
+        if state.action == "delete":
+            time.sleep(state.after)
+        if state.action == "delete" or not stop.wait(state.after):
+            attempts += state.action == "start"
+            if state.action != "look":
+                say(who, f"{state.action}: {row.job.name} on {row.request.slice} in {zone}")
+            try:
+                commands = row.commands(state.action, zone, f"{int(time.time())}-{attempts}", members)
+                seen, members = _act(row, state.action, commands, zone, members, stop)
+            except Exception as error:  # a fault of this program is no reason to leave a slice running
+                seen = Seen(FAILED, message=repr(error))
+            say(who, seen.state if seen.state != before else "")
+        seen = replace(seen, seconds=clock() - began, stopped=stop.is_set())
+        state = step(state, seen, limits)
+    say(who, f"{state.why or 'nothing is left of it'}; exit code {state.code}")
+    if state.ours:
+        for (command,) in row.commands("delete", machines.zones[state.zone], "", ()):
+            say(who, f"to delete it: {join(command)}")
+    return state.code
+
+
+def _act(
+    row: JobSlice,
+    action: str,
+    commands: Sequence[Sequence[list[str]]],
+    zone: str,
+    members: tuple[str, ...],
+    stop: threading.Event,
+) -> tuple[Seen, tuple[str, ...]]:
+    """Do an action; return what came of it, and the names of the machines as they are known now."""
+    if action in ("set up", "start"):
+        codes = (_stream(row.request.name, each, stop) for each in commands)
+        return Seen(next(filter(None, codes), DONE)), members
+    if action == "look":
+        seen = gcloud.call(commands[0][0])
+        if seen.code:
+            return seen, members
+        status = row.way.read(row.request, seen.message)
+        return Seen(state=status.state, message=status.message), status.members or members
+    if action == "delete":
+        return _delete(row.request.name, commands), ()
+    for number, (command,) in enumerate(commands):
+        seen = gcloud.call(command)
+        if seen.code:
+            is_there = number == len(commands) - 1 and "already exists" in seen.message
+            if len(commands) > 1 and not is_there:  # parts, also those that an earlier launch has left
+                with suppress(OSError):
+                    _delete(row.request.name, row.commands("delete", zone, "", ()))
+            return replace(seen, state=""), ()
+    return seen, ()
+
+
+def _delete(who: str, commands: Sequence[Sequence[list[str]]]) -> Seen:
+    """Delete all parts; what is not there counts as deleted."""
+    failed = Seen()
+    for (command,) in commands:
+        seen = gcloud.call(command)
+        if seen.state != ABSENT:
+            say(who, seen.message)
+            failed = seen if seen.code else failed
+    return failed
+
+
+def _stream(who: str, commands: Sequence[list[str]], stop: threading.Event) -> int:
+    """Run commands that may take days at once, and show their output; they are ended when ``stop`` is set."""
+    names = [who if len(commands) == 1 else f"{who} {host}" for host in range(len(commands))]
+    children = [Child(command, name, os.environ) for command, name in zip(commands, names, strict=True)]
+    return worst(finish_all(children, AFTER_FAILURE, stop, signal.SIGTERM))
