@@ -140,6 +140,11 @@ def test_unbuffered_work_shows_a_line_at_once(stream):
     assert getattr(ran, stream) == "a line\n"
 
 
+def trained(runs):
+    """The steps that were logged, of all stages."""
+    return sum(len(path.read_text().splitlines()) for path in runs.glob("**/metrics.jsonl"))
+
+
 def row(runs, count, signals=()):
     """A small row in words and through a head, by ``count`` processes; each signal stops a start of it."""
     changed = {k: v for k, v in SMALL.items() if v != SCALES["nano"].get(k)} | {"pretraining.steps": 40}
@@ -148,11 +153,8 @@ def row(runs, count, signals=()):
     command += "--tuning.mixtures", "cloze", "--tuning.heads", "follows"
     codes = []
     for number in (*signals, None):
-        begun, started = (
-            len(list(runs.glob("**/metrics.jsonl"))),
-            start(*command, count=count, devices=8 // count),
-        )
-        while number and len(list(runs.glob("**/metrics.jsonl"))) == begun and started[0].poll() is None:
+        begun, started = trained(runs), start(*command, count=count, devices=8 // count)
+        while number and trained(runs) == begun and started[0].poll() is None:
             time.sleep(0.1)
         if number:
             started[0].send_signal(number)
