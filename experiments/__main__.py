@@ -5,7 +5,6 @@ import platform
 import select
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Sequence
 from importlib import metadata
@@ -13,12 +12,12 @@ from textwrap import indent
 
 from experiments.cli import COMMANDS, GROUPS, overview
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
+from experiments.processes.cluster import is_due_to_lost_process, is_one_of_several, join_others, leave_others
 from experiments.processes.exit_codes import EXIT_CODES
-from experiments.processes.jobs import JOB
-from experiments.processes.supervisor import RESUMABLE, print_line, supervise
+from experiments.processes.restart import RESUMABLE, end_with_parent, print_line, run_with_restarts
 from experiments.study.plugins import pop_study_option, study_files
 from lm.config.base import SettingError, nearest
-from lm.train.runtime.preemption import COMPILER_THREAD, exit_after
+from lm.train.runtime.preemption import exit_after, is_compiling
 
 AFTER_SIGNAL = 5.0  # from a signal that there is nothing to save for to the end, at most [seconds]
 _HELP = """lm: train Transformer language models and compare their objectives and architectures.
@@ -70,15 +69,14 @@ def main() -> None:
 
         tune_memory()
         outlive_the_reader()
-    report = None
+    has_joined = False
     try:
         take_study()
-        line = None if JOB in os.environ else supervise(sys.argv[1:])
+        run_with_restarts(sys.argv[1:], is_one_of_several(os.environ))
+        end_with_parent()
         signal.signal(signal.SIGTERM, _stop)
-        if line is not None:
-            from experiments.processes.group import join_others
-
-            report = join_others(line)
+        if trains_together(sys.argv[1:]):
+            has_joined = join_others()
         if study_files():
             from experiments.study.plugins import load_study
 
@@ -97,6 +95,9 @@ def main() -> None:
         print_line("the machine, or a limit on this process (ulimit -v), has no more memory")
         code = EXIT_CODES["failed"]
     except Exception as error:
+        if has_joined and is_due_to_lost_process(error):
+            print_line(f"another process of this run is gone, so this one ends too ({error})")
+            os._exit(EXIT_CODES["start again"])  # jax would wait for it, and then abort this process
         unread = isinstance(error, BrokenPipeError) and _unread()
         code = EXIT_CODES["nobody reads" if unread else "failed"]
         if isinstance(error, OSError) and error.filename:  # a disk is full, a file may not be written
@@ -104,9 +105,9 @@ def main() -> None:
         elif not unread:
             traceback.print_exc()
     _unread()
-    if report is not None:
-        report(code if isinstance(code, int) else EXIT_CODES["failed" if code else "done"])
-    if isinstance(code, int) and any(thread.name == COMPILER_THREAD for thread in threading.enumerate()):
+    if has_joined:
+        leave_others(code if isinstance(code, int) else EXIT_CODES["failed" if code else "done"])
+    if isinstance(code, int) and is_compiling():
         # Python would stop this thread inside of the compiler, which aborts the process with another code.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -127,6 +128,11 @@ def take_study() -> None:
     sys.argv[1:] = arguments
 
 
+def trains_together(arguments: Sequence[str]) -> bool:
+    """Return whether the command is one run, which several processes may train together."""
+    return arguments[:1] == ["run"] and not {"-h", "--help"}.intersection(arguments)
+
+
 def _unread() -> bool:
     """Return whether nobody reads the output any more, such as a `head` that has ended."""
     if not hasattr(select, "poll"):  # as in some Pythons on macOS
@@ -139,12 +145,11 @@ def _unread() -> bool:
 
 
 def _stop(*_) -> None:
-    """On SIGTERM, except while training, which saves first, and with several processes, where jax handles it.
+    """End on SIGTERM, except while training, which saves first.
 
     The timer is there because an exception in a callback gets lost, and leaving may take its time.
     """
-    if JOB not in os.environ:  # of all workers at once this is said by who hands out their tasks
-        print_line("stopped (SIGTERM); run the same command to resume")
+    print_line("stopped (SIGTERM); run the same command to resume")
     exit_after(AFTER_SIGNAL, EXIT_CODES["start again"])
     sys.exit(EXIT_CODES["start again"])
 

@@ -31,6 +31,20 @@ def name_file_in_errors(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def locked_if_possible(path: Path) -> Iterator[None]:
+    """Hold the lock file ``path``, waiting for others; hold nothing where the file system has no locks."""
+    from filelock import FileLock  # which takes a while to import
+
+    lock = FileLock(path, fallback_to_soft=False)
+    with contextlib.suppress(OSError):
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file to write that gets its name once it is complete on disk; an error leaves nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from tyro.extras import SubcommandApp
 from experiments.cli import COMMANDS
 from experiments.cli.settings import HELP_DEFAULTS, TYPES, help_defaults
 from experiments.cli.synonyms import hints
-from experiments.processes.supervisor import print_line
+from experiments.processes.restart import print_line
 from experiments.study.registry import REGISTRY, TABLES
 
 HELP = ("-h", "--help", "--help-all")

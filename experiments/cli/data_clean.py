@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import itertools
@@ -19,6 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 import tensorflow_datasets as tfds
 import tyro
+from filelock import FileLock, Timeout
 
 from experiments.cli.settings import Runs
 from experiments.console import RUNS
@@ -185,11 +185,11 @@ def is_cleaned(folder: Path, settings: CleaningConfig) -> bool:
 def working_in(work: Path, settings: CleaningConfig) -> Iterator[None]:
     """A work folder for one process at a time; emptied if it was begun with other settings."""
     work.mkdir(parents=True, exist_ok=True)
-    with (work / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SettingError(f"another process is at work in {work}") from None
+    try:
+        lock = FileLock(work / "lock", fallback_to_soft=False).acquire(blocking=False)
+    except Timeout:
+        raise SettingError(f"another process is at work in {work}") from None
+    with lock:
         saved = work / "settings.json"
         if not saved.exists() or saved.read_text() != to_json(settings):
             for old in set(work.iterdir()) - {work / "lock"}:

@@ -53,7 +53,7 @@ def run(
         name: Name of the run, by which other commands find it: @NAME. The run of the last lm run is @last.
         check: Only check settings, data, vocabulary and folder, preparing data where needed; train nothing.
     """
-    del restart  # read by the supervisor, before this process
+    del restart  # read by the parent of this process
     changes = given_changes([row], scale, settings, config, start, runs)
     check_name(runs, name)
     options = Options(scale, runs, allow, start, tools)

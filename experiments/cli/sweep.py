@@ -100,7 +100,7 @@ def sweep(
         jobs: Runs in parallel, each in a process with one thread. 0 chooses: one per core for tiny models on
             CPU (scales nano and mini), whose steps keep only one core busy, else 1.
     """
-    del restart  # read by the supervisor, before this process
+    del restart  # read by the parent of this process
     rows = find_buildable(pattern)
     scale, seeds = default_scale_and_seeds(tables_of(rows), scale, seeds)
     changes = given_changes([row.name for row in rows], scale, settings, config, start, runs)

@@ -5,28 +5,27 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from experiments.cli.run_names import LAST, name_run
 from experiments.cli.run_options import Options, RowRun, check_data, is_up_to_date, link_shared_run, row_run
-from experiments.processes.exit_codes import AGAIN, EXIT_CODES
-from experiments.processes.group import broadcast_from_first, cache_compiled
-from experiments.processes.jobs import Jobs, cores, handed_out
-from experiments.processes.line import Line
-from experiments.processes.place import find_place
-from experiments.processes.progress import (
-    JobReporter,
-    Reporter,
-    Told,
-    duration,
-    reporting,
+from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
+from experiments.processes.cluster import (
+    broadcast_from_first,
+    cache_compiled,
+    is_due_to_lost_process,
+    process_count,
 )
+from experiments.processes.exit_codes import AGAIN, EXIT_CODES
+from experiments.processes.jobs import Jobs, cores
+from experiments.processes.progress import JobReporter, RemoteReporter, Reporter, duration, reporting
 from experiments.runs.result import check_settings, read_result, summary
 from experiments.study.experiment import Experiment
 from experiments.study.paths import check_runs
-from experiments.study.plugins import location_in_study
+from experiments.study.plugins import load_study, location_in_study
 from lm.config.base import SettingError
 from lm.devices import has_accelerator
 from lm.files import write
@@ -51,7 +50,7 @@ def job_count(jobs: int, wanted: Sequence[RowRun]) -> int:
     small = sum(fits_one_core(run.experiment) for run in wanted)
     if not jobs and 2 * small < len(wanted):  # a few large rows among small ones do not count
         return 1
-    several = find_place(os.environ) is not None
+    several = (process_count(os.environ) or 1) > 1
     if jobs and (several or has_accelerator()):
         why = "of several processes (LM_PROCESSES, Slurm, TPU)" if several else "with a GPU or TPU"
         raise SettingError(f"--jobs {jobs}: a sweep {why} trains one run at a time; leave --jobs out")
@@ -63,61 +62,68 @@ def train_unfinished(wanted: Sequence[RowRun], options: Options, jobs: int = 1) 
 
     One that fails is reported and the others are trained; the exit code is that of the first failure.
     """
-    if (tasks := handed_out()) is not None:
-        _train_as_told(tasks, wanted, options)
-    todo = [number for number, run in enumerate(wanted) if not is_up_to_date(run, options)]
+    todo = [run for run in wanted if not is_up_to_date(run, options)]
     codes: list[int] = []
     if todo:
-        with reporting(sum(wanted[number].steps for number in todo)) as reporter:
+        with reporting(sum(run.steps for run in todo)) as reporter:
             at_once = f", {jobs} at once" if (jobs := min(jobs, len(todo))) > 1 else ""
             done = f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished"
             reporter.say(f"{done}; {len(todo)} to go{at_once}")
             if jobs > 1:
-                codes = _train_in_jobs(wanted, todo, options, reporter, jobs)
+                codes = _train_in_jobs(todo, options, reporter, jobs)
             else:
                 cache_compiled(options.cache)
-                codes = [train_one(wanted[number], options, reporter) for number in todo]
+                codes = [train_one(run, options, reporter) for run in todo]
     return next(filter(None, codes), EXIT_CODES["done"])
 
 
-def _train_as_told(tasks: Iterator[tuple[int, Line]], wanted: Sequence[RowRun], options: Options) -> NoReturn:
-    """In a worker: train the runs with the numbers that come."""
-    cache_compiled(options.cache)
-    for number, line in tasks:
-        line.send({"code": train_one(wanted[number], options, Told(line.send))})
-    sys.exit()
-
-
-def _train_in_jobs(
-    wanted: Sequence[RowRun], todo: Sequence[int], options: Options, reporter: Reporter, count: int
-) -> list[int]:
-    """Train the runs with the numbers ``todo`` in so many processes at once; their exit codes."""
+def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter, count: int) -> list[int]:
+    """Train the runs in so many processes at once, and return their exit codes."""
     from experiments.runs.stages import stages  # with jax
     from lm.train.runtime.log import last_start_finished
 
-    several = len({run.experiment.seed for run in wanted}) > 1
-    shown: dict[int, JobReporter] = {}
+    several = len({run.experiment.seed for run in todo}) > 1
+    bars: dict[Path, JobReporter] = {}  # of the runs that have begun, by their folders
 
-    def hear(number: int, told: Mapping[str, Any]) -> None:
-        run = wanted[number]
-        name = f"{run.name} seed {run.experiment.seed}" if several else run.name
-        if number not in shown:
-            shown[number] = JobReporter(reporter, name, run.steps)
-        if told.get("killed") and jobs.signal is None:
-            reporter.complain(_failure(name, told["killed"], run.folder))
-        shown[number].hear(told)
+    def name(run: RowRun) -> str:
+        return f"{run.name} seed {run.experiment.seed}" if several else run.name
 
-    def untrained(number: int) -> set[Path]:
-        run = wanted[number]
+    def untrained(run: RowRun) -> set[Path]:
         every = stages(run.experiment, run.folder, options.cache)
         return {stage.folder for stage in every if not last_start_finished(stage.folder)}
 
-    jobs = Jobs(count, untrained, hear)
-    codes = jobs.do(todo)
+    def show(run: RowRun, call: Any) -> None:
+        if run.folder not in bars:
+            bars[run.folder] = JobReporter(reporter, name(run), run.steps)
+        bars[run.folder].repeat(call)
+
+    def end(run: RowRun, killed: str | None) -> None:
+        if killed is not None:
+            reporter.complain(_failure(name(run), killed, run.folder))
+        if run.folder in bars:
+            bars.pop(run.folder).close()
+
+    jobs = Jobs(count, partial(_train_in_worker, options), untrained, show, end)
+    codes = jobs.run(todo)
     if jobs.signal is not None:
         reporter.say(f"stopped ({signal.Signals(jobs.signal).name}); run the same command to resume")
         sys.exit(AGAIN)
-    return [codes[number] for number in todo]
+    return [code or 0 for code in codes]
+
+
+def _train_in_worker(options: Options, run: RowRun, send: Callable[[Any], None]) -> int:
+    """In a worker: train one run to its end, showing its progress in the process that started the worker."""
+    _begin_worker()
+    cache_compiled(options.cache)
+    return train_one(run, options, RemoteReporter(send))
+
+
+@cache
+def _begin_worker() -> None:
+    """Do once per worker what ``lm`` does for a command."""
+    speak_any_encoding()
+    outlive_the_reader()
+    load_study()
 
 
 def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
@@ -155,6 +161,8 @@ def train_or_refuse(
         reporter.complain(_failure(run.name, error, run.folder))
         return EXIT_CODES["loss not finite" if isinstance(error, NonFiniteLoss) else "failed"]
     except Exception as error:  # the other runs of a sweep are trained nevertheless
+        if is_due_to_lost_process(error):
+            raise
         trace = traceback.format_exc()
         reason = f"{location_in_study(error)}{type(error).__name__}: {error}"
         if isinstance(error, OSError):

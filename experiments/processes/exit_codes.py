@@ -18,17 +18,9 @@ AGAIN = EXIT_CODES["start again"]
 
 OUT_OF_MEMORY: dict[int, str] = {
     signal.SIGABRT: "as XLA is where it gets no more memory: see ulimit -v and the container's limit, "
-    "or make batch_size / microbatches smaller",
+    "or make batch_size / microbatches smaller; so does jax where another process of the run is gone",
     signal.SIGKILL: "as by Linux where memory runs out",
 }
-
-
-class Ended(Exception):
-    """This process ends with the exit code ``code``; the message, if there is one, is its last line."""
-
-    def __init__(self, code: int, message: str = ""):
-        super().__init__(message)
-        self.code = code
 
 
 def killed_by(number: int) -> str:

@@ -1,19 +1,18 @@
-"""What a user sees while rows train: one bar with the time left, a line for each finished part, and tools."""
+"""What a user sees while rows train: a bar with the time left, and a line for each finished part."""
 
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from experiments.processes.place import STARTED
+from experiments.processes.restart import STARTED
 from lm.config.base import SettingError
 
 
@@ -44,7 +43,7 @@ NO_TOOLS = Tools()
 
 
 class Reporter:
-    """Told of work done, in steps; shows it on a terminal, and as plain lines where there is none."""
+    """Shows the progress of training in steps: with a bar on a terminal, and as plain lines elsewhere."""
 
     def __init__(self, console: Console, bar: Progress, total: int):
         self.console, self._bar = console, bar
@@ -53,22 +52,22 @@ class Reporter:
         self._done = 0  # steps since
 
     def start(self, phase: str, detail: str = "") -> None:
-        """Name what is being done now, and with ``detail`` what comes before its first step."""
+        """Show that a phase begins; ``detail`` says what comes before its first step."""
         self._bar.update(self._task, description=phase, detail=detail)
         if not self.console.is_terminal:
             self.console.print(phase)
 
     def began(self, compiling: float) -> None:
-        """The first step of a phase is done; of the first phase it is said how long that took."""
+        """Start the clock after the first step of a phase; print how long the very first one took."""
         if self._since is None:
             since = time.monotonic() - STARTED
             self.say(f"first step {since:.1f} s after the start; compiling it took {compiling:.1f} s")
             self._since = time.monotonic()
 
     def advance(self, steps: int, detail: str = "") -> None:
-        """``steps`` more are done; ``detail`` is the newest figure, such as the loss.
+        """Add ``steps`` to those done, and show the newest figure, such as the loss, as ``detail``.
 
-        The time left follows from single steps after the first, whose compilation would distort it.
+        The time left is estimated from single steps after the first, whose compilation would distort it.
         """
         self._bar.update(self._task, advance=steps, detail=detail)
         self._done += steps == 1 and self._since is not None
@@ -79,16 +78,16 @@ class Reporter:
             self._bar.update(self._task, left=f"ETA {duration(seconds_per_step * remaining)}")
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def complain(self, line: str) -> None:
-        """A line about what failed, which no process keeps to itself."""
+        """Print a line about a failure, also where this process is quiet."""
         print(line, file=sys.stderr) if self.console.quiet else self.say(line)
 
 
 class JobReporter(Reporter):
-    """Reports on one of several runs that train at once, with a bar of its own below that of all."""
+    """Shows one of several runs that train at once, by a bar of its own below that of all."""
 
     def __init__(self, whole: Reporter, name: str, total: int):
         super().__init__(whole.console, whole._bar, total)
@@ -106,32 +105,31 @@ class JobReporter(Reporter):
         super().advance(steps, detail)
         self._whole.advance(steps)
 
-    def hear(self, told: Mapping[str, Any]) -> None:
-        """Repeat a call that a ``Told`` reporter in another process got; remove the bar when the run ends."""
-        call, *values = told.get("call", [None])
-        if call in TOLD:
-            getattr(self, call)(*values)
-        if "code" in told:
-            self._bar.remove_task(self._task)
+    def repeat(self, call: tuple[str, tuple[Any, ...]]) -> None:
+        """Make a call that a ``RemoteReporter`` in another process got."""
+        method, values = call
+        getattr(self, method)(*values)
+
+    def close(self) -> None:
+        """Remove the bar: the run has ended."""
+        self._bar.remove_task(self._task)
 
 
-class Told(Reporter):
-    """A Reporter that passes on what it is told, to be shown by the process at the other end of ``send``."""
+class RemoteReporter(Reporter):
+    """A Reporter in a worker, which sends its calls to the process that shows them."""
 
-    def __init__(self, send: Callable[[dict], None]):
-        def pass_on(call: str, *values: Any) -> None:
-            send({"call": [call, *values]})
+    def __init__(self, send: Callable[[tuple[str, tuple[Any, ...]]], None]):
+        for method in ("start", "began", "advance", "say", "complain"):
+            setattr(self, method, self._sending(method, send))
 
-        for call in TOLD:
-            setattr(self, call, partial(pass_on, call))
-
-
-TOLD = ("start", "began", "advance", "say", "complain")
+    @staticmethod
+    def _sending(method: str, send: Callable[[tuple[str, tuple[Any, ...]]], None]) -> Callable[..., None]:
+        return lambda *values: send((method, values))
 
 
 @contextmanager
 def reporting(total: int, quiet: bool = False) -> Iterator[Reporter]:
-    """A Reporter over ``total`` steps, whose bar ends with the block; ``quiet``: another process shows it."""
+    """Yield a Reporter over ``total`` steps, whose bar ends with the block; a ``quiet`` one shows nothing."""
     console = Console(stderr=False, quiet=quiet, emoji=False)
     progress = (TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn())
     times = (TimeElapsedColumn(), TextColumn("{task.fields[left]}"), TextColumn("{task.fields[detail]}"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 
-from experiments.processes.group import broadcast_from_first, gathered
+from experiments.processes.cluster import broadcast_from_first, gathered
 from experiments.runs import provenance
 from experiments.runs.inputs import Inputs, mixture_lengths
 from experiments.runs.kinds.finetuning import text_spec

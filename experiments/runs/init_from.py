@@ -4,13 +4,11 @@ It lies in ``starts`` beside the runs, is named by the digest of its files, and 
 are imported where they are needed: most commands start from nothing.
 """
 
-import fcntl
 import hashlib
 import json
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -34,7 +32,7 @@ from experiments.study.paths import check_runs
 from experiments.study.settings_diff import result_settings
 from lm.config.base import SettingError, changes, nearest
 from lm.config.model import ModelConfig
-from lm.files import atomic_folder, write
+from lm.files import atomic_folder, locked_if_possible, write
 from lm.special_tokens import special_ids
 from lm.tokenizers.huggingface import TOKENIZER_FILES, HFTokenizer, load_pretrained_tokenizer
 from lm.tokenizers.sentencepiece import TOKENIZER_CONFIG, TrainedTokenizer
@@ -74,9 +72,7 @@ def started_from(where: str, runs: Path, settings: Mapping[str, Any] = NO_SETTIN
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:DIGITS]
     starts = runs / STARTS_FOLDER
     starts.mkdir(parents=True, exist_ok=True)
-    with (starts / "lock").open("a") as lock:
-        with suppress(OSError):  # all at once where the file system has no locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked_if_possible(starts / "lock"):
         run = next(starts.glob(f"*-{digest}"), None)
         if run is None:
             run = starts / f"{_kind(folder, stage)}-{digest}"

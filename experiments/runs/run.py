@@ -10,10 +10,9 @@ before a row's own. The *branches* (``tuning.branches``) are intermediate checkp
 after a fraction of its steps, from which fine-tuning is repeated.
 """
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property, partial
 from itertools import groupby
@@ -23,7 +22,7 @@ from typing import Any, cast
 import jax
 from jax.sharding import Mesh
 
-from experiments.processes.group import broadcast_from_first, main_process_first
+from experiments.processes.cluster import broadcast_from_first, main_process_first
 from experiments.processes.progress import NO_TOOLS, Reporter, Tools
 from experiments.runs import checks
 from experiments.runs.inputs import Inputs
@@ -40,6 +39,7 @@ from experiments.runs.status import StageLog, is_stage_finished, locked
 from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.config.base import SettingError
+from lm.files import locked_if_possible
 
 ALLOW_NONE: frozenset[str] = frozenset()  # nothing may have changed since the run was started
 
@@ -119,9 +119,7 @@ class Run:
 
     def _prepare(self, sources: Sources, say: Callable[[str], object]) -> Inputs:
         """Prepare data under a lock, so that runs on one machine do it once."""
-        with (self.cache / "lock").open("a") as lock:
-            with suppress(OSError):  # without a lock where the file system has none
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked_if_possible(self.cache / "lock"):
             return prepare_inputs(self.experiment, self.stages, sources, say)
 
     def _train_stage(

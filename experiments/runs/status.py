@@ -4,17 +4,17 @@ The status of a stage is that of its ``run.json``, which the log writes last: "f
 was trained, saved and evaluated to its end.
 """
 
-import fcntl
 import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import jax
+from filelock import FileLock, Timeout
 
-from experiments.processes.group import broadcast_from_first, signals_wait_for_checkpoint
+from experiments.processes.cluster import broadcast_from_first
 from experiments.processes.progress import Reporter
 from experiments.runs.paths import COUNTS_FILE
 from lm.files import matches_checksum
@@ -52,27 +52,24 @@ def locked(folder: Path, reporter: Reporter) -> Iterator[None]:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a+") as lock:
-        try:
-            _lock(lock, folder, reporter)
-        except OSError as error:
-            reporter.complain(
-                f"{lock.name} cannot be locked ({error.strerror}): the file system of --runs has no flock. "
-                f"See to it that no second process trains {folder} now"
-            )
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {platform.node()} since {now()}")
-        lock.flush()
-        yield
-
-
-def _lock(lock: TextIO, folder: Path, reporter: Reporter) -> None:
+    path = folder / "lock"
+    lock = FileLock(path, poll_interval=0.2, fallback_to_soft=False)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        reporter.say(f"{lock.read() or 'another process'} trains {folder}; waiting for it")
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            reporter.say(f"{path.read_text() or 'another process'} trains {folder}; waiting for it")
+            lock.acquire()
+    except OSError as error:
+        reporter.complain(
+            f"{path} cannot be locked ({error.strerror}): the file system of --runs has no flock. See to it "
+            f"that no second process trains {folder} now"
+        )
+    try:
+        path.write_text(f"process {os.getpid()} on {platform.node()} since {now()}")
+        yield
+    finally:
+        lock.release()
 
 
 class StageLog(Log):
@@ -91,7 +88,6 @@ class StageLog(Log):
 
     def log_first_step(self, compiling: float) -> None:
         super().log_first_step(compiling)
-        signals_wait_for_checkpoint(True)
         self._reporter.began(compiling)
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:

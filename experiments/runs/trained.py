@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from experiments.processes.group import cache_compiled
+from experiments.processes.cluster import cache_compiled
 from experiments.runs.kinds.answers import reader_of
 from experiments.runs.kinds.head import HeadFinetuning, pooling
 from experiments.runs.kinds.network import NetworkStage

@@ -23,7 +23,7 @@ from lm.config.training import LoopConfig
 from lm.train.runtime.checkpoints import CheckpointError, Checkpoints
 from lm.train.runtime.log import Log, NonFiniteLoss
 from lm.train.runtime.meter import MetricsWriter, Profile
-from lm.train.runtime.preemption import COMPILER_THREAD, PreemptionHandler
+from lm.train.runtime.preemption import COMPILER_THREAD, PreemptionHandler, save_on_sigterm
 from lm.train.state import State
 from lm.train.step import Metrics, Steps
 
@@ -75,6 +75,8 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
     stack_traces = run.log.folder / f"stuck-{jax.process_index()}.txt"
     profile = Profile(run.log.folder / "profile", config.profile)
     with PreemptionHandler(config.patience, stack_traces) as stopping, _save_bad_batch(run), profile:
+        if stopping.requested():  # several processes got a signal since the stage before
+            stopping.check(start)
         meter = MetricsWriter(run.log, config, run.flops)
         periodic = PeriodicActions(run, config, meter, stopping)
         batches = Prefetched(run.data(start), steps.mesh, config.prefetch, meter)
@@ -159,6 +161,7 @@ class CompiledStep:
         seconds, self._seconds = self._seconds + time.perf_counter() - begin, None
         jax.block_until_ready(metrics["loss"])
         self._log.log_first_step(seconds)
+        save_on_sigterm()
         return state, metrics
 
 

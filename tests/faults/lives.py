@@ -25,6 +25,7 @@ from experiments.processes.exit_codes import EXIT_CODES
 from lm.files import CHECKSUM
 
 AGAIN, INTERRUPTED = EXIT_CODES["start again"], EXIT_CODES["interrupted"]
+ABORTED = -signal.SIGABRT  # by jax, since another process is gone
 ENVIRONMENT = {
     "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
     "JAX_PLATFORMS": "cpu",
@@ -53,11 +54,11 @@ SMALL = TINY | {
 
 # What is going on when one of these is called.
 MOMENTS = {
-    "preparing": ("experiments.runs.run", "check"),
+    "preparing": ("experiments.runs.run:Run", "check"),
     "compiling": ("jax.stages:Lowered", "compile"),
     "training": ("lm.train.runtime.log:Log", "write"),
     "saving": ("lm.train.runtime.checkpoints:Checkpoints", "save"),
-    "evaluating": ("experiments.runs.run", "score_task"),
+    "evaluating": ("experiments.runs.kinds.network", "score_task"),
 }
 
 
@@ -121,7 +122,7 @@ def start(runs: Path, family: str, count: int = 1, strike: tuple | None = None, 
     """The processes of a run; ``strike`` is for the last of them."""
     with socket.create_server(("localhost", 0)) as free:
         about = {"LM_COORDINATOR": f"localhost:{free.getsockname()[1]}", "LM_PROCESSES": str(count)}
-    about |= ENVIRONMENT | {"LM_START_TIMEOUT": "30"} | environment
+    about |= ENVIRONMENT | {"LM_START_TIMEOUT": "60", "LM_HEARTBEAT": "10"} | environment
     found = []
     for index in range(count):
         given, own = about | {"LM_PROCESS": str(index)}, strike if index == count - 1 else None
@@ -145,7 +146,7 @@ def ends(lives: list) -> list[int]:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL to a process and to the trainer that it watches over, which has a group of its own."""
+    """SIGKILL to a process and to its child if it is a parent of --restart, which has a group of its own."""
     for one in (*children(pid), pid):
         with suppress(ProcessLookupError):
             os.kill(one, signal.SIGKILL)

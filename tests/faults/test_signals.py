@@ -16,7 +16,7 @@ QUICKLY = 45.0  # from the signal to the end of all, on a busy machine [seconds]
 MOMENTS = {"preparing": 1, "compiling": 1, "training": 3, "saving": 2, "evaluating": 2}
 
 
-@pytest.fixture(scope="module", params=["1-SIGTERM", "1-SIGINT", "2-SIGTERM"])
+@pytest.fixture(scope="module", params=["1-SIGTERM", "1-SIGINT", "2-SIGTERM", "2-SIGINT"])
 def stopped(request, prepare):
     """A run whose last process gets the signal at every moment, one a life; {moment: what came of it}, its
     folder.
@@ -53,8 +53,11 @@ def lost(runs):
 def test_a_signal_at_any_moment_ends_all_in_time_with_a_common_step(stopped, moment):
     found, count, number, runs = stopped
     codes, took, steps = found[moment]
-    due = lives.INTERRUPTED if moment == "preparing" and number == signal.SIGINT else lives.AGAIN
-    assert codes == [due] * count, lives.said(runs)
+    *others, code = codes
+    assert code == (lives.INTERRUPTED if moment == "preparing" and number == signal.SIGINT else lives.AGAIN)
+    # before the first step one process ends at once, and jax ends the others
+    due = {lives.AGAIN, lives.ABORTED} if moment in ("preparing", "compiling") else {lives.AGAIN}
+    assert {*others} <= due, lives.said(runs)
     assert took < QUICKLY and steps <= 1
 
 

@@ -6,36 +6,50 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 from paths import ROOT
 
-from experiments.processes import group
-from experiments.processes.supervisor import supervise
+from experiments.processes import cluster
 
 CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 PRESETS = (2, 2, 2)  # of the mesh: both processes hold parts of every batch
 STEPS, SAVED = 6, 3
 
 
-def start(*command, count=2, only=None, devices=4, **settings):
-    """The processes of a run, on this machine."""
-    with socket.create_server(("localhost", 0)) as free:
-        port = free.getsockname()[1]
+def start(*command, count=2, only=None, devices=4, cluster="explicit", **settings):
+    """The processes of a run, on this machine; ``cluster``: "explicit", or "slurm" as jax detects it."""
     flags = f"--xla_force_host_platform_device_count={devices} {CHEAP}"
     common = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)} | settings
+    places = (explicit if cluster == "explicit" else slurm)(count)
     return [
         subprocess.Popen(
             [sys.executable, *map(str, command)],
-            env=common
-            | {"LM_COORDINATOR": f"localhost:{port}", "LM_PROCESSES": str(count), "LM_PROCESS": str(index)},
+            env=common | places[index],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
         for index in (range(count) if only is None else only)
     ]
+
+
+def explicit(count):
+    """The variables by which a user says which process is which."""
+    with socket.create_server(("localhost", 0)) as free:
+        about = {"LM_COORDINATOR": f"localhost:{free.getsockname()[1]}", "LM_PROCESSES": str(count)}
+    return [about | {"LM_PROCESS": str(index)} for index in range(count)]
+
+
+def slurm(count):
+    """The variables that srun sets; jax derives a port from the number of the job."""
+    for job in range(os.getpid() % 4096, 4096):
+        with suppress(OSError), socket.create_server(("localhost", 61440 + job)):
+            break
+    about = {"SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": str(count)}
+    about |= {"SLURM_STEP_NUM_TASKS": str(count), "SLURM_STEP_NUM_NODES": "1"}
+    return [about | {"SLURM_PROCID": str(index), "SLURM_LOCALID": str(index)} for index in range(count)]
 
 
 def ends(started):
@@ -56,7 +70,6 @@ def learn(folder, total, stop=None, on=PRESETS):
         if (jax.process_index(), step) == stop:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    group.signals_wait_for_checkpoint(True)
     return toy.run(folder, total, every=SAVED, keep=9, sizes=on, on_batch=strike)
 
 
@@ -85,10 +98,10 @@ def agree(folder):
         raise SettingError("no" * (jax.process_index() == 0))
 
     made = folder / "made"
-    found = group.broadcast_from_first(lambda: {"process": jax.process_index(), "long": "ü" * 2000})
-    there = group.main_process_first(lambda: made.exists() or made.write_text(""))
+    found = cluster.broadcast_from_first(lambda: {"process": jax.process_index(), "long": "ü" * 2000})
+    there = cluster.main_process_first(lambda: made.exists() or made.write_text(""))
     try:
-        group.broadcast_from_first(refuse)
+        cluster.broadcast_from_first(refuse)
     except SettingError as error:
         return (
             found == {"process": 0, "long": "ü" * 2000},
@@ -161,37 +174,8 @@ def forever(folder):
     learn(folder / "forever", 10**6)
 
 
-def trainer(how):
-    """One that needs no jax, in ways in which they end badly; the first of the two is the worse."""
-    first = os.environ["LM_PROCESS"] == "0"
-    os.environ |= {"LM_START_TIMEOUT": "60", "LM_HEARTBEAT": "3"}
-    line = supervise(["run"])
-    line.need()
-    line.end_with_it()
-    if how in ("stays", "prepares"):  # deaf to SIGTERM, with a worker
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        line.send({"signals_wait": how == "stays"})
-        print(
-            subprocess.Popen(["sleep", "99"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid,
-            flush=True,
-        )
-    elif how == "done" or first:
-        line.send({"code": 0 if how == "done" else int(how)})
-        Path(os.environ.get("FAILED", os.devnull)).touch()
-        time.sleep(99 if how == "done" and first else 0.3)
-        os._exit(0 if how == "done" else int(how))
-    else:  # as jax does then
-        while not Path(os.environ["FAILED"]).exists():
-            time.sleep(0.1)
-        time.sleep(1.0)
-        os.abort()
-    time.sleep(99)
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "trainer":
-        trainer(sys.argv[2])
-    end = group.join_others(supervise(["run"]))
+    assert cluster.join_others()
     code = {"laws": laws, "forever": forever}[sys.argv[1]](Path(sys.argv[2]))
-    end(code)
+    cluster.leave_others(code)
     sys.exit(code)

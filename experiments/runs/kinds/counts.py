@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.processes.group import broadcast_from_first
+from experiments.processes.cluster import broadcast_from_first
 from experiments.processes.progress import Reporter
 from experiments.runs.inputs import Inputs, held_out_text, training_streams
 from experiments.runs.kinds.network import answers_path

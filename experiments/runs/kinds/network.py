@@ -16,8 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.processes.group import broadcast_from_first, signals_wait_for_checkpoint
-from experiments.processes.place import timeout
+from experiments.processes.cluster import broadcast_from_first, timeout
 from experiments.processes.progress import Reporter
 from experiments.runs.inputs import EvalSplit, Inputs
 from experiments.runs.kinds.stage import Stage, TaskScores
@@ -142,7 +141,6 @@ class NetworkStage(Stage):
             )
             loop.train(steps, run, config)
             broadcast_from_first(lambda: None)  # wait until process 0 has written the last checkpoint
-            signals_wait_for_checkpoint(False)
 
     def initial_state(self, steps: Steps) -> Callable[[], State] | None:
         """Return a function that makes the first state from the parent's checkpoint; None: it is random."""

@@ -5,7 +5,6 @@ is read: a damaged one is encoded again. So processes, runs and machines share a
 """
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import io
@@ -22,7 +21,7 @@ import numpy as np
 from lm.config.base import DataError
 from lm.data.corpus.shards import InMemoryShard, Shard, choose_window_bytes, shard_fingerprints, split_shards
 from lm.data.corpus.tfds import OnCorrupt
-from lm.files import atomic_file, name_file_in_errors
+from lm.files import atomic_file, locked_if_possible, name_file_in_errors
 from lm.tokenizers.tokenizer import Tokenizer
 
 CHARACTERS_PER_CALL = 1 << 20  # of the tokenizer
@@ -241,12 +240,10 @@ def _load(path: Path) -> _CachedWindow | None:
 
 @contextlib.contextmanager
 def _file_lock(path: Path) -> Iterator[None]:
-    """Hold a lock, so that no other process of this machine writes ``path``; does nothing without flock."""
+    """Hold a lock, where there are locks, so that no other process of this machine writes ``path``."""
     lock = path.with_suffix(".lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with locked_if_possible(lock):
         try:
             yield
         finally:

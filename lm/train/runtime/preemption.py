@@ -39,10 +39,11 @@ class Interrupted(KeyboardInterrupt):
 class PreemptionHandler:
     """A context that defers SIGINT and SIGTERM to the end of a step, and runs a watchdog.
 
-    A second signal ends the process at once, if it is the only one. With several processes, jax passes a
-    SIGTERM on to all, and they agree on the step to stop after. The watchdog ends a process that has not
-    called ``heartbeat`` for ``patience`` seconds (0: never) with exit code STEP_TIMEOUT, having written the
-    stacks of all its threads to the file ``stacks``.
+    A second signal ends the process at once. With several processes, jax passes a SIGTERM on to all, and they
+    agree on the step to stop after; a SIGINT counts as SIGTERM. Before the first step (``save_on_sigterm``)
+    there is nothing to save, and these signals end a process of several at once. The watchdog ends a process
+    that has not called ``heartbeat`` for ``patience`` seconds (0: never) with exit code STEP_TIMEOUT, having
+    written the stacks of all its threads to the file ``stacks``.
     """
 
     def __init__(self, patience: float, stacks: Path):
@@ -58,8 +59,10 @@ class PreemptionHandler:
         self._processes = jax.process_count()
         self._outer, _active = _active, self
         self._handlers = {}
-        if self._processes == 1 and threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+        self._received: float | None = None  # when the first signal came
+        if threading.current_thread() is threading.main_thread():
+            # Among several processes SIGTERM is jax's.
+            for number in (signal.SIGINT, signal.SIGTERM) if self._processes == 1 else (signal.SIGINT,):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as it is in the background of a script
                     self._handlers[number] = signal.signal(number, self._remember)
         if self.patience:
@@ -74,7 +77,7 @@ class PreemptionHandler:
 
     def requested(self) -> bool:
         """Return whether a signal asks to stop now; all processes must call this at the same steps."""
-        if self.signal is None and self._processes > 1:
+        if self.signal is None and self._processes > 1 and _has_sync_manager():
             from jax.experimental.multihost_utils import reached_preemption_sync_point
 
             self.signal = "SIGTERM" if reached_preemption_sync_point(next(_sync_points)) else None
@@ -103,8 +106,12 @@ class PreemptionHandler:
         self._last_heartbeat = time.monotonic()
 
     def _remember(self, number: int, _) -> None:
-        if self.signal is None:
-            self.signal, self._received = signal.Signals(number).name, time.monotonic()
+        if self._received is None:
+            self._received = time.monotonic()
+            if self._processes > 1:
+                signal.raise_signal(signal.SIGTERM)
+                return
+            self.signal = signal.Signals(number).name
             if self._interruptible:
                 self._interruptible = False
                 raise _Stop
@@ -146,11 +153,37 @@ def check_preemption() -> None:
             raise _Stop
 
 
+def save_on_sigterm() -> None:
+    """Let all processes save the same step, from now on, when one of them gets a SIGTERM.
+
+    Only for processes that have joined with ``jax_enable_preemption_service`` switched off, so that until now
+    a SIGTERM ended one at once. All processes must call this after the same step.
+    """
+    import jax
+    from jax._src import distributed  # jax has no public name for a start of this service by itself
+
+    if jax.process_count() > 1 and not _has_sync_manager():
+        jax.config.update("jax_enable_preemption_service", True)
+        distributed.global_state.initialize_preemption_sync_manager()
+
+
+def _has_sync_manager() -> bool:
+    """Return whether jax passes signals on; the same for all processes after the same step."""
+    from jax._src import distributed
+
+    return distributed.global_state.preemption_sync_manager is not None
+
+
 def exit_after(seconds: float, code: int) -> None:
     """Exit with ``code`` after so many seconds, whatever the process does then."""
     end = threading.Timer(seconds, os._exit, [code])
     end.daemon = True
     end.start()
+
+
+def is_compiling() -> bool:
+    """Return whether a training step is being compiled, which Python cannot end without an abort."""
+    return any(thread.name == COMPILER_THREAD for thread in threading.enumerate())
 
 
 class _Stop(BaseException):

@@ -6,9 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import jax
 import pair
@@ -17,10 +15,7 @@ from pair import ends, start
 from paths import SUPPORT
 from small_runs import SMALL
 
-from experiments.processes import place
-from experiments.processes.place import Place, find_place
 from experiments.study.scales import SCALES
-from lm.config.base import SettingError
 from lm.data.documentation import corpus
 from lm.train.runtime.log import Log, records
 from lm.train.step import build
@@ -32,12 +27,12 @@ def losses(folder):
 
 @pytest.fixture(scope="module")
 def laws(tmp_path_factory):
-    """What two processes did and told, beside what one did with as many devices."""
+    """What two tasks of a Slurm step did and told, beside what one process did with as many devices."""
     folder = tmp_path_factory.mktemp("pair")
     pair.learn(folder / "alone", pair.STEPS)
     shutil.copytree(folder / "alone", folder / "began-alone")
     shutil.rmtree(folder / "began-alone" / "checkpoints" / str(pair.STEPS))
-    codes = [code for code, _ in ends(start(SUPPORT / "pair.py", "laws", folder))]
+    codes = [code for code, _ in ends(start(SUPPORT / "pair.py", "laws", folder, cluster="slurm"))]
     return folder, codes, [json.loads((folder / f"told-{index}.json").read_text()) for index in range(2)]
 
 
@@ -145,6 +140,11 @@ def test_unbuffered_work_shows_a_line_at_once(stream):
     assert getattr(ran, stream) == "a line\n"
 
 
+def trained(runs):
+    """The steps that were logged, of all stages."""
+    return sum(len(path.read_text().splitlines()) for path in runs.glob("**/metrics.jsonl"))
+
+
 def row(runs, count, signals=()):
     """A small row in words and through a head, by ``count`` processes; each signal stops a start of it."""
     changed = {k: v for k, v in SMALL.items() if v != SCALES["nano"].get(k)} | {"pretraining.steps": 40}
@@ -153,11 +153,8 @@ def row(runs, count, signals=()):
     command += "--tuning.mixtures", "cloze", "--tuning.heads", "follows"
     codes = []
     for number in (*signals, None):
-        begun, started = (
-            len(list(runs.glob("**/metrics.jsonl"))),
-            start(*command, count=count, devices=8 // count),
-        )
-        while number and len(list(runs.glob("**/metrics.jsonl"))) == begun and started[0].poll() is None:
+        begun, started = trained(runs), start(*command, count=count, devices=8 // count)
+        while number and trained(runs) == begun and started[0].poll() is None:
             time.sleep(0.1)
         if number:
             started[0].send_signal(number)
@@ -184,78 +181,3 @@ def test_a_row_comes_to_the_same_with_one_process_and_with_two_however_they_are_
     for task, best in due["tasks"].items():
         assert found["tasks"][task]["metrics"] == pytest.approx(best["metrics"], rel=1e-5)
     assert found["held_out_loss"] == pytest.approx(due["held_out_loss"], rel=1e-5)
-
-
-SLURM = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_JOB_ID": "7"}
-GKE = {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}
-
-
-@pytest.mark.parametrize(
-    ("environment", "place"),
-    [
-        ({}, None),
-        ({"LM_COORDINATOR": "h:5", "LM_PROCESSES": "3", "LM_PROCESS": "1"}, Place("h", 5, 3, 1)),
-        ({"LM_COORDINATOR": "h:5", "LM_PROCESSES": "1", "LM_PROCESS": "0"}, None),
-        (SLURM | {"SLURM_STEP_NODELIST": "node[07-10,12],big"}, Place("node07", 61447, 4, 2)),
-        (SLURM | {"SLURM_STEP_NODELIST": "big,node[07-10]"}, Place("big", 61447, 4, 2)),
-        (GKE, Place("a", place.PORT, 2, 1)),
-        (
-            GKE
-            | {
-                "MEGASCALE_NUM_SLICES": "2",
-                "MEGASCALE_SLICE_ID": "1",
-                "MEGASCALE_COORDINATOR_ADDRESS": "c:80",
-            },
-            Place("c", place.PORT, 4, 3),
-        ),
-        (SLURM | {"SLURM_STEP_NODELIST": "big", "LM_PROCESSES": "1"}, None),
-        ({"TPU_PROCESS_ADDRESSES": "a:1,b:1", "CLOUD_TPU_TASK_ID": "1"}, Place("a", place.PORT, 2, 1)),
-        ({"LM_COORDINATOR": "h", "LM_PROCESSES": "2"}, "LM_COORDINATOR=h should be host:port"),
-        ({"LM_COORDINATOR": "h:65536", "LM_PROCESSES": "2"}, "LM_COORDINATOR=h:65536 should be host:port"),
-        ({"LM_COORDINATOR": "h:5", "LM_PROCESS": "0"}, "LM_PROCESSES=None should be a number"),
-        ({"LM_COORDINATOR": "h:5", "LM_PROCESSES": "2", "LM_PROCESS": "2"}, "should be below LM_PROCESSES=2"),
-        ({"LM_COORDINATOR": "auto"}, "neither a Slurm step nor a TPU"),
-    ],
-)
-def test_a_process_knows_its_place_from_the_environment(environment, place):
-    if isinstance(place, str):
-        with pytest.raises(SettingError, match=place):
-            find_place(environment)
-    else:
-        assert find_place(environment) == place
-
-
-@pytest.fixture
-def metadata(monkeypatch):
-    """What a metadata server tells, and codes that it answers with before; how it is found."""
-    told, faults = {}, []
-
-    class Server(BaseHTTPRequestHandler):
-        def do_GET(self):
-            code = 200 if self.headers["Metadata-Flavor"] == "Google" else 403
-            self.send_response(faults.pop() if faults else code)
-            self.end_headers()
-            self.wfile.write(told[self.path.rpartition("/")[2]].encode())
-
-        def log_message(self, *_):
-            pass
-
-    monkeypatch.setattr(place, "has_tpu", lambda: True)
-    with HTTPServer(("localhost", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield told, faults, {"GCE_METADATA_IP": f"localhost:{server.server_port}"}
-        server.shutdown()
-
-
-def test_a_tpu_vm_asks_its_metadata_server_again_if_that_fails(metadata, monkeypatch):
-    told, faults, environment = metadata
-    monkeypatch.setattr(place.time, "sleep", lambda _: None)
-    told |= {"worker-network-endpoints": "w:0:10.0.0.1,w:1:10.0.0.2", "agent-worker-number": "1"}
-    told["tpu-env"] = "ACCELERATOR_TYPE: 'v5litepod-16'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\n"
-    faults += [503, 503]
-    assert find_place(environment) == Place("10.0.0.1", place.PORT, 4, 3)
-    faults += [404]
-    assert find_place(environment) is None
-    faults += [503] * 4
-    with pytest.raises(OSError, match="503"):
-        find_place(environment)

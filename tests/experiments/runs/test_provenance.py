@@ -363,6 +363,7 @@ from experiments.runs import run as module
 from experiments.processes.progress import reporting
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
+from lm.objectives.denoising import Objective  # in the settings
 SCALES["tiny"] = eval(sys.argv[3])
 locked = module.locked
 def after_a_moment(folder, reporter):

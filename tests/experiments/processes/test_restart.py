@@ -9,19 +9,20 @@ import pytest
 from paths import ROOT
 from waiting import gone, wait_for
 
-from experiments.processes.supervisor import supervise
+from experiments.processes.restart import pop_restart, run_with_restarts
 from lm.config.base import SettingError
 
 LIVES = """
 import os, signal, sys, time
 from pathlib import Path
-from experiments.processes import supervisor
-supervisor.LONGEST_PAUSE = 0.05
+from experiments.processes import restart
+restart.LONGEST_PAUSE = 0.05
 try:
-    supervisor.supervise(sys.argv[1:])
+    restart.run_with_restarts(sys.argv[1:], "SEVERAL" in os.environ)
 except SystemExit:
     print([name for name in ("jax", "numpy", "tyro") if name in sys.modules])
     raise
+restart.end_with_parent()
 command, folder, *plan = sys.argv[1:]
 with open(Path(folder, "lives"), "a") as lives:
     print(os.getpid(), os.environ.get("LM_RESTART"), file=lives)
@@ -37,9 +38,14 @@ sys.exit(int(plan[turn]))
 """
 
 
-def start(folder, *arguments):
+def start(folder, *arguments, **environment):
     command = [sys.executable, "-c", LIVES, "run", folder, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, text=True, **both)
+
+
+def starts(folder):
+    return (folder / "lives").read_text().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -56,9 +62,9 @@ def start(folder, *arguments):
 )
 def test_it_is_started_again_when_that_may_help_and_told_why(tmp_path, codes, times, code):
     process = start(tmp_path, *codes, "--restart", times)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out.strip()) == (code, "[]")  # of jax nothing is loaded
-    told = [line.split(maxsplit=1)[1].strip() for line in (tmp_path / "lives").read_text().splitlines()]
+    told = [line.split(maxsplit=1)[1].strip() for line in starts(tmp_path)]
     why = [f"killed by {signal.Signals(-c).name}" if c < 0 else f"exit code {c}" for c in codes]
     assert told == ["None", *(f"{turn} of {times}: {each}" for turn, each in enumerate(why[:-1], 1))]
     assert err.count("; restart ") == len(codes) - 1
@@ -67,32 +73,41 @@ def test_it_is_started_again_when_that_may_help_and_told_why(tmp_path, codes, ti
 @pytest.mark.parametrize("codes, lives", [([-6, -6, -9, -6, -6, -6, 0], 6), ([134, 134, 134, 0], 3)])
 def test_what_aborts_again_and_again_as_without_memory_is_given_up_and_said(tmp_path, codes, lives):
     process = start(tmp_path, *codes, "--restart", 9)
-    _, err = process.communicate(timeout=60)
-    assert (process.returncode, len((tmp_path / "lives").read_text().splitlines())) == (134, lives)
+    _, err = process.communicate(timeout=300)
+    assert (process.returncode, len(starts(tmp_path))) == (134, lives)
     assert "not started again after 3 such ends in a row" in err.splitlines()[-1]
     assert codes[0] > 0 or "killed by SIGABRT (as XLA is where it gets no more memory" in err
+
+
+def test_one_of_several_processes_is_started_again_after_any_number_of_aborts(tmp_path):
+    """jax aborts a process when another one is gone."""
+    process = start(tmp_path, -6, -6, -6, -6, 0, "--restart", 9, SEVERAL="yes")
+    _, err = process.communicate(timeout=300)
+    assert (process.returncode, len(starts(tmp_path))) == (0, 5), err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_passed_on_and_nothing_is_started_again(tmp_path, number):
     process = start(tmp_path, "waits", "0", "--restart=5")
-    assert wait_for((tmp_path / "ready").exists)
-    child = int((tmp_path / "lives").read_text().split()[0])
+    assert wait_for((tmp_path / "ready").exists, 200)
+    child = int(starts(tmp_path)[0].split()[0])
     assert os.getpgid(child) == child  # a Ctrl-C does not reach it, too
     process.send_signal(number)
-    assert process.wait(20) == 40 + number
-    assert len((tmp_path / "lives").read_text().splitlines()) == 1
+    assert process.wait(200) == 40 + number
+    assert len(starts(tmp_path)) == 1
 
 
-def test_the_trainer_dies_with_its_supervisor(tmp_path):
+def test_the_command_dies_with_its_parent(tmp_path):
     process = start(tmp_path, "waits", "--restart=5")
-    assert wait_for((tmp_path / "ready").exists)
+    assert wait_for((tmp_path / "ready").exists, 200)
     process.kill()
-    assert wait_for(lambda: gone((tmp_path / "lives").read_text().split()[0]))
+    assert wait_for(lambda: gone(starts(tmp_path)[0].split()[0]))
 
 
 def test_only_what_goes_on_is_started_again_and_the_number_must_be_one():
-    assert supervise(["run", "name"]) is supervise(["report", "--restart", "3"]) is None
+    for arguments in (["run", "name"], ["report", "--restart", "3"], ["run", "name", "--restart", "0"], []):
+        assert run_with_restarts(arguments, several=False) is None
+    assert pop_restart(["run", "--restart=3", "name"]) == (3, ["run", "name"])
     with pytest.raises(SettingError, match="--restart"):
-        supervise(["run", "name", "--restart", "often"])
+        run_with_restarts(["run", "name", "--restart", "often"], several=False)
     assert os.environ.get("LM_RESTART") is None

@@ -1,0 +1,274 @@
+"""The processes that train one run together: how they join, what they agree on, and how one leaves.
+
+jax.distributed finds the cluster, and its heartbeats end all processes when one is gone. This module is
+imported before jax, which a command on a single machine may not need.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from experiments.processes.exit_codes import AGAIN, EXIT_CODES
+from experiments.processes.restart import print_line
+from lm.config.base import SettingError
+from lm.devices import has_tpu
+from lm.train.runtime.preemption import exit_after
+
+# Seconds to wait until all processes are there, for a sign of life of one, and for a step; 0: for ever.
+# A heartbeat of 30 s bridges a machine that is moved or overloaded, and jax's own 100 s are idle time.
+TIMEOUTS = {"LM_START_TIMEOUT": 300.0, "LM_HEARTBEAT": 30.0, "LM_STEP_TIMEOUT": 1_800.0}
+FAREWELL = 5.0  # for the others to fail in the same way, after which a process that failed leaves [seconds]
+AFTER_SIGNAL = 5.0  # for a process that waits for others to heed a signal, after which it is ended [seconds]
+# Variables by which jax knows that it may be in a cluster; it knows a TPU VM by its devices.
+CLUSTERS = (
+    "SLURM_STEP_NODELIST",
+    "OMPI_MCA_orte_hnp_uri",
+    "KUBERNETES_SERVICE_HOST",
+    "TPU_PROCESS_ADDRESSES",
+    "TPU_WORKER_HOSTNAMES",
+)
+COUNTS = ("LM_PROCESSES", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # variables: how many there are
+LOOPBACK = ("localhost", "127.0.0.1", "::1")  # hosts that are this machine alone
+LOST = ("Gloo", "NCCL", "heartbeat", "coordination service")  # in the message of a collective without a peer
+
+
+def timeout(name: str) -> float:
+    """Return one of TIMEOUTS, as the environment sets it [seconds]."""
+    return _number(os.environ, name, float, TIMEOUTS[name])
+
+
+def _number(environment: Mapping[str, str], name: str, kind: type, default: object = None) -> Any:
+    """Return a number from 0 out of the environment; SettingError if it is none."""
+    try:
+        value = kind(environment.get(name, default))
+        if 0 <= value < float("inf"):
+            return value
+    except (TypeError, ValueError):
+        pass
+    raise SettingError(f"{name}={environment.get(name)} should be a number from 0")
+
+
+# ---- joining and leaving
+
+
+def is_one_of_several(environment: Mapping[str, str]) -> bool:
+    """Return whether this may be one of several processes of a run, as far as the environment says.
+
+    jax decides on a TPU and in Kubernetes, where the number of processes is not in the environment.
+    """
+    if (count := process_count(environment)) is not None:
+        return count > 1
+    return bool(environment.get("LM_COORDINATOR")) or has_tpu() or any(n in environment for n in CLUSTERS)
+
+
+def process_count(environment: Mapping[str, str]) -> int | None:
+    """Return how many processes the environment says there are; None if it does not say."""
+    name = next((name for name in COUNTS if environment.get(name)), None)
+    return None if name is None else _number(environment, name, int)
+
+
+def cluster_arguments(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of jax.distributed.initialize that LM_COORDINATOR and its like set.
+
+    There are none without LM_COORDINATOR, or with LM_COORDINATOR=auto: jax detects the cluster.
+    """
+    coordinator = environment.get("LM_COORDINATOR", "auto")
+    if coordinator in ("", "auto"):
+        return {}
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or int(port) not in range(1, 65536):
+        raise SettingError(f"LM_COORDINATOR={coordinator} should be host:port, of the first process, or auto")
+    count, index = (_number(environment, name, int) for name in ("LM_PROCESSES", "LM_PROCESS"))
+    if index >= count:
+        raise SettingError(f"LM_PROCESS={index} should be below LM_PROCESSES={count}")
+    found = {"coordinator_address": coordinator, "num_processes": count, "process_id": index}
+    if host.strip("[]") in LOOPBACK:  # else jax listens to other machines too
+        found["coordinator_bind_address"] = coordinator
+    return found | {"cluster_detection_method": "deactivate"}
+
+
+def join_others() -> bool:
+    """Join the other processes of this run, if there are any; return whether there are.
+
+    They are those that LM_COORDINATOR names, or that jax detects: of Slurm, Open MPI, Cloud TPU, GKE and
+    Kubernetes. With LM_COORDINATOR=auto, or where the environment says that there are several, it is an error
+    if jax detects none. LM_PROCESSES=1 is one alone.
+    All have to be there within LM_START_TIMEOUT.
+    """
+    if not is_one_of_several(os.environ):
+        return False
+    arguments, patience = cluster_arguments(os.environ), timeout("LM_START_TIMEOUT") or 1e6
+    heartbeat = timeout("LM_HEARTBEAT") or 1e6
+    if arguments.get("process_id") == 0:
+        _check_port(arguments["coordinator_address"])
+    import jax
+
+    _end_soon_after_signals()
+    # Until there is something to save (`save_on_sigterm`), a SIGTERM ends this process at once.
+    jax.config.update("jax_enable_preemption_service", False)
+    late = threading.Timer(patience, _exit_without_others, [arguments, patience])
+    late.daemon = True
+    late.start()
+    try:
+        jax.distributed.initialize(
+            **arguments,
+            initialization_timeout=round(patience + 60),  # jax would abort without saying why
+            heartbeat_timeout_seconds=max(round(heartbeat), 1),
+        )
+    except (ValueError, RuntimeError, OSError) as error:
+        if arguments or "coordinator_address" not in str(error):
+            raise SettingError(
+                f"jax cannot join the other processes ({error}); LM_PROCESSES=1 runs this one alone"
+            ) from error
+        if os.environ.get("LM_COORDINATOR") or process_count(os.environ):
+            raise SettingError(
+                "jax detects neither Slurm, Open MPI, a TPU nor Kubernetes: set LM_COORDINATOR=host:port, "
+                "LM_PROCESSES and LM_PROCESS, or LM_PROCESSES=1 for one process alone"
+            ) from error
+        signal.set_wakeup_fd(-1)
+        return False
+    finally:
+        late.cancel()
+    return True
+
+
+def _end_soon_after_signals() -> None:
+    """End this process a moment after a SIGTERM or SIGINT, also while it waits in jax for other processes.
+
+    Python calls its handlers only when jax returns. A handler that defers the signal, as in training, takes
+    the place of today's, and nothing is done here.
+    """
+    codes: dict[int, int] = {signal.SIGTERM: AGAIN, signal.SIGINT: EXIT_CODES["interrupted"]}
+    handlers = {number: signal.getsignal(number) for number in codes}
+    receiver, sender = os.pipe()
+    os.set_blocking(sender, False)
+    signal.set_wakeup_fd(sender, warn_on_full_buffer=False)  # Python writes the numbers of signals at once
+
+    def watch() -> None:
+        while True:
+            number = os.read(receiver, 1)[0]
+            if number in handlers and signal.getsignal(number) is handlers[number]:
+                exit_after(AFTER_SIGNAL, codes[number])
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
+
+
+def _check_port(coordinator: str) -> None:
+    """Raise SettingError if the coordinator cannot listen: jax would crash."""
+    try:
+        socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
+    except OSError as error:
+        raise SettingError(f"LM_COORDINATOR={coordinator} should be a free port here: {error}") from error
+
+
+def _exit_without_others(arguments: Mapping[str, Any], seconds: float) -> None:
+    who, where = "this process and the others", ""
+    if arguments:
+        who = f"process {arguments['process_id']} of {arguments['num_processes']} and the others"
+        where = f" at {arguments['coordinator_address']}"
+    print_line(
+        f"{who} did not meet{where} within {seconds:.0f} s (LM_START_TIMEOUT); LM_PROCESSES=1 runs each alone"
+    )
+    os._exit(EXIT_CODES["failed"])
+
+
+def leave_others(code: int) -> None:
+    """Wait until the others end too, before this process exits with ``code``.
+
+    One that failed waits only FAREWELL for those that fail in the same way. jax ends the others then.
+    """
+    import jax
+
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody reads any more
+            stream.flush()
+    if code not in (EXIT_CODES["done"], AGAIN):
+        exit_after(FAREWELL, code)
+    with suppress(RuntimeError):  # one of them is gone
+        jax.distributed.shutdown()
+
+
+def is_due_to_lost_process(error: Exception) -> bool:
+    """Return whether the error is that of a collective without a process of this run, which is gone."""
+    import jax
+
+    return jax.process_count() > 1 and any(word in str(error) for word in LOST)
+
+
+# ---- what the processes agree on
+
+
+def cache_compiled(cache: Path) -> None:
+    """Cache compiled programs in ``cache/compiled``, or where JAX_COMPILATION_CACHE_DIR says.
+
+    With JAX_ENABLE_COMPILATION_CACHE=false none is cached.
+    """
+    import jax
+
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(cache.absolute() / "compiled"))
+    if not os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+def broadcast_from_first(find: Callable[[], Any]) -> Any:
+    """Call ``find`` on process 0 alone, and return its result on all processes.
+
+    The result is sent as JSON. A SettingError that ``find`` raises is raised on all processes.
+    All processes must call this: it is a barrier too.
+    """
+    import jax
+    import numpy as np
+    from jax.experimental.multihost_utils import broadcast_one_to_all
+
+    if jax.process_count() == 1:
+        return find()
+    text = b""
+    if jax.process_index() == 0:
+        try:
+            message = {"value": find()}
+        except SettingError as error:
+            message = {"error": str(error)}
+        text = json.dumps(message).encode()
+    length = _round_up(int(broadcast_one_to_all(np.int32(len(text)))))
+    text = broadcast_one_to_all(np.frombuffer(text.ljust(length), np.uint8)).astype(np.uint8).tobytes()
+    message = json.loads(text)
+    if "error" in message:
+        raise SettingError(message["error"])
+    return message["value"]
+
+
+def gathered(value: Any) -> list[Any]:
+    """Return the ``value`` of each process, in the order of processes; it is sent as JSON."""
+    import jax
+    import numpy as np
+    from jax.experimental.multihost_utils import process_allgather
+
+    if jax.process_count() == 1:
+        return [value]
+    text = json.dumps(value).encode()
+    length = _round_up(int(process_allgather(np.int32(len(text))).max()))
+    texts = process_allgather(np.frombuffer(text.ljust(length), np.uint8))
+    return [json.loads(text.astype(np.uint8).tobytes()) for text in texts]
+
+
+def _round_up(length: int) -> int:
+    """Return the next multiple of 1024, since a collective is compiled for each length."""
+    return -(-length // 1024) * 1024
+
+
+def main_process_first(work: Callable[[], Any]) -> Any:
+    """Return ``work()``, which process 0 calls first and the others call afterwards.
+
+    So process 0 fills the cache alone, and the others read it. A SettingError of process 0 is raised on all.
+    """
+    results = []
+    broadcast_from_first(lambda: results.append(work()))
+    return results[0] if results else work()

@@ -1,0 +1,143 @@
+"""``--restart N``: a parent process that runs the command, and runs it again after a crash or a kill.
+
+The command resumes from its newest checkpoint. The parent imports only the standard library, so it starts in
+a tenth of a second and needs little memory. Each of several processes has a parent of its own: when one
+process is gone, jax ends the others, their parents start them again, and they meet at the coordinator.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+
+from experiments.processes.exit_codes import AGAIN, EXIT_CODES, killed_by
+from lm.config.base import SettingError
+
+STARTED = time.monotonic()  # of this process, near enough
+RESUMABLE = ("run", "sweep", "demo")  # the commands that resume where they stopped
+FINAL = {EXIT_CODES[name] for name in ("done", "bad settings", "loss not finite", "interrupted")}
+ABORTED = 128 + signal.SIGABRT  # by XLA without memory, and by jax when another process is gone
+MAX_ABORTS = 3  # of a single process in a row, each within QUICK: memory will be missing the next time too
+QUICK = 3600.0  # after a start [seconds]
+LONGEST_PAUSE = 60.0  # before a restart; the first is a second, each twice the last [seconds]
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PARENT = "LM_PARENT"  # in the environment of a child: the process id of its parent
+
+
+def print_line(text: str) -> None:
+    """Print a line for the user; nothing where nobody reads any more."""
+    with suppress(OSError):
+        print(f"lm: {text}", file=sys.stderr, flush=True)
+
+
+def run_with_restarts(arguments: Sequence[str], several: bool) -> None:
+    """Run the command in child processes and exit as the last one does, if ``--restart N`` asks for that.
+
+    Otherwise return. ``arguments`` are those of ``lm``; ``several``: this is one of several processes.
+    """
+    restarts, command = pop_restart(arguments)
+    if restarts and command[:1] and command[0] in RESUMABLE:
+        program = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]  # and options of Python
+        sys.exit(Parent([sys.executable, *program, *command], restarts, several).run())
+
+
+def pop_restart(arguments: Sequence[str]) -> tuple[int, list[str]]:
+    """Return the number behind ``--restart``, 0 without it, and the other arguments."""
+    times = "0"
+    others: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name == "--restart":
+            times = value if equals else next(words, "")
+        else:
+            others.append(word)
+    if not times.isdecimal():
+        raise SettingError(f"--restart {times} should be a whole number from 0")
+    return int(times), others
+
+
+class Parent:
+    """Runs a command in one child process after another, and passes signals on to it."""
+
+    def __init__(self, command: Sequence[str], restarts: int, several: bool = False):
+        self.command, self.restarts, self.several = command, restarts, several
+        self.child: subprocess.Popen | None = None
+        self.signal: int | None = None  # the last that asked to end
+
+    def run(self) -> int:
+        """Run the command until it need not, or should not, be started again; return its exit code."""
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup or a script ignores it
+                signal.signal(number, self._pass_on)
+        aborts, reason = 0, ""
+        for turn in range(self.restarts + 1):
+            began = time.monotonic()
+            status = self._run_child(turn, reason)
+            code = status if status >= 0 else 128 - status
+            reason = f"exit code {code}" if status >= 0 else killed_by(-status)
+            if self.signal is not None:
+                return AGAIN if status == -signal.SIGTERM else code
+            if code in FINAL:
+                return code
+            aborted = code == ABORTED and not self.several and time.monotonic() < began + QUICK
+            aborts = aborts + 1 if aborted else 0
+            if aborts == MAX_ABORTS:
+                print_line(f"{reason}; not started again after {aborts} such ends in a row")
+                return code
+            if turn < self.restarts:
+                pause = min(2.0**turn, LONGEST_PAUSE)
+                print_line(f"{reason}; restart {turn + 1} of {self.restarts} in {pause:.0f} s")
+                if self._signalled_within(pause):
+                    return AGAIN
+        print_line(f"{reason}; this was the last of {self.restarts} restarts")
+        return code
+
+    def _run_child(self, turn: int, reason: str) -> int:
+        """Run the command once and return its exit code, or minus the number of the signal that killed it."""
+        environment = os.environ | {PARENT: str(os.getpid())}
+        if turn:
+            environment["LM_RESTART"] = f"{turn} of {self.restarts}: {reason.partition(' (')[0]}"
+        # In a group of its own: a Ctrl-C is for the parent, which passes it on.
+        self.child = subprocess.Popen(self.command, env=environment, process_group=0)
+        if self.signal is not None:  # it came before it could be passed on
+            self.child.terminate()
+        status = self.child.wait()
+        with suppress(OSError):
+            os.killpg(self.child.pid, signal.SIGKILL)  # the child's own processes, if it left any behind
+        return status
+
+    def _pass_on(self, number: int, _: FrameType | None) -> None:
+        self.signal = number
+        if self.child is not None:
+            self.child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    def _signalled_within(self, seconds: float) -> bool:
+        """Return whether a signal comes within so many seconds."""
+        end = time.monotonic() + seconds
+        while self.signal is None and time.monotonic() < end:
+            time.sleep(0.1)
+        return self.signal is not None
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Kill this process and those of its group as soon as its parent is gone.
+
+    ``parent``: the process id; None takes it from the environment, where a child of ``--restart`` has it.
+    """
+    if parent is None:
+        parent = int(os.environ.pop(PARENT, 0))
+    if not parent:
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
