@@ -1,7 +1,7 @@
 """N processes of ``lm run`` on this machine, which meet at a free port.
 
-All of them are started again here, at another port, though the supervisors of ``lm`` could: thus a run
-survives the loss of a supervisor too, and nothing here depends on the project.
+All of them are started again here, at another port, though ``--restart`` of ``lm`` could: so nothing here depends
+on the project.
 """
 
 import os
@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from secrets import token_hex
 
 from launch.command import Job, LaunchError, program_path
 from launch.policy import DONE, HOPELESS, INTERRUPTED, pause, worst
@@ -29,11 +28,10 @@ class Processes:
     dry_run: bool = False  # print every command and run none
 
 
-def environment(process: int, port: int, secret: str, options: Processes) -> dict[str, str]:
+def environment(process: int, port: int, options: Processes) -> dict[str, str]:
     """What ``lm`` reads to join the others; simulated devices on the CPU if a number of them is given."""
     variables = {"LM_COORDINATOR": f"127.0.0.1:{port}", "LM_PROCESSES": str(options.processes)}
-    # No other user of this machine knows the secret.
-    variables |= {"LM_PROCESS": str(process), "LM_SECRET": secret}
+    variables["LM_PROCESS"] = str(process)
     if options.devices_per_process:
         simulated = f"--xla_force_host_platform_device_count={options.devices_per_process}"
         flags = f"{os.environ.get('XLA_FLAGS', '')} {simulated}".strip()
@@ -56,9 +54,9 @@ def run_here(jobs: Sequence[Job], options: Processes) -> int:
 
     def attempt(command: Sequence[str]) -> int:
         children.clear()
-        port, secret = _free_port(), "..." if options.dry_run else token_hex(16)
+        port = _free_port()
         for process in range(options.processes):
-            variables = environment(process, port, secret, options)
+            variables = environment(process, port, options)
             if options.dry_run:
                 show(["env", *(f"{name}={value}" for name, value in variables.items()), *command])
             elif not stopped.is_set():
