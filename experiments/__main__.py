@@ -86,7 +86,7 @@ def main() -> None:
         print_line(str(error))
         code = EXIT_CODES["bad settings"]
     except KeyboardInterrupt:  # in a study module, or while others are waited for
-        print_line("interrupted; run the same command to resume")
+        print_line(f"interrupted{how_to_resume()}")
         code = EXIT_CODES["interrupted"]
     except SystemExit as end:
         unread = isinstance(end.__context__, BrokenPipeError)  # as rich turns it into an exit
@@ -149,9 +149,14 @@ def _stop(*_) -> None:
 
     The timer is there because an exception in a callback gets lost, and leaving may take its time.
     """
-    print_line("stopped (SIGTERM); run the same command to resume")
+    print_line(f"stopped (SIGTERM){how_to_resume()}")
     exit_after(AFTER_SIGNAL, EXIT_CODES["start again"])
     sys.exit(EXIT_CODES["start again"])
+
+
+def how_to_resume() -> str:
+    """Return how to go on with this command, if it resumes where it stopped."""
+    return "; run the same command to resume" if sys.argv[1:2] and sys.argv[1] in RESUMABLE else ""
 
 
 def dispatch(arguments: Sequence[str]) -> int:
@@ -169,7 +174,7 @@ def dispatch(arguments: Sequence[str]) -> int:
         print_line(str(error))
         return EXIT_CODES["bad settings"]
     except KeyboardInterrupt:
-        print_line("interrupted; run the same command to resume")
+        print_line(f"interrupted{how_to_resume()}")
         return EXIT_CODES["interrupted"]
 
 

@@ -1,7 +1,7 @@
 """N processes of ``lm run`` on this machine, which meet at a free port.
 
-All of them are started again here, at another port, though ``--restart`` of ``lm`` could: so nothing here depends
-on the project.
+All of them are started again here, at another port, though ``--restart`` of ``lm`` could: so nothing here
+depends on the project.
 """
 
 import os

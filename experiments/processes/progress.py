@@ -55,7 +55,7 @@ class Reporter:
         """Show that a phase begins; ``detail`` says what comes before its first step."""
         self._bar.update(self._task, description=phase, detail=detail)
         if not self.console.is_terminal:
-            self.console.print(phase)
+            self.console.print(f"{phase} ({detail})" if detail else phase)
 
     def began(self, compiling: float) -> None:
         """Start the clock after the first step of a phase; print how long the very first one took."""

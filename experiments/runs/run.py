@@ -131,13 +131,13 @@ class Run:
         trained with to what it was started with, records it, and stores the vocabulary in the stage's folder.
         """
         steps = stage.training.steps
-        reporter.start(stage.title, stage.startup_status)
         with locked(stage.folder, reporter):
             finished = is_stage_finished(stage.folder, steps)
             broadcast_from_first(partial(stage.check_provenance, inputs, finished, allow, reporter.say))
             if finished:
                 reporter.advance(stage.num_steps)
                 return
+            reporter.start(stage.title, stage.startup_status)
             settings = asdict(stage.settings) | {"corrupt_records_left_out": dict(inputs.left_out)}
             title = self.title if stage.is_shared else ""
             with StageLog(stage.folder, settings, reporter, title, tools.wandb) as log:
