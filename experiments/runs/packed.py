@@ -39,7 +39,7 @@ def pack_model(run: Path, file: Path) -> None:
     for name, parameter in params.items():
         arrays[PARAMETERS + name] = np.asarray(parameter, np.float16)
     packed = io.BytesIO()
-    np.savez_compressed(packed, allow_pickle=False, **arrays)
+    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
     write(file, packed.getvalue())
 
 
@@ -49,7 +49,7 @@ def unpack_model(file: Path, run: Path, cache: Path) -> Experiment:
     ``cache`` is the folder that holds the data of all runs beside it. The run keeps no metrics and no scores,
     and its parameters are those that were packed, rounded to float16.
     """
-    with np.load(file, allow_pickle=False) as packed:
+    with np.load(file) as packed:
         arrays = {name: packed[name] for name in packed.files}
     experiment = from_json(Experiment, arrays[SETTINGS].tobytes())
     params = {

@@ -368,7 +368,7 @@ def train_sentencepiece(
         )
     except RuntimeError as error:
         # the trainer's message without the line of its source; for an empty text it is empty
-        reason = str(error).rpartition("] ")[2].strip() or "there is none"
+        reason = str(error).rpartition("] ")[2].strip().rstrip(".") or "there is none"
         raise SettingError(
             f"data.vocabulary_size={size} does not suit the text: {reason}. Try a smaller "
             "--data.vocabulary-size, and a smaller one again if it fails, or --data.vocabulary bytes"

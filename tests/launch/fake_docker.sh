@@ -20,7 +20,7 @@ case $verb in
   wait) while kill -0 "$(cat "$folder/$1/pid")" 2> /dev/null; do sleep 0.02; done; cat "$folder/$1/code" ;;
   stop)
     for name in "${@:3}"; do
-      pid=$(cat "$folder/$name/pid")
+      pid=$(cat "$folder/$name/pid") && [ -n "$pid" ] || continue # it is not up yet
       pkill -TERM -P "$pid"
       while kill -0 "$pid" 2> /dev/null; do sleep 0.02; done
     done ;;

@@ -4,16 +4,18 @@ import shlex
 import shutil
 
 import pytest
-from scored_runs import run_of
+from scored_runs import HEADS, run_of
 
 from experiments import __main__ as cli
 from experiments.cli import COMMANDS
 from experiments.cli.app import examples, function_of
+from experiments.cli.run_names import name_run
 from lm.data.documentation import corpus
 from lm.objectives.denoising import OBJECTIVES
 
 RUN, VECTORS = "t5/1-baseline/baseline/seed-0", "vectors/negative/seed-0"
 GPT, DIFFUSION = "gpt/base/seed-0", "now/4-diffusion/masked-diffusion/seed-0"
+MINE = "bert/base/seed-0"  # @mine, with heads
 MIXTURES = {"tuning.mixtures": ("documentation-reading", "documentation-language")}
 # They train, compile for a TPU, need lm-evaluation-harness, a crawl, C4, words that are pieces (here are
 # bytes), or a data set that is not here.
@@ -51,6 +53,10 @@ def home(tmp_path_factory):
     run_of(folder / "runs", GPT, MIXTURES | {"model.architecture": "decoder"})
     masked = {"model.architecture": "encoder", "objective": OBJECTIVES["masked-diffusion"]}
     run_of(folder / "runs", DIFFUSION, masked | {"tuning.mixtures": ()})
+    run_of(folder / "runs", MINE, HEADS | {"tuning.heads": ("cola", "mrpc")})
+    name_run(folder / "runs", "mine", folder / "runs" / "nano" / MINE)
+    (folder / "new.txt").write_text("It is so.\nSo be it.\n")
+    (folder / "pairs.jsonl").write_text('["It is so.", "So it is."]\n')
     (folder / "book.txt").write_text("A first paragraph.\n\nA second one.\n")
     return folder
 

@@ -147,7 +147,9 @@ def test_how_many_runs_train_at_once_follows_from_the_size_of_their_models_at_an
 
 def test_a_training_command_starts_again_once_with_the_tunables_of_memory():
     code = "import os; from experiments.processes.memory import tune_memory; tune_memory(); print(os.environ)"
-    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("GLIBC_TUNABLES", "COLUMNS")
+    }
     told = [
         subprocess.run([sys.executable, "-c", code], env=environment | given, capture_output=True, text=True)
         for given in ({}, {"GLIBC_TUNABLES": "glibc.malloc.check=0"})
@@ -177,7 +179,9 @@ main()
 
 def test_a_command_works_where_the_system_lacks_what_only_linux_has():
     """As on macOS: no affinities, a Python without poll, a C library without a version."""
-    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("GLIBC_TUNABLES", "COLUMNS")
+    }
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_LINUX], env=environment, capture_output=True, text=True
     )

@@ -176,7 +176,7 @@ def seen(folder: Path) -> tuple[list, list[str]]:
     look(lambda: [prediction_samples("cloze", step, result) for result in found for step in (2, 4)])
     look(lambda: [{x: y.tolist() for x, y in result.example_values("cloze").items()} for result in found])
     look(lambda: is_stage_finished(phase, STEPS))
-    look(lambda: status(runs=phase))
+    look(lambda: status(phase))
     look(lambda: best_of(TASK, phase))
     look(lambda: load_settings(folder))
     look(lambda: provenance.read(phase))
