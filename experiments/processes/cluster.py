@@ -123,6 +123,7 @@ def join_others() -> bool:
             heartbeat_timeout_seconds=max(round(heartbeat), 1),
         )
     except (ValueError, RuntimeError, OSError) as error:
+        signal.set_wakeup_fd(-1)  # signals are this process's own again
         if arguments or "coordinator_address" not in str(error):
             raise SettingError(
                 f"jax cannot join the other processes ({error}); LM_PROCESSES=1 runs this one alone"
@@ -132,7 +133,6 @@ def join_others() -> bool:
                 "jax detects neither Slurm, Open MPI, a TPU nor Kubernetes: set LM_COORDINATOR=host:port, "
                 "LM_PROCESSES and LM_PROCESS, or LM_PROCESSES=1 for one process alone"
             ) from error
-        signal.set_wakeup_fd(-1)
         return False
     finally:
         late.cancel()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -69,10 +70,11 @@ class Stage:
         return " ".join(line.strip().replace(" ", "@") if zones else line.split()[0] for line in lines)
 
     def send(self, number: int, when) -> None:
-        """Send this process a signal as soon as something is true."""
+        """Send this process a signal as soon as something is true, and only while a launcher handles it."""
 
         def wait() -> None:
-            if wait_for(when):
+            unhandled = (signal.SIG_DFL, signal.default_int_handler)
+            if wait_for(when) and signal.getsignal(number) not in unhandled:
                 os.kill(os.getpid(), number)
 
         threading.Thread(target=wait).start()
