@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from textwrap import indent
 
-from experiments.cli import COMMANDS, GROUPS, overview
+from experiments.cli import COMMANDS, GROUPS, HELP_OPTIONS, overview
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.processes.cluster import is_due_to_lost_process, is_one_of_several, join_others, leave_others
 from experiments.processes.exit_codes import EXIT_CODES
@@ -64,7 +64,7 @@ def versions() -> str:
 def main() -> None:
     """Run the command line in ``sys.argv``; end the process with one of EXIT_CODES."""
     speak_any_encoding()
-    if sys.argv[1:2] and sys.argv[1] in RESUMABLE:
+    if sys.argv[1:2] and sys.argv[1] in RESUMABLE and not {*HELP_OPTIONS} & {*sys.argv}:
         from experiments.processes.memory import tune_memory
 
         tune_memory()
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def launch() -> None:
-    """The command ``lm-launch``: ``lm launch``."""
+    """Run ``lm launch``, which ``lm-launch`` is another name of."""
     sys.argv.insert(1, "launch")
     main()
 
@@ -130,7 +130,7 @@ def take_study() -> None:
 
 def trains_together(arguments: Sequence[str]) -> bool:
     """Return whether the command is one run, which several processes may train together."""
-    return arguments[:1] == ["run"] and not {"-h", "--help"}.intersection(arguments)
+    return arguments[:1] == ["run"] and not {*HELP_OPTIONS} & {*arguments}
 
 
 def _unread() -> bool:
@@ -162,7 +162,7 @@ def how_to_resume() -> str:
 def dispatch(arguments: Sequence[str]) -> int:
     """Run one command; the exit code. Errors that a user can fix are printed without a traceback."""
     words = [*arguments[1:], "--help"] if arguments[:1] == ["help"] else list(arguments)
-    if not words or words[0] in ("-h", "--help", "--help-all"):
+    if not words or words[0] in HELP_OPTIONS:
         print(_help())
         return EXIT_CODES["done"]
     if words[0] in ("--version", "-V"):
@@ -209,7 +209,7 @@ def named_command(words: Sequence[str]) -> tuple[str, list[str]]:
     if name.startswith("-"):
         raise SettingError(f"the command comes first, such as: lm run ROW {name} ...")
     if name in GROUPS:
-        if not rest or rest[0] in ("-h", "--help", "--help-all"):
+        if not rest or rest[0] in HELP_OPTIONS:
             return name, []
         subcommands = [known.partition(" ")[2] for known in COMMANDS if known.startswith(f"{name} ")]
         if rest[0] not in subcommands:

@@ -16,8 +16,8 @@ from rich.table import Table as Grid
 RUNS = Path("runs")
 CONSOLE = Console(emoji=False)  # as wide as the terminal; 80 columns in a pipe, or as COLUMNS says
 # for lists of names: what reads them from a pipe needs each in one piece
-FITS = CONSOLE.is_terminal or "COLUMNS" in os.environ
-NAMES_CONSOLE = Console(emoji=False, width=None if FITS else max(160, CONSOLE.width))
+_HAS_WIDTH = CONSOLE.is_terminal or "COLUMNS" in os.environ
+NAMES_CONSOLE = Console(emoji=False, width=None if _HAS_WIDTH else max(160, CONSOLE.width))
 NARROW = 100  # in a terminal of fewer columns, names are shown without what the title says [characters]
 UNBROKEN = Console(soft_wrap=True, highlight=False, emoji=False)  # for lines of any length
 CELL_PADDING = 3  # around each cell of a listing, its border included [characters]

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from experiments.cli.run_names import resolve_names
-from experiments.runs.stages import stages_of
-from experiments.runs.trained import open_run, texts_of_run, with_head
+from experiments.runs.trained import open_texts
 from lm.notebook import TrainableModel
 
 
@@ -16,7 +15,6 @@ def load_run(run: str | Path, mixture: str = "") -> TrainableModel:
         mixture: Stage of the run, as ``lm show ROW --stages`` lists them, such as a task or "pretraining".
     """
     (name,) = resolve_names([str(run)])
-    folder = Path(name)
-    trained = open_run(folder, stages_of(folder), mixture)
-    print(trained.which)
-    return with_head(texts_of_run(trained), trained.stage)
+    model, which = open_texts(Path(name), mixture)
+    print(which)
+    return model

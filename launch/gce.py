@@ -8,7 +8,7 @@ slice that has lost one is deleted and asked for again, since its container has 
 import json
 from collections.abc import Sequence
 
-from launch.accelerators import GENERATIONS, Slice
+from launch.accelerators import GENERATIONS
 from launch.command import LaunchError
 from launch.gcloud import Request, Status, Way, connection, place, ssh_options
 from launch.options import FLEX_START, RESERVATION, SPOT, reservation
@@ -21,8 +21,9 @@ BOOT_DISK = "200GB"  # for the container image and the cache of the buckets
 GOING = ("STOPPING", "STOPPED", "TERMINATED", "SUSPENDING", "SUSPENDED", "PENDING_STOP")
 
 
-def check_slice(piece: Slice) -> None:
+def refuse(request: Request) -> None:
     """Raise LaunchError for a slice that Compute Engine does not offer, with what does."""
+    piece = request.slice
     if not piece.generation.machine:
         offered = ", ".join(name for name, known in GENERATIONS.items() if known.machine)
         raise LaunchError(
@@ -152,4 +153,4 @@ def offer(request: Request) -> str:
     return request.slice.machine
 
 
-WAY = Way(check, offer, ask, look, read, copy, run, delete)
+WAY = Way(refuse, check, offer, ask, look, read, copy, run, delete)

@@ -49,6 +49,7 @@ class Status(NamedTuple):
 class Way(NamedTuple):
     """How slices are had: functions that return the commands of an action in a zone."""
 
+    refuse: Callable[[Request], None]  # raises LaunchError for a request that it cannot meet
     check: Callable[[Request, str], list[str]]  # prints what the zone offers
     offer: Callable[[Request], str]  # what of that is needed
     ask: Callable[[Request, str], list[list[str]]]
@@ -89,8 +90,13 @@ def answer(arguments: Sequence[str], meaning: str = "gcloud does not work") -> s
     return seen.message
 
 
-def paying(project: str) -> str:
-    """Return the project to work in: ``project``, or gcloud's; LaunchError without it or a login."""
+def paying(project: str, dry_run: bool = False) -> str:
+    """Return the project to work in: ``project``, or gcloud's; LaunchError without it or a login.
+
+    With ``dry_run`` gcloud is not asked, and PROJECT stands for its project.
+    """
+    if dry_run:
+        return project or "PROJECT"
     program_path("gcloud", "install the Google Cloud SDK, then run `gcloud auth login`")
     if not answer(LOGGED_IN):
         raise LaunchError("gcloud is not logged in: run `gcloud auth login`")

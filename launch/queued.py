@@ -6,28 +6,25 @@ The API gets bug fixes only. v4 and v5e come from it alone; TPU7x does not come 
 import json
 from collections.abc import Sequence
 
-from launch.accelerators import GENERATIONS, Slice
+from launch.accelerators import GENERATIONS
 from launch.command import LaunchError
 from launch.gcloud import Request, Status, Way, connection, place, ssh_options
-from launch.options import FLEX_START, SPOT, Machines, reservation
+from launch.options import FLEX_START, SPOT, reservation
 
 TPUS = ["gcloud", "compute", "tpus"]
 QUEUED = [*TPUS, "queued-resources"]
 ALPHA = ["gcloud", "alpha", "compute", "tpus", "queued-resources"]
 
 
-def check_slice(piece: Slice) -> None:
-    """Raise LaunchError for a slice that queued resources do not offer, with what does."""
+def refuse(request: Request) -> None:
+    """Raise LaunchError for a slice or an option that the Cloud TPU API does not offer, with what does."""
+    piece, machines = request.slice, request.machines
     if not piece.generation.runtime:
         offered = ", ".join(name for name, known in GENERATIONS.items() if known.runtime)
         raise LaunchError(
             f"--accelerator {piece}: queued resources offer {offered}; {piece.name} comes from "
             "`lm launch gce` or `lm launch gke`"
         )
-
-
-def check_options(machines: Machines) -> None:
-    """Raise LaunchError for what the Cloud TPU API cannot do."""
     if machines.max_run_time and machines.provisioning != FLEX_START:
         raise LaunchError(
             "--max-run-time: queued resources take it with --provisioning flex-start only; "
@@ -111,4 +108,4 @@ def offer(request: Request) -> str:
     return request.slice.type
 
 
-WAY = Way(check, offer, ask, look, read, copy, run, delete)
+WAY = Way(refuse, check, offer, ask, look, read, copy, run, delete)

@@ -58,7 +58,7 @@ def list_command(kind: str, zone: str, project: str, names_only: bool = False) -
 
 def list_all(zone: str, project: str, dry_run: bool) -> int:
     """Print what is there of each kind."""
-    project = project or "PROJECT" if dry_run else gcloud.paying(project)
+    project = gcloud.paying(project, dry_run)
     for kind in KINDS:
         command = list_command(kind, zone, project)
         show(command)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import join
 
-from launch import container, gce, gcloud, queued
+from launch import container, gcloud, queued
 from launch.accelerators import parse_slice
 from launch.command import Job, LaunchError, closest, label
 from launch.gcloud import Request, Way
@@ -73,12 +73,8 @@ def run_slices(
     for job in jobs:
         container.check_job(job)
     piece = parse_slice(options.accelerator)
-    if way is gce.WAY:
-        gce.check_slice(piece)
-    else:
-        queued.check_slice(piece)
-        queued.check_options(machines)
-    project = options.project or "PROJECT" if machines.dry_run else gcloud.paying(options.project)
+    way.refuse(Request("", piece, options.project, machines, slices, runtime))
+    project = gcloud.paying(options.project, machines.dry_run)
     requests = [Request(label(job), piece, project, machines, slices, runtime) for job in jobs]
     rows = [JobSlice(job, request, way, options) for job, request in zip(jobs, requests, strict=True)]
     if machines.dry_run:

@@ -16,6 +16,7 @@ class Command(NamedTuple):
     about: str  # its help in a line
 
 
+HELP_OPTIONS = ("-h", "--help", "--help-all")
 _HERE = "experiments.cli"
 COMMANDS = {
     "demo": Command(

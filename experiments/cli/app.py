@@ -15,13 +15,12 @@ from typing import Any
 import tyro
 from tyro.extras import SubcommandApp
 
-from experiments.cli import COMMANDS
+from experiments.cli import COMMANDS, HELP_OPTIONS
 from experiments.cli.settings import HELP_DEFAULTS, TYPES, help_defaults
 from experiments.cli.synonyms import hints
 from experiments.processes.restart import print_line
 from experiments.study.registry import REGISTRY, TABLES
 
-HELP = ("-h", "--help", "--help-all")
 MARKERS = (tyro.conf.PositionalMetavarFromFieldName,)
 
 
@@ -32,7 +31,7 @@ def parse(name: str, words: Sequence[str]) -> Callable[[], Any]:
     help.
     """
     function = function_of(name)
-    asked = [word for word in words if word in HELP]
+    asked = [word for word in words if word in HELP_OPTIONS]
     defaults = help_defaults(words, "--help-all" in asked, name == "sweep") if asked else None
     words = ["--help"] if asked else list(words)
     token = HELP_DEFAULTS.set(defaults)
@@ -96,13 +95,11 @@ WIDEST = 100  # lines of prose in a wide terminal [characters]
 def wrapped(text: str) -> str:
     """Return help with its prose wrapped to the terminal, in lines that tyro prints as they are."""
     width = min(shutil.get_terminal_size().columns, WIDEST)
-    lines: list[str] = []
-    for paragraph in text.split("\n\n"):
-        is_prose = not paragraph.startswith(" ")
-        prose = TextWrapper(width, initial_indent=" ", subsequent_indent=" ", break_on_hyphens=False)
-        block = prose.wrap(paragraph) if is_prose else paragraph.splitlines()
-        lines += [BREAK, *block] if lines else block
-    return "\n".join(lines)
+    prose = TextWrapper(width, initial_indent=" ", subsequent_indent=" ", break_on_hyphens=False)
+    paragraphs = [
+        paragraph if paragraph.startswith(" ") else prose.fill(paragraph) for paragraph in text.split("\n\n")
+    ]
+    return f"\n{BREAK}\n".join(paragraphs)
 
 
 def takes_settings(function: Callable[..., Any]) -> bool:

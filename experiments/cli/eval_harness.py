@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Sequence
 
+from experiments.cli import HELP_OPTIONS
 from experiments.cli.run_names import resolve_names
 from lm.config.base import SettingError
 
@@ -19,7 +20,7 @@ All other options are those of `lm_eval run --help`."""
 
 def eval_harness(arguments: Sequence[str]) -> None:
     """Run `lm_eval run`, whose options these are, with a run as its model."""
-    if not arguments or {"-h", "--help", "--help-all"} & {*arguments}:
+    if not arguments or {*HELP_OPTIONS} & {*arguments}:
         print(HELP)
         return
     try:

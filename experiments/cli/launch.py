@@ -1,8 +1,7 @@
 """``lm launch``: runs rows on Cloud TPU, on Slurm, or as several processes here, by the folder launch/."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,13 +18,14 @@ from experiments.study.scales import DEFAULT_SCALE
 from experiments.study.words import setting_arguments
 from launch import container, gce, gke, local, queued, resources, slices, slurm
 from launch.command import Job, LaunchError
+from launch.options import Container, Machines
 from launch.processes import show
 from lm.config.base import SettingError
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What is run: rows of the study, with changes that hold for all of them."""
+    """Says which runs of the rows are launched, and the options of ``lm run`` that hold for all of them."""
 
     # folder of the runs, which all processes see; gs://BUCKET/FOLDER in a cloud
     runs: str = str(RUNS)
@@ -38,18 +38,9 @@ class Rows:
 
 
 Jobs = Annotated[Rows, tyro.conf.arg(name="")]
-OfContainer = Annotated[container.Container, tyro.conf.arg(name="")]
-OfMachines = Annotated[slices.Machines, tyro.conf.arg(name="")]
+OfContainer = Annotated[Container, tyro.conf.arg(name="")]
+OfMachines = Annotated[Machines, tyro.conf.arg(name="")]
 ROWS = Rows()
-
-
-@contextmanager
-def _mended() -> Iterator[None]:
-    """Turn an error of launch/ into one that the command line reports."""
-    try:
-        yield
-    except LaunchError as error:
-        raise SettingError(str(error)) from error
 
 
 def _jobs(pattern: str, settings: dict[str, Any], rows: Rows) -> list[Job]:
@@ -74,10 +65,13 @@ def _jobs(pattern: str, settings: dict[str, Any], rows: Rows) -> list[Job]:
 
 
 def _end(launch: Callable[[], int]) -> None:
-    """Launch, and end the process with its exit code if that is not 0."""
-    with _mended():
-        if code := launch():
-            sys.exit(code)
+    """Launch, and end the process with its exit code if that is not 0; SettingError for a LaunchError."""
+    try:
+        code = launch()
+    except LaunchError as error:
+        raise SettingError(str(error)) from error
+    if code:
+        sys.exit(code)
 
 
 def launch_gce(

@@ -80,6 +80,7 @@ def finished_seeds(row: str, scale: str, runs: Path, trained: Sequence[str]) -> 
 
     ``trained``: the rows that have runs at this scale, which alone are compared with the row.
     """
-    for other in same_rows(row, trained, scale):
-        return sum(1 for _ in row_folder(runs, scale, other, {}).glob("seed-*/scores.json"))
-    return 0
+    first = next(same_rows(row, trained, scale), None)
+    if first is None:
+        return 0
+    return sum(1 for _ in row_folder(runs, scale, first, {}).glob("seed-*/scores.json"))

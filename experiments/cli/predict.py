@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +31,13 @@ def predict(run: Path, file: Path | None = None, /, mixture: Mixture = "") -> No
         run: Folder of a run with a fine-tuned head.
         file: Text file in UTF-8, one text per line, or .jsonl; by default the standard input.
     """
+    from lm.predictions import Choice, Classification  # with jax
+
     texts = read_texts(file)
     for text, prediction in zip(texts, open_model(run, mixture).predict(texts), strict=True):
-        fields = asdict(prediction) if is_dataclass(prediction) else {"prediction": prediction}  # type: ignore[arg-type]
+        fields = {"prediction": prediction}
+        if isinstance(prediction, Classification | Choice):
+            fields = asdict(prediction)
         print(json.dumps({"text": text} | fields, ensure_ascii=False))
 
 
@@ -58,12 +62,11 @@ def embed(run: Path, file: Path | None = None, /, *, out: Path, mixture: Mixture
 
 def open_model(run: Path, mixture: str) -> "TrainableModel":
     """Return the model of a run with its head, and print which one it is on the standard error."""
-    from experiments.runs.stages import stages_of
-    from experiments.runs.trained import open_run, texts_of_run, with_head
+    from experiments.runs.trained import open_texts  # with jax
 
-    trained = open_run(run, stages_of(run), mixture)
-    print(trained.which, file=sys.stderr)
-    return with_head(texts_of_run(trained), trained.stage)
+    model, which = open_texts(run, mixture)
+    print(which, file=sys.stderr)
+    return model
 
 
 def read_texts(file: Path | None) -> list[Any]:

@@ -86,11 +86,9 @@ def _resolve(word: str, runs: Path) -> str:
     link = runs / found[1]
     if not link.is_symlink():
         known = sorted(path.name for path in runs.glob("*") if path.is_symlink())
-        hint = (
-            nearest(found[1], known)
-            if known
-            else "; `lm run ROW --name NAME` gives it; elsewhere it is FOLDER/NAME"
-        )
+        hint = "; `lm run ROW --name NAME` gives a name; a run in another folder of runs is FOLDER/NAME"
+        if known:
+            hint = nearest(found[1], known)
         raise SettingError(f"no run in {runs} is called {found[1]!r}{hint}")
     folder = Path(os.path.relpath(link.resolve()))
     return f"{folder}{colon}{stage}"

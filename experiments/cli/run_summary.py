@@ -103,7 +103,8 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
     lm = shlex.join(["lm", *plugin_arguments()])
     is_documentation = experiment.data.corpus.startswith("documentation")
     prompt = shlex.quote("The function returns" if is_documentation else "It was a")
-    run, is_network = shortest_name(folder, runs_of(folder)), experiment.counts.model == "none"
+    scale_folder, _ = _scale_folder(name, folder)
+    run, is_network = shortest_name(folder, scale_folder.parent), experiment.counts.model == "none"
     if not is_network:
         look = f"{lm} show {name}"
     elif experiment.finetuning.steps and any(map(is_task_file, experiment.tuning.heads[:1])):
@@ -121,11 +122,6 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
     else:
         picture = f"{lm} show {name} --examples 3"
     return look, picture, f"{lm} {report_command(name, folder)}"
-
-
-def runs_of(folder: Path) -> Path:
-    """Return the folder of runs that has a run's folder: that above the folder of its scale."""
-    return next((parent.parent for parent in folder.parents if parent.name in SCALES), RUNS)
 
 
 def report_command(name: str, folder: Path) -> str:

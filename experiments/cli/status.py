@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.cli.run_names import names_of
-from experiments.console import CONSOLE, RUNS, show_listing
+from experiments.console import CONSOLE, MISSING, RUNS, show_listing
 from experiments.processes.progress import duration
 from experiments.study.names import RESERVED_SCALES, RESERVED_TABLES
 from lm.config.base import SettingError
@@ -28,7 +28,7 @@ LINE = 65_536  # bytes from the end of metrics.jsonl that hold its last record
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come."""
+    """Says how far a run has come."""
 
     run: str  # its folder, below that of the runs, and its short names
     state: str  # running, stopped, failed or finished
@@ -56,15 +56,16 @@ def status(*, runs: Path = RUNS, all: bool = False) -> None:
     if not found:
         raise SettingError(f"{runs} holds no run; `lm run ROW` starts one")
     shown = [each for each in found if all or each.state != "finished"]
-    show_listing(HEADS, [row_of(each, time.time()) for each in shown])
+    if shown:
+        show_listing(HEADS, [row_of(each, time.time()) for each in shown])
     finished = sum(each.state == "finished" for each in found)
     CONSOLE.print(f"{finished} of {len(found)} runs have finished", highlight=False)
 
 
 def row_of(progress: Progress, now: float) -> tuple[str, ...]:
     """Return what is shown of a run under each of HEADS."""
-    loss = "–" if progress.loss is None else f"{progress.loss:.3f}"
-    end = "–"
+    loss = MISSING if progress.loss is None else f"{progress.loss:.3f}"
+    end = MISSING
     if progress.state == "running" and progress.left is not None:
         end = f"in {duration(progress.left)}"
     steps = f"{progress.step:,} of {progress.steps:,}"

@@ -3,6 +3,7 @@
 import io
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,13 +34,13 @@ def pack_model(run: Path, file: Path) -> None:
     if stage is None:
         raise SettingError(f"{run} has no pre-trained model to pack: pretraining.steps=0")
     params = stage.trained(sharding.make_mesh(experiment.mesh)).eval_params
-    arrays = {SETTINGS: np.frombuffer(to_json(experiment).encode(), np.uint8)}
+    arrays: dict[str, Any] = {SETTINGS: np.frombuffer(to_json(experiment).encode(), np.uint8)}
     for name, contents in stored_vocabulary(stage.folder, experiment).files().items():
         arrays[TOKENIZER + name] = np.frombuffer(contents, np.uint8)
     for name, parameter in params.items():
         arrays[PARAMETERS + name] = np.asarray(parameter, np.float16)
     packed = io.BytesIO()
-    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
+    np.savez_compressed(packed, **arrays)
     write(file, packed.getvalue())
 
 

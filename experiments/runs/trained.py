@@ -159,6 +159,12 @@ def texts_of_run(trained: Trained, max_length: int | None = None) -> TrainableMo
     return replace(texts, pool=pooling(trained.stage.settings))
 
 
+def open_texts(folder: Path, name: str = "") -> tuple[TrainableModel, str]:
+    """Return the model of a run with its head, to be asked in texts, and words that tell which it is."""
+    trained = open_run(folder, stages_of(folder), name)
+    return with_head(texts_of_run(trained), trained.stage), trained.which
+
+
 def with_head(texts: TrainableModel, stage: NetworkStage) -> TrainableModel:
     """Return the model of a run with the head of its stage, if that has one, so that it predicts."""
     if not isinstance(stage, HeadFinetuning):

@@ -246,15 +246,14 @@ def equal_rows(name: str, scale: str) -> list[str]:
     return _equal_rows(rows, changes, is_paper_scale)[_values(find_one(name), changes, is_paper_scale)]
 
 
-def same_rows(name: str, among: Iterable[str], scale: str) -> list[str]:
-    """Return those of the rows ``among`` that build the same experiment at ``scale`` as row ``name``."""
+def same_rows(name: str, among: Iterable[str], scale: str) -> Iterator[str]:
+    """Yield those of the rows ``among`` that build the same experiment at ``scale`` as row ``name``."""
     changes, is_paper_scale = _scale_changes(scale), scale == PAPER_SCALE
-    due, same = _values(find_one(name), changes, is_paper_scale), []
+    due = _values(find_one(name), changes, is_paper_scale)
     for other in among:
         with suppress(Exception):  # a plug-in's row that fails to build at this scale equals no other row
-            if other == name or _values(find_one(other), changes, is_paper_scale) == due:
-                same.append(other)
-    return same
+            if _values(find_one(other), changes, is_paper_scale) == due:
+                yield other
 
 
 @lru_cache(maxsize=8)
