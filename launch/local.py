@@ -65,18 +65,18 @@ def run_here(jobs: Sequence[Job], options: Processes) -> int:
             pass_on(signal.SIGTERM)
         return worst(finish_all(children, AFTER_FAILURE) or [INTERRUPTED if stopped.is_set() else DONE])
 
-    on_signals(pass_on)
-    for job in jobs:
-        failures = 0
-        while code := attempt([lm, *job.arguments()]):
-            if code in HOPELESS or failures >= options.restarts or stopped.is_set():
-                break
-            failures += 1
-            say("launch", f"ended with {code}; restart {failures} of {options.restarts}")
-            stopped.wait(pause(failures, 1.0))
-        if code:
-            say("launch", f"{job.name} ended with {code}")
-        failed = failed or code
+    with on_signals(pass_on):
+        for job in jobs:
+            failures = 0
+            while code := attempt([lm, *job.arguments()]):
+                if code in HOPELESS or failures >= options.restarts or stopped.is_set():
+                    break
+                failures += 1
+                say("launch", f"ended with {code}; restart {failures} of {options.restarts}")
+                stopped.wait(pause(failures, 1.0))
+            if code:
+                say("launch", f"{job.name} ended with {code}")
+            failed = failed or code
     return failed
 
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PATIENCE = 10.0  # seconds that a process has to end by itself, when nobody waits for it any more
@@ -89,8 +89,15 @@ def finish_all(
     return [child.finish() for child in children]
 
 
-def on_signals(act: Callable[[int], None]) -> None:
-    """From now on Ctrl-C, SIGTERM and a closed terminal call ``act(number)``, unless they are ignored."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has SIGHUP be
-            signal.signal(number, lambda number, _: act(number))
+@contextmanager
+def on_signals(act: Callable[[int], None]) -> Iterator[None]:
+    """Within, Ctrl-C, SIGTERM and a closed terminal call ``act(number)``, unless they are ignored."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:  # as nohup has SIGHUP be
+                signal.signal(number, lambda number, _: act(number))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -90,8 +90,7 @@ def run_slices(
             stop.set()
             say("launch", "deleting every slice; please wait")
 
-        on_signals(delete_all)
-        with ThreadPoolExecutor(machines.at_once) as pool:
+        with on_signals(delete_all), ThreadPoolExecutor(machines.at_once) as pool:
             ends = [pool.submit(run_to_its_end, replace(row, packed=str(packed)), stop) for row in rows]
             # A signal that comes just before an endless wait does not end it; this one is never long.
             while wait(ends, timeout=1.0).not_done:

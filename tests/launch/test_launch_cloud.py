@@ -152,8 +152,17 @@ def test_a_signal_ends_the_run_and_deletes_its_slice_even_if_the_terminal_is_gon
 
 def test_under_nohup_a_closed_terminal_deletes_nothing(stage):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    on_signals(print)
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN != signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(signal.SIGTERM)
+    with on_signals(print):
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) not in (before, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_after_the_launch_signals_are_this_process_s_own_again(stage):
+    before = signal.getsignal(signal.SIGTERM)
+    assert launch("local", "t5/2-architecture/encoder-decoder", "--dry-run") == 0
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize("options, last", [([], "look"), (["--adopt"], "delete")])
