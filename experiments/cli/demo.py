@@ -47,7 +47,8 @@ def demo(*, text: Path | None = None, runs: Runs = RUNS) -> None:
     options = Options(SCALE, runs)
     decoder = row_run(DECODER, build(DECODER, SCALE, decoder_changes(text)), options)
     rows = wanted_runs(compared_experiments(TABLE, [{}], {}, SCALE), SEEDS, options)
-    wanted = [decoder, *rows]
+    # What takes longest begins first, so that no core waits for the other at the end.
+    wanted = [decoder, *sorted(rows, key=lambda run: -run.experiment.pretraining.steps)]
     if text is not None:  # a text that cannot be read costs no training of the table
         from experiments.runs.run import Run
 

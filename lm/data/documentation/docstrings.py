@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -129,6 +130,7 @@ def paragraphs(docstring: str) -> Iterator[str]:
         lines.append(text)
 
 
+@lru_cache(10_000)
 def to_prose(paragraph: str) -> str | None:
     """Return the paragraph without mark-up, or None if it is not plain English."""
     if not filters.ends_a_sentence(paragraph.rstrip("`*")):  # a cheap test, which most code fails

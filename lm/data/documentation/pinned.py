@@ -14,7 +14,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,15 +121,15 @@ def read_package(package: Package, folder: Path) -> PackageText:
         modules, origin = matching_modules(package, folder)
     except (OSError, SettingError, zipfile.BadZipFile) as error:
         return PackageText([], "", f"{error}")
-    cleaned = []
-    for name, strings in modules:
-        parts = []
-        for string in strings:
-            lines, first = clean_paragraphs(string)
-            if lines:
-                parts.append(Docstring(lines, [*map(sentence_keys, lines)], lines[0] == first))
-        cleaned.append((name, parts))
+    clean = cache(clean_docstring)  # clients of services say the same thing many times
+    cleaned = [(name, [part for part in map(clean, strings) if part.paragraphs]) for name, strings in modules]
     return PackageText(cleaned, origin)
+
+
+def clean_docstring(text: str) -> Docstring:
+    """Return the clean paragraphs of a docstring, if any, with the keys of their sentences."""
+    lines, first = clean_paragraphs(text)
+    return Docstring(lines, [*map(sentence_keys, lines)], lines[:1] == [first])
 
 
 def matching_modules(package: Package, folder: Path) -> tuple[list[Strings], str]:

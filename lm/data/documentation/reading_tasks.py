@@ -39,6 +39,7 @@ MAX_COUNT_RATIO = 1.5  # between the counts of two candidate words
 CUES = frozenset(
     "if when by with from for as to of in on using than which because unless until into is are".split()
 )
+ENDS_ANSWER = (FUNCTION_WORDS | CUES) - DETERMINERS  # words before which an answer ends
 SUFFIXES = ("ing", "ed", "ly", "ion", "ment", "able", "al", "er", "s")
 
 # Modal verbs by what they mean.
@@ -164,9 +165,10 @@ def extract(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
             counts = Counter(words)
             spans = []
             for i, word in enumerate(words):
-                span = words[i + 1 : i + 1 + _span_length(words[i + 1 :])]
-                if word in CUES and counts[word] == 1 and span and content_words(" ".join(span)):
-                    spans.append((word, strip_punctuation(" ".join(span))))
+                if word in CUES and counts[word] == 1:
+                    span = " ".join(words[i + 1 : i + 1 + _span_length(words[i + 1 :])])
+                    if content_words(span):
+                        spans.append((word, strip_punctuation(span)))
             if spans and len(words) >= 10:
                 cue, answer = rng.choice(spans)
                 yield {"name": name, "question": cue, "context": " ".join(words), "answers": [answer]}
@@ -178,7 +180,7 @@ def _span_length(words: Sequence[str]) -> int:
     It ends with a word that a punctuation mark follows, or before a function word.
     """
     for i, word in enumerate(words[:4]):
-        if i and word in (FUNCTION_WORDS | CUES) - DETERMINERS:
+        if i and word in ENDS_ANSWER:
             return i
         if strip_punctuation(word) != word:
             return i + 1

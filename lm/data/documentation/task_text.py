@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from lm.c4.filters import sentences
 from lm.data.documentation.docstrings import Document
@@ -22,14 +23,20 @@ FUNCTION_WORDS = frozenset(
 def docstring_sentences(documents: Iterable[Document]) -> Iterator[tuple[str, list[str]]]:
     """Yield (name of the document, sentences) for each docstring."""
     for name, text in documents:
-        for docstring in text.split("\n\n"):
-            yield name, sentences(docstring.replace("\n", " "))
+        for parts in _sentences_by_docstring(text):
+            yield name, [*parts]
+
+
+@lru_cache(20_000)  # each task reads the same documents
+def _sentences_by_docstring(text: str) -> list[list[str]]:
+    return [sentences(docstring.replace("\n", " ")) for docstring in text.split("\n\n")]
 
 
 def is_lowercase_word(word: str) -> bool:
     return word.isascii() and word.isalpha() and word.islower()
 
 
+@lru_cache(100_000)
 def strip_punctuation(word: str) -> str:
     return word.strip(".,;:!?()[]\"'")
 
