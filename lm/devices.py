@@ -17,6 +17,15 @@ def has_accelerator() -> bool:
     return has_tpu() or any(Path("/dev", name).exists() for name in gpus)
 
 
+def visible_gpus() -> list[str]:
+    """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name]
+    files = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
+    return sorted(filter(str.isdecimal, files), key=int)
+
+
 def choose_platform() -> None:
     """Make jax use the CPU if libtpu is installed, for planning, on a machine without TPU or GPU.
 

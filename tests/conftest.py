@@ -19,7 +19,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 # Programs of tests take longer to compile than to run, half of it by the compiler of fusions (later versions
 # have no other); without optimisation jaxlib 0.12 computes a step on eight devices that is 1e-3 off.
 if tuple(map(int, version("jaxlib").split(".")[:3])) <= (0, 10, 2):
-    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 # libtpu, which compiles without a TPU
 os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}

@@ -98,7 +98,8 @@ def sweep(
         scale: Size of the study.
         seeds: Number of runs per row, with seeds 0, 1, ...
         jobs: Runs in parallel, each in a process with one thread. 0 chooses: one per core for tiny models on
-            CPU (scales nano and mini), whose steps keep only one core busy, else 1.
+            CPU (scales nano and mini), whose steps keep only one core busy, else 1. On GPUs the runs are
+            shared out over the GPUs, and runs on the same GPU share its memory.
     """
     del restart  # read by the parent of this process
     rows = find_buildable(pattern)

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ from experiments.study.experiment import Experiment
 from experiments.study.paths import check_runs
 from experiments.study.plugins import load_study, location_in_study
 from lm.config.base import SettingError
-from lm.devices import has_accelerator
+from lm.devices import has_accelerator, visible_gpus
 from lm.files import write
 
+MEMORY_OF_JAX = 0.9  # share of a GPU's memory, less what CUDA itself needs for each process
 ONE_CORE = 1e11  # between the steps of mini-real (3e10) and small (5e11), which all cores share [FLOP]
 
 
@@ -51,10 +53,24 @@ def job_count(jobs: int, wanted: Sequence[RowRun]) -> int:
     if not jobs and 2 * small < len(wanted):  # a few large rows among small ones do not count
         return 1
     several = (process_count(os.environ) or 1) > 1
-    if jobs and (several or has_accelerator()):
-        why = "of several processes (LM_PROCESSES, Slurm, TPU)" if several else "with a GPU or TPU"
+    if not several and (not has_accelerator() or jobs and visible_gpus()):
+        return jobs or cores()
+    if jobs:
+        why = "of several processes (LM_PROCESSES, Slurm, TPU)" if several else "on devices other than CUDA's"
         raise SettingError(f"--jobs {jobs}: a sweep {why} trains one run at a time; leave --jobs out")
-    return 1 if several or has_accelerator() else jobs or cores()
+    return 1
+
+
+def share_of_gpus(count: int, place: int) -> dict[str, str]:
+    """Return the variables that give one of ``count`` workers a GPU, or its part of the memory of one.
+
+    Without GPUs there are none. A share of memory that the user has set stays.
+    """
+    if not (gpus := visible_gpus()):
+        return {}
+    share = MEMORY_OF_JAX / ceil(count / len(gpus))
+    memory = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{share:.3f}")
+    return {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)], "XLA_PYTHON_CLIENT_MEM_FRACTION": memory}
 
 
 def train_unfinished(wanted: Sequence[RowRun], options: Options, jobs: int = 1) -> int:
@@ -103,7 +119,9 @@ def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter,
         if run.folder in bars:
             bars.pop(run.folder).close()
 
-    jobs = Jobs(count, partial(_train_in_worker, options), untrained, show, end)
+    jobs = Jobs(
+        count, partial(_train_in_worker, options), untrained, show, end, partial(share_of_gpus, count)
+    )
     codes = jobs.run(todo)
     if jobs.signal is not None:
         reporter.say(f"stopped ({signal.Signals(jobs.signal).name}); run the same command to resume")

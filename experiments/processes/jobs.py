@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -43,6 +43,8 @@ class Jobs(Generic[Job]):
     started first.
     show: gets a job and what its worker sent.
     end: gets a job that has ended and, if its worker died, by what.
+    variables: returns the environment variables of a worker by its place, from 0; one that takes the place of
+    a dead one has the same.
     """
 
     def __init__(
@@ -52,9 +54,10 @@ class Jobs(Generic[Job]):
         needs: Callable[[Job], Collection[Any]],
         show: Callable[[Job, Any], None],
         end: Callable[[Job, str | None], None],
+        variables: Callable[[int], Mapping[str, str]] = lambda place: {},
     ):
         self.count, self.work = count, work
-        self.needs, self.show, self.end = needs, show, end
+        self.needs, self.show, self.end, self.variables = needs, show, end, variables
         self.workers: list[Worker[Job]] = []
         self.signal: int | None = None  # the last that asked to end
 
@@ -98,7 +101,8 @@ class Jobs(Generic[Job]):
         return next(free, waiting[0])
 
     def _new_worker(self) -> "Worker[Job]":
-        self.workers.append(worker := Worker(self.work))
+        place = min({*range(self.count)} - {worker.place for worker in self.workers})
+        self.workers.append(worker := Worker(self.work, place, self.variables(place)))
         return worker
 
     def _wait(self, jobs: Sequence[Job]) -> Iterator[tuple[int, int]]:
@@ -140,8 +144,8 @@ class Jobs(Generic[Job]):
 class Worker(Generic[Job]):
     """A process that does one job after another: a pool of one, whose death breaks no other pool."""
 
-    def __init__(self, work: Work[Job]):
-        self.work = work
+    def __init__(self, work: Work[Job], place: int, variables: Mapping[str, str]):
+        self.work, self.place, self._variables = work, place, variables
         self.receiver, self._sender = SPAWN.Pipe(duplex=False)
         self.sends = True  # the other end of the pipe is open
         self.number: int | None = None  # of the job at work
@@ -156,7 +160,7 @@ class Worker(Generic[Job]):
             self._future = self._pool.submit(_do, self.work, job)
             return
         others = active_children()
-        with _environment_of_workers():
+        with _environment_of_workers(self._variables):
             self._future = self._pool.submit(_do, self.work, job)
         (self._process,) = {*active_children()} - {*others}
         self._sender.close()  # the process has a copy
@@ -230,14 +234,15 @@ def _stop(*_) -> None:
 
 
 @contextmanager
-def _environment_of_workers() -> Iterator[None]:
-    """Have processes that are started meanwhile compute with one thread, and not get signals of the terminal.
+def _environment_of_workers(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have processes that are started meanwhile compute with one thread, and with ``variables``.
 
-    They would be hit before they can be in a group of their own.
+    They do not get signals of the terminal, by which they would be hit before they can be in a group of their
+    own.
     """
     before = dict(os.environ)
     flags = f"{os.environ.get('XLA_FLAGS', '')} {XLA_ONE_THREAD}".strip()
-    os.environ.update(ONE_THREAD | {"XLA_FLAGS": flags})
+    os.environ.update({**ONE_THREAD, "XLA_FLAGS": flags, **variables})
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
     try:
         yield

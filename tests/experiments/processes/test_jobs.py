@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -121,14 +122,56 @@ def test_jobs_are_refused_where_a_device_or_another_process_trains(monkeypatch):
     assert [train.job_count(n, runs_at("base")) for n in (1, 3)] == [1, 3]
     nano = runs_at("nano")
     monkeypatch.setattr(train, "has_accelerator", lambda: True)
+    monkeypatch.setattr(train, "visible_gpus", list)
     assert train.job_count(0, nano) == 1
-    with pytest.raises(SettingError, match="--jobs 2"):
+    with pytest.raises(SettingError, match="--jobs 2: a sweep on devices other"):
         train.job_count(2, nano)
+    monkeypatch.setattr(train, "visible_gpus", lambda: ["0"])
+    assert [train.job_count(jobs, nano) for jobs in (0, 2)] == [1, 2]
     for name, value in {"COORDINATOR": "localhost:1", "PROCESSES": "2", "PROCESS": "0"}.items():
         monkeypatch.setenv(f"LM_{name}", value)
     with pytest.raises(SettingError, match="LM_PROCESSES"):
         train.job_count(2, nano)
     assert train.job_count(0, nano) == 1
+
+
+def test_workers_share_gpus_evenly_and_the_memory_of_each(monkeypatch):
+    from experiments.cli.train import share_of_gpus
+
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert share_of_gpus(4, 0) == {}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    shares = [share_of_gpus(5, place) for place in range(5)]
+    assert [share["CUDA_VISIBLE_DEVICES"] for share in shares] == ["2", "5", "2", "5", "2"]
+    assert {share["XLA_PYTHON_CLIENT_MEM_FRACTION"] for share in shares} == {"0.300"}
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.2")
+    assert share_of_gpus(5, 0)["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.2"
+
+
+def report_place_and_end(job, send):
+    send(os.environ["PLACE"])
+    if job == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while job == "slow" and not Path(os.environ["REPLACED"]).exists():
+        time.sleep(0.05)
+    return 0
+
+
+def test_a_worker_has_the_variables_of_its_place_and_so_has_the_one_that_replaces_it(tmp_path, monkeypatch):
+    replaced, places = tmp_path / "replaced", {}
+    monkeypatch.setenv("REPLACED", str(replaced))
+    jobs = Jobs(
+        2,
+        report_place_and_end,
+        needs=lambda job: (),
+        show=places.__setitem__,
+        end=lambda job, killed: replaced.touch() if job == "next" else None,
+        variables=lambda place: {"PLACE": f"place {place}"},
+    )
+    assert jobs.run(["killed", "slow", "next"]) == [128 + signal.SIGKILL, 0, 0]
+    assert places == {"killed": "place 0", "slow": "place 1", "next": "place 0"}
+    assert "PLACE" not in os.environ
 
 
 def test_how_many_runs_train_at_once_follows_from_the_size_of_their_models_at_any_scale(monkeypatch):
