@@ -3,8 +3,9 @@
     .venv/bin/python tests/bench/decoding.py --torch TORCH_PYTHON       its Python has torch and transformers
     .venv/bin/python tests/bench/decoding.py --torch TORCH_PYTHON --shapes t5-greedy-1 --cores 0
 
-Weights are random, of the published sizes, in float32; every row writes to its end. Both sides have the same
-rows, lengths and threads.
+Weights are random, of the published sizes; every row writes to its end. Both sides have the same rows,
+lengths and threads. Transformers runs as it comes, with our memory settings, and with these and weights in
+bfloat16; but for that, all is float32.
 """
 
 import argparse
@@ -19,12 +20,13 @@ SHAPES = {  # size, rows, beams, tokens that are read, tokens that are written
     "t5-beams-1": ("t5-small", 1, 4, 64, 64),
     "t5-beams-16": ("t5-small", 16, 4, 64, 64),
     "gpt2-greedy-1": ("gpt2", 1, 1, 32, 64),
+    "gpt2-long-1": ("gpt2", 1, 1, 512, 128),
 }
 BLOCKS = 7
 
 
 def our_call(shape: str) -> Step:
-    """A function that writes the answers and waits for them."""
+    """Return a function that writes the answers and waits for them."""
     from dataclasses import replace
 
     import jax
@@ -49,8 +51,8 @@ def our_call(shape: str) -> Step:
     return lambda: jax.block_until_ready(write(model, rows_read, decoding, special=endless))
 
 
-def torch_call(shape: str) -> Step:
-    """As ``our_call``, by transformers."""
+def torch_call(shape: str, dtype: str) -> Step:
+    """Return the same as ``our_call``, by transformers."""
     import torch
     import transformers
 
@@ -62,7 +64,7 @@ def torch_call(shape: str) -> Step:
         model = transformers.T5ForConditionalGeneration(
             transformers.T5Config(num_layers=6, num_heads=8, vocab_size=32_128, decoder_start_token_id=0)
         )
-    model = model.eval()
+    model = model.eval().to(getattr(torch, dtype))
     ids = torch.randint(3, 30_000, (rows, read), generator=torch.Generator().manual_seed(0))
     lengths = {"max_new_tokens": written, "min_new_tokens": written}
     options = lengths | {"num_beams": beams, "do_sample": False, "attention_mask": torch.ones_like(ids)}
@@ -81,19 +83,28 @@ def main() -> None:
     parser.add_argument("--cores", type=int, nargs="+", help="that both sides run on")
     parser.add_argument("--blocks", type=int, default=BLOCKS)
     parser.add_argument("--side", choices=("ours", "torch"), help="serve as this side, of one shape")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of its weights")
     options = parser.parse_args()
     if options.cores:
         os.sched_setaffinity(0, options.cores)
     if options.side:
-        make = {"ours": our_call, "torch": torch_call}[options.side]
-        serve(lambda: make(options.shapes[0]), calls=1)
+        shape = options.shapes[0]
+        serve(
+            lambda: our_call(shape) if options.side == "ours" else torch_call(shape, options.dtype), calls=1
+        )
         return
     if not options.torch:
         parser.error("--torch PYTHON is needed")
+    from experiments.processes.memory import tunables
+
+    kept = {"GLIBC_TUNABLES": tunables()}
     for shape in options.shapes:
+        theirs = (options.torch, __file__, "--side", "torch", "--shapes", shape)
         sides = [
-            Side("ours", (sys.executable, __file__, "--side", "ours", "--shapes", shape)),
-            Side("transformers", (options.torch, __file__, "--side", "torch", "--shapes", shape)),
+            Side("ours", (sys.executable, __file__, "--side", "ours", "--shapes", shape), kept),
+            Side("transformers", theirs),
+            Side("transformers, memory kept", theirs, kept),
+            Side("transformers, memory kept, bfloat16", (*theirs, "--dtype", "bfloat16"), kept),
         ]
         if shape == next(iter(options.shapes)):
             describe(sides)

@@ -33,14 +33,14 @@ class Side:
     environment: Mapping[str, str] = field(default_factory=dict)  # besides this process's
 
     def variables(self) -> dict[str, str]:
-        """Those of its environment that are DECISIVE."""
+        """Return those of its environment that are DECISIVE."""
         every = os.environ | dict(self.environment)
         return {name: every[name] for name in sorted(every) if name.startswith(DECISIVE)}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a side's process told."""
+    """What the process of a side has measured."""
 
     name: str
     first: float  # making what is timed, and its first call, which compiles [seconds]
@@ -49,7 +49,7 @@ class Measured:
 
 
 def serve(make: Callable[[], Step], calls: int) -> None:
-    """The process of a side: ``make`` what is timed, then time ``calls`` of it for each line that is read."""
+    """Be the process of a side: ``make`` what is timed, then time ``calls`` of it for each line of stdin."""
     begin = time.perf_counter()
     step = make()
     step()
@@ -63,7 +63,7 @@ def serve(make: Callable[[], Step], calls: int) -> None:
 
 
 def compare(title: str, sides: Sequence[Side], blocks: int) -> list[Measured]:
-    """Times of all sides in so many blocks, after one that is not counted, printed beside the first's."""
+    """Return and print the times of all sides in so many blocks, after one that is not counted."""
     with ExitStack() as stack:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         environments = [os.environ | dict(side.environment) for side in sides]
@@ -100,7 +100,7 @@ def describe(sides: Sequence[Side]) -> None:
 
 
 def _row(side: Measured, ours: Measured) -> str:
-    """Median time, memory and first call of a side; and how many times as long as ours it takes, by block."""
+    """Return a line: a side's median time, memory and first call, and its time over ours by block."""
     values = (
         f"{side.name} | {1e3 * median(side.seconds):.1f} ms | {side.peak:.0f} MB | first {side.first:.1f} s"
     )

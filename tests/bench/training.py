@@ -5,8 +5,9 @@
 
 Ours is the step of `lm run` in the environment that it sets for itself, with packing masks, z-loss, accuracy
 and the norm of the gradient. Torch does none of these; it has its fused AdamW and attention (sdpa). It runs
-twice: in the environment as it is, and with our memory settings. Both sides have the same shapes, rates of
-dropout, optimiser and threads, in float32.
+as it comes, with our memory settings, and with these and what a user who cares for speed adds to that model:
+torch.compile, logits of the masked positions alone, or autocast to bfloat16. Both sides have the same shapes,
+rates of dropout, optimiser and threads; but for what is said to be bfloat16, all is float32.
 """
 
 import argparse
@@ -23,19 +24,26 @@ SHAPES = {  # rows, tokens that are read, tokens that are predicted, pieces
     "lstm-mini": (32, 64, 64, 2_176),  # history/lstm at mini
 }
 LSTMS = {"lstm": (2, 256, 512), "lstm-mini": (1, 128, 244)}  # layers, width, state
+# What a user who cares for speed adds to the model of torch
+REMEDIES = {
+    "t5": ("bfloat16",),
+    "bert": ("masked-logits", "bfloat16"),
+    "gpt": ("compile", "bfloat16"),
+    "lstm": (),
+    "lstm-mini": (),
+}
 STEPS, BLOCKS = 3, 9
 
 
-def our_settings(shape: str):
-    """The model's settings, and its loss."""
-
+def our_settings(shape: str, dtype: str = "float32"):
+    """Return the model's settings, and its loss."""
     from experiments.study.registry import build
     from lm.config.base import changes
     from lm.nn.presets import PRESETS
     from lm.train.losses import language_model, masked_lm
 
     *_, length, pieces = SHAPES[shape]
-    common = {"vocab_size": pieces, "compile.layers": "unroll"}
+    common = {"vocab_size": pieces, "compile.layers": "unroll", "dtype": dtype}
     wide = common | {"d_model": 256, "mlp.d_ff": 1_024, "attention.d_kv": 64, "attention.num_heads": 4}
     four = wide | {"num_encoder_layers": 4, "num_decoder_layers": 4, "positions.max_length": length}
     if shape == "t5":
@@ -51,7 +59,7 @@ def our_settings(shape: str):
 
 
 def our_batch(rows: int, read: int, predicted: int, pieces: int, model):
-    """Rows of one segment each, with all features of a batch of `lm run`."""
+    """Return rows of one segment each, with all features of a batch of `lm run`."""
     import numpy as np
 
     from lm.batch import Batch
@@ -71,8 +79,8 @@ def our_batch(rows: int, read: int, predicted: int, pieces: int, model):
     return Batch.from_features(batch | {f"{side}_content": weights})
 
 
-def our_step(shape: str) -> Step:
-    """A function that does a step and waits for it."""
+def our_step(shape: str, *remedies: str) -> Step:
+    """Return a function that does a step and waits for it."""
     import jax
 
     from lm import sharding
@@ -80,7 +88,7 @@ def our_step(shape: str) -> Step:
     from lm.config.training import OptimizerConfig
     from lm.train.step import StepSpec, build
 
-    model, loss = our_settings(shape)
+    model, loss = our_settings(shape, "bfloat16" if "bfloat16" in remedies else "float32")
     optimizer = OptimizerConfig("adamw", 1e-3, "constant", weight_decay=0.01)
     steps = build(StepSpec(model, optimizer, loss), sharding.make_mesh(MeshConfig()))
     batch = steps.shard_batch(our_batch(*SHAPES[shape], model))
@@ -94,8 +102,9 @@ def our_step(shape: str) -> Step:
     return step
 
 
-def torch_model(shape: str, ids):
-    """The model, and a function of no arguments that gives its loss."""
+def torch_model(shape: str, ids, remedies):
+    """Return the model, and a function of no arguments that returns its loss."""
+    import torch
     import transformers
     from torch import nn
 
@@ -115,13 +124,22 @@ def torch_model(shape: str, ids):
         )
         model = transformers.BertForMaskedLM._from_config(config, attn_implementation="sdpa")
         targets[ids(rows, predicted) > 0.15 * pieces] = -100
-        return model, lambda: model(input_ids=inputs, labels=targets).loss
+        if "masked-logits" not in remedies:
+            return model, lambda: model(input_ids=inputs, labels=targets).loss
+        is_masked = targets != -100
+
+        def masked_loss():
+            states = model.bert(input_ids=inputs).last_hidden_state
+            return nn.functional.cross_entropy(model.cls(states[is_masked]), targets[is_masked])
+
+        return model, masked_loss
     model = torch_decoder(shape)
-    return model, lambda: nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    called = torch.compile(model) if "compile" in remedies else model
+    return model, lambda: nn.functional.cross_entropy(called(inputs).flatten(0, 1), targets.flatten())
 
 
 def torch_decoder(shape: str):
-    """nanoGPT's model, or a stack of LSTMs with residuals: logits of ids, tied to the embedding."""
+    """Return nanoGPT's model, or a stack of LSTMs with residuals: logits of ids, tied to the embedding."""
     from torch import nn
 
     class Causal(nn.Module):
@@ -169,18 +187,19 @@ def torch_decoder(shape: str):
     return Decoder(pieces, length, 256, sum(blocks, []))
 
 
-def torch_step(shape: str) -> Step:
-    """As ``our_step``."""
+def torch_step(shape: str, *remedies: str) -> Step:
+    """Return the same as ``our_step``, by torch."""
     import torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     pieces = SHAPES[shape][-1]
-    model, loss_of = torch_model(shape, lambda *size: torch.randint(3, pieces - 200, size))
+    model, loss_of = torch_model(shape, lambda *size: torch.randint(3, pieces - 200, size), remedies)
     settings = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.01, "fused": True}
     optimizer = torch.optim.AdamW(model.train().parameters(), **settings)
 
     def step():
-        loss = loss_of()
+        with torch.autocast("cpu", torch.bfloat16, enabled="bfloat16" in remedies):
+            loss = loss_of()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -204,6 +223,9 @@ def main() -> None:
     for shape in options.shapes:
         ours, theirs = [sys.executable, __file__, "lm", shape], [options.torch, __file__, "torch", shape]
         sides = [Side("lm", ours, kept), Side("torch", theirs), Side("torch, memory kept", theirs, kept)]
+        sides += [Side(f"torch, memory kept, {each}", [*theirs, each], kept) for each in REMEDIES[shape]]
+        if "bfloat16" in REMEDIES[shape]:
+            sides.append(Side("lm, bfloat16", [*ours, "bfloat16"], kept))
         if shape == options.shapes[0]:
             describe(sides)
         compare(shape, sides, options.blocks)
@@ -211,7 +233,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     makers = {"lm": our_step, "torch": torch_step}
-    if len(sys.argv) == 3 and sys.argv[1] in makers:
-        serve(lambda: makers[sys.argv[1]](sys.argv[2]), STEPS)
+    if sys.argv[1:] and sys.argv[1] in makers:
+        serve(lambda: makers[sys.argv[1]](*sys.argv[2:]), STEPS)
     else:
         main()
