@@ -77,7 +77,9 @@ tau as far from 0 if all orders were equally likely; its interval resamples seed
 the paper would reach the tau beside it, with the paper's own noise around its printed scores.
 
 A *claim* is a pair of rows that the paper's own noise tells apart (z, over all its columns), or a \
-conclusion in the table's file, written before the rows are run. The *mean z-score* is the mean over \
+conclusion in the table's file, written before the rows are run. A conclusion may also say that two rows are \
+as good as each other (≈): it is confirmed if they are equivalent, contradicted if one is significantly \
+better, and otherwise undecided. The *mean z-score* is the mean over \
 columns of the difference from the baseline, each in standard deviations of a run, which are pooled over \
 all tables of the report. The columns are fixed and in two halves of equal weight: *reading* (no answer \
 without the input; the paper's own columns are of this kind, so that its claims are judged on these first) \
@@ -624,7 +626,7 @@ def _claims_of(verdicts: Verdicts) -> list[Claim]:
 
 def _claim_text(claim: Claim, mismatched: Collection[str]) -> str:
     mark = "" if claim.names.isdisjoint(mismatched) else f" {MISMATCH}"
-    return f"{claim.better.key} > {claim.worse.key}{mark}"
+    return f"{claim.pair}{mark}"
 
 
 def _z_cell(claim: Claim) -> Cell:
