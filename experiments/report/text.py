@@ -383,13 +383,18 @@ def _difference_cells(comparison: Comparison, metric: Metric, rows: Sequence[Row
         key = comparison.canonical_name(row)
         if key in differences:
             x = differences[key]
-            interval = f" ({x.low:+z.{digits}f}, {x.high:+z.{digits}f})" if isfinite(x.low) else ""
+            interval = interval_text(x.low, x.high, digits)
             cells.append(Cell(f"{x.mean:+z.{digits}f}{interval} {x.verdict}", value=x.mean))
         elif samples[key] and not comparison.is_comparable(metric, key, comparison.canonical_baseline):
             cells.append(Cell("different targets"))
         else:
             cells.append(Cell())
     return cells
+
+
+def interval_text(low: float, high: float, digits: int) -> str:
+    """Return " (-0.2, +1.4)" for an interval with so many decimals; "" for one that is not known."""
+    return f" ({low:+z.{digits}f}, {high:+z.{digits}f})" if isfinite(low) else ""
 
 
 # ---- metrics
@@ -636,8 +641,7 @@ def _z_cell(claim: Claim) -> Cell:
 def _verdict_cell(verdict: Verdict) -> Cell:
     test, number = verdict.test, ""
     if test is not None:
-        interval = f" ({test.low:+z.1f}, {test.high:+z.1f})" if isfinite(test.low) else ""
-        number = f" {test.mean:+z.1f}{interval}"
+        number = f" {test.mean:+z.1f}{interval_text(test.low, test.high, 1)}"
     return Cell(verdict.word + number, bold=verdict.word == "contradicted")
 
 
