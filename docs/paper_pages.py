@@ -241,7 +241,8 @@ def claims_figure() -> Figure:
     figure = Figure(figsize=(8, 1.2 + 0.4 * len(counts)), layout="constrained")
     axes = figure.subplots()
     left = dict.fromkeys(counts, 0)
-    for verdict in VERDICTS:
+    shown = [verdict for verdict in VERDICTS if any(words[verdict] for words in counts.values())]
+    for verdict in shown:
         widths = [words[verdict] for words in counts.values()]
         bars = axes.barh(
             [*counts], widths, left=[*left.values()], color=COLORS.get(verdict, NOT_RUN_COLOR), label=verdict
@@ -254,7 +255,7 @@ def claims_figure() -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("conclusions of the paper that can be tested here")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside upper right", ncols=len(VERDICTS), fontsize="small", frameon=False)
+    figure.legend(loc="outside upper right", ncols=len(shown), fontsize="small", frameon=False)
     return figure
 
 

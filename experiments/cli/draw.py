@@ -27,13 +27,21 @@ def show_figures() -> None:
 
 
 def write_picture(what: str, picture: Any) -> None:
-    """Draw a picture into its ``out``, and print what it shows; another ending is refused before drawing."""
+    """Draw a picture into its ``out``, and print what it shows; another ending is refused before drawing.
+
+    Pictures of one kind have the same default name. The line says so where one takes the place of another.
+    """
     from experiments.figures.draw import check_format, save_figure  # with matplotlib
 
     out = picture.out or Path(f"{what}.png")
     check_format(out)
+    replaces = picture.out is None and out.exists()
     save_figure(picture.figure(), out, picture.description())
     UNBROKEN.print(f"{out}: {FIGURES[what].summary}", markup=False)
+    if replaces:
+        UNBROKEN.print(
+            f"It takes the place of the {out} that was here; --out NAME.png keeps both.", markup=False
+        )
 
 
 def neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage: str = "") -> None:
