@@ -22,7 +22,8 @@ def show_figures() -> None:
         UNBROKEN.print(f"  {what:<11} {drawing.summary}", markup=False)
         if drawing.arguments:
             UNBROKEN.print(f"  {'':<11} lm draw {what} {drawing.arguments}", markup=False)
-    UNBROKEN.print("  neighbours  The pieces whose vectors are nearest to a word's, as text.")
+    UNBROKEN.print("  neighbours  The tokens whose vectors are nearest to a word's, as text.")
+    UNBROKEN.print(f"  {'':<11} lm draw neighbours RUN --words WORD [WORD ...]", markup=False)
     UNBROKEN.print("\nA picture ends in .png, .svg or .pdf.")
 
 
@@ -45,13 +46,13 @@ def write_picture(what: str, picture: Any) -> None:
 
 
 def neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage: str = "") -> None:
-    """Print the pieces whose vectors are nearest to a word's: skip-gram vectors, or a model's embedding.
+    """Print the tokens whose vectors are nearest to a word's: skip-gram vectors, or a model's embedding.
 
         lm draw neighbours runs/nano/vectors/negative/seed-0 --words file --count 3
 
     Args:
         run: Folder of a run.
-        words: Words that are single pieces of the run's vocabulary.
+        words: Words that are single tokens of the run's vocabulary.
         count: Neighbours to print for each word, the nearest by cosine first.
         stage: Stage whose embedding is used; by default skip-gram's if the run has it, else that of
             the run's model.
