@@ -698,7 +698,7 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
         notes.append(f"{num_equivalent} of the undecided ({GROUP_TITLES[group]}) are equivalent: {margin}.")
     tests = [v.test for _, v in main if v.test and v.test.degrees_of_freedom]
     if tests:
-        notes.append(_power_note(tests))
+        notes.append(_power_note(tests, group))
     elif min(len(comparison.runs[name]) for name in rows) < 2:
         notes.append("A row with one seed decides nothing; train more with --seeds.")
     outliers = comparison.outlying_seeds()
@@ -722,8 +722,8 @@ def _claims(count: int) -> str:
     return "1 claim" if count == 1 else f"{count} claims"
 
 
-def _power_note(tests: Sequence[PairedTest]) -> str:
-    """Return the smallest difference that is found, at the strictest step of Holm's method.
+def _power_note(tests: Sequence[PairedTest], group: Group) -> str:
+    """Return the smallest difference in a group that is found, at the strictest step of Holm's method.
 
     It is that of a pair with the median standard error and degrees of freedom.
     """
@@ -736,8 +736,8 @@ def _power_note(tests: Sequence[PairedTest]) -> str:
     if smallest > MAX_DETECTABLE:
         return f"{design} hardly any difference is significant; train more with --seeds."
     return (
-        f"{design} in this report, a difference of {smallest:.1f} standard deviations of a run is found with "
-        f"a power of {POWER:.0%}, at the strictest step of Holm's method."
+        f"{design} in this report, a difference of {smallest:.1f} standard deviations of a run in "
+        f"{GROUP_TITLES[group]} is found with a power of {POWER:.0%}, at the strictest step of Holm's method."
     )
 
 
