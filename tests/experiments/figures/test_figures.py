@@ -373,7 +373,8 @@ def curves_of(**losses):
 
 def test_training_is_drawn_once_where_all_targets_are_content_and_what_never_changes_is_a_line():
     falling, flat = (6.0, 5.0, 4.0), (6.1, 6.1, 6.1)
-    decoder = curves_of(held_out=falling, content=falling, unigram=flat)
+    content = tuple(loss - 0.001 for loss in falling)  # without the ends of documents
+    decoder = curves_of(held_out=falling, content=content, unigram=flat)
     (panel,) = training_figure({"GPT": decoder}).panels
     assert (panel.title, panel.levels) == (
         "held-out loss [nats/token]",
