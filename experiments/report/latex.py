@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from experiments.console import TEXTS, Cell, Sheet
-from experiments.report.comparison import EQUIVALENCE_MARGIN, Comparison, Verdict, Verdicts
+from experiments.report.comparison import EQUIVALENCE_MARGIN, Comparison, Uncompared, Verdict, Verdicts
 from experiments.report.metrics import BITS_PER_BYTE, HELD_OUT_LOSS, Budget, Group
 from experiments.report.statistics import ALPHA
 from experiments.report.text import (
@@ -53,6 +53,12 @@ MINUS = re.compile(r"(?<![\w.])-(?=\d)")  # of a number, unlike the hyphen of a 
 GROUP_MEANINGS: dict[Group, str] = {
     "reading": r"\emph{reading}: tasks that cannot be answered without their input",
     "language": r"\emph{language}: tasks on the language of a text",
+}
+UNCOMPARED_MEANINGS: dict[Uncompared, str] = {
+    "not yet learning": "Not yet learning: a row had not left the unigram plateau.",
+    "out of range": "Out of range: a row was never scored after so little training.",
+    "no common seed": "No common seed: the rows were trained with different seeds.",
+    "different targets": "Different targets: the rows predict other tokens.",
 }
 HELD_OUT_UNITS = {
     HELD_OUT_LOSS: "nats per target token",
@@ -117,19 +123,19 @@ def scores_table(comparison: Comparison, scores: Sheet, scale: str) -> LatexTabl
     if len(counts) > 1:
         sheet["seeds"] = seeds
     sentences = [f"{_title(comparison, scale)}, {_seeds_text(counts)}."]
+    baseline = escape(comparison.baseline.label)
     halves = [meaning for group, meaning in GROUP_MEANINGS.items() if group in sheet]
     if halves:
-        baseline = escape(comparison.baseline.label)
         sentences.append(
             f"Mean distance from {baseline} over tasks, in standard deviations of a run; {'; '.join(halves)}."
         )
-    units = [f"{escape(head)}: {HELD_OUT_UNITS[head]}" for head in HELD_OUT_UNITS if head in sheet]
+    units = [rf"\emph{{{escape(head)}}}: {HELD_OUT_UNITS[head]}" for head in HELD_OUT_UNITS if head in sheet]
     if units:
         sentences.append(f"{'; '.join(units)}; lower is better.")
     if "paper" in sheet:
         sentences.append(
-            rf"\emph{{paper}}: the same distance of the scores of {_cite(comparison)}, in standard "
-            "deviations of a run of its baseline."
+            rf"\emph{{paper}}: mean distance from {baseline} of the scores of {_cite(comparison)}, in "
+            "standard deviations of a run of its baseline; higher is better."
         )
     else:
         _add_paper_columns(comparison, scores, sheet, sentences)
@@ -173,7 +179,7 @@ def order_table(comparison: Comparison, scale: str) -> LatexTable | None:
         return None
     caption = (
         f"{_title(comparison, scale)}: Kendall's $\\tau$ of the order of our rows with that of "
-        f"{_cite(comparison)}, by means over the tasks, with its 95\\,\\% interval over seeds and examples. "
+        f"{_cite(comparison)}, with its 95\\,\\% interval over seeds and examples. "
         r"\emph{p}: the probability of a $\tau$ as far from 0 if all orders were equally likely. "
         r"\emph{a repeat of the paper}: the mean $\tau$ of a simulated rerun of it, with its own noise."
     )
@@ -202,6 +208,8 @@ def claims_table(comparison: Comparison, verdicts: Verdicts, budget: Budget, sca
             _verdict_cell(verdict) for _, verdict in verdicts[other][budget]
         ]
     caption = _claims_caption(comparison, claims, group, others, budget, scale, has_z)
+    shown = {cell.text for cells in sheet.values() for cell in cells}
+    caption += "".join(f" {meaning}" for word, meaning in UNCOMPARED_MEANINGS.items() if word in shown)
     if any(cell.bold for cells in sheet.values() for cell in cells):
         caption += " Bold: contradicted."
     return LatexTable("-claims" if budget == "updates" else "-claims-compute-matched", caption, sheet)

@@ -398,7 +398,10 @@ def brief_legend(sheet: Sheet, has_tasks: bool) -> str:
         distance = "mean distance from the baseline over the tasks, in standard deviations of a run"
         parts += [f"reading, language: {distance}"]
     if "paper" in sheet:
-        parts += ["paper: the same of the published scores"]
+        same = (
+            "the same" if has_tasks else "mean distance from the baseline, in standard deviations of a run,"
+        )
+        parts += [f"paper: {same} of the published scores"]
     if "▲" in shown or "▼" in shown:
         parts += ["▲ ▼: significantly better, worse than the baseline"]
     if "±" in shown:
