@@ -398,10 +398,8 @@ def brief_legend(sheet: Sheet, has_tasks: bool) -> str:
         distance = "mean distance from the baseline over the tasks, in standard deviations of a run"
         parts += [f"reading, language: {distance}"]
     if "paper" in sheet:
-        same = (
-            "the same" if has_tasks else "mean distance from the baseline, in standard deviations of a run,"
-        )
-        parts += [f"paper: {same} of the published scores"]
+        distance = "distance of the published scores from the baseline, in standard deviations of a run"
+        parts += ["paper: the same of the published scores" if has_tasks else f"paper: {distance}"]
     if "▲" in shown or "▼" in shown:
         parts += ["▲ ▼: significantly better, worse than the baseline"]
     if "±" in shown:
