@@ -25,7 +25,7 @@ from experiments.report.comparison import UNCOMPARED
 from experiments.study.claims import compared_columns, paper_claims
 from experiments.study.registry import REGISTRY, papers, tables_of_paper
 from experiments.study.scales import PAPER_SCALE
-from experiments.study.table import SECOND_HAND, UNSURE, Paper, Row, Table
+from experiments.study.table import SECOND_HAND, UNSURE, Conclusion, Paper, Row, Table, pair_text
 from lm.files import parse_with_checksum
 
 DOCS = Path(__file__).parent
@@ -140,10 +140,7 @@ def table_part(table: Table, results: Mapping[str, Any] | None) -> str:
         parts.append(f"Units of the columns: {units}. Rows are compared by the columns in bold.")
     if table.conclusions:
         verdicts = verdicts_of(table, results)
-        lines = [
-            [each.text, f"`{each.better}` > `{each.worse}`", verdicts[each.better, each.worse]]
-            for each in table.conclusions
-        ]
+        lines = [[each.text, code_pair(each), verdicts[each]] for each in table.conclusions]
         parts.append(grid(["conclusion", "rows", f"at `{SCALE}`"], lines))
     return "\n\n".join(parts)
 
@@ -171,24 +168,30 @@ def our_text(row: Row, results: Mapping[str, Any] | None) -> str:
 # ---- claims
 
 
-def verdicts_of(table: Table, results: Mapping[str, Any] | None) -> dict[tuple[str, str], str]:
-    """Return (better row, worse row) -> the verdict on each conclusion of a table, after training."""
-    tested = {(claim.better.key, claim.worse.key) for claim in paper_claims(table)}
+def code_pair(conclusion: Conclusion) -> str:
+    """Return the rows of a conclusion in Markdown, such as "`15` > `50`"."""
+    return pair_text(f"`{conclusion.better}`", f"`{conclusion.worse}`", conclusion.relation)
+
+
+def verdicts_of(table: Table, results: Mapping[str, Any] | None) -> dict[Conclusion, str]:
+    """Return the verdict on each conclusion of a table, after training."""
+    tested = {claim.pair for claim in paper_claims(table)}
     found = {}
     for claim in results["claims"] if results else ():
-        keys = tuple(claim[side].rpartition("/")[2] for side in ("better", "worse"))
+        better, worse = (claim[side].rpartition("/")[2] for side in ("better", "worse"))
         by_group = claim["verdicts"].values()
-        found[keys] = next(iter(by_group))["updates"]["verdict"]
+        pair = pair_text(better, worse, claim.get("relation", "better"))
+        found[pair] = next(iter(by_group))["updates"]["verdict"]
     verdicts = {}
     for each in table.conclusions:
-        pair = each.better, each.worse
-        needs = [need for key in pair for need in REGISTRY[f"{table.name}/{key}"].needs]
+        keys = each.better, each.worse
+        needs = [need for key in keys for need in REGISTRY[f"{table.name}/{key}"].needs]
         if needs:
-            verdicts[pair] = f"needs {', '.join(dict.fromkeys(needs))}"
-        elif pair not in tested:
-            verdicts[pair] = "not tested"
+            verdicts[each] = f"needs {', '.join(dict.fromkeys(needs))}"
+        elif each.pair not in tested:
+            verdicts[each] = "not tested"
         else:
-            verdicts[pair] = found.get(pair, "not run")
+            verdicts[each] = found.get(each.pair, "not run")
     return verdicts
 
 
@@ -212,10 +215,8 @@ def claims_page() -> str:
         for table in tables_of_paper(group):
             verdicts = verdicts_of(table, results.get(table.name))
             for each in table.conclusions:
-                verdict = verdicts[each.better, each.worse]
                 printed = ", ".join(printed_pair(table, each.better, each.worse, each.column))
-                rows = f"`{each.better}` > `{each.worse}`"
-                lines.append([f"`{table.name}`", each.text, rows, printed, verdict])
+                lines.append([f"`{table.name}`", each.text, code_pair(each), printed, verdicts[each]])
         if lines:
             page = f"[{paper.name}]({group}.md)"
             counts.append([page, str(len(lines)), *(str(words[word]) for word in (*VERDICTS, UNTESTABLE))])
@@ -240,7 +241,8 @@ def claims_figure() -> Figure:
     figure = Figure(figsize=(8, 1.2 + 0.4 * len(counts)), layout="constrained")
     axes = figure.subplots()
     left = dict.fromkeys(counts, 0)
-    for verdict in VERDICTS:
+    shown = [verdict for verdict in VERDICTS if any(words[verdict] for words in counts.values())]
+    for verdict in shown:
         widths = [words[verdict] for words in counts.values()]
         bars = axes.barh(
             [*counts], widths, left=[*left.values()], color=COLORS.get(verdict, NOT_RUN_COLOR), label=verdict
@@ -253,7 +255,7 @@ def claims_figure() -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("conclusions of the paper that can be tested here")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside upper right", ncols=len(VERDICTS), fontsize="small", frameon=False)
+    figure.legend(loc="outside upper right", ncols=len(shown), fontsize="small", frameon=False)
     return figure
 
 

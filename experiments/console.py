@@ -40,6 +40,7 @@ TEXTS = (
 
 
 MISSING = "–"  # a cell without a value
+MAX_KEY_COLUMNS = 3  # columns that are repeated in each block of a wide sheet, at most
 
 
 class Cell(NamedTuple):
@@ -68,45 +69,6 @@ def _markdown(cell: Cell) -> str:
 def plain(text: str) -> str:
     """Return Markdown that shows ``text`` as it is."""
     return re.sub(r"([\\`*_|<\[&])", r"\\\1", text)
-
-
-LATEX = {  # sign -> its command in LaTeX without packages
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "≠": r"$\neq$",
-    "→": r"$\to$",
-    "↓": r"$\downarrow$",
-    "▲": r"$\bigtriangleup$",
-    "▼": r"$\bigtriangledown$",
-    "–": "--",
-    "\N{NO-BREAK SPACE}": "~",
-}
-
-
-def latex(title: str, label: str, sheet: Sheet) -> str:
-    """Return a sheet as a table in LaTeX with a caption and a label."""
-    kinds = "".join("l" if head in TEXTS else "r" for head in sheet)
-    lines = [" & ".join(map(_latex_cell, cells)) for cells in zip(*sheet.values(), strict=True)]
-    heads = " & ".join(map(_latex_text, sheet))
-    body = "\n".join(rf"{line} \\" for line in lines)
-    rule = r"\hline"
-    return (
-        rf"\begin{{table}}\centering\caption{{{_latex_text(title)}}}\label{{{label}}}" + "\n"
-        rf"\begin{{tabular}}{{{kinds}}}{rule}" + f"\n{heads} \\\\ {rule}\n{body} {rule}\n"
-        r"\end{tabular}\end{table}" + "\n"
-    )
-
-
-def _latex_cell(cell: Cell) -> str:
-    return rf"\textbf{{{_latex_text(cell.text)}}}" if cell.bold else _latex_text(cell.text)
-
-
-def _latex_text(text: str) -> str:
-    return "".join(LATEX.get(sign, sign) for sign in text)
 
 
 def print_line(text: str) -> None:
@@ -152,11 +114,12 @@ def show_listing(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     CONSOLE.print(grid)
 
 
-def show_sheet(title: str, sheet: Sheet, names: int = 1) -> None:
+def show_sheet(title: str, sheet: Sheet) -> None:
     """Print a sheet, split into blocks of columns that fit the terminal.
 
-    Each block begins with the first columns, ``names`` of them, which tell the rows apart.
+    Each block begins with the first columns, as many as tell the rows apart.
     """
+    names = key_columns(sheet)
     repeated = dict([*sheet.items()][:names])
     parts: list[Sheet] = [dict(repeated)]
     for head, cells in [*sheet.items()][names:]:
@@ -168,6 +131,16 @@ def show_sheet(title: str, sheet: Sheet, names: int = 1) -> None:
         if shown := (title if number == 1 else "") + place:
             CONSOLE.print(shown.strip(), style="bold", highlight=False, markup=False)
         CONSOLE.print(_grid(part))
+
+
+def key_columns(sheet: Sheet) -> int:
+    """Return how many of the first columns differ between any two rows; 1 if MAX_KEY_COLUMNS do not."""
+    columns = [[cell.text for cell in cells] for cells in sheet.values()]
+    for count in range(1, min(MAX_KEY_COLUMNS, len(columns) - 1) + 1):
+        rows = [*zip(*columns[:count], strict=True)]
+        if len({*rows}) == len(rows):
+            return count
+    return 1
 
 
 def _sheet_width(sheet: Sheet) -> int:

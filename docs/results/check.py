@@ -730,12 +730,21 @@ def check_verdicts(check: Check, table: Table, group: str, budget: str) -> list[
             check.word(what, said["verdict"], str(pairs[pair]), None)
             continue
         test = tests[pair]
-        word = "equivalent" if test.p_not_equivalent < ALPHA else "undecided"
-        word = {1: "confirmed", -1: "contradicted"}.get(test.sign, word)
-        check.word(what, said["verdict"], word, test)
+        check.word(what, said["verdict"], claim_word(test, claim.get("relation", "better")), test)
         check.close(what, said["difference"], test.mean)
         check.interval(what, said.get("interval"), test)
     return words
+
+
+def claim_word(test: Test, relation: str) -> str:
+    """Return the verdict on a claim that one row is better than another, or that the two are equivalent."""
+    equivalent = test.p_not_equivalent < ALPHA
+    if relation == "equivalent" and test.sign:
+        return "contradicted"
+    if relation == "equivalent":
+        return "confirmed" if equivalent else "undecided"
+    word = "equivalent" if equivalent else "undecided"
+    return {1: "confirmed", -1: "contradicted"}.get(test.sign, word)
 
 
 def check_counts(check: Check, what: str, published: Mapping[str, Any], words: Sequence[str]) -> None:

@@ -67,7 +67,7 @@ COMMANDS = {
     "embed": Command(f"{_HERE}.predict:embed", "Write a vector for each line of a file."),
     **{f"draw {what}": Command(figure.target, figure.summary) for what, figure in FIGURES.items()},
     "draw neighbours": Command(
-        f"{_HERE}.draw:neighbours", "Print the pieces whose vectors are nearest to a word's."
+        f"{_HERE}.draw:neighbours", "Print the tokens whose vectors are nearest to a word's."
     ),
     "data prepare": Command(
         f"{_HERE}.data_prepare:data_prepare", "Tokenize the text that a row reads before its training."

@@ -22,28 +22,37 @@ def show_figures() -> None:
         UNBROKEN.print(f"  {what:<11} {drawing.summary}", markup=False)
         if drawing.arguments:
             UNBROKEN.print(f"  {'':<11} lm draw {what} {drawing.arguments}", markup=False)
-    UNBROKEN.print("  neighbours  The pieces whose vectors are nearest to a word's, as text.")
+    UNBROKEN.print("  neighbours  The tokens whose vectors are nearest to a word's, as text.")
+    UNBROKEN.print(f"  {'':<11} lm draw neighbours RUN --words WORD [WORD ...]", markup=False)
     UNBROKEN.print("\nA picture ends in .png, .svg or .pdf.")
 
 
 def write_picture(what: str, picture: Any) -> None:
-    """Draw a picture into its ``out``, and print what it shows; another ending is refused before drawing."""
+    """Draw a picture into its ``out``, and print what it shows; another ending is refused before drawing.
+
+    Pictures of one kind have the same default name. The line says so where one takes the place of another.
+    """
     from experiments.figures.draw import check_format, save_figure  # with matplotlib
 
     out = picture.out or Path(f"{what}.png")
     check_format(out)
+    replaces = picture.out is None and out.exists()
     save_figure(picture.figure(), out, picture.description())
     UNBROKEN.print(f"{out}: {FIGURES[what].summary}", markup=False)
+    if replaces:
+        UNBROKEN.print(
+            f"It takes the place of the {out} that was here; --out NAME.png keeps both.", markup=False
+        )
 
 
 def neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage: str = "") -> None:
-    """Print the pieces whose vectors are nearest to a word's: skip-gram vectors, or a model's embedding.
+    """Print the tokens whose vectors are nearest to a word's: skip-gram vectors, or a model's embedding.
 
         lm draw neighbours runs/nano/vectors/negative/seed-0 --words file --count 3
 
     Args:
         run: Folder of a run.
-        words: Words that are single pieces of the run's vocabulary.
+        words: Words that are single tokens of the run's vocabulary.
         count: Neighbours to print for each word, the nearest by cosine first.
         stage: Stage whose embedding is used; by default skip-gram's if the run has it, else that of
             the run's model.

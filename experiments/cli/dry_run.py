@@ -10,8 +10,8 @@ from statistics import median
 from rich.markup import escape
 
 from experiments.cli.run_options import Options, RowRun
-from experiments.cli.status import last_record
-from experiments.console import CONSOLE, listing
+from experiments.cli.status import is_in_training, last_record
+from experiments.console import CONSOLE, MISSING, listing
 from experiments.processes.progress import duration
 from experiments.runs.kinds.network import NetworkStage
 from experiments.runs.kinds.stage import Stage
@@ -44,16 +44,17 @@ H100 = "NVIDIA H100"
 # FLOP/s of training as a share of an H100's peak for bfloat16: supposed, not measured
 WIDE_SHARE = 0.35
 NARROW_SHARE = 0.05
+TO_TRAIN, SHARES, IN_TRAINING = "to train", "to train *", "in training"  # states of a run
 WIDE = 512  # width from which products fill a large GPU [features]
 
 
 def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None:
     """Print the steps, FLOP and expected time that are left of each run, and which data are missing.
 
-    Time is that of training steps and of compiling each program once: programs are cached on disk, so that
-    another seed of a row compiles nothing.
+    The time of a run is that of its training steps. The sum adds compiling each program once: programs are
+    cached on disk, so that another seed of a row compiles nothing.
     """
-    grid = listing("run", "state", "steps", "FLOP", "expected time")
+    grid = listing("run", "state", "steps", "FLOP", "time of steps")
     planned = [stages(run.experiment, run.folder, options.cache) for run in wanted]
     every_stage = [stage for of_run in planned for stage in of_run]
     speeds = measured_speeds(every_stage)
@@ -62,8 +63,11 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     seen: set[Path] = set()
     compiled: set[Hashable] = set()
     unfinished, total_steps, total_flops, total_seconds, h100_seconds = 0, 0, 0.0, 0.0, 0.0
+    states = set()
     for run, of_run in zip(wanted, planned, strict=True):
         done = is_finished(run)
+        state = "finished" if done else state_of_run(of_run, seen)
+        states.add(state)
         left = [] if done else stages_left(of_run, seen)
         steps = sum(count for _, count in left)
         flops = seconds = 0.0
@@ -77,23 +81,24 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
             flops += cost * count
             seconds += cost * count / speed
             h100_seconds += cost * count / h100_speed(stage)
-            if (key := program_key(stage)) not in compiled:
-                compiled.add(key)
-                seconds += compile_seconds
-        state, expected = ("finished", "–") if done else ("to train", duration(seconds))
+            compiled.add(program_key(stage))
+        expected = MISSING if done else duration(seconds)
         grid.add_row(title_of(run), state, f"{steps:,}", f"{flops:.3g}", expected)
         unfinished += not done
         total_steps += steps
         total_flops += flops
         total_seconds += seconds
     CONSOLE.print(grid)
+    if SHARES in states:
+        CONSOLE.print(f"{SHARES}: without the stages that a run above trains", highlight=False)
     at_once = max(min(jobs, unfinished), 1)
+    total_seconds += compile_seconds * len(compiled)
     expected = duration(total_seconds / at_once) + f" with {at_once} at once" * (at_once > 1)
     source = "speeds measured in runs here" if measured else "a matrix product timed here, roughly"
     CONSOLE.print(
         f"{unfinished} of {len(wanted)} runs to train at scale {options.scale}: {total_steps:,} steps, "
-        f"{total_flops:.3g} FLOP, about {expected} (by {source}; {len(compiled)} programs are compiled, "
-        f"{compile_seconds:.0f} s each; evaluating comes on top)",
+        f"{total_flops:.3g} FLOP, about {expected} (by {source}; with {len(compiled)} programs that are "
+        f"compiled, {compile_seconds:.0f} s each; evaluating comes on top)",
         highlight=False,
     )
     if total_seconds > LONG and h100_seconds > SHORTEST:
@@ -118,6 +123,17 @@ def is_finished(run: RowRun) -> bool:
         return read_result(run.folder) is not None
     except SettingError:
         return False
+
+
+def state_of_run(of_run: Iterable[Stage], seen: set[Path]) -> str:
+    """Return whether an unfinished run is to be trained, in whole or in part, or is in training now.
+
+    ``seen``: the folders of stages that earlier runs train.
+    """
+    stages_of_run = list(of_run)
+    if any(map(is_in_training, stages_of_run)):
+        return IN_TRAINING
+    return SHARES if any(stage.folder in seen for stage in stages_of_run) else TO_TRAIN
 
 
 def stages_left(of_run: Iterable[Stage], seen: set[Path]) -> list[tuple[Stage, int]]:

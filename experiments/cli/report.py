@@ -46,7 +46,7 @@ def report(
         grid: Settings and values with which the runs were swept, as for lm sweep.
         variants: Also show runs with settings given by hand, each combination as a row of its own.
         watch: Write the report again whenever a run makes progress, until interrupted.
-        latex: Also write the tables as report.tex.
+        latex: Also write narrow tables for a paper, report.tex, and the papers that they cite, report.bib.
         pictures: Also write the pictures in this format.
     """
     rows = find(pattern)
@@ -77,4 +77,4 @@ def report(
         if pictures != "png":
             print_line(f"Pictures: {', '.join(reports.write_pictures(written, pictures))}")
         if latex:
-            print_line(f"LaTeX: {reports.write_latex(written)}")
+            print_line(f"LaTeX: {', '.join(map(str, reports.write_latex(written, scale)))}")

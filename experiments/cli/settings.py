@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from experiments.study.changes import Overrides
+from experiments.study.changes import Overrides, apply
 from experiments.study.experiment import Experiment, PretrainingPhase
 from experiments.study.overrides import check_agreement_with_checkpoint, check_overrides_are_read
 from experiments.study.registry import REGISTRY, TABLES, build, find
@@ -345,7 +345,7 @@ def grid_points(grid: Sequence[str]) -> list[Overrides]:
                 f"--grid {text!r} should be SETTING=VALUE,VALUE, such as model.mlp.d_ff=128,256"
             )
         if path not in kinds:
-            changes(_any_experiment(), {path: None})  # SettingError with the nearest name
+            apply(_any_experiment(), {path: None})  # SettingError with the nearest name
         axes.append([_grid_value(path, value) for value in _split(values)])
     return [{path: value for point in points for path, value in point.items()} for points in product(*axes)]
 

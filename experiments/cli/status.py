@@ -132,6 +132,15 @@ def state_of(stage: "Stage", seen: float) -> str:
     return "running" if time.time() - seen < SILENT else "stopped"
 
 
+def is_in_training(stage: "Stage") -> bool:
+    """Return whether a process is training a stage at this moment; False if its files are damaged."""
+    path = stage.folder / "run.json"
+    with suppress(SettingError, OSError):
+        status = parse_with_checksum(path.read_bytes(), path).get("status")
+        return status == "running" and state_of(stage, last_change(stage.folder)) == "running"
+    return False
+
+
 def is_alive(pid: int) -> bool:
     """Return whether a process of this machine runs."""
     try:

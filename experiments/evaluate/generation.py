@@ -17,6 +17,9 @@ from lm.tokenizers.tokenizer import MASK
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
 
+# answers that are searched for each text that is shown: several may read alike, since a text can be cut into
+# tokens in more than one way
+ANSWERS_PER_TEXT = 2
 LONGEST_SPAN = 16  # that an encoder-decoder may write for a mask [tokens]
 
 
@@ -142,26 +145,41 @@ def _filled_in_passes(
 
 
 def _infilled(run: "Trained", text: str, top: int) -> Iterator[str]:
-    """Yield the likeliest texts of an encoder-decoder, each once, with the probability of all its answers."""
+    """Yield the likeliest texts of an encoder-decoder, each once, with the probability of all its answers.
+
+    Answers that leave a gap open, as an answer without its sentinel does, fill nothing and are left out. The
+    last line says how many texts are missing, and why.
+    """
     from lm.evaluate.mask_filling import infill, sentinel_spans
 
     vocabulary, config = run.vocabulary, run.config
     ids, sentinels = run.encode_gaps(text)
     longest = LONGEST_SPAN * text.count(MASK) + (len(sentinels) if sentinels else len(ids)) + 1
     longest = min(longest, config.positions.max_length) if config.positions.kind == "learned" else longest
-    answers, shares = infill(run.model, run.batch([ids], longest), max_length=longest, k=top)
+    searched = min(ANSWERS_PER_TEXT * top, config.vocab_size)
+    answers, shares = infill(run.model, run.batch([ids], longest), max_length=longest, k=searched)
     found: dict[str, float] = {}  # text -> its probability, of all answers that read alike
+    num_open = 0
     for answer, share in zip(answers[0].tolist(), shares[0].tolist(), strict=True):
         filled = escape(vocabulary.decode(answer))
         if sentinels:
             known = answer[: answer.index(vocabulary.eos)] if vocabulary.eos in answer else answer
             spans = sentinel_spans(known, sentinels, vocabulary.vocab_size - vocabulary.num_sentinels)
-            words = [MASK if span is None else vocabulary.decode(span) for span in spans]
+            words = [vocabulary.decode(span) for span in spans if span is not None]
+            if len(words) < len(spans):
+                num_open += 1
+                continue
             shown = zip(text.split(MASK), [*words, ""], strict=True)
             filled = "".join(f"{escape(part)}[bold]{escape(word)}[/]" for part, word in shown)
         found[filled] = found.get(filled, 0.0) + share
-    for filled, share in sorted(found.items(), key=lambda pair: -pair[1]):
+    for filled, share in sorted(found.items(), key=lambda pair: -pair[1])[:top]:
         yield f"{percentage(share):>7}  {filled}"
+    if len(found) < top:
+        alike = len(shares[0]) - num_open - len(found)
+        yield (
+            f"[dim]{len(found)} of {top}: of the {len(shares[0])} likeliest answers, {num_open} leave a gap "
+            f"open and {alike} read like another[/]"
+        )
 
 
 def percentage(share: float) -> str:

@@ -19,7 +19,9 @@ TRAINED, CONCEPTS = "experiments.figures.trained_models", "experiments.figures.c
 WITH_TEXT = 'RUN --text "..."'
 FIGURES = {
     "next": FigureEntry(
-        f"{TRAINED}:NextTokenFigure", "What a model expects after each token of a text.", WITH_TEXT
+        f"{TRAINED}:NextTokenFigure",
+        "What a model expects after each token of a text (an encoder: in its place).",
+        WITH_TEXT,
     ),
     "history": FigureEntry(
         "experiments.figures.language_models:HistoryFigure",
@@ -43,7 +45,9 @@ FIGURES = {
         f"{CONCEPTS}:MasksFigure", "Which keys a query attends to, under each kind of mask."
     ),
     "attention": FigureEntry(
-        f"{TRAINED}:HeadsFigure", "Where heads attend: four of them, or all (--heads 0).", WITH_TEXT
+        f"{TRAINED}:HeadsFigure",
+        "Where heads attend: the sharpest four, N (--heads N) or all (--heads 0).",
+        WITH_TEXT,
     ),
     "sinusoids": FigureEntry(
         f"{CONCEPTS}:SinusoidsFigure", "Each position has its own mixture of waves; near ones are similar."

@@ -81,7 +81,8 @@ class TextFigure(RunFigure):
 class HeadsFigure(TextFigure):
     """Where heads attend in a text: the four that attend sharpest to other tokens, or all."""
 
-    heads: int = 4  # heads to draw, the sharpest first (0: all)
+    # a number, not names: so many heads are drawn, those that attend sharpest; 0: all, a line per layer
+    heads: int = 4
 
     def figure(self) -> Figure:
         at_least(self, "--", heads=0)
@@ -106,7 +107,7 @@ class LensFigure(TextFigure):
 
 @dataclass(frozen=True, kw_only=True)
 class NextTokenFigure(TextFigure):
-    """The likeliest next tokens after each token."""
+    """The likeliest next tokens after each token; of an encoder, the likeliest tokens in its place."""
 
     k: int = 5  # tokens whose probability is shown
     needs_output: ClassVar[bool] = True

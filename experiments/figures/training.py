@@ -1,24 +1,58 @@
 """The figure of training: losses and scores over steps, as means over seeds with standard deviations."""
 
 from collections.abc import Iterable, Mapping
-from math import isnan
+from math import inf, isnan
+from statistics import mean
 
 from experiments.figures.panels import Curve, Plot, PlotGrid, Score
-from experiments.runs.curves import Curves
+from experiments.runs.curves import CONTENT_LOSS, HELD_OUT_LOSS, UNIGRAM_LOSS, Curves
+
+UNIGRAM_MODEL = "unigram model"  # label of the level that its loss is
+SAME_LINE = 0.02  # losses that differ by less are one line in a picture [nats]
 
 
 def training_figure(rows: Mapping[str, Curves], title: str = "") -> PlotGrid:
-    """Return a panel per loss and score over steps, one curve per row: the mean over seeds and members."""
+    """Return a panel per loss and score over steps, one curve per row: the mean over seeds and members.
+
+    The content loss has a panel only where it differs from the held-out loss. The unigram loss, which
+    training does not change, is a line in the panel of the loss that it is compared with, if it is the same
+    for all rows.
+    """
+    left_out = {CONTENT_LOSS} if all(map(_has_content_alone, rows.values())) else set()
+    level = _unigram_level(rows)
+    compared = HELD_OUT_LOSS if left_out else CONTENT_LOSS
+    left_out |= set() if level is None else {UNIGRAM_LOSS}
     metrics = dict.fromkeys(metric for curves in rows.values() for metric in curves)
     panels = []
-    for metric in metrics:
+    for metric in (metric for metric in metrics if metric not in left_out):
         curves = {
             label: mean_curve(map(dict, by_metric[metric]))
             for label, by_metric in rows.items()
             if metric in by_metric
         }
-        panels.append(Plot(metric, "step", "", curves))
+        levels = {UNIGRAM_MODEL: level} if metric == compared and level is not None else {}
+        panels.append(Plot(metric, "step", "", curves, levels=levels))
     return PlotGrid(panels, title, panel_size=(3.7, 3.0), has_shared_legend=True)
+
+
+def _has_content_alone(curves: Curves) -> bool:
+    """Return whether the content loss of a row is its held-out loss, since nearly all targets are content."""
+    content, held_out = (dict(enumerate(curves.get(name, ()))) for name in (CONTENT_LOSS, HELD_OUT_LOSS))
+    if content.keys() != held_out.keys():
+        return not content
+    for place, seed in content.items():
+        by_step = dict(held_out[place])
+        if not all(abs(loss - by_step.get(step, inf)) < SAME_LINE for step, loss in seed):
+            return False
+    return True
+
+
+def _unigram_level(rows: Mapping[str, Curves]) -> float | None:
+    """Return the unigram loss that all rows have; None if they differ in it, or none has it."""
+    losses = [loss for curves in rows.values() for seed in curves.get(UNIGRAM_LOSS, ()) for _, loss in seed]
+    if not losses or max(losses) - min(losses) > SAME_LINE:
+        return None
+    return mean(losses)
 
 
 def score_curve(scores: Mapping[float, Score | None]) -> Curve:

@@ -87,6 +87,7 @@ def compile_step(step: PlannedStep, folder: Path, say: Callable[[str], None]) ->
     request, log = path.with_suffix(f".{os.getpid()}"), path.with_suffix(".log")
     slices = step.slices
     request.write_text(json.dumps([to_json(step.experiment), step.batch, slices.name, slices.count]))
+    say("started; it is traced first")
     command = [sys.executable, "-m", WORKER, str(request)]
     environment = os.environ | SETUP
     with log.open("w") as errors:

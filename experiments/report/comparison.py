@@ -52,7 +52,7 @@ from experiments.study.claims import SIGNIFICANT, Claim, paper_claims
 from experiments.study.experiment import Experiment
 from experiments.study.registry import REGISTRY
 from experiments.study.start import START_ONLY_ROW
-from experiments.study.table import Row, Table
+from experiments.study.table import Relation, Row, Table
 from lm.config.base import SettingError
 
 MIN_ABOVE_CHANCE = 3.0  # a row is above chance if its score is by so many standard errors
@@ -563,8 +563,10 @@ class Comparison:
                 else:
                     verdicts[pair] = Verdict(difference)
         tests = compare_pairs(differences, EQUIVALENCE_MARGIN)
-        verdicts |= {pair: to_verdict(test) for pair, test in tests.items()}
-        return [(claim, verdicts[pair]) for claim, pair in zip(judged, pairs, strict=True)]
+        return [
+            (claim, to_verdict(tests[pair], claim.relation) if pair in tests else verdicts[pair])
+            for claim, pair in zip(judged, pairs, strict=True)
+        ]
 
     def outlying_seeds(self) -> list[RunKey]:
         """Return (row, seed) of each run whose combined score in any group is far from its row's median."""
@@ -611,8 +613,16 @@ def share_noise(comparisons: Sequence[Comparison]) -> None:
         comparison._combined_scores.clear()
 
 
-def to_verdict(test: PairedTest) -> Verdict:
-    """Return the verdict on a claim from the test of its better row against its worse row."""
+def to_verdict(test: PairedTest, relation: Relation = "better") -> Verdict:
+    """Return the verdict on a claim from the test of its better row against its worse row.
+
+    A claim that two rows are equivalent is confirmed if they are, and contradicted if one of them is
+    significantly better, however little.
+    """
+    if relation == "equivalent":
+        if test.sign:
+            return Verdict("contradicted", test)
+        return Verdict("confirmed" if test.is_equivalent else "undecided", test)
     if test.sign > 0:
         return Verdict("confirmed", test)
     if test.sign < 0:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.console import CONSOLE, Sheet, latex, markdown, print_line, show_sheet
+from experiments.console import CONSOLE, Sheet, markdown, print_line, show_sheet
 from experiments.figures.panels import PlotGrid
 from experiments.report import text
 from experiments.report.comparison import Comparison, Verdicts, Warn, share_noise
 from experiments.report.export import predictions_data, report_data, seeds_csv, sheet_csv
 from experiments.report.figures import save_figures, table_figures
+from experiments.report.latex import bibtex, latex_tables
 from experiments.report.metrics import Group
 from experiments.report.order import ScalePrediction
 from experiments.report.page import REFRESH, Section, html_page, row_details
@@ -34,16 +35,6 @@ POLL_SECONDS = 5.0  # between looks at the folders of runs
 MAX_PLOTTED_SEEDS = 20  # per row, whose training curves are averaged; more would not move the mean visibly
 SCORES = ""  # the sheet that is shown without a heading
 EXPLANATIONS = "how-to-read-this"  # name of the section that explains the others
-LATEX_SUFFIXES = {
-    SCORES: "",
-    text.ORDER: "-order",
-    text.CONCLUSIONS: "-conclusions",
-    text.DIFFERENCES: "-differences",
-    text.METRICS: "-columns",
-    text.DENOISERS: "-denoisers",
-    text.CLAIMS["updates"]: "-claims",
-    text.CLAIMS["FLOP"]: "-claims-compute-matched",
-}
 SUMMARY = "Order of rows, then claims after training"  # heading of the sheet on all tables
 
 
@@ -388,7 +379,7 @@ def print_report(
         if comparison.mismatches:
             print_line(text.mismatch_note(comparison))
     if len(report.tables) > 1 and report.summary["table"]:
-        show_sheet(SUMMARY, report.summary, names=2)
+        show_sheet(SUMMARY, report.summary)
     if against:
         show_sheet(_prediction_title(scale, against).replace("`", ""), report.prediction)
     for line in report.left_out:
@@ -407,7 +398,8 @@ def brief_legend(sheet: Sheet, has_tasks: bool) -> str:
         distance = "mean distance from the baseline over the tasks, in standard deviations of a run"
         parts += [f"reading, language: {distance}"]
     if "paper" in sheet:
-        parts += ["paper: the same of the published scores"]
+        distance = "distance of the published scores from the baseline, in standard deviations of a run"
+        parts += ["paper: the same of the published scores" if has_tasks else f"paper: {distance}"]
     if "▲" in shown or "▼" in shown:
         parts += ["▲ ▼: significantly better, worse than the baseline"]
     if "±" in shown:
@@ -424,25 +416,23 @@ def write_pictures(report: Report, kind: str) -> list[str]:
     return names
 
 
-def write_latex(report: Report) -> Path:
-    """Write every sheet of a report as a table of LaTeX beside it, and return the file."""
-    tables = []
+def write_latex(report: Report, scale: str) -> list[Path]:
+    """Write narrow tables of a report as LaTeX beside it, and the papers that they cite as BibTeX.
+
+    Return the files; without a paper there is no second one.
+    """
+    path, tables, papers = report.path.with_suffix(".tex"), [], []
     for name, table_report in report.tables.items():
         label = "tab:" + re.sub(r"[^\w.:+-]", "-", file_name(name))
-        title = table_report.comparison.table.title or name
-        for heading, sheet in table_report.sheets.items():
-            caption = f"{title}: {heading}" if heading else title
-            shown = sheet if heading else _trained_rows(sheet)
-            tables.append(latex(caption, label + LATEX_SUFFIXES[heading], shown))
-    path = report.path.with_suffix(".tex")
+        comparison, scores = table_report.comparison, table_report.sheets[SCORES]
+        made = latex_tables(comparison, table_report.verdicts, scores, scale)
+        tables += [table.text(label) for table in made]
+        papers += [comparison.table.paper] if comparison.table.paper else []
     write(path, "\n".join(tables))
-    return path
-
-
-def _trained_rows(sheet: Sheet) -> Sheet:
-    """Return a sheet of scores without the rows of which no seed has finished."""
-    trained = [i for i, cell in enumerate(sheet["seeds"]) if cell.value]
-    return {head: [cells[i] for i in trained] for head, cells in sheet.items()}
+    if not papers:
+        return [path]
+    write(path.with_suffix(".bib"), bibtex(papers))
+    return [path, path.with_suffix(".bib")]
 
 
 def watch(

@@ -77,7 +77,9 @@ tau as far from 0 if all orders were equally likely; its interval resamples seed
 the paper would reach the tau beside it, with the paper's own noise around its printed scores.
 
 A *claim* is a pair of rows that the paper's own noise tells apart (z, over all its columns), or a \
-conclusion in the table's file, written before the rows are run. The *mean z-score* is the mean over \
+conclusion in the table's file, written before the rows are run. A conclusion may also say that two rows are \
+as good as each other (≈): it is confirmed if they are equivalent, contradicted if one is significantly \
+better, and otherwise undecided. The *mean z-score* is the mean over \
 columns of the difference from the baseline, each in standard deviations of a run, which are pooled over \
 all tables of the report. The columns are fixed and in two halves of equal weight: *reading* (no answer \
 without the input; the paper's own columns are of this kind, so that its claims are judged on these first) \
@@ -381,13 +383,18 @@ def _difference_cells(comparison: Comparison, metric: Metric, rows: Sequence[Row
         key = comparison.canonical_name(row)
         if key in differences:
             x = differences[key]
-            interval = f" ({x.low:+z.{digits}f}, {x.high:+z.{digits}f})" if isfinite(x.low) else ""
+            interval = interval_text(x.low, x.high, digits)
             cells.append(Cell(f"{x.mean:+z.{digits}f}{interval} {x.verdict}", value=x.mean))
         elif samples[key] and not comparison.is_comparable(metric, key, comparison.canonical_baseline):
             cells.append(Cell("different targets"))
         else:
             cells.append(Cell())
     return cells
+
+
+def interval_text(low: float, high: float, digits: int) -> str:
+    """Return " (-0.2, +1.4)" for an interval with so many decimals; "" for one that is not known."""
+    return f" ({low:+z.{digits}f}, {high:+z.{digits}f})" if isfinite(low) else ""
 
 
 # ---- metrics
@@ -624,7 +631,7 @@ def _claims_of(verdicts: Verdicts) -> list[Claim]:
 
 def _claim_text(claim: Claim, mismatched: Collection[str]) -> str:
     mark = "" if claim.names.isdisjoint(mismatched) else f" {MISMATCH}"
-    return f"{claim.better.key} > {claim.worse.key}{mark}"
+    return f"{claim.pair}{mark}"
 
 
 def _z_cell(claim: Claim) -> Cell:
@@ -634,8 +641,7 @@ def _z_cell(claim: Claim) -> Cell:
 def _verdict_cell(verdict: Verdict) -> Cell:
     test, number = verdict.test, ""
     if test is not None:
-        interval = f" ({test.low:+z.1f}, {test.high:+z.1f})" if isfinite(test.low) else ""
-        number = f" {test.mean:+z.1f}{interval}"
+        number = f" {test.mean:+z.1f}{interval_text(test.low, test.high, 1)}"
     return Cell(verdict.word + number, bold=verdict.word == "contradicted")
 
 
@@ -692,7 +698,7 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
         notes.append(f"{num_equivalent} of the undecided ({GROUP_TITLES[group]}) are equivalent: {margin}.")
     tests = [v.test for _, v in main if v.test and v.test.degrees_of_freedom]
     if tests:
-        notes.append(_power_note(tests))
+        notes.append(_power_note(tests, group))
     elif min(len(comparison.runs[name]) for name in rows) < 2:
         notes.append("A row with one seed decides nothing; train more with --seeds.")
     outliers = comparison.outlying_seeds()
@@ -716,8 +722,8 @@ def _claims(count: int) -> str:
     return "1 claim" if count == 1 else f"{count} claims"
 
 
-def _power_note(tests: Sequence[PairedTest]) -> str:
-    """Return the smallest difference that is found, at the strictest step of Holm's method.
+def _power_note(tests: Sequence[PairedTest], group: Group) -> str:
+    """Return the smallest difference in a group that is found, at the strictest step of Holm's method.
 
     It is that of a pair with the median standard error and degrees of freedom.
     """
@@ -730,8 +736,8 @@ def _power_note(tests: Sequence[PairedTest]) -> str:
     if smallest > MAX_DETECTABLE:
         return f"{design} hardly any difference is significant; train more with --seeds."
     return (
-        f"{design} in this report, a difference of {smallest:.1f} standard deviations of a run is found with "
-        f"a power of {POWER:.0%}, at the strictest step of Holm's method."
+        f"{design} in this report, a difference of {smallest:.1f} standard deviations of a run in "
+        f"{GROUP_TITLES[group]} is found with a power of {POWER:.0%}, at the strictest step of Holm's method."
     )
 
 

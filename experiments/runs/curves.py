@@ -11,6 +11,11 @@ from lm.files import parse_lines_with_checksum
 
 SeedCurve = list[tuple[float, float]]  # (step, value) of one seed or ensemble member
 Curves = Mapping[str, Sequence[SeedCurve]]  # plotted metric -> curves
+# plotted metrics of pre-training: of all held-out targets, of content tokens, and of the latter by a unigram
+# model
+HELD_OUT_LOSS = "held-out loss [nats/token]"
+CONTENT_LOSS = "content loss [nats/token]"
+UNIGRAM_LOSS = "unigram loss [nats/token]"
 MAX_PLOTTED = 1e30  # larger values are not plotted
 
 
@@ -60,9 +65,9 @@ def plotted_metrics(stage: str) -> dict[str, tuple[str, str]]:
         return {f"{ensemble_name(stage)}: mean of scores": ("eval", "score")}
     return {
         "pre-training loss [nats/token]": ("train", "loss"),
-        "held-out loss [nats/token]": ("eval", "loss"),
-        "content loss [nats/token]": ("eval", "content_loss"),
-        "unigram loss [nats/token]": ("eval", "reference_loss"),
+        HELD_OUT_LOSS: ("eval", "loss"),
+        CONTENT_LOSS: ("eval", "content_loss"),
+        UNIGRAM_LOSS: ("eval", "reference_loss"),
         "share of top-10 predictions": ("eval", "top_ten_share"),
     }
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn, cast
 
 from experiments.study.experiment import Experiment, Mask, PretrainingPhase
 from experiments.study.setting_paths import Changes
-from lm.config.base import SettingError, changes, nearest
+from lm.config.base import SettingError, changes, leaves, nearest
 from lm.objectives.denoising import OBJECTIVES, Objective
 
 # Path of a setting -> its new value, as the command line gives them. In rows and scales they are ``Changes``,
@@ -137,15 +137,33 @@ def without(changes: Changes, *paths: str) -> Changes:
 def apply(experiment: Experiment, new: Mapping[str, Any]) -> Experiment:
     """Return ``experiment`` with all changes of ``new``, in order.
 
-    A function is called with (old value, experiment), after the changes before it.
+    A function is called with (old value, experiment), after the changes before it. SettingError names the
+    whole path of a setting that does not exist, and the most similar one.
     """
     values: dict[str, Any] = {}
-    for path, value in new.items():
-        if callable(value):
-            experiment, values = changes(experiment, values), {}
-            value = value(attrgetter(path)(experiment), experiment)
-        values[path] = value
-    return changes(experiment, values)
+    try:
+        for path, value in new.items():
+            if callable(value):
+                experiment, values = changes(experiment, values), {}
+                value = value(attrgetter(path)(experiment), experiment)
+            values[path] = value
+        return changes(experiment, values)
+    except (SettingError, AttributeError):
+        for path in new:
+            _check_is_setting(experiment, path)
+        raise
+
+
+def _check_is_setting(experiment: Experiment, path: str) -> None:
+    """Raise SettingError unless ``path`` is a setting, or a group of settings, of an experiment."""
+    try:
+        attrgetter(path)(experiment)
+    except AttributeError as error:
+        known = [name for name, _ in leaves(experiment)]
+        last = path.rpartition(".")[2]
+        namesakes = [name for name in known if name.rpartition(".")[2] == last]
+        like = nearest(path, namesakes or known)
+        raise SettingError(f"there is no setting {path!r}{like}") from error
 
 
 class ReadOnly(Mapping[str, Any]):

@@ -1,4 +1,4 @@
-"""Claims about a table: pairs of rows of which one is said to be better, which reports test.
+"""Claims about a table: pairs of rows of which one is said to be better, or as good, which reports test.
 
 Where a paper gives its noise, claims are derived: each pair of rows whose published scores differ beyond it.
 Rows are compared by their mean over the table's columns, each in standard deviations of a run. The
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.study.table import Column, Conclusion, Row, Table
+from experiments.study.table import Column, Conclusion, Relation, Row, Table, pair_text
 
 SIGNIFICANT = 2.0  # standard errors by which a paper tells two rows apart: the T5 paper's rule
 REPLICATIONS = 10_000  # that are simulated
@@ -21,17 +21,25 @@ REPLICATIONS = 10_000  # that are simulated
 
 @dataclass(frozen=True)
 class Claim:
-    """Row ``better`` is said to have a higher mean score than row ``worse``."""
+    """Row ``better`` is said to have a higher mean score than row ``worse``, or an equivalent one."""
 
     better: Row
     worse: Row
-    z: float | None  # published difference in its standard errors; None: the paper's noise is not known
+    # published difference in its standard errors; None: the paper's noise is not known, or the rows are said
+    # to be equivalent
+    z: float | None
     conclusion: str  # what the table's file says about it; empty if nothing
+    relation: Relation = "better"
 
     @property
     def names(self) -> set[str]:
         """Return the names of both rows."""
         return {self.better.name, self.worse.name}
+
+    @property
+    def pair(self) -> str:
+        """Return the rows with the sign of what is said of them, such as "15 > 50"."""
+        return pair_text(self.better.key, self.worse.key, self.relation)
 
 
 class Counts(NamedTuple):
@@ -65,7 +73,8 @@ def paper_claims(table: Table) -> tuple[Claim, ...]:
     if table.surrogate_data:
         return ()
     rows = {row.key: row for row in table.rows}
-    texts = {(each.better, each.worse): each.text for each in table.conclusions if is_tested(each, table)}
+    conclusions = [each for each in table.conclusions if is_tested(each, table)]
+    texts = {(each.better, each.worse): each.text for each in conclusions if each.relation == "better"}
     has_scores = has_noise(table)
     claims = []
     for a, b in combinations(published_rows(table) if has_scores else (), 2):
@@ -81,7 +90,12 @@ def paper_claims(table: Table) -> tuple[Claim, ...]:
             known = has_scores and {better, worse} <= set(published_rows(table))
             published = published_z(better, worse, table) if known else None
             claims.append(Claim(better, worse, published, text))
-    return tuple(claims)
+    equivalences = (
+        Claim(rows[each.better], rows[each.worse], None, each.text, each.relation)
+        for each in conclusions
+        if each.relation == "equivalent" and {each.better, each.worse} <= rows.keys()
+    )
+    return (*claims, *equivalences)
 
 
 def is_tested(conclusion: Conclusion, table: Table) -> bool:

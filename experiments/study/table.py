@@ -15,6 +15,10 @@ from lm.config.base import SettingError, leaves, nearest
 
 READ_ONLY_ROW_ERROR = "a row stays what it is; add one of your own with add_rows(TABLE, {ROW: CHANGES})"
 Pairs = Literal["all", "with-baseline"]  # pairs of rows that a table compares
+# What is said of two rows: the first is better than the second, or they are equivalent, which means that they
+# differ by less than the margin of reports.
+Relation = Literal["better", "equivalent"]
+RELATION_SIGNS: Mapping[Relation, str] = {"better": ">", "equivalent": "≈"}
 SECOND_HAND, UNSURE = "second hand", "unsure"  # why a published score may be wrong
 
 
@@ -160,12 +164,27 @@ class Published:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """A sentence of a paper's text that calls one row of a table better than another."""
+    """A sentence, of a paper or of ours, that calls one row of a table better than another, or as good.
 
-    better: str  # a row's name within the table
+    >>> Conclusion("narrow", "wide", "a narrow layer is as good", relation="equivalent").pair
+    'narrow ≈ wide'
+    """
+
+    better: str  # a row's name within the table; one of the two rows if they are said to be equivalent
     worse: str
     text: str  # "50 % noise is too much"
     column: str = ""  # in which the paper says so; empty: in those by which its rows are compared
+    relation: Relation = "better"
+
+    @property
+    def pair(self) -> str:
+        """Return its rows with the sign of what it says of them, such as "15 > 50"."""
+        return pair_text(self.better, self.worse, self.relation)
+
+
+def pair_text(better: str, worse: str, relation: Relation) -> str:
+    """Return the names of two rows with ">" or "≈" between them."""
+    return f"{better} {RELATION_SIGNS[relation]} {worse}"
 
 
 @dataclass(frozen=True)
@@ -238,6 +257,10 @@ def make_table(
     for each in conclusions:
         _check_is_row(name, each.better, rows, "a conclusion")
         _check_is_row(name, each.worse, rows, "a conclusion")
+        if each.relation not in RELATION_SIGNS:
+            raise SettingError(
+                f"table {name!r}: a conclusion: relation={each.relation!r} should be 'better' or 'equivalent'"
+            )
         _check_known_columns(f"table {name!r}: a conclusion", [each.column] * bool(each.column), paper)
     return Table(
         name=name,

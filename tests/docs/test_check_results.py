@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from experiments.runs.result import write_result
 from experiments.runs.task_scores import write_example_values
 from experiments.study.paths import run_folder
 from experiments.study.registry import REGISTRY, build, find, tables_of
+from experiments.study.table import Conclusion
 
 SCRIPT = ROOT / "docs/results/check.py"
 BASE = "t5/1-baseline/baseline"
@@ -61,8 +63,10 @@ def finish(runs: Path, name: str, seed: int) -> None:
 def published(tmp_path_factory):
     """The folder of small runs, and the results.json of the report on them."""
     runs = tmp_path_factory.mktemp("small") / "runs"
-    tables = tables_of(find("t5/4-objective"))
-    for name in (*(row.name for row in tables[0].rows), BASE):
+    (table,) = tables_of(find("t5/4-objective"))
+    alike = Conclusion("bert-style", "prefix-lm", "as good", relation="equivalent")
+    tables = [replace(table, conclusions=(*table.conclusions, alike))]
+    for name in (*(row.name for row in table.rows), BASE):
         for seed in range(SEEDS):
             finish(runs, name, seed)
     path = write_report(tables, "nano", runs).path.with_name("results.json")

@@ -7,7 +7,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from experiments.console import listing
+from experiments import console
+from experiments.console import Cell, key_columns, listing, show_sheet
 
 NAME = "t5/6-corruption-rate/15," + ",".join(f"pretraining.optimizer.beta{i}=0.5" for i in range(4))
 
@@ -39,3 +40,16 @@ def test_without_a_terminal_tables_are_80_columns_wide_or_as_wide_as_columns_say
     environment = os.environ | {"COLUMNS": columns}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert int(done.stdout) == width, done.stderr
+
+
+def test_rows_of_a_wide_table_can_be_told_apart_in_each_of_its_parts(monkeypatch, capsys):
+    tasks = [("t5/1-baseline", half) for half in ("reading", "language")] + [("t5/4-objective", "reading")]
+    keys = {"table": [Cell(table) for table, _ in tasks], "tasks": [Cell(half) for _, half in tasks]}
+    numbers = {f"a column of number {i}": [Cell("0")] * 3 for i in range(6)}
+    assert key_columns(keys | numbers) == 2 and key_columns({"row": keys["tasks"][:2]} | numbers) == 1
+    monkeypatch.setattr(console, "CONSOLE", Console(width=80, file=sys.stdout))
+    show_sheet("a table", keys | numbers)
+    parts = capsys.readouterr().out.split("(columns: part")[1:]
+    assert len(parts) > 1
+    for part in parts:
+        assert all(any(table in x and half in x for x in part.splitlines()) for table, half in tasks)

@@ -65,7 +65,7 @@ COMMAND_LINES = [  # cause -> what the message names, and the mend
     (f"run {ROW} --tuning.mixtures glu", "'glu'", "'glue'"),
     (f"sweep {ROW} --seeds 0", "--seeds 0", "at least 1"),
     (f"sweep {ROW} --seed 3", "seed", "--seeds N"),
-    (f"sweep {ROW} --grid model.mlp.dff=1,2", "'dff'", "'d_ff'"),
+    (f"sweep {ROW} --grid model.mlp.dff=1,2", "'model.mlp.dff'", "'model.mlp.d_ff'"),
     (f"sweep {ROW} --grid model.mlp.d_ff", "--grid 'model.mlp.d_ff'", "SETTING=VALUE,VALUE"),
     (f"sweep {ROW} --grid model.mlp.d_ff=1,x", "--grid model.mlp.d_ff: 'x'", ""),
     (

@@ -1,6 +1,8 @@
 """The command line: mistakes and their mends, help, completion, settings from files, and grids."""
 
 import json
+import os
+import platform
 import re
 import shlex
 import subprocess
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from commands import accepted, unboxed
+from rich.console import Console
 
 from experiments import __main__ as cli
 from experiments.__main__ import dispatch
@@ -319,7 +322,7 @@ def test_a_dry_run_adds_the_time_of_compiling_each_program_once(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("experiments.cli.dry_run.matmul_speed", lambda: 1e30)
     one, said = seconds_of_dry_run(["run", ROW], capsys)
-    assert one == 3 * 2 * 10 and "3 programs are compiled, 20 s each" in said
+    assert one == 3 * 2 * 10 and "with 3 programs that are compiled, 20 s each" in said
     seeds, _ = seconds_of_dry_run(["sweep", ROW, "--scale", "nano", "--seeds", "2", "--jobs", "1"], capsys)
     assert seeds == one
     experiment = build(ROW, "nano")
@@ -329,6 +332,33 @@ def test_a_dry_run_adds_the_time_of_compiling_each_program_once(tmp_path, monkey
         (stage.folder / "run.json").write_text(json_with_checksum(record))
     measured, said = seconds_of_dry_run(["run", ROW], capsys)
     assert measured == 3 * 2 * 7 and "14 s each" in said
+
+
+def test_a_dry_run_shows_equal_rows_with_equal_times_and_says_which_are_in_training_or_share_stages(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.cli.dry_run.CONSOLE", Console(width=120))
+    monkeypatch.setattr("experiments.cli.dry_run.matmul_speed", lambda: 1e10)
+    command = ["sweep", "t5/1-baseline", "--scale", "nano", "--seeds", "2", "--dry-run"]
+
+    def rows():
+        assert cli.dispatch(command) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if " seed " in line]
+        return {line.split("│")[1].strip(): [cell.strip() for cell in line.split("│")[2:6]] for line in lines}
+
+    found = rows()
+    first, second = (found[f"{ROW} seed {seed}"] for seed in (0, 1))
+    assert first == second and first[0] == "to train", "programs are compiled once, for all rows together"
+    stage = stages(build(ROW, "nano"), run_folder(Path("runs"), "nano", ROW, 0, {}), Path("runs/cache"))[0]
+    stage.folder.mkdir(parents=True)
+    life = {"status": "running", "host": platform.node(), "pid": os.getpid()}
+    (stage.folder / "run.json").write_text(json_with_checksum(life))
+    assert rows()[f"{ROW} seed 0"][0] == "in training"
+    (stage.folder / "run.json").write_text(json_with_checksum(life | {"status": "finished"}))
+    assert rows()[f"{ROW} seed 0"][0] == "to train"
+    command[1] = "t5/10-fine-tuning"
+    assert "to train *" in {state for state, *_ in rows().values()}, "one pre-training, tuned in several ways"
 
 
 @pytest.mark.parametrize("command", [["run", ROW], ["sweep", ROW, "--seeds", "1"]])

@@ -479,7 +479,8 @@ def test_gaps_of_t5_are_sentinels_and_of_bart_masks_however_they_are_spelled(run
         for text in texts:
             fill_gaps(folder, [GAP.sub(MASK, text)], "", Filling(top=2), 0)
             answers.append(capsys.readouterr().out)
-        assert 1 <= answers[0].count("%") <= 2 and len({*answers}) == 1
+        shown = answers[0].count("%")
+        assert len({*answers}) == 1 and (shown == 2 or f"{shown} of 2: of the 4 likeliest" in answers[0])
         assert str(folder) in answers[0].splitlines()[0]
 
 
@@ -491,8 +492,23 @@ def test_a_text_is_shown_once_with_the_probability_of_all_answers_that_read_so(r
         "lm.evaluate.mask_filling.infill", lambda *_, **__: (answers, np.array([[1e-5, 4e-5, 0.0]]))
     )
     fill_gaps(folder, ["a [MASK]"], "", Filling(top=3), 0)
-    _, *lines = capsys.readouterr().out.splitlines()
+    _, *lines, note = capsys.readouterr().out.splitlines()
     assert [line.split(maxsplit=1) for line in lines] == [["4e-03%", "a c"], ["1e-03%", "a b"]]
+    assert note == "2 of 3: of the 3 likeliest answers, 0 leave a gap open and 1 read like another"
+
+
+def test_an_answer_that_leaves_a_gap_open_is_no_text_to_show_and_is_counted(runs, capsys, monkeypatch):
+    folder, *_ = run_of(runs, "gaps-open", TEXTS)
+    vocabulary = open_run(folder, stages_of(folder)).vocabulary
+    sentinel, (b, c) = vocabulary.vocab_size - 1, vocabulary.encode("bc")
+    answers = np.array([[[sentinel, b, EOS], [c, EOS, EOS], [sentinel, c, EOS]]])
+    monkeypatch.setattr(
+        "lm.evaluate.mask_filling.infill", lambda *_, **__: (answers, np.array([[0.25, 0.5, 0.125]]))
+    )
+    fill_gaps(folder, ["a [MASK]"], "", Filling(top=3), 0)
+    _, *lines, note = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=1) for line in lines] == [["25.0%", "a b"], ["12.5%", "a c"]]
+    assert note == "2 of 3: of the 3 likeliest answers, 1 leave a gap open and 0 read like another"
 
 
 def test_an_encoder_fills_a_text_in_passes_that_a_seed_repeats(runs, capsys):

@@ -29,6 +29,7 @@ from experiments.figures.trained_models import (
     text_states,
     word_span,
 )
+from experiments.figures.training import training_figure
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run
 from lm.batch import Batch, Side
@@ -363,6 +364,35 @@ def test_a_dollar_begins_no_formula_and_a_sentinel_has_its_number():
     assert token_label(vocabulary, bell) == f"<{bell}>"
 
 
+def curves_of(**losses):
+    """Curves of one seed with three evaluations."""
+    named = {f"{name.replace('_', ' ')} loss [nats/token]": values for name, values in losses.items()}
+    named = {name.replace("held out", "held-out"): values for name, values in named.items()}
+    return {name: [[*enumerate(values)]] for name, values in named.items()}
+
+
+def test_training_is_drawn_once_where_all_targets_are_content_and_what_never_changes_is_a_line():
+    falling, flat = (6.0, 5.0, 4.0), (6.1, 6.1, 6.1)
+    content = tuple(loss - 0.001 for loss in falling)  # without the ends of documents
+    decoder = curves_of(held_out=falling, content=content, unigram=flat)
+    (panel,) = training_figure({"GPT": decoder}).panels
+    assert (panel.title, panel.levels) == (
+        "held-out loss [nats/token]",
+        {"unigram model": pytest.approx(6.1)},
+    )
+    spans = curves_of(held_out=falling, content=(6.5, 5.5, 4.5), unigram=flat)
+    for rows in ({"T5": spans}, {"GPT": decoder, "T5": spans}):
+        held_out, content = training_figure(rows).panels
+        assert (content.title, held_out.levels, [*content.levels]) == (
+            "content loss [nats/token]",
+            {},
+            ["unigram model"],
+        )
+    other = curves_of(held_out=falling, content=falling, unigram=(5.1, 5.1, 5.1))
+    _, unigram = training_figure({"GPT": decoder, "other": other}).panels
+    assert unigram.title == "unigram loss [nats/token]", "which of two lines is whose would be unclear"
+
+
 RESULTS = str(ROOT / "docs/results/mini.json")
 OPTIONS = {
     "claims": [RESULTS],
@@ -394,6 +424,15 @@ def test_every_picture_is_drawn(what, lstm, encoder, tmp_path, monkeypatch, caps
     assert dispatch(["draw", what, *folder, *options, "--out", str(tmp_path / "a.png")]) == 0
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
     assert FIGURES[what].summary in capsys.readouterr().out
+
+
+def test_a_picture_that_takes_the_place_of_another_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for length, is_said in (("6", False), ("7", True)):
+        assert dispatch(["draw", "masks", "--length", length]) == 0
+        assert ("takes the place of the masks.png" in capsys.readouterr().out) == is_said
+    assert dispatch(["draw", "masks", "--length", "6", "--out", "masks.png"]) == 0
+    assert "takes the place" not in capsys.readouterr().out, "that name was given"
 
 
 @pytest.mark.slow

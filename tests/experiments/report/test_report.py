@@ -786,23 +786,43 @@ def test_runs_that_started_from_a_checkpoint_are_rows_of_its_name(tmp_path, caps
     assert re.search(r", start=t5-0123[ ≠]*\| 50\.", text)
 
 
-def test_every_column_that_the_terminal_shows_is_in_the_tables_of_latex(tmp_path, capsys):
-    for seed in (0, 1):
-        finish(tmp_path, NAMES[0], seed, 40.0 + seed)
+def test_the_tables_of_latex_are_narrow_and_say_their_units_seeds_and_what_is_bold(tmp_path, capsys):
+    study(tmp_path, seeds=4)
     assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--latex"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "±: standard deviation over seeds" in said and "report.tex" in said
-    text = (tmp_path / "nano/reports/t5-6-corruption-rate/report.tex").read_text()
-    assert r"10\% & 40.50~$\pm$~0.71 & \textbf{80.38} & 3.000~$\pm$~0.000 & 2 & " in text
-    assert r"\caption{Corruption rate}\label{tab:t5-6-corruption-rate}" in text
-    assert (
-        r"\caption{Corruption rate: What the columns measure}\label{tab:t5-6-corruption-rate-columns}" in text
-    )
-    assert r"25\%" not in text, "rows without runs are left out"
-    heads, rows = text.split("\n")[2:4]
-    assert heads.startswith("row & SQuAD & paper's SQuAD & held-out loss & seeds & ")
-    assert heads.count("&") == rows.count("&") == text.partition("{tabular}{")[2].index("}") - 1
+    assert "±: standard deviation over seeds" in said and "report.tex" in said and "report.bib" in said
+    folder = tmp_path / "nano/reports/t5-6-corruption-rate"
+    text = (folder / "report.tex").read_text()
     assert re.fullmatch(r"[\x00-\x7f]*", text), "LaTeX has these signs by their names"
+    labels = re.findall(r"\\label\{tab:t5-6-corruption-rate(.*?)\}", text)
+    assert labels == ["", "-order", "-claims"], "at equal FLOP no claim is compared"
+    tables = dict(zip(labels, text.split(r"\begin{table}")[1:], strict=True))
+    for label, table in tables.items():
+        heads, *rows = (line for line in table.split("\n") if "&" in line)
+        assert {line.count("&") for line in (heads, *rows)} == {
+            table.partition("{tabular}{")[2].index("}") - 1
+        }
+        assert max(map(len, rows)) < 100, label
+        assert re.search(r"[^$]-\d", re.sub(r"\\(?:label|texttt)\{.*?\}", "", table)) is None, (
+            "a minus is $-$"
+        )
+    caption = tables[""].partition(r"\label")[0]
+    assert "4 seeds per row" in caption and "in standard deviations of a run" in caption
+    assert r"\cite{raffel2020}" in caption and r"$\pm$: standard deviation over seeds" in caption
+    for table in tables.values():
+        assert (r"\textbf" in table) == ("Bold: " in table), "what is bold is said, and nothing else"
+    assert r"15 $>$ 50 & +" in tables["-claims"] and "& confirmed" in tables["-claims"]
+    assert "@misc{raffel2020," in (folder / "report.bib").read_text()
+
+
+def test_a_table_of_latex_leaves_out_rows_without_runs_and_says_how_many_seeds_the_others_have(tmp_path):
+    finish(tmp_path, NAMES[0], 0, 40.0)
+    for seed in (0, 1):
+        finish(tmp_path, NAMES[1], seed, 41.0 + seed)
+    made, _ = written(tmp_path)
+    text = report.write_latex(made, "nano")[0].read_text()
+    assert r"10\%" in text and r"25\%" not in text
+    assert "1 to 2 seeds per row" in text and text.count("& seeds ") == 1
 
 
 def test_nobody_is_told_a_time_left_before_there_is_one():

@@ -1,5 +1,6 @@
 """From runs made by hand to verdicts on the paper's claims: columns that count, frames, rows that learn."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from experiments.runs.result import Result
 from experiments.runs.task_scores import write_example_values
 from experiments.study.claims import Counts
 from experiments.study.registry import build, find, tables_of
+from experiments.study.table import Conclusion
 from lm.config.base import SettingError, change
 
 (TABLE,) = tables_of(find("t5/4-objective"))
@@ -94,8 +96,7 @@ def study(folder: Path, seeds: int | range = 5, levels=LEVELS, **given) -> Compa
 def words(comparison: Comparison, budget, group="reading") -> dict[str, str]:
     """Claim -> the verdict on it."""
     found = comparison.verdicts()[group][budget]
-    names = [f"{claim.better.name} > {claim.worse.name}".replace("t5/4-objective/", "") for claim, _ in found]
-    return dict(zip(names, (verdict.word for _, verdict in found), strict=True))
+    return {claim.pair: verdict.word for claim, verdict in found}
 
 
 def test_a_claim_is_confirmed_or_contradicted_by_the_rows_that_it_names(tmp_path):
@@ -104,6 +105,26 @@ def test_a_claim_is_confirmed_or_contradicted_by_the_rows_that_it_names(tmp_path
         "prefix-lm > deshuffling": "contradicted",
         "bert-style > deshuffling": "confirmed",
     }
+
+
+@pytest.mark.parametrize(
+    ("level", "seeds", "said", "verdict"),
+    [
+        (2.0, 20, "equivalent", "confirmed"),
+        (2.5, 20, "contradicted", "contradicted"),  # prefix LM is worse
+        (1.5, 20, "confirmed", "contradicted"),  # prefix LM is better
+        (2.0, 1, "undecided", "undecided"),
+    ],
+)
+def test_a_claim_that_rows_are_equivalent_holds_where_a_report_calls_them_so_and_fails_where_one_is_better(
+    level, seeds, said, verdict, tmp_path
+):
+    comparison = study(tmp_path, seeds, LEVELS | {"deshuffling": level})
+    alike = Conclusion("prefix-lm", "deshuffling", "as good", relation="equivalent")
+    table = replace(TABLE, conclusions=(*TABLE.conclusions, alike))
+    found = words(Comparison(table, comparison.runs, comparison.experiments, pytest.fail), "updates")
+    assert found["prefix-lm > deshuffling"] == said
+    assert found["prefix-lm ≈ deshuffling"] == verdict
 
 
 def test_rows_alike_are_undecided_or_equivalent(tmp_path):

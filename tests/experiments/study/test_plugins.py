@@ -127,7 +127,17 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
         ("x = (\n", r"my\.py:1"),
         (
             IMPORTS + "add_table(make_table('a', '', {'b': {'model.mlp.d_fff': 1}}))\n",
-            r"my\.py:3.*'d_fff'.*'d_ff'",
+            r"my\.py:3.*'model\.mlp\.d_fff'.*'model\.mlp\.d_ff'",
+        ),
+        (
+            "from experiments.study.scales import SCALES\n"
+            "SCALES['a'] = SCALES['nano'] | {'finetuning.evaluate_every': 9}\n",
+            r"my\.py:2.*'finetuning\.evaluate_every'.*'pretraining\.evaluate_every'",
+        ),
+        (
+            IMPORTS + "alike = [Conclusion('b', 'b', '', relation='alike')]\n"
+            "add_table(make_table('a', '', {'b': {}}, conclusions=alike))\n",
+            r"my\.py:4.*'a'.*relation='alike'.*'equivalent'",
         ),
         (
             IMPORTS + "from experiments.study.presets import BERT\n"

@@ -1,0 +1,313 @@
+"""Writes a report as tables that a paper can print, with the entries of BibTeX that they cite.
+
+These tables are narrow: the mean scores of the rows beside the paper's, and the verdict on each claim. A
+caption says what its columns mean, in which units, from how many seeds, and what is bold. Every task,
+difference and counter is in the report's other files.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from experiments.console import TEXTS, Cell, Sheet
+from experiments.report.comparison import EQUIVALENCE_MARGIN, Comparison, Uncompared, Verdict, Verdicts
+from experiments.report.metrics import BITS_PER_BYTE, HELD_OUT_LOSS, Budget, Group
+from experiments.report.statistics import ALPHA
+from experiments.report.text import (
+    BUDGET_TITLES,
+    GROUP_TITLES,
+    MISMATCH,
+    brief_sheet,
+    denoisers_sheet,
+    interval_text,
+    order_sheet,
+)
+from experiments.study.claims import Claim, compared_columns, has_noise
+from experiments.study.table import Paper
+
+VERDICTS = ("verdict", "by ")  # beginnings of the headings of columns with verdicts
+MAX_PAPER_COLUMNS = 3  # columns of a paper that are printed one by one
+SIGNS = {  # sign -> its command in LaTeX without packages
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "≠": r"$\neq$",
+    "≈": r"$\approx$",
+    "≤": r"$\leq$",
+    ">": "$>$",
+    "<": "$<$",
+    "[": "{[}",  # at the start of a line it would be an option of the end of the line before
+    "→": r"$\to$",
+    "↓": r"$\downarrow$",
+    "▲": r"$\bigtriangleup$",
+    "▼": r"$\bigtriangledown$",
+    "†": r"$\dagger$",
+    "–": "--",
+    "’": "'",
+    "\N{NO-BREAK SPACE}": "~",
+}
+MINUS = re.compile(r"(?<![\w.])-(?=\d)")  # of a number, unlike the hyphen of a name
+GROUP_MEANINGS: dict[Group, str] = {
+    "reading": r"\emph{reading}: tasks that cannot be answered without their input",
+    "language": r"\emph{language}: tasks on the language of a text",
+}
+UNCOMPARED_MEANINGS: dict[Uncompared, str] = {
+    "not yet learning": "Not yet learning: a row had not left the unigram plateau.",
+    "out of range": "Out of range: a row was never scored after so little training.",
+    "no common seed": "No common seed: the rows were trained with different seeds.",
+    "different targets": "Different targets: the rows predict other tokens.",
+}
+HELD_OUT_UNITS = {
+    HELD_OUT_LOSS: "nats per target token",
+    BITS_PER_BYTE: "bits per byte of held-out documents",
+}
+
+
+@dataclass(frozen=True)
+class LatexTable:
+    """A table of LaTeX: what it shows, and its caption in LaTeX."""
+
+    suffix: str  # of its label, such as "-claims"
+    caption: str
+    sheet: Sheet
+
+    def text(self, label: str) -> str:
+        """Return the table with the label ``label`` and its suffix."""
+        is_text = [head in TEXTS or head.startswith(VERDICTS) for head in self.sheet]
+        kinds = "".join("l" if left else "r" for left in is_text)
+        heads = " & ".join(map(escape, self.sheet))
+        lines = zip(*self.sheet.values(), strict=True)
+        body = "\n".join(" & ".join(map(_cell, cells)) + r" \\" for cells in lines)
+        return (
+            rf"\begin{{table}}\centering\caption{{{self.caption}}}\label{{{label}{self.suffix}}}" + "\n"
+            rf"\begin{{tabular}}{{{kinds}}}\hline" + f"\n{heads} \\\\ \\hline\n{body} \\hline\n"
+            r"\end{tabular}\end{table}" + "\n"
+        )
+
+
+def escape(text: str) -> str:
+    """Return LaTeX that prints ``text`` as it is, with the minus sign of mathematics before numbers.
+
+    >>> escape("15 > 50: -1.5 by t5-base")
+    '15 $>$ 50: $-$1.5 by t5-base'
+    """
+    parts = MINUS.split(text)
+    return "$-$".join("".join(SIGNS.get(sign, sign) for sign in part) for part in parts)
+
+
+def _cell(cell: Cell) -> str:
+    return rf"\textbf{{{escape(cell.text)}}}" if cell.bold else escape(cell.text)
+
+
+# ---- the tables of a report
+
+
+def latex_tables(comparison: Comparison, verdicts: Verdicts, scores: Sheet, scale: str) -> list[LatexTable]:
+    """Return the tables of one table of a report; ``scores`` is the sheet of ``text.scores_sheet``."""
+    tables = [scores_table(comparison, scores, scale), order_table(comparison, scale)]
+    tables += [claims_table(comparison, verdicts, budget, scale) for budget in BUDGET_TITLES]
+    if (denoisers := denoisers_sheet(comparison)) is not None:
+        caption = f"{_title(comparison, scale)}. Held-out loss of each denoiser [nats per target token]."
+        tables.append(LatexTable("-denoisers", caption, denoisers))
+    return [table for table in tables if table is not None]
+
+
+def scores_table(comparison: Comparison, scores: Sheet, scale: str) -> LatexTable:
+    """Return the rows that were trained, with their mean scores beside the paper's."""
+    sheet = brief_sheet(comparison, scores)
+    seeds = sheet.pop("seeds")
+    counts = {cell.text for cell in seeds}
+    if len(counts) > 1:
+        sheet["seeds"] = seeds
+    sentences = [f"{_title(comparison, scale)}, {_seeds_text(counts)}."]
+    baseline = escape(comparison.baseline.label)
+    halves = [meaning for group, meaning in GROUP_MEANINGS.items() if group in sheet]
+    if halves:
+        sentences.append(
+            f"Mean distance from {baseline} over tasks, in standard deviations of a run; {'; '.join(halves)}."
+        )
+    units = [rf"\emph{{{escape(head)}}}: {HELD_OUT_UNITS[head]}" for head in HELD_OUT_UNITS if head in sheet]
+    if units:
+        sentences.append(f"{'; '.join(units)}; lower is better.")
+    if "paper" in sheet:
+        sentences.append(
+            rf"\emph{{paper}}: mean distance from {baseline} of the scores of {_cite(comparison)}, in "
+            "standard deviations of a run of its baseline; higher is better."
+        )
+    else:
+        _add_paper_columns(comparison, scores, sheet, sentences)
+    shown = "".join(cell.text for cells in sheet.values() for cell in cells)
+    if "±" in shown:
+        sentences.append(r"$\pm$: standard deviation over seeds.")
+    if "▲" in shown or "▼" in shown:
+        sentences.append(
+            rf"$\bigtriangleup$, $\bigtriangledown$: significantly better, worse than "
+            f"{escape(comparison.baseline.label)} (family-wise error rate {ALPHA:g})."
+        )
+    if MISMATCH in shown:
+        sentences.append(r"$\neq$: trained with different data, code or packages than most rows.")
+    if "≤" in shown:
+        sentences.append(r"$\leq$: an upper bound.")
+    return LatexTable("", " ".join(sentences), sheet)
+
+
+def _add_paper_columns(comparison: Comparison, scores: Sheet, sheet: Sheet, sentences: list[str]) -> None:
+    """Add the columns by which the paper compares rows to ``sheet``, if they are few, and explain them."""
+    columns = compared_columns(comparison.table)
+    known = [column for column in columns if f"paper's {column.name}" in scores]
+    if not known or len(known) > MAX_PAPER_COLUMNS:
+        return
+    places = [comparison.table.rows.index(row) for row in comparison.trained_rows]
+    for column in known:
+        head = f"paper's {column.name}"
+        sheet[head] = [scores[head][place] for place in places]
+    units = "; ".join(f"{escape(column.name)}: {escape(column.unit)}" for column in known if column.unit)
+    what = rf"\emph{{paper's}}: the scores of {_cite(comparison)}"
+    sentences.append(f"{what} ({units})." if units else f"{what}.")
+    if any(cell.bold for column in known for cell in sheet[f"paper's {column.name}"]):
+        best = "within two standard deviations of the best score" if has_noise(comparison.table) else "best"
+        sentences.append(f"Bold: {best} of the paper's column.")
+
+
+def order_table(comparison: Comparison, scale: str) -> LatexTable | None:
+    """Return Kendall's tau of our order of rows with the paper's; None without an order."""
+    sheet = order_sheet(comparison)
+    if sheet is None:
+        return None
+    caption = (
+        f"{_title(comparison, scale)}: Kendall's $\\tau$ of the order of our rows with that of "
+        f"{_cite(comparison)}, with its 95\\,\\% interval over seeds and examples. "
+        r"\emph{p}: the probability of a $\tau$ as far from 0 if all orders were equally likely. "
+        r"\emph{a repeat of the paper}: the mean $\tau$ of a simulated rerun of it, with its own noise."
+    )
+    return LatexTable("-order", caption, sheet)
+
+
+def claims_table(comparison: Comparison, verdicts: Verdicts, budget: Budget, scale: str) -> LatexTable | None:
+    """Return each claim with the paper's difference of its rows, ours, and our verdicts.
+
+    None without claims, and where none of them could be compared at this budget.
+    """
+    group, by_budget = next(iter(verdicts.items()))
+    judged = by_budget[budget]
+    if not any(verdict.test for _, verdict in judged) and (not judged or budget != "updates"):
+        return None
+    claims = [claim for claim, _ in judged]
+    sheet: Sheet = {"claim": [Cell(claim.pair) for claim in claims]}
+    has_z = any(claim.z is not None for claim in claims)
+    if has_z:
+        sheet["paper"] = [Cell() if claim.z is None else Cell(f"{claim.z:+z.1f}") for claim in claims]
+    sheet["ours"] = [_difference_cell(verdict) for _, verdict in judged]
+    sheet["verdict"] = [_verdict_cell(verdict) for _, verdict in judged]
+    others: list[Group] = [other for other in verdicts if other not in (group, "both")]
+    for other in others:
+        sheet[f"by {GROUP_TITLES[other]}"] = [
+            _verdict_cell(verdict) for _, verdict in verdicts[other][budget]
+        ]
+    caption = _claims_caption(comparison, claims, group, others, budget, scale, has_z)
+    shown = {cell.text for cells in sheet.values() for cell in cells}
+    caption += "".join(f" {meaning}" for word, meaning in UNCOMPARED_MEANINGS.items() if word in shown)
+    if any(cell.bold for cells in sheet.values() for cell in cells):
+        caption += " Bold: contradicted."
+    return LatexTable("-claims" if budget == "updates" else "-claims-compute-matched", caption, sheet)
+
+
+def _claims_caption(
+    comparison: Comparison,
+    claims: Sequence[Claim],
+    group: Group,
+    others: Sequence[Group],
+    budget: Budget,
+    scale: str,
+    has_z: bool,
+) -> str:
+    """Return what a table of claims shows, its units, its seeds, and what the verdicts mean."""
+    names = dict.fromkeys(
+        comparison.canonical_name(row) for claim in claims for row in (claim.better, claim.worse)
+    )
+    counts = {str(len(comparison.runs[name])) for name in names}
+    judges = GROUP_TITLES[group] if group == "held-out text" else f"the {GROUP_TITLES[group]} tasks"
+    of_paper = f" of {_cite(comparison)}" if comparison.table.paper else ""
+    sentences = [
+        f"{_title(comparison, scale)}: claims{of_paper}, {BUDGET_TITLES[budget]}, {_seeds_text(counts)}, "
+        f"judged by {judges}."
+    ]
+    if has_z:
+        sentences.append(r"\emph{paper}: difference of the published means in its standard errors.")
+    sentences.append(
+        r"\emph{ours}: the first row less the second, in standard deviations of a run, with the 95\,\% "
+        "interval of this difference alone."
+    )
+    sentences += [rf"\emph{{by {GROUP_TITLES[other]}}}: the verdict by these tasks." for other in others]
+    sentences.append(
+        "A claim is confirmed (contradicted) if the difference is significant in its direction (in the "
+        f"opposite one), with a family-wise error rate of {ALPHA:g} over all claims. Its rows are equivalent "
+        f"if they differ by significantly less than {EQUIVALENCE_MARGIN:.2f}."
+    )
+    if any(claim.relation == "equivalent" for claim in claims):
+        sentences.append(r"$\approx$: a claim that is confirmed if its rows are equivalent.")
+    return " ".join(sentences)
+
+
+def _difference_cell(verdict: Verdict) -> Cell:
+    if verdict.test is None:
+        return Cell()
+    return Cell(f"{verdict.test.mean:+z.1f}{interval_text(verdict.test.low, verdict.test.high, 1)}")
+
+
+def _verdict_cell(verdict: Verdict) -> Cell:
+    return Cell(verdict.word, bold=verdict.word == "contradicted")
+
+
+def _title(comparison: Comparison, scale: str) -> str:
+    table = comparison.table
+    return f"{escape(table.title or table.name)} (\\texttt{{{escape(table.name)}}}, scale {escape(scale)})"
+
+
+def _seeds_text(counts: Iterable[str]) -> str:
+    """Return "3 seeds per row" of the numbers of seeds that rows have."""
+    known = sorted(map(int, counts))
+    number = str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]}"
+    return f"{number} {'seed' if number == '1' else 'seeds'} per row"
+
+
+# ---- BibTeX
+
+
+def _cite(comparison: Comparison) -> str:
+    assert comparison.table.paper is not None, "rows with published scores have a paper"
+    return rf"\cite{{{bibtex_key(comparison.table.paper)}}}"
+
+
+def bibtex_key(paper: Paper) -> str:
+    """Return the key of a paper: its first author and year.
+
+    >>> bibtex_key(Paper("T5", "Raffel et al. 2020", ()))
+    'raffel2020'
+    """
+    author, year = _author_and_year(paper)
+    return re.sub(r"[^a-z0-9]", "", author.lower().partition(" et al")[0]) + year
+
+
+def _author_and_year(paper: Paper) -> tuple[str, str]:
+    match = re.fullmatch(r"(.*?),?\s*(\d{4})", paper.citation)
+    return (match[1], match[2]) if match else (paper.citation, "")
+
+
+def bibtex(papers: Iterable[Paper]) -> str:
+    """Return an entry for each paper, with what is known of it: first author, year and place."""
+    return "\n".join(_entry(paper) for paper in dict.fromkeys(papers))
+
+
+def _entry(paper: Paper) -> str:
+    author, year = _author_and_year(paper)
+    fields = {"author": author.replace(" et al.", " and others"), "year": year}
+    if match := re.fullmatch(r"arXiv (\S+)", paper.source):
+        fields |= {"eprint": match[1], "archivePrefix": "arXiv", "url": f"https://arxiv.org/abs/{match[1]}"}
+    elif paper.source:
+        fields["howpublished"] = escape(paper.source)
+    lines = "".join(f"  {name} = {{{value}}},\n" for name, value in fields.items() if value)
+    return f"@misc{{{bibtex_key(paper)},\n{lines}}}\n"
