@@ -12,8 +12,8 @@ from paths import FILES, ROOT
 
 from experiments.cli import COMMANDS, overview
 
-# figures, plan and evaluate import neither each other nor report
-BELOW_CLI = "console study processes runs evaluate report plan figures"
+# figures, plan, evaluate and entries import neither each other nor report
+BELOW_CLI = "console study processes runs evaluate report plan figures entries"
 # A package may import itself and what is listed; lm.batch, lm.config and lm.files are open to all.
 ALLOWED = {
     "lm": set(),
@@ -64,6 +64,13 @@ ALLOWED = {
         "experiments.figures.panels",
         "experiments.figures.spec",
         "experiments.figures.training",
+        "experiments.study",
+        "experiments.runs",
+    },
+    "experiments.entries": {
+        "lm",
+        "experiments.console",
+        "experiments.figures.draw",
         "experiments.study",
         "experiments.runs",
     },

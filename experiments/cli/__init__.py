@@ -87,6 +87,15 @@ COMMANDS = {
     "convert export": Command(
         f"{_HERE}.convert:export_checkpoint", "Write a run's model in the format of transformers."
     ),
+    "entry run": Command(
+        f"{_HERE}.entry:entry_run", "Train and measure an entry of the public table, and seal its archive."
+    ),
+    "entry verify": Command(
+        f"{_HERE}.entry:entry_verify", "Check an entry's archive and train one of its seeds again."
+    ),
+    "entry table": Command(
+        f"{_HERE}.entry:entry_table", "Print the table of entries, and draw the road of records."
+    ),
     "plan": Command(
         f"{_HERE}.plan:plan", "Compile rows for a TPU slice that need not exist: memory, time, cost."
     ),
@@ -117,6 +126,7 @@ GROUPS = {
     "draw": "Draw masks, positions, costs, or what a model does with a text; lm draw lists the pictures.",
     "data": "Prepare and clean corpora, list tasks, unpack trained models: prepare, clean, tasks, course.",
     "convert": "Import or export checkpoints of transformers: import, export.",
+    "entry": "Enter a language model in the public table: run, verify, table.",
     "launch": "Run rows in a cloud or on a cluster: gce, queued, gke, slurm, local, image, list, delete.",
 }
 

@@ -73,10 +73,14 @@ def share_of_gpus(count: int, place: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)], "XLA_PYTHON_CLIENT_MEM_FRACTION": memory}
 
 
-def train_unfinished(wanted: Sequence[RowRun], options: Options, jobs: int = 1) -> int:
+def train_unfinished(
+    wanted: Sequence[RowRun], options: Options, jobs: int = 1, in_workers: bool = False
+) -> int:
     """Train those of ``wanted`` that have not finished, up to ``jobs`` at once.
 
     One that fails is reported and the others are trained; the exit code is that of the first failure.
+    in_workers: train in processes with one thread each, also if there is only one, so that a run is the same
+    to the last bit however many others are trained beside it.
     """
     todo = [run for run in wanted if not is_up_to_date(run, options)]
     codes: list[int] = []
@@ -85,7 +89,7 @@ def train_unfinished(wanted: Sequence[RowRun], options: Options, jobs: int = 1) 
             at_once = f", {jobs} at once" if (jobs := min(jobs, len(todo))) > 1 else ""
             done = f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished"
             reporter.say(f"{done}; {len(todo)} to go{at_once}")
-            if jobs > 1:
+            if jobs > 1 or in_workers:
                 codes = _train_in_jobs(todo, options, reporter, jobs)
             else:
                 cache_compiled(options.cache)

@@ -78,7 +78,7 @@ class Log:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         life: dict[str, Any] = {"status": "running", "started": now(), "ended": None, "host": platform.node()}
-        life |= {"pid": os.getpid(), "commit": _commit(), "from_step": None, "evaluating": None}
+        life |= {"pid": os.getpid(), "commit": current_commit(), "from_step": None, "evaluating": None}
         self._life = life | {"restart": os.environ.get(RESTART)}
         self._run: dict[str, Any] = {
             "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
@@ -366,7 +366,7 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
-def _commit() -> str | None:
+def current_commit() -> str | None:
     """Return the commit of this code, with "-dirty" if files differ; None if git does not track it."""
     file = Path(__file__)
     git = partial(subprocess.run, cwd=file.parent, capture_output=True, text=True, timeout=10)

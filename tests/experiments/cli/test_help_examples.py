@@ -30,6 +30,9 @@ ELSEWHERE = (
     "data clean",
     "status",
     "launch delete",
+    "entry run",
+    "entry verify",
+    "entry table",
 )
 NEEDS_DATA = ("--scale base", " squad", "lm convert import", "--verify", "[MASK]", VECTORS)
 HERE = [

@@ -1,0 +1,166 @@
+"""``lm entry``: a language model for the public table, trained, verified and compared (docs/table.md)."""
+
+import hashlib
+import os
+import shutil
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from experiments.cli.run_options import Options, RowRun, row_run
+from experiments.cli.settings import Runs
+from experiments.cli.train import job_count, train_unfinished
+from experiments.console import RUNS, print_line, show_sheet
+from experiments.entries import rules
+from experiments.entries.entry import Entry, check_budget, load_entry
+from experiments.study.paths import check_runs
+from lm.config.base import SettingError
+
+
+def entry_run(file: Path, /, out: Path | None = None, runs: Runs = RUNS, jobs: int = 0) -> None:
+    """Train the seeds of an entry within the budget, measure them, and write a sealed archive.
+
+    The same command resumes. The file defines ENTRY; docs/table.md has the rules and an example.
+
+        lm entry run my_entry.py
+
+    Args:
+        file: Python file of the entry.
+        out: Archive to write; by default the file's name with .tar.xz, beside the file.
+        jobs: Seeds that are trained at once, each in a process with one thread; 0: one per core.
+    """
+    from experiments.entries.archive import SUFFIX, seed_score, write_archive  # with jax
+    from experiments.entries.verify import check_distribution, summary_of
+    from lm.train.runtime.log import current_commit
+
+    check_runs(runs)
+    entry, options = load_entry(file), Options(rules.RULES.scale, runs)
+    wanted = runs_of(entry, range(rules.RULES.seeds), options)
+    check_planned(wanted[0])
+    prepare_text(wanted[0], options, file.read_text("utf-8"))
+    if failed := train_unfinished(wanted, options, job_count(jobs, wanted), in_workers=True):
+        sys.exit(failed)
+    folders = {run.experiment.seed: run.folder for run in wanted}
+    scores = {seed: seed_score(folder) for seed, folder in folders.items()}
+    for score in scores.values():
+        check_budget(score.flops, score.parameters, is_counted(wanted[0]))
+    print_line(check_distribution(folders[0]))
+    path = out or file.with_suffix(SUFFIX)
+    write_archive(path, entry, file, folders, f"{datetime.now(UTC):%Y-%m-%d}", current_commit() or "")
+    print_line(f"bits per byte of seeds 0 to {rules.RULES.seeds - 1}: {summary_of(scores)}")
+    print_line(f"archive: {path}\nTry: lm entry verify {path}")
+
+
+def entry_verify(archive: Path, /, runs: Runs = RUNS) -> None:
+    """Check an archive of an entry, train one of its seeds again, and say whether it is accepted.
+
+    What can be seen without training is checked first. The seed that is trained follows from the archive's
+    bytes. The exit code is 0 if the archive is accepted, else 2 with the reason.
+
+        lm entry verify my_entry.tar.xz
+
+    Args:
+        archive: Archive that lm entry run wrote.
+    """
+    from experiments.entries.archive import SOURCE, read_archive, seed_score  # with jax
+    from experiments.entries.verify import (
+        check_archive,
+        check_distribution,
+        check_same_data,
+        chosen_seed,
+        compare_again,
+    )
+
+    check_runs(runs)
+    sealed = read_archive(archive)
+    home = runs / "verified" / hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
+    home.mkdir(parents=True, exist_ok=True)
+    if (runs / "cache").exists() and not (home / "cache").exists():  # the text is made once for all
+        shutil.copytree(runs / "cache", home / "cache", copy_function=link_or_copy)
+    source = home / f"entry_{home.name}.py"
+    source.write_bytes(sealed.files[SOURCE])
+    entry = load_entry(source)
+    check_archive(sealed, entry)
+    seed, options = chosen_seed(sealed), Options(rules.RULES.scale, home)
+    print_line(f"the archive is whole and keeps the rules; training seed {seed} again")
+    (run,) = runs_of(entry, [seed], options)
+    prepare_text(run, options, sealed.source)
+    if failed := train_unfinished([run], options, in_workers=True):
+        sys.exit(failed)
+    check_same_data(sealed, seed, run.folder)
+    print_line(compare_again(sealed, seed, seed_score(run.folder)))
+    print_line(check_distribution(run.folder))
+    print_line(f"accepted: {sealed.summary['entry']['title']}, by {sealed.summary['entry']['author']}")
+
+
+def entry_table(folder: Path, /, out: Path | None = None) -> None:
+    """Print the table of the archives in a folder, the best entry first, and draw the road of records.
+
+    The archives are whole and keep the rules, but their runs are not repeated: lm entry verify does that.
+
+        lm entry table entries
+
+    Args:
+        folder: Folder with archives of entries.
+        out: Picture to write; by default records.png in the folder.
+    """
+    from experiments.entries.table import draw_road, place, read_entries, table_sheet
+
+    placed = place(read_entries(folder))
+    show_sheet(f"Bits per byte of held-out text, {rules.RULES.seeds} seeds", table_sheet(placed))
+    print_line(
+        "±: half of the 95 % interval of the mean; p: of no improvement over the last record before it"
+    )
+    picture = out or folder / "records.png"
+    draw_road(placed, picture)
+    print_line(f"picture: {picture}")
+
+
+def runs_of(entry: Entry, seeds: "range | list[int]", options: Options) -> list[RowRun]:
+    """Return the runs of an entry with these seeds."""
+    return [row_run(entry.row, entry.experiment(seed), options) for seed in seeds]
+
+
+def is_counted(run: RowRun) -> bool:
+    """Return whether the model consists of counts."""
+    return run.experiment.counts.model != "none"
+
+
+def check_planned(run: RowRun) -> None:
+    """Raise SettingError if a run would take more than the budget, before it is trained."""
+    from experiments.cli.dry_run import step_cost  # with jax
+    from experiments.runs.kinds.network import model_parameters
+    from experiments.runs.stages import stages
+
+    if is_counted(run):
+        return
+    flops = sum(step_cost(stage) * stage.num_steps for stage in stages(run.experiment))
+    check_budget(flops, model_parameters(run.experiment.model), is_counted=False)
+
+
+def prepare_text(run: RowRun, options: Options, source: str) -> None:
+    """Make the text of the rules if it is missing.
+
+    Raise SettingError if there is another, or if the entry's file brings some of it.
+    """
+    from experiments.entries.verify import check_brings_no_text
+    from lm.data.corpus.shards import iter_documents
+    from lm.data.corpus.spec import corpus_shards
+    from lm.data.documentation.corpus import prepare_sets, text_digest
+
+    prepare_sets(options.cache, report=print_line)
+    found, due = text_digest(options.cache), rules.RULES.text
+    if found != due:
+        raise SettingError(
+            f"{options.cache} has the text {found[:12]}, and entries learn {due[:12]}: choose other --runs"
+        )
+    held_out = corpus_shards(run.experiment.data.corpus, "validation", options.cache)
+    check_brings_no_text(source, iter_documents(held_out))
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """Give a file a second name; copy it where the file system does not."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

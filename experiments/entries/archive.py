@@ -1,0 +1,192 @@
+"""The archive of an entry: its file, the records of its runs, and what they came to, sealed by checksums.
+
+``entry.json`` holds the entry, the rules, the text's digest, the code, the machine, each run's bits per byte,
+FLOP, parameters and seconds, and the SHA-256 of every other file; a checksum of itself ends it.
+"""
+
+import hashlib
+import io
+import platform
+import re
+import tarfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from experiments.entries import rules
+from experiments.entries.entry import Entry, as_json
+from experiments.runs import provenance
+from experiments.runs.result import Result, read_result
+from experiments.study.plugins import STUDY_OPTION
+from lm.config.base import SettingError
+from lm.files import json_with_checksum, parse_with_checksum, write
+
+FORMAT = 1
+SUMMARY, SOURCE = "entry.json", "entry.py"
+SUFFIX = ".tar.xz"
+# what is packed of a run: no checkpoints and no texts
+RECORDS = ("settings.json", "scores.json", "metrics.jsonl", "origin.json", "run.json")
+PACKAGES = "jax jaxlib flax optax numpy sentencepiece".split()  # whose versions can change a last bit
+
+
+@dataclass(frozen=True)
+class SeedScore:
+    """What the run of one seed came to."""
+
+    bits_per_byte: float  # of the held-out documents, after training; of masked diffusion an upper bound
+    interval: float  # half of the 95 % interval of the estimate of a bound; 0: it is exact
+    flops: float  # of pre-training, by formula
+    parameters: int  # of the network, or numbers that a counted model stores
+    seconds: float  # of training, without compilation and evaluation
+
+
+@dataclass(frozen=True)
+class Archive:
+    """What an archive holds, after its checksums were checked."""
+
+    path: Path
+    summary: Mapping[str, Any]
+    files: Mapping[str, bytes]  # without the summary
+
+    @property
+    def name(self) -> str:
+        return self.path.name.removesuffix(SUFFIX)
+
+    @property
+    def scores(self) -> dict[int, SeedScore]:
+        """Return seed -> score."""
+        return {int(seed): SeedScore(**score) for seed, score in self.summary["seeds"].items()}
+
+    @property
+    def source(self) -> str:
+        """Return the text of the entry's file."""
+        return self.files[SOURCE].decode("utf-8", errors="replace")
+
+
+def seed_score(folder: Path) -> SeedScore:
+    """Return what the finished run in ``folder`` came to; SettingError if it has no score."""
+    result = read_result(folder)
+    if result is None:
+        raise SettingError(f"{folder} has not finished; run the same command again")
+    return score_of(result, folder)
+
+
+def score_of(result: Result, folder: Path) -> SeedScore:
+    """Return what a run's result says of its last evaluation on held-out documents."""
+    likelihood = result.likelihood()
+    if likelihood is None:
+        raise SettingError(
+            f"{folder}: no bits per byte were measured; an entry is a decoder without inputs, an encoder "
+            "that is trained by masked-diffusion or any-order, or counts n-grams"
+        )
+    bits, interval = likelihood.bits_per_byte, likelihood.bits_per_byte_interval
+    return SeedScore(bits, interval, result.flops, result.parameters, result.seconds)
+
+
+def machine() -> dict[str, str]:
+    """Return what rounding depends on: the processor and the versions of packages."""
+    versions = {name: metadata.version(name) for name in PACKAGES}
+    return {"processor": _processor(), "system": platform.system(), "kind": platform.machine(), **versions}
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        found = re.search(r"^model name\s*: (.*)$", cpuinfo.read_text(errors="replace"), re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.processor() or platform.machine()
+
+
+def code() -> dict[str, str]:
+    """Return the digests of the project's modules that train and score."""
+    return {name: digest for name, digest in provenance.code().items() if not name.startswith(STUDY_OPTION)}
+
+
+# ---- writing and reading
+
+
+def write_archive(
+    path: Path, entry: Entry, source: Path, folders: Mapping[int, Path], date: str, commit: str
+) -> Mapping[str, Any]:
+    """Pack an entry whose runs have finished; return its summary.
+
+    folders: seed -> folder of its run. date: on which it was made, YYYY-MM-DD.
+    """
+    scores = {str(seed): asdict(seed_score(folder)) for seed, folder in folders.items()}
+    files = {SOURCE: source.read_bytes()}
+    for seed, folder in folders.items():
+        files |= {f"seed-{seed}/{name}": contents for name, contents in records(folder)}
+    summary = {
+        "format": FORMAT,
+        "date": date,
+        "commit": commit,
+        "entry": as_json(entry),
+        "changes": {name: repr(value) for name, value in entry.changes.items()},
+        "rules": asdict(rules.RULES),
+        "code": code(),
+        "machine": machine(),
+        "seeds": scores,
+        "files": {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()},
+    }
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:xz", preset=9) as archive:
+        contents = {SUMMARY: json_with_checksum(summary).encode()} | files
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, packed.getvalue())
+    return summary
+
+
+def records(folder: Path) -> Iterable[tuple[str, bytes]]:
+    """Yield (path, contents) of the records of a run and of its stages, which may lie elsewhere."""
+    result = read_result(folder)
+    assert result is not None, f"{folder} has not finished"
+    for name in RECORDS:
+        if (folder / name).exists():
+            yield name, (folder / name).read_bytes()
+    for stage, place in result.stage_folders().items():
+        for name in RECORDS:
+            if (place / name).exists():
+                yield f"stages/{stage}/{name}", (place / name).read_bytes()
+
+
+def read_archive(path: Path) -> Archive:
+    """Read an archive; SettingError if it is none, or if a file is not what it was when it was sealed."""
+    files: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path, "r:xz") as packed:
+            for member in packed:
+                stream = packed.extractfile(member) if member.isfile() else None
+                if stream is not None:  # nothing is unpacked to the disk
+                    files[member.name] = stream.read()
+    except (OSError, tarfile.TarError, EOFError) as error:
+        raise SettingError(f"{path} cannot be read as an archive of an entry ({error})") from error
+    if SUMMARY not in files or SOURCE not in files:
+        raise SettingError(f"{path} is no archive of an entry: it lacks {SUMMARY} or {SOURCE}")
+    summary = parse_with_checksum(files.pop(SUMMARY), f"{path}: {SUMMARY}")
+    if summary.get("format") != FORMAT:
+        raise SettingError(f"{path} has the format {summary.get('format')}; this version reads {FORMAT}")
+    sealed = summary["files"]
+    for name in sorted({*sealed, *files}):
+        if name not in files or name not in sealed:
+            raise SettingError(f"{path}: {name} was {'removed' if name in sealed else 'added'} after sealing")
+        if hashlib.sha256(files[name]).hexdigest() != sealed[name]:
+            raise SettingError(f"{path}: {name} was changed after sealing")
+    return Archive(path, summary, files)
+
+
+def check_rules(archive: Archive) -> None:
+    """Raise SettingError if an archive was made by other rules than today's."""
+    found = archive.summary["rules"]
+    for name, value in asdict(rules.RULES).items():
+        if found.get(name) != value:
+            raise SettingError(
+                f"{archive.path}: by its rules {name} is {found.get(name)}, and here {value}: it is of "
+                "another version; check out the commit that it names"
+            )

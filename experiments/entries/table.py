@@ -1,0 +1,129 @@
+"""The public table: entries by date, which of them are records, and the road that the records make.
+
+An entry is a record if its mean over seeds is below that of the last record, by Welch's one-sided t test.
+The k-th comparison has the level 0.05 / (k (k + 1)); these levels add up to 0.05. So the probability that a
+table, however long, ever calls an entry a record that is no better is at most 5 %.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.console import Cell, Sheet
+from experiments.entries import rules
+from experiments.entries.archive import SUFFIX, Archive, check_rules, read_archive
+from experiments.figures.draw import save_figure
+from lm.config.base import SettingError
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An entry of the table, and how it compares with the record before it."""
+
+    archive: Archive
+    bits: np.ndarray  # [seeds]: bits per byte
+    p: float | None  # of no improvement over the last record; None for the first entry
+    level: float | None  # that p has to be below
+    is_record: bool
+
+    @property
+    def half_width(self) -> float:
+        """Return half of the 95 % interval of the mean over seeds, by Student's t; 0 for equal seeds."""
+        from scipy.special import stdtrit  # slow to import
+
+        count = len(self.bits)
+        return float(stdtrit(count - 1, 0.975) * self.bits.std(ddof=1) / np.sqrt(count))
+
+
+def read_entries(folder: Path) -> list[Archive]:
+    """Return the archives of a folder by date, then by name; SettingError for one of another version."""
+    archives = [read_archive(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
+    if not archives:
+        raise SettingError(f"{folder} has no archives of entries (*{SUFFIX}); lm entry run writes them")
+    for archive in archives:
+        check_rules(archive)
+    return sorted(archives, key=lambda archive: (archive.summary["date"], archive.name))
+
+
+def place(archives: Sequence[Archive]) -> list[Placed]:
+    """Return the entries in their order, each compared with the last record before it."""
+    placed: list[Placed] = []
+    record: Placed | None = None
+    for archive in archives:
+        bits = np.array([score.bits_per_byte for _, score in sorted(archive.scores.items())])
+        p = level = None
+        if record is not None:
+            p, level = improvement_p(record.bits, bits), level_of(len(placed))
+        is_record = p is None or level is None or p < level
+        placed.append(Placed(archive, bits, p, level, is_record))
+        if is_record:
+            record = placed[-1]
+    return placed
+
+
+def level_of(comparison: int) -> float:
+    """Return the level of a comparison, counted from 1; all levels add up to that of the rules."""
+    return rules.RULES.level / (comparison * (comparison + 1))
+
+
+def improvement_p(before: np.ndarray, after: np.ndarray) -> float:
+    """Return the p of Welch's one-sided t test that ``after`` [seeds] has a lower mean than ``before``.
+
+    Where both have no variance, as counts have, the smaller is better beyond doubt.
+    """
+    from scipy.stats import ttest_ind  # slow to import
+
+    if np.ptp(before) == np.ptp(after) == 0:
+        return 0.0 if after[0] < before[0] else 1.0
+    return float(ttest_ind(after, before, equal_var=False, alternative="less").pvalue)
+
+
+def table_sheet(placed: Sequence[Placed]) -> Sheet:
+    """Return the table, the best entry first."""
+    ranked = sorted(placed, key=lambda entry: float(entry.bits.mean()))
+    sheet: Sheet = {}
+
+    def column(head: str, cells: list[str]) -> None:
+        sheet[head] = [Cell(text, bold=each.is_record) for text, each in zip(cells, ranked, strict=True)]
+
+    column("entry", [entry.archive.name for entry in ranked])
+    bits = [f"{_bound(entry)}{entry.bits.mean():.4f} ± {entry.half_width:.4f}" for entry in ranked]
+    column("bits per byte", bits)
+    column("p", ["–" if entry.p is None else f"{entry.p:.2g}" for entry in ranked])
+    column("record", ["yes" if entry.is_record else "no" for entry in ranked])
+    column("author", [entry.archive.summary["entry"]["author"] for entry in ranked])
+    column("date", [entry.archive.summary["date"] for entry in ranked])
+    column("FLOP", [f"{_mean(entry, 'flops'):.2g}" for entry in ranked])
+    column("parameters", [f"{_mean(entry, 'parameters'):,.0f}" for entry in ranked])
+    column("minutes", [f"{_mean(entry, 'seconds') / 60:.1f}" for entry in ranked])
+    return sheet
+
+
+def _bound(entry: Placed) -> str:
+    return "≤ " if any(score.interval for score in entry.archive.scores.values()) else ""
+
+
+def _mean(entry: Placed, name: str) -> float:
+    return float(np.mean([getattr(score, name) for score in entry.archive.scores.values()]))
+
+
+def draw_road(placed: Sequence[Placed], out: Path) -> None:
+    """Draw every entry in order, and the road of the records as steps."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(placed))
+    means = np.array([entry.bits.mean() for entry in placed])
+    is_record = np.array([entry.is_record for entry in placed])
+    axes.errorbar(
+        places, means, [entry.half_width for entry in placed], fmt="none", ecolor="#888888", capsize=3
+    )
+    axes.step(places[is_record], means[is_record], where="post", color="#0072B2", label="record")
+    axes.plot(places[~is_record], means[~is_record], "o", color="#D55E00", label="no record")
+    axes.plot(places[is_record], means[is_record], "o", color="#0072B2")
+    axes.set_xticks(places, [entry.archive.name for entry in placed], rotation=30, ha="right")
+    axes.set_ylabel("bits per byte of held-out text")
+    axes.legend(frameon=False)
+    save_figure(figure, out, "Entries of the public table in order, and the records among them")

@@ -1,0 +1,336 @@
+"""An entry of the public table: trained once at a tiny scale, then every way to break a rule is refused."""
+
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import small_runs
+
+from experiments.cli import entry as command
+from experiments.entries import archive as archives
+from experiments.entries import rules, table, verify
+from experiments.entries.archive import Archive, read_archive
+from experiments.entries.entry import check_source, load_entry
+from experiments.study.plugins import STUDY
+from lm.config.base import SettingError
+from lm.data.documentation.corpus import INSTALLED
+from lm.files import json_with_checksum, parse_with_checksum
+
+runs = small_runs.runs
+FILE = '''"""A decoder with squared ReLU."""
+
+from experiments.entries.entry import Entry
+
+ENTRY = Entry(
+    title="Squared ReLU",
+    author="A. Student",
+    hypothesis="It is ahead of GELU.",
+    row="history/transformer",
+    changes=CHANGES,
+)
+'''
+STEPS = {"pretraining.steps": 4, "pretraining.save_every": 4, "pretraining.evaluate_every": 4}
+CHANGES = {"model.mlp.activation": "squared-relu", "data.repeats": 0, "data.inputs_length": 24, **STEPS}
+TINY_RULES = rules.Rules(scale="tiny", text=INSTALLED, seeds=2, held_out_documents=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tiny_rules():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rules, "RULES", TINY_RULES)
+        patch.setenv(STUDY, "")
+        # a worker would be another pytest
+        patch.setattr(command, "train_unfinished", lambda wanted, options, *_, **__: train(wanted, options))
+        yield
+
+
+def train(wanted, options):
+    from experiments.cli.train import train_unfinished
+
+    return train_unfinished(wanted, options)
+
+
+def file_of(folder: Path, name: str, text: str = FILE, changes=CHANGES) -> Path:
+    path = folder / f"{name}.py"
+    path.write_text(text.replace("CHANGES", repr(changes)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def sealed(runs, tmp_path_factory):
+    """The archive of an entry that keeps the rules."""
+    file = file_of(tmp_path_factory.mktemp("entries"), "squared")
+    command.entry_run(file, runs=runs)
+    return file.with_suffix(".tar.xz")
+
+
+def altered(path: Path, folder: Path, change) -> Path:
+    """A copy of an archive whose summary and files ``change`` has changed, sealed anew as a forger would."""
+    found = read_archive(path)
+    summary, files = json.loads(json.dumps(found.summary)), dict(found.files)
+    summary.pop("sha256", None)
+    change(summary, files)
+    summary["files"] = {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()}
+    out = folder / "altered.tar.xz"
+    with tarfile.open(out, "w:xz") as packed:
+        for name, contents in ({archives.SUMMARY: json_with_checksum(summary).encode()} | files).items():
+            member = tarfile.TarInfo(name)
+            member.size = len(contents)
+            packed.addfile(member, io.BytesIO(contents))
+    return out
+
+
+def rewritten(contents: bytes, **values) -> bytes:
+    """A file with a checksum in which values are replaced."""
+    old = parse_with_checksum(contents, "a file")
+    return json_with_checksum(old | values).encode()
+
+
+def refusal(archive: Path, runs) -> str:
+    with pytest.raises(SettingError) as caught:
+        command.entry_verify(archive, runs=runs)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_an_archive_is_accepted_after_one_of_its_seeds_was_trained_again_to_the_last_bit(
+    sealed,
+    runs,
+    capsys,
+):
+    command.entry_verify(sealed, runs=runs)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "equal to the last bit" in shown and "accepted: Squared ReLU, by A. Student" in shown
+    assert "next tokens sum to 1.0000" in shown
+
+
+def test_an_entry_that_is_finished_is_packed_again_without_training(sealed, runs):
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("metrics.jsonl")}
+    command.entry_run(sealed.with_name("squared.py"), runs=runs)
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("metrics.jsonl")} == before
+
+
+# ---- cheats
+
+
+def test_another_text_is_refused(runs, tmp_path):
+    file = file_of(tmp_path, "other_text", changes={**CHANGES, "data.corpus": "text:book.txt"})
+    with pytest.raises(SettingError, match="data.corpus is the same for all entries"):
+        command.entry_run(file, runs=runs)
+
+
+def test_an_archive_that_learnt_other_data_than_there_are_here_is_refused(sealed, runs, tmp_path):
+    def change(summary, files):
+        for name in [name for name in files if name.endswith("origin.json")]:
+            old = parse_with_checksum(files[name], name)["data"]
+            files[name] = rewritten(files[name], data=dict.fromkeys(old, "another digest"))
+
+    assert "it learnt from another data" in refusal(altered(sealed, tmp_path, change), runs)
+
+
+def test_a_longer_budget_is_refused_before_training(runs, tmp_path):
+    steps = {"pretraining.steps": 10**9, "pretraining.save_every": 10**9}
+    file = file_of(tmp_path, "long", changes={**CHANGES, **steps})
+    with pytest.raises(SettingError, match="a run takes .* FLOP; an entry has 2.1e"):
+        command.entry_run(file, runs=runs)
+    file = file_of(tmp_path, "large", changes={**CHANGES, "model.mlp.d_ff": 10**6})
+    with pytest.raises(SettingError, match="parameters; an entry has at most 2,000,000"):
+        command.entry_run(file, runs=runs)
+
+
+def test_fewer_seeds_are_refused_and_so_is_a_seed_of_ones_choice(sealed, runs, tmp_path):
+    def drop(summary, files):
+        del summary["seeds"]["1"]
+
+    assert "it has the seeds [0]; an entry has [0, 1]" in refusal(altered(sealed, tmp_path, drop), runs)
+
+    def choose(summary, files):
+        name = "seed-1/settings.json"
+        files[name] = rewritten(files[name], seed=7)
+
+    assert "seed-1/settings.json is not what" in refusal(altered(sealed, tmp_path, choose), runs)
+    file = file_of(tmp_path, "lucky", changes={**CHANGES, "seed": 7})
+    with pytest.raises(SettingError, match="seed is the same for all entries"):
+        command.entry_run(file, runs=runs)
+
+
+def test_scores_that_were_edited_are_refused_wherever_they_were_edited(sealed, runs, tmp_path):
+    def edit_summary(summary, files):
+        summary["seeds"]["0"]["bits_per_byte"] -= 1
+
+    assert "its records say" in refusal(altered(sealed, tmp_path, edit_summary), runs)
+
+    def edit_everything(summary, files):
+        for seed in ("0", "1"):
+            name = f"seed-{seed}/scores.json"
+            likelihoods = parse_with_checksum(files[name], name)["likelihoods"]
+            likelihoods[-1]["nats"] /= 2
+            files[name] = rewritten(files[name], likelihoods=likelihoods)
+            summary["seeds"][seed]["bits_per_byte"] /= 2
+
+    assert "they should be equal" in refusal(altered(sealed, tmp_path, edit_everything), runs)
+
+
+def test_a_file_that_was_changed_after_sealing_is_named(sealed, tmp_path, runs):
+    def change(summary, files):
+        files["seed-0/metrics.jsonl"] = b""
+
+    path = altered(sealed, tmp_path, change)
+    found = read_archive(path)
+    summary = dict(found.summary) | {"files": read_archive(sealed).summary["files"]}
+    summary.pop("sha256", None)
+    with tarfile.open(path, "w:xz") as packed:
+        contents = {archives.SUMMARY: json_with_checksum(summary).encode()} | dict(found.files)
+        for name, each in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(each)
+            packed.addfile(member, io.BytesIO(each))
+    stage = next(name for name in found.files if name.endswith("metrics.jsonl") and "stages" in name)
+    assert stage
+    assert "was added after sealing" in refusal(path, runs) or "changed after sealing" in refusal(path, runs)
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("import socket", "may not import socket"),
+        ("from urllib import request", "may not import urllib"),
+        ("import os", "may not import os"),
+        ("TEXT = open('held_out.txt').read()", "may not use open"),
+        ("import lm.metrics\nlm.metrics.rouge = None", "may not set lm.metrics.rouge"),
+        ("import lm.metrics\nsetattr(lm.metrics, 'rouge', None)", "may not use setattr"),
+        ("import lm.metrics\nlm.metrics.__dict__['rouge'] = None", "may not use __dict__"),
+        ("exec('import os')", "may not use exec"),
+        ("from experiments.entries import rules\nrules.RULES = None", "may not set rules.RULES"),
+    ],
+)
+def test_reading_files_or_the_network_and_replacing_what_scores_are_refused_with_their_line(line, fault):
+    with pytest.raises(SettingError) as caught:
+        check_source(FILE + line, "mine.py")
+    last = (FILE + line).count("\n") + 1
+    assert fault in str(caught.value) and str(caught.value).startswith(f"mine.py:{last}: ")
+
+
+def test_what_an_entry_may_do_is_allowed():
+    check_source(
+        "import jax.numpy as jnp\nfrom lm.nn.mixers import MIXERS\n\n\nclass Mine:\n    def __init__(self):\n"
+        "        self.width = jnp.ones(3)\n\n\nMIXERS['mine'] = Mine\n",
+        "mine.py",
+    )
+
+
+def test_text_that_a_file_brings_along_is_refused(runs, tmp_path, sealed):
+    text = held_out_documents_of(runs)[0]
+    file = file_of(tmp_path, "contaminated", FILE + f"TEXT = {text!r}\n")
+    with pytest.raises(SettingError, match="held-out"):
+        command.entry_run(file, runs=runs)
+
+
+def held_out_documents_of(runs) -> list[str]:
+    from lm.data.corpus.shards import iter_documents
+    from lm.data.corpus.spec import corpus_shards
+
+    return [*iter_documents(corpus_shards("documentation/installed", "validation", runs / "cache"))]
+
+
+def test_an_archive_of_another_version_is_refused(sealed, runs, tmp_path):
+    def other_code(summary, files):
+        summary["code"]["lm/train/step.py"] = "0123456789ab"
+
+    assert "it was trained by another version" in refusal(altered(sealed, tmp_path, other_code), runs)
+
+    def other_rules(summary, files):
+        summary["rules"]["flops"] *= 2
+
+    assert "by its rules flops is" in refusal(altered(sealed, tmp_path, other_rules), runs)
+
+
+def test_a_model_that_looks_ahead_is_no_distribution(sealed, runs, monkeypatch):
+    folder = next(runs.glob("tiny/history/transformer*/seed-0"))
+    assert "a distribution" in verify.check_distribution(folder)
+    from lm.evaluate import loglikelihood
+
+    true = loglikelihood.continuation_log_probs
+
+    def sees_the_length(model, pairs, *rest):  # as a model does that reads what it predicts
+        return true(model, pairs, *rest) + np.array([0.1 * len(text) ** 2 for _, text in pairs])
+
+    monkeypatch.setattr(loglikelihood, "continuation_log_probs", sees_the_length)
+    with pytest.raises(SettingError, match=r"sum to 1\.1"):
+        verify.check_distribution(folder)
+
+    def looks_ahead(model, pairs, *rest):
+        return true(model, pairs, *rest) + np.array([0.0 if len(text) == 1 else 5.0 for _, text in pairs])
+
+    monkeypatch.setattr(loglikelihood, "continuation_log_probs", looks_ahead)
+    with pytest.raises(SettingError, match="the model sees what it predicts"):
+        verify.check_distribution(folder)
+
+
+# ---- the table
+
+
+def entry_of(name: str, date: str, bits) -> Archive:
+    scores = {
+        str(seed): {
+            "bits_per_byte": value,
+            "interval": 0.0,
+            "flops": 1e13,
+            "parameters": 10**6,
+            "seconds": 60,
+        }
+        for seed, value in enumerate(bits)
+    }
+    about = {"title": name, "author": "A. Student"}
+    return Archive(Path(f"{name}.tar.xz"), {"date": date, "entry": about, "seeds": scores}, {})
+
+
+def test_entries_that_differ_by_nothing_are_told_apart_in_at_most_five_tables_of_a_hundred():
+    draw, wrong, tables = np.random.default_rng(0), 0, 1_000
+    for _ in range(tables):
+        entries = [entry_of(f"e{i}", f"2026-01-{i + 1:02d}", draw.normal(1.5, 0.01, 5)) for i in range(4)]
+        wrong += any(each.is_record for each in table.place(entries)[1:])
+    assert wrong / tables < 0.05 + 3 * (0.05 * 0.95 / tables) ** 0.5
+
+
+def test_the_levels_of_all_comparisons_add_up_to_that_of_the_rules():
+    total = sum(map(table.level_of, range(1, 10_000)))
+    assert total == pytest.approx(TINY_RULES.level, rel=1e-3)
+
+
+def test_a_clear_improvement_is_a_record_and_the_next_is_compared_with_it():
+    spread = np.array([-0.01, -0.005, 0, 0.005, 0.01])
+    entries = [
+        entry_of(name, date, mean + spread)
+        for name, date, mean in (
+            ("first", "2026-01-01", 1.6),
+            ("better", "2026-01-02", 1.5),
+            ("between", "2026-01-03", 1.55),
+        )
+    ]
+    placed = {each.archive.name: each for each in table.place(entries)}
+    assert [placed[name].is_record for name in ("first", "better", "between")] == [True, True, False]
+    assert placed["between"].p > 0.5
+    ranked = [cell.text for cell in table.table_sheet([*placed.values()])["entry"]]
+    assert ranked == ["better", "between", "first"]
+
+
+def test_a_folder_of_archives_becomes_a_table_and_a_picture(sealed, capsys):
+    command.entry_table(sealed.parent)
+    shown = capsys.readouterr().out
+    assert "squared" in shown and "A. Student" in shown
+    assert (sealed.parent / "records.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_without_archives_and_a_file_without_an_entry_are_refused(tmp_path):
+    with pytest.raises(SettingError, match="has no archives of entries"):
+        command.entry_table(tmp_path)
+    empty = tmp_path / "nothing_here.py"
+    empty.write_text("X = 1\n")
+    with pytest.raises(SettingError, match="should define ENTRY"):
+        load_entry(empty)
