@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.cli.run_names import shortest_name
 from experiments.console import RUNS
-from experiments.figures.training import training_figure
+from experiments.figures.training import SAME_LINE, training_figure
 from experiments.runs.curves import read_curves
 from experiments.runs.plateau import plateau_note
 from experiments.runs.result import UNDEFINED, Result, read_result
@@ -65,7 +65,7 @@ def chance_score(task: str, best: Mapping[str, Any]) -> float | None:
 
 
 def loss_lines(result: Result, experiment: Experiment) -> Iterator[str]:
-    """Yield the held-out loss, and the loss of content tokens beside that of a unigram model."""
+    """Yield the held-out loss, and beside that of a unigram model the content loss, if it is another one."""
     loss = result.held_out_loss
     if loss is not None:
         line = f"held-out loss {loss:.3f} nats per token"
@@ -77,7 +77,9 @@ def loss_lines(result: Result, experiment: Experiment) -> Iterator[str]:
         yield f"held-out loss of each denoiser: {losses}"
     if result.content_loss is not None and result.reference_loss is not None:
         note = plateau_note(result.exit_step, experiment)
-        yield f"content loss {result.content_loss:.3f}; unigram loss {result.reference_loss:.3f}{note}"
+        is_other = loss is None or abs(result.content_loss - loss) > SAME_LINE
+        content = f"content loss {result.content_loss:.3f}; " * is_other
+        yield f"{content}unigram loss {result.reference_loss:.3f}{note}"
 
 
 def draw_curves(name: str, result: Result) -> bool:

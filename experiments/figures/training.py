@@ -8,7 +8,7 @@ from experiments.figures.panels import Curve, Plot, PlotGrid, Score
 from experiments.runs.curves import CONTENT_LOSS, HELD_OUT_LOSS, UNIGRAM_LOSS, Curves
 
 UNIGRAM_MODEL = "unigram model"  # label of the level that its loss is
-SAME_LINE = 0.02  # losses that differ by less are one line in a picture [nats]
+SAME_LINE = 0.02  # losses that differ by less are one line, in a picture and in a summary [nats]
 
 
 def training_figure(rows: Mapping[str, Curves], title: str = "") -> PlotGrid:
