@@ -72,7 +72,10 @@ SYNONYMS = {  # a setting or option -> its names elsewhere
         "flash flash-attention attn-implementation attention-implementation attn-impl"
     ),
     "model.dtype": "precision mixed-precision bf16 fp16 bfloat16 amp",
-    "model.compile.remat": "gradient-checkpointing activation-checkpointing grad-checkpointing recompute",
+    "model.compile.remat": (
+        "gradient-checkpointing activation-checkpointing grad-checkpointing recompute remat-policy"
+    ),
+    "model.compile.offloaded": "activation-offloading offload-activations cpu-offload",
     "model.architecture": "arch model-type",
     "model.lora.rank tuning.lora.rank": "lora lora-rank lora-r",
     "data.inputs_length tuning.inputs_length": (

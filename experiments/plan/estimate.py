@@ -3,11 +3,10 @@
 Before anything is compiled, a rough model of memory and time picks the arrangements worth compiling.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import Literal
 
 import jax
 from flax import nnx
@@ -15,7 +14,8 @@ from flax import nnx
 from experiments.plan.step import Compiled, PlannedStep
 from experiments.runs.stages import stages
 from lm import sharding
-from lm.config.base import SettingError, changes
+from lm.config.base import SettingError
+from lm.config.layers import CompileConfig, Remat
 from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
@@ -29,20 +29,25 @@ from lm.train.flops import cache_bytes
 from lm.train.optimizers import optimizer_state_size
 from lm.train.step import check_mesh
 
-BOUNDS = ("compute", "HBM", "network", "compiler")
+BOUNDS = ("compute", "HBM", "network", "host", "compiler")
 ASSUMPTIONS = """\
 compute: FLOPs by formula over the chips' peak; what rematerialisation repeats is not counted. HBM: the state
 and temporaries read and written once, parameters read three times per micro-batch. network: the bytes of all
 collectives over all links, both ways, of the dimensions that a group of devices spans; one without
 wrap-around counts half: sides other than 16 or, in three dimensions, all of slices less than 4 thick.
+host: what waits in the hosts' memory, sent there and back once a step, at 16 GB/s for each chip.
 compiler: its estimate of cycles, which has no collectives in it, with the trips of loops counted, over the
 clock. Attention's kernel for short rows, which the estimate leaves out, is added: its products as the chip
 computes them, at two thirds of the peak, as the compiler schedules it. A step lasts as long as the longest
 (*); use is FLOPs over that time at peak."""
-TRIED = 4  # arrangements that are compiled
+TRIED = 5  # arrangements that are compiled
 MICROBATCHES = (1, 2, 4, 8)
-# rematerialisation -> what it multiplies the arithmetic by: of three passes "full" repeats the first
-REPEATED: dict[Literal["none", "dots", "full"], float] = {"none": 1.0, "dots": 1.1, "full": 4 / 3}
+# Policies of rematerialisation that are tried, and those tried where nothing fits without the hosts' memory.
+POLICIES: tuple[Remat, ...] = ("none", "dots", "attention", "full")
+OFFLOADING: tuple[Remat, ...] = ("full-offloaded",)
+# What rematerialisation multiplies the arithmetic by: of three passes "full" repeats the first, "dots" the
+# cheap part of it.
+REPEATED_CHEAP, REPEATED_FULL = 1.1, 4 / 3
 REACHED = 0.6  # share of a chip's peak that products of a common size reach
 # Share of the peak that lm.ops.kernels.short_rows reaches. libtpu 0.0.42 schedules its two passes for v5e
 # without a loop: for two heads of 64 features and 512 x 512 scores they are 3,071 and 7,639 instructions
@@ -80,9 +85,10 @@ def estimate(step: PlannedStep, compiled: Compiled) -> Estimate:
     traffic = [(n * received, tuple(axes), size) for _, axes, size, n, received in compiled.collectives]
     network = sum(received / slices.bandwidth(axes, size) for received, axes, size in traffic)
     compute, hbm = flops / (chip.peak * slices.chips), moved * chip.devices / chip.bandwidth
+    host = 2 * compiled.host * chip.devices / chip.host
     kernels = compiled.kernel_flops * chip.devices / (KERNEL_REACHED * chip.peak)
     cycles = compiled.cycles / chip.clock + kernels
-    bounds = dict(zip(BOUNDS, (compute, hbm, network, cycles), strict=True))
+    bounds = dict(zip(BOUNDS, (compute, hbm, network, host, cycles), strict=True))
     pretraining, finetuning = _run_steps(step, flops)
     hours = max(bounds.values()) * slices.chips / 3_600
     return Estimate(bounds, (pretraining * hours, finetuning * hours))
@@ -133,34 +139,50 @@ def writing(step: PlannedStep, compiled: Compiled) -> Writing | None:
 def candidates(step: PlannedStep) -> list[PlannedStep]:
     """Return at most TRIED arrangements: the fastest of those that should fit, by estimate, and the leanest.
 
-    The leanest is tried since the model is rough. No two differ in micro-batches alone. A step that cannot be
-    arranged on the slice at all comes back as it is.
+    The leanest is tried since the model is rough. No two differ in micro-batches alone. The hosts' memory is
+    used only if nothing should fit without it. A step that cannot be arranged on the slice at all comes back
+    as it is.
     """
     parameters = count(_shapes(step.experiment.model))
-    rough = [(memory(plan, parameters), seconds(plan, parameters), plan) for plan in arrangements(step)]
+
+    def guesses(policies: Sequence[Remat]) -> list[tuple[float, float, PlannedStep]]:
+        plans = arrangements(step, policies)
+        return [(memory(plan, parameters), seconds(plan, parameters), plan) for plan in plans]
+
+    rough = guesses(POLICIES)
+    if not any(filled < step.slices.room for filled, _, _ in rough):
+        rough += guesses(OFFLOADING)
     leanest = min(rough, key=lambda guess: guess[:2], default=(0, 0, step))[2]
     fitting = sorted((guess for guess in rough if guess[0] < step.slices.room), key=lambda guess: guess[1])
-    fastest: dict[tuple[MeshConfig, str], PlannedStep] = {}
+    fastest: dict[tuple[MeshConfig, CompileConfig], PlannedStep] = {}
     for _, _, plan in fitting:
-        fastest.setdefault((plan.experiment.mesh, plan.experiment.model.compile.remat), plan)
+        fastest.setdefault((plan.experiment.mesh, plan.experiment.model.compile), plan)
     tried = list(fastest.values())[:TRIED]
     return tried if leanest in tried else [*tried[: TRIED - 1], leanest]
 
 
-def arrangements(step: PlannedStep) -> Iterator[PlannedStep]:
-    """Return every way to spread the step over the slice; the axes slice and sequence stay as they are."""
+def arrangements(step: PlannedStep, policies: Sequence[Remat] = POLICIES) -> Iterator[PlannedStep]:
+    """Return every way to spread the step over the slice with these policies of rematerialisation.
+
+    The axes slice and sequence stay as they are, and so do tensors that the row saves by name: they are tried
+    too.
+    """
     experiment, phase, fixed = step.experiment, step.experiment.pretraining, step.experiment.mesh
+    own = experiment.model.compile
+    tried = [replace(own, remat=remat, saved=(), offloaded=()) for remat in policies]
+    if own.remat == "names":
+        tried.append(own)
     devices = step.slices.devices // (fixed.slice * fixed.sequence)
     divisors = [size for size in range(1, devices + 1) if devices % size == 0]
-    for fsdp, tensor, parts, remat in product(divisors, divisors, MICROBATCHES, REPEATED):
+    for fsdp, tensor, parts, compiled in product(divisors, divisors, MICROBATCHES, tried):
         if devices % (fsdp * tensor):
             continue
-        mesh = MeshConfig(fixed.slice, devices // (fsdp * tensor), fsdp, fixed.sequence, tensor)
+        mesh = replace(fixed, data=devices // (fsdp * tensor), fsdp=fsdp, tensor=tensor)
         try:
             check_mesh(experiment.model, mesh.sizes(step.slices.devices), phase.batch_size, parts)
         except SettingError:
             continue
-        model = changes(experiment.model, {"compile.remat": remat})
+        model = replace(experiment.model, compile=compiled)
         pretraining = replace(phase, microbatches=parts)
         yield replace(step, experiment=replace(experiment, mesh=mesh, model=model, pretraining=pretraining))
 
@@ -173,7 +195,9 @@ def memory(step: PlannedStep, parameters: int) -> float:
     # that a block makes at a position
     hidden = 0 if model.mlp.activation == "none" else model.mlp.d_ff
     features = 3 * model.d_model + (_mixed_features(model, width) + hidden) / tensor
-    saved_features = {"full": model.d_model, "dots": features, "none": 2 * features}[model.compile.remat]
+    saved_features = _named_features(model, tensor)[0]
+    if model.compile.remat in ("none", "dots"):
+        saved_features = features * {"none": 2, "dots": 1}[model.compile.remat]
     words = row_length(model.architecture, step.lengths) if model.has_decoder else step.lengths.inputs
     saved, working = 0.0, 10 * rows * words * model.vocab_size / tensor  # logits
     for layers, queries, scores in _stacks(model, step.lengths):
@@ -181,9 +205,52 @@ def memory(step: PlannedStep, parameters: int) -> float:
         block = 3 * width * queries * features + 12 * model.attention.num_heads / tensor * scores
         working = max(working, rows * block)
     # parameters, gradients, and what the optimiser remembers
-    states = 2 + _remembered(changes(model, {"compile.remat": "none"}), phase.optimizer)
+    states = 2 + _remembered(replace(model, compile=CompileConfig()), phase.optimizer)
     gathered = (sizes["fsdp"] > 1) * 4 * width * parameters / tensor / model.num_decoder_layers
     return 4 * parameters * states / (sizes["fsdp"] * tensor) + saved + working + gathered
+
+
+def _named_features(model: ModelConfig, tensor: int) -> tuple[float, float]:
+    """Return what a policy saves of a block at a position, on the device and on the host, in numbers.
+
+    It is the block's input and the tensors that the policy names.
+    """
+    sizes, policy = model.attention, model.compile
+    gates = 2 if model.mlp.activation.startswith("gated") else 1
+    features = {
+        "block_input": model.d_model,
+        "query_proj": sizes.num_heads * sizes.d_kv / tensor,
+        "key_proj": sizes.key_value_heads * sizes.d_kv / tensor,
+        "value_proj": sizes.key_value_heads * sizes.value_width / tensor,
+        "context": sizes.num_heads * sizes.value_width / tensor,
+        "out_proj": model.d_model,
+        "mlp_hidden": gates * model.mlp.d_ff / tensor,
+        "mlp_out": model.d_model,
+    }
+    offloaded = sum(features[name] for name in policy.offloaded_tensors)
+    on_device = sum(features[name] for name in policy.saved_tensors)
+    return on_device + model.d_model * ("block_input" not in policy.offloaded_tensors), offloaded
+
+
+def _repeated(model: ModelConfig) -> float:
+    """Return what rematerialisation multiplies the arithmetic of a step by."""
+    policy, sizes = model.compile, model.attention
+    if policy.remat == "none":
+        return 1.0
+    if policy.remat == "dots":
+        return REPEATED_CHEAP
+    gates = 2 if model.mlp.activation.startswith("gated") else 1
+    products = {  # tensor -> matrix elements that its product reads; "context" is no product with parameters
+        "query_proj": model.d_model * sizes.num_heads * sizes.d_kv,
+        "key_proj": model.d_model * sizes.key_value_heads * sizes.d_kv,
+        "value_proj": model.d_model * sizes.key_value_heads * sizes.value_width,
+        "out_proj": model.d_model * sizes.num_heads * sizes.value_width,
+        "mlp_hidden": gates * model.d_model * model.mlp.d_ff,
+        "mlp_out": model.d_model * model.mlp.d_ff,
+    }
+    kept = {*policy.saved_tensors, *policy.offloaded_tensors}
+    share = sum(size for name, size in products.items() if name not in kept) / sum(products.values())
+    return REPEATED_CHEAP + share * (REPEATED_FULL - REPEATED_CHEAP)
 
 
 def _mixed_features(model: ModelConfig, width: int) -> float:
@@ -216,7 +283,9 @@ def seconds(step: PlannedStep, parameters: int) -> float:
     # four sums over activations in a block, there and back
     sent += 8 * tokens * model.d_model * width * (1 - 1 / tensor) / slices.bandwidth(("tensor",), tensor)
     moved = 2 * memory(step, parameters) * parts * slices.chip.devices / slices.chip.bandwidth
-    return arithmetic * REPEATED[model.compile.remat] / REACHED + moved + sent / 2
+    waiting = tokens * width * _named_features(model, tensor)[1]
+    host = 2 * waiting * slices.chip.devices / slices.chip.host
+    return max(arithmetic * _repeated(model) / REACHED + moved + sent / 2, host)
 
 
 @cache

@@ -30,6 +30,7 @@ PROGRAMS_AT_ONCE = 4  # programs that are compiled side by side, at up to 3 GB e
 SHAPE = "num_encoder_layers num_decoder_layers d_model mlp.d_ff attention.d_kv attention.num_heads".split()
 SMALLER: tuple[Overrides, ...] = (  # what to try, in this order, on a step that does not fit
     {"model.compile.remat": "dots"},
+    {"model.compile.remat": "attention"},
     *({"model.compile.remat": "full", "pretraining.microbatches": parts} for parts in (1, 2, 4, 8, 16)),
 )
 
@@ -158,10 +159,14 @@ def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
     title += f", scale {options.scale}" + f", size {options.size}" * bool(options.size)
     title += f", batch {' or '.join(map(str, batches))}" * (batches != [usual])
     title += f": what a step fills of the {slices.room / GIB:.2f} GiB of each device [GiB]"
-    _print_table(title, "row, mesh, remat, parameters, args, temps, code, all, fits", map(_memory, plans))
+    uses_host = any(plan.compiled.host for plan in plans)
+    heads = "row, mesh, remat, parameters, args, temps, code, all" + ", host" * uses_host + ", fits"
+    _print_table(title, heads, [_memory(plan, uses_host) for plan in plans])
     compiled, price = [plan for plan in plans if plan.compiled.cycles], options.price
     title = "What bounds a step [ms]; its tokens and TFLOP are the whole slice's, padding too"
-    _print_table(title, f"row, tokens, TFLOP, {', '.join(BOUNDS)}, use", map(_time, compiled))
+    bounds = [name for name in BOUNDS if name != "host" or any(plan.compiled.host for plan in plans)]
+    lines = [_time(plan, bounds) for plan in compiled]
+    _print_table(title, f"row, tokens, TFLOP, {', '.join(bounds)}, use", lines)
     lines = [_run(plan, price) for plan in compiled]
     heads = "row, pre-training, fine-tuning" + ", cost" * (price > 0)
     _print_table("The whole run: chip-hours, at least", heads, lines)
@@ -185,18 +190,23 @@ def _print_table(title: str, heads: str, lines: Iterable[Sequence[str]]) -> None
         show_sheet(title, dict(zip(heads.split(", "), cells, strict=True)))
 
 
-def _memory(plan: Plan) -> list[str]:
+def _memory(plan: Plan, shows_host: bool) -> list[str]:
     compiled = plan.compiled
-    parts = (compiled.arguments + compiled.outputs, compiled.temporaries, compiled.code, compiled.needed)
+    parts = [compiled.arguments + compiled.outputs, compiled.temporaries, compiled.code, compiled.needed]
+    if shows_host:
+        parts.append(compiled.host)
     filled = [_digits(part / GIB) if part else "-" for part in parts]
     verdict = "failed" if compiled.failed else "yes" if plan.fits else "NO"
     return [plan.row, *plan.step.arrangement, f"{_digits(compiled.parameters / 1e6)} M", *filled, verdict]
 
 
-def _time(plan: Plan) -> list[str]:
+def _time(plan: Plan, names: Sequence[str]) -> list[str]:
     size, lengths, of_step = plan.step.experiment.pretraining.batch_size, plan.step.lengths, plan.estimate
     tokens, flops = size * (lengths.inputs + lengths.targets), plan.step.flops(size, lengths)
-    bounds = [_digits(1e3 * s) + " *" * (name == of_step.bound) for name, s in of_step.bounds.items()]
+    bounds = []
+    for name in names:
+        seconds = of_step.bounds[name]
+        bounds.append(_digits(1e3 * seconds) + " *" * (name == of_step.bound) if seconds else "-")
     return [plan.label, f"{tokens:,}", _digits(flops / 1e12), *bounds, f"{of_step.utilization:.0%}"]
 
 

@@ -52,6 +52,7 @@ class Compiled:
     arguments: int = 0
     temporaries: int = 0
     outputs: int = 0  # that do not take the memory of arguments
+    host: int = 0  # of tensors that wait in the host's memory
     code: int = 0
     over: float = 0.0  # memory that a step needs which does not fit
     cycles: int = 0

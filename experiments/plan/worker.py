@@ -64,9 +64,11 @@ def compile_here(experiment: Experiment, batch: Features, slices: Slice) -> Comp
         counts,
         arguments=memory.argument_size_in_bytes,
         # What the compiler compares with the chip's memory. Its temp_size_in_bytes is up to a quarter more:
-        # a program with temporaries of 18.5 GiB by that number is compiled for a chip that has 15.75.
+        # a program with temporaries of 18.5 GiB by that number is compiled for a chip that has 15.75. It may
+        # count what waits in the host's memory at the peak, so that this is an upper bound.
         temporaries=max(memory.peak_memory_in_bytes - memory.argument_size_in_bytes - outputs, 0),
         outputs=outputs,
+        host=memory.host_temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
         cycles=program.cycles,
         kernels=program.kernels,

@@ -12,7 +12,10 @@ from experiments.study.settings_diff import NON_SEMANTIC
 from lm.config.base import SettingError, diff, leaves, unused_settings
 
 # settings of a model that stay the row's where it starts from a checkpoint
-OF_TRAINING = ("dropout", "dtype", "attention.implementation", "compile.layers", "compile.remat")
+OF_TRAINING = (
+    *("dropout", "dtype", "attention.implementation"),
+    *("compile.layers", "compile.remat", "compile.saved", "compile.offloaded"),
+)
 # settings of data that it takes over from the checkpoint
 OF_VOCABULARY = ("vocabulary", "vocabulary_texts", "vocabulary_size", "unknown", "sentinels")
 

@@ -240,7 +240,27 @@ Changes = TypedDict(
         "model.special.start": int | None | Change,
         "model.compile": CompileConfig | Change,
         "model.compile.layers": Literal["scan", "unroll"] | Change,
-        "model.compile.remat": Literal["none", "dots", "full"] | Change,
+        "model.compile.remat": Literal["none", "dots", "attention", "full", "full-offloaded", "names"]
+        | Change,
+        "model.compile.saved": tuple[
+            Literal["query_proj", "key_proj", "value_proj", "context", "out_proj", "mlp_hidden", "mlp_out"],
+            ...,
+        ]
+        | Change,
+        "model.compile.offloaded": tuple[
+            Literal[
+                "block_input",
+                "query_proj",
+                "key_proj",
+                "value_proj",
+                "context",
+                "out_proj",
+                "mlp_hidden",
+                "mlp_out",
+            ],
+            ...,
+        ]
+        | Change,
         "model.published": str | Change,
         "vectors": VectorsConfig | Change,
         "vectors.window": int | Change,

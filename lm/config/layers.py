@@ -35,6 +35,15 @@ GatedActivation = Literal[
 Activation = Literal[_UngatedActivation, GatedActivation, "none"]
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]
 
+# Tensors of a block that remat policies choose from: the block's input; queries, keys and values as they are
+# projected; attention's output before (context) and after its last projection; the hidden features of the
+# feed-forward layer before the activation, and its output. Cross-attention's have the same names.
+SavedTensor = Literal["query_proj", "key_proj", "value_proj", "context", "out_proj", "mlp_hidden", "mlp_out"]
+OffloadedTensor = Literal["block_input", SavedTensor]
+Remat = Literal["none", "dots", "attention", "full", "full-offloaded", "names"]
+ATTENTION_TENSORS = ("query_proj", "key_proj", "value_proj", "context", "out_proj")
+MLP_TENSORS = ("mlp_hidden", "mlp_out")
+
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
 RECURRENT = ("rnn", "gru", "lstm")  # mixers that carry a state
 
@@ -274,5 +283,38 @@ class CompileConfig:
 
     # whether the stack is compiled as a scan over layers or unrolled
     layers: Literal["scan", "unroll"] = "scan"
-    # what the backward pass recomputes: nothing, all but products with parameters (dots), or everything
-    remat: Literal["none", "dots", "full"] = "none"
+    # what the backward pass recomputes: nothing; all but products with parameters (dots); all but attention
+    # (attention); all of a block (full); all of a block, whose input waits in the host's memory
+    # (full-offloaded); or all but the tensors of saved and offloaded (names)
+    remat: Remat = "none"
+    # tensors of a block that the backward pass finds on the device
+    saved: tuple[SavedTensor, ...] = setting((), {"remat": ("names",)})
+    # tensors of a block that wait for the backward pass in the host's memory
+    offloaded: tuple[OffloadedTensor, ...] = setting((), {"remat": ("names",)})
+
+    def __post_init__(self):
+        if self.remat == "names" and not self.saved + self.offloaded:
+            raise SettingError(
+                "model.compile.remat='names' should have tensors in model.compile.saved or "
+                f"model.compile.offloaded, such as 'context' (of {', '.join(get_args(OffloadedTensor))}); "
+                "model.compile.remat='full' saves none"
+            )
+        if both := set(self.saved) & set(self.offloaded):
+            raise SettingError(
+                f"model.compile.saved={self.saved} and model.compile.offloaded={self.offloaded} both have "
+                f"{', '.join(sorted(both))}: a tensor should be in one of them"
+            )
+
+    @property
+    def saved_tensors(self) -> tuple[str, ...]:
+        """Return the tensors of a block that the policy saves by name on the device."""
+        if self.remat == "names":
+            return self.saved
+        return ATTENTION_TENSORS if self.remat == "attention" else ()
+
+    @property
+    def offloaded_tensors(self) -> tuple[str, ...]:
+        """Return the tensors of a block that the policy sends to the host's memory."""
+        if self.remat == "names":
+            return self.offloaded
+        return ("block_input",) if self.remat == "full-offloaded" else ()

@@ -21,8 +21,10 @@ from lm.config.base import (
     setting,
 )
 from lm.config.layers import (
+    ATTENTION_TENSORS,
     BIASES,
     BY_HEADS,
+    MLP_TENSORS,
     RECURRENT,
     AttentionConfig,
     CompileConfig,
@@ -206,6 +208,7 @@ class ModelConfig:
         self._check_residual()
         self._check_sharing()
         self._check_stacks()
+        self._check_compile()
 
     def _check_heads(self) -> None:
         """Check that pre-training heads, and the output matrix, have what they need."""
@@ -412,6 +415,24 @@ class ModelConfig:
         if self.architecture == "shared-encoder-decoder" and encoder != decoder:
             layers = f"model.num_encoder_layers={encoder} should equal model.num_decoder_layers={decoder}"
             raise SettingError(f"{layers} when the two stacks share their parameters")
+
+    def _check_compile(self) -> None:
+        """Check that the blocks have the tensors that are saved or offloaded by name."""
+        is_two_stacks = self.has_encoder and self.has_decoder
+        has_heads = self.has_attention_logits or (is_two_stacks and self.cross_attention.kind in BY_HEADS)
+        for name in ("saved", "offloaded"):
+            tensors = getattr(self.compile, name)
+            setting = f"model.compile.{name}={tensors}"
+            if not has_heads and (lacking := set(tensors) & set(ATTENTION_TENSORS)):
+                raise SettingError(
+                    f"{setting} has {', '.join(sorted(lacking))}, which model.mixer.kind="
+                    f"{self.mixer.kind!r} does not compute: leave them out"
+                )
+            if self.mlp.activation == "none" and (lacking := set(tensors) & set(MLP_TENSORS)):
+                raise SettingError(
+                    f"{setting} has {', '.join(sorted(lacking))}, and model.mlp.activation='none' leaves "
+                    "out the feed-forward layer: leave them out"
+                )
 
     @property
     def has_encoder(self) -> bool:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Bool, Float, Float32, Int
 
 from lm.config.model import ModelConfig
@@ -63,6 +64,7 @@ class Projections(Module):
     ) -> Float[Array, "B T N H"]:
         """Return queries [B,T,N,H] of x [B,T,D]."""
         query = self._split_heads(self.query(x), "length", "heads")
+        query = checkpoint_name(query, "query_proj")
         return self._rotate(self.query_norm(query), positions)
 
     def key_value(
@@ -71,6 +73,7 @@ class Projections(Module):
         """Return keys and values [B,S,K,H] of x [B,S,D]; without ``positions`` no feature is rotated."""
         key = self._split_heads(self.key(x), "key_length", self._key_axis)
         value = self._split_heads(self.value(x), "key_length", self._key_axis)
+        key, value = checkpoint_name(key, "key_proj"), checkpoint_name(value, "value_proj")
         return KeyValue(self._rotate(self.key_norm(key), positions), self.value_norm(value))
 
     @property
@@ -167,7 +170,7 @@ class Attention(Projections, TokenMixer):
             kv = self.globals.key_value(x, inputs.rotary_positions)
             global_out = attend(self.config, query, kv, inputs.global_mask, inputs.bias, options)
             out = jnp.where(inputs.global_tokens[:, :, None, None], global_out, out)
-        return self.combine(x, out)
+        return checkpoint_name(self.combine(x, out), "out_proj")
 
     def combine(
         self, x: Float[Array, "B T D"], head_outputs: Float[Array, "B T N Hv"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
@@ -148,11 +149,17 @@ def attend(
     bias: AnyBias,
     options: AttentionOptions,
 ) -> Float[Array, "B T N Hv"]:
-    """Return ``scaled_dot_product_attention``, [B,T,N,Hv], by the implementation that suits its inputs."""
+    """Return ``scaled_dot_product_attention``, [B,T,N,Hv], by the implementation that suits its inputs.
+
+    Policies of rematerialisation know the output as "context".
+    """
     name = choose_implementation(config, query.shape[1], kv.key.shape[1], mask, bias, options)
     if name == "xla":  # the compiler shards it
-        return xla.xla_attention(query, kv.key, kv.value, mask, bias, options)
-    return _shard_mapped(IMPLEMENTATIONS[name], query, kv, mask, bias, options)
+        out = xla.xla_attention(query, kv.key, kv.value, mask, bias, options)
+    else:
+        out = _shard_mapped(IMPLEMENTATIONS[name], query, kv, mask, bias, options)
+    # The kernel "flash" names its own output, which its backward pass reads in another layout.
+    return out if name == "flash" else checkpoint_name(out, "context")
 
 
 def _shard_mapped(

@@ -3,14 +3,17 @@
 Shapes: B rows, T positions, D = d_model, S positions of the encoder, N heads, M heads of cross-attention.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Float32
 
+from lm.config.layers import CompileConfig
 from lm.config.model import ModelConfig
 from lm.nn.attention import Attention
 from lm.nn.attention_inputs import AttentionInputs
@@ -24,10 +27,22 @@ from lm.nn.positions import RelativePositionBias
 from lm.nn.residual import apply_fixup, make_branch_norm, make_branch_output_norm, make_branch_scale
 from lm.sharding import constrain
 
-REMAT_POLICIES = {  # which values jax.checkpoint saves for the backward pass; it recomputes the others
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # products with parameters
-    "full": jax.checkpoint_policies.nothing_saveable,  # only the block's input
-}
+
+def remat_policy(config: CompileConfig) -> Callable[..., Any]:
+    """Return which values ``jax.checkpoint`` saves for the backward pass; it recomputes the others.
+
+    It always saves its arguments, such as the block's input, unless the policy sends them to the host.
+    """
+    if config.remat == "dots":
+        return jax.checkpoint_policies.dots_with_no_batch_dims_saveable  # products with parameters
+    if not config.offloaded_tensors:
+        return jax.checkpoint_policies.save_only_these_names(*config.saved_tensors)
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=config.saved_tensors,
+        names_which_can_be_offloaded=config.offloaded_tensors,
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
 
 
 class Block(Module):
@@ -75,7 +90,7 @@ class Block(Module):
         None, keys and values are computed from ``inputs.encoded`` [B,S,D]. If that is None too, there is no
         cross-attention.
         """
-        block_input = x
+        x = block_input = checkpoint_name(x, "block_input")
         h = self._sublayer_input(block_input, x, self.attention_norm)
         h, carry = self.attention(h, self._own_inputs(inputs, encoder_kv, len(x)), carry, dropout_masks)
         h = self.attention_output_norm(self.attention_scale(h))

@@ -3,6 +3,7 @@
 import jax
 from flax import nnx
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Bool, Float
 
 from lm.config.model import ModelConfig
@@ -33,11 +34,11 @@ class MLP(Module):
         self, x: Float[Array, "B T D"], dropout_mask: Bool[Array, "B 1 F"] | None
     ) -> Float[Array, "B T D"]:
         """Return [B,T,D] of x [B,T,D]; ``dropout_mask`` bool [B,1,F]."""
-        hidden = constrain(self.hidden(x), "batch", "length", "mlp")
-        if self.linear is None:
-            return self._activate_and_project(hidden, None, dropout_mask)
-        linear = constrain(self.linear(x), "batch", "length", "mlp")
-        return self._activate_and_project(hidden, linear, dropout_mask)
+        hidden = checkpoint_name(constrain(self.hidden(x), "batch", "length", "mlp"), "mlp_hidden")
+        linear = None
+        if self.linear is not None:
+            linear = checkpoint_name(constrain(self.linear(x), "batch", "length", "mlp"), "mlp_hidden")
+        return checkpoint_name(self._activate_and_project(hidden, linear, dropout_mask), "mlp_out")
 
     @remat  # computed again in the backward pass, but for the last product, which no gradient needs
     def _activate_and_project(self, hidden: Array, linear: Array | None, dropout_mask: Array | None) -> Array:

@@ -15,7 +15,7 @@ from jaxtyping import Float, Float32, Int
 
 from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import AttentionInputs
-from lm.nn.block import REMAT_POLICIES, Block
+from lm.nn.block import Block, remat_policy
 from lm.nn.cache import Carry, LayerCache
 from lm.nn.dropout import DropoutMasks, draw_dropout_masks, dropout
 from lm.nn.layers import Embed, Identity, Linear, Module, add_layers_axis, embedding_std, make_norm
@@ -188,7 +188,7 @@ class Stack(Module):
 
         if config.compile.remat != "none":
             # Without a scan, XLA would merge the recomputation with the original unless CSE is prevented.
-            policy = REMAT_POLICIES[config.compile.remat]
+            policy = remat_policy(config.compile)
             one_layer = jax.checkpoint(one_layer, policy=policy, prevent_cse=not is_scanned)
         if not is_scanned:
             return self._run_unrolled(one_layer, x, layers, inputs)

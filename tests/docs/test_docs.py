@@ -118,6 +118,14 @@ def test_the_page_of_settings_has_each_with_its_choices_values_and_meaning(monke
         assert line.split(" | ")[4].strip(), f"a setting's comment is its meaning: {line}"
 
 
+def test_the_table_of_slices_and_pods_is_the_one_that_its_script_makes(monkeypatch):
+    """Else: python docs/pod_plans.py."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from pod_plans import outdated
+
+    assert not outdated()
+
+
 def test_the_reference_lists_the_fields_of_a_class_with_their_comments_and_defaults(monkeypatch):
     griffe = pytest.importorskip("griffe", reason="make docs installs it")
     monkeypatch.syspath_prepend(ROOT / "docs")

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
 from lm.ops.attention import NO_OPTIONS, AttentionOptions, apply_dropout_to_values, attention_logits
@@ -137,6 +138,8 @@ def _forward(plan, query, key, value, coefficients, indices):
     outputs = jax.ShapeDtypeStruct(query.shape, query.dtype), per_query
     scan = Scan(plan, {"query": query}, {"key": key, "value": value}, coefficients, indices)
     out, log_sum = scan.fold("query", outputs, Fold(start, step, finish))
+    # Where a policy of rematerialisation saves the context, the backward pass need not run this kernel again.
+    out, log_sum = checkpoint_name(out, "context"), checkpoint_name(log_sum, "context")
     return out, (query, key, value, coefficients, indices, out, log_sum)
 
 

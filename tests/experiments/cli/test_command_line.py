@@ -435,7 +435,8 @@ OTHERS_CALL = {  # what a user may type -> the first of the settings that it lea
     "dropout_rate hidden_dropout_prob attn_pdrop": "--model.dropout",
     "rope_theta": "--model.positions.rotary.base",
     "tie_word_embeddings": "--model.output.logits",
-    "gradient_checkpointing": "--model.compile.remat",
+    "gradient_checkpointing remat_policy": "--model.compile.remat",
+    "cpu_offload": "--model.compile.offloaded",
     "eval_interval": "--pretraining.evaluate-every",
 }
 
