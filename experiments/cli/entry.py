@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import secrets
 import shutil
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -37,7 +39,7 @@ def entry_run(file: Path, /, out: Path | None = None, runs: Runs = RUNS, jobs: i
     entry, options = load_entry(file), Options(rules.RULES.scale, runs)
     wanted = runs_of(entry, range(rules.RULES.seeds), options)
     check_planned(wanted[0])
-    prepare_text(wanted[0], options, file.read_text("utf-8"))
+    prepare_text(wanted[0], options, file.read_bytes())
     if failed := train_unfinished(wanted, options, job_count(jobs, wanted), in_workers=True):
         sys.exit(failed)
     folders = {run.experiment.seed: run.folder for run in wanted}
@@ -51,28 +53,31 @@ def entry_run(file: Path, /, out: Path | None = None, runs: Runs = RUNS, jobs: i
     print_line(f"archive: {path}\nTry: lm entry verify {path}")
 
 
-def entry_verify(archive: Path, /, runs: Runs = RUNS) -> None:
-    """Check an archive of an entry, train one of its seeds again, and say whether it is accepted.
+def entry_verify(archive: Path, /, all_seeds: bool = False, runs: Runs = RUNS) -> None:
+    """Check an archive of an entry, train a seed of it again, and say whether it is accepted.
 
-    What can be seen without training is checked first. The seed that is trained follows from the archive's
-    bytes. The exit code is 0 if the archive is accepted, else 2 with the reason.
+    What can be seen without training is checked first. The seed is drawn here, so that nobody can know it
+    before. The same command resumes. The exit code is 0 if the archive is accepted.
 
         lm entry verify my_entry.tar.xz
 
     Args:
         archive: Archive that lm entry run wrote.
+        all_seeds: Train every seed again, as for a record that was made on another kind of machine.
     """
     from experiments.entries.archive import SOURCE, read_archive, seed_score  # with jax
     from experiments.entries.verify import (
         check_archive,
         check_distribution,
         check_same_data,
-        chosen_seed,
         compare_again,
     )
 
     check_runs(runs)
     sealed = read_archive(archive)
+    visible = archive.with_name(f"{sealed.name}.py")
+    if visible.exists() and visible.read_bytes() != sealed.files[SOURCE]:
+        raise SettingError(f"{visible} is not the file in {archive}: it should be the same, to be read")
     home = runs / "verified" / hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
     home.mkdir(parents=True, exist_ok=True)
     if (runs / "cache").exists() and not (home / "cache").exists():  # the text is made once for all
@@ -81,22 +86,35 @@ def entry_verify(archive: Path, /, runs: Runs = RUNS) -> None:
     source.write_bytes(sealed.files[SOURCE])
     entry = load_entry(source)
     check_archive(sealed, entry)
-    seed, options = chosen_seed(sealed), Options(rules.RULES.scale, home)
-    print_line(f"the archive is whole and keeps the rules; training seed {seed} again")
-    (run,) = runs_of(entry, [seed], options)
-    prepare_text(run, options, sealed.source)
-    if failed := train_unfinished([run], options, in_workers=True):
+    seeds = [*sealed.scores] if all_seeds else [drawn_seed(home, len(sealed.scores))]
+    print_line(f"the archive is whole and keeps the rules; training again: seed {', '.join(map(str, seeds))}")
+    options = Options(rules.RULES.scale, home)
+    wanted = runs_of(entry, seeds, options)
+    check_planned(wanted[0])
+    prepare_text(wanted[0], options, sealed.files[SOURCE])
+    if failed := train_unfinished(wanted, options, job_count(0, wanted), in_workers=True):
         sys.exit(failed)
-    check_same_data(sealed, seed, run.folder)
-    print_line(compare_again(sealed, seed, seed_score(run.folder)))
-    print_line(check_distribution(run.folder))
-    print_line(f"accepted: {sealed.summary['entry']['title']}, by {sealed.summary['entry']['author']}")
+    for run in wanted:
+        check_same_data(sealed, run.experiment.seed, run.folder)
+        score = seed_score(run.folder)
+        check_budget(score.flops, score.parameters, is_counted(run))
+        print_line(compare_again(sealed, run.experiment.seed, score))
+    print_line(check_distribution(wanted[0].folder))
+    print_line(f"accepted: {entry.title}, by {entry.author}")
+
+
+def drawn_seed(home: Path, count: int) -> int:
+    """Return the seed that is trained again: drawn once, and kept in the folder of the verification."""
+    drawn = home / "seed.txt"
+    if not drawn.exists():
+        drawn.write_text(str(secrets.randbelow(count)))
+    return int(drawn.read_text())
 
 
 def entry_table(folder: Path, /, out: Path | None = None) -> None:
-    """Print the table of the archives in a folder, the best entry first, and draw the road of records.
+    """Print the table of the archives in a folder, the best entry first, and draw how the best score fell.
 
-    The archives are whole and keep the rules, but their runs are not repeated: lm entry verify does that.
+    Checksums and the version of the rules are checked. lm entry verify checks the rest.
 
         lm entry table entries
 
@@ -104,19 +122,17 @@ def entry_table(folder: Path, /, out: Path | None = None) -> None:
         folder: Folder with archives of entries.
         out: Picture to write; by default records.png in the folder.
     """
-    from experiments.entries.table import draw_road, place, read_entries, table_sheet
+    from experiments.entries.table import compare_in_order, draw_road, read_entries, table_sheet
 
-    placed = place(read_entries(folder))
-    show_sheet(f"Bits per byte of held-out text, {rules.RULES.seeds} seeds", table_sheet(placed))
-    print_line(
-        "±: half of the 95 % interval of the mean; p: of no improvement over the last record before it"
-    )
+    compared = compare_in_order(read_entries(folder))
+    show_sheet(f"Bits per byte of held-out text, {rules.RULES.seeds} seeds", table_sheet(compared))
+    print_line("±: half of the 95 % interval of the mean; p: that the last record is not beaten before it")
     picture = out or folder / "records.png"
-    draw_road(placed, picture)
+    draw_road(compared, picture)
     print_line(f"picture: {picture}")
 
 
-def runs_of(entry: Entry, seeds: "range | list[int]", options: Options) -> list[RowRun]:
+def runs_of(entry: Entry, seeds: Iterable[int], options: Options) -> list[RowRun]:
     """Return the runs of an entry with these seeds."""
     return [row_run(entry.row, entry.experiment(seed), options) for seed in seeds]
 
@@ -138,7 +154,7 @@ def check_planned(run: RowRun) -> None:
     check_budget(flops, model_parameters(run.experiment.model), is_counted=False)
 
 
-def prepare_text(run: RowRun, options: Options, source: str) -> None:
+def prepare_text(run: RowRun, options: Options, source: bytes) -> None:
     """Make the text of the rules if it is missing.
 
     Raise SettingError if there is another, or if the entry's file brings some of it.

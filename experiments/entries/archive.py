@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.entries import rules
-from experiments.entries.entry import Entry, as_json
+from experiments.entries.entry import Entry, described
 from experiments.runs import provenance
 from experiments.runs.result import Result, read_result
 from experiments.study.plugins import STUDY_OPTION
@@ -27,7 +27,8 @@ FORMAT = 1
 SUMMARY, SOURCE = "entry.json", "entry.py"
 SUFFIX = ".tar.xz"
 # what is packed of a run: no checkpoints and no texts
-RECORDS = ("settings.json", "scores.json", "metrics.jsonl", "origin.json", "run.json")
+RUN_FILES = ("settings.json", "scores.json", "metrics.jsonl", "origin.json", "run.json")
+SUMMARY_KEYS = frozenset("format date commit entry rules code machine seeds files".split())
 PACKAGES = "jax jaxlib flax optax numpy sentencepiece".split()  # whose versions can change a last bit
 
 
@@ -36,7 +37,7 @@ class SeedScore:
     """What the run of one seed came to."""
 
     bits_per_byte: float  # of the held-out documents, after training; of masked diffusion an upper bound
-    interval: float  # half of the 95 % interval of the estimate of a bound; 0: it is exact
+    half_width: float  # of the 95 % interval of the estimate of a bound; 0: it is exact
     flops: float  # of pre-training, by formula
     parameters: int  # of the network, or numbers that a counted model stores
     seconds: float  # of training, without compilation and evaluation
@@ -81,8 +82,8 @@ def score_of(result: Result, folder: Path) -> SeedScore:
             f"{folder}: no bits per byte were measured; an entry is a decoder without inputs, an encoder "
             "that is trained by masked-diffusion or any-order, or counts n-grams"
         )
-    bits, interval = likelihood.bits_per_byte, likelihood.bits_per_byte_interval
-    return SeedScore(bits, interval, result.flops, result.parameters, result.seconds)
+    bits, half_width = likelihood.bits_per_byte, likelihood.bits_per_byte_interval
+    return SeedScore(bits, half_width, result.flops, result.parameters, result.seconds)
 
 
 def machine() -> dict[str, str]:
@@ -101,8 +102,15 @@ def _processor() -> str:
 
 
 def code() -> dict[str, str]:
-    """Return the digests of the project's modules that train and score."""
-    return {name: digest for name, digest in provenance.code().items() if not name.startswith(STUDY_OPTION)}
+    """Return the digests of the project's modules that train and score, and of those of the table.
+
+    The entry's own file is packed itself.
+    """
+    trained = provenance.code()
+    ours = {name: digest for name, digest in trained.items() if not name.startswith(STUDY_OPTION)}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        ours[f"entries/{path.name}"] = provenance.parse_module(path.read_bytes()).digest
+    return ours
 
 
 # ---- writing and reading
@@ -118,13 +126,12 @@ def write_archive(
     scores = {str(seed): asdict(seed_score(folder)) for seed, folder in folders.items()}
     files = {SOURCE: source.read_bytes()}
     for seed, folder in folders.items():
-        files |= {f"seed-{seed}/{name}": contents for name, contents in records(folder)}
+        files |= {f"seed-{seed}/{name}": contents for name, contents in run_files(folder)}
     summary = {
         "format": FORMAT,
         "date": date,
         "commit": commit,
-        "entry": as_json(entry),
-        "changes": {name: repr(value) for name, value in entry.changes.items()},
+        "entry": described(entry),
         "rules": asdict(rules.RULES),
         "code": code(),
         "machine": machine(),
@@ -143,15 +150,15 @@ def write_archive(
     return summary
 
 
-def records(folder: Path) -> Iterable[tuple[str, bytes]]:
-    """Yield (path, contents) of the records of a run and of its stages, which may lie elsewhere."""
+def run_files(folder: Path) -> Iterable[tuple[str, bytes]]:
+    """Yield (path, contents) of the RUN_FILES of a run and of its stages, which may lie elsewhere."""
     result = read_result(folder)
     assert result is not None, f"{folder} has not finished"
-    for name in RECORDS:
+    for name in RUN_FILES:
         if (folder / name).exists():
             yield name, (folder / name).read_bytes()
     for stage, place in result.stage_folders().items():
-        for name in RECORDS:
+        for name in RUN_FILES:
             if (place / name).exists():
                 yield f"stages/{stage}/{name}", (place / name).read_bytes()
 
@@ -172,6 +179,8 @@ def read_archive(path: Path) -> Archive:
     summary = parse_with_checksum(files.pop(SUMMARY), f"{path}: {SUMMARY}")
     if summary.get("format") != FORMAT:
         raise SettingError(f"{path} has the format {summary.get('format')}; this version reads {FORMAT}")
+    if missing := SUMMARY_KEYS - summary.keys():
+        raise SettingError(f"{path}: {SUMMARY} lacks {', '.join(sorted(missing))}")
     sealed = summary["files"]
     for name in sorted({*sealed, *files}):
         if name not in files or name not in sealed:

@@ -16,7 +16,7 @@ class Rules:
     parameters: int = 2_000_000  # of a network
     counts: int = 30_000_000  # numbers that a counted model stores
     held_out_documents: int = 64  # whose bits per byte are measured, drawn from the validation split
-    level: float = 0.05  # probability that an entry that changes nothing is ever called a record
+    level: float = 0.05  # probability of a false record in the whole table, if no entry beats the first
 
 
 RULES = Rules()

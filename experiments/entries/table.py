@@ -1,8 +1,9 @@
-"""The public table: entries by date, which of them are records, and the road that the records make.
+"""The public table: entries by date, which of them are records, and how the best score fell.
 
-An entry is a record if its mean over seeds is below that of the last record, by Welch's one-sided t test.
-The k-th comparison has the level 0.05 / (k (k + 1)); these levels add up to 0.05. So the probability that a
-table, however long, ever calls an entry a record that is no better is at most 5 %.
+The first entry is a record. Another is one if its mean over seeds is below that of the last record, by
+Welch's one-sided t test. The k-th comparison has the level 0.05 / (k (k + 1)); these levels add up to 0.05.
+So if no entry were better than the first, a table of any length would show a false record with a probability
+of about 5 % at most.
 """
 
 from collections.abc import Sequence
@@ -20,8 +21,8 @@ from lm.config.base import SettingError
 
 
 @dataclass(frozen=True)
-class Placed:
-    """An entry of the table, and how it compares with the record before it."""
+class Compared:
+    """An entry, compared with the record before it."""
 
     archive: Archive
     bits: np.ndarray  # [seeds]: bits per byte
@@ -48,20 +49,20 @@ def read_entries(folder: Path) -> list[Archive]:
     return sorted(archives, key=lambda archive: (archive.summary["date"], archive.name))
 
 
-def place(archives: Sequence[Archive]) -> list[Placed]:
+def compare_in_order(archives: Sequence[Archive]) -> list[Compared]:
     """Return the entries in their order, each compared with the last record before it."""
-    placed: list[Placed] = []
-    record: Placed | None = None
+    compared: list[Compared] = []
+    record: Compared | None = None
     for archive in archives:
         bits = np.array([score.bits_per_byte for _, score in sorted(archive.scores.items())])
         p = level = None
         if record is not None:
-            p, level = improvement_p(record.bits, bits), level_of(len(placed))
+            p, level = improvement_p(record.bits, bits), level_of(len(compared))
         is_record = p is None or level is None or p < level
-        placed.append(Placed(archive, bits, p, level, is_record))
+        compared.append(Compared(archive, bits, p, level, is_record))
         if is_record:
-            record = placed[-1]
-    return placed
+            record = compared[-1]
+    return compared
 
 
 def level_of(comparison: int) -> float:
@@ -72,7 +73,7 @@ def level_of(comparison: int) -> float:
 def improvement_p(before: np.ndarray, after: np.ndarray) -> float:
     """Return the p of Welch's one-sided t test that ``after`` [seeds] has a lower mean than ``before``.
 
-    Where both have no variance, as counts have, the smaller is better beyond doubt.
+    Where neither has variance, as of two counted models, the smaller is better beyond doubt.
     """
     from scipy.stats import ttest_ind  # slow to import
 
@@ -81,9 +82,9 @@ def improvement_p(before: np.ndarray, after: np.ndarray) -> float:
     return float(ttest_ind(after, before, equal_var=False, alternative="less").pvalue)
 
 
-def table_sheet(placed: Sequence[Placed]) -> Sheet:
+def table_sheet(compared: Sequence[Compared]) -> Sheet:
     """Return the table, the best entry first."""
-    ranked = sorted(placed, key=lambda entry: float(entry.bits.mean()))
+    ranked = sorted(compared, key=lambda entry: float(entry.bits.mean()))
     sheet: Sheet = {}
 
     def column(head: str, cells: list[str]) -> None:
@@ -102,28 +103,28 @@ def table_sheet(placed: Sequence[Placed]) -> Sheet:
     return sheet
 
 
-def _bound(entry: Placed) -> str:
-    return "≤ " if any(score.interval for score in entry.archive.scores.values()) else ""
+def _bound(entry: Compared) -> str:
+    return "≤ " if any(score.half_width for score in entry.archive.scores.values()) else ""
 
 
-def _mean(entry: Placed, name: str) -> float:
+def _mean(entry: Compared, name: str) -> float:
     return float(np.mean([getattr(score, name) for score in entry.archive.scores.values()]))
 
 
-def draw_road(placed: Sequence[Placed], out: Path) -> None:
-    """Draw every entry in order, and the road of the records as steps."""
+def draw_road(compared: Sequence[Compared], out: Path) -> None:
+    """Draw every entry in order, and the best score until then as steps."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    places = np.arange(len(placed))
-    means = np.array([entry.bits.mean() for entry in placed])
-    is_record = np.array([entry.is_record for entry in placed])
+    places = np.arange(len(compared))
+    means = np.array([entry.bits.mean() for entry in compared])
+    is_record = np.array([entry.is_record for entry in compared])
     axes.errorbar(
-        places, means, [entry.half_width for entry in placed], fmt="none", ecolor="#888888", capsize=3
+        places, means, [entry.half_width for entry in compared], fmt="none", ecolor="#888888", capsize=3
     )
     axes.step(places[is_record], means[is_record], where="post", color="#0072B2", label="record")
     axes.plot(places[~is_record], means[~is_record], "o", color="#D55E00", label="no record")
     axes.plot(places[is_record], means[is_record], "o", color="#0072B2")
-    axes.set_xticks(places, [entry.archive.name for entry in placed], rotation=30, ha="right")
+    axes.set_xticks(places, [entry.archive.name for entry in compared], rotation=30, ha="right")
     axes.set_ylabel("bits per byte of held-out text")
     axes.legend(frameon=False)
     save_figure(figure, out, "Entries of the public table in order, and the records among them")

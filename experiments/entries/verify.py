@@ -1,21 +1,31 @@
 """Verifies an archive: is it whole, does it keep the rules, and does a run of it come to the same again?
 
-What can be seen without training is checked first. Then one seed, which follows from the archive's bytes and
-so is nobody's choice, is trained again from the archive's own file.
+What can be seen without training is checked first. Then one seed, which the verifier draws, is trained again
+from the archive's own file.
 """
 
 import ast
-import hashlib
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from experiments.entries import rules
-from experiments.entries.archive import Archive, SeedScore, check_rules, code, machine, seed_score
-from experiments.entries.entry import Entry, check_budget
+from experiments.entries.archive import (
+    SOURCE,
+    SUMMARY,
+    Archive,
+    SeedScore,
+    check_rules,
+    code,
+    machine,
+    seed_score,
+)
+from experiments.entries.entry import Entry, check_budget, described
 from experiments.runs import provenance
 from experiments.runs.paths import find_cache
 from experiments.runs.result import read_result
@@ -26,10 +36,12 @@ from lm.data.corpus.spec import corpus_shards
 from lm.data.documentation.pinned import SHINGLE, shingles
 from lm.files import parse_with_checksum
 
-TOLERANCE = (
-    0.05  # between machines, whose rounding differs: three times what it was seen to change [bits/byte]
-)
-NORMALISED = 1e-3  # by which probabilities of all next tokens may differ from 1, and parts from the whole
+if TYPE_CHECKING:  # with jax, which takes a second
+    from experiments.runs.trained import Trained
+
+TOLERANCE = 0.05  # between kinds of machines, whose rounding differs [bits per byte]
+UNCHANGED = 1e-3  # change of a logit that is rounding
+ROWS = 8  # held-out rows by which a model is checked
 
 
 def check_archive(archive: Archive, entry: Entry) -> None:
@@ -39,6 +51,8 @@ def check_archive(archive: Archive, entry: Entry) -> None:
     """
     check_rules(archive)
     check_code(archive)
+    if archive.summary["entry"] != described(entry):
+        raise SettingError(f"{archive.path}: its {SUMMARY} does not say what its {SOURCE} says")
     check_seeds(archive, entry)
     for seed, score in archive.scores.items():
         recorded = recorded_score(archive, seed)
@@ -53,7 +67,8 @@ def check_archive(archive: Archive, entry: Entry) -> None:
 
 def check_code(archive: Archive) -> None:
     """Raise SettingError if the entry was trained by other code than that of this checkout."""
-    changed = setting_changes(archive.summary["code"], code())
+    then, now = archive.summary["code"], code()
+    changed = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
     if changed:
         commit = archive.summary["commit"] or "one that is not recorded"
         raise SettingError(
@@ -92,13 +107,12 @@ def recorded_score(archive: Archive, seed: int) -> SeedScore:
         return seed_score(folder)
 
 
-def check_brings_no_text(source: str, documents: Iterable[str]) -> None:
+def check_brings_no_text(source: bytes, documents: Iterable[str]) -> None:
     """Raise SettingError if the strings of a file share SHINGLE words in a row with held-out documents."""
-    strings = [
-        node.value
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
+    constants = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    strings = [value for value in constants if isinstance(value, str)]
+    strings += [value.decode("utf-8", errors="replace") for value in constants if isinstance(value, bytes)]
+    strings.append(" ".join(strings))  # a text may come in pieces
     known, _ = shingles([" ".join(string.split()) for string in strings])
     held_out, _ = shingles([" ".join(document.split()) for document in documents])
     if np.isin(known, held_out).any():
@@ -111,14 +125,14 @@ def check_brings_no_text(source: str, documents: Iterable[str]) -> None:
 # ---- training again
 
 
-def chosen_seed(archive: Archive) -> int:
-    """Return the seed that is trained again."""
-    return hashlib.sha256(archive.path.read_bytes()).digest()[0] % len(archive.scores)
-
-
 def compare_again(archive: Archive, seed: int, again: SeedScore) -> str:
     """Return how a run that was trained again agrees; SettingError if it does not."""
     first = archive.scores[seed]
+    if (again.flops, again.parameters) != (first.flops, first.parameters):
+        raise SettingError(
+            f"{archive.path}: seed {seed} is given with {first.flops:.3g} FLOP and {first.parameters:,} "
+            f"parameters, and has {again.flops:.3g} and {again.parameters:,}"
+        )
     difference = again.bits_per_byte - first.bits_per_byte
     values = f"{first.bits_per_byte:.6f} bits per byte in the archive and {again.bits_per_byte:.6f} here"
     same = machine() == dict(archive.summary["machine"])
@@ -133,7 +147,10 @@ def compare_again(archive: Archive, seed: int, again: SeedScore) -> str:
 def check_same_data(archive: Archive, seed: int, folder: Path) -> None:
     """Raise SettingError if the run in ``folder`` learnt from other data than the archive's."""
     result = read_result(folder)
-    for stage, place in result.stage_folders().items() if result else ():
+    folders = {} if result is None else result.stage_folders()
+    if not folders:
+        raise SettingError(f"{folder} has no stage to compare the data of")
+    for stage, place in folders.items():
         name = f"seed-{seed}/stages/{stage}/{provenance.FILE}"
         if name not in archive.files:
             raise SettingError(f"{archive.path}: {name} is missing")
@@ -145,42 +162,73 @@ def check_same_data(archive: Archive, seed: int, folder: Path) -> None:
 
 
 def check_distribution(folder: Path) -> str:
-    """Return a line about a run's decoder; SettingError if what it says of texts is no distribution.
+    """Return a line about a run's model; SettingError if what it says of texts is no distribution.
 
-    The probabilities of all next tokens should sum to 1, and the probability of a text should be that of its
-    beginning times that of the rest after it: a model that looks ahead fails this. Counts and masked
-    diffusion are computed by the project's own code alone, whatever an entry changes.
+    A decoder's prediction at a position may not depend on later tokens. No model may let a row depend on the
+    rows beside it, which in masked diffusion show other masks of the same text. Then the softmax of the
+    project's own code makes a distribution of it. Counts are one by their formula.
     """
-    from experiments.runs.stages import stages_of  # these open trained models, with jax
+    from experiments.runs.stages import stages_of  # these open trained models, which takes seconds
     from experiments.runs.trained import open_run
-    from lm.evaluate.loglikelihood import continuation_log_probs
 
     stages = stages_of(folder)
     if any(stage.is_count_based for stage in stages):
         return "counts: a distribution by their formula"
     trained = open_run(folder, stages)
-    if not trained.config.has_decoder:
-        return "masked diffusion: an upper bound by its formula"
     data = trained.stage.settings.data
     documents = iter_documents(corpus_shards(data.corpus, "validation", find_cache(folder)))
-    ids = trained.vocabulary.encode(next(documents))[: data.inputs_length]
-    half = len(ids) // 2
-    begin, rest = ids[:half], ids[half:]
-    pieces = range(trained.config.vocab_size)
+    rows = [trained.vocabulary.encode(text)[: data.inputs_length] for text in islice(documents, 200)]
+    rows = [row for row in rows if len(row) == data.inputs_length][:ROWS]
+    if len(rows) < 2:
+        raise SettingError(f"{folder}: too few held-out documents of {data.inputs_length} tokens to check it")
+    logits = logits_of(trained)
+    check_rows_alone(folder, logits, np.array(rows, np.int32))
+    if not trained.config.has_decoder:
+        return "a bound: no row sees the rows beside it"
+    check_causality(folder, logits, np.array(rows, np.int32))
+    return "a distribution: no position sees a later one, and no row the rows beside it"
 
-    def log_probs(pairs):
-        return continuation_log_probs(trained.model, pairs, trained.put)
 
-    total = float(np.exp(log_probs([(begin, [piece]) for piece in pieces])).sum())
-    if abs(total - 1) > NORMALISED:
-        raise SettingError(f"{folder}: probabilities of the next token sum to {total:.4f} and not to 1")
-    whole, first, second = log_probs([([], ids), ([], begin), (begin, rest)]).tolist()
-    if abs(whole - first - second) > NORMALISED * abs(whole):
+def logits_of(trained: "Trained") -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function from tokens [B,T] to the model's logits [B,T,V]."""
+    import jax
+
+    from lm.batch import Batch, Side
+
+    name = "decoder" if trained.config.has_decoder else "encoder"
+    forward = jax.jit(lambda model, batch: model.logits(model.features(batch)))
+
+    def logits(tokens: np.ndarray) -> np.ndarray:
+        side = Side(tokens=tokens, segment_ids=np.ones_like(tokens))
+        return np.asarray(forward(trained.model, trained.put(Batch(**{name: side}))))
+
+    return logits
+
+
+def check_causality(folder: Path, logits: Callable[[np.ndarray], np.ndarray], tokens: np.ndarray) -> None:
+    """Raise SettingError if logits at a position change when a later token of [B,T] does."""
+    before = logits(tokens)
+    for place in range(1, tokens.shape[1]):
+        changed = tokens.copy()
+        changed[:, place] = np.roll(tokens[:, place], 1) + (np.ptp(tokens[:, place]) == 0)
+        difference = np.abs(logits(changed)[:, :place] - before[:, :place]).max()
+        if difference > UNCHANGED:
+            raise SettingError(
+                f"{folder}: predictions before position {place} change by {difference:.2g} with the token "
+                "there: the model sees what it predicts"
+            )
+
+
+def check_rows_alone(folder: Path, logits: Callable[[np.ndarray], np.ndarray], tokens: np.ndarray) -> None:
+    """Raise SettingError if the logits of the first row of [B,T] change when the other rows do."""
+    others = tokens.copy()
+    others[1:] = tokens[1:, ::-1]
+    difference = np.abs(logits(others)[0] - logits(tokens)[0]).max()
+    if difference > UNCHANGED:
         raise SettingError(
-            f"{folder}: a text has the log-probability {whole:.3f}, and its halves one after the other have "
-            f"{first + second:.3f}: the model sees what it predicts"
+            f"{folder}: predictions of a row change by {difference:.2g} with the rows beside it, which may "
+            "show what it predicts"
         )
-    return f"a distribution: next tokens sum to {total:.5f}, halves make up the whole"
 
 
 def summary_of(scores: Mapping[int, SeedScore]) -> str:

@@ -1,0 +1,93 @@
+"""What the text of an entry's file may do: compute, but neither read files nor replace what others define.
+
+The check makes mistakes visible and cheating laborious; it is no sandbox. Whoever accepts an entry reads its
+file, which is short.
+"""
+
+import ast
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
+
+from lm.config.base import SettingError
+
+MOST_BYTES = 20_000  # of a file: there is no room for a text or for weights
+# modules that a file may import, and those below them; numpy and jax read files by some of their functions
+ALLOWED_MODULES = (
+    *("collections", "dataclasses", "enum", "functools", "itertools", "math", "typing"),
+    *("jax", "numpy", "flax", "optax", "jaxtyping"),
+    *("lm.batch", "lm.config", "lm.nn", "lm.objectives", "lm.ops", "lm.train.optimizers"),
+    *("experiments.entries.entry", "experiments.study.changes", "experiments.study.presets"),
+)
+# names, also behind a dot, by which files and networks are read, or what others define is replaced
+REFUSED_NAMES = frozenset(
+    "__import__ breakpoint builtins compile delattr eval exec getattr globals input locals open setattr vars "
+    "DataSource ctypeslib experimental files fromfile fromregex genfromtxt io_callback lib load loads "
+    "loadtxt memmap pure_callback save savetxt savez tofile attrgetter methodcaller update_wrapper "
+    "Path ctypes importlib io multiprocessing os pathlib pickle shutil socket subprocess sys urllib".split()
+)
+# methods that a class of a file may define or call; every other name with two underscores is refused
+ALLOWED_DUNDERS = frozenset("__init__ __post_init__ __call__ __all__ __future__".split())
+
+
+def check_source(source: bytes, name: str) -> None:
+    """Raise SettingError, with file and line, for the first thing that the file of an entry may not do."""
+    if len(source) > MOST_BYTES:
+        raise SettingError(f"{name} has {len(source):,} bytes; an entry has at most {MOST_BYTES:,}")
+    try:
+        tree = ast.parse(source)  # of the bytes, as Python reads them: a first line may name an encoding
+    except (SyntaxError, ValueError) as error:
+        raise SettingError(f"{name}:{getattr(error, 'lineno', 1)}: {error}") from error
+    for node, fault in faults(tree):
+        raise SettingError(f"{name}:{getattr(node, 'lineno', 1)}: an entry may not {fault}")
+
+
+def faults(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+    """Yield each node of a syntax tree that does what no entry may, and what that is."""
+    own = {id(target) for target in _attributes_of_own_instances(tree)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from ((node, fault) for fault in _import_faults(alias.name))
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            yield from ((node, fault) for fault in _import_faults("." * node.level + module))
+            for alias in node.names:
+                yield from ((node, fault) for fault in _imported_name_faults(module, alias.name))
+        elif isinstance(node, ast.Name | ast.Attribute):
+            used = node.id if isinstance(node, ast.Name) else node.attr
+            if used in REFUSED_NAMES or (used.startswith("__") and used not in ALLOWED_DUNDERS):
+                yield node, f"use {used}, which can read files or replace what others define"
+            is_set = isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+            if is_set and id(node) not in own:
+                yield node, f"set {ast.unparse(node)}: what others define stays as it is"
+        elif isinstance(node, ast.FunctionDef) and node.name in ("flops", "cache_bytes"):
+            yield node, f"define {node.name}: the project counts what an entry computes"
+
+
+def _import_faults(module: str) -> Iterator[str]:
+    if not any(module == allowed or module.startswith(f"{allowed}.") for allowed in ALLOWED_MODULES):
+        yield f"import {module}: it may import {', '.join(ALLOWED_MODULES)}"
+
+
+def _imported_name_faults(module: str, name: str) -> Iterator[str]:
+    """Yield what is wrong with ``from module import name``: the name may lead to another module."""
+    if name in REFUSED_NAMES or name == "*":
+        yield f"import {name} from {module}"
+    elif not any(True for _ in _import_faults(module)):
+        value = getattr(import_module(module), name, None)
+        if isinstance(value, ModuleType):
+            yield from _import_faults(value.__name__)
+
+
+def _attributes_of_own_instances(tree: ast.Module) -> Iterator[ast.Attribute]:
+    """Yield each ``self.x`` in methods of a file's classes, whatever the method calls its instance."""
+    for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        for method in (node for node in owner.body if isinstance(node, ast.FunctionDef)):
+            if method.decorator_list or not method.args.args:
+                continue
+            instance = method.args.args[0].arg
+            for node in ast.walk(method):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                    if node.value.id == instance:
+                        yield node
