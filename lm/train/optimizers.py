@@ -82,7 +82,10 @@ def update_direction(config: OptimizerConfig, axes: Axes) -> Transform:
 
 def _direction_transforms(config: OptimizerConfig, axes: Axes) -> list[Transform]:
     stacked = {name for name, names in axes.items() if names[:1] == ("layers",)}
-    is_matrix = {name: len(names) - (name in stacked) > 1 for name, names in axes.items()}
+    # Each layer, and each expert, has matrices of its own.
+    is_matrix = {
+        name: sum(axis not in ("layers", "experts") for axis in names) > 1 for name, names in axes.items()
+    }
     transforms = []
     if config.clip_norm is not None:
         transforms.append(optax.clip_by_global_norm(config.clip_norm))
