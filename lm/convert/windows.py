@@ -208,10 +208,10 @@ def t5gemma_windows() -> FieldGroup:
     return FieldGroup(names, (*decoder, "encoder.layer_windows"), read, write)
 
 
-def mistral_window() -> FieldGroup:
-    """Map sliding_window, which all layers have, or none."""
+def mistral_window(default: Window = 4_096) -> FieldGroup:
+    """Map sliding_window, which all layers have, or none; ``default`` is that of a file without the field."""
     return _window_fields(
-        lambda hf_config: (_read_causal_window(hf_config, "sliding_window", 4_096),),
+        lambda hf_config: (_read_causal_window(hf_config, "sliding_window", default),),
         sliding_window=_write_causal_window,
     )
 
