@@ -20,7 +20,7 @@ MINUTES ?= 30
 # Python keeps what it compiles, whatever the shell says: else each command compiles jax again, for four seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast test-slow test-faults test-beam soak bench lint docs wheel clean
+.PHONY: demo golden test test-fast test-slow test-faults test-beam soak bench lint docs wheel clean
 
 # TEXT=book.txt trains the decoder on a text of yours.
 demo: export LM_DEMO_TEXT := $(value TEXT)
@@ -35,6 +35,13 @@ test: $(VENV)/tpu lint
 FAST := test_layout test_metrics convert/test_config_fields data/test_packing data/test_tasks experiments/study/test_registry objectives/test_objectives tokenizers/test_vocabulary
 test-fast: $(VENV)/ready lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope $(FAST:%=tests/%.py)
+
+# What tests compare with: names of settings for type checkers, rows and options, bytes of batches, pages of papers.
+golden: $(VENV)/ready
+	$(BIN)/python tests/golden/make_setting_paths.py
+	$(BIN)/python tests/golden/make_study.py
+	$(BIN)/python tests/golden/make_batches.py
+	$(BIN)/python docs/paper_pages.py
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

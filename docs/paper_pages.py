@@ -49,10 +49,11 @@ the paper prints. z is the mean z-score of our runs: the difference from the bas
 replication, ± its deviation over seeds. It is empty until these runs are published."""
 CLAIMS_HEAD = """# Which claims hold at 10^13 FLOP
 
-This page compares the conclusions of the papers with our runs at scale `mini`: 10^13 FLOP each, on one
-core, with the seeds that each table names. A conclusion is *confirmed* if its two rows differ
-significantly, over seeds and examples, in the paper's direction, *contradicted* if they differ in the
-opposite one, and otherwise *undecided* ([how claims are judged](../choices.md#how-claims-are-judged)).
+This page compares the conclusions of the papers with our runs at scale `mini`: 10^13 FLOP of
+pre-training each, on one core, with the seeds that each table names. A conclusion is *confirmed* if its
+two rows differ significantly, over seeds and examples, in the paper's direction, *contradicted* if they
+differ in the opposite one, and otherwise *undecided* ([how claims are
+judged](../choices.md#how-claims-are-judged)).
 Those of T5 are judged here by the tasks that need their input; [the
 study](../study.md#what-came-out-at-mini) has the other half. We list a conclusion before we test it. A
 conclusion cannot be tested if it needs a part that this code lacks, or scores that this code does not
@@ -189,7 +190,7 @@ def verdicts_of(table: Table, results: Mapping[str, Any] | None) -> dict[Conclus
         if needs:
             verdicts[each] = f"needs {', '.join(dict.fromkeys(needs))}"
         elif each.pair not in tested:
-            verdicts[each] = "not tested"
+            verdicts[each] = "cannot be tested"
         else:
             verdicts[each] = found.get(each.pair, "not run")
     return verdicts

@@ -111,7 +111,7 @@ def export_checkpoint(
     files[CARD] = model_card(run, stage, hf_config, class_name, weights).encode()
     length = stage.settings.tuning.inputs_length
     convert.save(model, folder, labels=labels, max_length=length, beside=files)
-    UNBROKEN.print(f"exported the {what} of {describe_model(run, stage.name, models)} to {folder}")
+    UNBROKEN.print(f"exported to {folder}: the {what} of {describe_model(run, stage.name, models)}")
 
 
 def tokenizer_of_text(stage: "NetworkStage") -> dict[str, bytes]:

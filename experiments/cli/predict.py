@@ -28,7 +28,7 @@ def predict(run: Path, file: Path | None = None, /, mixture: Mixture = "") -> No
         lm predict @mine pairs.jsonl --mixture mrpc
 
     Args:
-        run: Folder of a run with a fine-tuned head.
+        run: Folder or @NAME of a run with a fine-tuned head.
         file: Text file in UTF-8, one text per line, or .jsonl; by default the standard input.
     """
     from lm.predictions import Choice, Classification  # with jax
@@ -47,7 +47,7 @@ def embed(run: Path, file: Path | None = None, /, *, out: Path, mixture: Mixture
         lm embed @mine new.txt --out vectors.npy
 
     Args:
-        run: Folder of a run; without a fine-tuned head its pre-trained model is used.
+        run: Folder or @NAME of a run; without a fine-tuned head its pre-trained model is used.
         file: Text file in UTF-8, one text per line, or .jsonl with a string or a pair of strings per line;
             by default the standard input.
         out: File to write, NAME.npy.
@@ -74,7 +74,8 @@ def read_texts(file: Path | None) -> list[Any]:
     try:
         lines = (sys.stdin.read() if file is None else file.read_text("utf-8")).splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{file or 'the standard input'} should be a text in UTF-8: {error}") from error
+        reason = getattr(error, "strerror", None) or error  # "No such file or directory"
+        raise SettingError(f"{file or 'the standard input'} cannot be read as UTF-8: {reason}") from error
     if file is None or file.suffix != ".jsonl":
         return [line for line in lines if line.strip()]
     texts = []

@@ -77,4 +77,4 @@ def report(
         if pictures != "png":
             print_line(f"Pictures: {', '.join(reports.write_pictures(written, pictures))}")
         if latex:
-            print_line(f"LaTeX: {', '.join(map(str, reports.write_latex(written, scale)))}")
+            print_line(f"LaTeX: {', '.join(map(str, reports.write_latex(written, scale, changes)))}")

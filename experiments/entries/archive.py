@@ -57,8 +57,11 @@ class Archive:
 
     @property
     def scores(self) -> dict[int, SeedScore]:
-        """Return seed -> score."""
-        return {int(seed): SeedScore(**score) for seed, score in self.summary["seeds"].items()}
+        """Return seed -> score; SettingError for an archive of another version."""
+        try:
+            return {int(seed): SeedScore(**score) for seed, score in self.summary["seeds"].items()}
+        except (TypeError, ValueError) as error:
+            raise SettingError(f"{self.path} has the scores of another version ({error})") from error
 
     @property
     def source(self) -> str:

@@ -346,7 +346,9 @@ def baseline_setup(name: str, scale: str, overridden: Overrides) -> str:
     layers += [str(model.num_decoder_layers)] if model.has_decoder else []
     tasks = ", ".join(experiment.tuning.mixtures + experiment.tuning.heads)
     finetuning = (
-        f", then fine-tuned for {experiment.finetuning.steps:,} steps on each of {tasks}" if tasks else ""
+        f", then fine-tuned for {experiment.finetuning.steps:,} steps on each of {tasks}"
+        if tasks and experiment.finetuning.steps
+        else ""
     )
     return (
         f"Baseline `{name}`: {'+'.join(layers)} layers of width {model.d_model}, pre-trained on "
@@ -416,16 +418,17 @@ def write_pictures(report: Report, kind: str) -> list[str]:
     return names
 
 
-def write_latex(report: Report, scale: str) -> list[Path]:
+def write_latex(report: Report, scale: str, overrides: Overrides | None = None) -> list[Path]:
     """Write narrow tables of a report as LaTeX beside it, and the papers that they cite as BibTeX.
 
-    Return the files; without a paper there is no second one.
+    Return the files; without a paper there is no second one. ``overrides``: settings of every row, which the
+    captions give.
     """
     path, tables, papers = report.path.with_suffix(".tex"), [], []
     for name, table_report in report.tables.items():
         label = "tab:" + re.sub(r"[^\w.:+-]", "-", file_name(name))
         comparison, scores = table_report.comparison, table_report.sheets[SCORES]
-        made = latex_tables(comparison, table_report.verdicts, scores, scale)
+        made = latex_tables(comparison, table_report.verdicts, scores, scale_and_settings(scale, overrides))
         tables += [table.text(label) for table in made]
         papers += [comparison.table.paper] if comparison.table.paper else []
     write(path, "\n".join(tables))
@@ -433,6 +436,12 @@ def write_latex(report: Report, scale: str) -> list[Path]:
         return [path]
     write(path.with_suffix(".bib"), bibtex(papers))
     return [path, path.with_suffix(".bib")]
+
+
+def scale_and_settings(scale: str, overrides: Overrides | None) -> str:
+    """Return the scale, and the settings that were given to every row, in words."""
+    given = ", ".join(f"{name}={value}" for name, value in explicit_overrides(overrides or {}).items())
+    return f"{scale}; in every row {given}" if given else scale
 
 
 def watch(

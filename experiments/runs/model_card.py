@@ -38,6 +38,7 @@ class Use:
 def _pipeline(tag: str, text: str) -> Use:
     lines = (
         "from transformers import pipeline",
+        "",
         f'model = pipeline("{tag}", model="FOLDER")',
         f'print(model("{text}"))',
     )
@@ -47,6 +48,7 @@ def _pipeline(tag: str, text: str) -> Use:
 def _auto(tag: str, auto_class: str) -> Use:
     lines = (
         f"from transformers import AutoTokenizer, {auto_class}",
+        "",
         'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
         f'model = {auto_class}.from_pretrained("FOLDER")',
     )

@@ -161,7 +161,7 @@ def test_predict_prints_an_object_per_line_of_a_file_and_embed_writes_a_vector(r
 
 @pytest.mark.parametrize(
     ("contents", "message"),
-    [(b'"It is so."\nIt is.\n', "line 2 should be JSON"), (b"\xff", "should be a text in UTF-8")],
+    [(b'"It is so."\nIt is.\n', "line 2 should be JSON"), (b"\xff", "cannot be read as UTF-8")],
 )
 def test_a_file_that_holds_no_texts_is_refused_by_line(contents, message, runs, tmp_path, capsys):
     (tmp_path / "texts.jsonl").write_bytes(contents)

@@ -79,7 +79,7 @@ def test_a_tuned_run_leaves_with_its_head_and_reads_texts_as_in_tuning(
 ):
     folder = tuned_run(runs, family, **tuning)
     export_checkpoint(folder, tmp_path / "out")
-    assert f"exported the {exported} of {folder} after follows" in capsys.readouterr().out
+    assert f": the {exported} of {folder} after follows" in capsys.readouterr().out
     (stage,) = stages_of(folder)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["id2label"] == {"0": "False", "1": "True"}
