@@ -14,14 +14,15 @@ from lm.convert.schema import EXPERT, Family, Transform
 from lm.ops.positions import sinusoids
 
 Shape = tuple[int, ...]
+Index = int | tuple[int, int] | None  # a layer, or a layer and an expert; None: a whole array
 
 
 @dataclass(frozen=True)
 class Tensor:
     """A published tensor, and the array of ours that it holds, or several, fused along their last axis."""
 
-    # path of each array, and the layer of it, or the layer and expert; None: all of it
-    sources: tuple[tuple[str, int | tuple[int, int] | None], ...]
+    # path of each array, and which part of it
+    sources: tuple[tuple[str, Index], ...]
     shapes: tuple[Shape, ...]  # of those arrays, or of one layer or expert of each
     transform: Transform
     num_heads: int | None = None  # fused head by head; None: one whole array after the other
@@ -72,7 +73,7 @@ def tensors(family: Family, config: ModelConfig, shapes: Mapping[str, Shape]) ->
         for layer in layers:
             name = parameter.tensor_name(layer, gated=config.mlp.activation.startswith("gated"))
             for expert in range(config.experts.count) if EXPERT in name else [None]:
-                index = layer if expert is None else (layer, expert)
+                index: Index = layer if layer is None or expert is None else (layer, expert)
                 sources = tuple((path, index) for path in paths)
                 depth = (layer is not None) + (expert is not None)
                 part_shapes = tuple(shapes[path][depth:] for path in paths)

@@ -113,7 +113,7 @@ def _layer_types(windows: Sequence[Window]) -> list[str]:
     return [FULL if window is None else SLIDING for window in windows]
 
 
-def _read_causal_window(hf_config: HFConfig, name: str, default: int) -> Window:
+def _read_causal_window(hf_config: HFConfig, name: str, default: int | None) -> Window:
     """Return the window in the field ``name``, without the position's own token."""
     size = hf_config.get(name, default)
     if size is None:
