@@ -27,7 +27,12 @@ _BATCH_FIELDS = ["decoder", "encoder", *(field for side, field in BATCH_FEATURES
 jax.tree_util.register_dataclass(Side, data_fields=_SIDE_FIELDS, meta_fields=[])
 jax.tree_util.register_dataclass(Batch, data_fields=_BATCH_FIELDS, meta_fields=[])
 
-BATCH_MESH_AXES = ("slice", "data", "fsdp")  # the mesh axes over which the rows of a batch are spread
+BATCH_MESH_AXES = (
+    "slice",
+    "data",
+    "fsdp",
+    "expert",
+)  # the mesh axes over which the rows of a batch are spread
 
 PARAMETER_AXES: dict[str, str | None] = {
     "vocab": "tensor",
@@ -35,6 +40,7 @@ PARAMETER_AXES: dict[str, str | None] = {
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
+    "experts": "expert",
     "state": "fsdp",
     "gates": None,  # of recurrent layers: replicated
     "layers": None,
@@ -61,8 +67,12 @@ ACTIVATION_AXES: dict[str, str | tuple[str, ...] | None] = {
     "kv": None,
     "gates": None,
     "dropped": None,
+    # tokens that devices have exchanged, so that each has those of its own experts, of all rows of its group:
+    "batch_of_experts": ("slice", "data", "fsdp"),
+    "experts": "expert",
+    "slots": None,
     # what a look-up in a table returns, before it is resharded:
-    "batch_of_features": ("slice", "data"),
+    "batch_of_features": ("slice", "data", "expert"),
     "features": "fsdp",  # as the features of the table
 }
 

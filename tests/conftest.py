@@ -66,7 +66,7 @@ def check_methods(cls):
             setattr(cls, attribute, jaxtyped(value, typechecker=beartype))
 
 
-OPS = ("attention", "losses", "masks", "positions", "recurrence")
+OPS = ("attention", "experts", "losses", "masks", "positions", "recurrence")
 NN = (
     "dropout layers costs cache positions attention_dispatch attention_inputs attention alignment rnn mixers "
     "mlp lora block stack heads transformer electra elmo ensemble finetune"

@@ -36,7 +36,7 @@ def mesh_of(data, fsdp, tensor):
 
 
 def test_a_mesh_takes_the_devices_that_are_left_and_must_multiply_to_all():
-    sizes = {"slice": 1, "data": 4, "fsdp": 2, "sequence": 1, "tensor": 1}
+    sizes = {"slice": 1, "data": 4, "fsdp": 2, "expert": 1, "sequence": 1, "tensor": 1}
     assert dict(sharding.make_mesh(MeshConfig(fsdp=2)).shape) == sizes
     for config in (
         MeshConfig(data=3),
@@ -206,7 +206,7 @@ def arrangements(devices, axes):
     return [(n, *rest) for n in sizes for rest in arrangements(devices // n, axes - 1)]
 
 
-QUICK = [(2, 1, 2, 1, 2), (1, 2, 1, 4, 1)]
+QUICK = [(2, 1, 2, 1, 1, 2), (1, 2, 1, 1, 4, 1)]
 AXES = [f.name for f in fields(MeshConfig)]
 EVERY = [
     pytest.param(sizes, marks=[] if sizes in QUICK else pytest.mark.slow)
@@ -239,6 +239,84 @@ def test_a_transformer_trains_alike_on_one_device_and_in_every_arrangement_of_ei
     np.testing.assert_allclose(eight, one, rtol=1e-5)
     for name, value in params.items():
         np.testing.assert_allclose(others[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+# ---- experts, each on one of the devices of an axis
+
+EXPERTS = changes(
+    MODEL,
+    {
+        "architecture": "encoder-decoder",
+        "attention.num_heads": 8,
+        "attention.d_kv": 2,
+        "num_encoder_layers": 2,
+        "num_decoder_layers": 2,
+        "experts.count": 4,
+        "experts.per_token": 2,
+        "experts.every": 2,
+        "experts.capacity_factor": 1.0,
+        "experts.z_loss": 0.001,
+    },
+)
+
+
+def steps_with_experts(config, devices, **new):
+    # Adafactor's first updates of parameters with hardly any gradient are rounding errors of full size.
+    optimizer = OptimizerConfig(name="adamw", learning_rate=0.01, epsilon=1e-3)
+    return build(StepSpec(changes(EXPERTS, new), optimizer), sharding.make_mesh(config, devices))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "new"),
+    [
+        (MeshConfig(data=2, expert=4), {}),
+        (MeshConfig(data=1, fsdp=2, expert=2, tensor=2), {"experts.exploration": "jitter"}),
+        pytest.param(MeshConfig(data=1, expert=4, sequence=2), {}, marks=pytest.mark.slow),
+        pytest.param(MeshConfig(slice=2, fsdp=2, data=1, expert=2), {}, marks=pytest.mark.slow),
+        pytest.param(MeshConfig(data=2, fsdp=2, tensor=2), {}, marks=pytest.mark.slow),
+        pytest.param(MeshConfig(data=2, expert=4), {"experts.capacity_factor": None}, marks=pytest.mark.slow),
+        pytest.param(
+            MeshConfig(data=2, expert=2, tensor=2), {"experts.group_rows": 2}, marks=pytest.mark.slow
+        ),
+    ],
+    ids=str,
+)
+def test_experts_train_alike_on_one_device_and_spread_over_eight(mesh, new):
+    one, params = trained(steps_with_experts(MeshConfig(), jax.devices()[:1], **new))
+    steps = steps_with_experts(mesh, jax.devices(), **new)
+    kernel = steps.abstract.params["decoder.blocks.experts.hidden.kernel"]
+    shard = 1, 4 // mesh.expert, 16 // mesh.fsdp, 32 // mesh.tensor  # one layer, experts, D, F
+    assert kernel.sharding.shard_shape(kernel.shape) == shard
+    eight, others = trained(steps)
+    np.testing.assert_allclose(eight, one, rtol=1e-5)
+    for name, value in params.items():
+        np.testing.assert_allclose(others[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_devices_exchange_tokens_twice_in_a_layer_with_experts_and_never_its_matrices():
+    steps = steps_with_experts(MeshConfig(data=2, expert=4), jax.devices(), architecture="decoder")
+    batch = jax.eval_shape(lambda: steps.shard_batch(transformer_batch(0)))
+    batch = batch.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.batch_sharding(steps.mesh))
+    )
+    seed = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(steps.mesh))
+    program = steps.jit_train_step.lower(steps.abstract, batch, seed).compile().as_text()
+    assert len(re.findall(r"= .* all-to-all(-start)?\(", program)) == 4  # there and back, and their gradients
+    matrices = [line for line in program.splitlines() if "all-gather" in line and "16,32]" in line]
+    assert not matrices
+
+
+@pytest.mark.parametrize(
+    ("sizes", "new", "message"),
+    [
+        ({"expert": 8}, {}, r"model.experts.count of size 4 cannot be split over mesh.expert=8"),
+        ({"expert": 2}, {"experts.group_rows": 8}, "model.experts.group_rows=8 does not divide"),
+    ],
+)
+def test_experts_and_groups_that_do_not_divide_are_refused_before_anything_compiles(sizes, new, message):
+    mesh = MeshConfig(data=1, **sizes).sizes(sizes["expert"])
+    with pytest.raises(SettingError, match=message):
+        check_mesh(changes(EXPERTS, new), mesh, 8)
 
 
 @pytest.mark.slow

@@ -216,11 +216,16 @@ def show_costs(
         "parameters N",
         f"{found.parameters:,} with embeddings, {found.non_embedding_parameters:,} without",
     )
+    if model.experts.count:
+        grid.add_row(
+            "active parameters",
+            f"{found.active_parameters:,} with embeddings, {found.active_non_embedding_parameters:,} without",
+        )
     scores = f"{found.scores / found.training:.1%} of it attention's scores"
     grid.add_row("training, per token", f"{found.training:.4g} FLOP by count, {scores}")
     estimates = {
-        "N with embeddings": 6.0 * found.parameters,
-        "N without embeddings": 6.0 * found.non_embedding_parameters,
+        "N with embeddings": 6.0 * found.active_parameters,
+        "N without embeddings": 6.0 * found.active_non_embedding_parameters,
     }
     for which, estimate in estimates.items():
         ratio = f"the count is {found.training / estimate:.3g} times this"

@@ -3,7 +3,7 @@
 Before anything is compiled, a rough model of memory and time picks the arrangements worth compiling.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -25,7 +25,7 @@ from lm.nn.layers import count
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths
 from lm.ops.recurrence import CELLS
-from lm.train.flops import cache_bytes
+from lm.train.flops import cache_bytes, expert_parameters
 from lm.train.optimizers import optimizer_state_size
 from lm.train.step import check_mesh
 
@@ -174,10 +174,13 @@ def arrangements(step: PlannedStep, policies: Sequence[Remat] = POLICIES) -> Ite
         tried.append(own)
     devices = step.slices.devices // (fixed.slice * fixed.sequence)
     divisors = [size for size in range(1, devices + 1) if devices % size == 0]
-    for fsdp, tensor, parts, compiled in product(divisors, divisors, MICROBATCHES, tried):
-        if devices % (fsdp * tensor):
+    experts = experiment.model.experts.count
+    spread = [size for size in divisors if experts and experts % size == 0] or [1]
+    for fsdp, tensor, expert, parts, compiled in product(divisors, divisors, spread, MICROBATCHES, tried):
+        if devices % (fsdp * tensor * expert):
             continue
-        mesh = replace(fixed, data=devices // (fsdp * tensor), fsdp=fsdp, tensor=tensor)
+        data = devices // (fsdp * tensor * expert)
+        mesh = replace(fixed, data=data, fsdp=fsdp, expert=expert, tensor=tensor)
         try:
             check_mesh(experiment.model, mesh.sizes(step.slices.devices), phase.batch_size, parts)
         except SettingError:
@@ -193,7 +196,7 @@ def memory(step: PlannedStep, parameters: int) -> float:
     tensor, width = sizes["tensor"], step.width
     rows = phase.batch_size / phase.microbatches / sharding.batch_shards(sizes) / sizes["sequence"]
     # that a block makes at a position
-    hidden = 0 if model.mlp.activation == "none" else model.mlp.d_ff
+    hidden = 0.0 if model.mlp.activation == "none" else model.mlp.d_ff * _slots_per_token(model)
     features = 3 * model.d_model + (_mixed_features(model, width) + hidden) / tensor
     saved_features = _named_features(model, tensor)[0]
     if model.compile.remat in ("none", "dots"):
@@ -206,8 +209,24 @@ def memory(step: PlannedStep, parameters: int) -> float:
         working = max(working, rows * block)
     # parameters, gradients, and what the optimiser remembers
     states = 2 + _remembered(replace(model, compile=CompileConfig()), phase.optimizer)
-    gathered = (sizes["fsdp"] > 1) * 4 * width * parameters / tensor / model.num_decoder_layers
-    return 4 * parameters * states / (sizes["fsdp"] * tensor) + saved + working + gathered
+    held = _parameters_of_shard(model, parameters, sizes)
+    gathered = (sizes["fsdp"] > 1) * 4 * width * held / tensor / model.num_decoder_layers
+    return 4 * held * states / (sizes["fsdp"] * tensor) + saved + working + gathered
+
+
+def _parameters_of_shard(model: ModelConfig, parameters: int, sizes: Mapping[str, int]) -> float:
+    """Return how many of the ``parameters`` a device would hold if the mesh had the axis "expert" alone."""
+    experts = expert_parameters(model) if model.experts.count else 0
+    return parameters - experts + experts / sizes["expert"]
+
+
+def _slots_per_token(model: ModelConfig) -> float:
+    """Return how many hidden layers are computed for a token: a mean over layers with experts and without."""
+    experts, layers = model.experts, model.num_encoder_layers if model.has_encoder else 0
+    layers += model.num_decoder_layers if model.has_decoder else 0
+    slots = experts.capacity_factor or experts.count
+    share = model.num_expert_layers / layers
+    return 1 + share * (min(slots, experts.count) - 1)
 
 
 def _named_features(model: ModelConfig, tensor: int) -> tuple[float, float]:
@@ -224,7 +243,7 @@ def _named_features(model: ModelConfig, tensor: int) -> tuple[float, float]:
         "value_proj": sizes.key_value_heads * sizes.value_width / tensor,
         "context": sizes.num_heads * sizes.value_width / tensor,
         "out_proj": model.d_model,
-        "mlp_hidden": gates * model.mlp.d_ff / tensor,
+        "mlp_hidden": gates * model.mlp.d_ff * _slots_per_token(model) / tensor,
         "mlp_out": model.d_model,
     }
     offloaded = sum(features[name] for name in policy.offloaded_tensors)
@@ -273,15 +292,19 @@ def seconds(step: PlannedStep, parameters: int) -> float:
     fsdp, tensor, parts = sizes["fsdp"], sizes["tensor"], phase.microbatches
     data, axes = sizes["slice"] * sizes["data"], ("slice",) if sizes["slice"] > 1 else ("data",)
     arithmetic = step.flops(phase.batch_size, step.lengths) / (slices.chip.peak * slices.chips)
-    shard, width = parameters / tensor, step.width
+    shard, width = _parameters_of_shard(model, parameters, sizes) / tensor, step.width
     positions = sum(layers * queries for layers, queries, _ in _stacks(model, step.lengths))
-    tokens = phase.batch_size / (data * fsdp) * positions
+    expert = sizes["expert"]
+    tokens = phase.batch_size / (data * fsdp * expert) * positions
     # parameters are gathered in the forward and the backward pass, and gradients are scattered
     sent = 3 * parts * shard * width * (1 - 1 / fsdp) / slices.bandwidth(("fsdp",), fsdp)
     # gradients in float32, there and back
     sent += 8 * parts * shard / fsdp * (1 - 1 / data) / slices.bandwidth(axes, data)
     # four sums over activations in a block, there and back
     sent += 8 * tokens * model.d_model * width * (1 - 1 / tensor) / slices.bandwidth(("tensor",), tensor)
+    # slots of experts, there and back, and so are their gradients
+    exchanged = 4 * tokens * model.d_model * width * _slots_per_token(model) * (1 - 1 / expert)
+    sent += exchanged / slices.bandwidth(("expert",), expert)
     moved = 2 * memory(step, parameters) * parts * slices.chip.devices / slices.chip.bandwidth
     waiting = tokens * width * _named_features(model, tensor)[1]
     host = 2 * waiting * slices.chip.devices / slices.chip.host

@@ -19,6 +19,7 @@ from experiments.study.experiment import (
 )
 from lm.config.attention import RotaryConfig, SparsityConfig
 from lm.config.classical import CountsConfig, HMMConfig, VectorsConfig
+from lm.config.experts import ExpertsConfig
 from lm.config.layers import (
     AttentionConfig,
     CompileConfig,
@@ -206,6 +207,20 @@ Changes = TypedDict(
         "model.mlp.d_ff": int | Change,
         "model.mlp.bias": bool | None | Change,
         "model.mlp.adapter_width": int | Change,
+        "model.experts": ExpertsConfig | Change,
+        "model.experts.count": int | Change,
+        "model.experts.kind": Literal["token-choice", "expert-choice"] | Change,
+        "model.experts.per_token": int | Change,
+        "model.experts.normalized": bool | Change,
+        "model.experts.every": int | Change,
+        "model.experts.capacity_factor": float | None | Change,
+        "model.experts.eval_capacity_factor": float | None | Change,
+        "model.experts.group_rows": int | Change,
+        "model.experts.balance_loss": float | Change,
+        "model.experts.z_loss": float | Change,
+        "model.experts.exploration": Literal["none", "jitter", "dropout", "sample"] | Change,
+        "model.experts.noise": float | Change,
+        "model.experts.dropout": float | None | Change,
         "model.norm": NormConfig | Change,
         "model.norm.kind": Literal["rms", "layer", "none"] | Change,
         "model.norm.fraction": float | Change,
@@ -451,6 +466,7 @@ Changes = TypedDict(
         "mesh.slice": int | Change,
         "mesh.data": int | Change,
         "mesh.fsdp": int | Change,
+        "mesh.expert": int | Change,
         "mesh.sequence": int | Change,
         "mesh.tensor": int | Change,
         "seed": int | Change,

@@ -20,6 +20,8 @@ class MeshConfig:
     data: int = -1
     # number of devices over which the batch and the "embed" axis of the parameters are sharded [devices]
     fsdp: int = 1
+    # number of devices over which the batch and a layer's experts are sharded, by exchanging tokens [devices]
+    expert: int = 1
     # number of devices over which the positions of a row are sharded, for long rows [devices]
     sequence: int = 1
     # number of devices over which heads, feed-forward width and vocabulary are sharded [devices]

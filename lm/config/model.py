@@ -20,6 +20,7 @@ from lm.config.base import (
     changes,
     setting,
 )
+from lm.config.experts import ExpertsConfig
 from lm.config.layers import (
     ATTENTION_TENSORS,
     BIASES,
@@ -187,6 +188,7 @@ class ModelConfig:
         CrossAttentionConfig(), TWO_STACKS, apart={"positions": CROSS_ROTARY}
     )
     mlp: MlpConfig = MlpConfig()
+    experts: ExpertsConfig = setting(ExpertsConfig(), {"mlp.activation": Values(but=("none",))})
     norm: NormConfig = NormConfig()
     output: OutputConfig = OutputConfig()
     encoder: SideConfig = setting(SideConfig(), OWN_ENCODER)
@@ -208,6 +210,7 @@ class ModelConfig:
         self._check_residual()
         self._check_sharing()
         self._check_stacks()
+        self._check_experts()
         self._check_compile()
 
     def _check_heads(self) -> None:
@@ -416,6 +419,49 @@ class ModelConfig:
             layers = f"model.num_encoder_layers={encoder} should equal model.num_decoder_layers={decoder}"
             raise SettingError(f"{layers} when the two stacks share their parameters")
 
+    def _check_experts(self) -> None:
+        """Check that mixtures of experts have layers to take the place of, and fit the other parts."""
+        if not self.experts.count:
+            return
+        experts = f"model.experts.count={self.experts.count}"
+        if self.mlp.activation == "none":
+            raise SettingError(
+                f"{experts} takes the place of feed-forward layers: model.mlp.activation='none' has none"
+            )
+        if self.residual == "fixup":
+            raise SettingError(
+                f"{experts} has no initial values for model.residual='fixup': choose 'pre-norm'"
+            )
+        if self.lora.rank and "mlp" in self.lora.matrices:
+            raise SettingError(
+                f"{experts} has no single matrix for lora.matrices={self.lora.matrices}: leave out 'mlp'"
+            )
+        untrained = {"replaced-token", "generator", "backward"} & set(self.heads)
+        if untrained:
+            raise SettingError(
+                f"{experts} has losses of its own, which pre-training of model.heads={self.heads} lacks: "
+                f"leave out {', '.join(sorted(untrained))}"
+            )
+        every = f"model.experts.every={self.experts.every}"
+        if self.shared_layers and self.experts.every > 1:
+            raise SettingError(
+                f"{every} makes layers that differ: with model.shared_layers=True it should be 1"
+            )
+        stacks = {"encoder": self.has_encoder, "decoder": self.has_decoder}
+        for stack in [name for name, is_there in stacks.items() if is_there]:
+            layers = getattr(self, f"num_{stack}_layers")
+            if not self.experts.layers(layers):
+                raise SettingError(
+                    f"{every} leaves model.num_{stack}_layers={layers} without experts: make it at most "
+                    f"{layers}"
+                )
+        is_causal = self.has_decoder or self.is_causal_encoder
+        if self.experts.kind == "expert-choice" and is_causal:
+            raise SettingError(
+                "model.experts.kind='expert-choice' compares a row's tokens with later ones, which a causal "
+                "model may not read: choose 'token-choice', or model.architecture='encoder' without a mask"
+            )
+
     def _check_compile(self) -> None:
         """Check that the blocks have the tensors that are saved or offloaded by name."""
         is_two_stacks = self.has_encoder and self.has_decoder
@@ -473,6 +519,13 @@ class ModelConfig:
     def has_window(self, side: str) -> bool:
         """Return whether any layer of the "encoder" or the "decoder" has a window."""
         return any(window is not None for window in self.windows(side))
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Return the number of layers of all stacks that have experts."""
+        encoder = len(self.experts.layers(self.num_encoder_layers)) if self.has_encoder else 0
+        decoder = len(self.experts.layers(self.num_decoder_layers)) if self.has_decoder else 0
+        return encoder + decoder
 
     @property
     def mlp_has_bias(self) -> bool:

@@ -176,7 +176,8 @@ class Muon(AdamW):
 
 def _is_matrix(names: tuple[str, ...]) -> bool:
     """Return whether a parameter with these axes is a matrix of a layer that multiplies features."""
-    return names[:1] == ("layers",) and len(names) > 2 and "buckets" not in names
+    own = [name for name in names if name != "experts"]  # each expert has matrices of its own
+    return own[:1] == ["layers"] and len(own) > 2 and "buckets" not in own
 
 
 OPTIMIZERS = {  # by ``Schedule.name``

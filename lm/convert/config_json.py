@@ -234,6 +234,7 @@ _NON_SEMANTIC = (
     "compile.",
     "positions.relative_bias_start",
     "cross_attention.start",
+    *(f"experts.{name}" for name in ("balance_loss", "z_loss", "exploration", "noise", "dropout")),
 )
 
 
@@ -264,6 +265,11 @@ def semantic_settings(config: ModelConfig) -> Settings:
         ("positions.rotary.window_base",): config.has_window("encoder") or config.has_window("decoder"),
         ("norm.bias",): config.norm.kind == "layer",
         ("output.logit_cap",): config.output.logits != "none",
+        ("experts.",): config.experts.count > 0,
+        ("experts.normalized",): config.experts.per_token > 1,
+        # In training alone, unless experts choose.
+        ("experts.capacity_factor",): config.experts.kind == "expert-choice",
+        ("experts.group_rows",): config.experts.factor(is_training=False) is not None,
     }
     unread = [start for starts, is_read in conditions.items() if not is_read for start in starts]
     unread += [f"positions.rotary.{name}" for name in unused_rope_settings(config.positions.rotary.scaling)]

@@ -34,6 +34,7 @@ from lm.convert.fields import (
     tied_embeddings,
 )
 from lm.convert.schema import (
+    EXPERT,
     LEADING_AXIS,
     OPTIONAL,
     SAME,
@@ -776,6 +777,38 @@ MISTRAL = replace(
     ignored=(),
 )
 
+# Jiang et al. 2024: Mistral with eight experts, of which a token passes two. It was published without a
+# capacity, so that no token is dropped, in training neither.
+_MIXTRAL_EXPERT = f"block_sparse_moe.experts.{EXPERT}"
+MIXTRAL = replace(
+    MISTRAL,
+    model_type="mixtral",
+    architectures={"MixtralForCausalLM": ()},
+    task_classes={},
+    template=changes(
+        LLAMA.template, {"experts.count": 8, "experts.per_token": 2, "experts.capacity_factor": None}
+    ),
+    fields=(
+        *override(MISTRAL.fields, Field("rms_norm_eps", "norm.epsilon", 1e-5), mistral_window(None)),
+        Field("num_local_experts", "experts.count", 8),
+        Field("num_experts_per_tok", "experts.per_token", 2),
+    ),
+    ignored=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
+    base_model=(
+        embedding("embed", "embed_tokens"),
+        norm("decoder.norm", "norm"),
+        stack(
+            "decoder.blocks",
+            "layers",
+            linears("attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="o_proj"),
+            linear("experts.router", "block_sparse_moe.gate"),
+            linears("experts", _MIXTRAL_EXPERT, hidden="w1", linear="w3", out="w2"),
+            norm("attention_norm", "input_layernorm"),
+            norm("mlp_norm", "post_attention_layernorm"),
+        ),
+    ),
+)
+
 # Yang et al. 2024
 QWEN2 = replace(
     LLAMA,
@@ -1200,7 +1233,7 @@ MODERNBERT = Family(
 _ENCODER_DECODERS = (T5, UMT5, BART, MARIAN, T5GEMMA)
 _DECODERS = (
     *(GPT2, OPENAI_GPT, GPT_BIGCODE, GPT_NEOX, BLOOM, GPTJ, GPT_NEO, OPT),
-    *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2),
+    *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GEMMA, GEMMA2),
 )
 _ENCODERS = (DISTILBERT, BERT, ROBERTA, LONGFORMER, ALBERT, ELECTRA, MODERNBERT)
 FAMILIES = {family.model_type: family for family in (*_ENCODER_DECODERS, *_DECODERS, *_ENCODERS)}

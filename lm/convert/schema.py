@@ -112,6 +112,8 @@ def without(fields: Fields, *settings: str) -> Fields:
 
 # --- tensors
 
+EXPERT = "{expert}"  # in the name of a tensor: the number of the expert, each of which has one
+
 
 @dataclass(frozen=True)
 class Transform:

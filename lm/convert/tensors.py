@@ -10,18 +10,20 @@ import numpy as np
 from ml_dtypes import finfo
 
 from lm.config.model import ModelConfig
-from lm.convert.schema import Family, Transform
+from lm.convert.schema import EXPERT, Family, Transform
 from lm.ops.positions import sinusoids
 
 Shape = tuple[int, ...]
+Index = int | tuple[int, int] | None  # a layer, or a layer and an expert; None: a whole array
 
 
 @dataclass(frozen=True)
 class Tensor:
     """A published tensor, and the array of ours that it holds, or several, fused along their last axis."""
 
-    sources: tuple[tuple[str, int | None], ...]  # path of each array, and the layer of it; None: all of it
-    shapes: tuple[Shape, ...]  # of those arrays, or of one layer of each
+    # path of each array, and which part of it
+    sources: tuple[tuple[str, Index], ...]
+    shapes: tuple[Shape, ...]  # of those arrays, or of one layer or expert of each
     transform: Transform
     num_heads: int | None = None  # fused head by head; None: one whole array after the other
 
@@ -33,14 +35,14 @@ class Tensor:
 
     def gather(self, arrays: Mapping[str, jax.Array | np.ndarray]) -> np.ndarray:
         """Return the published tensor of our arrays."""
-        parts = [np.asarray(arrays[path])[... if layer is None else layer] for path, layer in self.sources]
+        parts = [np.asarray(arrays[path])[... if index is None else index] for path, index in self.sources]
         return self.transform.publish(self._fuse(parts))
 
     def scatter(self, tensor: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
         """Write a published tensor into our arrays."""
         parts = self._split(self.transform.restore(tensor))
-        for (path, layer), part in zip(self.sources, parts, strict=True):
-            arrays[path][... if layer is None else layer] = part
+        for (path, index), part in zip(self.sources, parts, strict=True):
+            arrays[path][... if index is None else index] = part
 
     def _fuse(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         if len(parts) == 1:
@@ -70,9 +72,13 @@ def tensors(family: Family, config: ModelConfig, shapes: Mapping[str, Shape]) ->
         layers = [None] if parameter.stack is None else range(shapes[paths[0]][0])
         for layer in layers:
             name = parameter.tensor_name(layer, gated=config.mlp.activation.startswith("gated"))
-            sources = tuple((path, layer) for path in paths)
-            part_shapes = tuple(shapes[path] if layer is None else shapes[path][1:] for path in paths)
-            named[name] = Tensor(sources, part_shapes, parameter.transform, num_heads)
+            for expert in range(config.experts.count) if EXPERT in name else [None]:
+                index: Index = layer if layer is None or expert is None else (layer, expert)
+                sources = tuple((path, index) for path in paths)
+                depth = (layer is not None) + (expert is not None)
+                part_shapes = tuple(shapes[path][depth:] for path in paths)
+                whole_name = name.replace(EXPERT, str(expert))
+                named[whole_name] = Tensor(sources, part_shapes, parameter.transform, num_heads)
     return named
 
 

@@ -113,7 +113,7 @@ def _layer_types(windows: Sequence[Window]) -> list[str]:
     return [FULL if window is None else SLIDING for window in windows]
 
 
-def _read_causal_window(hf_config: HFConfig, name: str, default: int) -> Window:
+def _read_causal_window(hf_config: HFConfig, name: str, default: int | None) -> Window:
     """Return the window in the field ``name``, without the position's own token."""
     size = hf_config.get(name, default)
     if size is None:
@@ -208,10 +208,10 @@ def t5gemma_windows() -> FieldGroup:
     return FieldGroup(names, (*decoder, "encoder.layer_windows"), read, write)
 
 
-def mistral_window() -> FieldGroup:
-    """Map sliding_window, which all layers have, or none."""
+def mistral_window(default: Window = 4_096) -> FieldGroup:
+    """Map sliding_window, which all layers have, or none; ``default`` is that of a file without the field."""
     return _window_fields(
-        lambda hf_config: (_read_causal_window(hf_config, "sliding_window", 4_096),),
+        lambda hf_config: (_read_causal_window(hf_config, "sliding_window", default),),
         sliding_window=_write_causal_window,
     )
 

@@ -4,7 +4,7 @@ Shapes: B rows, T positions, D = d_model, S positions of the encoder, N heads, M
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from lm.nn.attention import Attention
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.cache import Carry, KeyValue, LayerCache
 from lm.nn.dropout import DropoutMasks, Shapes, dropout
+from lm.nn.experts import ExpertMLP, RouterStatistics
 from lm.nn.layers import Identity, Module
 from lm.nn.lora import add_lora
 from lm.nn.mixers import CROSS_ATTENTION, Mixer, make_mixer
@@ -45,6 +46,14 @@ def remat_policy(config: CompileConfig) -> Callable[..., Any]:
     )
 
 
+class BlockOutput(NamedTuple):
+    """The results of a block."""
+
+    x: Float[Array, "B T D"]
+    carry: Carry | None  # the mixer's
+    router: RouterStatistics | None  # None in a model without experts
+
+
 class Block(Module):
     """The residual block that a stack repeats."""
 
@@ -62,12 +71,16 @@ class Block(Module):
         )
         has_cross_norm = self.cross is not None and not shares_norm
         self.cross_norm = make_branch_norm(config) if has_cross_norm else None
-        has_mlp_norm = config.mlp.activation != "none" and not shares_norm
+        has_mlp = config.mlp.activation != "none"
+        has_mlp_norm = has_mlp and not shares_norm
         self.mlp_norm = make_branch_norm(config) if has_mlp_norm else None
-        self.mlp = MLP(config, rngs) if config.mlp.activation != "none" else None
+        # Where some layers have experts and others do not, a stack leaves one of the two out of each layer.
+        has_experts, is_mixed = config.experts.count > 0, config.experts.every > 1
+        self.mlp = MLP(config, rngs) if has_mlp and (is_mixed or not has_experts) else None
+        self.experts = ExpertMLP(config, rngs) if has_experts else None
         self.attention_scale = make_branch_scale(config)
         self.cross_scale = make_branch_scale(config) if self.cross is not None else Identity()
-        self.mlp_scale = make_branch_scale(config) if self.mlp is not None else Identity()
+        self.mlp_scale = make_branch_scale(config) if has_mlp else Identity()
         self.attention_output_norm = make_branch_output_norm(config)
         self.cross_output_norm = make_branch_output_norm(config) if has_cross_norm else Identity()
         self.mlp_output_norm = make_branch_output_norm(config) if has_mlp_norm else Identity()
@@ -82,8 +95,8 @@ class Block(Module):
         dropout_masks: DropoutMasks,
         carry: Carry | None,
         encoder_kv: LayerCache | None,
-    ) -> tuple[Float[Array, "B T D"], Carry | None]:
-        """Return the block's output [B,T,D] from x [B,T,D], and the mixer's new carry.
+    ) -> BlockOutput:
+        """Return the block's output [B,T,D] from x [B,T,D], the mixer's new carry, and router statistics.
 
         ``carry`` is a KV cache, a recurrent state, or None. ``encoder_kv`` holds the keys and values of the
         encoder's output, computed once for decoding; the beams of a row, adjacent in x, share them. If it is
@@ -91,6 +104,7 @@ class Block(Module):
         cross-attention.
         """
         x = block_input = checkpoint_name(x, "block_input")
+        is_decoding = carry is not None
         h = self._sublayer_input(block_input, x, self.attention_norm)
         h, carry = self.attention(h, self._own_inputs(inputs, encoder_kv, len(x)), carry, dropout_masks)
         h = self.attention_output_norm(self.attention_scale(h))
@@ -103,15 +117,20 @@ class Block(Module):
             h = self.cross.attend_to(h, kv, cross_inputs, dropout_masks.get("cross")).reshape(x.shape)
             h = self.cross_output_norm(self.cross_scale(h))
             x = self._add(x, h, self.cross_norm, dropout_masks.get("cross_out"))
-        if self.mlp is not None:
+        router = RouterStatistics.zeros(len(x)) if self.config.experts.count else None
+        if self.config.mlp.activation != "none":
             h = self._sublayer_input(block_input, x, self.mlp_norm)
-            h = self.mlp_output_norm(self.mlp_scale(self.mlp(h, dropout_masks.get("mlp"))))
+            if self.experts is not None:
+                h, router = self._mixture_of_experts(h, inputs, dropout_masks, is_decoding)
+            else:
+                h = self.mlp(h, dropout_masks.get("mlp"))
+            h = self.mlp_output_norm(self.mlp_scale(h))
             x = self._add(x, h, self.mlp_norm, dropout_masks.get("mlp_out"))
         if self.adapter is not None:
             h = self.adapter(x, dropout_masks.get("adapter"))
             h = dropout(h, dropout_masks.get("adapter_out"), self.config.dropout)
             x = constrain(x + h, "batch", "length", "embed")
-        return x, carry
+        return BlockOutput(x, carry, router)
 
     def dropout_shapes(self, length: int, encoded_length: int | None) -> Shapes:
         """Return the shapes of one row's dropout masks, [N,1,S] for weights and [1,features] for activations.
@@ -122,7 +141,7 @@ class Block(Module):
         is_merged = config.has_merged_attention and encoded_length is not None
         keys = length + encoded_length if is_merged else length
         shapes = self.attention.dropout_shapes(keys) | {"attention_out": out}
-        if self.mlp is not None:
+        if config.mlp.activation != "none":
             shapes |= {"mlp": (1, config.mlp.d_ff), "mlp_out": out}
         if self.adapter is not None:
             shapes |= {"adapter": (1, config.mlp.adapter_width), "adapter_out": out}
@@ -172,6 +191,14 @@ class Block(Module):
         """Return the bytes of keys and values of ``length`` tokens of the encoder."""
         attention = self.encoder_attention
         return 0 if attention is None else attention.cache_bytes(length)
+
+    def _mixture_of_experts(
+        self, h: Array, inputs: AttentionInputs, dropout_masks: DropoutMasks, is_decoding: bool
+    ) -> tuple[Array, RouterStatistics]:
+        """Return the output of the experts for their input h [B,T,D], and the router's statistics."""
+        key = dropout_masks.get("router")
+        keeps_all = is_decoding and key is None
+        return self.experts(h, inputs.segments, dropout_masks.get("mlp"), key, keeps_all)
 
     def _encoder_key_value(self, inputs: AttentionInputs, encoder_kv: LayerCache | None) -> KeyValue:
         """Return keys and values [B,S,K,H] of the encoder's output: ``encoder_kv`` if there is one."""

@@ -15,6 +15,7 @@ from lm.config.model import HeadConfig, LoraConfig, ModelConfig
 from lm.nn.dropout import split_key
 from lm.nn.electra import DISCRIMINATOR
 from lm.nn.elmo import FORWARD, BidirectionalLM
+from lm.nn.experts import RouterStatistics
 from lm.nn.heads import POOLINGS, Head, LayerMixture
 from lm.nn.layers import Module
 from lm.nn.transformer import Transformer
@@ -39,36 +40,47 @@ class ModelWithHead(Module):
         self.mixture = LayerMixture(layers) if head.layers == "mixed-frozen" else None
 
     def __call__(self, batch: Batch, key: Array | None = None) -> Float32[Array, "B ..."]:
+        return self.outputs_and_router(batch, key)[0]
+
+    def outputs_and_router(
+        self, batch: Batch, key: Array | None = None
+    ) -> tuple[Float32[Array, "B ..."], RouterStatistics | None]:
+        """Return the outputs, and the statistics of the body's routers; None if it has none or is frozen."""
         if self.settings.kind != "choice":
             return self._outputs(batch, key)
         rows, choices, length = batch.side(self._side).tokens.shape
         flat = batch.map_sides(lambda side: side.map(lambda x: x.reshape(rows * choices, length)))
-        return self._outputs(flat, key).reshape(rows, choices)
+        outputs, router = self._outputs(flat, key)
+        router = jax.tree.map(lambda x: x.reshape(rows, choices).mean(1), router)
+        return outputs.reshape(rows, choices), router
 
     @property
     def _side(self) -> str:
         return "decoder" if self.config.has_decoder else "encoder"
 
-    def _outputs(self, batch: Batch, key: Array | None) -> Array:
+    def _outputs(self, batch: Batch, key: Array | None) -> tuple[Array, RouterStatistics | None]:
         body_key, head_key = split_key(key, 2)
-        x, segments = self._features(batch, body_key), self._segments(batch)
+        (x, router), segments = self._features(batch, body_key), self._segments(batch)
         if self.settings.is_pooled:
             x = pool_texts(self.body, self.settings.pool, x, segments)
-        return self.head(x, segments, head_key)
+        return self.head(x, segments, head_key), router
 
     def pooled(self, batch: Batch) -> Float[Array, "B D"]:
         """Return [B,D]: the state of each text that a head on whole texts reads."""
-        x, segments = self._features(batch, None), self._segments(batch)
+        (x, _), segments = self._features(batch, None), self._segments(batch)
         return pool_texts(self.body, self.settings.pool, x, segments)
 
-    def _features(self, batch: Batch, key: Array | None) -> Array:
-        """Return the states [B,T,D] that the head reads, before they are pooled."""
+    def _features(self, batch: Batch, key: Array | None) -> tuple[Array, RouterStatistics | None]:
+        """Return the states [B,T,D] that the head reads, before they are pooled, and router statistics."""
         if self.mixture is not None:
             hidden = self.body.hidden_states(batch)[self._side]
-            return self.mixture(jax.lax.stop_gradient(hidden))
+            return self.mixture(jax.lax.stop_gradient(hidden)), None
         if self.settings.layers == "last-frozen":
-            return jax.lax.stop_gradient(self.body.features(batch))
-        return self.body.features(batch, key)
+            return jax.lax.stop_gradient(self.body.features(batch)), None
+        if isinstance(self.body, Transformer):
+            outputs = self.body.outputs(batch, key)
+            return outputs.x, outputs.router
+        return self.body.features(batch, key), None
 
     def _segments(self, batch: Batch) -> Array | np.ndarray:
         return segments_of(batch, self._side)

@@ -185,6 +185,17 @@ _GROUPED: Changes = {"attention.num_heads": 32, "attention.num_key_value_heads":
 _LLAMA2 = changes(_LLAMA, {"norm.epsilon": 1e-5})
 # Jiang et al. 2023: each layer sees 4,096 tokens
 _MISTRAL = changes(_LLAMA2, {"sparsity": SparsityConfig(window=4_095), **_GROUPED})
+# Jiang et al. 2024: eight experts, of which a token passes two; without a capacity
+_MIXTRAL = changes(
+    _LLAMA2,
+    {
+        "positions.rotary": RotaryConfig(base=1e6),
+        "experts.count": 8,
+        "experts.per_token": 2,
+        "experts.capacity_factor": None,
+        **_GROUPED,
+    },
+)
 # Yang et al. 2024: Qwen2, Qwen2.5
 _QWEN2 = _family(
     _LLAMA,
@@ -342,6 +353,7 @@ PRESETS = {
         _LLAMA3, 16, 2_048, 32, {"output.logits": "tied", "positions.rotary": _LLAMA3_2}, d_ff=8_192
     ),
     "mistral-7b": _sized(_MISTRAL, 32, 4_096, 32, d_ff=14_336),  # version 0.1
+    "mixtral-8x7b": _sized(_MIXTRAL, 32, 4_096, 32, d_ff=14_336),
     "qwen2.5-0.5b": _sized(_QWEN2, 24, 896, 14, _TWO_TIED, d_ff=4_864),
     "qwen2.5-1.5b": _sized(_QWEN2, 28, 1_536, 12, _TWO_TIED, d_ff=8_960),
     "qwen2.5-3b": _sized(_QWEN2, 36, 2_048, 16, _TWO_TIED, d_ff=11_008),
@@ -382,6 +394,7 @@ _ROW_LENGTHS = {
     "llama-2-": (0, 4_096),
     "llama-3.": (0, 8_192),  # before rows were lengthened to 131,072
     "mistral-": (0, 8_192),
+    "mixtral-": (0, 32_768),
     "qwen2.5-": (0, 4_096),  # before rows were lengthened to 32,768
     "qwen3-": (0, 4_096),  # likewise
     "gemma-": (0, 8_192),

@@ -4,7 +4,7 @@ Shapes: B rows, T positions, D = d_model, S keys, N query heads, K key heads of 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.block import Block, remat_policy
 from lm.nn.cache import Carry, LayerCache
 from lm.nn.dropout import DropoutMasks, draw_dropout_masks, dropout
+from lm.nn.experts import RouterStatistics
 from lm.nn.layers import Embed, Identity, Linear, Module, add_layers_axis, embedding_std, make_norm
 from lm.nn.positions import RelativePositionBias
 from lm.nn.residual import make_branch_norm
@@ -30,8 +31,23 @@ PARTS = {
         *("attention_norm", "attention", "attention_scale", "attention_output_norm", "relative"),
         *("cross_norm", "cross", "cross_scale", "cross_output_norm"),
     ),
-    "mlp": ("mlp_norm", "mlp", "mlp_scale", "mlp_output_norm", "adapter"),
+    "mlp": ("mlp_norm", "mlp", "experts", "mlp_scale", "mlp_output_norm", "adapter"),
 }
+
+# What takes the place of a module of a block in layers that lack it.
+ABSENT: dict[str, Callable[[], Any]] = {
+    "attention_norm": Identity,
+    "mlp": lambda: None,
+    "experts": lambda: None,
+}
+
+
+class StackOutput(NamedTuple):
+    """The results of a stack."""
+
+    x: Float[Array, "B T D"]
+    carry: Carry | None  # of the mixers of all layers
+    router: RouterStatistics | None  # sums over layers; None in a model without experts, and in decoding
 
 
 class Stack(Module):
@@ -73,9 +89,8 @@ class Stack(Module):
         self.blocks: Any = add_layers_axis(jax.vmap(block)(keys))
         if shares_layers and not shares_blocks:
             share_part(self.blocks, PARTS[config.shared_parts])
-        self.lacks_first_norm = config.norm.kind != "none" and config.norm.first_attention == "none"
-        if self.lacks_first_norm:
-            leave_out_first(self.blocks, "attention_norm")
+        for name, layers in self._layers_by_part.items():
+            keep_in_layers(self.blocks, name, layers)
         bidirectional = config.reads_both_ways(has_cross_attention)
         has_bias = config.positions.kind == "relative"
         self.relative = RelativePositionBias(config, rngs, bidirectional) if has_bias else None
@@ -91,8 +106,8 @@ class Stack(Module):
         key: Array | None = None,
         carry: Carry | None = None,
         encoder_kv: LayerCache | tuple[LayerCache, ...] | None = None,
-    ) -> tuple[Float[Array, "B T {self.config.d_model}"], Carry | None]:
-        """Return [B,T,D] from embeddings x [B,T,d_embed] and token types [B,T], and the carry of all layers.
+    ) -> StackOutput:
+        """Return [B,T,D] from embeddings x [B,T,d_embed] and token types [B,T], and what the layers return.
 
         ``key`` switches dropout on. ``carry`` and ``encoder_kv`` are as in ``Block``, [layers,...] or, if the
         stack is unstacked, tuples by layer.
@@ -100,11 +115,13 @@ class Stack(Module):
         stack_masks, block_masks = self._draw_dropout_masks(x, inputs, key)
 
         def step(block, x, layer, inputs):
-            return block(x, inputs, *layer)
+            x, carry, router = block(x, inputs, *layer)
+            return x, (carry, router)
 
         x = self._first_block_input(x, types, inputs, stack_masks.get("in"))
-        x, carry = self._run(step, x, (block_masks, carry, encoder_kv), inputs)
-        return dropout(self.norm(x), stack_masks.get("out"), self.config.dropout), carry
+        x, (carry, router) = self._run(step, x, (block_masks, carry, encoder_kv), inputs)
+        router = jax.tree.map(lambda by_layer: by_layer.sum(0), router)
+        return StackOutput(dropout(self.norm(x), stack_masks.get("out"), self.config.dropout), carry, router)
 
     def encoder_key_value(
         self, encoded: Float[Array, "B S D"], positions: Int[Array, "#B S"] | None
@@ -134,7 +151,7 @@ class Stack(Module):
         """Return [layers+1,B,T,D]: each block's input, and the last block's output before the final norm."""
 
         def step(block, x, _, inputs):
-            return block(x, inputs, {}, None, None)[0], x
+            return block(x, inputs, {}, None, None).x, x
 
         first = self._first_block_input(x, types, inputs, None)
         last, block_inputs = self._run(step, first, None, inputs)
@@ -181,7 +198,7 @@ class Stack(Module):
         config = self.config
         if isinstance(self.blocks, nnx.List):
             return self._run_decoding(step, x, layers, inputs)
-        is_scanned = config.compile.layers == "scan" and not inputs.layers and not self.lacks_first_norm
+        is_scanned = config.compile.layers == "scan" and not inputs.layers and not self._layers_by_part
 
         def one_layer(block, x, layer, own):
             return step(block, x, layer, inputs.of_layer(own))
@@ -220,7 +237,7 @@ class Stack(Module):
 
     def _run_decoding(
         self, step: Callable, x: Any, layers: Any, inputs: AttentionInputs
-    ) -> tuple[Any, tuple]:
+    ) -> tuple[Any, tuple[tuple, None]]:
         """Run an unstacked stack, in decoding: ``layers`` is ({}, carries, encoder_kv or None), by layer."""
         dropout_masks, carries, encoder_kvs = layers
         by_layer = inputs.by_layer(self.num_layers)
@@ -228,21 +245,36 @@ class Stack(Module):
         for index, block in enumerate(self.blocks):
             kv = None if encoder_kvs is None else encoder_kvs[index]
             layer = dropout_masks, carries[index], kv
-            x, carry = step(block, x, layer, inputs.of_layer(by_layer[index]))
+            x, (carry, _) = step(block, x, layer, inputs.of_layer(by_layer[index]))
             new_carries.append(carry)
-        return x, tuple(new_carries)
+        return x, (tuple(new_carries), None)
 
     def _blocks_by_layer(self) -> list[Block]:
         """Return the block of each layer, without the leading axis; shared parameters are the same arrays."""
-        if not self.lacks_first_norm:
+        if not self._layers_by_part:
             return split_layers(self.blocks, self.num_layers)
-        without_norm = jax.tree.map(lambda leaf: leaf, self.blocks)  # a copy
-        without_norm.attention_norm = Identity()
-        blocks = split_layers(without_norm, self.num_layers)
-        norms = split_layers(self.blocks.attention_norm, self.num_layers - 1)
-        for block, norm in zip(blocks[1:], norms, strict=True):
-            block.attention_norm = norm
+        without = jax.tree.map(lambda leaf: leaf, self.blocks)  # a copy
+        for name in self._layers_by_part:
+            setattr(without, name, ABSENT[name]())
+        blocks = split_layers(without, self.num_layers)
+        for name, layers in self._layers_by_part.items():
+            parts = split_layers(getattr(self.blocks, name), len(layers))
+            for layer, part in zip(layers, parts, strict=True):
+                setattr(blocks[layer], name, part)
         return blocks
+
+    @property
+    def _layers_by_part(self) -> dict[str, tuple[int, ...]]:
+        """Return {module of a block: layers that have it} for modules that some layers lack."""
+        config, layers = self.config, range(self.num_layers)
+        by_part: dict[str, tuple[int, ...]] = {}
+        if config.norm.kind != "none" and config.norm.first_attention == "none":
+            by_part["attention_norm"] = tuple(layers[1:])
+        with_experts = config.experts.layers(self.num_layers)
+        if with_experts and config.experts.every > 1:
+            by_part["experts"] = with_experts
+            by_part["mlp"] = tuple(layer for layer in layers if layer not in with_experts)
+        return by_part
 
     def _first_block_input(
         self,
@@ -280,10 +312,17 @@ class Stack(Module):
     def _draw_dropout_masks(
         self, x: Array, inputs: AttentionInputs, key: Array | None
     ) -> tuple[DropoutMasks, DropoutMasks]:
-        """Return the masks of the stack's input and output, [B,...], and of its blocks, [layers,B,...]."""
+        """Return the masks of the stack's input and output, [B,...], and of its blocks, [layers,B,...].
+
+        Blocks with experts also get a key each, as "router".
+        """
         config = self.config
+        router_keys = {}
+        if key is not None and config.experts.count:
+            # One draw apart, so that the masks are those of a model without experts.
+            router_keys = {"router": jax.random.split(jax.random.fold_in(key, 1), self.num_layers)}
         if key is None or config.dropout == 0:
-            return {}, {}
+            return {}, router_keys
         rows, length = x.shape[:2]
         encoded_length = None if inputs.encoded is None else inputs.encoded.shape[1]
         by_block = self.blocks.dropout_shapes(length, encoded_length)
@@ -292,7 +331,7 @@ class Stack(Module):
         if config.residual != "post-norm":  # a post-norm block already ends with dropout and a norm
             shapes["out"] = (1, config.d_model)
         masks = draw_dropout_masks(key, config.dropout, rows, shapes)
-        return masks, {name: masks.pop(name).swapaxes(0, 1) for name in by_block}
+        return masks, {name: masks.pop(name).swapaxes(0, 1) for name in by_block} | router_keys
 
 
 def share_part(blocks: Any, names: tuple[str, ...]) -> None:
@@ -301,11 +340,10 @@ def share_part(blocks: Any, names: tuple[str, ...]) -> None:
         setattr(blocks, name, jax.tree.map(lambda leaf: leaf[:1], getattr(blocks, name)))
 
 
-def leave_out_first(blocks: Any, name: str) -> None:
-    """Leave a module of a block out of the first layer: its parameters [layers,...] become [layers-1,...]."""
-    others = jax.tree.map(lambda leaf: leaf[1:], getattr(blocks, name))
-    has_others = any(len(leaf) for leaf in jax.tree.leaves(others))
-    setattr(blocks, name, others if has_others else Identity())
+def keep_in_layers(blocks: Any, name: str, layers: tuple[int, ...]) -> None:
+    """Keep a module of a block in these layers alone: its parameters [all layers,...] become fewer."""
+    kept = jax.tree.map(lambda leaf: leaf[np.array(layers, int)], getattr(blocks, name))
+    setattr(blocks, name, kept if layers else ABSENT[name]())
 
 
 def split_layers(stacked: Any, count: int) -> list:

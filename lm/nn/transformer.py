@@ -27,7 +27,7 @@ from lm.nn.cache import Cache, Carry
 from lm.nn.dropout import split_key
 from lm.nn.heads import PAIR_CLASSES, MLMTransform, ReplacedTokenHead
 from lm.nn.layers import Embed, Identity, Linear, Module, broadcast_to_rank, dense, embedding_std, param
-from lm.nn.stack import Stack, split_layers
+from lm.nn.stack import Stack, StackOutput, split_layers
 from lm.ops.attention import soft_cap
 from lm.sharding import constrain
 
@@ -90,21 +90,26 @@ class Transformer(Module):
 
     def features(self, batch: Batch, key: Array | None = None) -> Float[Array, "B T {self.config.d_model}"]:
         """Return the last hidden states [B,T,D], of the decoder if there is one."""
+        return self.outputs(batch, key).x
+
+    def outputs(self, batch: Batch, key: Array | None = None) -> StackOutput:
+        """Return the last hidden states [B,T,D], and the statistics of the routers of both stacks."""
         encoder_key, decoder_key = split_key(key, 2)
-        encoded = self.encode(batch, encoder_key) if self.config.has_encoder else None
+        if not self.config.has_encoder:
+            return self.decoder(*self._decoder_inputs(batch, None), decoder_key)
+        encoded = self._encoder(*self._encoder_inputs(batch), encoder_key)
         if not self.config.has_decoder:
             return encoded
-        return self.decoder(*self._decoder_inputs(batch, encoded), decoder_key)[0]
+        decoded = self.decoder(*self._decoder_inputs(batch, encoded.x), decoder_key)
+        return decoded._replace(router=jax.tree.map(jnp.add, encoded.router, decoded.router))
 
-    def features_from_carry(
-        self, batch: Batch, carry: Carry, key: Array | None = None
-    ) -> tuple[Float[Array, "B T D"], Carry]:
+    def features_from_carry(self, batch: Batch, carry: Carry, key: Array | None = None) -> StackOutput:
         """Return hidden states [B,T,D] of a recurrent decoder started from ``carry``, and the new carry."""
         return self.decoder(*self._decoder_inputs(batch, None), split_key(key, 2)[1], carry)
 
     def encode(self, batch: Batch, key: Array | None = None) -> Float[Array, "B S {self.config.d_model}"]:
         """Return the encoder's output [B,S,D]."""
-        return self._encoder(*self._encoder_inputs(batch), key)[0]
+        return self._encoder(*self._encoder_inputs(batch), key).x
 
     def logits(self, x: Float[Array, "B T D"]) -> Float32[Array, "B T {self.config.vocab_size}"]:
         """Return logits float32 [B,T,V] of last hidden states x [B,T,D]."""
@@ -218,7 +223,7 @@ class Transformer(Module):
                 if config.has_merged_attention:
                     inputs = merge_masks(inputs, prompt.shape[1], max_length, encoded.shape[1])
         carry = self.decoder.init_carry(rows, max_length)
-        x, carry = self.decoder(self.embed(prompt), side.token_types, inputs, None, carry, encoder_kv)
+        x, carry, _ = self.decoder(self.embed(prompt), side.token_types, inputs, None, carry, encoder_kv)
         segments = jnp.ones_like(prompt) if side.segment_ids is None else side.segment_ids
         lengths = (segments > 0).sum(-1, dtype=jnp.int32)
         last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
@@ -266,7 +271,7 @@ class Transformer(Module):
         if self.config.has_merged_attention:
             encoded_length = jax.tree.leaves(cache.encoder_kv)[0].shape[-2]
             inputs = merge_masks(inputs, count, cache.max_length, encoded_length)
-        x, carry = self.decoder(self.embed(tokens), None, inputs, None, cache.carry, cache.encoder_kv)
+        x, carry, _ = self.decoder(self.embed(tokens), None, inputs, None, cache.carry, cache.encoder_kv)
         return x, replace(cache, carry=carry, length=cache.length + (count if lengths is None else lengths))
 
 

@@ -4,6 +4,7 @@ What a layer costs is counted by the layer itself (``lm.nn.costs``); here the la
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from lm.nn.block import Block
 from lm.nn.costs import matmul_flops, mixer_cache_bytes, mixer_flops
 from lm.nn.layers import count
 from lm.nn.transformer import Transformer
+from lm.sharding import logical_axes, named
 
 # Products of bfloat16 without sparsity [FLOP/s per device], from the makers' data sheets; by the start of
 # ``device_kind``.
@@ -47,16 +49,15 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     """
     vocab_size = 0 if config.output.logits == "none" else config.vocab_size
     predicted = targets if config.has_decoder else inputs
-    forward = 2 * predicted * config.embed_width * vocab_size
+    forward: float = 2 * predicted * config.embed_width * vocab_size
     if config.has_encoder:
         encoder_block = abstract_block(config.encoder_config, has_cross_attention=False)
-        forward += config.num_encoder_layers * _block_flops(encoder_block, inputs)
+        forward += _stack_flops(encoder_block, config.num_encoder_layers, inputs)
     if config.has_decoder:
         decoder_block = abstract_block(config, has_cross_attention=config.has_encoder)
-        layer = _block_flops(decoder_block, targets)
+        forward += _stack_flops(decoder_block, config.num_decoder_layers, targets)
         if config.has_encoder:
-            layer += decoder_block.cross_flops(targets, inputs)
-        forward += config.num_decoder_layers * layer
+            forward += config.num_decoder_layers * decoder_block.cross_flops(targets, inputs)
     if "backward" in config.heads:  # a second stack as large reads from the other end
         forward *= 2
     return 3.0 * rows * forward
@@ -68,16 +69,27 @@ def abstract_block(config: ModelConfig, has_cross_attention: bool) -> Block:
     return jax.eval_shape(lambda key: Block(config, nnx.Rngs(params=key), has_cross_attention), key)
 
 
-def _block_flops(block: Block, length: int) -> int:
-    """Return the FLOPs of a block's forward pass over a row, without cross-attention."""
+def _stack_flops(block: Block, num_layers: int, length: int) -> float:
+    """Return the FLOPs of the forward pass of so many blocks over a row, without cross-attention."""
     mixer = mixer_flops(block.attention, length, length)
-    return mixer + matmul_flops(block.mlp, length) + matmul_flops(block.adapter, length)
+    return num_layers * mixer + _feed_forward_flops(block, num_layers, length)
+
+
+def _feed_forward_flops(block: Block, num_layers: int, length: int) -> float:
+    """Return the FLOPs of the feed-forward layers, experts and adapters of so many blocks, forward."""
+    with_experts = len(block.config.experts.layers(num_layers))
+    flops: float = num_layers * matmul_flops(block.adapter, length)
+    flops += (num_layers - with_experts) * matmul_flops(block.mlp, length)
+    if block.experts is not None:
+        flops += with_experts * block.experts.flops(length)
+    return flops
 
 
 class Costs(NamedTuple):
     """What a model costs for each token, by its settings alone."""
 
     parameters: int  # N with embeddings; tied matrices count once
+    active_parameters: int  # of these, those that a token passes: not those of experts that it is not sent to
     # of these, the tables of tokens, positions and types, and an output matrix that is not tied
     embedding_parameters: int
     training: float  # counted product by product, with a token's share of attention's scores [FLOP]
@@ -89,6 +101,11 @@ class Costs(NamedTuple):
     def non_embedding_parameters(self) -> int:
         """Return Kaplan et al.'s N, without embeddings."""
         return self.parameters - self.embedding_parameters
+
+    @property
+    def active_non_embedding_parameters(self) -> int:
+        """Return the number of parameters that a token passes, without embeddings."""
+        return self.active_parameters - self.embedding_parameters
 
 
 def longest_row(config: ModelConfig) -> int | None:
@@ -145,12 +162,38 @@ def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs
     outside = 3.0 * directions * (full - inside)
     return Costs(
         count(model),
+        count(model) - _inactive_parameters(config),
         _embedding_parameters(model),
         training=(step_flops(config, 1, length, targets) - outside) / tokens,
         scores=scores,
         generating=float(_generating_flops(config, length, targets)) if config.has_decoder else 0.0,
         cache=cache_bytes(config, targets, length) if config.has_decoder else 0,
     )
+
+
+def _inactive_parameters(config: ModelConfig) -> int:
+    """Return the number of parameters of experts to which a token is not sent, of all layers; a mean."""
+    stacks = []
+    if config.has_encoder:
+        stacks.append((config.encoder_config, config.num_encoder_layers, "encoder"))
+    if config.has_decoder and config.architecture != "shared-encoder-decoder":
+        stacks.append((config, config.num_decoder_layers, "decoder"))
+    total = 0.0
+    for stack, num_layers, side in stacks:
+        experts = abstract_block(stack, has_cross_attention=False).experts
+        if experts is not None:
+            is_shared = config.shares_layers(side) and config.shared_parts in ("all", "mlp")
+            layers = 1 if is_shared else len(stack.experts.layers(num_layers))
+            total += layers * experts.inactive_parameters
+    return round(total)
+
+
+def expert_parameters(config: ModelConfig) -> int:
+    """Return the number of parameters of all experts, which ``mesh.expert`` shards; without routers."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    model = jax.eval_shape(lambda key: Transformer(config, nnx.Rngs(params=key)), key)
+    axes = logical_axes(model)
+    return sum(prod(x.shape) for name, x in named(model).items() if "experts" in axes[name])
 
 
 def _embedding_parameters(model: Transformer) -> int:
@@ -162,14 +205,15 @@ def _embedding_parameters(model: Transformer) -> int:
     return sum(count(table) for table in tables if table is not None)
 
 
-def _generating_flops(config: ModelConfig, inputs: int, length: int) -> int:
+def _generating_flops(config: ModelConfig, inputs: int, length: int) -> float:
     """Return the FLOPs of the token after ``length`` others, whose keys and values are in the cache."""
     block = abstract_block(config, has_cross_attention=config.has_encoder)
-    layer = mixer_flops(block.attention, 1, 0) + matmul_flops(block.mlp, 1) + matmul_flops(block.adapter, 1)
+    layer = mixer_flops(block.attention, 1, 0)
     if config.has_encoder:
         layer += block.cross_flops(1, 0)
     vocab_size = 0 if config.output.logits == "none" else config.vocab_size
-    products = config.num_decoder_layers * layer + 2 * config.embed_width * vocab_size
+    products: float = config.num_decoder_layers * layer + 2 * config.embed_width * vocab_size
+    products += _feed_forward_flops(block, config.num_decoder_layers, 1)
     return products + _own_score_flops(config, length) + _cross_score_flops(config, inputs)
 
 

@@ -25,8 +25,10 @@ import optax
 from jax import Array
 
 from lm.batch import Batch, Side
+from lm.config.model import ModelConfig
 from lm.config.training import LossConfig
 from lm.nn.cache import Carry
+from lm.nn.experts import RouterStatistics
 from lm.ops.losses import accuracy, copy_cross_entropy, cross_entropy, in_range
 
 Sums = dict[str, tuple[Array, Array]]  # metric -> (weighted sum, sum of weights), float32 []
@@ -45,7 +47,7 @@ MAX_MASKED_SHARE = 0.28
 
 def language_model(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Return the cross-entropy of the decoder's targets."""
-    return _token_loss(model(batch, key), batch.side("decoder"), batch.frequent_tokens, config)
+    return _language_model(model, batch, "decoder", key, config)
 
 
 class CarriedLoss(NamedTuple):
@@ -60,8 +62,10 @@ def carried_language_model(
     model: Any, batch: Batch, carry: Carry, key: Key, config: LossConfig
 ) -> CarriedLoss:
     """Return ``language_model`` of rows that continue from the recurrent states ``carry`` [layers,B,h]."""
-    x, carry = model.features_from_carry(batch, carry, key)
-    loss, sums = _token_loss(model.logits(x), batch.side("decoder"), batch.frequent_tokens, config)
+    x, carry, router = model.features_from_carry(batch, carry, key)
+    side = batch.side("decoder")
+    loss, sums = _token_loss(model.logits(x), side, batch.frequent_tokens, config)
+    loss, sums = _add_router_losses(model, router, side.loss_weights, loss, sums)
     return CarriedLoss(loss, sums, carry)
 
 
@@ -76,8 +80,10 @@ def both_directions(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
 
 def masked_lm(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Return the cross-entropy of masked tokens; for sentence pairs, plus that of ``sentence_labels``."""
-    x = model.features(batch, key)
+    x, router = _features(model, batch, key)
     loss, sums = _masked_token_loss(model, x, batch, config)
+    weights = batch.side("encoder").loss_weights
+    loss, sums = _add_router_losses(model, router, weights, loss, sums)
     if batch.sentence_labels is None:
         return loss, sums
     head = model.next_sentence if model.sentence_order is None else model.sentence_order
@@ -88,7 +94,7 @@ def masked_lm(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAnd
 
 def causal_encoder(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Return the cross-entropy of the next tokens that an encoder with a causal mask predicts."""
-    return _token_loss(model(batch, key), batch.side("encoder"), batch.frequent_tokens, config)
+    return _language_model(model, batch, "encoder", key, config)
 
 
 def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
@@ -144,14 +150,67 @@ def labelled(model: Any, batch: Batch, key: Key, _config: LossConfig) -> LossAnd
     ``batch.labels`` are numbers [B] for regression. Otherwise they are classes [B], classes of tokens [B,T],
     correct candidates [B], or the first and last position of spans [B,2].
     """
-    outputs, labels, weights = model(batch, key), batch.labels, batch.label_loss_weights
+    labels, weights = batch.labels, batch.label_loss_weights
+    router = None
+    if _has_experts(model):
+        outputs, router = model.outputs_and_router(batch, key)
+    else:
+        outputs = model(batch, key)
     kind = model.settings.kind
     if kind == "regression":
         loss = (jnp.square(outputs - labels) * weights).sum()
-        return loss, {"loss": (loss, weights.sum())}
+        sums = {"loss": (loss, weights.sum())}
+        return _add_router_losses(model, router, weights, loss, sums)
+    of_classes = weights
     if kind == "span":  # the mean of the losses of a span's start and of its end
-        weights = weights[:, None] / 2 * jnp.ones(2)[None, :]
-    return _class_loss(outputs, labels, weights)
+        of_classes = weights[:, None] / 2 * jnp.ones(2)[None, :]
+    return _add_router_losses(model, router, weights, *_class_loss(outputs, labels, of_classes))
+
+
+def _has_experts(model: Any) -> bool:
+    """Return whether layers of a model have experts."""
+    config = getattr(model, "config", None)
+    return isinstance(config, ModelConfig) and config.experts.count > 0
+
+
+def _features(model: Any, batch: Batch, key: Key) -> tuple[Array, RouterStatistics | None]:
+    """Return a model's last hidden states [B,T,D], and the statistics of its routers if it has any."""
+    if not _has_experts(model):
+        return model.features(batch, key), None
+    outputs = model.outputs(batch, key)
+    return outputs.x, outputs.router
+
+
+def _language_model(model: Any, batch: Batch, name: str, key: Key, config: LossConfig) -> LossAndSums:
+    """Return the cross-entropy of the targets of a side, plus the losses of the model's routers."""
+    side = batch.side(name)
+    if not _has_experts(model):
+        return _token_loss(model(batch, key), side, batch.frequent_tokens, config)
+    x, router = _features(model, batch, key)
+    loss, sums = _token_loss(model.logits(x), side, batch.frequent_tokens, config)
+    return _add_router_losses(model, router, side.loss_weights, loss, sums)
+
+
+def _add_router_losses(
+    model: Any, router: RouterStatistics | None, weights: Array, loss: Array, sums: Sums
+) -> LossAndSums:
+    """Return the loss plus those of all routers, and the metrics with theirs.
+
+    A row counts by the sum of its loss weights, [B] or [B,T]: so micro-batches, hosts and evaluated batches
+    add up here too. The losses of layers are summed (Fedus et al. 2021), the metrics are means over layers
+    and have no weights: ``balance_loss`` is 1 if all experts get as many tokens, and their number if one
+    gets them all.
+    """
+    if router is None:
+        return loss, sums
+    config: ModelConfig = model.config
+    by_row = jnp.asarray(weights, jnp.float32).reshape(len(weights), -1).sum(1)
+    total = by_row.sum()
+    balance_loss, z_loss, dropped = ((values * by_row).sum() for values in router)
+    loss = loss + config.experts.balance_loss * balance_loss + config.experts.z_loss * z_loss
+    layers = config.num_expert_layers
+    metrics = {"balance_loss": balance_loss, "router_z_loss": z_loss, "dropped_tokens": dropped}
+    return loss, sums | {name: (value / layers, total) for name, value in metrics.items()}
 
 
 def _masked_token_loss(model: Any, x: Array, batch: Batch, config: LossConfig) -> LossAndSums:

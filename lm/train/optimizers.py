@@ -82,7 +82,10 @@ def update_direction(config: OptimizerConfig, axes: Axes) -> Transform:
 
 def _direction_transforms(config: OptimizerConfig, axes: Axes) -> list[Transform]:
     stacked = {name for name, names in axes.items() if names[:1] == ("layers",)}
-    is_matrix = {name: len(names) - (name in stacked) > 1 for name, names in axes.items()}
+    # Each layer, and each expert, has matrices of its own.
+    is_matrix = {
+        name: sum(axis not in ("layers", "experts") for axis in names) > 1 for name, names in axes.items()
+    }
     transforms = []
     if config.clip_norm is not None:
         transforms.append(optax.clip_by_global_norm(config.clip_norm))
@@ -230,6 +233,12 @@ class GradualUnfreezing:
             if not rest.startswith("blocks."):
                 return depths[module]
             # Layers are unfrozen from the top, and what they share with the top one.
-            return np.arange(shape[0], 0, -1).reshape(-1, *[1] * (len(shape) - 1))
+            from_top = np.arange(shape[0], 0, -1)
+            part, depth = rest.split(".")[1], depths[module]
+            with_experts = model.experts.layers(depth)
+            if part in ("experts", "mlp") and 0 < len(with_experts) < depth:
+                own = [layer for layer in range(depth) if (layer in with_experts) == (part == "experts")]
+                from_top = depth - np.array(own)
+            return from_top.reshape(-1, *[1] * (len(shape) - 1))
 
         return {name: jnp.where(unfrozen >= trained_from(name, x.shape), x, 0) for name, x in updates.items()}

@@ -348,13 +348,23 @@ def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, mi
         for stack_config in (model, model.encoder_config):
             size = attrgetter(path)(stack_config)
             sharding.check_division(f"model.{path}", size, {axis: sizes[axis]})
+    if model.experts.count:
+        count, devices = model.experts.count, {"expert": sizes.get("expert", 1)}
+        sharding.check_division("model.experts.count", count, devices)
     if model.mixer.width is not None:  # of the states of a recurrent mixer
         sharding.check_division("model.mixer.width", model.mixer.width, {"fsdp": sizes["fsdp"]})
     if microbatches < 1 or batch_size % microbatches:
         raise SettingError(f"batch_size={batch_size} should be a multiple of microbatches={microbatches}")
     what = "batch_size" if microbatches == 1 else f"batch_size={batch_size} / microbatches={microbatches}"
-    rows = {axis: sizes[axis] for axis in sharding.BATCH_MESH_AXES}
+    rows = {axis: sizes.get(axis, 1) for axis in sharding.BATCH_MESH_AXES}
     sharding.check_division(what, batch_size // microbatches, rows)
+    group = model.experts.group_rows
+    if model.experts.count and batch_size // microbatches // prod(rows.values()) % group:
+        raise SettingError(
+            f"{what} of size {batch_size // microbatches} gives each of {prod(rows.values())} shards rows "
+            f"that model.experts.group_rows={group} does not divide: make it a multiple of "
+            f"{group * prod(rows.values())}, or group_rows smaller"
+        )
 
 
 def check_memory(model: ModelConfig, mesh: Mesh) -> None:

@@ -36,6 +36,7 @@ SPECS = {  # class, seed, options
     "gpt_neo": ("GPTNeoForCausalLM", 120, {}),
     "opt": ("OPTForCausalLM", 121, {}),
     "mistral": ("MistralForCausalLM", 122, {}),
+    "mixtral": ("MixtralForCausalLM", 129, {}),
     "qwen2": ("Qwen2ForCausalLM", 123, {}),
     "qwen3": ("Qwen3ForCausalLM", 124, {}),
     "gemma": ("GemmaForCausalLM", 225, {}),
@@ -91,6 +92,7 @@ HOOKS |= {
     "gptj": HOOKS["gpt2"],
     "gpt_neo": HOOKS["gpt2"],
     "mistral": HOOKS["llama"],
+    "mixtral": HOOKS["llama"],
     "qwen2": HOOKS["llama"],
     "qwen3": HOOKS["llama"],
     "gemma2": HOOKS["gemma"],
@@ -228,6 +230,22 @@ def generate(model, inputs, store, meta):
         )
 
 
+def as_stored(name, gradient):
+    """(name, array) of the tensors of a file that a parameter of transformers 5 holds fused."""
+    module, _, fused = name.partition(".mlp.")
+    experts = f"{module}.block_sparse_moe.experts"
+    if fused == "gate.weight":
+        yield f"{module}.block_sparse_moe.gate.weight", gradient
+    elif fused == "experts.gate_up_proj":
+        for expert, both in enumerate(gradient):
+            for matrix, part in zip(("w1", "w3"), both.chunk(2), strict=True):
+                yield f"{experts}.{expert}.{matrix}.weight", part
+    elif fused == "experts.down_proj":
+        yield from ((f"{experts}.{expert}.w2.weight", part) for expert, part in enumerate(gradient))
+    else:
+        yield name, gradient
+
+
 def train(model, batch, meta):
     def fresh():
         new = copy.deepcopy(model).eval()
@@ -239,7 +257,10 @@ def train(model, batch, meta):
     batch = {name: torch.from_numpy(array) for name, array in batch.items()}
     first = fresh()
     first(**batch).loss.backward()
-    norms = {n: float(p.grad.double().norm()) for n, p in first.named_parameters() if p.grad is not None}
+    gradients = {n: p.grad.double() for n, p in first.named_parameters() if p.grad is not None}
+    if model.config.model_type == "mixtral":
+        gradients = dict(stored for name, x in gradients.items() for stored in as_stored(name, x))
+    norms = {name: float(x.norm()) for name, x in gradients.items()}
     meta["grad_norms"], meta["global_grad_norm"] = norms, sum(norm**2 for norm in norms.values()) ** 0.5
     for name, make in (
         ("sgd_lr0.02", lambda p: torch.optim.SGD(p, lr=0.02)),

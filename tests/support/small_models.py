@@ -119,6 +119,17 @@ CONFIGS |= {
     )
     for mixer, cross in (("lstm", "none"), ("gru", "none"), ("lstm", "dot"), ("lstm", "additive"))
 }
+EXPERTS = {"experts.count": 4, "experts.per_token": 2}
+CONFIGS |= {
+    "experts": changes(TINY, EXPERTS),
+    "decoder, experts in every second layer": changes(
+        TINY, EXPERTS | {"architecture": "decoder", "experts.every": 2, "mlp.bias": True}
+    ),
+    "encoder, one expert per token": changes(
+        TINY,
+        {"architecture": "encoder", "experts.count": 3, "mlp.activation": "gated-silu"},
+    ),
+}
 CONFIGS |= {"multiplicative cross-attention": changes(TINY, {"cross_attention.kind": "multiplicative"})}
 CONTINUED = {"positions.kind": "rotary", "cross_attention.positions": "continued"}
 HEAD_NORMS = {

@@ -15,7 +15,7 @@ from lm.config.base import changes
 from lm.nn.layers import count
 from lm.nn.presets import PRESETS, row_lengths
 from lm.nn.transformer import Transformer
-from lm.train.flops import cache_bytes, costs, longest_row, step_flops
+from lm.train.flops import cache_bytes, costs, expert_parameters, longest_row, step_flops
 
 KIB = 1024
 
@@ -277,3 +277,37 @@ def test_a_published_model_has_no_stages_and_no_settings_but_its_own(capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "llama-7b, as published with --model.num_decoder_layers 3" in said
     assert re.search(r"num_decoder_layers . 3 ", said)
+
+
+EXPERTS = {"experts.count": 8, "experts.per_token": 2}
+
+
+def test_a_token_costs_the_experts_that_it_passes_and_their_router():
+    dense, mixed = sized("llama-7b"), sized("llama-7b", **EXPERTS)
+    layers, d_model, d_ff = dense.num_decoder_layers, dense.d_model, dense.mlp.d_ff
+    router, expert = layers * d_model * 8, layers * 3 * d_model * d_ff
+    plain, found = costs(dense, 100), costs(mixed, 100)
+    assert plain.active_parameters == plain.parameters
+    assert found.parameters == plain.parameters + 7 * expert + router
+    assert found.active_parameters == plain.parameters + expert + router
+    assert found.training - plain.training == 6 * (expert + router)
+    assert found.generating - plain.generating == 2 * (expert + router)
+    assert expert_parameters(mixed) == 8 * expert and found.cache == plain.cache
+
+
+def test_where_every_second_layer_has_experts_half_of_the_layers_cost_more():
+    new = {"experts.count": 8, "experts.every": 2}
+    dense, mixed = costs(sized("t5-base"), 64), costs(sized("t5-base", **new), 64)
+    router, expert = 12 * 768 * 8, 12 * 2 * 768 * 3_072
+    assert mixed.parameters == dense.parameters + 7 * expert + router
+    assert mixed.active_parameters == dense.parameters + router
+    assert mixed.training - dense.training == pytest.approx(6 * router / 2)  # a token passes one stack
+    shared = costs(sized("t5-base", **{"experts.count": 8, "shared_layers": True}), 64)
+    assert shared.parameters - shared.active_parameters == 2 * 7 * 2 * 768 * 3_072
+
+
+def test_of_expert_choice_the_mean_number_of_experts_is_counted():
+    new = {"experts.count": 8, "experts.kind": "expert-choice", "experts.capacity_factor": 2.0}
+    chosen = costs(sized("bert-base", **new), 64)
+    assert chosen.active_parameters == costs(sized("bert-base", **EXPERTS), 64).active_parameters
+    assert chosen.training == costs(sized("bert-base", **EXPERTS), 64).training

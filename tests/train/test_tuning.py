@@ -59,6 +59,15 @@ def test_layers_thaw_from_the_top_of_both_stacks_and_the_softmax_is_never_frozen
     assert len({GradualUnfreezing(MODEL, 30), tune}) == 1  # equal, so that compiled steps are shared
 
 
+def test_a_layer_thaws_with_its_experts_or_its_feed_forward_layer_whichever_it_has():
+    new = {"num_decoder_layers": 4, "experts.count": 2, "experts.every": 2}
+    model = changes(DECODER, new)
+    for step, experts, dense in ((0, [0, 1], [0, 0]), (10, [0, 1], [0, 1]), (20, [1, 1], [0, 1])):
+        found = trained(GradualUnfreezing(model, 40), step, lambda rngs: Transformer(model, rngs))
+        assert found["decoder.blocks.experts.hidden.kernel"] == experts
+        assert found["decoder.blocks.mlp.hidden.kernel"] == dense
+
+
 def test_what_enters_the_stacks_thaws_last_unless_it_is_the_softmax():
     bert = changes(
         MODEL, {"architecture": "encoder", "positions.kind": "learned", "output.logits": "separate"}

@@ -1,15 +1,16 @@
 """The tables of Fedus et al. 2021 (Switch Transformers): a line for each row.
 
-Dense rows are T5 with gates. Rows with experts are listed with their scores, and cannot be built yet. Choices
-made where the paper is silent: docs/choices.md.
+Dense rows are T5 with gates; in rows with experts every second feed-forward layer is a mixture. Choices made
+where the paper is silent: docs/choices.md.
 """
 
 from pathlib import Path
+from typing import Literal
 
-from experiments.study.changes import Changes, objective, times
+from experiments.study.changes import Changes, objective, share_of, times
 from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import NOT_TUNED, gated, pretraining
-from experiments.study.table import Conclusion, Missing, Paper, Yardstick, make_setup, make_table, missing
+from experiments.study.table import Conclusion, Paper, Yardstick, make_setup, make_table, missing
 
 _SCORES = PublishedScores(Path(__file__).with_name("fedus_scores.json"))
 T5_GATED: Changes = objective("span-corruption") | gated("gated-gelu")
@@ -24,7 +25,8 @@ PAPER = Paper(
     setup=make_setup(T5_GATED | NOT_TUNED, pretraining(550_000, 2_048, 512)),
 )
 SHORT = make_setup(T5_GATED | NOT_TUNED, pretraining(100_000, 2_048, 512))
-EXPERTS = missing("mixture of experts")
+# Sizes of groups: in the paper the tokens of a batch on each of 32 cores share the capacity of the experts.
+GROUP = share_of("pretraining.batch_size", 1 / 32)
 
 
 def larger(width: float, d_ff: float) -> Changes:
@@ -41,9 +43,39 @@ def larger(width: float, d_ff: float) -> Changes:
 LARGE, XXL = larger(4 / 3, 11 / 8), larger(16 / 3, 5)
 
 
-def with_experts(dense: dict[str, Changes], *names: str) -> dict[str, Changes | Missing]:
-    """Return dense rows, then rows with experts."""
-    return {**dense, **dict.fromkeys(names, EXPERTS)}
+def switch(
+    factor: float = 1.25, per_token: int = 1, *, every: int = 2, experts: int = 128, d_model: int = 768
+) -> Changes:
+    """Return layers with experts, as many as in the paper at its ``d_model``, and fewer in narrower models.
+
+    factor: capacity factor in training; in evaluation it is 2.
+    """
+    return {
+        "model.experts.count": share_of("model.d_model", experts / d_model, 8),
+        "model.experts.per_token": per_token,
+        "model.experts.every": every,
+        "model.experts.capacity_factor": factor,
+        "model.experts.eval_capacity_factor": 2.0,
+        "model.experts.group_rows": GROUP,
+        "model.experts.exploration": "jitter",
+    }
+
+
+LARGER: Changes = {"model.d_model": times(7 / 6, 8), "model.attention.num_heads": times(4 / 3)}
+# Switch-C: 15 layers, all with experts, and no gates.
+TRILLION: Changes = {
+    "model.d_model": times(2_080 / 768, 8),
+    "model.mlp.activation": "relu",
+    "model.mlp.d_ff": times(3, 8),
+    "model.attention.num_heads": times(8 / 3),
+    "model.num_encoder_layers": times(5 / 4),
+    "model.num_decoder_layers": times(5 / 4),
+}
+
+
+def exploring(how: Literal["none", "sample", "dropout", "jitter"]) -> Changes:
+    """Return a router that tries other experts in this way."""
+    return switch() | {"model.experts.exploration": how}
 
 
 TABLES = (
@@ -51,10 +83,17 @@ TABLES = (
     make_table(
         "fedus/1-moe",
         "Experts and dense models",
-        with_experts(
-            {"t5-base": {}, "t5-large": LARGE},
-            *("moe-2.0", "switch-2.0", "moe-1.25", "switch-1.25", "moe-1.0", "switch-1.0", "switch+1.0"),
-        ),
+        {
+            "t5-base": {},
+            "t5-large": LARGE,
+            "moe-2.0": switch(2.0, 2),
+            "switch-2.0": switch(2.0),
+            "moe-1.25": switch(1.25, 2),
+            "switch-1.25": switch(1.25),
+            "moe-1.0": switch(1.0, 2),
+            "switch-1.0": switch(1.0),
+            "switch+1.0": LARGER | switch(1.0, d_model=896),
+        },
         scale="mini",
         seeds=5,
         paper=PAPER,
@@ -72,7 +111,7 @@ TABLES = (
     make_table(
         "fedus/3-initial-values",
         "Initial values of models with experts",
-        with_experts({}, "init-0.1", "init-1.0"),
+        {"init-0.1": missing("smaller initial values of all matrices"), "init-1.0": switch()},
         baseline="fedus/3-initial-values/init-1.0",
         scale="mini",
         paper=PAPER,
@@ -84,7 +123,13 @@ TABLES = (
     make_table(
         "fedus/4-expert-dropout",
         "Dropout in fine-tuning",
-        with_experts({"t5-base-d0.1": {}}, "switch-d0.1", "switch-d0.2", "switch-d0.3", "switch-d0.1-ed0.4"),
+        {
+            "t5-base-d0.1": {},
+            "switch-d0.1": switch(),
+            "switch-d0.2": switch() | {"model.dropout": 0.2},
+            "switch-d0.3": switch() | {"model.dropout": 0.3},
+            "switch-d0.1-ed0.4": switch() | {"model.experts.dropout": 0.4},
+        },
         scale="mini",
         seeds=5,
         paper=PAPER,
@@ -100,10 +145,15 @@ TABLES = (
     make_table(
         "fedus/9-sizes",
         "Sizes of dense models and of models with experts",
-        with_experts(
-            {"t5-base": {}, "t5-large": LARGE, "t5-xxl": XXL},
-            *("switch-base", "switch-large", "switch-xxl", "switch-c"),
-        ),
+        {
+            "t5-base": {},
+            "t5-large": LARGE,
+            "t5-xxl": XXL,
+            "switch-base": switch(),
+            "switch-large": LARGE | switch(d_model=1_024),
+            "switch-xxl": XXL | switch(experts=64, d_model=4_096),
+            "switch-c": TRILLION | switch(every=1, experts=2_048, d_model=2_080),
+        },
         scale="mini",
         seeds=3,
         paper=PAPER,
@@ -118,7 +168,12 @@ TABLES = (
     make_table(
         "fedus/11-exploration",
         "How an expert is chosen",
-        with_experts({}, "argmax", "sample-softmax", "input-dropout", "input-jitter"),
+        {
+            "argmax": exploring("none"),
+            "sample-softmax": exploring("sample"),
+            "input-dropout": exploring("dropout") | {"model.experts.noise": 0.1},
+            "input-jitter": exploring("jitter"),
+        },
         scale="mini",
         paper=PAPER,
         columns=["LOGPERP"],

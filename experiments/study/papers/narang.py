@@ -45,7 +45,7 @@ PAPER = Paper(
     setup=make_setup(VANILLA | NOT_TUNED, TUNED),
 )
 
-SYNTHESIZER, EXPERTS = "Synthesizer", "mixture of experts"
+SYNTHESIZER = "Synthesizer"
 SEPARATE: Changes = {"model.output.logits": "separate"}
 SHARED: Changes = {"model.shared_layers": True}
 ENCODER_EMBEDDING: Changes = {"model.embedding.encoder": "separate"}
@@ -68,6 +68,17 @@ def layers(factor: float) -> Changes:
         "model.num_decoder_layers": times(factor),
         "model.mlp.d_ff": times(1 / factor),
         "model.attention.num_heads": times(1 / factor),
+    }
+
+
+def experts(per_token: int, spacing: float) -> Changes:
+    """Return 16 experts in every n-th layer of a stack, where n is the share ``spacing`` of its layers."""
+    return {
+        "model.experts.count": 16,
+        "model.experts.per_token": per_token,
+        "model.experts.every": share_of("model.num_encoder_layers", spacing),
+        "model.experts.eval_capacity_factor": 2.0,
+        "model.experts.exploration": "jitter",
     }
 
 
@@ -119,8 +130,8 @@ ROWS: dict[str, Changes | Missing] = {
     "synthesizer-random-plus": missing(SYNTHESIZER),
     "synthesizer-random-plus-alpha": missing(SYNTHESIZER),
     "universal": missing("Universal Transformer"),
-    "moe": missing(EXPERTS),
-    "switch": missing(EXPERTS),
+    "moe": experts(2, 1 / 3),
+    "switch": experts(1, 1 / 6),
     "funnel": missing("Funnel Transformer"),
     "weighted": missing("Weighted Transformer"),
     "product-key": missing("product-key memory"),

@@ -15,7 +15,7 @@ import tyro
 
 from experiments.plan import compiler, plans, worker
 from experiments.plan.compiler import compile_step, planned_step, program_key
-from experiments.plan.estimate import arrangements, candidates, estimate, memory, writing
+from experiments.plan.estimate import arrangements, candidates, estimate, memory, seconds, writing
 from experiments.plan.program import read_program, unexpected_gathers
 from experiments.plan.slices import CHIPS, find_slice, shapes_of
 from experiments.plan.step import Compiled, PlannedStep
@@ -26,7 +26,7 @@ from lm.config.layers import CompileConfig, PositionsConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OPTIMIZERS, OptimizerConfig
 from lm.objectives.denoising import Lengths
-from lm.train.flops import PEAK_FLOPS
+from lm.train.flops import PEAK_FLOPS, expert_parameters
 
 libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 MESH = {"slice": 1, "data": 2, "fsdp": 2, "sequence": 1, "tensor": 2}
@@ -382,6 +382,25 @@ def test_the_rough_count_holds_scores_of_one_layer_at_a_time_none_of_a_kernels_a
         num_encoder_layers=24
     ) == pytest.approx(scores)
     assert counted(vocab_size=10**6) > counted(vocab_size=10**5)
+
+
+def test_experts_are_spread_over_an_axis_of_their_own_and_take_less_of_each_device():
+    experiment = build(ROW, "base")
+    model = changes(experiment.model, {"experts.count": 16, "experts.every": 2})
+    step = planned(replace(experiment, model=model), "v5e:4x4")
+    plans_, parameters = list(arrangements(step)), 10**9
+    assert {plan.experiment.mesh.expert for plan in plans_} == {1, 2, 4, 8, 16}
+    assert all(plan.experiment.mesh.expert == 1 for plan in arrangements(planned(experiment, "v5e:4x4")))
+
+    def spread(expert):
+        mesh = replace(experiment.mesh, data=16 // expert, expert=expert)
+        return replace(step, experiment=replace(step.experiment, mesh=mesh))
+
+    fills = [memory(spread(expert), parameters) for expert in (1, 4, 16)]
+    assert fills[0] > 1.3 * fills[1] > 1.3 * 1.05 * fills[2]
+    gib = expert_parameters(model) * 4 / 2**30
+    assert fills[0] - fills[1] > 2 * 0.75 * gib * 2**30  # parameters and gradients at least
+    assert seconds(spread(16), parameters) != seconds(spread(1), parameters)
 
 
 def test_the_rough_count_holds_what_a_recurrent_layer_makes():

@@ -54,7 +54,7 @@ HOW = {
     "guard.failed_save": "what is done about a bad disk",
     **{
         f"mesh.{axis}": "which device computes what"
-        for axis in ("slice", "data", "fsdp", "sequence", "tensor")
+        for axis in ("slice", "data", "fsdp", "expert", "sequence", "tensor")
     },
 }
 GIVEN_OTHERWISE = {"start.model": "by --start"}

@@ -1,0 +1,247 @@
+"""A mixture of experts in place of a block's feed-forward layer.
+
+Shapes: B rows, T positions, G groups of rows that share the experts' capacity, S tokens of a group, E
+experts, C slots of an expert, D = d_model, F = d_ff.
+"""
+
+from math import gcd
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Bool, Float, Float32, Int
+
+from lm.config.model import ModelConfig
+from lm.nn.dropout import dropout
+from lm.nn.layers import ACTIVATIONS, Linear, Module, count, normal, param, remat
+from lm.ops import experts as ops
+from lm.sharding import constrain
+
+
+class RouterStatistics(NamedTuple):
+    """What the losses and the logs of routers are made of, for each row; sums over layers."""
+
+    balance_loss: Float32[Array, " B"]
+    z_loss: Float32[Array, " B"]
+    dropped: Float32[Array, " B"]  # share of the row's choices for which their expert had no slot
+
+    @classmethod
+    def zeros(cls, rows: int) -> "RouterStatistics":
+        """Return the statistics of a layer without experts."""
+        return cls(*(jnp.zeros(rows, jnp.float32) for _ in cls._fields))
+
+
+class ExpertLinear(Module):
+    """A linear layer for each expert: x [G,E,C,in] times kernels [E,in,out], plus biases if it has them."""
+
+    def __init__(self, rngs: nnx.Rngs, shape: tuple[int, int, int], axes: tuple[str, str], *, use_bias: bool):
+        num_experts, width, out = shape
+        self.kernel = param(normal(rngs, shape, width**-0.5), "experts", *axes)
+        self.bias = (
+            param(jnp.zeros((num_experts, out), jnp.float32), "experts", axes[1]) if use_bias else None
+        )
+
+    def __call__(self, x: Float[Array, "G E C in"]) -> Float[Array, "G E C out"]:
+        y = jnp.einsum("geci,eio->geco", x, self.kernel[...].astype(x.dtype))
+        if self.bias is not None:
+            y = y + self.bias[...].astype(y.dtype)[None, :, None, :]
+        return y
+
+
+class ExpertMLP(Module):
+    """Feed-forward layers of which each token passes a few, chosen by a router (Fedus et al. 2021).
+
+    With a capacity each expert computes its slots, and drops the tokens for which it has none. Without one
+    every expert computes all tokens, one expert after another, and most products are multiplied by 0.
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        num_experts, d_model, d_ff = config.experts.count, config.d_model, config.mlp.d_ff
+
+        def linear(width: int, out: int, axes: tuple[str, str]) -> ExpertLinear:
+            return ExpertLinear(rngs, (num_experts, width, out), axes, use_bias=config.mlp_has_bias)
+
+        router_axes = "embed", "classes"
+        self.router = Linear(rngs, (d_model, num_experts), router_axes, std=d_model**-0.5, use_bias=False)
+        self.hidden = linear(d_model, d_ff, ("embed", "mlp"))
+        is_gated = config.mlp.activation.startswith("gated")
+        self.linear = linear(d_model, d_ff, ("embed", "mlp")) if is_gated else None
+        self.out = linear(d_ff, d_model, ("mlp", "embed"))
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        segments: Int[Array | np.ndarray, "B T"] | None,
+        dropout_mask: Bool[Array, "B 1 F"] | None,
+        key: Array | None,
+        keeps_all: bool,
+    ) -> tuple[Float[Array, "B T D"], RouterStatistics]:
+        """Return [B,T,D] of x [B,T,D], and the router's statistics.
+
+        ``segments`` are 0 at padding, which goes to no expert. ``key`` decides what a router explores in
+        training. ``keeps_all``, in decoding: no expert drops a token.
+        """
+        config = self.config.experts
+        rows, length, _ = x.shape
+        group_rows = gcd(config.group_rows, rows)
+        explore_key, dropout_key = (None, None) if key is None else jax.random.split(key)
+        if config.dropout is not None:
+            dropout_mask = self._own_dropout_mask(dropout_key, rows)
+        is_token = jnp.ones((rows, length), bool) if segments is None else jnp.asarray(segments) > 0
+        grouped = x.reshape(rows // group_rows, group_rows * length, -1)
+        is_token = is_token.reshape(grouped.shape[:2])
+        logits = self._router_logits(grouped, explore_key)
+        factor = None if keeps_all else config.factor(is_training=key is not None)
+        tokens = grouped.shape[1]
+        capacity = tokens if factor is None else ops.expert_capacity(tokens, config.count, factor)
+        if config.kind == "expert-choice":
+            out, statistics = self._by_expert_choice(grouped, logits, is_token, dropout_mask, capacity)
+        else:
+            out, statistics = self._by_token_choice(
+                grouped, logits, is_token, dropout_mask, capacity, explore_key
+            )
+        by_row = RouterStatistics(*(jnp.repeat(each, group_rows) for each in statistics))
+        out = constrain(out.reshape(x.shape), "batch", "length", "embed")
+        return checkpoint_name(out, "mlp_out"), by_row
+
+    def flops(self, length: int) -> float:
+        """Return the FLOPs of the router and of the experts that ``length`` tokens are meant for.
+
+        Empty slots are not counted, nor what experts without a capacity compute for tokens of others.
+        """
+        router = 2 * length * self.router.kernel.size
+        return router + 2 * length * self.active_share * self._matrix_elements
+
+    @property
+    def active_share(self) -> float:
+        """Return which share of the experts a token passes; of expert choice, the mean."""
+        config = self.config.experts
+        chosen: float = config.per_token
+        if config.kind == "expert-choice":
+            chosen = min(config.capacity_factor, config.count)
+        return chosen / config.count
+
+    @property
+    def inactive_parameters(self) -> float:
+        """Return the number of parameters of a layer that a token does not pass."""
+        return (1 - self.active_share) * (count(self) - self.router.kernel.size)
+
+    @property
+    def _matrix_elements(self) -> int:
+        layers = [layer for layer in (self.hidden, self.linear, self.out) if layer is not None]
+        return sum(layer.kernel.size for layer in layers)
+
+    def _router_logits(self, x: Array, key: Array | None) -> Array:
+        """Return the logits float32 [G,S,E], whatever the type of the model's activations."""
+        config, x = self.config.experts, x.astype(jnp.float32)
+        if key is not None and config.exploration == "jitter":
+            x = x * jax.random.uniform(key, x.shape, minval=1 - config.noise, maxval=1 + config.noise)
+        if key is not None and config.exploration == "dropout":
+            x = dropout(x, jax.random.bernoulli(key, 1 - config.noise, x.shape), config.noise)
+        return self.router(x)
+
+    def _by_token_choice(
+        self,
+        x: Array,
+        logits: Array,
+        is_token: Array,
+        dropout_mask: Array | None,
+        capacity: int,
+        key: Array | None,
+    ) -> tuple[Array, RouterStatistics]:
+        """Return the outputs [G,S,D] where tokens choose experts, and the statistics [G]."""
+        config = self.config.experts
+        probabilities = jax.nn.softmax(logits, axis=-1)
+        experts, weights = ops.choose_experts(probabilities, config.per_token, config.normalized)
+        if key is not None and config.exploration == "sample":
+            # the largest of the logits plus Gumbel noise is a draw from their softmax
+            noisy = logits + jax.random.gumbel(key, logits.shape)
+            experts = jax.lax.top_k(noisy, config.per_token)[1]
+            weights = jnp.take_along_axis(probabilities, experts, axis=-1)
+        dropped = jnp.zeros(len(x), jnp.float32)
+        if capacity >= x.shape[1]:
+            weights = weights * is_token[:, :, None]
+            out = self._mix_all(x, ops.dense_weights(experts, weights, config.count), dropout_mask)
+        else:
+            routes = ops.assign_slots(experts, is_token, config.count, capacity)
+            out = ops.combine(self._experts(ops.dispatch(x, routes), dropout_mask), weights, routes)
+            dropped = ops.count_dropped(routes.slot, is_token, config.count * capacity)
+            dropped = dropped / jnp.maximum(is_token.sum(1) * config.per_token, 1)
+        balance = ops.load_balancing_loss(probabilities, experts, is_token)
+        return out, RouterStatistics(balance, ops.router_z_loss(logits, is_token), dropped)
+
+    def _by_expert_choice(
+        self, x: Array, logits: Array, is_token: Array, dropout_mask: Array | None, capacity: int
+    ) -> tuple[Array, RouterStatistics]:
+        """Return the outputs [G,S,D] where experts choose tokens, and the statistics [G].
+
+        Experts are even by construction. A token that none of them chose counts as dropped.
+        """
+        probabilities = jax.nn.softmax(logits, axis=-1)
+        routes = ops.choose_tokens(probabilities, is_token, capacity)
+        out = ops.combine(self._experts(ops.dispatch(x, routes), dropout_mask), probabilities, routes)
+        is_unread = (routes.slot >= self.config.experts.count * capacity).all(-1) & is_token
+        dropped = is_unread.sum(1) / jnp.maximum(is_token.sum(1), 1)
+        balance = jnp.ones(len(x), jnp.float32)
+        return out, RouterStatistics(balance, ops.router_z_loss(logits, is_token), dropped)
+
+    def _experts(self, slots: Array, dropout_mask: Array | None) -> Array:
+        """Return the output of each expert for its own slots, [G,E,C,D]."""
+        # Devices exchange tokens: each has all slots of its own rows, and then those of its own experts, of
+        # more rows. Both are named, so that gradients are exchanged at the same place.
+        of_rows = "batch", "slots", "slots", "embed"
+        axes = "batch_of_experts", "experts", "slots"
+        slots = constrain(constrain(slots, *of_rows), *axes, "embed")
+        hidden = checkpoint_name(constrain(self.hidden(slots), *axes, "mlp"), "mlp_hidden")
+        linear = None
+        if self.linear is not None:
+            linear = checkpoint_name(constrain(self.linear(slots), *axes, "mlp"), "mlp_hidden")
+        out = constrain(self._activate_and_project(hidden, linear, dropout_mask), *axes, "embed")
+        return constrain(out, *of_rows)
+
+    def _mix_all(self, x: Array, weights: Array, dropout_mask: Array | None) -> Array:
+        """Return the sum [G,S,D] of the outputs of all experts for all tokens, by ``weights`` [G,S,E]."""
+
+        @jax.checkpoint  # otherwise the hidden layers of all experts would be saved for the backward pass
+        def add(total: Array, expert_and_weight: tuple["ExpertMLP", Array]) -> tuple[Array, None]:
+            expert, weight = expert_and_weight
+            slots = x[:, None]  # one expert, whose slots are all tokens
+            linear = None if expert.linear is None else expert.linear(slots)
+            out = expert._activate_and_project(expert.hidden(slots), linear, dropout_mask)[:, 0]
+            return total + out * weight[:, :, None].astype(out.dtype), None
+
+        # One module for each expert: [E,...] becomes [E,1,...].
+        apart = jax.tree.map(lambda leaf: leaf[:, None], self.without_router())
+        return jax.lax.scan(add, jnp.zeros_like(x), (apart, jnp.moveaxis(weights, -1, 0)))[0]
+
+    def without_router(self) -> "ExpertMLP":
+        """Return the experts alone, whose parameters all begin with the axis of experts."""
+        experts = jax.tree.map(lambda leaf: leaf, self)  # a copy
+        experts.router = None
+        return experts
+
+    @remat  # computed again in the backward pass, but for the last product, which no gradient needs
+    def _activate_and_project(self, hidden: Array, linear: Array | None, dropout_mask: Array | None) -> Array:
+        config = self.config
+        hidden = ACTIVATIONS[config.mlp.activation](hidden)
+        if linear is not None:
+            hidden = hidden * linear
+        rate = config.dropout if config.experts.dropout is None else config.experts.dropout
+        if dropout_mask is not None:
+            # All tokens of a group drop the same features: those of its first row.
+            dropout_mask = dropout_mask[:: len(dropout_mask) // len(hidden), :, None, :]
+        return self.out(dropout(hidden, dropout_mask, rate))
+
+    def _own_dropout_mask(self, key: Array | None, rows: int) -> Array | None:
+        """Return the mask bool [B,1,F] by model.experts.dropout; None without a key."""
+        if key is None:
+            return None
+        shape = rows, 1, self.config.mlp.d_ff
+        return constrain(
+            jax.random.bernoulli(key, 1 - self.config.experts.dropout, shape), "batch", "length", "mlp"
+        )
