@@ -29,10 +29,10 @@ ENGLISH = ("documentation", "c4/en")  # how the names of corpora of English text
 
 @dataclass(frozen=True)
 class Use:
-    """How a model of some class is used: its tag on the hub, and three lines of Python that load it."""
+    """How a model of some class is used: its tag on the hub, and the lines of Python that load it."""
 
     tag: str
-    lines: tuple[str, str, str]
+    lines: tuple[str, ...]
 
 
 def _pipeline(tag: str, text: str) -> Use:
