@@ -379,6 +379,12 @@ def test_a_folder_of_archives_becomes_a_table_and_a_picture(sealed, capsys):
     assert (sealed.parent / "records.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_archives_in_the_repository_are_whole_and_the_table_reads_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(rules, "RULES", rules.Rules())
+    command.entry_table(Path(__file__).parents[3] / "docs" / "entries", out=tmp_path / "records.png")
+    assert "five_gram" in capsys.readouterr().out
+
+
 def test_a_folder_without_archives_and_a_file_without_an_entry_are_refused(tmp_path):
     with pytest.raises(SettingError, match="has no archives of entries"):
         command.entry_table(tmp_path)
