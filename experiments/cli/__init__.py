@@ -21,7 +21,7 @@ _HERE = "experiments.cli"
 COMMANDS = {
     "demo": Command(
         f"{_HERE}.demo:demo",
-        "Train a small decoder and the first table of the study: six to seven minutes on two cores.",
+        "Train a small decoder and the first table of the study: six minutes on two cores.",
     ),
     "list": Command(
         f"{_HERE}.list_rows:list_rows",

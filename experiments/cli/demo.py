@@ -31,7 +31,7 @@ def demo(*, text: Path | None = None, runs: Runs = RUNS) -> None:
     """Train a small decoder on a text and the first table of the T5 paper, and show what came out.
 
     The decoder continues a text that it has never seen, before and after its training. The table asks whether
-    pre-training helps, with two seeds per row. It takes six to seven minutes on two cores, and resumes.
+    pre-training helps, with two seeds per row. It takes six minutes on two cores, and resumes.
 
         lm demo
         lm demo --text book.txt
