@@ -126,7 +126,9 @@ def entry_table(folder: Path, /, out: Path | None = None) -> None:
 
     compared = compare_in_order(read_entries(folder))
     show_sheet(f"Bits per byte of held-out text, {rules.RULES.seeds} seeds", table_sheet(compared))
-    print_line("±: half of the 95 % interval of the mean; p: that the last record is not beaten before it")
+    print_line(
+        "±: half of the 95 % interval of the mean; p: by Welch, that it is no better than the last record"
+    )
     picture = out or folder / "records.png"
     draw_road(compared, picture)
     print_line(f"picture: {picture}")
