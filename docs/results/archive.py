@@ -12,7 +12,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-RECORDS = ("settings.json", "scores.json", "metrics.jsonl", "origin.json", "run.json")
+from experiments.runs.paths import RECORDS
 
 
 def files(folder: Path) -> Iterator[Path]:

@@ -94,7 +94,7 @@ COMMANDS = {
         f"{_HERE}.entry:entry_verify", "Check an entry's archive and train one of its seeds again."
     ),
     "entry table": Command(
-        f"{_HERE}.entry:entry_table", "Print the table of entries, and draw the road of records."
+        f"{_HERE}.entry:entry_table", "Print the table of entries, and draw how the best score fell."
     ),
     "plan": Command(
         f"{_HERE}.plan:plan", "Compile rows for a TPU slice that need not exist: memory, time, cost."

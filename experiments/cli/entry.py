@@ -17,6 +17,7 @@ from experiments.entries import rules
 from experiments.entries.entry import Entry, check_budget, load_entry
 from experiments.study.paths import check_runs
 from lm.config.base import SettingError
+from lm.files import atomic_folder
 
 
 def entry_run(file: Path, /, out: Path | None = None, runs: Runs = RUNS, jobs: int = 0) -> None:
@@ -42,13 +43,13 @@ def entry_run(file: Path, /, out: Path | None = None, runs: Runs = RUNS, jobs: i
     prepare_text(wanted[0], options, file.read_bytes())
     if failed := train_unfinished(wanted, options, job_count(jobs, wanted), in_workers=True):
         sys.exit(failed)
+    for run in wanted:
+        score = seed_score(run.folder)
+        check_budget(run.experiment, score.flops, score.parameters)
+    print_line(check_distribution(wanted[0].folder))
+    path, date = out or file.with_suffix(SUFFIX), f"{datetime.now(UTC):%Y-%m-%d}"
     folders = {run.experiment.seed: run.folder for run in wanted}
-    scores = {seed: seed_score(folder) for seed, folder in folders.items()}
-    for score in scores.values():
-        check_budget(score.flops, score.parameters, is_counted(wanted[0]))
-    print_line(check_distribution(folders[0]))
-    path = out or file.with_suffix(SUFFIX)
-    write_archive(path, entry, file, folders, f"{datetime.now(UTC):%Y-%m-%d}", current_commit() or "")
+    scores = write_archive(path, entry, file, folders, date, current_commit() or "")
     print_line(f"bits per byte of seeds 0 to {rules.RULES.seeds - 1}: {summary_of(scores)}")
     print_line(f"archive: {path}\nTry: lm entry verify {path}")
 
@@ -81,7 +82,8 @@ def entry_verify(archive: Path, /, all_seeds: bool = False, runs: Runs = RUNS) -
     home = runs / "verified" / hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
     home.mkdir(parents=True, exist_ok=True)
     if (runs / "cache").exists() and not (home / "cache").exists():  # the text is made once for all
-        shutil.copytree(runs / "cache", home / "cache", copy_function=link_or_copy)
+        with atomic_folder(home / "cache") as draft:
+            shutil.copytree(runs / "cache", draft, copy_function=link_or_copy, dirs_exist_ok=True)
     source = home / f"entry_{home.name}.py"
     source.write_bytes(sealed.files[SOURCE])
     entry = load_entry(source)
@@ -97,7 +99,7 @@ def entry_verify(archive: Path, /, all_seeds: bool = False, runs: Runs = RUNS) -
     for run in wanted:
         check_same_data(sealed, run.experiment.seed, run.folder)
         score = seed_score(run.folder)
-        check_budget(score.flops, score.parameters, is_counted(run))
+        check_budget(run.experiment, score.flops, score.parameters)
         print_line(compare_again(sealed, run.experiment.seed, score))
     print_line(check_distribution(wanted[0].folder))
     print_line(f"accepted: {entry.title}, by {entry.author}")
@@ -122,7 +124,7 @@ def entry_table(folder: Path, /, out: Path | None = None) -> None:
         folder: Folder with archives of entries.
         out: Picture to write; by default records.png in the folder.
     """
-    from experiments.entries.table import compare_in_order, draw_road, read_entries, table_sheet
+    from experiments.entries.table import compare_in_order, draw_records, read_entries, table_sheet
 
     compared = compare_in_order(read_entries(folder))
     show_sheet(f"Bits per byte of held-out text, {rules.RULES.seeds} seeds", table_sheet(compared))
@@ -130,7 +132,7 @@ def entry_table(folder: Path, /, out: Path | None = None) -> None:
         "±: half of the 95 % interval of the mean; p: by Welch, that it is no better than the last record"
     )
     picture = out or folder / "records.png"
-    draw_road(compared, picture)
+    draw_records(compared, picture)
     print_line(f"picture: {picture}")
 
 
@@ -139,21 +141,16 @@ def runs_of(entry: Entry, seeds: Iterable[int], options: Options) -> list[RowRun
     return [row_run(entry.row, entry.experiment(seed), options) for seed in seeds]
 
 
-def is_counted(run: RowRun) -> bool:
-    """Return whether the model consists of counts."""
-    return run.experiment.counts.model != "none"
-
-
 def check_planned(run: RowRun) -> None:
     """Raise SettingError if a run would take more than the budget, before it is trained."""
     from experiments.cli.dry_run import step_cost  # with jax
     from experiments.runs.kinds.network import model_parameters
     from experiments.runs.stages import stages
 
-    if is_counted(run):
+    if run.experiment.counts.model != "none":  # how many numbers it stores is known after counting
         return
     flops = sum(step_cost(stage) * stage.num_steps for stage in stages(run.experiment))
-    check_budget(flops, model_parameters(run.experiment.model), is_counted=False)
+    check_budget(run.experiment, flops, model_parameters(run.experiment.model))
 
 
 def prepare_text(run: RowRun, options: Options, source: bytes) -> None:

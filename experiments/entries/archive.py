@@ -18,6 +18,7 @@ from typing import Any
 from experiments.entries import rules
 from experiments.entries.entry import Entry, described
 from experiments.runs import provenance
+from experiments.runs.paths import RECORDS
 from experiments.runs.result import Result, read_result
 from experiments.study.plugins import STUDY_OPTION
 from lm.config.base import SettingError
@@ -26,15 +27,13 @@ from lm.files import json_with_checksum, parse_with_checksum, write
 FORMAT = 1
 SUMMARY, SOURCE = "entry.json", "entry.py"
 SUFFIX = ".tar.xz"
-# what is packed of a run: no checkpoints and no texts
-RUN_FILES = ("settings.json", "scores.json", "metrics.jsonl", "origin.json", "run.json")
 SUMMARY_KEYS = frozenset("format date commit entry rules code machine seeds files".split())
 PACKAGES = "jax jaxlib flax optax numpy sentencepiece".split()  # whose versions can change a last bit
 
 
 @dataclass(frozen=True)
 class SeedScore:
-    """What the run of one seed came to."""
+    """Holds the score of one seed's run and what it cost."""
 
     bits_per_byte: float  # of the held-out documents, after training; of masked diffusion an upper bound
     half_width: float  # of the 95 % interval of the estimate of a bound; 0: it is exact
@@ -45,7 +44,7 @@ class SeedScore:
 
 @dataclass(frozen=True)
 class Archive:
-    """What an archive holds, after its checksums were checked."""
+    """Holds the contents of an archive whose checksums were checked."""
 
     path: Path
     summary: Mapping[str, Any]
@@ -63,10 +62,11 @@ class Archive:
         except (TypeError, ValueError) as error:
             raise SettingError(f"{self.path} has the scores of another version ({error})") from error
 
-    @property
-    def source(self) -> str:
-        """Return the text of the entry's file."""
-        return self.files[SOURCE].decode("utf-8", errors="replace")
+    def json(self, name: str) -> dict[str, Any]:
+        """Return what a file with a checksum holds; SettingError if the archive lacks it."""
+        if name not in self.files:
+            raise SettingError(f"{self.path}: {name} is missing")
+        return parse_with_checksum(self.files[name], f"{self.path}: {name}")
 
 
 def seed_score(folder: Path) -> SeedScore:
@@ -121,12 +121,12 @@ def code() -> dict[str, str]:
 
 def write_archive(
     path: Path, entry: Entry, source: Path, folders: Mapping[int, Path], date: str, commit: str
-) -> Mapping[str, Any]:
-    """Pack an entry whose runs have finished; return its summary.
+) -> dict[int, SeedScore]:
+    """Pack an entry whose runs have finished; return the scores of its seeds.
 
     folders: seed -> folder of its run. date: on which it was made, YYYY-MM-DD.
     """
-    scores = {str(seed): asdict(seed_score(folder)) for seed, folder in folders.items()}
+    scores = {seed: seed_score(folder) for seed, folder in folders.items()}
     files = {SOURCE: source.read_bytes()}
     for seed, folder in folders.items():
         files |= {f"seed-{seed}/{name}": contents for name, contents in run_files(folder)}
@@ -138,7 +138,7 @@ def write_archive(
         "rules": asdict(rules.RULES),
         "code": code(),
         "machine": machine(),
-        "seeds": scores,
+        "seeds": {str(seed): asdict(score) for seed, score in scores.items()},
         "files": {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()},
     }
     packed = io.BytesIO()
@@ -150,18 +150,18 @@ def write_archive(
             archive.addfile(member, io.BytesIO(content))
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, packed.getvalue())
-    return summary
+    return scores
 
 
 def run_files(folder: Path) -> Iterable[tuple[str, bytes]]:
-    """Yield (path, contents) of the RUN_FILES of a run and of its stages, which may lie elsewhere."""
+    """Yield (path, contents) of the RECORDS of a run and of its stages, which may lie elsewhere."""
     result = read_result(folder)
     assert result is not None, f"{folder} has not finished"
-    for name in RUN_FILES:
+    for name in RECORDS:
         if (folder / name).exists():
             yield name, (folder / name).read_bytes()
     for stage, place in result.stage_folders().items():
-        for name in RUN_FILES:
+        for name in RECORDS:
             if (place / name).exists():
                 yield f"stages/{stage}/{name}", (place / name).read_bytes()
 

@@ -25,7 +25,7 @@ NAME = "ENTRY"  # what a file calls its entry
 
 @dataclass(frozen=True)
 class Entry:
-    """What somebody changes, and expects.
+    """Holds what somebody changes, and expects.
 
     >>> Entry("Squared ReLU", "A. Student", "It is ahead of GELU.", "history/transformer").changes
     {}
@@ -95,8 +95,9 @@ def check_experiment(experiment: Experiment) -> None:
         raise SettingError(f"mixing.pretraining={experiment.mixing.pretraining!r}: an entry learns no tasks")
 
 
-def check_budget(flops: float, parameters: int, is_counted: bool) -> None:
+def check_budget(experiment: Experiment, flops: float, parameters: int) -> None:
     """Raise SettingError if a run takes more arithmetic, or a model more numbers, than the rules allow."""
+    is_counted = experiment.counts.model != "none"
     most = rules.RULES.counts if is_counted else rules.RULES.parameters
     if flops > rules.RULES.flops:
         raise SettingError(f"a run takes {flops:.3g} FLOP; an entry has {rules.RULES.flops:.3g}")

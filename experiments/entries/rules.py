@@ -7,7 +7,7 @@ from lm.data.documentation.packages import TEXT_DIGEST
 
 @dataclass(frozen=True)
 class Rules:
-    """What all entries have in common; an archive holds those that it was made by."""
+    """Holds what all entries have in common; an archive has those that it was made by."""
 
     scale: str = "mini"  # of the study: sizes and steps that an entry starts from
     text: str = TEXT_DIGEST  # SHA-256 of the text that is learnt and held out

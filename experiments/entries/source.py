@@ -1,4 +1,4 @@
-"""What the text of an entry's file may do: compute, but neither read files nor replace what others define.
+"""Checks the text of an entry's file: it may compute, but neither read files nor replace others' code.
 
 The check makes mistakes visible and cheating laborious; it is no sandbox. Whoever accepts an entry reads its
 file, which is short.
@@ -26,6 +26,7 @@ REFUSED_NAMES = frozenset(
     "loadtxt memmap pure_callback save savetxt savez tofile attrgetter methodcaller update_wrapper "
     "Path ctypes importlib io multiprocessing os pathlib pickle shutil socket subprocess sys urllib".split()
 )
+COUNTED = ("flops", "cache_bytes")  # methods by which modules count their costs
 # methods that a class of a file may define or call; every other name with two underscores is refused
 ALLOWED_DUNDERS = frozenset("__init__ __post_init__ __call__ __all__ __future__".split())
 
@@ -48,12 +49,19 @@ def faults(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield from ((node, fault) for fault in _import_faults(alias.name))
+                if not is_allowed(alias.name):
+                    yield node, refused_import(alias.name)
         elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            yield from ((node, fault) for fault in _import_faults("." * node.level + module))
+            module = "." * node.level + (node.module or "")
+            if not is_allowed(module):
+                yield node, refused_import(module)
+                continue
             for alias in node.names:
-                yield from ((node, fault) for fault in _imported_name_faults(module, alias.name))
+                value = getattr(import_module(module), alias.name, None)
+                if alias.name in REFUSED_NAMES or alias.name == "*":
+                    yield node, f"import {alias.name} from {module}"
+                elif isinstance(value, ModuleType) and not is_allowed(value.__name__):
+                    yield node, refused_import(value.__name__)
         elif isinstance(node, ast.Name | ast.Attribute):
             used = node.id if isinstance(node, ast.Name) else node.attr
             if used in REFUSED_NAMES or (used.startswith("__") and used not in ALLOWED_DUNDERS):
@@ -61,23 +69,21 @@ def faults(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
             is_set = isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
             if is_set and id(node) not in own:
                 yield node, f"set {ast.unparse(node)}: what others define stays as it is"
-        elif isinstance(node, ast.FunctionDef) and node.name in ("flops", "cache_bytes"):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and used in COUNTED:
+                yield node, f"define {used}: the project counts what an entry computes"
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in COUNTED:
             yield node, f"define {node.name}: the project counts what an entry computes"
 
 
-def _import_faults(module: str) -> Iterator[str]:
-    if not any(module == allowed or module.startswith(f"{allowed}.") for allowed in ALLOWED_MODULES):
-        yield f"import {module}: it may import {', '.join(ALLOWED_MODULES)}"
+def is_allowed(module: str) -> bool:
+    """Return whether a file may import a module."""
+    is_below = any(module == allowed or module.startswith(f"{allowed}.") for allowed in ALLOWED_MODULES)
+    return is_below and REFUSED_NAMES.isdisjoint(module.split("."))
 
 
-def _imported_name_faults(module: str, name: str) -> Iterator[str]:
-    """Yield what is wrong with ``from module import name``: the name may lead to another module."""
-    if name in REFUSED_NAMES or name == "*":
-        yield f"import {name} from {module}"
-    elif not any(True for _ in _import_faults(module)):
-        value = getattr(import_module(module), name, None)
-        if isinstance(value, ModuleType):
-            yield from _import_faults(value.__name__)
+def refused_import(module: str) -> str:
+    """Return the fault of importing a module that is not allowed."""
+    return f"import {module}: it may import {', '.join(ALLOWED_MODULES)}"
 
 
 def _attributes_of_own_instances(tree: ast.Module) -> Iterator[ast.Attribute]:

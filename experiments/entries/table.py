@@ -27,7 +27,6 @@ class Compared:
     archive: Archive
     bits: np.ndarray  # [seeds]: bits per byte
     p: float | None  # of no improvement over the last record; None for the first entry
-    level: float | None  # that p has to be below
     is_record: bool
 
     @property
@@ -55,11 +54,9 @@ def compare_in_order(archives: Sequence[Archive]) -> list[Compared]:
     record: Compared | None = None
     for archive in archives:
         bits = np.array([score.bits_per_byte for _, score in sorted(archive.scores.items())])
-        p = level = None
-        if record is not None:
-            p, level = improvement_p(record.bits, bits), level_of(len(compared))
-        is_record = p is None or level is None or p < level
-        compared.append(Compared(archive, bits, p, level, is_record))
+        p = None if record is None else improvement_p(record.bits, bits)
+        is_record = p is None or p < level_of(len(compared))
+        compared.append(Compared(archive, bits, p, is_record))
         if is_record:
             record = compared[-1]
     return compared
@@ -111,7 +108,7 @@ def _mean(entry: Compared, name: str) -> float:
     return float(np.mean([getattr(score, name) for score in entry.archive.scores.values()]))
 
 
-def draw_road(compared: Sequence[Compared], out: Path) -> None:
+def draw_records(compared: Sequence[Compared], out: Path) -> None:
     """Draw every entry in order, and the best score until then as steps."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()

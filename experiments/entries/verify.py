@@ -34,7 +34,7 @@ from lm.config.base import SettingError, to_json
 from lm.data.corpus.shards import iter_documents
 from lm.data.corpus.spec import corpus_shards
 from lm.data.documentation.pinned import SHINGLE, shingles
-from lm.files import parse_with_checksum
+from lm.files import json_with_checksum, write
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
@@ -61,8 +61,12 @@ def check_archive(archive: Archive, entry: Entry) -> None:
                 f"{archive.path}: seed {seed} is given as {score.bits_per_byte:.4f} bits per byte, and its "
                 f"records say {recorded.bits_per_byte:.4f}"
             )
-        is_counted = entry.experiment(seed).counts.model != "none"
-        check_budget(score.flops, score.parameters, is_counted)
+        check_budget(entry.experiment(seed), score.flops, score.parameters)
+    is_counted = entry.experiment(0).counts.model != "none"
+    if not is_counted and len({score.bits_per_byte for score in archive.scores.values()}) == 1:
+        raise SettingError(
+            f"{archive.path}: all seeds have the same score, so that the network does not depend on its seed"
+        )
 
 
 def check_code(archive: Archive) -> None:
@@ -84,9 +88,7 @@ def check_seeds(archive: Archive, entry: Entry) -> None:
         raise SettingError(f"{archive.path}: it has the seeds {found}; an entry has {due}")
     for seed in due:
         name = f"seed-{seed}/settings.json"
-        if name not in archive.files:
-            raise SettingError(f"{archive.path}: {name} is missing")
-        settings = parse_with_checksum(archive.files[name], f"{archive.path}: {name}")
+        settings = archive.json(name)
         built = json.loads(to_json(entry.experiment(seed)))
         if changed := setting_changes(flatten(built), flatten(settings)):
             raise SettingError(
@@ -101,9 +103,7 @@ def recorded_score(archive: Archive, seed: int) -> SeedScore:
         folder = Path(temporary, f"seed-{seed}")
         folder.mkdir()
         for name in ("settings.json", "scores.json"):
-            if (packed := f"seed-{seed}/{name}") not in archive.files:
-                raise SettingError(f"{archive.path}: {packed} is missing")
-            (folder / name).write_bytes(archive.files[packed])
+            write(folder / name, json_with_checksum(archive.json(f"seed-{seed}/{name}")))
         return seed_score(folder)
 
 
@@ -151,10 +151,7 @@ def check_same_data(archive: Archive, seed: int, folder: Path) -> None:
     if not folders:
         raise SettingError(f"{folder} has no stage to compare the data of")
     for stage, place in folders.items():
-        name = f"seed-{seed}/stages/{stage}/{provenance.FILE}"
-        if name not in archive.files:
-            raise SettingError(f"{archive.path}: {name} is missing")
-        recorded = parse_with_checksum(archive.files[name], f"{archive.path}: {name}")
+        recorded = archive.json(f"seed-{seed}/stages/{stage}/{provenance.FILE}")
         here = provenance.read(place)
         for part in ("vocabulary", "data"):
             if changed := setting_changes(recorded[part], here[part]):
@@ -210,7 +207,7 @@ def check_causality(folder: Path, logits: Callable[[np.ndarray], np.ndarray], to
     before = logits(tokens)
     for place in range(1, tokens.shape[1]):
         changed = tokens.copy()
-        changed[:, place] = np.roll(tokens[:, place], 1) + (np.ptp(tokens[:, place]) == 0)
+        changed[:, place] = (tokens[:, place] + 1) % before.shape[-1]
         difference = np.abs(logits(changed)[:, :place] - before[:, :place]).max()
         if difference > UNCHANGED:
             raise SettingError(

@@ -22,6 +22,8 @@ CACHE = (
     "LM_CACHE"  # environment variable: the cache of all runs that are opened, in place of the recorded one
 )
 DEFAULT_CACHE = Path("runs") / "cache"
+# files of a run and of its stages that reports and archives are made of: no checkpoints and no texts
+RECORDS = ("settings.json", "scores.json", "metrics.jsonl", "origin.json", "run.json")
 
 # names of stages, and of the folders of pre-training and counting
 PRETRAINING = "pretraining"

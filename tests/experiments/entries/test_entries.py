@@ -219,6 +219,8 @@ def test_a_file_that_was_changed_after_sealing_is_named(sealed, tmp_path, runs):
         ("import lm.nn.mlp as mlp\nmlp.__dict__['MLP'] = None", "use __dict__"),
         ("exec('import os')", "use exec"),
         ("class Mine:\n    def flops(self, length, visible):\n        return 0", "define flops"),
+        ("class Mine:\n    flops = None", "define flops"),
+        ("import jax.experimental.multihost_utils as m", "import jax.experimental.multihost_utils"),
     ],
 )
 def test_reading_files_or_the_network_and_replacing_what_scores_are_refused_with_their_line(line, fault):
@@ -301,6 +303,16 @@ def test_the_file_beside_an_archive_and_the_words_of_its_summary_are_those_of_th
     copy.write_bytes(sealed.read_bytes())
     (tmp_path / "copied.py").write_text("# a harmless file\n")
     assert "it should be the same, to be read" in refusal(copy, runs)
+
+
+def test_a_network_whose_seeds_all_score_alike_is_refused(sealed, runs, tmp_path):
+    def repeat(summary, files):
+        first = parse_with_checksum(files["seed-0/scores.json"], "seed 0")
+        name = "seed-1/scores.json"
+        files[name] = rewritten(files[name], likelihoods=first["likelihoods"])
+        summary["seeds"]["1"]["bits_per_byte"] = summary["seeds"]["0"]["bits_per_byte"]
+
+    assert "does not depend on its seed" in refusal(altered(sealed, tmp_path, repeat), runs)
 
 
 def causal(tokens: np.ndarray) -> np.ndarray:
