@@ -1,4 +1,4 @@
-"""What other programs call our settings: hints behind the error about an unknown option."""
+"""Holds what other programs call our settings, for hints behind the error about an unknown option."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""What a run's model writes after prompts, and what it puts into the gaps of a text."""
+"""Prints what a run's model writes after prompts, and what it puts into the gaps of a text."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -51,7 +51,7 @@ class TableReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What was written, by the names of its tables."""
+    """Holds what was written, by the names of its tables."""
 
     path: Path  # of report.md
     summary: Sheet  # a line per table and group of metrics
@@ -345,11 +345,9 @@ def baseline_setup(name: str, scale: str, overridden: Overrides) -> str:
     layers = [str(model.num_encoder_layers)] if model.has_encoder else []
     layers += [str(model.num_decoder_layers)] if model.has_decoder else []
     tasks = ", ".join(experiment.tuning.mixtures + experiment.tuning.heads)
-    finetuning = (
-        f", then fine-tuned for {experiment.finetuning.steps:,} steps on each of {tasks}"
-        if tasks and experiment.finetuning.steps
-        else ""
-    )
+    finetuning = ""
+    if tasks and experiment.finetuning.steps:
+        finetuning = f", then fine-tuned for {experiment.finetuning.steps:,} steps on each of {tasks}"
     return (
         f"Baseline `{name}`: {'+'.join(layers)} layers of width {model.d_model}, pre-trained on "
         f"`{experiment.data.corpus}` for {experiment.pretraining.steps:,} steps of "

@@ -1,4 +1,4 @@
-"""What a report says about a table: sheets of scores, differences, metrics and verdicts, and notes."""
+"""Makes the text of a report on a table: sheets of scores, differences, metrics and verdicts, and notes."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence

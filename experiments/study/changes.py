@@ -140,18 +140,15 @@ def apply(experiment: Experiment, new: Mapping[str, Any]) -> Experiment:
     A function is called with (old value, experiment), after the changes before it. SettingError names the
     whole path of a setting that does not exist, and the most similar one.
     """
+    for path in new:
+        _check_is_setting(experiment, path)
     values: dict[str, Any] = {}
-    try:
-        for path, value in new.items():
-            if callable(value):
-                experiment, values = changes(experiment, values), {}
-                value = value(attrgetter(path)(experiment), experiment)
-            values[path] = value
-        return changes(experiment, values)
-    except (SettingError, AttributeError):
-        for path in new:
-            _check_is_setting(experiment, path)
-        raise
+    for path, value in new.items():
+        if callable(value):
+            experiment, values = changes(experiment, values), {}
+            value = value(attrgetter(path)(experiment), experiment)
+        values[path] = value
+    return changes(experiment, values)
 
 
 def _check_is_setting(experiment: Experiment, path: str) -> None:

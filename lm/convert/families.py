@@ -721,6 +721,23 @@ _HEAD_DIM = Field(
     lambda value, hf_config: value or hf_config["hidden_size"] // hf_config["num_attention_heads"],
 )
 
+
+def _llama_body(*feed_forward: Parameters) -> tuple[Parameters, ...]:
+    """Map the body of a decoder whose layers have Llama's attention and norms, and these ``feed_forward``."""
+    return (
+        embedding("embed", "embed_tokens"),
+        norm("decoder.norm", "norm"),
+        stack(
+            "decoder.blocks",
+            "layers",
+            linears("attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="o_proj"),
+            *feed_forward,
+            norm("attention_norm", "input_layernorm"),
+            norm("mlp_norm", "post_attention_layernorm"),
+        ),
+    )
+
+
 # Touvron et al. 2023
 LLAMA = Family(
     model_type="llama",
@@ -752,18 +769,7 @@ LLAMA = Family(
     ),
     ignored=("pretraining_tp",),
     base_model_prefix="model",
-    base_model=(
-        embedding("embed", "embed_tokens"),
-        norm("decoder.norm", "norm"),
-        stack(
-            "decoder.blocks",
-            "layers",
-            linears("attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="o_proj"),
-            linears("mlp", "mlp", hidden="gate_proj", linear="up_proj", out="down_proj"),
-            norm("attention_norm", "input_layernorm"),
-            norm("mlp_norm", "post_attention_layernorm"),
-        ),
-    ),
+    base_model=_llama_body(linears("mlp", "mlp", hidden="gate_proj", linear="up_proj", out="down_proj")),
 )
 _LLAMA_FIELDS_WITHOUT_BIAS = without(LLAMA.fields, "bias", "mlp.bias")
 
@@ -778,7 +784,7 @@ MISTRAL = replace(
 )
 
 # Jiang et al. 2024: Mistral with eight experts, of which a token passes two. It was published without a
-# capacity, so that no token is dropped, in training neither.
+# capacity, so that no token is dropped, not even in training.
 _MIXTRAL_EXPERT = f"block_sparse_moe.experts.{EXPERT}"
 MIXTRAL = replace(
     MISTRAL,
@@ -794,18 +800,9 @@ MIXTRAL = replace(
         Field("num_experts_per_tok", "experts.per_token", 2),
     ),
     ignored=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
-    base_model=(
-        embedding("embed", "embed_tokens"),
-        norm("decoder.norm", "norm"),
-        stack(
-            "decoder.blocks",
-            "layers",
-            linears("attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="o_proj"),
-            linear("experts.router", "block_sparse_moe.gate"),
-            linears("experts", _MIXTRAL_EXPERT, hidden="w1", linear="w3", out="w2"),
-            norm("attention_norm", "input_layernorm"),
-            norm("mlp_norm", "post_attention_layernorm"),
-        ),
+    base_model=_llama_body(
+        linear("experts.router", "block_sparse_moe.gate"),
+        linears("experts", _MIXTRAL_EXPERT, hidden="w1", linear="w3", out="w2"),
     ),
 )
 
