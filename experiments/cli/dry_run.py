@@ -13,6 +13,7 @@ from experiments.cli.run_options import Options, RowRun
 from experiments.cli.status import is_in_training, last_record
 from experiments.console import CONSOLE, MISSING, listing
 from experiments.processes.progress import duration
+from experiments.runs.checks import check_agreement
 from experiments.runs.kinds.network import NetworkStage
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.kinds.vectors import SkipGram
@@ -52,8 +53,11 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     """Print the steps, FLOP and expected time that are left of each run, and which data are missing.
 
     The time of a run is that of its training steps. The sum adds compiling each program once: programs are
-    cached on disk, so that another seed of a row compiles nothing.
+    cached on disk, so that another seed of a row compiles nothing. SettingError for settings that contradict
+    each other.
     """
+    for run in wanted:
+        check_agreement(run.experiment)
     grid = listing("run", "state", "steps", "FLOP", "time of steps")
     planned = [stages(run.experiment, run.folder, options.cache) for run in wanted]
     every_stage = [stage for of_run in planned for stage in of_run]

@@ -16,7 +16,7 @@ from experiments.runs import provenance
 from experiments.runs.inputs import Inputs, mixture_lengths
 from experiments.runs.kinds.finetuning import text_spec
 from experiments.runs.kinds.head import head_config
-from experiments.runs.kinds.pretraining import branch_step, pretraining_batches
+from experiments.runs.kinds.pretraining import branch_step, has_start, pretraining_batches
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.phases import mask_of, phase_model, renaming
 from experiments.runs.result import check_settings
@@ -28,7 +28,7 @@ from lm import sharding
 from lm.config.base import SettingError, changes, check_numbers, leaves
 from lm.config.model import RECURRENT, LoraConfig, ModelConfig
 from lm.data.batches import check_batch_size
-from lm.data.checks import check_architecture
+from lm.data.checks import check_architecture, check_objective
 from lm.data.corpus.token_cache import GIGABYTE, token_cache_bytes
 from lm.data.documentation.pinned import OFFLINE
 from lm.data.packing import row_length
@@ -48,25 +48,30 @@ from lm.train.step import StepSpec, check_memory, check_mesh, check_rows, device
 
 def check_experiment(experiment: Experiment, sources: Sources) -> None:
     """Raise SettingError for settings that are wrong whatever the data and the folder are."""
-    check_numbers(experiment)
+    check_agreement(experiment)
     check_names(experiment, sources)
     sizes = experiment.mesh.sizes(jax.device_count())
     for training in (experiment.pretraining, experiment.finetuning):
         check_mesh(experiment.model, sizes, training.batch_size, training.microbatches)
+    check_device_memory(experiment, sizes)
+    declared_tasks(experiment)
+
+
+def check_agreement(experiment: Experiment) -> None:
+    """Raise SettingError for settings that contradict each other, whatever the machine."""
+    check_numbers(experiment)
     if pretrains(experiment):
         check_phases(experiment)
         check_heads(experiment)
     check_mixing(experiment)
     check_tbptt(experiment)
     check_counts(experiment)
-    check_device_memory(experiment, sizes)
     tuning = experiment.tuning
     if finetunes(experiment) and tuning.mixtures:
         check_architecture(experiment.model.architecture, generates=True)
         check_output(experiment, f"tuning.mixtures={tuning.mixtures}")
         check_mask(experiment.model)
         check_batch_size(experiment.finetuning.batch_size)
-    declared_tasks(experiment)
 
 
 def pretrains(experiment: Experiment) -> bool:
@@ -239,14 +244,17 @@ NEEDED_OBJECTIVES: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def check_phases(experiment: Experiment) -> None:
-    """Raise SettingError for phases of pre-training that do not suit their masks, or each other."""
+    """Raise SettingError for phases of pre-training whose objectives, masks or models do not agree."""
     pretraining, model = experiment.pretraining, experiment.model
     last = len(pretraining.phases)
     names = [f"pretraining.phases[{index}]" for index in range(last)]
     models = [phase_model(experiment, index) for index in range(last + 1)]
     objectives = [*(phase.objective for phase in pretraining.phases), experiment.objective]
     named_masks = [*(f"{name}.mask" for name in names), "pretraining.mask"]
+    if has_start(experiment):
+        check_objective(experiment.start.objective, models[0].architecture)
     for named, each, objective in zip(named_masks, models, objectives, strict=True):
+        check_objective(objective, each.architecture)
         if each.architecture == "encoder" and not objective.has_inputs and not each.is_causal_encoder:
             raise SettingError(
                 f"{named}={mask_of(each)!r} shows an encoder the tokens that it is to predict: a language "

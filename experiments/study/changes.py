@@ -129,6 +129,16 @@ def after_pretraining(
     }
 
 
+def followed_by(first: Changes, second: Changes) -> Changes:
+    """Return the changes of ``first``, then those of ``second``.
+
+    A group of settings that ``second`` sets as a whole, such as ``objective``, replaces what ``first`` sets
+    within it. With ``first | second`` the parts of ``first`` would stay.
+    """
+    kept = [path for path in first if not any(path == new or path.startswith(f"{new}.") for new in second)]
+    return cast(Changes, {path: value for path, value in first.items() if path in kept} | second)
+
+
 def without(changes: Changes, *paths: str) -> Changes:
     """Return ``changes`` but for those of ``paths``."""
     return cast(Changes, {path: value for path, value in changes.items() if path not in paths})

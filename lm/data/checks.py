@@ -55,8 +55,27 @@ def _compatible_values() -> list[tuple[str, str, str, tuple[str, ...]]]:
     ]
 
 
-def check_objective(objective: Objective, architecture: str, tokenizer: Tokenizer) -> None:
-    """Raise SettingError if an objective contradicts itself, the architecture or the tokenizer."""
+def check_objective(objective: Objective, architecture: str) -> None:
+    """Raise SettingError if an objective, or one of its mixture, contradicts itself or the architecture."""
+    if objective.mixture:
+        check_mixture(objective.denoisers)
+    for denoiser in objective.denoisers:
+        _check_single_objective(denoiser.objective, architecture)
+
+
+def check_has_tokens(objective: Objective, architecture: str, tokenizer: Tokenizer) -> None:
+    """Raise SettingError if the tokenizer lacks special tokens that an objective puts into its examples."""
+    for denoiser in objective.denoisers:
+        _check_has_tokens(denoiser.objective, architecture, tokenizer)
+    modes = {denoiser.mode for denoiser in objective.denoisers if denoiser.mode}
+    if modes and tokenizer.num_sentinels < len(modes) + 2:
+        raise SettingError(
+            f"the vocabulary has {tokenizer.num_sentinels} sentinels, and the modes {sorted(modes)} take "
+            f"{len(modes)} of them: set data.sentinels to 100"
+        )
+
+
+def _check_single_objective(objective: Objective, architecture: str) -> None:
     for field, value, other, allowed in _compatible_values():
         chosen = getattr(objective, other)
         if getattr(objective, field) == value and chosen not in allowed:
@@ -92,6 +111,9 @@ def check_objective(objective: Objective, architecture: str, tokenizer: Tokenize
             f"objective.inputs={objective.inputs!r} is an order of a decoder's row: model.architecture="
             f"{architecture!r} should be {' or '.join(map(repr, DECODERS))}, or objective.inputs 'sentinels'"
         )
+
+
+def _check_has_tokens(objective: Objective, architecture: str, tokenizer: Tokenizer) -> None:
     needed = INPUTS[objective.inputs].num_sentinels
     if "sentinels" in (objective.inputs, objective.targets):
         needed = max(needed, 1)
@@ -104,7 +126,7 @@ def check_objective(objective: Objective, architecture: str, tokenizer: Tokenize
     check_special_tokens(tokenizer, ["mask"] if has_masks else [], architecture)
 
 
-def check_mixture(denoisers: Sequence[Denoiser], tokenizer: Tokenizer) -> None:
+def check_mixture(denoisers: Sequence[Denoiser]) -> None:
     """Raise SettingError if denoisers cannot stand in one mixture."""
     names = [denoiser.name for denoiser in denoisers]
     if not names or len(set(names)) < len(names):
@@ -123,11 +145,6 @@ def check_mixture(denoisers: Sequence[Denoiser], tokenizer: Tokenizer) -> None:
     if modes and in_place:
         raise SettingError(
             f"the mode tokens {sorted(modes)} begin inputs of a decoder, and not of an encoder"
-        )
-    if modes and tokenizer.num_sentinels < len(modes) + 2:
-        raise SettingError(
-            f"the vocabulary has {tokenizer.num_sentinels} sentinels, and the modes {sorted(modes)} take "
-            f"{len(modes)} of them: set data.sentinels to 100"
         )
 
 

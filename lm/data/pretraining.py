@@ -20,7 +20,7 @@ import numpy as np
 
 from lm.batch import Batch, concatenate
 from lm.data.batches import PickledWithoutCache, uniforms
-from lm.data.checks import check_architecture, check_mixture, check_objective
+from lm.data.checks import check_architecture, check_has_tokens, check_objective
 from lm.data.corpus.sampler import CorpusSampler, WindowPosition
 from lm.data.masked_lm import MaskedLMRows, NextTokenRows
 from lm.data.packing import (
@@ -66,10 +66,8 @@ def pretraining_rows(
     """
     check_architecture(architecture, sampler.seed or 0)
     tokenizer, denoisers = sampler.corpus.tokenizer, objective.denoisers
-    if objective.mixture:
-        check_mixture(denoisers, tokenizer)
-    for denoiser in denoisers:
-        check_objective(denoiser.objective, architecture, tokenizer)
+    check_objective(objective, architecture)
+    check_has_tokens(objective, architecture, tokenizer)
     modes = mode_tokens(denoisers, tokenizer)
     parts: list[DenoisingRows | MaskedLMRows] = []
     for denoiser, lengths in zip(

@@ -8,7 +8,7 @@ import pytest
 
 from lm.config.base import SettingError
 from lm.data.batches import uniforms
-from lm.data.checks import check_mixture, check_objective
+from lm.data.checks import check_has_tokens, check_mixture, check_objective
 from lm.data.packing import DECODERS, PaddedTexts, row_length
 from lm.data.pretraining import denoise, lengths_of_denoisers, mode_tokens, noise_mask, pretraining_lengths
 from lm.objectives.corruption import CorruptionInputs, run_starts
@@ -256,12 +256,12 @@ def test_an_objective_alone_has_the_lengths_that_it_computes(name):
 )
 def test_denoisers_that_do_not_go_together_are_refused(denoisers, message):
     with pytest.raises(SettingError, match=message):
-        check_mixture(denoisers, VOCABULARY)
+        check_mixture(denoisers)
 
 
 def test_modes_need_sentinels_and_an_unknown_mixture_is_refused_with_the_nearest():
     with pytest.raises(SettingError, match="has 4 sentinels, and the modes .* data.sentinels"):
-        check_mixture(DENOISER_MIXTURES["ul2"], SimpleNamespace(num_sentinels=4))
+        check_has_tokens(Objective(mixture="ul2"), "encoder-decoder", SimpleNamespace(num_sentinels=4, eos=1))
     with pytest.raises(SettingError, match="did you mean 'ul2'"):
         Objective(mixture="ul-2")
 
@@ -277,4 +277,4 @@ def test_modes_need_sentinels_and_an_unknown_mixture_is_refused_with_the_nearest
 )
 def test_formats_that_do_not_suit_are_refused_by_name(objective, architecture, message):
     with pytest.raises(SettingError, match=message):
-        check_objective(objective, architecture, VOCABULARY)
+        check_objective(objective, architecture)

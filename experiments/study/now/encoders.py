@@ -7,7 +7,7 @@ gisserot/10-13-mix. Heads answer the tasks: *reading* has questions that nobody 
 *language* asks how well a model knows the language of the text.
 """
 
-from experiments.study.changes import Changes, times
+from experiments.study.changes import Changes, followed_by, times
 from experiments.study.experiment import PretrainingPhase
 from experiments.study.papers.gisserot import CAUSAL, CLM, ENCODER
 from experiments.study.table import Conclusion, make_table
@@ -28,7 +28,7 @@ def with_updates(changes: Changes, factor: int) -> Changes:
 
 
 MLM: Changes = ENCODER | AT_THE_END
-CAUSAL_LM: Changes = MLM | CAUSAL
+CAUSAL_LM = followed_by(MLM, CAUSAL)
 
 TABLES = (
     make_table(

@@ -19,9 +19,10 @@ from experiments.cli import COMMANDS
 from experiments.cli.list_rows import list_rows
 from experiments.cli.run_options import Options, link_shared_run, row_run
 from experiments.processes.progress import duration, reporting
+from experiments.runs.checks import check_agreement
 from experiments.runs.stages import stages
 from experiments.study import classic, registry
-from experiments.study.changes import times
+from experiments.study.changes import apply, followed_by, times
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.papers.t5 import PAPER, TABLES
 from experiments.study.paths import run_folder
@@ -55,6 +56,22 @@ def test_no_two_rows_of_a_table_are_equal(scale):
     for table in registry.TABLES.values():
         built = [build(row.name, scale) for row in table.rows if not row.needs]
         assert len(set(built)) == len(built) or table.name == "tay/released-shapes", table.name
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_settings_of_every_row_agree(scale):
+    """The corpus is prepared only after this check, which takes minutes the first time."""
+    for row in REGISTRY.values():
+        if not row.needs:
+            check_agreement(build(row.name, scale))
+
+
+def test_changes_that_follow_replace_a_whole_group():
+    masked = {"objective": OBJECTIVES["masked-lm"], "objective.rate": 0.4, "model.mlp.d_ff": 64}
+    causal = {"objective": OBJECTIVES["causal-lm"]}
+    assert apply(BASELINE, followed_by(masked, causal)).objective == OBJECTIVES["causal-lm"]
+    assert followed_by(masked, causal)["model.mlp.d_ff"] == 64
+    assert followed_by(masked, {"objective.rate": 0.2}) == masked | {"objective.rate": 0.2}
 
 
 @pytest.mark.parametrize("table", classic.TABLES, ids=lambda table: table.name)
