@@ -144,11 +144,12 @@ class SimilarityFigure(FigureSpec):
             curves = similarity_curves(run, (self.text, self.other), self.word)
             num_layers = len(next(iter(curves.values())).x)
             ticks: dict[float, str] = dict(enumerate(["embedding", *layer_names(num_layers - 1)]))
-            title = f"{run.config.architecture}, {run.config.mixer.kind}"
+            name = folder.parent.name if folder.name.startswith("seed-") else folder.name
+            title = f"{name}: {run.config.architecture}, {run.config.mixer.kind}"
             panels.append(
                 Plot(title, "layer", "cosine of two states", curves, y_range=(-0.05, 1.05), x_ticks=ticks)
             )
-        return draw_plots(PlotGrid(panels))
+        return draw_plots(PlotGrid(panels, has_shared_legend=True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ LEARNED: Changes = {"model.positions.kind": "learned"}
 PAPER = Paper(
     name="Modifications",
     citation="Narang et al. 2021",
+    title="Do Transformer Modifications Transfer Across Implementations and Applications?",
     columns=_SCORES.columns,
     question="Do published modifications of the Transformer help in another code base, without new tuning?",
     source="arXiv 2102.11972",
