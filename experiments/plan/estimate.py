@@ -330,7 +330,8 @@ def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
     def scores(queries: int, keys: int) -> int:
         by_length = max(queries, keys) > MAX_XLA_LENGTH or fits_short_rows(model, queries * keys)
         kernel = {"auto": by_length, "flash": True}.get(model.attention.implementation, False)
-        return 0 if kernel and not model.sparsity.random_blocks else queries * keys
+        stores_logits = model.sparsity.random_blocks or model.mixer.kind == "synthesizer"
+        return 0 if kernel and not stores_logits else queries * keys
 
     attends = model.has_attention_logits  # else only across
     # of one head, if the states are read as they are; in additive scores each is a sum over features

@@ -155,6 +155,9 @@ Changes = TypedDict(
         "model.mixer.width": int | None | Change,
         "model.mixer.window": int | Change,
         "model.mixer.truncation": int | None | Change,
+        "model.mixer.logits": Literal["dense", "random", "factorized"] | Change,
+        "model.mixer.products": Literal["none", "added", "mixed"] | Change,
+        "model.mixer.rank": int | Change,
         "model.attention": AttentionConfig | Change,
         "model.attention.num_heads": int | Change,
         "model.attention.num_key_value_heads": int | None | Change,
@@ -184,6 +187,8 @@ Changes = TypedDict(
         | Change,
         "model.cross_attention.start": Literal["normal", "mimetic"] | Change,
         "model.cross_attention.positions": Literal["none", "continued"] | Change,
+        "model.cross_attention.num_heads": int | None | Change,
+        "model.cross_attention.d_kv": int | None | Change,
         "model.mlp": MlpConfig | Change,
         "model.mlp.activation": Literal[
             "relu",

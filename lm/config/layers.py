@@ -20,7 +20,7 @@ from lm.config.base import (
     setting,
 )
 
-MixerName = Literal["attention", "rnn", "gru", "lstm", "window", "none"]
+MixerName = Literal["attention", "synthesizer", "rnn", "gru", "lstm", "window", "none"]
 CrossName = Literal["heads", "merged", "dot", "multiplicative", "additive", "none"]
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
 # silu is Swish with beta 1. A gated form multiplies the activation of one projection by a second projection:
@@ -46,6 +46,7 @@ MLP_TENSORS = ("mlp_hidden", "mlp_out")
 
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
 RECURRENT = ("rnn", "gru", "lstm")  # mixers that carry a state
+WITH_LOGITS = ("attention", "synthesizer")  # mixers with attention logits, as their classes say too
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ LEARNED: Condition = {"kind": ("learned",)}
 RELATIVE: Condition = {"kind": ("relative", "relative-per-layer")}
 BY_HEADS = ("heads", "merged")  # kinds of cross-attention whose queries and keys are those of heads
 FEED_FORWARD: Condition = {"activation": Values(but=("none",))}
+SYNTHESIZER: Condition = {"kind": Mixers(("synthesizer",))}
 HEAD_NORMS: Conditions = ({"qk_norm": (True,)}, {"value_norm": (True,)}, {"output_norm": (True,)})
 
 
@@ -138,8 +140,20 @@ class CrossAttentionConfig:
     # rotary positions of cross-attention: none, as if all were at position 0, or the decoder's go on after
     # the encoder's last (continued: RedLLM)
     positions: Literal["none", "continued"] = setting("none", {"kind": BY_HEADS})
+    # number of heads of cross-attention, if other than of self-attention [heads]
+    num_heads: int | None = setting(None, {"kind": ("heads",)})
+    # width of the heads of cross-attention, if other than of self-attention [features]
+    d_kv: int | None = setting(None, {"kind": ("heads",)})
 
     def __post_init__(self):
+        at_least(self, "model.cross_attention.", num_heads=1, d_kv=1)
+        at_most(self, "model.cross_attention.", num_heads=2**16)
+        for name in ("num_heads", "d_kv"):
+            if getattr(self, name) is not None and self.kind != "heads":
+                raise SettingError(
+                    f"model.cross_attention.{name}={getattr(self, name)} is of heads of its own, which "
+                    f"model.cross_attention.kind={self.kind!r} does not have: choose 'heads', or None"
+                )
         if self.start != "normal" and self.kind != "heads":
             raise SettingError(
                 f"model.cross_attention.start={self.start!r} is of heads, not "
@@ -156,7 +170,8 @@ class CrossAttentionConfig:
 class MixerConfig:
     """The token mixer: what mixes the positions of a row."""
 
-    # token mixer of a block: attention, a recurrent layer (Elman, GRU, LSTM), the concatenation of the last
+    # token mixer of a block: attention, attention with logits that are no products of queries and keys
+    # (synthesizer: Tay et al. 2021), a recurrent layer (Elman, GRU, LSTM), the concatenation of the last
     # tokens (window: Bengio et al. 2003), or none
     kind: MixerName = "attention"
     # width of the recurrent state, or of the window's hidden layer; None: d_model [features]
@@ -165,9 +180,17 @@ class MixerConfig:
     window: int = setting(3, {"kind": Mixers(("window",))})
     # length of the chunks within which gradients of recurrent states flow; None: the whole row [tokens]
     truncation: int | None = setting(None, {"kind": Mixers(RECURRENT)})
+    # logits of a synthesizer: computed from the query's own position (dense), or parameters, the same for all
+    # texts, as they are (random) or as a product of low rank (factorized)
+    logits: Literal["dense", "random", "factorized"] = setting("dense", SYNTHESIZER)
+    # whether a synthesizer has products of queries and keys too: no, added to its logits, or mixed with them
+    # by a weight that each layer learns
+    products: Literal["none", "added", "mixed"] = setting("none", SYNTHESIZER)
+    # rank of a synthesizer's factorised logits [features]
+    rank: int = setting(16, SYNTHESIZER | {"logits": ("factorized",)})
 
     def __post_init__(self):
-        at_least(self, "model.mixer.", window=1, width=1, truncation=1)
+        at_least(self, "model.mixer.", window=1, width=1, truncation=1, rank=1)
         if self.truncation is not None and self.kind not in RECURRENT:
             wants = f"needs model.mixer.kind='rnn', 'gru' or 'lstm', not {self.kind!r}"
             raise SettingError(f"model.mixer.truncation={self.truncation} {wants}")
@@ -193,7 +216,8 @@ class PositionsConfig:
     """Position encoding: how a model knows the order of its tokens."""
 
     kind: Positions = "relative"  # position encoding
-    max_length: int = 512  # longest row with learned positions or random blocks [tokens]
+    # longest row with learned positions, random blocks or a synthesizer [tokens]
+    max_length: int = 512
     # number of unused rows before the learned positions; 2 in BART and RoBERTa [rows]
     offset: int = setting(0, LEARNED)
     # order of sines and cosines in sinusoidal positions

@@ -27,6 +27,7 @@ from lm.config.layers import (
     BY_HEADS,
     MLP_TENSORS,
     RECURRENT,
+    WITH_LOGITS,
     AttentionConfig,
     CompileConfig,
     CrossAttentionConfig,
@@ -41,7 +42,6 @@ from lm.config.layers import (
 
 Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 Pool = Literal["first", "last", "mean", "max"]
-WITH_ATTENTION_LOGITS = ("attention",)  # mixers with attention logits, as their classes say too
 # What makes a mixer, by model.mixer.kind: filled by lm.nn.mixers, which needs flax, and by modules of a
 # user's own. Settings ask of a class there what it can do.
 MIXERS: dict[str, Callable[..., Any]] = {}
@@ -74,12 +74,16 @@ TWO_STACKS: Condition = {
 
 OWN_ENCODER: Condition = {"architecture": ("encoder-decoder",)}  # beside a decoder
 
-SELF_ATTENTION: Condition = {"mixer.kind": Mixers(("attention",))}
+SELF_ATTENTION: Condition = {"mixer.kind": Mixers(WITH_LOGITS)}
 CROSS_HEADS: Condition = TWO_STACKS | {"cross_attention.kind": BY_HEADS}
 CROSS_ROTARY: Condition = CROSS_HEADS | {"positions.kind": ("rotary",)}
 ATTENTION: Conditions = (SELF_ATTENTION, CROSS_HEADS)
 NORMED: Condition = {"norm.kind": ("rms", "layer")}
-ROW_LENGTHS: Conditions = ({"positions.kind": ("learned",)}, {"sparsity.random_blocks": ABOVE_0})
+ROW_LENGTHS: Conditions = (
+    {"positions.kind": ("learned",)},
+    {"sparsity.random_blocks": ABOVE_0},
+    {"mixer.kind": ("synthesizer",)},
+)
 WINDOWED: Conditions = tuple(
     {path: GIVEN} for path in ("sparsity.window", "sparsity.layer_windows", "encoder.layer_windows")
 )
@@ -206,6 +210,7 @@ class ModelConfig:
         self._check_positions()
         self._check_attention()
         self._check_mixer()
+        self._check_synthesizer()
         self._check_cross()
         self._check_residual()
         self._check_sharing()
@@ -310,6 +315,37 @@ class ModelConfig:
             raise SettingError(
                 f"{mixer} reads either both ways or only back, model.architecture={self.architecture!r} does "
                 "both: choose 'decoder', 'encoder' or 'encoder-decoder'"
+            )
+
+    def _check_synthesizer(self) -> None:
+        """Check that nothing acts on queries, keys or kernels that a synthesizer lacks."""
+        if self.mixer.kind != "synthesizer":
+            return
+        mixer, cross = "model.mixer.kind='synthesizer'", self.cross_attention.kind
+        if self.attention.implementation not in ("auto", "xla"):
+            raise SettingError(
+                f"{mixer} stores its logits, which model.attention.implementation="
+                f"{self.attention.implementation!r} does not: choose 'auto'"
+            )
+        if self.attention.scores == "bilinear" or self.positions.kind == "rotary":
+            raise SettingError(
+                f"{mixer} has logits that model.attention.scores={self.attention.scores!r} and "
+                f"model.positions.kind={self.positions.kind!r} do not change: choose 'dot' or 'scaled-dot', "
+                "and other positions than 'rotary', such as 'relative'"
+            )
+        if cross == "merged" or self.sparsity.projections == "separate":
+            raise SettingError(
+                f"{mixer} has logits for the keys of its own row alone, and one set of projections: "
+                f"model.cross_attention.kind={cross!r} should be 'heads', model.sparsity.projections="
+                f"{self.sparsity.projections!r} 'shared'"
+            )
+        missing = set()
+        if self.mixer.products == "none":
+            missing = {"key"} if self.mixer.logits == "dense" else {"query", "key"}
+        if self.lora.rank and (lacking := missing & set(self.lora.matrices)):
+            raise SettingError(
+                f"{mixer} with model.mixer.logits={self.mixer.logits!r} has no matrix for "
+                f"{', '.join(sorted(lacking))} of lora.matrices={self.lora.matrices}: leave them out"
             )
 
     def _check_cross(self) -> None:
@@ -493,12 +529,26 @@ class ModelConfig:
         """Return whether the token mixer computes attention logits, which take biases, masks and windows."""
         if self.mixer.kind in MIXERS:
             return getattr(MIXERS[self.mixer.kind], "has_attention_logits", False)
-        return self.mixer.kind in WITH_ATTENTION_LOGITS
+        return self.mixer.kind in WITH_LOGITS
 
     @property
     def has_merged_attention(self) -> bool:
         """Return whether a decoder's self-attention is its cross-attention too."""
         return self.cross_attention.kind == "merged"
+
+    @property
+    def limits_length(self) -> bool:
+        """Return whether rows are at most ``positions.max_length`` long."""
+        is_learned = self.positions.kind == "learned" or self.mixer.kind == "synthesizer"
+        return is_learned or self.sparsity.random_blocks > 0
+
+    @property
+    def cross_config(self) -> "ModelConfig":
+        """Return the settings of cross-attention: these with its own sizes where it has any."""
+        own = self.cross_attention
+        sizes = {"attention.num_heads": own.num_heads, "attention.d_kv": own.d_kv}
+        sizes = {path: value for path, value in sizes.items() if value is not None}
+        return changes(self, sizes) if sizes else self
 
     @property
     def encoder_config(self) -> "ModelConfig":

@@ -43,7 +43,8 @@ from lm.ops.positions import (
 def check_row_length(config: ModelConfig, side: Side, name: str) -> None:
     """Raise SettingError for rows longer than learned positions, unless the batch has positions."""
     length, max_length = side.tokens.shape[1], config.positions.max_length
-    if config.positions.kind == "learned" and length > max_length and side.positions is None:
+    is_limited = config.positions.kind == "learned" or config.mixer.kind == "synthesizer"
+    if is_limited and length > max_length and side.positions is None:
         raise SettingError(
             f"rows of {length} tokens are longer than model.positions.max_length={max_length}, up to which "
             f"positions are learned: cut the {name}'s tokens or, of several short texts in a row, give "
@@ -215,7 +216,7 @@ def make_cross_mask(
     )
     key_length = encoder_segments.shape[1]
     options = AttentionOptions(logit_cap=config.attention.logit_cap)
-    if choose_implementation(config, length, key_length, mask, None, options) == "xla":
+    if choose_implementation(config.cross_config, length, key_length, mask, None, options) == "xla":
         return mask.materialize(segments.shape[1], key_length)
     return mask
 

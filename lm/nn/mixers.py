@@ -18,6 +18,7 @@ from lm.nn.costs import TokenMixer
 from lm.nn.dropout import DropoutMasks, Shapes
 from lm.nn.layers import Identity, Linear
 from lm.nn.rnn import Recurrent
+from lm.nn.synthesizer import Synthesizer
 from lm.sharding import constrain
 
 
@@ -134,7 +135,7 @@ CrossAttention = Attention | LuongAttention
 
 # By model.cross_attention.kind; called with the settings and random keys.
 CROSS_ATTENTION: dict[str, Callable[[ModelConfig, nnx.Rngs], CrossAttention | None]] = {
-    "heads": lambda config, rngs: Attention(config, rngs, is_cross=True),
+    "heads": lambda config, rngs: Attention(config.cross_config, rngs, is_cross=True),
     "dot": LuongAttention,
     "multiplicative": LuongAttention,
     "additive": BahdanauAttention,
@@ -145,6 +146,7 @@ CROSS_ATTENTION: dict[str, Callable[[ModelConfig, nnx.Rngs], CrossAttention | No
 # By model.mixer.kind; called with the settings, random keys, and whether the stack is bidirectional.
 MIXERS |= {
     "attention": Attention,
+    "synthesizer": Synthesizer,
     "rnn": Recurrent,
     "gru": Recurrent,
     "lstm": Recurrent,

@@ -111,11 +111,10 @@ class Costs(NamedTuple):
 def longest_row(config: ModelConfig) -> int | None:
     """Return the longest row that the model reads [tokens]; None: it has no limit.
 
-    Learned positions and random blocks end at ``positions.max_length``. All other positions, sinusoids
-    included, are computed for any place of a row.
+    Learned positions, random blocks and synthesizers end at ``positions.max_length``. All other positions,
+    sinusoids included, are computed for any place of a row.
     """
-    is_limited = config.positions.kind == "learned" or config.sparsity.random_blocks > 0
-    return config.positions.max_length if is_limited else None
+    return config.positions.max_length if config.limits_length else None
 
 
 def check_length(config: ModelConfig, length: int, name: str = "length") -> None:

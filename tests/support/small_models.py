@@ -119,6 +119,20 @@ CONFIGS |= {
     )
     for mixer, cross in (("lstm", "none"), ("gru", "none"), ("lstm", "dot"), ("lstm", "additive"))
 }
+CONFIGS |= {
+    "dense synthesizer": changes(
+        TINY, {"mixer.kind": "synthesizer", "cross_attention.num_heads": 2, "cross_attention.d_kv": 6}
+    ),
+    "decoder, random synthesizer": changes(
+        TINY,
+        {
+            "architecture": "decoder",
+            "mixer.kind": "synthesizer",
+            "mixer.logits": "random",
+            "mixer.products": "mixed",
+        },
+    ),
+}
 EXPERTS = {"experts.count": 4, "experts.per_token": 2}
 CONFIGS |= {
     "experts": changes(TINY, EXPERTS),
