@@ -20,7 +20,8 @@ from lm.config.base import (
     setting,
 )
 
-MixerName = Literal["attention", "synthesizer", "rnn", "gru", "lstm", "window", "none"]
+ConvolutionName = Literal["lightweight-convolution", "dynamic-convolution"]
+MixerName = Literal["attention", "synthesizer", "rnn", "gru", "lstm", "window", ConvolutionName, "none"]
 CrossName = Literal["heads", "merged", "dot", "multiplicative", "additive", "none"]
 Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
 # silu is Swish with beta 1. A gated form multiplies the activation of one projection by a second projection:
@@ -46,6 +47,7 @@ MLP_TENSORS = ("mlp_hidden", "mlp_out")
 
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
 RECURRENT = ("rnn", "gru", "lstm")  # mixers that carry a state
+CONVOLUTIONS = get_args(ConvolutionName)
 WITH_LOGITS = ("attention", "synthesizer")  # mixers with attention logits, as their classes say too
 
 
@@ -67,6 +69,7 @@ RELATIVE: Condition = {"kind": ("relative", "relative-per-layer")}
 BY_HEADS = ("heads", "merged")  # kinds of cross-attention whose queries and keys are those of heads
 FEED_FORWARD: Condition = {"activation": Values(but=("none",))}
 SYNTHESIZER: Condition = {"kind": Mixers(("synthesizer",))}
+CONVOLUTION: Condition = {"kind": Mixers(CONVOLUTIONS)}
 HEAD_NORMS: Conditions = ({"qk_norm": (True,)}, {"value_norm": (True,)}, {"output_norm": (True,)})
 
 
@@ -172,7 +175,8 @@ class MixerConfig:
 
     # token mixer of a block: attention, attention with logits that are no products of queries and keys
     # (synthesizer: Tay et al. 2021), a recurrent layer (Elman, GRU, LSTM), the concatenation of the last
-    # tokens (window: Bengio et al. 2003), or none
+    # tokens (window: Bengio et al. 2003), a convolution whose kernels are parameters (lightweight) or come
+    # from each position (dynamic: Wu et al. 2019), or none
     kind: MixerName = "attention"
     # width of the recurrent state, or of the window's hidden layer; None: d_model [features]
     width: int | None = setting(None, {"kind": Mixers((*RECURRENT, "window"))})
@@ -188,9 +192,15 @@ class MixerConfig:
     products: Literal["none", "added", "mixed"] = setting("none", SYNTHESIZER)
     # rank of a synthesizer's factorised logits [features]
     rank: int = setting(16, SYNTHESIZER | {"logits": ("factorized",)})
+    # number of tokens that a convolution reads, including the current one: the last of them in a decoder, the
+    # middle one in an encoder [tokens]
+    kernel_size: int = setting(9, CONVOLUTION)
+    # number of kernels of a convolution, each shared by as many features; None: one for each [kernels]
+    kernels: int | None = setting(None, CONVOLUTION)
 
     def __post_init__(self):
         at_least(self, "model.mixer.", window=1, width=1, truncation=1, rank=1)
+        at_least(self, "model.mixer.", kernel_size=1, kernels=1)
         if self.truncation is not None and self.kind not in RECURRENT:
             wants = f"needs model.mixer.kind='rnn', 'gru' or 'lstm', not {self.kind!r}"
             raise SettingError(f"model.mixer.truncation={self.truncation} {wants}")
@@ -296,9 +306,18 @@ class OutputConfig:
     bias: bool = False  # whether the logits have a bias per token (BERT, BART)
     # soft cap of the logits c: cap * tanh(c / cap) (Gemma 2); None: no cap
     logit_cap: float | None = setting(None, {"logits": Values(but=("none",))})
+    # number of softmaxes whose mixture gives the probabilities (Yang et al. 2018); 1: no mixture [softmaxes]
+    softmaxes: int = setting(1, {"logits": Values(but=("none",))})
 
     def __post_init__(self):
         above_0(self, "model.output.", "logit_cap")
+        at_least(self, "model.output.", softmaxes=1)
+        at_most(self, "model.output.", softmaxes=2**16)
+        if self.softmaxes > 1 and self.logits == "none":
+            raise SettingError(
+                f"model.output.softmaxes={self.softmaxes} needs an output matrix: model.output.logits='none' "
+                "should be 'tied' or 'separate'"
+            )
 
 
 @dataclass(frozen=True)

@@ -284,6 +284,11 @@ class ModelConfig:
 
     def _check_mixer(self) -> None:
         """Check that a mixer without attention scores has no settings that need them."""
+        if self.mixer.kernels is not None and self.d_model % self.mixer.kernels:
+            raise SettingError(
+                f"model.mixer.kernels={self.mixer.kernels} should divide model.d_model={self.d_model}: each "
+                "kernel is shared by as many features"
+            )
         if self.has_attention_logits:
             return
         mixer = f"model.mixer.kind={self.mixer.kind!r}"

@@ -27,6 +27,7 @@ from lm.nn.cache import Cache, Carry
 from lm.nn.dropout import split_key
 from lm.nn.heads import PAIR_CLASSES, MLMTransform, ReplacedTokenHead
 from lm.nn.layers import Embed, Identity, Linear, Module, broadcast_to_rank, dense, embedding_std, param
+from lm.nn.softmaxes import SoftmaxMixture
 from lm.nn.stack import Stack, StackOutput, split_layers
 from lm.ops.attention import soft_cap
 from lm.sharding import constrain
@@ -81,6 +82,7 @@ class Transformer(Module):
         self.copy_gate = linear(1, "classes") if "copy" in heads else None
         is_separate = config.embedding.encoder == "separate"
         self.encoder_embed = Embed(rngs, shape, "vocab", std=std, dtype=config.dtype) if is_separate else None
+        self.mixture = SoftmaxMixture(config, rngs) if config.output.softmaxes > 1 else None
 
     def __call__(
         self, batch: Batch, key: Array | None = None
@@ -112,12 +114,18 @@ class Transformer(Module):
         return self._encoder(*self._encoder_inputs(batch), key).x
 
     def logits(self, x: Float[Array, "B T D"]) -> Float32[Array, "B T {self.config.vocab_size}"]:
-        """Return logits float32 [B,T,V] of last hidden states x [B,T,D]."""
-        config = self.config
-        if config.output.logits == "none":
+        """Return logits float32 [B,T,V] of last hidden states x [B,T,D]; of a mixture, log-probabilities."""
+        if self.config.output.logits == "none":
             raise SettingError(
                 "model.output.logits='none': no output matrix; use the model's features or its heads"
             )
+        if self.mixture is not None:
+            return constrain(self.mixture(x, self._softmax_logits), "batch", "length", "vocab")
+        return constrain(self._softmax_logits(x), "batch", "length", "vocab")
+
+    def _softmax_logits(self, x: Array) -> Array:
+        """Return the logits float32 [B,T,V] of one softmax for states x [B,T,D]."""
+        config = self.config
         x = self.transform(self.narrowing(x))
         if config.output.logits.endswith("scaled"):
             x = x * config.d_model**-0.5
@@ -127,8 +135,7 @@ class Transformer(Module):
             logits = self.embed.logits(x)
         if self.logits_bias is not None:
             logits = logits + broadcast_to_rank(self.logits_bias[...], logits)
-        logits = soft_cap(logits, config.output.logit_cap)
-        return constrain(logits, "batch", "length", "vocab")
+        return soft_cap(logits, config.output.logit_cap)
 
     def pooled(self, x: Float[Array, "B T D"]) -> Float[Array, "B D"]:
         """Return [B,D], the representation of each text: the pooler applied to the first position of x."""

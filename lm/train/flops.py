@@ -15,6 +15,7 @@ from lm.config.model import ModelConfig
 from lm.nn.block import Block
 from lm.nn.costs import matmul_flops, mixer_cache_bytes, mixer_flops
 from lm.nn.layers import count
+from lm.nn.softmaxes import SoftmaxMixture
 from lm.nn.transformer import Transformer
 from lm.sharding import logical_axes, named
 
@@ -47,9 +48,7 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     a step takes three forward passes. What rematerialisation repeats is not counted, nor is the half of
     causal scores that a kernel may skip, nor ELECTRA's generator. Scores outside of windows are counted.
     """
-    vocab_size = 0 if config.output.logits == "none" else config.vocab_size
-    predicted = targets if config.has_decoder else inputs
-    forward: float = 2 * predicted * config.embed_width * vocab_size
+    forward: float = _output_flops(config, targets if config.has_decoder else inputs)
     if config.has_encoder:
         encoder_block = abstract_block(config.encoder_config, has_cross_attention=False)
         forward += _stack_flops(encoder_block, config.num_encoder_layers, inputs)
@@ -61,6 +60,18 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     if "backward" in config.heads:  # a second stack as large reads from the other end
         forward *= 2
     return 3.0 * rows * forward
+
+
+def _output_flops(config: ModelConfig, positions: int) -> int:
+    """Return the FLOPs of the output matrix for so many positions, for each softmax of a mixture, forward."""
+    if config.output.logits == "none":
+        return 0
+    flops = 2 * positions * config.embed_width * config.vocab_size * config.output.softmaxes
+    if config.output.softmaxes > 1:
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        mixture = jax.eval_shape(lambda key: SoftmaxMixture(config, nnx.Rngs(params=key)), key)
+        flops += matmul_flops(mixture, positions)
+    return flops
 
 
 def abstract_block(config: ModelConfig, has_cross_attention: bool) -> Block:
@@ -210,8 +221,7 @@ def _generating_flops(config: ModelConfig, inputs: int, length: int) -> float:
     layer = mixer_flops(block.attention, 1, 0)
     if config.has_encoder:
         layer += block.cross_flops(1, 0)
-    vocab_size = 0 if config.output.logits == "none" else config.vocab_size
-    products: float = config.num_decoder_layers * layer + 2 * config.embed_width * vocab_size
+    products: float = config.num_decoder_layers * layer + _output_flops(config, 1)
     products += _feed_forward_flops(block, config.num_decoder_layers, 1)
     return products + _own_score_flops(config, length) + _cross_score_flops(config, inputs)
 

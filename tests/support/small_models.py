@@ -133,6 +133,26 @@ CONFIGS |= {
         },
     ),
 }
+CONFIGS |= {
+    "lightweight convolution": changes(
+        TINY,
+        {
+            "mixer.kind": "lightweight-convolution",
+            "mixer.kernel_size": 3,
+            "mixer.kernels": 4,
+            "positions.kind": "none",
+        },
+    ),
+    "decoder, dynamic convolution": changes(
+        TINY,
+        {
+            "architecture": "decoder",
+            "mixer.kind": "dynamic-convolution",
+            "mixer.kernel_size": 4,
+            "positions.kind": "learned",
+        },
+    ),
+}
 EXPERTS = {"experts.count": 4, "experts.per_token": 2}
 CONFIGS |= {
     "experts": changes(TINY, EXPERTS),

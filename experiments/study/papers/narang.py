@@ -60,6 +60,11 @@ REZERO: Changes = ADAM | {"model.residual": "rezero"}
 FACTORIZED: Changes = {"model.embedding.d_embed": share_of("model.d_model", 1 / 6)}
 FACTORIZED_SHARED: Changes = FACTORIZED | {"model.embedding.projected": "tokens"}
 
+# Of the paper's code a dynamic convolution has a sixth of the feed-forward layer's width.
+LIGHTWEIGHT: Changes = {"model.mixer.kind": "lightweight-convolution"}
+DYNAMIC: Changes = {"model.mixer.kind": "dynamic-convolution", "model.mlp.d_ff": times(1 / 6)}
+NO_POSITIONS: Changes = {"model.positions.kind": "none"}
+
 
 def layers(factor: float) -> Changes:
     """Return ``factor`` times the layers, with as many parameters: narrower layers of fewer heads."""
@@ -135,10 +140,10 @@ ROWS: dict[str, Changes | Missing] = {
     "adaptive-inputs": missing("adaptive input embeddings"),
     "adaptive-softmax": missing("adaptive softmax"),
     "adaptive-softmax-no-projection": missing("adaptive softmax"),
-    "mixture-of-softmaxes": missing("mixture of softmaxes"),
+    "mixture-of-softmaxes": {"model.output.softmaxes": 15},
     "transparent": missing("transparent attention"),
-    "dynamic-convolution": missing("dynamic convolution"),
-    "lightweight-convolution": missing("lightweight convolution"),
+    "dynamic-convolution": DYNAMIC,
+    "lightweight-convolution": LIGHTWEIGHT,
     "evolved": missing("Evolved Transformer"),
     "synthesizer-dense": synthesizer("dense"),
     "synthesizer-dense-plus": synthesizer("dense", "added"),
@@ -188,7 +193,12 @@ TABLES: tuple[Table, ...] = (
     make_table(
         "narang/1-modifications",
         "Modifications of the Transformer",
-        ROWS,
+        # convolutions have no scores for relative positions
+        ROWS
+        | {
+            "dynamic-convolution": NO_POSITIONS | DYNAMIC,
+            "lightweight-convolution": NO_POSITIONS | LIGHTWEIGHT,
+        },
         scale="mini",
         seeds=5,
         paper=PAPER,
