@@ -189,6 +189,7 @@ Changes = TypedDict(
         | Change,
         "model.cross_attention.start": Literal["normal", "mimetic"] | Change,
         "model.cross_attention.positions": Literal["none", "continued"] | Change,
+        "model.cross_attention.encoder_layers": Literal["last", "weighted"] | Change,
         "model.cross_attention.num_heads": int | None | Change,
         "model.cross_attention.d_kv": int | None | Change,
         "model.mlp": MlpConfig | Change,

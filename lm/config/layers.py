@@ -143,6 +143,9 @@ class CrossAttentionConfig:
     # rotary positions of cross-attention: none, as if all were at position 0, or the decoder's go on after
     # the encoder's last (continued: RedLLM)
     positions: Literal["none", "continued"] = setting("none", {"kind": BY_HEADS})
+    # layers of the encoder that a layer of the decoder reads: the last, or a mean of all whose weights each
+    # layer of the decoder learns (weighted: transparent attention, Bapna et al. 2018)
+    encoder_layers: Literal["last", "weighted"] = setting("last", {"kind": ("heads",)})
     # number of heads of cross-attention, if other than of self-attention [heads]
     num_heads: int | None = setting(None, {"kind": ("heads",)})
     # width of the heads of cross-attention, if other than of self-attention [features]

@@ -368,6 +368,16 @@ class ModelConfig:
                 f"model.cross_attention.positions={self.cross_attention.positions!r} are rotary: {positions} "
                 "should be 'rotary'"
             )
+        if self.has_transparent_attention:
+            shares = self.shares_layers("decoder") and self.shared_parts != "mlp"
+            if self.architecture != "encoder-decoder" or self.cross_attention.kind != "heads" or shares:
+                raise SettingError(
+                    "model.cross_attention.encoder_layers='weighted' gives each layer of a decoder keys and "
+                    "values of its own: it needs model.architecture='encoder-decoder', "
+                    "model.cross_attention.kind='heads' and a decoder whose layers share no attention, not "
+                    f"{self.architecture!r}, {self.cross_attention.kind!r} and "
+                    f"model.shared_layers={self.shared_layers}"
+                )
         has_no_place = not self.has_attention_logits or self.positions.kind.startswith(BIASES)
         if self.has_merged_attention and has_no_place:
             raise SettingError(
@@ -540,6 +550,11 @@ class ModelConfig:
     def has_merged_attention(self) -> bool:
         """Return whether a decoder's self-attention is its cross-attention too."""
         return self.cross_attention.kind == "merged"
+
+    @property
+    def has_transparent_attention(self) -> bool:
+        """Return whether a decoder's layers read all layers of the encoder."""
+        return self.cross_attention.encoder_layers == "weighted"
 
     @property
     def limits_length(self) -> bool:

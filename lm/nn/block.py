@@ -150,11 +150,11 @@ class Block(Module):
         return shapes
 
     def attention_weights(
-        self, x: Float[Array, "B T D"], inputs: AttentionInputs
+        self, x: Float[Array, "B T D"], inputs: AttentionInputs, encoder_kv: LayerCache | None = None
     ) -> tuple[Float32[Array, "B N T T"] | None, Float32[Array, "B M T S"] | None]:
         """Return the weights of self-attention and of cross-attention for the block's input x [B,T,D].
 
-        Either is None if the block lacks that attention.
+        Either is None if the block lacks that attention. ``encoder_kv`` is as in ``__call__``.
         """
         block_input, inputs, h = x, self._own_inputs(inputs, None, len(x)), self.mixer_input(x)
         weights = None
@@ -169,7 +169,7 @@ class Block(Module):
         h = self.attention_output_norm(self.attention_scale(self.attention(h, inputs, None, {})[0]))
         x = self._add(x, h, self.attention_norm, None)
         h = self._sublayer_input(block_input, x, self.cross_norm)
-        kv = self._encoder_key_value(inputs, None)
+        kv = self._encoder_key_value(inputs, encoder_kv)
         return weights, self.cross.weights(h, kv, self._cross_inputs(inputs, len(x)))
 
     def mixer_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:

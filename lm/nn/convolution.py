@@ -79,10 +79,10 @@ class Convolution(LocalMixer):
         super().__init__(config, size - 1 - ahead, ahead)
         self.num_kernels = config.mixer.kernels or width
 
-        def linear(*axes: str) -> Linear:
+        def linear(axes: tuple[str, str]) -> Linear:
             return Linear(rngs, (width, width), axes, std=width**-0.5, use_bias=config.bias)
 
-        self.value, self.gate = linear("embed", "mlp"), linear("embed", "mlp")
+        self.value, self.gate = linear(("embed", "mlp")), linear(("embed", "mlp"))
         kernel = dynamic = None
         # the logits of a kernel's weights have this deviation in both forms
         std = size**-0.5
@@ -92,7 +92,7 @@ class Convolution(LocalMixer):
             shape, std = (width, size * self.num_kernels), std * width**-0.5
             dynamic = Linear(rngs, shape, ("mlp", "gates"), std=std, use_bias=config.bias)
         self.kernel, self.dynamic = kernel, dynamic
-        self.pointwise, self.out = linear("mlp", "embed"), linear("embed", "mlp")
+        self.pointwise, self.out = linear(("mlp", "embed")), linear(("embed", "mlp"))
 
     def __call__(
         self,
@@ -107,9 +107,9 @@ class Convolution(LocalMixer):
         weights = self.kernel_weights(gated).astype(gated.dtype)
         tokens, carry = self.neighbours(gated, inputs.segments, carry)
         shared_by = self.config.d_model // self.num_kernels
-        mixed = sum(
-            token * jnp.repeat(weights[:, :, index], shared_by, axis=-1) for index, token in enumerate(tokens)
-        )
+        mixed = jnp.zeros_like(gated)
+        for index, token in enumerate(tokens):
+            mixed = mixed + token * jnp.repeat(weights[:, :, index], shared_by, axis=-1)
         return self.out(self.pointwise(mixed)), carry
 
     def kernel_weights(self, gated: Float[Array, "B T D"]) -> Float[Array, "#B #T W H"]:

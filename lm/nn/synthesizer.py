@@ -5,6 +5,7 @@ Shapes: B rows, T queries, S keys, N query heads and K value heads of width H, P
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
@@ -58,7 +59,7 @@ class Synthesizer(Attention):
         self.mixture = param(jnp.zeros((), jnp.float32)) if form.products == "mixed" else None
 
     def key_value(
-        self, x: Float[Array, "B S D"], positions: Int[Array, "#B S"] | RotaryPositions | None
+        self, x: Float[Array, "B S D"], positions: Int[Array | np.ndarray, "#B S"] | RotaryPositions | None
     ) -> KeyValue:
         """Return keys and values [B,S,K,H] of x [B,S,D]; without products, keys have no features."""
         if self.has_products:

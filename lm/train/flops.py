@@ -57,6 +57,9 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
         forward += _stack_flops(decoder_block, config.num_decoder_layers, targets)
         if config.has_encoder:
             forward += config.num_decoder_layers * decoder_block.cross_flops(targets, inputs)
+        if config.has_transparent_attention:
+            weights = (config.num_encoder_layers + 1) * config.num_decoder_layers
+            forward += 2 * inputs * config.d_model * weights
     if "backward" in config.heads:  # a second stack as large reads from the other end
         forward *= 2
     return 3.0 * rows * forward

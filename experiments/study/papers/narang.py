@@ -141,7 +141,7 @@ ROWS: dict[str, Changes | Missing] = {
     "adaptive-softmax": missing("adaptive softmax"),
     "adaptive-softmax-no-projection": missing("adaptive softmax"),
     "mixture-of-softmaxes": {"model.output.softmaxes": 15},
-    "transparent": missing("transparent attention"),
+    "transparent": {"model.cross_attention.encoder_layers": "weighted"},
     "dynamic-convolution": DYNAMIC,
     "lightweight-convolution": LIGHTWEIGHT,
     "evolved": missing("Evolved Transformer"),
