@@ -23,7 +23,8 @@ from lm.config.base import (
 ConvolutionName = Literal["lightweight-convolution", "dynamic-convolution"]
 MixerName = Literal["attention", "synthesizer", "rnn", "gru", "lstm", "window", ConvolutionName, "none"]
 CrossName = Literal["heads", "merged", "dot", "multiplicative", "additive", "none"]
-Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
+RelativePositions = Literal["relative", "relative-per-layer", "relative-keys"]
+Positions = Literal["none", "learned", "sinusoidal", RelativePositions, "rotary", "alibi"]
 # silu is Swish with beta 1. A gated form multiplies the activation of one projection by a second projection:
 # sigmoid (GLU), none (gated-linear: bilinear), relu (ReGLU), gelu in its tanh form (GEGLU) or by the error
 # function (gated-gelu-erf: ModernBERT), silu (SwiGLU).
@@ -65,7 +66,8 @@ class Mixers(Values):
 
 # ``read_if`` of settings: on which others of their group they depend
 LEARNED: Condition = {"kind": ("learned",)}
-RELATIVE: Condition = {"kind": ("relative", "relative-per-layer")}
+RELATIVE: Condition = {"kind": get_args(RelativePositions)}
+RELATIVE_BIASES: Condition = {"kind": ("relative", "relative-per-layer")}
 BY_HEADS = ("heads", "merged")  # kinds of cross-attention whose queries and keys are those of heads
 FEED_FORWARD: Condition = {"activation": Values(but=("none",))}
 SYNTHESIZER: Condition = {"kind": Mixers(("synthesizer",))}
@@ -228,7 +230,9 @@ class MlpConfig:
 class PositionsConfig:
     """Position encoding: how a model knows the order of its tokens."""
 
-    kind: Positions = "relative"  # position encoding
+    # position encoding; relative: a number for each relative position and head is added to the scores;
+    # relative-keys: the product of the query and a vector for each of them (Shaw et al. 2018)
+    kind: Positions = "relative"
     # longest row with learned positions, random blocks or a synthesizer [tokens]
     max_length: int = 512
     # number of unused rows before the learned positions; 2 in BART and RoBERTa [rows]
@@ -241,7 +245,7 @@ class PositionsConfig:
     # distance from which all relative positions share a bucket [tokens]
     relative_max_distance: int = setting(128, RELATIVE)
     # initialisation of the relative-position biases: random as in T5, or ALiBi's slopes
-    relative_bias_start: Literal["normal", "slopes"] = setting("normal", RELATIVE)
+    relative_bias_start: Literal["normal", "slopes"] = setting("normal", RELATIVE_BIASES)
     rotary: RotaryConfig = setting(RotaryConfig(), {"kind": ("rotary",)})
 
     def __post_init__(self):

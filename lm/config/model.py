@@ -254,6 +254,13 @@ class ModelConfig:
             raise SettingError(f"{message}, not {self.architecture!r}")
         self._check_layer_windows()
         attention = self.attention
+        is_stored = attention.implementation in ("auto", "xla") and self.sparsity.projections == "shared"
+        if self.positions.kind == "relative-keys" and not is_stored:
+            raise SettingError(
+                "model.positions.kind='relative-keys' stores its scores, of one set of projections: "
+                f"model.attention.implementation={attention.implementation!r} should be 'auto', "
+                f"model.sparsity.projections={self.sparsity.projections!r} 'shared'"
+            )
         implementation = f"model.attention.implementation={attention.implementation!r}"
         if attention.implementation in ("flash", "cudnn") and (count := self.sparsity.random_blocks):
             raise SettingError(f"{implementation} lacks model.sparsity.random_blocks={count}: choose 'auto'")
@@ -332,11 +339,11 @@ class ModelConfig:
                 f"{mixer} stores its logits, which model.attention.implementation="
                 f"{self.attention.implementation!r} does not: choose 'auto'"
             )
-        if self.attention.scores == "bilinear" or self.positions.kind == "rotary":
+        if self.attention.scores == "bilinear" or self.positions.kind in ("rotary", "relative-keys"):
             raise SettingError(
                 f"{mixer} has logits that model.attention.scores={self.attention.scores!r} and "
                 f"model.positions.kind={self.positions.kind!r} do not change: choose 'dot' or 'scaled-dot', "
-                "and other positions than 'rotary', such as 'relative'"
+                "and positions such as 'relative'"
             )
         if cross == "merged" or self.sparsity.projections == "separate":
             raise SettingError(

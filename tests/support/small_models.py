@@ -153,6 +153,7 @@ CONFIGS |= {
         },
     ),
 }
+CONFIGS |= {"encoder-decoder, relative-keys": changes(TINY, {"positions.kind": "relative-keys"})}
 CONFIGS |= {"transparent attention": changes(TINY, {"cross_attention.encoder_layers": "weighted"})}
 EXPERTS = {"experts.count": 4, "experts.per_token": 2}
 CONFIGS |= {

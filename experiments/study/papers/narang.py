@@ -163,7 +163,7 @@ ROWS: dict[str, Changes | Missing] = {
 POSITIONS: dict[str, Changes | Missing] = {
     "relative-per-layer": {"model.positions.kind": "relative-per-layer"},
     "relative": {"model.positions.kind": "relative"},
-    "relative-shaw": missing("relative positions of keys and values"),
+    "relative-shaw": {"model.positions.kind": "relative-keys"},
     "sinusoidal": {"model.positions.kind": "sinusoidal", "model.positions.sinusoid": "tensor2tensor"},
 }
 
