@@ -31,6 +31,7 @@ from lm.config.layers import (
     OutputConfig,
     PositionsConfig,
 )
+from lm.config.memory import MemoryConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import LoraConfig, ModelConfig, SideConfig, SpecialTokens
 from lm.config.training import GuardConfig, OptimizerConfig
@@ -236,6 +237,12 @@ Changes = TypedDict(
         "model.experts.exploration": Literal["none", "jitter", "dropout", "sample"] | Change,
         "model.experts.noise": float | Change,
         "model.experts.dropout": float | None | Change,
+        "model.memory": MemoryConfig | Change,
+        "model.memory.keys": int | Change,
+        "model.memory.layer": int | Change,
+        "model.memory.heads": int | Change,
+        "model.memory.key_width": int | Change,
+        "model.memory.neighbours": int | Change,
         "model.norm": NormConfig | Change,
         "model.norm.kind": Literal["rms", "layer", "none"] | Change,
         "model.norm.fraction": float | Change,

@@ -39,6 +39,7 @@ from lm.config.layers import (
     OutputConfig,
     PositionsConfig,
 )
+from lm.config.memory import MemoryConfig
 
 Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 Pool = Literal["first", "last", "mean", "max"]
@@ -193,6 +194,7 @@ class ModelConfig:
     )
     mlp: MlpConfig = MlpConfig()
     experts: ExpertsConfig = setting(ExpertsConfig(), {"mlp.activation": Values(but=("none",))})
+    memory: MemoryConfig = setting(MemoryConfig(), {"mlp.activation": Values(but=("none",))})
     norm: NormConfig = NormConfig()
     output: OutputConfig = OutputConfig()
     encoder: SideConfig = setting(SideConfig(), OWN_ENCODER)
@@ -216,6 +218,7 @@ class ModelConfig:
         self._check_sharing()
         self._check_stacks()
         self._check_experts()
+        self._check_memory()
         self._check_compile()
 
     def _check_heads(self) -> None:
@@ -519,6 +522,34 @@ class ModelConfig:
                 "model.experts.kind='expert-choice' compares a row's tokens with later ones, which a causal "
                 "model may not read: choose 'token-choice', or model.architecture='encoder' without a mask"
             )
+
+    def _check_memory(self) -> None:
+        """Check that a product-key memory has one feed-forward layer to take the place of."""
+        if not self.memory.keys:
+            return
+        memory = f"model.memory.keys={self.memory.keys}"
+        has_layer = self.mlp.activation != "none" and not self.experts.count and self.residual != "fixup"
+        if not has_layer or self.shared_layers or self.architecture == "shared-encoder-decoder":
+            raise SettingError(
+                f"{memory} takes the place of the feed-forward layer of one layer alone: "
+                f"model.mlp.activation={self.mlp.activation!r} should not be 'none', "
+                f"model.experts.count={self.experts.count} be 0, model.residual={self.residual!r} not be "
+                "'fixup', and neither layers nor stacks share parameters"
+            )
+        if self.lora.rank and "mlp" in self.lora.matrices:
+            raise SettingError(
+                f"{memory} has no matrix for lora.matrices={self.lora.matrices}: leave out 'mlp'"
+            )
+        name = "num_decoder_layers" if self.has_decoder else "num_encoder_layers"
+        if -self.memory.layer > getattr(self, name):
+            raise SettingError(
+                f"model.memory.layer={self.memory.layer} should be from -{getattr(self, name)} to -1, one of "
+                f"model.{name}={getattr(self, name)}"
+            )
+
+    def has_memory(self, crosses: bool) -> bool:
+        """Return whether a stack has a product-key memory; ``crosses``: whether it has cross-attention."""
+        return self.memory.keys > 0 and (crosses or not (self.has_encoder and self.has_decoder))
 
     def _check_compile(self) -> None:
         """Check that the blocks have the tensors that are saved or offloaded by name."""

@@ -20,6 +20,7 @@ from lm.nn.cache import Carry, LayerCache
 from lm.nn.dropout import DropoutMasks, draw_dropout_masks, dropout
 from lm.nn.experts import RouterStatistics
 from lm.nn.layers import Embed, Identity, Linear, Module, add_layers_axis, embedding_std, make_norm
+from lm.nn.memory import ProductKeyMemory
 from lm.nn.positions import RelativePositionBias
 from lm.nn.residual import make_branch_norm
 from lm.ops.positions import sinusoids
@@ -39,6 +40,7 @@ ABSENT: dict[str, Callable[[], Any]] = {
     "attention_norm": Identity,
     "mlp": lambda: None,
     "experts": lambda: None,
+    "memory": lambda: None,
 }
 
 
@@ -92,8 +94,14 @@ class Stack(Module):
         self.blocks: Any = add_layers_axis(jax.vmap(block)(keys))
         if shares_layers and not shares_blocks:
             share_part(self.blocks, PARTS[config.shared_parts])
+        self.has_memory = config.has_memory(has_cross_attention)
         for name, layers in self._layers_by_part.items():
-            keep_in_layers(self.blocks, name, layers)
+            if name == "memory":
+                key = rngs.params()
+                memory = jax.vmap(lambda key: ProductKeyMemory(config, nnx.Rngs(params=key)))(key[None])
+                self.blocks.memory = add_layers_axis(memory)
+            else:
+                keep_in_layers(self.blocks, name, layers)
         bidirectional = config.reads_both_ways(has_cross_attention)
         has_bias = config.positions.kind == "relative"
         self.relative = RelativePositionBias(config, rngs, bidirectional) if has_bias else None
@@ -286,6 +294,10 @@ class Stack(Module):
         if with_experts and config.experts.every > 1:
             by_part["experts"] = with_experts
             by_part["mlp"] = tuple(layer for layer in layers if layer not in with_experts)
+        if self.has_memory:
+            with_memory = self.num_layers + config.memory.layer
+            by_part["memory"] = (with_memory,)
+            by_part["mlp"] = tuple(layer for layer in layers if layer != with_memory)
         return by_part
 
     def _first_block_input(

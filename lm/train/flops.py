@@ -15,6 +15,7 @@ from lm.config.model import ModelConfig
 from lm.nn.block import Block
 from lm.nn.costs import matmul_flops, mixer_cache_bytes, mixer_flops
 from lm.nn.layers import count
+from lm.nn.memory import ProductKeyMemory
 from lm.nn.softmaxes import SoftmaxMixture
 from lm.nn.transformer import Transformer
 from lm.sharding import logical_axes, named
@@ -83,6 +84,12 @@ def abstract_block(config: ModelConfig, has_cross_attention: bool) -> Block:
     return jax.eval_shape(lambda key: Block(config, nnx.Rngs(params=key), has_cross_attention), key)
 
 
+def abstract_memory(config: ModelConfig) -> ProductKeyMemory:
+    """Return a product-key memory with shapes in place of arrays."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.eval_shape(lambda key: ProductKeyMemory(config, nnx.Rngs(params=key)), key)
+
+
 def _stack_flops(block: Block, num_layers: int, length: int) -> float:
     """Return the FLOPs of the forward pass of so many blocks over a row, without cross-attention."""
     mixer = mixer_flops(block.attention, length, length)
@@ -93,7 +100,10 @@ def _feed_forward_flops(block: Block, num_layers: int, length: int) -> float:
     """Return the FLOPs of the feed-forward layers, experts and adapters of so many blocks, forward."""
     with_experts = len(block.config.experts.layers(num_layers))
     flops: float = num_layers * matmul_flops(block.adapter, length)
-    flops += (num_layers - with_experts) * matmul_flops(block.mlp, length)
+    with_memory = 1 if block.has_memory else 0
+    flops += (num_layers - with_experts - with_memory) * matmul_flops(block.mlp, length)
+    if block.has_memory:
+        flops += abstract_memory(block.config).flops(length)
     if block.experts is not None:
         flops += with_experts * block.experts.flops(length)
     return flops
@@ -103,7 +113,10 @@ class Costs(NamedTuple):
     """What a model costs for each token, by its settings alone."""
 
     parameters: int  # N with embeddings; tied matrices count once
-    active_parameters: int  # of these, those that a token passes: not those of experts that it is not sent to
+    active_parameters: (
+        int  # of these, those that a token passes: not those of experts that it is not sent to, nor
+    )
+    # values of a memory that it does not read
     # of these, the tables of tokens, positions and types, and an output matrix that is not tied
     embedding_parameters: int
     training: float  # counted product by product, with a token's share of attention's scores [FLOP]
@@ -185,7 +198,7 @@ def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs
 
 
 def _inactive_parameters(config: ModelConfig) -> int:
-    """Return the number of parameters of experts to which a token is not sent, of all layers; a mean."""
+    """Return the number of parameters of experts and memories that a token does not pass; a mean."""
     stacks = []
     if config.has_encoder:
         stacks.append((config.encoder_config, config.num_encoder_layers, "encoder"))
@@ -198,6 +211,8 @@ def _inactive_parameters(config: ModelConfig) -> int:
             is_shared = config.shares_layers(side) and config.shared_parts in ("all", "mlp")
             layers = 1 if is_shared else len(stack.experts.layers(num_layers))
             total += layers * experts.inactive_parameters
+    if config.memory.keys:
+        total += abstract_memory(config).inactive_parameters
     return round(total)
 
 

@@ -239,6 +239,10 @@ class GradualUnfreezing:
             if part in ("experts", "mlp") and 0 < len(with_experts) < depth:
                 own = [layer for layer in range(depth) if (layer in with_experts) == (part == "experts")]
                 from_top = depth - np.array(own)
+            if part in ("memory", "mlp") and model.has_memory(module == "decoder" and model.has_encoder):
+                with_memory = depth + model.memory.layer
+                own = [layer for layer in range(depth) if (layer == with_memory) == (part == "memory")]
+                from_top = depth - np.array(own)
             return from_top.reshape(-1, *[1] * (len(shape) - 1))
 
         return {name: jnp.where(unfrozen >= trained_from(name, x.shape), x, 0) for name, x in updates.items()}

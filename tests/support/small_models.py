@@ -153,6 +153,8 @@ CONFIGS |= {
         },
     ),
 }
+MEMORY = {"memory.keys": 6, "memory.heads": 2, "memory.key_width": 4, "memory.neighbours": 3}
+CONFIGS |= {"product-key memory": changes(TINY, MEMORY)}
 CONFIGS |= {"encoder-decoder, relative-keys": changes(TINY, {"positions.kind": "relative-keys"})}
 CONFIGS |= {"transparent attention": changes(TINY, {"cross_attention.encoder_layers": "weighted"})}
 EXPERTS = {"experts.count": 4, "experts.per_token": 2}

@@ -157,7 +157,11 @@ ROWS: dict[str, Changes | Missing] = {
     "switch": experts(1, 1 / 6),
     "funnel": missing("Funnel Transformer"),
     "weighted": missing("Weighted Transformer"),
-    "product-key": missing("product-key memory"),
+    "product-key": {
+        "model.memory.keys": share_of("model.d_model", 2 / 3, 32),
+        "model.memory.heads": 8,
+        "model.memory.key_width": 128,
+    },
 }
 # The Weighted Transformer did not converge with learned positions, and is no row of their table.
 POSITIONS: dict[str, Changes | Missing] = {
