@@ -192,6 +192,11 @@ def embedding_of(folder: Path, stages: Mapping[str, NetworkStage], name: str) ->
     default = next((each for each, stage in stages.items() if not stage.has_model), "")
     stage = chosen(folder, stages, name or default)
     params = stage.trained(sharding.make_mesh(stage.settings.mesh)).params
+    if EMBEDDING not in {f".{name}"[-len(EMBEDDING) :] for name in params}:
+        raise SettingError(
+            f"{describe_model(folder, stage.name, stages, '--stage')} has no single table of embeddings: "
+            "model.embedding.clusters have vectors of several widths"
+        )
     table = np.asarray(next(x for each, x in params.items() if f".{each}".endswith(EMBEDDING)))
     pieces = stored_vocabulary(stage.folder, stage.settings).vocab
     rows = table[list(pieces.values())]

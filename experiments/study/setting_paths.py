@@ -128,6 +128,8 @@ Changes = TypedDict(
         "model.embedding.scale": Literal["none", "sqrt"] | Change,
         "model.embedding.encoder": Literal["shared", "separate"] | Change,
         "model.embedding.type_vocab_size": int | Change,
+        "model.embedding.clusters": tuple[int, ...] | Change,
+        "model.embedding.cluster_widths": tuple[int, ...] | Change,
         "model.positions": PositionsConfig | Change,
         "model.positions.kind": Literal[
             "none",

@@ -272,9 +272,34 @@ class EmbeddingConfig:
     encoder: Literal["shared", "separate"] = "shared"
     # number of token types with an embedding, such as first and second sentence (BERT) [types]
     type_vocab_size: int = 0
+    # numbers of tokens of the first clusters of an adaptive embedding (Baevski and Auli 2019), whose ids
+    # should be those of frequent tokens; the last cluster has the rest [tokens]
+    clusters: tuple[int, ...] = ()
+    # width of the embeddings of each cluster, which are projected to d_model where it is another [features]
+    cluster_widths: tuple[int, ...] = ()
 
     def __post_init__(self):
         at_least(self, "model.embedding.", d_embed=1, type_vocab_size=0)
+        if min((*self.clusters, *self.cluster_widths), default=1) < 1:
+            raise SettingError(
+                f"model.embedding.clusters={self.clusters} and model.embedding.cluster_widths="
+                f"{self.cluster_widths} should be numbers from 1 on"
+            )
+        if self.clusters and len(self.cluster_widths) != len(self.clusters) + 1:
+            raise SettingError(
+                f"model.embedding.cluster_widths={self.cluster_widths} should be {len(self.clusters) + 1} "
+                f"widths: one for each of model.embedding.clusters={self.clusters}, and one for the rest"
+            )
+        if self.clusters and self.d_embed is not None:
+            raise SettingError(
+                f"model.embedding.clusters={self.clusters} have widths of their own: model.embedding.d_embed="
+                f"{self.d_embed} should be None"
+            )
+        if self.cluster_widths and not self.clusters:
+            raise SettingError(
+                f"model.embedding.cluster_widths={self.cluster_widths} needs model.embedding.clusters, the "
+                "numbers of tokens of all clusters but the last"
+            )
 
 
 @dataclass(frozen=True)

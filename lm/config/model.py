@@ -232,6 +232,16 @@ class ModelConfig:
                 f"model.heads={self.heads} needs model.architecture='decoder', whose text 'backward' reads "
                 f"from its end, not {self.architecture!r}"
             )
+        if self.embedding.clusters and self.cluster_sizes[-1] < 1:
+            raise SettingError(
+                f"model.embedding.clusters={self.embedding.clusters} leave no token of "
+                f"model.vocab_size={self.vocab_size} for the last cluster: make them smaller"
+            )
+        if self.embedding.clusters and {"replaced-token", "generator"} & set(self.heads):
+            raise SettingError(
+                f"model.embedding.clusters={self.embedding.clusters} have no width that a generator could "
+                f"share: model.heads={self.heads} should be without 'replaced-token' and 'generator'"
+            )
         back = self.output.transform or self.embedding.projected == "tokens"
         if self.output.logits.startswith("tied") and self.embed_width != self.d_model and not back:
             raise SettingError(
@@ -647,6 +657,12 @@ class ModelConfig:
     def state_width(self) -> int:
         """Return the width of a recurrent state, or of a window's hidden layer [features]."""
         return self.mixer.width or self.d_model
+
+    @property
+    def cluster_sizes(self) -> tuple[int, ...]:
+        """Return the number of tokens of each cluster of an adaptive embedding; empty without clusters."""
+        first = self.embedding.clusters
+        return (*first, self.vocab_size - sum(first)) if first else ()
 
     @property
     def embed_width(self) -> int:

@@ -14,6 +14,7 @@ from jaxtyping import Float, Float32, Int
 from lm.batch import Batch
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
+from lm.nn.adaptive import AdaptiveEmbed
 from lm.nn.attention_inputs import (
     AttentionInputs,
     continue_positions,
@@ -52,11 +53,7 @@ class Transformer(Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         d_model, heads = config.d_model, config.heads
-        shape, std = (
-            (config.vocab_size, config.embed_width),
-            embedding_std(config.output.logits, config.embed_width),
-        )
-        self.embed = Embed(rngs, shape, "vocab", std=std, dtype=config.dtype)
+        self.embed = _embedding(config, rngs)
         # If encoder and decoder share one stack, it is ``decoder``.
         has_own_encoder = config.architecture in ("encoder-decoder", "encoder")
 
@@ -82,7 +79,7 @@ class Transformer(Module):
         self.replaced = ReplacedTokenHead(config, rngs) if "replaced-token" in heads else None
         self.copy_gate = linear(1, "classes") if "copy" in heads else None
         is_separate = config.embedding.encoder == "separate"
-        self.encoder_embed = Embed(rngs, shape, "vocab", std=std, dtype=config.dtype) if is_separate else None
+        self.encoder_embed = _embedding(config, rngs) if is_separate else None
         self.layer_weights = LayerWeights(config, rngs) if config.has_transparent_attention else None
         self.mixture = SoftmaxMixture(config, rngs) if config.output.softmaxes > 1 else None
 
@@ -309,6 +306,15 @@ class Transformer(Module):
             inputs = merge_masks(inputs, count, cache.max_length, encoded_length)
         x, carry, *_ = self.decoder(self.embed(tokens), None, inputs, None, cache.carry, cache.encoder_kv)
         return x, replace(cache, carry=carry, length=cache.length + (count if lengths is None else lengths))
+
+
+def _embedding(config: ModelConfig, rngs: nnx.Rngs) -> Embed | AdaptiveEmbed:
+    """Return an embedding of the tokens, in clusters if the settings have any."""
+    width = config.embed_width
+    std = embedding_std(config.output.logits, width)
+    if config.embedding.clusters:
+        return AdaptiveEmbed(config, rngs, std=std)
+    return Embed(rngs, (config.vocab_size, width), "vocab", std=std, dtype=config.dtype)
 
 
 def _output_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:

@@ -12,6 +12,7 @@ from flax import nnx
 
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
+from lm.nn.adaptive import AdaptiveEmbed
 from lm.nn.block import Block
 from lm.nn.costs import matmul_flops, mixer_cache_bytes, mixer_flops
 from lm.nn.layers import count
@@ -50,6 +51,7 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     causal scores that a kernel may skip, nor ELECTRA's generator. Scores outside of windows are counted.
     """
     forward: float = _output_flops(config, targets if config.has_decoder else inputs)
+    forward += _lookup_flops(config, inputs * config.has_encoder + targets * config.has_decoder)
     if config.has_encoder:
         encoder_block = abstract_block(config.encoder_config, has_cross_attention=False)
         forward += _stack_flops(encoder_block, config.num_encoder_layers, inputs)
@@ -70,12 +72,27 @@ def _output_flops(config: ModelConfig, positions: int) -> int:
     """Return the FLOPs of the output matrix for so many positions, for each softmax of a mixture, forward."""
     if config.output.logits == "none":
         return 0
-    flops = 2 * positions * config.embed_width * config.vocab_size * config.output.softmaxes
+    if config.embedding.clusters and config.output.logits.startswith("tied"):
+        matrices = matmul_flops(_abstract_embedding(config), positions)
+    else:
+        matrices = 2 * positions * config.embed_width * config.vocab_size
+    flops = matrices * config.output.softmaxes
     if config.output.softmaxes > 1:
         key = jax.eval_shape(lambda: jax.random.key(0))
         mixture = jax.eval_shape(lambda key: SoftmaxMixture(config, nnx.Rngs(params=key)), key)
         flops += matmul_flops(mixture, positions)
     return flops
+
+
+def _lookup_flops(config: ModelConfig, positions: int) -> int:
+    """Return the FLOPs of the projections of so many embeddings of clusters, forward; 0 without clusters."""
+    return _abstract_embedding(config).lookup_flops(positions) if config.embedding.clusters else 0
+
+
+def _abstract_embedding(config: ModelConfig) -> AdaptiveEmbed:
+    """Return an adaptive embedding with shapes in place of arrays."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.eval_shape(lambda key: AdaptiveEmbed(config, nnx.Rngs(params=key), std=1.0), key)
 
 
 def abstract_block(config: ModelConfig, has_cross_attention: bool) -> Block:
@@ -240,6 +257,7 @@ def _generating_flops(config: ModelConfig, inputs: int, length: int) -> float:
     if config.has_encoder:
         layer += block.cross_flops(1, 0)
     products: float = config.num_decoder_layers * layer + _output_flops(config, 1)
+    products += _lookup_flops(config, 1)
     products += _feed_forward_flops(block, config.num_decoder_layers, 1)
     return products + _own_score_flops(config, length) + _cross_score_flops(config, inputs)
 

@@ -23,6 +23,7 @@ Transform: TypeAlias = optax.GradientTransformation
 Updates = dict[str, jax.Array]  # updates of parameters, by name
 EMBEDDING = ".embed.table"  # end of the name of a token embedding, also of a model within another
 EMBEDDINGS = (EMBEDDING, ".encoder_embed.table")  # the second is an encoder's own
+CLUSTERS = (".embed.clusters.", ".encoder_embed.clusters.")  # likewise, of adaptive embeddings
 MaskUpdates = Callable[[Updates, jax.Array], Updates]  # (updates, step) -> updates, 0 for frozen parameters
 
 
@@ -175,7 +176,12 @@ def freeze_body(updates: Updates, _step: jax.Array) -> Updates:
 
 def freeze_embedding(updates: Updates, _step: jax.Array) -> Updates:
     """Train all but the embeddings of tokens, one of which may also be the output matrix."""
-    return {name: jnp.zeros_like(x) if f".{name}".endswith(EMBEDDINGS) else x for name, x in updates.items()}
+
+    def is_embedding(name: str) -> bool:
+        path = f".{name}"
+        return path.endswith(EMBEDDINGS) or any(cluster in path for cluster in CLUSTERS)
+
+    return {name: jnp.zeros_like(x) if is_embedding(name) else x for name, x in updates.items()}
 
 
 def train_adapters(updates: Updates, _step: jax.Array) -> Updates:

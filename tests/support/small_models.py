@@ -153,6 +153,16 @@ CONFIGS |= {
         },
     ),
 }
+CONFIGS |= {
+    "decoder, adaptive embedding": changes(
+        TINY,
+        {
+            "architecture": "decoder",
+            "embedding.clusters": (5, 15),
+            "embedding.cluster_widths": (16, 6, 2),
+        },
+    ),
+}
 MEMORY = {"memory.keys": 6, "memory.heads": 2, "memory.key_width": 4, "memory.neighbours": 3}
 CONFIGS |= {"product-key memory": changes(TINY, MEMORY)}
 CONFIGS |= {"encoder-decoder, relative-keys": changes(TINY, {"positions.kind": "relative-keys"})}

@@ -5,10 +5,12 @@ second table have learned positions in place of relative ones. Choices made wher
 docs/choices.md.
 """
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from experiments.study.changes import Changes, objective, share_of, times
+from experiments.study.experiment import Experiment
 from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import NOT_TUNED, gated
 from experiments.study.table import (
@@ -21,6 +23,7 @@ from experiments.study.table import (
     make_table,
     missing,
 )
+from lm.config.layers import EmbeddingConfig
 
 _SCORES = PublishedScores(Path(__file__).with_name("narang_scores.json"))
 # The released code has layer norm with scale and bias, and biases in the feed-forward layer.
@@ -105,6 +108,25 @@ def synthesizer(
     }
 
 
+@dataclass(frozen=True)
+class Clusters:
+    """A change of ``model.embedding``: clusters of tokens with embeddings of different widths."""
+
+    tokens: tuple[float, ...]  # shares of the vocabulary; the last cluster has the rest
+    widths: tuple[float, ...]  # shares of d_model
+
+    def __call__(self, old: EmbeddingConfig, experiment: Experiment) -> EmbeddingConfig:
+        """Return the embedding with clusters of at least one token and one feature each."""
+        model = experiment.model
+        tokens = tuple(max(1, round(share * model.vocab_size)) for share in self.tokens)
+        widths = tuple(max(1, round(share * model.d_model)) for share in self.widths)
+        return replace(old, clusters=tokens, cluster_widths=widths)
+
+    def __str__(self) -> str:
+        tokens, widths = (", ".join(f"{share:.3g}" for share in part) for part in (self.tokens, self.widths))
+        return f"clusters of {tokens} x model.vocab_size and the rest, {widths} x model.d_model wide"
+
+
 ROWS: dict[str, Changes | Missing] = {
     "vanilla": {},
     "gelu": {"model.mlp.activation": "gelu-tanh"},
@@ -137,7 +159,7 @@ ROWS: dict[str, Changes | Missing] = {
     "tied-inputs": SEPARATE,
     "tied-decoder": ENCODER_EMBEDDING,
     "untied": ENCODER_EMBEDDING | SEPARATE,
-    "adaptive-inputs": missing("adaptive input embeddings"),
+    "adaptive-inputs": {"model.embedding": Clusters((2_500 / 32_128, 6_000 / 32_128), (1, 1 / 3, 1 / 12))},
     "adaptive-softmax": missing("adaptive softmax"),
     "adaptive-softmax-no-projection": missing("adaptive softmax"),
     "mixture-of-softmaxes": {"model.output.softmaxes": 15},
