@@ -31,6 +31,7 @@ from lm.config.layers import (
     OutputConfig,
     PositionsConfig,
 )
+from lm.config.memory import MemoryConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import LoraConfig, ModelConfig, SideConfig, SpecialTokens
 from lm.config.training import GuardConfig, OptimizerConfig
@@ -127,9 +128,18 @@ Changes = TypedDict(
         "model.embedding.scale": Literal["none", "sqrt"] | Change,
         "model.embedding.encoder": Literal["shared", "separate"] | Change,
         "model.embedding.type_vocab_size": int | Change,
+        "model.embedding.clusters": tuple[int, ...] | Change,
+        "model.embedding.cluster_widths": tuple[int, ...] | Change,
         "model.positions": PositionsConfig | Change,
         "model.positions.kind": Literal[
-            "none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"
+            "none",
+            "learned",
+            "sinusoidal",
+            "relative",
+            "relative-per-layer",
+            "relative-keys",
+            "rotary",
+            "alibi",
         ]
         | Change,
         "model.positions.max_length": int | Change,
@@ -155,6 +165,11 @@ Changes = TypedDict(
         "model.mixer.width": int | None | Change,
         "model.mixer.window": int | Change,
         "model.mixer.truncation": int | None | Change,
+        "model.mixer.logits": Literal["dense", "random", "factorized"] | Change,
+        "model.mixer.products": Literal["none", "added", "mixed"] | Change,
+        "model.mixer.rank": int | Change,
+        "model.mixer.kernel_size": int | Change,
+        "model.mixer.kernels": int | None | Change,
         "model.attention": AttentionConfig | Change,
         "model.attention.num_heads": int | Change,
         "model.attention.num_key_value_heads": int | None | Change,
@@ -184,6 +199,9 @@ Changes = TypedDict(
         | Change,
         "model.cross_attention.start": Literal["normal", "mimetic"] | Change,
         "model.cross_attention.positions": Literal["none", "continued"] | Change,
+        "model.cross_attention.encoder_layers": Literal["last", "weighted"] | Change,
+        "model.cross_attention.num_heads": int | None | Change,
+        "model.cross_attention.d_kv": int | None | Change,
         "model.mlp": MlpConfig | Change,
         "model.mlp.activation": Literal[
             "relu",
@@ -221,6 +239,12 @@ Changes = TypedDict(
         "model.experts.exploration": Literal["none", "jitter", "dropout", "sample"] | Change,
         "model.experts.noise": float | Change,
         "model.experts.dropout": float | None | Change,
+        "model.memory": MemoryConfig | Change,
+        "model.memory.keys": int | Change,
+        "model.memory.layer": int | Change,
+        "model.memory.heads": int | Change,
+        "model.memory.key_width": int | Change,
+        "model.memory.neighbours": int | Change,
         "model.norm": NormConfig | Change,
         "model.norm.kind": Literal["rms", "layer", "none"] | Change,
         "model.norm.fraction": float | Change,
@@ -233,6 +257,7 @@ Changes = TypedDict(
         "model.output.transform": bool | Change,
         "model.output.bias": bool | Change,
         "model.output.logit_cap": float | None | Change,
+        "model.output.softmaxes": int | Change,
         "model.encoder": SideConfig | Change,
         "model.encoder.d_ff": int | None | Change,
         "model.encoder.d_kv": int | None | Change,
