@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from lm.config.base import SettingError, from_json, leaves, nearest
 from lm.config.model import ModelConfig
-from lm.convert.families import FAMILIES
+from lm.convert.families import FAMILIES, UNSUPPORTED
 from lm.convert.fields import unused_rope_settings
 from lm.convert.known_fields import check_fields
 from lm.convert.schema import Family, HFConfig, PretrainingHead, Settings
@@ -27,6 +27,10 @@ HEAD_PARAMETERS: dict[PretrainingHead, str] = {
 def family_of(hf_config: HFConfig) -> Family:
     """Return the family that a config.json names; SettingError if it is none of ours."""
     model_type = hf_config.get("model_type")
+    if model_type in UNSUPPORTED:
+        raise SettingError(
+            f"config.json: model_type={model_type!r} is not supported: {UNSUPPORTED[str(model_type)]}"
+        )
     if model_type not in FAMILIES:
         near = nearest(str(model_type), FAMILIES)
         raise SettingError(f"config.json: model_type={model_type!r} is not supported{near}")
@@ -44,7 +48,7 @@ def pretraining_heads_in(hf_config: HFConfig, tensor_names: Collection[str]) -> 
         heads |= {*family.architectures.get(architecture, ())}
     for head, path in HEAD_PARAMETERS.items():
         parameter = family.parameters.get(path)
-        if parameter is not None and parameter.tensor_name(None, gated=False) in tensor_names:
+        if parameter is not None and parameter.tensor_name(None, None) in tensor_names:
             heads.add(head)
     return heads
 

@@ -1,6 +1,6 @@
 """Fields of config.json that several families share, and those whose values are converted."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -188,6 +188,49 @@ POSITIONS_AFTER_PADDING = Field(
 )
 
 
+def falcon_architecture() -> FieldGroup:
+    """Map the fields from which the heads of keys and the norms of Falcon's blocks follow.
+
+    The new architecture (40B) has num_kv_heads heads of keys, and one or two norms of a block's input. The
+    old one has a single head of keys (7B) or one per query head, and one norm or, without parallel_attn, a
+    norm before each sub-layer.
+    """
+    names = ("new_decoder_architecture", "multi_query", "num_kv_heads", "parallel_attn")
+    num_norms = "num_ln_in_parallel_attn"
+
+    def read(hf_config: HFConfig) -> Settings:
+        defaults = (False, True, None, True)
+        is_new, is_multi_query, num_kv_heads, is_parallel = (
+            default if hf_config.get(name) is None else hf_config[name]
+            for name, default in zip(names, defaults, strict=True)
+        )
+        for name, value in zip(names, (is_new, is_multi_query, False, is_parallel), strict=True):
+            check_boolean(name, value)
+        norms = hf_config.get(num_norms) or (2 if is_new else 1)
+        if norms not in (1, 2) or norms == 2 and not is_new or is_new and not is_parallel:
+            given = ", ".join(f"{name}={hf_config.get(name)!r}" for name in (names[0], names[3], num_norms))
+            raise SettingError(f"config.json: {given} are not supported together")
+        residual = "parallel-one-norm" if is_parallel else "pre-norm"
+        heads = None if is_new or not is_multi_query else 1
+        if is_new:
+            heads = None if num_kv_heads == hf_config["num_attention_heads"] else num_kv_heads
+        return {
+            "residual": "parallel" if norms == 2 else residual,
+            "attention.num_key_value_heads": heads,
+        }
+
+    def write(config: ModelConfig) -> HFConfig:
+        heads = config.attention.key_value_heads
+        is_grouped = heads not in (1, config.attention.num_heads)
+        is_new = config.residual == "parallel" or is_grouped
+        values = (is_new, heads == 1, heads, config.residual != "pre-norm")
+        norms = {num_norms: 2 if config.residual == "parallel" else 1} if is_new else {}
+        return dict(zip(names, values, strict=True)) | norms
+
+    settings = ("residual", "attention.num_key_value_heads")
+    return FieldGroup((*names, num_norms), settings, read, write)
+
+
 # --- T5
 
 
@@ -211,10 +254,10 @@ T5_MAX_DISTANCE = Field(
 )
 
 
-def t5_activation() -> FieldGroup:
+def t5_activation(default: str = "relu") -> FieldGroup:
     """Map feed_forward_proj, and the two fields in which files of transformers repeat what it says."""
     kinds = ("relu", "gated-gelu", "gated-silu", "gated-relu", "gelu", "silu")
-    feed_forward = choice("feed_forward_proj", "mlp.activation", {kind: kind for kind in kinds}, "relu")
+    feed_forward = choice("feed_forward_proj", "mlp.activation", {kind: kind for kind in kinds}, default)
 
     def repeated(kind: str) -> HFConfig:
         # gated-gelu of T5 1.1 is the tanh form; plain gelu is that of the error function.
@@ -328,12 +371,15 @@ def unused_rope_settings(scaling: str) -> tuple[str, ...]:
 
 
 def rope_fields(
-    theta: str = "rope_theta", fraction: str | None = None, default_fraction: float = 1.0
+    theta: str = "rope_theta",
+    fraction: str | None = None,
+    default_fraction: float = 1.0,
+    types: Collection[str] = tuple(ROPE_TYPES),
 ) -> FieldGroup:
     """Map rotary positions, as transformers 4 spells them (``theta``, ``fraction``, rope_scaling) and 5.
 
     Version 5 has a single field, rope_parameters, but also reads the older spelling, which is written here.
-    Without ``fraction`` the family rotates all features of a head.
+    Without ``fraction`` the family rotates all features of a head. ``types`` are those that the family knows.
     """
 
     def read(hf_config: HFConfig) -> Settings:
@@ -345,8 +391,8 @@ def rope_fields(
         }
         values |= {**(hf_config.get("rope_scaling") or {}), **(hf_config.get("rope_parameters") or {})}
         rope_type = values.pop("rope_type", values.pop("type", "default"))
-        if rope_type not in ROPE_TYPES:
-            near = nearest(str(rope_type), ROPE_TYPES)
+        if rope_type not in types:
+            near = nearest(str(rope_type), types)
             raise SettingError(f"config.json: rope_type={rope_type!r} is not supported{near}")
         base, rotated_fraction = values.pop("rope_theta"), values.pop("partial_rotary_factor")
         if fraction is None and rotated_fraction != default_fraction:
@@ -355,7 +401,7 @@ def rope_fields(
         settings = {
             "positions.rotary.base": base,
             "positions.rotary.fraction": rotated_fraction,
-            "positions.rotary.scaling": ROPE_TYPES[rope_type],
+            "positions.rotary.scaling": ROPE_TYPES[str(rope_type)],
         }
         if rope_type != "default":
             settings["positions.rotary.original_length"] = hf_config.get("max_position_embeddings", 2_048)

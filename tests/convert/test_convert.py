@@ -25,7 +25,8 @@ from lm.config.model import ModelConfig, SpecialTokens
 from lm.config.training import CheckpointConfig, OptimizerConfig
 from lm.convert import load, save
 from lm.convert.config_json import config_json, flatten_sections, model_config, pretraining_heads_in
-from lm.convert.families import FAMILIES
+from lm.convert.families import FAMILIES, UNSUPPORTED
+from lm.convert.heads import base_class
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 from lm.sharding import make_mesh, named
@@ -60,7 +61,12 @@ def test_what_is_loaded_is_saved_to_the_byte(name, tmp_path):
     assert load(tmp_path / "out")[0] == config
 
 
-BEGINNINGS = {  # beginning of a size's name: its family; the longest counts
+BEGINNINGS = {  # beginning of a size's name: the first family that computes it; the longest counts
+    "mt5": "t5",
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+    "phi-3": "mistral",
+    "phi-4": "llama",
     "spanbert": "bert",
     "gpt": "openai-gpt",
     "gpt3": "gpt2",
@@ -87,6 +93,18 @@ def test_every_published_size_is_a_model_of_its_family(name):
     else:
         begins = max(filter(name.startswith, [*FAMILIES, *BEGINNINGS]), key=len)
         assert config_json(PRESETS[name])["model_type"] == BEGINNINGS.get(begins, begins)
+
+
+def test_a_type_that_needs_a_part_which_is_not_here_is_refused_with_its_name():
+    for model_type, lacking in UNSUPPORTED.items():
+        with pytest.raises(SettingError, match=re.escape(f"{model_type!r} is not supported: {lacking}")):
+            model_config({"model_type": model_type}, ())
+
+
+def test_all_classes_of_a_family_are_of_its_own():
+    for family in FAMILIES.values():
+        names = [task_class.name for task_class in family.task_classes.values()]
+        assert all(name.startswith(base_class(family).removesuffix("Model")) for name in names), names
 
 
 def test_shards_hold_what_one_file_would(tmp_path):
