@@ -4,7 +4,7 @@ import functools
 import json
 import operator
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from operator import attrgetter
 
 from lm.config.base import SettingError, from_json, leaves, nearest
@@ -247,15 +247,18 @@ def semantic_settings(config: ModelConfig) -> Settings:
 
     Two configs whose models compute the same function have equal settings here.
     """
+    usual_scale = replace(config.attention, scale=None).product_scale
     settings = dict(leaves(config)) | {
         "attention.num_key_value_heads": config.attention.key_value_heads,
         "attention.d_v": config.attention.value_width,
         "attention.query_pre_attn_scalar": config.attention.query_pre_attn_scalar or config.attention.d_kv,
+        "attention.scale": None if config.attention.product_scale == usual_scale else config.attention.scale,
         "positions.rotary.window_base": config.positions.rotary.in_window().base,
         "mlp.bias": config.mlp_has_bias,
         "attention.qkv_bias": config.qkv_has_bias,
         "heads": tuple(sorted(config.heads)),
     }
+    has_window = config.has_window("encoder") or config.has_window("decoder")
     # beginnings of settings -> whether the model reads them
     conditions = {
         ("num_encoder_layers",): config.has_encoder,
@@ -266,9 +269,12 @@ def semantic_settings(config: ModelConfig) -> Settings:
         ("positions.rotary.",): config.positions.kind == "rotary",
         ("embedding.projected",): bool(config.embedding.d_embed),
         ("attention.norm_scale",): config.attention.has_head_norms,
-        ("positions.rotary.window_base",): config.has_window("encoder") or config.has_window("decoder"),
+        ("attention.scale",): config.attention.scores != "dot",
+        ("attention.qk_norm_features",): config.attention.qk_norm,
+        ("positions.rotary.window_base",): has_window,
+        ("positions.rotary.window_scaling",): has_window and config.positions.rotary.scaling != "none",
         ("norm.bias",): config.norm.kind == "layer",
-        ("output.logit_cap",): config.output.logits != "none",
+        ("output.logit_cap", "output.logit_divisor"): config.output.logits != "none",
         ("experts.",): config.experts.count > 0,
         ("experts.normalized",): config.experts.per_token > 1,
         # In training alone, unless experts choose.

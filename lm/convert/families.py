@@ -23,6 +23,7 @@ from lm.convert.fields import (
     eos_token,
     falcon_architecture,
     feed_forward_width,
+    gemma3_rope,
     key_value_heads,
     modernbert_rope,
     none_if_equal,
@@ -1015,6 +1016,91 @@ GEMMA2 = replace(
     ),
 )
 
+# Gemma Team 2025, the models of text alone: queries and keys are normalized in place of capped, five of six
+# layers have a window, and the others are stretched to longer rows
+GEMMA3 = replace(
+    GEMMA2,
+    model_type="gemma3_text",
+    architectures={"Gemma3ForCausalLM": ()},
+    task_classes={},
+    template=changes(_DECODER, _GEMMA2_CHANGES | {"attention.qk_norm": True}),
+    fields=override(
+        without(GEMMA2.fields, "attention.logit_cap"),
+        Field("final_logit_softcapping", "output.logit_cap", None),
+        gemma3_rope(),
+        gemma_windows("sliding_window_pattern", 6),
+    ),
+    supported_values={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
+    ignored=(*GEMMA2.ignored, "_sliding_window_pattern"),  # what layer_types was made of
+    base_model=(
+        *GEMMA2.base_model,
+        stack(
+            "decoder.blocks",
+            "layers",
+            norm("attention.query_norm", "self_attn.q_norm"),
+            norm("attention.key_norm", "self_attn.k_norm"),
+        ),
+    ),
+)
+
+# OLMo Team 2024: norms of the sub-layers' outputs alone, and of the queries and keys of all heads together
+OLMO2 = replace(
+    LLAMA,
+    model_type="olmo2",
+    architectures={"Olmo2ForCausalLM": ()},
+    task_classes={},
+    template=changes(
+        LLAMA.template,
+        {
+            "mlp.bias": False,
+            "residual": "output-norm",
+            "attention.qk_norm": True,
+            "attention.qk_norm_features": "all-heads",
+        },
+    ),
+    fields=override(
+        without(LLAMA.fields, "mlp.bias"),
+        Field("rms_norm_eps", "norm.epsilon", 1e-5),
+        pad_token(1),
+        eos_token(50_279),
+    ),
+    ignored=(),
+    base_model=(
+        *LLAMA.base_model[:2],
+        stack(
+            "decoder.blocks",
+            "layers",
+            linears("attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="o_proj"),
+            norm("attention.query_norm", "self_attn.q_norm"),
+            norm("attention.key_norm", "self_attn.k_norm"),
+            linears("mlp", "mlp", hidden="gate_proj", linear="up_proj", out="down_proj"),
+            norm("attention_output_norm", "post_attention_layernorm"),
+            norm("mlp_output_norm", "post_feedforward_layernorm"),
+        ),
+    ),
+)
+
+# Granite Team 2024: Llama with four factors
+GRANITE = replace(
+    LLAMA,
+    model_type="granite",
+    architectures={"GraniteForCausalLM": ()},
+    task_classes={},
+    fields=(
+        *LLAMA.fields,
+        Field("embedding_multiplier", "embedding.multiplier", 1.0),
+        Field("residual_multiplier", "residual_multiplier", 1.0),
+        Field("logits_scaling", "output.logit_divisor", 1.0),
+        Field(
+            "attention_multiplier",
+            "attention.scale",
+            1.0,
+            to_field=lambda _, config: config.attention.product_scale,
+        ),
+    ),
+    ignored=(),
+)
+
 # --- encoders
 
 
@@ -1372,7 +1458,8 @@ MODERNBERT = Family(
 _ENCODER_DECODERS = (T5, UMT5, MT5, BART, MARIAN, MBART, PEGASUS, T5GEMMA)
 _DECODERS = (
     *(GPT2, OPENAI_GPT, GPT_BIGCODE, GPT_NEOX, BLOOM, GPTJ, FALCON, GPT_NEO, OPT),
-    *(LLAMA, MISTRAL, MIXTRAL, PHI3, QWEN2, QWEN3, GEMMA, GEMMA2),
+    *(LLAMA, MISTRAL, MIXTRAL, PHI3, QWEN2, QWEN3),
+    *(GEMMA, GEMMA2, GEMMA3, OLMO2, GRANITE),
 )
 _ENCODERS = (
     *(DISTILBERT, BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, LONGFORMER),

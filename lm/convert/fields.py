@@ -339,6 +339,43 @@ def modernbert_rope() -> FieldGroup:
     return FieldGroup(names, settings, read, write, superseded=("rope_parameters",))
 
 
+def gemma3_rope() -> FieldGroup:
+    """Map rotary positions whose layers with a window have a base of their own and are never stretched.
+
+    The other layers may be. Version 5 of transformers has a single field, rope_parameters, but also reads the
+    three of version 4, which are written here.
+    """
+    window_theta = "rope_local_base_freq"
+    of_full_layers = rope_fields(types=("default", "linear", "llama3"))
+
+    def read(hf_config: HFConfig) -> Settings:
+        by_type = hf_config.get("rope_parameters") or {}
+        rope = {"rope_theta": hf_config.get("rope_theta", 1e6), **(by_type.get("full_attention") or {})}
+        rope |= hf_config.get("rope_scaling") or {}
+        lengths = {name: hf_config[name] for name in ("max_position_embeddings",) if name in hf_config}
+        settings = of_full_layers.read({"rope_parameters": rope, **lengths})
+        window_base = _base_alone("sliding_attention", by_type, hf_config.get(window_theta, 10_000.0))
+        is_same = window_base == settings["positions.rotary.base"]
+        is_stretched = settings["positions.rotary.scaling"] != "none"
+        return settings | {
+            "positions.rotary.window_base": None if is_same else window_base,
+            "positions.rotary.window_scaling": "none" if is_stretched else "same",
+        }
+
+    def write(config: ModelConfig) -> HFConfig:
+        window_base = config.positions.rotary.in_window().base
+        return of_full_layers.write(config) | {window_theta: window_base}
+
+    settings = ("positions.rotary.window_base", "positions.rotary.window_scaling")
+    return FieldGroup(
+        (*of_full_layers.names, window_theta),
+        (*of_full_layers.settings, *settings),
+        read,
+        write,
+        superseded=of_full_layers.superseded,
+    )
+
+
 def _base_alone(layer_type: str, by_type: Mapping[str, Any], default: float | None) -> float | None:
     """Return the rotary base of layers of a type; SettingError if their positions are stretched too."""
     parameters = {"rope_theta": default} | (by_type.get(layer_type) or {})

@@ -272,6 +272,46 @@ _GEMMA2 = changes(
 _T5GEMMA = _family(
     _GEMMA2, 256_000, (0, 1, 2), {"architecture": "encoder-decoder", "embedding.encoder": "separate"}
 )
+# Gemma Team 2025, the language models: in rows of 131,072 tokens (1B: 32,768), of six layers the last sees
+# everything
+_GEMMA3 = changes(
+    _GEMMA,
+    {
+        "residual": "sandwich-norm",
+        "attention.qk_norm": True,
+        "vocab_size": 262_208,
+        "positions.rotary": RotaryConfig(
+            base=1e6, window_base=10_000.0, window_scaling="none", scaling="linear", factor=8.0
+        ),
+    },
+)
+_GEMMA3_SHORT = changes(
+    _GEMMA3, {"vocab_size": 262_144, "positions.rotary": RotaryConfig(base=1e6, window_base=10_000.0)}
+)
+# OLMo Team 2024
+_OLMO2 = _family(
+    _LLAMA,
+    100_352,
+    (100_277, 100_257, None),
+    {
+        "residual": "output-norm",
+        "attention.qk_norm": True,
+        "attention.qk_norm_features": "all-heads",
+        "positions.rotary": RotaryConfig(base=500_000.0),
+    },
+)
+# Granite Team 2024
+_GRANITE = _family(
+    _LLAMA2,
+    49_155,
+    (0, 0, None),
+    {
+        "output.logits": "tied",
+        "embedding.multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        **_GROUPED,
+    },
+)
 
 
 def _alternating(layers: int) -> SparsityConfig:
@@ -288,6 +328,13 @@ def _gemma2_windows(layers: int, key_value_heads: int) -> Changes:
     """Return the windows of Gemma 2's layers, 4,096 tokens, none, 4,096, ..., and the heads of keys."""
     windows = SparsityConfig(layer_windows=(4_095, None) * (layers // 2))
     return {"sparsity": windows, "attention.num_key_value_heads": key_value_heads}
+
+
+def _gemma3_windows(layers: int, window: int, key_value_heads: int) -> Changes:
+    """Return the windows of Gemma 3's layers, all but every sixth, and the heads of keys."""
+    windows = tuple(window - 1 if (layer + 1) % 6 else None for layer in range(layers))
+    sparsity = SparsityConfig(layer_windows=windows)
+    return {"sparsity": sparsity, "attention.num_key_value_heads": key_value_heads}
 
 
 def _t5gemma_windows(layers: int, key_value_heads: int) -> Changes:
@@ -432,6 +479,26 @@ PRESETS = {
         d_ff=36_864,
         d_kv=128,
     ),
+    "gemma-3-270m": _sized(_GEMMA3_SHORT, 18, 640, 4, _gemma3_windows(18, 512, 1), d_ff=2_048, d_kv=256),
+    "gemma-3-1b": _sized(_GEMMA3_SHORT, 26, 1_152, 4, _gemma3_windows(26, 512, 1), d_ff=6_912, d_kv=256),
+    "gemma-3-4b": _sized(_GEMMA3, 34, 2_560, 8, _gemma3_windows(34, 1_024, 4), d_ff=10_240, d_kv=256),
+    "gemma-3-12b": _sized(_GEMMA3, 48, 3_840, 16, _gemma3_windows(48, 1_024, 8), d_ff=15_360, d_kv=256),
+    "gemma-3-27b": _sized(
+        changes(_GEMMA3, {"attention.query_pre_attn_scalar": 5_376 // 32}),
+        *(62, 5_376, 32, _gemma3_windows(62, 1_024, 16)),
+        d_ff=21_504,
+        d_kv=128,
+    ),
+    "olmo-2-1b": _sized(_OLMO2, 16, 2_048, 16, d_ff=8_192),
+    "olmo-2-7b": _sized(_OLMO2, 32, 4_096, 32, d_ff=11_008),
+    "olmo-2-13b": _sized(_OLMO2, 40, 5_120, 40, d_ff=13_824),
+    "olmo-2-32b": _sized(_OLMO2, 64, 5_120, 40, {"attention.num_key_value_heads": 8}, d_ff=27_648),
+    "granite-3.0-2b": _sized(
+        _GRANITE, 40, 2_048, 32, {"attention.scale": 1 / 64, "output.logit_divisor": 8.0}, d_ff=8_192
+    ),
+    "granite-3.0-8b": _sized(
+        _GRANITE, 40, 4_096, 32, {"attention.scale": 1 / 128, "output.logit_divisor": 16.0}, d_ff=12_800
+    ),
     "t5gemma-2b-2b": _sized(_T5GEMMA, 26, 2_304, 8, _t5gemma_windows(26, 4), d_ff=9_216, d_kv=256),
     "t5gemma-9b-9b": _sized(_T5GEMMA, 42, 3_584, 16, _t5gemma_windows(42, 8), d_ff=14_336, d_kv=256),
 }
@@ -458,6 +525,9 @@ _ROW_LENGTHS = {
     "qwen2.5-": (0, 4_096),  # before rows were lengthened to 32,768
     "qwen3-": (0, 4_096),  # likewise
     "gemma-": (0, 8_192),
+    "gemma-3-": (0, 32_768),  # before rows were lengthened
+    "olmo-2-": (0, 4_096),
+    "granite-3.0-": (0, 4_096),
     "t5gemma-": (4_096, 4_096),  # a row of Gemma 2, half of it as targets
     "modernbert-": (1_024, 0),  # before rows were lengthened to 8,192
 }

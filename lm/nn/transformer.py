@@ -127,6 +127,8 @@ class Transformer(Module):
             logits = self.embed.logits(x)
         if self.logits_bias is not None:
             logits = logits + broadcast_to_rank(self.logits_bias[...], logits)
+        if config.output.logit_divisor != 1.0:
+            logits = logits / config.output.logit_divisor
         logits = soft_cap(logits, config.output.logit_cap)
         return constrain(logits, "batch", "length", "vocab")
 

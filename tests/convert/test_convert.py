@@ -76,6 +76,8 @@ BEGINNINGS = {  # beginning of a size's name: the first family that computes it;
     "gpt-neo-": "gpt_neo",
     "gpt-j": "gptj",
     "gemma-2-": "gemma2",
+    "gemma-3-": "gemma3_text",
+    "olmo-2-": "olmo2",
     "pythia": "gpt_neox",
 }
 UNPUBLISHED = {
@@ -258,6 +260,21 @@ def test_both_spellings_of_rotary_settings_mean_the_same(kind):
     assert model_config(config_json(old), ()) == old
 
 
+def test_a_gemma_3_of_transformers_4_means_the_same_as_one_of_5():
+    older = config_json(PRESETS["gemma-3-4b"])
+    stretched = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    assert older["rope_local_base_freq"] == 10_000.0 and older["rope_scaling"] == {
+        name: stretched[name] for name in ("rope_type", "factor")
+    }
+    newer = {name: value for name, value in older.items() if "rope" not in name}
+    bases = {"full_attention": stretched, "sliding_attention": {"rope_theta": 10_000.0}}
+    assert model_config(newer | {"rope_parameters": bases}, ()) == model_config(older, ())
+    del older["layer_types"]
+    by_period = model_config(older | {"sliding_window_pattern": 3}, ())
+    assert by_period.sparsity.layer_windows[:4] == (1_023, 1_023, None, 1_023)
+    assert model_config(older, ()).sparsity == PRESETS["gemma-3-4b"].sparsity
+
+
 @pytest.mark.parametrize("period", [2, 3, 7])
 def test_a_modernbert_of_transformers_4_means_the_same_as_one_of_5(period):
     theirs = json.loads((GOLDEN / "modernbert" / "config.json").read_text())
@@ -351,6 +368,11 @@ def test_a_head_is_known_by_its_tensors_where_the_class_does_not_name_it():
     ("path", "value"),
     [
         ("residual", "sandwich-norm"),
+        ("residual", "output-norm"),
+        ("residual_multiplier", 0.5),
+        ("embedding.multiplier", 2.0),
+        ("attention.scale", 0.5),
+        ("output.logit_divisor", 2.0),
         ("norm.bias", False),
         ("norm.zero_centered", True),
         ("norm.first_attention", "none"),

@@ -107,6 +107,19 @@ GEMMA2 = GROUPED | {
 FALCON = WIDE | {"hidden_size": 16, "num_attention_heads": 4, "ffn_hidden_size": 12, "pad_token_id": 0}
 FALCON = {name: value for name, value in FALCON.items() if name != "intermediate_size"}
 FALCON40B = {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}
+GEMMA3 = GROUPED | {
+    "hidden_size": 16,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 3,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "pad_token_id": 0,
+}
+FACTORS = {
+    "embedding_multiplier": 1.5,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 2.0,
+}
 T5GEMMA = {f"{side}.{name}": value for side in ("encoder", "decoder") for name, value in GEMMA2.items()}
 SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 TYPES = {  # class, the sizes of its tiny model
@@ -136,6 +149,9 @@ TYPES = {  # class, the sizes of its tiny model
     "qwen3": ("Qwen3ForCausalLM", BERT | {"num_key_value_heads": 1, "head_dim": 6} | SLIDING),
     "gemma": ("GemmaForCausalLM", GROUPED),
     "gemma2": ("Gemma2ForCausalLM", GEMMA2),
+    "gemma3_text": ("Gemma3ForCausalLM", GEMMA3),
+    "olmo2": ("Olmo2ForCausalLM", BERT | {"num_key_value_heads": 1, "pad_token_id": 0}),
+    "granite": ("GraniteForCausalLM", BERT | {"num_key_value_heads": 1, "pad_token_id": 0} | FACTORS),
     "t5gemma": ("T5GemmaForConditionalGeneration", T5GEMMA | {"vocab_size": 20}),
     "modernbert": (
         "ModernBertForMaskedLM",
@@ -213,6 +229,19 @@ SHAPES = {
     },
     "electra": {"generator_as_wide": ({"embedding_size": 8}, ())},
     "bert": {"null_pad": ({"pad_token_id": None}, ())},
+    "gemma3_text": {
+        "stretched": (
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                }
+            },
+            (),
+        ),
+        "by_pattern": ({"layer_types": None, "sliding_window_pattern": 2}, ()),
+        "capped": ({"final_logit_softcapping": 4.0}, ()),
+    },
     "gemma2": {"all_sliding": ({"layer_types": ["sliding_attention"] * 2}, ())},
     "t5gemma": {
         "stacks_apart": (
@@ -283,11 +312,13 @@ OTHERS = {  # what is tried in place of a value that is no number, the first tha
     "quantization_config": [{"bits": 4}],
 }
 # Types whose base model also writes, since no checkpoint of theirs lies beside; encoders do not write.
-WRITERS = ("mt5", "mbart", "pegasus", "falcon", "phi3")
+WRITERS = ("mt5", "mbart", "pegasus", "falcon", "phi3", "gemma3_text", "olmo2", "granite")
 NEW_TOKENS, START = 6, 2  # how many tokens they write, and which their decoder reads first
 UNTRIED = ("transformers_version", "architectures", "dtype", "model_type")  # of the file and not of the model
 CALLS = {"output_attentions", "output_hidden_states", "return_dict", "use_cache", "_attn_implementation"}
 CALLS |= {"gradient_checkpointing"}
+# Gemma 3's source has its models with pictures too.
+CALLS |= {"text_config", "vision_config", "mm_tokens_per_image", "image_token_id"}
 INPUTS = np.array([[7, 9, 12, 6, 8, 15, 10, 11], [13, 8, 6, 14, 17, 9, 18, 16]])
 TARGETS = INPUTS[::-1, :5].copy()
 EFFECTS = ("computes", "shapes")  # of which the models are kept

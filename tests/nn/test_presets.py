@@ -103,6 +103,14 @@ PUBLISHED = {
     "modernbert-base": 149_655_232,
     "gemma-2b": 2_506_172_416,
     "gemma-7b": 8_537_680_896,
+    "gemma-3-270m": 268_098_176,
+    "gemma-3-1b": 999_885_952,
+    "olmo-2-1b": 1_484_916_736,
+    "olmo-2-7b": 7_298_617_344,
+    "olmo-2-13b": 13_716_198_400,
+    "olmo-2-32b": 32_234_279_936,
+    "granite-3.0-2b": 2_533_531_648,
+    "granite-3.0-8b": 8_170_848_256,
     "gemma-2-2b": 2_614_341_888,
     "gemma-2-9b": 9_241_705_984,
     "gemma-2-27b": 27_227_128_320,
@@ -130,6 +138,9 @@ PRINTED = {  # as rounded in the papers [millions]
     "spanbert-base": 110,
     "spanbert-large": 340,
     "modernbert-large": 395,
+    "gemma-3-4b": 3_884,  # without the encoder of pictures
+    "gemma-3-12b": 11_771,
+    "gemma-3-27b": 27_016,
 }
 
 
