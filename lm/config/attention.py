@@ -26,6 +26,8 @@ class RotaryConfig:
     base: float = 10_000.0  # base of the geometric series of wavelengths (theta) [tokens]
     # base in layers that have a window, if other than in those that have none (ModernBERT) [tokens]
     window_base: float | None = None
+    # how wavelengths are stretched in layers that have a window: as in the others, or not (Gemma 3)
+    window_scaling: Literal["same", "none"] = setting("same", STRETCHED)
     fraction: float = 1.0  # share of a head's features that are rotated, from the first on
     # which of the R features rotate together: i and i + R/2 (GPT-NeoX, Llama), or neighbours (Su et al.,
     # GPT-J)
@@ -47,6 +49,12 @@ class RotaryConfig:
     def __post_init__(self):
         above_0(self, "model.positions.rotary.", "base window_base factor low_frequency_factor beta_slow")
         at_least(self, "model.positions.rotary.", original_length=1)
+        if self.window_scaling == "none" and self.scaling == "yarn":
+            raise SettingError(
+                "model.positions.rotary.window_scaling='none' leaves layers unstretched, whose attention "
+                "yarn would sharpen all the same: model.positions.rotary.scaling='yarn' should be 'linear' "
+                "or 'llama3'"
+            )
         for low, high in (("low_frequency_factor", "high_frequency_factor"), ("beta_slow", "beta_fast")):
             least, most = getattr(self, low), getattr(self, high)
             if not least < most:
@@ -54,8 +62,10 @@ class RotaryConfig:
                 raise SettingError(f"model.positions.rotary.{low}={least} should be below {limit}")
 
     def in_window(self) -> "RotaryConfig":
-        """Return the settings of a layer that has a window: these with the base of windows."""
-        return self if self.window_base is None else replace(self, base=self.window_base)
+        """Return the settings of a layer that has a window: its base, and stretched or not."""
+        base = self.base if self.window_base is None else self.window_base
+        scaling = self.scaling if self.window_scaling == "same" else "none"
+        return replace(self, base=base, scaling=scaling)
 
     def frequencies(self, width: int) -> tuple[np.ndarray, float]:
         """Return the rotary frequencies of heads ``width`` wide, and a factor of cosines and sines.

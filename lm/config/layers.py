@@ -90,11 +90,15 @@ class AttentionConfig:
     # number whose square root divides the products of queries and keys, if other than d_kv (Gemma 2 27B:
     # d_model / num_heads)
     query_pre_attn_scalar: int | None = setting(None, {"scores": ("scaled-dot", "bilinear")})
+    # factor of the products of queries and keys, if other than the one by which these two divide (Granite)
+    scale: float | None = setting(None, {"scores": ("scaled-dot", "bilinear")})
     # soft cap of the attention logits c: cap * tanh(c / cap) (Gemma 2); None: no cap
     logit_cap: float | None = None
     # whether the projections of queries, keys and values have a bias; None: as model.bias
     qkv_bias: bool | None = None
     qk_norm: bool = False  # whether each head's queries and keys are normalised (Qwen3)
+    # features of queries, and of keys, that one norm takes together: a head's (Qwen3), or all heads' (OLMo 2)
+    qk_norm_features: Literal["head", "all-heads"] = setting("head", {"qk_norm": (True,)})
     value_norm: bool = False  # whether each head's values are normalised (RedLLM, Zhang et al. 2025)
     # whether each head's output is normalised before all are projected (RedLLM)
     output_norm: bool = False
@@ -110,7 +114,13 @@ class AttentionConfig:
     def __post_init__(self):
         at_least(self, "model.attention.", d_kv=1, num_heads=1, num_key_value_heads=1, d_v=1)
         at_least(self, "model.attention.", query_pre_attn_scalar=1)
-        above_0(self, "model.attention.", "logit_cap")
+        above_0(self, "model.attention.", "logit_cap scale")
+        if self.scale is not None and self.query_pre_attn_scalar is not None:
+            raise SettingError(
+                f"model.attention.scale={self.scale} takes the place of "
+                f"model.attention.query_pre_attn_scalar={self.query_pre_attn_scalar}: one of the two "
+                "should be None"
+            )
         at_most(self, "model.attention.", num_heads=2**16)  # a table of so many numbers is made on the host
         if self.num_heads % self.key_value_heads:
             heads = f"model.attention.num_key_value_heads={self.num_key_value_heads}"
@@ -119,6 +129,13 @@ class AttentionConfig:
     @property
     def key_value_heads(self) -> int:
         return self.num_key_value_heads or self.num_heads
+
+    @property
+    def product_scale(self) -> float:
+        """Return the factor of scaled products of queries and keys."""
+        # Vaswani et al. 2017. Bilinear weights do not change the variance of queries, so it fits them too.
+        usual = (self.query_pre_attn_scalar or self.d_kv) ** -0.5
+        return usual if self.scale is None else self.scale
 
     @property
     def has_head_norms(self) -> bool:
@@ -267,6 +284,7 @@ class EmbeddingConfig:
     norm: bool = False  # whether embeddings are normalised (BERT, BART, BLOOM)
     # factor of the embeddings: 1 (none) or d_model^0.5 (sqrt: Vaswani et al. 2017)
     scale: Literal["none", "sqrt"] = "none"
+    multiplier: float = 1.0  # a further factor of the embeddings of tokens (Granite)
     # whether the encoder has the decoder's embedding of tokens or one of its own; model.output.logits says
     # whether the decoder's is the output matrix too
     encoder: Literal["shared", "separate"] = "shared"
@@ -280,6 +298,7 @@ class EmbeddingConfig:
 
     def __post_init__(self):
         at_least(self, "model.embedding.", d_embed=1, type_vocab_size=0)
+        above_0(self, "model.embedding.", "multiplier")
         if min((*self.clusters, *self.cluster_widths), default=1) < 1:
             raise SettingError(
                 f"model.embedding.clusters={self.clusters} and model.embedding.cluster_widths="
@@ -338,11 +357,13 @@ class OutputConfig:
     bias: bool = False  # whether the logits have a bias per token (BERT, BART)
     # soft cap of the logits c: cap * tanh(c / cap) (Gemma 2); None: no cap
     logit_cap: float | None = setting(None, {"logits": Values(but=("none",))})
+    # number by which the logits are divided (Granite)
+    logit_divisor: float = setting(1.0, {"logits": Values(but=("none",))})
     # number of softmaxes whose mixture gives the probabilities (Yang et al. 2018); 1: no mixture [softmaxes]
     softmaxes: int = setting(1, {"logits": Values(but=("none",))})
 
     def __post_init__(self):
-        above_0(self, "model.output.", "logit_cap")
+        above_0(self, "model.output.", "logit_cap logit_divisor")
         at_least(self, "model.output.", softmaxes=1)
         at_most(self, "model.output.", softmaxes=2**16)
         if self.softmaxes > 1 and self.logits == "none":

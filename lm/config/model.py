@@ -15,6 +15,7 @@ from lm.config.base import (
     Conditions,
     SettingError,
     Values,
+    above_0,
     at_least,
     at_most,
     changes,
@@ -158,19 +159,22 @@ class ModelConfig:
     # norms (ALBERT, Lan et al. 2020, Table 4)
     shared_parts: Literal["all", "attention", "mlp"] = setting("all", {"shared_layers": (True,)})
     # position of the norms and residuals: sandwich-norm: a norm of each sub-layer's input and one of its
-    # output (Gemma 2), parallel as in GPT-NeoX, parallel-one-norm as in GPT-J; rezero: as pre-norm, with a
-    # factor of each sub-layer that starts at 0; fixup: scalars and smaller initial values in place of norms;
-    # none: norms as in pre-norm, but no residuals
+    # output (Gemma 2), output-norm: only one of its output (OLMo 2), parallel as in GPT-NeoX,
+    # parallel-one-norm as in GPT-J; rezero: as pre-norm, with a factor of each sub-layer that starts at 0;
+    # fixup: scalars and smaller initial values in place of norms; none: norms as in pre-norm, but no
+    # residuals
     residual: Literal[
         "pre-norm",
         "post-norm",
         "sandwich-norm",
+        "output-norm",
         "parallel",
         "parallel-one-norm",
         "rezero",
         "fixup",
         "none",
     ] = "pre-norm"
+    residual_multiplier: float = 1.0  # factor of a sub-layer's output before it is added (Granite)
     bias: bool = False  # whether linear layers have biases, unless a setting of their own says otherwise
     dropout: float = 0.1  # dropout rate of activations and attention weights
     # type of activations; parameters and softmax stay float32
@@ -206,6 +210,7 @@ class ModelConfig:
 
     def __post_init__(self):
         at_least(self, "model.", vocab_size=1, num_encoder_layers=1, num_decoder_layers=1, d_model=1)
+        above_0(self, "model.", "residual_multiplier")
         if not 0 <= self.dropout < 1:
             raise SettingError(f"model.dropout={self.dropout} should be in [0, 1)")
         self._check_heads()
@@ -408,7 +413,7 @@ class ModelConfig:
 
     def _check_residual(self) -> None:
         """Check that a residual form has the sub-layers, and the norms, that it is made for."""
-        lacks_own_norm = ("post-norm", "parallel-one-norm", "fixup")
+        lacks_own_norm = ("post-norm", "output-norm", "parallel-one-norm", "fixup")
         if self.norm.first_attention == "none" and self.residual in lacks_own_norm:
             raise SettingError(
                 "model.norm.first_attention='none' leaves out a norm of attention's input alone, which "

@@ -262,9 +262,7 @@ def _is_buffer(name: str, stored: StoredTensors, config: ModelConfig) -> bool:
 
 def _is_untied(family: Family, stored: StoredTensors) -> bool:
     """Return whether the output matrix is stored and differs from the embedding."""
-    matrices = [
-        family.parameters[path].tensor_name(None, gated=False) for path in ("head.kernel", "embed.table")
-    ]
+    matrices = [family.parameters[path].tensor_name(None, None) for path in ("head.kernel", "embed.table")]
     return stored.stored_names.keys() >= {*matrices} and not stored.equal(*matrices)
 
 

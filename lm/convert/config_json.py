@@ -4,12 +4,12 @@ import functools
 import json
 import operator
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from operator import attrgetter
 
 from lm.config.base import SettingError, from_json, leaves, nearest
 from lm.config.model import ModelConfig
-from lm.convert.families import FAMILIES
+from lm.convert.families import FAMILIES, UNSUPPORTED
 from lm.convert.fields import unused_rope_settings
 from lm.convert.known_fields import check_fields
 from lm.convert.schema import Family, HFConfig, PretrainingHead, Settings
@@ -27,6 +27,10 @@ HEAD_PARAMETERS: dict[PretrainingHead, str] = {
 def family_of(hf_config: HFConfig) -> Family:
     """Return the family that a config.json names; SettingError if it is none of ours."""
     model_type = hf_config.get("model_type")
+    if model_type in UNSUPPORTED:
+        raise SettingError(
+            f"config.json: model_type={model_type!r} is not supported: {UNSUPPORTED[str(model_type)]}"
+        )
     if model_type not in FAMILIES:
         near = nearest(str(model_type), FAMILIES)
         raise SettingError(f"config.json: model_type={model_type!r} is not supported{near}")
@@ -44,7 +48,7 @@ def pretraining_heads_in(hf_config: HFConfig, tensor_names: Collection[str]) -> 
         heads |= {*family.architectures.get(architecture, ())}
     for head, path in HEAD_PARAMETERS.items():
         parameter = family.parameters.get(path)
-        if parameter is not None and parameter.tensor_name(None, gated=False) in tensor_names:
+        if parameter is not None and parameter.tensor_name(None, None) in tensor_names:
             heads.add(head)
     return heads
 
@@ -243,15 +247,18 @@ def semantic_settings(config: ModelConfig) -> Settings:
 
     Two configs whose models compute the same function have equal settings here.
     """
+    usual_scale = replace(config.attention, scale=None).product_scale
     settings = dict(leaves(config)) | {
         "attention.num_key_value_heads": config.attention.key_value_heads,
         "attention.d_v": config.attention.value_width,
         "attention.query_pre_attn_scalar": config.attention.query_pre_attn_scalar or config.attention.d_kv,
+        "attention.scale": None if config.attention.product_scale == usual_scale else config.attention.scale,
         "positions.rotary.window_base": config.positions.rotary.in_window().base,
         "mlp.bias": config.mlp_has_bias,
         "attention.qkv_bias": config.qkv_has_bias,
         "heads": tuple(sorted(config.heads)),
     }
+    has_window = config.has_window("encoder") or config.has_window("decoder")
     # beginnings of settings -> whether the model reads them
     conditions = {
         ("num_encoder_layers",): config.has_encoder,
@@ -262,9 +269,12 @@ def semantic_settings(config: ModelConfig) -> Settings:
         ("positions.rotary.",): config.positions.kind == "rotary",
         ("embedding.projected",): bool(config.embedding.d_embed),
         ("attention.norm_scale",): config.attention.has_head_norms,
-        ("positions.rotary.window_base",): config.has_window("encoder") or config.has_window("decoder"),
+        ("attention.scale",): config.attention.scores != "dot",
+        ("attention.qk_norm_features",): config.attention.qk_norm,
+        ("positions.rotary.window_base",): has_window,
+        ("positions.rotary.window_scaling",): has_window and config.positions.rotary.scaling != "none",
         ("norm.bias",): config.norm.kind == "layer",
-        ("output.logit_cap",): config.output.logits != "none",
+        ("output.logit_cap", "output.logit_divisor"): config.output.logits != "none",
         ("experts.",): config.experts.count > 0,
         ("experts.normalized",): config.experts.per_token > 1,
         # In training alone, unless experts choose.

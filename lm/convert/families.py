@@ -21,7 +21,9 @@ from lm.convert.fields import (
     embedding_width,
     encoder_size,
     eos_token,
+    falcon_architecture,
     feed_forward_width,
+    gemma3_rope,
     key_value_heads,
     modernbert_rope,
     none_if_equal,
@@ -54,6 +56,7 @@ from lm.convert.schema import (
     linears,
     norm,
     override,
+    renamed,
     stack,
     task_classes,
     unchanged,
@@ -165,6 +168,14 @@ UMT5 = replace(
     template=changes(T5.template, {"positions.kind": "relative-per-layer"}),
 )
 
+# Xue et al. 2021: the shape of T5 1.1, whose states are never scaled before the output matrix
+MT5 = replace(
+    T5,
+    model_type="mt5",
+    architectures={"MT5ForConditionalGeneration": ()},
+    fields=override(T5.fields, t5_activation("gated-gelu"), tied_embeddings(True)),
+)
+
 
 def _bart_stack(side: str) -> tuple[Parameters, ...]:
     """Map the encoder or the decoder."""
@@ -177,6 +188,7 @@ def _bart_stack(side: str) -> tuple[Parameters, ...]:
     return (
         embedding(f"{side}.positions", f"{side}.embed_positions"),
         norm(f"{side}.embed_norm", f"{side}.layernorm_embedding"),
+        norm(f"{side}.norm", f"{side}.layer_norm"),  # of mBART and Pegasus
         stack(
             f"{side}.blocks",
             f"{side}.layers",
@@ -262,6 +274,34 @@ MARIAN = replace(
         **BART.supported_values,
         "normalize_embedding": False,
         "share_encoder_decoder_embeddings": True,
+    },
+)
+
+# Liu et al. 2020: norms before the sub-layers, and one after each stack
+MBART = replace(
+    BART,
+    model_type="mbart",
+    architectures={"MBartForConditionalGeneration": ()},
+    template=replace(BART.template, residual="pre-norm"),
+    # A target starts with the code of its language; a file may name one.
+    fields=override(BART.fields, Field("decoder_start_token_id", "special.start", None)),
+    supported_values={**BART.supported_values, "normalize_before": True, "add_final_layer_norm": True},
+)
+
+# Zhang et al. 2020
+PEGASUS = replace(
+    MARIAN,
+    model_type="pegasus",
+    architectures={"PegasusForConditionalGeneration": ()},
+    template=replace(MARIAN.template, residual="pre-norm"),
+    fields=override(
+        BART.fields, pad_token(0), eos_token(1), Field("decoder_start_token_id", "special.start", 0)
+    ),
+    supported_values={
+        **BART.supported_values,
+        "normalize_before": True,
+        "add_final_layer_norm": True,
+        "normalize_embedding": False,
     },
 )
 
@@ -625,6 +665,56 @@ GPTJ = Family(
     output_layers=(linear("head", "lm_head"), array("logits_bias", "lm_head.bias")),
 )
 
+
+def _is_parallel(config: ModelConfig) -> bool:
+    """Return whether attention and the feed-forward layer have a norm of the block's input each."""
+    return config.residual == "parallel"
+
+
+# Almazrouei et al. 2023: Falcon 7B has one head of keys and one norm in a block, 40B several and two
+FALCON = Family(
+    model_type="falcon",
+    architectures={"FalconForCausalLM": ()},
+    task_classes=decoder_task_classes("Falcon", "tokens", "span"),
+    template=changes(_DECODER, {"positions.kind": "rotary", "bias": False}),
+    fields=(
+        Field("vocab_size", "vocab_size"),
+        Field("hidden_size", "d_model"),
+        Field("num_hidden_layers", "num_decoder_layers"),
+        Field("num_attention_heads", "attention.num_heads"),
+        Field("max_position_embeddings", "positions.max_length", 2_048),
+        Field("layer_norm_epsilon", "norm.epsilon", 1e-5),
+        Field("hidden_dropout", "dropout", 0.0),
+        Field("bias", "bias", False),
+        activation("activation", "gelu"),
+        feed_forward_width("ffn_hidden_size", "hidden_size"),
+        tied_embeddings(True),
+        pad_token(0),
+        eos_token(11),
+        bos_token(),
+        rope_fields(),
+        falcon_architecture(),
+    ),
+    # Falcon divides the biases of ALiBi by the root of a head's width.
+    supported_values={"alibi": False, "head_dim": None},
+    base_model_prefix="transformer",
+    base_model=(
+        embedding("embed", "word_embeddings"),
+        norm("decoder.norm", "ln_f"),
+        stack(
+            "decoder.blocks",
+            "h",
+            fused_qkv("attention", "self_attention.query_key_value", per_head=True),
+            linear("attention.out", "self_attention.dense"),
+            linears("mlp", "mlp", hidden="dense_h_to_4h", out="dense_4h_to_h"),
+            renamed(
+                _is_parallel, norm("attention_norm", "input_layernorm"), norm("attention_norm", "ln_attn")
+            ),
+            renamed(_is_parallel, norm("mlp_norm", "post_attention_layernorm"), norm("mlp_norm", "ln_mlp")),
+        ),
+    ),
+)
+
 # Black et al. 2021
 GPT_NEO = Family(
     model_type="gpt_neo",
@@ -806,6 +896,39 @@ MIXTRAL = replace(
     ),
 )
 
+# Abdin et al. 2024: Mistral with fused projections
+PHI3 = replace(
+    MISTRAL,
+    model_type="phi3",
+    architectures={"Phi3ForCausalLM": ()},
+    task_classes=decoder_task_classes("Phi3", "tokens", tokens="score"),
+    fields=override(
+        MISTRAL.fields,
+        Field("rms_norm_eps", "norm.epsilon", 1e-5),
+        Field("resid_pdrop", "dropout", 0.0),
+        pad_token(32_000),
+        eos_token(32_000),
+        key_value_heads(),
+        mistral_window(None),
+        # The rows of 128,000 tokens have wavelengths of their own ("longrope"), which is refused.
+        rope_fields(fraction="partial_rotary_factor", types=("default",)),
+    ),
+    ignored=("original_max_position_embeddings",),  # of "longrope"
+    base_model=(
+        *LLAMA.base_model[:2],
+        stack(
+            "decoder.blocks",
+            "layers",
+            fused_qkv("attention", "self_attn.qkv_proj"),
+            linear("attention.out", "self_attn.o_proj"),
+            fused_linears(("mlp.hidden", "mlp.linear"), "mlp.gate_up_proj"),
+            linear("mlp.out", "mlp.down_proj"),
+            norm("attention_norm", "input_layernorm"),
+            norm("mlp_norm", "post_attention_layernorm"),
+        ),
+    ),
+)
+
 # Yang et al. 2024
 QWEN2 = replace(
     LLAMA,
@@ -842,6 +965,7 @@ GEMMA = replace(
     LLAMA,
     model_type="gemma",
     architectures={"GemmaForCausalLM": ()},
+    task_classes=decoder_task_classes("Gemma", "tokens", tokens="score"),
     template=changes(
         LLAMA.template, {"norm.zero_centered": True, "embedding.scale": "sqrt", "mlp.bias": False}
     ),
@@ -865,6 +989,7 @@ GEMMA2 = replace(
     GEMMA,
     model_type="gemma2",
     architectures={"Gemma2ForCausalLM": ()},
+    task_classes=decoder_task_classes("Gemma2", "tokens", tokens="score"),
     template=changes(_DECODER, _GEMMA2_CHANGES),
     fields=override(
         GEMMA.fields,
@@ -889,6 +1014,91 @@ GEMMA2 = replace(
             norm("mlp_output_norm", "post_feedforward_layernorm"),
         ),
     ),
+)
+
+# Gemma Team 2025, the models of text alone: queries and keys are normalized in place of capped, five of six
+# layers have a window, and the others are stretched to longer rows
+GEMMA3 = replace(
+    GEMMA2,
+    model_type="gemma3_text",
+    architectures={"Gemma3ForCausalLM": ()},
+    task_classes={},
+    template=changes(_DECODER, _GEMMA2_CHANGES | {"attention.qk_norm": True}),
+    fields=override(
+        without(GEMMA2.fields, "attention.logit_cap"),
+        Field("final_logit_softcapping", "output.logit_cap", None),
+        gemma3_rope(),
+        gemma_windows("sliding_window_pattern", 6),
+    ),
+    supported_values={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
+    ignored=(*GEMMA2.ignored, "_sliding_window_pattern"),  # what layer_types was made of
+    base_model=(
+        *GEMMA2.base_model,
+        stack(
+            "decoder.blocks",
+            "layers",
+            norm("attention.query_norm", "self_attn.q_norm"),
+            norm("attention.key_norm", "self_attn.k_norm"),
+        ),
+    ),
+)
+
+# OLMo Team 2024: norms of the sub-layers' outputs alone, and of the queries and keys of all heads together
+OLMO2 = replace(
+    LLAMA,
+    model_type="olmo2",
+    architectures={"Olmo2ForCausalLM": ()},
+    task_classes={},
+    template=changes(
+        LLAMA.template,
+        {
+            "mlp.bias": False,
+            "residual": "output-norm",
+            "attention.qk_norm": True,
+            "attention.qk_norm_features": "all-heads",
+        },
+    ),
+    fields=override(
+        without(LLAMA.fields, "mlp.bias"),
+        Field("rms_norm_eps", "norm.epsilon", 1e-5),
+        pad_token(1),
+        eos_token(50_279),
+    ),
+    ignored=(),
+    base_model=(
+        *LLAMA.base_model[:2],
+        stack(
+            "decoder.blocks",
+            "layers",
+            linears("attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="o_proj"),
+            norm("attention.query_norm", "self_attn.q_norm"),
+            norm("attention.key_norm", "self_attn.k_norm"),
+            linears("mlp", "mlp", hidden="gate_proj", linear="up_proj", out="down_proj"),
+            norm("attention_output_norm", "post_attention_layernorm"),
+            norm("mlp_output_norm", "post_feedforward_layernorm"),
+        ),
+    ),
+)
+
+# Granite Team 2024: Llama with four factors
+GRANITE = replace(
+    LLAMA,
+    model_type="granite",
+    architectures={"GraniteForCausalLM": ()},
+    task_classes={},
+    fields=(
+        *LLAMA.fields,
+        Field("embedding_multiplier", "embedding.multiplier", 1.0),
+        Field("residual_multiplier", "residual_multiplier", 1.0),
+        Field("logits_scaling", "output.logit_divisor", 1.0),
+        Field(
+            "attention_multiplier",
+            "attention.scale",
+            1.0,
+            to_field=lambda _, config: config.attention.product_scale,
+        ),
+    ),
+    ignored=(),
 )
 
 # --- encoders
@@ -1059,6 +1269,24 @@ ROBERTA = replace(
     output_matrix="lm_head.decoder",
 )
 
+
+def _as_roberta(model_type: str, name: str) -> Family:
+    """Return a family whose classes, which begin with ``name``, compute what RoBERTa's do."""
+    renamed_classes = {
+        kind: replace(task_class, name=task_class.name.replace("Roberta", name))
+        for kind, task_class in ROBERTA.task_classes.items()
+    }
+    return replace(
+        ROBERTA,
+        model_type=model_type,
+        architectures={f"{name}ForMaskedLM": ("logits",), f"{name}Model": ()},
+        task_classes=renamed_classes,
+    )
+
+
+XLM_ROBERTA = _as_roberta("xlm-roberta", "XLMRoberta")  # Conneau et al. 2020
+CAMEMBERT = _as_roberta("camembert", "Camembert")  # Martin et al. 2020
+
 # Beltagy et al. 2020: tokens that see everything have projections of their own
 LONGFORMER = replace(
     ROBERTA,
@@ -1227,10 +1455,23 @@ MODERNBERT = Family(
 )
 
 # A model of ours is exported as the first of these that computes the same.
-_ENCODER_DECODERS = (T5, UMT5, BART, MARIAN, T5GEMMA)
+_ENCODER_DECODERS = (T5, UMT5, MT5, BART, MARIAN, MBART, PEGASUS, T5GEMMA)
 _DECODERS = (
-    *(GPT2, OPENAI_GPT, GPT_BIGCODE, GPT_NEOX, BLOOM, GPTJ, GPT_NEO, OPT),
-    *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GEMMA, GEMMA2),
+    *(GPT2, OPENAI_GPT, GPT_BIGCODE, GPT_NEOX, BLOOM, GPTJ, FALCON, GPT_NEO, OPT),
+    *(LLAMA, MISTRAL, MIXTRAL, PHI3, QWEN2, QWEN3),
+    *(GEMMA, GEMMA2, GEMMA3, OLMO2, GRANITE),
 )
-_ENCODERS = (DISTILBERT, BERT, ROBERTA, LONGFORMER, ALBERT, ELECTRA, MODERNBERT)
+_ENCODERS = (
+    *(DISTILBERT, BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, LONGFORMER),
+    *(ALBERT, ELECTRA, MODERNBERT),
+)
 FAMILIES = {family.model_type: family for family in (*_ENCODER_DECODERS, *_DECODERS, *_ENCODERS)}
+
+# Types of models that are refused, and what they need that ours lack.
+UNSUPPORTED = {
+    "deberta": "its scores add products of contents and relative positions (disentangled attention)",
+    "deberta-v2": "its scores add products of contents and relative positions (disentangled attention)",
+    "xlnet": "it predicts tokens in permuted order, by a second stream of queries",
+    "mpnet": "it has learned positions and relative biases at once",
+    "gemma3": "it reads pictures too; gemma3_text is the type of its language model",
+}

@@ -1,6 +1,6 @@
 """Fields of config.json that several families share, and those whose values are converted."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -188,6 +188,49 @@ POSITIONS_AFTER_PADDING = Field(
 )
 
 
+def falcon_architecture() -> FieldGroup:
+    """Map the fields from which the heads of keys and the norms of Falcon's blocks follow.
+
+    The new architecture (40B) has num_kv_heads heads of keys, and one or two norms of a block's input. The
+    old one has a single head of keys (7B) or one per query head, and one norm or, without parallel_attn, a
+    norm before each sub-layer.
+    """
+    names = ("new_decoder_architecture", "multi_query", "num_kv_heads", "parallel_attn")
+    num_norms = "num_ln_in_parallel_attn"
+
+    def read(hf_config: HFConfig) -> Settings:
+        defaults = (False, True, None, True)
+        is_new, is_multi_query, num_kv_heads, is_parallel = (
+            default if hf_config.get(name) is None else hf_config[name]
+            for name, default in zip(names, defaults, strict=True)
+        )
+        for name, value in zip(names, (is_new, is_multi_query, False, is_parallel), strict=True):
+            check_boolean(name, value)
+        norms = hf_config.get(num_norms) or (2 if is_new else 1)
+        if norms not in (1, 2) or norms == 2 and not is_new or is_new and not is_parallel:
+            given = ", ".join(f"{name}={hf_config.get(name)!r}" for name in (names[0], names[3], num_norms))
+            raise SettingError(f"config.json: {given} are not supported together")
+        residual = "parallel-one-norm" if is_parallel else "pre-norm"
+        heads = None if is_new or not is_multi_query else 1
+        if is_new:
+            heads = None if num_kv_heads == hf_config["num_attention_heads"] else num_kv_heads
+        return {
+            "residual": "parallel" if norms == 2 else residual,
+            "attention.num_key_value_heads": heads,
+        }
+
+    def write(config: ModelConfig) -> HFConfig:
+        heads = config.attention.key_value_heads
+        is_grouped = heads not in (1, config.attention.num_heads)
+        is_new = config.residual == "parallel" or is_grouped
+        values = (is_new, heads == 1, heads, config.residual != "pre-norm")
+        norms = {num_norms: 2 if config.residual == "parallel" else 1} if is_new else {}
+        return dict(zip(names, values, strict=True)) | norms
+
+    settings = ("residual", "attention.num_key_value_heads")
+    return FieldGroup((*names, num_norms), settings, read, write)
+
+
 # --- T5
 
 
@@ -211,10 +254,10 @@ T5_MAX_DISTANCE = Field(
 )
 
 
-def t5_activation() -> FieldGroup:
+def t5_activation(default: str = "relu") -> FieldGroup:
     """Map feed_forward_proj, and the two fields in which files of transformers repeat what it says."""
     kinds = ("relu", "gated-gelu", "gated-silu", "gated-relu", "gelu", "silu")
-    feed_forward = choice("feed_forward_proj", "mlp.activation", {kind: kind for kind in kinds}, "relu")
+    feed_forward = choice("feed_forward_proj", "mlp.activation", {kind: kind for kind in kinds}, default)
 
     def repeated(kind: str) -> HFConfig:
         # gated-gelu of T5 1.1 is the tanh form; plain gelu is that of the error function.
@@ -296,6 +339,43 @@ def modernbert_rope() -> FieldGroup:
     return FieldGroup(names, settings, read, write, superseded=("rope_parameters",))
 
 
+def gemma3_rope() -> FieldGroup:
+    """Map rotary positions whose layers with a window have a base of their own and are never stretched.
+
+    The other layers may be. Version 5 of transformers has a single field, rope_parameters, but also reads the
+    three of version 4, which are written here.
+    """
+    window_theta = "rope_local_base_freq"
+    of_full_layers = rope_fields(types=("default", "linear", "llama3"))
+
+    def read(hf_config: HFConfig) -> Settings:
+        by_type = hf_config.get("rope_parameters") or {}
+        rope = {"rope_theta": hf_config.get("rope_theta", 1e6), **(by_type.get("full_attention") or {})}
+        rope |= hf_config.get("rope_scaling") or {}
+        lengths = {name: hf_config[name] for name in ("max_position_embeddings",) if name in hf_config}
+        settings = of_full_layers.read({"rope_parameters": rope, **lengths})
+        window_base = _base_alone("sliding_attention", by_type, hf_config.get(window_theta, 10_000.0))
+        is_same = window_base == settings["positions.rotary.base"]
+        is_stretched = settings["positions.rotary.scaling"] != "none"
+        return settings | {
+            "positions.rotary.window_base": None if is_same else window_base,
+            "positions.rotary.window_scaling": "none" if is_stretched else "same",
+        }
+
+    def write(config: ModelConfig) -> HFConfig:
+        window_base = config.positions.rotary.in_window().base
+        return of_full_layers.write(config) | {window_theta: window_base}
+
+    settings = ("positions.rotary.window_base", "positions.rotary.window_scaling")
+    return FieldGroup(
+        (*of_full_layers.names, window_theta),
+        (*of_full_layers.settings, *settings),
+        read,
+        write,
+        superseded=of_full_layers.superseded,
+    )
+
+
 def _base_alone(layer_type: str, by_type: Mapping[str, Any], default: float | None) -> float | None:
     """Return the rotary base of layers of a type; SettingError if their positions are stretched too."""
     parameters = {"rope_theta": default} | (by_type.get(layer_type) or {})
@@ -328,12 +408,15 @@ def unused_rope_settings(scaling: str) -> tuple[str, ...]:
 
 
 def rope_fields(
-    theta: str = "rope_theta", fraction: str | None = None, default_fraction: float = 1.0
+    theta: str = "rope_theta",
+    fraction: str | None = None,
+    default_fraction: float = 1.0,
+    types: Collection[str] = tuple(ROPE_TYPES),
 ) -> FieldGroup:
     """Map rotary positions, as transformers 4 spells them (``theta``, ``fraction``, rope_scaling) and 5.
 
     Version 5 has a single field, rope_parameters, but also reads the older spelling, which is written here.
-    Without ``fraction`` the family rotates all features of a head.
+    Without ``fraction`` the family rotates all features of a head. ``types`` are those that the family knows.
     """
 
     def read(hf_config: HFConfig) -> Settings:
@@ -345,8 +428,8 @@ def rope_fields(
         }
         values |= {**(hf_config.get("rope_scaling") or {}), **(hf_config.get("rope_parameters") or {})}
         rope_type = values.pop("rope_type", values.pop("type", "default"))
-        if rope_type not in ROPE_TYPES:
-            near = nearest(str(rope_type), ROPE_TYPES)
+        if rope_type not in types:
+            near = nearest(str(rope_type), types)
             raise SettingError(f"config.json: rope_type={rope_type!r} is not supported{near}")
         base, rotated_fraction = values.pop("rope_theta"), values.pop("partial_rotary_factor")
         if fraction is None and rotated_fraction != default_fraction:
@@ -355,7 +438,7 @@ def rope_fields(
         settings = {
             "positions.rotary.base": base,
             "positions.rotary.fraction": rotated_fraction,
-            "positions.rotary.scaling": ROPE_TYPES[rope_type],
+            "positions.rotary.scaling": ROPE_TYPES[str(rope_type)],
         }
         if rope_type != "default":
             settings["positions.rotary.original_length"] = hf_config.get("max_position_embeddings", 2_048)

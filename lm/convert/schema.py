@@ -128,6 +128,11 @@ TRANSPOSE = Transform(np.transpose, np.transpose)
 LEADING_AXIS = Transform(lambda array: array[None], lambda tensor: tensor[0])
 
 
+def is_gated(config: ModelConfig) -> bool:
+    """Return whether a model's feed-forward layer is gated."""
+    return config.mlp.activation.startswith("gated")
+
+
 @dataclass(frozen=True)
 class Parameter:
     """A published tensor, and the parameter of ours that it holds, or several fused along their last axis."""
@@ -135,18 +140,21 @@ class Parameter:
     paths: tuple[str, ...]  # of our parameters
     name: str  # of the tensor; in a stack of layers, the part after the number of the layer
     transform: Transform = SAME
-    gated_name: str | None = None  # replaces ``name`` in models whose feed-forward layer is gated
+    other_name: str | None = None  # replaces ``name`` in models of which ``has_other_name`` is true
+    has_other_name: Callable[[ModelConfig], bool] = is_gated
     per_head: bool = False  # fused head by head, as in ``fused_qkv``
     stack: str | None = None  # in a stack of layers, the part of the name before the number of the layer
     first_layer: int = 0  # number of the first layer that has it
     prefix: str = ""  # how the whole name begins
 
-    def tensor_name(self, layer: int | None, gated: bool) -> str:
+    def tensor_name(self, layer: int | None, config: ModelConfig | None) -> str:
         """Return the name of the tensor, of layer number ``layer`` if it is in a stack and None if not.
 
-        Layers are counted from the first one that has the tensor.
+        Layers are counted from the first one that has the tensor. ``config`` None: the name in most models.
         """
-        name = self.gated_name if gated and self.gated_name else self.name
+        name = self.name
+        if self.other_name is not None and config is not None and self.has_other_name(config):
+            name = self.other_name
         if self.stack is not None and layer is not None:
             name = f"{self.stack}.{self.first_layer + layer}.{name}"
         return self.prefix + name
@@ -180,10 +188,18 @@ def linear(
     """
     kernel = Parameter((f"{module}.kernel",), f"{published}.weight", transform)
     bias = Parameter((f"{module}.bias",), f"{published}.bias")
-    if gated is not None:
-        kernel = replace(kernel, gated_name=f"{gated}.weight")
-        bias = replace(bias, gated_name=f"{gated}.bias")
-    return kernel, bias
+    if gated is None:
+        return kernel, bias
+    return renamed(is_gated, (kernel, bias), linear(module, gated, transform=transform))
+
+
+def renamed(condition: Callable[[ModelConfig], bool], usual: Parameters, other: Parameters) -> Parameters:
+    """Map parameters to ``usual`` tensors, or in models of which ``condition`` is true to the ``other`` ones.
+
+    The two differ in the names of tensors alone.
+    """
+    pairs = zip(usual, other, strict=True)
+    return tuple(replace(one, other_name=two.name, has_other_name=condition) for one, two in pairs)
 
 
 def linears(module: str, published: str, **layers: str) -> Parameters:
@@ -200,7 +216,8 @@ def fused_qkv(
 ) -> Parameters:
     """Map the projections to queries, keys and values, which are one published linear layer.
 
-    Its outputs are all queries, all keys, all values; ``per_head``: those of head 0, of head 1, and so on.
+    Its outputs are all queries, all keys, all values; ``per_head``: those of head 0, of head 1, and so on,
+    where a head of keys comes with all heads of queries that share it.
     """
     projections = tuple(f"{module}.{name}" for name in ("query", "key", "value"))
     parameters = fused_linears(projections, published, transform=transform)

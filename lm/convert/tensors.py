@@ -25,7 +25,8 @@ class Tensor:
     sources: tuple[tuple[str, Index], ...]
     shapes: tuple[Shape, ...]  # of those arrays, or of one layer or expert of each
     transform: Transform
-    num_heads: int | None = None  # fused head by head; None: one whole array after the other
+    # heads of keys, of which one after the other is fused; None: one whole array after the other
+    num_heads: int | None = None
 
     @property
     def shape(self) -> Shape:
@@ -49,17 +50,18 @@ class Tensor:
             return parts[0]
         if self.num_heads is None:
             return np.concatenate(parts, -1)
-        *leading, width = parts[0].shape
-        heads = [part.reshape(*leading, self.num_heads, width // self.num_heads) for part in parts]
-        return np.stack(heads, -2).reshape(*leading, len(parts) * width)
+        leading = parts[0].shape[:-1]
+        heads = [part.reshape(*leading, self.num_heads, -1) for part in parts]
+        return np.concatenate(heads, -1).reshape(*leading, -1)
 
     def _split(self, fused: np.ndarray) -> list[np.ndarray]:
+        widths = np.array([shape[-1] for shape in self.shapes])
         if self.num_heads is None or len(self.shapes) == 1:
-            ends = np.cumsum([shape[-1] for shape in self.shapes])
-            return np.split(fused, ends[:-1], -1)
-        *leading, width = self.shapes[0]
-        heads = fused.reshape(*leading, self.num_heads, len(self.shapes), width // self.num_heads)
-        return [heads[..., part, :].reshape(*leading, width) for part in range(len(self.shapes))]
+            return np.split(fused, np.cumsum(widths)[:-1], -1)
+        leading = fused.shape[:-1]
+        heads = fused.reshape(*leading, self.num_heads, -1)
+        parts = np.split(heads, np.cumsum(widths // self.num_heads)[:-1], -1)
+        return [part.reshape(*leading, -1) for part in parts]
 
 
 def tensors(family: Family, config: ModelConfig, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
@@ -68,10 +70,10 @@ def tensors(family: Family, config: ModelConfig, shapes: Mapping[str, Shape]) ->
     named: dict[str, Tensor] = {}
     for parameter in dict.fromkeys(parameters[path] for path in shapes):
         paths = [path for path in parameter.paths if path in shapes]
-        num_heads = config.attention.num_heads if parameter.per_head else None
+        num_heads = config.attention.key_value_heads if parameter.per_head else None
         layers = [None] if parameter.stack is None else range(shapes[paths[0]][0])
         for layer in layers:
-            name = parameter.tensor_name(layer, gated=config.mlp.activation.startswith("gated"))
+            name = parameter.tensor_name(layer, config)
             for expert in range(config.experts.count) if EXPERT in name else [None]:
                 index: Index = layer if layer is None or expert is None else (layer, expert)
                 sources = tuple((path, index) for path in paths)

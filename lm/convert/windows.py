@@ -148,24 +148,35 @@ def _check_layers(layers: int) -> int:
     return layers
 
 
-def gemma_windows() -> FieldGroup:
-    """Map sliding_window, which layers of type sliding_attention have: by default every second one."""
+def gemma_windows(period_name: str | None = None, default_period: int = 2) -> FieldGroup:
+    """Map sliding_window, which layers of type sliding_attention have.
+
+    Without a list of types every n-th layer has none, and so sees everything: n is in the field
+    ``period_name``, of files of transformers 4, or ``default_period``.
+    """
+    names = ("sliding_window", "layer_types", *([] if period_name is None else [period_name]))
 
     def read(hf_config: HFConfig) -> tuple[Window, ...]:
         layers = _check_layers(hf_config["num_hidden_layers"])
-        return _alternating_windows(hf_config, "", layers, is_causal=True)
+        period = hf_config.get(period_name or "", default_period)
+        if type(period) is not int or period < 1:
+            raise SettingError(f"config.json: {period_name}={period!r} should be a number of layers")
+        return _alternating_windows(hf_config, "", layers, is_causal=True, period=period)
 
-    return _window_fields(
-        read,
-        sliding_window=lambda config: _write_causal_window(config) or 4_096,
-        layer_types=lambda config: _layer_types(_layer_windows(config)),
-    )
+    def write(config: ModelConfig) -> HFConfig:
+        windows = _layer_windows(config)
+        size = _write_causal_window(config) or 4_096
+        return {"sliding_window": size, "layer_types": _layer_types(windows)}
+
+    settings = ("sparsity.window", "sparsity.layer_windows")
+    superseded = () if period_name is None else (period_name,)
+    return FieldGroup(names, settings, _as_settings(read), write, superseded)
 
 
 def _alternating_windows(
-    hf_config: HFConfig, section: str, layers: int, *, is_causal: bool
+    hf_config: HFConfig, section: str, layers: int, *, is_causal: bool, period: int = 2
 ) -> tuple[Window, ...]:
-    """Return the window of each layer of a section; without layer_types every second layer has one.
+    """Return the window of each layer of a section; without layer_types every ``period``-th layer has none.
 
     The window of a causal stack counts the position's own token, that of an encoder does not.
     """
@@ -174,7 +185,7 @@ def _alternating_windows(
         window += 1
     types = hf_config.get(f"{section}layer_types")
     if types is None:
-        types = [FULL if layer % 2 else SLIDING for layer in range(layers)]
+        types = [SLIDING if (layer + 1) % period else FULL for layer in range(layers)]
     windows: dict[str, Window] = {FULL: None} | ({} if window is None else {SLIDING: window})
     return _windows_of_types(f"{section}layer_types", types, layers, windows)
 

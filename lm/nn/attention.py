@@ -28,8 +28,7 @@ def attention_scale(config: ModelConfig) -> float:
     # T5 does not scale products: its query kernels start smaller instead.
     if config.attention.scores == "dot":
         return 1.0
-    # Vaswani et al. 2017. Bilinear weights do not change the variance of queries, so it fits them too.
-    return (config.attention.query_pre_attn_scalar or config.attention.d_kv) ** -0.5
+    return config.attention.product_scale
 
 
 def make_head_norm(config: ModelConfig, width: int, is_normed: bool) -> nnx.Module:
@@ -55,8 +54,10 @@ class Projections(Module):
         )
         self.key = Linear(rngs, (d_model, key_width), key_axes, std=std, use_bias=use_bias)
         self.value = Linear(rngs, (d_model, value_features), key_axes, std=std, use_bias=use_bias)
-        self.query_norm = make_head_norm(config, config.attention.d_kv, config.attention.qk_norm)
-        self.key_norm = make_head_norm(config, config.attention.d_kv, config.attention.qk_norm)
+        norms_heads_together = config.attention.qk_norm_features == "all-heads"
+        widths = (query_width, key_width) if norms_heads_together else (config.attention.d_kv,) * 2
+        self.query_norm = make_head_norm(config, widths[0], config.attention.qk_norm)
+        self.key_norm = make_head_norm(config, widths[1], config.attention.qk_norm)
         self.value_norm = make_head_norm(config, config.attention.value_width, config.attention.value_norm)
 
     def queries(
@@ -65,7 +66,7 @@ class Projections(Module):
         """Return queries [B,T,N,H] of x [B,T,D]."""
         query = self._split_heads(self.query(x), "length", "heads")
         query = checkpoint_name(query, "query_proj")
-        return self._rotate(self.query_norm(query), positions)
+        return self._rotate(self._normed(query, self.query_norm), positions)
 
     def key_value(
         self, x: Float[Array, "B S D"], positions: Int[Array | np.ndarray, "#B S"] | RotaryPositions | None
@@ -74,7 +75,8 @@ class Projections(Module):
         key = self._split_heads(self.key(x), "key_length", self._key_axis)
         value = self._split_heads(self.value(x), "key_length", self._key_axis)
         key, value = checkpoint_name(key, "key_proj"), checkpoint_name(value, "value_proj")
-        return KeyValue(self._rotate(self.key_norm(key), positions), self.value_norm(value))
+        key = self._rotate(self._normed(key, self.key_norm), positions)
+        return KeyValue(key, self.value_norm(value))
 
     @property
     def _key_axis(self) -> str:
@@ -85,6 +87,12 @@ class Projections(Module):
         sizes = self.config.attention
         num_heads = sizes.num_heads if axis == "heads" else sizes.key_value_heads
         return constrain(x.reshape(*x.shape[:-1], num_heads, -1), "batch", length, axis, "kv")
+
+    def _normed(self, x: Array, norm: nnx.Module) -> Array:
+        """Return queries or keys x [B,T,N,H] normalised, each head alone or all together."""
+        if self.config.attention.qk_norm_features == "head":
+            return norm(x)
+        return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
 
     def _rotate(self, x: Array, positions: Array | np.ndarray | RotaryPositions | None) -> Array:
         if self.config.positions.kind != "rotary" or positions is None:

@@ -357,7 +357,7 @@ def _with_layers(
     """
     rotary, width = config.positions.rotary, config.attention.d_kv
     own_frequencies = None
-    if rotary.window_base is not None and config.positions.kind == "rotary":
+    if rotary.in_window() != rotary and config.positions.kind == "rotary":
         own_frequencies, _ = rotary.in_window().frequencies(width)
     by_window = {
         window: LayerInputs(window_mask(window), None if window is None else own_frequencies)

@@ -251,6 +251,8 @@ class Block(Module):
     def _add(self, x: Array, h: Array, norm: Any, dropout_mask: Array | None) -> Array:
         """Return x plus a sub-layer's output h, or h alone if residual is "none"; normalised if post-norm."""
         h = dropout(h, dropout_mask, self.config.dropout)
+        if self.config.residual_multiplier != 1.0:
+            h = h * self.config.residual_multiplier
         if self.config.residual != "none":
             h = x + h
         h = constrain(h, "batch", "length", "embed")

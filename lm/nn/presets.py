@@ -45,6 +45,7 @@ def _sized(
 
 _T5 = ModelConfig()
 _T5_1_1 = changes(_T5, {"mlp.activation": "gated-gelu", "output.logits": "separate"})
+_MT5 = changes(_T5_1_1, {"vocab_size": 250_112})  # Xue et al. 2021
 _UMT5 = changes(_T5_1_1, {"positions.kind": "relative-per-layer", "vocab_size": 256_384})  # Chung et al. 2023
 
 # All the others have scaled scores, layer norm, biases, and an output matrix that is the embedding.
@@ -79,6 +80,22 @@ _BART = _family(
     (1, 2, 2),
     {"positions.max_length": 1_024, "positions.offset": 2, "embedding.norm": True, "output.bias": True},
 )
+# Liu et al. 2020: 25 languages, whose codes start the targets
+_MBART = _family(
+    _BART, 250_027, (1, 2, None), {"residual": "pre-norm", "embedding.scale": "sqrt", "output.bias": True}
+)
+# Zhang et al. 2020
+_PEGASUS = _family(
+    _WAVES,
+    96_103,
+    (0, 1, 0),
+    {
+        "positions.sinusoid": "halves",
+        "residual": "pre-norm",
+        "mlp.activation": "relu",
+        "output.bias": True,
+    },
+)
 
 _BIDIRECTIONAL = changes(
     _POST_NORM, {"architecture": "encoder", "norm.epsilon": 1e-12, "embedding.type_vocab_size": 2, **_MASKED}
@@ -92,6 +109,8 @@ _ROBERTA = _family(
     (1, 2, 0),
     {"positions.offset": 2, "embedding.type_vocab_size": 1, "norm.epsilon": 1e-5, "heads": ()},
 )
+_XLM_ROBERTA = changes(_ROBERTA, {"vocab_size": 250_002})  # Conneau et al. 2020
+_CAMEMBERT = changes(_ROBERTA, {"vocab_size": 32_005})  # Martin et al. 2020
 _DISTILBERT = changes(_BERT, {"embedding.type_vocab_size": 0, "heads": ()})  # Sanh et al. 2019
 _ALBERT = changes(
     _BERT,
@@ -156,6 +175,18 @@ _GPT_J = _family(
         "output.bias": True,
     },
 )
+# Almazrouei et al. 2023: 7B has one head of keys and one norm in a block
+_FALCON = _family(
+    _ROTARY,
+    65_024,
+    (0, 11, None),
+    {
+        "residual": "parallel-one-norm",
+        "bias": False,
+        "mlp.activation": "gelu",
+        "output.logits": "tied",
+    },
+)
 # Black et al. 2021: every second layer sees 256 tokens
 _GPT_NEO = changes(
     _GPT2, {"positions.max_length": 2_048, "attention.scores": "dot", "attention.qkv_bias": False}
@@ -196,6 +227,14 @@ _MIXTRAL = changes(
         **_GROUPED,
     },
 )
+# Abdin et al. 2024a, 2024b
+_PHI3 = _family(_LLAMA2, 32_064, (32_000, 32_000, None), {"sparsity": SparsityConfig(window=2_046)})
+_PHI4 = _family(
+    _LLAMA2,
+    100_352,
+    (100_349, 100_265, None),
+    {"positions.rotary": RotaryConfig(base=250_000.0)},
+)
 # Yang et al. 2024: Qwen2, Qwen2.5
 _QWEN2 = _family(
     _LLAMA,
@@ -233,6 +272,46 @@ _GEMMA2 = changes(
 _T5GEMMA = _family(
     _GEMMA2, 256_000, (0, 1, 2), {"architecture": "encoder-decoder", "embedding.encoder": "separate"}
 )
+# Gemma Team 2025, the language models: in rows of 131,072 tokens (1B: 32,768), of six layers the last sees
+# everything
+_GEMMA3 = changes(
+    _GEMMA,
+    {
+        "residual": "sandwich-norm",
+        "attention.qk_norm": True,
+        "vocab_size": 262_208,
+        "positions.rotary": RotaryConfig(
+            base=1e6, window_base=10_000.0, window_scaling="none", scaling="linear", factor=8.0
+        ),
+    },
+)
+_GEMMA3_SHORT = changes(
+    _GEMMA3, {"vocab_size": 262_144, "positions.rotary": RotaryConfig(base=1e6, window_base=10_000.0)}
+)
+# OLMo Team 2024
+_OLMO2 = _family(
+    _LLAMA,
+    100_352,
+    (100_277, 100_257, None),
+    {
+        "residual": "output-norm",
+        "attention.qk_norm": True,
+        "attention.qk_norm_features": "all-heads",
+        "positions.rotary": RotaryConfig(base=500_000.0),
+    },
+)
+# Granite Team 2024
+_GRANITE = _family(
+    _LLAMA2,
+    49_155,
+    (0, 0, None),
+    {
+        "output.logits": "tied",
+        "embedding.multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        **_GROUPED,
+    },
+)
 
 
 def _alternating(layers: int) -> SparsityConfig:
@@ -249,6 +328,13 @@ def _gemma2_windows(layers: int, key_value_heads: int) -> Changes:
     """Return the windows of Gemma 2's layers, 4,096 tokens, none, 4,096, ..., and the heads of keys."""
     windows = SparsityConfig(layer_windows=(4_095, None) * (layers // 2))
     return {"sparsity": windows, "attention.num_key_value_heads": key_value_heads}
+
+
+def _gemma3_windows(layers: int, window: int, key_value_heads: int) -> Changes:
+    """Return the windows of Gemma 3's layers, all but every sixth, and the heads of keys."""
+    windows = tuple(window - 1 if (layer + 1) % 6 else None for layer in range(layers))
+    sparsity = SparsityConfig(layer_windows=windows)
+    return {"sparsity": sparsity, "attention.num_key_value_heads": key_value_heads}
 
 
 def _t5gemma_windows(layers: int, key_value_heads: int) -> Changes:
@@ -270,11 +356,18 @@ PRESETS = {
     "t5-1.1-xxl": _sized(_T5_1_1, 24, 4_096, 64, d_ff=10_240),
     "umt5-small": _sized(_UMT5, 8, 512, 6, d_ff=1_024, d_kv=64),
     "umt5-base": _sized(_UMT5, 12, 768, 12, d_ff=2_048),
+    "mt5-small": _sized(_MT5, 8, 512, 6, d_ff=1_024, d_kv=64),
+    "mt5-base": _sized(_MT5, 12, 768, 12, d_ff=2_048),
+    "mt5-large": _sized(_MT5, 24, 1_024, 16, d_ff=2_816),
+    "mt5-xl": _sized(_MT5, 24, 2_048, 32, d_ff=5_120),
+    "mt5-xxl": _sized(_MT5, 24, 4_096, 64, d_ff=10_240),
     "transformer-base": _sized(_TRANSFORMER, 6, 512, 8),
     "transformer-big": _sized(_TRANSFORMER, 6, 1_024, 16),
     "marian": _sized(_MARIAN, 6, 512, 8),
     "bart-base": _sized(_BART, 6, 768, 12),
     "bart-large": _sized(_BART, 12, 1_024, 16),
+    "mbart-large": _sized(_MBART, 12, 1_024, 16),
+    "pegasus-large": _sized(_PEGASUS, 16, 1_024, 16),
     "bert-base": _sized(_BERT, 12, 768, 12),
     "bert-large": _sized(_BERT, 24, 1_024, 16),
     # Joshi et al. 2020
@@ -282,6 +375,9 @@ PRESETS = {
     "spanbert-large": _sized(changes(_BERT, {"vocab_size": 28_996, "heads": ("pooler",)}), 24, 1_024, 16),
     "roberta-base": _sized(_ROBERTA, 12, 768, 12),
     "roberta-large": _sized(_ROBERTA, 24, 1_024, 16),
+    "xlm-roberta-base": _sized(_XLM_ROBERTA, 12, 768, 12),
+    "xlm-roberta-large": _sized(_XLM_ROBERTA, 24, 1_024, 16),
+    "camembert-base": _sized(_CAMEMBERT, 12, 768, 12),
     "distilbert": _sized(_DISTILBERT, 6, 768, 12),
     "albert-base": _sized(_ALBERT, 12, 768, 12),
     "albert-large": _sized(_ALBERT, 24, 1_024, 16),
@@ -319,6 +415,10 @@ PRESETS = {
     "gpt-neo-1.3b": _sized(_GPT_NEO, 24, 2_048, 16, {"sparsity": _alternating(24)}),
     "gpt-neo-2.7b": _sized(_GPT_NEO, 32, 2_560, 20, {"sparsity": _alternating(32)}),
     "gpt-j-6b": _sized(_GPT_J, 28, 4_096, 16),
+    "falcon-7b": _sized(_FALCON, 32, 4_544, 71, {"attention.num_key_value_heads": 1}),
+    "falcon-40b": _sized(
+        _FALCON, 60, 8_192, 128, {"residual": "parallel", "attention.num_key_value_heads": 8}
+    ),
     "pythia-70m": _sized(_PYTHIA, 6, 512, 8),
     "pythia-160m": _sized(_PYTHIA, 12, 768, 12),
     "pythia-410m": _sized(_PYTHIA, 24, 1_024, 16),
@@ -354,6 +454,8 @@ PRESETS = {
     ),
     "mistral-7b": _sized(_MISTRAL, 32, 4_096, 32, d_ff=14_336),  # version 0.1
     "mixtral-8x7b": _sized(_MIXTRAL, 32, 4_096, 32, d_ff=14_336),
+    "phi-3-mini": _sized(_PHI3, 32, 3_072, 32, d_ff=8_192),  # with rows of 4,096 tokens
+    "phi-4": _sized(_PHI4, 40, 5_120, 40, {"attention.num_key_value_heads": 10}, d_ff=17_920),
     "qwen2.5-0.5b": _sized(_QWEN2, 24, 896, 14, _TWO_TIED, d_ff=4_864),
     "qwen2.5-1.5b": _sized(_QWEN2, 28, 1_536, 12, _TWO_TIED, d_ff=8_960),
     "qwen2.5-3b": _sized(_QWEN2, 36, 2_048, 16, _TWO_TIED, d_ff=11_008),
@@ -377,6 +479,26 @@ PRESETS = {
         d_ff=36_864,
         d_kv=128,
     ),
+    "gemma-3-270m": _sized(_GEMMA3_SHORT, 18, 640, 4, _gemma3_windows(18, 512, 1), d_ff=2_048, d_kv=256),
+    "gemma-3-1b": _sized(_GEMMA3_SHORT, 26, 1_152, 4, _gemma3_windows(26, 512, 1), d_ff=6_912, d_kv=256),
+    "gemma-3-4b": _sized(_GEMMA3, 34, 2_560, 8, _gemma3_windows(34, 1_024, 4), d_ff=10_240, d_kv=256),
+    "gemma-3-12b": _sized(_GEMMA3, 48, 3_840, 16, _gemma3_windows(48, 1_024, 8), d_ff=15_360, d_kv=256),
+    "gemma-3-27b": _sized(
+        changes(_GEMMA3, {"attention.query_pre_attn_scalar": 5_376 // 32}),
+        *(62, 5_376, 32, _gemma3_windows(62, 1_024, 16)),
+        d_ff=21_504,
+        d_kv=128,
+    ),
+    "olmo-2-1b": _sized(_OLMO2, 16, 2_048, 16, d_ff=8_192),
+    "olmo-2-7b": _sized(_OLMO2, 32, 4_096, 32, d_ff=11_008),
+    "olmo-2-13b": _sized(_OLMO2, 40, 5_120, 40, d_ff=13_824),
+    "olmo-2-32b": _sized(_OLMO2, 64, 5_120, 40, {"attention.num_key_value_heads": 8}, d_ff=27_648),
+    "granite-3.0-2b": _sized(
+        _GRANITE, 40, 2_048, 32, {"attention.scale": 1 / 64, "output.logit_divisor": 8.0}, d_ff=8_192
+    ),
+    "granite-3.0-8b": _sized(
+        _GRANITE, 40, 4_096, 32, {"attention.scale": 1 / 128, "output.logit_divisor": 16.0}, d_ff=12_800
+    ),
     "t5gemma-2b-2b": _sized(_T5GEMMA, 26, 2_304, 8, _t5gemma_windows(26, 4), d_ff=9_216, d_kv=256),
     "t5gemma-9b-9b": _sized(_T5GEMMA, 42, 3_584, 16, _t5gemma_windows(42, 8), d_ff=14_336, d_kv=256),
 }
@@ -386,18 +508,26 @@ PRESETS = {
 _ROW_LENGTHS = {
     "t5-": (512, 114),  # Raffel et al. 2020: spans of 3 tokens, 15 % of the text
     "umt5-": (512, 114),  # Chung et al. 2023: chunks of 568 tokens
+    "mt5-": (1_024, 229),  # Xue et al. 2021
+    "pegasus-": (512, 256),  # Zhang et al. 2020, section 6.1
     "gpt-j-": (0, 2_048),
     "gpt-neox-": (0, 2_048),
     "pythia-": (0, 2_048),
+    "falcon-": (0, 2_048),
     "bloom": (0, 2_048),
     "llama-": (0, 2_048),
     "llama-2-": (0, 4_096),
     "llama-3.": (0, 8_192),  # before rows were lengthened to 131,072
     "mistral-": (0, 8_192),
     "mixtral-": (0, 32_768),
+    "phi-3-": (0, 4_096),
+    "phi-4": (0, 4_096),  # before rows were lengthened to 16,384
     "qwen2.5-": (0, 4_096),  # before rows were lengthened to 32,768
     "qwen3-": (0, 4_096),  # likewise
     "gemma-": (0, 8_192),
+    "gemma-3-": (0, 32_768),  # before rows were lengthened
+    "olmo-2-": (0, 4_096),
+    "granite-3.0-": (0, 4_096),
     "t5gemma-": (4_096, 4_096),  # a row of Gemma 2, half of it as targets
     "modernbert-": (1_024, 0),  # before rows were lengthened to 8,192
 }

@@ -4,6 +4,7 @@ A branch adds the output of a sub-layer f (attention, cross-attention or the fee
 
 * pre-norm: x + f(norm(x));
 * sandwich-norm (Ding et al. 2021; Gemma 2): x + norm(f(norm(x))), with two norms of their own;
+* output-norm (OLMo 2): x + norm(f(x));
 * ReZero (Bachlechner et al. 2020): x + a f(norm(x)). The scalar a of each branch starts at 0, so that a new
   block returns its input;
 * Fixup (Zhang et al. 2019), without norms: x + a f(x + b). Here a starts at 1, b at 0, the last matrix of f
@@ -27,13 +28,19 @@ ATTENTION_MATRICES, MLP_MATRICES = 4, 2
 
 
 def make_branch_norm(config: ModelConfig) -> nnx.Module:
-    """Return the norm of a branch's input (of its output in post-norm models); in Fixup a scalar bias."""
+    """Return the norm of a branch's input (of the sum in post-norm models); in Fixup a scalar bias."""
+    return Identity() if config.residual == "output-norm" else make_last_norm(config)
+
+
+def make_last_norm(config: ModelConfig) -> nnx.Module:
+    """Return the norm after the last block of a stack; in Fixup a scalar bias."""
     return ScalarBias() if config.residual == "fixup" else make_norm(config.norm, config.d_model)
 
 
 def make_branch_output_norm(config: ModelConfig) -> nnx.Module:
-    """Return the norm of a branch's output, before it is added, in sandwich-norm models; else Identity."""
-    return make_norm(config.norm, config.d_model) if config.residual == "sandwich-norm" else Identity()
+    """Return the norm of a branch's output, before it is added, where residuals have one; else Identity."""
+    has_norm = config.residual in ("sandwich-norm", "output-norm")
+    return make_norm(config.norm, config.d_model) if has_norm else Identity()
 
 
 def make_branch_scale(config: ModelConfig) -> nnx.Module:

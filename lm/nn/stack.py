@@ -22,7 +22,7 @@ from lm.nn.experts import RouterStatistics
 from lm.nn.layers import Embed, Identity, Linear, Module, add_layers_axis, embedding_std, make_norm
 from lm.nn.memory import ProductKeyMemory
 from lm.nn.positions import RelativePositionBias
-from lm.nn.residual import make_branch_norm
+from lm.nn.residual import make_last_norm
 from lm.ops.positions import sinusoids
 from lm.sharding import constrain
 
@@ -107,7 +107,7 @@ class Stack(Module):
         self.relative = RelativePositionBias(config, rngs, bidirectional) if has_bias else None
         # Post-norm blocks end with a norm already.
         is_post_norm = config.residual == "post-norm"
-        self.norm = Identity() if is_post_norm else make_branch_norm(config)
+        self.norm = Identity() if is_post_norm else make_last_norm(config)
 
     def __call__(
         self,
@@ -316,6 +316,8 @@ class Stack(Module):
         config = self.config
         if config.embedding.scale == "sqrt":
             x = x * config.d_model**0.5
+        if config.embedding.multiplier != 1.0:
+            x = x * config.embedding.multiplier
         if config.embedding.projected == "tokens":
             x = self.projection(x)
         if self.positions is not None:

@@ -136,6 +136,8 @@ class Transformer(Module):
             logits = self.embed.logits(x)
         if self.logits_bias is not None:
             logits = logits + broadcast_to_rank(self.logits_bias[...], logits)
+        if config.output.logit_divisor != 1.0:
+            logits = logits / config.output.logit_divisor
         return soft_cap(logits, config.output.logit_cap)
 
     def pooled(self, x: Float[Array, "B T D"]) -> Float[Array, "B D"]:

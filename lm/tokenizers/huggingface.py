@@ -42,6 +42,9 @@ PROBE = "a"  # a text that is encoded to find the special tokens around it
 BYTE_LEVEL_SPACE = "\u0120"  # how GPT-2's byte-level BPE writes the space before a word
 T5_SENTINELS = 100  # ids above the pieces of T5's SentencePiece model [tokens]
 SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm")
+# Types of models whose classes give the pieces of a SentencePiece model other ids than the model does.
+RENUMBERED = ("xlm-roberta", "camembert", "mbart", "pegasus")
+RENUMBERED_FILE = "sentencepiece.bpe.model"  # the name of that model in all of them but Pegasus
 MAIN_FILES = ("tokenizer.json", "vocab.txt", *SENTENCEPIECE_FILES)  # the first that exists is used
 TOKENIZER_FILES = (
     *MAIN_FILES,
@@ -413,6 +416,7 @@ def load_pretrained_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     if path.name not in SENTENCEPIECE_FILES:
         tokenizer: PretrainedTokenizer = HFTokenizer(path, json.dumps(config))
     else:
+        _check_numbering(path)
         tokenizer = PretrainedSentencePieceTokenizer(path, 0)
         # T5's tokenizer has sentinels that are not in the model file
         sentinels = config.get("extra_ids", T5_SENTINELS if path.name == "spiece.model" else 0)
@@ -423,6 +427,17 @@ def load_pretrained_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
         ids, rows = f"ids up to {tokenizer.vocab_size - 1}", f"the model's embedding {vocab_size} rows"
         raise SettingError(f"{path} has {ids}, {rows}: they do not belong together")
     return tokenizer
+
+
+def _check_numbering(path: Path) -> None:
+    """Raise SettingError for a SentencePiece model whose pieces have other ids in the model beside it."""
+    config = path.with_name("config.json")
+    model_type = read_object(config).get("model_type") if config.exists() else None
+    if path.name == RENUMBERED_FILE or model_type in RENUMBERED:
+        raise SettingError(
+            f"{path} numbers its pieces otherwise than the models of {', '.join(RENUMBERED)} do: put a "
+            "tokenizer.json beside it, as transformers writes with AutoTokenizer and save_pretrained"
+        )
 
 
 @contextlib.contextmanager

@@ -25,7 +25,8 @@ from lm.config.model import ModelConfig, SpecialTokens
 from lm.config.training import CheckpointConfig, OptimizerConfig
 from lm.convert import load, save
 from lm.convert.config_json import config_json, flatten_sections, model_config, pretraining_heads_in
-from lm.convert.families import FAMILIES
+from lm.convert.families import FAMILIES, UNSUPPORTED
+from lm.convert.heads import base_class
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 from lm.sharding import make_mesh, named
@@ -60,7 +61,12 @@ def test_what_is_loaded_is_saved_to_the_byte(name, tmp_path):
     assert load(tmp_path / "out")[0] == config
 
 
-BEGINNINGS = {  # beginning of a size's name: its family; the longest counts
+BEGINNINGS = {  # beginning of a size's name: the first family that computes it; the longest counts
+    "mt5": "t5",
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+    "phi-3": "mistral",
+    "phi-4": "llama",
     "spanbert": "bert",
     "gpt": "openai-gpt",
     "gpt3": "gpt2",
@@ -70,6 +76,8 @@ BEGINNINGS = {  # beginning of a size's name: its family; the longest counts
     "gpt-neo-": "gpt_neo",
     "gpt-j": "gptj",
     "gemma-2-": "gemma2",
+    "gemma-3-": "gemma3_text",
+    "olmo-2-": "olmo2",
     "pythia": "gpt_neox",
 }
 UNPUBLISHED = {
@@ -87,6 +95,18 @@ def test_every_published_size_is_a_model_of_its_family(name):
     else:
         begins = max(filter(name.startswith, [*FAMILIES, *BEGINNINGS]), key=len)
         assert config_json(PRESETS[name])["model_type"] == BEGINNINGS.get(begins, begins)
+
+
+def test_a_type_that_needs_a_part_which_is_not_here_is_refused_with_its_name():
+    for model_type, lacking in UNSUPPORTED.items():
+        with pytest.raises(SettingError, match=re.escape(f"{model_type!r} is not supported: {lacking}")):
+            model_config({"model_type": model_type}, ())
+
+
+def test_all_classes_of_a_family_are_of_its_own():
+    for family in FAMILIES.values():
+        names = [task_class.name for task_class in family.task_classes.values()]
+        assert all(name.startswith(base_class(family).removesuffix("Model")) for name in names), names
 
 
 def test_shards_hold_what_one_file_would(tmp_path):
@@ -240,6 +260,21 @@ def test_both_spellings_of_rotary_settings_mean_the_same(kind):
     assert model_config(config_json(old), ()) == old
 
 
+def test_a_gemma_3_of_transformers_4_means_the_same_as_one_of_5():
+    older = config_json(PRESETS["gemma-3-4b"])
+    stretched = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    assert older["rope_local_base_freq"] == 10_000.0 and older["rope_scaling"] == {
+        name: stretched[name] for name in ("rope_type", "factor")
+    }
+    newer = {name: value for name, value in older.items() if "rope" not in name}
+    bases = {"full_attention": stretched, "sliding_attention": {"rope_theta": 10_000.0}}
+    assert model_config(newer | {"rope_parameters": bases}, ()) == model_config(older, ())
+    del older["layer_types"]
+    by_period = model_config(older | {"sliding_window_pattern": 3}, ())
+    assert by_period.sparsity.layer_windows[:4] == (1_023, 1_023, None, 1_023)
+    assert model_config(older, ()).sparsity == PRESETS["gemma-3-4b"].sparsity
+
+
 @pytest.mark.parametrize("period", [2, 3, 7])
 def test_a_modernbert_of_transformers_4_means_the_same_as_one_of_5(period):
     theirs = json.loads((GOLDEN / "modernbert" / "config.json").read_text())
@@ -333,6 +368,11 @@ def test_a_head_is_known_by_its_tensors_where_the_class_does_not_name_it():
     ("path", "value"),
     [
         ("residual", "sandwich-norm"),
+        ("residual", "output-norm"),
+        ("residual_multiplier", 0.5),
+        ("embedding.multiplier", 2.0),
+        ("attention.scale", 0.5),
+        ("output.logit_divisor", 2.0),
         ("norm.bias", False),
         ("norm.zero_centered", True),
         ("norm.first_attention", "none"),

@@ -6,7 +6,7 @@ changed in turn. ``fields.json`` holds of every field the default, what was trie
 logits are other ones ("computes") or the same ("idle") with the same weights, there are other tensors
 ("shapes"), or the reference cannot have it ("refused") or keeps what it had ("kept"). ``variants.json`` holds
 the differing configs and shapes of tensors of all models whose effect is "computes" or "shapes" and of those
-in ``SHAPES``, ``variants.npz`` their logits. A field of a stack's section is named as in
+in ``SHAPES``, ``variants.npz`` their logits and what some write. A field of a stack's section is named as in
 "encoder.hidden_size". Weights are those of ``drawn.py``; only tensors that are not drawn, as sinusoids, are
 kept.
 """
@@ -104,13 +104,32 @@ GEMMA2 = GROUPED | {
     "attn_logit_softcapping": 0.5,  # sharper attention would show each other rounding
     "final_logit_softcapping": 4.0,
 }
+FALCON = WIDE | {"hidden_size": 16, "num_attention_heads": 4, "ffn_hidden_size": 12, "pad_token_id": 0}
+FALCON = {name: value for name, value in FALCON.items() if name != "intermediate_size"}
+FALCON40B = {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}
+GEMMA3 = GROUPED | {
+    "hidden_size": 16,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 3,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "pad_token_id": 0,
+}
+FACTORS = {
+    "embedding_multiplier": 1.5,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 2.0,
+}
 T5GEMMA = {f"{side}.{name}": value for side in ("encoder", "decoder") for name, value in GEMMA2.items()}
 SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 TYPES = {  # class, the sizes of its tiny model
     "t5": ("T5ForConditionalGeneration", T5),
     "umt5": ("UMT5ForConditionalGeneration", T5),
+    "mt5": ("MT5ForConditionalGeneration", T5),
     "bart": ("BartForConditionalGeneration", SIDES),
     "marian": ("MarianMTModel", SIDES | {"decoder_vocab_size": 20}),
+    "mbart": ("MBartForConditionalGeneration", SIDES),
+    "pegasus": ("PegasusForConditionalGeneration", SIDES | {"pad_token_id": 0, "eos_token_id": 1}),
     "gpt2": ("GPT2LMHeadModel", GPT),
     "openai-gpt": ("OpenAIGPTLMHeadModel", GPT),
     "gpt_bigcode": ("GPTBigCodeForCausalLM", GPT),
@@ -118,13 +137,21 @@ TYPES = {  # class, the sizes of its tiny model
     "bloom": ("BloomForCausalLM", {"vocab_size": 20, "hidden_size": 8, "n_layer": 2, "n_head": 2}),
     "llama": ("LlamaForCausalLM", BERT | {"num_key_value_heads": 1}),
     "gptj": ("GPTJForCausalLM", GPT | {"rotary_dim": 2}),
+    "falcon": ("FalconForCausalLM", FALCON),
     "gpt_neo": ("GPTNeoForCausalLM", NEO),
     "opt": ("OPTForCausalLM", OPT),
     "mistral": ("MistralForCausalLM", BERT | {"num_key_value_heads": 1, "sliding_window": 3}),
+    "phi3": (
+        "Phi3ForCausalLM",
+        BERT | {"num_key_value_heads": 1, "sliding_window": 3, "pad_token_id": 0, "eos_token_id": 1},
+    ),
     "qwen2": ("Qwen2ForCausalLM", BERT | {"num_key_value_heads": 1} | SLIDING),
     "qwen3": ("Qwen3ForCausalLM", BERT | {"num_key_value_heads": 1, "head_dim": 6} | SLIDING),
     "gemma": ("GemmaForCausalLM", GROUPED),
     "gemma2": ("Gemma2ForCausalLM", GEMMA2),
+    "gemma3_text": ("Gemma3ForCausalLM", GEMMA3),
+    "olmo2": ("Olmo2ForCausalLM", BERT | {"num_key_value_heads": 1, "pad_token_id": 0}),
+    "granite": ("GraniteForCausalLM", BERT | {"num_key_value_heads": 1, "pad_token_id": 0} | FACTORS),
     "t5gemma": ("T5GemmaForConditionalGeneration", T5GEMMA | {"vocab_size": 20}),
     "modernbert": (
         "ModernBertForMaskedLM",
@@ -133,6 +160,8 @@ TYPES = {  # class, the sizes of its tiny model
     "distilbert": ("DistilBertForMaskedLM", DISTIL),
     "bert": ("BertForMaskedLM", BERT),
     "roberta": ("RobertaForMaskedLM", BERT),
+    "xlm-roberta": ("XLMRobertaForMaskedLM", BERT),
+    "camembert": ("CamembertForMaskedLM", BERT),
     "longformer": ("LongformerForMaskedLM", BERT | {"attention_window": 4}),
     "albert": ("AlbertForMaskedLM", BERT | {"embedding_size": 6}),
     "electra": ("ElectraForMaskedLM", BERT | {"embedding_size": 6}),
@@ -161,7 +190,17 @@ T5_OUTPUTS = {
 SHAPES = {
     "t5": T5_OUTPUTS,
     "umt5": T5_OUTPUTS,
+    # the output matrix of the published models
+    "mt5": {"own": ({}, ("lm_head",)), "relu": ({"feed_forward_proj": "relu"}, ())},
     "bart": {"sides_apart": (APART, ())},
+    "mbart": {"sides_apart": (APART | {"scale_embedding": True}, ())},
+    "pegasus": {"scaled": ({"scale_embedding": True}, ())},
+    "falcon": {
+        "grouped": (FALCON40B, ()),
+        "grouped_one_norm": (FALCON40B | {"num_ln_in_parallel_attn": 1}, ()),
+        "one_after_the_other": ({"parallel_attn": False, "multi_query": False, "bias": True}, ()),
+    },
+    "phi3": {"partial": ({"rope_parameters": {**PARTIAL, "rope_theta": 500.0}, "sliding_window": None}, ())},
     "marian": {"sides_apart": (APART, ())},
     "llama": {
         "both_biases": ({"attention_bias": True, "mlp_bias": True}, ()),
@@ -190,6 +229,19 @@ SHAPES = {
     },
     "electra": {"generator_as_wide": ({"embedding_size": 8}, ())},
     "bert": {"null_pad": ({"pad_token_id": None}, ())},
+    "gemma3_text": {
+        "stretched": (
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                }
+            },
+            (),
+        ),
+        "by_pattern": ({"layer_types": None, "sliding_window_pattern": 2}, ()),
+        "capped": ({"final_logit_softcapping": 4.0}, ()),
+    },
     "gemma2": {"all_sliding": ({"layer_types": ["sliding_attention"] * 2}, ())},
     "t5gemma": {
         "stacks_apart": (
@@ -255,10 +307,18 @@ OTHERS = {  # what is tried in place of a value that is no number, the first tha
     "classifier_activation": ["relu"],
     "query_pre_attn_scalar": [30],
     "use_bidirectional_attention": [True],
+    "sliding_window": [None, 2],
+    "num_ln_in_parallel_attn": [1],
     "quantization_config": [{"bits": 4}],
 }
+# Types whose base model also writes, since no checkpoint of theirs lies beside; encoders do not write.
+WRITERS = ("mt5", "mbart", "pegasus", "falcon", "phi3", "gemma3_text", "olmo2", "granite")
+NEW_TOKENS, START = 6, 2  # how many tokens they write, and which their decoder reads first
 UNTRIED = ("transformers_version", "architectures", "dtype", "model_type")  # of the file and not of the model
 CALLS = {"output_attentions", "output_hidden_states", "return_dict", "use_cache", "_attn_implementation"}
+CALLS |= {"gradient_checkpointing"}
+# Gemma 3's source has its models with pictures too.
+CALLS |= {"text_config", "vision_config", "mm_tokens_per_image", "image_token_id"}
 INPUTS = np.array([[7, 9, 12, 6, 8, 15, 10, 11], [13, 8, 6, 14, 17, 9, 18, 16]])
 TARGETS = INPUTS[::-1, :5].copy()
 EFFECTS = ("computes", "shapes")  # of which the models are kept
@@ -287,6 +347,17 @@ def outputs(model):
     decoder = {"decoder_input_ids": torch.from_numpy(TARGETS)} if both else {}
     with torch.no_grad():
         return model(input_ids=ids, **decoder).logits.numpy()
+
+
+def written(model):
+    """The tokens that a model writes after INPUTS, of which each is the most likely."""
+    both = model.config.is_encoder_decoder
+    settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    settings |= {"bos_token_id": None, "forced_eos_token_id": None}
+    settings |= {"decoder_start_token_id": START} if both else {}
+    model.generation_config = transformers.GenerationConfig(**settings)
+    with torch.no_grad():
+        return model.generate(torch.from_numpy(INPUTS)).numpy()[:, -NEW_TOKENS:]
 
 
 def saved(model):
@@ -421,6 +492,8 @@ def main():
                 part: new if name == "base" else changes(new, old) for part, (new, old) in both.items()
             }
             arrays[f"{family}/{name}/logits"] = outputs(model)
+            if name == "base" and family in WRITERS:
+                arrays[f"{family}/base/written"] = written(model)
             fixed = {k: t for k, t in tensors.items() if not np.array_equal(t, drawn(k, t.shape))}
             arrays |= {f"{family}/{name}/{key}": tensor for key, tensor in fixed.items()}
     for name, table in (("fields", fields), ("variants", variants)):

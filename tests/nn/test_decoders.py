@@ -56,6 +56,18 @@ VALUES = {
         "attention.logit_cap": 2.0,
         "output.logit_cap": 3.0,
     },
+    "output-norm": {  # OLMo 2's, with Granite's factors and Gemma 3's windows
+        "residual": "output-norm",
+        "attention.qk_norm": True,
+        "attention.qk_norm_features": "all-heads",
+        "attention.num_key_value_heads": 2,
+        "attention.scale": 0.4,
+        "embedding.multiplier": 2.0,
+        "residual_multiplier": 0.7,
+        "output.logit_divisor": 1.5,
+        "sparsity": ALTERNATING,
+        "positions.rotary": RotaryConfig(scaling="linear", factor=3.0, window_scaling="none"),
+    },
     "projected-tokens": {
         "embedding.d_embed": 8,
         "embedding.projected": "tokens",
@@ -63,8 +75,8 @@ VALUES = {
         "positions.kind": "learned",
     },
 }
-# by test_parity.py too, with published weights
-DECODED = {"query-and-key-norms", "one-norm", "unrolled-windows", "projected-tokens"}
+# by test_parity.py too, with published weights, or test_config_fields.py
+DECODED = {"query-and-key-norms", "one-norm", "unrolled-windows", "projected-tokens", "output-norm"}
 TOKENS = np.random.default_rng(0).integers(0, 23, (2, 9))
 
 
@@ -233,6 +245,8 @@ def test_tokens_are_projected_before_positions_are_added_and_states_back_without
             "encoder.layer_windows has 2 windows.*num_encoder_layers=4",
         ),
         ({"attention.query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0"),
+        ({"attention.scale": 0.5, "attention.query_pre_attn_scalar": 4}, "scale=0.5 takes the place of"),
+        ({"positions.rotary.scaling": "yarn", "positions.rotary.window_scaling": "none"}, "scaling='yarn'"),
         ({"attention.logit_cap": 0.0}, "attention.logit_cap=0.0"),
         ({"output.logit_cap": -1.0}, "output.logit_cap=-1.0"),
         ({"norm.first_attention": "none", "residual": "post-norm"}, "first_attention='none'.*'post-norm'"),

@@ -52,6 +52,19 @@ def test_marians_pieces_have_the_ids_of_its_vocab_json(spiece, tmp_path):
     assert found.decode(found.encode(TEXTS[2])) == TEXTS[2]
 
 
+@pytest.mark.parametrize(
+    ("name", "model_type"), [("sentencepiece.bpe.model", None), ("spiece.model", "pegasus")]
+)
+def test_pieces_that_have_other_ids_in_their_model_are_refused_without_a_tokenizer_json(
+    name, model_type, spiece, tmp_path
+):
+    shutil.copy(spiece, tmp_path / name)
+    if model_type is not None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(SettingError, match="numbers its pieces otherwise .*: put a tokenizer.json beside it"):
+        load_pretrained_tokenizer(tmp_path, 256)
+
+
 def test_a_tokenizer_that_does_not_belong_to_the_embedding_is_refused(spiece):
     with pytest.raises(SettingError, match="ids up to 27, the model's embedding 20 rows"):
         load_pretrained_tokenizer(spiece.parent, 20)
