@@ -11,8 +11,8 @@ from experiments.plan import estimate
 from lm.batch import Batch, Side
 from lm.config.attention import SparsityConfig
 from lm.config.base import SettingError, changes, unused_settings
-from lm.config.layers import AttentionConfig, MixerConfig, MlpConfig
-from lm.config.model import WITH_ATTENTION_LOGITS, LoraConfig, ModelConfig
+from lm.config.layers import WITH_LOGITS, AttentionConfig, MixerConfig, MlpConfig
+from lm.config.model import LoraConfig, ModelConfig
 from lm.nn.attention import Attention
 from lm.nn.layers import Linear
 from lm.nn.mixers import MIXERS
@@ -60,7 +60,7 @@ def registered(monkeypatch):
 
 def test_classes_and_settings_agree_on_which_mixers_have_scores():
     said = {name for name, make in MIXERS.items() if getattr(make, "has_attention_logits", False)}
-    assert said - {"own", "wider"} == set(WITH_ATTENTION_LOGITS)
+    assert said - {"own", "wider"} == set(WITH_LOGITS)
     monkey = with_mixer(TINY, "own")
     assert monkey.has_attention_logits and with_mixer(TINY, "wider").has_attention_logits
 
