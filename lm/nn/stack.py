@@ -83,7 +83,7 @@ class Stack(Module):
             table(config.embedding.type_vocab_size, "classes") if config.embedding.type_vocab_size else None
         )
         self.embed_norm = make_norm(config.norm, width) if config.embedding.norm else Identity()
-        self.projection = _input_projection(config, rngs)
+        self.projection = input_projection(config, rngs)
         shares_blocks = shares_layers and config.shared_parts == "all"
         keys = jax.random.split(rngs.params(), 1 if shares_blocks else num_layers)
 
@@ -380,7 +380,7 @@ def split_layers(stacked: Any, count: int) -> list:
     return [jax.tree.unflatten(treedef, [leaf[layer][0] for leaf in slices]) for layer in range(count)]
 
 
-def _input_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
+def input_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
     """Return the linear layer from the width of embeddings to d_model; Identity if they are equal.
 
     It has a bias only if it projects the sum of all embeddings (ALBERT), not of tokens (OPT).

@@ -64,7 +64,7 @@ class Transformer(Module):
         decoder = "decoder", config, config.num_decoder_layers, config.has_encoder
         self.encoder = stack(*encoder) if has_own_encoder else None
         self.decoder = stack(*decoder) if config.has_decoder else None
-        self.narrowing = _output_projection(config, rngs)  # its name in checkpoints
+        self.narrowing = output_projection(config, rngs)  # its name in checkpoints
         self.transform = MLMTransform(config, rngs) if config.output.transform else Identity()
         self.head = _output_matrix(config, rngs) if config.output.logits.startswith("separate") else None
         self.logits_bias = param(jnp.zeros(config.vocab_size), "vocab") if config.output.bias else None
@@ -319,7 +319,7 @@ def _embedding(config: ModelConfig, rngs: nnx.Rngs) -> Embed | AdaptiveEmbed:
     return Embed(rngs, (config.vocab_size, width), "vocab", std=std, dtype=config.dtype)
 
 
-def _output_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
+def output_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
     """Return the linear layer [D,d_embed] before a tied embedding (OPT); Identity if none is needed."""
     fits_already = config.output.transform or not config.output.logits.startswith("tied")
     if config.embedding.projected == "sum" or config.embedding.d_embed is None or fits_already:

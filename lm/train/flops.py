@@ -3,9 +3,10 @@
 What a layer costs is counted by the layer itself (``lm.nn.costs``); here the layers of a model are added up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 from flax import nnx
@@ -15,11 +16,15 @@ from lm.config.model import ModelConfig
 from lm.nn.adaptive import AdaptiveEmbed
 from lm.nn.block import Block
 from lm.nn.costs import matmul_flops, mixer_cache_bytes, mixer_flops
+from lm.nn.heads import MLMTransform
 from lm.nn.layers import count
 from lm.nn.memory import ProductKeyMemory
 from lm.nn.softmaxes import SoftmaxMixture
-from lm.nn.transformer import Transformer
+from lm.nn.stack import input_projection
+from lm.nn.transformer import Transformer, output_projection
 from lm.sharding import logical_axes, named
+
+M = TypeVar("M")  # a module
 
 # Products of bfloat16 without sparsity [FLOP/s per device], from the makers' data sheets; by the start of
 # ``device_kind``.
@@ -69,42 +74,51 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
 
 
 def _output_flops(config: ModelConfig, positions: int) -> int:
-    """Return the FLOPs of the output matrix for so many positions, for each softmax of a mixture, forward."""
+    """Return the FLOPs from the last hidden states to the logits of so many positions, forward.
+
+    Each softmax of a mixture has logits of its own.
+    """
     if config.output.logits == "none":
         return 0
     if config.embedding.clusters and config.output.logits.startswith("tied"):
         matrices = matmul_flops(_abstract_embedding(config), positions)
     else:
         matrices = 2 * positions * config.embed_width * config.vocab_size
+    matrices += matmul_flops(_abstract(output_projection, config), positions)
+    if config.output.transform:
+        matrices += matmul_flops(_abstract(MLMTransform, config), positions)
     flops = matrices * config.output.softmaxes
     if config.output.softmaxes > 1:
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        mixture = jax.eval_shape(lambda key: SoftmaxMixture(config, nnx.Rngs(params=key)), key)
-        flops += matmul_flops(mixture, positions)
+        flops += matmul_flops(_abstract(SoftmaxMixture, config), positions)
     return flops
 
 
 def _lookup_flops(config: ModelConfig, positions: int) -> int:
-    """Return the FLOPs of the projections of so many embeddings of clusters, forward; 0 without clusters."""
-    return _abstract_embedding(config).lookup_flops(positions) if config.embedding.clusters else 0
+    """Return the FLOPs of the projections of so many embeddings to d_model, forward; 0 without any."""
+    if config.embedding.clusters:
+        return _abstract_embedding(config).lookup_flops(positions)
+    return matmul_flops(_abstract(input_projection, config), positions)
 
 
 def _abstract_embedding(config: ModelConfig) -> AdaptiveEmbed:
     """Return an adaptive embedding with shapes in place of arrays."""
+    return _abstract(partial(AdaptiveEmbed, std=1.0), config)
+
+
+def _abstract(make: Callable[..., M], config: ModelConfig) -> M:
+    """Return a module with shapes in place of arrays: nothing is computed."""
     key = jax.eval_shape(lambda: jax.random.key(0))
-    return jax.eval_shape(lambda key: AdaptiveEmbed(config, nnx.Rngs(params=key), std=1.0), key)
+    return jax.eval_shape(lambda key: make(config, nnx.Rngs(params=key)), key)
 
 
 def abstract_block(config: ModelConfig, has_cross_attention: bool) -> Block:
     """Return one block of a stack, with shapes in place of arrays: nothing is computed."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    return jax.eval_shape(lambda key: Block(config, nnx.Rngs(params=key), has_cross_attention), key)
+    return _abstract(partial(Block, has_cross_attention=has_cross_attention), config)
 
 
 def abstract_memory(config: ModelConfig) -> ProductKeyMemory:
     """Return a product-key memory with shapes in place of arrays."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    return jax.eval_shape(lambda key: ProductKeyMemory(config, nnx.Rngs(params=key)), key)
+    return _abstract(ProductKeyMemory, config)
 
 
 def _stack_flops(block: Block, num_layers: int, length: int) -> float:
@@ -130,10 +144,9 @@ class Costs(NamedTuple):
     """What a model costs for each token, by its settings alone."""
 
     parameters: int  # N with embeddings; tied matrices count once
-    active_parameters: (
-        int  # of these, those that a token passes: not those of experts that it is not sent to, nor
-    )
-    # values of a memory that it does not read
+    # of these, those that a token passes: neither those of experts that it is not sent to, nor values of a
+    # memory that it does not read
+    active_parameters: int
     # of these, the tables of tokens, positions and types, and an output matrix that is not tied
     embedding_parameters: int
     training: float  # counted product by product, with a token's share of attention's scores [FLOP]

@@ -162,6 +162,18 @@ def test_products_with_bilinear_weights_count_in_a_step():
     assert costs(bilinear, 512).scores == costs(scaled, 512).scores
 
 
+def test_products_before_the_first_block_and_before_the_output_matrix_count():
+    bert = PRESETS["bert-base"]
+    plain, narrow = (changes(bert, x) for x in ({"output.transform": False}, {"embedding.d_embed": 128}))
+    logits = bert.vocab_size * (128 - 768)
+    flops = [step_flops(each, 1, 512, 0) / (3 * 2 * 512) for each in (plain, bert, narrow)]
+    assert flops[1] - flops[0] == 768 * 768
+    assert flops[2] - flops[1] == logits + 2 * 128 * 768 - 768 * 768  # in, and the narrower transform
+    opt = changes(PRESETS["gpt2"], {"embedding.d_embed": 128, "embedding.projected": "tokens"})
+    less = costs(PRESETS["gpt2"], 512).generating - costs(opt, 512).generating
+    assert less == 2 * (opt.vocab_size * (768 - 128) - 2 * 128 * 768)
+
+
 def test_a_bert_is_costed_in_rows_that_it_can_have(capsys):
     """110 M parameters on 250 G tokens: 6 N D is 1.65e20."""
     bert = PRESETS["bert-base"]
