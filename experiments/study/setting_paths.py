@@ -132,7 +132,14 @@ Changes = TypedDict(
         "model.embedding.type_vocab_size": int | Change,
         "model.positions": PositionsConfig | Change,
         "model.positions.kind": Literal[
-            "none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"
+            "none",
+            "learned",
+            "sinusoidal",
+            "relative",
+            "relative-per-layer",
+            "relative-and-learned",
+            "rotary",
+            "alibi",
         ]
         | Change,
         "model.positions.max_length": int | Change,

@@ -22,7 +22,17 @@ from lm.config.base import (
 
 MixerName = Literal["attention", "rnn", "gru", "lstm", "window", "none"]
 CrossName = Literal["heads", "merged", "dot", "multiplicative", "additive", "none"]
-Positions = Literal["none", "learned", "sinusoidal", "relative", "relative-per-layer", "rotary", "alibi"]
+# relative-and-learned: a table of biases and one of embeddings (MPNet)
+Positions = Literal[
+    "none",
+    "learned",
+    "sinusoidal",
+    "relative",
+    "relative-per-layer",
+    "relative-and-learned",
+    "rotary",
+    "alibi",
+]
 # silu is Swish with beta 1. A gated form multiplies the activation of one projection by a second projection:
 # sigmoid (GLU), none (gated-linear: bilinear), relu (ReGLU), gelu in its tanh form (GEGLU) or by the error
 # function (gated-gelu-erf: ModernBERT), silu (SwiGLU).
@@ -61,8 +71,8 @@ class Mixers(Values):
 
 
 # ``read_if`` of settings: on which others of their group they depend
-LEARNED: Condition = {"kind": ("learned",)}
-RELATIVE: Condition = {"kind": ("relative", "relative-per-layer")}
+LEARNED: Condition = {"kind": ("learned", "relative-and-learned")}
+RELATIVE: Condition = {"kind": ("relative", "relative-per-layer", "relative-and-learned")}
 BY_HEADS = ("heads", "merged")  # kinds of cross-attention whose queries and keys are those of heads
 FEED_FORWARD: Condition = {"activation": Values(but=("none",))}
 HEAD_NORMS: Conditions = ({"qk_norm": (True,)}, {"value_norm": (True,)}, {"output_norm": (True,)})
@@ -229,6 +239,11 @@ class PositionsConfig:
         at_least(self, "model.positions.", relative_buckets=2)
         # tables of so many numbers are made on the host
         at_most(self, "model.positions.", relative_buckets=2**16, relative_max_distance=2**20)
+
+    @property
+    def is_learned(self) -> bool:
+        """Return whether each position has a learned embedding, of which there are ``max_length``."""
+        return self.kind in ("learned", "relative-and-learned")
 
 
 @dataclass(frozen=True)

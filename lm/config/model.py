@@ -80,7 +80,10 @@ CROSS_HEADS: Condition = TWO_STACKS | {"cross_attention.kind": BY_HEADS}
 CROSS_ROTARY: Condition = CROSS_HEADS | {"positions.kind": ("rotary",)}
 ATTENTION: Conditions = (SELF_ATTENTION, CROSS_HEADS)
 NORMED: Condition = {"norm.kind": ("rms", "layer")}
-ROW_LENGTHS: Conditions = ({"positions.kind": ("learned",)}, {"sparsity.random_blocks": ABOVE_0})
+ROW_LENGTHS: Conditions = (
+    {"positions.kind": ("learned", "relative-and-learned")},
+    {"sparsity.random_blocks": ABOVE_0},
+)
 WINDOWED: Conditions = tuple(
     {path: GIVEN} for path in ("sparsity.window", "sparsity.layer_windows", "encoder.layer_windows")
 )

@@ -249,7 +249,7 @@ def check_length(config: ModelConfig, length: int) -> None:
 
 def _max_length(config: ModelConfig) -> int:
     """Return the length of the longest row that a model can read [tokens]."""
-    bounded = config.positions.kind == "learned" or config.sparsity.random_blocks
+    bounded = config.positions.is_learned or config.sparsity.random_blocks
     return config.positions.max_length if bounded else 2**31
 
 

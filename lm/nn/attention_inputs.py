@@ -43,7 +43,7 @@ from lm.ops.positions import (
 def check_row_length(config: ModelConfig, side: Side, name: str) -> None:
     """Raise SettingError for rows longer than learned positions, unless the batch has positions."""
     length, max_length = side.tokens.shape[1], config.positions.max_length
-    if config.positions.kind == "learned" and length > max_length and side.positions is None:
+    if config.positions.is_learned and length > max_length and side.positions is None:
         raise SettingError(
             f"rows of {length} tokens are longer than model.positions.max_length={max_length}, up to which "
             f"positions are learned: cut the {name}'s tokens or, of several short texts in a row, give "

@@ -114,7 +114,7 @@ def longest_row(config: ModelConfig) -> int | None:
     Learned positions and random blocks end at ``positions.max_length``. All other positions, sinusoids
     included, are computed for any place of a row.
     """
-    is_limited = config.positions.kind == "learned" or config.sparsity.random_blocks > 0
+    is_limited = config.positions.is_learned or config.sparsity.random_blocks > 0
     return config.positions.max_length if is_limited else None
 
 
