@@ -49,6 +49,7 @@ PARAMETER_AXES: dict[str, str | None] = {
     "bias_heads": None,
     "length": None,
     "kv": None,
+    "memory": None,  # values of a product-key memory: as of a table of embeddings, features are sharded
     "adapter": None,
     "lora": None,
     "classes": None,

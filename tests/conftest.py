@@ -2,6 +2,7 @@
 ranks.
 """
 
+import gc
 import importlib
 import inspect
 import os
@@ -9,6 +10,7 @@ import shutil
 import signal
 import tempfile
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from beartype import beartype
@@ -32,6 +34,8 @@ if not KEEPS_COMPILED:
     os.environ[COMPILED] = tempfile.mkdtemp(prefix="lm-tests-compiled-")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.02"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+gc.set_threshold(100_000, 50, 100)  # tracing makes many objects, and none of them is garbage
 
 # A shell that starts tests in the background has them ignore what some of them send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -98,12 +102,17 @@ def pytest_unconfigure():
         shutil.rmtree(os.environ[COMPILED], ignore_errors=True)
 
 
+MAPS = 10_000  # pieces of memory that a process may have mapped when a module begins
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _programs_of_a_module():
-    """Compiled programs go with the module that needed them: each maps memory, of which Linux lets a process
-    have 65,530 pieces, and the one that asks for more is aborted.
+    """Compiled programs go with a module once they are many: each maps memory, of which Linux lets a process
+    have 65,530 pieces, and the one that asks for more is aborted. The next modules use what is left.
     """
     yield
     import jax
 
-    jax.clear_caches()
+    maps = Path("/proc/self/maps")
+    if not maps.exists() or maps.read_bytes().count(b"\n") > MAPS:
+        jax.clear_caches()

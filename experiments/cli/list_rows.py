@@ -1,6 +1,7 @@
 """``lm list``: the rows of the study, what each changes, and how many seeds of it have finished."""
 
 from collections.abc import Sequence
+from glob import escape as escape_glob
 from pathlib import Path
 
 from rich.markup import escape
@@ -37,12 +38,11 @@ def list_rows(
         label = "in the paper" if any(row.published for row in table.rows) else "label"
         listed = listing("row", label, "changes", "finished", title=title)
         for row in (row for row in table.rows if row in rows):
-            finished = 0 if row.needs else finished_seeds(row.name, scale, runs, trained)
             listed.add_row(
                 row.name.removeprefix(prefix),
                 escape(row.label),
                 escape(changes_text(row, scale)),
-                "not run" if row.needs else f"{finished} seed{'s' * (finished != 1)}",
+                "not run" if row.needs else finished_text(row.name, scale, runs, trained),
             )
         NAMES_CONSOLE.print(listed)
     for name, count in rows_at_other_scales(rows, scale, runs).items():
@@ -73,6 +73,15 @@ def rows_at_other_scales(rows: Sequence[Row], scale: str, runs: Path) -> dict[st
         if name != scale and (trained := rows_with_runs(runs, name)):
             counts[name] = sum(finished_seeds(row.name, name, runs, trained) > 0 for row in rows)
     return {name: count for name, count in counts.items() if count}
+
+
+def finished_text(row: str, scale: str, runs: Path, trained: Sequence[str]) -> str:
+    """Return how many seeds of a row have finished, and how many runs with changed settings."""
+    finished = finished_seeds(row, scale, runs, trained)
+    plain = row_folder(runs, scale, row, {})
+    by_hand = sum(1 for _ in plain.parent.glob(f"{escape_glob(plain.name)},*/seed-*/scores.json"))
+    own = f", {by_hand} changed" if by_hand else ""
+    return f"{finished} seed{'s' * (finished != 1)}{own}"
 
 
 def finished_seeds(row: str, scale: str, runs: Path, trained: Sequence[str]) -> int:

@@ -9,7 +9,8 @@ from experiments.study.scales import DEFAULT_SCALE
 def power(pattern: str, /, scale: Scale = DEFAULT_SCALE, runs: tuple[str, ...] = (str(RUNS),)) -> None:
     """Show the smallest difference that a table tells from noise, by the number of seeds per row.
 
-    The noise is measured on the table's finished runs: two rows with two seeds are enough.
+    A second table has the probability that rows which do not differ are found equivalent. The noise is
+    measured on the table's finished runs: two rows with two seeds are enough.
 
         lm power t5/6-corruption-rate
         lm power 't5/*' --scale mini
@@ -18,11 +19,12 @@ def power(pattern: str, /, scale: Scale = DEFAULT_SCALE, runs: tuple[str, ...] =
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
         runs: One or more folders of runs, also gs://.
     """
-    from experiments.report.power import TITLE, power_sheet
+    from experiments.report.power import EQUIVALENCE_TITLE, TITLE, equivalence_sheet, power_sheet
     from experiments.report.report import compare_tables, shown_comparisons
 
-    print_line(TITLE)
-    for comparison in shown_comparisons(
-        compare_tables(tables_of(find(pattern)), scale, runs, {}, print_line)
-    ):
-        show_sheet(comparison.table.name, power_sheet(comparison))
+    tables = compare_tables(tables_of(find(pattern)), scale, runs, {}, print_line)
+    comparisons = [*shown_comparisons(tables)]
+    for title, make_sheet in ((TITLE, power_sheet), (EQUIVALENCE_TITLE, equivalence_sheet)):
+        print_line(title)
+        for comparison in comparisons:
+            show_sheet(comparison.table.name, make_sheet(comparison))

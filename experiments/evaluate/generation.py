@@ -23,6 +23,10 @@ ANSWERS_PER_TEXT = 2
 LONGEST_SPAN = 16  # that an encoder-decoder may write for a mask [tokens]
 
 
+PassesName = Literal["mask-predict", "gibbs", "metropolis-hastings", "ancestral", "confidence"]
+SAMPLING: tuple[PassesName, ...] = ("gibbs", "metropolis-hastings", "ancestral")  # another text each time
+
+
 @dataclass(frozen=True)
 class Filling:
     """Options for texts with gaps."""
@@ -30,9 +34,10 @@ class Filling:
     top: int = 5  # candidates to show per gap: tokens of an encoder, whole texts of an encoder-decoder
     iterations: int = 0  # encoders: fill the whole text in this many passes; 0: show candidates per gap
     # encoders: predict the least certain positions again in each pass (mask-predict); sample one position
-    # after another given all others (gibbs); or, as masked diffusion does, fill some masks in each pass: a
-    # random choice of them (ancestral), or those of which the model is surest (confidence)
-    passes: Literal["mask-predict", "gibbs", "ancestral", "confidence"] = "mask-predict"
+    # after another given all others (gibbs), and keep a token only as far as it suits the whole text
+    # (metropolis-hastings); or, as masked diffusion does, fill some masks in each pass: a random choice of
+    # them (ancestral), or those of which the model is surest (confidence)
+    passes: PassesName = "mask-predict"
 
     def __post_init__(self):
         at_least(self, "", top=1, iterations=0)
@@ -124,15 +129,24 @@ def _filled_in_passes(
     """Yield the text that an encoder fills in several passes, or several texts if it samples."""
     import jax
 
-    from lm.evaluate.mask_filling import ancestral, gibbs, mask_predict, most_confident_first
+    from lm.evaluate.mask_filling import (
+        ancestral,
+        gibbs,
+        mask_predict,
+        metropolis_hastings,
+        most_confident_first,
+    )
 
     ids, _ = run.encode_gaps(text)
     vocabulary, options = run.vocabulary, {"iterations": filling.iterations, "mask": run.vocabulary.mask}
-    samples = filling.passes in ("gibbs", "ancestral") or (filling.passes == "confidence" and temperature > 0)
+    samples = filling.passes in SAMPLING or (filling.passes == "confidence" and temperature > 0)
     count = filling.top if samples else 1
     batch, key = run.batch([ids] * count), jax.random.key(seed)
     if filling.passes == "gibbs":
         filled = gibbs(run.model, batch, key, **options)
+    elif filling.passes == "metropolis-hastings":
+        filled, accepted = metropolis_hastings(run.model, batch, key, **options)
+        yield f"{float(accepted[:count].mean()):.0%} of the proposals were accepted"
     elif filling.passes == "ancestral":
         filled = ancestral(run.model, batch, key, **options)
     elif filling.passes == "confidence":
@@ -155,7 +169,7 @@ def _infilled(run: "Trained", text: str, top: int) -> Iterator[str]:
     vocabulary, config = run.vocabulary, run.config
     ids, sentinels = run.encode_gaps(text)
     longest = LONGEST_SPAN * text.count(MASK) + (len(sentinels) if sentinels else len(ids)) + 1
-    longest = min(longest, config.positions.max_length) if config.positions.is_learned else longest
+    longest = min(longest, config.positions.max_length) if config.limits_length else longest
     searched = min(ANSWERS_PER_TEXT * top, config.vocab_size)
     answers, shares = infill(run.model, run.batch([ids], longest), max_length=longest, k=searched)
     found: dict[str, float] = {}  # text -> its probability, of all answers that read alike

@@ -226,7 +226,7 @@ def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) 
         begin, _ = frame(run.stage, run.vocabulary)
         scored = [*run.vocabulary.encode_with_special_tokens("", begin, None), *scored]
     length = scoring.length
-    if config.positions.is_learned:
+    if config.limits_length:
         length = min(length, config.positions.max_length)
     if not config.has_decoder:
         length -= 2  # for the tokens around an encoder's text

@@ -71,7 +71,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
     from lm.evaluate.evaluator import write_predictions
 
     width, prepared = load_settings(folder).tuning.inputs_length, find_cache(folder)
-    lines = []
+    lines, written = [], []
     opened = cache(lambda stage: open_run(folder, [stage]))
     members_of_tasks = [find_members(folder, name, mixture) for name in named_tasks(names)]
     references = [rows.of(task, prepared) for task, _ in members_of_tasks]
@@ -97,10 +97,12 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
         scores = folder / "scores" / members[0].ensemble_name / task.name / rows.split
         write_predictions(scores / "predictions.jsonl", task, examples, answers)
         write_metrics(scores / "scores.json", len(examples), metrics)
+        written.append(scores)
         lines.append((task.name, ", ".join(stage.name for stage in members), len(examples), metrics))
     show_scores(lines)
     UNBROKEN.print(f"Data: {prepared}")
-    UNBROKEN.print(f"Answers and scores: {folder / 'scores'}/STAGE/TASK/{rows.split}")
+    for scores in written:
+        UNBROKEN.print(f"Answers and scores: {scores}")
 
 
 def write_metrics(path: Path, rows: int, metrics: Mapping[str, Value]) -> None:

@@ -70,6 +70,9 @@ FIGURES = {
     "mixture": FigureEntry(
         f"{TRAINED}:MixtureFigure", "Which layers each task takes its features from.", "RUN"
     ),
+    "tuning": FigureEntry(
+        f"{TRAINED}:TuningFigure", "How far fine-tuning moved the parameters of each layer.", "RUN"
+    ),
     "decoding": FigureEntry(
         f"{TRAINED}:DecodingFigure", "Time per token with a key-value cache and without, measured here."
     ),

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -235,7 +236,8 @@ def _luminance(rgba: Any) -> float:
 
 
 def _draw_color_bar(figure: Figure, image: AxesImage, axes: Sequence[Axes], scale: Scale) -> None:
-    bar = figure.colorbar(image, ax=axes, label=scale.label, shrink=0.8, aspect=30)
+    label = fill(scale.label, 24)  # as long as the bar of a low figure
+    bar = figure.colorbar(image, ax=axes, label=label, shrink=0.8, aspect=30)
     bar.ax.tick_params(labelsize="small")
     if scale.categories is not None:
         quarter = (scale.high - scale.low) / 4

@@ -32,6 +32,7 @@ from experiments.runs.trained import Trained, language_models, networks, open_ru
 from lm import sharding
 from lm.batch import Side
 from lm.config.base import SettingError, at_least
+from lm.evaluate.distance import layer_distances
 from lm.evaluate.generate import greedy
 from lm.evaluate.lens import mean_similarity, word_similarity
 from lm.evaluate.rnn_states import recurrent_layers, state_gradients
@@ -144,11 +145,12 @@ class SimilarityFigure(FigureSpec):
             curves = similarity_curves(run, (self.text, self.other), self.word)
             num_layers = len(next(iter(curves.values())).x)
             ticks: dict[float, str] = dict(enumerate(["embedding", *layer_names(num_layers - 1)]))
-            title = f"{run.config.architecture}, {run.config.mixer.kind}"
+            name = folder.parent.name if folder.name.startswith("seed-") else folder.name
+            title = f"{name}: {run.config.architecture}, {run.config.mixer.kind}"
             panels.append(
                 Plot(title, "layer", "cosine of two states", curves, y_range=(-0.05, 1.05), x_ticks=ticks)
             )
-        return draw_plots(PlotGrid(panels))
+        return draw_plots(PlotGrid(panels, has_shared_legend=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +177,36 @@ class MixtureFigure(FigureSpec):
         return draw_heat_maps(
             [HeatMap("", weights, scale, tasks, layers, annotations)], "after layer", "task"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningFigure(FigureSpec):
+    """Draws how far fine-tuning moved the parameters of each layer, one line per task."""
+
+    run: tyro.conf.Positional[Path]  # folder of a run
+
+    def figure(self) -> Figure:
+        curves: dict[str, Curve] = {}
+        num_layers = 0
+        for stage in networks(stages_of(self.run)):
+            if stage.is_pretraining or not isinstance(stage.parent, NetworkStage):
+                continue
+            mesh = sharding.make_mesh(stage.settings.mesh)
+            before = stage.parent.trained_body(mesh, step=stage.parent_step)
+            found = layer_distances(before, stage.trained_body(mesh))
+            for stack, distances in found.items():
+                label = f"{stage.name}, {stack}" if len(found) > 1 else stage.name
+                curves[label] = Curve(np.arange(len(distances)), distances)
+                num_layers = max(num_layers, len(distances) - 1)
+        if not curves:
+            raise SettingError(
+                f"{self.run} has no model that was fine-tuned from its own pre-training: leave "
+                "--finetuning.steps at more than 0, with tuning.mixtures or tuning.heads"
+            )
+        numbers = [str(layer) for layer in range(1, num_layers + 1)]
+        ticks: dict[float, str] = dict(enumerate(["embedding", *numbers]))
+        moved = "distance from the pre-trained parameters,\nrelative to their norm"
+        return draw_plots(PlotGrid([Plot("", "layer", moved, curves, x_ticks=ticks)], has_shared_legend=True))
 
 
 class BiasFigure(RunFigure):

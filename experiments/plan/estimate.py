@@ -15,7 +15,7 @@ from experiments.plan.step import Compiled, PlannedStep
 from experiments.runs.stages import stages
 from lm import sharding
 from lm.config.base import SettingError
-from lm.config.layers import CompileConfig, Remat
+from lm.config.layers import CONVOLUTIONS, CompileConfig, Remat
 from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
@@ -203,6 +203,8 @@ def memory(step: PlannedStep, parameters: int) -> float:
         saved_features = features * {"none": 2, "dots": 1}[model.compile.remat]
     words = row_length(model.architecture, step.lengths) if model.has_decoder else step.lengths.inputs
     saved, working = 0.0, 10 * rows * words * model.vocab_size / tensor  # logits
+    if model.output.softmaxes > 1:  # the sum of all softmaxes, and one of them
+        working *= 2
     for layers, queries, scores in _stacks(model, step.lengths):
         saved += layers * rows * queries * width * saved_features
         block = 3 * width * queries * features + 12 * model.attention.num_heads / tensor * scores
@@ -280,6 +282,10 @@ def _mixed_features(model: ModelConfig, width: int) -> float:
     across = heads * (model.has_encoder and model.has_decoder)
     if (cell := CELLS.get(model.mixer.kind)) is not None:
         return across + (2 * cell.gates + cell.states) * model.state_width * 4 / width
+    if model.mixer.kind in CONVOLUTIONS:
+        # value, gate, their product and its convolution, and the kernels of a dynamic one
+        kernels = model.mixer.kernel_size * (model.mixer.kernels or model.d_model)
+        return across + 4 * model.d_model + kernels * (model.mixer.kind == "dynamic-convolution")
     return across + {"window": model.state_width}.get(model.mixer.kind, 0)
 
 
@@ -330,7 +336,8 @@ def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
     def scores(queries: int, keys: int) -> int:
         by_length = max(queries, keys) > MAX_XLA_LENGTH or fits_short_rows(model, queries * keys)
         kernel = {"auto": by_length, "flash": True}.get(model.attention.implementation, False)
-        return 0 if kernel and not model.sparsity.random_blocks else queries * keys
+        stores_logits = model.sparsity.random_blocks or model.mixer.kind == "synthesizer"
+        return 0 if kernel and not stores_logits else queries * keys
 
     attends = model.has_attention_logits  # else only across
     # of one head, if the states are read as they are; in additive scores each is a sum over features

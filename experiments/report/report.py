@@ -375,7 +375,8 @@ def print_report(
             CONSOLE.print(said, highlight=False)
         sheet = text.brief_sheet(comparison, table_report.sheets[SCORES])
         show_sheet(f"{table_title(comparison.table)} (scale {scale})", sheet)
-        CONSOLE.print(brief_legend(sheet, comparison.has_tasks), highlight=False)
+        if legend := brief_legend(sheet):
+            CONSOLE.print(legend, highlight=False)
         if comparison.mismatches:
             print_line(text.mismatch_note(comparison))
     if len(report.tables) > 1 and report.summary["table"]:
@@ -390,16 +391,17 @@ def print_report(
     return report
 
 
-def brief_legend(sheet: Sheet, has_tasks: bool) -> str:
+def brief_legend(sheet: Sheet) -> str:
     """Return what the signs and numbers in a sheet for the terminal mean."""
     shown = "".join(cell.text for cells in sheet.values() for cell in cells)
+    has_halves = not sheet.keys().isdisjoint(text.GROUP_TITLES.values())
     parts = []
-    if has_tasks:
+    if has_halves:
         distance = "mean distance from the baseline over the tasks, in standard deviations of a run"
         parts += [f"reading, language: {distance}"]
     if "paper" in sheet:
         distance = "distance of the published scores from the baseline, in standard deviations of a run"
-        parts += ["paper: the same of the published scores" if has_tasks else f"paper: {distance}"]
+        parts += ["paper: the same of the published scores" if has_halves else f"paper: {distance}"]
     if "▲" in shown or "▼" in shown:
         parts += ["▲ ▼: significantly better, worse than the baseline"]
     if "±" in shown:

@@ -283,6 +283,20 @@ def smallest_difference(standard_error: float, freedom: float, alpha: float = AL
     return float(next(found, effects[-1]))
 
 
+def equivalence_power(standard_error: float, freedom: float, margin: float, alpha: float = ALPHA) -> float:
+    """Return the probability that two equal rows are found equivalent by a t test at level ``alpha``.
+
+    They are if their difference is significantly smaller than ``margin``. The mean is taken over what the
+    test may find as its standard error.
+    """
+    from scipy.special import gammaincinv, ndtr, stdtrit  # slow to import
+
+    quantiles = (np.arange(1000) + 0.5) / 1000
+    found_errors = standard_error * np.sqrt(2 * gammaincinv(freedom / 2, quantiles) / freedom)
+    most = margin - stdtrit(freedom, 1 - alpha) * found_errors  # of the difference that is found
+    return float(np.maximum(2 * ndtr(most / standard_error) - 1, 0).mean())
+
+
 def outlying_seeds(rows: Mapping[str, Mapping[int, float]]) -> list[tuple[str, int]]:
     """Return (row, seed) of values far from their row's median, in rows with three seeds or more."""
     rows_with_enough_seeds = {row: seeds for row, seeds in rows.items() if len(seeds) > 2}

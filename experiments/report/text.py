@@ -219,9 +219,10 @@ def mean_z_title(group: Group) -> str:
 
 def _mean_z_cell(comparison: Comparison, row: Row, group: Group) -> Cell:
     key = comparison.canonical_name(row)
-    if not comparison.has_left_plateau(key):
+    score = Score.of(comparison.combined_scores(key, group).values())
+    if score is not None and not comparison.has_left_plateau(key):
         return Cell("not yet learning")
-    return score_cell(1, Score.of(comparison.combined_scores(key, group).values()), sign="+z")
+    return score_cell(1, score, sign="+z")
 
 
 def _start_cells(comparison: Comparison, group: Group) -> list[Cell]:

@@ -214,7 +214,7 @@ def check_length(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
     rows = [max(length.inputs, row_length(model.architecture, length)) for length in (*lengths, *tasks)]
     longest = max(*rows, tuning.inputs_length, 0)
     sharding.check_length(max(rows, default=1), experiment.mesh.sizes(jax.device_count()))
-    if model.positions.is_learned and longest > model.positions.max_length:
+    if model.limits_length and longest > model.positions.max_length:
         raise SettingError(
             f"model.positions.max_length={model.positions.max_length} is less than the {longest} of the "
             "longest row"

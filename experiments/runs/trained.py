@@ -115,7 +115,7 @@ class Trained:
             raise SettingError("a text without tokens gives the model nothing to continue")
         shape = (-(-len(rows) // self.devices) * self.devices, max(map(len, rows)))
         longest = max(shape[1], answer) if config.has_encoder else shape[1] + answer - 1
-        if config.positions.is_learned and longest > config.positions.max_length:
+        if config.limits_length and longest > config.positions.max_length:
             text = f"{shape[1]} tokens of text and {answer} of answer"
             raise SettingError(
                 f"{text} do not fit in model.positions.max_length={config.positions.max_length}"
@@ -192,6 +192,11 @@ def embedding_of(folder: Path, stages: Mapping[str, NetworkStage], name: str) ->
     default = next((each for each, stage in stages.items() if not stage.has_model), "")
     stage = chosen(folder, stages, name or default)
     params = stage.trained(sharding.make_mesh(stage.settings.mesh)).params
+    if EMBEDDING not in {f".{name}"[-len(EMBEDDING) :] for name in params}:
+        raise SettingError(
+            f"{describe_model(folder, stage.name, stages, '--stage')} has no single table of embeddings: "
+            "model.embedding.clusters have vectors of several widths"
+        )
     table = np.asarray(next(x for each, x in params.items() if f".{each}".endswith(EMBEDDING)))
     pieces = stored_vocabulary(stage.folder, stage.settings).vocab
     rows = table[list(pieces.values())]

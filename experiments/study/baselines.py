@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from experiments.study.changes import Changes, objective, times, without
 from experiments.study.experiment import Experiment
 from experiments.study.presets import ADAMW, family
-from experiments.study.table import make_table
+from experiments.study.table import Axis, make_table
 
 WINDOW_CONTEXT = 4  # that the network of Bengio et al. (2003) reads to predict the next one [tokens]
 STATE_MATRICES = {"rnn": 1, "gru": 3, "lstm": 4}  # matrices of a recurrent layer
@@ -23,6 +23,7 @@ class EqualSize:
     mixer: str
     layers: int
     bidirectional: bool = False
+    window: int = WINDOW_CONTEXT  # tokens that a window mixer reads
 
     def __call__(self, _old: int | None, experiment: Experiment) -> int:
         """Return the even width whose number of parameters is nearest."""
@@ -38,7 +39,7 @@ class EqualSize:
     def layer_parameters(self, width: int, d_model: int) -> int:
         """Count the mixer, its projection, two norms and a feed-forward layer of width 1."""
         if self.mixer == "window":
-            mixer = width * (WINDOW_CONTEXT * d_model + 1)
+            mixer = width * (self.window * d_model + 1)
         else:
             mixer = STATE_MATRICES[self.mixer] * width * (width + d_model + 1)
         if self.mixer == "gru":
@@ -51,13 +52,16 @@ class EqualSize:
         return f"{layers} as large as the Transformer's blocks"
 
 
-def network(changes: Changes, mixer: str, layers: int) -> Changes:
-    """Return ``changes`` with ``layers`` of a mixer in the place of the Transformer's blocks."""
+def network(changes: Changes, mixer: str, layers: int, window: int = WINDOW_CONTEXT) -> Changes:
+    """Return ``changes`` with ``layers`` of a mixer in the place of the Transformer's blocks.
+
+    window: number of tokens that a layer of the mixer "window" reads.
+    """
     bidirectional = changes["model.architecture"] == "encoder"
     own: Changes = {
         "model.positions.kind": "none",
         # asks for the Transformer's sizes, so it comes before what changes them
-        "model.mixer.width": EqualSize(mixer, layers, bidirectional),
+        "model.mixer.width": EqualSize(mixer, layers, bidirectional, window),
         "model.mixer.kind": mixer,
         "model.mlp.d_ff": 1,
     }
@@ -66,7 +70,7 @@ def network(changes: Changes, mixer: str, layers: int) -> Changes:
     else:
         own["model.num_decoder_layers"] = layers
     if mixer == "window":
-        own["model.mixer.window"] = WINDOW_CONTEXT
+        own["model.mixer.window"] = window
     return without(changes, *own) | own
 
 
@@ -115,9 +119,9 @@ def ngram(order: int) -> Changes:
     return transformer | {"counts.model": "ngram", "counts.order": order}
 
 
-def language_model(kind: str, layers: int = 1) -> Changes:
+def language_model(kind: str, layers: int = 1, window: int = WINDOW_CONTEXT) -> Changes:
     """Return the changes of a network of a kind of TUNED, at rate and schedule of LANGUAGE_MODEL."""
-    return LANGUAGE_MODEL if kind == "transformer" else network(LANGUAGE_MODEL, kind, layers)
+    return LANGUAGE_MODEL if kind == "transformer" else network(LANGUAGE_MODEL, kind, layers, window)
 
 
 def trained_at(changes: Changes, rate: float, schedule: str) -> Changes:
@@ -185,6 +189,19 @@ TABLES = (
         },
         scale="mini",
         seeds=5,
+    ),
+    # Bengio et al. 2003 compare windows of 2 and 4 tokens. Longer ones have as many parameters here.
+    make_table(
+        "history-window",
+        "How many tokens a feed-forward language model should read",
+        {
+            str(window): trained_at(language_model("window", window=window), *TUNED["window"])
+            for window in (1, 2, WINDOW_CONTEXT, 8, 16)
+        },
+        baseline=f"history-window/{WINDOW_CONTEXT}",
+        scale="mini",
+        seeds=3,
+        axis=Axis("model.mixer.window", "window [tokens]"),
     ),
     # By these runs the rates in TUNED are to be chosen: 30 rows of three to five minutes, two seeds each.
     make_table(

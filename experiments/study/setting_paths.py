@@ -31,6 +31,7 @@ from lm.config.layers import (
     OutputConfig,
     PositionsConfig,
 )
+from lm.config.memory import MemoryConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import LoraConfig, ModelConfig, SideConfig, SpecialTokens
 from lm.config.training import GuardConfig, OptimizerConfig
@@ -130,6 +131,8 @@ Changes = TypedDict(
         "model.embedding.multiplier": float | Change,
         "model.embedding.encoder": Literal["shared", "separate"] | Change,
         "model.embedding.type_vocab_size": int | Change,
+        "model.embedding.clusters": tuple[int, ...] | Change,
+        "model.embedding.cluster_widths": tuple[int, ...] | Change,
         "model.positions": PositionsConfig | Change,
         "model.positions.kind": Literal[
             "none",
@@ -138,6 +141,7 @@ Changes = TypedDict(
             "relative",
             "relative-per-layer",
             "relative-and-learned",
+            "relative-keys",
             "rotary",
             "alibi",
         ]
@@ -166,6 +170,11 @@ Changes = TypedDict(
         "model.mixer.width": int | None | Change,
         "model.mixer.window": int | Change,
         "model.mixer.truncation": int | None | Change,
+        "model.mixer.logits": Literal["dense", "random", "factorized"] | Change,
+        "model.mixer.products": Literal["none", "added", "mixed"] | Change,
+        "model.mixer.rank": int | Change,
+        "model.mixer.kernel_size": int | Change,
+        "model.mixer.kernels": int | None | Change,
         "model.attention": AttentionConfig | Change,
         "model.attention.num_heads": int | Change,
         "model.attention.num_key_value_heads": int | None | Change,
@@ -197,6 +206,9 @@ Changes = TypedDict(
         | Change,
         "model.cross_attention.start": Literal["normal", "mimetic"] | Change,
         "model.cross_attention.positions": Literal["none", "continued"] | Change,
+        "model.cross_attention.encoder_layers": Literal["last", "weighted"] | Change,
+        "model.cross_attention.num_heads": int | None | Change,
+        "model.cross_attention.d_kv": int | None | Change,
         "model.mlp": MlpConfig | Change,
         "model.mlp.activation": Literal[
             "relu",
@@ -234,6 +246,12 @@ Changes = TypedDict(
         "model.experts.exploration": Literal["none", "jitter", "dropout", "sample"] | Change,
         "model.experts.noise": float | Change,
         "model.experts.dropout": float | None | Change,
+        "model.memory": MemoryConfig | Change,
+        "model.memory.keys": int | Change,
+        "model.memory.layer": int | Change,
+        "model.memory.heads": int | Change,
+        "model.memory.key_width": int | Change,
+        "model.memory.neighbours": int | Change,
         "model.norm": NormConfig | Change,
         "model.norm.kind": Literal["rms", "layer", "none"] | Change,
         "model.norm.fraction": float | Change,
@@ -247,6 +265,7 @@ Changes = TypedDict(
         "model.output.bias": bool | Change,
         "model.output.logit_cap": float | None | Change,
         "model.output.logit_divisor": float | Change,
+        "model.output.softmaxes": int | Change,
         "model.encoder": SideConfig | Change,
         "model.encoder.d_ff": int | None | Change,
         "model.encoder.d_kv": int | None | Change,

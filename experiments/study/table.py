@@ -134,6 +134,7 @@ class Paper:
     columns: tuple[Column, ...]  # in the order of its tables
     question: str = ""  # that the paper asks, in a sentence
     source: str = ""  # "arXiv 1910.10683"
+    title: str = ""  # as printed
     yardstick: Yardstick | None = None  # None: the paper gives no noise
     setup: Setup = BASELINE_SETUP  # of those tables that have none of their own
 

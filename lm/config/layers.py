@@ -20,19 +20,12 @@ from lm.config.base import (
     setting,
 )
 
-MixerName = Literal["attention", "rnn", "gru", "lstm", "window", "none"]
+ConvolutionName = Literal["lightweight-convolution", "dynamic-convolution"]
+MixerName = Literal["attention", "synthesizer", "rnn", "gru", "lstm", "window", ConvolutionName, "none"]
 CrossName = Literal["heads", "merged", "dot", "multiplicative", "additive", "none"]
 # relative-and-learned: a table of biases and one of embeddings (MPNet)
-Positions = Literal[
-    "none",
-    "learned",
-    "sinusoidal",
-    "relative",
-    "relative-per-layer",
-    "relative-and-learned",
-    "rotary",
-    "alibi",
-]
+RelativePositions = Literal["relative", "relative-per-layer", "relative-and-learned", "relative-keys"]
+Positions = Literal["none", "learned", "sinusoidal", RelativePositions, "rotary", "alibi"]
 # silu is Swish with beta 1. A gated form multiplies the activation of one projection by a second projection:
 # sigmoid (GLU), none (gated-linear: bilinear), relu (ReGLU), gelu in its tanh form (GEGLU) or by the error
 # function (gated-gelu-erf: ModernBERT), silu (SwiGLU).
@@ -56,6 +49,8 @@ MLP_TENSORS = ("mlp_hidden", "mlp_out")
 
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
 RECURRENT = ("rnn", "gru", "lstm")  # mixers that carry a state
+CONVOLUTIONS = get_args(ConvolutionName)
+WITH_LOGITS = ("attention", "synthesizer")  # mixers with attention logits, as their classes say too
 
 
 @dataclass(frozen=True)
@@ -72,9 +67,12 @@ class Mixers(Values):
 
 # ``read_if`` of settings: on which others of their group they depend
 LEARNED: Condition = {"kind": ("learned", "relative-and-learned")}
-RELATIVE: Condition = {"kind": ("relative", "relative-per-layer", "relative-and-learned")}
+RELATIVE: Condition = {"kind": get_args(RelativePositions)}
+RELATIVE_BIASES: Condition = {"kind": ("relative", "relative-per-layer", "relative-and-learned")}
 BY_HEADS = ("heads", "merged")  # kinds of cross-attention whose queries and keys are those of heads
 FEED_FORWARD: Condition = {"activation": Values(but=("none",))}
+SYNTHESIZER: Condition = {"kind": Mixers(("synthesizer",))}
+CONVOLUTION: Condition = {"kind": Mixers(CONVOLUTIONS)}
 HEAD_NORMS: Conditions = ({"qk_norm": (True,)}, {"value_norm": (True,)}, {"output_norm": (True,)})
 
 
@@ -165,8 +163,23 @@ class CrossAttentionConfig:
     # rotary positions of cross-attention: none, as if all were at position 0, or the decoder's go on after
     # the encoder's last (continued: RedLLM)
     positions: Literal["none", "continued"] = setting("none", {"kind": BY_HEADS})
+    # layers of the encoder that a layer of the decoder reads: the last, or a mean of all whose weights each
+    # layer of the decoder learns (weighted: transparent attention, Bapna et al. 2018)
+    encoder_layers: Literal["last", "weighted"] = setting("last", {"kind": ("heads",)})
+    # number of heads of cross-attention, if other than of self-attention [heads]
+    num_heads: int | None = setting(None, {"kind": ("heads",)})
+    # width of the heads of cross-attention, if other than of self-attention [features]
+    d_kv: int | None = setting(None, {"kind": ("heads",)})
 
     def __post_init__(self):
+        at_least(self, "model.cross_attention.", num_heads=1, d_kv=1)
+        at_most(self, "model.cross_attention.", num_heads=2**16)
+        for name in ("num_heads", "d_kv"):
+            if getattr(self, name) is not None and self.kind != "heads":
+                raise SettingError(
+                    f"model.cross_attention.{name}={getattr(self, name)} is of heads of its own, which "
+                    f"model.cross_attention.kind={self.kind!r} does not have: choose 'heads', or None"
+                )
         if self.start != "normal" and self.kind != "heads":
             raise SettingError(
                 f"model.cross_attention.start={self.start!r} is of heads, not "
@@ -183,8 +196,10 @@ class CrossAttentionConfig:
 class MixerConfig:
     """The token mixer: what mixes the positions of a row."""
 
-    # token mixer of a block: attention, a recurrent layer (Elman, GRU, LSTM), the concatenation of the last
-    # tokens (window: Bengio et al. 2003), or none
+    # token mixer of a block: attention, attention with logits that are no products of queries and keys
+    # (synthesizer: Tay et al. 2021), a recurrent layer (Elman, GRU, LSTM), the concatenation of the last
+    # tokens (window: Bengio et al. 2003), a convolution whose kernels are parameters (lightweight) or come
+    # from each position (dynamic: Wu et al. 2019), or none
     kind: MixerName = "attention"
     # width of the recurrent state, or of the window's hidden layer; None: d_model [features]
     width: int | None = setting(None, {"kind": Mixers((*RECURRENT, "window"))})
@@ -192,9 +207,23 @@ class MixerConfig:
     window: int = setting(3, {"kind": Mixers(("window",))})
     # length of the chunks within which gradients of recurrent states flow; None: the whole row [tokens]
     truncation: int | None = setting(None, {"kind": Mixers(RECURRENT)})
+    # logits of a synthesizer: computed from the query's own position (dense), or parameters, the same for all
+    # texts, as they are (random) or as a product of low rank (factorized)
+    logits: Literal["dense", "random", "factorized"] = setting("dense", SYNTHESIZER)
+    # whether a synthesizer has products of queries and keys too: no, added to its logits, or mixed with them
+    # by a weight that each layer learns
+    products: Literal["none", "added", "mixed"] = setting("none", SYNTHESIZER)
+    # rank of a synthesizer's factorised logits [features]
+    rank: int = setting(16, SYNTHESIZER | {"logits": ("factorized",)})
+    # number of tokens that a convolution reads, including the current one: the last of them in a decoder, the
+    # middle one in an encoder [tokens]
+    kernel_size: int = setting(9, CONVOLUTION)
+    # number of kernels of a convolution, each shared by as many features; None: one for each [kernels]
+    kernels: int | None = setting(None, CONVOLUTION)
 
     def __post_init__(self):
-        at_least(self, "model.mixer.", window=1, width=1, truncation=1)
+        at_least(self, "model.mixer.", window=1, width=1, truncation=1, rank=1)
+        at_least(self, "model.mixer.", kernel_size=1, kernels=1)
         if self.truncation is not None and self.kind not in RECURRENT:
             wants = f"needs model.mixer.kind='rnn', 'gru' or 'lstm', not {self.kind!r}"
             raise SettingError(f"model.mixer.truncation={self.truncation} {wants}")
@@ -219,8 +248,11 @@ class MlpConfig:
 class PositionsConfig:
     """Position encoding: how a model knows the order of its tokens."""
 
-    kind: Positions = "relative"  # position encoding
-    max_length: int = 512  # longest row with learned positions or random blocks [tokens]
+    # position encoding; relative: a number for each relative position and head is added to the scores;
+    # relative-keys: the product of the query and a vector for each of them (Shaw et al. 2018)
+    kind: Positions = "relative"
+    # longest row with learned positions, random blocks or a synthesizer [tokens]
+    max_length: int = 512
     # number of unused rows before the learned positions; 2 in BART and RoBERTa [rows]
     offset: int = setting(0, LEARNED)
     # order of sines and cosines in sinusoidal positions
@@ -231,7 +263,7 @@ class PositionsConfig:
     # distance from which all relative positions share a bucket [tokens]
     relative_max_distance: int = setting(128, RELATIVE)
     # initialisation of the relative-position biases: random as in T5, or ALiBi's slopes
-    relative_bias_start: Literal["normal", "slopes"] = setting("normal", RELATIVE)
+    relative_bias_start: Literal["normal", "slopes"] = setting("normal", RELATIVE_BIASES)
     rotary: RotaryConfig = setting(RotaryConfig(), {"kind": ("rotary",)})
 
     def __post_init__(self):
@@ -264,10 +296,35 @@ class EmbeddingConfig:
     encoder: Literal["shared", "separate"] = "shared"
     # number of token types with an embedding, such as first and second sentence (BERT) [types]
     type_vocab_size: int = 0
+    # numbers of tokens of the first clusters of an adaptive embedding (Baevski and Auli 2019), whose ids
+    # should be those of frequent tokens; the last cluster has the rest [tokens]
+    clusters: tuple[int, ...] = ()
+    # width of the embeddings of each cluster, which are projected to d_model where it is another [features]
+    cluster_widths: tuple[int, ...] = ()
 
     def __post_init__(self):
         at_least(self, "model.embedding.", d_embed=1, type_vocab_size=0)
         above_0(self, "model.embedding.", "multiplier")
+        if min((*self.clusters, *self.cluster_widths), default=1) < 1:
+            raise SettingError(
+                f"model.embedding.clusters={self.clusters} and model.embedding.cluster_widths="
+                f"{self.cluster_widths} should be numbers from 1 on"
+            )
+        if self.clusters and len(self.cluster_widths) != len(self.clusters) + 1:
+            raise SettingError(
+                f"model.embedding.cluster_widths={self.cluster_widths} should be {len(self.clusters) + 1} "
+                f"widths: one for each of model.embedding.clusters={self.clusters}, and one for the rest"
+            )
+        if self.clusters and self.d_embed is not None:
+            raise SettingError(
+                f"model.embedding.clusters={self.clusters} have widths of their own: model.embedding.d_embed="
+                f"{self.d_embed} should be None"
+            )
+        if self.cluster_widths and not self.clusters:
+            raise SettingError(
+                f"model.embedding.cluster_widths={self.cluster_widths} needs model.embedding.clusters, the "
+                "numbers of tokens of all clusters but the last"
+            )
 
 
 @dataclass(frozen=True)
@@ -308,9 +365,18 @@ class OutputConfig:
     logit_cap: float | None = setting(None, {"logits": Values(but=("none",))})
     # number by which the logits are divided (Granite)
     logit_divisor: float = setting(1.0, {"logits": Values(but=("none",))})
+    # number of softmaxes whose mixture gives the probabilities (Yang et al. 2018); 1: no mixture [softmaxes]
+    softmaxes: int = setting(1, {"logits": Values(but=("none",))})
 
     def __post_init__(self):
         above_0(self, "model.output.", "logit_cap logit_divisor")
+        at_least(self, "model.output.", softmaxes=1)
+        at_most(self, "model.output.", softmaxes=2**16)
+        if self.softmaxes > 1 and self.logits == "none":
+            raise SettingError(
+                f"model.output.softmaxes={self.softmaxes} needs an output matrix: model.output.logits='none' "
+                "should be 'tied' or 'separate'"
+            )
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from lm.config.layers import (
     BY_HEADS,
     MLP_TENSORS,
     RECURRENT,
+    WITH_LOGITS,
     AttentionConfig,
     CompileConfig,
     CrossAttentionConfig,
@@ -39,10 +40,10 @@ from lm.config.layers import (
     OutputConfig,
     PositionsConfig,
 )
+from lm.config.memory import MemoryConfig
 
 Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 Pool = Literal["first", "last", "mean", "max"]
-WITH_ATTENTION_LOGITS = ("attention",)  # mixers with attention logits, as their classes say too
 # What makes a mixer, by model.mixer.kind: filled by lm.nn.mixers, which needs flax, and by modules of a
 # user's own. Settings ask of a class there what it can do.
 MIXERS: dict[str, Callable[..., Any]] = {}
@@ -75,7 +76,7 @@ TWO_STACKS: Condition = {
 
 OWN_ENCODER: Condition = {"architecture": ("encoder-decoder",)}  # beside a decoder
 
-SELF_ATTENTION: Condition = {"mixer.kind": Mixers(("attention",))}
+SELF_ATTENTION: Condition = {"mixer.kind": Mixers(WITH_LOGITS)}
 CROSS_HEADS: Condition = TWO_STACKS | {"cross_attention.kind": BY_HEADS}
 CROSS_ROTARY: Condition = CROSS_HEADS | {"positions.kind": ("rotary",)}
 ATTENTION: Conditions = (SELF_ATTENTION, CROSS_HEADS)
@@ -83,6 +84,7 @@ NORMED: Condition = {"norm.kind": ("rms", "layer")}
 ROW_LENGTHS: Conditions = (
     {"positions.kind": ("learned", "relative-and-learned")},
     {"sparsity.random_blocks": ABOVE_0},
+    {"mixer.kind": ("synthesizer",)},
 )
 WINDOWED: Conditions = tuple(
     {path: GIVEN} for path in ("sparsity.window", "sparsity.layer_windows", "encoder.layer_windows")
@@ -196,6 +198,7 @@ class ModelConfig:
     )
     mlp: MlpConfig = MlpConfig()
     experts: ExpertsConfig = setting(ExpertsConfig(), {"mlp.activation": Values(but=("none",))})
+    memory: MemoryConfig = setting(MemoryConfig(), {"mlp.activation": Values(but=("none",))})
     norm: NormConfig = NormConfig()
     output: OutputConfig = OutputConfig()
     encoder: SideConfig = setting(SideConfig(), OWN_ENCODER)
@@ -214,11 +217,13 @@ class ModelConfig:
         self._check_positions()
         self._check_attention()
         self._check_mixer()
+        self._check_synthesizer()
         self._check_cross()
         self._check_residual()
         self._check_sharing()
         self._check_stacks()
         self._check_experts()
+        self._check_memory()
         self._check_compile()
 
     def _check_heads(self) -> None:
@@ -231,6 +236,16 @@ class ModelConfig:
             raise SettingError(
                 f"model.heads={self.heads} needs model.architecture='decoder', whose text 'backward' reads "
                 f"from its end, not {self.architecture!r}"
+            )
+        if self.embedding.clusters and self.cluster_sizes[-1] < 1:
+            raise SettingError(
+                f"model.embedding.clusters={self.embedding.clusters} leave no token of "
+                f"model.vocab_size={self.vocab_size} for the last cluster: make them smaller"
+            )
+        if self.embedding.clusters and {"replaced-token", "generator"} & set(self.heads):
+            raise SettingError(
+                f"model.embedding.clusters={self.embedding.clusters} have no width that a generator could "
+                f"share: model.heads={self.heads} should be without 'replaced-token' and 'generator'"
             )
         back = self.output.transform or self.embedding.projected == "tokens"
         if self.output.logits.startswith("tied") and self.embed_width != self.d_model and not back:
@@ -257,6 +272,13 @@ class ModelConfig:
             raise SettingError(f"{message}, not {self.architecture!r}")
         self._check_layer_windows()
         attention = self.attention
+        is_stored = attention.implementation in ("auto", "xla") and self.sparsity.projections == "shared"
+        if self.positions.kind == "relative-keys" and not is_stored:
+            raise SettingError(
+                "model.positions.kind='relative-keys' stores its scores, of one set of projections: "
+                f"model.attention.implementation={attention.implementation!r} should be 'auto', "
+                f"model.sparsity.projections={self.sparsity.projections!r} 'shared'"
+            )
         implementation = f"model.attention.implementation={attention.implementation!r}"
         if attention.implementation in ("flash", "cudnn") and (count := self.sparsity.random_blocks):
             raise SettingError(f"{implementation} lacks model.sparsity.random_blocks={count}: choose 'auto'")
@@ -287,6 +309,11 @@ class ModelConfig:
 
     def _check_mixer(self) -> None:
         """Check that a mixer without attention scores has no settings that need them."""
+        if self.mixer.kernels is not None and self.d_model % self.mixer.kernels:
+            raise SettingError(
+                f"model.mixer.kernels={self.mixer.kernels} should divide model.d_model={self.d_model}: each "
+                "kernel is shared by as many features"
+            )
         if self.has_attention_logits:
             return
         mixer = f"model.mixer.kind={self.mixer.kind!r}"
@@ -320,6 +347,37 @@ class ModelConfig:
                 "both: choose 'decoder', 'encoder' or 'encoder-decoder'"
             )
 
+    def _check_synthesizer(self) -> None:
+        """Check that nothing acts on queries, keys or kernels that a synthesizer lacks."""
+        if self.mixer.kind != "synthesizer":
+            return
+        mixer, cross = "model.mixer.kind='synthesizer'", self.cross_attention.kind
+        if self.attention.implementation not in ("auto", "xla"):
+            raise SettingError(
+                f"{mixer} stores its logits, which model.attention.implementation="
+                f"{self.attention.implementation!r} does not: choose 'auto'"
+            )
+        if self.attention.scores == "bilinear" or self.positions.kind in ("rotary", "relative-keys"):
+            raise SettingError(
+                f"{mixer} has logits that model.attention.scores={self.attention.scores!r} and "
+                f"model.positions.kind={self.positions.kind!r} do not change: choose 'dot' or 'scaled-dot', "
+                "and positions such as 'relative'"
+            )
+        if cross == "merged" or self.sparsity.projections == "separate":
+            raise SettingError(
+                f"{mixer} has logits for the keys of its own row alone, and one set of projections: "
+                f"model.cross_attention.kind={cross!r} should be 'heads', model.sparsity.projections="
+                f"{self.sparsity.projections!r} 'shared'"
+            )
+        missing = set()
+        if self.mixer.products == "none":
+            missing = {"key"} if self.mixer.logits == "dense" else {"query", "key"}
+        if self.lora.rank and (lacking := missing & set(self.lora.matrices)):
+            raise SettingError(
+                f"{mixer} with model.mixer.logits={self.mixer.logits!r} has no matrix for "
+                f"{', '.join(sorted(lacking))} of lora.matrices={self.lora.matrices}: leave them out"
+            )
+
     def _check_cross(self) -> None:
         """Check that a decoder has an encoder to read, or carries its state if it does not attend."""
         cross = f"model.cross_attention.kind={self.cross_attention.kind!r}"
@@ -335,6 +393,16 @@ class ModelConfig:
                 f"model.cross_attention.positions={self.cross_attention.positions!r} are rotary: {positions} "
                 "should be 'rotary'"
             )
+        if self.has_transparent_attention:
+            shares = self.shares_layers("decoder") and self.shared_parts != "mlp"
+            if self.architecture != "encoder-decoder" or self.cross_attention.kind != "heads" or shares:
+                raise SettingError(
+                    "model.cross_attention.encoder_layers='weighted' gives each layer of a decoder keys and "
+                    "values of its own: it needs model.architecture='encoder-decoder', "
+                    "model.cross_attention.kind='heads' and a decoder whose layers share no attention, not "
+                    f"{self.architecture!r}, {self.cross_attention.kind!r} and "
+                    f"model.shared_layers={self.shared_layers}"
+                )
         has_no_place = not self.has_attention_logits or self.positions.kind.startswith(BIASES)
         if self.has_merged_attention and has_no_place:
             raise SettingError(
@@ -470,6 +538,34 @@ class ModelConfig:
                 "model may not read: choose 'token-choice', or model.architecture='encoder' without a mask"
             )
 
+    def _check_memory(self) -> None:
+        """Check that a product-key memory has one feed-forward layer to take the place of."""
+        if not self.memory.keys:
+            return
+        memory = f"model.memory.keys={self.memory.keys}"
+        has_layer = self.mlp.activation != "none" and not self.experts.count and self.residual != "fixup"
+        if not has_layer or self.shared_layers or self.architecture == "shared-encoder-decoder":
+            raise SettingError(
+                f"{memory} takes the place of the feed-forward layer of one layer alone: "
+                f"model.mlp.activation={self.mlp.activation!r} should not be 'none', "
+                f"model.experts.count={self.experts.count} be 0, model.residual={self.residual!r} not be "
+                "'fixup', and neither layers nor stacks share parameters"
+            )
+        if self.lora.rank and "mlp" in self.lora.matrices:
+            raise SettingError(
+                f"{memory} has no matrix for lora.matrices={self.lora.matrices}: leave out 'mlp'"
+            )
+        name = "num_decoder_layers" if self.has_decoder else "num_encoder_layers"
+        if -self.memory.layer > getattr(self, name):
+            raise SettingError(
+                f"model.memory.layer={self.memory.layer} should be from -{getattr(self, name)} to -1, one of "
+                f"model.{name}={getattr(self, name)}"
+            )
+
+    def has_memory(self, crosses: bool) -> bool:
+        """Return whether a stack has a product-key memory; ``crosses``: whether it has cross-attention."""
+        return self.memory.keys > 0 and (crosses or not (self.has_encoder and self.has_decoder))
+
     def _check_compile(self) -> None:
         """Check that the blocks have the tensors that are saved or offloaded by name."""
         is_two_stacks = self.has_encoder and self.has_decoder
@@ -501,12 +597,31 @@ class ModelConfig:
         """Return whether the token mixer computes attention logits, which take biases, masks and windows."""
         if self.mixer.kind in MIXERS:
             return getattr(MIXERS[self.mixer.kind], "has_attention_logits", False)
-        return self.mixer.kind in WITH_ATTENTION_LOGITS
+        return self.mixer.kind in WITH_LOGITS
 
     @property
     def has_merged_attention(self) -> bool:
         """Return whether a decoder's self-attention is its cross-attention too."""
         return self.cross_attention.kind == "merged"
+
+    @property
+    def has_transparent_attention(self) -> bool:
+        """Return whether a decoder's layers read all layers of the encoder."""
+        return self.cross_attention.encoder_layers == "weighted"
+
+    @property
+    def limits_length(self) -> bool:
+        """Return whether rows are at most ``positions.max_length`` long."""
+        is_learned = self.positions.is_learned or self.mixer.kind == "synthesizer"
+        return is_learned or self.sparsity.random_blocks > 0
+
+    @property
+    def cross_config(self) -> "ModelConfig":
+        """Return the settings of cross-attention: these with its own sizes where it has any."""
+        own = self.cross_attention
+        sizes = {"attention.num_heads": own.num_heads, "attention.d_kv": own.d_kv}
+        sizes = {path: value for path, value in sizes.items() if value is not None}
+        return changes(self, sizes) if sizes else self
 
     @property
     def encoder_config(self) -> "ModelConfig":
@@ -547,6 +662,12 @@ class ModelConfig:
     def state_width(self) -> int:
         """Return the width of a recurrent state, or of a window's hidden layer [features]."""
         return self.mixer.width or self.d_model
+
+    @property
+    def cluster_sizes(self) -> tuple[int, ...]:
+        """Return the number of tokens of each cluster of an adaptive embedding; empty without clusters."""
+        first = self.embedding.clusters
+        return (*first, self.vocab_size - sum(first)) if first else ()
 
     @property
     def embed_width(self) -> int:

@@ -249,8 +249,7 @@ def check_length(config: ModelConfig, length: int) -> None:
 
 def _max_length(config: ModelConfig) -> int:
     """Return the length of the longest row that a model can read [tokens]."""
-    bounded = config.positions.is_learned or config.sparsity.random_blocks
-    return config.positions.max_length if bounded else 2**31
+    return config.positions.max_length if config.limits_length else 2**31
 
 
 def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) -> tuple[Batch, _Targets]:

@@ -48,6 +48,12 @@ def adapted_config(config: ModelConfig, new: Mapping[str, Any]) -> ModelConfig:
     that the old model lacks is its embedding. SettingError if the old model has two stacks already.
     """
     architecture = new["architecture"]
+    if config.positions.kind == "relative-keys":
+        raise SettingError(
+            "model.positions.kind='relative-keys' has vectors of relative positions on one side or on both, "
+            f"which a model of model.architecture={architecture!r} cannot take over: start from a model with "
+            "other positions, such as 'relative'"
+        )
     if config.architecture not in ONE_STACK:
         raise SettingError(
             f"model.architecture={architecture!r} cannot start from a model of {config.architecture!r}: its "

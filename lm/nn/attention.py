@@ -19,7 +19,7 @@ from lm.nn.dropout import DropoutMasks, Shapes, dropout_factors
 from lm.nn.layers import Identity, Linear, Module, make_norm, normal, param
 from lm.ops.attention import AttentionOptions, attention_weights, bilinear_query
 from lm.ops.masks import AnyMask, materialize_mask
-from lm.ops.positions import AnyBias, RotaryPositions, materialize_bias, rotate
+from lm.ops.positions import AnyBias, RotaryPositions, materialize_bias, relative_key_bias, rotate
 from lm.sharding import constrain
 
 
@@ -124,6 +124,8 @@ class Attention(Projections, TokenMixer):
         self.out_norm = make_head_norm(config, config.attention.value_width, config.attention.output_norm)
         if is_cross and config.cross_attention.start == "mimetic":
             self._init_queries_as_keys()
+        has_vectors = config.positions.kind == "relative-keys" and not is_cross
+        self.relative_keys = _relative_keys(config, rngs) if has_vectors else None
         self.bilinear = _bilinear_weight(config, rngs) if config.attention.scores == "bilinear" else None
         # The projections of a Longformer's global positions; checkpoints call them globals.
         separate = config.sparsity.projections == "separate" and not is_cross
@@ -171,7 +173,7 @@ class Attention(Projections, TokenMixer):
             factors = dropout_factors(dropout_mask, self.config.dropout)
             options = options._replace(dropout_factors=factors)
         query = self._queries(self, x, inputs)
-        out = attend(self.config, query, kv, inputs.mask, inputs.bias, options)
+        out = attend(self.config, query, kv, inputs.mask, self._bias(query, inputs), options)
         if self._has_global_projections(inputs):
             # Both outputs are computed at all positions, and one of them is selected: shapes stay static.
             query = self._queries(self.globals, x, inputs)
@@ -193,7 +195,8 @@ class Attention(Projections, TokenMixer):
         self, x: Float[Array, "B T D"], kv: KeyValue, inputs: AttentionInputs
     ) -> Float32[Array, "B N T S"]:
         """Return the attention weights from x [B,T,D] to each key, float32 [B,N,T,S]."""
-        local = self._weights(self._queries(self, x, inputs), kv, inputs.mask, inputs.bias)
+        query = self._queries(self, x, inputs)
+        local = self._weights(query, kv, inputs.mask, self._bias(query, inputs))
         if not self._has_global_projections(inputs):
             return local
         query = self._queries(self.globals, x, inputs)
@@ -222,11 +225,13 @@ class Attention(Projections, TokenMixer):
         """Return the FLOPs of the forward pass over one row of ``length`` tokens.
 
         Each token attends to ``visible`` tokens. The count includes products with all matrices, also those
-        that a subclass adds, and with bilinear weights. It leaves out other arrays of rank 3 or more, for
-        which a subclass overrides this method, and separate projections of global tokens.
+        that a subclass adds, with bilinear weights and with vectors of relative positions. It leaves out
+        other arrays of rank 3 or more, for which a subclass overrides this method, and separate projections
+        of global tokens.
         """
         products = matmul_flops(self, length) - matmul_flops(self.globals, length)
-        return products + self._bilinear_flops(length) + self._score_flops(length, visible)
+        products += self._bilinear_flops(length) + self._relative_key_flops(length)
+        return products + self._score_flops(length, visible)
 
     def cross_flops(self, queries: int, keys: int) -> int:
         """Return the FLOPs of cross-attention from ``queries`` tokens of one row to ``keys`` of another."""
@@ -260,6 +265,17 @@ class Attention(Projections, TokenMixer):
             return 0
         return 2 * queries * self.config.attention.num_heads * self.config.attention.d_kv**2
 
+    def _relative_key_flops(self, queries: int) -> int:
+        """Return the FLOPs of multiplying queries by the vectors of relative positions; 0 without them."""
+        return 0 if self.relative_keys is None else 2 * queries * self.relative_keys.size
+
+    def _bias(self, query: Array, inputs: AttentionInputs) -> AnyBias:
+        """Return the bias of the scores: the stack's, or that of queries [B,T,N,H] and relative positions."""
+        if self.relative_keys is None or inputs.buckets is None:
+            return inputs.bias
+        scaled = query * attention_scale(self.config)
+        return relative_key_bias(scaled, self.relative_keys[...].astype(query.dtype), inputs.buckets)
+
     def _has_global_projections(self, inputs: AttentionInputs) -> bool:
         return self.globals is not None and inputs.global_tokens is not None
 
@@ -287,3 +303,10 @@ def _bilinear_weight(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
     """Return the weight [N,H,H] of bilinear scores; its columns have about unit norm."""
     shape = config.attention.num_heads, config.attention.d_kv, config.attention.d_kv
     return param(normal(rngs, shape, config.attention.d_kv**-0.5), "bias_heads", "kv", "kv")
+
+
+def _relative_keys(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
+    """Return the vectors [N,H,R] of relative positions, of each head and bucket."""
+    sizes, std = config.attention, config.attention.d_kv**-0.5
+    shape = sizes.num_heads, sizes.d_kv, config.positions.relative_buckets
+    return param(normal(rngs, shape, std), "heads", "kv", "buckets")

@@ -100,8 +100,12 @@ def _candidates(config: ModelConfig, length: int, key_length: int, mask: AnyMask
     has_random_blocks = isinstance(mask, AttentionMask) and mask.spec.random_blocks is not None
     if length == 1 or isinstance(mask, Array) or has_random_blocks:
         return ["xla"]
+    has_bias_by_row = isinstance(bias, Array) and len(bias) > 1
     can_use_short_rows = (
-        platform == "tpu" and not _is_length_sharded() and fits_short_rows(config, length * key_length)
+        platform == "tpu"
+        and not has_bias_by_row
+        and not _is_length_sharded()
+        and fits_short_rows(config, length * key_length)
     )
     candidates = ["short-rows"] if asked == "auto" and can_use_short_rows else []
     if isinstance(bias, Array):

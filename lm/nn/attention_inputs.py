@@ -29,6 +29,7 @@ from lm.ops.masks import (
     Window,
     key_segments,
     materialize_mask,
+    relative_positions,
 )
 from lm.ops.positions import (
     AlibiBias,
@@ -36,6 +37,7 @@ from lm.ops.positions import (
     PositionBias,
     RotaryPositions,
     alibi_slopes,
+    relative_position_bucket,
     segment_lengths,
 )
 
@@ -43,7 +45,8 @@ from lm.ops.positions import (
 def check_row_length(config: ModelConfig, side: Side, name: str) -> None:
     """Raise SettingError for rows longer than learned positions, unless the batch has positions."""
     length, max_length = side.tokens.shape[1], config.positions.max_length
-    if config.positions.is_learned and length > max_length and side.positions is None:
+    is_limited = config.positions.is_learned or config.mixer.kind == "synthesizer"
+    if is_limited and length > max_length and side.positions is None:
         raise SettingError(
             f"rows of {length} tokens are longer than model.positions.max_length={max_length}, up to which "
             f"positions are learned: cut the {name}'s tokens or, of several short texts in a row, give "
@@ -72,6 +75,8 @@ class AttentionInputs(NamedTuple):
     bias: AnyBias = None  # float32 [B|1,N,T,S]
     # returns the bias of a block that has a table of its own (UMT5), given that table
     layer_bias: Callable[[RelativePositionBias], AnyBias] | None = None
+    # int32 [B|1,T,S]: buckets of relative positions, whose vectors queries are multiplied with
+    buckets: Array | None = None
     positions: Array | None = None  # int32 [B|1,T]
     segments: Array | None = None  # int32 [B,T], 0 for padding; None: each row is one text
     # bool [B|1,T]: Longformer's global positions, if they have separate projections
@@ -163,6 +168,7 @@ def make_attention_inputs(
     inputs = AttentionInputs(
         positions=positions,
         segments=segments,
+        buckets=_relative_buckets(config, relative_positions(length, key_length), bidirectional),
         global_tokens=global_tokens if config.sparsity.projections == "separate" else None,
         global_mask=prepare_mask(global_mask),
     )
@@ -188,7 +194,9 @@ def make_decode_inputs(
         return AttentionMask(query_ids, key_ids, spec).evaluate(relative_position)
 
     windows = config.windows("decoder")
-    inputs = _with_layers(AttentionInputs(positions=position), config, windows, window_mask)
+    buckets = _relative_buckets(config, relative_position, config.sees_ahead)
+    inputs = AttentionInputs(positions=position, buckets=buckets)
+    inputs = _with_layers(inputs, config, windows, window_mask)
     return _with_biases(
         inputs, config, relative, config.sees_ahead, lambda bias: bias.evaluate(relative_position)
     )
@@ -215,7 +223,7 @@ def make_cross_mask(
     )
     key_length = encoder_segments.shape[1]
     options = AttentionOptions(logit_cap=config.attention.logit_cap)
-    if choose_implementation(config, length, key_length, mask, None, options) == "xla":
+    if choose_implementation(config.cross_config, length, key_length, mask, None, options) == "xla":
         return mask.materialize(segments.shape[1], key_length)
     return mask
 
@@ -378,6 +386,19 @@ def _with_biases(
     if config.positions.kind == "alibi":
         bias = prepare(AlibiBias(jnp.asarray(alibi_slopes(config.attention.num_heads))))
     return inputs._replace(bias=bias, layer_bias=learned_bias)
+
+
+def _relative_buckets(config: ModelConfig, relative_position: Array, bidirectional: bool) -> Array | None:
+    """Return the bucket of each relative position [B|1,T,S]; None if no vectors belong to them."""
+    positions = config.positions
+    if positions.kind != "relative-keys":
+        return None
+    return relative_position_bucket(
+        relative_position,
+        bidirectional=bidirectional,
+        num_buckets=positions.relative_buckets,
+        max_distance=positions.relative_max_distance,
+    )
 
 
 def _global_tokens(config: ModelConfig, positions: Array, global_attention: Array | None) -> Array | None:

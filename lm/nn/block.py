@@ -22,6 +22,7 @@ from lm.nn.dropout import DropoutMasks, Shapes, dropout
 from lm.nn.experts import ExpertMLP, RouterStatistics
 from lm.nn.layers import Identity, Module
 from lm.nn.lora import add_lora
+from lm.nn.memory import ProductKeyMemory
 from lm.nn.mixers import CROSS_ATTENTION, Mixer, make_mixer
 from lm.nn.mlp import MLP, Adapter
 from lm.nn.positions import RelativePositionBias
@@ -78,6 +79,9 @@ class Block(Module):
         has_experts, is_mixed = config.experts.count > 0, config.experts.every > 1
         self.mlp = MLP(config, rngs) if has_mlp and (is_mixed or not has_experts) else None
         self.experts = ExpertMLP(config, rngs) if has_experts else None
+        # A stack sets it, in the one layer that has it: it is too large to be made for all.
+        self.memory: ProductKeyMemory | None = nnx.data(None)
+        self.has_memory = config.has_memory(has_cross_attention)
         self.attention_scale = make_branch_scale(config)
         self.cross_scale = make_branch_scale(config) if self.cross is not None else Identity()
         self.mlp_scale = make_branch_scale(config) if has_mlp else Identity()
@@ -120,7 +124,9 @@ class Block(Module):
         router = RouterStatistics.zeros(len(x)) if self.config.experts.count else None
         if self.config.mlp.activation != "none":
             h = self._sublayer_input(block_input, x, self.mlp_norm)
-            if self.experts is not None:
+            if self.memory is not None:
+                h = self.memory(h)
+            elif self.experts is not None:
                 h, router = self._mixture_of_experts(h, inputs, dropout_masks, is_decoding)
             else:
                 h = self.mlp(h, dropout_masks.get("mlp"))
@@ -150,11 +156,11 @@ class Block(Module):
         return shapes
 
     def attention_weights(
-        self, x: Float[Array, "B T D"], inputs: AttentionInputs
+        self, x: Float[Array, "B T D"], inputs: AttentionInputs, encoder_kv: LayerCache | None = None
     ) -> tuple[Float32[Array, "B N T T"] | None, Float32[Array, "B M T S"] | None]:
         """Return the weights of self-attention and of cross-attention for the block's input x [B,T,D].
 
-        Either is None if the block lacks that attention.
+        Either is None if the block lacks that attention. ``encoder_kv`` is as in ``__call__``.
         """
         block_input, inputs, h = x, self._own_inputs(inputs, None, len(x)), self.mixer_input(x)
         weights = None
@@ -169,7 +175,7 @@ class Block(Module):
         h = self.attention_output_norm(self.attention_scale(self.attention(h, inputs, None, {})[0]))
         x = self._add(x, h, self.attention_norm, None)
         h = self._sublayer_input(block_input, x, self.cross_norm)
-        kv = self._encoder_key_value(inputs, None)
+        kv = self._encoder_key_value(inputs, encoder_kv)
         return weights, self.cross.weights(h, kv, self._cross_inputs(inputs, len(x)))
 
     def mixer_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:

@@ -14,10 +14,12 @@ from lm.nn.alignment import BahdanauAttention, LuongAttention
 from lm.nn.attention import Attention
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.cache import Carry
+from lm.nn.convolution import Convolution, LocalMixer
 from lm.nn.costs import TokenMixer
 from lm.nn.dropout import DropoutMasks, Shapes
 from lm.nn.layers import Identity, Linear
 from lm.nn.rnn import Recurrent
+from lm.nn.synthesizer import Synthesizer
 from lm.sharding import constrain
 
 
@@ -46,18 +48,17 @@ class Mixer(Protocol):
         """Return the shapes of one row's dropout masks, by names that are unique within a block."""
 
 
-class NGramMLP(TokenMixer):
+class NGramMLP(LocalMixer):
     """tanh(W [x_(t-n+1); ...; x_t] + b): a hidden layer over the last n = ``mixer.window`` tokens.
 
     Without a feed-forward layer after it, the model is that of Bengio et al. 2003, whose n counts the target
     too. Each token of the window has its own part of W. An encoder's window also covers the next n-1 tokens,
-    2n-1 in total. Tokens outside of a position's segment count as 0.
+    2n-1 in total.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, bidirectional: bool):
-        self.config = config
-        self.behind = config.mixer.window - 1
-        self.ahead = self.behind if bidirectional else 0
+        behind = config.mixer.window - 1
+        super().__init__(config, behind, behind if bidirectional else 0)
         inner, width = (self.behind + 1 + self.ahead) * config.d_model, config.state_width
         self.hidden = Linear(rngs, (inner, width), ("embed", "mlp"), std=inner**-0.5, use_bias=True)
         shape, axes = (width, config.d_model), ("mlp", "embed")
@@ -76,36 +77,9 @@ class NGramMLP(TokenMixer):
         _dropout_masks: DropoutMasks,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B _ D"] | None]:
         """Return [B,T,D] from x [B,T,D] and, if a carry was given, the last n-1 inputs [B,n-1,D]."""
-        length, segments = x.shape[1], inputs.segments
-        before = self.init_carry(len(x), 0) if carry is None else carry
         x = constrain(x, "batch", "key_length", "embed")
-        padded = jnp.pad(jnp.concatenate([before, x], axis=1), ((0, 0), (0, self.ahead), (0, 0)))
-        # shifted[i] [B,T,D]: the i-th token of each position's window
-        shifted = [padded[:, start : start + length] for start in range(self.behind + 1 + self.ahead)]
-        if segments is not None:
-            # the carry belongs to the row's first segment
-            ids = jnp.pad(segments, ((0, 0), (self.behind, 0)), mode="edge")
-            ids = jnp.pad(ids, ((0, 0), (0, self.ahead)))
-            for start, tokens in enumerate(shifted):
-                is_same_segment = ids[:, start : start + length] == segments
-                shifted[start] = jnp.where(is_same_segment[:, :, None], tokens, 0)
-        hidden = self.out(jnp.tanh(self.hidden(jnp.concatenate(shifted, axis=-1))))
-        return hidden, None if carry is None else self._next_carry(padded, segments, length)
-
-    def init_carry(self, rows: int, _length: int) -> Array:
-        """Return zeros [B,n-1,D]."""
-        return jnp.zeros((rows, self.behind, self.config.d_model), self.config.dtype)
-
-    def dropout_shapes(self, _length: int) -> Shapes:
-        """Return no shapes: the only dropout is the block's, on the mixer's output."""
-        return {}
-
-    def _next_carry(self, padded: Array, segments: Array | None, length: int) -> Array:
-        """Return the last n-1 inputs before padding, [B,n-1,D], of ``padded`` [B,n-1+T,D]."""
-        if segments is None:
-            return padded[:, length:]
-        index = (segments > 0).sum(1)[:, None] + jnp.arange(self.behind)[None, :]
-        return jnp.take_along_axis(padded, index[:, :, None], axis=1)
+        tokens, carry = self.neighbours(x, inputs.segments, carry)
+        return self.out(jnp.tanh(self.hidden(jnp.concatenate(tokens, axis=-1)))), carry
 
 
 class NoMixing(TokenMixer):
@@ -134,7 +108,7 @@ CrossAttention = Attention | LuongAttention
 
 # By model.cross_attention.kind; called with the settings and random keys.
 CROSS_ATTENTION: dict[str, Callable[[ModelConfig, nnx.Rngs], CrossAttention | None]] = {
-    "heads": lambda config, rngs: Attention(config, rngs, is_cross=True),
+    "heads": lambda config, rngs: Attention(config.cross_config, rngs, is_cross=True),
     "dot": LuongAttention,
     "multiplicative": LuongAttention,
     "additive": BahdanauAttention,
@@ -145,10 +119,13 @@ CROSS_ATTENTION: dict[str, Callable[[ModelConfig, nnx.Rngs], CrossAttention | No
 # By model.mixer.kind; called with the settings, random keys, and whether the stack is bidirectional.
 MIXERS |= {
     "attention": Attention,
+    "synthesizer": Synthesizer,
     "rnn": Recurrent,
     "gru": Recurrent,
     "lstm": Recurrent,
     "window": NGramMLP,
+    "lightweight-convolution": Convolution,
+    "dynamic-convolution": Convolution,
     "none": lambda config, rngs, bidirectional: NoMixing(),
 }
 

@@ -20,6 +20,7 @@ from lm.nn.cache import Carry, LayerCache
 from lm.nn.dropout import DropoutMasks, draw_dropout_masks, dropout
 from lm.nn.experts import RouterStatistics
 from lm.nn.layers import Embed, Identity, Linear, Module, add_layers_axis, embedding_std, make_norm
+from lm.nn.memory import ProductKeyMemory
 from lm.nn.positions import RelativePositionBias
 from lm.nn.residual import make_last_norm
 from lm.ops.positions import sinusoids
@@ -39,6 +40,7 @@ ABSENT: dict[str, Callable[[], Any]] = {
     "attention_norm": Identity,
     "mlp": lambda: None,
     "experts": lambda: None,
+    "memory": lambda: None,
 }
 
 
@@ -48,6 +50,8 @@ class StackOutput(NamedTuple):
     x: Float[Array, "B T D"]
     carry: Carry | None  # of the mixers of all layers
     router: RouterStatistics | None  # sums over layers; None in a model without experts, and in decoding
+    # of each block, [layers,B,T,D]; None but in an encoder that transparent attention reads
+    block_inputs: Float[Array, "layers B T D"] | None = None
 
 
 class Stack(Module):
@@ -67,6 +71,7 @@ class Stack(Module):
     ):
         self.config = config
         self.num_layers = num_layers
+        self.returns_block_inputs = config.has_transparent_attention and not has_cross_attention
         width, std = config.sum_width, embedding_std(config.output.logits, config.sum_width)
 
         def table(rows: int, axis: str) -> Embed:
@@ -89,8 +94,14 @@ class Stack(Module):
         self.blocks: Any = add_layers_axis(jax.vmap(block)(keys))
         if shares_layers and not shares_blocks:
             share_part(self.blocks, PARTS[config.shared_parts])
+        self.has_memory = config.has_memory(has_cross_attention)
         for name, layers in self._layers_by_part.items():
-            keep_in_layers(self.blocks, name, layers)
+            if name == "memory":
+                key = rngs.params()
+                memory = jax.vmap(lambda key: ProductKeyMemory(config, nnx.Rngs(params=key)))(key[None])
+                self.blocks.memory = add_layers_axis(memory)
+            else:
+                keep_in_layers(self.blocks, name, layers)
         bidirectional = config.reads_both_ways(has_cross_attention)
         has_bias = config.positions.kind in ("relative", "relative-and-learned")
         self.relative = RelativePositionBias(config, rngs, bidirectional) if has_bias else None
@@ -115,26 +126,30 @@ class Stack(Module):
         stack_masks, block_masks = self._draw_dropout_masks(x, inputs, key)
 
         def step(block, x, layer, inputs):
+            block_input = x if self.returns_block_inputs else None
             x, carry, router = block(x, inputs, *layer)
-            return x, (carry, router)
+            return x, (carry, router, block_input)
 
         x = self._first_block_input(x, types, inputs, stack_masks.get("in"))
-        x, (carry, router) = self._run(step, x, (block_masks, carry, encoder_kv), inputs)
+        x, (carry, router, block_inputs) = self._run(step, x, (block_masks, carry, encoder_kv), inputs)
         router = jax.tree.map(lambda by_layer: by_layer.sum(0), router)
-        return StackOutput(dropout(self.norm(x), stack_masks.get("out"), self.config.dropout), carry, router)
+        x = dropout(self.norm(x), stack_masks.get("out"), self.config.dropout)
+        return StackOutput(x, carry, router, block_inputs)
 
     def encoder_key_value(
-        self, encoded: Float[Array, "B S D"], positions: Int[Array, "#B S"] | None
+        self, encoded: Float[Array, "*layers B S D"], positions: Int[Array, "#B S"] | None
     ) -> LayerCache:
-        """Return keys and values [layers,B,K,S,H] of the encoder's output [B,S,D], for all blocks.
+        """Return keys and values [layers,B,K,S,H] of the encoder's output, for all blocks.
 
-        ``positions`` [B|1,S] are those of cross-attention; None: it has none.
+        The output is [B,S,D], or [layers,B,S,D] if each block reads another. ``positions`` [B|1,S] are those
+        of cross-attention; None: it has none.
         """
 
-        def cross_key_value(attention):
+        def cross_key_value(attention, encoded):
             return LayerCache.from_key_value(attention.key_value(encoded, positions))
 
-        kv = jax.vmap(cross_key_value)(self.blocks.encoder_attention)
+        by_block = jax.vmap(cross_key_value, in_axes=(0, 0 if encoded.ndim == 4 else None))
+        kv = by_block(self.blocks.encoder_attention, encoded)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape[1:])), kv)
 
     def init_carry(self, rows: int, length: int) -> Carry:
@@ -147,28 +162,33 @@ class Stack(Module):
         x: Float[Array, "B T d_embed"],
         types: Int[Array | np.ndarray, "B T"] | None,
         inputs: AttentionInputs,
+        encoder_kv: LayerCache | None = None,
     ) -> Float[Array, "{self.num_layers}+1 B T D"]:
         """Return [layers+1,B,T,D]: each block's input, and the last block's output before the final norm."""
 
-        def step(block, x, _, inputs):
-            return block(x, inputs, {}, None, None).x, x
+        def step(block, x, encoder_kv, inputs):
+            return block(x, inputs, {}, None, encoder_kv).x, x
 
         first = self._first_block_input(x, types, inputs, None)
-        last, block_inputs = self._run(step, first, None, inputs)
+        last, block_inputs = self._run(step, first, encoder_kv, inputs)
         return jnp.concatenate([block_inputs, last[None]])
 
     def attention_weights(
-        self, hidden: Float[Array, "_ B T D"], inputs: AttentionInputs
+        self,
+        hidden: Float[Array, "_ B T D"],
+        inputs: AttentionInputs,
+        encoder_kv: LayerCache | None = None,
     ) -> tuple[Float32[Array, "layers B N T T"] | None, Float32[Array, "layers B M T S"] | None]:
         """Return the weights of self- and cross-attention, float32 [layers,B,N,T,S], given ``hidden_states``.
 
         Either is None if the stack lacks that attention.
         """
 
-        def step(block, _, x, inputs):
-            return None, block.attention_weights(x, inputs)
+        def step(block, _, layer, inputs):
+            x, encoder_kv = layer
+            return None, block.attention_weights(x, inputs, encoder_kv)
 
-        return self._run(step, None, hidden[:-1], inputs)[1]
+        return self._run(step, None, (hidden[:-1], encoder_kv), inputs)[1]
 
     def mixer_inputs(self, hidden: Float[Array, "_ B T D"]) -> Float[Array, "layers B T D"]:
         """Return the input of each block's mixer, [layers,B,T,D], given ``hidden_states``."""
@@ -237,7 +257,7 @@ class Stack(Module):
 
     def _run_decoding(
         self, step: Callable, x: Any, layers: Any, inputs: AttentionInputs
-    ) -> tuple[Any, tuple[tuple, None]]:
+    ) -> tuple[Any, tuple[tuple, None, None]]:
         """Run an unstacked stack, in decoding: ``layers`` is ({}, carries, encoder_kv or None), by layer."""
         dropout_masks, carries, encoder_kvs = layers
         by_layer = inputs.by_layer(self.num_layers)
@@ -245,9 +265,9 @@ class Stack(Module):
         for index, block in enumerate(self.blocks):
             kv = None if encoder_kvs is None else encoder_kvs[index]
             layer = dropout_masks, carries[index], kv
-            x, (carry, _) = step(block, x, layer, inputs.of_layer(by_layer[index]))
+            x, (carry, *_) = step(block, x, layer, inputs.of_layer(by_layer[index]))
             new_carries.append(carry)
-        return x, (tuple(new_carries), None)
+        return x, (tuple(new_carries), None, None)
 
     def _blocks_by_layer(self) -> list[Block]:
         """Return the block of each layer, without the leading axis; shared parameters are the same arrays."""
@@ -274,6 +294,10 @@ class Stack(Module):
         if with_experts and config.experts.every > 1:
             by_part["experts"] = with_experts
             by_part["mlp"] = tuple(layer for layer in layers if layer not in with_experts)
+        if self.has_memory:
+            with_memory = self.num_layers + config.memory.layer
+            by_part["memory"] = (with_memory,)
+            by_part["mlp"] = tuple(layer for layer in layers if layer != with_memory)
         return by_part
 
     def _first_block_input(

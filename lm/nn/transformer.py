@@ -14,6 +14,7 @@ from jaxtyping import Float, Float32, Int
 from lm.batch import Batch
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
+from lm.nn.adaptive import AdaptiveEmbed
 from lm.nn.attention_inputs import (
     AttentionInputs,
     continue_positions,
@@ -23,11 +24,13 @@ from lm.nn.attention_inputs import (
     make_decode_inputs,
     merge_masks,
 )
-from lm.nn.cache import Cache, Carry
+from lm.nn.cache import Cache, Carry, LayerCache
 from lm.nn.dropout import split_key
 from lm.nn.heads import PAIR_CLASSES, MLMTransform, ReplacedTokenHead
 from lm.nn.layers import Embed, Identity, Linear, Module, broadcast_to_rank, dense, embedding_std, param
+from lm.nn.softmaxes import SoftmaxMixture
 from lm.nn.stack import Stack, StackOutput, split_layers
+from lm.nn.transparent import LayerWeights
 from lm.ops.attention import soft_cap
 from lm.sharding import constrain
 
@@ -50,11 +53,7 @@ class Transformer(Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         d_model, heads = config.d_model, config.heads
-        shape, std = (
-            (config.vocab_size, config.embed_width),
-            embedding_std(config.output.logits, config.embed_width),
-        )
-        self.embed = Embed(rngs, shape, "vocab", std=std, dtype=config.dtype)
+        self.embed = _embedding(config, rngs)
         # If encoder and decoder share one stack, it is ``decoder``.
         has_own_encoder = config.architecture in ("encoder-decoder", "encoder")
 
@@ -80,7 +79,9 @@ class Transformer(Module):
         self.replaced = ReplacedTokenHead(config, rngs) if "replaced-token" in heads else None
         self.copy_gate = linear(1, "classes") if "copy" in heads else None
         is_separate = config.embedding.encoder == "separate"
-        self.encoder_embed = Embed(rngs, shape, "vocab", std=std, dtype=config.dtype) if is_separate else None
+        self.encoder_embed = _embedding(config, rngs) if is_separate else None
+        self.layer_weights = LayerWeights(config, rngs) if config.has_transparent_attention else None
+        self.mixture = SoftmaxMixture(config, rngs) if config.output.softmaxes > 1 else None
 
     def __call__(
         self, batch: Batch, key: Array | None = None
@@ -100,7 +101,9 @@ class Transformer(Module):
         encoded = self._encoder(*self._encoder_inputs(batch), encoder_key)
         if not self.config.has_decoder:
             return encoded
-        decoded = self.decoder(*self._decoder_inputs(batch, encoded.x), decoder_key)
+        inputs = self._decoder_inputs(batch, encoded.x)
+        encoder_kv = self._encoder_key_value(encoded.block_inputs, encoded.x, inputs.attention)
+        decoded = self.decoder(*inputs, decoder_key, None, encoder_kv)
         return decoded._replace(router=jax.tree.map(jnp.add, encoded.router, decoded.router))
 
     def features_from_carry(self, batch: Batch, carry: Carry, key: Array | None = None) -> StackOutput:
@@ -112,12 +115,18 @@ class Transformer(Module):
         return self._encoder(*self._encoder_inputs(batch), key).x
 
     def logits(self, x: Float[Array, "B T D"]) -> Float32[Array, "B T {self.config.vocab_size}"]:
-        """Return logits float32 [B,T,V] of last hidden states x [B,T,D]."""
-        config = self.config
-        if config.output.logits == "none":
+        """Return logits float32 [B,T,V] of last hidden states x [B,T,D]; of a mixture, log-probabilities."""
+        if self.config.output.logits == "none":
             raise SettingError(
                 "model.output.logits='none': no output matrix; use the model's features or its heads"
             )
+        if self.mixture is not None:
+            return constrain(self.mixture(x, self._softmax_logits), "batch", "length", "vocab")
+        return constrain(self._softmax_logits(x), "batch", "length", "vocab")
+
+    def _softmax_logits(self, x: Array) -> Array:
+        """Return the logits float32 [B,T,V] of one softmax for states x [B,T,D]."""
+        config = self.config
         x = self.transform(self.narrowing(x))
         if config.output.logits.endswith("scaled"):
             x = x * config.d_model**-0.5
@@ -129,8 +138,7 @@ class Transformer(Module):
             logits = logits + broadcast_to_rank(self.logits_bias[...], logits)
         if config.output.logit_divisor != 1.0:
             logits = logits / config.output.logit_divisor
-        logits = soft_cap(logits, config.output.logit_cap)
-        return constrain(logits, "batch", "length", "vocab")
+        return soft_cap(logits, config.output.logit_cap)
 
     def pooled(self, x: Float[Array, "B T D"]) -> Float[Array, "B D"]:
         """Return [B,D], the representation of each text: the pooler applied to the first position of x."""
@@ -138,7 +146,7 @@ class Transformer(Module):
 
     def hidden_states(self, batch: Batch) -> dict[str, Array]:
         """Return {"encoder", "decoder": [layers+1,B,T,D]}: each block's input, the last block's output."""
-        return {side: states for side, (_, states, _) in self._hidden_by_side(batch).items()}
+        return {side: states for side, (_, states, *_) in self._hidden_by_side(batch).items()}
 
     def attention_weights(self, batch: Batch) -> dict[str, Array]:
         """Return {"encoder", "decoder", "cross": float32 [layers,B,N,T,S]} of self- and cross-attention.
@@ -146,26 +154,34 @@ class Transformer(Module):
         The entry of a stack is missing if its mixer is not attention.
         """
         weights: dict[str, Array | None] = {}
-        for side, (stack, states, inputs) in self._hidden_by_side(batch).items():
-            self_attention, cross_attention = stack.attention_weights(states, inputs)
+        for side, (stack, states, inputs, encoder_kv) in self._hidden_by_side(batch).items():
+            self_attention, cross_attention = stack.attention_weights(states, inputs, encoder_kv)
             weights |= {side: self_attention, "cross": cross_attention}
         return {name: array for name, array in weights.items() if array is not None}
 
     def mixer_inputs(self, batch: Batch) -> dict[str, Array]:
         """Return {"encoder", "decoder": [layers,B,T,D]}: the input of each block's mixer."""
-        return {side: stack.mixer_inputs(x) for side, (stack, x, _) in self._hidden_by_side(batch).items()}
+        return {side: stack.mixer_inputs(x) for side, (stack, x, *_) in self._hidden_by_side(batch).items()}
 
-    def _hidden_by_side(self, batch: Batch) -> dict[str, tuple[Stack, Array, AttentionInputs]]:
-        """Return each side's stack, its hidden states [layers+1,B,T,D], and its attention inputs."""
-        by_side, encoded = {}, None
+    def _hidden_by_side(
+        self, batch: Batch
+    ) -> dict[str, tuple[Stack, Array, AttentionInputs, LayerCache | None]]:
+        """Return each side's stack, its hidden states [layers+1,B,T,D], and its attention inputs.
+
+        The last of the four are the keys and values of transparent attention.
+        """
+        by_side: dict[str, tuple[Stack, Array, AttentionInputs, LayerCache | None]] = {}
+        encoded = block_inputs = None
         if self.config.has_encoder:
             inputs = self._encoder_inputs(batch)
             states = self._encoder.hidden_states(*inputs)
-            by_side["encoder"] = self._encoder, states, inputs.attention
-            encoded = self._encoder.norm(states[-1])
+            by_side["encoder"] = self._encoder, states, inputs.attention, None
+            encoded, block_inputs = self._encoder.norm(states[-1]), states[:-1]
         if self.config.has_decoder:
             inputs = self._decoder_inputs(batch, encoded)
-            by_side["decoder"] = self.decoder, self.decoder.hidden_states(*inputs), inputs.attention
+            encoder_kv = self._encoder_key_value(block_inputs, encoded, inputs.attention)
+            states = self.decoder.hidden_states(*inputs, encoder_kv)
+            by_side["decoder"] = self.decoder, states, inputs.attention, encoder_kv
         return by_side
 
     def embedding(self, side: str) -> Callable[..., Array]:
@@ -176,6 +192,19 @@ class Transformer(Module):
     def _encoder(self) -> Stack:
         """Return the stack that encodes: ``encoder``, or ``decoder`` where both share one stack."""
         return self.decoder if self.encoder is None else self.encoder
+
+    def _encoder_key_value(
+        self, block_inputs: Array | None, encoded: Array, inputs: AttentionInputs
+    ) -> LayerCache | None:
+        """Return keys and values [layers,B,K,S,H] of transparent attention; None without it.
+
+        Without it each block computes its own from ``inputs.encoded``.
+        """
+        if self.layer_weights is None:
+            return None
+        return self.decoder.encoder_key_value(
+            self.layer_weights(block_inputs, encoded), inputs.encoder_positions
+        )
 
     def _encoder_inputs(self, batch: Batch) -> StackInputs:
         attention = make_attention_inputs(self._encoder.config, batch, "encoder", self._encoder.relative)
@@ -213,19 +242,23 @@ class Transformer(Module):
         inputs = make_attention_inputs(config, batch, "decoder", self.decoder.relative, max_length)
         inputs = inputs._replace(cache_index=jnp.zeros(rows, jnp.int32))
         if config.has_encoder:
-            encoded, segments = self.encode(batch), batch.side("encoder").segment_ids
+            output = self._encoder(*self._encoder_inputs(batch))
+            encoded, segments = output.x, batch.side("encoder").segment_ids
             if config.cross_attention.kind == "none":
                 inputs = inputs._replace(encoder_state=last_encoder_states(encoded, None, segments))
             else:
                 if config.cross_attention.positions == "continued":
                     inputs, step = continue_positions(inputs, batch.side("encoder"), None)
-                encoder_kv = self.decoder.encoder_key_value(encoded, inputs.encoder_positions)
+                memory = encoded
+                if self.layer_weights is not None:
+                    memory = self.layer_weights(output.block_inputs, encoded)
+                encoder_kv = self.decoder.encoder_key_value(memory, inputs.encoder_positions)
                 cross_mask = make_cross_mask(config, 1, jnp.ones((rows, 1), jnp.int32), segments)
                 inputs = inputs._replace(cross_mask=cross_mask)
                 if config.has_merged_attention:
                     inputs = merge_masks(inputs, prompt.shape[1], max_length, encoded.shape[1])
         carry = self.decoder.init_carry(rows, max_length)
-        x, carry, _ = self.decoder(self.embed(prompt), side.token_types, inputs, None, carry, encoder_kv)
+        x, carry, *_ = self.decoder(self.embed(prompt), side.token_types, inputs, None, carry, encoder_kv)
         segments = jnp.ones_like(prompt) if side.segment_ids is None else side.segment_ids
         lengths = (segments > 0).sum(-1, dtype=jnp.int32)
         last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
@@ -273,8 +306,17 @@ class Transformer(Module):
         if self.config.has_merged_attention:
             encoded_length = jax.tree.leaves(cache.encoder_kv)[0].shape[-2]
             inputs = merge_masks(inputs, count, cache.max_length, encoded_length)
-        x, carry, _ = self.decoder(self.embed(tokens), None, inputs, None, cache.carry, cache.encoder_kv)
+        x, carry, *_ = self.decoder(self.embed(tokens), None, inputs, None, cache.carry, cache.encoder_kv)
         return x, replace(cache, carry=carry, length=cache.length + (count if lengths is None else lengths))
+
+
+def _embedding(config: ModelConfig, rngs: nnx.Rngs) -> Embed | AdaptiveEmbed:
+    """Return an embedding of the tokens, in clusters if the settings have any."""
+    width = config.embed_width
+    std = embedding_std(config.output.logits, width)
+    if config.embedding.clusters:
+        return AdaptiveEmbed(config, rngs, std=std)
+    return Embed(rngs, (config.vocab_size, width), "vocab", std=std, dtype=config.dtype)
 
 
 def _output_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:

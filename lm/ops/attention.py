@@ -83,6 +83,23 @@ def attention_weights(
     return jax.nn.softmax(logits, axis=-1, where=mask)  # zeros where all is masked
 
 
+def attend_by_logits(
+    logits: Float[Array, "#B N T S"],
+    value: Float[Array, "B S K H"],
+    mask: Array | None = None,
+    *,
+    dropout_factors: Float[Array, "#B #N #T #S"] | None = None,
+) -> Float[Array, "B T N H"]:
+    """Return softmax(logits) V, [B,T,N,H]: the end of attention, for logits however they were computed."""
+    check_mask_and_bias(mask, None, (len(value), *logits.shape[1:]))
+    weights = jax.nn.softmax(logits, axis=-1, where=mask)
+    if dropout_factors is not None:
+        weights = weights * dropout_factors
+    value = repeat_heads(value, logits.shape[1])
+    weights = jnp.broadcast_to(weights, (len(value), *weights.shape[1:])).astype(value.dtype)
+    return jnp.einsum("bnts,bsnh->btnh", weights, value)
+
+
 def attention_logits(
     products: Array, bias: Array | None = None, *, scale: float = 1.0, logit_cap: float | None = None
 ) -> Array:

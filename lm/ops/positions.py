@@ -44,6 +44,21 @@ def relative_position_bucket(
     return offset + jnp.minimum(distance, exact - 1) + beyond
 
 
+def relative_key_bias(
+    query: Float[Array, "B T N H"], vectors: Float[Array, "N H R"], buckets: Int32[Array, "#B T S"]
+) -> Float32[Array, "B N T S"]:
+    """Return the product of each query and the vector of each relative position (Shaw et al. 2018).
+
+    query [B,T,N,H], vectors [N,H,R] of R buckets, buckets int32 [B|1,T,S] -> float32 [B,N,T,S].
+    """
+    products = jnp.einsum("btnh,nhr->btnr", query, vectors, preferred_element_type=jnp.float32)
+    # A product with one-hot rows in place of a look-up: its gradient is a product too, no scatter-add.
+    one_hot = jax.nn.one_hot(buckets, vectors.shape[-1], dtype=jnp.float32)
+    if len(buckets) == 1:
+        return jnp.einsum("btnr,tsr->bnts", products, one_hot[0])
+    return jnp.einsum("btnr,btsr->bnts", products, one_hot)
+
+
 def logarithmic_starts(num_buckets: int, max_distance: int) -> list[int]:
     """Return the least distance of each logarithmic bucket.
 

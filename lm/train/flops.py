@@ -12,9 +12,12 @@ from flax import nnx
 
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
+from lm.nn.adaptive import AdaptiveEmbed
 from lm.nn.block import Block
 from lm.nn.costs import matmul_flops, mixer_cache_bytes, mixer_flops
 from lm.nn.layers import count
+from lm.nn.memory import ProductKeyMemory
+from lm.nn.softmaxes import SoftmaxMixture
 from lm.nn.transformer import Transformer
 from lm.sharding import logical_axes, named
 
@@ -47,9 +50,8 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     a step takes three forward passes. What rematerialisation repeats is not counted, nor is the half of
     causal scores that a kernel may skip, nor ELECTRA's generator. Scores outside of windows are counted.
     """
-    vocab_size = 0 if config.output.logits == "none" else config.vocab_size
-    predicted = targets if config.has_decoder else inputs
-    forward: float = 2 * predicted * config.embed_width * vocab_size
+    forward: float = _output_flops(config, targets if config.has_decoder else inputs)
+    forward += _lookup_flops(config, inputs * config.has_encoder + targets * config.has_decoder)
     if config.has_encoder:
         encoder_block = abstract_block(config.encoder_config, has_cross_attention=False)
         forward += _stack_flops(encoder_block, config.num_encoder_layers, inputs)
@@ -58,15 +60,51 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
         forward += _stack_flops(decoder_block, config.num_decoder_layers, targets)
         if config.has_encoder:
             forward += config.num_decoder_layers * decoder_block.cross_flops(targets, inputs)
+        if config.has_transparent_attention:
+            weights = (config.num_encoder_layers + 1) * config.num_decoder_layers
+            forward += 2 * inputs * config.d_model * weights
     if "backward" in config.heads:  # a second stack as large reads from the other end
         forward *= 2
     return 3.0 * rows * forward
+
+
+def _output_flops(config: ModelConfig, positions: int) -> int:
+    """Return the FLOPs of the output matrix for so many positions, for each softmax of a mixture, forward."""
+    if config.output.logits == "none":
+        return 0
+    if config.embedding.clusters and config.output.logits.startswith("tied"):
+        matrices = matmul_flops(_abstract_embedding(config), positions)
+    else:
+        matrices = 2 * positions * config.embed_width * config.vocab_size
+    flops = matrices * config.output.softmaxes
+    if config.output.softmaxes > 1:
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        mixture = jax.eval_shape(lambda key: SoftmaxMixture(config, nnx.Rngs(params=key)), key)
+        flops += matmul_flops(mixture, positions)
+    return flops
+
+
+def _lookup_flops(config: ModelConfig, positions: int) -> int:
+    """Return the FLOPs of the projections of so many embeddings of clusters, forward; 0 without clusters."""
+    return _abstract_embedding(config).lookup_flops(positions) if config.embedding.clusters else 0
+
+
+def _abstract_embedding(config: ModelConfig) -> AdaptiveEmbed:
+    """Return an adaptive embedding with shapes in place of arrays."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.eval_shape(lambda key: AdaptiveEmbed(config, nnx.Rngs(params=key), std=1.0), key)
 
 
 def abstract_block(config: ModelConfig, has_cross_attention: bool) -> Block:
     """Return one block of a stack, with shapes in place of arrays: nothing is computed."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     return jax.eval_shape(lambda key: Block(config, nnx.Rngs(params=key), has_cross_attention), key)
+
+
+def abstract_memory(config: ModelConfig) -> ProductKeyMemory:
+    """Return a product-key memory with shapes in place of arrays."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.eval_shape(lambda key: ProductKeyMemory(config, nnx.Rngs(params=key)), key)
 
 
 def _stack_flops(block: Block, num_layers: int, length: int) -> float:
@@ -79,7 +117,10 @@ def _feed_forward_flops(block: Block, num_layers: int, length: int) -> float:
     """Return the FLOPs of the feed-forward layers, experts and adapters of so many blocks, forward."""
     with_experts = len(block.config.experts.layers(num_layers))
     flops: float = num_layers * matmul_flops(block.adapter, length)
-    flops += (num_layers - with_experts) * matmul_flops(block.mlp, length)
+    with_memory = 1 if block.has_memory else 0
+    flops += (num_layers - with_experts - with_memory) * matmul_flops(block.mlp, length)
+    if block.has_memory:
+        flops += abstract_memory(block.config).flops(length)
     if block.experts is not None:
         flops += with_experts * block.experts.flops(length)
     return flops
@@ -89,7 +130,10 @@ class Costs(NamedTuple):
     """What a model costs for each token, by its settings alone."""
 
     parameters: int  # N with embeddings; tied matrices count once
-    active_parameters: int  # of these, those that a token passes: not those of experts that it is not sent to
+    active_parameters: (
+        int  # of these, those that a token passes: not those of experts that it is not sent to, nor
+    )
+    # values of a memory that it does not read
     # of these, the tables of tokens, positions and types, and an output matrix that is not tied
     embedding_parameters: int
     training: float  # counted product by product, with a token's share of attention's scores [FLOP]
@@ -111,11 +155,10 @@ class Costs(NamedTuple):
 def longest_row(config: ModelConfig) -> int | None:
     """Return the longest row that the model reads [tokens]; None: it has no limit.
 
-    Learned positions and random blocks end at ``positions.max_length``. All other positions, sinusoids
-    included, are computed for any place of a row.
+    Learned positions, random blocks and synthesizers end at ``positions.max_length``. All other positions,
+    sinusoids included, are computed for any place of a row.
     """
-    is_limited = config.positions.is_learned or config.sparsity.random_blocks > 0
-    return config.positions.max_length if is_limited else None
+    return config.positions.max_length if config.limits_length else None
 
 
 def check_length(config: ModelConfig, length: int, name: str = "length") -> None:
@@ -172,7 +215,7 @@ def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs
 
 
 def _inactive_parameters(config: ModelConfig) -> int:
-    """Return the number of parameters of experts to which a token is not sent, of all layers; a mean."""
+    """Return the number of parameters of experts and memories that a token does not pass; a mean."""
     stacks = []
     if config.has_encoder:
         stacks.append((config.encoder_config, config.num_encoder_layers, "encoder"))
@@ -185,6 +228,8 @@ def _inactive_parameters(config: ModelConfig) -> int:
             is_shared = config.shares_layers(side) and config.shared_parts in ("all", "mlp")
             layers = 1 if is_shared else len(stack.experts.layers(num_layers))
             total += layers * experts.inactive_parameters
+    if config.memory.keys:
+        total += abstract_memory(config).inactive_parameters
     return round(total)
 
 
@@ -211,8 +256,8 @@ def _generating_flops(config: ModelConfig, inputs: int, length: int) -> float:
     layer = mixer_flops(block.attention, 1, 0)
     if config.has_encoder:
         layer += block.cross_flops(1, 0)
-    vocab_size = 0 if config.output.logits == "none" else config.vocab_size
-    products: float = config.num_decoder_layers * layer + 2 * config.embed_width * vocab_size
+    products: float = config.num_decoder_layers * layer + _output_flops(config, 1)
+    products += _lookup_flops(config, 1)
     products += _feed_forward_flops(block, config.num_decoder_layers, 1)
     return products + _own_score_flops(config, length) + _cross_score_flops(config, inputs)
 

@@ -62,7 +62,7 @@ def carried_language_model(
     model: Any, batch: Batch, carry: Carry, key: Key, config: LossConfig
 ) -> CarriedLoss:
     """Return ``language_model`` of rows that continue from the recurrent states ``carry`` [layers,B,h]."""
-    x, carry, router = model.features_from_carry(batch, carry, key)
+    x, carry, router, _ = model.features_from_carry(batch, carry, key)
     side = batch.side("decoder")
     loss, sums = _token_loss(model.logits(x), side, batch.frequent_tokens, config)
     loss, sums = _add_router_losses(model, router, side.loss_weights, loss, sums)

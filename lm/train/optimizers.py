@@ -23,6 +23,7 @@ Transform: TypeAlias = optax.GradientTransformation
 Updates = dict[str, jax.Array]  # updates of parameters, by name
 EMBEDDING = ".embed.table"  # end of the name of a token embedding, also of a model within another
 EMBEDDINGS = (EMBEDDING, ".encoder_embed.table")  # the second is an encoder's own
+CLUSTERS = (".embed.clusters.", ".encoder_embed.clusters.")  # likewise, of adaptive embeddings
 MaskUpdates = Callable[[Updates, jax.Array], Updates]  # (updates, step) -> updates, 0 for frozen parameters
 
 
@@ -175,7 +176,12 @@ def freeze_body(updates: Updates, _step: jax.Array) -> Updates:
 
 def freeze_embedding(updates: Updates, _step: jax.Array) -> Updates:
     """Train all but the embeddings of tokens, one of which may also be the output matrix."""
-    return {name: jnp.zeros_like(x) if f".{name}".endswith(EMBEDDINGS) else x for name, x in updates.items()}
+
+    def is_embedding(name: str) -> bool:
+        path = f".{name}"
+        return path.endswith(EMBEDDINGS) or any(cluster in path for cluster in CLUSTERS)
+
+    return {name: jnp.zeros_like(x) if is_embedding(name) else x for name, x in updates.items()}
 
 
 def train_adapters(updates: Updates, _step: jax.Array) -> Updates:
@@ -238,6 +244,10 @@ class GradualUnfreezing:
             with_experts = model.experts.layers(depth)
             if part in ("experts", "mlp") and 0 < len(with_experts) < depth:
                 own = [layer for layer in range(depth) if (layer in with_experts) == (part == "experts")]
+                from_top = depth - np.array(own)
+            if part in ("memory", "mlp") and model.has_memory(module == "decoder" and model.has_encoder):
+                with_memory = depth + model.memory.layer
+                own = [layer for layer in range(depth) if (layer == with_memory) == (part == "memory")]
                 from_top = depth - np.array(own)
             return from_top.reshape(-1, *[1] * (len(shape) - 1))
 

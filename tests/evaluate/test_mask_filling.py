@@ -11,7 +11,14 @@ from small_models import make
 from lm.batch import Batch, Side
 from lm.config.model import ModelConfig
 from lm.evaluate.loglikelihood import continuation_log_probs
-from lm.evaluate.mask_filling import fill_masks, gibbs, infill, mask_predict, sentinel_spans
+from lm.evaluate.mask_filling import (
+    fill_masks,
+    gibbs,
+    infill,
+    mask_predict,
+    metropolis_hastings,
+    sentinel_spans,
+)
 
 MASK, VOCABULARY = 1, 8
 TEXT = Batch(
@@ -101,6 +108,21 @@ def test_gibbs_sampling_from_the_conditionals_of_a_joint_distribution_draws_from
     np.add.at(counts, tuple(tokens.T), 1)
     deviation = np.sqrt(TABLE * (1 - TABLE) / len(tokens))
     assert (np.abs(counts / len(tokens) - TABLE) <= 4 * deviation).all()
+
+
+def test_metropolis_hastings_draws_texts_in_proportion_to_their_pseudo_likelihood():
+    joint = np.zeros((4, 4))  # of all tokens but the mask, so that every text has a probability
+    joint[np.ix_([0, 2, 3], [0, 2, 3])] = [[0.1, 0.05, 0.05], [0.1, 0.3, 0.05], [0.02, 0.13, 0.2]]
+    tokens, accepted = metropolis_hastings(
+        Joint(jnp.asarray(joint)), PAIRS, jax.random.key(0), iterations=12, mask=MASK
+    )
+    counts = np.zeros((4, 4))
+    np.add.at(counts, tuple(np.asarray(tokens).T), 1)
+    due = joint**2 / (joint.sum(0) * joint.sum(1, keepdims=True) + 1e-9)  # p(a | b) p(b | a)
+    due /= due.sum()
+    deviation = np.sqrt(due * (1 - due) / len(tokens))
+    assert (np.abs(counts / len(tokens) - due) <= 4 * deviation + 1e-6).all()
+    assert np.abs(due - joint).max() > 0.05 and 0.3 < accepted.mean() < 1
 
 
 def test_a_pass_visits_each_position_once_in_an_order_of_each_rows_own():

@@ -194,6 +194,8 @@ SEEN = {  # by one layer that reads back, and by one that reads both ways
     "gru": (DISTANCE >= 0, DISTANCE < 9),
     "lstm": (DISTANCE >= 0, DISTANCE < 9),
     "window": ((DISTANCE >= 0) & (DISTANCE < 3), abs(DISTANCE) < 3),
+    "lightweight-convolution": ((DISTANCE >= 0) & (DISTANCE < 3), abs(DISTANCE) < 2),
+    "dynamic-convolution": ((DISTANCE >= 0) & (DISTANCE < 3), abs(DISTANCE) < 2),
     "none": (DISTANCE > 9, DISTANCE > 9),  # what it adds to the stream depends on nothing
 }
 
@@ -215,12 +217,24 @@ def test_scores_of_beams_are_those_of_the_whole_rows(mixer):
 @pytest.mark.parametrize("mixer", SEEN)
 def test_a_decoder_reads_back_and_an_encoder_both_ways_as_far_as_its_mixer(mixer):
     for both_ways, seen in enumerate(SEEN[mixer]):
-        module = mixer_of(config_of(mixer), bool(both_ways))
+        module = mixer_of(config_of(mixer, **{"mixer.kernel_size": 3}), bool(both_ways))
         x = jax.random.normal(jax.random.key(3), (1, 6, 16))
         jacobian = jax.jacrev(lambda x, module=module: module(x, AttentionInputs(), None, {})[0].sum(-1)[0])(
             x
         )
         np.testing.assert_array_equal(np.abs(jacobian[:, 0]).max(-1) > 0, seen)
+
+
+def test_a_lightweight_convolution_is_a_mean_of_neighbours_with_weights_that_do_not_depend_on_the_text():
+    """So it is linear in its gated inputs; a dynamic one is not."""
+    x, y = jax.random.normal(jax.random.key(5), (2, 1, 6, 16))
+    for kind, is_linear in (("lightweight-convolution", True), ("dynamic-convolution", False)):
+        mixer = mixer_of(config_of(kind, **{"mixer.kernel_size": 3, "mixer.kernels": 4}))
+        mixer.gate.kernel[...] = jnp.zeros((16, 16))  # a gate of one half everywhere
+        apart, together = (mixer(each, AttentionInputs(), None, {})[0] for each in (x, x + y))
+        rest = mixer(y, AttentionInputs(), None, {})[0]
+        assert (np.abs(apart + rest - together).max() < 1e-5) == is_linear
+        np.testing.assert_allclose(mixer.kernel_weights(x).sum(2), 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize("mixer", ["rnn", "gru", "lstm", "window"])
@@ -249,6 +263,7 @@ def test_scanned_and_unrolled_recurrent_stacks_give_the_same_loss_and_gradients(
     ("mixer", "new"),
     [
         ("window", {}),
+        ("dynamic-convolution", {"mixer.kernels": 6}),
         ("gru", {}),
         ("lstm", {}),
         ("rnn", {"compile.layers": "scan"}),
@@ -307,6 +322,10 @@ def test_a_step_counts_the_products_with_inputs_and_with_states():
     found = flops("gru", "encoder") - flops("none", "encoder")
     assert found == 6 * layers * positions * (2 * 3 * d * 2 * d + 2 * d * d)
     assert flops("window") - flops("none") == 6 * layers * positions * 3 * d * d
+    sizes = {"mixer.kernel_size": 5, "mixer.kernels": 4}
+    light = flops("lightweight-convolution", **sizes)
+    assert light - flops("none") == 6 * layers * positions * (4 * d * d + 5 * d)
+    assert flops("dynamic-convolution", **sizes) - light == 6 * layers * positions * d * 5 * 4
 
 
 @pytest.mark.parametrize("kind", ["rotary", "relative", "alibi", "relative-per-layer"])
@@ -321,6 +340,7 @@ def test_positions_that_live_in_scores_need_attention(kind):
         ({"sparsity": SparsityConfig(window=2)}, "model.mixer.kind='gru' has no mask for model.sparsity"),
         ({"architecture": "prefix-decoder"}, "model.mixer.kind='gru'.*model.architecture='prefix-decoder'"),
         ({"architecture": "shared-encoder-decoder"}, "model.architecture='shared-encoder-decoder'"),
+        ({"mixer.kind": "dynamic-convolution", "mixer.kernels": 7}, "model.mixer.kernels=7 should divide"),
         ({"mixer.width": 0}, "model.mixer.width=0"),
         ({"mixer.window": 0}, "model.mixer.window=0"),
     ],

@@ -119,6 +119,54 @@ CONFIGS |= {
     )
     for mixer, cross in (("lstm", "none"), ("gru", "none"), ("lstm", "dot"), ("lstm", "additive"))
 }
+CONFIGS |= {
+    "dense synthesizer": changes(
+        TINY, {"mixer.kind": "synthesizer", "cross_attention.num_heads": 2, "cross_attention.d_kv": 6}
+    ),
+    "decoder, random synthesizer": changes(
+        TINY,
+        {
+            "architecture": "decoder",
+            "mixer.kind": "synthesizer",
+            "mixer.logits": "random",
+            "mixer.products": "mixed",
+        },
+    ),
+}
+CONFIGS |= {
+    "lightweight convolution": changes(
+        TINY,
+        {
+            "mixer.kind": "lightweight-convolution",
+            "mixer.kernel_size": 3,
+            "mixer.kernels": 4,
+            "positions.kind": "none",
+        },
+    ),
+    "decoder, dynamic convolution": changes(
+        TINY,
+        {
+            "architecture": "decoder",
+            "mixer.kind": "dynamic-convolution",
+            "mixer.kernel_size": 4,
+            "positions.kind": "learned",
+        },
+    ),
+}
+CONFIGS |= {
+    "decoder, adaptive embedding": changes(
+        TINY,
+        {
+            "architecture": "decoder",
+            "embedding.clusters": (5, 15),
+            "embedding.cluster_widths": (16, 6, 2),
+        },
+    ),
+}
+MEMORY = {"memory.keys": 6, "memory.heads": 2, "memory.key_width": 4, "memory.neighbours": 3}
+CONFIGS |= {"product-key memory": changes(TINY, MEMORY)}
+CONFIGS |= {"encoder-decoder, relative-keys": changes(TINY, {"positions.kind": "relative-keys"})}
+CONFIGS |= {"transparent attention": changes(TINY, {"cross_attention.encoder_layers": "weighted"})}
 EXPERTS = {"experts.count": 4, "experts.per_token": 2}
 CONFIGS |= {
     "experts": changes(TINY, EXPERTS),

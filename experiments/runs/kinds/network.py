@@ -198,9 +198,12 @@ class NetworkStage(Stage):
         """Return its state after ``step``; by default the best checkpoint by score, else the last."""
         return self._restored(self.steps(mesh), "", step, weights)
 
-    def trained_body(self, mesh: Mesh, weights: Weights = "scored") -> Transformer:
-        """Return its Transformer without a head or ELECTRA's generator, with LoRA merged."""
-        state = self._restored(self.body_steps(mesh), self.prefix, weights=weights)
+    def trained_body(self, mesh: Mesh, weights: Weights = "scored", step: int | None = None) -> Transformer:
+        """Return its Transformer without a head or ELECTRA's generator, with LoRA merged.
+
+        step: as in ``trained``.
+        """
+        state = self._restored(self.body_steps(mesh), self.prefix, step, weights)
         return finetune.merge_lora(cast(Transformer, state.eval_model))
 
     def _restored(

@@ -72,6 +72,7 @@ SIZES = {
 PAPER = Paper(
     name="MLM or CLM",
     citation="Gisserot-Boukhlef et al. 2025",
+    title="Should We Still Pretrain Encoders with Masked Language Modeling?",
     columns=_SCORES.columns,
     question="Should an encoder be pre-trained by masks alone, or by causal modelling first?",
     source="arXiv 2507.00994",

@@ -30,6 +30,8 @@ BASE: Changes = (
 PAPER = Paper(
     name="BART",
     citation="Lewis et al. 2019",
+    title="BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation, "
+    "Translation, and Comprehension",
     columns=_SCORES.columns,
     question="Which noise is best for an encoder-decoder, in understanding and in generation?",
     source="arXiv 1910.13461",

@@ -42,6 +42,7 @@ LARGE: Changes = (
 PAPER = Paper(
     name="RoBERTa",
     citation="Liu et al. 2019",
+    title="RoBERTa: A Robustly Optimized BERT Pretraining Approach",
     columns=_SCORES.columns,
     question="Which choices of BERT's pre-training matter: masks, pairs of texts, batches, data, length?",
     source="arXiv 1907.11692",

@@ -5,9 +5,12 @@ second table have learned positions in place of relative ones. Choices made wher
 docs/choices.md.
 """
 
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from experiments.study.changes import Changes, objective, share_of, times
+from experiments.study.experiment import Experiment
 from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import NOT_TUNED, gated
 from experiments.study.table import (
@@ -20,6 +23,7 @@ from experiments.study.table import (
     make_table,
     missing,
 )
+from lm.config.layers import EmbeddingConfig
 
 _SCORES = PublishedScores(Path(__file__).with_name("narang_scores.json"))
 # The released code has layer norm with scale and bias, and biases in the feed-forward layer.
@@ -38,6 +42,7 @@ LEARNED: Changes = {"model.positions.kind": "learned"}
 PAPER = Paper(
     name="Modifications",
     citation="Narang et al. 2021",
+    title="Do Transformer Modifications Transfer Across Implementations and Applications?",
     columns=_SCORES.columns,
     question="Do published modifications of the Transformer help in another code base, without new tuning?",
     source="arXiv 2102.11972",
@@ -45,7 +50,6 @@ PAPER = Paper(
     setup=make_setup(VANILLA | NOT_TUNED, TUNED),
 )
 
-SYNTHESIZER = "Synthesizer"
 SEPARATE: Changes = {"model.output.logits": "separate"}
 SHARED: Changes = {"model.shared_layers": True}
 ENCODER_EMBEDDING: Changes = {"model.embedding.encoder": "separate"}
@@ -59,6 +63,11 @@ REZERO: Changes = ADAM | {"model.residual": "rezero"}
 # 128 features of 768; the output matrix is not factorised, or is the same matrix
 FACTORIZED: Changes = {"model.embedding.d_embed": share_of("model.d_model", 1 / 6)}
 FACTORIZED_SHARED: Changes = FACTORIZED | {"model.embedding.projected": "tokens"}
+
+# Of the paper's code a dynamic convolution has a sixth of the feed-forward layer's width.
+LIGHTWEIGHT: Changes = {"model.mixer.kind": "lightweight-convolution"}
+DYNAMIC: Changes = {"model.mixer.kind": "dynamic-convolution", "model.mlp.d_ff": times(1 / 6)}
+NO_POSITIONS: Changes = {"model.positions.kind": "none"}
 
 
 def layers(factor: float) -> Changes:
@@ -80,6 +89,43 @@ def experts(per_token: int, spacing: float) -> Changes:
         "model.experts.eval_capacity_factor": 2.0,
         "model.experts.exploration": "jitter",
     }
+
+
+def synthesizer(
+    logits: Literal["dense", "random", "factorized"], products: Literal["none", "added", "mixed"] = "none"
+) -> Changes:
+    """Return a synthesizer in place of self-attention.
+
+    Of the paper it has 8 heads of 128 features, the defaults of its code, where cross-attention has 12 of 64.
+    """
+    return {
+        "model.mixer.kind": "synthesizer",
+        "model.mixer.logits": logits,
+        "model.mixer.products": products,
+        "model.cross_attention.num_heads": share_of("model.attention.num_heads", 1),
+        "model.cross_attention.d_kv": share_of("model.attention.d_kv", 1),
+        "model.attention.num_heads": times(2 / 3),
+        "model.attention.d_kv": times(2),
+    }
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """A change of ``model.embedding``: clusters of tokens with embeddings of different widths."""
+
+    tokens: tuple[float, ...]  # shares of the vocabulary; the last cluster has the rest
+    widths: tuple[float, ...]  # shares of d_model
+
+    def __call__(self, old: EmbeddingConfig, experiment: Experiment) -> EmbeddingConfig:
+        """Return the embedding with clusters of at least one token and one feature each."""
+        model = experiment.model
+        tokens = tuple(max(1, round(share * model.vocab_size)) for share in self.tokens)
+        widths = tuple(max(1, round(share * model.d_model)) for share in self.widths)
+        return replace(old, clusters=tokens, cluster_widths=widths)
+
+    def __str__(self) -> str:
+        tokens, widths = (", ".join(f"{share:.3g}" for share in part) for part in (self.tokens, self.widths))
+        return f"clusters of {tokens} x model.vocab_size and the rest, {widths} x model.d_model wide"
 
 
 ROWS: dict[str, Changes | Missing] = {
@@ -114,33 +160,37 @@ ROWS: dict[str, Changes | Missing] = {
     "tied-inputs": SEPARATE,
     "tied-decoder": ENCODER_EMBEDDING,
     "untied": ENCODER_EMBEDDING | SEPARATE,
-    "adaptive-inputs": missing("adaptive input embeddings"),
+    "adaptive-inputs": {"model.embedding": Clusters((2_500 / 32_128, 6_000 / 32_128), (1, 1 / 3, 1 / 12))},
     "adaptive-softmax": missing("adaptive softmax"),
     "adaptive-softmax-no-projection": missing("adaptive softmax"),
-    "mixture-of-softmaxes": missing("mixture of softmaxes"),
-    "transparent": missing("transparent attention"),
-    "dynamic-convolution": missing("dynamic convolution"),
-    "lightweight-convolution": missing("lightweight convolution"),
+    "mixture-of-softmaxes": {"model.output.softmaxes": 15},
+    "transparent": {"model.cross_attention.encoder_layers": "weighted"},
+    "dynamic-convolution": DYNAMIC,
+    "lightweight-convolution": LIGHTWEIGHT,
     "evolved": missing("Evolved Transformer"),
-    "synthesizer-dense": missing(SYNTHESIZER),
-    "synthesizer-dense-plus": missing(SYNTHESIZER),
-    "synthesizer-dense-plus-alpha": missing(SYNTHESIZER),
-    "synthesizer-factorized": missing(SYNTHESIZER),
-    "synthesizer-random": missing(SYNTHESIZER),
-    "synthesizer-random-plus": missing(SYNTHESIZER),
-    "synthesizer-random-plus-alpha": missing(SYNTHESIZER),
+    "synthesizer-dense": synthesizer("dense"),
+    "synthesizer-dense-plus": synthesizer("dense", "added"),
+    "synthesizer-dense-plus-alpha": synthesizer("dense", "mixed"),
+    "synthesizer-factorized": synthesizer("factorized"),
+    "synthesizer-random": synthesizer("random"),
+    "synthesizer-random-plus": synthesizer("random", "added"),
+    "synthesizer-random-plus-alpha": synthesizer("random", "mixed"),
     "universal": missing("Universal Transformer"),
     "moe": experts(2, 1 / 3),
     "switch": experts(1, 1 / 6),
     "funnel": missing("Funnel Transformer"),
     "weighted": missing("Weighted Transformer"),
-    "product-key": missing("product-key memory"),
+    "product-key": {
+        "model.memory.keys": share_of("model.d_model", 2 / 3, 32),
+        "model.memory.heads": 8,
+        "model.memory.key_width": 128,
+    },
 }
 # The Weighted Transformer did not converge with learned positions, and is no row of their table.
 POSITIONS: dict[str, Changes | Missing] = {
     "relative-per-layer": {"model.positions.kind": "relative-per-layer"},
     "relative": {"model.positions.kind": "relative"},
-    "relative-shaw": missing("relative positions of keys and values"),
+    "relative-shaw": {"model.positions.kind": "relative-keys"},
     "sinusoidal": {"model.positions.kind": "sinusoidal", "model.positions.sinusoid": "tensor2tensor"},
 }
 
@@ -170,7 +220,12 @@ TABLES: tuple[Table, ...] = (
     make_table(
         "narang/1-modifications",
         "Modifications of the Transformer",
-        ROWS,
+        # convolutions have no scores for relative positions
+        ROWS
+        | {
+            "dynamic-convolution": NO_POSITIONS | DYNAMIC,
+            "lightweight-convolution": NO_POSITIONS | LIGHTWEIGHT,
+        },
         scale="mini",
         seeds=5,
         paper=PAPER,

@@ -51,6 +51,7 @@ MOSAIC_BERT: Changes = (
 PAPER = Paper(
     name="Masked diffusion",
     citation="Sahoo et al. 2024",
+    title="Simple and Effective Masked Diffusion Language Models",
     columns=_SCORES.columns,
     question="How far is masked diffusion behind left-to-right prediction with the same Transformer?",
     source="arXiv 2406.07524",

@@ -25,6 +25,8 @@ PUBLISHED: Changes = size(24, 4_096, 64, d_ff=10_240) | pretraining(131_072, 2_0
 PAPER = Paper(
     name="Architecture and objective",
     citation="Wang et al. 2022",
+    title="What Language Model Architecture and Pretraining Objective Work Best for Zero-Shot "
+    "Generalization?",
     columns=_SCORES.columns,
     question="Which architecture and objective answer tasks that they were not trained on?",
     source="arXiv 2204.05832",

@@ -43,6 +43,7 @@ PUBLISHED: Changes = (
 PAPER = Paper(
     name="Ettin",
     citation="Weller et al. 2025",
+    title="Seq vs Seq: An Open Suite of Paired Encoders and Decoders",
     columns=_SCORES.columns,
     question="What does each do better, an encoder or a decoder trained alike? Can one become the other?",
     source="arXiv 2507.11412",

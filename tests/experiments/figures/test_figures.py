@@ -37,6 +37,7 @@ from lm.config.attention import RotaryConfig
 from lm.config.base import SettingError, changes
 from lm.config.layers import MixerConfig, PositionsConfig
 from lm.config.model import ModelConfig
+from lm.evaluate.distance import layer_distances
 from lm.evaluate.lens import logit_lens, mean_similarity, word_similarity
 from lm.evaluate.rnn_states import gate_activations, recurrent_layers, state_gradients
 from lm.nn.heads import LayerMixture
@@ -393,6 +394,17 @@ def test_training_is_drawn_once_where_all_targets_are_content_and_what_never_cha
     assert unigram.title == "unigram loss [nats/token]", "which of two lines is whose would be unclear"
 
 
+def test_a_layer_is_as_far_from_what_it_was_as_it_was_moved():
+    before, after = model_of(DECODER), model_of(DECODER)
+    kernel = after.decoder.blocks.mlp.hidden.kernel
+    kernel[...] = kernel[...].at[1].multiply(3.0)
+    (distances,) = layer_distances(before, after).values()
+    parts = nnx.to_flat_state(nnx.state(before.decoder.blocks, nnx.Param))
+    size = sum(float((value[...][1] ** 2).sum()) for _, value in parts)
+    moved = before.decoder.blocks.mlp.hidden.kernel[...][1] * 2
+    np.testing.assert_allclose(distances, [0, 0, float((moved**2).sum() / size) ** 0.5], rtol=1e-5)
+
+
 RESULTS = str(ROOT / "docs/results/mini.json")
 OPTIONS = {
     "claims": [RESULTS],
@@ -400,6 +412,7 @@ OPTIONS = {
     "gradients": ["--width", "4", "--length", "5"],
     "bias": [],
     "mixture": [],
+    "tuning": [],
     "similarity": ["--text", SENTENCE, "--other", "a set", "--word", "set"],
     "decoding": ["--lengths", "2", "4"],
     "lengths": ["--lengths", "8", "16", "--heads", "1", "--width", "4"],

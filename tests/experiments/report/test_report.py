@@ -812,7 +812,8 @@ def test_the_tables_of_latex_are_narrow_and_say_their_units_seeds_and_what_is_bo
     for table in tables.values():
         assert (r"\textbf" in table) == ("Bold: " in table), "what is bold is said, and nothing else"
     assert r"15 $>$ 50 & +" in tables["-claims"] and "& confirmed" in tables["-claims"]
-    assert "@misc{raffel2020," in (folder / "report.bib").read_text()
+    assert "@misc{raffel2020," in (bib := (folder / "report.bib").read_text())
+    assert "Exploring the Limits of Transfer Learning" in bib
 
 
 def test_a_table_of_latex_leaves_out_rows_without_runs_and_says_how_many_seeds_the_others_have(tmp_path):

@@ -21,7 +21,7 @@ from experiments.report.metrics import (
     task_half,
 )
 from experiments.report.power import smallest_differences
-from experiments.report.statistics import smallest_difference
+from experiments.report.statistics import equivalence_power, smallest_difference
 from experiments.runs.plateau import plateau_note
 from experiments.runs.result import Result
 from experiments.runs.task_scores import write_example_values
@@ -247,6 +247,16 @@ def test_the_smallest_difference_is_found_by_four_of_five_t_tests():
     estimated = error * np.sqrt(rng.chisquare(freedom, size=20_000) / freedom)
     p = 2 * stats.t.sf(np.abs(means / estimated), freedom)
     assert (p < 0.01).mean() == pytest.approx(0.8, abs=0.02)
+
+
+def test_equal_rows_are_found_equivalent_as_often_as_the_test_finds_them():
+    error, freedom, margin = 0.4, 6, 1.07
+    rng = np.random.default_rng(0)
+    means = error * rng.normal(size=20_000)
+    estimated = error * np.sqrt(rng.chisquare(freedom, size=20_000) / freedom)
+    p = stats.t.cdf((np.abs(means) - margin) / estimated, freedom)
+    due = equivalence_power(error, freedom, margin, alpha=0.05)
+    assert 0.2 < due < 0.8 and (p < 0.05).mean() == pytest.approx(due, abs=0.02)
 
 
 def test_the_combined_score_is_the_mean_difference_in_deviations_and_less_bits_per_byte_are_better(tmp_path):

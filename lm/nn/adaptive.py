@@ -1,0 +1,70 @@
+"""Adaptive embeddings: frequent tokens have wider vectors than rare ones (Baevski and Auli 2019).
+
+Shapes: B rows, T positions, D = d_model, V tokens in clusters of widths W.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Float32, Int
+
+from lm.config.model import ModelConfig
+from lm.nn.costs import matmul_flops
+from lm.nn.layers import Embed, Identity, Linear, Module, dense
+
+
+class Cluster(Module):
+    """The embeddings [tokens,W] of some tokens, and their projection to D features unless W is D."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, tokens: int, width: int, std: float):
+        d_model, is_full = config.d_model, width == config.d_model
+        # Of a projected embedding both factors have the same deviation, and their product ``std``.
+        factor = (std / width**0.5) ** 0.5
+        self.embed = Embed(rngs, (tokens, width), "vocab", std=std if is_full else factor, dtype=config.dtype)
+        shape, axes = (width, d_model), ("kv", "embed")
+        self.projection = Identity() if is_full else Linear(rngs, shape, axes, std=factor, use_bias=False)
+
+    def __call__(self, ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Return the embeddings [B,T,D] of ids that count the tokens of this cluster from 0."""
+        return self.projection(self.embed(ids))
+
+    def logits(self, x: Float[Array, "B T D"]) -> Float32[Array, "B T tokens"]:
+        """Return the products of x [B,T,D] with all embeddings, float32 [B,T,tokens]."""
+        if isinstance(self.projection, Linear):
+            x = dense(x, self.projection.kernel[...].astype(x.dtype).T)
+        return self.embed.logits(x)
+
+
+class AdaptiveEmbed(Module):
+    """A table of embeddings like ``Embed``, in clusters of consecutive ids with a width each.
+
+    Tied to the output, it is the output matrix of one softmax over all tokens, as in the code of Narang et
+    al. 2021; Baevski and Auli have an adaptive softmax.
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, *, std: float):
+        self.sizes = config.cluster_sizes
+        self.clusters = nnx.List(
+            Cluster(config, rngs, tokens, width, std)
+            for tokens, width in zip(self.sizes, config.embedding.cluster_widths, strict=True)
+        )
+
+    def __call__(self, ids: Int[Array | np.ndarray, "B T"]) -> Float[Array, "B T D"]:
+        """Return [B,T,D] of ids int32 [B,T]; NaN for an id that no cluster has, also for a negative one."""
+        ids, start = jnp.asarray(ids), 0
+        x: Array | None = None
+        for cluster, tokens in zip(self.clusters, self.sizes, strict=True):
+            is_inside = (ids >= start) & (ids < start + tokens)
+            found = cluster(jnp.where(is_inside, ids - start, 0))
+            x = jnp.where(is_inside[:, :, None], found, jnp.nan if x is None else x)
+            start += tokens
+        return x
+
+    def logits(self, x: Float[Array, "B T D"]) -> Float32[Array, "B T V"]:
+        """Return the products of x [B,T,D] with all embeddings, float32 [B,T,V]."""
+        return jnp.concatenate([cluster.logits(x) for cluster in self.clusters], axis=-1)
+
+    def lookup_flops(self, positions: int) -> int:
+        """Return the FLOPs of the projections of so many embeddings: all clusters project each position."""
+        return sum(matmul_flops(cluster.projection, positions) for cluster in self.clusters)
