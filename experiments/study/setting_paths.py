@@ -140,6 +140,7 @@ Changes = TypedDict(
             "sinusoidal",
             "relative",
             "relative-per-layer",
+            "relative-and-learned",
             "relative-keys",
             "rotary",
             "alibi",

@@ -23,7 +23,8 @@ from lm.config.base import (
 ConvolutionName = Literal["lightweight-convolution", "dynamic-convolution"]
 MixerName = Literal["attention", "synthesizer", "rnn", "gru", "lstm", "window", ConvolutionName, "none"]
 CrossName = Literal["heads", "merged", "dot", "multiplicative", "additive", "none"]
-RelativePositions = Literal["relative", "relative-per-layer", "relative-keys"]
+# relative-and-learned: a table of biases and one of embeddings (MPNet)
+RelativePositions = Literal["relative", "relative-per-layer", "relative-and-learned", "relative-keys"]
 Positions = Literal["none", "learned", "sinusoidal", RelativePositions, "rotary", "alibi"]
 # silu is Swish with beta 1. A gated form multiplies the activation of one projection by a second projection:
 # sigmoid (GLU), none (gated-linear: bilinear), relu (ReGLU), gelu in its tanh form (GEGLU) or by the error
@@ -65,9 +66,9 @@ class Mixers(Values):
 
 
 # ``read_if`` of settings: on which others of their group they depend
-LEARNED: Condition = {"kind": ("learned",)}
+LEARNED: Condition = {"kind": ("learned", "relative-and-learned")}
 RELATIVE: Condition = {"kind": get_args(RelativePositions)}
-RELATIVE_BIASES: Condition = {"kind": ("relative", "relative-per-layer")}
+RELATIVE_BIASES: Condition = {"kind": ("relative", "relative-per-layer", "relative-and-learned")}
 BY_HEADS = ("heads", "merged")  # kinds of cross-attention whose queries and keys are those of heads
 FEED_FORWARD: Condition = {"activation": Values(but=("none",))}
 SYNTHESIZER: Condition = {"kind": Mixers(("synthesizer",))}
@@ -270,6 +271,11 @@ class PositionsConfig:
         at_least(self, "model.positions.", relative_buckets=2)
         # tables of so many numbers are made on the host
         at_most(self, "model.positions.", relative_buckets=2**16, relative_max_distance=2**20)
+
+    @property
+    def is_learned(self) -> bool:
+        """Return whether each position has a learned embedding, of which there are ``max_length``."""
+        return self.kind in ("learned", "relative-and-learned")
 
 
 @dataclass(frozen=True)

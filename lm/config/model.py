@@ -82,7 +82,7 @@ CROSS_ROTARY: Condition = CROSS_HEADS | {"positions.kind": ("rotary",)}
 ATTENTION: Conditions = (SELF_ATTENTION, CROSS_HEADS)
 NORMED: Condition = {"norm.kind": ("rms", "layer")}
 ROW_LENGTHS: Conditions = (
-    {"positions.kind": ("learned",)},
+    {"positions.kind": ("learned", "relative-and-learned")},
     {"sparsity.random_blocks": ABOVE_0},
     {"mixer.kind": ("synthesizer",)},
 )
@@ -612,7 +612,7 @@ class ModelConfig:
     @property
     def limits_length(self) -> bool:
         """Return whether rows are at most ``positions.max_length`` long."""
-        is_learned = self.positions.kind == "learned" or self.mixer.kind == "synthesizer"
+        is_learned = self.positions.is_learned or self.mixer.kind == "synthesizer"
         return is_learned or self.sparsity.random_blocks > 0
 
     @property

@@ -178,7 +178,7 @@ def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
     ]
     sizes += ["embedding.d_embed", "embedding.type_vocab_size"]
     sizes += ["encoder.d_ff", "encoder.d_kv", "encoder.num_heads"]
-    if config.positions.kind == "learned":
+    if config.positions.is_learned:
         sizes += ["positions.max_length", "positions.offset"]
     if config.positions.kind.startswith("relative"):
         sizes += ["positions.relative_buckets"]

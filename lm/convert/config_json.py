@@ -263,7 +263,7 @@ def semantic_settings(config: ModelConfig) -> Settings:
     conditions = {
         ("num_encoder_layers",): config.has_encoder,
         ("num_decoder_layers",): config.has_decoder,
-        ("positions.max_length", "positions.offset"): config.positions.kind == "learned",
+        ("positions.max_length", "positions.offset"): config.positions.is_learned,
         ("positions.sinusoid",): config.positions.kind == "sinusoidal",
         ("positions.relative_",): config.positions.kind.startswith("relative"),
         ("positions.rotary.",): config.positions.kind == "rotary",

@@ -1287,6 +1287,42 @@ def _as_roberta(model_type: str, name: str) -> Family:
 XLM_ROBERTA = _as_roberta("xlm-roberta", "XLMRoberta")  # Conneau et al. 2020
 CAMEMBERT = _as_roberta("camembert", "Camembert")  # Martin et al. 2020
 
+# Song et al. 2020: learned positions, and relative biases that all layers share
+MPNET = replace(
+    ROBERTA,
+    model_type="mpnet",
+    architectures={"MPNetForMaskedLM": ("logits",), "MPNetModel": ()},
+    task_classes={
+        kind: replace(
+            task_class,
+            name=task_class.name.replace("Roberta", "MPNet"),
+            dense=task_class.dense and task_class.dense.replace("roberta.", "mpnet."),
+        )
+        for kind, task_class in ROBERTA.task_classes.items()
+    },
+    template=changes(ROBERTA.template, {"positions.kind": "relative-and-learned"}),
+    fields=without(ROBERTA.fields, "embedding.type_vocab_size"),
+    # The reference has these numbers in its code.
+    supported_values={"relative_attention_num_buckets": 32, "pad_token_id": 1},
+    base_model_prefix="mpnet",
+    base_model=(
+        embedding("embed", "embeddings.word_embeddings"),
+        embedding("encoder.positions", "embeddings.position_embeddings"),
+        norm("encoder.embed_norm", "embeddings.LayerNorm"),
+        embedding("encoder.relative", "encoder.relative_attention_bias"),
+        linear("pooler", "pooler.dense"),
+        stack(
+            "encoder.blocks",
+            "encoder.layer",
+            linears("attention", "attention.attn", query="q", key="k", value="v", out="o"),
+            linear("mlp.hidden", "intermediate.dense"),
+            linear("mlp.out", "output.dense"),
+            norm("attention_norm", "attention.LayerNorm"),
+            norm("mlp_norm", "output.LayerNorm"),
+        ),
+    ),
+)
+
 # Beltagy et al. 2020: tokens that see everything have projections of their own
 LONGFORMER = replace(
     ROBERTA,
@@ -1462,8 +1498,8 @@ _DECODERS = (
     *(GEMMA, GEMMA2, GEMMA3, OLMO2, GRANITE),
 )
 _ENCODERS = (
-    *(DISTILBERT, BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, LONGFORMER),
-    *(ALBERT, ELECTRA, MODERNBERT),
+    *(DISTILBERT, BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET),
+    *(LONGFORMER, ALBERT, ELECTRA, MODERNBERT),
 )
 FAMILIES = {family.model_type: family for family in (*_ENCODER_DECODERS, *_DECODERS, *_ENCODERS)}
 
@@ -1472,6 +1508,5 @@ UNSUPPORTED = {
     "deberta": "its scores add products of contents and relative positions (disentangled attention)",
     "deberta-v2": "its scores add products of contents and relative positions (disentangled attention)",
     "xlnet": "it predicts tokens in permuted order, by a second stream of queries",
-    "mpnet": "it has learned positions and relative biases at once",
     "gemma3": "it reads pictures too; gemma3_text is the type of its language model",
 }

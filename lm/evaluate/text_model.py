@@ -150,7 +150,7 @@ class TextModel:
         length = MIN_PADDED_LENGTH
         while length < max(map(len, prompts)):
             length *= 2
-        if not config.has_encoder and config.positions.kind == "learned":
+        if not config.has_encoder and config.limits_length:
             length = min(length, config.positions.max_length + 1 - decoding.max_length)
         tokens = np.full((rows, length), config.special.pad, np.int32)
         segments = np.zeros(tokens.shape, np.int32)

@@ -45,7 +45,7 @@ from lm.ops.positions import (
 def check_row_length(config: ModelConfig, side: Side, name: str) -> None:
     """Raise SettingError for rows longer than learned positions, unless the batch has positions."""
     length, max_length = side.tokens.shape[1], config.positions.max_length
-    is_limited = config.positions.kind == "learned" or config.mixer.kind == "synthesizer"
+    is_limited = config.positions.is_learned or config.mixer.kind == "synthesizer"
     if is_limited and length > max_length and side.positions is None:
         raise SettingError(
             f"rows of {length} tokens are longer than model.positions.max_length={max_length}, up to which "

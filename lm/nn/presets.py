@@ -111,6 +111,11 @@ _ROBERTA = _family(
 )
 _XLM_ROBERTA = changes(_ROBERTA, {"vocab_size": 250_002})  # Conneau et al. 2020
 _CAMEMBERT = changes(_ROBERTA, {"vocab_size": 32_005})  # Martin et al. 2020
+# Song et al. 2020
+_MPNET = changes(
+    _ROBERTA,
+    {"vocab_size": 30_527, "positions.kind": "relative-and-learned", "embedding.type_vocab_size": 0},
+)
 _DISTILBERT = changes(_BERT, {"embedding.type_vocab_size": 0, "heads": ()})  # Sanh et al. 2019
 _ALBERT = changes(
     _BERT,
@@ -378,6 +383,7 @@ PRESETS = {
     "xlm-roberta-base": _sized(_XLM_ROBERTA, 12, 768, 12),
     "xlm-roberta-large": _sized(_XLM_ROBERTA, 24, 1_024, 16),
     "camembert-base": _sized(_CAMEMBERT, 12, 768, 12),
+    "mpnet-base": _sized(_MPNET, 12, 768, 12),
     "distilbert": _sized(_DISTILBERT, 6, 768, 12),
     "albert-base": _sized(_ALBERT, 12, 768, 12),
     "albert-large": _sized(_ALBERT, 24, 1_024, 16),
@@ -540,7 +546,7 @@ def row_lengths(name: str, model: ModelConfig) -> tuple[int, int] | None:
     they reach. The targets of an encoder are 0, and so are the inputs of a decoder. None: the model was
     trained on sentences, whose lengths vary.
     """
-    if model.positions.kind == "learned":
+    if model.positions.is_learned:
         longest = model.positions.max_length
         return longest if model.has_encoder else 0, longest if model.has_decoder else 0
     starts = [start for start in _ROW_LENGTHS if name.startswith(start)]

@@ -78,7 +78,7 @@ class Stack(Module):
             return Embed(rngs, (rows, width), axis, std=std, dtype=config.dtype)
 
         rows = config.positions.max_length + config.positions.offset
-        self.positions = table(rows, "length") if config.positions.kind == "learned" else None
+        self.positions = table(rows, "length") if config.positions.is_learned else None
         self.types = (
             table(config.embedding.type_vocab_size, "classes") if config.embedding.type_vocab_size else None
         )
@@ -103,7 +103,7 @@ class Stack(Module):
             else:
                 keep_in_layers(self.blocks, name, layers)
         bidirectional = config.reads_both_ways(has_cross_attention)
-        has_bias = config.positions.kind == "relative"
+        has_bias = config.positions.kind in ("relative", "relative-and-learned")
         self.relative = RelativePositionBias(config, rngs, bidirectional) if has_bias else None
         # Post-norm blocks end with a norm already.
         is_post_norm = config.residual == "post-norm"

@@ -37,6 +37,7 @@ WITHOUT_FOLDER = (
     "pegasus",
     "xlm-roberta",
     "camembert",
+    "mpnet",
     "falcon",
     "phi3",
     "gemma3_text",
@@ -103,6 +104,7 @@ REFUSED = {  # legal, and told by the field's name
         }.items()
     },
     "modernbert/stretched": "rope_parameters of full_attention=.*'linear'.* are not supported",
+    "mpnet/relative_attention_num_buckets": "relative_attention_num_buckets=33 is not supported",
     "gemma3_text/use_bidirectional_attention": "use_bidirectional_attention=True is not supported",
     "albert/inner_group_num": "inner_group_num=2 is not supported",
     "albert/num_hidden_groups": "num_hidden_groups=2 is not supported",
@@ -112,13 +114,13 @@ REFUSED = {  # legal, and told by the field's name
     },
     **{
         f"{name}/hidden_act": "hidden_act='relu' is not supported"
-        for name in ("roberta", "xlm-roberta", "camembert", "longformer", "electra")
+        for name in ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "electra")
     },
     **{
         f"{name}/tie_word_embeddings": OUTPUT
         for name in (
-            *("bert", "roberta", "xlm-roberta", "camembert", "longformer", "albert", "electra"),
-            "distilbert",
+            *("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "albert"),
+            *("electra", "distilbert"),
         )
     },
 }

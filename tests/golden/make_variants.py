@@ -162,6 +162,7 @@ TYPES = {  # class, the sizes of its tiny model
     "roberta": ("RobertaForMaskedLM", BERT),
     "xlm-roberta": ("XLMRobertaForMaskedLM", BERT),
     "camembert": ("CamembertForMaskedLM", BERT),
+    "mpnet": ("MPNetForMaskedLM", BERT),
     "longformer": ("LongformerForMaskedLM", BERT | {"attention_window": 4}),
     "albert": ("AlbertForMaskedLM", BERT | {"embedding_size": 6}),
     "electra": ("ElectraForMaskedLM", BERT | {"embedding_size": 6}),

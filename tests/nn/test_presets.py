@@ -38,6 +38,7 @@ PUBLISHED = {
     "xlm-roberta-base": 278_295_186,
     "xlm-roberta-large": 560_142_482,
     "camembert-base": 110_655_493,
+    "mpnet-base": 109_518_527,
     "distilbert": 66_985_530,
     "electra-small": 13_549_057,
     "electra-base": 109_483_009,

@@ -363,7 +363,8 @@ def test_a_declaration_can_be_printed():
         "named": "name given and inner.kind=a",
     }
     assert (
-        conditions(ModelConfig)["positions.relative_buckets"] == "positions.kind=relative|relative-per-layer"
+        conditions(ModelConfig)["positions.relative_buckets"]
+        == "positions.kind=relative|relative-per-layer|relative-and-learned"
     )
 
 
