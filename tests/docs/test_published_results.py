@@ -28,7 +28,12 @@ RESULTS = DOCS / "results/mini.json"
 
 
 # what is published -> the rows of its report
-PUBLISHED = {"mini": "t5/[14]-*", "mini-glu": "glu/1-perplexity"}
+PUBLISHED = {
+    "mini": "t5/[14]-*",
+    "mini-glu": "glu/1-perplexity",
+    "mini-diffusion": "now/4-diffusion",
+    "mini-encoders": "now/1-encoders",
+}
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +134,9 @@ def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that
             assert order["tau"] == pytest.approx(due), (name, group)
 
 
-@pytest.mark.parametrize("name", [pytest.param("mini", marks=pytest.mark.slow), "mini-glu"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "mini")) for name in PUBLISHED]
+)
 def test_every_published_figure_follows_from_the_published_runs(name, unpacked):
     results = DOCS / "results" / f"{name}.json"
     command = [sys.executable, str(DOCS / "results/check.py"), str(results), str(unpacked[name])]
