@@ -364,7 +364,7 @@ def test_a_declaration_can_be_printed():
     }
     assert (
         conditions(ModelConfig)["positions.relative_buckets"]
-        == "positions.kind=relative|relative-per-layer|relative-and-learned"
+        == "positions.kind=relative|relative-per-layer|relative-and-learned|relative-keys"
     )
 
 
