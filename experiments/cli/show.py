@@ -238,7 +238,7 @@ def show_costs(
         token = found.cache - cache_bytes(model, targets - 1, length)
         grid.add_row("generating, per token", f"{found.generating:.4g} FLOP")
         grid.add_row("cache, per token", f"{binary(token)} in {dtype}")
-        grid.add_row(f"cache of {batch:,} such rows", binary(batch * found.cache))
+        grid.add_row(f"cache of {batch:,} such row{'s' * (batch != 1)}", binary(batch * found.cache))
     CONSOLE.print(grid)
     if model.architecture == "encoder-decoder":
         CONSOLE.print(

@@ -26,9 +26,10 @@ DISTANCE = "distance, key's position − query's [tokens]"
 
 def bucket_curves(max_distance: int, config: ModelConfig) -> dict[str, Curve]:
     """Return T5's bucket of each distance, in an encoder and in a decoder."""
-    distance = np.arange(-max_distance, max_distance + 1)
     curves = {}
     for stack in ("encoder", "decoder"):
+        # a decoder sees no key after its query
+        distance = np.arange(-max_distance, max_distance + 1 if stack == "encoder" else 1)
         bucket = relative_position_bucket(
             jnp.asarray(distance),
             bidirectional=stack == "encoder",

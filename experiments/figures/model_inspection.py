@@ -102,11 +102,12 @@ def draw_heads(inspected: ModelOnText, num_heads: int = 0) -> Figure:
     panels: list[HeatMap] = []
     values: list[float] = []
     for name, layers in maps.items():
+        part = "layer" if len(maps) == 1 else f"{name} layer"
         query_side, key_side = ("decoder", "encoder") if name == "cross" else (name, name)
         queries, keys = labels[query_side], labels[key_side]
         for layer, heads in enumerate(layers, 1):
             for head, weights in enumerate(heads, 1):
-                panels.append(HeatMap(f"{name} {layer}, head {head}", weights, WEIGHT, queries, keys))
+                panels.append(HeatMap(f"{part} {layer}, head {head}", weights, WEIGHT, queries, keys))
                 values.append(sharpness(weights[: len(queries), : len(keys)], query_side == key_side))
     if 0 < num_heads < len(panels):
         sharpest = np.sort(np.argsort(-np.array(values), kind="stable")[:num_heads])

@@ -377,6 +377,8 @@ def print_report(
         show_sheet(f"{table_title(comparison.table)} (scale {scale})", sheet)
         if legend := brief_legend(sheet):
             CONSOLE.print(legend, highlight=False)
+        if note := text.plateau_note(comparison):
+            CONSOLE.print(note, highlight=False)
         if comparison.mismatches:
             print_line(text.mismatch_note(comparison))
     if len(report.tables) > 1 and report.summary["table"]:

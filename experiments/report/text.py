@@ -184,6 +184,18 @@ def verdict_sentence(comparison: Comparison, verdicts: Verdicts) -> str:
     return " ".join(lines)
 
 
+def plateau_note(comparison: Comparison) -> str:
+    """Return which rows learned no more than how often tokens occur; "" if all learned more."""
+    stuck = [
+        row.label
+        for row in comparison.trained_rows
+        if not comparison.has_left_plateau(comparison.canonical_name(row))
+    ]
+    if not stuck:
+        return ""
+    return f"Not below the unigram loss yet, so that differences say little: {', '.join(stuck)}."
+
+
 def score_cell(digits: int, score: Score | None, mark: str = "", sign: str = "", relation: str = "") -> Cell:
     """Return mean ± standard deviation with so many decimals, behind a ``relation`` such as "≤"."""
     if score is None:
@@ -716,7 +728,8 @@ def _conclusion_note(comparison: Comparison, claims: Sequence[Claim]) -> list[st
         return []
     judged = sum(bool(claim.conclusion) for claim in claims)
     wait = "" if judged == stated else f"; {stated - judged} of them wait for runs of both rows"
-    return [f"Verdicts are given on exactly the {stated} conclusions that the table's file states{wait}."]
+    conclusions = "1 conclusion" if stated == 1 else f"{stated} conclusions"
+    return [f"Verdicts are given on exactly the {conclusions} that the table's file states{wait}."]
 
 
 def _claims(count: int) -> str:

@@ -64,8 +64,8 @@ TABLES = (
         conclusions=(
             Conclusion("40", "15", "40 % is better than 15 %", "MNLI"),
             Conclusion("15", "80", "80 % is too much", "MNLI"),
-            Conclusion("40", "40-801010", "[MASK] alone is as good, at 40 %", "MNLI"),
-            Conclusion("15", "15-801010", "[MASK] alone is as good, at 15 %", "MNLI"),
+            Conclusion("40", "40-801010", "[MASK] alone is better, at 40 %", "MNLI"),
+            Conclusion("15", "15-801010", "[MASK] alone is better, at 15 %", "MNLI"),
         ),
     ),
 )

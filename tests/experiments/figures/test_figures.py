@@ -351,7 +351,7 @@ def test_the_heads_that_are_drawn_are_those_that_look_sharpest_at_other_tokens()
         [0, 0.8, 0.2, 0]
     )
     titles = [axes.get_title() for axes in draw_heads(inspected, 2).axes]
-    assert [title for title in titles if "head" in title] == ["decoder 1, head 2", "decoder 1, head 3"]
+    assert [title for title in titles if "head" in title] == ["layer 1, head 2", "layer 1, head 3"]
     titles = [axes.get_title() for axes in draw_heads(inspected).axes]
     assert sum("head" in title for title in titles) == 4
 
