@@ -172,7 +172,12 @@ def config_json(config: ModelConfig) -> HFConfig:
         ]
         if not misfits[family.model_type]:
             return hf_config
-    nearest_type = min(misfits, key=lambda name: (len(misfits[name]), name in failed))
+
+    def distance(name: str) -> tuple[bool, int, bool]:
+        differs = FAMILIES[name].template.architecture != config.architecture
+        return differs, len(misfits[name]), name in failed
+
+    nearest_type = min(misfits, key=distance)
     reasons = misfits[nearest_type]
     raise SettingError(
         f"no published family computes this model; to be a {nearest_type}, {', '.join(reasons)}"

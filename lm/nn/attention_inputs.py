@@ -4,6 +4,7 @@ Shapes: B rows, T queries, S keys, N heads, D features. A side of a batch is the
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -168,7 +169,7 @@ def make_attention_inputs(
     inputs = AttentionInputs(
         positions=positions,
         segments=segments,
-        buckets=_relative_buckets(config, relative_positions(length, key_length), bidirectional),
+        buckets=_relative_buckets(config, partial(relative_positions, length, key_length), bidirectional),
         global_tokens=global_tokens if config.sparsity.projections == "separate" else None,
         global_mask=prepare_mask(global_mask),
     )
@@ -194,7 +195,7 @@ def make_decode_inputs(
         return AttentionMask(query_ids, key_ids, spec).evaluate(relative_position)
 
     windows = config.windows("decoder")
-    buckets = _relative_buckets(config, relative_position, config.sees_ahead)
+    buckets = _relative_buckets(config, lambda: relative_position, config.sees_ahead)
     inputs = AttentionInputs(positions=position, buckets=buckets)
     inputs = _with_layers(inputs, config, windows, window_mask)
     return _with_biases(
@@ -388,13 +389,18 @@ def _with_biases(
     return inputs._replace(bias=bias, layer_bias=learned_bias)
 
 
-def _relative_buckets(config: ModelConfig, relative_position: Array, bidirectional: bool) -> Array | None:
-    """Return the bucket of each relative position [B|1,T,S]; None if no vectors belong to them."""
+def _relative_buckets(
+    config: ModelConfig, relative_position: Callable[[], Array], bidirectional: bool
+) -> Array | None:
+    """Return the bucket of each relative position [B|1,T,S]; None if no vectors belong to them.
+
+    The positions are asked for only where they are needed, since they are as large as the scores.
+    """
     positions = config.positions
     if positions.kind != "relative-keys":
         return None
     return relative_position_bucket(
-        relative_position,
+        relative_position(),
         bidirectional=bidirectional,
         num_buckets=positions.relative_buckets,
         max_distance=positions.relative_max_distance,

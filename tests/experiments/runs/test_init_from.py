@@ -253,7 +253,7 @@ def test_a_start_that_is_not_whole_is_refused_by_name(runs, tmp_path, spoil, mes
         ("gpt2", "bart/base", {"pretraining.steps": 2}, "mask"),
         ("bert", "t5/1-baseline/baseline", {"pretraining.steps": 2}, "model.architecture='encoder'"),
         ("gpt2", "history/trigram", {}, "counts.model='ngram'"),
-        ("gpt2", "electra/base", {"pretraining.steps": 2}, "replaced-token.*model.heads"),
+        ("gpt2", "electra/base", {"pretraining.steps": 2}, "objective.targets='replaced'.*'decoder'"),
     ],
 )
 def test_a_start_that_lacks_what_the_row_needs_is_refused(runs, family, row, settings, message):
