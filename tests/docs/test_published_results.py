@@ -33,6 +33,7 @@ PUBLISHED = {
     "mini-glu": "glu/1-perplexity",
     "mini-diffusion": "now/4-diffusion",
     "mini-encoders": "now/1-encoders",
+    "mini-history": "history",
 }
 
 
