@@ -20,6 +20,8 @@ def list_rows(
 ) -> None:
     """List the rows of the study, what each changes, and how many seeds of it have finished.
 
+    "2 changed" counts finished runs with settings of your own; lm report --variants shows them.
+
         lm list
         lm list 't5/6-*' --scale mini
 

@@ -19,12 +19,11 @@ def power(pattern: str, /, scale: Scale = DEFAULT_SCALE, runs: tuple[str, ...] =
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
         runs: One or more folders of runs, also gs://.
     """
-    from experiments.report.power import EQUIVALENCE_TITLE, TITLE, equivalence_sheet, power_sheet
+    from experiments.report.power import power_sheets
     from experiments.report.report import compare_tables, shown_comparisons
 
     tables = compare_tables(tables_of(find(pattern)), scale, runs, {}, print_line)
-    comparisons = [*shown_comparisons(tables)]
-    for title, make_sheet in ((TITLE, power_sheet), (EQUIVALENCE_TITLE, equivalence_sheet)):
-        print_line(title)
-        for comparison in comparisons:
-            show_sheet(comparison.table.name, make_sheet(comparison))
+    for comparison in shown_comparisons(tables):
+        for title, sheet in power_sheets(comparison).items():
+            print_line(title)
+            show_sheet(comparison.table.name, sheet)

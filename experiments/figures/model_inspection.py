@@ -1,4 +1,4 @@
-"""What a model makes of a text: attention weights, predictions and gates, as figures."""
+"""Draws what a model makes of a text: attention weights, predictions and gates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -203,8 +203,7 @@ class TuningFigure(FigureSpec):
                 f"{self.run} has no model that was fine-tuned from its own pre-training: leave "
                 "--finetuning.steps at more than 0, with tuning.mixtures or tuning.heads"
             )
-        numbers = [str(layer) for layer in range(1, num_layers + 1)]
-        ticks: dict[float, str] = dict(enumerate(["embedding", *numbers]))
+        ticks: dict[float, str] = dict(enumerate(["embedding", *layer_names(num_layers + 1)[1:]]))
         moved = "distance from the pre-trained parameters,\nrelative to their norm"
         return draw_plots(PlotGrid([Plot("", "layer", moved, curves, x_ticks=ticks)], has_shared_legend=True))
 

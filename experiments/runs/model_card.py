@@ -29,7 +29,7 @@ ENGLISH = ("documentation", "c4/en")  # how the names of corpora of English text
 
 @dataclass(frozen=True)
 class Use:
-    """How a model of some class is used: its tag on the hub, and the lines of Python that load it."""
+    """Says how a model of some class is used: its tag on the hub, and the lines of Python that load it."""
 
     tag: str
     lines: tuple[str, ...]

@@ -46,7 +46,7 @@ def frame(stage: Stage, vocabulary: Tokenizer) -> tuple[int | None, int | None]:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out of one stage of a run."""
+    """Holds what came out of one stage of a run."""
 
     stage: NetworkStage
     vocabulary: Tokenizer

@@ -135,8 +135,8 @@ def followed_by(first: Changes, second: Changes) -> Changes:
     A group of settings that ``second`` sets as a whole, such as ``objective``, replaces what ``first`` sets
     within it. With ``first | second`` the parts of ``first`` would stay.
     """
-    kept = [path for path in first if not any(path == new or path.startswith(f"{new}.") for new in second)]
-    return cast(Changes, {path: value for path, value in first.items() if path in kept} | second)
+    replaced = [path for path in first if any(path == new or path.startswith(f"{new}.") for new in second)]
+    return without(first, *replaced) | second
 
 
 def without(changes: Changes, *paths: str) -> Changes:

@@ -29,7 +29,7 @@ def read_only(changes: Mapping[str, object]) -> ReadOnly:
 
 @dataclass(frozen=True)
 class Setup:
-    """What all rows of a paper or table share: their changes from ``study.experiment.BASELINE``.
+    """Holds what all rows of a paper or table share: their changes from ``study.experiment.BASELINE``.
 
     A row is built from BASELINE by the changes of the scale, then ``changes``, then at scale ``base`` those
     of ``at_base``, and last by the row's own.

@@ -381,7 +381,7 @@ class OutputConfig:
 
 @dataclass(frozen=True)
 class CompileConfig:
-    """How a model is compiled, which does not change what it computes."""
+    """Says how a model is compiled, which does not change what it computes."""
 
     # whether the stack is compiled as a scan over layers or unrolled
     layers: Literal["scan", "unroll"] = "scan"

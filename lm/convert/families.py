@@ -940,6 +940,12 @@ QWEN2 = replace(
     ignored=(),
 )
 
+_QUERY_KEY_NORMS = stack(
+    "decoder.blocks",
+    "layers",
+    norm("attention.query_norm", "self_attn.q_norm"),
+    norm("attention.key_norm", "self_attn.k_norm"),
+)
 # Yang et al. 2025: queries and keys are normalized, and biases are a field again
 QWEN3 = replace(
     LLAMA,
@@ -951,12 +957,7 @@ QWEN3 = replace(
     ignored=(),
     base_model=(
         *LLAMA.base_model,
-        stack(
-            "decoder.blocks",
-            "layers",
-            norm("attention.query_norm", "self_attn.q_norm"),
-            norm("attention.key_norm", "self_attn.k_norm"),
-        ),
+        _QUERY_KEY_NORMS,
     ),
 )
 
@@ -1034,12 +1035,7 @@ GEMMA3 = replace(
     ignored=(*GEMMA2.ignored, "_sliding_window_pattern"),  # what layer_types was made of
     base_model=(
         *GEMMA2.base_model,
-        stack(
-            "decoder.blocks",
-            "layers",
-            norm("attention.query_norm", "self_attn.q_norm"),
-            norm("attention.key_norm", "self_attn.k_norm"),
-        ),
+        _QUERY_KEY_NORMS,
     ),
 )
 

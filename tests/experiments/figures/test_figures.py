@@ -405,6 +405,21 @@ def test_a_layer_is_as_far_from_what_it_was_as_it_was_moved():
     np.testing.assert_allclose(distances, [0, 0, float((moved**2).sum() / size) ** 0.5], rtol=1e-5)
 
 
+def test_a_layer_is_measured_by_its_own_experts_and_an_encoder_by_its_own_embedding():
+    sparse = changes(DECODER, {"num_decoder_layers": 4, "experts.count": 2, "experts.every": 2})
+    before, after = model_of(sparse), model_of(sparse)
+    kernel = after.decoder.blocks.experts.hidden.kernel
+    kernel[...] = kernel[...].at[1].multiply(3.0)  # the second layer with experts is the last of four
+    (distances,) = layer_distances(before, after).values()
+    assert [distance > 0 for distance in distances] == [False, False, False, False, True]
+    apart = changes(small_models.TINY, {"embedding.encoder": "separate", "output.logits": "separate"})
+    before, after = model_of(apart), model_of(apart)
+    table = after.encoder_embed.table
+    table[...] = table[...] * 2
+    found = layer_distances(before, after)
+    assert found["encoder"][0] == pytest.approx(1) and found["decoder"][0] == 0
+
+
 RESULTS = str(ROOT / "docs/results/mini.json")
 OPTIONS = {
     "claims": [RESULTS],

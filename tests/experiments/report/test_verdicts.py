@@ -20,7 +20,7 @@ from experiments.report.metrics import (
     has_same_targets,
     task_half,
 )
-from experiments.report.power import smallest_differences
+from experiments.report.power import measure_noise
 from experiments.report.statistics import equivalence_power, smallest_difference
 from experiments.runs.plateau import plateau_note
 from experiments.runs.result import Result
@@ -231,12 +231,13 @@ def test_a_column_that_the_study_declares_unfit_is_shown_and_not_averaged(tmp_pa
 
 def test_a_table_tells_differences_that_shrink_with_the_root_of_the_number_of_seeds(tmp_path):
     counts = (2, 3, 5, 10, 100, 10_000)
-    found = smallest_differences(study(tmp_path), "reading", counts)
+    noise = measure_noise(study(tmp_path), "reading")
+    found = [noise.smallest_difference(count) for count in counts]
     assert found == sorted(found, reverse=True)
     assert found[-2] / found[-1] == pytest.approx(10, rel=0.05), "the same examples are hard for all rows"
     alone = study(tmp_path, levels=LEVELS, seeds=1)
     with pytest.raises(SettingError, match="--seeds 2"):
-        smallest_differences(alone, "reading", counts)
+        measure_noise(alone, "reading")
 
 
 def test_the_smallest_difference_is_found_by_four_of_five_t_tests():
