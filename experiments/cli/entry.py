@@ -1,4 +1,4 @@
-"""``lm entry``: a language model for the public table, trained, verified and compared (docs/table.md)."""
+"""``lm entry``: a model for the public table, trained, verified and compared (docs/table.md)."""
 
 import hashlib
 import os
@@ -15,6 +15,7 @@ from experiments.cli.train import job_count, train_unfinished
 from experiments.console import RUNS, print_line, show_sheet
 from experiments.entries import rules
 from experiments.entries.entry import Entry, check_budget, load_entry
+from experiments.entries.tracks import TRACKS
 from experiments.study.paths import check_runs
 from lm.config.base import SettingError
 from lm.files import atomic_folder
@@ -38,19 +39,20 @@ def entry_run(file: Path, /, out: Path | None = None, runs: Runs = RUNS, jobs: i
 
     check_runs(runs)
     entry, options = load_entry(file), Options(rules.RULES.scale, runs)
+    track = TRACKS[entry.track]
     wanted = runs_of(entry, range(rules.RULES.seeds), options)
     check_planned(wanted[0])
     prepare_text(wanted[0], options, file.read_bytes())
     if failed := train_unfinished(wanted, options, job_count(jobs, wanted), in_workers=True):
         sys.exit(failed)
     for run in wanted:
-        score = seed_score(run.folder)
+        score = seed_score(run.folder, track)
         check_budget(run.experiment, score.flops, score.parameters)
     print_line(check_distribution(wanted[0].folder))
     path, date = out or file.with_suffix(SUFFIX), f"{datetime.now(UTC):%Y-%m-%d}"
     folders = {run.experiment.seed: run.folder for run in wanted}
     scores = write_archive(path, entry, file, folders, date, current_commit() or "")
-    print_line(f"bits per byte of seeds 0 to {rules.RULES.seeds - 1}: {summary_of(scores)}")
+    print_line(f"{track.unit}, seeds 0 to {rules.RULES.seeds - 1}: {summary_of(scores)}")
     print_line(f"archive: {path}\nTry: lm entry verify {path}")
 
 
@@ -98,7 +100,7 @@ def entry_verify(archive: Path, /, all_seeds: bool = False, runs: Runs = RUNS) -
         sys.exit(failed)
     for run in wanted:
         check_same_data(sealed, run.experiment.seed, run.folder)
-        score = seed_score(run.folder)
+        score = seed_score(run.folder, sealed.track)
         check_budget(run.experiment, score.flops, score.parameters)
         print_line(compare_again(sealed, run.experiment.seed, score))
     print_line(check_distribution(wanted[0].folder))
@@ -114,9 +116,10 @@ def drawn_seed(home: Path, count: int) -> int:
 
 
 def entry_table(folder: Path, /, out: Path | None = None) -> None:
-    """Print the table of the archives in a folder, the best entry first, and draw how the best score fell.
+    """Print the tables of the archives in a folder, the best entry first, and draw how the best score moved.
 
-    Checksums and the version of the rules are checked. lm entry verify checks the rest.
+    There is a table for each track. Checksums and the version of the rules are checked. lm entry verify
+    checks the rest.
 
         lm entry table entries
 
@@ -124,15 +127,17 @@ def entry_table(folder: Path, /, out: Path | None = None) -> None:
         folder: Folder with archives of entries.
         out: Picture to write; by default records.png in the folder.
     """
-    from experiments.entries.table import compare_in_order, draw_records, read_entries, table_sheet
+    from experiments.entries.table import compare_tracks, draw_records, read_entries, table_sheet
 
-    compared = compare_in_order(read_entries(folder))
-    show_sheet(f"Bits per byte of held-out text, {rules.RULES.seeds} seeds", table_sheet(compared))
+    tracks = compare_tracks(read_entries(folder))
+    for name, compared in tracks.items():
+        track = TRACKS[name]
+        show_sheet(f"{track.title}, {rules.RULES.seeds} seeds", table_sheet(compared, track))
     print_line(
         "±: half of the 95 % interval of the mean; p: by Welch, that it is no better than the last record"
     )
     picture = out or folder / "records.png"
-    draw_records(compared, picture)
+    draw_records(tracks, picture)
     print_line(f"picture: {picture}")
 
 

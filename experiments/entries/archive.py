@@ -1,6 +1,6 @@
 """The archive of an entry: its file, the records of its runs, and what they came to, sealed by checksums.
 
-``entry.json`` holds the entry, the rules, the text's digest, the code, the machine, each run's bits per byte,
+``entry.json`` holds the entry, the rules, the text's digest, the code, the machine, each run's score,
 FLOP, parameters and seconds, and the SHA-256 of every other file; a checksum of itself ends it.
 """
 
@@ -17,14 +17,15 @@ from typing import Any
 
 from experiments.entries import rules
 from experiments.entries.entry import Entry, described
+from experiments.entries.tracks import TRACKS, Track
 from experiments.runs import provenance
 from experiments.runs.paths import RECORDS
-from experiments.runs.result import Result, read_result
+from experiments.runs.result import read_result
 from experiments.study.plugins import STUDY_OPTION
 from lm.config.base import SettingError
 from lm.files import json_with_checksum, parse_with_checksum, write
 
-FORMAT = 1
+FORMAT = 2
 SUMMARY, SOURCE = "entry.json", "entry.py"
 SUFFIX = ".tar.xz"
 SUMMARY_KEYS = frozenset("format date commit entry rules code machine seeds files".split())
@@ -35,8 +36,8 @@ PACKAGES = "jax jaxlib flax optax numpy sentencepiece".split()  # whose versions
 class SeedScore:
     """Holds the score of one seed's run and what it cost."""
 
-    bits_per_byte: float  # of the held-out documents, after training; of masked diffusion an upper bound
-    half_width: float  # of the 95 % interval of the estimate of a bound; 0: it is exact
+    score: float  # in the unit of the entry's track
+    half_width: float  # of the 95 % interval, where the score is the estimate of a bound; 0: it is exact
     flops: float  # of pre-training, by formula
     parameters: int  # of the network, or numbers that a counted model stores
     seconds: float  # of training, without compilation and evaluation
@@ -55,6 +56,14 @@ class Archive:
         return self.path.name.removesuffix(SUFFIX)
 
     @property
+    def track(self) -> Track:
+        """Return the track of the entry; SettingError for one of another version."""
+        name = self.summary["entry"].get("track")
+        if name not in TRACKS:
+            raise SettingError(f"{self.path} is of the track {name!r}; there are {', '.join(TRACKS)}")
+        return TRACKS[name]
+
+    @property
     def scores(self) -> dict[int, SeedScore]:
         """Return seed -> score; SettingError for an archive of another version."""
         try:
@@ -69,24 +78,13 @@ class Archive:
         return parse_with_checksum(self.files[name], f"{self.path}: {name}")
 
 
-def seed_score(folder: Path) -> SeedScore:
+def seed_score(folder: Path, track: Track) -> SeedScore:
     """Return what the finished run in ``folder`` came to; SettingError if it has no score."""
     result = read_result(folder)
     if result is None:
         raise SettingError(f"{folder} has not finished; run the same command again")
-    return score_of(result, folder)
-
-
-def score_of(result: Result, folder: Path) -> SeedScore:
-    """Return what a run's result says of its last evaluation on held-out documents."""
-    likelihood = result.likelihood()
-    if likelihood is None:
-        raise SettingError(
-            f"{folder}: no bits per byte were measured; an entry is a decoder without inputs, an encoder "
-            "that is trained by masked-diffusion or any-order, or counts n-grams"
-        )
-    bits, half_width = likelihood.bits_per_byte, likelihood.bits_per_byte_interval
-    return SeedScore(bits, half_width, result.flops, result.parameters, result.seconds)
+    score, half_width = track.score(result, folder)
+    return SeedScore(score, half_width, result.flops, result.parameters, result.seconds)
 
 
 def machine() -> dict[str, str]:
@@ -126,7 +124,8 @@ def write_archive(
 
     folders: seed -> folder of its run. date: on which it was made, YYYY-MM-DD.
     """
-    scores = {seed: seed_score(folder) for seed, folder in folders.items()}
+    track = TRACKS[entry.track]
+    scores = {seed: seed_score(folder, track) for seed, folder in folders.items()}
     files = {SOURCE: source.read_bytes()}
     for seed, folder in folders.items():
         files |= {f"seed-{seed}/{name}": contents for name, contents in run_files(folder)}

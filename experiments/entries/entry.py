@@ -14,6 +14,7 @@ from typing import Any
 
 from experiments.entries import rules
 from experiments.entries.source import check_source
+from experiments.entries.tracks import TRACKS, Track, TrackName
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.plugins import STUDY, load_study
@@ -36,11 +37,12 @@ class Entry:
     hypothesis: str  # written before the runs
     row: str  # row of the study that it starts from
     changes: Overrides = field(default_factory=dict)  # path of a setting -> its new value
+    track: TrackName = "text"  # what it is measured by
 
     def experiment(self, seed: int) -> Experiment:
-        """Return the experiment of one of its runs, which is measured and not fine-tuned."""
-        forced = {"data.held_out_documents": rules.RULES.held_out_documents, "tuning.mixtures": ()}
-        return replace(build(self.row, rules.RULES.scale, {**self.changes, **forced}), seed=seed)
+        """Return the experiment of one of its runs."""
+        changed = build(self.row, rules.RULES.scale, self.changes)
+        return replace(TRACKS[self.track].fixed(changed), seed=seed)
 
 
 # Settings of data that an entry may change: they change neither which text is learnt nor what is scored.
@@ -66,10 +68,12 @@ def load_entry(file: Path) -> Entry:
     for name in ("title", "author", "hypothesis", "row"):
         if not str(getattr(entry, name)).strip():
             raise SettingError(f"{file.name}: {NAME} has no {name}")
+    if entry.track not in TRACKS:
+        raise SettingError(f"{file.name}: track={entry.track!r} should be one of {', '.join(TRACKS)}")
     for path in entry.changes:
         if is_fixed(path):
             raise SettingError(f"{file.name}: {path} is the same for all entries, and not for one to change")
-    check_experiment(entry.experiment(0))
+    check_experiment(entry.experiment(0), TRACKS[entry.track])
     return entry
 
 
@@ -84,9 +88,10 @@ def is_fixed(path: str) -> bool:
     return any(path == fixed or path.startswith(f"{fixed}.") for fixed in FIXED)
 
 
-def check_experiment(experiment: Experiment) -> None:
+def check_experiment(experiment: Experiment, track: Track) -> None:
     """Raise SettingError if an experiment learns or is scored on something else than the rules say."""
-    lawful = Entry("", "", "", "history/transformer").experiment(experiment.seed)
+    reference = build(track.reference, rules.RULES.scale)
+    lawful = replace(track.fixed(reference), seed=experiment.seed)
     found = dict(leaves(experiment))
     for path, value in leaves(lawful):
         if is_fixed(path) and found[path] != value:

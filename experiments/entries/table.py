@@ -1,31 +1,33 @@
-"""The public table: entries by date, which of them are records, and how the best score fell.
+"""The public table: the entries of each track by date, the records among them, and how the best score moved.
 
-The first entry is a record. Another is one if its mean over seeds is below that of the last record, by
-Welch's one-sided t test. The k-th comparison has the level 0.05 / (k (k + 1)); these levels add up to 0.05.
-So if no entry were better than the first, a table of any length would show a false record with a probability
-of about 5 % at most.
+The first entry of a track is a record. Another is one if its mean over seeds is better than that of the last
+record, by Welch's one-sided t test. The k-th comparison has the level 0.05 / (k (k + 1)); these levels add up
+to 0.05. So if no entry were better than the first, a table of any length would show a false record with a
+probability of about 5 % at most.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.console import Cell, Sheet
 from experiments.entries import rules
 from experiments.entries.archive import SUFFIX, Archive, check_rules, read_archive
+from experiments.entries.tracks import TRACKS, Track, TrackName
 from experiments.figures.draw import save_figure
 from lm.config.base import SettingError
 
 
 @dataclass(frozen=True)
 class Compared:
-    """An entry, compared with the record before it."""
+    """An entry, compared with the record of its track before it."""
 
     archive: Archive
-    bits: np.ndarray  # [seeds]: bits per byte
+    scores: np.ndarray  # [seeds]: in the unit of the track
     p: float | None  # of no improvement over the last record; None for the first entry
     is_record: bool
 
@@ -34,8 +36,8 @@ class Compared:
         """Return half of the 95 % interval of the mean over seeds, by Student's t; 0 for equal seeds."""
         from scipy.special import stdtrit  # slow to import
 
-        count = len(self.bits)
-        return float(stdtrit(count - 1, 0.975) * self.bits.std(ddof=1) / np.sqrt(count))
+        count = len(self.scores)
+        return float(stdtrit(count - 1, 0.975) * self.scores.std(ddof=1) / np.sqrt(count))
 
 
 def read_entries(folder: Path) -> list[Archive]:
@@ -48,15 +50,23 @@ def read_entries(folder: Path) -> list[Archive]:
     return sorted(archives, key=lambda archive: (archive.summary["date"], archive.name))
 
 
+def compare_tracks(archives: Sequence[Archive]) -> Mapping[TrackName, list[Compared]]:
+    """Return track -> its entries in their order, for the tracks that have some."""
+    entries = {
+        name: [archive for archive in archives if archive.track is track] for name, track in TRACKS.items()
+    }
+    return {name: compare_in_order(found) for name, found in entries.items() if found}
+
+
 def compare_in_order(archives: Sequence[Archive]) -> list[Compared]:
-    """Return the entries in their order, each compared with the last record before it."""
+    """Return the entries of a track in their order, each compared with the last record before it."""
     compared: list[Compared] = []
     record: Compared | None = None
     for archive in archives:
-        bits = np.array([score.bits_per_byte for _, score in sorted(archive.scores.items())])
-        p = None if record is None else improvement_p(record.bits, bits)
+        scores = np.array([score.score for _, score in sorted(archive.scores.items())])
+        p = None if record is None else improvement_p(record.scores, scores, archive.track)
         is_record = p is None or p < level_of(len(compared))
-        compared.append(Compared(archive, bits, p, is_record))
+        compared.append(Compared(archive, scores, p, is_record))
         if is_record:
             record = compared[-1]
     return compared
@@ -67,33 +77,43 @@ def level_of(comparison: int) -> float:
     return rules.RULES.level / (comparison * (comparison + 1))
 
 
-def improvement_p(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the p of Welch's one-sided t test that ``after`` [seeds] has a lower mean than ``before``.
+def improvement_p(before: np.ndarray, after: np.ndarray, track: Track) -> float:
+    """Return the p of Welch's one-sided t test that ``after`` [seeds] has a better mean than ``before``.
 
-    Where neither has variance, as of two counted models, the smaller is better beyond doubt.
+    Where neither has variance, as of two counted models, the better is better beyond doubt.
     """
     from scipy.stats import ttest_ind  # slow to import
 
     if np.ptp(before) == np.ptp(after) == 0:
-        return 0.0 if after[0] < before[0] else 1.0
-    return float(ttest_ind(after, before, equal_var=False, alternative="less").pvalue)
+        return 0.0 if is_better(after[0], before[0], track) else 1.0
+    alternative = "less" if track.lower_is_better else "greater"
+    return float(ttest_ind(after, before, equal_var=False, alternative=alternative).pvalue)
 
 
-def table_sheet(compared: Sequence[Compared]) -> Sheet:
-    """Return the table, the best entry first."""
-    ranked = sorted(compared, key=lambda entry: float(entry.bits.mean()))
+def is_better(a: float, b: float, track: Track) -> bool:
+    """Return whether the score ``a`` is better than ``b``."""
+    return a < b if track.lower_is_better else a > b
+
+
+def table_sheet(compared: Sequence[Compared], track: Track) -> Sheet:
+    """Return the table of a track, the best entry first."""
+    ranked = sorted(compared, key=lambda entry: float(entry.scores.mean()), reverse=not track.lower_is_better)
     sheet: Sheet = {}
 
     def column(head: str, cells: list[str]) -> None:
         sheet[head] = [Cell(text, bold=each.is_record) for text, each in zip(cells, ranked, strict=True)]
 
     column("entry", [entry.archive.name for entry in ranked])
-    bits = [f"{_bound(entry)}{entry.bits.mean():.4f} ± {entry.half_width:.4f}" for entry in ranked]
-    column("bits per byte", bits)
+    digits = track.digits
+    scores = [
+        f"{_bound(entry)}{entry.scores.mean():.{digits}f} ± {entry.half_width:.{digits}f}" for entry in ranked
+    ]
+    column(track.heading, scores)
     column("p", ["–" if entry.p is None else f"{entry.p:.2g}" for entry in ranked])
     column("record", ["yes" if entry.is_record else "no" for entry in ranked])
     column("author", [entry.archive.summary["entry"]["author"] for entry in ranked])
     column("date", [entry.archive.summary["date"] for entry in ranked])
+    column("commit", [entry.archive.summary["commit"][:7] for entry in ranked])
     column("FLOP", [f"{_mean(entry, 'flops'):.2g}" for entry in ranked])
     column("parameters", [f"{_mean(entry, 'parameters'):,.0f}" for entry in ranked])
     column("minutes", [f"{_mean(entry, 'seconds') / 60:.1f}" for entry in ranked])
@@ -108,12 +128,18 @@ def _mean(entry: Compared, name: str) -> float:
     return float(np.mean([getattr(score, name) for score in entry.archive.scores.values()]))
 
 
-def draw_records(compared: Sequence[Compared], out: Path) -> None:
-    """Draw every entry in order, and the best score until then as steps."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+def draw_records(tracks: Mapping[TrackName, Sequence[Compared]], out: Path) -> None:
+    """Draw the entries of each track in order, and the best score until then as steps."""
+    figure = Figure(figsize=(7, 4 * len(tracks)), layout="constrained")
+    panels = figure.subplots(len(tracks), squeeze=False)[:, 0]
+    for (name, compared), axes in zip(tracks.items(), panels, strict=True):
+        _draw_track(compared, TRACKS[name], axes)
+    save_figure(figure, out, "Entries of the public table in order, and the records among them")
+
+
+def _draw_track(compared: Sequence[Compared], track: Track, axes: Axes) -> None:
     places = np.arange(len(compared))
-    means = np.array([entry.bits.mean() for entry in compared])
+    means = np.array([entry.scores.mean() for entry in compared])
     is_record = np.array([entry.is_record for entry in compared])
     axes.errorbar(
         places, means, [entry.half_width for entry in compared], fmt="none", ecolor="#888888", capsize=3
@@ -122,6 +148,6 @@ def draw_records(compared: Sequence[Compared], out: Path) -> None:
     axes.plot(places[~is_record], means[~is_record], "o", color="#D55E00", label="no record")
     axes.plot(places[is_record], means[is_record], "o", color="#0072B2")
     axes.set_xticks(places, [entry.archive.name for entry in compared], rotation=30, ha="right")
-    axes.set_ylabel("bits per byte of held-out text")
+    axes.set_title(track.title, fontsize="medium")
+    axes.set_ylabel(track.unit)
     axes.legend(frameon=False)
-    save_figure(figure, out, "Entries of the public table in order, and the records among them")

@@ -27,7 +27,7 @@ from experiments.entries.archive import (
 )
 from experiments.entries.entry import Entry, check_budget, described
 from experiments.runs import provenance
-from experiments.runs.paths import find_cache
+from experiments.runs.paths import find_cache, pretrained_of_run
 from experiments.runs.result import read_result
 from experiments.study.settings_diff import flatten, setting_changes
 from lm.config.base import SettingError, to_json
@@ -39,7 +39,6 @@ from lm.files import json_with_checksum, write
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
 
-TOLERANCE = 0.05  # between kinds of machines, whose rounding differs [bits per byte]
 UNCHANGED = 1e-3  # change of a logit that is rounding
 ROWS = 8  # held-out rows by which a model is checked
 
@@ -58,12 +57,12 @@ def check_archive(archive: Archive, entry: Entry) -> None:
         recorded = recorded_score(archive, seed)
         if recorded != score:
             raise SettingError(
-                f"{archive.path}: seed {seed} is given as {score.bits_per_byte:.4f} bits per byte, and its "
-                f"records say {recorded.bits_per_byte:.4f}"
+                f"{archive.path}: seed {seed} is given as {score.score:.4f} {archive.track.unit}, and its "
+                f"records say {recorded.score:.4f}"
             )
         check_budget(entry.experiment(seed), score.flops, score.parameters)
     is_counted = entry.experiment(0).counts.model != "none"
-    if not is_counted and len({score.bits_per_byte for score in archive.scores.values()}) == 1:
+    if not is_counted and len({score.score for score in archive.scores.values()}) == 1:
         raise SettingError(
             f"{archive.path}: all seeds have the same score, so that the network does not depend on its seed"
         )
@@ -104,7 +103,7 @@ def recorded_score(archive: Archive, seed: int) -> SeedScore:
         folder.mkdir()
         for name in ("settings.json", "scores.json"):
             write(folder / name, json_with_checksum(archive.json(f"seed-{seed}/{name}")))
-        return seed_score(folder)
+        return seed_score(folder, archive.track)
 
 
 def check_brings_no_text(source: bytes, documents: Iterable[str]) -> None:
@@ -133,14 +132,14 @@ def compare_again(archive: Archive, seed: int, again: SeedScore) -> str:
             f"{archive.path}: seed {seed} is given with {first.flops:.3g} FLOP and {first.parameters:,} "
             f"parameters, and has {again.flops:.3g} and {again.parameters:,}"
         )
-    difference = again.bits_per_byte - first.bits_per_byte
-    values = f"{first.bits_per_byte:.6f} bits per byte in the archive and {again.bits_per_byte:.6f} here"
+    difference, tolerance = again.score - first.score, archive.track.tolerance
+    values = f"{first.score:.6f} {archive.track.unit} in the archive and {again.score:.6f} here"
     same = machine() == dict(archive.summary["machine"])
     if same and difference == 0:
         return f"seed {seed}: {values}, equal to the last bit on the same kind of machine"
-    if not same and abs(difference) <= TOLERANCE:
-        return f"seed {seed}: {values}, within {TOLERANCE} of another kind of machine"
-    due = "be equal on the same kind of machine" if same else f"be within {TOLERANCE} on another machine"
+    if not same and abs(difference) <= tolerance:
+        return f"seed {seed}: {values}, within {tolerance} of another kind of machine"
+    due = "be equal on the same kind of machine" if same else f"be within {tolerance} on another machine"
     raise SettingError(f"{archive.path}: seed {seed} has {values}; they should {due}")
 
 
@@ -158,6 +157,9 @@ def check_same_data(archive: Archive, seed: int, folder: Path) -> None:
                 raise SettingError(f"{archive.path}: it learnt from another {part}: {changed[0]}")
 
 
+Logits = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of inputs [B,S] and targets [B,T], as [B,T,V]
+
+
 def check_distribution(folder: Path) -> str:
     """Return a line about a run's model; SettingError if what it says of texts is no distribution.
 
@@ -171,44 +173,51 @@ def check_distribution(folder: Path) -> str:
     stages = stages_of(folder)
     if any(stage.is_count_based for stage in stages):
         return "counts: a distribution by their formula"
-    trained = open_run(folder, stages)
+    trained = open_run(folder, stages, pretrained_of_run(stage.name for stage in stages))
     data = trained.stage.settings.data
     documents = iter_documents(corpus_shards(data.corpus, "validation", find_cache(folder)))
     rows = [trained.vocabulary.encode(text)[: data.inputs_length] for text in islice(documents, 200)]
     rows = [row for row in rows if len(row) == data.inputs_length][:ROWS]
     if len(rows) < 2:
         raise SettingError(f"{folder}: too few held-out documents of {data.inputs_length} tokens to check it")
-    logits = logits_of(trained)
-    check_rows_alone(folder, logits, np.array(rows, np.int32))
+    logits, tokens = logits_of(trained), np.array(rows, np.int32)
+    check_rows_alone(folder, logits, tokens)
     if not trained.config.has_decoder:
         return "a bound: no row sees the rows beside it"
-    check_causality(folder, logits, np.array(rows, np.int32))
+    check_causality(folder, logits, tokens)
     return "a distribution: no position sees a later one, and no row the rows beside it"
 
 
-def logits_of(trained: "Trained") -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function from tokens [B,T] to the model's logits [B,T,V]."""
+def logits_of(trained: "Trained") -> Logits:
+    """Return the function that computes a model's logits; one without an encoder has no inputs."""
     import jax
 
     from lm.batch import Batch, Side
 
-    name = "decoder" if trained.config.has_decoder else "encoder"
+    config = trained.config
     forward = jax.jit(lambda model, batch: model.logits(model.features(batch)))
 
-    def logits(tokens: np.ndarray) -> np.ndarray:
-        side = Side(tokens=tokens, segment_ids=np.ones_like(tokens))
-        return np.asarray(forward(trained.model, trained.put(Batch(**{name: side}))))
+    def logits(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        sides = {
+            "encoder": inputs if config.has_decoder else targets,
+            "decoder": targets,
+        }
+        read = [name for name in sides if getattr(config, f"has_{name}")]
+        batch = Batch(
+            **{name: Side(tokens=sides[name], segment_ids=np.ones_like(sides[name])) for name in read}
+        )
+        return np.asarray(forward(trained.model, trained.put(batch)))
 
     return logits
 
 
-def check_causality(folder: Path, logits: Callable[[np.ndarray], np.ndarray], tokens: np.ndarray) -> None:
-    """Raise SettingError if logits at a position change when a later token of [B,T] does."""
-    before = logits(tokens)
+def check_causality(folder: Path, logits: Logits, tokens: np.ndarray) -> None:
+    """Raise SettingError if logits at a position change when a later token of targets [B,T] does."""
+    before = logits(tokens, tokens)
     for place in range(1, tokens.shape[1]):
         changed = tokens.copy()
         changed[:, place] = (tokens[:, place] + 1) % before.shape[-1]
-        difference = np.abs(logits(changed)[:, :place] - before[:, :place]).max()
+        difference = np.abs(logits(tokens, changed)[:, :place] - before[:, :place]).max()
         if difference > UNCHANGED:
             raise SettingError(
                 f"{folder}: predictions before position {place} change by {difference:.2g} with the token "
@@ -216,11 +225,11 @@ def check_causality(folder: Path, logits: Callable[[np.ndarray], np.ndarray], to
             )
 
 
-def check_rows_alone(folder: Path, logits: Callable[[np.ndarray], np.ndarray], tokens: np.ndarray) -> None:
+def check_rows_alone(folder: Path, logits: Logits, tokens: np.ndarray) -> None:
     """Raise SettingError if the logits of the first row of [B,T] change when the other rows do."""
     others = tokens.copy()
     others[1:] = tokens[1:, ::-1]
-    difference = np.abs(logits(others)[0] - logits(tokens)[0]).max()
+    difference = np.abs(logits(others, others)[0] - logits(tokens, tokens)[0]).max()
     if difference > UNCHANGED:
         raise SettingError(
             f"{folder}: predictions of a row change by {difference:.2g} with the rows beside it, which may "
@@ -229,5 +238,5 @@ def check_rows_alone(folder: Path, logits: Callable[[np.ndarray], np.ndarray], t
 
 
 def summary_of(scores: Mapping[int, SeedScore]) -> str:
-    """Return the seeds' bits per byte in a line."""
-    return ", ".join(f"{score.bits_per_byte:.4f}" for score in scores.values())
+    """Return the seeds' scores in a line."""
+    return ", ".join(f"{score.score:.4f}" for score in scores.values())

@@ -1,10 +1,13 @@
 """An entry of the public table: trained once at a tiny scale, then every way to break a rule is refused."""
 
+import csv
 import hashlib
 import io
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +18,12 @@ from experiments.entries import archive as archives
 from experiments.entries import rules, table, verify
 from experiments.entries.archive import Archive, read_archive
 from experiments.entries.entry import check_source, load_entry
+from experiments.entries.tracks import BASELINE_SCORES, TRACKS
 from experiments.study.plugins import STUDY
+from experiments.study.registry import build
 from lm.config.base import SettingError
 from lm.data.documentation.corpus import INSTALLED
+from lm.data.tasks.benchmarks import TASKS
 from lm.files import json_with_checksum, parse_with_checksum
 
 runs = small_runs.runs
@@ -161,7 +167,7 @@ def test_fewer_seeds_are_refused_and_so_is_a_seed_of_ones_choice(sealed, runs, t
 
 def test_scores_that_were_edited_are_refused_wherever_they_were_edited(sealed, runs, tmp_path):
     def edit_summary(summary, files):
-        summary["seeds"]["0"]["bits_per_byte"] -= 1
+        summary["seeds"]["0"]["score"] -= 1
 
     assert "its records say" in refusal(altered(sealed, tmp_path, edit_summary), runs)
 
@@ -171,7 +177,7 @@ def test_scores_that_were_edited_are_refused_wherever_they_were_edited(sealed, r
             likelihoods = parse_with_checksum(files[name], name)["likelihoods"]
             likelihoods[-1]["nats"] /= 2
             files[name] = rewritten(files[name], likelihoods=likelihoods)
-            summary["seeds"][seed]["bits_per_byte"] /= 2
+            summary["seeds"][seed]["score"] /= 2
 
     assert "they should be equal" in refusal(altered(sealed, tmp_path, edit_everything), runs)
 
@@ -310,14 +316,14 @@ def test_a_network_whose_seeds_all_score_alike_is_refused(sealed, runs, tmp_path
         first = parse_with_checksum(files["seed-0/scores.json"], "seed 0")
         name = "seed-1/scores.json"
         files[name] = rewritten(files[name], likelihoods=first["likelihoods"])
-        summary["seeds"]["1"]["bits_per_byte"] = summary["seeds"]["0"]["bits_per_byte"]
+        summary["seeds"]["1"]["score"] = summary["seeds"]["0"]["score"]
 
     assert "does not depend on its seed" in refusal(altered(sealed, tmp_path, repeat), runs)
 
 
-def causal(tokens: np.ndarray) -> np.ndarray:
-    """Logits [B,T,V] that count the tokens until each position."""
-    return np.cumsum(np.eye(40)[tokens], axis=1)
+def causal(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Logits [B,T,V] that count the tokens of the inputs, and those of the targets until each position."""
+    return np.eye(40)[inputs].sum(1, keepdims=True) + np.cumsum(np.eye(40)[targets], axis=1)
 
 
 def test_a_model_that_sees_a_later_token_at_any_place_or_the_rows_beside_it_is_no_distribution():
@@ -325,33 +331,40 @@ def test_a_model_that_sees_a_later_token_at_any_place_or_the_rows_beside_it_is_n
     verify.check_causality(Path("run"), causal, tokens)
     verify.check_rows_alone(Path("run"), causal, tokens)
 
-    def peeks(tokens):  # one position sees the next, and no half of the text can show it
-        logits = causal(tokens)
-        logits[:, 4] += np.eye(40)[tokens[:, 5]]
+    def peeks(inputs, targets):  # one position sees the next, and no half of the text can show it
+        logits = causal(inputs, targets)
+        logits[:, 4] += np.eye(40)[targets[:, 5]]
         return logits
+
+    def mixes_inputs(inputs, targets):
+        return causal(inputs, targets) + np.eye(40)[inputs].mean(0)
+
+    def mixes_targets(inputs, targets):
+        return causal(inputs, targets) + np.eye(40)[targets].mean(0)
 
     with pytest.raises(SettingError, match="predictions before position 5 change"):
         verify.check_causality(Path("run"), peeks, tokens)
-    with pytest.raises(SettingError, match="predictions of a row change"):
-        verify.check_rows_alone(Path("run"), lambda tokens: causal(tokens) + causal(tokens).mean(0), tokens)
+    for mixes in (mixes_inputs, mixes_targets):
+        with pytest.raises(SettingError, match="predictions of a row change"):
+            verify.check_rows_alone(Path("run"), mixes, tokens)
 
 
 # ---- the table
 
 
-def entry_of(name: str, date: str, bits) -> Archive:
+def entry_of(name: str, date: str, values, track="text") -> Archive:
     scores = {
         str(seed): {
-            "bits_per_byte": value,
+            "score": value,
             "half_width": 0.0,
             "flops": 1e13,
             "parameters": 10**6,
             "seconds": 60,
         }
-        for seed, value in enumerate(bits)
+        for seed, value in enumerate(values)
     }
-    about = {"title": name, "author": "A. Student"}
-    return Archive(Path(f"{name}.tar.xz"), {"date": date, "entry": about, "seeds": scores}, {})
+    about = {"title": name, "author": "A. Student", "track": track}
+    return Archive(Path(f"{name}.tar.xz"), {"date": date, "commit": "", "entry": about, "seeds": scores}, {})
 
 
 def test_entries_that_differ_by_nothing_are_told_apart_in_at_most_five_tables_of_a_hundred():
@@ -380,8 +393,93 @@ def test_a_clear_improvement_is_a_record_and_the_next_is_compared_with_it():
     placed = {each.archive.name: each for each in table.compare_in_order(entries)}
     assert [placed[name].is_record for name in ("first", "better", "between")] == [True, True, False]
     assert placed["between"].p > 0.5
-    ranked = [cell.text for cell in table.table_sheet([*placed.values()])["entry"]]
+    ranked = [cell.text for cell in table.table_sheet([*placed.values()], TRACKS["text"])["entry"]]
     assert ranked == ["better", "between", "first"]
+
+
+def test_more_is_better_in_tasks_and_less_in_text_and_no_entry_is_compared_with_the_other_track():
+    spread = np.array([-0.01, -0.005, 0, 0.005, 0.01])
+    entries = [
+        entry_of(f"{track}-{mean}", f"2026-01-0{day}", mean + spread, track)
+        for track in TRACKS
+        for day, mean in enumerate((1.5, 1.6, 1.4), start=1)
+    ]
+    found = table.compare_tracks(entries)
+    assert {name: [each.is_record for each in compared] for name, compared in found.items()} == {
+        "text": [True, False, True],
+        "tasks": [True, True, False],
+    }
+    for name, best in (("text", "text-1.4"), ("tasks", "tasks-1.6")):
+        assert table.table_sheet(found[name], TRACKS[name])["entry"][0].text == best
+    for name, track in TRACKS.items():
+        better = {"text": 1, "tasks": 2}[name]
+        assert table.improvement_p(np.full(5, 1.5), np.full(5, better), track) == 0
+        assert table.improvement_p(np.full(5, better), np.full(5, 1.5), track) == 1
+
+
+# ---- the track of tasks
+
+
+def test_a_score_of_tasks_is_in_deviations_of_a_run_from_the_baseline_with_equal_halves():
+    half = {name: TASKS[name].half for name in BASELINE_SCORES}
+
+    def score(moved) -> float:
+        """The score of a run that is as good as the baseline, and better by a deviation in these tasks."""
+        tasks = {
+            name: baseline.mean
+            + baseline.deviation * (name in moved) * (-1 if TASKS[name].measure == "bits_per_byte" else 1)
+            for name, baseline in BASELINE_SCORES.items()
+        }
+        return TRACKS["tasks"].score(
+            SimpleNamespace(tasks={name: {"score": value} for name, value in tasks.items()}), Path("run")
+        )[0]
+
+    assert score([]) == pytest.approx(0)
+    assert score(BASELINE_SCORES) == pytest.approx(1)
+    for each in ("reading", "language"):
+        names = [name for name in half if half[name] == each]
+        assert score(names) == pytest.approx(1 / 2)
+        assert score(names[:1]) == pytest.approx(1 / 2 / len(names))
+
+
+def test_the_baseline_of_the_track_of_tasks_is_that_of_the_published_results():
+    results = Path(__file__).parents[3] / "docs" / "results"
+    columns = json.loads((results / "mini.json").read_text())["tables"]["t5/1-baseline"]["columns"]
+    judged = {name: each for name, each in columns.items() if each["judged"]}
+    assert BASELINE_SCORES.keys() == judged.keys()
+    with (results / "mini.csv").open() as lines:
+        rows = [row for row in csv.DictReader(lines) if row["row"] == "t5/1-baseline/baseline"]
+    for name, baseline in BASELINE_SCORES.items():
+        scores = {row["seed"]: float(row["score"]) for row in rows if row["column"] == name}
+        assert baseline.mean == pytest.approx(np.mean([*scores.values()]), abs=5e-5)
+        assert baseline.deviation == pytest.approx(judged[name]["unit"], abs=5e-5)
+        assert (TASKS[name].half, TASKS[name].measure) == (judged[name]["half"], judged[name]["measure"])
+
+
+def test_an_entry_of_tasks_is_tuned_as_the_baseline_is_whatever_row_it_starts_from(tmp_path):
+    baseline = build("t5/1-baseline/baseline", "tiny")
+    for row in ("t5/4-objective/prefix-lm", "history/transformer"):
+        text = FILE.replace("history/transformer", row).replace("row=", 'track="tasks",\n    row=')
+        experiment = load_entry(file_of(tmp_path, "of_tasks", text, STEPS)).experiment(1)
+        assert experiment.tuning == replace(baseline.tuning, branches=(1.0,))
+        assert experiment.finetuning == baseline.finetuning
+    for path in ("tuning.inputs_length", "finetuning.steps"):
+        with pytest.raises(SettingError, match="is the same for all entries"):
+            load_entry(file_of(tmp_path, "tuned", text, {path: 500}))
+    with pytest.raises(SettingError, match="should be one of text, tasks"):
+        load_entry(file_of(tmp_path, "third", text.replace('"tasks"', '"pictures"'), STEPS))
+
+
+@pytest.mark.slow
+def test_an_entry_of_tasks_is_trained_sealed_and_verified(runs, tmp_path, capsys):
+    text = FILE.replace("history/transformer", "t5/1-baseline/baseline").replace(
+        "row=", 'track="tasks",\n    row='
+    )
+    command.entry_run(file := file_of(tmp_path, "of_tasks", text, STEPS), runs=runs)
+    command.entry_verify(file.with_suffix(".tar.xz"), runs=runs)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "standard deviations of a run in the archive" in shown and "equal to the last bit" in shown
+    assert "no position sees a later one" in shown
 
 
 def test_a_folder_of_archives_becomes_a_table_and_a_picture(sealed, capsys):
