@@ -382,7 +382,7 @@ def print_report(
         if comparison.mismatches:
             print_line(text.mismatch_note(comparison))
     if len(report.tables) > 1 and report.summary["table"]:
-        show_sheet(SUMMARY, report.summary)
+        show_sheet(SUMMARY, text.brief_summary_sheet(report.summary))
     if against:
         show_sheet(_prediction_title(scale, against).replace("`", ""), report.prediction)
     for line in report.left_out:
