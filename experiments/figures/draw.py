@@ -102,6 +102,8 @@ def draw_means(axes: Axes, panel: Plot, styles: dict[str, int]) -> None:
     for label, level in panel.levels.items():
         i = styles[label]
         axes.axhline(level, color=f"C{i % 10}", linestyle=DASHES[1 + i % 3], label=label)
+    for label, level in panel.dotted.items():
+        axes.axhline(level, color=f"C{styles[label] % 10}", linestyle=":")
     _draw_axes(axes, panel)
 
 

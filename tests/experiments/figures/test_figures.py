@@ -390,8 +390,11 @@ def test_training_is_drawn_once_where_all_targets_are_content_and_what_never_cha
             ["unigram model"],
         )
     other = curves_of(held_out=falling, content=falling, unigram=(5.1, 5.1, 5.1))
-    _, unigram = training_figure({"GPT": decoder, "other": other}).panels
-    assert unigram.title == "unigram loss [nats/token]", "which of two lines is whose would be unclear"
+    (panel,) = training_figure({"GPT": decoder, "other": other}).panels
+    assert (panel.levels, panel.dotted) == ({}, pytest.approx({"GPT": 6.1, "other": 5.1}))
+    (axes,) = draw_plots(PlotGrid([panel])).axes
+    color_of = {line.get_linestyle(): line.get_color() for line in axes.lines[::-1]}
+    assert color_of[":"] == axes.lines[0].get_color(), "a row's dotted line has the color of its curve"
 
 
 def test_a_layer_is_as_far_from_what_it_was_as_it_was_moved():
