@@ -132,6 +132,8 @@ def _draw_axes(axes: Axes, panel: Plot) -> None:
             for text in axes.get_xticklabels():
                 text.set_horizontalalignment("right")
         axes.xaxis.minorticks_off()
+    elif panel.max_x_intervals is not None:
+        axes.locator_params(axis="x", nbins=panel.max_x_intervals)
     if panel.reference is not None:
         _draw_reference(axes, panel.reference, panel.is_categorical)
     axes.grid(alpha=0.3)
