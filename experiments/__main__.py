@@ -14,7 +14,13 @@ from experiments.cli import COMMANDS, GROUPS, HELP_OPTIONS, overview
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.processes.cluster import is_due_to_lost_process, is_one_of_several, join_others, leave_others
 from experiments.processes.exit_codes import EXIT_CODES
-from experiments.processes.restart import RESUMABLE, end_with_parent, print_line, run_with_restarts
+from experiments.processes.restart import (
+    RESUMABLE,
+    SIGNALS,
+    end_with_parent,
+    print_line,
+    run_with_restarts,
+)
 from experiments.study.plugins import pop_study_option, study_files
 from lm.config.base import SettingError, nearest
 from lm.train.runtime.preemption import exit_after, is_compiling
@@ -112,6 +118,9 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    if code == EXIT_CODES["start again"]:  # a signal that comes again would break into the ending
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
 
@@ -149,6 +158,7 @@ def _stop(*_) -> None:
 
     The timer is there because an exception in a callback gets lost, and leaving may take its time.
     """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print_line(f"stopped (SIGTERM){how_to_resume()}")
     exit_after(AFTER_SIGNAL, EXIT_CODES["start again"])
     sys.exit(EXIT_CODES["start again"])

@@ -119,7 +119,7 @@ def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter,
 
     def end(run: RowRun, killed: str | None) -> None:
         if killed is not None:
-            reporter.complain(_failure(name(run), killed, run.folder))
+            reporter.complain(_failure(run, killed))
         if run.folder in bars:
             bars.pop(run.folder).close()
 
@@ -153,7 +153,7 @@ def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
     try:
         return train_or_refuse(run, options, reporter)
     except SettingError as error:
-        reporter.complain(_failure(run.name, error, run.folder))
+        reporter.complain(_failure(run, error))
         return EXIT_CODES["bad settings"]
 
 
@@ -175,12 +175,12 @@ def train_or_refuse(
         Run(run.experiment, run.folder, options.cache).train(reporter, allowed, options.tools, begin)
         scores = broadcast_from_first(lambda: summary(run.folder))
     except Interrupted as stopped:
-        reporter.say(f"{run.name}: {stopped}. Run the same command to resume.")
+        reporter.say(f"{_name_and_seed(run)}: {stopped}. Run the same command to resume.")
         sys.exit(AGAIN)
     except SettingError:
         raise
     except (CheckpointError, NonFiniteLoss, RunDeleted) as error:
-        reporter.complain(_failure(run.name, error, run.folder))
+        reporter.complain(_failure(run, error))
         return EXIT_CODES["loss not finite" if isinstance(error, NonFiniteLoss) else "failed"]
     except Exception as error:  # the other runs of a sweep are trained nevertheless
         if is_due_to_lost_process(error):
@@ -189,16 +189,21 @@ def train_or_refuse(
         reason = f"{location_in_study(error)}{type(error).__name__}: {error}"
         if isinstance(error, OSError):
             reason = f"{error}. Fix that and run the same command: it resumes from the newest checkpoint"
-        reporter.complain(_failure(run.name, f"{reason}{_saved(trace, run.folder)}", run.folder))
+        reporter.complain(_failure(run, f"{reason}{_saved(trace, run.folder)}"))
         return EXIT_CODES["failed"]
     seconds = duration(time.perf_counter() - began)
-    reporter.say(f"{run.name} seed {run.experiment.seed}: {scores} ({seconds})")
+    reporter.say(f"{_name_and_seed(run)}: {scores} ({seconds})")
     return EXIT_CODES["done"]
 
 
-def _failure(name: str, reason: object, folder: Path) -> str:
+def _failure(run: RowRun, reason: object) -> str:
     """Return the message for a run that failed, with its folder if it had begun."""
-    return f"{name} failed: {reason}" + (f"\n  folder: {folder}" if folder.exists() else "")
+    where = f"\n  folder: {run.folder}" if run.folder.exists() else ""
+    return f"{_name_and_seed(run)} failed: {reason}{where}"
+
+
+def _name_and_seed(run: RowRun) -> str:
+    return f"{run.name} seed {run.experiment.seed}"
 
 
 def _saved(trace: str, folder: Path) -> str:

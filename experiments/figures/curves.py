@@ -1,6 +1,7 @@
 """Curves over distance: position encodings, learned biases, gradients through a recurrent state."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -82,7 +83,10 @@ def bias_plots(model: Transformer) -> list[Plot]:
         distance = np.arange(-max_distance, (max_distance if is_bidirectional else 0) + 1)
         bias = stack.relative(is_bidirectional).evaluate(jnp.asarray(distance)[None, None])
         curves = {f"head {i}": Curve(distance, head) for i, head in enumerate(np.asarray(bias)[0, :, 0], 1)}
-        panels.append(Plot(f"{name}, learned", DISTANCE, "bias of the score [nats]", curves))
+        panel = Plot(f"{name}, learned", DISTANCE, "bias of the score [nats]", curves)
+        if not is_bidirectional:  # all distances are negative, with wide labels
+            panel = replace(panel, max_x_intervals=7)
+        panels.append(panel)
     return panels
 
 

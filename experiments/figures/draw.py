@@ -102,6 +102,8 @@ def draw_means(axes: Axes, panel: Plot, styles: dict[str, int]) -> None:
     for label, level in panel.levels.items():
         i = styles[label]
         axes.axhline(level, color=f"C{i % 10}", linestyle=DASHES[1 + i % 3], label=label)
+    for label, level in panel.dotted.items():
+        axes.axhline(level, color=f"C{styles[label] % 10}", linestyle=":")
     _draw_axes(axes, panel)
 
 
@@ -130,6 +132,8 @@ def _draw_axes(axes: Axes, panel: Plot) -> None:
             for text in axes.get_xticklabels():
                 text.set_horizontalalignment("right")
         axes.xaxis.minorticks_off()
+    elif panel.max_x_intervals is not None:
+        axes.locator_params(axis="x", nbins=panel.max_x_intervals)
     if panel.reference is not None:
         _draw_reference(axes, panel.reference, panel.is_categorical)
     axes.grid(alpha=0.3)

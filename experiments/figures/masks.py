@@ -37,6 +37,8 @@ class MaskExample:
             mask = make_cross_mask(config, length, *segments)
         else:
             mask = make_attention_inputs(config, batch, self.stack, None).mask
+        if mask is None:  # nothing is hidden
+            return np.ones((length, length), bool)
         return np.asarray(materialize_mask(mask, length, length))[0, 0]
 
     def _architecture(self) -> Any:
@@ -65,6 +67,7 @@ class MaskExample:
 BIG_BIRD = {"window": 1, "block": 2, "global_tokens": 1, "random_blocks": 1}
 MASKS = {
     "causal (decoder)": MaskExample("decoder"),
+    "fully visible (encoder)": MaskExample("encoder"),
     "prefix (prefix decoder)": MaskExample("decoder", features=("prefix",)),
     "padding (encoder)": MaskExample("encoder", features=("padded",)),
     "packed (encoder)": MaskExample("encoder", features=("packed",)),

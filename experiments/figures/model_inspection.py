@@ -17,6 +17,7 @@ from lm.evaluate.rnn_states import MEMORY, STATES, gate_activations, recurrent_l
 from lm.nn.transformer import Transformer
 from lm.tokenizers.tokenizer import Tokenizer
 
+START = "[START]"  # label of the token that a decoder starts with
 MAX_TOKENS = 40  # longest text whose predictions are drawn [tokens]
 WEIGHT = Scale("attention weight; a query's sum is 1", 0, 1, "Greys")
 PROBABILITY = Scale("probability", 0, 1)
@@ -38,10 +39,15 @@ class ModelOnText:
     def labels(self) -> dict[str, list[str]]:
         """A label per token of "encoder" and "decoder"."""
         labels = {side: list(map(self._label, ids)) for side, ids in self.ids.items()}
-        start = self.model.config.special.start
-        if start is not None and self.ids.get("decoder", [None])[0] == start:  # T5 starts with padding
-            labels["decoder"][0] = "[START]"
+        if self.has_start:  # T5 starts with padding
+            labels["decoder"][0] = START
         return labels
+
+    @property
+    def has_start(self) -> bool:
+        """Whether the first token of the decoder is the one that it starts with."""
+        start = self.model.config.special.start
+        return start is not None and self.ids.get("decoder", [None])[0] == start
 
     @property
     def prediction_labels(self) -> list[str]:
@@ -146,7 +152,11 @@ def draw_lens(inspected: ModelOnText) -> Figure:
         tokens,
         inspected.token_labels(best),
     )
-    return draw_heat_maps([panel], "token read", "after layer")
+    x_label = "token read"
+    if inspected.has_start:  # which the first column may answer, by its own name
+        start = inspected.token_labels(np.array([inspected.ids["decoder"][0]]))[0]
+        x_label += f" ({START}: {start}, with which the decoder starts)"
+    return draw_heat_maps([panel], x_label, "after layer")
 
 
 def draw_next_tokens(inspected: ModelOnText, k: int) -> Figure:

@@ -72,7 +72,9 @@ class Plot:
     log: Literal["", "x", "y", "xy"] = ""  # axes with a logarithmic scale
     y_range: tuple[float, float] | None = None  # by default what the curves need
     x_ticks: Mapping[float, str] = field(default_factory=dict)  # x -> label; by default matplotlib's
+    max_x_intervals: int | None = None  # between the ticks of x; by default matplotlib's number
     levels: Mapping[str, float] = field(default_factory=dict)  # label -> y of a horizontal line
+    dotted: Mapping[str, float] = field(default_factory=dict)  # a curve's label -> y of a dotted line like it
     reference: float | None = None  # y of a dotted line, such as what chance gives
     color: str | None = None  # of all curves; by default each label has its own
     is_categorical: bool = False  # x are numbers of categories, listed downwards; no line joins them

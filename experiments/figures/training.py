@@ -1,6 +1,7 @@
 """The figure of training: losses and scores over steps, as means over seeds with standard deviations."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import inf, isnan
 from statistics import mean
 
@@ -15,13 +16,16 @@ def training_figure(rows: Mapping[str, Curves], title: str = "") -> PlotGrid:
     """Return a panel per loss and score over steps, one curve per row: the mean over seeds and members.
 
     The content loss has a panel only where it differs from the held-out loss. The unigram loss, which
-    training does not change, is a line in the panel of the loss that it is compared with, if it is the same
-    for all rows.
+    training does not change, is a line in the panel of the loss that it is compared with: one for all rows,
+    or a dotted one per row where rows differ in it.
     """
-    left_out = {CONTENT_LOSS} if all(map(_has_content_alone, rows.values())) else set()
-    level = _unigram_level(rows)
-    compared = HELD_OUT_LOSS if left_out else CONTENT_LOSS
-    left_out |= set() if level is None else {UNIGRAM_LOSS}
+    left_out = {UNIGRAM_LOSS}
+    compared = CONTENT_LOSS
+    if all(map(_has_content_alone, rows.values())):
+        left_out.add(CONTENT_LOSS)
+        compared = HELD_OUT_LOSS
+    unigram = _unigram_losses(rows)
+    is_one_level = bool(unigram) and max(unigram.values()) - min(unigram.values()) < SAME_LINE
     metrics = dict.fromkeys(metric for curves in rows.values() for metric in curves)
     panels = []
     for metric in (metric for metric in metrics if metric not in left_out):
@@ -30,8 +34,12 @@ def training_figure(rows: Mapping[str, Curves], title: str = "") -> PlotGrid:
             for label, by_metric in rows.items()
             if metric in by_metric
         }
-        levels = {UNIGRAM_MODEL: level} if metric == compared and level is not None else {}
-        panels.append(Plot(metric, "step", "", curves, levels=levels))
+        panel = Plot(metric, "step", "", curves)
+        if metric == compared and is_one_level:
+            panel = replace(panel, levels={UNIGRAM_MODEL: mean(unigram.values())})
+        elif metric == compared and unigram:
+            panel = replace(panel, title=f"{metric}\n(dotted: unigram model)", dotted=unigram)
+        panels.append(panel)
     return PlotGrid(panels, title, panel_size=(3.7, 3.0), has_shared_legend=True)
 
 
@@ -47,12 +55,13 @@ def _has_content_alone(curves: Curves) -> bool:
     return True
 
 
-def _unigram_level(rows: Mapping[str, Curves]) -> float | None:
-    """Return the unigram loss that all rows have; None if they differ in it, or none has it."""
-    losses = [loss for curves in rows.values() for seed in curves.get(UNIGRAM_LOSS, ()) for _, loss in seed]
-    if not losses or max(losses) - min(losses) > SAME_LINE:
-        return None
-    return mean(losses)
+def _unigram_losses(rows: Mapping[str, Curves]) -> dict[str, float]:
+    """Return the mean unigram loss of each row that has one."""
+    losses = {
+        label: [loss for seed in curves.get(UNIGRAM_LOSS, ()) for _, loss in seed]
+        for label, curves in rows.items()
+    }
+    return {label: mean(known) for label, known in losses.items() if known}
 
 
 def score_curve(scores: Mapping[float, Score | None]) -> Curve:

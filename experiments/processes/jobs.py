@@ -64,7 +64,8 @@ class Jobs(Generic[Job]):
     def run(self, jobs: Sequence[Job]) -> list[int | None]:
         """Return the exit codes; None for a job that was not begun, since a signal came.
 
-        It is passed on to the workers, as SIGTERM, and their ends are waited for.
+        It is passed on to the workers, as SIGTERM, and their ends are waited for. Afterwards this process
+        ignores further signals, since it ends too.
         """
         waiting = [*range(len(jobs))]
         codes: list[int | None] = [None] * len(jobs)
@@ -138,7 +139,7 @@ class Jobs(Generic[Job]):
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, handler if self.signal is None else signal.SIG_IGN)
 
 
 class Worker(Generic[Job]):
@@ -182,6 +183,8 @@ class Worker(Generic[Job]):
         self.number = None
         try:
             return self._future.result(), None
+        except SystemExit:  # the signal came again, while the job was ending after the first
+            return AGAIN, None
         except BrokenProcessPool:
             assert self._process is not None
             while (status := self._process.exitcode) is None:  # until a thread of the pool has it
@@ -217,6 +220,7 @@ def _begin_worker(sender: connection.Connection, parent: int) -> None:
 
 def _do(work: Work[Job], job: Job) -> int:
     """In a worker: return the exit code of a job."""
+    signal.signal(signal.SIGTERM, _stop)  # which a job that was stopped leaves ignored
     try:
         assert _to_parent is not None, "_begin_worker comes first"
         return work(job, _to_parent.send)
@@ -224,11 +228,17 @@ def _do(work: Work[Job], job: Job) -> int:
         code = end.code if isinstance(end.code, int) else EXIT_CODES["failed" if end.code else "done"]
         if is_compiling():  # which nothing interrupts, and which would abort this process at its end
             os._exit(code)
+        if code == AGAIN:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return code
 
 
 def _stop(*_) -> None:
-    """End a worker on SIGTERM, except while training, which saves first; the timer is for work that hangs."""
+    """End a worker on SIGTERM, except while training, which saves first; the timer is for work that hangs.
+
+    The signal may come again, also to a process that is leaving, where an exception prints a traceback.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     exit_after(AFTER_SIGNAL, AGAIN)
     sys.exit(AGAIN)
 

@@ -20,7 +20,7 @@ from experiments.report.metrics import (
     perplexity_by_length,
     shortest_training,
 )
-from experiments.report.text import mean_z_title
+from experiments.report.text import GROUP_TITLES, mean_z_title
 from experiments.runs.curves import Curves
 from experiments.runs.result import Result
 from experiments.study.claims import has_noise, published_rows, standardized
@@ -32,6 +32,8 @@ from lm.files import json_with_checksum, parse_with_checksum, write
 
 DRAWN_FILE = "figures.json"  # what the figures in a report's folder were drawn from
 DPI = 130
+CONTENT_TOKENS = "content tokens of pre-training"
+MEAN_Z = "mean z-score: difference from the baseline\n[standard deviations of a run]"
 
 
 def table_figures(comparison: Comparison, curves: Mapping[str, Curves]) -> dict[str, PlotGrid]:
@@ -258,7 +260,7 @@ def _scores_panel(
 
 
 def score_vs_tokens_figure(comparison: Comparison, rows: Sequence[Row], title: str) -> PlotGrid | None:
-    """Return combined scores over content tokens, a panel per group of metrics and a curve per row.
+    """Return mean z-scores over content tokens, a panel per group of metrics and a curve per row.
 
     It is a diagnostic of how far an objective's lead comes from the number of tokens it predicts. None
     without branches.
@@ -272,10 +274,10 @@ def score_vs_tokens_figure(comparison: Comparison, rows: Sequence[Row], title: s
             if len(set(map(len, seeds))) == 1 and any(x > 0 for seed in seeds for x in seed):
                 curves[row.label] = mean_point_curve(seeds)
         if any(len(curve.x) > 1 for curve in curves.values()):
-            x_label = "content tokens of pre-training"
-            panels.append(Plot(mean_z_title(group), x_label, "", curves, log="x", reference=0.0))
+            panels.append(Plot(GROUP_TITLES[group], CONTENT_TOKENS, MEAN_Z, curves, log="x", reference=0.0))
     if not panels:
         return None
+    title = f"{title}: mean z-score over content tokens"
     return PlotGrid(panels, title, panel_size=(5.4, 4.4), has_shared_legend=True)
 
 

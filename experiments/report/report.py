@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.console import CONSOLE, Sheet, markdown, print_line, show_sheet
+from experiments.console import CONSOLE, Sheet, markdown, plain, print_line, show_sheet
 from experiments.figures.panels import PlotGrid
 from experiments.report import text
 from experiments.report.comparison import Comparison, Verdicts, Warn, share_noise
@@ -257,7 +257,7 @@ def _section(table_report: TableReport) -> Section:
     for heading, sheet in table_report.sheets.items():
         parts += [f"{heading or 'Scores'}:", markdown(sheet)]
     parts += table_report.notes
-    parts += [f"![{title}]({file}.png)" for file in table_report.figures]
+    parts += [f"![{plain(grid.title)}]({file}.png)" for file, grid in table_report.figures.items()]
     baseline = comparison.experiments[comparison.baseline.name]
     details = [
         row_details(row, comparison.runs_of(row), comparison.experiments[row.name], baseline)
@@ -382,7 +382,7 @@ def print_report(
         if comparison.mismatches:
             print_line(text.mismatch_note(comparison))
     if len(report.tables) > 1 and report.summary["table"]:
-        show_sheet(SUMMARY, report.summary)
+        show_sheet(SUMMARY, text.brief_summary_sheet(report.summary))
     if against:
         show_sheet(_prediction_title(scale, against).replace("`", ""), report.prediction)
     for line in report.left_out:

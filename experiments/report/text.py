@@ -49,6 +49,10 @@ GROUP_TITLES: dict[Group, str] = {
     "both": "both halves",
     "held-out text": "held-out text",
 }
+SHORT_TITLES: dict[str, str] = {  # of groups, where 80 columns must hold a line
+    GROUP_TITLES["both"]: "both",
+    GROUP_TITLES["held-out text"]: "held-out",
+}
 ORDER = "Order of rows beside the paper's"
 CONCLUSIONS = "Conclusions stated in the table's file"
 DIFFERENCES = "Difference from the baseline, with its 95 % confidence interval"
@@ -596,6 +600,24 @@ def summary_sheet(comparisons: Sequence[Comparison], verdicts: Sequence[Verdicts
             for head in heads:
                 sheet[head].append(cells.get(head, Cell()))
     return sheet
+
+
+def brief_summary_sheet(summary: Sheet) -> Sheet:
+    """Return what 80 columns hold of the sheet of ``summary_sheet``: tau, its p-value, and decided claims."""
+    groups = [SHORT_TITLES.get(cell.text, cell.text) for cell in summary["tasks"]]
+    sheet = {
+        "table": summary["table"],
+        "tasks": [Cell(group) for group in groups],
+        "tau": summary["tau"],
+        "p": summary["p"],
+        "confirmed": [_out_of(*cells) for cells in zip(summary["confirmed"], summary["claims"], strict=True)],
+        "contradicted": summary["contradicted"],
+    }
+    return {head: cells for head, cells in sheet.items() if any(cell != Cell() for cell in cells)}
+
+
+def _out_of(part: Cell, whole: Cell) -> Cell:
+    return Cell() if whole == Cell() else Cell(f"{part.text} of {whole.text}", value=part.value)
 
 
 # ---- claims

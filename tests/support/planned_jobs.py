@@ -1,8 +1,10 @@
 """Jobs whose ends are given as arguments, ``python planned_jobs.py CODE...``.
 
 A job ends with the exit code, is killed by the signal where the number is negative, or waits for a SIGTERM.
+The process of a job that lingers takes a moment to leave. A signal that comes again at the end is ignored.
 """
 
+import atexit
 import os
 import signal
 import sys
@@ -18,11 +20,20 @@ def work(plan, send):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))
         send("ready")
         time.sleep(60)
+    if plan == "lingers":
+        atexit.register(leave)
+        send("ready")
+        time.sleep(60)
     if plan.startswith("-"):
         os.kill(os.getpid(), -int(plan))
     if plan == "crashes":
         os._exit(7)
     return int(plan)
+
+
+def leave():
+    print("leaving", flush=True)
+    time.sleep(1)
 
 
 def show(plan, message):
@@ -36,5 +47,8 @@ def end(plan, killed):
 if __name__ == "__main__":
     jobs = Jobs(2, work, lambda plan: (), show, end)
     before = dict(os.environ)
-    print("codes", jobs.run(sys.argv[1:]), jobs.signal, flush=True)
+    codes = jobs.run(sys.argv[1:])
+    if jobs.signal is not None:
+        signal.raise_signal(jobs.signal)
+    print("codes", codes, jobs.signal, flush=True)
     assert os.environ == before

@@ -20,7 +20,14 @@ from experiments.figures.benchmark import measure_mixers
 from experiments.figures.curves import alibi_curves, bias_plots, bucket_curves, rotary_curves
 from experiments.figures.draw import draw_heat_maps, draw_plots
 from experiments.figures.masks import MASKS, masked_softmax_steps
-from experiments.figures.model_inspection import ModelOnText, draw_gates, draw_heads, sharpness, token_label
+from experiments.figures.model_inspection import (
+    ModelOnText,
+    draw_gates,
+    draw_heads,
+    draw_lens,
+    sharpness,
+    token_label,
+)
 from experiments.figures.panels import Curve, HeatMap, Plot, PlotGrid, Scale
 from experiments.figures.trained_models import (
     contextual_model,
@@ -89,6 +96,7 @@ def encoder(runs):
 # What a query at place t may see of a key at place s, in rows of 12.
 SEES = {
     "causal (decoder)": lambda t, s: s <= t,
+    "fully visible (encoder)": lambda t, s: s >= 0,
     "prefix (prefix decoder)": lambda t, s: (s <= t) | ((s < 4) & (t < 4)),
     "padding (encoder)": lambda t, s: (s < 9) & (t < 9),
     "packed (encoder)": lambda t, s: s // 4 == t // 4,
@@ -311,6 +319,7 @@ def test_the_text_and_the_answer_that_follows_it_are_labelled(lstm):
     labels = inspected.labels
     assert "".join(labels["encoder"]) == SENTENCE + "</s>"  # T5's, whose id is [SEP]'s of an encoder
     assert labels["decoder"][0] == "[START]" and len(labels["decoder"]) <= 17
+    assert "[START]: <pad>" in draw_lens(inspected).get_supxlabel(), "which its input may answer"
     assert {*inspected.attention_maps} == {"cross"}
 
 
@@ -390,8 +399,11 @@ def test_training_is_drawn_once_where_all_targets_are_content_and_what_never_cha
             ["unigram model"],
         )
     other = curves_of(held_out=falling, content=falling, unigram=(5.1, 5.1, 5.1))
-    _, unigram = training_figure({"GPT": decoder, "other": other}).panels
-    assert unigram.title == "unigram loss [nats/token]", "which of two lines is whose would be unclear"
+    (panel,) = training_figure({"GPT": decoder, "other": other}).panels
+    assert (panel.levels, panel.dotted) == ({}, pytest.approx({"GPT": 6.1, "other": 5.1}))
+    (axes,) = draw_plots(PlotGrid([panel])).axes
+    color_of = {line.get_linestyle(): line.get_color() for line in axes.lines[::-1]}
+    assert color_of[":"] == axes.lines[0].get_color(), "a row's dotted line has the color of its curve"
 
 
 def test_a_layer_is_as_far_from_what_it_was_as_it_was_moved():

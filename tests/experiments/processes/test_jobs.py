@@ -28,11 +28,10 @@ PRETRAINING = {name: value for name, value in TINY.items() if not name.startswit
 CHANGES = PRETRAINING | {"pretraining.steps": 3, "finetuning.steps": 0}
 
 
-def start(*plan):
+def start(*plan, **options):
     command = [sys.executable, SUPPORT / "planned_jobs.py", *map(str, plan)]
-    return subprocess.Popen(
-        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
-    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, **options)
 
 
 def sweep(runs, *options):
@@ -69,7 +68,7 @@ def test_jobs_score_what_one_process_does_and_a_run_that_fails_leaves_the_others
             path.parts[-3].partition(",")[0]: read_result(path.parent).held_out_loss for path in paths
         }
         assert ran.returncode == jobs - 1, ran.stdout + ran.stderr
-    assert "2 to go, 2 at once" in ran.stdout and "6-corruption-rate/10 failed" in ran.stdout
+    assert "2 to go, 2 at once" in ran.stdout and "6-corruption-rate/10 seed 0 failed" in ran.stdout
     assert found[1].keys() == {"baseline", "10"} and None not in found[1].values()
     others = {row: loss for row, loss in found[1].items() if row != "10"}
     assert found[2] == pytest.approx(others, rel=1e-5)  # other numbers of threads add in another order
@@ -95,6 +94,16 @@ def test_a_signal_ends_all_workers_and_nothing_more_is_begun(number):
     assert all(wait_for(lambda pid=pid: gone(pid)) for pid in pids)
     if number != signal.SIGKILL:
         assert out.splitlines()[-1] == f"codes [42, 42, None] {number:d}"
+
+
+def test_a_signal_that_comes_again_while_a_worker_leaves_is_ignored():
+    process = start("lingers", stderr=subprocess.PIPE)
+    for moment in ("ready", "leaving"):
+        while moment not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+    out, errors = process.communicate(timeout=200)
+    assert (out.splitlines()[-1], errors) == ("codes [42] 15", "")
 
 
 def test_a_run_that_would_wait_for_another_is_begun_after_those_that_need_not():

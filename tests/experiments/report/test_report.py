@@ -29,7 +29,14 @@ from experiments.report import report
 from experiments.report.figures import axis_values, published_standardized_difference
 from experiments.report.page import prediction_samples
 from experiments.report.results import find_results
-from experiments.report.text import CLAIMS, DIFFERENCES, verdict_sentence
+from experiments.report.text import (
+    CLAIMS,
+    DIFFERENCES,
+    GROUP_TITLES,
+    brief_summary_sheet,
+    summary_sheet,
+    verdict_sentence,
+)
 from experiments.runs import provenance
 from experiments.runs.curves import read_curves
 from experiments.runs.paths import save_settings
@@ -733,6 +740,19 @@ def test_at_80_columns_no_number_and_no_value_that_a_row_changes_is_cut(monkeypa
     )
     assert "…" not in shown
     assert "objective.inputs=masks-or-random,objective.targets=everything" in shown.replace(" ", "")
+
+
+def test_at_80_columns_the_sheet_on_all_tables_is_in_one_piece(monkeypatch, capsys):
+    monkeypatch.setattr(console, "CONSOLE", Console(width=80, file=sys.stdout))
+    summary = {head: [Cell("100")] * len(GROUP_TITLES) for head in summary_sheet([], [])}
+    summary["table"] = [Cell(max(TABLES, key=len))] * len(GROUP_TITLES)
+    summary["tasks"] = [Cell(title) for title in GROUP_TITLES.values()]
+    summary |= {head: [Cell(text)] * len(GROUP_TITLES) for head, text in (("tau", "-0.33"), ("p", "0.0025"))}
+    console.show_sheet("all", brief_summary_sheet(summary))
+    title, _, heads, _, *lines, _ = capsys.readouterr().out.splitlines()
+    assert title == "all" and max(map(len, (heads, *lines))) <= 80
+    assert {"tau", "p", "confirmed", "contradicted"} <= {*heads.split()} and len(lines) == len(GROUP_TITLES)
+    assert all("-0.33  0.0025  100 of 100" in line for line in lines)
 
 
 def test_a_report_on_settings_given_by_hand_reads_the_runs_that_had_them(tmp_path):

@@ -461,7 +461,9 @@ def test_every_panel_of_a_picture_shows_something(tmp_path):
     for grid in figures.values():
         for axes in draw_plots(grid).axes:
             assert axes.has_data() or not axes.get_visible()
-    curves = figures["t5-4-objective-crossing"].panels[0].curves
+    crossing = figures["t5-4-objective-crossing"]
+    assert all("[standard deviations of a run]" in panel.y_label for panel in crossing.panels)
+    curves = crossing.panels[0].curves
     assert len(curves) == 3 and all(len(curve.x) == 3 for curve in curves.values())
 
 
