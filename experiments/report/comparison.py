@@ -10,7 +10,8 @@ rows of all tables that are reported together, so that their combined scores are
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import hypot, inf, sqrt
 from statistics import mean
@@ -146,6 +147,20 @@ class Comparison:
     def canonical_baseline(self) -> str:
         """Return the canonical name of the baseline."""
         return self.canonical_name(self.baseline)
+
+    @property
+    def baseline_row(self) -> Row:
+        """Return the row of the table that is the baseline's experiment, or else the baseline itself."""
+        rows = (row for row in self.table.rows if self.canonical_name(row) == self.canonical_baseline)
+        return next(rows, self.baseline)
+
+    def including_baseline(self) -> "Comparison":
+        """Return this comparison with the baseline as the first of its rows, if none of them is it."""
+        if self.baseline_row in self.table.rows:
+            return self
+        extended = copy(self)  # with all that has been computed, which the baseline is part of
+        extended.table = replace(self.table, rows=(self.baseline, *self.table.rows))
+        return extended
 
     @property
     def control(self) -> str | None:
