@@ -292,7 +292,9 @@ class Comparison:
         """Return how many rows are above chance, and of how many; None if chance is unknown."""
         names = dict.fromkeys(self.canonical_name(row) for row in self.trained_rows)
         known = [x for name in names if (x := self.standard_errors_above_chance(metric, name)) is not None]
-        return (sum(x >= MIN_ABOVE_CHANCE for x in known), len(known)) if known else None
+        if not known:
+            return None
+        return sum(x >= MIN_ABOVE_CHANCE for x in known), len(known)
 
     def is_comparable(self, metric: Metric, a: str, b: str) -> bool:
         """Return whether a metric measures two rows on the same evaluation tokens.
