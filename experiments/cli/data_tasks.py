@@ -51,4 +51,6 @@ def _row_count(sizes: Mapping[str, int] | None, split: str | None) -> str:
     """The rows of a split, such as ``validation_matched+validation_mismatched``."""
     if sizes is None:
         return "not prepared"
-    return "–" if split is None else f"{sum(sizes.get(name, 0) for name in split.split('+')):,}"
+    if split is None:
+        return "–"
+    return f"{sum(sizes.get(name, 0) for name in split.split('+')):,}"

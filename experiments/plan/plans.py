@@ -196,7 +196,9 @@ def _memory(plan: Plan, shows_host: bool) -> list[str]:
     if shows_host:
         parts.append(compiled.host)
     filled = [_digits(part / GIB) if part else "-" for part in parts]
-    verdict = "failed" if compiled.failed else "yes" if plan.fits else "NO"
+    verdict = "yes" if plan.fits else "NO"
+    if compiled.failed:
+        verdict = "failed"
     return [plan.row, *plan.step.arrangement, f"{_digits(compiled.parameters / 1e6)} M", *filled, verdict]
 
 
@@ -205,8 +207,12 @@ def _time(plan: Plan, names: Sequence[str]) -> list[str]:
     tokens, flops = size * (lengths.inputs + lengths.targets), plan.step.flops(size, lengths)
     bounds = []
     for name in names:
-        seconds = of_step.bounds[name]
-        bounds.append(_digits(1e3 * seconds) + " *" * (name == of_step.bound) if seconds else "-")
+        milliseconds = "-"
+        if seconds := of_step.bounds[name]:
+            milliseconds = _digits(1e3 * seconds)
+            if name == of_step.bound:
+                milliseconds += " *"
+        bounds.append(milliseconds)
     return [plan.label, f"{tokens:,}", _digits(flops / 1e12), *bounds, f"{of_step.utilization:.0%}"]
 
 

@@ -194,4 +194,6 @@ def _iota(text: str, devices: int) -> np.ndarray:
     """Return the devices 0, 1, ... as "[2,4]T(1,0)" lays them out."""
     shape, _, order = text.strip("()").partition("T(")
     numbers = np.arange(devices).reshape([int(size) for size in shape.strip("[]").split(",")])
-    return (numbers.transpose([int(axis) for axis in order.split(",")]) if order else numbers).ravel()
+    if order:
+        numbers = numbers.transpose([int(axis) for axis in order.split(",")])
+    return numbers.ravel()

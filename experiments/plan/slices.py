@@ -84,7 +84,9 @@ class Slice:
         cubes = self.chip.dimensions == 3 and min(self.shape) >= 4
         links, chips = 0, ceil(size / self.chip.devices)
         for length in sorted(self.shape, reverse=True):
-            links += (chips > 1) * (2 if cubes or length == 16 else 1)
+            is_ring = cubes or length == 16
+            if chips > 1:
+                links += 2 if is_ring else 1
             chips = ceil(chips / length)
         return self.chip.link * (links or 2) / self.chip.devices
 

@@ -10,7 +10,8 @@ rows of all tables that are reported together, so that their combined scores are
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import hypot, inf, sqrt
 from statistics import mean
@@ -148,6 +149,20 @@ class Comparison:
         return self.canonical_name(self.baseline)
 
     @property
+    def baseline_row(self) -> Row:
+        """Return the row of the table that is the baseline's experiment, or else the baseline itself."""
+        rows = (row for row in self.table.rows if self.canonical_name(row) == self.canonical_baseline)
+        return next(rows, self.baseline)
+
+    def including_baseline(self) -> "Comparison":
+        """Return this comparison with the baseline as the first of its rows, if none of them is it."""
+        if self.baseline_row in self.table.rows:
+            return self
+        extended = copy(self)  # with all that has been computed, which the baseline is part of
+        extended.table = replace(self.table, rows=(self.baseline, *self.table.rows))
+        return extended
+
+    @property
     def control(self) -> str | None:
         """Return the canonical name of the row with the start alone; None if it has no finished run."""
         return self._canonical_names.get(START_ONLY_ROW) or (
@@ -277,7 +292,9 @@ class Comparison:
         """Return how many rows are above chance, and of how many; None if chance is unknown."""
         names = dict.fromkeys(self.canonical_name(row) for row in self.trained_rows)
         known = [x for name in names if (x := self.standard_errors_above_chance(metric, name)) is not None]
-        return (sum(x >= MIN_ABOVE_CHANCE for x in known), len(known)) if known else None
+        if not known:
+            return None
+        return sum(x >= MIN_ABOVE_CHANCE for x in known), len(known)
 
     def is_comparable(self, metric: Metric, a: str, b: str) -> bool:
         """Return whether a metric measures two rows on the same evaluation tokens.

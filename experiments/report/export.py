@@ -15,7 +15,7 @@ from experiments.report.text import count_verdicts
 from experiments.runs.plateau import has_plateau
 from experiments.runs.result import UNDEFINED, Result
 from experiments.study.claims import Claim, compared_columns
-from experiments.study.table import Row
+from experiments.study.table import Row, Table
 
 COUNTED = ("confirmed", "contradicted", "undecided", "not compared")
 COUNTERS = (
@@ -135,9 +135,18 @@ def _all_claims(tables: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _paper_data(table: Table) -> dict[str, Any] | None:
+    """Return what the paper says of the columns by which it compares rows; None without a paper."""
+    if table.paper is None:
+        return None
+    return {
+        column.name: {"deviation": column.std, "higher is better": column.higher_is_better}
+        for column in compared_columns(table)
+    }
+
+
 def table_data(comparison: Comparison, verdicts: Verdicts) -> dict[str, Any]:
     """Return a table of ``results.json``: order of rows, its metrics, rows with their seeds, and claims."""
-    paper = comparison.table.paper
     return {
         "order": {group: _order_data(order) for group, order in comparison.paper_orders.items()},
         "claim counts": {
@@ -145,12 +154,7 @@ def table_data(comparison: Comparison, verdicts: Verdicts) -> dict[str, Any]:
             for group, by_budget in verdicts.items()
         },
         "baseline run": _experiment_data(comparison, comparison.canonical_baseline),
-        "paper": None
-        if paper is None
-        else {
-            column.name: {"deviation": column.std, "higher is better": column.higher_is_better}
-            for column in compared_columns(comparison.table)
-        },
+        "paper": _paper_data(comparison.table),
         "weights": comparison.groups,
         "over the start alone": {
             "row": comparison.control,

@@ -23,9 +23,11 @@ from experiments.report.text import (
     order_sheet,
 )
 from experiments.study.claims import Claim, compared_columns, has_noise
-from experiments.study.table import Paper
+from experiments.study.table import Paper, pair_text
 
 VERDICTS = ("verdict", "by ")  # beginnings of the headings of columns with verdicts
+MAX_ONE_LINE = 40  # a column with a longer text is wrapped [characters]
+WRAPPED = r"p{.4\linewidth}"
 MAX_PAPER_COLUMNS = 3  # columns of a paper that are printed one by one
 SIGNS = {  # sign -> its command in LaTeX without packages
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -76,8 +78,7 @@ class LatexTable:
 
     def text(self, label: str) -> str:
         """Return the table with the label ``label`` and its suffix."""
-        is_text = [head in TEXTS or head.startswith(VERDICTS) for head in self.sheet]
-        kinds = "".join("l" if left else "r" for left in is_text)
+        kinds = "".join(_column_kind(head, cells) for head, cells in self.sheet.items())
         heads = " & ".join(map(escape, self.sheet))
         lines = zip(*self.sheet.values(), strict=True)
         body = "\n".join(" & ".join(map(_cell, cells)) + r" \\" for cells in lines)
@@ -98,6 +99,13 @@ def escape(text: str) -> str:
     return "$-$".join("".join(SIGNS.get(sign, sign) for sign in part) for part in parts)
 
 
+def _column_kind(head: str, cells: Sequence[Cell]) -> str:
+    """Return how LaTeX sets a column: texts at the left, in several lines where they are long."""
+    if head not in TEXTS and not head.startswith(VERDICTS):
+        return "r"
+    return WRAPPED if max(len(cell.text) for cell in cells) > MAX_ONE_LINE else "l"
+
+
 def _cell(cell: Cell) -> str:
     return rf"\textbf{{{escape(cell.text)}}}" if cell.bold else escape(cell.text)
 
@@ -105,25 +113,30 @@ def _cell(cell: Cell) -> str:
 # ---- the tables of a report
 
 
-def latex_tables(comparison: Comparison, verdicts: Verdicts, scores: Sheet, scale: str) -> list[LatexTable]:
-    """Return the tables of one table of a report; ``scores`` is the sheet of ``text.scores_sheet``."""
-    tables = [scores_table(comparison, scores, scale), order_table(comparison, scale)]
-    tables += [claims_table(comparison, verdicts, budget, scale) for budget in BUDGET_TITLES]
+def latex_tables(comparison: Comparison, verdicts: Verdicts, scores: Sheet, setup: str) -> list[LatexTable]:
+    """Return the tables of one table of a report.
+
+    scores: the sheet of ``text.scores_sheet``, with the baseline (``Comparison.including_baseline``).
+    setup: the scale and the settings of every row, in words, for the captions.
+    """
+    tables = [scores_table(comparison, scores, setup), order_table(comparison, setup)]
+    tables += [claims_table(comparison, verdicts, budget, setup) for budget in BUDGET_TITLES]
     if (denoisers := denoisers_sheet(comparison)) is not None:
-        caption = f"{_title(comparison, scale)}. Held-out loss of each denoiser [nats per target token]."
+        caption = f"{_title(comparison, setup)}. Held-out loss of each denoiser [nats per target token]."
         tables.append(LatexTable("-denoisers", caption, denoisers))
     return [table for table in tables if table is not None]
 
 
-def scores_table(comparison: Comparison, scores: Sheet, scale: str) -> LatexTable:
-    """Return the rows that were trained, with their mean scores beside the paper's."""
+def scores_table(comparison: Comparison, scores: Sheet, setup: str) -> LatexTable:
+    """Return the rows that were trained, and the baseline, with their mean scores beside the paper's."""
+    comparison = comparison.including_baseline()
     sheet = brief_sheet(comparison, scores)
     seeds = sheet.pop("seeds")
     counts = {cell.text for cell in seeds}
     if len(counts) > 1:
         sheet["seeds"] = seeds
-    sentences = [f"{_title(comparison, scale)}, {_seeds_text(counts)}."]
-    baseline = escape(comparison.baseline.label)
+    sentences = [f"{_title(comparison, setup)}, {_seeds_text(counts)}."]
+    baseline = f"the baseline ({escape(comparison.baseline_row.label)})"
     halves = [meaning for group, meaning in GROUP_MEANINGS.items() if group in sheet]
     if halves:
         sentences.append(
@@ -145,7 +158,7 @@ def scores_table(comparison: Comparison, scores: Sheet, scale: str) -> LatexTabl
     if "▲" in shown or "▼" in shown:
         sentences.append(
             rf"$\bigtriangleup$, $\bigtriangledown$: significantly better, worse than "
-            f"{escape(comparison.baseline.label)} (family-wise error rate {ALPHA:g})."
+            f"{baseline} (family-wise error rate {ALPHA:g})."
         )
     if MISMATCH in shown:
         sentences.append(r"$\neq$: trained with different data, code or packages than most rows.")
@@ -172,13 +185,13 @@ def _add_paper_columns(comparison: Comparison, scores: Sheet, sheet: Sheet, sent
         sentences.append(f"Bold: {best} of the paper's column.")
 
 
-def order_table(comparison: Comparison, scale: str) -> LatexTable | None:
+def order_table(comparison: Comparison, setup: str) -> LatexTable | None:
     """Return Kendall's tau of our order of rows with the paper's; None without an order."""
     sheet = order_sheet(comparison)
     if sheet is None:
         return None
     caption = (
-        f"{_title(comparison, scale)}: Kendall's $\\tau$ of the order of our rows with that of "
+        f"{_title(comparison, setup)}: Kendall's $\\tau$ of the order of our rows with that of "
         f"{_cite(comparison)}, with its 95\\,\\% interval over seeds and examples. "
         r"\emph{p}: the probability of a $\tau$ as far from 0 if all orders were equally likely. "
         r"\emph{a repeat of the paper}: the mean $\tau$ of a simulated rerun of it, with its own noise."
@@ -186,7 +199,7 @@ def order_table(comparison: Comparison, scale: str) -> LatexTable | None:
     return LatexTable("-order", caption, sheet)
 
 
-def claims_table(comparison: Comparison, verdicts: Verdicts, budget: Budget, scale: str) -> LatexTable | None:
+def claims_table(comparison: Comparison, verdicts: Verdicts, budget: Budget, setup: str) -> LatexTable | None:
     """Return each claim with the paper's difference of its rows, ours, and our verdicts.
 
     None without claims, and where none of them could be compared at this budget.
@@ -196,7 +209,7 @@ def claims_table(comparison: Comparison, verdicts: Verdicts, budget: Budget, sca
     if not any(verdict.test for _, verdict in judged) and (not judged or budget != "updates"):
         return None
     claims = [claim for claim, _ in judged]
-    sheet: Sheet = {"claim": [Cell(claim.pair) for claim in claims]}
+    sheet: Sheet = {"claim": [Cell(_labels_text(claim)) for claim in claims]}
     has_z = any(claim.z is not None for claim in claims)
     if has_z:
         sheet["paper"] = [Cell() if claim.z is None else Cell(f"{claim.z:+z.1f}") for claim in claims]
@@ -207,7 +220,7 @@ def claims_table(comparison: Comparison, verdicts: Verdicts, budget: Budget, sca
         sheet[f"by {GROUP_TITLES[other]}"] = [
             _verdict_cell(verdict) for _, verdict in verdicts[other][budget]
         ]
-    caption = _claims_caption(comparison, claims, group, others, budget, scale, has_z)
+    caption = _claims_caption(comparison, claims, group, others, budget, setup, has_z)
     shown = {cell.text for cells in sheet.values() for cell in cells}
     caption += "".join(f" {meaning}" for word, meaning in UNCOMPARED_MEANINGS.items() if word in shown)
     if any(cell.bold for cells in sheet.values() for cell in cells):
@@ -221,7 +234,7 @@ def _claims_caption(
     group: Group,
     others: Sequence[Group],
     budget: Budget,
-    scale: str,
+    setup: str,
     has_z: bool,
 ) -> str:
     """Return what a table of claims shows, its units, its seeds, and what the verdicts mean."""
@@ -232,7 +245,7 @@ def _claims_caption(
     judges = GROUP_TITLES[group] if group == "held-out text" else f"the {GROUP_TITLES[group]} tasks"
     of_paper = f" of {_cite(comparison)}" if comparison.table.paper else ""
     sentences = [
-        f"{_title(comparison, scale)}: claims{of_paper}, {BUDGET_TITLES[budget]}, {_seeds_text(counts)}, "
+        f"{_title(comparison, setup)}: claims{of_paper}, {BUDGET_TITLES[budget]}, {_seeds_text(counts)}, "
         f"judged by {judges}."
     ]
     if has_z:
@@ -252,6 +265,11 @@ def _claims_caption(
     return " ".join(sentences)
 
 
+def _labels_text(claim: Claim) -> str:
+    """Return the rows of a claim by the labels that the table of scores has, such as "15% > 50%"."""
+    return pair_text(claim.better.label, claim.worse.label, claim.relation)
+
+
 def _difference_cell(verdict: Verdict) -> Cell:
     if verdict.test is None:
         return Cell()
@@ -262,9 +280,9 @@ def _verdict_cell(verdict: Verdict) -> Cell:
     return Cell(verdict.word, bold=verdict.word == "contradicted")
 
 
-def _title(comparison: Comparison, scale: str) -> str:
+def _title(comparison: Comparison, setup: str) -> str:
     table = comparison.table
-    return f"{escape(table.title or table.name)} (\\texttt{{{escape(table.name)}}}, scale {escape(scale)})"
+    return f"{escape(table.title or table.name)} (\\texttt{{{escape(table.name)}}}, {escape(setup)})"
 
 
 def _seeds_text(counts: Iterable[str]) -> str:

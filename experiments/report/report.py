@@ -228,15 +228,12 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
         + text.document_notes(comparison)
         + text.undefined_notes(comparison)
     )
-    scores = text.scores_sheet(comparison)
     if comparison.mismatches:
-        rows = comparison.table.rows
-        scores = text.flag_rows(scores, [row.label for row in rows if row.name in comparison.mismatches])
         notes.append(text.mismatch_note(comparison))
     sheets = {
         text.ORDER: text.order_sheet(comparison),
         text.CONCLUSIONS: text.conclusions_sheet(verdicts, comparison.mismatches),
-        SCORES: scores,
+        SCORES: flagged_scores_sheet(comparison),
         text.DIFFERENCES: text.differences_sheet(comparison),
         text.METRICS: text.metrics_sheet(comparison) if comparison.has_tasks else None,
         text.DENOISERS: text.denoisers_sheet(comparison),
@@ -248,6 +245,12 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
     figures = table_figures(comparison, curves)
     known = {heading: sheet for heading, sheet in sheets.items() if sheet is not None}
     return TableReport(comparison, verdicts, known, notes, figures)
+
+
+def flagged_scores_sheet(comparison: Comparison) -> Sheet:
+    """Return the sheet of all scores, with ≠ behind rows that were trained with other data or code."""
+    mismatched = [row.label for row in comparison.table.rows if row.name in comparison.mismatches]
+    return text.flag_rows(text.scores_sheet(comparison), mismatched)
 
 
 def _section(table_report: TableReport) -> Section:
@@ -429,8 +432,9 @@ def write_latex(report: Report, scale: str, overrides: Overrides | None = None) 
     path, tables, papers = report.path.with_suffix(".tex"), [], []
     for name, table_report in report.tables.items():
         label = "tab:" + re.sub(r"[^\w.:+-]", "-", file_name(name))
-        comparison, scores = table_report.comparison, table_report.sheets[SCORES]
-        made = latex_tables(comparison, table_report.verdicts, scores, scale_and_settings(scale, overrides))
+        comparison = table_report.comparison
+        scores = flagged_scores_sheet(comparison.including_baseline())
+        made = latex_tables(comparison, table_report.verdicts, scores, setup_text(scale, overrides))
         tables += [table.text(label) for table in made]
         papers += [comparison.table.paper] if comparison.table.paper else []
     write(path, "\n".join(tables))
@@ -440,10 +444,10 @@ def write_latex(report: Report, scale: str, overrides: Overrides | None = None) 
     return [path, path.with_suffix(".bib")]
 
 
-def scale_and_settings(scale: str, overrides: Overrides | None) -> str:
+def setup_text(scale: str, overrides: Overrides | None) -> str:
     """Return the scale, and the settings that were given to every row, in words."""
     given = ", ".join(f"{name}={value}" for name, value in explicit_overrides(overrides or {}).items())
-    return f"{scale}; in every row {given}" if given else scale
+    return f"scale {scale}; in every row {given}" if given else f"scale {scale}"
 
 
 def watch(

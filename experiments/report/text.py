@@ -535,13 +535,12 @@ def order_sheet(comparison: Comparison) -> Sheet | None:
         "tau": [Cell(f"{order.tau:+z.2f}", value=order.tau) for order in known.values()],
         "95 % interval": [_interval_cell(order.interval) for order in known.values()],
         "p": [Cell(f"{order.p:.2g}", value=order.p) for order in known.values()],
-        "a repeat of the paper": [
-            Cell()
-            if order.replication is None
-            else Cell(f"{order.replication:+.2f}", value=order.replication)
-            for order in known.values()
-        ],
+        "a repeat of the paper": [_replication_cell(order.replication) for order in known.values()],
     }
+
+
+def _replication_cell(tau: float | None) -> Cell:
+    return Cell() if tau is None else Cell(f"{tau:+.2f}", value=tau)
 
 
 def _interval_cell(interval: tuple[float, float] | None) -> Cell:

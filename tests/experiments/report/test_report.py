@@ -831,9 +831,25 @@ def test_the_tables_of_latex_are_narrow_and_say_their_units_seeds_and_what_is_bo
     assert r"\cite{raffel2020}" in caption and r"$\pm$: standard deviation over seeds" in caption
     for table in tables.values():
         assert (r"\textbf" in table) == ("Bold: " in table), "what is bold is said, and nothing else"
-    assert r"15 $>$ 50 & +" in tables["-claims"] and "& confirmed" in tables["-claims"]
+    assert r"15\% $>$ 50\% & +" in tables["-claims"] and "& confirmed" in tables["-claims"]
     assert "@misc{raffel2020," in (bib := (folder / "report.bib").read_text())
     assert "Exploring the Limits of Transfer Learning" in bib
+
+
+def test_tables_of_latex_name_rows_by_their_labels_and_print_the_baseline_that_captions_name(tmp_path):
+    (table,) = tables_of(find("t5/4-objective"))
+    for place, name in enumerate((table.baseline, *(row.name for row in table.rows))):
+        for seed in (0, 1):
+            finish(tmp_path, name, seed, 90.0 - 10 * place - seed)
+    made = report.write_report([table], "nano", tmp_path)
+    text = report.write_latex(made, "nano", {"data.seed": 3})[0].read_text()
+    scores, _, claims, *_ = text.split(r"\begin{table}")[1:]
+    assert "distance from the baseline (Baseline average) over" in scores
+    labels = [line.partition(" & ")[0] for line in scores.splitlines() if line.endswith(r"\\")]
+    assert labels == ["Baseline average", *(row.label for row in table.rows[:-1])]
+    assert r"BERT-style (Devlin et al., 2018) $>$ Deshuffling & +" in claims
+    assert not any(row.key in claims for row in table.rows)
+    assert all("scale nano; in every row data.seed=3)" in each for each in (scores, claims))
 
 
 def test_a_table_of_latex_leaves_out_rows_without_runs_and_says_how_many_seeds_the_others_have(tmp_path):
