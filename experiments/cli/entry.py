@@ -49,7 +49,7 @@ def entry_run(file: Path, /, out: Path | None = None, runs: Runs = RUNS, jobs: i
         score = seed_score(run.folder, track)
         check_budget(run.experiment, score.flops, score.parameters)
     print_line(check_distribution(wanted[0].folder))
-    path, date = out or file.with_suffix(SUFFIX), f"{datetime.now(UTC):%Y-%m-%d}"
+    path, date = out or file.with_suffix(SUFFIX), f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
     folders = {run.experiment.seed: run.folder for run in wanted}
     scores = write_archive(path, entry, file, folders, date, current_commit() or "")
     print_line(f"{track.unit}, seeds 0 to {rules.RULES.seeds - 1}: {summary_of(scores)}")

@@ -122,7 +122,7 @@ def write_archive(
 ) -> dict[int, SeedScore]:
     """Pack an entry whose runs have finished; return the scores of its seeds.
 
-    folders: seed -> folder of its run. date: on which it was made, YYYY-MM-DD.
+    folders: seed -> folder of its run. date: when it was made, YYYY-MM-DD HH:MM in UTC.
     """
     track = TRACKS[entry.track]
     scores = {seed: seed_score(folder, track) for seed, folder in folders.items()}

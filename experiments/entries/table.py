@@ -41,7 +41,7 @@ class Compared:
 
 
 def read_entries(folder: Path) -> list[Archive]:
-    """Return the archives of a folder by date, then by name; SettingError for one of another version."""
+    """Return the archives of a folder by the time of sealing; SettingError for one of another version."""
     archives = [read_archive(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
     if not archives:
         raise SettingError(f"{folder} has no archives of entries (*{SUFFIX}); lm entry run writes them")
@@ -82,12 +82,13 @@ def improvement_p(before: np.ndarray, after: np.ndarray, track: Track) -> float:
 
     Where neither has variance, as of two counted models, the better is better beyond doubt.
     """
-    from scipy.stats import ttest_ind  # slow to import
+    from scipy.stats import ttest_ind_from_stats  # slow to import
 
     if np.ptp(before) == np.ptp(after) == 0:
         return 0.0 if is_better(after[0], before[0], track) else 1.0
+    samples = [moment for each in (after, before) for moment in (each.mean(), each.std(ddof=1), len(each))]
     alternative = "less" if track.lower_is_better else "greater"
-    return float(ttest_ind(after, before, equal_var=False, alternative=alternative).pvalue)
+    return float(ttest_ind_from_stats(*samples, equal_var=False, alternative=alternative).pvalue)
 
 
 def is_better(a: float, b: float, track: Track) -> bool:
@@ -112,16 +113,20 @@ def table_sheet(compared: Sequence[Compared], track: Track) -> Sheet:
     column("p", ["–" if entry.p is None else f"{entry.p:.2g}" for entry in ranked])
     column("record", ["yes" if entry.is_record else "no" for entry in ranked])
     column("author", [entry.archive.summary["entry"]["author"] for entry in ranked])
-    column("date", [entry.archive.summary["date"] for entry in ranked])
+    column("date", [entry.archive.summary["date"][:10] for entry in ranked])
     column("commit", [entry.archive.summary["commit"][:7] for entry in ranked])
     column("FLOP", [f"{_mean(entry, 'flops'):.2g}" for entry in ranked])
     column("parameters", [f"{_mean(entry, 'parameters'):,.0f}" for entry in ranked])
-    column("minutes", [f"{_mean(entry, 'seconds') / 60:.1f}" for entry in ranked])
+    column("minutes", [_minutes(_mean(entry, "seconds")) for entry in ranked])
     return sheet
 
 
 def _bound(entry: Compared) -> str:
     return "≤ " if any(score.half_width for score in entry.archive.scores.values()) else ""
+
+
+def _minutes(seconds: float) -> str:
+    return "< 0.1" if seconds < 6 else f"{seconds / 60:.1f}"
 
 
 def _mean(entry: Compared, name: str) -> float:
