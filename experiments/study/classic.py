@@ -16,6 +16,12 @@ NO_NSP: Changes = {
     "model.heads": (),
 }
 ORDER: Changes = {"objective.pairs": "sentence-order", "model.heads": ("pooler", "sentence-order")}
+# as many embeddings as BERT has of positions; DeBERTa v3 reads as many buckets
+DISENTANGLED: Changes = {
+    "model.positions.kind": "relative-disentangled",
+    "model.positions.relative_buckets": 512,
+    "model.positions.relative_max_distance": 512,
+}
 BART: Changes = family("bart-base") | objective("text-infilling") | HEADS | ADAMW
 ELECTRA: Changes = (
     BERT | NO_NSP | family("electra-base") | objective("electra") | {"model.embedding.type_vocab_size": 0}
@@ -50,6 +56,7 @@ TABLES = (
             "whole-word": BERT | NO_NSP | objective("whole-word-masked-lm"),
             "span": BERT | NO_NSP | objective("span-masked-lm"),
             "shared-layers": BERT | ORDER | {"model.shared_layers": True},
+            "deberta": BERT | NO_NSP | DISENTANGLED,
             "mixed-layers": BERT | {"tuning.layers": "mixed-frozen"},
             "mean-pooling": BERT | {"tuning.pool": "mean"},
             "max-pooling": BERT | {"tuning.pool": "max"},

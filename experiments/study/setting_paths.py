@@ -142,6 +142,7 @@ Changes = TypedDict(
             "relative-per-layer",
             "relative-and-learned",
             "relative-keys",
+            "relative-disentangled",
             "rotary",
             "alibi",
         ]
@@ -152,6 +153,10 @@ Changes = TypedDict(
         "model.positions.relative_buckets": int | Change,
         "model.positions.relative_max_distance": int | Change,
         "model.positions.relative_bias_start": Literal["normal", "slopes"] | Change,
+        "model.positions.relative_products": Literal["both", "content-to-position", "position-to-content"]
+        | Change,
+        "model.positions.relative_projections": Literal["shared", "separate"] | Change,
+        "model.positions.relative_norm": bool | Change,
         "model.positions.rotary": RotaryConfig | Change,
         "model.positions.rotary.base": float | Change,
         "model.positions.rotary.window_base": float | None | Change,

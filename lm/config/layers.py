@@ -24,7 +24,9 @@ ConvolutionName = Literal["lightweight-convolution", "dynamic-convolution"]
 MixerName = Literal["attention", "synthesizer", "rnn", "gru", "lstm", "window", ConvolutionName, "none"]
 CrossName = Literal["heads", "merged", "dot", "multiplicative", "additive", "none"]
 # relative-and-learned: a table of biases and one of embeddings (MPNet)
-RelativePositions = Literal["relative", "relative-per-layer", "relative-and-learned", "relative-keys"]
+RelativePositions = Literal[
+    "relative", "relative-per-layer", "relative-and-learned", "relative-keys", "relative-disentangled"
+]
 Positions = Literal["none", "learned", "sinusoidal", RelativePositions, "rotary", "alibi"]
 # silu is Swish with beta 1. A gated form multiplies the activation of one projection by a second projection:
 # sigmoid (GLU), none (gated-linear: bilinear), relu (ReGLU), gelu in its tanh form (GEGLU) or by the error
@@ -47,6 +49,10 @@ Remat = Literal["none", "dots", "attention", "full", "full-offloaded", "names"]
 ATTENTION_TENSORS = ("query_proj", "key_proj", "value_proj", "context", "out_proj")
 MLP_TENSORS = ("mlp_hidden", "mlp_out")
 
+BY_VECTORS = (
+    "relative-keys",
+    "relative-disentangled",
+)  # positions by products with vectors, stored as scores
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
 RECURRENT = ("rnn", "gru", "lstm")  # mixers that carry a state
 CONVOLUTIONS = get_args(ConvolutionName)
@@ -69,6 +75,7 @@ class Mixers(Values):
 LEARNED: Condition = {"kind": ("learned", "relative-and-learned")}
 RELATIVE: Condition = {"kind": get_args(RelativePositions)}
 RELATIVE_BIASES: Condition = {"kind": ("relative", "relative-per-layer", "relative-and-learned")}
+DISENTANGLED: Condition = {"kind": ("relative-disentangled",)}
 BY_HEADS = ("heads", "merged")  # kinds of cross-attention whose queries and keys are those of heads
 FEED_FORWARD: Condition = {"activation": Values(but=("none",))}
 SYNTHESIZER: Condition = {"kind": Mixers(("synthesizer",))}
@@ -249,7 +256,9 @@ class PositionsConfig:
     """Position encoding: how a model knows the order of its tokens."""
 
     # position encoding; relative: a number for each relative position and head is added to the scores;
-    # relative-keys: the product of the query and a vector for each of them (Shaw et al. 2018)
+    # relative-keys: the product of the query and a vector for each of them (Shaw et al. 2018);
+    # relative-disentangled: products of the query, and of the key, with projections of an embedding for each
+    # of them (DeBERTa)
     kind: Positions = "relative"
     # longest row with learned positions, random blocks or a synthesizer [tokens]
     max_length: int = 512
@@ -264,6 +273,16 @@ class PositionsConfig:
     relative_max_distance: int = setting(128, RELATIVE)
     # initialisation of the relative-position biases: random as in T5, or ALiBi's slopes
     relative_bias_start: Literal["normal", "slopes"] = setting("normal", RELATIVE_BIASES)
+    # products that disentangled attention adds: those of queries with relative positions
+    # (content-to-position), those of keys with them (position-to-content), or both
+    relative_products: Literal["both", "content-to-position", "position-to-content"] = setting(
+        "both", DISENTANGLED
+    )
+    # projections of the embeddings of relative positions in each layer: those of its queries and keys
+    # (shared: DeBERTa 2 and 3), or matrices of their own (separate: DeBERTa 1)
+    relative_projections: Literal["shared", "separate"] = setting("shared", DISENTANGLED)
+    # whether the embeddings of relative positions are normalised (DeBERTa 2 and 3)
+    relative_norm: bool = setting(True, DISENTANGLED)
     rotary: RotaryConfig = setting(RotaryConfig(), {"kind": ("rotary",)})
 
     def __post_init__(self):
@@ -271,6 +290,40 @@ class PositionsConfig:
         at_least(self, "model.positions.", relative_buckets=2)
         # tables of so many numbers are made on the host
         at_most(self, "model.positions.", relative_buckets=2**16, relative_max_distance=2**20)
+        if self.kind == "relative-disentangled":
+            self._check_disentangled()
+
+    def _check_disentangled(self) -> None:
+        """Check that buckets are as many for keys before the query as for keys after it."""
+        has_one_each = self.relative_buckets == 2 * self.relative_max_distance
+        is_logarithmic = self.relative_buckets >= 8 and self.relative_buckets % 4 == 0
+        if has_one_each or is_logarithmic and self.relative_max_distance > self.relative_buckets // 2:
+            return
+        raise SettingError(
+            f"model.positions.relative_buckets={self.relative_buckets} of "
+            f"model.positions.kind={self.kind!r} should be twice model.positions.relative_max_distance="
+            f"{self.relative_max_distance}, one for each distance, or fewer: 8 or more, a multiple of 4"
+        )
+
+    @property
+    def has_position_keys(self) -> bool:
+        """Return whether the product of the query and a key of the relative position is added to a score."""
+        return self.kind == "relative-disentangled" and self.relative_products != "position-to-content"
+
+    @property
+    def has_position_queries(self) -> bool:
+        """Return whether the product of the key and a query of the relative position is added to a score."""
+        return self.kind == "relative-disentangled" and self.relative_products != "content-to-position"
+
+    @property
+    def has_own_projections(self) -> bool:
+        """Return whether layers project relative positions by other matrices than contents."""
+        return self.relative_projections == "separate"
+
+    @property
+    def score_terms(self) -> int:
+        """Return how many products are added up to a score: more than one in disentangled attention."""
+        return 1 + self.has_position_keys + self.has_position_queries
 
     @property
     def is_learned(self) -> bool:

@@ -26,6 +26,7 @@ from lm.config.layers import (
     ATTENTION_TENSORS,
     BIASES,
     BY_HEADS,
+    BY_VECTORS,
     MLP_TENSORS,
     RECURRENT,
     WITH_LOGITS,
@@ -273,11 +274,18 @@ class ModelConfig:
         self._check_layer_windows()
         attention = self.attention
         is_stored = attention.implementation in ("auto", "xla") and self.sparsity.projections == "shared"
-        if self.positions.kind == "relative-keys" and not is_stored:
+        if self.positions.kind in BY_VECTORS and not is_stored:
             raise SettingError(
-                "model.positions.kind='relative-keys' stores its scores, of one set of projections: "
+                f"model.positions.kind={self.positions.kind!r} stores its scores, of one set of projections: "
                 f"model.attention.implementation={attention.implementation!r} should be 'auto', "
                 f"model.sparsity.projections={self.sparsity.projections!r} 'shared'"
+            )
+        needs_other = self.has_decoder or attention.scores == "bilinear"
+        if self.positions.kind == "relative-disentangled" and needs_other:
+            raise SettingError(
+                "model.positions.kind='relative-disentangled' compares the positions of whole rows, by "
+                f"products of vectors: model.architecture={self.architecture!r} should be 'encoder', "
+                f"model.attention.scores={attention.scores!r} 'scaled-dot' or 'dot'"
             )
         implementation = f"model.attention.implementation={attention.implementation!r}"
         if attention.implementation in ("flash", "cudnn") and (count := self.sparsity.random_blocks):
@@ -357,7 +365,7 @@ class ModelConfig:
                 f"{mixer} stores its logits, which model.attention.implementation="
                 f"{self.attention.implementation!r} does not: choose 'auto'"
             )
-        if self.attention.scores == "bilinear" or self.positions.kind in ("rotary", "relative-keys"):
+        if self.attention.scores == "bilinear" or self.positions.kind in ("rotary", *BY_VECTORS):
             raise SettingError(
                 f"{mixer} has logits that model.attention.scores={self.attention.scores!r} and "
                 f"model.positions.kind={self.positions.kind!r} do not change: choose 'dot' or 'scaled-dot', "

@@ -105,7 +105,8 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
         expected = tensors(family, config, shapes)
         problems = [*_misfits(expected, stored)]
         if not problems:
-            extra = stored.stored_names.keys() - expected.keys()
+            extra = {*stored.stored_names.keys() - expected.keys()}
+            extra = {name for name in extra if not _is_in(name, family.unread_modules)}
             if with_head:
                 extra = {name for name in extra if not is_head_tensor(stored.stored_names[name])}
             problems = [*_unknown_tensors(extra, family, config, expected, stored)]
@@ -199,7 +200,8 @@ def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
 def _current_names(family: Family, stored_names: Iterable[str]) -> dict[str, str]:
     """Return the stored name of each tensor, by the name in the family's class with heads today.
 
-    Older files call the parameters of norms gamma and beta; files of a base model lack its prefix.
+    Older files call the parameters of norms gamma and beta; files of a base model lack its prefix, and some
+    families have other names of modules.
     """
     stored_names = list(stored_names)
     has_prefix = any(name.startswith(family.tensor_prefix) for name in stored_names)
@@ -210,10 +212,19 @@ def _current_names(family: Family, stored_names: Iterable[str]) -> dict[str, str
         for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
             if name.endswith(old):
                 name = name.removesuffix(old) + new
+        for other, module in family.other_modules.items():
+            if _is_in(name, (other,)):
+                name = module + name.removeprefix(other)
+                break
         if not has_prefix and name not in outside:
             name = family.tensor_prefix + name
         current[stored if name in current else name] = stored
     return current
+
+
+def _is_in(name: str, modules: Iterable[str]) -> bool:
+    """Return whether a tensor is of one of these modules."""
+    return any(name.startswith(f"{module}.") for module in modules)
 
 
 def _misfits(expected: Mapping[str, Tensor], stored: StoredTensors) -> Iterator[str]:

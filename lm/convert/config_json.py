@@ -10,7 +10,7 @@ from operator import attrgetter
 from lm.config.base import SettingError, from_json, leaves, nearest
 from lm.config.model import ModelConfig
 from lm.convert.families import FAMILIES, UNSUPPORTED
-from lm.convert.fields import unused_rope_settings
+from lm.convert.fields import DISENTANGLED_SETTINGS, unused_rope_settings
 from lm.convert.known_fields import check_fields
 from lm.convert.schema import Family, HFConfig, PretrainingHead, Settings
 
@@ -213,6 +213,7 @@ def _update_published(family: Family, config: ModelConfig) -> HFConfig:
             for name in field.superseded:
                 hf_config.pop(name, None)
             hf_config |= field.write(config)
+    hf_config |= family.written_values
     # Weights are written in float32.
     dtypes = [name for name in hf_config if name.rpartition(".")[2] in ("dtype", "torch_dtype")]
     return nest_sections(hf_config | dict.fromkeys(dtypes, "float32"), family)
@@ -231,7 +232,7 @@ def _write_new(family: Family, config: ModelConfig) -> HFConfig:
     hf_config |= {name: value for name, value in family.supported_values.items() if value is not None}
     for field in family.fields:
         hf_config |= field.write(config)
-    return nest_sections(hf_config, family)
+    return nest_sections(hf_config | dict(family.written_values), family)
 
 
 # Settings without effect on the outputs, or only on those of a new model or in training.
@@ -271,6 +272,7 @@ def semantic_settings(config: ModelConfig) -> Settings:
         ("positions.max_length", "positions.offset"): config.positions.is_learned,
         ("positions.sinusoid",): config.positions.kind == "sinusoidal",
         ("positions.relative_",): config.positions.kind.startswith("relative"),
+        DISENTANGLED_SETTINGS: config.positions.kind == "relative-disentangled",
         ("positions.rotary.",): config.positions.kind == "rotary",
         ("embedding.projected",): bool(config.embedding.d_embed),
         ("attention.norm_scale",): config.attention.has_head_norms,

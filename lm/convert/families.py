@@ -18,6 +18,11 @@ from lm.convert.fields import (
     activation,
     bos_token,
     choice,
+    deberta_convolution,
+    deberta_distances,
+    deberta_head_width,
+    deberta_norm,
+    deberta_products,
     embedding_width,
     encoder_size,
     eos_token,
@@ -1422,6 +1427,66 @@ ELECTRA = replace(
     output_matrix="generator_lm_head",
 )
 
+_LM_HEAD = "lm_predictions.lm_head"
+_OLDER_LM_HEAD = "cls.predictions"
+# He et al. 2021; version 3, of the same type: He et al. 2023. Scores have products of contents and positions.
+DEBERTA_V2 = replace(
+    BERT,
+    model_type="deberta-v2",
+    architectures={"DebertaV2ForMaskedLM": ("logits",), "DebertaV2Model": ()},
+    task_classes=task_classes("DebertaV2", "tokens", "span")
+    | task_classes(
+        "DebertaV2", "classes", "regression", "choice", pool="first", dense="pooler.dense", activation="gelu"
+    ),
+    template=changes(BERT.template, {"positions.kind": "relative-disentangled"}),
+    fields=override(
+        without(BERT.fields, "positions.max_length"),
+        Field("layer_norm_eps", "norm.epsilon", 1e-7),
+        Field("type_vocab_size", "embedding.type_vocab_size", 0),
+        deberta_distances(),
+        deberta_products(),
+        choice("share_att_key", "positions.relative_projections", {True: "shared", False: "separate"}, False),
+        deberta_norm(),
+        deberta_head_width(),
+        deberta_convolution(),
+    ),
+    supported_values={"pooler_hidden_act": "gelu"},
+    attribute_map={"pooler_hidden_size": "hidden_size", "embedding_size": "hidden_size"},
+    # What is called legacy has other names of the masked LM's output layers, not those of published files.
+    written_values={"legacy": False},
+    base_model_prefix="deberta",
+    base_model=(
+        embedding("embed", "embeddings.word_embeddings"),
+        embedding("encoder.types", "embeddings.token_type_embeddings"),
+        norm("encoder.embed_norm", "embeddings.LayerNorm"),
+        embedding("encoder.relative", "encoder.rel_embeddings"),
+        norm("encoder.relative.norm", "encoder.LayerNorm"),
+        stack(
+            "encoder.blocks",
+            "encoder.layer",
+            linears(
+                "attention",
+                "attention.self",
+                query="query_proj",
+                key="key_proj",
+                value="value_proj",
+                position_query="pos_query_proj",
+                position_key="pos_key_proj",
+            ),
+            linear("attention.out", "attention.output.dense"),
+            linear("mlp.hidden", "intermediate.dense"),
+            linear("mlp.out", "output.dense"),
+            norm("attention_norm", "attention.output.LayerNorm"),
+            norm("mlp_norm", "output.LayerNorm"),
+        ),
+    ),
+    output_layers=_masked_lm_head(f"{_LM_HEAD}.dense", f"{_LM_HEAD}.LayerNorm", f"{_LM_HEAD}.bias"),
+    output_matrix=f"{_LM_HEAD}.decoder",
+    other_modules={f"{_OLDER_LM_HEAD}.transform": _LM_HEAD, _OLDER_LM_HEAD: _LM_HEAD},
+    # The head of version 3's discriminators, and embeddings that nothing reads without position_biased_input.
+    unread_modules=("mask_predictions", "deberta.embeddings.position_embeddings"),
+)
+
 # Warner et al. 2024: a window in two of three layers, with rotary positions of another base
 MODERNBERT = Family(
     model_type="modernbert",
@@ -1495,14 +1560,13 @@ _DECODERS = (
 )
 _ENCODERS = (
     *(DISTILBERT, BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET),
-    *(LONGFORMER, ALBERT, ELECTRA, MODERNBERT),
+    *(LONGFORMER, ALBERT, ELECTRA, DEBERTA_V2, MODERNBERT),
 )
 FAMILIES = {family.model_type: family for family in (*_ENCODER_DECODERS, *_DECODERS, *_ENCODERS)}
 
 # Types of models that are refused, and what they need that ours lack.
 UNSUPPORTED = {
-    "deberta": "its scores add products of contents and relative positions (disentangled attention)",
-    "deberta-v2": "its scores add products of contents and relative positions (disentangled attention)",
+    "deberta": "its queries and values have biases, and its keys have none; versions 2 and 3 are deberta-v2",
     "xlnet": "it predicts tokens in permuted order, by a second stream of queries",
     "gemma3": "it reads pictures too; gemma3_text is the type of its language model",
 }

@@ -308,6 +308,132 @@ def t5_logits() -> FieldGroup:
     return FieldGroup(names, ("output.logits",), read, write)
 
 
+# --- DeBERTa
+
+DISENTANGLED_SETTINGS = (
+    *("positions.relative_products", "positions.relative_projections", "positions.relative_norm"),
+)
+_PRODUCTS = {
+    "both": ["p2c", "c2p"],
+    "content-to-position": ["c2p"],
+    "position-to-content": ["p2c"],
+}
+
+
+def _words(value: Any) -> list[str]:
+    """Return the words of a field, in order: of a list, or of a string in which | stands between them."""
+    words = value.split("|") if isinstance(value, str) else value or []
+    return sorted(str(word).strip().lower() for word in words)
+
+
+def deberta_products() -> Field:
+    """Map which products with relative positions are added to a score."""
+
+    def to_setting(value: Any, _: HFConfig) -> str:
+        for products, words in _PRODUCTS.items():
+            if _words(value) == sorted(words):
+                return products
+        raise SettingError(
+            f"config.json: pos_att_type={value!r} is not supported: it should be c2p, p2c or both"
+        )
+
+    return Field(
+        "pos_att_type", "positions.relative_products", None, to_setting, lambda value, _: _PRODUCTS[value]
+    )
+
+
+def deberta_norm() -> Field:
+    """Map whether the embeddings of relative positions are normalised."""
+
+    def to_setting(value: Any, _: HFConfig) -> bool:
+        if _words(value) not in (["layer_norm"], ["none"]):
+            raise SettingError(
+                f"config.json: norm_rel_ebd={value!r} is not supported: it should be 'layer_norm' or 'none'"
+            )
+        return _words(value) == ["layer_norm"]
+
+    return Field(
+        "norm_rel_ebd",
+        "positions.relative_norm",
+        "none",
+        to_setting,
+        lambda value, _: "layer_norm" if value else "none",
+    )
+
+
+def deberta_distances() -> FieldGroup:
+    """Map the buckets of relative positions, and check that positions are relative alone.
+
+    Without buckets each distance has an embedding, up to max_relative_positions, or if that is below 1 up to
+    max_position_embeddings.
+    """
+    names = ("relative_attention", "position_biased_input")
+    longest, buckets, distance = "max_position_embeddings", "position_buckets", "max_relative_positions"
+
+    def read(hf_config: HFConfig) -> Settings:
+        for name, default, supported in zip(names, (False, True), (True, False), strict=True):
+            if (value := hf_config.get(name, default)) is not supported:
+                raise SettingError(f"config.json: {name}={value!r} is not supported, only {supported!r}")
+        max_length = hf_config.get(longest, 512)
+        max_distance = hf_config.get(distance, -1)
+        max_distance = max_distance if max_distance > 0 else max_length
+        one_side = hf_config.get(buckets, -1)
+        if one_side > 0 and (one_side < 4 or one_side % 2 or one_side >= max_distance):
+            raise SettingError(
+                f"config.json: {buckets}={one_side!r} is not supported with a {distance} of {max_distance}: "
+                "it should be an even number from 4 on, and less"
+            )
+        return {
+            "positions.max_length": max_length,
+            "positions.relative_max_distance": max_distance,
+            "positions.relative_buckets": 2 * (one_side if one_side > 0 else max_distance),
+        }
+
+    def write(config: ModelConfig) -> HFConfig:
+        positions = config.positions
+        has_one_each = positions.relative_buckets == 2 * positions.relative_max_distance
+        return {
+            names[0]: True,
+            names[1]: False,
+            longest: positions.max_length,
+            distance: positions.relative_max_distance,
+            buckets: -1 if has_one_each else positions.relative_buckets // 2,
+        }
+
+    settings = ("max_length", "relative_max_distance", "relative_buckets")
+    return FieldGroup(
+        (*names, longest, buckets, distance), tuple(f"positions.{name}" for name in settings), read, write
+    )
+
+
+def deberta_head_width() -> FieldGroup:
+    """Check that heads share the width of the model, whether a file says so or leaves it out."""
+    name = "attention_head_size"
+
+    def read(hf_config: HFConfig) -> Settings:
+        width, heads = hf_config.get(name), hf_config["num_attention_heads"]
+        if width is not None and width * heads != hf_config["hidden_size"]:
+            raise SettingError(
+                f"config.json: {name}={width!r} is not supported: {heads} heads should share hidden_size="
+                f"{hf_config['hidden_size']!r}"
+            )
+        return {}
+
+    return FieldGroup((name,), (), read, lambda _: {})
+
+
+def deberta_convolution() -> FieldGroup:
+    """Check that there is no convolution beside the first layer, which models of version 2 have."""
+    name = "conv_kernel_size"
+
+    def read(hf_config: HFConfig) -> Settings:
+        if hf_config.get(name):
+            raise SettingError(f"config.json: {name}={hf_config[name]!r} is not supported, only 0")
+        return {}
+
+    return FieldGroup((name, "conv_act", "conv_groups"), (), read, lambda _: {})
+
+
 # --- rotary positions
 
 

@@ -30,6 +30,7 @@ HEAD_MODULES = (
     "score",
     "classification_head",
     "sequence_summary",
+    "pooler",
 )
 HEAD_FIELDS = ("id2label", "label2id", "problem_type", "num_labels")  # of config.json
 PROBLEM_TYPES = {"classes": "single_label_classification", "regression": "regression"}

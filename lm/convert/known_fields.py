@@ -59,7 +59,8 @@ _WORDS_OF_COMPUTATION = """
 def read_fields(family: Family) -> set[str]:
     """Return the fields that decide what is computed here, or whether the file is refused."""
     names = {name for field in family.fields for name in field.names}
-    return names | {*_READ_ELSEWHERE, *_SUPPORTED_VALUES, *family.supported_values, *family.attribute_map}
+    names |= {*_READ_ELSEWHERE, *_SUPPORTED_VALUES, *family.supported_values, *family.attribute_map}
+    return names | {*family.written_values}
 
 
 def known_fields(family: Family) -> set[str]:

@@ -322,6 +322,8 @@ class Family:
     supported_values: Mapping[str, Any] = field(default_factory=dict)
     attribute_map: Mapping[str, str] = field(default_factory=dict)  # other name of a field -> its name
     ignored: tuple[str, ...] = ()  # fields that do not change the outputs
+    # Fields that are written with these values whatever was read: they say what tensors are called.
+    written_values: Mapping[str, Any] = field(default_factory=dict)
     # Fields that hold those of one stack each, which are named as in "encoder.hidden_size" here.
     sections: tuple[str, ...] = ()
     # Whether tie_word_embeddings may be true although the output matrix differs from the embedding.
@@ -332,6 +334,9 @@ class Family:
     output_layers: tuple[Parameters, ...] = (linear("head", "lm_head"),)
     output_matrix: str = "lm_head"  # module whose weight repeats the embedding in models that tie the two
     tied_modules: tuple[str, ...] = ()  # other modules whose weight repeats the embedding
+    # Other names of modules in some files -> their names here; of two that fit, the first is taken.
+    other_modules: Mapping[str, str] = field(default_factory=dict)
+    unread_modules: tuple[str, ...] = ()  # modules of some files that transformers leaves out too
 
     @property
     def tensor_prefix(self) -> str:

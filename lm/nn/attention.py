@@ -17,9 +17,16 @@ from lm.nn.cache import KeyValue, LayerCache
 from lm.nn.costs import TokenMixer, matmul_flops
 from lm.nn.dropout import DropoutMasks, Shapes, dropout_factors
 from lm.nn.layers import Identity, Linear, Module, make_norm, normal, param
-from lm.ops.attention import AttentionOptions, attention_weights, bilinear_query
+from lm.ops.attention import AttentionOptions, attention_weights, bilinear_query, repeat_heads
 from lm.ops.masks import AnyMask, materialize_mask
-from lm.ops.positions import AnyBias, RotaryPositions, materialize_bias, relative_key_bias, rotate
+from lm.ops.positions import (
+    AnyBias,
+    RotaryPositions,
+    disentangled_bias,
+    materialize_bias,
+    relative_key_bias,
+    rotate,
+)
 from lm.sharding import constrain
 
 
@@ -28,7 +35,8 @@ def attention_scale(config: ModelConfig) -> float:
     # T5 does not scale products: its query kernels start smaller instead.
     if config.attention.scores == "dot":
         return 1.0
-    return config.attention.product_scale
+    # A score that is the sum of several products is divided by the root of their number (He et al. 2021).
+    return config.attention.product_scale * config.positions.score_terms**-0.5
 
 
 def make_head_norm(config: ModelConfig, width: int, is_normed: bool) -> nnx.Module:
@@ -126,6 +134,11 @@ class Attention(Projections, TokenMixer):
             self._init_queries_as_keys()
         has_vectors = config.positions.kind == "relative-keys" and not is_cross
         self.relative_keys = _relative_keys(config, rngs) if has_vectors else None
+        positions = config.positions
+        has_own_keys = positions.has_own_projections and positions.has_position_keys
+        has_own_queries = positions.has_own_projections and positions.has_position_queries
+        self.position_key = _position_projection(config, rngs, self._key_axis) if has_own_keys else None
+        self.position_query = _position_projection(config, rngs, "heads") if has_own_queries else None
         self.bilinear = _bilinear_weight(config, rngs) if config.attention.scores == "bilinear" else None
         # The projections of a Longformer's global positions; checkpoints call them globals.
         separate = config.sparsity.projections == "separate" and not is_cross
@@ -173,7 +186,7 @@ class Attention(Projections, TokenMixer):
             factors = dropout_factors(dropout_mask, self.config.dropout)
             options = options._replace(dropout_factors=factors)
         query = self._queries(self, x, inputs)
-        out = attend(self.config, query, kv, inputs.mask, self._bias(query, inputs), options)
+        out = attend(self.config, query, kv, inputs.mask, self._bias(query, kv.key, inputs), options)
         if self._has_global_projections(inputs):
             # Both outputs are computed at all positions, and one of them is selected: shapes stay static.
             query = self._queries(self.globals, x, inputs)
@@ -196,7 +209,7 @@ class Attention(Projections, TokenMixer):
     ) -> Float32[Array, "B N T S"]:
         """Return the attention weights from x [B,T,D] to each key, float32 [B,N,T,S]."""
         query = self._queries(self, x, inputs)
-        local = self._weights(query, kv, inputs.mask, self._bias(query, inputs))
+        local = self._weights(query, kv, inputs.mask, self._bias(query, kv.key, inputs))
         if not self._has_global_projections(inputs):
             return local
         query = self._queries(self.globals, x, inputs)
@@ -226,11 +239,12 @@ class Attention(Projections, TokenMixer):
 
         Each token attends to ``visible`` tokens. The count includes products with all matrices, also those
         that a subclass adds, with bilinear weights and with vectors of relative positions. It leaves out
-        other arrays of rank 3 or more, for which a subclass overrides this method, and separate projections
-        of global tokens.
+        other arrays of rank 3 or more, for which a subclass overrides this method, separate projections of
+        global tokens, and projections of relative positions, which all rows of a batch share.
         """
         products = matmul_flops(self, length) - matmul_flops(self.globals, length)
         products += self._bilinear_flops(length) + self._relative_key_flops(length)
+        products += self._disentangled_flops(length)
         return products + self._score_flops(length, visible)
 
     def cross_flops(self, queries: int, keys: int) -> int:
@@ -269,12 +283,39 @@ class Attention(Projections, TokenMixer):
         """Return the FLOPs of multiplying queries by the vectors of relative positions; 0 without them."""
         return 0 if self.relative_keys is None else 2 * queries * self.relative_keys.size
 
-    def _bias(self, query: Array, inputs: AttentionInputs) -> AnyBias:
-        """Return the bias of the scores: the stack's, or that of queries [B,T,N,H] and relative positions."""
+    def _disentangled_flops(self, length: int) -> int:
+        """Return the FLOPs of disentangled attention over one row beyond those of other attention."""
+        own_projections = matmul_flops(self.position_key, length) + matmul_flops(self.position_query, length)
+        sizes, added = self.config.attention, self.config.positions.score_terms - 1
+        vectors = 2 * length - 1  # one for each relative position
+        return added * 2 * length * vectors * sizes.num_heads * sizes.d_kv - own_projections
+
+    def _bias(self, query: Array, key: Array, inputs: AttentionInputs) -> AnyBias:
+        """Return the bias of the scores of queries [B,T,N,H] and keys [B,S,K,H].
+
+        It is the stack's, or made of queries, of keys and of vectors of their relative positions.
+        """
+        scale = attention_scale(self.config)
+        if inputs.relative_embeddings is not None:
+            key = repeat_heads(key, query.shape[2])
+            return scale * disentangled_bias(query, key, *self._position_vectors(inputs.relative_embeddings))
         if self.relative_keys is None or inputs.buckets is None:
             return inputs.bias
-        scaled = query * attention_scale(self.config)
-        return relative_key_bias(scaled, self.relative_keys[...].astype(query.dtype), inputs.buckets)
+        return relative_key_bias(query * scale, self.relative_keys[...].astype(query.dtype), inputs.buckets)
+
+    def _position_vectors(self, embeddings: Array) -> tuple[Array | None, Array | None]:
+        """Return the keys and queries [R,N,H] of relative positions with embeddings [R,D]; None if unused."""
+        sizes, positions, x = self.config.attention, self.config.positions, embeddings[None]
+        position_keys = position_queries = None
+        if positions.has_position_keys:
+            key = self.key if self.position_key is None else self.position_key
+            heads = key(x).reshape(*x.shape[:2], sizes.key_value_heads, sizes.d_kv)
+            position_keys = repeat_heads(self._normed(heads, self.key_norm), sizes.num_heads)[0]
+        if positions.has_position_queries:
+            query = self.query if self.position_query is None else self.position_query
+            heads = query(x).reshape(*x.shape[:2], sizes.num_heads, sizes.d_kv)
+            position_queries = self._normed(heads, self.query_norm)[0]
+        return position_keys, position_queries
 
     def _has_global_projections(self, inputs: AttentionInputs) -> bool:
         return self.globals is not None and inputs.global_tokens is not None
@@ -310,3 +351,11 @@ def _relative_keys(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
     sizes, std = config.attention, config.attention.d_kv**-0.5
     shape = sizes.num_heads, sizes.d_kv, config.positions.relative_buckets
     return param(normal(rngs, shape, std), "heads", "kv", "buckets")
+
+
+def _position_projection(config: ModelConfig, rngs: nnx.Rngs, axis: str) -> Linear:
+    """Return a projection of relative positions to queries, or to keys where ``axis`` is that of keys."""
+    sizes = config.attention
+    heads = sizes.num_heads if axis == "heads" else sizes.key_value_heads
+    shape, std = (config.d_model, heads * sizes.d_kv), config.d_model**-0.5
+    return Linear(rngs, shape, ("embed", axis), std=std, use_bias=config.qkv_has_bias)

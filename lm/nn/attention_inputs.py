@@ -19,7 +19,7 @@ from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.nn.attention_dispatch import choose_implementation
 from lm.nn.cache import KeyValue
-from lm.nn.positions import RelativePositionBias
+from lm.nn.positions import RelativeEmbeddings, RelativePositionBias
 from lm.ops.attention import AttentionOptions
 from lm.ops.masks import (
     AnyMask,
@@ -78,6 +78,8 @@ class AttentionInputs(NamedTuple):
     layer_bias: Callable[[RelativePositionBias], AnyBias] | None = None
     # int32 [B|1,T,S]: buckets of relative positions, whose vectors queries are multiplied with
     buckets: Array | None = None
+    # [T+S-1,D]: embeddings of the relative positions from 1 - T to S - 1, which layers project (DeBERTa)
+    relative_embeddings: Array | None = None
     positions: Array | None = None  # int32 [B|1,T]
     segments: Array | None = None  # int32 [B,T], 0 for padding; None: each row is one text
     # bool [B|1,T]: Longformer's global positions, if they have separate projections
@@ -111,7 +113,7 @@ def make_attention_inputs(
     config: ModelConfig,
     batch: Batch,
     side: str,
-    relative: RelativePositionBias | None,
+    relative: RelativePositionBias | RelativeEmbeddings | None,
     cache_length: int | None = None,
 ) -> AttentionInputs:
     """Return the inputs of the stack ``side``, "encoder" or "decoder", for whole rows [B,T].
@@ -174,6 +176,8 @@ def make_attention_inputs(
         global_mask=prepare_mask(global_mask),
     )
     inputs = _with_layers(inputs, config, windows, lambda window: prepare_mask(window_mask(window)))
+    if isinstance(relative, RelativeEmbeddings):
+        return inputs._replace(relative_embeddings=relative(length, key_length))
     return _with_biases(inputs, config, relative, bidirectional, prepare_bias)
 
 
@@ -181,10 +185,11 @@ def make_decode_inputs(
     config: ModelConfig,
     cached: Int32[Array | np.ndarray, " B"],
     cache_length: int,
-    relative: RelativePositionBias | None,
+    relative: RelativePositionBias | RelativeEmbeddings | None,
     count: int = 1,
 ) -> AttentionInputs:
     """Return the inputs for the next ``count`` tokens of rows whose first ``cached`` int32 [B] are cached."""
+    assert not isinstance(relative, RelativeEmbeddings), "settings refuse them in a decoder"
     key_position = jnp.arange(cache_length)[None, :]
     position = jnp.asarray(cached)[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]
     relative_position = key_position[:, None, :] - position[:, :, None]

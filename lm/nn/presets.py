@@ -127,6 +127,19 @@ _ELECTRA = changes(
     {"output.logits": "none", "output.transform": False, "output.bias": False, "heads": ("replaced-token",)},
 )
 _ELECTRA_GENERATOR = changes(_BERT, {"heads": ()})  # Clark et al. 2020
+# He et al. 2023, version 3: 256 buckets on each side of the query
+_DEBERTA_V3 = _family(
+    _BIDIRECTIONAL,
+    128_100,
+    (0, None, None),
+    {
+        "norm.epsilon": 1e-7,
+        "positions.kind": "relative-disentangled",
+        "positions.relative_buckets": 512,
+        "positions.relative_max_distance": 512,
+        "embedding.type_vocab_size": 0,
+    },
+)
 _LONG = SparsityConfig(window=256, projections="separate")
 _LONGFORMER = changes(_ROBERTA, {"positions.max_length": 4_096, "sparsity": _LONG})  # Beltagy et al. 2020
 # Warner et al. 2024: of three layers the first sees everything, the others 64 tokens on each side
@@ -395,6 +408,11 @@ PRESETS = {
     "electra-small-generator": _sized(_ELECTRA_GENERATOR, 12, 256, 4, {"embedding.d_embed": 128}),
     "electra-base-generator": _sized(_ELECTRA_GENERATOR, 12, 256, 4, {"embedding.d_embed": 768}),
     "electra-large-generator": _sized(_ELECTRA_GENERATOR, 24, 256, 4, {"embedding.d_embed": 1_024}),
+    "deberta-v3-xsmall": _sized(_DEBERTA_V3, 12, 384, 6),
+    "deberta-v3-small": _sized(_DEBERTA_V3, 6, 768, 12),
+    "deberta-v3-base": _sized(_DEBERTA_V3, 12, 768, 12),
+    "deberta-v3-large": _sized(_DEBERTA_V3, 24, 1_024, 16),
+    "mdeberta-v3-base": _sized(changes(_DEBERTA_V3, {"vocab_size": 251_000}), 12, 768, 12),
     "longformer-base": _sized(_LONGFORMER, 12, 768, 12),
     "longformer-large": _sized(_LONGFORMER, 24, 1_024, 16),
     "modernbert-base": _sized(_MODERNBERT, 22, 768, 12, {"sparsity": _every_third(22)}, d_ff=1_152),
@@ -535,6 +553,8 @@ _ROW_LENGTHS = {
     "olmo-2-": (0, 4_096),
     "granite-3.0-": (0, 4_096),
     "t5gemma-": (4_096, 4_096),  # a row of Gemma 2, half of it as targets
+    "deberta-": (512, 0),
+    "mdeberta-": (512, 0),
     "modernbert-": (1_024, 0),  # before rows were lengthened to 8,192
 }
 

@@ -21,7 +21,7 @@ from lm.nn.dropout import DropoutMasks, draw_dropout_masks, dropout
 from lm.nn.experts import RouterStatistics
 from lm.nn.layers import Embed, Identity, Linear, Module, add_layers_axis, embedding_std, make_norm
 from lm.nn.memory import ProductKeyMemory
-from lm.nn.positions import RelativePositionBias
+from lm.nn.positions import make_shared_relative
 from lm.nn.residual import make_last_norm
 from lm.ops.positions import sinusoids
 from lm.sharding import constrain
@@ -103,8 +103,7 @@ class Stack(Module):
             else:
                 keep_in_layers(self.blocks, name, layers)
         bidirectional = config.reads_both_ways(has_cross_attention)
-        has_bias = config.positions.kind in ("relative", "relative-and-learned")
-        self.relative = RelativePositionBias(config, rngs, bidirectional) if has_bias else None
+        self.relative = make_shared_relative(config, rngs, bidirectional)
         # Post-norm blocks end with a norm already.
         is_post_norm = config.residual == "post-norm"
         self.norm = Identity() if is_post_norm else make_last_norm(config)

@@ -59,6 +59,89 @@ def relative_key_bias(
     return jnp.einsum("btnr,btsr->bnts", products, one_hot)
 
 
+def signed_position_bucket(
+    relative_position: Int[np.ndarray, "*shape"], *, num_buckets: int, max_distance: int
+) -> Int[np.ndarray, "*shape"]:
+    """Return the bucket of each relative position, of the same shape, as DeBERTa numbers them.
+
+    With k = num_buckets / 2, a key that lies d before the query is in bucket k + b(d), one d after it in
+    k - b(d), and both ends are cut to 0 and 2k - 1: delta(i, j) of He et al. 2021, section 3.1. b(d) is d
+    itself if ``max_distance`` is k. Otherwise it is d up to k / 2, and grows with the logarithm of d from
+    there to k - 1 at max_distance - 1, as in the program released with version 2.
+
+    >>> far = np.array([-9, -8, -7, -3, -2, -1, 0, 1, 2, 3, 7, 8])
+    >>> signed_position_bucket(far, num_buckets=8, max_distance=8).tolist()
+    [7, 7, 7, 7, 6, 5, 4, 3, 2, 1, 1, 0]
+    >>> signed_position_bucket(far, num_buckets=16, max_distance=8).tolist()
+    [15, 15, 15, 11, 10, 9, 8, 7, 6, 5, 1, 0]
+    """
+    span = num_buckets // 2
+    distance = np.abs(relative_position)
+    if max_distance > span:
+        exact = span // 2
+        beyond = np.searchsorted(_signed_starts(exact, max_distance), distance, side="right")
+        distance = np.minimum(distance, exact) + beyond
+    return np.clip(span - np.sign(relative_position) * distance, 0, num_buckets - 1)
+
+
+def _signed_starts(exact: int, max_distance: int) -> list[int]:
+    """Return the least distance d for which b(d) of ``signed_position_bucket`` is exact + 1, exact + 2, ...
+
+    With L = exact - 1 logarithmic buckets, b(d) = exact + ceil(L log(d / exact) / log((max - 1) / exact)). It
+    is compared in integers, so that no rounding of a logarithm decides on a bucket.
+    """
+    many, starts, distance = exact - 1, [], exact
+    for j in range(exact):
+        while distance**many <= exact ** (many - j) * (max_distance - 1) ** j:
+            distance += 1
+        starts.append(distance)
+    return starts
+
+
+def disentangled_bias(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S N H"],
+    position_keys: Float[Array, "R N H"] | None,
+    position_queries: Float[Array, "R N H"] | None,
+) -> Float32[Array, "B N T S"]:
+    """Return what disentangled attention adds to the products of queries and keys (He et al. 2021).
+
+    The score of query i and key j is, before it is divided by the root of 3H (section 3.1, equation 4),
+
+        q_i . k_j  +  q_i . k^r_ij  +  k_j . q^r_ij
+
+    content to content, content to position and position to content. Returned are the last two sums, float32
+    [B,N,T,S]; one of them alone if the other's vectors are None. Row r of the position keys k^r and queries
+    q^r, [R,N,H] with R = T + S - 1, belongs to the relative position r - (T - 1). Both sums read the vector
+    of the same relative position, as the released program does; the paper's last one has that of the opposite
+    sign.
+    """
+    length, key_length = query.shape[1], key.shape[1]
+    bias = jnp.zeros((1, 1, length, key_length), jnp.float32)
+    if position_keys is not None:
+        products = jnp.einsum("btnh,rnh->bntr", query, position_keys, preferred_element_type=jnp.float32)
+        bias = bias + _by_relative_position(products)
+    if position_queries is not None:
+        # Seen from the keys, relative positions have the opposite sign, and come in the opposite order.
+        reverse = position_queries[::-1]
+        products = jnp.einsum("bsnh,rnh->bnsr", key, reverse, preferred_element_type=jnp.float32)
+        bias = bias + _by_relative_position(products).swapaxes(-1, -2)
+    return bias
+
+
+def _by_relative_position(products: Float32[Array, "B N T R"]) -> Float32[Array, "B N T S"]:
+    """Return [B,N,T,S] of numbers [B,N,T,R] by relative position, R = T + S - 1: [i,j] is [i, j - i + T - 1].
+
+    Each row starts one further left than the row above it. Written one after the other in rows that are one
+    longer, and cut into rows of R from element T - 1 on, they come to lie so (Dai et al. 2019, appendix B).
+    Neither this nor its gradient looks anything up.
+    """
+    batch, heads, length, count = products.shape
+    flat = jnp.pad(products, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(batch, heads, -1)
+    moved = flat[:, :, length - 1 :][:, :, : length * count]
+    return moved.reshape(batch, heads, length, count)[..., : count - length + 1]
+
+
 def logarithmic_starts(num_buckets: int, max_distance: int) -> list[int]:
     """Return the least distance of each logarithmic bucket.
 

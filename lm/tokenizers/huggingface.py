@@ -41,7 +41,11 @@ OWN_TEMPLATE = ("add_bos_token", "add_eos_token", "add_prefix_space", "legacy", 
 PROBE = "a"  # a text that is encoded to find the special tokens around it
 BYTE_LEVEL_SPACE = "\u0120"  # how GPT-2's byte-level BPE writes the space before a word
 T5_SENTINELS = 100  # ids above the pieces of T5's SentencePiece model [tokens]
-SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm")
+DEBERTA_FILE = "spm.model"  # begins with [PAD], [CLS], [SEP] and [UNK], and lacks the mask
+SENTENCEPIECE_FILES = (
+    *("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm"),
+    DEBERTA_FILE,
+)
 # Types of models whose classes give the pieces of a SentencePiece model other ids than the model does.
 RENUMBERED = ("xlm-roberta", "camembert", "mbart", "pegasus")
 RENUMBERED_FILE = "sentencepiece.bpe.model"  # the name of that model in all of them but Pegasus
@@ -319,8 +323,10 @@ class PretrainedSentencePieceTokenizer(PretrainedTokenizer):
         source, _ = self.processors
         count = source.get_piece_size()
         last_id = count + self.sentinels - 1
-        sentinels = {f"<extra_id_{k}>": last_id - k for k in range(self.sentinels)}
-        return {source.id_to_piece(token_id): token_id for token_id in range(count)} | sentinels
+        added = {f"<extra_id_{k}>": last_id - k for k in range(self.sentinels)}
+        if self.path.name == DEBERTA_FILE:
+            added["[MASK]"] = count
+        return {source.id_to_piece(token_id): token_id for token_id in range(count)} | added
 
     @functools.cached_property
     def id_to_piece(self) -> Mapping[int, str]:
@@ -328,7 +334,7 @@ class PretrainedSentencePieceTokenizer(PretrainedTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         source, _ = self.processors
-        unknown = self.vocab.get("<unk>", 0)
+        unknown = self.unk or 0
         encodings = source.encode(list(texts), out_type=str)
         return [
             np.asarray([self.vocab.get(piece, unknown) for piece in pieces], np.int32) for pieces in encodings

@@ -105,6 +105,9 @@ REFUSED = {  # legal, and told by the field's name
     },
     "modernbert/stretched": "rope_parameters of full_attention=.*'linear'.* are not supported",
     "mpnet/relative_attention_num_buckets": "relative_attention_num_buckets=33 is not supported",
+    "deberta-v2/conv_kernel_size": "conv_kernel_size=3 is not supported",
+    "deberta-v2/position_biased_input": "position_biased_input=True is not supported",
+    "deberta-v2/relative_attention": "relative_attention=False is not supported",
     "gemma3_text/use_bidirectional_attention": "use_bidirectional_attention=True is not supported",
     "albert/inner_group_num": "inner_group_num=2 is not supported",
     "albert/num_hidden_groups": "num_hidden_groups=2 is not supported",
@@ -139,6 +142,8 @@ QUICK = {  # the others are computed as their families' checkpoints of test_pari
     "gemma3_text/stretched",
     "longformer/window_by_layer",
     "electra/generator_as_wide",
+    "deberta-v2/one_product",
+    "deberta-v2/legacy",
     "distilbert/sinusoidal_pos_embds",
     "bert/null_pad",
 }

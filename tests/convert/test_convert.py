@@ -65,6 +65,8 @@ BEGINNINGS = {  # beginning of a size's name: the first family that computes it;
     "mt5": "t5",
     "xlm-roberta": "roberta",
     "camembert": "roberta",
+    "deberta-v3-": "deberta-v2",
+    "mdeberta": "deberta-v2",
     "phi-3": "mistral",
     "phi-4": "llama",
     "spanbert": "bert",
@@ -101,6 +103,24 @@ def test_a_type_that_needs_a_part_which_is_not_here_is_refused_with_its_name():
     for model_type, lacking in UNSUPPORTED.items():
         with pytest.raises(SettingError, match=re.escape(f"{model_type!r} is not supported: {lacking}")):
             model_config({"model_type": model_type}, ())
+
+
+def test_a_discriminator_of_deberta_is_read_without_the_layers_that_transformers_leaves_out(tmp_path):
+    """As published: no class is named, and the file has layers that nothing reads."""
+    config = json.loads((GOLDEN / "deberta_v2" / "config.json").read_text())
+    config = {name: x for name, x in config.items() if name not in ("architectures", "legacy")}
+    tensors = load_file(GOLDEN / "deberta_v2" / "model.safetensors")
+    unread = ("mask_predictions.classifier.weight", "deberta.embeddings.position_embeddings.weight")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors | dict.fromkeys(unread, np.ones((1, 32), np.float32)), folder / "model.safetensors")
+    save(load(folder)[1], tmp_path / "out")
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == tensors.keys()
+    assert all(np.array_equal(written[name], tensor) for name, tensor in tensors.items())
+    # or transformers would look for the output layers under other names
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == config | {"legacy": False}
 
 
 def test_all_classes_of_a_family_are_of_its_own():

@@ -42,13 +42,14 @@ def module_of(name):
 def tuned(family, head):
     """The checkpoint below ``head``, whose layers are drawn as recorded; a bias that theirs lacks is 0.
 
-    The dense layer of BERT's and ALBERT's classes is the pooler, which their checkpoints may have.
+    The dense layer of BERT's and ALBERT's classes is the pooler, which their checkpoints may have. What is
+    called so in DeBERTa's classes is of the head.
     """
     config, body = load(GOLDEN / family)
     published = published_head(config, head)
     task_class = published.family.task_classes[head.kind]
     has_pooler = task_class.dense is not None and task_class.dense.endswith(("pooler", "pooler.dense"))
-    if has_pooler and family != "roberta":
+    if has_pooler and family not in ("roberta", "deberta_v2"):
         config = replace(config, heads=tuple({*config.heads, "pooler"}))
     elif task_class.dense is not None:
         head = replace(head, dense=task_class.activation)

@@ -49,6 +49,7 @@ SPECS = {  # class, seed, options
     "electra_disc": ("ElectraForPreTraining", 114, {}),
     "distilbert": ("DistilBertForMaskedLM", 115, {}),
     "longformer": ("LongformerForMaskedLM", 116, {"length": 22, "global": [0, 5]}),
+    "deberta_v2": ("DebertaV2ForMaskedLM", 130, {}),
 }
 HOOKS = {  # family: module whose output is recorded -> as what; "#" is the number of the layer
     "t5": {
@@ -101,6 +102,7 @@ HOOKS |= {
     f: {f"{f}.embeddings": "embed", f"{f}.encoder.layer.#": "block_#"}
     for f in ("bert", "roberta", "electra", "longformer")
 }
+HOOKS |= {"deberta-v2": {"deberta.embeddings": "embed", "deberta.encoder.layer.#": "block_#"}}
 ZERO_CENTERED = ("gemma", "gemma2", "t5gemma")  # whose norms multiply by 1 plus the weight
 TABLES = ("embed", "wte", "wpe", "shared", "token_type", "lm_head", "decoder.weight")
 

@@ -24,6 +24,7 @@ CLASSES = {
     "distilbert": ENCODER,
     "roberta": ENCODER,
     "electra_disc": ENCODER,
+    "deberta_v2": ENCODER,
     "gpt2": DECODER,
     "llama_gqa": ["SequenceClassification", "TokenClassification"],
     "mistral": DECODER,

@@ -120,6 +120,16 @@ FACTORS = {
     "residual_multiplier": 0.7,
     "logits_scaling": 2.0,
 }
+DEBERTA = BERT | {
+    "relative_attention": True,
+    "position_biased_input": False,
+    "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_buckets": 4,
+    "max_relative_positions": 6,
+    "legacy": False,
+}
 T5GEMMA = {f"{side}.{name}": value for side in ("encoder", "decoder") for name, value in GEMMA2.items()}
 SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 TYPES = {  # class, the sizes of its tiny model
@@ -166,6 +176,7 @@ TYPES = {  # class, the sizes of its tiny model
     "longformer": ("LongformerForMaskedLM", BERT | {"attention_window": 4}),
     "albert": ("AlbertForMaskedLM", BERT | {"embedding_size": 6}),
     "electra": ("ElectraForMaskedLM", BERT | {"embedding_size": 6}),
+    "deberta-v2": ("DebertaV2ForMaskedLM", DEBERTA),
 }
 TYPED = ("full_attention", "sliding_attention")
 APART = {
@@ -229,6 +240,10 @@ SHAPES = {
         "attention_window": ({"attention_window": 8}, ()),
     },
     "electra": {"generator_as_wide": ({"embedding_size": 8}, ())},
+    "deberta-v2": {
+        # an embedding for each distance, matrices of its own, and one product, as in version 1
+        "one_product": ({"position_buckets": -1, "share_att_key": False, "pos_att_type": ["p2c"]}, ()),
+    },
     "bert": {"null_pad": ({"pad_token_id": None}, ())},
     "gemma3_text": {
         "stretched": (
@@ -311,6 +326,12 @@ OTHERS = {  # what is tried in place of a value that is no number, the first tha
     "sliding_window": [None, 2],
     "num_ln_in_parallel_attn": [1],
     "quantization_config": [{"bits": 4}],
+    "norm_rel_ebd": ["none"],
+    "pos_att_type": [["c2p"]],
+    "position_buckets": [-1],
+    "conv_kernel_size": [3],
+    "pooler_hidden_act": ["relu"],
+    "embedding_size": [6],
 }
 # Types whose base model also writes, since no checkpoint of theirs lies beside; encoders do not write.
 WRITERS = ("mt5", "mbart", "pegasus", "falcon", "phi3", "gemma3_text", "olmo2", "granite")

@@ -123,6 +123,11 @@ PRINTED = {  # as rounded in the papers [millions]
     "albert-large": 18,
     "albert-xlarge": 60,
     "albert-xxlarge": 223,
+    "deberta-v3-xsmall": 22 + 48,  # blocks and embedding
+    "deberta-v3-small": 44 + 98,
+    "deberta-v3-base": 86 + 98,
+    "deberta-v3-large": 304 + 131,
+    "mdeberta-v3-base": 86 + 190,
     "longformer-base": 149,
     "longformer-large": 435,
     "marian": 74,

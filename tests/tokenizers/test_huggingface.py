@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import tokenizers
 from paths import GOLDEN
 from trained_tokenizers import ODD, TEXTS, byte_pairs
@@ -63,6 +64,23 @@ def test_pieces_that_have_other_ids_in_their_model_are_refused_without_a_tokeniz
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     with pytest.raises(SettingError, match="numbers its pieces otherwise .*: put a tokenizer.json beside it"):
         load_pretrained_tokenizer(tmp_path, 256)
+
+
+def test_debertas_pieces_begin_with_its_special_tokens_and_the_mask_comes_after_the_last(tmp_path):
+    ids = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
+    names = {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS * 50),
+        model_prefix=str(tmp_path / "spm"),
+        vocab_size=30,
+        minloglevel=2,
+        **ids,
+        **names,
+    )
+    found = load_pretrained_tokenizer(tmp_path, 40)
+    assert (found.pad, found.cls, found.sep, found.unk, found.mask) == (0, 1, 2, 3, 30)
+    assert (found.eos, found.vocab_size, found.num_sentinels) == (None, 31, 0)
+    assert found.decode(found.encode(TEXTS[0])) == TEXTS[0] and found.encode("\u4e2d")[-1] == 3
 
 
 def test_a_tokenizer_that_does_not_belong_to_the_embedding_is_refused(spiece):

@@ -363,8 +363,8 @@ def test_a_declaration_can_be_printed():
         "named": "name given and inner.kind=a",
     }
     assert (
-        conditions(ModelConfig)["positions.relative_buckets"]
-        == "positions.kind=relative|relative-per-layer|relative-and-learned|relative-keys"
+        conditions(ModelConfig)["positions.relative_bias_start"]
+        == "positions.kind=relative|relative-per-layer|relative-and-learned"
     )
 
 
