@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_models import TINY, example, features, made, run
+from small_models import TINY, attention_weights, example, features, made, run
 
 from lm.config.attention import SparsityConfig
 from lm.config.base import changes
@@ -21,8 +21,8 @@ X = jax.random.normal(jax.random.key(0), (3, 8))
 def moved(config):
     """A model none of whose parameters is 0 or 1."""
     leaves, structure = jax.tree.flatten(made(config))
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    drawn = [leaf + 0.3 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
+    random = np.random.default_rng(1)  # jax would compile a program for each shape
+    drawn = [leaf + 0.3 * random.normal(size=leaf.shape).astype(np.float32) for leaf in leaves]
     return jax.tree.unflatten(structure, drawn)
 
 
@@ -88,8 +88,8 @@ def test_the_first_layer_has_no_norm_before_attention_and_the_others_have_theirs
     shapes = {path: leaf.shape for path, leaf in named(model).items()}
     assert shapes.get(name) == ((layers - 1, 16) if layers > 1 else None)
     assert shapes["encoder.blocks.mlp_norm.scale"] == (layers, 16)
-    x = model.hidden_states(batch)["encoder"]
-    inputs = model.mixer_inputs(batch)["encoder"]
+    both = jax.jit(lambda model: (model.hidden_states(batch), model.mixer_inputs(batch)))(model)
+    x, inputs = (by_side["encoder"] for by_side in both)
     np.testing.assert_array_equal(inputs[0], x[0])
     for layer in range(1, layers):
         normed = x[layer] / np.sqrt(np.square(x[layer]).mean(-1, keepdims=True) + 1e-6)
@@ -111,8 +111,9 @@ def test_a_stack_without_its_first_norm_is_the_usual_one_where_the_first_norm_ch
     left_out = jax.tree.unflatten(jax.tree.structure(left_out), fitted)
     batch = example(3, 6, 5)
     np.testing.assert_allclose(features(left_out, batch), features(usual, batch), atol=2e-5)
-    for name, weights in usual.attention_weights(batch).items():
-        np.testing.assert_allclose(left_out.attention_weights(batch)[name], weights, atol=2e-5)
+    found = attention_weights(left_out, batch)
+    for name, weights in attention_weights(usual, batch).items():
+        np.testing.assert_allclose(found[name], weights, atol=2e-5)
 
 
 def test_the_gradient_of_a_stack_without_its_first_norm_reaches_every_parameter():
@@ -134,8 +135,9 @@ def test_a_base_of_windows_is_that_of_all_layers_where_all_have_a_window(unroll)
     batch = example(5, 6, 5)
     np.testing.assert_allclose(run(windows, batch), run(one, batch), atol=1e-5)
     assert np.abs(run(full, batch) - run(one, batch)).max() > 1e-3
-    for name, weights in one.attention_weights(batch).items():
-        np.testing.assert_allclose(windows.attention_weights(batch)[name], weights, atol=1e-5)
+    found = attention_weights(windows, batch)
+    for name, weights in attention_weights(one, batch).items():
+        np.testing.assert_allclose(found[name], weights, atol=1e-5)
 
 
 def test_a_base_of_windows_turns_the_layers_that_have_one_and_no_other():
@@ -145,18 +147,20 @@ def test_a_base_of_windows_turns_the_layers_that_have_one_and_no_other():
         TINY, new | {"sparsity": SparsityConfig(layer_windows=(None, 9)), "positions.rotary.window_base": 7.0}
     )
     weights = {
-        base: moved(changes(TINY, new | {"positions.rotary.base": base})).attention_weights(example(6, 6, 5))
+        base: attention_weights(moved(changes(TINY, new | {"positions.rotary.base": base})), example(6, 6, 5))
         for base in (7.0, 10_000.0)
     }
     model, batch = moved(mixed), example(6, 6, 5)
-    found = model.attention_weights(batch)["encoder"]
+    found = attention_weights(model, batch)["encoder"]
     np.testing.assert_allclose(found[0], weights[10_000.0]["encoder"][0], atol=1e-5)
     assert np.abs(found[0] - weights[7.0]["encoder"][0]).max() > 1e-3
     one_layer = {"num_encoder_layers": 1, "sparsity": SparsityConfig(window=9)}
     second = moved(changes(mixed, one_layer))
     plain = moved(changes(TINY, new | {"num_encoder_layers": 1, "positions.rotary.base": 7.0}))
     np.testing.assert_allclose(
-        second.attention_weights(batch)["encoder"], plain.attention_weights(batch)["encoder"], atol=1e-5
+        attention_weights(second, batch)["encoder"],
+        attention_weights(plain, batch)["encoder"],
+        atol=1e-5,
     )
 
 
@@ -171,7 +175,7 @@ def test_an_encoder_beside_a_decoder_may_have_windows_of_its_own(windows):
             "dropout": 0.0,
         },
     )
-    weights = moved(config).attention_weights(example(7, 6, 6))
+    weights = attention_weights(moved(config), example(7, 6, 6))
     distance = np.abs(np.arange(6)[:, None] - np.arange(6)[None, :])
     for layer, window in enumerate(windows):
         seen = np.asarray(weights["encoder"][layer]).min((0, 1)) > 0

@@ -26,8 +26,9 @@ def test_reading_the_last_layer_alone_is_attention_to_the_encoders_output():
         setattr(plain, stack, getattr(model, stack))
     np.testing.assert_allclose(run(model, BATCH), run(plain, BATCH), atol=1e-5)
     assert np.abs(run(model, BATCH) - run(reading(0), BATCH)).max() > 1e-3
+    found = model.attention_weights(BATCH)
     for name, weights in plain.attention_weights(BATCH).items():
-        np.testing.assert_allclose(model.attention_weights(BATCH)[name], weights, atol=1e-5)
+        np.testing.assert_allclose(found[name], weights, atol=1e-5)
 
 
 def test_scanned_unrolled_and_recomputed_stacks_give_the_same_loss_and_gradients():

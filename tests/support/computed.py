@@ -12,6 +12,7 @@ from types import NoneType
 
 import jax
 import numpy as np
+import small_corpus
 from tiny import TINY
 
 from experiments.runs.inputs import held_out_text, sequential_corpus
@@ -27,7 +28,6 @@ from experiments.study.scales import SCALES
 from lm.batch import Batch
 from lm.classical.word2vec import train_skipgram
 from lm.config.model import RECURRENT
-from lm.data.documentation import corpus
 from lm.train.optimizers import learning_rate, update_direction
 from lm.train.step import StepSpec
 
@@ -108,7 +108,7 @@ def described(stage):
 @contextmanager
 def small_corpus_and_scale(folder):
     """Fill the cache ``folder`` with a small documentation corpus, and add the scale ``tiny`` for a while."""
-    corpus.prepare_sets(folder, packages=corpus.STDLIB)
+    small_corpus.prepare(folder)
     SCALES["tiny"] = SCALE
     yield folder
     del SCALES["tiny"]

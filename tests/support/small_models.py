@@ -206,6 +206,8 @@ def made(config):
 
 def make(name, **settings):
     """The same parameters for all ``settings``, none of which changes their shapes."""
+    if not settings:
+        return jax.tree.map(lambda leaf: leaf, made(CONFIGS[name]))
     config = changes(CONFIGS[name], settings)
     structure = jax.tree.structure(jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0))))
     return jax.tree.unflatten(structure, jax.tree.leaves(made(CONFIGS[name])))
@@ -242,6 +244,7 @@ def padded(batch, length):
 
 run = jax.jit(lambda model, batch, key=None: model(batch, key))
 features = jax.jit(Transformer.features)
+attention_weights = jax.jit(Transformer.attention_weights)
 
 
 class Given(nnx.Module):

@@ -1,10 +1,10 @@
 """Settings and a folder of runs small enough to be trained in a test."""
 
 import pytest
+import small_corpus
 from tiny import TINY
 
 from experiments.study.scales import SCALES
-from lm.data.documentation import corpus
 
 SMALL = (
     SCALES["nano"]
@@ -23,7 +23,7 @@ SMALL = (
 def runs(tmp_path_factory):
     """A folder of runs whose cache holds a small documentation corpus, and a scale ``tiny``."""
     folder = tmp_path_factory.mktemp("runs")
-    corpus.prepare_sets(folder / "cache", packages=corpus.STDLIB)
+    small_corpus.prepare(folder / "cache")
     (folder / "words").mkdir()
     (folder / "words" / "vocab.txt").write_text("[PAD]\n[UNK]\n</s>\n[CLS]\n[SEP]\n[MASK]\n")
     SCALES["tiny"] = SMALL

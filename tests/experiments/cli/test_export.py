@@ -6,6 +6,7 @@ import re
 import numpy as np
 import published
 import pytest
+import small_corpus
 import tokenizers
 from paths import ROOT
 from safetensors.numpy import load_file
@@ -23,7 +24,6 @@ from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError
 from lm.config.training import CheckpointConfig
-from lm.data.documentation import corpus
 from lm.files import json_with_checksum
 from lm.notebook import load_model
 from lm.sharding import make_mesh
@@ -37,7 +37,7 @@ PAIR = ("the cat sat", "a dog ran")
 def runs(tmp_path_factory):
     """A folder of runs with a small documentation corpus."""
     folder = tmp_path_factory.mktemp("exported")
-    corpus.prepare_sets(folder / "cache", packages=corpus.STDLIB)
+    small_corpus.prepare(folder / "cache")
     SCALES["tiny"] = SCALES["nano"] | TINY | {"tuning.inputs_length": 60, "finetuning.steps": 2}
     yield folder
     del SCALES["tiny"]

@@ -4,6 +4,7 @@ import shlex
 import shutil
 
 import pytest
+import small_corpus
 from scored_runs import HEADS, run_of
 
 from experiments import __main__ as cli
@@ -48,7 +49,7 @@ HERE = [
 def home(tmp_path_factory):
     """A folder with a book, and ``runs`` with the documentation's data and three runs, never trained."""
     folder = tmp_path_factory.mktemp("home")
-    home = corpus.prepare_sets(folder / "runs" / "cache", packages=corpus.STDLIB)
+    home = small_corpus.prepare(folder / "runs" / "cache")
     corpus.record_text(
         home, corpus.TEXT_DIGEST, []
     )  # as if it were the built-in text, which has to be fetched

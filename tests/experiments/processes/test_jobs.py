@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import small_corpus
 from paths import ROOT, SUPPORT
 from tiny import TINY
 from waiting import gone, wait_for
@@ -20,7 +21,6 @@ from experiments.runs.result import read_result
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError
-from lm.data.documentation import corpus
 
 ROW = "t5/1-baseline/baseline"
 ROWS = "t5/6-corruption-rate/10"  # and the baseline
@@ -46,7 +46,7 @@ def sweep(runs, *options):
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "cache"
-    corpus.prepare_sets(folder, packages=corpus.STDLIB)
+    small_corpus.prepare(folder)
     return folder
 
 

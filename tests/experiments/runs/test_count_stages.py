@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import feeding
 import numpy as np
 import pytest
+import small_corpus
 from tiny import TINY
 
 from experiments import __main__ as cli
@@ -48,7 +49,7 @@ QUIET = SimpleNamespace(
 def runs(tmp_path_factory):
     """A folder of runs whose cache holds a small documentation corpus; and a scale ``tiny``."""
     folder = tmp_path_factory.mktemp("runs")
-    corpus.prepare_sets(folder / "cache", packages=corpus.STDLIB)
+    small_corpus.prepare(folder / "cache")
     corpus.prepare_sets(folder / "cache", name="roles", packages=["asyncio", "email", "json"])
     SCALES["tiny"] = SMALL
     yield folder

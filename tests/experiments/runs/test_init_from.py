@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import published
 import pytest
+import small_corpus
 from tiny import TINY
 from tokenizers import Tokenizer
 
@@ -23,7 +24,6 @@ from lm.config.base import SettingError
 from lm.config.training import CheckpointConfig
 from lm.convert import load
 from lm.data.classification import Reader
-from lm.data.documentation import corpus
 from lm.data.tasks.labelled import LABELLED
 from lm.nn.finetune import BODY, source_parameter
 from lm.sharding import make_mesh, named
@@ -39,7 +39,7 @@ WRITERS = ("t5", "bart", "gpt2", "llama")
 def runs(tmp_path_factory):
     """A folder of runs with a small documentation corpus."""
     folder = tmp_path_factory.mktemp("started")
-    corpus.prepare_sets(folder / "cache", packages=corpus.STDLIB)
+    small_corpus.prepare(folder / "cache")
     SCALES["tiny"] = SCALES["nano"] | TINY | {"tuning.inputs_length": 60, "finetuning.steps": 2}
     yield folder
     del SCALES["tiny"]

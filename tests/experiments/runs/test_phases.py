@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import small_corpus
 from tiny import TINY
 from torn_runs import followed
 
@@ -21,7 +22,6 @@ from lm import sharding
 from lm.batch import Batch, Side
 from lm.config.base import SettingError, from_json, to_json
 from lm.config.training import OptimizerConfig
-from lm.data.documentation import corpus
 from lm.objectives.denoising import OBJECTIVES
 from lm.train.runtime.log import records
 
@@ -50,7 +50,7 @@ CAUSAL = PretrainingPhase(3 / 8, CLM, "causal")
 def cache(tmp_path_factory):
     """A cache that holds a small documentation corpus; and a scale ``tiny``."""
     folder = tmp_path_factory.mktemp("runs") / "cache"
-    corpus.prepare_sets(folder, packages=corpus.STDLIB)
+    small_corpus.prepare(folder)
     SCALES["tiny"] = SMALL
     yield folder
     del SCALES["tiny"]

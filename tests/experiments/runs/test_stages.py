@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_corpus
 from tiny import TINY
 from torn_runs import followed
 
@@ -19,7 +20,6 @@ from experiments.study.start import START_ONLY_ROW
 from lm import sharding
 from lm.config.base import SettingError
 from lm.config.training import CheckpointConfig
-from lm.data.documentation import corpus
 from lm.train.runtime import manifest
 from lm.train.runtime.checkpoints import Checkpoints
 from lm.train.runtime.log import records
@@ -36,7 +36,7 @@ SMALL |= {"tuning.branches": (0.125, 1.0)}
 def cache(tmp_path_factory):
     """A cache that holds a small documentation corpus; and a scale ``tiny``."""
     folder = tmp_path_factory.mktemp("runs") / "cache"
-    corpus.prepare_sets(folder, packages=corpus.STDLIB)
+    small_corpus.prepare(folder)
     SCALES["tiny"] = SMALL
     yield folder
     del SCALES["tiny"]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_corpus
 from tiny import TINY
 
 from experiments.cli.draw import neighbours
@@ -18,7 +19,6 @@ from experiments.study.scales import SCALES
 from lm import sharding
 from lm.classical.word2vec import Tables, rescale_to
 from lm.config.base import SettingError
-from lm.data.documentation import corpus
 from lm.nn.finetune import source_parameter
 from lm.train.runtime import manifest
 from lm.train.runtime.log import NonFiniteLoss, records
@@ -32,7 +32,7 @@ BRIEF = {"vectors.epochs": 2, "vectors.batch": 16, "pretraining.optimizer.warmup
 def cache(tmp_path_factory):
     """A cache that holds a small documentation corpus; and a scale ``tiny``."""
     folder = tmp_path_factory.mktemp("runs") / "cache"
-    corpus.prepare_sets(folder, packages=corpus.STDLIB)
+    small_corpus.prepare(folder)
     SCALES["tiny"] = SCALES["nano"] | TINY | {"pretraining.steps": 2, "vectors.tokens": 20_000}
     yield folder
     del SCALES["tiny"]

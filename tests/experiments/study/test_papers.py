@@ -10,6 +10,7 @@ from statistics import mean
 
 import pytest
 from paths import ROOT, SHARED
+from small_corpus import prepare
 from small_runs import SMALL
 
 from experiments import __main__ as cli
@@ -43,7 +44,6 @@ from experiments.study.table import (
     missing,
 )
 from lm.config.base import SettingError, check_used, leaves
-from lm.data.documentation import corpus
 from lm.train.flops import costs
 
 PAPERS = papers()
@@ -393,7 +393,7 @@ def test_published_scores_have_to_be_numbers_in_columns_of_the_paper():
 def small_corpus(tmp_path_factory):
     """A folder of runs whose cache holds a small documentation corpus."""
     folder = tmp_path_factory.mktemp("papers")
-    corpus.prepare_sets(folder / "cache", packages=corpus.STDLIB)
+    prepare(folder / "cache")
     return folder
 
 
