@@ -80,6 +80,11 @@ FIGURES = {
         f"{CONCEPTS}:LengthsFigure",
         "Time and memory of a layer against the length of its sequence, measured here.",
     ),
+    "coordinates": FigureEntry(
+        "experiments.figures.coordinates:CoordinatesFigure",
+        "How much training steps change a model by its width, with muP and without.",
+        "ROW",
+    ),
     "claims": FigureEntry(
         "experiments.report.claims_figure:ClaimsFigure",
         "Which of a paper's claims are confirmed, and whether rows are in its order (Kendall's tau).",

@@ -41,6 +41,7 @@ from lm.evaluate.loglikelihood import check_mask
 from lm.objectives.denoising import REPLACED, RESTORED, Lengths
 from lm.special_tokens import boundary_tokens
 from lm.tokenizers.tokenizer import Tokenizer
+from lm.train.mup import check_optimizer
 from lm.train.runtime import manifest
 from lm.train.runtime.log import packages
 from lm.train.step import StepSpec, check_memory, check_mesh, check_rows, device_memory
@@ -63,6 +64,7 @@ def check_agreement(experiment: Experiment) -> None:
     if pretrains(experiment):
         check_phases(experiment)
         check_heads(experiment)
+    check_mup(experiment)
     check_mixing(experiment)
     check_tbptt(experiment)
     check_counts(experiment)
@@ -72,6 +74,28 @@ def check_agreement(experiment: Experiment) -> None:
         check_output(experiment, f"tuning.mixtures={tuning.mixtures}")
         check_mask(experiment.model)
         check_batch_size(experiment.finetuning.batch_size)
+
+
+def check_mup(experiment: Experiment) -> None:
+    """Raise SettingError if a stage has an optimiser, or a head, for which muP has no learning rates here."""
+    model, tuning = experiment.model, experiment.tuning
+    if not model.mup.base:
+        return
+    optimizers = {}
+    if pretrains(experiment):
+        optimizers["pretraining.optimizer"] = experiment.pretraining.optimizer
+        for number, phase in enumerate(experiment.pretraining.phases):
+            if phase.optimizer is not None:
+                optimizers[f"pretraining.phases[{number}].optimizer"] = phase.optimizer
+    if finetunes(experiment):
+        optimizers["finetuning.optimizer"] = experiment.finetuning.optimizer
+    for name, optimizer in optimizers.items():
+        check_optimizer(model, optimizer, name)
+    if finetunes(experiment) and tuning.heads:
+        raise SettingError(
+            f"model.mup.base={model.mup.base} has no rule for the new heads of tuning.heads={tuning.heads}: "
+            "leave them out, or set model.mup.base=0"
+        )
 
 
 def pretrains(experiment: Experiment) -> bool:

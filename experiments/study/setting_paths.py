@@ -34,6 +34,7 @@ from lm.config.layers import (
 from lm.config.memory import MemoryConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import LoraConfig, ModelConfig, SideConfig, SpecialTokens
+from lm.config.mup import MupConfig
 from lm.config.training import GuardConfig, OptimizerConfig
 from lm.objectives.denoising import Objective
 
@@ -271,6 +272,9 @@ Changes = TypedDict(
         "model.output.logit_cap": float | None | Change,
         "model.output.logit_divisor": float | Change,
         "model.output.softmaxes": int | Change,
+        "model.mup": MupConfig | Change,
+        "model.mup.base": int | Change,
+        "model.mup.base_d_kv": int | None | Change,
         "model.encoder": SideConfig | Change,
         "model.encoder.d_ff": int | None | Change,
         "model.encoder.d_kv": int | None | Change,

@@ -5,6 +5,7 @@ The groups of settings for its parts, and the sources, are in lm.config.layers.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Literal
 
 from lm.config.attention import SparsityConfig, windows_are_valid
@@ -42,6 +43,7 @@ from lm.config.layers import (
     PositionsConfig,
 )
 from lm.config.memory import MemoryConfig
+from lm.config.mup import COVERED, MupConfig
 
 Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 Pool = Literal["first", "last", "mean", "max"]
@@ -202,6 +204,7 @@ class ModelConfig:
     memory: MemoryConfig = setting(MemoryConfig(), {"mlp.activation": Values(but=("none",))})
     norm: NormConfig = NormConfig()
     output: OutputConfig = OutputConfig()
+    mup: MupConfig = MupConfig()
     encoder: SideConfig = setting(SideConfig(), OWN_ENCODER)
     lora: LoraConfig = LoraConfig()
     heads: tuple[PretrainingHead, ...] = ()  # heads that are pre-trained with the model
@@ -225,6 +228,7 @@ class ModelConfig:
         self._check_stacks()
         self._check_experts()
         self._check_memory()
+        self._check_mup()
         self._check_compile()
 
     def _check_heads(self) -> None:
@@ -574,6 +578,28 @@ class ModelConfig:
         """Return whether a stack has a product-key memory; ``crosses``: whether it has cross-attention."""
         return self.memory.keys > 0 and (crosses or not (self.has_encoder and self.has_decoder))
 
+    def _check_mup(self) -> None:
+        """Check that muP has a rule for all parts of the model."""
+        if not self.mup.base:
+            return
+        if self.published:
+            raise SettingError(
+                f"model.mup.base={self.mup.base} is for models that start from random parameters, not for "
+                "published weights, which have the standard parametrisation: it should be 0"
+            )
+        for path, expected in COVERED.items():
+            values = expected if isinstance(expected, Values) else Values(among=expected)
+            value = attrgetter(path)(self)
+            if not values.has(value):
+                if values.among:
+                    allowed = " or ".join(map(repr, values.among))
+                else:
+                    allowed = f"another than {' and '.join(map(repr, values.but))}"
+                raise SettingError(
+                    f"model.mup.base={self.mup.base} has no rule for model.{path}={value!r}: it should be "
+                    f"{allowed}, or model.mup.base be 0"
+                )
+
     def _check_compile(self) -> None:
         """Check that the blocks have the tensors that are saved or offloaded by name."""
         is_two_stacks = self.has_encoder and self.has_decoder
@@ -657,6 +683,23 @@ class ModelConfig:
         encoder = len(self.experts.layers(self.num_encoder_layers)) if self.has_encoder else 0
         decoder = len(self.experts.layers(self.num_decoder_layers)) if self.has_decoder else 0
         return encoder + decoder
+
+    @property
+    def width_factor(self) -> float:
+        """Return the width of muP's base as a share of d_model; 1 in the standard parametrisation."""
+        return self.mup.base / self.d_model if self.mup.base else 1.0
+
+    @property
+    def base_width(self) -> int:
+        """Return the width by which vectors start: d_model of muP's base, or d_model."""
+        return self.mup.base or self.d_model
+
+    @property
+    def base_attention(self) -> AttentionConfig:
+        """Return the settings of attention with the d_kv of muP's base, or with its own."""
+        if self.mup.base_d_kv is None:
+            return self.attention
+        return replace(self.attention, d_kv=self.mup.base_d_kv)
 
     @property
     def mlp_has_bias(self) -> bool:

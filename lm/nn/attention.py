@@ -32,11 +32,14 @@ from lm.sharding import constrain
 
 def attention_scale(config: ModelConfig) -> float:
     """Return the factor by which products of queries and keys are multiplied."""
+    base = config.base_attention
     # T5 does not scale products: its query kernels start smaller instead.
-    if config.attention.scores == "dot":
-        return 1.0
-    # A score that is the sum of several products is divided by the root of their number (He et al. 2021).
-    return config.attention.product_scale * config.positions.score_terms**-0.5
+    scale = 1.0
+    if base.scores != "dot":
+        # A score that is the sum of several products is divided by the root of their number (He et al. 2021).
+        scale = base.product_scale * config.positions.score_terms**-0.5
+    # muP divides by the width of heads, not by its root: trained queries and keys are correlated.
+    return scale * (base.d_kv / config.attention.d_kv)
 
 
 def make_head_norm(config: ModelConfig, width: int, is_normed: bool) -> nnx.Module:
@@ -55,7 +58,7 @@ class Projections(Module):
         value_features = config.attention.key_value_heads * config.attention.value_width
         # This std gives queries and keys unit variance. T5 scales query kernels by H^-0.5 instead of logits.
         std = d_model**-0.5
-        query_std = std * config.attention.d_kv**-0.5 if config.attention.scores == "dot" else std
+        query_std = std * config.base_attention.d_kv**-0.5 if config.attention.scores == "dot" else std
         key_axes = ("embed", self._key_axis)
         self.query = Linear(
             rngs, (d_model, query_width), ("embed", "heads"), std=query_std, use_bias=use_bias
@@ -336,7 +339,7 @@ class Attention(Projections, TokenMixer):
         d_model, sizes = self.config.d_model, self.config.attention
         key_kernel = self.key.kernel[...].reshape(d_model, sizes.key_value_heads, sizes.d_kv)
         kernel = jnp.repeat(key_kernel, sizes.num_heads // sizes.key_value_heads, axis=1)
-        scale = sizes.d_kv**-0.5 if sizes.scores == "dot" else 1.0
+        scale = self.config.base_attention.d_kv**-0.5 if sizes.scores == "dot" else 1.0
         self.query.kernel = param(scale * kernel.reshape(d_model, -1), "embed", "heads")
 
 

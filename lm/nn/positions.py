@@ -22,7 +22,7 @@ class RelativePositionBias(Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, bidirectional: bool):
         self.config = config
         table = normal(
-            rngs, (config.positions.relative_buckets, config.attention.num_heads), config.d_model**-0.5
+            rngs, (config.positions.relative_buckets, config.attention.num_heads), config.base_width**-0.5
         )
         if config.positions.relative_bias_start == "slopes":
             bias = BucketedBias(table, bidirectional, config.positions.relative_max_distance)

@@ -72,7 +72,8 @@ class Stack(Module):
         self.config = config
         self.num_layers = num_layers
         self.returns_block_inputs = config.has_transparent_attention and not has_cross_attention
-        width, std = config.sum_width, embedding_std(config.output.logits, config.sum_width)
+        width = config.sum_width
+        std = embedding_std(config.output.logits, config.mup.base or width)
 
         def table(rows: int, axis: str) -> Embed:
             return Embed(rngs, (rows, width), axis, std=std, dtype=config.dtype)
@@ -314,7 +315,7 @@ class Stack(Module):
         """
         config = self.config
         if config.embedding.scale == "sqrt":
-            x = x * config.d_model**0.5
+            x = x * config.base_width**0.5
         if config.embedding.multiplier != 1.0:
             x = x * config.embedding.multiplier
         if config.embedding.projected == "tokens":

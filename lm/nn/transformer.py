@@ -129,7 +129,9 @@ class Transformer(Module):
         config = self.config
         x = self.transform(self.narrowing(x))
         if config.output.logits.endswith("scaled"):
-            x = x * config.d_model**-0.5
+            x = x * config.base_width**-0.5
+        if config.width_factor != 1:  # muP
+            x = x * config.width_factor
         if self.head is not None:
             logits = dense(x, self.head.kernel[...].astype(x.dtype), jnp.float32)
         else:
@@ -313,7 +315,7 @@ class Transformer(Module):
 def _embedding(config: ModelConfig, rngs: nnx.Rngs) -> Embed | AdaptiveEmbed:
     """Return an embedding of the tokens, in clusters if the settings have any."""
     width = config.embed_width
-    std = embedding_std(config.output.logits, width)
+    std = embedding_std(config.output.logits, config.mup.base or width)
     if config.embedding.clusters:
         return AdaptiveEmbed(config, rngs, std=std)
     return Embed(rngs, (config.vocab_size, width), "vocab", std=std, dtype=config.dtype)
@@ -330,6 +332,6 @@ def output_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
 
 def _output_matrix(config: ModelConfig, rngs: nnx.Rngs) -> Linear:
     """Return the linear layer [D,V] to logits; its std gives logits of unit variance at initialisation."""
-    std = 1.0 if config.output.logits.endswith("scaled") else config.d_model**-0.5
+    std = 1.0 if config.output.logits.endswith("scaled") else config.base_width**-0.5
     shape = config.d_model, config.vocab_size
     return Linear(rngs, shape, ("embed", "vocab"), std=std, use_bias=False)

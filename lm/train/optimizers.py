@@ -1,6 +1,6 @@
 """Optimisers, schedules and frozen parameters, built on optax; schedules and masks depend on the step."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -66,22 +66,30 @@ def learning_rate(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     return config.learning_rate * schedule * warmup
 
 
-def make_optimizer(config: OptimizerConfig, axes: Axes, mask_updates: MaskUpdates) -> Optimizer:
+def make_optimizer(
+    config: OptimizerConfig,
+    axes: Axes,
+    mask_updates: MaskUpdates,
+    rate_factors: Mapping[str, float] | None = None,
+) -> Optimizer:
     """Return the optimiser of parameters {name: array} with these axes (``lm.sharding.logical_axes``).
 
-    Its ``update`` also takes ``step`` int32 [], for the schedule and ``mask_updates``: these keep no count
-    that fine-tuning would have to reset.
+    ``rate_factors`` multiply the learning rates of the parameters that they name (``lm.train.mup``). Its
+    ``update`` also takes ``step`` int32 [], for the schedule and ``mask_updates``: these keep no count that
+    fine-tuning would have to reset.
     """
     masking, descent = apply_at_step(mask_updates), apply_at_step(partial(_descend, config))
-    return optax.chain(*_direction_transforms(config, axes), masking, descent)
+    return optax.chain(*_direction_transforms(config, axes, rate_factors), masking, descent)
 
 
 def update_direction(config: OptimizerConfig, axes: Axes) -> Transform:
     """Return the transformation from gradients to directions, to be multiplied by the learning rate."""
-    return optax.chain(*_direction_transforms(config, axes))
+    return optax.chain(*_direction_transforms(config, axes, None))
 
 
-def _direction_transforms(config: OptimizerConfig, axes: Axes) -> list[Transform]:
+def _direction_transforms(
+    config: OptimizerConfig, axes: Axes, rate_factors: Mapping[str, float] | None
+) -> list[Transform]:
     stacked = {name for name, names in axes.items() if names[:1] == ("layers",)}
     # Each layer, and each expert, has matrices of its own.
     is_matrix = {
@@ -91,9 +99,16 @@ def _direction_transforms(config: OptimizerConfig, axes: Axes) -> list[Transform
     if config.clip_norm is not None:
         transforms.append(optax.clip_by_global_norm(config.clip_norm))
     transforms.append(per_layer(config.transform(axes), stacked))
+    if rate_factors:
+        # Weight decay comes after it: it shrinks matrices of all widths by the same share per step.
+        transforms.append(optax.stateless(partial(_multiply, rate_factors)))
     if config.weight_decay:
         transforms.append(optax.add_decayed_weights(config.weight_decay, mask=is_matrix))
     return transforms
+
+
+def _multiply(factors: Mapping[str, float], updates: Updates, _params: Updates | None) -> Updates:
+    return {name: update * factors.get(name, 1.0) for name, update in updates.items()}
 
 
 def apply_at_step(function: MaskUpdates) -> Optimizer:

@@ -23,6 +23,7 @@ from lm.config.training import NEVER_SKIP, GuardConfig, LossConfig, OptimizerCon
 from lm.nn.cache import Carry
 from lm.nn.transformer import Transformer
 from lm.train.losses import Loss, carried_language_model, language_model
+from lm.train.mup import check_optimizer, rate_factors
 from lm.train.optimizers import (
     MaskUpdates,
     Optimizer,
@@ -79,7 +80,15 @@ class StepSpec:
     def make_optimizer(self) -> Optimizer:
         """Return the optimiser of the model's parameters."""
         abstract_model = jax.eval_shape(self.make_model, jax.random.key(0))
-        return make_optimizer(self.optimizer, sharding.logical_axes(abstract_model), self.mask_updates)
+        axes = sharding.logical_axes(abstract_model)
+        if self.model.mup.base:
+            if self.module is not Transformer:
+                raise SettingError(
+                    f"model.mup.base={self.model.mup.base} has rules for a Transformer alone, not for "
+                    f"{getattr(self.module, '__name__', self.module)}: set model.mup.base=0"
+                )
+            check_optimizer(self.model, self.optimizer)
+        return make_optimizer(self.optimizer, axes, self.mask_updates, rate_factors(self.model, axes))
 
 
 def train_step(

@@ -435,6 +435,7 @@ def test_a_layer_is_measured_by_its_own_experts_and_an_encoder_by_its_own_embedd
 RESULTS = str(ROOT / "docs/results/mini.json")
 OPTIONS = {
     "claims": [RESULTS],
+    "coordinates": ["gpt/base", "--factors", "1", "2", "--steps", "1"],
     "next": ["--text", SENTENCE, "--k", "2"],
     "gradients": ["--width", "4", "--length", "5"],
     "bias": [],
@@ -448,7 +449,17 @@ OPTIONS = {
     "sinusoids": ["--length", "4", "--width", "4"],
     "distances": ["--reach", "9", "--width", "4"],
 }
-WITHOUT_RUN = ("gradients", "decoding", "lengths", "masks", "scores", "sinusoids", "distances", "claims")
+WITHOUT_RUN = (
+    "gradients",
+    "decoding",
+    "lengths",
+    "masks",
+    "scores",
+    "sinusoids",
+    "distances",
+    "claims",
+    "coordinates",
+)
 
 
 OFTEN = ("attention", "masks", "lens")  # drawn by each run of the tests
@@ -510,6 +521,8 @@ def test_a_picture_that_needs_no_run_can_have_one(what, lstm, tmp_path, monkeypa
         (["next", "LSTM", "--text", SENTENCE, "--k", "0"], "--k=0"),
         (["lens", "LSTM", "--text", " "], "--text"),
         (["next", "nowhere", "--text", "a"], "nowhere"),
+        (["coordinates", "bert/base"], "model.architecture='encoder'.*with a decoder"),
+        (["coordinates", "gpt/base", "--factors", "2"], r"--factors \(2,\)"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(arguments, message, lstm, encoder, tmp_path, monkeypatch, capsys):
