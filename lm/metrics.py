@@ -88,6 +88,58 @@ def token_accuracy(targets: Sequence[Sequence[Any]], predictions: Sequence[Seque
     return percent_mean(is_correct)
 
 
+class Entity(NamedTuple):
+    """A span of words that is an entity."""
+
+    kind: str
+    start: int
+    end: int  # exclusive
+
+
+def bio_entities(labels: Sequence[str]) -> list[Entity]:
+    """Return the entities that BIO labels mark, in order.
+
+    B-X begins an entity of type X, I-X continues it, O is outside. As in conlleval, an I-X that continues
+    nothing begins an entity: after O, after another type, or at the start.
+
+    >>> [tuple(entity) for entity in bio_entities(["I-PER", "O", "B-LOC", "I-LOC", "I-ORG"])]
+    [('PER', 0, 1), ('LOC', 2, 4), ('ORG', 4, 5)]
+    """
+    entities: list[Entity] = []
+    for position, label in enumerate(labels):
+        prefix, _, kind = label.partition("-")
+        if prefix not in ("B", "I"):
+            continue
+        last = entities[-1] if entities else None
+        if prefix == "I" and last and last.end == position and last.kind == kind:
+            entities[-1] = last._replace(end=position + 1)
+        else:
+            entities.append(Entity(kind, position, position + 1))
+    return entities
+
+
+def entity_f1(labels: Sequence[str]) -> Metric:
+    """Return a metric: the F1 of entities in sequences of classes, whose names are BIO labels [%].
+
+    An entity is right if its type and both its ends are (Tjong Kim Sang and De Meulder 2003). All texts count
+    together. A class of -1, a word that the model did not read, is outside of entities.
+    """
+
+    def entities(classes: Sequence[int]) -> set[Entity]:
+        return {*bio_entities(["O" if number < 0 else labels[number] for number in classes])}
+
+    def metric(targets: Sequence[Sequence[int]], predictions: Sequence[Sequence[int]]) -> Value:
+        check_lengths(targets, predictions)
+        hits = found = 0
+        for classes, predicted in zip(targets, predictions, strict=True):
+            right, answers = entities(classes), entities(predicted)
+            hits += len(right & answers)
+            found += len(right) + len(answers)
+        return 200 * hits / found if found else Undefined("no target and no prediction has an entity")
+
+    return metric
+
+
 def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> Value:
     """Return the F1 of class 1 [%]; a prediction that is neither 0 nor 1 counts as the wrong class."""
     check_lengths(targets, predictions)

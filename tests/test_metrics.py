@@ -32,6 +32,22 @@ def test_no_class_counts_as_wrong():
     assert metrics.macro_f1(2)([0, 1], [-1, -1]) == 0
 
 
+CONLL = "O B-PER I-PER B-LOC I-LOC".split()
+
+
+def classes(line):
+    return [CONLL.index(label) if label in CONLL else -1 for label in line.split()]
+
+
+def test_an_entity_is_right_if_its_type_and_both_ends_are_also_where_labels_break_bio():
+    targets = [classes("O B-PER I-PER O B-LOC"), classes("B-LOC B-LOC I-LOC B-PER")]
+    # the broken I-PER begins a right entity, the broken I-LOC a wrong one; one entity is read for two
+    predictions = [classes("O I-PER I-PER I-LOC B-LOC"), classes("B-LOC I-LOC I-LOC unread")]
+    precision, recall = 2 / 4, 2 / 5
+    expected = 100 * 2 * precision * recall / (precision + recall)
+    assert metrics.entity_f1(CONLL)(targets, predictions) == pytest.approx(expected)
+
+
 def test_answering_every_example_alike_is_chance_level_by_matthews_correlation():
     assert metrics.matthews([0, 1, 1], [1, 1, 1]) == 0
 
@@ -44,6 +60,7 @@ def test_answering_every_example_alike_is_chance_level_by_matthews_correlation()
         (metrics.spearman, [1.0, 1.0, 1.0], [1.0, 2.0, 3.0], "all targets are alike"),
         (metrics.matthews, [1, 1, 1], [0, 1, 1], "all targets are alike"),
         (metrics.binary_f1, [0, 0], [0, 0], "no target and no prediction is of class 1"),
+        (metrics.entity_f1(["O", "B"]), [[0]], [[0]], "no target and no prediction has an entity"),
         (metrics.token_accuracy, [[], []], [[], []], "no text has a word"),
         (metrics.word_accuracy, ["", " "], ["a", ""], "no target has a word"),
     ],

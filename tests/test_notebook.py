@@ -4,6 +4,8 @@ import json
 import re
 from dataclasses import replace
 
+import jax
+import numpy as np
 import pytest
 from paths import GOLDEN, ROOT
 
@@ -77,6 +79,22 @@ def test_the_cells_of_the_notebook_install_and_then_do_what_the_docs_do():
     assert not any(cell["outputs"] for cell in (install, train, ask))
     code = "".join([*train["source"][1:], "\n", *ask["source"][1:], "\n"])
     assert code == re.search(r"```python\n(.*?)```", DOCS, re.DOTALL)[1]
+
+
+def test_the_backward_pass_that_a_notebook_writes_out_gives_the_gradients_of_jax():
+    notebook = json.loads((ROOT / "docs" / "backward.ipynb").read_text("utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    names = {}
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        for code in cells:
+            exec(code.replace('jax.config.update("jax_enable_x64", True)', ""), names)
+        params, x, labels = (names[name] for name in ("params", "x", "labels"))
+        expected = jax.grad(names["jax_loss"])(params, x, labels)  # after training
+    found = names["backward"](params, x, labels)
+    assert found.keys() == params.keys()
+    for name, gradient in expected.items():
+        assert found[name] == pytest.approx(np.asarray(gradient), abs=1e-12)
+    assert names["accuracy"] > 0.95
 
 
 @pytest.mark.slow

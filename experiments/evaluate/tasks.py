@@ -24,7 +24,13 @@ from lm.data.tasks.choices import Choices
 from lm.data.tasks.labelled import LABELLED, AnyTask, LabelledTask, find_labelled
 from lm.data.tasks.mixtures import MIXTURES, mixture
 from lm.data.tasks.names import is_task_file, task_name
-from lm.data.tasks.prompts import PromptedTask, draw_examples, find_prompted_task, is_prompted_task
+from lm.data.tasks.prompts import (
+    PromptedTask,
+    draw_examples,
+    find_prompted_task,
+    is_prompted_task,
+    nearest_examples,
+)
 from lm.data.tasks.task import BaseTask, Row, Task
 from lm.metrics import Undefined, Value, format_value, undefined_reasons
 
@@ -234,13 +240,29 @@ def prompted_rows(
     train: Sequence[Row] = ()
     if task.shots:
         train = task.rows("train", prepared)
-    drawn = draw_examples(task, train, rows)
+    if task.takes_nearest and task.shots:
+        drawn = nearest_examples(task, train, rows, partial(mean_embeddings, run))
+    else:
+        drawn = draw_examples(task, train, rows)
 
     def fits(text: str) -> bool:
         return len(run.encode_data(text)) <= max_tokens
 
     pairs = zip(rows, drawn, strict=True)
     return [row | {"prompt": task.fit_prompt(row, examples, fits)} for row, examples in pairs]
+
+
+def mean_embeddings(run: "Trained", texts: Sequence[str]) -> np.ndarray:
+    """Return the mean of the model's input embeddings of the tokens of each text, float32 [N,D]."""
+    from experiments.runs.trained import token_embeddings
+    from lm import sharding
+
+    table = token_embeddings(sharding.named(run.model), f"{run.stage.folder}")
+    means = np.zeros((len(texts), table.shape[1]), np.float32)
+    for index, ids in enumerate(run.vocabulary.encode_batch(texts)):
+        if len(ids):
+            means[index] = table[np.asarray(ids)].mean(axis=0)
+    return means
 
 
 def prompted_length(task: PromptedTask) -> int:

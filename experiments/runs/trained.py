@@ -192,15 +192,23 @@ def embedding_of(folder: Path, stages: Mapping[str, NetworkStage], name: str) ->
     default = next((each for each, stage in stages.items() if not stage.has_model), "")
     stage = chosen(folder, stages, name or default)
     params = stage.trained(sharding.make_mesh(stage.settings.mesh)).params
-    if EMBEDDING not in {f".{name}"[-len(EMBEDDING) :] for name in params}:
-        raise SettingError(
-            f"{describe_model(folder, stage.name, stages, '--stage')} has no single table of embeddings: "
-            "model.embedding.clusters have vectors of several widths"
-        )
-    table = np.asarray(next(x for each, x in params.items() if f".{each}".endswith(EMBEDDING)))
+    table = token_embeddings(params, describe_model(folder, stage.name, stages, "--stage"))
     pieces = stored_vocabulary(stage.folder, stage.settings).vocab
     rows = table[list(pieces.values())]
     return WordVectors(tuple(pieces), rows, rows), describe_model(folder, stage.name, stages, "--stage")
+
+
+def token_embeddings(params: Mapping[str, Any], which: str) -> np.ndarray:
+    """Return the input embedding of each token id, [V,D], from parameters by name.
+
+    Raises SettingError, with ``which`` model it is, if its vectors have several widths.
+    """
+    for name, table in params.items():
+        if f".{name}".endswith(EMBEDDING):
+            return np.asarray(table)
+    raise SettingError(
+        f"{which} has no single table of embeddings: model.embedding.clusters have vectors of several widths"
+    )
 
 
 def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:

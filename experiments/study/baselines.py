@@ -168,6 +168,7 @@ TAGGING: Changes = (
     }
 )
 UNTRAINED: Changes = without(TAGGING, "objective") | {"pretraining.steps": 0}
+ENTITIES: Changes = {"tuning.heads": ("entities",)}
 HIDDEN_MARKOV: Changes = UNTRAINED | {"counts.model": "tagger"}
 
 TABLES = (
@@ -236,6 +237,21 @@ TABLES = (
             "bi-lstm": network(UNTRAINED, "lstm", 1),
             "transformer": UNTRAINED,
             "bert": TAGGING,
+        },
+        scale="mini",
+        seeds=2,
+    ),
+    # BIO labels; the score is the F1 of whole entities. With --tuning.heads ner the text is CoNLL-2003.
+    make_table(
+        "entities",
+        "Named entities",
+        {
+            "most-frequent": HIDDEN_MARKOV | ENTITIES | {"counts.tagging": "most-frequent"},
+            "hmm-greedy": HIDDEN_MARKOV | ENTITIES | {"counts.tagging": "greedy"},
+            "hmm-viterbi": HIDDEN_MARKOV | ENTITIES | {"counts.tagging": "viterbi"},
+            "bi-lstm": network(UNTRAINED, "lstm", 1) | ENTITIES,
+            "transformer": UNTRAINED | ENTITIES,
+            "bert": TAGGING | ENTITIES,
         },
         scale="mini",
         seeds=2,

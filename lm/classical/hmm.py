@@ -1,8 +1,8 @@
-"""A part-of-speech tagger by a hidden Markov model: estimation from counts, joint probabilities, beam search.
+"""A hidden Markov model that tags words: estimation from counts, joint probabilities, beam search.
 
 The decoder reads a ``Lattice``, the log-probabilities of one sentence, and knows nothing of words. Words are
 case-sensitive. An unknown word is tagged by its suffix and capitalisation, as the rare words of training that
-share both.
+share both. Where tags are BIO labels of entities, smoothing makes no pair of tags possible that BIO forbids.
 """
 
 import functools
@@ -64,9 +64,29 @@ class HMMTagger:
         return self.emission_counts.sum(0)
 
     @functools.cached_property
+    def entity_tags(self) -> dict[int, int]:
+        """Return the id of I-X -> that of B-X; empty if tags are no BIO labels, or training broke BIO."""
+        ids = {tag: index for index, tag in enumerate(self.tags)}
+        inside = {ids[tag]: ids.get(f"B-{tag[2:]}", -1) for tag in self.tags if tag.startswith("I-")}
+        if -1 in inside.values():
+            return {}
+        allowed = self._allowed_pairs(inside)
+        is_broken = self.transition_counts[~allowed].any() or self.initial_counts[[*inside]].any()
+        return {} if is_broken else inside
+
+    def _allowed_pairs(self, inside: dict[int, int]) -> np.ndarray:
+        """Return which tag (column) may follow each tag (row), bool [K,K]: I-X only B-X and I-X."""
+        allowed = np.ones((len(self.tags), len(self.tags)), bool)
+        for inner, begin in inside.items():
+            allowed[:, inner] = False
+            allowed[[begin, inner], inner] = True
+        return allowed
+
+    @functools.cached_property
     def initial(self) -> np.ndarray:
         """Return P(s_1), float64 [K]."""
         counts = self.initial_counts + self.config.smoothing
+        counts[[*self.entity_tags]] = 0
         return counts / counts.sum()
 
     @functools.cached_property
@@ -75,16 +95,25 @@ class HMMTagger:
 
         A row may sum to less than 1: the rest is the probability that the sentence ends.
         """
-        smoothing = self.config.smoothing
-        totals = self.tag_counts[:, None] + smoothing * len(self.tags)
+        smoothing = self.config.smoothing * self._allowed_pairs(self.entity_tags)
+        totals = self.tag_counts[:, None] + smoothing.sum(1, keepdims=True)
         return (self.transition_counts + smoothing) / totals
 
     def emissions(self, words: Sequence[str]) -> np.ndarray:
-        """Return P(o|s), float64 [T,K]; for an unknown word up to a factor that is the same for all tags."""
+        """Return P(o|s), float64 [T,K]; for an unknown word up to a factor that is the same for all tags.
+
+        A word that was only seen inside of entities may begin one, with the count ``smoothing``: otherwise it
+        could have no tag where none goes on.
+        """
         rows = []
         for word in words:
             word_id = self.word_ids.get(word)
-            rows.append(self._unknown_word(word) if word_id is None else self.emission_counts[word_id])
+            counts = self._unknown_word(word) if word_id is None else self.emission_counts[word_id]
+            for inner, begin in self.entity_tags.items():
+                if counts[inner] and not counts[begin]:
+                    counts = counts.astype(np.float64)  # a copy
+                    counts[begin] = self.config.smoothing
+            rows.append(counts)
         return np.array(rows).reshape(-1, len(self.tags)) / self.tag_counts
 
     def lattice(self, words: Sequence[str]) -> Lattice:

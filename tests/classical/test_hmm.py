@@ -176,6 +176,29 @@ def test_an_unknown_word_is_told_by_its_ending_and_its_capital():
     assert (ENDINGS.emissions(["zzz"]) > 0).all()
 
 
+BIO = [
+    read("Ada/B-PER Lovelace/I-PER met/O George/B-PER in/O New/B-LOC York/I-LOC City/I-LOC"),
+    read("they/O met/O Charles/B-PER Babbage/I-PER"),
+    read("Paris/B-LOC"),
+]
+
+
+def test_a_path_of_bio_labels_never_continues_an_entity_that_has_not_begun():
+    model, rng = estimate_tagger(BIO, HMMConfig(smoothing=0.1)), np.random.default_rng(0)
+    for _ in range(60):
+        words = rng.choice([*model.words, "Unseen", "unseen"], 5).tolist()
+        for width in (1, 2, len(model.tags)):
+            tags = ["O", *tag_words(model, words, width)]
+            for before, tag in itertools.pairwise(tags):
+                assert not tag.startswith("I-") or before[1:] == tag[1:]
+    assert model.initial.sum() == pytest.approx(1)
+
+
+def test_labels_that_break_bio_in_training_may_break_it_in_answers():
+    model = estimate_tagger([*BIO, read("Lovelace/I-PER met/O")], HMMConfig(smoothing=0.1))
+    assert tag_words(model, ["Lovelace", "met"], len(model.tags)) == ["I-PER", "O"]
+
+
 def test_an_unknown_word_s_probabilities_are_the_mean_of_ever_longer_endings_over_those_of_the_tags():
     config = HMMConfig(suffix=1, shorter=0.25)
     model = estimate_tagger([[("ab", "X"), ("cb", "Y"), ("db", "Y"), ("e", "Y"), ("e", "Y")]], config)

@@ -1,10 +1,11 @@
 """Tasks as prompts: what a model reads, which examples it is given, and what of its text is the answer."""
 
+import numpy as np
 import pytest
 
 from lm.config.base import SettingError
 from lm.data.tasks.benchmarks import TASKS
-from lm.data.tasks.prompts import TEMPLATES, draw_examples, find_prompted_task
+from lm.data.tasks.prompts import TEMPLATES, draw_examples, find_prompted_task, nearest_examples
 
 SQUAD = {"context": "A b c d.", "question": "What?", "answers": {"text": ["b c", "c"]}}
 COPA = {
@@ -86,6 +87,22 @@ def test_examples_are_the_same_in_every_run_others_for_each_question_and_never_s
     assert draw_examples(find_prompted_task("multi30k_enfr@0"), (), scored) == [[]] * len(scored)
 
 
+def letters(texts):
+    """A vector of each text: how often its second word has each letter."""
+    return np.array([[text.split()[1].count(letter) for letter in "abc"] for text in texts], float)
+
+
+def test_the_nearest_examples_come_before_a_question_the_nearest_last_and_never_those_that_are_scored():
+    train = [{"en": text, "fr": "."} for text in ("a", "ab", "bbbc", "cc", "b", "aab")]
+    scored = [{"en": "aaaa", "fr": "."}, {"en": "b", "fr": "."}]  # the second is a training row
+    task = find_prompted_task("multi30k_enfr@2-nearest")
+    assert task.shots == 2 and task.takes_nearest and task.base_name == "multi30k_enfr"
+    texts = [[row["en"] for row in few] for few in nearest_examples(task, train, scored, letters)]
+    assert texts == [["aab", "a"], ["ab", "bbbc"]]
+    with pytest.raises(SettingError, match="@6-nearest: only 5 training rows"):
+        nearest_examples(find_prompted_task("multi30k_enfr@6-nearest"), train, scored, letters)
+
+
 @pytest.mark.parametrize("room", range(9, 15))
 def test_a_prompt_that_is_too_long_loses_the_fewest_words_at_the_end_of_its_body(room):
     task = find_prompted_task("squad@0")
@@ -126,6 +143,7 @@ def test_the_last_word_is_compared_without_the_marks_around_it():
         ("next@0", "there is no prompt for 'next'"),
         ("squad@", "'' should be the number of examples, such as squad@3"),
         ("squad@-1", "'-1' should be the number of examples"),
+        ("squad@3-nearer", "'3-nearer' should be .* squad@3-nearest for those nearest"),
         ("squad@\u0663", "should be the number of examples"),
     ],
 )

@@ -6,6 +6,7 @@
   only, and are split by document again: no text is in two splits. ``validation`` rows choose a checkpoint,
   ``report`` rows score it.
 - ``roles`` is made of the code of the standard library, ``sequences-4`` and longer ones of random words.
+- ``entities`` is made of unfiltered docstrings of some packages of the corpus, the same on every machine.
 """
 
 import os
@@ -27,9 +28,11 @@ from lm.data.documentation.docstrings import (
     STDLIB,
     Document,
     extract_docstrings,
+    module_docstrings,
     split_of,
     unfiltered,
 )
+from lm.data.documentation.object_names import marked_modules, object_name_rows
 from lm.data.documentation.packages import PACKAGES, PARTS, TEXT_DIGEST
 from lm.data.documentation.pinned import OFFLINE, pinned_documents, unfiltered_documents
 from lm.data.documentation.tasks import task_generators
@@ -62,6 +65,7 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
     "verb-forms": {"context": "text", "sentence": "text", "damaged": "text"},
     "unfiltered": {"text": "text"},
     "roles": {"tokens": "texts", "roles": "integers"},
+    "entities": {"tokens": "texts", "entities": "integers"},
     **{f"sequences-{length}": {"text": "text"} for length in MAX_SEQUENCE_LENGTHS},
 }
 # Parts of the corpus by package, which differ in topic and style, as parts of C4 by domain do
@@ -73,13 +77,25 @@ INSTALLED = "installed"  # in place of the digest of a text that is that of the 
 TEXT_FILE = "text.json"  # says which text the data sets of a folder are made of
 
 
-def _sequence_rows(max_length: int, _packages: Iterable[str]) -> dict[str, list[Row]]:
+def _role_rows(packages: Iterable[str] | None, _wheels: Path) -> dict[str, list[Row]]:
+    installed = DEFAULT if packages is None else packages
+    return limit_rows(code_tag_rows({*installed} & {*STDLIB}), EVALUATION_ROWS, "roles")
+
+
+def _entity_rows(packages: Iterable[str] | None, wheels: Path) -> dict[str, list[Row]]:
+    modules = marked_modules(wheels) if packages is None else module_docstrings(packages)
+    return limit_rows(object_name_rows(modules), EVALUATION_ROWS, "entities")
+
+
+def _sequence_rows(max_length: int, _packages: Iterable[str] | None, _wheels: Path) -> dict[str, list[Row]]:
     return random_sequences(max_length)
 
 
-# generators of the data sets that are written alone and are the same whatever the text
-SEPARATE_SETS: Mapping[str, Callable[[Iterable[str]], Mapping[str, list[Row]]]] = {
-    "roles": lambda packages: limit_rows(code_tag_rows({*packages} & {*STDLIB}), EVALUATION_ROWS, "roles"),
+# Generators of the data sets that are written alone and are the same whatever the text. They get the packages
+# of ``prepare_sets`` and the folder of wheels.
+SEPARATE_SETS: Mapping[str, Callable[[Iterable[str] | None, Path], Mapping[str, list[Row]]]] = {
+    "roles": _role_rows,
+    "entities": _entity_rows,
     **{f"sequences-{length}": partial(_sequence_rows, length) for length in MAX_SEQUENCE_LENGTHS},
 }
 
@@ -116,7 +132,7 @@ def prepare_sets(
         packages, digest = DEFAULT, INSTALLED
     sets: Mapping[str, Mapping[str, list[Row]]]
     if name in SEPARATE_SETS:
-        sets = {name: SEPARATE_SETS[name](DEFAULT if packages is None else packages)}
+        sets = {name: SEPARATE_SETS[name](packages, wheels)}
     elif name == "unfiltered":
         raw = unfiltered_documents(wheels, report) if packages is None else unfiltered(packages)
         sets = {name: by_split(raw)}

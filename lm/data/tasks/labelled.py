@@ -9,12 +9,14 @@ from typing import Any
 from lm import metrics
 from lm.config.base import SettingError, nearest
 from lm.data.documentation.code_tags import CODE_TAGS
+from lm.data.documentation.object_names import NAME_LABELS
 from lm.data.tasks.benchmarks import ACCEPTABLE, ACCURACY, BOTH_MNLI_SETS, FALSE_TRUE, TASKS
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import HeadKind, LabelledTask, ReadTexts, Row, Task, label_of
 from lm.data.tasks.task_files import labelled_task_from_file
 
 UPOS = tuple("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X _".split())
+CONLL = tuple("O B-PER I-PER B-ORG I-ORG B-LOC I-LOC B-MISC I-MISC".split())
 
 AnyTask = Task | LabelledTask
 
@@ -89,6 +91,11 @@ def word_tags(field: str) -> Callable[[Row], Sequence[int] | None]:
         return row[field] if all(tag >= 0 for tag in row[field]) else None
 
     return tags
+
+
+def entity_metrics(labels: Sequence[str]) -> dict[str, metrics.Metric]:
+    """Return the metrics of named-entity recognition, whose score is the F1 of entities."""
+    return {"entity_f1": metrics.entity_f1(labels), "accuracy": metrics.token_accuracy}
 
 
 def sentence_pairs(rows: Sequence[Row]) -> list[Row]:
@@ -179,6 +186,32 @@ _TASKS = (
     multiple_choice("race-high", "race/high", "passage", race_candidates, derive_rows=race_questions),
     LabelledTask(
         "pos", EWT, "GLUE", UPOS_TAGS, TAG_ACCURACY, "tokens", tokens, labels=UPOS, validation="dev"
+    ),
+    LabelledTask(
+        "ner",
+        "conll2003",
+        "GLUE",
+        word_tags("ner"),
+        entity_metrics(CONLL),
+        "tokens",
+        tokens,
+        labels=CONLL,
+        unscored_metrics=("accuracy",),
+        validation="dev",
+        report="test",
+    ),
+    LabelledTask(
+        "entities",
+        "documentation/entities",
+        "entities",
+        word_tags("entities"),
+        entity_metrics(NAME_LABELS),
+        "tokens",
+        tokens,
+        labels=NAME_LABELS,
+        unscored_metrics=("accuracy",),
+        report="report",
+        paper_column="GLUE",
     ),
     LabelledTask(
         "roles",

@@ -1,7 +1,8 @@
 """Tasks as zero-shot and few-shot prompts for a pre-trained model [Radford et al. 2019; Brown et al. 2020].
 
 ``squad@3`` puts three training examples with their answers before each question of ``squad``, ``squad@0``
-none. The answer is generated up to the end of a line, or it is the likeliest of the candidates.
+none. ``squad@3-nearest`` takes those whose questions are most like the one that is asked [Liu et al. 2022].
+The answer is generated up to the end of a line, or it is the likeliest of the candidates.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from lm.data.tasks.task import Row, Task
 
 EXAMPLE_SEPARATOR = "\n\n"
 SHOTS_MARK = "@"  # between the name of a task and the number of its examples
+NEAREST = "-nearest"  # behind the number of examples
 SPARE_EXAMPLES = 8  # drawn in addition, to replace examples that are scored themselves
 
 
@@ -42,6 +44,7 @@ class PromptedTask(Task):
     _: dataclasses.KW_ONLY
     template: Template
     shots: int  # examples before a question
+    takes_nearest: bool = False  # whether the examples are the nearest to the question, or drawn at random
 
     @property
     def base_name(self) -> str:
@@ -121,9 +124,44 @@ def draw_examples(task: PromptedTask, train: Sequence[Row], scored: Sequence[Row
         if len(rows) < task.shots:
             rows = [row for i in range(len(train)) if _row_key(row := train[i]) not in scored_keys]
         if len(rows) < task.shots:
-            raise SettingError(f"{task.name}: only {len(rows)} training rows are not scored themselves")
+            raise _too_few_examples(task, len(rows))
         examples.append(rows[: task.shots])
     return examples
+
+
+def nearest_examples(
+    task: PromptedTask,
+    train: Sequence[Row],
+    scored: Sequence[Row],
+    embed: Callable[[Sequence[str]], np.ndarray],
+) -> list[list[Row]]:
+    """Return for each row of ``scored`` the ``task.shots`` rows of ``train`` with the nearest questions.
+
+    ``embed`` returns a vector of each text, float [N,D]; the nearest have the largest cosine, of equal ones
+    the first. The nearest example comes last, right before the question (Liu et al. 2022). No scored row is
+    among them. Raises SettingError if too few rows are left.
+    """
+    scored_keys = {*map(_row_key, scored)}
+    rows = [row for index in range(len(train)) if _row_key(row := train[index]) not in scored_keys]
+    if len(rows) < task.shots:
+        raise _too_few_examples(task, len(rows))
+    question = task.template.question
+    questions = _unit_vectors(embed([question(row) for row in scored]))
+    candidates = _unit_vectors(embed([question(row) for row in rows]))
+    examples = []
+    for vector in questions:
+        order = np.argsort(-(candidates @ vector), kind="stable")[: task.shots]
+        examples.append([rows[index] for index in order[::-1]])
+    return examples
+
+
+def _unit_vectors(vectors: np.ndarray) -> np.ndarray:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.maximum(norms, np.finfo(np.float32).tiny)
+
+
+def _too_few_examples(task: PromptedTask, count: int) -> SettingError:
+    return SettingError(f"{task.name}: only {count} training rows are not scored themselves")
 
 
 def _row_key(row: Row) -> str:
@@ -131,18 +169,23 @@ def _row_key(row: Row) -> str:
 
 
 def is_prompted_task(name: str) -> bool:
-    """Return whether a name is that of a few-shot task, ``TASK@K``."""
+    """Return whether a name is that of a few-shot task, ``TASK@K`` or ``TASK@K-nearest``."""
     return SHOTS_MARK in name and not is_task_file(name)
 
 
 def find_prompted_task(name: str) -> PromptedTask:
-    """Return the task ``TASK@K``; SettingError with the nearest name, or with what K may be."""
-    base, _, shots = name.partition(SHOTS_MARK)
+    """Return the task ``TASK@K`` or ``TASK@K-nearest``.
+
+    Raises SettingError with the nearest name, or with what K may be.
+    """
+    base, _, choice = name.partition(SHOTS_MARK)
+    shots = choice.removesuffix(NEAREST)
     if base not in TEMPLATES:
         raise SettingError(f"--tasks {name}: there is no prompt for {base!r}{nearest(base, TEMPLATES)}")
     if not shots.isascii() or not shots.isdigit():
         raise SettingError(
-            f"--tasks {name}: {shots!r} should be the number of examples, such as {base}{SHOTS_MARK}3"
+            f"--tasks {name}: {choice!r} should be the number of examples, such as {base}{SHOTS_MARK}3, or "
+            f"{base}{SHOTS_MARK}3{NEAREST} for those nearest to the question"
         )
     task, template = _PROMPT_ONLY_TASKS.get(base) or TASKS[base], TEMPLATES[base]
     answer = template.answer or (lambda row: task.to_text(row)[1])
@@ -150,7 +193,7 @@ def find_prompted_task(name: str) -> PromptedTask:
     fields["name"] = name
     fields["target"] = template.target or task.target
     fields["to_text"] = lambda row: (row.get("prompt", template.question(row)), answer(row))
-    return PromptedTask(**fields, template=template, shots=int(shots))
+    return PromptedTask(**fields, template=template, shots=int(shots), takes_nearest=choice != shots)
 
 
 # ---- the templates

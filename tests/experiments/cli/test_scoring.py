@@ -27,7 +27,7 @@ from experiments.evaluate.likelihood import (
     text_rates,
     texts_of,
 )
-from experiments.evaluate.tasks import Rows, score_file, score_run
+from experiments.evaluate.tasks import Rows, mean_embeddings, score_file, score_run
 from experiments.notebook import load_run
 from experiments.runs import provenance
 from experiments.runs.init_from import started_from
@@ -429,6 +429,22 @@ def test_a_prompt_is_answered_by_the_likeliest_candidate_after_the_examples(arch
     assert scores["metrics"]["bits_per_byte"] == pytest.approx(-sum(nats) / math.log(2) / size, rel=1e-4)
     right = sum(answer == line["target"] for answer, line in zip(answers, lines, strict=True))
     assert scores["metrics"]["score"] == 50 * right
+
+
+def test_the_nearest_examples_are_those_whose_mean_embedding_is_most_like_the_question_s(runs):
+    folder, *_ = run_of(runs, "prompts-decoder", TEXTS | {"model.architecture": "decoder"})
+    score_run(folder, ["boolq@1-nearest"], "", Rows(limit=1))
+    _, (line,) = read(folder / "scores" / "xquad_enro" / "boolq@1-nearest" / "validation")
+    trained = open_run(folder, stages_of(folder))
+    table = np.asarray(trained.model.embed.table)
+    asked, *others = [dict(row) for row in TASKS["boolq"].rows("validation", runs / "cache")]
+    questions = [f"{row['passage']}\nQuestion: {row['question']}?\nAnswer:" for row in (asked, *others)]
+    vectors = [table[np.array(trained.vocabulary.encode(text))].mean(0) for text in questions]
+    assert mean_embeddings(trained, questions) == pytest.approx(np.array(vectors), abs=1e-6)
+    first, *rest = vectors
+    cosines = [vector @ first / np.linalg.norm(vector) for vector in rest]
+    assert line["inputs"].startswith(questions[1 + int(np.argmax(cosines))])
+    assert line["inputs"].endswith(questions[0])
 
 
 def ends_questions(trained):
