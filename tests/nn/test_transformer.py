@@ -53,7 +53,7 @@ DECODERS = [name for name, config in CONFIGS.items() if config.has_decoder]
 PUBLISHED = {name for name in PRESETS if name in CONFIGS}
 
 
-# decoders whose cache is that of another one, with another part around it
+# decoders whose masks and cache are those of another one, with another part around it
 LIKE_OTHERS = {"adapters", "bilinear", "no residual", "no feed-forward", "no norm"}
 LIKE_OTHERS |= {f"decoder, {p}" for p in POSITIONS} | {f"{m} encoder-decoder" for m in ("rnn", "gru", "none")}
 LIKE_OTHERS |= {f"encoder-decoder, {p}" for p in ("none", "sinusoidal", "relative-per-layer")}
@@ -64,7 +64,7 @@ def but_for(slow, names):
     return [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in names]
 
 
-@pytest.mark.parametrize("name", but_for(PUBLISHED, CONFIGS))
+@pytest.mark.parametrize("name", but_for(PUBLISHED | LIKE_OTHERS, CONFIGS))
 def test_a_packed_example_sees_only_itself_and_padding_changes_nothing(name):
     model = make(name)
     examples = [example(1, 5, 7, prefix=3), example(2, 6, 4, prefix=2)]

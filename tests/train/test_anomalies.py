@@ -132,6 +132,7 @@ def test_a_guard_that_makes_no_sense_is_refused(new, said):
         GuardConfig(**new)
 
 
+@pytest.mark.slow
 def test_a_stuck_step_ends_the_process_which_writes_where_its_threads_stand(tmp_path):
     script = f"""
 import time, toy
