@@ -14,7 +14,7 @@ from rich.markup import escape
 from experiments.cli.settings import Runs
 from experiments.console import RUNS, UNBROKEN
 from experiments.processes.exit_codes import EXIT_CODES
-from experiments.processes.memory import has_glibc, tunables
+from experiments.processes.memory import has_glibc
 from experiments.runs.paths import COUNTS_FILE
 from lm.config.base import DataError, SettingError
 from lm.data.corpus import tfds
@@ -72,12 +72,12 @@ def examine(runs: Path) -> None:
 
 
 def about_memory() -> str:
-    """Return how freed memory is kept between the steps of training."""
+    """Return how freed memory is kept between the steps of training on a CPU (docs/speed.md)."""
     if (given := os.environ.get("GLIBC_TUNABLES")) is not None:
-        return f"GLIBC_TUNABLES={given}, as it stands in the environment"
+        return f"steps keep their memory as GLIBC_TUNABLES={given} says"
     if not has_glibc():
         return "the C library is not glibc: each step of training takes its memory anew"
-    return f"commands that train on CPUs set GLIBC_TUNABLES={tunables()}"
+    return "steps on a CPU keep their memory for the next (GLIBC_TUNABLES, see Speed)"
 
 
 def damage(name: str, cache: Path) -> str:

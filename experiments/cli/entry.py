@@ -127,15 +127,24 @@ def entry_table(folder: Path, /, out: Path | None = None) -> None:
         folder: Folder with archives of entries.
         out: Picture to write; by default records.png in the folder.
     """
-    from experiments.entries.table import compare_tracks, draw_records, read_entries, table_sheet
+    from experiments.entries.table import (
+        compare_tracks,
+        draw_records,
+        origin_sheet,
+        read_entries,
+        table_sheet,
+    )
 
     tracks = compare_tracks(read_entries(folder))
-    for name, compared in tracks.items():
-        track = TRACKS[name]
-        show_sheet(f"{track.title}, {rules.RULES.seeds} seeds", table_sheet(compared, track))
+    for name, track in TRACKS.items():
+        if name in tracks:
+            show_sheet(f"{track.title}, {rules.RULES.seeds} seeds", table_sheet(tracks[name], track))
+        else:
+            print_line(f"{track.title}: no entry yet")
     print_line(
-        "±: half of the 95 % interval of the mean; p: by Welch, that it is no better than the last record"
+        "±: half of the 95 % interval of the mean; p: of Welch's test that it is better than the last record"
     )
+    show_sheet("Origin", origin_sheet([entry for each in tracks.values() for entry in each]))
     picture = out or folder / "records.png"
     draw_records(tracks, picture)
     print_line(f"picture: {picture}")

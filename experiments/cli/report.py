@@ -50,7 +50,8 @@ def report(
         pictures: Also write the pictures in this format.
     """
     rows = find(pattern)
-    changes = given_changes([row.name for row in rows], scale, settings, config, start, Path(runs[0]))
+    trainable = [row.name for row in rows if not row.needs]  # of the others published scores are shown
+    changes = given_changes(trainable, scale, settings, config, start, Path(runs[0]))
     if variants and (changes or grid):
         raise SettingError("--variants shows all settings given by hand: leave out settings and --grid")
     from experiments.report import report as reports  # whose pictures and page need more than a list of rows

@@ -180,7 +180,10 @@ def read_archive(path: Path) -> Archive:
         raise SettingError(f"{path} is no archive of an entry: it lacks {SUMMARY} or {SOURCE}")
     summary = parse_with_checksum(files.pop(SUMMARY), f"{path}: {SUMMARY}")
     if summary.get("format") != FORMAT:
-        raise SettingError(f"{path} has the format {summary.get('format')}; this version reads {FORMAT}")
+        raise SettingError(
+            f"{path} has the format {summary.get('format')}, and this version reads {FORMAT}: check out "
+            f"commit {summary.get('commit') or '(not recorded)'}"
+        )
     if missing := SUMMARY_KEYS - summary.keys():
         raise SettingError(f"{path}: {SUMMARY} lacks {', '.join(sorted(missing))}")
     sealed = summary["files"]

@@ -112,13 +112,23 @@ def table_sheet(compared: Sequence[Compared], track: Track) -> Sheet:
     column(track.heading, scores)
     column("p", ["–" if entry.p is None else f"{entry.p:.2g}" for entry in ranked])
     column("record", ["yes" if entry.is_record else "no" for entry in ranked])
-    column("author", [entry.archive.summary["entry"]["author"] for entry in ranked])
-    column("date", [entry.archive.summary["date"][:10] for entry in ranked])
-    column("commit", [entry.archive.summary["commit"][:7] for entry in ranked])
     column("FLOP", [f"{_mean(entry, 'flops'):.2g}" for entry in ranked])
-    column("parameters", [f"{_mean(entry, 'parameters'):,.0f}" for entry in ranked])
+    column("parameters", [f"{_mean(entry, 'parameters') / 1e6:.2f} M" for entry in ranked])
     column("minutes", [_minutes(_mean(entry, "seconds")) for entry in ranked])
     return sheet
+
+
+def origin_sheet(compared: Sequence[Compared]) -> Sheet:
+    """Return who sent each entry and when, and the commit whose code verifies it."""
+    ordered = [entry.archive for entry in compared]
+    columns = {
+        "entry": [archive.name for archive in ordered],
+        "title": [archive.summary["entry"]["title"] for archive in ordered],
+        "author": [archive.summary["entry"]["author"] for archive in ordered],
+        "date": [archive.summary["date"][:10] for archive in ordered],
+        "commit": [archive.summary["commit"][:7] for archive in ordered],
+    }
+    return {head: [Cell(text) for text in cells] for head, cells in columns.items()}
 
 
 def _bound(entry: Compared) -> str:
@@ -150,8 +160,9 @@ def _draw_track(compared: Sequence[Compared], track: Track, axes: Axes) -> None:
         places, means, [entry.half_width for entry in compared], fmt="none", ecolor="#888888", capsize=3
     )
     axes.step(places[is_record], means[is_record], where="post", color="#0072B2", label="record")
-    axes.plot(places[~is_record], means[~is_record], "o", color="#D55E00", label="no record")
     axes.plot(places[is_record], means[is_record], "o", color="#0072B2")
+    if not is_record.all():
+        axes.plot(places[~is_record], means[~is_record], "o", color="#D55E00", label="no record")
     axes.set_xticks(places, [entry.archive.name for entry in compared], rotation=30, ha="right")
     axes.set_title(track.title, fontsize="medium")
     axes.set_ylabel(track.unit)

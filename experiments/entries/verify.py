@@ -172,7 +172,7 @@ def check_distribution(folder: Path) -> str:
 
     stages = stages_of(folder)
     if any(stage.is_count_based for stage in stages):
-        return "counts: a distribution by their formula"
+        return "a distribution: counts are one by their formula"
     trained = open_run(folder, stages, pretrained_of_run(stage.name for stage in stages))
     data = trained.stage.settings.data
     documents = iter_documents(corpus_shards(data.corpus, "validation", find_cache(folder)))

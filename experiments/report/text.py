@@ -750,7 +750,7 @@ def _conclusion_note(comparison: Comparison, claims: Sequence[Claim]) -> list[st
     judged = sum(bool(claim.conclusion) for claim in claims)
     wait = "" if judged == stated else f"; {stated - judged} of them wait for runs of both rows"
     conclusions = "1 conclusion" if stated == 1 else f"{stated} conclusions"
-    return [f"Verdicts are given on exactly the {conclusions} that the table's file states{wait}."]
+    return [f"The table's file states {conclusions}, and verdicts are given on no others{wait}."]
 
 
 def _claims(count: int) -> str:
@@ -839,7 +839,7 @@ def start_notes(comparison: Comparison) -> list[str]:
         return []
     if comparison.control is None:
         return [
-            f"No control was trained ({START_ONLY_ROW}: the start alone, then fine-tuned), so that it is not "
+            f"No control was trained ({START_ONLY_ROW}: the start alone, then fine-tuned), so it is not "
             "known what a row's own objective adds to its start."
         ]
     return [

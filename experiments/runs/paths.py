@@ -95,7 +95,7 @@ def pretrained_of_run(names: Iterable[str]) -> str:
 def describe_model(folder: Path, name: str, names: Iterable[str], option: str = "--mixture") -> str:
     """Return which model of the run in ``folder`` is used, and which others it has."""
     others = ", ".join(other for other in names if other != name)
-    return f"{folder} after {name}" + (f"; by {option} also: {others}" if others else "")
+    return f"{folder} after {name}" + (f" (its other models: {option} {others})" if others else "")
 
 
 # ---- folders

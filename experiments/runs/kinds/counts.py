@@ -67,7 +67,7 @@ class CountStage(Stage):
 
     @property
     def title(self) -> str:
-        return f"counting for {self.name}"
+        return "counting n-grams" if self.name == "counts" else f"counting for {self.name}"
 
     @property
     def training(self) -> PhaseConfig:

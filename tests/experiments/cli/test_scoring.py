@@ -278,7 +278,7 @@ def test_every_command_means_the_fine_tuned_model_of_a_run_unless_another_is_nam
     for command, ask in asked(folder, tmp_path, mixture).items():
         ask()
         told = capsys.readouterr().out
-        assert f"{folder} after {meant}; by --mixture also: {other}" in told, command
+        assert f"{folder} after {meant} (its other models: --mixture {other})" in told, command
 
 
 def test_of_several_fine_tuned_models_the_first_is_meant_and_without_any_the_pre_trained_one():

@@ -210,7 +210,10 @@ def test_the_embedding_of_a_model_has_neighbours_too(finished, capsys):
     for stage in ("", "pretraining"):
         neighbours(folder, ("the",), count=200, stage=stage)
     said, vectors, other, model = capsys.readouterr().out.splitlines()
-    assert said == f"{folder} after vectors; by --stage also: pretraining" and "after pretraining" in other
+    assert (
+        said == f"{folder} after vectors (its other models: --stage pretraining)"
+        and "after pretraining" in other
+    )
     assert vectors != model
 
 
