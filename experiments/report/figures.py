@@ -168,7 +168,7 @@ def _our_scores(comparison: Comparison) -> list[tuple[str, ScoreOf, float | None
         def combined_score(row: Row, group: Group = group) -> Score | None:
             return Score.of(comparison.combined_scores(comparison.canonical_name(row), group).values())
 
-        panels.append((mean_z_title(group), combined_score, None))
+        panels.append((f"{mean_z_title(group)}\n[standard deviations of a run]", combined_score, None))
     for metric in comparison.metrics:
         samples = comparison.values_by_seed(metric)
 

@@ -35,6 +35,7 @@ SIGNS = {  # sign -> its command in LaTeX without packages
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
+    "τ": r"$\tau$",
     "×": r"$\times$",
     "≠": r"$\neq$",
     "≈": r"$\approx$",
@@ -196,7 +197,8 @@ def order_table(comparison: Comparison, setup: str) -> LatexTable | None:
         r"\emph{p}: the probability of a $\tau$ as far from 0 if all orders were equally likely. "
         r"\emph{a repeat of the paper}: the mean $\tau$ of a simulated rerun of it, with its own noise."
     )
-    return LatexTable("-order", caption, sheet)
+    heads = {"tau": "τ"}
+    return LatexTable("-order", caption, {heads.get(head, head): cells for head, cells in sheet.items()})
 
 
 def claims_table(comparison: Comparison, verdicts: Verdicts, budget: Budget, setup: str) -> LatexTable | None:
