@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from experiments.figures.coordinate_check import at_width
 from experiments.figures.draw import draw_plots, save_figure
 from experiments.figures.panels import Curve, Plot, PlotGrid
 from lm.batch import Batch, Side
@@ -26,7 +27,6 @@ from lm.config.training import LossConfig, OptimizerConfig
 from lm.data.corpus.shards import sample_documents
 from lm.data.corpus.spec import corpus_shards
 from lm.files import write
-from lm.train.coordinates import at_width
 from lm.train.losses import language_model
 from lm.train.step import StepSpec, compute_gradients, initial_state
 

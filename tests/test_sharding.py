@@ -89,7 +89,15 @@ def test_an_axis_that_the_tables_lack_is_refused():
         )
 
 
-@pytest.mark.parametrize("names", ["data", "fsdp tensor", "tensor", "sequence mine", "mine"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        "data",
+        "sequence mine",
+        "mine",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("fsdp tensor", "tensor")),
+    ],
+)
 def test_an_axis_that_a_mesh_lacks_is_one_device(names):
     names = names.split()
     mesh = jax.make_mesh((2,) * len(names), names, axis_types=(AxisType.Auto,) * len(names))

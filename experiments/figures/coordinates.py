@@ -8,6 +8,7 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
+from experiments.figures.coordinate_check import at_width, coordinate_changes
 from experiments.figures.draw import draw_plots
 from experiments.figures.panels import Curve, Plot, PlotGrid, tick_labels
 from experiments.figures.spec import FigureSpec
@@ -17,7 +18,6 @@ from lm.config.base import SettingError, above_0, at_least
 from lm.config.model import ModelConfig
 from lm.config.mup import MupConfig
 from lm.config.training import OptimizerConfig
-from lm.train.coordinates import at_width, coordinate_changes
 
 ROWS, LENGTH = 4, 32  # of the batch that is trained on [sequences, tokens]
 PARAMETRISATIONS = {"standard": False, "muP": True}  # whether it is muP

@@ -30,7 +30,11 @@ from lm.data.tasks.task_files import check_task_files
 from lm.tokenizers.sentencepiece import ByteTokenizer
 
 DOCS = (ROOT / "docs" / "tasks.md").read_text("utf-8")
-EXAMPLES = dict(re.findall(r"```\w+\n# (\S+)\n(.*?)```", DOCS, re.DOTALL))
+# a comment names a file of TOML, and the line above names one of rows, in which a comment would be a row
+EXAMPLES = dict(
+    re.findall(r"```toml\n# (\S+)\n(.*?)```", DOCS, re.DOTALL)
+    + re.findall(r"`(\S+)`:\n\n```\w+\n(.*?)```", DOCS, re.DOTALL)
+)
 RTE = [{"sentence1": "It is so.", "sentence2": "So it is.", "label": label} for label in (0, 1)]
 
 

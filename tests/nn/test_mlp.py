@@ -71,7 +71,13 @@ def test_a_gate_with_two_thirds_of_the_width_has_the_parameters_and_flops_of_two
     assert step_flops(plain, 4, 8, 6) == step_flops(gated, 4, 8, 6)
 
 
-@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in ("relu", "gated-relu")))
+        for name in FORMULAS
+    ],
+)
 def test_a_model_with_every_activation_gives_finite_logits(name):
     config = changes(TINY, {"mlp.activation": name, "dtype": "bfloat16"})
     assert np.isfinite(run(made(config), example(1, 5, 4))).all()

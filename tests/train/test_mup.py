@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from experiments.figures.coordinate_check import at_width, coordinate_changes
 from lm import sharding
 from lm.batch import Batch, Side
 from lm.config.base import SettingError, changes
@@ -14,7 +15,6 @@ from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
 from lm.nn.attention import attention_scale
 from lm.nn.transformer import Transformer
-from lm.train.coordinates import at_width, coordinate_changes
 from lm.train.mup import check_optimizer, rate_factors
 from lm.train.optimizers import make_optimizer, train_all
 
