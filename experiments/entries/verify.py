@@ -198,14 +198,11 @@ def logits_of(trained: "Trained") -> Logits:
     forward = jax.jit(lambda model, batch: model.logits(model.features(batch)))
 
     def logits(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        sides = {
-            "encoder": inputs if config.has_decoder else targets,
-            "decoder": targets,
-        }
-        read = [name for name in sides if getattr(config, f"has_{name}")]
-        batch = Batch(
-            **{name: Side(tokens=sides[name], segment_ids=np.ones_like(sides[name])) for name in read}
-        )
+        read = {"decoder": targets} if config.has_decoder else {"encoder": targets}
+        if config.has_encoder and config.has_decoder:
+            read["encoder"] = inputs
+        sides = {name: Side(tokens=tokens, segment_ids=np.ones_like(tokens)) for name, tokens in read.items()}
+        batch = Batch(**sides)
         return np.asarray(forward(trained.model, trained.put(batch)))
 
     return logits

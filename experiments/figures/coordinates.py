@@ -25,7 +25,7 @@ PARAMETRISATIONS = {"standard": False, "muP": True}  # whether it is muP
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatesFigure(FigureSpec):
-    """How much steps of AdamW change hidden states and logits by width, with muP and without.
+    """Draws how much steps of AdamW change hidden states and logits by width, with muP and without.
 
     The model is the row's at its scale, without dropout, and others that are wider. It is trained on random
     tokens, so that nothing has to be prepared.

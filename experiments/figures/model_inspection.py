@@ -45,7 +45,7 @@ class ModelOnText:
 
     @property
     def has_start(self) -> bool:
-        """Whether the first token of the decoder is the one that it starts with."""
+        """Return whether the first token of the decoder is the one that it starts with."""
         start = self.model.config.special.start
         return start is not None and self.ids.get("decoder", [None])[0] == start
 

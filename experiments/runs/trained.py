@@ -192,10 +192,11 @@ def embedding_of(folder: Path, stages: Mapping[str, NetworkStage], name: str) ->
     default = next((each for each, stage in stages.items() if not stage.has_model), "")
     stage = chosen(folder, stages, name or default)
     params = stage.trained(sharding.make_mesh(stage.settings.mesh)).params
-    table = token_embeddings(params, describe_model(folder, stage.name, stages, "--stage"))
+    which = describe_model(folder, stage.name, stages, "--stage")
+    table = token_embeddings(params, which)
     pieces = stored_vocabulary(stage.folder, stage.settings).vocab
     rows = table[list(pieces.values())]
-    return WordVectors(tuple(pieces), rows, rows), describe_model(folder, stage.name, stages, "--stage")
+    return WordVectors(tuple(pieces), rows, rows), which
 
 
 def token_embeddings(params: Mapping[str, Any], which: str) -> np.ndarray:

@@ -52,7 +52,7 @@ class DenseLayer:
 
 @dataclass(frozen=True)
 class PublishedHead:
-    """How a head is written: as a class of transformers or, without one, as modules."""
+    """Holds how a head is written: as a class of transformers or, without one, as modules."""
 
     family: Family
     head: HeadConfig

@@ -1,4 +1,4 @@
-"""Which fields of a config.json are read, ignored or refused.
+"""Says which fields of a config.json are read, ignored or refused.
 
 A field that no one knows is refused if its name suggests that it changes the outputs; otherwise it is kept.
 """

@@ -56,7 +56,7 @@ def check_row_length(config: ModelConfig, side: Side, name: str) -> None:
 
 
 class LayerInputs(NamedTuple):
-    """Those of the attention inputs that may differ between the layers of a stack."""
+    """Holds those of the attention inputs that may differ between the layers of a stack."""
 
     mask: AnyMask = None  # as in ``AttentionInputs``
     frequencies: Array | np.ndarray | None = None  # likewise
