@@ -110,6 +110,7 @@ def scales_with_runs(tables: Sequence[Table], runs: Folders) -> list[str]:
             if (root / scale).is_dir()
             for table in tables
             for row in table.rows
+            if not row.needs
         )
     ]
 

@@ -216,6 +216,13 @@ def test_a_report_begins_with_what_came_out(tmp_path):
     assert title.startswith("# ") and "confirmed" in first
 
 
+def test_rows_that_lack_parts_do_not_hide_that_nothing_has_finished(tmp_path):
+    (tmp_path / "nano").mkdir()
+    tables = [table for name, table in TABLES.items() if name.startswith("lan/")]
+    assert any(row.needs for table in tables for row in table.rows)
+    assert report.scales_with_runs(tables, [str(tmp_path)]) == []
+
+
 def test_a_single_seed_claims_nothing_and_says_what_would(tmp_path):
     made, text = written(study(tmp_path, seeds=1))
     assert "train more with --seeds" in text
