@@ -4,14 +4,16 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Column
 from rich.table import Table as Grid
+from rich.text import Text
 
 RUNS = Path("runs")
 CONSOLE = Console(emoji=False)  # as wide as the terminal; 80 columns in a pipe, or as COLUMNS says
@@ -76,11 +78,65 @@ def print_line(text: str) -> None:
     CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def line_starts(text: str, width: int) -> list[int]:
+    """Return where the second and later lines begin if ``text`` is broken into lines of ``width`` characters.
+
+    Lines are broken at spaces. A word that is wider than a line is broken after a sign, as names of settings
+    and runs have them, and elsewhere only if that is not enough.
+
+    >>> line_starts("objective.noise=spans, objective.inputs=masks-or-random", 26)
+    [23, 40]
+    """
+    starts: list[int] = []
+    begin = position = 0  # of the line, and of what comes next
+    for word in re.findall(r"\S+\s*", text):
+        is_wide = len(word.rstrip()) > width
+        pieces = _pieces(word, width) if is_wide else [word]
+        if is_wide and position > begin:
+            begin = position
+            starts.append(begin)
+        for piece in pieces:
+            if position > begin and position - begin + len(piece.rstrip()) > width:
+                begin = position
+                starts.append(begin)
+            position += len(piece)
+    return starts
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    """Return a word in pieces of up to ``width`` characters, which end after signs where they can."""
+    pieces = re.split(r"(?<=[=,./-])(?=[^\s=,./-])", word)
+    return [part for piece in pieces for part in re.findall(rf".{{1,{width}}}\s*", piece, re.DOTALL)]
+
+
+class TextCell:
+    """A cell of a listing, whose lines ``line_starts`` breaks."""
+
+    def __init__(self, markup: str) -> None:
+        self.text = Text.from_markup(markup)
+
+    def __str__(self) -> str:
+        return self.text.plain
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self.text)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for paragraph in self.text.split("\n", allow_blank=True):
+            for line in paragraph.divide(line_starts(paragraph.plain, options.max_width)):
+                line.rstrip()
+                yield line
+
+
 class Listing(Grid):
     """A table of texts, none of which is cut.
 
     Its first column, of names, is wrapped only where the others would have no room.
     """
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """Add a line of texts, in the markup of rich."""
+        super().add_row(*map(TextCell, cells), **options)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         first, *others = self.columns

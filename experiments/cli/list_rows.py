@@ -38,11 +38,12 @@ def list_rows(
         prefix = f"{table.name}/" if NAMES_CONSOLE.width < NARROW else ""
         title = f"{table.name}{'/ROW' * bool(prefix)}: {table.title}"
         label = "in the paper" if any(row.published for row in table.rows) else "label"
-        listed = listing("row", label, "changes", "finished", title=title)
+        has_labels = any(row.label != row.name.removeprefix(f"{table.name}/") for row in table.rows)
+        listed = listing("row", *[label] * has_labels, "changes", "finished", title=title)
         for row in (row for row in table.rows if row in rows):
             listed.add_row(
                 row.name.removeprefix(prefix),
-                escape(row.label),
+                *[escape(row.label)] * has_labels,
                 escape(changes_text(row, scale)),
                 "not run" if row.needs else finished_text(row.name, scale, runs, trained),
             )

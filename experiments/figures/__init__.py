@@ -46,8 +46,8 @@ FIGURES = {
     ),
     "attention": FigureEntry(
         f"{TRAINED}:HeadsFigure",
-        "Where heads attend: the sharpest four, N (--heads N) or all (--heads 0).",
-        WITH_TEXT,
+        "Where heads attend, the sharpest first.",
+        f"{WITH_TEXT} [--heads N]",
     ),
     "sinusoids": FigureEntry(
         f"{CONCEPTS}:SinusoidsFigure", "Each position has its own mixture of waves; near ones are similar."

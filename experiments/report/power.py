@@ -21,7 +21,8 @@ from lm.config.base import SettingError
 
 SEED_COUNTS = (2, 3, 5, 10, 20)
 DIFFERENCE_TITLE = (
-    "Smallest difference of two rows that is found with a power of 80 % [standard deviations of a run]"
+    "Smallest difference of two rows that is found with a power of 80 % [standard deviations of a run],\n"
+    "corrected for the claims of this table; a report of several tables corrects for the claims of all"
 )
 EQUIVALENCE_TITLE = (
     f"Probability that equal rows are found equivalent (within {EQUIVALENCE_MARGIN:.2f} deviations)"

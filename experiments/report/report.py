@@ -377,7 +377,8 @@ def print_report(
         comparison = table_report.comparison
         if said := text.verdict_sentence(comparison, table_report.verdicts):
             CONSOLE.print(said, highlight=False)
-        sheet = text.brief_sheet(comparison, table_report.sheets[SCORES])
+        shown = comparison.including_baseline()
+        sheet = text.brief_sheet(shown, flagged_scores_sheet(shown))
         show_sheet(f"{table_title(comparison.table)} (scale {scale})", sheet)
         if legend := brief_legend(sheet):
             CONSOLE.print(legend, highlight=False)
@@ -388,7 +389,8 @@ def print_report(
     if len(report.tables) > 1 and report.summary["table"]:
         show_sheet(SUMMARY, text.brief_summary_sheet(report.summary))
     if against:
-        show_sheet(_prediction_title(scale, against).replace("`", ""), report.prediction)
+        title = _prediction_title(scale, against).replace("`", "")
+        show_sheet(title, text.brief_prediction_sheet(report.prediction))
     for line in report.left_out:
         print_line(f"not counted: {line}")
     print_line(

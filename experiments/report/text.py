@@ -566,6 +566,19 @@ def prediction_sheet(predictions: Mapping[str, Mapping[Group, ScalePrediction]])
     }
 
 
+def brief_prediction_sheet(prediction: Sheet) -> Sheet:
+    """Return what 80 columns hold of the sheet of ``prediction_sheet``: the estimates, without intervals."""
+    groups = [SHORT_TITLES.get(cell.text, cell.text) for cell in prediction["tasks"]]
+    return {
+        "table": prediction["table"],
+        "tasks": [Cell(group) for group in groups],
+        "rows": prediction["rows"],
+        "decision accuracy": prediction["decision accuracy"],
+        "tau": prediction["tau"],
+        "p": prediction["p"],
+    }
+
+
 def _share_interval_cell(interval: tuple[float, float] | None) -> Cell:
     return Cell() if interval is None else Cell(f"{interval[0]:.0%} to {interval[1]:.0%}")
 
