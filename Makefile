@@ -20,13 +20,16 @@ MINUTES ?= 30
 # Python keeps what it compiles, whatever the shell says: else each command compiles jax again, for four seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo golden test test-fast test-slow test-faults test-beam soak bench lint docs wheel clean
+.PHONY: demo install golden test test-fast test-slow test-faults test-beam soak bench lint docs wheel clean
 
 # TEXT=book.txt trains the decoder on a text of yours.
 demo: export LM_DEMO_TEXT := $(value TEXT)
 demo: $(VENV)/ready
 	$(BIN)/lm demo $(if $(TEXT),--text "$$LM_DEMO_TEXT")
 	@echo "To put lm on your path: . $(BIN)/activate"
+
+# The environment alone; `demo` and `test` make it too.
+install: $(VENV)/ready
 
 test: $(VENV)/tpu lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder tests

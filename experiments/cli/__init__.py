@@ -45,6 +45,9 @@ COMMANDS = {
     "power": Command(
         f"{_HERE}.power:power", "Show how small a difference tables can tell, by the number of seeds."
     ),
+    "ladder": Command(
+        f"{_HERE}.ladder:ladder", "Show how loss falls with compute, and what the smaller sizes predict."
+    ),
     "eval tasks": Command(
         f"{_HERE}.eval_tasks:eval_tasks", "Score a run or an imported checkpoint on tasks, also by prompts."
     ),

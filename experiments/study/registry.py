@@ -10,7 +10,17 @@ from dataclasses import is_dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
-from experiments.study import adaptation, baselines, classic, diffusion, recipe, seq2seq, start, word_vectors
+from experiments.study import (
+    adaptation,
+    baselines,
+    classic,
+    diffusion,
+    ladder,
+    recipe,
+    seq2seq,
+    start,
+    word_vectors,
+)
 from experiments.study.changes import Changes, ShareOf, Times, apply
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.names import check_row_name, check_table_name
@@ -44,6 +54,7 @@ PAPER_MODULES = (liu, lan, lewis, glu, clark, fedus, narang, tay, wettig, wang, 
 _OTHER_TABLES = (
     classic,
     baselines,
+    ladder,
     seq2seq,
     word_vectors,
     start,

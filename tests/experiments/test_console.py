@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from experiments import console
-from experiments.console import Cell, key_columns, listing, show_sheet
+from experiments.console import Cell, TextCell, key_columns, line_starts, listing, show_sheet
 
 NAME = "t5/6-corruption-rate/15," + ",".join(f"pretraining.optimizer.beta{i}=0.5" for i in range(4))
 
@@ -32,6 +32,36 @@ def test_a_long_name_takes_no_column_from_a_table(width, capsys):
 
 def test_a_name_is_whole_where_the_other_columns_have_room(capsys):
     assert sum(NAME in line for line in printed(240, capsys)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("no line is needed", 20, ["no line is needed"]),
+        ("dropout=0.1, bias=True", 12, ["dropout=0.1,", "bias=True"]),
+        ("a model.attention.implementation=xla", 20, ["a", "model.attention.", "implementation=xla"]),
+        ("targets=everything", 10, ["targets=", "everything"]),
+        ("unbreakable", 4, ["unbr", "eaka", "ble"]),
+        ("a, b, c", 2, ["a,", "b,", "c"]),
+    ],
+)
+def test_lines_break_at_spaces_else_after_signs_and_elsewhere_only_where_they_must(
+    text, width, lines, capsys
+):
+    starts = line_starts(text, width)
+    parts = [text[a:b].strip() for a, b in zip([0, *starts], [*starts, len(text)], strict=True)]
+    assert parts == lines and max(map(len, parts)) <= width
+    Console(width=width).print(TextCell(text))
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == lines
+
+
+def test_no_character_of_a_cell_is_lost_at_any_width():
+    text = 'pretraining.phases=({"share":0.25,"mask":"causal"},)  two spaces/and-signs.=,'
+    for width in range(1, len(text) + 2):
+        starts = line_starts(text, width)
+        assert starts == sorted({*starts}) and all(0 < start < len(text) for start in starts)
+        ends = zip([0, *starts], [*starts, len(text)], strict=True)
+        assert all(len(text[a:b].rstrip()) <= width for a, b in ends)
 
 
 @pytest.mark.parametrize(("columns", "width"), [("", 80), ("120", 120)])

@@ -124,7 +124,7 @@ def test_the_gradient_of_a_stack_without_its_first_norm_reaches_every_parameter(
         assert name == "embed.table" or (rows > 0).all(), name
 
 
-@pytest.mark.parametrize("unroll", [False, True])
+@pytest.mark.parametrize("unroll", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_base_of_windows_is_that_of_all_layers_where_all_have_a_window(unroll):
     new = {"positions.kind": "rotary", "compile.layers": "unroll" if unroll else "scan", "dropout": 0.0}
     windowed = changes(TINY, new | {"sparsity": SparsityConfig(window=3)})

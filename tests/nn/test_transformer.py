@@ -58,6 +58,13 @@ LIKE_OTHERS = {"adapters", "bilinear", "no residual", "no feed-forward", "no nor
 LIKE_OTHERS |= {f"decoder, {p}" for p in POSITIONS} | {f"{m} encoder-decoder" for m in ("rnn", "gru", "none")}
 LIKE_OTHERS |= {f"encoder-decoder, {p}" for p in ("none", "sinusoidal", "relative-per-layer")}
 LIKE_OTHERS |= {f"lstm decoder, {cross} cross-attention" for cross in ("dot", "additive")}
+LIKE_OTHERS |= {
+    "gru decoder, none cross-attention",
+    "multiplicative cross-attention",
+    "transparent attention",
+}
+LIKE_OTHERS |= {"continued positions", "merged attention", "merged, one stack"}  # as "merged, continued"
+LIKE_OTHERS |= {"decoder, experts in every second layer", "encoder, one expert per token"}
 
 
 def but_for(slow, names):

@@ -80,7 +80,7 @@ def test_help_shows_the_settings_that_people_change_with_the_values_of_the_row_a
 def test_all_commands_have_one_default_scale_and_list_those_there_are(capsys, monkeypatch):
     monkeypatch.setitem(SCALES, "width", SCALES["nano"] | {"model.d_model": 96})
     with_scale = {name for name in FUNCTIONS if "scale" in signature(function_of(name)).parameters}
-    assert with_scale == {"list", "show", "run", "sweep", "report", "power", "data prepare"}
+    assert with_scale == {"list", "show", "run", "sweep", "report", "power", "ladder", "data prepare"}
     for name in with_scale:
         default = signature(function_of(name)).parameters["scale"].default
         assert default == (None if name == "sweep" else DEFAULT_SCALE)

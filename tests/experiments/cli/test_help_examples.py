@@ -26,6 +26,7 @@ ELSEWHERE = (
     "sweep",
     "report",
     "power",
+    "ladder",
     "plan",
     "eval harness",
     "data clean",

@@ -133,7 +133,8 @@ def test_a_phase_reads_on_where_the_one_before_ended(cache):
     assert first.settings.model.is_causal_encoder and not main.settings.model.is_causal_encoder
 
 
-@pytest.mark.parametrize("steps", [pytest.param(2, marks=pytest.mark.slow), 5])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [2, 5])
 def test_a_run_that_is_torn_within_and_between_phases_comes_to_what_it_does_without(
     cache, causal_first, steps
 ):

@@ -75,7 +75,7 @@ def try_out(row, path, value, cache):
         computed(changed, cache)
 
 
-@pytest.mark.parametrize("row", ["lstm", "t5"])
+@pytest.mark.parametrize("row", [pytest.param("lstm", marks=pytest.mark.slow), "t5"])
 @settings(
     max_examples=40,
     deadline=None,

@@ -1,0 +1,174 @@
+"""Ladders of a table: how the loss of each kind of model falls with compute, and what that predicts.
+
+The rows of such a table are called KIND-xSIZE, as in ``ladder`` or ``history-budgets``. The loss is measured
+in bits per byte of held-out documents, which do not depend on the vocabulary.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean, stdev
+
+import numpy as np
+
+from experiments.console import Cell, Sheet
+from experiments.report.comparison import Comparison
+from experiments.report.order import decision_accuracy
+from experiments.report.scaling import MIN_RUNGS, Interval, Ladder, Rung
+from experiments.study.registry import TABLES
+from experiments.study.table import Row, Table
+from lm.config.base import SettingError
+
+RUNG = re.compile(r"(?P<kind>.+)-x(?P<size>[0-9.]+)")  # the last part of a row's name
+
+RUNGS_TITLE = "Bits per byte of held-out documents by compute"
+LAWS_TITLE = "Laws of all sizes: bits per byte = floor + factor * FLOP^-exponent"
+DECISIONS_TITLE = "Pairs of kinds in the order of the largest size (decision accuracy)"
+NOTE = (
+    "predicted: the 95 % interval by the law of the smaller sizes, in the second table of all. It takes "
+    "the law for granted, and knows only the chance of seeds."
+)
+
+
+def rung_name(row: Row) -> tuple[str, float] | None:
+    """Return the kind and the size of a row that is called KIND-xSIZE; None for another row."""
+    match = RUNG.fullmatch(row.name.rpartition("/")[2])
+    return (match["kind"], float(match["size"])) if match else None
+
+
+def has_rungs(table: Table) -> bool:
+    """Return whether a table has a kind of model at MIN_RUNGS sizes or more."""
+    kinds = [name[0] for name in map(rung_name, table.rows) if name]
+    return any(kinds.count(kind) >= MIN_RUNGS for kind in kinds)
+
+
+def check_rungs(tables: Iterable[Table]) -> None:
+    """Raise SettingError for a table without rungs, with the names of those that have some."""
+    for table in tables:
+        if not has_rungs(table):
+            known = ", ".join(name for name, each in TABLES.items() if has_rungs(each))
+            raise SettingError(
+                f"{table.name} has no kind of model at {MIN_RUNGS} sizes, in rows called KIND-xSIZE; "
+                f"{known} have"
+            )
+
+
+def ladders(comparison: Comparison) -> dict[str, Ladder]:
+    """Return kind -> its ladder of the sizes that have finished.
+
+    Kinds that have finished fewer than MIN_RUNGS sizes are left out, and counted models, which need no
+    compute. SettingError if none is left.
+    """
+    table = comparison.table
+    rungs: dict[str, list[Rung]] = {}
+    for row in table.rows:
+        name, results = rung_name(row), comparison.runs_of(row)
+        likelihoods = [found for result in results if (found := result.likelihood()) is not None]
+        flops = mean(result.flops for result in results) if results else 0.0
+        if name and likelihoods and flops:
+            kind, size = name
+            losses = tuple(likelihood.bits_per_byte for likelihood in likelihoods)
+            rungs.setdefault(kind, []).append(Rung(f"{size:g}", flops, results[0].parameters, losses))
+    complete = {kind: Ladder(each) for kind, each in rungs.items() if len(each) >= MIN_RUNGS}
+    if not complete:
+        raise SettingError(
+            f"{table.name}: no kind of model has finished {MIN_RUNGS} sizes with bits per byte of held-out "
+            f"documents; train them with lm sweep {table.name}"
+        )
+    return complete
+
+
+def ladder_sheets(found: Mapping[str, Ladder]) -> dict[str, Sheet]:
+    """Return by title the sheets of rungs, of laws, and of decisions between kinds if there are several."""
+    sheets = {RUNGS_TITLE: rungs_sheet(found), LAWS_TITLE: laws_sheet(found)}
+    return sheets | ({DECISIONS_TITLE: decisions} if (decisions := decisions_sheet(found)) else {})
+
+
+def rungs_sheet(found: Mapping[str, Ladder]) -> Sheet:
+    """Return a line per kind and size: its cost, its loss, and what the smaller sizes predict."""
+    lines = [(kind, ladder, place) for kind, ladder in found.items() for place in range(len(ladder.rungs))]
+    rungs = [ladder.rungs[place] for _, ladder, place in lines]
+    return {
+        "row": [Cell(f"{kind}-x{ladder.rungs[place].name}") for kind, ladder, place in lines],
+        "FLOP": [Cell(f"{rung.flops:.2g}", value=rung.flops) for rung in rungs],
+        "parameters": [Cell(f"{rung.parameters / 1e6:.2f} M", value=rung.parameters) for rung in rungs],
+        "bits per byte": [_loss_cell(rung.losses) for rung in rungs],
+        "predicted": [_range_cell(prediction_of(ladder, place)) for _, ladder, place in lines],
+        "seeds": [Cell(str(len(rung.losses)), value=len(rung.losses)) for rung in rungs],
+    }
+
+
+def prediction_of(ladder: Ladder, place: int) -> Interval | None:
+    """Return what the smaller sizes predict of the mean of a rung; None if they are fewer than MIN_RUNGS."""
+    if place < MIN_RUNGS:
+        return None
+    rung = ladder.rungs[place]
+    return ladder.below(place).predicted(rung.flops, len(rung.losses))
+
+
+def next_flops(ladder: Ladder) -> float:
+    """Return the compute of the size after the largest, as far from it as that is from the one before."""
+    *_, before, last = ladder.rungs
+    return last.flops**2 / before.flops
+
+
+def laws_sheet(found: Mapping[str, Ladder]) -> Sheet:
+    """Return a line per kind: the numbers of its law, and what it predicts beyond the largest size."""
+    beyond = [next_flops(ladder) for ladder in found.values()]
+    return {
+        "row": [Cell(kind) for kind in found],
+        "floor": [_interval_cell(ladder.floor) for ladder in found.values()],
+        "exponent": [_interval_cell(ladder.exponent) for ladder in found.values()],
+        "at FLOP": [Cell(f"{flops:.2g}", value=flops) for flops in beyond],
+        "predicted": [
+            _range_cell(ladder.predicted(flops)) for ladder, flops in zip(found.values(), beyond, strict=True)
+        ],
+    }
+
+
+def decisions_sheet(found: Mapping[str, Ladder]) -> Sheet | None:
+    """Return a line per size but the largest: how many pairs of kinds have the order of the largest size.
+
+    Kinds are compared by their losses at the size, and by the losses that the laws of the sizes up to it
+    predict at the largest. None if fewer than two kinds have the same sizes.
+    """
+    names = [rung.name for rung in next(iter(found.values())).rungs]
+    alike = [ladder for ladder in found.values() if [rung.name for rung in ladder.rungs] == names]
+    if len(alike) < 2:
+        return None
+    largest = [ladder.rungs[-1].mean for ladder in alike]
+    places = range(len(names) - 1)
+    by_laws = [
+        [ladder.below(place + 1).predicted(ladder.rungs[-1].flops).value for ladder in alike]
+        if place + 1 >= MIN_RUNGS
+        else None
+        for place in places
+    ]
+    return {
+        "size": [Cell(names[place]) for place in places],
+        "by losses at it": [
+            _pairs([ladder.rungs[place].mean for ladder in alike], largest) for place in places
+        ],
+        "by laws up to it": [Cell() if losses is None else _pairs(losses, largest) for losses in by_laws],
+    }
+
+
+def _pairs(losses: Sequence[float], largest: Sequence[float]) -> Cell:
+    share = float(decision_accuracy(np.array(losses), np.array(largest)))
+    pairs = len(losses) * (len(losses) - 1) // 2
+    return Cell(f"{share * pairs:g} of {pairs}", value=share)
+
+
+def _loss_cell(losses: Sequence[float]) -> Cell:
+    deviation = stdev(losses) if len(losses) > 1 else None
+    text = f"{mean(losses):.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
+    return Cell(text, value=mean(losses), deviation=deviation)
+
+
+def _interval_cell(interval: Interval) -> Cell:
+    return Cell(f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]", value=interval.value)
+
+
+def _range_cell(interval: Interval | None) -> Cell:
+    if interval is None:
+        return Cell()
+    return Cell(f"{interval.low:.3f} to {interval.high:.3f}", value=interval.value)
