@@ -223,6 +223,27 @@ _OPT = _family(
 )
 # Le Scao et al. 2022
 _BLOOM = _family(_GPT2, 250_880, (3, 2, None), {"positions.kind": "alibi", "embedding.norm": True})
+# MosaicML 2023
+_MPT = _family(
+    _GPT2,
+    50_432,
+    (0, 0, None),
+    {"positions.kind": "alibi", "bias": False, "norm.bias": False, "mlp.activation": "gelu"},
+)
+# Chowdhery et al. 2022: all heads share keys and values. The ids of its special tokens are not published.
+_PALM = _family(
+    _ROTARY,
+    256_000,
+    (0, 1, None),
+    {
+        "residual": "parallel-one-norm",
+        "bias": False,
+        "norm.bias": False,
+        "mlp.activation": "gated-silu",
+        "attention.num_key_value_heads": 1,
+        "output.logits": "tied-scaled",
+    },
+)
 # Touvron et al. 2023
 _LLAMA = _family(
     _ROTARY,
@@ -232,6 +253,8 @@ _LLAMA = _family(
 )
 _GROUPED: Changes = {"attention.num_heads": 32, "attention.num_key_value_heads": 8}
 _LLAMA2 = changes(_LLAMA, {"norm.epsilon": 1e-5})
+# Young et al. 2024
+_YI = changes(_LLAMA2, {"vocab_size": 64_000, "positions.rotary": RotaryConfig(base=5e6)})
 # Jiang et al. 2023: each layer sees 4,096 tokens
 _MISTRAL = changes(_LLAMA2, {"sparsity": SparsityConfig(window=4_095), **_GROUPED})
 # Jiang et al. 2024: eight experts, of which a token passes two; without a capacity
@@ -456,6 +479,11 @@ PRESETS = {
     "bloom-1b7": _sized(_BLOOM, 24, 2_048, 16),
     "bloom-7b1": _sized(_BLOOM, 30, 4_096, 32),
     "bloom": _sized(_BLOOM, 70, 14_336, 112),
+    "mpt-7b": _sized(_MPT, 32, 4_096, 32),
+    "mpt-30b": _sized(_MPT, 48, 7_168, 64),
+    "palm-8b": _sized(_PALM, 32, 4_096, 16),
+    "palm-62b": _sized(_PALM, 64, 8_192, 32),
+    "palm-540b": _sized(_PALM, 118, 18_432, 48, d_kv=256),
     "opt-125m": _sized(_OPT, 12, 768, 12),
     "opt-350m": _sized(_OPT, 24, 1_024, 16, {"embedding.d_embed": 512, "residual": "post-norm"}),
     "opt-1.3b": _sized(_OPT, 24, 2_048, 32),
@@ -468,6 +496,9 @@ PRESETS = {
     "llama-13b": _sized(_LLAMA, 40, 5_120, 40, d_ff=13_824),
     "llama-30b": _sized(_LLAMA, 60, 6_656, 52, d_ff=17_920),
     "llama-65b": _sized(_LLAMA2, 80, 8_192, 64, d_ff=22_016),
+    "yi-6b": _sized(_YI, 32, 4_096, 32, {"attention.num_key_value_heads": 4}, d_ff=11_008),
+    "yi-9b": _sized(_YI, 48, 4_096, 32, {"attention.num_key_value_heads": 4}, d_ff=11_008),
+    "yi-34b": _sized(_YI, 60, 7_168, 56, {"attention.num_key_value_heads": 8}, d_ff=20_480),
     "llama-2-7b": _sized(_LLAMA2, 32, 4_096, 32, d_ff=11_008),
     "llama-2-13b": _sized(_LLAMA2, 40, 5_120, 40, d_ff=13_824),
     "llama-2-70b": _sized(_LLAMA2, 80, 8_192, 64, {"attention.num_key_value_heads": 8}, d_ff=28_672),
@@ -539,6 +570,10 @@ _ROW_LENGTHS = {
     "pythia-": (0, 2_048),
     "falcon-": (0, 2_048),
     "bloom": (0, 2_048),
+    "mpt-7b": (0, 2_048),
+    "mpt-30b": (0, 8_192),
+    "palm-": (0, 2_048),
+    "yi-": (0, 4_096),
     "llama-": (0, 2_048),
     "llama-2-": (0, 4_096),
     "llama-3.": (0, 8_192),  # before rows were lengthened to 131,072

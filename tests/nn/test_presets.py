@@ -1,5 +1,6 @@
 """The published sizes: their parameters, counted without allocating any."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -78,6 +79,10 @@ PUBLISHED = {
     "opt-30b": 29_974_540_288,
     "llama-30b": 32_528_943_616,
     "llama-65b": 65_285_660_672,
+    "mpt-7b": 6_649_286_656,
+    "mpt-30b": 29_957_200_896,
+    "yi-6b": 6_061_035_520,
+    "yi-34b": 34_388_917_248,
     "llama-2-7b": 6_738_415_616,
     "llama-2-13b": 13_015_864_320,
     "llama-2-70b": 68_976_648_192,
@@ -139,6 +144,10 @@ PRINTED = {  # as rounded in the papers [millions]
     "gpt3-6.7b": 6_700,
     "gpt3-13b": 13_000,
     "opt-66b": 66_000,
+    "palm-8b": 8_630,
+    "palm-62b": 62_500,
+    "palm-540b": 540_350,
+    "yi-9b": 8_830,
     "gpt3": 175_000,
     "electra-large": 335,
     "spanbert-base": 110,
@@ -159,9 +168,14 @@ STUDY = {
 COUNTS = {name: (PRESETS[name], due, 0.0) for name, due in PUBLISHED.items()}
 COUNTS |= {name: (PRESETS[name], 1e6 * due, 0.035) for name, due in PRINTED.items()}
 COUNTS |= {name: (config, due, 0.0) for name, (config, due) in STUDY.items()}
+FIRST = {re.split(r"[-.\d]", name)[0]: name for name in reversed(COUNTS)}.values()  # of each family
+CASES = [
+    pytest.param(*case, id=name, marks=[] if name in (*FIRST, *STUDY) else pytest.mark.slow)
+    for name, case in COUNTS.items()
+]
 
 
-@pytest.mark.parametrize(("config", "due", "rounding"), COUNTS.values(), ids=COUNTS)
+@pytest.mark.parametrize(("config", "due", "rounding"), CASES)
 def test_parameter_counts_are_those_of_released_weights_of_the_study_or_about_those_printed(
     config, due, rounding
 ):
