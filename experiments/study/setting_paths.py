@@ -272,6 +272,7 @@ Changes = TypedDict(
         "model.output.logit_cap": float | None | Change,
         "model.output.logit_divisor": float | Change,
         "model.output.softmaxes": int | Change,
+        "model.output.softmax": Literal["full", "adaptive"] | Change,
         "model.mup": MupConfig | Change,
         "model.mup.base": int | Change,
         "model.mup.base_d_kv": int | None | Change,

@@ -420,6 +420,9 @@ class OutputConfig:
     logit_divisor: float = setting(1.0, {"logits": Values(but=("none",))})
     # number of softmaxes whose mixture gives the probabilities (Yang et al. 2018); 1: no mixture [softmaxes]
     softmaxes: int = setting(1, {"logits": Values(but=("none",))})
+    # how logits become probabilities: one softmax over all tokens, or one over the first of
+    # model.embedding.clusters and the names of the others, and one in each of these (Grave et al. 2017)
+    softmax: Literal["full", "adaptive"] = setting("full", {"logits": Values(but=("none",))})
 
     def __post_init__(self):
         above_0(self, "model.output.", "logit_cap logit_divisor")
@@ -429,6 +432,11 @@ class OutputConfig:
             raise SettingError(
                 f"model.output.softmaxes={self.softmaxes} needs an output matrix: model.output.logits='none' "
                 "should be 'tied' or 'separate'"
+            )
+        if self.softmax == "adaptive" and (self.logits == "none" or self.softmaxes > 1):
+            raise SettingError(
+                "model.output.softmax='adaptive' needs an output matrix and a single softmax, not "
+                f"model.output.logits={self.logits!r} with model.output.softmaxes={self.softmaxes}"
             )
 
 

@@ -247,6 +247,11 @@ class ModelConfig:
                 f"model.embedding.clusters={self.embedding.clusters} leave no token of "
                 f"model.vocab_size={self.vocab_size} for the last cluster: make them smaller"
             )
+        if self.output.softmax == "adaptive" and not self.embedding.clusters:
+            raise SettingError(
+                "model.output.softmax='adaptive' needs model.embedding.clusters, the numbers of tokens of "
+                "all clusters but the last"
+            )
         if self.embedding.clusters and {"replaced-token", "generator"} & set(self.heads):
             raise SettingError(
                 f"model.embedding.clusters={self.embedding.clusters} have no width that a generator could "

@@ -35,6 +35,7 @@ COVERED: Condition = {
     "lora.rank": (0,),
     "heads": ((),),
     "output.softmaxes": (1,),
+    "output.softmax": ("full",),
 }
 
 

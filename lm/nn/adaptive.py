@@ -1,8 +1,11 @@
-"""Adaptive embeddings: frequent tokens have wider vectors than rare ones (Baevski and Auli 2019).
+"""Adaptive embeddings and the adaptive softmax, which give frequent tokens more than rare ones.
 
-Shapes: B rows, T positions, D = d_model, V tokens in clusters of widths W.
+Shapes: B rows, T positions, D = d_model, V tokens in C clusters of widths W.
 """
 
+from collections.abc import Sequence
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -40,7 +43,7 @@ class AdaptiveEmbed(Module):
     """A table of embeddings like ``Embed``, in clusters of consecutive ids with a width each.
 
     Tied to the output, it is the output matrix of one softmax over all tokens, as in the code of Narang et
-    al. 2021; Baevski and Auli have an adaptive softmax.
+    al. 2021 (Baevski and Auli 2019 have an adaptive softmax).
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, *, std: float):
@@ -68,3 +71,40 @@ class AdaptiveEmbed(Module):
     def lookup_flops(self, positions: int) -> int:
         """Return the FLOPs of the projections of so many embeddings: all clusters project each position."""
         return sum(matmul_flops(cluster.projection, positions) for cluster in self.clusters)
+
+
+class AdaptiveSoftmax(Module):
+    """Log-probabilities of tokens in clusters: of the cluster, and of the token in it (Grave et al. 2017).
+
+    The first cluster, of the most frequent tokens, shares its softmax with the names of the others, whose
+    logits are products of x with a vector for each. All logits are computed, so that the log-probabilities
+    are exact for every token, and nothing is saved.
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.sizes = config.cluster_sizes
+        names = len(self.sizes) - 1
+        std = config.d_model**-0.5
+        self.names = Linear(rngs, (config.d_model, names), ("embed", "classes"), std=std, use_bias=False)
+
+    def __call__(self, x: Float[Array, "B T D"], logits: Float32[Array, "B T V"]) -> Float32[Array, "B T V"]:
+        """Return the log-probabilities float32 [B,T,V] of all tokens, whose logits of states x are given."""
+        names = dense(x, self.names.kernel[...].astype(x.dtype), jnp.float32)
+        return adaptive_log_softmax(logits, names, self.sizes)
+
+
+def adaptive_log_softmax(
+    logits: Float32[Array, "... V"], names: Float32[Array, "... C-1"], sizes: Sequence[int]
+) -> Float32[Array, "... V"]:
+    """Return log-probabilities [...,V] of tokens in clusters of ``sizes``.
+
+    log p(v) = log softmax([first, names])_v for v in the first cluster, and log softmax([first, names])_c +
+    log softmax(cluster c)_v for v in another one, c.
+    """
+    first, *others = jnp.split(logits, np.cumsum(sizes)[:-1], axis=-1)
+    shared = jax.nn.log_softmax(jnp.concatenate([first, names], axis=-1), axis=-1)
+    of_first, of_names = jnp.split(shared, [sizes[0]], axis=-1)
+    parts = [
+        of_names[..., place, None] + jax.nn.log_softmax(other, axis=-1) for place, other in enumerate(others)
+    ]
+    return jnp.concatenate([of_first, *parts], axis=-1)

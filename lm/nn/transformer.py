@@ -14,7 +14,7 @@ from jaxtyping import Float, Float32, Int
 from lm.batch import Batch
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
-from lm.nn.adaptive import AdaptiveEmbed
+from lm.nn.adaptive import AdaptiveEmbed, AdaptiveSoftmax
 from lm.nn.attention_inputs import (
     AttentionInputs,
     continue_positions,
@@ -82,6 +82,7 @@ class Transformer(Module):
         self.encoder_embed = _embedding(config, rngs) if is_separate else None
         self.layer_weights = LayerWeights(config, rngs) if config.has_transparent_attention else None
         self.mixture = SoftmaxMixture(config, rngs) if config.output.softmaxes > 1 else None
+        self.adaptive = AdaptiveSoftmax(config, rngs) if config.output.softmax == "adaptive" else None
 
     def __call__(
         self, batch: Batch, key: Array | None = None
@@ -115,14 +116,21 @@ class Transformer(Module):
         return self._encoder(*self._encoder_inputs(batch), key).x
 
     def logits(self, x: Float[Array, "B T D"]) -> Float32[Array, "B T {self.config.vocab_size}"]:
-        """Return logits float32 [B,T,V] of last hidden states x [B,T,D]; of a mixture, log-probabilities."""
+        """Return logits float32 [B,T,V] of last hidden states x [B,T,D].
+
+        Of a mixture of softmaxes and of an adaptive softmax they are log-probabilities.
+        """
         if self.config.output.logits == "none":
             raise SettingError(
                 "model.output.logits='none': no output matrix; use the model's features or its heads"
             )
         if self.mixture is not None:
-            return constrain(self.mixture(x, self._softmax_logits), "batch", "length", "vocab")
-        return constrain(self._softmax_logits(x), "batch", "length", "vocab")
+            logits = self.mixture(x, self._softmax_logits)
+        else:
+            logits = self._softmax_logits(x)
+        if self.adaptive is not None:
+            logits = self.adaptive(x, logits)
+        return constrain(logits, "batch", "length", "vocab")
 
     def _softmax_logits(self, x: Array) -> Array:
         """Return the logits float32 [B,T,V] of one softmax for states x [B,T,D]."""

@@ -13,7 +13,7 @@ from flax import nnx
 
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
-from lm.nn.adaptive import AdaptiveEmbed
+from lm.nn.adaptive import AdaptiveEmbed, AdaptiveSoftmax
 from lm.nn.block import Block
 from lm.nn.costs import matmul_flops, mixer_cache_bytes, mixer_flops
 from lm.nn.heads import MLMTransform
@@ -90,6 +90,8 @@ def _output_flops(config: ModelConfig, positions: int) -> int:
     flops = matrices * config.output.softmaxes
     if config.output.softmaxes > 1:
         flops += matmul_flops(_abstract(SoftmaxMixture, config), positions)
+    if config.output.softmax == "adaptive":
+        flops += matmul_flops(_abstract(AdaptiveSoftmax, config), positions)
     return flops
 
 

@@ -64,7 +64,11 @@ LIKE_OTHERS |= {
     "transparent attention",
 }
 LIKE_OTHERS |= {"continued positions", "merged attention", "merged, one stack"}  # as "merged, continued"
-LIKE_OTHERS |= {"decoder, experts in every second layer", "encoder, one expert per token"}
+LIKE_OTHERS |= {
+    "decoder, adaptive softmax",
+    "decoder, experts in every second layer",
+    "encoder, one expert per token",
+}
 
 
 def but_for(slow, names):

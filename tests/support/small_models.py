@@ -163,6 +163,9 @@ CONFIGS |= {
         },
     ),
 }
+CONFIGS["decoder, adaptive softmax"] = changes(
+    CONFIGS["decoder, adaptive embedding"], {"output.softmax": "adaptive"}
+)
 MEMORY = {"memory.keys": 6, "memory.heads": 2, "memory.key_width": 4, "memory.neighbours": 3}
 CONFIGS |= {"product-key memory": changes(TINY, MEMORY)}
 CONFIGS |= {"encoder-decoder, relative-keys": changes(TINY, {"positions.kind": "relative-keys"})}

@@ -128,6 +128,14 @@ class Clusters:
         return f"clusters of {tokens} x model.vocab_size and the rest, {widths} x model.d_model wide"
 
 
+CLUSTERS = (2_500 / 32_128, 6_000 / 32_128)  # the first two, as shares of the vocabulary
+
+
+def adaptive_softmax(*widths: float) -> Changes:
+    """Return an adaptive softmax whose clusters have these shares of d_model as widths."""
+    return {"model.embedding": Clusters(CLUSTERS, widths), "model.output.softmax": "adaptive"}
+
+
 ROWS: dict[str, Changes | Missing] = {
     "vanilla": {},
     "gelu": {"model.mlp.activation": "gelu-tanh"},
@@ -160,9 +168,9 @@ ROWS: dict[str, Changes | Missing] = {
     "tied-inputs": SEPARATE,
     "tied-decoder": ENCODER_EMBEDDING,
     "untied": ENCODER_EMBEDDING | SEPARATE,
-    "adaptive-inputs": {"model.embedding": Clusters((2_500 / 32_128, 6_000 / 32_128), (1, 1 / 3, 1 / 12))},
-    "adaptive-softmax": missing("adaptive softmax"),
-    "adaptive-softmax-no-projection": missing("adaptive softmax"),
+    "adaptive-inputs": {"model.embedding": Clusters(CLUSTERS, (1, 1 / 3, 1 / 12))},
+    "adaptive-softmax": adaptive_softmax(1, 1 / 3, 1 / 12),
+    "adaptive-softmax-no-projection": adaptive_softmax(1, 1, 1),
     "mixture-of-softmaxes": {"model.output.softmaxes": 15},
     "transparent": {"model.cross_attention.encoder_layers": "weighted"},
     "dynamic-convolution": DYNAMIC,
