@@ -1,5 +1,6 @@
 """Power laws of loss in compute: what they recover, how sure they are, and the command that shows them."""
 
+from dataclasses import replace
 from math import log
 
 import numpy as np
@@ -8,7 +9,7 @@ from reported_runs import RECORD
 
 from experiments.__main__ import dispatch
 from experiments.cli.ladder import ladder
-from experiments.report.ladder import ladders
+from experiments.report.ladder import ladders, prediction_of
 from experiments.report.report import compare_tables
 from experiments.report.scaling import Ladder, Rung, fit_power_laws
 from experiments.runs import provenance
@@ -130,8 +131,11 @@ def test_a_rung_is_predicted_by_the_smaller_ones_alone(runs):
     (comparison,) = compare_tables([TABLES["ladder"]], "mini", (str(runs),), {}, print)
     found = ladders(comparison)["lstm"]
     assert [rung.name for rung in found.rungs] == [f"{size:g}" for size in SIZES]
-    value, low, high = found.below(4).predicted(FLOPS[-1], seeds=2)
+    value, low, high = prediction_of(found, 4)
     assert low < law(FLOPS[-1]) < high and value == pytest.approx(law(FLOPS[-1]), abs=0.02)
+    *smaller, largest = found.rungs
+    surprising = Ladder([*smaller, replace(largest, losses=(0.9, 0.9))])
+    assert prediction_of(surprising, 4).value == value and prediction_of(found, 2) is None
 
 
 def test_a_table_without_sizes_and_one_without_runs_are_refused(tmp_path):
