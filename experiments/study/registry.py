@@ -24,7 +24,7 @@ from experiments.study import (
 from experiments.study.changes import Changes, ShareOf, Times, apply
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.names import check_row_name, check_table_name
-from experiments.study.now import architectures, denoisers, encoders
+from experiments.study.now import architectures, denoisers, encoders, experts
 from experiments.study.papers import (
     clark,
     fedus,
@@ -64,6 +64,7 @@ _OTHER_TABLES = (
     architectures,
     denoisers,
     diffusion,
+    experts,
 )
 # name -> table, in the order of `lm list`
 TABLES: dict[str, Table] = {
