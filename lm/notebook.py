@@ -152,11 +152,12 @@ def text_model(
     ``framed`` are the ids around a prompt, by default ``prompt_special_ids``'s.
     """
     config, (begin, end) = model.config, framed or prompt_special_ids(model.config, tokenizer)
-    masking = None
+    masking, prefix = None, begin
     if not config.has_decoder:
         ends = ((() if token is None else (token,)) for token in (begin, end))
-        masking = Masking(tokenizer.mask, *ends)
-    prefix = None if masking else tokenizer.eos if begin is None else begin
+        masking, prefix = Masking(tokenizer.mask, *ends), None
+    elif begin is None:
+        prefix = tokenizer.eos
     return TrainableModel(
         model,
         shard_batch,

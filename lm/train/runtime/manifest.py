@@ -62,9 +62,12 @@ def find_damage(path: Path, step: int) -> str | None:
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
     for name in sorted(listed.keys() | actual.keys()):
-        if listed.get(name) != actual.get(name):
-            kind = "missing" if name not in actual else "unknown" if name not in listed else "changed"
-            return f"file {name!r} is {kind}"
+        if name not in actual:
+            return f"file {name!r} is missing"
+        if name not in listed:
+            return f"file {name!r} is unknown"
+        if listed[name] != actual[name]:
+            return f"file {name!r} is changed"
     return None
 
 
