@@ -83,7 +83,8 @@ def _show_phase(experiment: Experiment, name: str, step: int, data: Inputs, coun
         if denoiser.name:
             UNBROKEN.print(f"  [cyan]denoiser[/] {escape(denoiser.name)}")
         predicted = "hidden" if denoiser.objective.is_mlm else "next"
-        _print_examples([_parts(batch, number, vocabulary, predicted)])
+        joins = denoiser.objective.needs_collocations
+        _print_examples([_parts(batch, number, vocabulary, predicted, joins_neighbours=joins)])
 
 
 def row_denoisers(rows: RowSource, objective: Objective, numbers: np.ndarray) -> list[Denoiser]:
@@ -140,11 +141,16 @@ def _labelled(task: LabelledTask, row: Row) -> Iterator[Part]:
 
 
 def _parts(
-    batch: Batch, row: int, vocabulary: "Tokenizer | NamedTokens", predicted: str = "hidden"
+    batch: Batch,
+    row: int,
+    vocabulary: "Tokenizer | NamedTokens",
+    predicted: str = "hidden",
+    joins_neighbours: bool = False,
 ) -> Iterator[Part]:
     """The inputs and targets of each example of a row, and what the encoder has to predict.
 
     predicted: the kind of those: hidden tokens, or the next ones of an encoder with a causal mask.
+    joins_neighbours: hidden tokens that are neighbours are one text, as those of a collocation.
     """
     kinds = {}
     if batch.encoder is not None:
@@ -159,8 +165,11 @@ def _parts(
             yield kind, f"{len(ids)} tokens", text
         yield from _content(batch, row, example, vocabulary)
     if batch.encoder is not None and batch.encoder.targets is not None:
-        ids = batch.encoder.targets[row][batch.encoder.loss_weights[row] > 0]
-        yield predicted, f"{len(ids)} tokens", " · ".join(vocabulary.decode([token]) for token in ids)
+        places = np.flatnonzero(batch.encoder.loss_weights[row] > 0)
+        joined_distance = 1 if joins_neighbours else 0
+        cuts = np.flatnonzero(np.diff(places) > joined_distance) + 1
+        texts = np.split(batch.encoder.targets[row][places], cuts)
+        yield predicted, f"{len(places)} tokens", " · ".join(map(vocabulary.decode, texts))
     if batch.sentence_labels is not None:
         yield "label", "", "a changed pair" if batch.sentence_labels[row] else "a pair as in the text"
 

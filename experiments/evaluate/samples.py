@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from experiments.runs.collocations import find_collocations
 from experiments.runs.inputs import Inputs, encoded_split
 from experiments.runs.kinds.network import NetworkStage
 from experiments.runs.kinds.pretraining import ExternalCheckpoint, pretraining_batches
@@ -67,7 +68,10 @@ def held_out_sample(experiment: Experiment, folder: Path) -> Sample | None:
     stage, trained, sources = trains[0], open_run(folder, trains), Sources(find_cache(folder))
     vocabulary, mesh = trained.vocabulary, sharding.make_mesh(experiment.mesh)
     text = encoded_split(experiment, "validation", vocabulary, sources)
-    batches = pretraining_batches(experiment, Inputs(vocabulary, text, text, sources), "validation")
+    inputs = Inputs(vocabulary, text, text, sources)
+    if experiment.objective.needs_collocations:
+        inputs = replace(inputs, collocations=find_collocations(experiment, vocabulary, sources, print))
+    batches = pretraining_batches(experiment, inputs, "validation")
     rows = (batches(0, slice(row, row + 1)) for row in range(min(CANDIDATES, batches.batch_size)))
     examples = [first_example(row, experiment.objective.has_inputs) for row in rows]
 

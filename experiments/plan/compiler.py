@@ -23,6 +23,7 @@ from experiments.runs.kinds.pretraining import pretraining_batches
 from experiments.runs.sources import Sources
 from experiments.study.experiment import BASELINE, Experiment
 from lm.config.base import SettingError, to_json
+from lm.data.collocations import Collocations
 from lm.data.corpus.token_cache import encode_texts
 from lm.data.seq2seq import eval_batches
 from lm.files import write
@@ -48,7 +49,8 @@ def planned_step(experiment: Experiment, slices: Slice) -> PlannedStep:
     vocabulary = ByteTokenizer(max(experiment.data.sentinels, 2))
     with tempfile.TemporaryDirectory() as folder:
         tokens = encode_texts(["words and words. " * 400] * 4, vocabulary, Path(folder))
-        inputs = Inputs(vocabulary, tokens, tokens, Sources(Path(folder)))
+        sources, none = Sources(Path(folder)), Collocations(())
+        inputs = Inputs(vocabulary, tokens, tokens, sources, collocations=none)
         batches = pretraining_batches(experiment, inputs, "train", batch_size=1)
         lengths, batch = batches.lengths, batches(0, slice(None))
     if experiment.mixing.pretraining != "corpus":

@@ -208,7 +208,7 @@ def provenance_of_run(
     return {
         "settings": {path: str(value) for path, value in leaves(experiment)},
         "vocabulary": {"fingerprint": inputs.vocabulary.fingerprint},
-        "data": {name: x for stage in stages for name, x in stage.fingerprints(inputs.sources).items()},
+        "data": {name: x for stage in stages for name, x in stage.data_fingerprints(inputs).items()},
         "code": provenance.code(),
         "packages": packages(),
     }

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from experiments.runs.sources import Sources
 from experiments.study.experiment import Experiment
 from lm.data.batches import Batches
+from lm.data.collocations import Collocations
 from lm.data.corpus.files import Split
 from lm.data.corpus.sampler import CorpusSampler, choose_num_streams, largest_divisor
 from lm.data.corpus.shards import InMemoryShard, Shard, sample_documents
@@ -35,6 +36,7 @@ class Inputs:
     sources: Sources  # files of the corpus and the tasks
     left_out: Mapping[str, int] = field(default_factory=dict)  # task -> number of corrupt records left out
     batches: dict[str, Batches] = field(default_factory=dict)  # name of a stage -> its training batches
+    collocations: Collocations | None = None  # of the training text, for stages that hide them
 
     @property
     def cache(self) -> Path:

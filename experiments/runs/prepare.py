@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from experiments.runs.collocations import find_collocations
 from experiments.runs.inputs import Inputs, encoded_split
 from experiments.runs.kinds.stage import SPLITS, Stage
 from experiments.runs.sources import Sources
@@ -50,7 +51,10 @@ def prepare_inputs(experiment: Experiment, run_stages: Sequence[Stage], sources:
             f"{-(-vocabulary.vocab_size // 128) * 128}"
         )
     train, validation = (encoded_split(experiment, split, vocabulary, sources) for split in SPLITS)
-    return Inputs(vocabulary, train, validation, sources, skipped)
+    collocations = None
+    if any(stage.needs_collocations for stage in run_stages):
+        collocations = find_collocations(experiment, vocabulary, sources, say)
+    return Inputs(vocabulary, train, validation, sources, skipped, collocations=collocations)
 
 
 def _open_tasks(run_stages: Sequence[Stage], sources: Sources) -> dict[str, int]:

@@ -21,6 +21,8 @@ from lm.files import json_with_checksum, parse_with_checksum, write
 FILE = ORIGIN_FILE
 PARTS_OF_FINISHED = ("settings", "vocabulary", "data")  # what is compared of a finished stage
 PARTS = (*PARTS_OF_FINISHED, "code", "packages")  # and of one that resumes
+# data that are made of the text before training; they are compared where they were made or read
+COLLOCATIONS = "collocations"
 
 Provenance = Mapping[str, Mapping[str, Any]]  # one of PARTS -> name -> value
 
@@ -72,6 +74,8 @@ def differences(folder: Path, current: Provenance, state: str) -> dict[str, list
         recorded = read(folder)
     except SettingError as error:
         return {name: [f"{name}: not known: {error}"] for name in compared}
+    if COLLOCATIONS not in current.get("data", {}):
+        recorded["data"].pop(COLLOCATIONS, None)
     changes = {name: setting_changes(recorded[name], current[name]) for name in compared}
     return {name: [f"{name}: {line}" for line in lines] for name, lines in changes.items() if lines}
 

@@ -54,6 +54,7 @@ TABLES = (
             "no-nsp": BERT | NO_NSP,
             "order": BERT | ORDER,
             "whole-word": BERT | NO_NSP | objective("whole-word-masked-lm"),
+            "pmi": BERT | NO_NSP | objective("pmi-masked-lm"),
             "span": BERT | NO_NSP | objective("span-masked-lm"),
             "shared-layers": BERT | ORDER | {"model.shared_layers": True},
             "deberta": BERT | NO_NSP | DISENTANGLED,

@@ -103,6 +103,10 @@ class MaskedLMRows:
             starts = tokenizer.word_starts[text] | second | between
             starts[:, 1:] |= between[:, :-1]
         lengths = rows.lengths.sum(1)
+        if objective.corruption.needs_collocations:
+            assert starts is not None and self.reader.collocations is not None
+            breaks = second | between | (np.arange(self.lengths.raw) == lengths[:, None])
+            starts = self.reader.collocations.unit_starts(text, starts, breaks, u[:, 1])
         mask = objective.corruption.mask(objective, CorruptionInputs(lengths, u, 0, starts))
         if objective.corruption.loss_weights is None:
             mask &= ~between

@@ -19,8 +19,10 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.batch import Batch, concatenate
+from lm.config.base import SettingError
 from lm.data.batches import PickledWithoutCache, uniforms
 from lm.data.checks import check_architecture, check_has_tokens, check_objective
+from lm.data.collocations import Collocations
 from lm.data.corpus.sampler import CorpusSampler, WindowPosition
 from lm.data.masked_lm import MaskedLMRows, NextTokenRows
 from lm.data.packing import (
@@ -56,25 +58,31 @@ def pretraining_rows(
     inputs_length: int,
     batch_size: int,
     boundary: BoundaryTokens = T5_BOUNDARY_TOKENS,
+    collocations: Collocations | None = None,
 ) -> "PretrainingRows":
     """Return the rows of a corpus under an objective: ``DenoisingRows`` of models with a decoder.
 
     Those of encoders are ``MaskedLMRows`` or, for a causal language model, ``NextTokenRows``; those of a
     mixture are ``DenoiserMixtureRows``. ``boundary`` holds the special ids around examples: EOS, the
-    decoder's start token and prefix ids. SettingError if objective, architecture and tokenizer do not fit
-    together.
+    decoder's start token and prefix ids. ``collocations`` are those of PMI masking. SettingError if
+    objective, architecture, tokenizer and collocations do not fit together.
     """
     check_architecture(architecture, sampler.seed or 0)
     tokenizer, denoisers = sampler.corpus.tokenizer, objective.denoisers
     check_objective(objective, architecture)
     check_has_tokens(objective, architecture, tokenizer)
+    if objective.needs_collocations and collocations is None:
+        raise SettingError(
+            "objective.noise='collocations' needs the collocations of the text: pass collocations="
+            "Collocations(...) of lm.data.collocations, or choose objective.noise='whole-words'"
+        )
     modes = mode_tokens(denoisers, tokenizer)
     parts: list[DenoisingRows | MaskedLMRows] = []
     for denoiser, lengths in zip(
         denoisers, lengths_of_denoisers(denoisers, architecture, inputs_length), strict=True
     ):
         read = reading_objective(denoiser.objective, architecture)
-        reader = SegmentReader(sampler, read, lengths, batch_size)
+        reader = SegmentReader(sampler, read, lengths, batch_size, collocations)
         if architecture == "encoder":
             parts.append(MaskedLMRows(reader) if denoiser.objective.has_inputs else NextTokenRows(reader))
         else:
@@ -189,6 +197,7 @@ def denoise(
     limits: Lengths,
     *,
     reserved_sentinels: int = 0,
+    collocations: Collocations | None = None,
 ) -> tuple[PaddedTexts, PaddedTexts]:
     """Return inputs and targets of texts [B,L], within ``limits`` and ending with EOS.
 
@@ -223,6 +232,10 @@ def denoise(
         inputs = _keep_tokens(shown, keep, shows_content, eos)
     else:
         word_starts = tokenizer.word_starts[tokens] if objective.corruption.needs_word_starts else None
+        if objective.corruption.needs_collocations:
+            assert word_starts is not None and collocations is not None
+            breaks = ~(is_token & is_text_token)  # EOS, and what follows the text
+            word_starts = collocations.unit_starts(tokens, word_starts, breaks, u[:, 1])
         num_sentinels = tokenizer.num_sentinels - reserved_sentinels
         texts = CorruptionInputs(lengths, u, num_sentinels, word_starts)
         noise = noise_mask(objective, texts, limits.targets)
@@ -349,6 +362,7 @@ class DenoisingRows(PickledWithoutCache):
             self.reader.tokenizer,
             self.reader.lengths,
             reserved_sentinels=self.reserved_sentinels,
+            collocations=self.reader.collocations,
         )
         inputs = _add_prefix(inputs, self.input_prefix)
         targets = _add_prefix(targets, self.boundary.prefix)
@@ -374,7 +388,9 @@ class DenoisingRows(PickledWithoutCache):
         )
         text = self._read_text(window.position, reader.segment_order(window.position)[window.rows])
         u = uniforms(reader.seed, np.array([number]), reader.objective.uniforms_per_token, self.lengths.raw)
-        return denoise(reader.objective, text, u, reader.tokenizer, reader.lengths)
+        return denoise(
+            reader.objective, text, u, reader.tokenizer, reader.lengths, collocations=reader.collocations
+        )
 
     def rows_of_epoch(self, limit: int) -> int:
         """Return the number of rows of the first epoch of a corpus in one stream, at most ``limit``."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.data.batches import PickledWithoutCache, epoch_generator
+from lm.data.collocations import Collocations
 from lm.data.corpus.sampler import CorpusSampler, RowIndex, WindowPosition
 from lm.data.corpus.token_cache import EncodedDocuments
 from lm.objectives.denoising import NEXT_SENTENCE, Lengths, Objective
@@ -176,6 +177,7 @@ class SegmentReader(PickledWithoutCache):
     objective: Objective
     lengths: Lengths
     batch_size: int  # over all hosts [rows]
+    collocations: Collocations | None = None  # for noise with ``needs_collocations``
 
     @property
     def seed(self) -> int:

@@ -5,7 +5,7 @@ whole-word masking of its code, Joshi et al. 2020 (SpanBERT), Lewis et al. 2020 
 (MASS: a single span), Bavarian et al. 2022 (fill-in-the-middle: the middle of a document), Tay et al. 2022
 (UL2: a suffix with a fixed share of the text), Du et al. 2022 (GLM: a suffix of half the text or more), Sahoo
 et al. 2024 (masked diffusion: a rate per text), Hoogeboom et al. 2022 (any-order autoregression: a count per
-text).
+text), Levine et al. 2021 (PMI masking: words that belong together are hidden together).
 
 Shapes: B texts of at most L tokens, R uniform random numbers per token. A span is a run of consecutive noise
 tokens. Uniform numbers are in [0, 1).
@@ -25,13 +25,15 @@ GEOMETRIC_P, LONGEST_SPAN = 0.2, 10
 # length 0: a mask is inserted and no token is hidden. A single span has the share ``rate`` of the tokens; the
 # middle lies between two random positions. The suffix begins at a random position, "suffix-share" has the
 # share ``rate`` of the tokens. With none no token is hidden, so that only the order may change. "random-text"
-# hides none either, but replaces the whole text by random tokens.
+# hides none either, but replaces the whole text by random tokens. "whole-words" hides all tokens
+# of a word or none, "collocations" also all words of a phrase that mostly occurs as one.
+_WordsName = Literal["whole-words", "collocations"]
 _SpansName = Literal["spans", "rolled-spans", "geometric-spans", "poisson-spans", "single-span", "middle"]
 _SuffixName = Literal["suffix", "suffix-share"]
 # How much of a text is noise is drawn for each text: its rate, or the number of its noise tokens.
 _UniformName = Literal["uniform-rate", "uniform-count"]
 NoiseName = Literal[
-    "none", "random-text", "iid", "whole-words", _UniformName, _SpansName, _SuffixName, "everything"
+    "none", "random-text", "iid", _WordsName, _UniformName, _SpansName, _SuffixName, "everything"
 ]
 
 
@@ -52,7 +54,9 @@ class CorruptionInputs(NamedTuple):
     lengths: np.ndarray  # int [B]
     uniforms: np.ndarray  # float32 [B,R,L]
     num_sentinels: int  # the largest number of spans that can be replaced
-    word_starts: np.ndarray | None = None  # bool [B,L]; only for noise with ``needs_word_starts``
+    # bool [B,L]; only for noise with ``needs_word_starts``. With ``needs_collocations`` those of units, which
+    # are collocations or else words
+    word_starts: np.ndarray | None = None
 
 
 class Infilling(NamedTuple):
@@ -85,6 +89,8 @@ class Noise(NamedTuple):
     counts: Callable[[CorruptionConfig, np.ndarray, np.ndarray], NoiseCounts] | None = None
     uniforms_per_token: int = 1  # R
     needs_word_starts: bool = False
+    # words of a collocation count as one word; ``uniforms[:, 1]`` choose between collocations that overlap
+    needs_collocations: bool = False
     # documents are kept apart, since this noise splits or hides each as a whole; a causal LM ignores this
     per_document: bool = False
     # the text is replaced by random tokens, of which this noise hides none; the first uniform of each token
@@ -484,6 +490,13 @@ NOISES: dict[str, Noise] = {
         unused_settings=("rate", "mean_span_length"),
     ),
     "whole-words": Noise(_whole_words_mask, needs_word_starts=True, unused_settings=("mean_span_length",)),
+    "collocations": Noise(
+        _whole_words_mask,
+        uniforms_per_token=2,
+        needs_word_starts=True,
+        needs_collocations=True,
+        unused_settings=("mean_span_length",),
+    ),
     "spans": Noise(random_spans_noise_mask, counts=span_counts),
     "rolled-spans": Noise(_rolled_spans_mask, counts=_rolled_span_counts, uniforms_per_token=2),
     "geometric-spans": Noise(

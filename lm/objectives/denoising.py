@@ -8,9 +8,10 @@ a span.
 Sources: Raffel et al. 2020, sections 3.1.4 and 3.3; of encoders Devlin et al. 2019, Joshi et al. 2020
 (SpanBERT), Clark et al. 2020 (ELECTRA) and, for the shares of masked tokens, Wettig et al. 2022; of masked
 diffusion Sahoo et al. 2024 (MDLM) and Nie et al. 2025 (LLaDA), of its any-order form Hoogeboom et al. 2022;
-of text infilling, rotation and permutation Lewis et al. 2020 (BART); of mixtures of denoisers Tay et al. 2022
-(UL2), Bavarian et al. 2022 (fill-in-the-middle) and Du et al. 2022 (GLM). This code differs from T5's in two
-points, so that nothing is cut, and inputs and targets together give back the text:
+of PMI masking Levine et al. 2021; of text infilling, rotation and permutation Lewis et al. 2020 (BART); of
+mixtures of denoisers Tay et al. 2022 (UL2), Bavarian et al. 2022 (fill-in-the-middle) and Du et al. 2022
+(GLM). This code differs from T5's in two points, so that nothing is cut, and inputs and targets together give
+back the text:
 
 * *Too few sentinels.* T5 lets their ids run over into word pieces. Here "spans" draws at most as many spans
   as there are sentinels (fewer and longer ones, with the same number of noise tokens). Noise whose amount is
@@ -160,6 +161,11 @@ class Objective:
         return self.targets in IN_PLACE
 
     @property
+    def needs_collocations(self) -> bool:
+        """Return whether it, or a denoiser of its mixture, hides the collocations of the training text."""
+        return any(denoiser.objective.corruption.needs_collocations for denoiser in self.denoisers)
+
+    @property
     def has_inputs(self) -> bool:
         """Return False for a causal LM, which has no inputs at all, not even an EOS.
 
@@ -236,6 +242,7 @@ OBJECTIVES = {
     "fill-in-the-middle": Objective("middle", "sentinels", "drop"),
     "masked-lm": _MASKED_LM,
     "whole-word-masked-lm": replace(_MASKED_LM, noise="whole-words"),
+    "pmi-masked-lm": replace(_MASKED_LM, noise="collocations"),
     "span-masked-lm": replace(_MASKED_LM, noise="geometric-spans"),
     "masked-diffusion": _DIFFUSION,
     "any-order": replace(_DIFFUSION, noise="uniform-count"),

@@ -25,6 +25,7 @@ from lm.batch import Batch, concatenate
 from lm.config.base import SettingError
 from lm.data.batches import Batches, stream
 from lm.data.classification import LabelledRows, Reader, labelled_eval_batches
+from lm.data.collocations import Collocations
 from lm.data.corpus.sampler import CorpusSampler
 from lm.data.corpus.token_cache import EncodedDocuments
 from lm.data.packing import ARCHITECTURES
@@ -101,6 +102,12 @@ def corpus() -> EncodedDocuments:
 
 
 CORPUS, VOCABULARY = corpus(), Tokenizer()
+_WORDS = np.flatnonzero(VOCABULARY.word_starts[CORPUS.tokens])  # where they begin
+COLLOCATIONS = Collocations(  # two words of the text at every third, and three at every seventh
+    CORPUS.tokens[_WORDS[k] : _WORDS[k + size]].tolist()
+    for size, stride in ((2, 3), (3, 7))
+    for k in range(0, len(_WORDS) - size, stride)
+)
 ROWS = {
     "acceptability": [
         {"sentence": f"a sentence, {'very ' * i}long", "label": i % 2 - (i == 3)} for i in range(30)
@@ -133,6 +140,7 @@ def pretraining(
 ):
     streams = CorpusSampler(OneWindow(CORPUS, vocabulary), 1, 7)
     settings = {"architecture": architecture, "inputs_length": length, "batch_size": 6}
+    settings |= {"collocations": COLLOCATIONS if objective.needs_collocations else None}
     return Batches(pretraining_rows(streams, objective, **settings), 6)
 
 

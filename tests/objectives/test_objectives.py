@@ -13,6 +13,7 @@ from paths import GOLDEN
 
 from lm.config.base import SettingError
 from lm.data.batches import uniforms
+from lm.data.collocations import Collocations
 from lm.data.packing import PaddedTexts
 from lm.data.pretraining import denoise, noise_mask
 from lm.objectives.corruption import (
@@ -316,7 +317,8 @@ def test_noise_lies_in_the_text_fits_its_targets_and_is_the_same_whatever_the_ot
     assert not mask[~length_mask(counts, 40)].any()
     assert mask.any() == (name not in ("none", "random-text"))
     tokens = whole(np.full((5, 40), 5, np.int32), counts)
-    _, targets = denoise(objective, tokens, u, VOCABULARY, Lengths(40, 41, room))
+    pairs = Collocations([(5, 5)])
+    _, targets = denoise(objective, tokens, u, VOCABULARY, Lengths(40, 41, room), collocations=pairs)
     assert targets.lengths.max() <= room
     alone = noise_mask(objective, CorruptionInputs(counts[3:4], u[3:4], 100, starts[3:4]), room)
     assert (alone == mask[3:4]).all()

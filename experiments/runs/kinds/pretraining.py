@@ -117,6 +117,10 @@ class Pretraining(NetworkStage):
         return self.settings.mixing.pretraining != "tasks"
 
     @property
+    def needs_collocations(self) -> bool:
+        return self.settings.objective.needs_collocations
+
+    @property
     def relevant_settings(self) -> Experiment:
         return pretraining_settings(self.settings)
 
@@ -360,6 +364,7 @@ def pretraining_batches(
         inputs_length=data.inputs_length * times,
         batch_size=size,
         boundary=boundary_tokens(experiment.model, inputs.vocabulary),
+        collocations=inputs.collocations,
     )
     return Batches(source, size)
 

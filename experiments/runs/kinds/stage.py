@@ -104,6 +104,11 @@ class Stage(ABC):
         return False
 
     @property
+    def needs_collocations(self) -> bool:
+        """Return whether it hides the collocations of the training text."""
+        return False
+
+    @property
     def labelled_task(self) -> str | None:
         """Return the task that it answers by labels, or None if it answers by generated text."""
         return None
@@ -174,12 +179,19 @@ class Stage(ABC):
                     found[f"{task.name} file"] = task.digest
         return found
 
+    def data_fingerprints(self, inputs: Inputs) -> dict[str, str]:
+        """Return ``fingerprints``, and those of what is made of its text before training."""
+        found = self.fingerprints(inputs.sources)
+        if self.needs_collocations and inputs.collocations is not None:
+            found[provenance.COLLOCATIONS] = inputs.collocations.fingerprint
+        return found
+
     def provenance(self, inputs: Inputs) -> provenance.Provenance:
         """Return the settings, vocabulary, data, code and packages that it is trained with now."""
         return {
             "settings": result_settings(self.relevant_settings),
             "vocabulary": {"fingerprint": inputs.vocabulary.fingerprint},
-            "data": self.fingerprints(inputs.sources),
+            "data": self.data_fingerprints(inputs),
             "code": provenance.code(),
             "packages": packages(),
         }
