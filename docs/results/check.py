@@ -721,6 +721,8 @@ def check_verdicts(check: Check, table: Table, group: str, budget: str) -> list[
     pairs: dict[tuple[str, str], Difference | str] = {}
     for claim in table.data["claims"]:
         a, b = (table.experiment[claim[side]] for side in ("better", "worse"))
+        if claim.get("tasks", group) != group:
+            continue
         if not (table.left_plateau(a) and table.left_plateau(b)):
             pairs[a, b] = "not yet learning"
         elif group not in table.data["weights"]:
@@ -733,6 +735,9 @@ def check_verdicts(check: Check, table: Table, group: str, budget: str) -> list[
         said = claim["verdicts"][group][budget]
         pair = (table.experiment[claim["better"]], table.experiment[claim["worse"]])
         what = f"{claim['better']} > {claim['worse']}, {group}, {budget}"
+        if claim.get("tasks", group) != group:
+            check.word(what, said["verdict"], "other tasks", None)
+            continue
         words.append(said["verdict"])
         if pair not in tests:
             check.word(what, said["verdict"], str(pairs[pair]), None)

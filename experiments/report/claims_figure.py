@@ -51,7 +51,8 @@ def count_claims(tables: Mapping[str, Any], budget: Budget, group: Group) -> lis
     counted = []
     for name, table in tables.items():
         judged = [claim["verdicts"].get(group) for claim in table["claims"]]
-        verdicts = Counter(_verdict(by_budget[budget]["verdict"]) for by_budget in judged if by_budget)
+        words = [by_budget[budget]["verdict"] for by_budget in judged if by_budget]
+        verdicts = Counter(_verdict(word) for word in words if word != "other tasks")
         if verdicts:
             order = table["order"].get(group) if budget == "updates" else None
             tau = order["tau"] if order else None

@@ -62,7 +62,8 @@ MIN_ABOVE_CHANCE = 3.0  # a row is above chance if its score is by so many stand
 EQUIVALENCE_MARGIN = SIGNIFICANT * sqrt(2 / 7)
 MAX_RESAMPLED_SEEDS = 20  # seeds of a row whose examples are resampled; more would not narrow an interval
 Uncompared = Literal["not yet learning", "out of range", "no common seed", "different targets"]
-VerdictWord = Literal["confirmed", "contradicted", "equivalent", "undecided", Uncompared]
+OtherTasks = Literal["other tasks"]  # of a claim that says nothing of the tasks which are judged
+VerdictWord = Literal["confirmed", "contradicted", "equivalent", "undecided", Uncompared, OtherTasks]
 BaselineVerdict = Literal["better", "worse", "equivalent", "undecided"]
 UNCOMPARED: tuple[Uncompared, ...] = get_args(Uncompared)
 Warn = Callable[[str], object]  # called with a line on each score that is left out, and why
@@ -568,7 +569,9 @@ class Comparison:
         pairs = [(self.canonical_name(claim.better), self.canonical_name(claim.worse)) for claim in judged]
         verdicts: dict[RowPair, Verdict] = {}
         differences: dict[RowPair, PairedDifference] = {}
-        for pair in pairs:
+        for claim, pair in zip(judged, pairs, strict=True):
+            if not claim.is_about(group):
+                continue
             if not all(map(self.has_left_plateau, pair)):
                 verdicts[pair] = Verdict("not yet learning")
             elif group not in self.groups:
@@ -580,10 +583,15 @@ class Comparison:
                 else:
                     verdicts[pair] = Verdict(difference)
         tests = compare_pairs(differences, EQUIVALENCE_MARGIN)
-        return [
-            (claim, to_verdict(tests[pair], claim.relation) if pair in tests else verdicts[pair])
-            for claim, pair in zip(judged, pairs, strict=True)
-        ]
+        found = []
+        for claim, pair in zip(judged, pairs, strict=True):
+            if not claim.is_about(group):
+                found.append((claim, Verdict("other tasks")))
+            elif pair in tests:
+                found.append((claim, to_verdict(tests[pair], claim.relation)))
+            else:
+                found.append((claim, verdicts[pair]))
+        return found
 
     def outlying_seeds(self) -> list[RunKey]:
         """Return (row, seed) of each run whose combined score in any group is far from its row's median."""

@@ -219,6 +219,7 @@ def _claims_data(verdicts: Verdicts) -> list[dict[str, Any]]:
             "conclusion": claim.conclusion,
             # only where it is another one: in files without the key, all claims are of a better row
             **({} if claim.relation == "better" else {"relation": claim.relation}),
+            **({} if claim.tasks is None else {"tasks": claim.tasks}),
             "verdicts": {
                 group: {budget: _verdict_data(judged[i][1]) for budget, judged in by_budget.items()}
                 for group, by_budget in verdicts.items()

@@ -77,7 +77,7 @@ def measure_noise(comparison: Comparison, group: Group) -> Noise:
         )
     freedom = [len(each.by_seed) - 1 for each in known]
     rows = len({comparison.canonical_name(row) for row in comparison.table.rows})
-    tests = len(paper_claims(comparison.table)) or rows - 1
+    tests = sum(claim.is_about(group) for claim in paper_claims(comparison.table)) or rows - 1
     return Noise(
         float(np.average([each.variance for each in known], weights=freedom)),
         float(np.median([each.example_variance for each in known])),

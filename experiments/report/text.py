@@ -178,7 +178,7 @@ def verdict_sentence(comparison: Comparison, verdicts: Verdicts) -> str:
     parts = [f"{number:.0f} {word}" for word, number in words.items() if number]
     parts += [f"{counts.uncompared:.0f} not compared"] if counts.uncompared else []
     judges = "held-out text" if group == "held-out text" else f"the {GROUP_TITLES[group]} tasks"
-    lines = [f"{_claims(len(claims))} judged by {judges}: {', '.join(parts)}."]
+    lines = [f"{_claims(round(counts.total))} judged by {judges}: {', '.join(parts)}."]
     if any(verdict.word == "not yet learning" for _, verdict in verdicts[group]["updates"]):
         lines.append("A row had not left the unigram plateau (not yet learning): train longer.")
     if (order := comparison.paper_orders.get(group)) is not None:
@@ -693,8 +693,11 @@ def _verdict_cell(verdict: Verdict) -> Cell:
 
 
 def count_verdicts(verdicts: Iterable[tuple[Claim, Verdict]]) -> Counts:
-    """Count the claims that are confirmed, contradicted, undecided, and not compared."""
-    words = Counter(verdict.word for _, verdict in verdicts)
+    """Count the claims that are confirmed, contradicted, undecided, and not compared.
+
+    Claims about other tasks do not count.
+    """
+    words = Counter(verdict.word for _, verdict in verdicts if verdict.word != "other tasks")
     confirmed, contradicted = words["confirmed"], words["contradicted"]
     uncompared = sum(words[word] for word in UNCOMPARED)
     return Counts(confirmed, contradicted, words.total() - confirmed - contradicted - uncompared, uncompared)

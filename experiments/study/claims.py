@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.study.table import Column, Conclusion, Relation, Row, Table, pair_text
+from experiments.study.table import Column, Conclusion, Half, Relation, Row, Table, pair_text
 
 SIGNIFICANT = 2.0  # standard errors by which a paper tells two rows apart: the T5 paper's rule
 REPLICATIONS = 10_000  # that are simulated
@@ -30,6 +30,11 @@ class Claim:
     z: float | None
     conclusion: str  # what the table's file says about it; empty if nothing
     relation: Relation = "better"
+    tasks: Half | None = None  # the half of the tasks that it is about; None: all
+
+    def is_about(self, tasks: str) -> bool:
+        """Return whether it says anything of these tasks, one of the groups that reports judge by."""
+        return self.tasks is None or self.tasks == tasks
 
     @property
     def names(self) -> set[str]:
@@ -75,6 +80,7 @@ def paper_claims(table: Table) -> tuple[Claim, ...]:
     rows = {row.key: row for row in table.rows}
     conclusions = [each for each in table.conclusions if is_tested(each, table)]
     texts = {(each.better, each.worse): each.text for each in conclusions if each.relation == "better"}
+    by_scores: set[tuple[str, str]] = set()
     has_scores = has_noise(table)
     claims = []
     for a, b in combinations(published_rows(table) if has_scores else (), 2):
@@ -83,18 +89,19 @@ def paper_claims(table: Table) -> tuple[Claim, ...]:
         better, worse = (a, b) if published_z(a, b, table) >= 0 else (b, a)
         z = published_z(better, worse, table)
         if z >= SIGNIFICANT:
-            claims.append(Claim(better, worse, z, texts.pop((better.key, worse.key), "")))
-    for (better_key, worse_key), text in texts.items():
-        if {better_key, worse_key} <= rows.keys():
-            better, worse = rows[better_key], rows[worse_key]
+            by_scores.add((better.key, worse.key))
+            claims.append(Claim(better, worse, z, texts.get((better.key, worse.key), "")))
+    equivalences = []
+    for each in conclusions:
+        if not {each.better, each.worse} <= rows.keys():
+            continue
+        better, worse = rows[each.better], rows[each.worse]
+        if each.relation == "equivalent":
+            equivalences.append(Claim(better, worse, None, each.text, each.relation, each.tasks))
+        elif (each.better, each.worse) not in by_scores:
             known = has_scores and {better, worse} <= set(published_rows(table))
             published = published_z(better, worse, table) if known else None
-            claims.append(Claim(better, worse, published, text))
-    equivalences = (
-        Claim(rows[each.better], rows[each.worse], None, each.text, each.relation)
-        for each in conclusions
-        if each.relation == "equivalent" and {each.better, each.worse} <= rows.keys()
-    )
+            claims.append(Claim(better, worse, published, each.text, tasks=each.tasks))
     return (*claims, *equivalences)
 
 

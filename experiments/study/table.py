@@ -18,6 +18,7 @@ Pairs = Literal["all", "with-baseline"]  # pairs of rows that a table compares
 # What is said of two rows: the first is better than the second, or they are equivalent, which means that they
 # differ by less than the margin of reports.
 Relation = Literal["better", "equivalent"]
+Half = Literal["reading", "language"]  # of the tasks
 RELATION_SIGNS: Mapping[Relation, str] = {"better": ">", "equivalent": "≈"}
 SECOND_HAND, UNSURE = "second hand", "unsure"  # why a published score may be wrong
 
@@ -176,6 +177,7 @@ class Conclusion:
     text: str  # "50 % noise is too much"
     column: str = ""  # in which the paper says so; empty: in those by which its rows are compared
     relation: Relation = "better"
+    tasks: Half | None = None  # the half of the tasks that it is about; None: it is about all that rows have
 
     @property
     def pair(self) -> str:

@@ -101,6 +101,11 @@ def split(encoder: float, decoder: float) -> Changes:
     return REDLLM | layers | EQUAL_FLOPS
 
 
+def level(first: str, second: str) -> Conclusion:
+    """Return that two rows know equally much of the language of the text."""
+    return Conclusion(first, second, "they read the same text", relation="equivalent", tasks="language")
+
+
 TABLES = (
     make_table(
         "now/2-architectures",
@@ -119,21 +124,20 @@ TABLES = (
         conclusions=(
             # Zhang et al. 2025, section 6: after tuning the encoder-decoder is level or better. Raffel et al.
             # 2020, table 2: at equal FLOP it is ahead of a language model.
-            Conclusion("redllm", "decllm", "reading: inputs are read both ways; language: level"),
+            Conclusion("redllm", "decllm", "inputs are read both ways", tasks="reading"),
+            level("redllm", "decllm"),
             # Zhang et al. 2025, section 6 (DecLLM + BiAttn); Raffel et al. 2020, table 2.
-            Conclusion("prefix-decoder", "decllm", "reading: so does this one; language: level"),
+            Conclusion("prefix-decoder", "decllm", "inputs are read both ways", tasks="reading"),
+            level("prefix-decoder", "decllm"),
             # Raffel et al. 2020, table 2: twice the parameters at the same FLOP. Zhang et al. find the tuned
             # decoder that reads both ways ahead without examples, and level with them.
-            Conclusion("redllm", "prefix-decoder", "reading and language: more parameters at equal FLOP"),
+            Conclusion("redllm", "prefix-decoder", "more parameters at equal FLOP"),
             # Kasai et al. 2021 (deep encoder, shallow decoder) and Tay et al. 2021 (small-el16-dl4).
-            Conclusion(
-                "deep-encoder", "redllm", "reading: depth helps where text is read; language: undecided"
-            ),
-            Conclusion("redllm", "deep-decoder", "reading: one layer reads little of a text"),
+            Conclusion("deep-encoder", "redllm", "depth helps where text is read", tasks="reading"),
+            Conclusion("redllm", "deep-decoder", "one layer reads little of a text", tasks="reading"),
             # T5Gemma 2 (2025): merged attention costs a little quality and saves parameters.
-            Conclusion(
-                "redllm", "merged", "reading: cross-attention has matrices of its own; language: level"
-            ),
+            Conclusion("redllm", "merged", "cross-attention has matrices of its own", tasks="reading"),
+            level("redllm", "merged"),
         ),
     ),
 )

@@ -29,26 +29,27 @@ TABLES = (
         # Written down before the rows were trained, each with what is expected in either half, and why.
         conclusions=(
             # Raffel et al. 2020, tables 5 and 7: spans are as good as single tokens, or a little better.
-            Conclusion("spans", "baseline", "reading and language: spans are harder to guess than tokens"),
+            Conclusion("spans", "baseline", "spans are harder to guess than tokens"),
             # Tay et al. 2022: the mixture is ahead of span corruption in fine-tuning and in generation. Most
             # of its denoisers predict more of a text, and so short a training learns by what is predicted.
-            Conclusion("ul2", "spans", "reading and language: most denoisers predict more of a text"),
+            Conclusion("ul2", "spans", "most denoisers predict more of a text"),
             # Tay et al. 2022 fine-tune with the mode token of a task's kind. Without it, as here, the inputs
             # of a task begin as no inputs of pre-training do, which should matter where inputs are needed.
-            Conclusion("ul2-without-modes", "ul2", "reading: tasks have no mode token; language: undecided"),
+            Conclusion("ul2-without-modes", "ul2", "tasks have no mode token", tasks="reading"),
             # Half of the rows of T5Gemma 2 (Zhang et al. 2025) predict a suffix of three quarters of the
             # text: it is the most like a language model, and reads the least text around gaps.
-            Conclusion("ul2", "t5gemma-2", "reading: gaps have text on both sides; language: the opposite"),
+            Conclusion("ul2", "t5gemma-2", "gaps have text on both sides", tasks="reading"),
+            Conclusion("t5gemma-2", "ul2", "half of its rows predict a long suffix", tasks="language"),
             # Bavarian et al. 2022 find that language modeling does not suffer from filling in; one middle of
             # a third of the text has more targets than T5's spans, and never many gaps to keep apart.
-            Conclusion("fill-in-the-middle", "spans", "language: a long middle has more targets than spans"),
             Conclusion(
-                "ul2", "fill-in-the-middle", "reading: many gaps teach where to look, and one does not"
+                "fill-in-the-middle", "spans", "a long middle has more targets than spans", tasks="language"
+            ),
+            Conclusion(
+                "ul2", "fill-in-the-middle", "many gaps teach where to look, one does not", tasks="reading"
             ),
             # Du et al. 2022: shuffled blanks together with long suffixes serve reading and writing.
-            Conclusion(
-                "glm", "spans", "language: half of its rows predict long suffixes; reading: undecided"
-            ),
+            Conclusion("glm", "spans", "half of its rows predict long suffixes", tasks="language"),
         ),
     ),
 )

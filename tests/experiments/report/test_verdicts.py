@@ -127,6 +127,23 @@ def test_a_claim_that_rows_are_equivalent_holds_where_a_report_calls_them_so_and
     assert found["prefix-lm ≈ deshuffling"] == verdict
 
 
+def test_a_conclusion_about_one_half_of_the_tasks_is_judged_by_that_half_alone(tmp_path):
+    comparison = study(tmp_path)  # whose tasks are all of reading
+    halves = [
+        Conclusion("deshuffling", "prefix-lm", "it reads whole sentences", tasks="reading"),
+        Conclusion("bert-style", "prefix-lm", "it writes whole sentences", tasks="language"),
+    ]
+    table = replace(TABLE, paper=None, columns=(), conclusions=tuple(halves))
+    judged = Comparison(table, comparison.runs, comparison.experiments, pytest.fail)
+    assert words(judged, "updates") == {
+        "deshuffling > prefix-lm": "confirmed",
+        "bert-style > prefix-lm": "other tasks",
+    }
+    verdicts = judged.verdicts()
+    assert text.count_verdicts(verdicts["reading"]["updates"]) == (1, 0, 0, 0)
+    assert text.verdict_sentence(judged, verdicts).startswith("1 claim judged by the reading tasks: 1 conf")
+
+
 def test_rows_alike_are_undecided_or_equivalent(tmp_path):
     levels = LEVELS | {"bert-style": 2.0, "deshuffling": 2.0}
     assert set(words(study(tmp_path, levels=levels), "updates").values()) <= {"undecided", "equivalent"}
