@@ -12,7 +12,7 @@ from pathlib import Path
 from experiments.cli.run_options import Options, RowRun, row_run
 from experiments.cli.settings import Runs
 from experiments.cli.train import job_count, train_unfinished
-from experiments.console import RUNS, print_line, show_sheet
+from experiments.console import CONSOLE, RUNS, print_line, show_sheet
 from experiments.entries import rules
 from experiments.entries.entry import Entry, check_budget, load_entry
 from experiments.entries.tracks import TRACKS
@@ -39,7 +39,11 @@ def entry_run(file: Path, /, out: Path | None = None, runs: Runs = RUNS, jobs: i
 
     check_runs(runs)
     entry, options = load_entry(file), Options(rules.RULES.scale, runs)
-    track = TRACKS[entry.track]
+    track, path = TRACKS[entry.track], out or file.with_suffix(SUFFIX)
+    if path.exists():
+        raise SettingError(
+            f"{path} is there already: --out NAME{SUFFIX} writes another archive; or delete it first"
+        )
     wanted = runs_of(entry, range(rules.RULES.seeds), options)
     check_planned(wanted[0])
     prepare_text(wanted[0], options, file.read_bytes())
@@ -49,7 +53,7 @@ def entry_run(file: Path, /, out: Path | None = None, runs: Runs = RUNS, jobs: i
         score = seed_score(run.folder, track)
         check_budget(run.experiment, score.flops, score.parameters)
     print_line(check_distribution(wanted[0].folder))
-    path, date = out or file.with_suffix(SUFFIX), f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
+    date = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
     folders = {run.experiment.seed: run.folder for run in wanted}
     scores = write_archive(path, entry, file, folders, date, current_commit() or "")
     print_line(f"{track.unit}, seeds 0 to {rules.RULES.seeds - 1}: {summary_of(scores)}")
@@ -141,8 +145,10 @@ def entry_table(folder: Path, /, out: Path | None = None) -> None:
             show_sheet(f"{track.title}, {rules.RULES.seeds} seeds", table_sheet(tracks[name], track))
         else:
             print_line(f"{track.title}: no entry yet")
-    print_line(
-        "±: half of the 95 % interval of the mean; p: of Welch's test that it is better than the last record"
+    CONSOLE.print(
+        "±: half of the 95 % interval of the mean; p: of Welch's test that it is better than the last "
+        "record; size: parameters of a network, or the numbers that a counted model stores",
+        highlight=False,
     )
     show_sheet("Origin", origin_sheet([entry for each in tracks.values() for entry in each]))
     picture = out or folder / "records.png"

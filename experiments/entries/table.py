@@ -1,4 +1,4 @@
-"""The public table: the entries of each track by date, the records among them, and how the best score moved.
+"""The public table: the entries of each track in their order, the records, and how the best score moved.
 
 The first entry of a track is a record. Another is one if its mean over seeds is better than that of the last
 record, by Welch's one-sided t test. The k-th comparison has the level 0.05 / (k (k + 1)); these levels add up
@@ -21,6 +21,8 @@ from experiments.entries.tracks import TRACKS, Track, TrackName
 from experiments.figures.draw import save_figure
 from lm.config.base import SettingError
 
+ORDER_FILE = "order.txt"  # in a folder of archives: the names of accepted entries, one per line
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -41,13 +43,30 @@ class Compared:
 
 
 def read_entries(folder: Path) -> list[Archive]:
-    """Return the archives of a folder by the time of sealing; SettingError for one of another version."""
+    """Return the archives of a folder in the order of acceptance; SettingError for one of another version.
+
+    ORDER_FILE has the names of those that were accepted, one per line. The others follow by time of sealing.
+    """
     archives = [read_archive(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
     if not archives:
         raise SettingError(f"{folder} has no archives of entries (*{SUFFIX}); lm entry run writes them")
     for archive in archives:
         check_rules(archive)
-    return sorted(archives, key=lambda archive: (archive.summary["date"], archive.name))
+    accepted = accepted_names(folder)
+    if missing := {*accepted} - {archive.name for archive in archives}:
+        names = ", ".join(sorted(missing))
+        raise SettingError(f"{folder / ORDER_FILE} names {names}, of which there is no archive beside it")
+    places = {name: place for place, name in enumerate(accepted)}
+    return sorted(
+        archives,
+        key=lambda each: (places.get(each.name, len(places)), each.summary["date"], each.name),
+    )
+
+
+def accepted_names(folder: Path) -> list[str]:
+    """Return the names of the entries that were accepted, in their order; none without ORDER_FILE."""
+    file = folder / ORDER_FILE
+    return file.read_text().split() if file.exists() else []
 
 
 def compare_tracks(archives: Sequence[Archive]) -> Mapping[TrackName, list[Compared]]:
@@ -113,7 +132,7 @@ def table_sheet(compared: Sequence[Compared], track: Track) -> Sheet:
     column("p", ["–" if entry.p is None else f"{entry.p:.2g}" for entry in ranked])
     column("record", ["yes" if entry.is_record else "no" for entry in ranked])
     column("FLOP", [f"{_mean(entry, 'flops'):.2g}" for entry in ranked])
-    column("parameters", [f"{_mean(entry, 'parameters') / 1e6:.2f} M" for entry in ranked])
+    column("size", [f"{_mean(entry, 'parameters') / 1e6:.2f} M" for entry in ranked])
     column("minutes", [_minutes(_mean(entry, "seconds")) for entry in ranked])
     return sheet
 

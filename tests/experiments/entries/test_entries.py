@@ -115,10 +115,13 @@ def test_an_archive_is_accepted_after_one_of_its_seeds_was_trained_again_to_the_
     assert "no position sees a later one" in shown
 
 
-def test_an_entry_that_is_finished_is_packed_again_without_training(sealed, runs):
-    before = {path: path.stat().st_mtime_ns for path in runs.rglob("metrics.jsonl")}
-    command.entry_run(sealed.with_name("squared.py"), runs=runs)
-    assert {path: path.stat().st_mtime_ns for path in runs.rglob("metrics.jsonl")} == before
+def test_an_entry_that_is_finished_is_packed_again_without_training_and_never_over_an_archive(sealed, runs):
+    before = {path: path.stat().st_mtime_ns for path in (*runs.rglob("metrics.jsonl"), sealed)}
+    command.entry_run(sealed.with_name("squared.py"), out=sealed.with_name("again.tar.xz"), runs=runs)
+    with pytest.raises(SettingError, match=r"squared.tar.xz is there already: --out"):
+        command.entry_run(sealed.with_name("squared.py"), runs=runs)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    sealed.with_name("again.tar.xz").unlink()
 
 
 # ---- cheats
@@ -395,6 +398,24 @@ def test_a_clear_improvement_is_a_record_and_the_next_is_compared_with_it():
     assert placed["between"].p > 0.5
     ranked = [cell.text for cell in table.table_sheet([*placed.values()], TRACKS["text"])["entry"]]
     assert ranked == ["better", "between", "first"]
+
+
+def test_entries_stand_in_the_order_of_acceptance_and_the_others_by_the_time_of_sealing(
+    tmp_path, monkeypatch
+):
+    dates = {"a": "2026-01-03 10:00", "b": "2026-01-02", "c": "2026-01-01 09:00", "d": "2026-01-01 08:00"}
+    for name in dates:
+        (tmp_path / f"{name}.tar.xz").write_bytes(b"")
+    monkeypatch.setattr(
+        table, "read_archive", lambda path: entry_of(path.name[0], dates[path.name[0]], [1.0])
+    )
+    monkeypatch.setattr(table, "check_rules", lambda archive: None)
+    assert [each.name for each in table.read_entries(tmp_path)] == ["d", "c", "b", "a"]
+    (tmp_path / table.ORDER_FILE).write_text("b\na\n")
+    assert [each.name for each in table.read_entries(tmp_path)] == ["b", "a", "d", "c"]
+    (tmp_path / table.ORDER_FILE).write_text("b\ne\n")
+    with pytest.raises(SettingError, match="order.txt names e, of which there is no archive"):
+        table.read_entries(tmp_path)
 
 
 def test_more_is_better_in_tasks_and_less_in_text_and_no_entry_is_compared_with_the_other_track():
