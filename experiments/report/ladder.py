@@ -72,7 +72,7 @@ def ladders(comparison: Comparison) -> dict[str, Ladder]:
     if not complete:
         raise SettingError(
             f"{table.name}: no kind of model has finished {MIN_RUNGS} sizes with bits per byte of held-out "
-            f"documents; train them with lm sweep {table.name}"
+            f"documents; train them with lm sweep {table.name}, in rows with data.held_out_documents=64"
         )
     return complete
 

@@ -120,7 +120,7 @@ def provenance_mismatches(
 
 
 def _most_common(ingredients: Iterable[Ingredient]) -> dict[Any, Ingredient]:
-    """Return kind -> the first ingredient with the value that most runs have."""
+    """Return kind -> an ingredient with the value that most runs have."""
     values: dict[Any, list[dict[Path, Ingredient]]] = {}  # kind -> for each value, the runs that have it
     for each in ingredients:
         groups = values.setdefault(each.kind, [])
@@ -130,7 +130,18 @@ def _most_common(ingredients: Iterable[Ingredient]) -> dict[Any, Ingredient]:
                 break
         else:
             groups.append({each.folder: each})
-    return {kind: next(iter(max(groups, key=len).values())) for kind, groups in values.items()}
+    return {kind: _example_of_largest(groups) for kind, groups in values.items()}
+
+
+def _example_of_largest(groups: Sequence[Mapping[Path, Ingredient]]) -> Ingredient:
+    """Return the first ingredient of the largest group whose run is in no other one, else the first.
+
+    A run whose stages were trained by different code is in several groups.
+    """
+    largest = max(groups, key=len)
+    elsewhere = {folder for group in groups if group is not largest for folder in group}
+    of_one = (each for folder, each in largest.items() if folder not in elsewhere)
+    return next(of_one, next(iter(largest.values())))
 
 
 def _ingredients(

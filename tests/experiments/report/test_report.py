@@ -25,10 +25,10 @@ from experiments.console import Cell
 from experiments.figures import draw
 from experiments.figures.draw import draw_plots
 from experiments.processes import progress
-from experiments.report import report
+from experiments.report import report, results
 from experiments.report.figures import axis_values, published_standardized_difference
 from experiments.report.page import prediction_samples
-from experiments.report.results import find_results
+from experiments.report.results import Ingredient, find_results
 from experiments.report.text import (
     CLAIMS,
     DIFFERENCES,
@@ -916,3 +916,13 @@ def test_the_setup_of_a_baseline_is_told_with_the_settings_given_by_hand():
     changed = {"pretraining.steps": 7, "tuning.heads": ()}
     assert "for 7 steps of 32 texts" in report.baseline_setup("t5/1-baseline/baseline", "nano", changed)
     assert "for 300 steps of 32 texts" in report.baseline_setup("t5/1-baseline/baseline", "nano", {})
+
+
+def test_a_run_of_two_codes_is_not_what_it_is_compared_with():
+    def stage(run: str, code: str) -> Ingredient:
+        return Ingredient(run, Path(run), ("other code",), {"lm/nn/mlp.py": code})
+
+    mixed = [stage("a", "new"), stage("a", "old")]
+    usual = results._most_common([*mixed, stage("b", "new"), stage("c", "new")])["other code",]
+    assert (usual.run, usual.value) == ("b", {"lm/nn/mlp.py": "new"})
+    assert results._most_common(mixed)["other code",].run == "a"
