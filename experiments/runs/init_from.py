@@ -60,11 +60,13 @@ def started_from(where: str, runs: Path, settings: Mapping[str, Any] = NO_SETTIN
     ``where``: a folder with config.json and safetensors, a run, RUN:STAGE, or hf:NAME. SettingError for
     anything else, and for a checkpoint whose files do not fit each other. If ``settings`` name another
     architecture than the checkpoint's, its weights become those of that one (``lm.nn.adapt``), and a line for
-    each part of the model says on the standard error which.
+    each part of the model says on the standard error which. If they name fewer layers, a line says which of
+    the checkpoint's layers are used.
     """
     if not where:
         return {}
     run = _made_run(where, runs, START)
+    run = _with_fewer_layers(where, run, settings)
     asked = {path: settings[f"model.{path}"] for path in ADAPTED if f"model.{path}" in settings}
     own = load_settings(run).model.architecture
     if asked.get("architecture", own) != own:
@@ -125,6 +127,50 @@ def _name_on_hub(where: str, folder: Path) -> str | None:
     if place.name != "snapshots" or not place.parent.name.startswith(HUB_CACHE):
         return None
     return place.parent.name.removeprefix(HUB_CACHE).replace("--", "/")
+
+
+def _with_fewer_layers(where: str, run: Path, settings: Mapping[str, Any]) -> Path:
+    """Return the start whose model has some of the layers of the start ``run``, if ``settings`` name fewer.
+
+    It is made unless it is there. Without fewer layers it is ``run`` itself.
+    """
+    experiment = load_settings(run)
+    model = experiment.model
+    counts = {}
+    for stack in ("encoder", "decoder"):
+        path, there = f"num_{stack}_layers", getattr(model, f"has_{stack}")
+        if there and 0 < settings.get(f"model.{path}", 0) < getattr(model, path):
+            counts[path] = settings[f"model.{path}"]
+    if not counts:
+        return run
+    from experiments.runs.stages import stages_of
+    from experiments.runs.trained import networks
+    from lm import sharding
+    from lm.nn import adapt
+
+    for path, count in counts.items():
+        kept = ", ".join(map(str, adapt.spread_layers(getattr(model, path), count)))
+        print(f"--start {where}: model.{path}={count}: layers {kept} of the checkpoint", file=sys.stderr)
+    shape = "-".join(
+        f"{count}-{path.removeprefix('num_').replace('_', '-')}" for path, count in counts.items()
+    )
+    made = run.parent / f"{run.name}-{shape}"
+    with locked_if_possible(run.parent / "lock"):
+        if made.exists():
+            return made
+        (stage, *_) = networks(stages_of(run))
+        body = stage.trained_body(sharding.make_mesh(experiment.mesh))
+        try:
+            smaller, params = adapt.drop_layers(model, sharding.named(body), counts)
+        except SettingError as error:
+            raise SettingError(f"--start {where}: {error}") from error
+        smaller_experiment = replace(experiment, model=smaller)
+        vocabulary = stored_vocabulary(stage.folder, experiment)
+        cache, data = run.parent.parent / "cache", {"start": run.name}
+        save_run(made, smaller_experiment, vocabulary, _prefixed(smaller_experiment, params), data, cache)
+        if name := hub_name(run):
+            write(made / HUB_NAME, f"{name}\n")
+    return made
 
 
 def _adapted(where: str, run: Path, asked: Mapping[str, Any], starts: Path) -> Path:
