@@ -65,6 +65,7 @@ CHANGED_OFTEN = (  # the settings that people change first, which --help lists
 
 # {path: value} whose settings and defaults the help lists; None where a command line is parsed, not explained
 HELP_DEFAULTS: ContextVar[Mapping[str, Any] | None] = ContextVar("HELP_DEFAULTS", default=None)
+TEACHER = "distillation.teacher"  # the setting that names a model, as --start does
 TABLES_VALUE = "the table's"  # shown for a setting whose default is another one in each table, or row
 TYPES = ConstructorRegistry()
 
@@ -248,9 +249,15 @@ def given_changes(
 ) -> Overrides:
     """Return what a command line changes in rows: by --start, by --config, and by options, which win.
 
+    A teacher is named as it is typed, and then has the name of its copy below ``runs``.
+
     SettingError for a setting that none of the rows reads, or that contradicts the checkpoint to start from.
     """
     started: Overrides = {}
+    if teacher := settings.get(TEACHER):
+        from experiments.runs.init_from import teacher_name
+
+        settings = settings | {TEACHER: teacher_name(teacher, runs)}
     if start:
         from experiments.runs.init_from import started_from  # reads tokenizers, which takes a while to import
 

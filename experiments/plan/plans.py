@@ -128,6 +128,11 @@ def _check(step: PlannedStep) -> None:
     """Raise SettingError if the model has no such step, or the step cannot be spread over the slice."""
     model, phase, lengths = step.experiment.model, step.experiment.pretraining, step.lengths
     check_heads(step.experiment)
+    if teacher := step.experiment.distillation.teacher:
+        raise SettingError(
+            f"distillation.teacher={teacher!r}: what is planned is a step without a teacher, whose "
+            "parameters and forward pass come on top; leave distillation.* out to plan the student alone"
+        )
     if not model.has_decoder and model.output.logits == "none" and "replaced-token" not in model.heads:
         what = "planned is the step of pre-training, by which an encoder predicts hidden tokens"
         raise SettingError(f"{what}: this one has no output matrix (model.output.logits='none')")

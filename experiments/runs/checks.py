@@ -16,8 +16,15 @@ from experiments.runs import provenance
 from experiments.runs.inputs import Inputs, mixture_lengths
 from experiments.runs.kinds.finetuning import text_spec
 from experiments.runs.kinds.head import head_config
-from experiments.runs.kinds.pretraining import branch_step, has_start, pretraining_batches
+from experiments.runs.kinds.pretraining import (
+    Pretraining,
+    branch_step,
+    has_start,
+    pretraining_batches,
+    teacher_checkpoint,
+)
 from experiments.runs.kinds.stage import Stage
+from experiments.runs.paths import start_folder
 from experiments.runs.phases import mask_of, phase_model, renaming
 from experiments.runs.result import check_settings
 from experiments.runs.sources import Sources
@@ -126,6 +133,7 @@ def check_inputs(
     check_length(experiment, [])
     for times in experiment.data.held_out_lengths if pretrains(experiment) else ():
         check_length(experiment, [pretraining_batches(experiment, inputs, "validation", times).lengths])
+    check_teacher_length(experiment, stages, inputs)
     for stage in stages:
         if stage.is_pretraining and not stage.is_compared:  # the start, and phases before the last
             check_heads(stage.settings)
@@ -553,6 +561,77 @@ def check_start_parameters(experiment: Experiment, cache: Path) -> None:
                 f"pretraining.steps={experiment.pretraining.steps}: {checkpoint.name} has no {part}, "
                 f"which is trained with model.heads={model.heads}; tune it as it is"
             )
+
+
+def check_teacher(experiment: Experiment, cache: Path) -> None:
+    """Raise SettingError if the teacher of pre-training does not predict what the model predicts."""
+    distillation, training = experiment.distillation, experiment.pretraining
+    if not (pretrains(experiment) and distillation.teacher):
+        return
+    teacher = teacher_checkpoint(start_folder(distillation.teacher, cache)).settings.model
+    named = f"distillation.teacher={distillation.teacher!r}"
+    model = experiment.model
+    if has_parts := sorted(PARTS_OF_HEADS.keys() & {*model.heads}):
+        raise SettingError(
+            f"{named} teaches language models and masked language models: model.heads={model.heads} should "
+            f"be without {' and '.join(has_parts)}"
+        )
+    if training.tbptt is not None:
+        raise SettingError(
+            f"{named} reads whole rows: pretraining.steps_per_row={training.steps_per_row} should be 1"
+        )
+    if teacher.output.logits == "none":
+        raise SettingError(
+            f"{named} has no output matrix (model.output.logits='none') and predicts no tokens: name a model "
+            "that was trained to predict them"
+        )
+    for index in range(len(training.phases) + 1):
+        each = phase_model(experiment, index)
+        expected, found = reading(each), reading(teacher)
+        if expected != found:
+            raise SettingError(
+                f"{named} is {found}, and it should be {expected} as the model that it teaches is: name such "
+                "a teacher, or change model.architecture"
+            )
+    if teacher.vocab_size != model.vocab_size:
+        raise SettingError(
+            f"{named} predicts {teacher.vocab_size} tokens, and model.vocab_size={model.vocab_size}: they "
+            "should be equal; start from the teacher (--start MODEL), name its tokenizer (data.vocabulary) "
+            "and model.vocab_size, or choose a teacher with the vocabulary of the row"
+        )
+    if distillation.cosine and teacher.d_model != model.d_model:
+        raise SettingError(
+            f"distillation.cosine={distillation.cosine} compares hidden states of one width, and {named} has "
+            f"d_model={teacher.d_model}, the model model.d_model={model.d_model}: set distillation.cosine=0, "
+            "or make the widths equal"
+        )
+    sizes = experiment.mesh.sizes(jax.device_count())
+    try:
+        check_mesh(teacher, sizes, training.batch_size, training.microbatches)
+    except SettingError as error:
+        raise SettingError(f"{named}: {error}") from error
+
+
+def check_teacher_length(experiment: Experiment, stages: Sequence[Stage], inputs: Inputs) -> None:
+    """Raise SettingError if a sequence of pre-training exceeds the learned positions of the teacher."""
+    for stage in stages:
+        if not isinstance(stage, Pretraining) or (teacher := stage.teacher_checkpoint()) is None:
+            continue
+        model, lengths = teacher.settings.model, inputs.batches[stage.name].lengths
+        longest = max(lengths.inputs, row_length(model.architecture, lengths))
+        if model.limits_length and longest > model.positions.max_length:
+            raise SettingError(
+                f"distillation.teacher={teacher.name!r} reads {model.positions.max_length} tokens, and the "
+                f"longest row has {longest}: make data.inputs_length={experiment.data.inputs_length} smaller"
+            )
+
+
+def reading(model: ModelConfig) -> str:
+    """Return the architecture of a model, and its mask if it is one stack, such as "an encoder (causal)"."""
+    architecture = model.architecture.removeprefix("shared-")
+    article = "an" if architecture.startswith("e") else "a"
+    mask = mask_of(model)
+    return f"{article} {architecture}" + (f" ({mask})" if mask else "")
 
 
 def check_answer_lengths(experiment: Experiment, vocabulary: Tokenizer) -> None:

@@ -1,7 +1,8 @@
 """What training starts from, made a run of its own: a published checkpoint, one of the hub, or a run's model.
 
-It lies in ``starts`` beside the runs, is named by the digest of its files, and is made once. Modules with jax
-are imported where they are needed: most commands start from nothing.
+It lies in ``starts`` beside the runs, is named by the digest of its files, and is made once. The teacher of a
+run (``distillation.teacher``) becomes such a run too. Modules with jax are imported where they are needed:
+most commands start from nothing.
 """
 
 import hashlib
@@ -41,6 +42,7 @@ from lm.tokenizers.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from experiments.runs.kinds.network import NetworkStage
 
+START, TEACHER = "--start", "--distillation.teacher"  # options that name a model
 HUB = "hf:"  # before the name of a checkpoint of the Hugging Face hub
 HUB_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES)
 DIGITS = 16  # of a digest in the name of a start
@@ -58,15 +60,42 @@ def started_from(where: str, runs: Path, settings: Mapping[str, Any] = NO_SETTIN
     ``where``: a folder with config.json and safetensors, a run, RUN:STAGE, or hf:NAME. SettingError for
     anything else, and for a checkpoint whose files do not fit each other. If ``settings`` name another
     architecture than the checkpoint's, its weights become those of that one (``lm.nn.adapt``), and a line for
-    each part of the model says on the standard error which.
+    each part of the model says on the standard error which. If they name fewer layers, a line says which of
+    the checkpoint's layers are used.
     """
     if not where:
         return {}
-    folder, stage = _found(where)
-    parts = _digests_of_run(folder, stage) if stage else digests(folder)
+    run = _made_run(where, runs, START)
+    run = _with_fewer_layers(where, run, settings)
+    asked = {path: settings[f"model.{path}"] for path in ADAPTED if f"model.{path}" in settings}
+    own = load_settings(run).model.architecture
+    if asked.get("architecture", own) != own:
+        with locked_if_possible(run.parent / "lock"):
+            run = _adapted(where, run, asked, run.parent)
+    return start_changes(_started(run))
+
+
+def teacher_name(where: str, runs: Path) -> str:
+    """Return the name, in ``starts`` below ``runs``, of the model ``where``, which becomes a run there.
+
+    ``where`` is as in ``started_from``, or the name or folder of a run in ``starts``, which stays as it is.
+    """
+    kept = runs / STARTS_FOLDER / Path(where).name
+    if kept.is_dir() and (where == kept.name or Path(where).resolve() == kept.resolve()):
+        return kept.name
+    return _made_run(where, runs, TEACHER).name
+
+
+def _made_run(where: str, runs: Path, option: str) -> Path:
+    """Return the run in ``starts`` below ``runs`` that has the model ``where``, made unless it is there.
+
+    ``option`` named the model; SettingErrors begin with it.
+    """
+    folder, stage = _found(where, option)
+    parts = _digests_of_run(folder, stage, option) if stage else digests(folder)
     if UNKNOWN in parts.values() or not (stage or {*TOKENIZER_FILES} & {*parts}):
         raise SettingError(
-            f"--start {where}: it has no tokenizer: put one of {', '.join(TOKENIZER_FILES)} beside it"
+            f"{option} {where}: it has no tokenizer: put one of {', '.join(TOKENIZER_FILES)} beside it"
         )
     check_runs(runs)
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:DIGITS]
@@ -81,11 +110,7 @@ def started_from(where: str, runs: Path, settings: Mapping[str, Any] = NO_SETTIN
         name = _name_on_hub(where, folder)
         if name and not hub_name(run):
             write(run / HUB_NAME, f"{name}\n")
-        asked = {path: settings[f"model.{path}"] for path in ADAPTED if f"model.{path}" in settings}
-        own = load_settings(run).model.architecture
-        if asked.get("architecture", own) != own:
-            run = _adapted(where, run, asked, starts)
-    return start_changes(_started(run))
+    return run
 
 
 def hub_name(start: Path) -> str | None:
@@ -102,6 +127,50 @@ def _name_on_hub(where: str, folder: Path) -> str | None:
     if place.name != "snapshots" or not place.parent.name.startswith(HUB_CACHE):
         return None
     return place.parent.name.removeprefix(HUB_CACHE).replace("--", "/")
+
+
+def _with_fewer_layers(where: str, run: Path, settings: Mapping[str, Any]) -> Path:
+    """Return the start whose model has some of the layers of the start ``run``, if ``settings`` name fewer.
+
+    It is made unless it is there. Without fewer layers it is ``run`` itself.
+    """
+    experiment = load_settings(run)
+    model = experiment.model
+    counts = {}
+    for stack in ("encoder", "decoder"):
+        path, there = f"num_{stack}_layers", getattr(model, f"has_{stack}")
+        if there and 0 < settings.get(f"model.{path}", 0) < getattr(model, path):
+            counts[path] = settings[f"model.{path}"]
+    if not counts:
+        return run
+    from experiments.runs.stages import stages_of
+    from experiments.runs.trained import networks
+    from lm import sharding
+    from lm.nn import adapt
+
+    for path, count in counts.items():
+        kept = ", ".join(map(str, adapt.spread_layers(getattr(model, path), count)))
+        print(f"--start {where}: model.{path}={count}: layers {kept} of the checkpoint", file=sys.stderr)
+    shape = "-".join(
+        f"{count}-{path.removeprefix('num_').replace('_', '-')}" for path, count in counts.items()
+    )
+    made = run.parent / f"{run.name}-{shape}"
+    with locked_if_possible(run.parent / "lock"):
+        if made.exists():
+            return made
+        (stage, *_) = networks(stages_of(run))
+        body = stage.trained_body(sharding.make_mesh(experiment.mesh))
+        try:
+            smaller, params = adapt.drop_layers(model, sharding.named(body), counts)
+        except SettingError as error:
+            raise SettingError(f"--start {where}: {error}") from error
+        smaller_experiment = replace(experiment, model=smaller)
+        vocabulary = stored_vocabulary(stage.folder, experiment)
+        cache, data = run.parent.parent / "cache", {"start": run.name}
+        save_run(made, smaller_experiment, vocabulary, _prefixed(smaller_experiment, params), data, cache)
+        if name := hub_name(run):
+            write(made / HUB_NAME, f"{name}\n")
+    return made
 
 
 def _adapted(where: str, run: Path, asked: Mapping[str, Any], starts: Path) -> Path:
@@ -168,10 +237,10 @@ def _started(run: Path) -> Experiment:
     return replace(experiment, model=model, start=StartConfig(model=run.name))
 
 
-def _found(where: str) -> "tuple[Path, NetworkStage | None]":
+def _found(where: str, option: str) -> "tuple[Path, NetworkStage | None]":
     """Return a folder in the published format and None, or a run and the stage whose model is meant."""
     if where.startswith(HUB):
-        return _from_hub(where.removeprefix(HUB)), None
+        return _from_hub(where.removeprefix(HUB), option), None
     folder, name = Path(where), ""
     if not folder.exists():
         before, _, name = where.rpartition(":")
@@ -181,38 +250,38 @@ def _found(where: str) -> "tuple[Path, NetworkStage | None]":
         from experiments.runs.trained import networks
 
         if load_settings(folder).counts.model != "none":
-            raise SettingError(f"--start {where}: its model is made of counts, and training needs a network")
+            raise SettingError(f"{option} {where}: its model is made of counts, and training needs a network")
         models = {stage.name: stage for stage in networks(stages_of(folder)) if stage.has_model}
         if not models or name not in ("", *models):
-            raise SettingError(f"--start {where}: {folder} has no stage {name!r}{nearest(name, models)}")
+            raise SettingError(f"{option} {where}: {folder} has no stage {name!r}{nearest(name, models)}")
         stage = models[name or pretrained_of_run(models)]
         which = describe_model(folder, stage.name, models, "RUN:STAGE")
-        print(f"--start {where}: {which}", file=sys.stderr)
+        print(f"{option} {where}: {which}", file=sys.stderr)
         return folder, stage
     if (folder / CONFIG).exists() and not name:
         return folder, None
     what = "has neither config.json nor settings.json" if folder.is_dir() else "does not exist"
     raise SettingError(
-        f"--start {where}: {folder} {what}; it should be a folder with config.json, safetensors and "
+        f"{option} {where}: {folder} {what}; it should be a folder with config.json, safetensors and "
         f"tokenizer, a run's folder, RUN:STAGE, or {HUB}NAME"
     )
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, option: str) -> Path:
     """Return the folder of a checkpoint of the hub, downloaded unless it is in the hub's cache."""
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise SettingError(
-            f"--start {HUB}{name} needs the package huggingface_hub: pip install it"
+            f"{option} {HUB}{name} needs the package huggingface_hub: pip install it"
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
     except Exception as error:  # of the network, of the hub, or of the name; none has a common class
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise SettingError(
-            f"--start {HUB}{name} cannot be downloaded ({reason:.200}); without a network name a folder that "
-            "has config.json, safetensors and tokenizer"
+            f"{option} {HUB}{name} cannot be downloaded ({reason:.200}); without a network name a folder "
+            "that has config.json, safetensors and tokenizer"
         ) from error
 
 
@@ -235,13 +304,13 @@ def digests(folder: Path) -> dict[str, str]:
     return sums
 
 
-def _digests_of_run(folder: Path, stage: "NetworkStage") -> dict[str, str]:
+def _digests_of_run(folder: Path, stage: "NetworkStage", option: str) -> dict[str, str]:
     """Return ``{what: digest}`` of a stage's best checkpoint and its vocabulary."""
     from lm.train.runtime import manifest
 
     saved = {step: each for step, each in manifest.manifests(stage.folder / "checkpoints").items() if each}
     if not saved:
-        raise SettingError(f"--start {folder}: {stage.folder} has no checkpoint yet; train the run first")
+        raise SettingError(f"{option} {folder}: {stage.folder} has no checkpoint yet; train the run first")
     step = manifest.best(saved, "score", "highest") or max(saved)
     arrays = json.dumps(saved[step]["files"], sort_keys=True)
     vocabulary = provenance.read(stage.folder)["vocabulary"]["fingerprint"]

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from experiments.runs import provenance
 from experiments.runs.collocations import find_collocations
 from experiments.runs.inputs import Inputs, encoded_split
+from experiments.runs.kinds.pretraining import teacher_checkpoint
 from experiments.runs.kinds.stage import SPLITS, Stage
+from experiments.runs.paths import start_folder
 from experiments.runs.sources import Sources
 from experiments.runs.stages import external_checkpoint, stages
-from experiments.runs.vocabulary import find_vocabulary, stored_vocabulary, unwritable_answers
+from experiments.runs.vocabulary import FOLDER, find_vocabulary, stored_vocabulary, unwritable_answers
 from experiments.study.experiment import Experiment
 from lm.config.base import SettingError
 from lm.data.tasks.mixtures import mixture
@@ -50,11 +53,29 @@ def prepare_inputs(experiment: Experiment, run_stages: Sequence[Stage], sources:
             f"{vocabulary.vocab_size} (sentinels included): set it to "
             f"{-(-vocabulary.vocab_size // 128) * 128}"
         )
+    check_teacher_vocabulary(experiment, vocabulary, sources.cache)
     train, validation = (encoded_split(experiment, split, vocabulary, sources) for split in SPLITS)
     collocations = None
     if any(stage.needs_collocations for stage in run_stages):
         collocations = find_collocations(experiment, vocabulary, sources, say)
     return Inputs(vocabulary, train, validation, sources, skipped, collocations=collocations)
+
+
+def check_teacher_vocabulary(experiment: Experiment, vocabulary: Tokenizer, cache: Path) -> None:
+    """Raise SettingError if the teacher of pre-training (``distillation.teacher``) has another vocabulary."""
+    name = experiment.distillation.teacher
+    if not name or not experiment.pretraining.steps:
+        return
+    teacher = teacher_checkpoint(start_folder(name, cache))
+    fingerprint = provenance.read(teacher.folder)["vocabulary"]["fingerprint"]
+    if fingerprint != vocabulary.fingerprint:
+        expected = f"the vocabulary {fingerprint[:12]} in {teacher.folder / FOLDER}"
+        found = f"data.vocabulary={experiment.data.vocabulary!r} is {vocabulary.fingerprint[:12]}"
+        raise SettingError(
+            f"distillation.teacher={name!r} has {expected}, and {found}: they should be equal; start from "
+            "the teacher (--start MODEL), name that folder as data.vocabulary, or choose a teacher that has "
+            "the vocabulary of the row"
+        )
 
 
 def _open_tasks(run_stages: Sequence[Stage], sources: Sources) -> dict[str, int]:

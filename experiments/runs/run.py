@@ -77,6 +77,7 @@ class Run:
         checks.check_experiment(experiment, sources)
         checks.check_folder(experiment, self.folder, self.cache, say if "settings" in allow else None)
         broadcast_from_first(lambda: checks.check_start_parameters(experiment, self.cache))
+        broadcast_from_first(lambda: checks.check_teacher(experiment, self.cache))
         broadcast_from_first(lambda: checks.check_branches(self.stages))
         inputs = main_process_first(lambda: self._prepare(sources, say))
         checks.check_inputs(experiment, self.stages, inputs, say)

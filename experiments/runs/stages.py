@@ -189,6 +189,7 @@ class SharedStages:
             mixing=BASELINE.mixing,
             tuning=replace(settings.tuning, branches=BASELINE.tuning.branches),
             start=BASELINE.start,
+            distillation=BASELINE.distillation,
         )
         return self._pretraining(member, first, "", self.initial_parent(member, first), START)
 
@@ -232,7 +233,9 @@ class SharedStages:
             task_names = hashed_settings.tuning.mixtures
         folder = self.shared_folder(pretraining_settings(stage_settings), settings)
         parent_step = parent.training.steps if parent else None
-        return Pretraining(name, member, task_names, stage_settings, folder, parent, parent_step)
+        teacher = settings.distillation.teacher
+        run = start_folder(teacher, self.cache) if teacher else None
+        return Pretraining(name, member, task_names, stage_settings, folder, parent, parent_step, run)
 
     def shared_folder(self, hashed_settings: Experiment, settings: Experiment) -> Path:
         """Return the folder of a shared stage, named by a hash of the settings that its numbers depend on.

@@ -46,7 +46,13 @@ from lm.config.base import (
 from lm.config.classical import CountsConfig, VectorsConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import RECURRENT, HeadDense, HeadLayers, LoraConfig, ModelConfig, Pool
-from lm.config.training import NEVER_SKIP, GuardConfig, OptimizerConfig, TruncatedBPTT
+from lm.config.training import (
+    NEVER_SKIP,
+    DistillationConfig,
+    GuardConfig,
+    OptimizerConfig,
+    TruncatedBPTT,
+)
 from lm.data.tasks.names import task_name
 from lm.objectives.denoising import OBJECTIVES, REPLACED, RESTORED, Objective
 from lm.tokenizers.tokenizer import Layout
@@ -422,6 +428,7 @@ class Experiment:
         PRETRAINED,
         apart={"steps": (NETWORK, REPEATED_NGRAMS), "batch_size": (PRETRAINED, REPEATED_NGRAMS)},
     )
+    distillation: DistillationConfig = setting(DistillationConfig(), PRETRAINED)
     finetuning: PhaseConfig = setting(
         PhaseConfig(steps=262_144, optimizer=OptimizerConfig(schedule="constant", learning_rate=0.001)),
         FINETUNED,

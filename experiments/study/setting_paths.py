@@ -35,7 +35,7 @@ from lm.config.memory import MemoryConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import LoraConfig, ModelConfig, SideConfig, SpecialTokens
 from lm.config.mup import MupConfig
-from lm.config.training import GuardConfig, OptimizerConfig
+from lm.config.training import DistillationConfig, GuardConfig, OptimizerConfig
 from lm.objectives.denoising import Objective
 
 Change = Callable[[Any, Experiment], Any]  # of (old value, experiment)
@@ -419,6 +419,12 @@ Changes = TypedDict(
         "pretraining.mask": Literal["causal", "prefix", "bidirectional"] | None | Change,
         "pretraining.evaluate_every": int | Change,
         "pretraining.steps_per_row": int | Change,
+        "distillation": DistillationConfig | Change,
+        "distillation.teacher": str | Change,
+        "distillation.soft": float | Change,
+        "distillation.hard": float | Change,
+        "distillation.cosine": float | Change,
+        "distillation.temperature": float | Change,
         "finetuning": PhaseConfig | Change,
         "finetuning.steps": int | Change,
         "finetuning.batch_size": int | Change,

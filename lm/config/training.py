@@ -2,9 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lm.config.base import INT32, Condition, SettingError, above_0, at_least, at_most, below_1, setting
+from lm.config.base import (
+    ABOVE_0,
+    GIVEN,
+    INT32,
+    Condition,
+    SettingError,
+    above_0,
+    at_least,
+    at_most,
+    below_1,
+    setting,
+)
 
 if TYPE_CHECKING:
     import jax
@@ -239,6 +251,45 @@ class LossConfig:
 
     z_loss: float = 1e-4  # weight of the squared log-partition function, in training only (T5)
     label_smoothing: float = 0.0  # probability taken from the target and spread over all other tokens
+
+
+@dataclass(frozen=True)
+class DistillationConfig:
+    """Pre-training with a teacher's predictions beside the targets [Hinton et al. 2015; Sanh et al. 2019].
+
+    The loss is the weighted sum of three terms, each a mean over the targets of the objective. The default
+    weights and temperature are those of DistilBERT.
+    """
+
+    # model that teaches: a folder in the format of transformers, a run, RUN:STAGE, or hf:NAME; a copy of it
+    # is kept in the folder `starts` beside the runs, and this is then the name of the copy
+    teacher: str = ""
+    # weight of the cross-entropy with the teacher's probabilities
+    soft: float = setting(5.0, {"teacher": GIVEN})
+    # weight of the objective's own loss
+    hard: float = setting(2.0, {"teacher": GIVEN})
+    # weight of the cosine distance from the teacher's last hidden states, which need the same width
+    cosine: float = setting(1.0, {"teacher": GIVEN})
+    # temperature by which the logits of both are divided before the softmax
+    temperature: float = setting(2.0, {"teacher": GIVEN, "soft": ABOVE_0})
+
+    def __post_init__(self):
+        at_least(self, "distillation.", soft=0, hard=0, cosine=0)
+        above_0(self, "distillation.", "temperature")
+        if PurePath(self.teacher).name != self.teacher or self.teacher == "..":
+            raise SettingError(
+                f"distillation.teacher={self.teacher!r} should be the name of a folder in starts; the option "
+                "--distillation.teacher PATH makes one"
+            )
+        if self.teacher and not (self.soft or self.hard or self.cosine):
+            raise SettingError(
+                "distillation.soft, .hard and .cosine are 0, which leaves no loss: set one of them above 0"
+            )
+
+    @property
+    def asks_teacher(self) -> bool:
+        """Return whether the loss depends on the teacher."""
+        return self.soft > 0 or self.cosine > 0
 
 
 # Which parameters of a checkpoint to use: the last, their average (optimizer.ema), or as scored, that is the

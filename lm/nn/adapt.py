@@ -5,6 +5,7 @@
 * An encoder's for encoder and decoder, whose cross-attention is random (Rothe et al. 2020, section 3:
   BERT2BERT; with one stack for both BERTShare).
 * A decoder's for an encoder, an encoder's for a decoder: the same blocks with another mask.
+* A model's for one of fewer layers, which are some of its own (DistilBERT, Sanh et al. 2019, section 2).
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -104,6 +106,49 @@ def adapt(
             value = _convert_biases(value, was_bidirectional, bidirectional, config)
         adapted[name] = value
     return adapted
+
+
+def spread_layers(layers: int, count: int) -> list[int]:
+    """Return the numbers of ``count`` of the layers, evenly spread from the first to the last.
+
+    >>> spread_layers(12, 6)
+    [0, 2, 4, 7, 9, 11]
+
+    These are the layers of BERT from which DistilBERT starts in its authors' code.
+    """
+    return [round(float(layer)) for layer in np.linspace(0, layers - 1, count)]
+
+
+def drop_layers(
+    config: ModelConfig, params: Mapping[str, Array], counts: Mapping[str, int]
+) -> tuple[ModelConfig, dict[str, Array]]:
+    """Return the settings and the parameters of a model with fewer layers, some of those of ``config``.
+
+    counts: the number of layers by setting, such as {"num_encoder_layers": 6}. SettingError if the layers do
+    not all have the same parts and windows. Layers that share their parameters keep them.
+    """
+    for side, windows in (
+        ("sparsity", config.sparsity.layer_windows),
+        ("encoder", config.encoder.layer_windows),
+    ):
+        if windows:
+            raise SettingError(
+                f"model.{side}.layer_windows={windows} makes layers that differ: all of them are needed"
+            )
+    smaller = changes(config, {**counts, "published": ""})
+    kept = {path.split("_")[1]: spread_layers(getattr(config, path), count) for path, count in counts.items()}
+    shapes, found = _shapes(smaller), {}
+    for name, value in params.items():
+        stack, _, rest = name.partition(".")
+        if rest.startswith("blocks.") and stack in kept and value.shape != shapes[name]:
+            value = value[np.array(kept[stack])]
+        if value.shape != shapes[name]:
+            raise SettingError(
+                f"{name} has shape {list(value.shape)}, in a model of {counts} {list(shapes[name])}: layers "
+                "that differ from each other cannot be left out"
+            )
+        found[name] = value
+    return smaller, found
 
 
 def describe(config: ModelConfig, new_config: ModelConfig) -> Iterator[str]:

@@ -9,6 +9,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Float32, Int, Shaped
 
+SMALLEST_SQUARE = 1e-16  # of the length of a vector that has a direction
+
 
 def cross_entropy(
     logits: Float[Array, "B T V"],
@@ -80,6 +82,48 @@ def copy_cross_entropy(
     likeliest = jnp.maximum(of_input, log_predict + log_probs.max(-1))
     right = jnp.where(jnp.isnan(of_target), jnp.nan, of_target >= likeliest)
     return -(of_target * weights).sum(), (right * weights).sum(), weights.sum()
+
+
+def soft_cross_entropy(
+    logits: Float[Array, "B T V"],
+    teacher_logits: Float[Array, "B T V"],
+    weights: Shaped[Array | np.ndarray, "B T"],
+    *,
+    temperature: float,
+) -> tuple[Float32[Array, ""], Float32[Array, ""]]:
+    """Return the sums of the loss of a student's predictions against a teacher's, and of the weights.
+
+    ``logits`` and ``teacher_logits`` are [B,T,V], ``weights`` [B,T]. The loss is T^2 times the cross-entropy
+    of softmax(logits / T) with softmax(teacher_logits / T), where T is the temperature. The factor keeps the
+    size of gradients as T grows (Hinton et al. 2015, section 2). No gradient reaches the teacher.
+    """
+    weights = jnp.asarray(weights, jnp.float32)
+    teacher_logits = jax.lax.stop_gradient(teacher_logits).astype(jnp.float32)
+    probabilities = jax.nn.softmax(teacher_logits / temperature, axis=-1)
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, axis=-1)
+    losses = -(probabilities * log_probs).sum(-1)
+    return temperature**2 * (losses * weights).sum(), weights.sum()
+
+
+def cosine_distance(
+    x: Float[Array, "B T D"],
+    teacher_x: Float[Array, "B T D"],
+    weights: Shaped[Array | np.ndarray, "B T"],
+) -> tuple[Float32[Array, ""], Float32[Array, ""]]:
+    """Return the sums of 1 - cos(x, teacher_x) and of the weights, for vectors [B,T,D] and weights [B,T].
+
+    The distance of a zero vector is 1. No gradient reaches the teacher.
+    """
+    weights = jnp.asarray(weights, jnp.float32)
+    directions = (_direction(each) for each in (x, jax.lax.stop_gradient(teacher_x)))
+    cosines = jnp.multiply(*directions).sum(-1)
+    return ((1 - cosines) * weights).sum(), weights.sum()
+
+
+def _direction(x: Array) -> Array:
+    """Return vectors [...,D] divided by their lengths, in float32; zero vectors stay zero."""
+    x = x.astype(jnp.float32)
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(-1, keepdims=True), SMALLEST_SQUARE))
 
 
 def in_range(targets: Int[Array, "*shape"], classes: int) -> Bool[Array, "*shape"]:

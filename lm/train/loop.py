@@ -44,6 +44,7 @@ class Run:
     initial: Callable[[], State] | None = None  # returns the state to start from; None: random by the seed
     flops: float | None = None  # of one step, to compute the utilisation of devices; None: unknown
     first_step: int = 0  # step of the state to start from: steps of another run, which this one continues
+    teacher_params: dict[str, jax.Array] | None = None  # parameters of the teacher, if the steps have one
 
     def start(self, restored: State | None, config: LoopConfig) -> int:
         """Log this start, and return the number of steps already done: ``first_step`` in a new run.
@@ -131,7 +132,7 @@ class CompiledStep:
     """
 
     def __init__(self, steps: Steps, run: Run, batches: Prefetched):
-        self._step, self._log = steps.seeded_train_step(run.seed), run.log
+        self._step, self._log = steps.seeded_train_step(run.seed, run.teacher_params), run.log
         self._seconds: float | None = None  # time of compilation, until it is logged
         self._compiled: Future[float] = Future()
 

@@ -13,6 +13,10 @@ held-out data, gets metrics of its content tokens too: the targets that are no s
 the inputs do not show at the same position (``lm.data.content``).
 
 A side of a batch is the arrays of its encoder or of its decoder. Without a key there is no dropout.
+
+With a teacher the loss of the targets is a weighted sum of three: the objective's own, the cross-entropy with
+the teacher's predictions, and the cosine distance of the last hidden states (Sanh et al. 2019). Metrics of
+the objective's own loss are those without a teacher.
 """
 
 from collections.abc import Callable
@@ -26,15 +30,24 @@ from jax import Array
 
 from lm.batch import Batch, Side
 from lm.config.model import ModelConfig
-from lm.config.training import LossConfig
+from lm.config.training import DistillationConfig, LossConfig
 from lm.nn.cache import Carry
 from lm.nn.experts import RouterStatistics
-from lm.ops.losses import accuracy, copy_cross_entropy, cross_entropy, in_range
+from lm.ops.losses import (
+    accuracy,
+    copy_cross_entropy,
+    cosine_distance,
+    cross_entropy,
+    in_range,
+    soft_cross_entropy,
+)
 
 Sums = dict[str, tuple[Array, Array]]  # metric -> (weighted sum, sum of weights), float32 []
 LossAndSums = tuple[Array, Sums]  # the loss to minimise, float32 [], and the metrics to report
 Key = Array | None  # of dropout
-Loss = Callable[[Any, Batch, Key, LossConfig], LossAndSums]  # the first argument is the model
+Loss = Callable[..., LossAndSums]  # of the model, a Batch, a Key and a LossConfig; for some, of a Teacher
+# hidden states [B,T,D] of a model and, if the loss depends on it, those of its teacher
+States = tuple[Array, ...]
 
 # Weight of ELECTRA's discriminator loss; that of its generator's is 1 (Clark et al. 2020, section 3.1).
 DISCRIMINATOR_WEIGHT = 50.0
@@ -45,9 +58,18 @@ DISCRIMINATOR_WEIGHT = 50.0
 MAX_MASKED_SHARE = 0.28
 
 
-def language_model(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Return the cross-entropy of the decoder's targets."""
-    return _language_model(model, batch, "decoder", key, config)
+class Teacher(NamedTuple):
+    """A trained model whose predictions another one learns, the student; it reads without dropout."""
+
+    model: Any
+    config: DistillationConfig
+
+
+def language_model(
+    model: Any, batch: Batch, key: Key, config: LossConfig, teacher: Teacher | None = None
+) -> LossAndSums:
+    """Return the cross-entropy of the decoder's targets; with a teacher, the loss of distillation."""
+    return _language_model(model, batch, "decoder", key, config, teacher)
 
 
 class CarriedLoss(NamedTuple):
@@ -78,10 +100,15 @@ def both_directions(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
     return jax.tree.map(lambda one, other: (one + other) / 2, forward, backward)
 
 
-def masked_lm(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Return the cross-entropy of masked tokens; for sentence pairs, plus that of ``sentence_labels``."""
+def masked_lm(
+    model: Any, batch: Batch, key: Key, config: LossConfig, teacher: Teacher | None = None
+) -> LossAndSums:
+    """Return the cross-entropy of masked tokens; for sentence pairs, plus that of ``sentence_labels``.
+
+    With a teacher return the loss of distillation, in which sentence pairs belong to the objective's own.
+    """
     x, router = _features(model, batch, key)
-    loss, sums = _masked_token_loss(model, x, batch, config)
+    loss, sums = _masked_token_loss(model, x, batch, config, teacher)
     weights = batch.side("encoder").loss_weights
     loss, sums = _add_router_losses(model, router, weights, loss, sums)
     if batch.sentence_labels is None:
@@ -89,12 +116,22 @@ def masked_lm(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAnd
     head = model.next_sentence if model.sentence_order is None else model.sentence_order
     logits = head(model.pooled(x))
     pair_loss, pair_sums = _class_loss(logits, batch.sentence_labels, batch.sentence_loss_weights)
+    if teacher is not None:
+        pair_loss *= teacher.config.hard
     return loss + pair_loss, sums | {f"sentence_{name}": value for name, value in pair_sums.items()}
 
 
-def causal_encoder(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Return the cross-entropy of the next tokens that an encoder with a causal mask predicts."""
-    return _language_model(model, batch, "encoder", key, config)
+def causal_encoder(
+    model: Any, batch: Batch, key: Key, config: LossConfig, teacher: Teacher | None = None
+) -> LossAndSums:
+    """Return the cross-entropy of the next tokens that an encoder with a causal mask predicts.
+
+    With a teacher return the loss of distillation.
+    """
+    return _language_model(model, batch, "encoder", key, config, teacher)
+
+
+DISTILLED = (language_model, masked_lm, causal_encoder)  # losses that take a teacher
 
 
 def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
@@ -181,13 +218,16 @@ def _features(model: Any, batch: Batch, key: Key) -> tuple[Array, RouterStatisti
     return outputs.x, outputs.router
 
 
-def _language_model(model: Any, batch: Batch, name: str, key: Key, config: LossConfig) -> LossAndSums:
-    """Return the cross-entropy of the targets of a side, plus the losses of the model's routers."""
+def _language_model(
+    model: Any, batch: Batch, name: str, key: Key, config: LossConfig, teacher: Teacher | None
+) -> LossAndSums:
+    """Return the loss of the targets of a side, plus the losses of the model's routers."""
     side = batch.side(name)
-    if not _has_experts(model):
+    if teacher is None and not _has_experts(model):
         return _token_loss(model(batch, key), side, batch.frequent_tokens, config)
     x, router = _features(model, batch, key)
-    loss, sums = _token_loss(model.logits(x), side, batch.frequent_tokens, config)
+    states = _states(x, batch, teacher)
+    loss, sums = _target_loss(model, states, side, batch.frequent_tokens, config, teacher)
     return _add_router_losses(model, router, side.loss_weights, loss, sums)
 
 
@@ -213,8 +253,10 @@ def _add_router_losses(
     return loss, sums | {name: (value / layers, total) for name, value in metrics.items()}
 
 
-def _masked_token_loss(model: Any, x: Array, batch: Batch, config: LossConfig) -> LossAndSums:
-    """Return the cross-entropy of masked tokens, from an encoder's last hidden states x [B,T,D].
+def _masked_token_loss(
+    model: Any, x: Array, batch: Batch, config: LossConfig, teacher: Teacher | None
+) -> LossAndSums:
+    """Return the loss of masked tokens, from an encoder's last hidden states x [B,T,D].
 
     Logits are computed at the masked positions only, unless a row has more than MAX_MASKED_SHARE of them.
     """
@@ -222,20 +264,62 @@ def _masked_token_loss(model: Any, x: Array, batch: Batch, config: LossConfig) -
     max_masked = ceil(MAX_MASKED_SHARE * weights.shape[1])
 
     @jax.checkpoint  # otherwise the logits of both branches would be saved for the backward pass
-    def loss_everywhere(x: Array, side: Side) -> LossAndSums:
-        return _token_loss(model.logits(x), side, batch.frequent_tokens, config)
+    def loss_everywhere(states: States, side: Side) -> LossAndSums:
+        return _target_loss(model, states, side, batch.frequent_tokens, config, teacher)
 
-    def loss_where_masked(x: Array, side: Side) -> LossAndSums:
+    def loss_where_masked(states: States, side: Side) -> LossAndSums:
         # The positions of the largest weights: all masked ones, and unmasked ones of weight 0 to fill up.
         positions = jax.lax.top_k(weights, max_masked)[1]
         masked = side.map(lambda array: jnp.take_along_axis(array, positions, axis=1))
-        return loss_everywhere(jnp.take_along_axis(x, positions[:, :, None], axis=1), masked)
+        masked_states = tuple(jnp.take_along_axis(x, positions[:, :, None], axis=1) for x in states)
+        return loss_everywhere(masked_states, masked)
 
     is_few = ((weights > 0).sum(1) <= max_masked).all()
-    loss, sums = jax.lax.cond(is_few, loss_where_masked, loss_everywhere, x, side)
+    states = _states(x, batch, teacher)
+    loss, sums = jax.lax.cond(is_few, loss_where_masked, loss_everywhere, states, side)
     if batch.num_loss_tokens is not None:
         total = batch.num_loss_tokens.sum(dtype=jnp.float32)
         sums |= {name: (sums[name][0], total) for name in ("loss", "z_loss", "accuracy")}
+    return loss, sums
+
+
+def _states(x: Array, batch: Batch, teacher: Teacher | None) -> States:
+    """Return a model's last hidden states x [B,T,D] and, if the loss depends on it, its teacher's."""
+    if teacher is None or not teacher.config.asks_teacher:
+        return (x,)
+    return x, jax.lax.stop_gradient(teacher.model.features(batch))
+
+
+def _target_loss(
+    model: Any,
+    states: States,
+    side: Side,
+    frequent_tokens: Array | None,
+    config: LossConfig,
+    teacher: Teacher | None,
+) -> LossAndSums:
+    """Return the loss of the targets of a side, from last hidden states [B,T,D]."""
+    x, *teacher_states = states
+    logits, weights = model.logits(x), side.loss_weights
+    loss, sums = _token_loss(logits, side, frequent_tokens, config)
+    if teacher is None:
+        return loss, sums
+    distillation = teacher.config
+    loss = distillation.hard * loss
+    if not distillation.asks_teacher:
+        return loss, sums
+    (teacher_x,) = teacher_states
+    if distillation.soft:
+        teacher_logits = teacher.model.logits(teacher_x)
+        soft_loss, total = soft_cross_entropy(
+            logits, teacher_logits, weights, temperature=distillation.temperature
+        )
+        loss += distillation.soft * soft_loss
+        sums |= {"soft_loss": (soft_loss, total)}
+    if distillation.cosine:
+        distance, total = cosine_distance(x, teacher_x, weights)
+        loss += distillation.cosine * distance
+        sums |= {"cosine_distance": (distance, total)}
     return loss, sums
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import prod
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,17 @@ from lm import sharding
 from lm.batch import Batch
 from lm.config.base import SettingError
 from lm.config.model import HeadConfig, ModelConfig
-from lm.config.training import NEVER_SKIP, GuardConfig, LossConfig, OptimizerConfig, TruncatedBPTT
+from lm.config.training import (
+    NEVER_SKIP,
+    DistillationConfig,
+    GuardConfig,
+    LossConfig,
+    OptimizerConfig,
+    TruncatedBPTT,
+)
 from lm.nn.cache import Carry
 from lm.nn.transformer import Transformer
-from lm.train.losses import Loss, carried_language_model, language_model
+from lm.train.losses import DISTILLED, Loss, Teacher, carried_language_model, language_model
 from lm.train.mup import check_optimizer, rate_factors
 from lm.train.optimizers import (
     MaskUpdates,
@@ -64,14 +71,34 @@ class StepSpec:
     tbptt: TruncatedBPTT | None = None
     # step of the state at which the optimiser began, from which its schedule counts
     first_step: int = 0
+    # set if a trained Transformer teaches the model: its settings, and the weights of the terms of the loss
+    teacher: ModelConfig | None = None
+    distillation: DistillationConfig = DistillationConfig()
 
     def __post_init__(self) -> None:
         if self.tbptt is not None and (self.loss is not language_model or self.microbatches > 1):
             raise SettingError("tbptt carries the state of a language_model through whole batches only")
+        if self.teacher is not None and (self.loss not in DISTILLED or self.tbptt is not None):
+            expected = ", ".join(loss.__name__ for loss in DISTILLED)
+            found = getattr(self.loss, "__name__", self.loss)
+            raise SettingError(
+                f"a teacher needs one of the losses {expected}, without tbptt, not {found}: train without it"
+            )
 
     def make_model(self, key: jax.Array) -> nnx.Module:
         """Return the model, initialised at random."""
         return self.module(self.model, *self.extra_configs, nnx.Rngs(params=key))
+
+    def make_teacher(self, key: jax.Array) -> nnx.Module:
+        """Return the teacher, initialised at random."""
+        assert self.teacher is not None
+        return Transformer(self.teacher, nnx.Rngs(params=key))
+
+    def teacher_with(self, params: dict[str, jax.Array]) -> Teacher:
+        """Return the teacher with these parameters, by name."""
+        abstract = jax.eval_shape(self.make_teacher, jax.random.key(0))
+        leaves = [params[name] for name in sharding.named(abstract)]
+        return Teacher(jax.tree.unflatten(jax.tree.structure(abstract), leaves), self.distillation)
 
     def optimizer_step(self, step: jax.Array) -> jax.Array:
         """Return the number of updates of the optimiser, int32 [], in a state after ``step`` int32 []."""
@@ -92,17 +119,23 @@ class StepSpec:
 
 
 def train_step(
-    spec: StepSpec, optimizer: Optimizer, state: State, batch: Batch, seed: jax.Array
+    spec: StepSpec,
+    optimizer: Optimizer,
+    state: State,
+    batch: Batch,
+    seed: jax.Array,
+    teacher_params: dict[str, jax.Array] | None = None,
 ) -> tuple[State, Metrics]:
     """Return the state after one update, and metrics float32 []; ``seed`` uint32 [] decides dropout.
 
-    It is pure and not compiled: ``build`` compiles it.
+    ``teacher_params`` are those of ``spec.teacher``, which do not change. It is pure and not compiled:
+    ``build`` compiles it.
     """
     key = dropout_key(seed, state.step)
     carry = None
     if spec.tbptt is not None:
         carry = reset_carry(state.carry, state.step % spec.tbptt.chunks_per_row == 0)
-    gradients, metrics, carry = compute_gradients(spec, state, batch, key, carry)
+    gradients, metrics, carry = compute_gradients(spec, state, batch, key, carry, teacher_params)
     # Sharded like the parameters, so that devices exchange only the part of a gradient that they update.
     logical_axes = sharding.logical_axes(state.model_with(state.params))
     gradients = sharding.constrain_to_parameters(gradients, logical_axes)
@@ -154,20 +187,28 @@ class Gradients(NamedTuple):
 
 
 def compute_gradients(
-    spec: StepSpec, state: State, batch: Batch, key: jax.Array, carry: Carry | None = None
+    spec: StepSpec,
+    state: State,
+    batch: Batch,
+    key: jax.Array,
+    carry: Carry | None = None,
+    teacher_params: dict[str, jax.Array] | None = None,
 ) -> Gradients:
     """Return gradients and metrics of the mean loss over a batch, computed in ``spec.microbatches`` parts.
 
     Loss weights are first divided by their sum over the whole batch. Losses, gradients and other metrics of
     micro-batches then simply add up. ``carry`` is the recurrent state at the end of the previous chunk of
-    each row; with a carry there is one micro-batch.
+    each row; with a carry there is one micro-batch. ``teacher_params`` are those of ``spec.teacher``.
     """
     batch, metrics = normalize_loss_weights(batch)
+    loss_function = spec.loss
+    if teacher_params is not None:
+        loss_function = partial(spec.loss, teacher=spec.teacher_with(teacher_params))
 
     def mean_loss(params, batch, key):
         model, new_carry = state.model_with(params), None
         if carry is None:
-            loss, sums = spec.loss(model, batch, key, spec.loss_config)
+            loss, sums = loss_function(model, batch, key, spec.loss_config)
         else:
             loss, sums, new_carry = carried_language_model(model, batch, carry, key, spec.loss_config)
         # Weights sum to 1, so the sums are means.
@@ -257,19 +298,27 @@ class Steps:
     abstract: State  # shapes, dtypes and shardings
     # seed uint32 [] -> initial state, with the shardings of ``abstract``
     jit_initial_state: Callable[[jax.Array], State]
-    # ``train_step`` of (state, batch, seed uint32 []); donates the state, which cannot be used afterwards
+    # ``train_step`` of (state, batch, seed uint32 []) and, with a teacher, its parameters; donates the state,
+    # which cannot be used afterwards
     jit_train_step: jax.stages.Wrapped
     # ``eval_step`` of (state, batch)
     jit_eval_step: Callable[[State, Batch], dict[str, tuple[jax.Array, jax.Array]]]
+    # shapes, dtypes and shardings of the teacher's parameters; None without a teacher
+    abstract_teacher: dict[str, jax.ShapeDtypeStruct] | None = None
 
     def initial_state(self, seed: int) -> State:
         """Return the state before the first step."""
         return self.jit_initial_state(self._on_devices(seed))
 
-    def seeded_train_step(self, seed: int) -> Callable[[State, Batch], tuple[State, Metrics]]:
-        """Return the jitted training step with this seed: (state, batch) -> (state, metrics)."""
-        seed_on_devices = self._on_devices(seed)
-        return lambda state, batch: self.jit_train_step(state, batch, seed_on_devices)
+    def seeded_train_step(
+        self, seed: int, teacher_params: dict[str, jax.Array] | None = None
+    ) -> Callable[[State, Batch], tuple[State, Metrics]]:
+        """Return the jitted training step with this seed: (state, batch) -> (state, metrics).
+
+        ``teacher_params`` are those of the teacher, if the spec has one.
+        """
+        constants = [self._on_devices(seed), *([] if teacher_params is None else [teacher_params])]
+        return lambda state, batch: self.jit_train_step(state, batch, *constants)
 
     def compile_train_step(self, batch: Batch) -> None:
         """Compile the training step ahead of time for batches of this shape.
@@ -278,7 +327,10 @@ class Steps:
         batch neither traces nor compiles.
         """
         seed = jax.ShapeDtypeStruct((), np.uint32, sharding=sharding.replicated(self.mesh))
-        self.jit_train_step.lower(self.abstract, sharding.abstract_arrays(batch), seed).compile()
+        arguments = [self.abstract, sharding.abstract_arrays(batch), seed]
+        if self.abstract_teacher is not None:
+            arguments.append(self.abstract_teacher)
+        self.jit_train_step.lower(*arguments).compile()
 
     def shard_batch(self, batch: sharding.Tree) -> sharding.Tree:
         """Return a batch, or any tree of arrays whose first axis is the row, sharded over the devices.
@@ -319,10 +371,15 @@ def build(spec: StepSpec, mesh: Mesh) -> Steps:
     replicated = sharding.replicated(mesh)
     jit = partial(jax.jit, compiler_options=COMPILER_OPTIONS.get(mesh.devices.flat[0].platform))
 
+    train_shardings: list[Any] = [state_shardings, batch_sharding, replicated]
+    abstract_teacher = abstract_teacher_params(spec, mesh)
+    if abstract_teacher is not None:
+        train_shardings.append({name: leaf.sharding for name, leaf in abstract_teacher.items()})
+
     # ``lm.sharding.constrain`` reads the mesh from its context.
-    def train(state, batch, seed):
+    def train(state, batch, seed, teacher_params=None):
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            return train_step(spec, optimizer, state, batch, seed)
+            return train_step(spec, optimizer, state, batch, seed, teacher_params)
 
     def evaluate(state, batch):
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -334,12 +391,25 @@ def build(spec: StepSpec, mesh: Mesh) -> Steps:
         jit(create, in_shardings=replicated, out_shardings=state_shardings),
         jit(
             train,
-            in_shardings=(state_shardings, batch_sharding, replicated),
+            in_shardings=tuple(train_shardings),
             out_shardings=(state_shardings, replicated),
             donate_argnums=0,
         ),
         jit(evaluate, in_shardings=(state_shardings, batch_sharding), out_shardings=replicated),
+        abstract_teacher,
     )
+
+
+def abstract_teacher_params(spec: StepSpec, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct] | None:
+    """Return shapes, dtypes and shardings of the teacher's parameters by name; None without a teacher."""
+    if spec.teacher is None:
+        return None
+    model = jax.eval_shape(spec.make_teacher, jax.random.key(0))
+    shardings = sharding.parameter_shardings(model, mesh)
+    return {
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[name])
+        for name, leaf in sharding.named(model).items()
+    }
 
 
 def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, microbatches: int = 1) -> None:

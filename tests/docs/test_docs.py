@@ -78,9 +78,10 @@ def test_a_command_of_the_docs_is_accepted_as_it_stands(line, tmp_path, monkeypa
     first = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else None
     if first and arguments[0] in ROWS_FIRST and first not in (*PLACEHOLDERS, *PRESETS):
         assert find(first)
-    if "--start" in arguments:  # which is read first, and is not here
-        place = arguments.index("--start")
-        del arguments[place : place + 2]
+    for option in ("--start", "--distillation.teacher"):  # models that are read first, and are not here
+        if option in arguments:
+            place = arguments.index(option)
+            del arguments[place : place + 2]
     if first in PLACEHOLDERS:
         arguments[1] = "t5/1-baseline/baseline"
     assert accepted(arguments, monkeypatch) == 0, capsys.readouterr()

@@ -92,6 +92,23 @@ def test_an_encoders_weights_are_those_of_both_stacks_and_cross_attention_is_ran
     assert said[-1] == "left behind: next_sentence, pooler"
 
 
+def test_a_model_of_fewer_layers_is_that_in_which_the_others_add_nothing():
+    config = changes(LLAMA, {"num_decoder_layers": 3})
+    old, counts = small_models.made(config), {"num_decoder_layers": 2}
+    smaller = with_params(*adapt.drop_layers(config, named(old), counts))
+    silent = {
+        name: leaf.at[1].set(0) if ".out." in name and "blocks" in name else leaf
+        for name, leaf in named(old).items()
+    }
+    batch = Batch(decoder=small_models.example(1, 5, 4).decoder)
+    expected = small_models.features(with_params(config, silent), batch)
+    np.testing.assert_allclose(small_models.features(smaller, batch), expected, atol=1e-6)
+    assert np.abs(small_models.features(old, batch) - expected).max() > 1e-2
+    windows = changes(config, {"sparsity.layer_windows": (2, None, 2)})
+    with pytest.raises(SettingError, match="sparsity.layer_windows=.* makes layers that differ"):
+        adapt.drop_layers(windows, named(old), counts)
+
+
 def test_a_line_of_each_part_says_where_it_comes_from():
     new = adapt.adapted_config(LLAMA, BOTH)
     assert list(adapt.describe(LLAMA, new)) == [

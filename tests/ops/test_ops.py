@@ -18,7 +18,7 @@ from lm.config.model import ModelConfig
 from lm.evaluate.sampling import next_token
 from lm.nn.attention import attention_scale
 from lm.ops.attention import attention_weights, bilinear_query
-from lm.ops.losses import accuracy, cross_entropy
+from lm.ops.losses import accuracy, cosine_distance, cross_entropy, soft_cross_entropy
 from lm.ops.positions import AlibiBias, alibi_slopes, rotate, sinusoids
 
 
@@ -63,6 +63,27 @@ def test_a_target_outside_the_vocabulary_is_nan_and_without_a_weight_exactly_not
     expected = both(logits, targets.at[1, 2].set(4), weights)
     assert loss == expected[0] and (gradient == expected[1]).all() and (gradient[1, 2] == 0).all()
     assert accuracy(logits, targets, weights) == accuracy(logits, targets.at[1, 2].set(4), weights)
+
+
+def test_the_loss_against_a_teacher_is_the_cross_entropy_at_the_temperature_times_its_square():
+    """The formulas of Hinton et al. 2015 and of DistilBERT's cosine distance, written out in numpy."""
+    rng = np.random.default_rng(0)
+    (student, teacher), temperature = rng.normal(0, 3, (2, 2, 3, 7)), 2.5
+    weights = np.array([[1, 0, 0.5], [0, 2, 0]])
+    exponents = (np.exp(x / temperature) for x in (student, teacher))
+    q, p = (x / x.sum(-1, keepdims=True) for x in exponents)
+    expected = temperature**2 * (-(p * np.log(q)).sum(-1) * weights).sum()
+    found, total = soft_cross_entropy(
+        jnp.float32(student), jnp.float32(teacher), weights, temperature=temperature
+    )
+    np.testing.assert_allclose((found, total), (expected, weights.sum()), rtol=1e-5)
+    lengths = np.linalg.norm(student, axis=-1) * np.linalg.norm(teacher, axis=-1)
+    expected = ((1 - (student * teacher).sum(-1) / lengths) * weights).sum()
+    student[0, 1] = 0  # a zero vector whose weight is 0 gives a finite gradient
+    distance = partial(cosine_distance, teacher_x=jnp.float32(teacher), weights=weights)
+    (found, _), gradient = jax.value_and_grad(distance, has_aux=True)(jnp.float32(student))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert np.isfinite(gradient).all() and not gradient[weights == 0].any()
 
 
 def test_losses_of_micro_batches_add_up_and_large_logits_stay_finite():

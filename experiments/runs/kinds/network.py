@@ -86,6 +86,14 @@ class NetworkStage(Stage):
 
     # ---- the step
 
+    def training_spec(self) -> StepSpec:
+        """Return the specification of the step that trains it, which may have a teacher."""
+        return self.step_spec()
+
+    def teacher_params(self, mesh: Mesh) -> dict[str, jax.Array] | None:
+        """Return the parameters of the teacher of ``training_spec``, by name; None without a teacher."""
+        return None
+
     def steps(self, mesh: Mesh) -> Steps:
         """Return the compiled training and evaluation steps."""
         return build(self.step_spec(), mesh)
@@ -118,7 +126,7 @@ class NetworkStage(Stage):
         reporter: Reporter,
         profile: tuple[int, int] | None = None,
     ) -> None:
-        steps, training = self.steps(mesh), self.training
+        steps, training = build(self.training_spec(), mesh), self.training
         config = LoopConfig(
             training.steps,
             training.log_every,
@@ -138,6 +146,7 @@ class NetworkStage(Stage):
                 initial=self.initial_state(steps),
                 flops=self.step_flops(inputs),
                 first_step=self.first_step,
+                teacher_params=self.teacher_params(mesh),
             )
             loop.train(steps, run, config)
             broadcast_from_first(lambda: None)  # wait until process 0 has written the last checkpoint

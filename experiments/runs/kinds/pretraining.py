@@ -8,6 +8,7 @@ on them of a model that ignores context and knows only how frequent each token i
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import jax
@@ -28,15 +29,18 @@ from experiments.runs.inputs import (
 from experiments.runs.kinds.answers import text_eval_tasks
 from experiments.runs.kinds.network import EvalFn, NetworkStage, rows_of_process
 from experiments.runs.kinds.stage import CORPUS
+from experiments.runs.paths import PRETRAINING, load_settings
 from experiments.runs.phases import phase_model, renaming
 from experiments.runs.result import DENOISERS, to_log_dict
 from experiments.runs.status import StageLog
 from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
 from lm import sharding
 from lm.batch import Batch
+from lm.config.base import SettingError
 from lm.data.batches import Batches, TBPTTRows, stream
 from lm.data.content import unigram_baseline
 from lm.data.corpus.sampler import CorpusSampler
+from lm.data.packing import row_length
 from lm.data.pretraining import (
     DenoiserMixtureRows,
     DenoisingRows,
@@ -55,6 +59,7 @@ from lm.objectives.denoising import Lengths, compute_lengths
 from lm.special_tokens import boundary_tokens
 from lm.tokenizers.tokenizer import Tokenizer
 from lm.train import optimizers
+from lm.train.flops import step_flops
 from lm.train.losses import (
     both_directions,
     causal_encoder,
@@ -80,6 +85,8 @@ class Pretraining(NetworkStage):
     A phase continues to count the steps of the phases before it (``pretraining.phases`` of its settings). It
     is scored on tasks only if it is trained on them and no fine-tuning follows.
     """
+
+    teacher: Path | None = None  # folder of the run whose model teaches this one (distillation.teacher)
 
     is_pretraining: ClassVar[bool] = True
     is_shared: ClassVar[bool] = True
@@ -136,6 +143,29 @@ class Pretraining(NetworkStage):
 
     def step_spec(self) -> StepSpec:
         return pretraining_spec(self.settings)
+
+    def training_spec(self) -> StepSpec:
+        spec, teacher = self.step_spec(), self.teacher_checkpoint()
+        if teacher is None:
+            return spec
+        return replace(spec, teacher=teacher.settings.model, distillation=self.settings.distillation)
+
+    def teacher_params(self, mesh: Mesh) -> dict[str, jax.Array] | None:
+        teacher = self.teacher_checkpoint()
+        return None if teacher is None else sharding.named(teacher.trained_body(mesh))
+
+    def teacher_checkpoint(self) -> "ExternalCheckpoint | None":
+        """Return the checkpoint of the teacher, None without one; SettingError if it is gone."""
+        return None if self.teacher is None else teacher_checkpoint(self.teacher)
+
+    def step_flops(self, inputs: Inputs) -> float:
+        flops, teacher = super().step_flops(inputs), self.teacher_checkpoint()
+        if teacher is None or not self.settings.distillation.asks_teacher:
+            return flops
+        lengths, model = inputs.batches[self.name].lengths, teacher.settings.model
+        targets = row_length(model.architecture, lengths)
+        # The teacher has a forward pass, of the three passes of a step.
+        return flops + step_flops(model, self.training.batch_size, lengths.inputs, targets) / 3
 
     def initial_state(self, steps: Steps) -> Callable[[], State] | None:
         if not self.first_step:
@@ -237,6 +267,16 @@ class ExternalCheckpoint(Pretraining):
             return checkpoints.restore_model(fresh, 0, source).warm_start(fresh)
 
 
+def teacher_checkpoint(run: Path) -> ExternalCheckpoint:
+    """Return the checkpoint of a teacher, which is the run in a folder; SettingError if there is none."""
+    if not run.is_dir():
+        raise SettingError(
+            f"distillation.teacher={run.name!r} is missing in {run.parent}: name a folder in the format of "
+            "transformers, a run, RUN:STAGE, or hf:NAME, of which lm run keeps a copy there"
+        )
+    return ExternalCheckpoint(run.name, None, (), load_settings(run), run / PRETRAINING)
+
+
 # ---- settings
 
 
@@ -279,6 +319,7 @@ def pretraining_settings(experiment: Experiment, task: str = "") -> Experiment:
         model=experiment.model,
         vectors=experiment.vectors if experiment.vectors.epochs else BASELINE.vectors,
         start=start,
+        distillation=experiment.distillation,
         pretraining=replace(experiment.pretraining, keep_hours=BASELINE.pretraining.keep_hours),
         data=replace(experiment.data, **IRRELEVANT_DATA_SETTINGS),
         generator_share=experiment.generator_share,

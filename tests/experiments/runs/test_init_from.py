@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import published
 import pytest
 import small_corpus
@@ -191,6 +192,26 @@ def test_a_checkpoint_of_two_stacks_is_not_taken_apart_and_layers_are_those_of_t
     experiment = build(ROW, "tiny", changes)
     with pytest.raises(SettingError, match="num_decoder_layers 3 contradicts --start"):
         check_agreement_with_checkpoint(experiment, BOTH | {"model.num_decoder_layers": 3})
+
+
+def test_fewer_layers_than_the_checkpoints_are_some_of_its_own_in_a_start_that_is_made_once(runs, capsys):
+    """As DistilBERT starts from BERT (Sanh et al. 2019)."""
+    folder = published.write("bert", runs / "three-layers", num_encoder_layers=3)
+    whole, fewer = started_from(str(folder), runs), {"model.num_encoder_layers": 2}
+    changes = started_from(str(folder), runs, fewer)
+    assert changes["start.model"] == f"{whole['start.model']}-2-encoder-layers"
+    assert "model.num_encoder_layers=2: layers 0, 2 of the checkpoint" in capsys.readouterr().err
+    assert started_from(str(folder), runs, fewer) == changes
+    assert started_from(str(folder), runs, {"model.num_encoder_layers": 3}) == whole
+    check_agreement_with_checkpoint(build("bert/base", "tiny", changes), fewer)
+    three, two = (
+        named(stage.trained_body(make_mesh(stage.settings.mesh)))
+        for each in (whole, changes)
+        for stage in stages_of(runs / "starts" / each["start.model"])
+    )
+    name = "encoder.blocks.mlp.out.kernel"
+    assert (two[name] == three[name][np.array([0, 2])]).all()
+    assert (two["embed.table"] == three["embed.table"]).all()
 
 
 def test_a_run_is_named_by_its_start_and_by_what_was_changed_by_hand(runs):

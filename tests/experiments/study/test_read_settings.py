@@ -57,7 +57,7 @@ HOW = {
         for axis in ("slice", "data", "fsdp", "expert", "sequence", "tensor")
     },
 }
-GIVEN_OTHERWISE = {"start.model": "by --start"}
+GIVEN_OTHERWISE = {"start.model": "by --start", "distillation.teacher": "as the name of a model"}
 # Second values that are not found by their type alone, the first that can be had in a row.
 OTHERS = {
     "data.corpus": ("documentation/libraries",),

@@ -1,0 +1,111 @@
+"""Training with a teacher: what its terms are worth, and that nothing else changes."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+import small_models
+from flax import nnx
+
+from lm.batch import Batch, Side
+from lm.config.base import SettingError, changes
+from lm.config.mesh import MeshConfig
+from lm.config.training import DistillationConfig, LossConfig, OptimizerConfig
+from lm.nn.transformer import Transformer
+from lm.sharding import make_mesh, named
+from lm.train import step as training
+from lm.train.losses import Teacher, language_model, masked_lm, replaced_tokens
+from lm.train.step import StepSpec
+
+SMALL = {"vocab_size": 50, "d_model": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
+MODELS = {
+    "encoder": changes(small_models.tiny("bert-base"), SMALL | {"heads": (), "dropout": 0.1}),
+    "decoder": changes(small_models.CONFIGS["decoder"], SMALL),
+}
+LOSSES = {"encoder": masked_lm, "decoder": language_model}
+SIDES = pytest.mark.parametrize("side", MODELS)
+ADAM = OptimizerConfig("adamw", schedule="constant", learning_rate=0.01)
+
+
+def batch_of(side, rows=2, length=8):
+    """Tokens, other tokens as targets, and weights that select some of them."""
+    rng = np.random.default_rng(0)
+    tokens, targets = rng.integers(5, SMALL["vocab_size"], (2, rows, length), np.int32)
+    weights = np.zeros((rows, length), np.float32)
+    weights[:, 1:3] = 1
+    filled = Side(
+        tokens=tokens, targets=targets, loss_weights=weights, segment_ids=np.ones((rows, length), np.int32)
+    )
+    return Batch(**{side: filled})
+
+
+def random_teacher(side, seed=7, **new):
+    config = changes(MODELS[side], new)
+    return config, jax.jit(lambda key: Transformer(config, nnx.Rngs(params=key)))(jax.random.key(seed))
+
+
+@cache
+def plain(side):
+    """The step without a teacher, and what is trained by it."""
+    spec = StepSpec(MODELS[side], ADAM, LOSSES[side])
+    return spec, trained(spec, side)[0]
+
+
+def trained(spec, side, teacher=None, count=2):
+    """The parameters after some steps, and the metrics of the last one."""
+    steps = training.build(spec, make_mesh(MeshConfig(), jax.devices()[:1]))
+    state, step = steps.initial_state(0), steps.seeded_train_step(0, teacher and named(teacher))
+    for _ in range(count):
+        state, metrics = step(state, steps.shard_batch(batch_of(side)))
+    return jax.device_get(state.params), metrics
+
+
+@SIDES
+def test_with_no_weight_of_the_teacher_training_is_that_without_one_bit_for_bit(side):
+    spec, expected = plain(side)
+    config, teacher = random_teacher(side)
+    alone = DistillationConfig("teacher", soft=0, hard=1, cosine=0)
+    found, metrics = trained(replace(spec, teacher=config, distillation=alone), side, teacher)
+    assert metrics.keys().isdisjoint({"soft_loss", "cosine_distance"})
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_teacher_teaches_does_not_change_and_its_dropout_is_off():
+    spec, without = plain("encoder")
+    config, teacher = random_teacher("encoder", num_encoder_layers=2)
+    before = jax.device_get(named(teacher))
+    spec = replace(spec, teacher=config, distillation=DistillationConfig("teacher"))
+    params, _ = trained(spec, "encoder", teacher)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(named(teacher)), before)
+    assert not np.array_equal(params["embed.table"], without["embed.table"])
+    # a student without dropout has the same loss whatever the key, though the teacher has a rate
+    _, student = random_teacher("encoder", seed=1, dropout=0.0)
+    taught = Teacher(teacher, spec.distillation)
+    loss = jax.jit(lambda key: masked_lm(student, batch_of("encoder"), key, LossConfig(), taught)[0])
+    assert loss(jax.random.key(0)) == loss(jax.random.key(1)) and config.dropout > 0
+
+
+@SIDES
+def test_a_student_that_is_its_teacher_gets_no_gradient_from_its_predictions(side):
+    _, teacher = random_teacher(side, dropout=0.0)
+
+    def largest_gradient(**weights):
+        taught = Teacher(teacher, DistillationConfig("teacher", **weights))
+
+        @jax.jit
+        def gradients(student):
+            return jax.grad(lambda model: LOSSES[side](model, batch_of(side), None, LossConfig(), taught)[0])(
+                student
+            )
+
+        return max(np.abs(leaf).max() for leaf in named(gradients(teacher)).values())
+
+    assert largest_gradient(soft=1, hard=0, cosine=1) < 1e-5
+    assert largest_gradient(soft=0, hard=1, cosine=0) > 1e-2
+
+
+def test_a_loss_without_predictions_of_tokens_takes_no_teacher():
+    with pytest.raises(SettingError, match="language_model, masked_lm, causal_encoder.*not replaced_tokens"):
+        StepSpec(MODELS["encoder"], loss=replaced_tokens, teacher=MODELS["encoder"])
