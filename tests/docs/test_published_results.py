@@ -34,6 +34,7 @@ PUBLISHED = {
     "mini-diffusion": "now/4-diffusion",
     "mini-encoders": "now/1-encoders",
     "mini-history": "history",
+    "mini-ladder": "ladder",
 }
 
 
