@@ -849,8 +849,12 @@ def document_notes(comparison: Comparison) -> list[str]:
 
 
 def start_notes(comparison: Comparison) -> list[str]:
-    """Return a sentence on the control that has the start alone; none where rows have no start."""
-    has_start = comparison.experiments[comparison.baseline.name].start.steps > 0
+    """Return a sentence on the control that has the start alone; none where rows have no such start.
+
+    The control is an encoder-decoder; encoders have no start, and decoders one of their own.
+    """
+    baseline = comparison.experiments[comparison.baseline.name]
+    has_start = baseline.start.steps > 0 and baseline.model.architecture == "encoder-decoder"
     if not has_start or START_ONLY_ROW not in REGISTRY:
         return []
     if comparison.control is None:

@@ -81,11 +81,17 @@ BEGINNINGS = {  # beginning of a size's name: the first family that computes it;
     "gemma-3-": "gemma3_text",
     "olmo-2-": "olmo2",
     "pythia": "gpt_neox",
+    "yi-": "llama",
 }
 UNPUBLISHED = {
     "transformer-base": "sinusoid=",
     "transformer-big": "sinusoid=",
     "gpt3-13b": "40 heads should divide",
+    "mpt-7b": "no published family computes this model",
+    "mpt-30b": "no published family computes this model",
+    "palm-8b": "no published family computes this model",
+    "palm-62b": "no published family computes this model",
+    "palm-540b": "no published family computes this model",
 }
 
 

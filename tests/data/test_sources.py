@@ -16,7 +16,8 @@ from paths import ROOT, SHARED
 from lm.config.base import SettingError
 from lm.data.corpus import readers, spec
 from lm.data.corpus import tfds as rows
-from lm.data.corpus.shards import corpus_fingerprint, iter_documents
+from lm.data.corpus.files import file_shards
+from lm.data.corpus.shards import MIN_WINDOW_BYTES, corpus_fingerprint, iter_documents
 from lm.data.corpus.tfds import prepared_rows, tfds_folders
 
 TFDS = SHARED / "data" / "tfds"
@@ -255,3 +256,16 @@ def test_the_recipe_of_text8_writes_the_published_splits_and_cuts_no_character_i
     assert train == data[:9_000].decode().strip()
     assert texts["enwik8"] == data[9_002:9_501].decode().strip()
     assert texts["enwik8-test"] == data[9_501:].decode().strip()
+
+
+@pytest.mark.parametrize("kilobytes", [9, 75, 140, 250])
+def test_of_a_text_of_any_size_a_document_at_least_is_held_out_and_the_others_are_read(kilobytes, tmp_path):
+    """Without blank lines, where documents end elsewhere if a window does."""
+    for number in range(12):
+        path = tmp_path / f"{number}.txt"
+        words = np.random.default_rng(number).integers(10**6, size=kilobytes * 150)
+        path.write_text("\n".join(map(str, words)))
+        shards = [file_shards("text", str(path), split) for split in ("train", "validation")]
+        trained, held_out = ([*iter_documents(each, MIN_WINDOW_BYTES)] for each in shards)
+        assert trained and held_out
+        assert sorted("\n".join(trained + held_out).split()) == sorted(path.read_text().split())
