@@ -19,9 +19,7 @@ from lm.config.base import DataError, SettingError
 from lm.data.corpus.readers import FILE_ENDINGS, WINDOW_READERS
 from lm.data.corpus.shards import (
     HELD_OUT_SHARE,
-    MAX_WINDOW_BYTES,
     MIN_WINDOW_BYTES,
-    MIN_WINDOWS_PER_STREAM,
     Shard,
     WindowText,
     choose_end_bytes,
@@ -149,16 +147,9 @@ def _group_small_files(kind: str, paths: Sequence[Path]) -> list[tuple[Path, ...
 
 
 def _sample_documents(shards: Sequence[Shard]) -> list[str]:
-    """Return the first documents of the shards, SAMPLE_CHARACTERS and a document at most.
-
-    Where a window ends in a text depends on the windows' size, and so do the documents beside it. Small texts
-    are read in the smallest windows by any number of streams, and so they are here: with a document that
-    training does not read as the largest that is held out, none might be.
-    """
-    is_small = sum(shard.size for shard in shards) <= MIN_WINDOWS_PER_STREAM * MIN_WINDOW_BYTES
-    window_bytes = MIN_WINDOW_BYTES if is_small else MAX_WINDOW_BYTES
+    """Return the first documents of the shards, SAMPLE_CHARACTERS and a document at most."""
     documents, num_characters = [], 0
-    for text in iter_documents(shards, window_bytes):
+    for text in iter_documents(shards):
         documents.append(text)
         num_characters += len(text)
         if num_characters > SAMPLE_CHARACTERS:
