@@ -29,7 +29,7 @@ def ladder(
         out: Picture to write, .png, .svg or .pdf; by default TABLE.png.
     """
     from experiments.figures.draw import check_format, save_figure
-    from experiments.report.ladder import NOTE, check_rungs, ladder_sheets, ladders
+    from experiments.report.ladder import NO_INTERVALS, NOTE, check_rungs, ladder_sheets, ladders
     from experiments.report.ladder_figure import ladder_figure
     from experiments.report.report import compare_tables
 
@@ -42,5 +42,7 @@ def ladder(
         for title, sheet in ladder_sheets(found).items():
             show_sheet(title, sheet)
         CONSOLE.print(NOTE, highlight=False)
+        if not all(each.freedom for each in found.values()):
+            CONSOLE.print(NO_INTERVALS, highlight=False)
         save_figure(ladder_figure(found), picture, comparison.table.title)
         print_line(f"{picture}: {comparison.table.title}")

@@ -6,14 +6,16 @@ in bits per byte of held-out documents, which do not depend on the vocabulary.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import mean, stdev
+from statistics import mean
 
 import numpy as np
 
 from experiments.console import Cell, Sheet
+from experiments.figures.panels import Score
 from experiments.report.comparison import Comparison
 from experiments.report.order import decision_accuracy
 from experiments.report.scaling import MIN_RUNGS, Interval, Ladder, Rung
+from experiments.report.text import bound_sign, score_cell
 from experiments.study.registry import TABLES
 from experiments.study.table import Row, Table
 from lm.config.base import SettingError
@@ -27,6 +29,7 @@ NOTE = (
     "predicted: the 95 % interval by the law of the smaller sizes, in the second table of all. It takes "
     "the law for granted, and knows only the chance of seeds."
 )
+NO_INTERVALS = "With one seed per size the chance of seeds is not known, and intervals are left out."
 
 
 def rung_name(row: Row) -> tuple[str, float] | None:
@@ -66,9 +69,12 @@ def ladders(comparison: Comparison) -> dict[str, Ladder]:
         flops = mean(result.flops for result in results) if results else 0.0
         if name and likelihoods and flops:
             kind, size = name
-            losses = tuple(likelihood.bits_per_byte for likelihood in likelihoods)
-            rungs.setdefault(kind, []).append(Rung(f"{size:g}", flops, results[0].parameters, losses))
-    complete = {kind: Ladder(each) for kind, each in rungs.items() if len(each) >= MIN_RUNGS}
+            losses, relation = tuple(each.bits_per_byte for each in likelihoods), bound_sign(results)
+            rung = Rung(f"{size:g}", flops, results[0].parameters, losses, relation)
+            rungs.setdefault(kind, []).append(rung)
+    complete = {
+        kind: Ladder(each) for kind, each in rungs.items() if len({rung.flops for rung in each}) >= MIN_RUNGS
+    }
     if not complete:
         raise SettingError(
             f"{table.name}: no kind of model has finished {MIN_RUNGS} sizes with bits per byte of held-out "
@@ -91,8 +97,8 @@ def rungs_sheet(found: Mapping[str, Ladder]) -> Sheet:
         "row": [Cell(f"{kind}-x{ladder.rungs[place].name}") for kind, ladder, place in lines],
         "FLOP": [Cell(f"{rung.flops:.2g}", value=rung.flops) for rung in rungs],
         "parameters": [Cell(f"{rung.parameters / 1e6:.2f} M", value=rung.parameters) for rung in rungs],
-        "bits per byte": [_loss_cell(rung.losses) for rung in rungs],
-        "predicted": [_range_cell(prediction_of(ladder, place)) for _, ladder, place in lines],
+        "bits per byte": [score_cell(3, Score.of(rung.losses), relation=rung.relation) for rung in rungs],
+        "predicted": [_range_cell(prediction_of(ladder, place), ladder) for _, ladder, place in lines],
         "seeds": [Cell(str(len(rung.losses)), value=len(rung.losses)) for rung in rungs],
     }
 
@@ -116,11 +122,12 @@ def laws_sheet(found: Mapping[str, Ladder]) -> Sheet:
     beyond = [next_flops(ladder) for ladder in found.values()]
     return {
         "row": [Cell(kind) for kind in found],
-        "floor": [_interval_cell(ladder.floor) for ladder in found.values()],
-        "exponent": [_interval_cell(ladder.exponent) for ladder in found.values()],
+        "floor": [_interval_cell(ladder.floor, ladder) for ladder in found.values()],
+        "exponent": [_interval_cell(ladder.exponent, ladder) for ladder in found.values()],
         "at FLOP": [Cell(f"{flops:.2g}", value=flops) for flops in beyond],
         "predicted": [
-            _range_cell(ladder.predicted(flops)) for ladder, flops in zip(found.values(), beyond, strict=True)
+            _range_cell(ladder.predicted(flops), ladder)
+            for ladder, flops in zip(found.values(), beyond, strict=True)
         ],
     }
 
@@ -158,17 +165,15 @@ def _pairs(losses: Sequence[float], largest: Sequence[float]) -> Cell:
     return Cell(f"{share * pairs:g} of {pairs}", value=share)
 
 
-def _loss_cell(losses: Sequence[float]) -> Cell:
-    deviation = stdev(losses) if len(losses) > 1 else None
-    text = f"{mean(losses):.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
-    return Cell(text, value=mean(losses), deviation=deviation)
-
-
-def _interval_cell(interval: Interval) -> Cell:
+def _interval_cell(interval: Interval, ladder: Ladder) -> Cell:
+    if not ladder.freedom:
+        return Cell(f"{interval.value:.2f}", value=interval.value)
     return Cell(f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]", value=interval.value)
 
 
-def _range_cell(interval: Interval | None) -> Cell:
+def _range_cell(interval: Interval | None, ladder: Ladder) -> Cell:
     if interval is None:
         return Cell()
+    if not ladder.freedom:
+        return Cell(f"{interval.value:.3f}", value=interval.value)
     return Cell(f"{interval.low:.3f} to {interval.high:.3f}", value=interval.value)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.report.metrics import pooled_std
+
 MIN_RUNGS = 3  # that a law is fitted to, which has as many numbers
 EXPONENTS = np.geomspace(0.02, 2, 400)  # among which the exponent is sought
 DRAWS = 1_000  # of a rung's mean over seeds
@@ -72,6 +74,7 @@ class Rung:
     flops: float  # of a seed's training
     parameters: int
     losses: tuple[float, ...]  # over seeds
+    relation: str = ""  # "≤" if the losses are upper bounds, as those of masked diffusion
 
     @property
     def mean(self) -> float:
@@ -92,15 +95,10 @@ class Ladder:
         """Take the rungs in any order: MIN_RUNGS or more for a law."""
         self.rungs = sorted(rungs, key=lambda rung: rung.flops)
 
-    @cached_property
-    def seed_deviation(self) -> tuple[float, int]:
-        """Return the standard deviation between seeds, pooled over rungs, and its degrees of freedom.
-
-        With one seed per rung it is not known, and 0.
-        """
-        freedom = sum(len(rung.losses) - 1 for rung in self.rungs)
-        squares = sum(((np.array(rung.losses) - rung.mean) ** 2).sum() for rung in self.rungs)
-        return (float(np.sqrt(squares / freedom)), freedom) if freedom else (0.0, 1)
+    @property
+    def freedom(self) -> int:
+        """Return the degrees of freedom of the variance between seeds; 0 with one seed per rung."""
+        return sum(len(rung.losses) - 1 for rung in self.rungs)
 
     @cached_property
     def laws(self) -> tuple[PowerLaws, PowerLaws]:
@@ -112,9 +110,12 @@ class Ladder:
         return fit_power_laws(flops, means, counts), fit_power_laws(flops, drawn, counts)
 
     def _chance(self, rng: np.random.Generator, counts: np.ndarray) -> np.ndarray:
-        """Return by how much means over so many seeds differ by chance: [DRAWS, len(counts)]."""
-        deviation, freedom = self.seed_deviation
-        return deviation / np.sqrt(counts) * rng.standard_t(freedom, (DRAWS, len(counts)))
+        """Return by how much means over so many seeds differ by chance: [DRAWS, len(counts)].
+
+        With one seed per rung that is not known, and 0.
+        """
+        deviation = pooled_std(rung.losses for rung in self.rungs)
+        return deviation / np.sqrt(counts) * rng.standard_t(max(self.freedom, 1), (DRAWS, len(counts)))
 
     def predicted(self, flops: float, seeds: int | None = None) -> Interval:
         """Return the loss that the law predicts at a compute [FLOP].

@@ -9,7 +9,7 @@ from reported_runs import RECORD
 
 from experiments.__main__ import dispatch
 from experiments.cli.ladder import ladder
-from experiments.report.ladder import ladders, prediction_of
+from experiments.report.ladder import RUNGS_TITLE, ladder_sheets, ladders, prediction_of
 from experiments.report.report import compare_tables
 from experiments.report.scaling import Ladder, Rung, fit_power_laws
 from experiments.runs import provenance
@@ -136,6 +136,19 @@ def test_a_rung_is_predicted_by_the_smaller_ones_alone(runs):
     *smaller, largest = found.rungs
     surprising = Ladder([*smaller, replace(largest, losses=(0.9, 0.9))])
     assert prediction_of(surprising, 4).value == value and prediction_of(found, 2) is None
+
+
+def test_one_seed_gives_values_without_intervals_and_a_bound_is_marked():
+    sizes = [replace(rung, relation="≤") for rung in rungs(seeds=1)]
+    sheets = ladder_sheets({"lstm": Ladder(sizes)})
+    shown = [
+        cell.text for sheet in sheets.values() for cell in (*sheet["predicted"], *sheet.get("floor", []))
+    ]
+    assert (
+        "1.450" in shown and "1.00" in shown and not [text for text in shown if "to" in text or "[" in text]
+    )
+    losses = [cell.text.split() for cell in sheets[RUNGS_TITLE]["bits per byte"]]
+    assert all(relation == "≤" for relation, _ in losses)
 
 
 def test_a_table_without_sizes_and_one_without_runs_are_refused(tmp_path):
