@@ -1,4 +1,4 @@
-"""What training starts from, made a run of its own: a published checkpoint, one of the hub, or a run's model.
+"""Makes what training starts from a run of its own: a published checkpoint, one of the hub, or a run's model.
 
 It lies in ``starts`` beside the runs, is named by the digest of its files, and is made once. The teacher of a
 run (``distillation.teacher``) becomes such a run too. Modules with jax are imported where they are needed:

@@ -1,4 +1,4 @@
-"""What a stage was trained with: one record, which resuming, reading, comparing and pooling runs use.
+"""Keeps one record of what a stage was trained with, which resuming, reading, comparing and pooling runs use.
 
 ``origin.json`` in the folder of each stage holds it, with a checksum. Resuming with other settings, data,
 code or packages is refused, unless it is allowed. Of a finished stage, which others may start from, only

@@ -48,7 +48,7 @@ class Claim:
 
 
 class Counts(NamedTuple):
-    """How many claims have each verdict."""
+    """Holds how many claims have each verdict."""
 
     confirmed: float
     contradicted: float
