@@ -21,6 +21,7 @@ from lm.config.base import ABOVE_0, Condition, Values, at_least, setting
 COVERED: Condition = {
     "mixer.kind": ("attention",),
     "attention.scores": ("dot", "scaled-dot"),
+    "attention.compression": (1,),
     "positions.kind": Values(but=("relative-keys", "relative-disentangled")),
     "cross_attention.kind": ("heads", "merged"),
     # of the base only one width of heads is known
@@ -29,6 +30,7 @@ COVERED: Condition = {
     "residual": Values(but=("fixup",)),
     "embedding.d_embed": (None,),
     "embedding.clusters": ((),),
+    "embedding.convolution": (0,),
     "experts.count": (0,),
     "memory.keys": (0,),
     "mlp.adapter_width": (0,),
