@@ -42,6 +42,11 @@ LEARNED: Changes = {"model.positions.kind": "learned"}
 PAPER = Paper(
     name="Modifications",
     citation="Narang et al. 2021",
+    authors=(
+        "Sharan Narang, Hyung Won Chung, Yi Tay, William Fedus, Thibault Fevry, Michael Matena, "
+        "Karishma Malkan, Noah Fiedel, Noam Shazeer, Zhenzhong Lan, Yanqi Zhou, Wei Li, Nan Ding, "
+        "Jake Marcus, Adam Roberts, Colin Raffel"
+    ),
     title="Do Transformer Modifications Transfer Across Implementations and Applications?",
     columns=_SCORES.columns,
     question="Do published modifications of the Transformer help in another code base, without new tuning?",

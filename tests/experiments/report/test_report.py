@@ -840,6 +840,7 @@ def test_the_tables_of_latex_are_narrow_and_say_their_units_seeds_and_what_is_bo
         assert (r"\textbf" in table) == ("Bold: " in table), "what is bold is said, and nothing else"
     assert r"15\% $>$ 50\% & +" in tables["-claims"] and "& confirmed" in tables["-claims"]
     assert "@misc{raffel2020," in (bib := (folder / "report.bib").read_text())
+    assert "author = {Colin Raffel and Noam Shazeer and" in bib
     assert "Exploring the Limits of Transfer Learning" in bib
 
 
