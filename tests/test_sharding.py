@@ -94,8 +94,7 @@ def test_an_axis_that_the_tables_lack_is_refused():
     [
         "data",
         "sequence mine",
-        "mine",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("fsdp tensor", "tensor")),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("mine", "fsdp tensor", "tensor")),
     ],
 )
 def test_an_axis_that_a_mesh_lacks_is_one_device(names):
