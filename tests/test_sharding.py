@@ -277,7 +277,11 @@ def steps_with_experts(config, devices, **new):
     ("mesh", "new"),
     [
         (MeshConfig(data=2, expert=4), {}),
-        (MeshConfig(data=1, fsdp=2, expert=2, tensor=2), {"experts.exploration": "jitter"}),
+        pytest.param(
+            MeshConfig(data=1, fsdp=2, expert=2, tensor=2),
+            {"experts.exploration": "jitter"},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(MeshConfig(data=1, expert=4, sequence=2), {}, marks=pytest.mark.slow),
         pytest.param(MeshConfig(slice=2, fsdp=2, data=1, expert=2), {}, marks=pytest.mark.slow),
         pytest.param(MeshConfig(data=2, fsdp=2, tensor=2), {}, marks=pytest.mark.slow),

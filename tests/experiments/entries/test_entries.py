@@ -151,7 +151,7 @@ def test_a_check_trains_nothing_and_refuses_what_a_run_would(runs, tmp_path, cap
     assert [*runs.rglob("scores.json")] == before and not [*tmp_path.glob("*.tar.xz")]
     with pytest.raises(SettingError, match="parameters; an entry has at most"):
         command.entry_run(
-            file_of(tmp_path, "large", changes={"model.mlp.d_ff": 10**6}), runs=runs, check=True
+            file_of(tmp_path, "heavy", changes={"model.mlp.d_ff": 10**6}), runs=runs, check=True
         )
 
 
