@@ -36,6 +36,7 @@ from lm.config.mesh import MeshConfig
 from lm.config.model import LoraConfig, ModelConfig, SideConfig, SpecialTokens
 from lm.config.mup import MupConfig
 from lm.config.training import DistillationConfig, GuardConfig, OptimizerConfig
+from lm.config.universal import UniversalConfig
 from lm.objectives.denoising import Objective
 
 Change = Callable[[Any, Experiment], Any]  # of (old value, experiment)
@@ -258,6 +259,11 @@ Changes = TypedDict(
         "model.memory.heads": int | Change,
         "model.memory.key_width": int | Change,
         "model.memory.neighbours": int | Change,
+        "model.universal": UniversalConfig | Change,
+        "model.universal.embedding": Literal["none", "step", "step-and-position"] | Change,
+        "model.universal.gate": Literal["none", "gru"] | Change,
+        "model.universal.halting": Literal["last-step", "adaptive"] | Change,
+        "model.universal.threshold": float | Change,
         "model.norm": NormConfig | Change,
         "model.norm.kind": Literal["rms", "layer", "none"] | Change,
         "model.norm.fraction": float | Change,

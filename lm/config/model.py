@@ -44,6 +44,7 @@ from lm.config.layers import (
 )
 from lm.config.memory import MemoryConfig
 from lm.config.mup import COVERED, MupConfig
+from lm.config.universal import UniversalConfig
 
 Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 Pool = Literal["first", "last", "mean", "max"]
@@ -202,6 +203,7 @@ class ModelConfig:
     mlp: MlpConfig = MlpConfig()
     experts: ExpertsConfig = setting(ExpertsConfig(), {"mlp.activation": Values(but=("none",))})
     memory: MemoryConfig = setting(MemoryConfig(), {"mlp.activation": Values(but=("none",))})
+    universal: UniversalConfig = UniversalConfig()
     norm: NormConfig = NormConfig()
     output: OutputConfig = OutputConfig()
     mup: MupConfig = MupConfig()
@@ -228,6 +230,7 @@ class ModelConfig:
         self._check_stacks()
         self._check_experts()
         self._check_memory()
+        self._check_universal()
         self._check_mup()
         self._check_compile()
 
@@ -577,6 +580,21 @@ class ModelConfig:
             raise SettingError(
                 f"model.memory.layer={self.memory.layer} should be from -{getattr(self, name)} to -1, one of "
                 f"model.{name}={getattr(self, name)}"
+            )
+
+    def _check_universal(self) -> None:
+        """Check that positions are added once, or at each step, and that a gate has a sum to act on."""
+        adds_positions = self.universal.embedding == "step-and-position"
+        if adds_positions and (self.positions.kind == "sinusoidal" or self.d_model % 2):
+            raise SettingError(
+                "model.universal.embedding='step-and-position' adds sines and cosines of positions at each "
+                f"step: model.positions.kind={self.positions.kind!r} should not be 'sinusoidal', and "
+                f"model.d_model={self.d_model} be even"
+            )
+        if self.universal.gate != "none" and self.residual in ("fixup", "none"):
+            raise SettingError(
+                f"model.universal.gate={self.universal.gate!r} is a gate of what is added to a sub-layer's "
+                f"input: model.residual={self.residual!r} should be 'pre-norm'"
             )
 
     def has_memory(self, crosses: bool) -> bool:

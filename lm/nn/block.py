@@ -18,6 +18,7 @@ from lm.config.model import ModelConfig
 from lm.nn.attention import Attention
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.cache import Carry, KeyValue, LayerCache
+from lm.nn.costs import matmul_flops
 from lm.nn.dropout import DropoutMasks, Shapes, dropout
 from lm.nn.experts import ExpertMLP, RouterStatistics
 from lm.nn.layers import Identity, Module
@@ -27,6 +28,7 @@ from lm.nn.mixers import CROSS_ATTENTION, Mixer, make_mixer
 from lm.nn.mlp import MLP, Adapter
 from lm.nn.positions import RelativePositionBias
 from lm.nn.residual import apply_fixup, make_branch_norm, make_branch_output_norm, make_branch_scale
+from lm.nn.universal import make_gate, make_step_embedding
 from lm.sharding import constrain
 
 
@@ -88,6 +90,11 @@ class Block(Module):
         self.attention_output_norm = make_branch_output_norm(config)
         self.cross_output_norm = make_branch_output_norm(config) if has_cross_norm else Identity()
         self.mlp_output_norm = make_branch_output_norm(config) if has_mlp_norm else Identity()
+        has_cross, gates = self.cross is not None, config.universal.gate != "none"
+        self.attention_gate = make_gate(config, rngs)
+        self.cross_gate = make_gate(config, rngs) if has_cross or not gates else None
+        self.mlp_gate = make_gate(config, rngs) if has_mlp or not gates else None
+        self.step_embedding = make_step_embedding(config, rngs)
         apply_fixup(config, self)
         self.adapter = Adapter(config, rngs) if config.mlp.adapter_width else None
         add_lora(config, rngs, self)
@@ -107,11 +114,11 @@ class Block(Module):
         None, keys and values are computed from ``inputs.encoded`` [B,S,D]. If that is None too, there is no
         cross-attention.
         """
-        x = block_input = checkpoint_name(x, "block_input")
+        x = block_input = self.step_embedding(checkpoint_name(x, "block_input"), inputs.positions)
         is_decoding = carry is not None
         h = self._sublayer_input(block_input, x, self.attention_norm)
         h, carry = self.attention(h, self._own_inputs(inputs, encoder_kv, len(x)), carry, dropout_masks)
-        h = self.attention_output_norm(self.attention_scale(h))
+        h = self.attention_gate(x, self.attention_output_norm(self.attention_scale(h)))
         x = self._add(x, h, self.attention_norm, dropout_masks.get("attention_out"))
         if self.cross is not None and (inputs.encoded is not None or encoder_kv is not None):
             kv = self._encoder_key_value(inputs, encoder_kv)
@@ -119,7 +126,7 @@ class Block(Module):
             h = h.reshape(len(kv.key), -1, h.shape[-1])  # a row's beams become more queries of the same keys
             cross_inputs = self._cross_inputs(inputs, len(kv.key))
             h = self.cross.attend_to(h, kv, cross_inputs, dropout_masks.get("cross")).reshape(x.shape)
-            h = self.cross_output_norm(self.cross_scale(h))
+            h = self.cross_gate(x, self.cross_output_norm(self.cross_scale(h)))
             x = self._add(x, h, self.cross_norm, dropout_masks.get("cross_out"))
         router = RouterStatistics.zeros(len(x)) if self.config.experts.count else None
         if self.config.mlp.activation != "none":
@@ -130,7 +137,7 @@ class Block(Module):
                 h, router = self._mixture_of_experts(h, inputs, dropout_masks, is_decoding)
             else:
                 h = self.mlp(h, dropout_masks.get("mlp"))
-            h = self.mlp_output_norm(self.mlp_scale(h))
+            h = self.mlp_gate(x, self.mlp_output_norm(self.mlp_scale(h)))
             x = self._add(x, h, self.mlp_norm, dropout_masks.get("mlp_out"))
         if self.adapter is not None:
             h = self.adapter(x, dropout_masks.get("adapter"))
@@ -162,7 +169,8 @@ class Block(Module):
 
         Either is None if the block lacks that attention. ``encoder_kv`` is as in ``__call__``.
         """
-        block_input, inputs, h = x, self._own_inputs(inputs, None, len(x)), self.mixer_input(x)
+        inputs, h = self._own_inputs(inputs, None, len(x)), self.mixer_input(x, inputs)
+        x = block_input = self.step_embedding(x, inputs.positions)
         weights = None
         if isinstance(self.attention, Attention):
             kv = self.attention.key_value(h, inputs.rotary_positions)
@@ -173,13 +181,15 @@ class Block(Module):
         if self.cross is None:  # merged: the encoder's keys come last
             return weights[..., : x.shape[1]], weights[..., x.shape[1] :]
         h = self.attention_output_norm(self.attention_scale(self.attention(h, inputs, None, {})[0]))
+        h = self.attention_gate(x, h)
         x = self._add(x, h, self.attention_norm, None)
         h = self._sublayer_input(block_input, x, self.cross_norm)
         kv = self._encoder_key_value(inputs, encoder_kv)
         return weights, self.cross.weights(h, kv, self._cross_inputs(inputs, len(x)))
 
-    def mixer_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def mixer_input(self, x: Float[Array, "B T D"], inputs: AttentionInputs) -> Float[Array, "B T D"]:
         """Return the mixer's input from the block's input x [B,T,D]: x, normalised unless post-norm."""
+        x = self.step_embedding(x, inputs.positions)
         return self._sublayer_input(x, x, self.attention_norm)
 
     @property
@@ -192,6 +202,12 @@ class Block(Module):
         if self.config.has_merged_attention:
             return self.encoder_attention.merged_flops(queries, keys)
         return 0 if self.cross is None else self.cross.cross_flops(queries, keys)
+
+    def gate_flops(self, length: int) -> int:
+        """Return the FLOPs of all gates for ``length`` tokens, forward."""
+        return sum(
+            matmul_flops(gate, length) for gate in (self.attention_gate, self.cross_gate, self.mlp_gate)
+        )
 
     def cross_cache_bytes(self, length: int) -> int:
         """Return the bytes of keys and values of ``length`` tokens of the encoder."""

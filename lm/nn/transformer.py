@@ -171,7 +171,8 @@ class Transformer(Module):
 
     def mixer_inputs(self, batch: Batch) -> dict[str, Array]:
         """Return {"encoder", "decoder": [layers,B,T,D]}: the input of each block's mixer."""
-        return {side: stack.mixer_inputs(x) for side, (stack, x, *_) in self._hidden_by_side(batch).items()}
+        by_side = self._hidden_by_side(batch)
+        return {side: stack.mixer_inputs(x, inputs) for side, (stack, x, inputs, _) in by_side.items()}
 
     def _hidden_by_side(
         self, batch: Batch

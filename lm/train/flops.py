@@ -130,9 +130,11 @@ def _stack_flops(block: Block, num_layers: int, length: int) -> float:
 
 
 def _feed_forward_flops(block: Block, num_layers: int, length: int) -> float:
-    """Return the FLOPs of the feed-forward layers, experts and adapters of so many blocks, forward."""
+    """Return the FLOPs of the feed-forward layers, experts, adapters and gates of so many blocks, forward."""
     with_experts = len(block.config.experts.layers(num_layers))
-    flops: float = num_layers * matmul_flops(block.adapter, length)
+    flops: float = num_layers * (matmul_flops(block.adapter, length) + block.gate_flops(length))
+    if block.config.universal.halting == "adaptive":
+        flops += num_layers * 2 * length * block.config.d_model
     with_memory = 1 if block.has_memory else 0
     flops += (num_layers - with_experts - with_memory) * matmul_flops(block.mlp, length)
     if block.has_memory:

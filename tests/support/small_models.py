@@ -170,6 +170,13 @@ MEMORY = {"memory.keys": 6, "memory.heads": 2, "memory.key_width": 4, "memory.ne
 CONFIGS |= {"product-key memory": changes(TINY, MEMORY)}
 CONFIGS |= {"encoder-decoder, relative-keys": changes(TINY, {"positions.kind": "relative-keys"})}
 CONFIGS |= {"transparent attention": changes(TINY, {"cross_attention.encoder_layers": "weighted"})}
+UNIVERSAL = {
+    "shared_layers": True,
+    "universal.embedding": "step-and-position",
+    "universal.gate": "gru",
+    "universal.halting": "adaptive",
+}
+CONFIGS |= {"universal": changes(TINY, UNIVERSAL)}
 EXPERTS = {"experts.count": 4, "experts.per_token": 2}
 CONFIGS |= {
     "experts": changes(TINY, EXPERTS),

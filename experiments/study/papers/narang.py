@@ -64,6 +64,18 @@ REZERO: Changes = ADAM | {"model.residual": "rezero"}
 FACTORIZED: Changes = {"model.embedding.d_embed": share_of("model.d_model", 1 / 6)}
 FACTORIZED_SHARED: Changes = FACTORIZED | {"model.embedding.projected": "tokens"}
 
+# 28 steps of one layer in each stack, from which three matrices of 1,536 x 768 gate each sub-layer
+UNIVERSAL: Changes = (
+    SHARED
+    | SEPARATE
+    | {
+        "model.num_encoder_layers": times(28 / 12),
+        "model.num_decoder_layers": times(28 / 12),
+        "model.universal.embedding": "step",
+        "model.universal.gate": "gru",
+    }
+)
+
 # Of the paper's code a dynamic convolution has a sixth of the feed-forward layer's width.
 LIGHTWEIGHT: Changes = {"model.mixer.kind": "lightweight-convolution"}
 DYNAMIC: Changes = {"model.mixer.kind": "dynamic-convolution", "model.mlp.d_ff": times(1 / 6)}
@@ -183,7 +195,7 @@ ROWS: dict[str, Changes | Missing] = {
     "synthesizer-random": synthesizer("random"),
     "synthesizer-random-plus": synthesizer("random", "added"),
     "synthesizer-random-plus-alpha": synthesizer("random", "mixed"),
-    "universal": missing("Universal Transformer"),
+    "universal": UNIVERSAL,
     "moe": experts(2, 1 / 3),
     "switch": experts(1, 1 / 6),
     "funnel": missing("Funnel Transformer"),
