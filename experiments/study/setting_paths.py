@@ -20,6 +20,7 @@ from experiments.study.experiment import (
 from lm.config.attention import RotaryConfig, SparsityConfig
 from lm.config.classical import CountsConfig, HMMConfig, VectorsConfig
 from lm.config.experts import ExpertsConfig
+from lm.config.funnel import FunnelConfig
 from lm.config.layers import (
     AttentionConfig,
     CompileConfig,
@@ -287,6 +288,9 @@ Changes = TypedDict(
         "model.encoder.d_kv": int | None | Change,
         "model.encoder.num_heads": int | None | Change,
         "model.encoder.layer_windows": tuple[int | None, ...] | Change,
+        "model.funnel": FunnelConfig | Change,
+        "model.funnel.blocks": int | Change,
+        "model.funnel.size": int | Change,
         "model.lora": LoraConfig | Change,
         "model.lora.rank": int | Change,
         "model.lora.alpha": float | Change,

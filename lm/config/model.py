@@ -23,6 +23,7 @@ from lm.config.base import (
     setting,
 )
 from lm.config.experts import ExpertsConfig
+from lm.config.funnel import FunnelConfig
 from lm.config.layers import (
     ATTENTION_TENSORS,
     BIASES,
@@ -208,6 +209,7 @@ class ModelConfig:
     output: OutputConfig = OutputConfig()
     mup: MupConfig = MupConfig()
     encoder: SideConfig = setting(SideConfig(), OWN_ENCODER)
+    funnel: FunnelConfig = setting(FunnelConfig(), OWN_ENCODER)
     lora: LoraConfig = LoraConfig()
     heads: tuple[PretrainingHead, ...] = ()  # heads that are pre-trained with the model
     special: SpecialTokens = SpecialTokens()
@@ -231,6 +233,7 @@ class ModelConfig:
         self._check_experts()
         self._check_memory()
         self._check_universal()
+        self._check_funnel()
         self._check_mup()
         self._check_compile()
 
@@ -597,6 +600,38 @@ class ModelConfig:
                 f"input: model.residual={self.residual!r} should be 'pre-norm'"
             )
 
+    def _check_funnel(self) -> None:
+        """Check that an encoder whose rows get shorter has no part that needs rows of one length."""
+        if self.funnel.blocks == 1:
+            return
+        funnel = f"model.funnel.blocks={self.funnel.blocks}"
+        if self.architecture != "encoder-decoder":
+            raise SettingError(
+                f"{funnel} makes the rows of an encoder shorter, which a decoder reads: "
+                f"model.architecture={self.architecture!r} should be 'encoder-decoder'"
+            )
+        if self.funnel.blocks > self.num_encoder_layers:
+            raise SettingError(
+                f"{funnel} should be at most model.num_encoder_layers={self.num_encoder_layers}: each block "
+                "has a layer or more"
+            )
+        whole_rows: Condition = {
+            "sparsity": (SparsityConfig(),),
+            "encoder.layer_windows": ((),),
+            "cross_attention.encoder_layers": ("last",),
+            "universal.halting": ("last-step",),
+            "experts.count": (0,),
+            "residual": Values(but=("parallel", "parallel-one-norm")),
+        }
+        for path, expected in whole_rows.items():
+            values = expected if isinstance(expected, Values) else Values(among=expected)
+            if not values.has(attrgetter(path)(self)):
+                raise SettingError(
+                    f"{funnel} gives layers rows of different lengths, and model.{path}="
+                    f"{attrgetter(path)(self)!r} needs rows of one length: leave it as it is, or set "
+                    "model.funnel.blocks=1"
+                )
+
     def has_memory(self, crosses: bool) -> bool:
         """Return whether a stack has a product-key memory; ``crosses``: whether it has cross-attention."""
         return self.memory.keys > 0 and (crosses or not (self.has_encoder and self.has_decoder))
@@ -655,6 +690,10 @@ class ModelConfig:
         if self.mixer.kind in MIXERS:
             return getattr(MIXERS[self.mixer.kind], "has_attention_logits", False)
         return self.mixer.kind in WITH_LOGITS
+
+    def encoder_lengths(self, length: int) -> list[int]:
+        """Return the lengths of the input of each layer of an encoder, and last that of its output."""
+        return self.funnel.row_lengths(self.num_encoder_layers, length)
 
     @property
     def has_merged_attention(self) -> bool:

@@ -120,6 +120,8 @@ class Block(Module):
         h, carry = self.attention(h, self._own_inputs(inputs, encoder_kv, len(x)), carry, dropout_masks)
         h = self.attention_gate(x, self.attention_output_norm(self.attention_scale(h)))
         x = self._add(x, h, self.attention_norm, dropout_masks.get("attention_out"))
+        if inputs.pool is not None:
+            x = inputs.pool(x)
         if self.cross is not None and (inputs.encoded is not None or encoder_kv is not None):
             kv = self._encoder_key_value(inputs, encoder_kv)
             h = self._sublayer_input(block_input, x, self.cross_norm)

@@ -177,6 +177,7 @@ UNIVERSAL = {
     "universal.halting": "adaptive",
 }
 CONFIGS |= {"universal": changes(TINY, UNIVERSAL)}
+CONFIGS |= {"funnel": changes(TINY, {"funnel.blocks": 2})}
 EXPERTS = {"experts.count": 4, "experts.per_token": 2}
 CONFIGS |= {
     "experts": changes(TINY, EXPERTS),

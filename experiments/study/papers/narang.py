@@ -140,6 +140,20 @@ class Clusters:
         return f"clusters of {tokens} x model.vocab_size and the rest, {widths} x model.d_model wide"
 
 
+@dataclass(frozen=True)
+class AtMostLayers:
+    """A change of a number of blocks of layers: as given, or one for each layer of an encoder with fewer."""
+
+    blocks: int
+
+    def __call__(self, _old: int, experiment: Experiment) -> int:
+        """Return the number of blocks at this scale."""
+        return min(self.blocks, experiment.model.num_encoder_layers)
+
+    def __str__(self) -> str:
+        return f"at most model.num_encoder_layers, here {self.blocks}"
+
+
 CLUSTERS = (2_500 / 32_128, 6_000 / 32_128)  # the first two, as shares of the vocabulary
 
 
@@ -198,7 +212,7 @@ ROWS: dict[str, Changes | Missing] = {
     "universal": UNIVERSAL,
     "moe": experts(2, 1 / 3),
     "switch": experts(1, 1 / 6),
-    "funnel": missing("Funnel Transformer"),
+    "funnel": {"model.funnel.blocks": AtMostLayers(3)},
     "weighted": missing("Weighted Transformer"),
     "product-key": {
         "model.memory.keys": share_of("model.d_model", 2 / 3, 32),
