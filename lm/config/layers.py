@@ -112,6 +112,9 @@ class AttentionConfig:
     output_norm: bool = False
     # whether the norms of heads have learned scales (Qwen3) or no parameters (RedLLM)
     norm_scale: bool = setting(True, HEAD_NORMS)
+    # whether heads are projected together, or each of them passes the feed-forward layer by itself, and all
+    # are added with weights that are learned and sum to 1 (weighted: Ahmed et al. 2017)
+    branches: Literal["none", "weighted"] = "none"
     # mask of a decoder's self-attention; with none, it sees the tokens that it is to predict
     mask: Literal["causal", "none"] = "causal"
     # mask of an encoder's self-attention: none, or causal, with which it may predict the next token

@@ -226,6 +226,7 @@ class ModelConfig:
         self._check_attention()
         self._check_mixer()
         self._check_synthesizer()
+        self._check_branches()
         self._check_cross()
         self._check_residual()
         self._check_sharing()
@@ -400,6 +401,32 @@ class ModelConfig:
                 f"{mixer} with model.mixer.logits={self.mixer.logits!r} has no matrix for "
                 f"{', '.join(sorted(lacking))} of lora.matrices={self.lora.matrices}: leave them out"
             )
+
+    def _check_branches(self) -> None:
+        """Check that branches of attention have heads and a feed-forward layer, which no other layer has."""
+        if self.attention.branches == "none":
+            return
+        branches = f"model.attention.branches={self.attention.branches!r}"
+        needed: Condition = {
+            "mixer.kind": ("attention",),
+            "cross_attention.kind": ("heads",),
+            "mlp.activation": Values(but=("none",)),
+            "experts.count": (0,),
+            "memory.keys": (0,),
+            "residual": Values(but=("fixup",)),
+        }
+        why = f"{branches} passes each head of attention through the feed-forward layer, unlike"
+        self._require(needed, why, "model.attention.branches be 'none'")
+        if self.lora.rank and (lacking := {"out", "mlp"} & set(self.lora.matrices)):
+            raise SettingError(
+                f"{branches} has no single matrix for {', '.join(sorted(lacking))} of lora.matrices="
+                f"{self.lora.matrices}: leave them out"
+            )
+
+    @property
+    def has_feed_forward(self) -> bool:
+        """Return whether blocks have a feed-forward layer beside attention."""
+        return self.mlp.activation != "none" and self.attention.branches == "none"
 
     def _check_cross(self) -> None:
         """Check that a decoder has an encoder to read, or carries its state if it does not attend."""
@@ -623,14 +650,8 @@ class ModelConfig:
             "experts.count": (0,),
             "residual": Values(but=("parallel", "parallel-one-norm")),
         }
-        for path, expected in whole_rows.items():
-            values = expected if isinstance(expected, Values) else Values(among=expected)
-            if not values.has(attrgetter(path)(self)):
-                raise SettingError(
-                    f"{funnel} gives layers rows of different lengths, and model.{path}="
-                    f"{attrgetter(path)(self)!r} needs rows of one length: leave it as it is, or set "
-                    "model.funnel.blocks=1"
-                )
+        why = f"{funnel} gives layers rows of different lengths, unlike"
+        self._require(whole_rows, why, "model.funnel.blocks be 1")
 
     def has_memory(self, crosses: bool) -> bool:
         """Return whether a stack has a product-key memory; ``crosses``: whether it has cross-attention."""
@@ -645,7 +666,14 @@ class ModelConfig:
                 f"model.mup.base={self.mup.base} is for models that start from random parameters, not for "
                 "published weights, which have the standard parametrisation: it should be 0"
             )
-        for path, expected in COVERED.items():
+        self._require(COVERED, f"model.mup.base={self.mup.base} has no rule for", "model.mup.base be 0")
+
+    def _require(self, needed: Condition, why: str, otherwise: str) -> None:
+        """Check that settings have the values that a part needs.
+
+        An error says ``why`` a setting does not fit, what it should be, and what else could be changed.
+        """
+        for path, expected in needed.items():
             values = expected if isinstance(expected, Values) else Values(among=expected)
             value = attrgetter(path)(self)
             if not values.has(value):
@@ -653,10 +681,7 @@ class ModelConfig:
                     allowed = " or ".join(map(repr, values.among))
                 else:
                     allowed = f"another than {' and '.join(map(repr, values.but))}"
-                raise SettingError(
-                    f"model.mup.base={self.mup.base} has no rule for model.{path}={value!r}: it should be "
-                    f"{allowed}, or model.mup.base be 0"
-                )
+                raise SettingError(f"{why} model.{path}={value!r}: it should be {allowed}, or {otherwise}")
 
     def _check_compile(self) -> None:
         """Check that the blocks have the tensors that are saved or offloaded by name."""

@@ -21,6 +21,7 @@ from lm.config.base import ABOVE_0, Condition, Values, at_least, setting
 COVERED: Condition = {
     "mixer.kind": ("attention",),
     "attention.scores": ("dot", "scaled-dot"),
+    "attention.branches": ("none",),
     "positions.kind": Values(but=("relative-keys", "relative-disentangled")),
     "cross_attention.kind": ("heads", "merged"),
     # of the base only one width of heads is known

@@ -74,7 +74,7 @@ class Block(Module):
         )
         has_cross_norm = self.cross is not None and not shares_norm
         self.cross_norm = make_branch_norm(config) if has_cross_norm else None
-        has_mlp = config.mlp.activation != "none"
+        has_mlp = config.has_feed_forward
         has_mlp_norm = has_mlp and not shares_norm
         self.mlp_norm = make_branch_norm(config) if has_mlp_norm else None
         # Where some layers have experts and others do not, a stack leaves one of the two out of each layer.
@@ -131,7 +131,7 @@ class Block(Module):
             h = self.cross_gate(x, self.cross_output_norm(self.cross_scale(h)))
             x = self._add(x, h, self.cross_norm, dropout_masks.get("cross_out"))
         router = RouterStatistics.zeros(len(x)) if self.config.experts.count else None
-        if self.config.mlp.activation != "none":
+        if self.config.has_feed_forward:
             h = self._sublayer_input(block_input, x, self.mlp_norm)
             if self.memory is not None:
                 h = self.memory(h)
@@ -156,7 +156,7 @@ class Block(Module):
         is_merged = config.has_merged_attention and encoded_length is not None
         keys = length + encoded_length if is_merged else length
         shapes = self.attention.dropout_shapes(keys) | {"attention_out": out}
-        if config.mlp.activation != "none":
+        if config.has_feed_forward:
             shapes |= {"mlp": (1, config.mlp.d_ff), "mlp_out": out}
         if self.adapter is not None:
             shapes |= {"adapter": (1, config.mlp.adapter_width), "adapter_out": out}

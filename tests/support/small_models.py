@@ -178,6 +178,7 @@ UNIVERSAL = {
 }
 CONFIGS |= {"universal": changes(TINY, UNIVERSAL)}
 CONFIGS |= {"funnel": changes(TINY, {"funnel.blocks": 2})}
+CONFIGS |= {"branches": changes(TINY, {"attention.branches": "weighted", "mlp.activation": "gated-silu"})}
 EXPERTS = {"experts.count": 4, "experts.per_token": 2}
 CONFIGS |= {
     "experts": changes(TINY, EXPERTS),

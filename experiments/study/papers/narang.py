@@ -213,7 +213,7 @@ ROWS: dict[str, Changes | Missing] = {
     "moe": experts(2, 1 / 3),
     "switch": experts(1, 1 / 6),
     "funnel": {"model.funnel.blocks": AtMostLayers(3)},
-    "weighted": missing("Weighted Transformer"),
+    "weighted": {"model.attention.branches": "weighted"},
     "product-key": {
         "model.memory.keys": share_of("model.d_model", 2 / 3, 32),
         "model.memory.heads": 8,
