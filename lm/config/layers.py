@@ -74,7 +74,8 @@ class Mixers(Values):
 # ``read_if`` of settings: on which others of their group they depend
 LEARNED: Condition = {"kind": ("learned", "relative-and-learned")}
 RELATIVE: Condition = {"kind": get_args(RelativePositions)}
-RELATIVE_BIASES: Condition = {"kind": ("relative", "relative-per-layer", "relative-and-learned")}
+BIAS_TABLES = ("relative", "relative-per-layer", "relative-and-learned")  # a number per head and bucket
+RELATIVE_BIASES: Condition = {"kind": BIAS_TABLES}
 DISENTANGLED: Condition = {"kind": ("relative-disentangled",)}
 BY_HEADS = ("heads", "merged")  # kinds of cross-attention whose queries and keys are those of heads
 FEED_FORWARD: Condition = {"activation": Values(but=("none",))}

@@ -32,6 +32,7 @@ from lm.config.layers import (
     MLP_TENSORS,
     RECURRENT,
     WITH_LOGITS,
+    Activation,
     AttentionConfig,
     CompileConfig,
     CrossAttentionConfig,
@@ -106,6 +107,8 @@ class SideConfig:
     d_kv: int | None = None  # width of the encoder's attention heads, if other than the decoder's [features]
     # number of the encoder's attention heads, if other than the decoder's [heads]
     num_heads: int | None = None
+    # activation of the encoder's feed-forward layer, if other than the decoder's
+    activation: Activation | None = None
     # window of each of the encoder's layers, if other than the decoder's (T5Gemma); None: that layer attends
     # to all positions; empty: the decoder's [blocks]
     layer_windows: tuple[int | None, ...] = ()
@@ -179,6 +182,9 @@ class ModelConfig:
         "fixup",
         "none",
     ] = "pre-norm"
+    # blocks of all stacks: attention and a feed-forward layer (transformer), or two further sub-layers before
+    # these: a gated linear layer or attention, and branches of convolutions (evolved: So et al. 2019)
+    block: Literal["transformer", "evolved"] = "transformer"
     residual_multiplier: float = 1.0  # factor of a sub-layer's output before it is added (Granite)
     bias: bool = False  # whether linear layers have biases, unless a setting of their own says otherwise
     dropout: float = 0.1  # dropout rate of activations and attention weights
@@ -235,6 +241,7 @@ class ModelConfig:
         self._check_memory()
         self._check_universal()
         self._check_funnel()
+        self._check_evolved()
         self._check_mup()
         self._check_compile()
 
@@ -653,6 +660,29 @@ class ModelConfig:
         why = f"{funnel} gives layers rows of different lengths, unlike"
         self._require(whole_rows, why, "model.funnel.blocks be 1")
 
+    def _check_evolved(self) -> None:
+        """Check that the blocks of the Evolved Transformer read ahead in encoders alone, and whole rows."""
+        if self.block != "evolved":
+            return
+        needed: Condition = {
+            "architecture": ("encoder-decoder", "decoder", "encoder"),
+            "mixer.kind": ("attention",),
+            "attention.mask": ("causal",),
+            "attention.encoder_mask": ("none",),
+            "attention.branches": ("none",),
+            "cross_attention.kind": ("heads",),
+            "cross_attention.encoder_layers": ("last",),
+            "positions.kind": Values(but=("alibi", "relative-disentangled")),
+            "sparsity": (SparsityConfig(),),
+            "encoder.layer_windows": ((),),
+            "residual": ("pre-norm", "post-norm"),
+            "universal.embedding": ("none",),
+            "universal.gate": ("none",),
+            "lora.rank": (0,),
+        }
+        why = f"model.block={self.block!r} has attentions and convolutions of its own, which do not fit"
+        self._require(needed, why, "model.block be 'transformer'")
+
     def has_memory(self, crosses: bool) -> bool:
         """Return whether a stack has a product-key memory; ``crosses``: whether it has cross-attention."""
         return self.memory.keys > 0 and (crosses or not (self.has_encoder and self.has_decoder))
@@ -748,7 +778,8 @@ class ModelConfig:
     def encoder_config(self) -> "ModelConfig":
         """Return the settings of the encoder: these with the sizes of ``encoder`` where it has its own."""
         own = self.encoder
-        sizes = {"mlp.d_ff": own.d_ff, "attention.d_kv": own.d_kv, "attention.num_heads": own.num_heads}
+        sizes: dict[str, Any] = {"mlp.d_ff": own.d_ff, "mlp.activation": own.activation}
+        sizes |= {"attention.d_kv": own.d_kv, "attention.num_heads": own.num_heads}
         sizes = {path: value for path, value in sizes.items() if value is not None}
         if not sizes:
             return self

@@ -19,6 +19,7 @@ from lm.config.base import ABOVE_0, Condition, Values, at_least, setting
 
 # The values of settings of a model for whose parts the table has a rule.
 COVERED: Condition = {
+    "block": ("transformer",),
     "mixer.kind": ("attention",),
     "attention.scores": ("dot", "scaled-dot"),
     "attention.branches": ("none",),

@@ -18,7 +18,7 @@ from lm.config.model import ModelConfig
 from lm.nn.attention import Attention
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.cache import Carry, KeyValue, LayerCache
-from lm.nn.costs import matmul_flops
+from lm.nn.costs import matmul_flops, mixer_cache_bytes, mixer_flops
 from lm.nn.dropout import DropoutMasks, Shapes, dropout
 from lm.nn.experts import ExpertMLP, RouterStatistics
 from lm.nn.layers import Identity, Module
@@ -125,9 +125,7 @@ class Block(Module):
         if self.cross is not None and (inputs.encoded is not None or encoder_kv is not None):
             kv = self._encoder_key_value(inputs, encoder_kv)
             h = self._sublayer_input(block_input, x, self.cross_norm)
-            h = h.reshape(len(kv.key), -1, h.shape[-1])  # a row's beams become more queries of the same keys
-            cross_inputs = self._cross_inputs(inputs, len(kv.key))
-            h = self.cross.attend_to(h, kv, cross_inputs, dropout_masks.get("cross")).reshape(x.shape)
+            h = self._attend_to_encoder(self.cross, h, kv, inputs, dropout_masks.get("cross"))
             h = self.cross_gate(x, self.cross_output_norm(self.cross_scale(h)))
             x = self._add(x, h, self.cross_norm, dropout_masks.get("cross_out"))
         router = RouterStatistics.zeros(len(x)) if self.config.experts.count else None
@@ -146,6 +144,10 @@ class Block(Module):
             h = dropout(h, dropout_masks.get("adapter_out"), self.config.dropout)
             x = constrain(x + h, "batch", "length", "embed")
         return BlockOutput(x, carry, router)
+
+    def init_carry(self, rows: int, length: int) -> Carry:
+        """Return the mixer's carry of ``rows`` before their first token, as ``Mixer.init_carry`` does."""
+        return self.attention.init_carry(rows, length)
 
     def dropout_shapes(self, length: int, encoded_length: int | None) -> Shapes:
         """Return the shapes of one row's dropout masks, [N,1,S] for weights and [1,features] for activations.
@@ -199,6 +201,14 @@ class Block(Module):
         """Return the attention that makes keys and values of the encoder's output: cross or, merged, self."""
         return self.attention if self.config.has_merged_attention else self.cross
 
+    def mixer_flops(self, length: int, visible: int) -> int:
+        """Return the FLOPs of the mixer over a row in which each token reads ``visible`` tokens, forward."""
+        return mixer_flops(self.attention, length, visible)
+
+    def mixer_cache_bytes(self, length: int) -> int:
+        """Return the bytes of the carry of one row of ``length`` tokens."""
+        return mixer_cache_bytes(self.attention, length)
+
     def cross_flops(self, queries: int, keys: int) -> int:
         """Return the FLOPs of ``queries`` tokens of a decoder that read ``keys`` of the encoder, forward."""
         if self.config.has_merged_attention:
@@ -246,6 +256,16 @@ class Block(Module):
             by_beam = KeyValue(*(jnp.repeat(x, rows // len(x), axis=0) for x in kv))
             inputs = inputs._replace(encoder_kv=by_beam)
         return inputs
+
+    def _attend_to_encoder(
+        self, attention: Any, h: Array, kv: KeyValue, inputs: AttentionInputs, dropout_mask: Array | None
+    ) -> Array:
+        """Return the output [B,T,D] of a cross-attention from h [B,T,D] to the encoder's keys and values."""
+        rows = len(kv.key)
+        queries = h.reshape(rows, -1, h.shape[-1])  # a row's beams become more queries of the same keys
+        return attention.attend_to(queries, kv, self._cross_inputs(inputs, rows), dropout_mask).reshape(
+            h.shape
+        )
 
     def _cross_inputs(self, inputs: AttentionInputs, rows: int) -> AttentionInputs:
         """Return the inputs of cross-attention to keys of ``rows`` rows, whose beams are further queries."""

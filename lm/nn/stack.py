@@ -18,6 +18,7 @@ from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.block import Block, remat_policy
 from lm.nn.cache import Carry, LayerCache
 from lm.nn.dropout import DropoutMasks, draw_dropout_masks, dropout
+from lm.nn.evolved import EvolvedBlock
 from lm.nn.experts import RouterStatistics
 from lm.nn.layers import Embed, Identity, Linear, Module, add_layers_axis, embedding_std, make_norm
 from lm.nn.memory import ProductKeyMemory
@@ -43,6 +44,9 @@ ABSENT: dict[str, Callable[[], Any]] = {
     "experts": lambda: None,
     "memory": lambda: None,
 }
+
+
+BLOCKS = {"transformer": Block, "evolved": EvolvedBlock}  # by model.block
 
 
 class StackOutput(NamedTuple):
@@ -90,7 +94,7 @@ class Stack(Module):
         keys = jax.random.split(rngs.params(), 1 if shares_blocks else num_layers)
 
         def block(key: Array) -> Block:
-            return Block(config, nnx.Rngs(params=key), has_cross_attention)
+            return BLOCKS[config.block](config, nnx.Rngs(params=key), has_cross_attention)
 
         # vmap initialises each block with its own key and stacks their parameters.
         self.blocks: Any = add_layers_axis(jax.vmap(block)(keys))
@@ -163,7 +167,7 @@ class Stack(Module):
 
     def init_carry(self, rows: int, length: int) -> Carry:
         """Return the carry of all layers before the first token, leaves [layers,B,...]."""
-        carry = self.blocks.attention.init_carry(rows, length)
+        carry = self.blocks.init_carry(rows, length)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape)), carry)
 
     def hidden_states(

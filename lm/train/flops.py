@@ -16,12 +16,12 @@ from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.nn.adaptive import AdaptiveEmbed, AdaptiveSoftmax
 from lm.nn.block import Block
-from lm.nn.costs import matmul_flops, mixer_cache_bytes, mixer_flops
+from lm.nn.costs import matmul_flops
 from lm.nn.heads import MLMTransform
 from lm.nn.layers import count
 from lm.nn.memory import ProductKeyMemory
 from lm.nn.softmaxes import SoftmaxMixture
-from lm.nn.stack import input_projection
+from lm.nn.stack import BLOCKS, input_projection
 from lm.nn.transformer import Transformer, output_projection
 from lm.sharding import logical_axes, named
 
@@ -116,7 +116,7 @@ def _abstract(make: Callable[..., M], config: ModelConfig) -> M:
 
 def abstract_block(config: ModelConfig, has_cross_attention: bool) -> Block:
     """Return one block of a stack, with shapes in place of arrays: nothing is computed."""
-    return _abstract(partial(Block, has_cross_attention=has_cross_attention), config)
+    return _abstract(partial(BLOCKS[config.block], has_cross_attention=has_cross_attention), config)
 
 
 def abstract_memory(config: ModelConfig) -> ProductKeyMemory:
@@ -126,7 +126,7 @@ def abstract_memory(config: ModelConfig) -> ProductKeyMemory:
 
 def _stack_flops(block: Block, num_layers: int, length: int) -> float:
     """Return the FLOPs of the forward pass of so many blocks over a row, without cross-attention."""
-    mixer = mixer_flops(block.attention, length, length)
+    mixer = block.mixer_flops(length, length)
     return num_layers * mixer + _feed_forward_flops(block, num_layers, length)
 
 
@@ -138,7 +138,7 @@ def _encoder_flops(config: ModelConfig, length: int) -> float:
     flops = 0.0
     for row, shorter in pairwise(config.encoder_lengths(length)):
         # attention reads whole rows, and what follows it those that it has made shorter
-        flops += mixer_flops(block.attention, row, row) + _feed_forward_flops(block, 1, shorter)
+        flops += block.mixer_flops(row, row) + _feed_forward_flops(block, 1, shorter)
     return flops
 
 
@@ -226,7 +226,7 @@ def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs
         encoder_full, encoder_inside = _encoder_score_flops(config, length)
         full, inside = full + encoder_full, inside + encoder_inside
     if config.has_decoder:
-        full += targets * _score_flops(config, [targets] * config.num_decoder_layers)
+        full += targets * _score_flops(config, [targets] * config.num_decoder_layers, config.has_encoder)
         inside += targets * _own_score_flops(config, targets)
     across = targets * _cross_score_flops(config, length)
     directions = 2 if "backward" in config.heads else 1  # as in ``step_flops``
@@ -282,7 +282,7 @@ def _embedding_parameters(model: Transformer) -> int:
 def _generating_flops(config: ModelConfig, inputs: int, length: int) -> float:
     """Return the FLOPs of the token after ``length`` others, whose keys and values are in the cache."""
     block = abstract_block(config, has_cross_attention=config.has_encoder)
-    layer = mixer_flops(block.attention, 1, 0)
+    layer: float = block.mixer_flops(1, 0)
     if config.has_encoder:
         layer += block.cross_flops(1, 0)
     products: float = config.num_decoder_layers * layer + _output_flops(config, 1)
@@ -297,17 +297,17 @@ def cache_bytes(config: ModelConfig, length: int, inputs: int) -> int:
     Attention's cache holds whole rows, with a window or without.
     """
     block = abstract_block(config, has_cross_attention=config.has_encoder)
-    layer = mixer_cache_bytes(block.attention, length)
+    layer = block.mixer_cache_bytes(length)
     if config.has_encoder:
         layer += block.cross_cache_bytes(config.encoder_lengths(inputs)[-1])
     return config.num_decoder_layers * layer
 
 
-def _score_flops(config: ModelConfig, visible: Sequence[int]) -> int:
+def _score_flops(config: ModelConfig, visible: Sequence[int], crosses: bool = False) -> int:
     """Return the FLOPs of a token's scores in layers in which it reads so many tokens each, forward."""
-    mixer = abstract_block(config, has_cross_attention=False).attention
-    without = mixer_flops(mixer, 1, 0)
-    return sum(mixer_flops(mixer, 1, number) - without for number in visible)
+    block = abstract_block(config, has_cross_attention=crosses)
+    without = block.mixer_flops(1, 0)
+    return sum(block.mixer_flops(1, number) - without for number in visible)
 
 
 def _encoder_score_flops(config: ModelConfig, length: int) -> tuple[int, int]:
@@ -322,7 +322,7 @@ def _encoder_score_flops(config: ModelConfig, length: int) -> tuple[int, int]:
 
 def _own_score_flops(config: ModelConfig, length: int) -> int:
     """Return the FLOPs of a token of a decoder with the keys and values of its own row, forward."""
-    return _score_flops(config, _visible_tokens(config, "decoder", length))
+    return _score_flops(config, _visible_tokens(config, "decoder", length), config.has_encoder)
 
 
 def _cross_score_flops(config: ModelConfig, inputs: int) -> int:

@@ -51,6 +51,7 @@ def test_blocks_have_no_other_feed_forward_layer_and_its_repetitions_are_counted
     assert more == 3 * 2 * 4 * mlp * (2 * 10 + 4 * 6)
 
 
+@pytest.mark.slow
 def test_recomputed_stacks_give_the_same_loss_and_gradients_and_weights_learn():
     batch, key = example(4, 5, 6), jax.random.key(7)
     expected = loss_and_gradients(make(NAME), batch, key)

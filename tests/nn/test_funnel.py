@@ -59,6 +59,7 @@ def test_packed_examples_begin_at_multiples_and_lose_nothing():
     assert side.positions.tolist() == [[0, 1, 2, 0, 0, 0, 0, 0], [0, 1, 2, 3, 0, 0, 0, 0]]
 
 
+@pytest.mark.slow
 def test_recomputed_stacks_and_those_that_drop_out_nothing_give_the_same_loss_and_gradients():
     key = jax.random.key(7)
     expected = loss_and_gradients(make(NAME), BATCH, key)

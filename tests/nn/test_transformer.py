@@ -63,6 +63,7 @@ LIKE_OTHERS |= {
     "multiplicative cross-attention",
     "transparent attention",
 }
+LIKE_OTHERS |= {"branches", "decoder, evolved"}  # the latter as "evolved"
 LIKE_OTHERS |= {"continued positions", "merged attention", "merged, one stack"}  # as "merged, continued"
 LIKE_OTHERS |= {
     "decoder, adaptive softmax",

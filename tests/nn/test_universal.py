@@ -75,6 +75,7 @@ def test_a_model_whose_positions_halt_at_once_is_one_step_long():
     np.testing.assert_allclose(halting_at_once(2), halting_at_once(3), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_scanned_unrolled_and_recomputed_stacks_give_the_same_loss_and_gradients():
     key = jax.random.key(7)
     expected = loss_and_gradients(make(NAME), BATCH, key)

@@ -179,6 +179,12 @@ UNIVERSAL = {
 CONFIGS |= {"universal": changes(TINY, UNIVERSAL)}
 CONFIGS |= {"funnel": changes(TINY, {"funnel.blocks": 2})}
 CONFIGS |= {"branches": changes(TINY, {"attention.branches": "weighted", "mlp.activation": "gated-silu"})}
+CONFIGS |= {
+    "evolved": changes(TINY, {"block": "evolved", "encoder.activation": "silu"}),
+    "decoder, evolved": changes(
+        TINY, {"block": "evolved", "architecture": "decoder", "positions.kind": "rotary"}
+    ),
+}
 EXPERTS = {"experts.count": 4, "experts.per_token": 2}
 CONFIGS |= {
     "experts": changes(TINY, EXPERTS),

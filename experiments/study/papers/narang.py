@@ -21,7 +21,6 @@ from experiments.study.table import (
     Yardstick,
     make_setup,
     make_table,
-    missing,
 )
 from lm.config.layers import EmbeddingConfig
 
@@ -75,6 +74,15 @@ UNIVERSAL: Changes = (
         "model.universal.gate": "gru",
     }
 )
+
+# A layer is about as large as two of the baseline.
+EVOLVED: Changes = {
+    "model.block": "evolved",
+    "model.num_encoder_layers": times(1 / 2),
+    "model.num_decoder_layers": times(1 / 2),
+    "model.mlp.activation": "silu",
+    "model.encoder.activation": "relu",
+}
 
 # Of the paper's code a dynamic convolution has a sixth of the feed-forward layer's width.
 LIGHTWEIGHT: Changes = {"model.mixer.kind": "lightweight-convolution"}
@@ -201,7 +209,7 @@ ROWS: dict[str, Changes | Missing] = {
     "transparent": {"model.cross_attention.encoder_layers": "weighted"},
     "dynamic-convolution": DYNAMIC,
     "lightweight-convolution": LIGHTWEIGHT,
-    "evolved": missing("Evolved Transformer"),
+    "evolved": EVOLVED,
     "synthesizer-dense": synthesizer("dense"),
     "synthesizer-dense-plus": synthesizer("dense", "added"),
     "synthesizer-dense-plus-alpha": synthesizer("dense", "mixed"),
