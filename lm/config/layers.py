@@ -74,7 +74,8 @@ class Mixers(Values):
 # ``read_if`` of settings: on which others of their group they depend
 LEARNED: Condition = {"kind": ("learned", "relative-and-learned")}
 RELATIVE: Condition = {"kind": get_args(RelativePositions)}
-RELATIVE_BIASES: Condition = {"kind": ("relative", "relative-per-layer", "relative-and-learned")}
+BIAS_TABLES = ("relative", "relative-per-layer", "relative-and-learned")  # a number per head and bucket
+RELATIVE_BIASES: Condition = {"kind": BIAS_TABLES}
 DISENTANGLED: Condition = {"kind": ("relative-disentangled",)}
 BY_HEADS = ("heads", "merged")  # kinds of cross-attention whose queries and keys are those of heads
 FEED_FORWARD: Condition = {"activation": Values(but=("none",))}
@@ -112,6 +113,9 @@ class AttentionConfig:
     output_norm: bool = False
     # whether the norms of heads have learned scales (Qwen3) or no parameters (RedLLM)
     norm_scale: bool = setting(True, HEAD_NORMS)
+    # whether heads are projected together, or each of them passes the feed-forward layer by itself, and all
+    # are added with weights that are learned and sum to 1 (weighted: Ahmed et al. 2017)
+    branches: Literal["none", "weighted"] = "none"
     # mask of a decoder's self-attention; with none, it sees the tokens that it is to predict
     mask: Literal["causal", "none"] = "causal"
     # mask of an encoder's self-attention: none, or causal, with which it may predict the next token

@@ -19,8 +19,10 @@ from lm.config.base import ABOVE_0, Condition, Values, at_least, setting
 
 # The values of settings of a model for whose parts the table has a rule.
 COVERED: Condition = {
+    "block": ("transformer",),
     "mixer.kind": ("attention",),
     "attention.scores": ("dot", "scaled-dot"),
+    "attention.branches": ("none",),
     "positions.kind": Values(but=("relative-keys", "relative-disentangled")),
     "cross_attention.kind": ("heads", "merged"),
     # of the base only one width of heads is known
@@ -31,6 +33,9 @@ COVERED: Condition = {
     "embedding.clusters": ((),),
     "experts.count": (0,),
     "memory.keys": (0,),
+    "universal.embedding": ("none",),
+    "universal.gate": ("none",),
+    "universal.halting": ("last-step",),
     "mlp.adapter_width": (0,),
     "lora.rank": (0,),
     "heads": ((),),

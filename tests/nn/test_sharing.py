@@ -158,6 +158,13 @@ NARANG = changes(PRESETS["t5-base"], {"norm.kind": "layer", "mlp.bias": True})
 APART = {"embedding.encoder": "separate"}
 SHARED = {"shared_layers": True, "output.logits": "separate"}
 
+UNIVERSAL = SHARED | {
+    "num_encoder_layers": 28,
+    "num_decoder_layers": 28,
+    "universal.embedding": "step",
+    "universal.gate": "gru",
+}
+
 
 @pytest.mark.parametrize(
     ("new", "millions"),
@@ -168,6 +175,8 @@ SHARED = {"shared_layers": True, "output.logits": "separate"}
         ({"residual": "fixup", "norm.kind": "none"}, 223),
         (SHARED | {"shared_stack": "encoder"}, 170),
         (SHARED | {"shared_stack": "decoder"}, 144),
+        (UNIVERSAL, 84),
+        ({"attention.branches": "weighted"}, 280),
         (APART, 248),
         (APART | {"output.logits": "separate"}, 273),
     ],

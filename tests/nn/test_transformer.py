@@ -63,6 +63,7 @@ LIKE_OTHERS |= {
     "multiplicative cross-attention",
     "transparent attention",
 }
+LIKE_OTHERS |= {"branches", "decoder, evolved"}  # the latter as "evolved"
 LIKE_OTHERS |= {"continued positions", "merged attention", "merged, one stack"}  # as "merged, continued"
 LIKE_OTHERS |= {
     "decoder, adaptive softmax",
@@ -75,12 +76,21 @@ def but_for(slow, names):
     return [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in names]
 
 
+def aligned(batch, config):
+    """The example with its inputs padded to the tokens that become one position of the encoder's output."""
+    multiple = config.funnel.multiple
+    return replace(
+        batch,
+        encoder=batch.encoder.map(lambda value: np.pad(value, ((0, 0), (0, -value.shape[1] % multiple)))),
+    )
+
+
 @pytest.mark.parametrize("name", but_for(PUBLISHED | LIKE_OTHERS, CONFIGS))
 def test_a_packed_example_sees_only_itself_and_padding_changes_nothing(name):
     model = make(name)
     examples = [example(1, 5, 7, prefix=3), example(2, 6, 4, prefix=2)]
     read = features if model.config.output.logits == "none" else run
-    packed = read(model, padded(joined(examples), 12))[0]
+    packed = read(model, padded(joined([aligned(b, model.config) for b in examples]), 12))[0]
     first, second = (read(model, padded(b, 12))[0] for b in examples)
     ends = (7, 4) if model.config.has_decoder else (5, 6)
     np.testing.assert_allclose(
