@@ -145,6 +145,8 @@ TABLES = (
             "global": LONG_ROWS | {"model.sparsity": SparsityConfig(window=8, global_tokens=8)},
             "block-sparse": LONG_ROWS
             | {"model.sparsity": SparsityConfig(1, global_tokens=1, block=8, random_blocks=2)},
+            # Liu et al. 2018, without their local layers
+            "compressed": LONG_ROWS | {"model.attention.compression": 3},
         },
     ),
 )

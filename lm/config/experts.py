@@ -39,12 +39,17 @@ class ExpertsConfig:
     normalized: bool = setting(True, SEVERAL)
     # layers with experts: every n-th, the others have a feed-forward layer; 2 in Switch [layers]
     every: int = setting(1, ROUTED)
+    # index of the first layer with experts; None: every - 1, so that the last layer of each n has them
+    first: int | None = setting(None, ROUTED | {"every": Values(above=1)})
     # capacity in training: an expert reads at most so many times its even share of a group's tokens, and
     # drops the others, which pass the layer unchanged; None: nothing is dropped, and every expert computes
     # every token
     capacity_factor: float | None = setting(1.25, ROUTED)
     # capacity in evaluation; None: nothing is dropped. Decoding never drops a token.
     eval_capacity_factor: float | None = setting(None, ROUTED | {"capacity_factor": GIVEN})
+    # capacity in evaluation as a number: an expert reads the first tokens of each text that choose it, up to
+    # this many, however long the text is (published weights of Switch: 64); None: by the factor [tokens]
+    eval_capacity: int | None = setting(None, TOKENS_CHOOSE)
     # number of rows of a batch whose tokens share the capacity of the experts; the largest number that
     # divides both it and the batch is used [sequences]
     group_rows: int = setting(1, ROUTED | {"capacity_factor": GIVEN})
@@ -63,12 +68,19 @@ class ExpertsConfig:
     def __post_init__(self):
         prefix = "model.experts."
         at_least(self, prefix, count=0, per_token=1, every=1, group_rows=1, balance_loss=0, z_loss=0)
+        at_least(self, prefix, first=0, eval_capacity=1)
         at_most(self, prefix, count=2**16)
         below_1(self, prefix, "noise" if self.dropout is None else "noise dropout")
         for name in ("capacity_factor", "eval_capacity_factor"):
             factor = getattr(self, name)
             if factor is not None and not 0 < factor < 2**20:
                 raise SettingError(f"{prefix}{name}={factor} should be above 0, such as 1.25")
+        if self.eval_capacity is not None and self.eval_capacity_factor is not None:
+            raise SettingError(
+                f"{prefix}eval_capacity={self.eval_capacity} and {prefix}eval_capacity_factor="
+                f"{self.eval_capacity_factor} both limit what an expert reads in evaluation: one of the two "
+                "should be None"
+            )
         if not self.count:
             return
         if self.kind == "token-choice" and self.per_token > self.count:
@@ -86,8 +98,15 @@ class ExpertsConfig:
 
         >>> ExpertsConfig(count=4, every=2).layers(6)
         (1, 3, 5)
+        >>> ExpertsConfig(count=4, every=3, first=1).layers(6)
+        (1, 4)
         """
-        return tuple(range(self.every - 1, num_layers, self.every)) if self.count else ()
+        return tuple(range(self.first_layer, num_layers, self.every)) if self.count else ()
+
+    @property
+    def first_layer(self) -> int:
+        """Return the index of the first layer with experts."""
+        return self.every - 1 if self.first is None else self.first
 
     def factor(self, is_training: bool) -> float | None:
         """Return the capacity factor in training or in evaluation; None: nothing is dropped."""

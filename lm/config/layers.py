@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from lm.config.attention import RotaryConfig
 from lm.config.base import (
+    ABOVE_0,
     GIVEN,
     Condition,
     Conditions,
@@ -105,6 +106,8 @@ class AttentionConfig:
     logit_cap: float | None = None
     # whether the projections of queries, keys and values have a bias; None: as model.bias
     qkv_bias: bool | None = None
+    # whether the projection of keys has a bias; None: as those of queries and values (DeBERTa 1: it has none)
+    key_bias: bool | None = None
     qk_norm: bool = False  # whether each head's queries and keys are normalised (Qwen3)
     # features of queries, and of keys, that one norm takes together: a head's (Qwen3), or all heads' (OLMo 2)
     qk_norm_features: Literal["head", "all-heads"] = setting("head", {"qk_norm": (True,)})
@@ -116,6 +119,9 @@ class AttentionConfig:
     # whether heads are projected together, or each of them passes the feed-forward layer by itself, and all
     # are added with weights that are learned and sum to 1 (weighted: Ahmed et al. 2017)
     branches: Literal["none", "weighted"] = "none"
+    # number of neighbouring tokens of which a convolution makes one key and one value; 1: each token has its
+    # own (3: memory-compressed attention, Liu et al. 2018) [tokens]
+    compression: int = 1
     # mask of a decoder's self-attention; with none, it sees the tokens that it is to predict
     mask: Literal["causal", "none"] = "causal"
     # mask of an encoder's self-attention: none, or causal, with which it may predict the next token
@@ -125,7 +131,7 @@ class AttentionConfig:
 
     def __post_init__(self):
         at_least(self, "model.attention.", d_kv=1, num_heads=1, num_key_value_heads=1, d_v=1)
-        at_least(self, "model.attention.", query_pre_attn_scalar=1)
+        at_least(self, "model.attention.", query_pre_attn_scalar=1, compression=1)
         above_0(self, "model.attention.", "logit_cap scale")
         if self.scale is not None and self.query_pre_attn_scalar is not None:
             raise SettingError(
@@ -353,6 +359,10 @@ class EmbeddingConfig:
     encoder: Literal["shared", "separate"] = "shared"
     # number of token types with an embedding, such as first and second sentence (BERT) [types]
     type_vocab_size: int = 0
+    # number of tokens of a convolution of the first layer's input, whose output is added to the output of
+    # that layer (DeBERTa 2: 3); 0: none [tokens]
+    convolution: int = 0
+    convolution_activation: Literal["gelu", "tanh"] = setting("gelu", {"convolution": ABOVE_0})
     # numbers of tokens of the first clusters of an adaptive embedding (Baevski and Auli 2019), whose ids
     # should be those of frequent tokens; the last cluster has the rest [tokens]
     clusters: tuple[int, ...] = ()
@@ -360,7 +370,12 @@ class EmbeddingConfig:
     cluster_widths: tuple[int, ...] = ()
 
     def __post_init__(self):
-        at_least(self, "model.embedding.", d_embed=1, type_vocab_size=0)
+        at_least(self, "model.embedding.", d_embed=1, type_vocab_size=0, convolution=0)
+        if self.convolution and self.convolution % 2 == 0:
+            raise SettingError(
+                f"model.embedding.convolution={self.convolution} should be odd, so that as many tokens lie "
+                "before a position as after it"
+            )
         above_0(self, "model.embedding.", "multiplier")
         if min((*self.clusters, *self.cluster_widths), default=1) < 1:
             raise SettingError(

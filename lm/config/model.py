@@ -230,6 +230,7 @@ class ModelConfig:
         self._check_heads()
         self._check_positions()
         self._check_attention()
+        self._check_compression()
         self._check_mixer()
         self._check_synthesizer()
         self._check_branches()
@@ -237,6 +238,7 @@ class ModelConfig:
         self._check_residual()
         self._check_sharing()
         self._check_stacks()
+        self._check_convolution()
         self._check_experts()
         self._check_memory()
         self._check_universal()
@@ -320,6 +322,32 @@ class ModelConfig:
                 f"{implementation} needs model.dtype='bfloat16', model.attention.d_kv of 8, 16, ..., 128, "
                 "model.attention.d_v as wide, and model.positions.kind that is no bias, not "
                 f"{self.dtype!r}, {width}, {attention.d_v} and {self.positions.kind!r}: choose 'auto'"
+            )
+
+    def _check_compression(self) -> None:
+        """Check that keys are compressed in a causal decoder without sparse masks that stores its scores."""
+        if self.attention.compression == 1:
+            return
+        expected = {
+            "architecture": ("decoder",),
+            "mixer.kind": ("attention",),
+            "attention.mask": ("causal",),
+            "attention.implementation": ("auto", "xla"),
+            "sparsity": (SparsityConfig(),),
+        }
+        for path, values in expected.items():
+            if (value := attrgetter(path)(self)) not in values:
+                allowed = " or ".join(map(repr, values))
+                raise SettingError(
+                    f"model.attention.compression={self.attention.compression} makes blocks of keys, which a "
+                    f"query sees when they have ended: model.{path}={value!r} should be {allowed}, or "
+                    "model.attention.compression be 1"
+                )
+        if self.positions.kind in BY_VECTORS:
+            raise SettingError(
+                f"model.attention.compression={self.attention.compression} leaves no single key for the "
+                f"vectors of model.positions.kind={self.positions.kind!r}: choose 'relative', 'rotary', "
+                "'alibi', 'learned', 'sinusoidal' or 'none'"
             )
 
     def _check_layer_windows(self) -> None:
@@ -551,6 +579,17 @@ class ModelConfig:
         if self.architecture == "shared-encoder-decoder" and encoder != decoder:
             layers = f"model.num_encoder_layers={encoder} should equal model.num_decoder_layers={decoder}"
             raise SettingError(f"{layers} when the two stacks share their parameters")
+
+    def _check_convolution(self) -> None:
+        """Check that a convolution beside the first layer may look ahead, and that this layer is its own."""
+        is_causal = self.architecture != "encoder" or self.attention.encoder_mask == "causal"
+        if self.embedding.convolution and (is_causal or self.shared_layers):
+            raise SettingError(
+                f"model.embedding.convolution={self.embedding.convolution} reads tokens after a position, "
+                "beside a first layer of its own: it needs model.architecture='encoder', "
+                "model.attention.encoder_mask='none' and model.shared_layers=False, not "
+                f"{self.architecture!r}, {self.attention.encoder_mask!r} and {self.shared_layers}"
+            )
 
     def _check_experts(self) -> None:
         """Check that mixtures of experts have layers to take the place of, and fit the other parts."""
@@ -826,6 +865,10 @@ class ModelConfig:
     @property
     def qkv_has_bias(self) -> bool:
         return self.bias if self.attention.qkv_bias is None else self.attention.qkv_bias
+
+    @property
+    def key_has_bias(self) -> bool:
+        return self.qkv_has_bias if self.attention.key_bias is None else self.attention.key_bias
 
     @property
     def state_width(self) -> int:

@@ -23,6 +23,7 @@ COVERED: Condition = {
     "mixer.kind": ("attention",),
     "attention.scores": ("dot", "scaled-dot"),
     "attention.branches": ("none",),
+    "attention.compression": (1,),
     "positions.kind": Values(but=("relative-keys", "relative-disentangled")),
     "cross_attention.kind": ("heads", "merged"),
     # of the base only one width of heads is known
@@ -31,6 +32,7 @@ COVERED: Condition = {
     "residual": Values(but=("fixup",)),
     "embedding.d_embed": (None,),
     "embedding.clusters": ((),),
+    "embedding.convolution": (0,),
     "experts.count": (0,),
     "memory.keys": (0,),
     "universal.embedding": ("none",),

@@ -262,7 +262,9 @@ def semantic_settings(config: ModelConfig) -> Settings:
         "positions.rotary.window_base": config.positions.rotary.in_window().base,
         "mlp.bias": config.mlp_has_bias,
         "attention.qkv_bias": config.qkv_has_bias,
+        "attention.key_bias": config.key_has_bias,
         "heads": tuple(sorted(config.heads)),
+        "experts.first": config.experts.first_layer,
     }
     has_window = config.has_window("encoder") or config.has_window("decoder")
     # beginnings of settings -> whether the model reads them
@@ -275,6 +277,7 @@ def semantic_settings(config: ModelConfig) -> Settings:
         DISENTANGLED_SETTINGS: config.positions.kind == "relative-disentangled",
         ("positions.rotary.",): config.positions.kind == "rotary",
         ("embedding.projected",): bool(config.embedding.d_embed),
+        ("embedding.convolution_activation",): config.embedding.convolution > 0,
         ("attention.norm_scale",): config.attention.has_head_norms,
         ("attention.scale",): config.attention.scores != "dot",
         ("attention.qk_norm_features",): config.attention.qk_norm,
@@ -286,6 +289,7 @@ def semantic_settings(config: ModelConfig) -> Settings:
         ("experts.normalized",): config.experts.per_token > 1,
         # In training alone, unless experts choose.
         ("experts.capacity_factor",): config.experts.kind == "expert-choice",
+        ("experts.eval_capacity",): config.experts.kind == "token-choice",
         ("experts.group_rows",): config.experts.factor(is_training=False) is not None,
     }
     unread = [start for starts, is_read in conditions.items() if not is_read for start in starts]

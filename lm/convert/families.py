@@ -36,6 +36,9 @@ from lm.convert.fields import (
     query_scalar,
     rope_fields,
     same_in_both,
+    switch_capacity,
+    switch_jitter,
+    switch_layers,
     t5_activation,
     t5_logits,
     tied_embeddings,
@@ -49,6 +52,7 @@ from lm.convert.schema import (
     Family,
     Field,
     Fields,
+    Parameter,
     Parameters,
     Transform,
     array,
@@ -57,6 +61,7 @@ from lm.convert.schema import (
     from_layer,
     fused_linears,
     fused_qkv,
+    in_layers,
     linear,
     linears,
     norm,
@@ -89,16 +94,26 @@ NO_START = SpecialTokens(start=None)  # no token starts the decoder
 # --- encoder-decoders
 
 
-def _t5_stack(side: str) -> tuple[Parameters, ...]:
-    """Map the encoder or the decoder.
+_T5_FEED_FORWARD = {"encoder": "layer.1", "decoder": "layer.2"}  # module of each stack's blocks
+
+
+def _t5_feed_forward(side: str) -> tuple[Parameters, ...]:
+    """Map the feed-forward layers of the encoder or the decoder."""
+    module = f"{_T5_FEED_FORWARD[side]}.DenseReluDense"
+    return (
+        linear("mlp.hidden", f"{module}.wi", gated=f"{module}.wi_0"),
+        linears("mlp", module, linear="wi_1", out="wo"),
+    )
+
+
+def _t5_stack(side: str, feed_forward: tuple[Parameters, ...]) -> tuple[Parameters, ...]:
+    """Map the encoder or the decoder, whose feed-forward layers ``feed_forward`` maps.
 
     T5 stores relative biases in its first layer for all layers, UMT5 in every layer.
     """
     relative = "SelfAttention.relative_attention_bias"
     cross_attention: tuple[Parameters, ...] = ()
-    mlp = "layer.1"
     if side == "decoder":
-        mlp = "layer.2"
         cross_attention = (
             linears("cross", "layer.1.EncDecAttention", query="q", key="k", value="v", out="o"),
             norm("cross_norm", "layer.1.layer_norm"),
@@ -113,9 +128,8 @@ def _t5_stack(side: str) -> tuple[Parameters, ...]:
             linears("attention", "layer.0.SelfAttention", query="q", key="k", value="v", out="o"),
             norm("attention_norm", "layer.0.layer_norm"),
             *cross_attention,
-            linear("mlp.hidden", f"{mlp}.DenseReluDense.wi", gated=f"{mlp}.DenseReluDense.wi_0"),
-            linears("mlp", f"{mlp}.DenseReluDense", linear="wi_1", out="wo"),
-            norm("mlp_norm", f"{mlp}.layer_norm"),
+            *feed_forward,
+            norm("mlp_norm", f"{_T5_FEED_FORWARD[side]}.layer_norm"),
         ),
     )
 
@@ -161,7 +175,11 @@ T5 = Family(
     },
     ignored=("is_decoder", "n_positions"),
     tie_flag_unreliable=True,  # since transformers 5
-    base_model=(embedding("embed", "shared"), *_t5_stack("encoder"), *_t5_stack("decoder")),
+    base_model=(
+        embedding("embed", "shared"),
+        *_t5_stack("encoder", _t5_feed_forward("encoder")),
+        *_t5_stack("decoder", _t5_feed_forward("decoder")),
+    ),
     tied_modules=("encoder.embed_tokens", "decoder.embed_tokens"),
 )
 
@@ -179,6 +197,67 @@ MT5 = replace(
     model_type="mt5",
     architectures={"MT5ForConditionalGeneration": ()},
     fields=override(T5.fields, t5_activation("gated-gelu"), tied_embeddings(True)),
+)
+
+
+def _switch_feed_forward(side: str) -> tuple[Parameters, ...]:
+    """Map the feed-forward layers of a stack, and the experts of the layers that have them instead."""
+
+    def num_layers(config: ModelConfig) -> int:
+        return config.num_encoder_layers if side == "encoder" else config.num_decoder_layers
+
+    def with_experts(config: ModelConfig) -> tuple[int, ...]:
+        return config.experts.layers(num_layers(config))
+
+    def without_experts(config: ModelConfig) -> tuple[int, ...]:
+        return tuple(layer for layer in range(num_layers(config)) if layer not in with_experts(config))
+
+    module = f"{_T5_FEED_FORWARD[side]}.mlp"
+    return (
+        in_layers(with_experts, linear("experts.router", f"{module}.router.classifier")),
+        in_layers(
+            with_experts, linears("experts", f"{module}.experts.expert_{EXPERT}", hidden="wi", out="wo")
+        ),
+        in_layers(without_experts, linears("mlp", module, hidden="wi", out="wo")),
+    )
+
+
+# Fedus et al. 2021: T5 1.0 with experts, of which a token passes one
+SWITCH = replace(
+    T5,
+    model_type="switch_transformers",
+    architectures={"SwitchTransformersForConditionalGeneration": ()},
+    template=changes(T5.template, {"experts.count": 8, "output.logits": "tied-scaled"}),
+    fields=override(
+        without(T5.fields, "output.logits"),
+        activation("dense_act_fn", "relu"),
+        Field("num_experts", "experts.count", 8),
+        switch_layers(),
+        switch_capacity(),
+        switch_jitter(),
+        Field("router_z_loss_coef", "experts.z_loss", 0.001),
+        Field("router_aux_loss_coef", "experts.balance_loss", 0.001),
+    ),
+    # A router that computes in half precision rounds its logits, and so may choose other experts. The class
+    # of transformers has no gates, whatever a file says. Without tied embeddings its two stacks and its
+    # output have three tables.
+    supported_values={
+        **T5.supported_values,
+        "tie_word_embeddings": True,
+        "router_bias": False,
+        "router_dtype": "float32",
+        "feed_forward_proj": "relu",
+        "is_gated_act": False,
+    },
+    # transformers never reads whether padding is routed, and has cross-attention whatever a file says.
+    ignored=(*T5.ignored, "router_ignore_padding_tokens", "router_type", "add_router_probs")
+    + ("add_cross_attention",),
+    tie_flag_unreliable=False,
+    base_model=(
+        embedding("embed", "shared"),
+        *_t5_stack("encoder", _switch_feed_forward("encoder")),
+        *_t5_stack("decoder", _switch_feed_forward("decoder")),
+    ),
 )
 
 
@@ -1428,10 +1507,87 @@ ELECTRA = replace(
 )
 
 _LM_HEAD = "lm_predictions.lm_head"
+# Of a module that the first layer alone has: arrays of ours have the layers' axis, of length 1.
+_OF_FIRST_LAYER = Transform(lambda array: array[0], lambda tensor: tensor[None])
+# torch's kernels of convolutions are [out,in,W], ours [W,in,out]
+_KERNEL_OF_FIRST_LAYER = Transform(
+    lambda array: array[0].transpose(), lambda tensor: tensor.transpose()[None]
+)
 _OLDER_LM_HEAD = "cls.predictions"
-# He et al. 2021; version 3, of the same type: He et al. 2023. Scores have products of contents and positions.
-DEBERTA_V2 = replace(
+
+
+def _deberta_body(*attention: Parameters) -> tuple[Parameters, ...]:
+    """Map the base model of DeBERTa, whose layers have these projections."""
+    return (
+        embedding("embed", "embeddings.word_embeddings"),
+        embedding("encoder.types", "embeddings.token_type_embeddings"),
+        norm("encoder.embed_norm", "embeddings.LayerNorm"),
+        embedding("encoder.relative", "encoder.rel_embeddings"),
+        stack(
+            "encoder.blocks",
+            "encoder.layer",
+            *attention,
+            linear("attention.out", "attention.output.dense"),
+            linear("mlp.hidden", "intermediate.dense"),
+            linear("mlp.out", "output.dense"),
+            norm("attention_norm", "attention.output.LayerNorm"),
+            norm("mlp_norm", "output.LayerNorm"),
+        ),
+    )
+
+
+# He et al. 2021. Scores have products of contents and positions.
+DEBERTA = replace(
     BERT,
+    model_type="deberta",
+    architectures={"DebertaForMaskedLM": ("logits",), "DebertaModel": ()},
+    task_classes=task_classes("Deberta", "tokens", "span")
+    | task_classes("Deberta", "classes", "regression", pool="first", dense="pooler.dense", activation="gelu"),
+    template=changes(
+        BERT.template,
+        {
+            "positions.kind": "relative-disentangled",
+            "positions.relative_projections": "separate",
+            "positions.relative_norm": False,
+            "attention.key_bias": False,
+        },
+    ),
+    fields=override(
+        without(BERT.fields, "positions.max_length"),
+        Field("layer_norm_eps", "norm.epsilon", 1e-7),
+        Field("type_vocab_size", "embedding.type_vocab_size", 0),
+        deberta_distances(has_buckets=False),
+        deberta_products(),
+        deberta_head_width(),
+    ),
+    supported_values={"pooler_hidden_act": "gelu", "talking_head": False},
+    attribute_map={"pooler_hidden_size": "hidden_size", "embedding_size": "hidden_size"},
+    # What is called legacy has other names of the masked LM's output layers, not those of published files.
+    written_values={"legacy": False},
+    base_model_prefix="deberta",
+    base_model=_deberta_body(
+        (
+            Parameter(
+                tuple(f"attention.{name}.kernel" for name in ("query", "key", "value")),
+                "attention.self.in_proj.weight",
+                TRANSPOSE,
+                per_head=True,
+            ),
+        ),
+        array("attention.query.bias", "attention.self.q_bias"),
+        array("attention.value.bias", "attention.self.v_bias"),
+        linears("attention", "attention.self", position_query="pos_q_proj", position_key="pos_proj"),
+    ),
+    output_layers=_masked_lm_head(f"{_LM_HEAD}.dense", f"{_LM_HEAD}.LayerNorm", f"{_LM_HEAD}.bias"),
+    output_matrix=f"{_LM_HEAD}.decoder",
+    other_modules={f"{_OLDER_LM_HEAD}.transform": _LM_HEAD, _OLDER_LM_HEAD: _LM_HEAD},
+    # Embeddings that nothing reads without position_biased_input.
+    unread_modules=("deberta.embeddings.position_embeddings",),
+)
+
+# He et al. 2021, the second version, which has a convolution; the third, of the same type: He et al. 2023
+DEBERTA_V2 = replace(
+    DEBERTA,
     model_type="deberta-v2",
     architectures={"DebertaV2ForMaskedLM": ("logits",), "DebertaV2Model": ()},
     task_classes=task_classes("DebertaV2", "tokens", "span")
@@ -1440,30 +1596,15 @@ DEBERTA_V2 = replace(
     ),
     template=changes(BERT.template, {"positions.kind": "relative-disentangled"}),
     fields=override(
-        without(BERT.fields, "positions.max_length"),
-        Field("layer_norm_eps", "norm.epsilon", 1e-7),
-        Field("type_vocab_size", "embedding.type_vocab_size", 0),
-        deberta_distances(),
-        deberta_products(),
+        DEBERTA.fields,
+        deberta_distances(has_buckets=True),
         choice("share_att_key", "positions.relative_projections", {True: "shared", False: "separate"}, False),
         deberta_norm(),
-        deberta_head_width(),
         deberta_convolution(),
     ),
     supported_values={"pooler_hidden_act": "gelu"},
-    attribute_map={"pooler_hidden_size": "hidden_size", "embedding_size": "hidden_size"},
-    # What is called legacy has other names of the masked LM's output layers, not those of published files.
-    written_values={"legacy": False},
-    base_model_prefix="deberta",
     base_model=(
-        embedding("embed", "embeddings.word_embeddings"),
-        embedding("encoder.types", "embeddings.token_type_embeddings"),
-        norm("encoder.embed_norm", "embeddings.LayerNorm"),
-        embedding("encoder.relative", "encoder.rel_embeddings"),
-        norm("encoder.relative.norm", "encoder.LayerNorm"),
-        stack(
-            "encoder.blocks",
-            "encoder.layer",
+        *_deberta_body(
             linears(
                 "attention",
                 "attention.self",
@@ -1472,19 +1613,16 @@ DEBERTA_V2 = replace(
                 value="value_proj",
                 position_query="pos_query_proj",
                 position_key="pos_key_proj",
-            ),
-            linear("attention.out", "attention.output.dense"),
-            linear("mlp.hidden", "intermediate.dense"),
-            linear("mlp.out", "output.dense"),
-            norm("attention_norm", "attention.output.LayerNorm"),
-            norm("mlp_norm", "output.LayerNorm"),
+            )
         ),
+        norm("encoder.relative.norm", "encoder.LayerNorm"),
+        array("encoder.blocks.convolution.kernel", "encoder.conv.conv.weight", _KERNEL_OF_FIRST_LAYER),
+        array("encoder.blocks.convolution.bias", "encoder.conv.conv.bias", _OF_FIRST_LAYER),
+        array("encoder.blocks.convolution.norm.scale", "encoder.conv.LayerNorm.weight", _OF_FIRST_LAYER),
+        array("encoder.blocks.convolution.norm.bias", "encoder.conv.LayerNorm.bias", _OF_FIRST_LAYER),
     ),
-    output_layers=_masked_lm_head(f"{_LM_HEAD}.dense", f"{_LM_HEAD}.LayerNorm", f"{_LM_HEAD}.bias"),
-    output_matrix=f"{_LM_HEAD}.decoder",
-    other_modules={f"{_OLDER_LM_HEAD}.transform": _LM_HEAD, _OLDER_LM_HEAD: _LM_HEAD},
-    # The head of version 3's discriminators, and embeddings that nothing reads without position_biased_input.
-    unread_modules=("mask_predictions", "deberta.embeddings.position_embeddings"),
+    # The head of version 3's discriminators too.
+    unread_modules=("mask_predictions", *DEBERTA.unread_modules),
 )
 
 # Warner et al. 2024: a window in two of three layers, with rotary positions of another base
@@ -1552,7 +1690,7 @@ MODERNBERT = Family(
 )
 
 # A model of ours is exported as the first of these that computes the same.
-_ENCODER_DECODERS = (T5, UMT5, MT5, BART, MARIAN, MBART, PEGASUS, T5GEMMA)
+_ENCODER_DECODERS = (T5, UMT5, MT5, SWITCH, BART, MARIAN, MBART, PEGASUS, T5GEMMA)
 _DECODERS = (
     *(GPT2, OPENAI_GPT, GPT_BIGCODE, GPT_NEOX, BLOOM, GPTJ, FALCON, GPT_NEO, OPT),
     *(LLAMA, MISTRAL, MIXTRAL, PHI3, QWEN2, QWEN3),
@@ -1560,13 +1698,12 @@ _DECODERS = (
 )
 _ENCODERS = (
     *(DISTILBERT, BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET),
-    *(LONGFORMER, ALBERT, ELECTRA, DEBERTA_V2, MODERNBERT),
+    *(LONGFORMER, ALBERT, ELECTRA, DEBERTA, DEBERTA_V2, MODERNBERT),
 )
 FAMILIES = {family.model_type: family for family in (*_ENCODER_DECODERS, *_DECODERS, *_ENCODERS)}
 
 # Types of models that are refused, and what they need that ours lack.
 UNSUPPORTED = {
-    "deberta": "its queries and values have biases, and its keys have none; versions 2 and 3 are deberta-v2",
     "xlnet": "it predicts tokens in permuted order, by a second stream of queries",
     "gemma3": "it reads pictures too; gemma3_text is the type of its language model",
 }

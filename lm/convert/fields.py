@@ -5,6 +5,7 @@ from operator import attrgetter
 from typing import Any
 
 from lm.config.base import SettingError, nearest
+from lm.config.experts import ExpertsConfig
 from lm.config.model import ModelConfig
 from lm.convert.schema import REQUIRED, Field, FieldGroup, HFConfig, Settings
 
@@ -308,6 +309,80 @@ def t5_logits() -> FieldGroup:
     return FieldGroup(names, ("output.logits",), read, write)
 
 
+# --- Switch Transformers
+
+
+def switch_layers() -> FieldGroup:
+    """Map which layers have experts: the second of each stack, and every step-th after it.
+
+    The step of a stack is the number of its layers divided by how many should have experts, rounded down, and
+    files hold both. With a step of 1 all layers have experts. Without any layer that should have them, the
+    step is the number of layers, so that the second layer has them all the same.
+    """
+    layers = {"encoder": "num_layers", "decoder": "num_decoder_layers"}
+    sparse = {side: f"num_sparse_{side}_layers" for side in SIDES}
+    steps = {side: f"{side}_sparse_step" for side in SIDES}
+
+    def with_experts(step: int, num_layers: int) -> tuple[int, ...]:
+        return ExpertsConfig(count=1, every=step, first=0 if step == 1 else 1).layers(num_layers)
+
+    def read(hf_config: HFConfig) -> Settings:
+        by_side = {}
+        for side in SIDES:
+            num_layers = hf_config.get(layers[side]) or hf_config["num_layers"]
+            num_sparse = hf_config.get(sparse[side], 3)
+            usual = num_layers // num_sparse if num_sparse > 0 else num_layers
+            step = hf_config.get(steps[side], usual)
+            if not isinstance(step, int) or step < 1:
+                raise SettingError(f"config.json: {steps[side]}={step!r} should be a number from 1 on")
+            by_side[side] = step, num_layers
+        # Of several steps that mean the same in short stacks, the least.
+        for every in range(1, max(step for step, _ in by_side.values()) + 1):
+            if all(
+                with_experts(every, count) == with_experts(step, count) for step, count in by_side.values()
+            ):
+                return {"experts.every": every, "experts.first": 1 if every > 2 else None}
+        names = " and ".join(f"{steps[side]}={step}" for side, (step, _) in by_side.items())
+        raise SettingError(f"config.json: {names} are not supported: they should be the same")
+
+    def write(config: ModelConfig) -> HFConfig:
+        every = config.experts.every
+        counts = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
+        sparse_layers = {sparse[side]: max(counts[side] // every, 1) for side in SIDES}
+        return sparse_layers | {steps[side]: every for side in SIDES}
+
+    names = (*layers.values(), *sparse.values(), *steps.values())
+    return FieldGroup(names, ("experts.every", "experts.first"), read, write)
+
+
+UNLIMITED = 2**20  # a capacity that no text reaches [tokens]
+
+
+def switch_capacity() -> Field:
+    """Map how many tokens of a text an expert reads in evaluation."""
+    return Field(
+        "expert_capacity",
+        "experts.eval_capacity",
+        64,
+        lambda value, _: value if value < UNLIMITED else None,
+        lambda value, _: value or UNLIMITED,
+    )
+
+
+def switch_jitter() -> FieldGroup:
+    """Map the noise by which a router tries other experts in training."""
+    name = "router_jitter_noise"
+
+    def read(hf_config: HFConfig) -> Settings:
+        noise = float(hf_config.get(name, 0.01))
+        return {"experts.exploration": "jitter", "experts.noise": noise} if noise else {}
+
+    def write(config: ModelConfig) -> HFConfig:
+        return {name: config.experts.noise if config.experts.exploration == "jitter" else 0.0}
+
+    return FieldGroup((name,), ("experts.exploration", "experts.noise"), read, write)
+
+
 # --- DeBERTa
 
 DISENTANGLED_SETTINGS = (
@@ -361,11 +436,11 @@ def deberta_norm() -> Field:
     )
 
 
-def deberta_distances() -> FieldGroup:
+def deberta_distances(*, has_buckets: bool) -> FieldGroup:
     """Map the buckets of relative positions, and check that positions are relative alone.
 
-    Without buckets each distance has an embedding, up to max_relative_positions, or if that is below 1 up to
-    max_position_embeddings.
+    Without buckets, as in all models of version 1, each distance has an embedding, up to
+    max_relative_positions, or if that is below 1 up to max_position_embeddings.
     """
     names = ("relative_attention", "position_biased_input")
     longest, buckets, distance = "max_position_embeddings", "position_buckets", "max_relative_positions"
@@ -377,7 +452,7 @@ def deberta_distances() -> FieldGroup:
         max_length = hf_config.get(longest, 512)
         max_distance = hf_config.get(distance, -1)
         max_distance = max_distance if max_distance > 0 else max_length
-        one_side = hf_config.get(buckets, -1)
+        one_side = hf_config.get(buckets, -1) if has_buckets else -1
         if one_side > 0 and (one_side < 4 or one_side % 2 or one_side >= max_distance):
             raise SettingError(
                 f"config.json: {buckets}={one_side!r} is not supported with a {distance} of {max_distance}: "
@@ -392,18 +467,19 @@ def deberta_distances() -> FieldGroup:
     def write(config: ModelConfig) -> HFConfig:
         positions = config.positions
         has_one_each = positions.relative_buckets == 2 * positions.relative_max_distance
-        return {
+        written = {
             names[0]: True,
             names[1]: False,
             longest: positions.max_length,
             distance: positions.relative_max_distance,
-            buckets: -1 if has_one_each else positions.relative_buckets // 2,
         }
+        if has_buckets:
+            written[buckets] = -1 if has_one_each else positions.relative_buckets // 2
+        return written
 
     settings = ("max_length", "relative_max_distance", "relative_buckets")
-    return FieldGroup(
-        (*names, longest, buckets, distance), tuple(f"positions.{name}" for name in settings), read, write
-    )
+    own = (*names, longest, distance, *([buckets] if has_buckets else []))
+    return FieldGroup(own, tuple(f"positions.{name}" for name in settings), read, write)
 
 
 def deberta_head_width() -> FieldGroup:
@@ -423,15 +499,30 @@ def deberta_head_width() -> FieldGroup:
 
 
 def deberta_convolution() -> FieldGroup:
-    """Check that there is no convolution beside the first layer, which models of version 2 have."""
-    name = "conv_kernel_size"
+    """Map the convolution beside the first layer, which models of version 2 have and those of 3 have not."""
+    name, act, groups = "conv_kernel_size", "conv_act", "conv_groups"
+    settings = ("embedding.convolution", "embedding.convolution_activation")
 
     def read(hf_config: HFConfig) -> Settings:
-        if hf_config.get(name):
-            raise SettingError(f"config.json: {name}={hf_config[name]!r} is not supported, only 0")
-        return {}
+        size = hf_config.get(name) or 0
+        if size <= 0:
+            return {settings[0]: 0}
+        if size % 2 == 0:
+            raise SettingError(f"config.json: {name}={size!r} is not supported: it should be odd")
+        if hf_config.get(groups, 1) != 1:
+            raise SettingError(f"config.json: {groups}={hf_config[groups]!r} is not supported, only 1")
+        activation = hf_config.get(act, "tanh")
+        if activation not in ("gelu", "tanh"):
+            raise SettingError(
+                f"config.json: {act}={activation!r} is not supported: it should be 'gelu' or 'tanh'"
+            )
+        return {settings[0]: size, settings[1]: activation}
 
-    return FieldGroup((name, "conv_act", "conv_groups"), (), read, lambda _: {})
+    def write(config: ModelConfig) -> HFConfig:
+        size = config.embedding.convolution
+        return {name: size} | ({act: config.embedding.convolution_activation, groups: 1} if size else {})
+
+    return FieldGroup((name, act, groups), settings, read, write)
 
 
 # --- rotary positions

@@ -5,7 +5,7 @@ those of Hugging Face transformers, paths and modules are ours. ``families`` hol
 """
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Literal
@@ -145,6 +145,8 @@ class Parameter:
     per_head: bool = False  # fused head by head, as in ``fused_qkv``
     stack: str | None = None  # in a stack of layers, the part of the name before the number of the layer
     first_layer: int = 0  # number of the first layer that has it
+    # Returns the numbers of the layers that have it; None: all from first_layer on
+    layers: Callable[[ModelConfig], Sequence[int]] | None = None
     prefix: str = ""  # how the whole name begins
 
     def tensor_name(self, layer: int | None, config: ModelConfig | None) -> str:
@@ -156,7 +158,10 @@ class Parameter:
         if self.other_name is not None and config is not None and self.has_other_name(config):
             name = self.other_name
         if self.stack is not None and layer is not None:
-            name = f"{self.stack}.{self.first_layer + layer}.{name}"
+            number = self.first_layer + layer
+            if self.layers is not None and config is not None:
+                number = self.layers(config)[layer]
+            name = f"{self.stack}.{number}.{name}"
         return self.prefix + name
 
 
@@ -249,6 +254,11 @@ def stack(module: str, published: str, *modules: Parameters) -> Parameters:
 def from_layer(first_layer: int, parameters: Parameters) -> Parameters:
     """Map parameters of a stack that the layers before ``first_layer`` lack."""
     return tuple(replace(parameter, first_layer=first_layer) for parameter in parameters)
+
+
+def in_layers(layers: Callable[[ModelConfig], Sequence[int]], parameters: Parameters) -> Parameters:
+    """Map parameters of a stack that only these layers have."""
+    return tuple(replace(parameter, layers=layers) for parameter in parameters)
 
 
 # --- families

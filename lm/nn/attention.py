@@ -14,7 +14,7 @@ from lm.config.model import ModelConfig
 from lm.nn.attention_dispatch import attend
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.branched import Branches
-from lm.nn.cache import KeyValue, LayerCache
+from lm.nn.cache import Carry, KeyValue, LayerCache
 from lm.nn.costs import TokenMixer, matmul_flops
 from lm.nn.dropout import DropoutMasks, Shapes, dropout_factors
 from lm.nn.layers import Identity, Linear, Module, make_norm, normal, param
@@ -64,7 +64,7 @@ class Projections(Module):
         self.query = Linear(
             rngs, (d_model, query_width), ("embed", "heads"), std=query_std, use_bias=use_bias
         )
-        self.key = Linear(rngs, (d_model, key_width), key_axes, std=std, use_bias=use_bias)
+        self.key = Linear(rngs, (d_model, key_width), key_axes, std=std, use_bias=config.key_has_bias)
         self.value = Linear(rngs, (d_model, value_features), key_axes, std=std, use_bias=use_bias)
         norms_heads_together = config.attention.qk_norm_features == "all-heads"
         widths = (query_width, key_width) if norms_heads_together else (config.attention.d_kv,) * 2
@@ -141,8 +141,12 @@ class Attention(Projections, TokenMixer):
         positions = config.positions
         has_own_keys = positions.has_own_projections and positions.has_position_keys
         has_own_queries = positions.has_own_projections and positions.has_position_queries
-        self.position_key = _position_projection(config, rngs, self._key_axis) if has_own_keys else None
-        self.position_query = _position_projection(config, rngs, "heads") if has_own_queries else None
+        self.position_key = (
+            _position_projection(config, rngs, self._key_axis, config.key_has_bias) if has_own_keys else None
+        )
+        self.position_query = (
+            _position_projection(config, rngs, "heads", config.qkv_has_bias) if has_own_queries else None
+        )
         self.bilinear = _bilinear_weight(config, rngs) if config.attention.scores == "bilinear" else None
         has_branches = config.attention.branches == "weighted"
         self.branches = Branches(config, rngs) if has_branches else None
@@ -154,9 +158,9 @@ class Attention(Projections, TokenMixer):
         self,
         x: Float[Array, "B T D"],
         inputs: AttentionInputs,
-        cache: LayerCache | None,
+        cache: Carry | None,
         dropout_masks: DropoutMasks,
-    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
+    ) -> tuple[Float[Array, "B T D"], Carry | None]:
         """Return the output [B,T,D] of self-attention on x [B,T,D], and the updated cache.
 
         With a cache, keys and values of x are written to it, and x attends to the whole cache. If attention
@@ -236,7 +240,7 @@ class Attention(Projections, TokenMixer):
         """Return N."""
         return self.config.attention.num_heads
 
-    def init_carry(self, rows: int, length: int) -> LayerCache:
+    def init_carry(self, rows: int, length: int) -> Carry:
         """Return an empty KV cache [B,K,S,H] for ``length`` positions; masks hide those not yet written."""
         config, shape = self.config, (rows, self.config.attention.key_value_heads, length)
         key = jnp.zeros((*shape, config.attention.d_kv), config.dtype)
@@ -367,9 +371,9 @@ def _relative_keys(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
     return param(normal(rngs, shape, std), "heads", "kv", "buckets")
 
 
-def _position_projection(config: ModelConfig, rngs: nnx.Rngs, axis: str) -> Linear:
+def _position_projection(config: ModelConfig, rngs: nnx.Rngs, axis: str, use_bias: bool) -> Linear:
     """Return a projection of relative positions to queries, or to keys where ``axis`` is that of keys."""
     sizes = config.attention
     heads = sizes.num_heads if axis == "heads" else sizes.key_value_heads
     shape, std = (config.d_model, heads * sizes.d_kv), config.d_model**-0.5
-    return Linear(rngs, shape, ("embed", axis), std=std, use_bias=config.qkv_has_bias)
+    return Linear(rngs, shape, ("embed", axis), std=std, use_bias=use_bias)

@@ -18,6 +18,7 @@ from lm.config.model import ModelConfig
 from lm.nn.attention import Attention
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.cache import Carry, KeyValue, LayerCache
+from lm.nn.convolution import InputConvolution
 from lm.nn.costs import matmul_flops, mixer_cache_bytes, mixer_flops
 from lm.nn.dropout import DropoutMasks, Shapes, dropout
 from lm.nn.experts import ExpertMLP, RouterStatistics
@@ -84,6 +85,8 @@ class Block(Module):
         # A stack sets it, in the one layer that has it: it is too large to be made for all.
         self.memory: ProductKeyMemory | None = nnx.data(None)
         self.has_memory = config.has_memory(has_cross_attention)
+        # A stack sets it, in the first layer.
+        self.convolution: InputConvolution | None = nnx.data(None)
         self.attention_scale = make_branch_scale(config)
         self.cross_scale = make_branch_scale(config) if self.cross is not None else Identity()
         self.mlp_scale = make_branch_scale(config) if has_mlp else Identity()
@@ -143,6 +146,8 @@ class Block(Module):
             h = self.adapter(x, dropout_masks.get("adapter"))
             h = dropout(h, dropout_masks.get("adapter_out"), self.config.dropout)
             x = constrain(x + h, "batch", "length", "embed")
+        if self.convolution is not None:
+            x = self.convolution(block_input, x, inputs.segments)
         return BlockOutput(x, carry, router)
 
     def init_carry(self, rows: int, length: int) -> Carry:

@@ -1,4 +1,4 @@
-"""Mixers that read a few neighbours of each position: their common part, and convolutions.
+"""Mixers that read a few neighbours of each position, and a convolution beside the first layer.
 
 Shapes: B rows, T positions, D features, W tokens of a window, H kernels, each shared by D / H features.
 """
@@ -14,7 +14,7 @@ from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.costs import TokenMixer, matmul_flops
 from lm.nn.dropout import DropoutMasks, Shapes
-from lm.nn.layers import Linear, normal, param
+from lm.nn.layers import ACTIVATIONS, Linear, Module, make_norm, normal, param
 from lm.sharding import constrain
 
 
@@ -125,3 +125,50 @@ class Convolution(LocalMixer):
         linear = (self.value, self.gate, self.dynamic, self.pointwise, self.out)
         products = sum(matmul_flops(layer, length) for layer in linear)
         return products + 2 * length * self.config.mixer.kernel_size * self.config.d_model
+
+
+class InputConvolution(Module):
+    """A convolution of the first layer's input, added to the output of that layer (DeBERTa 2).
+
+    The sum is normalised. A position reads the tokens of its own segment alone; those outside count as 0.
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        size, width = config.embedding.convolution, config.d_model
+        kernel = normal(rngs, (size, width, width), (size * width) ** -0.5)
+        self.kernel = param(kernel, "kv", "embed", "mlp")
+        self.bias = param(jnp.zeros((width,), jnp.float32), "mlp")
+        self.norm = make_norm(config.norm, width)
+
+    def __call__(
+        self,
+        layer_input: Float[Array, "B T D"],
+        layer_output: Float[Array, "B T D"],
+        segments: Int[Array | np.ndarray, "B T"] | None,
+    ) -> Float[Array, "B T D"]:
+        """Return [B,T,D] from the first layer's input and output [B,T,D]."""
+        length, reach = layer_input.shape[1], self.config.embedding.convolution // 2
+        around = ((0, 0), (reach, reach))
+        padded = jnp.pad(layer_input, (*around, (0, 0)))
+        kernel, total = self.kernel[...].astype(layer_input.dtype), self.bias[...].astype(layer_input.dtype)
+        total = jnp.broadcast_to(total[None, None, :], layer_input.shape)
+        ids = None if segments is None else jnp.pad(jnp.asarray(segments), around)
+        for start in range(len(kernel)):
+            tokens = padded[:, start : start + length]
+            if ids is not None:
+                is_same_segment = ids[:, start : start + length] == ids[:, reach : reach + length]
+                tokens = jnp.where(is_same_segment[:, :, None], tokens, 0)
+            total = total + tokens @ kernel[start]
+        activation = INPUT_ACTIVATIONS[self.config.embedding.convolution_activation]
+        return self.norm(layer_output + activation(total))
+
+    def flops(self, length: int) -> int:
+        """Return the FLOPs of the forward pass over one row."""
+        return 2 * length * self.kernel.size
+
+
+INPUT_ACTIVATIONS = {
+    "gelu": ACTIVATIONS["gelu"],
+    "tanh": jnp.tanh,
+}  # by model.embedding.convolution_activation

@@ -35,6 +35,14 @@ class RouterStatistics(NamedTuple):
         return cls(*(jnp.zeros(rows, jnp.float32) for _ in cls._fields))
 
 
+class Choices(NamedTuple):
+    """What a router chose."""
+
+    probabilities: Float32[Array, "G S E"]
+    experts: Int[Array, "G S k"]
+    weights: Float32[Array, "G S k"]  # of the outputs of these experts
+
+
 class ExpertLinear(Module):
     """A linear layer for each expert: x [G,E,C,in] times kernels [E,in,out], plus biases if it has them."""
 
@@ -56,7 +64,8 @@ class ExpertMLP(Module):
     """Feed-forward layers of which each token passes a few, chosen by a router (Fedus et al. 2021).
 
     With a capacity each expert computes its slots, and drops the tokens for which it has none. Without one
-    every expert computes all tokens, one expert after another, and most products are multiplied by 0.
+    every expert computes all tokens, one expert after another, and most products are multiplied by 0. So it
+    does with ``eval_capacity``, which counts by text: how many slots a row's texts need is not known before.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
@@ -88,7 +97,9 @@ class ExpertMLP(Module):
         """
         config = self.config.experts
         rows, length, _ = x.shape
-        group_rows = gcd(config.group_rows, rows)
+        is_training = key is not None
+        text_capacity = None if is_training or keeps_all else config.eval_capacity
+        group_rows = gcd(config.group_rows, rows) if text_capacity is None else 1
         explore_key, dropout_key = (None, None) if key is None else jax.random.split(key)
         if config.dropout is not None:
             dropout_mask = self._own_dropout_mask(dropout_key, rows)
@@ -96,14 +107,19 @@ class ExpertMLP(Module):
         grouped = x.reshape(rows // group_rows, group_rows * length, -1)
         is_token = is_token.reshape(grouped.shape[:2])
         logits = self._router_logits(grouped, explore_key)
-        factor = None if keeps_all else config.factor(is_training=key is not None)
+        factor = None if keeps_all else config.factor(is_training)
         tokens = grouped.shape[1]
         capacity = tokens if factor is None else ops.expert_capacity(tokens, config.count, factor)
         if config.kind == "expert-choice":
             out, statistics = self._by_expert_choice(grouped, logits, is_token, dropout_mask, capacity)
         else:
+            choices = self._choose(logits, explore_key)
+            is_read = None
+            if text_capacity is not None:
+                texts = None if segments is None else jnp.asarray(segments)
+                is_read = ops.is_within_capacity(choices.experts, texts, config.count, text_capacity)
             out, statistics = self._by_token_choice(
-                grouped, logits, is_token, dropout_mask, capacity, explore_key
+                grouped, logits, choices, is_token, is_read, dropout_mask, capacity
             )
         by_row = RouterStatistics(*(jnp.repeat(each, group_rows) for each in statistics))
         out = constrain(out.reshape(x.shape), "batch", "length", "embed")
@@ -145,16 +161,8 @@ class ExpertMLP(Module):
             x = dropout(x, jax.random.bernoulli(key, 1 - config.noise, x.shape), config.noise)
         return self.router(x)
 
-    def _by_token_choice(
-        self,
-        x: Array,
-        logits: Array,
-        is_token: Array,
-        dropout_mask: Array | None,
-        capacity: int,
-        key: Array | None,
-    ) -> tuple[Array, RouterStatistics]:
-        """Return the outputs [G,S,D] where tokens choose experts, and the statistics [G]."""
+    def _choose(self, logits: Array, key: Array | None) -> Choices:
+        """Return the experts of each token by the router's logits [G,S,E]; ``key`` draws some in training."""
         config = self.config.experts
         probabilities = jax.nn.softmax(logits, axis=-1)
         experts, weights = ops.choose_experts(probabilities, config.per_token, config.normalized)
@@ -163,15 +171,35 @@ class ExpertMLP(Module):
             noisy = logits + jax.random.gumbel(key, logits.shape)
             experts = jax.lax.top_k(noisy, config.per_token)[1]
             weights = jnp.take_along_axis(probabilities, experts, axis=-1)
+        return Choices(probabilities, experts, weights)
+
+    def _by_token_choice(
+        self,
+        x: Array,
+        logits: Array,
+        choices: Choices,
+        is_token: Array,
+        is_read: Array | None,
+        dropout_mask: Array | None,
+        capacity: int,
+    ) -> tuple[Array, RouterStatistics]:
+        """Return the outputs [G,S,D] where tokens choose experts, and the statistics [G].
+
+        ``is_read`` bool [G,S,k]: which choices the experts of evaluation read; None: all that have a slot.
+        """
+        config, (probabilities, experts, weights) = self.config.experts, choices
+        num_choices = jnp.maximum(is_token.sum(1) * config.per_token, 1)
         dropped = jnp.zeros(len(x), jnp.float32)
         if capacity >= x.shape[1]:
             weights = weights * is_token[:, :, None]
+            if is_read is not None:
+                weights = jnp.where(is_read, weights, 0)
+                dropped = (~is_read & is_token[:, :, None]).sum((1, 2)) / num_choices
             out = self._mix_all(x, ops.dense_weights(experts, weights, config.count), dropout_mask)
         else:
             routes = ops.assign_slots(experts, is_token, config.count, capacity)
             out = ops.combine(self._experts(ops.dispatch(x, routes), dropout_mask), weights, routes)
-            dropped = ops.count_dropped(routes.slot, is_token, config.count * capacity)
-            dropped = dropped / jnp.maximum(is_token.sum(1) * config.per_token, 1)
+            dropped = ops.count_dropped(routes.slot, is_token, config.count * capacity) / num_choices
         balance = ops.load_balancing_loss(probabilities, experts, is_token)
         return out, RouterStatistics(balance, ops.router_z_loss(logits, is_token), dropped)
 

@@ -14,6 +14,7 @@ from lm.nn.alignment import BahdanauAttention, LuongAttention
 from lm.nn.attention import Attention
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.cache import Carry
+from lm.nn.compressed import CompressedAttention
 from lm.nn.convolution import Convolution, LocalMixer
 from lm.nn.costs import TokenMixer
 from lm.nn.dropout import DropoutMasks, Shapes
@@ -135,7 +136,8 @@ def make_mixer(config: ModelConfig, rngs: nnx.Rngs, bidirectional: bool) -> Mixe
 
     SettingError if its entry in MIXERS and the mixer itself differ in ``has_attention_logits``.
     """
-    mixer = MIXERS[config.mixer.kind](config, rngs, bidirectional)
+    kind = CompressedAttention if config.attention.compression > 1 else MIXERS[config.mixer.kind]
+    mixer = kind(config, rngs, bidirectional)
     if getattr(mixer, "has_attention_logits", False) != config.has_attention_logits:
         raise SettingError(
             f"MIXERS[{config.mixer.kind!r}] should say has_attention_logits="

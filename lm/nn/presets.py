@@ -44,6 +44,8 @@ def _sized(
 
 
 _T5 = ModelConfig()
+# Fedus et al. 2021: experts in every second layer; in transformers one reads 64 tokens of a text at most
+_SWITCH = changes(_T5, {"experts.every": 2, "experts.eval_capacity": 64})
 _T5_1_1 = changes(_T5, {"mlp.activation": "gated-gelu", "output.logits": "separate"})
 _MT5 = changes(_T5_1_1, {"vocab_size": 250_112})  # Xue et al. 2021
 _UMT5 = changes(_T5_1_1, {"positions.kind": "relative-per-layer", "vocab_size": 256_384})  # Chung et al. 2023
@@ -127,19 +129,35 @@ _ELECTRA = changes(
     {"output.logits": "none", "output.transform": False, "output.bias": False, "heads": ("replaced-token",)},
 )
 _ELECTRA_GENERATOR = changes(_BERT, {"heads": ()})  # Clark et al. 2020
-# He et al. 2023, version 3: 256 buckets on each side of the query
-_DEBERTA_V3 = _family(
+# He et al. 2021: an embedding of each distance up to 512, projected by matrices of its own, and keys without
+# a bias
+_DEBERTA = _family(
     _BIDIRECTIONAL,
-    128_100,
+    50_265,
     (0, None, None),
     {
         "norm.epsilon": 1e-7,
         "positions.kind": "relative-disentangled",
-        "positions.relative_buckets": 512,
+        "positions.relative_buckets": 1_024,
         "positions.relative_max_distance": 512,
+        "positions.relative_projections": "separate",
+        "positions.relative_norm": False,
+        "attention.key_bias": False,
         "embedding.type_vocab_size": 0,
     },
 )
+# He et al. 2023, version 3: 256 buckets on each side of the query
+_DEBERTA_V3 = changes(
+    _DEBERTA,
+    {
+        "vocab_size": 128_100,
+        "positions.relative_buckets": 512,
+        "positions.relative_projections": "shared",
+        "positions.relative_norm": True,
+        "attention.key_bias": None,
+    },
+)
+_DEBERTA_V2 = changes(_DEBERTA_V3, {"embedding.convolution": 3})  # which version 3 left out again
 _LONG = SparsityConfig(window=256, projections="separate")
 _LONGFORMER = changes(_ROBERTA, {"positions.max_length": 4_096, "sparsity": _LONG})  # Beltagy et al. 2020
 # Warner et al. 2024: of three layers the first sees everything, the others 64 tokens on each side
@@ -402,6 +420,11 @@ PRESETS = {
     "mt5-large": _sized(_MT5, 24, 1_024, 16, d_ff=2_816),
     "mt5-xl": _sized(_MT5, 24, 2_048, 32, d_ff=5_120),
     "mt5-xxl": _sized(_MT5, 24, 4_096, 64, d_ff=10_240),
+    **{
+        f"switch-base-{count}": _sized(_SWITCH, 12, 768, 12, {"experts.count": count})
+        for count in (8, 16, 32, 64, 128, 256)
+    },
+    "switch-large-128": _sized(_SWITCH, 24, 1_024, 16, {"experts.count": 128}),
     "transformer-base": _sized(_TRANSFORMER, 6, 512, 8),
     "transformer-big": _sized(_TRANSFORMER, 6, 1_024, 16),
     "marian": _sized(_MARIAN, 6, 512, 8),
@@ -431,6 +454,11 @@ PRESETS = {
     "electra-small-generator": _sized(_ELECTRA_GENERATOR, 12, 256, 4, {"embedding.d_embed": 128}),
     "electra-base-generator": _sized(_ELECTRA_GENERATOR, 12, 256, 4, {"embedding.d_embed": 768}),
     "electra-large-generator": _sized(_ELECTRA_GENERATOR, 24, 256, 4, {"embedding.d_embed": 1_024}),
+    "deberta-base": _sized(_DEBERTA, 12, 768, 12),
+    "deberta-large": _sized(_DEBERTA, 24, 1_024, 16),
+    "deberta-xlarge": _sized(_DEBERTA, 48, 1_024, 16),
+    "deberta-v2-xlarge": _sized(_DEBERTA_V2, 24, 1_536, 24),
+    "deberta-v2-xxlarge": _sized(_DEBERTA_V2, 48, 1_536, 24),
     "deberta-v3-xsmall": _sized(_DEBERTA_V3, 12, 384, 6),
     "deberta-v3-small": _sized(_DEBERTA_V3, 6, 768, 12),
     "deberta-v3-base": _sized(_DEBERTA_V3, 12, 768, 12),
@@ -564,6 +592,7 @@ _ROW_LENGTHS = {
     "t5-": (512, 114),  # Raffel et al. 2020: spans of 3 tokens, 15 % of the text
     "umt5-": (512, 114),  # Chung et al. 2023: chunks of 568 tokens
     "mt5-": (1_024, 229),  # Xue et al. 2021
+    "switch-": (512, 114),  # as T5
     "pegasus-": (512, 256),  # Zhang et al. 2020, section 6.1
     "gpt-j-": (0, 2_048),
     "gpt-neox-": (0, 2_048),

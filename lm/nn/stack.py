@@ -17,6 +17,7 @@ from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.block import Block, remat_policy
 from lm.nn.cache import Carry, LayerCache
+from lm.nn.convolution import InputConvolution
 from lm.nn.dropout import DropoutMasks, draw_dropout_masks, dropout
 from lm.nn.evolved import EvolvedBlock
 from lm.nn.experts import RouterStatistics
@@ -43,7 +44,10 @@ ABSENT: dict[str, Callable[[], Any]] = {
     "mlp": lambda: None,
     "experts": lambda: None,
     "memory": lambda: None,
+    "convolution": lambda: None,
 }
+# Modules of a block that one layer alone has, and so are not made for all.
+OF_ONE_LAYER = {"memory": ProductKeyMemory, "convolution": InputConvolution}
 
 
 BLOCKS = {"transformer": Block, "evolved": EvolvedBlock}  # by model.block
@@ -107,10 +111,8 @@ class Stack(Module):
         self.halting = make_halting(config, rngs)
         self.has_memory = config.has_memory(has_cross_attention)
         for name, layers in self._layers_by_part.items():
-            if name == "memory":
-                key = rngs.params()
-                memory = jax.vmap(lambda key: ProductKeyMemory(config, nnx.Rngs(params=key)))(key[None])
-                self.blocks.memory = add_layers_axis(memory)
+            if name in OF_ONE_LAYER:
+                setattr(self.blocks, name, make_in_one_layer(OF_ONE_LAYER[name], config, rngs.params()))
             else:
                 keep_in_layers(self.blocks, name, layers)
         bidirectional = config.reads_both_ways(has_cross_attention)
@@ -315,6 +317,8 @@ class Stack(Module):
             with_memory = self.num_layers + config.memory.layer
             by_part["memory"] = (with_memory,)
             by_part["mlp"] = tuple(layer for layer in layers if layer != with_memory)
+        if config.embedding.convolution:
+            by_part["convolution"] = (0,)
         return by_part
 
     def _first_block_input(
@@ -381,6 +385,11 @@ def share_part(blocks: Any, names: tuple[str, ...]) -> None:
     """Let all layers share these modules of a block: their parameters [layers,...] become [1,...]."""
     for name in names:
         setattr(blocks, name, jax.tree.map(lambda leaf: leaf[:1], getattr(blocks, name)))
+
+
+def make_in_one_layer(module: Callable[..., Any], config: ModelConfig, key: Array) -> Any:
+    """Return a module of a block whose parameters have the leading axis of layers, of length 1."""
+    return add_layers_axis(jax.vmap(lambda key: module(config, nnx.Rngs(params=key)))(key[None]))
 
 
 def keep_in_layers(blocks: Any, name: str, layers: tuple[int, ...]) -> None:

@@ -86,6 +86,26 @@ def assign_slots(
     )
 
 
+def is_within_capacity(
+    experts: Int[Array, "B T k"], segments: Int[Array, "B T"] | None, num_experts: int, capacity: int
+) -> Bool[Array, "B T k"]:
+    """Return which choices are among the first ``capacity`` of their expert in their text.
+
+    All choices of a token count before those of the next one. ``segments`` int32 [B,T] number the texts of a
+    row, each of which counts by itself; None: a row is one text.
+    """
+    rows, length, per_token = experts.shape
+    chosen = jax.nn.one_hot(experts.reshape(rows, -1), num_experts, dtype=jnp.int32)  # [B,Tk,E]
+    earlier = jnp.cumsum(chosen, axis=1) - chosen
+    if segments is not None:
+        is_start = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+        is_first_choice = (jnp.arange(per_token) == 0)[None, None, :]
+        starts = (is_start[:, :, None] & is_first_choice).reshape(rows, -1, 1)
+        # counts never fall along a row, so that the last one at a start is the largest
+        earlier = earlier - jax.lax.cummax(jnp.where(starts, earlier, 0), axis=1)
+    return ((earlier * chosen).sum(-1) < capacity).reshape(experts.shape)
+
+
 def choose_tokens(
     probabilities: Float32[Array, "G T E"], is_token: Bool[Array, "G T"], capacity: int
 ) -> Routes:

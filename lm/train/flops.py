@@ -16,6 +16,7 @@ from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.nn.adaptive import AdaptiveEmbed, AdaptiveSoftmax
 from lm.nn.block import Block
+from lm.nn.convolution import InputConvolution
 from lm.nn.costs import matmul_flops
 from lm.nn.heads import MLMTransform
 from lm.nn.layers import count
@@ -126,8 +127,11 @@ def abstract_memory(config: ModelConfig) -> ProductKeyMemory:
 
 def _stack_flops(block: Block, num_layers: int, length: int) -> float:
     """Return the FLOPs of the forward pass of so many blocks over a row, without cross-attention."""
-    mixer = block.mixer_flops(length, length)
-    return num_layers * mixer + _feed_forward_flops(block, num_layers, length)
+    flops = num_layers * block.mixer_flops(length, length)
+    flops += _feed_forward_flops(block, num_layers, length)
+    if block.config.embedding.convolution:
+        flops += _abstract(InputConvolution, block.config).flops(length)
+    return flops
 
 
 def _encoder_flops(config: ModelConfig, length: int) -> float:

@@ -264,6 +264,8 @@ class GradualUnfreezing:
                 with_memory = depth + model.memory.layer
                 own = [layer for layer in range(depth) if (layer == with_memory) == (part == "memory")]
                 from_top = depth - np.array(own)
+            if part == "convolution":  # of the first layer
+                from_top = np.array([depth])
             return from_top.reshape(-1, *[1] * (len(shape) - 1))
 
         return {name: jnp.where(unfrozen >= trained_from(name, x.shape), x, 0) for name, x in updates.items()}

@@ -38,6 +38,7 @@ WITHOUT_FOLDER = (
     "xlm-roberta",
     "camembert",
     "mpnet",
+    "deberta",
     "falcon",
     "phi3",
     "gemma3_text",
@@ -60,13 +61,18 @@ REFUSED = {  # legal, and told by the field's name
     "mt5/relative_attention_max_distance": "relative_attention_max_distance=3 should be more than half of",
     "t5/relative_attention_max_distance": "relative_attention_max_distance=3 should be more than half of",
     "umt5/relative_attention_max_distance": "relative_attention_max_distance=3 should be more than half of",
+    "switch_transformers/relative_attention_max_distance": "relative_attention_max_distance=3 should be more",
+    "switch_transformers/router_bias": "router_bias=True is not supported",
+    "switch_transformers/router_dtype": "router_dtype='float16' is not supported",
+    "switch_transformers/num_sparse_encoder_layers": "encoder_sparse_step=1 and decoder_sparse_step=2 are",
+    "switch_transformers/num_sparse_decoder_layers": "encoder_sparse_step=2 and decoder_sparse_step=1 are",
     **{
         f"{name}/is_encoder_decoder": "is_encoder_decoder=False is not supported"
         for name in ("bart", "mbart")
     },
     **{
         f"{name}/tie_word_embeddings": "tie_word_embeddings=False is not supported"
-        for name in ("bart", "marian", "mbart", "pegasus")
+        for name in ("bart", "marian", "mbart", "pegasus", "switch_transformers")
     },
     "marian/share_encoder_decoder_embeddings": "share_encoder_decoder_embeddings=False is not supported",
     "marian/vocab_size": "decoder_vocab_size=20 should be 21",
@@ -105,9 +111,12 @@ REFUSED = {  # legal, and told by the field's name
     },
     "modernbert/stretched": "rope_parameters of full_attention=.*'linear'.* are not supported",
     "mpnet/relative_attention_num_buckets": "relative_attention_num_buckets=33 is not supported",
-    "deberta-v2/conv_kernel_size": "conv_kernel_size=3 is not supported",
-    "deberta-v2/position_biased_input": "position_biased_input=True is not supported",
-    "deberta-v2/relative_attention": "relative_attention=False is not supported",
+    "deberta-v2/grouped_convolution": "conv_groups=2 is not supported",
+    **{
+        f"{name}/{field}": f"{field}={value} is not supported"
+        for name in ("deberta", "deberta-v2")
+        for field, value in (("position_biased_input", True), ("relative_attention", False))
+    },
     "gemma3_text/use_bidirectional_attention": "use_bidirectional_attention=True is not supported",
     "albert/inner_group_num": "inner_group_num=2 is not supported",
     "albert/num_hidden_groups": "num_hidden_groups=2 is not supported",
@@ -142,7 +151,9 @@ QUICK = {  # the others are computed as their families' checkpoints of test_pari
     "gemma3_text/stretched",
     "longformer/window_by_layer",
     "electra/generator_as_wide",
+    "switch_transformers/every_third",
     "deberta-v2/one_product",
+    "deberta-v2/convolution",
     "deberta-v2/legacy",
     "distilbert/sinusoidal_pos_embds",
     "bert/null_pad",

@@ -63,6 +63,7 @@ def test_what_is_loaded_is_saved_to_the_byte(name, tmp_path):
 
 BEGINNINGS = {  # beginning of a size's name: the first family that computes it; the longest counts
     "mt5": "t5",
+    "switch-": "switch_transformers",
     "xlm-roberta": "roberta",
     "camembert": "roberta",
     "deberta-v3-": "deberta-v2",

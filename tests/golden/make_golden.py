@@ -23,6 +23,7 @@ SPECS = {  # class, seed, options
     "t5_v1_0": ("T5ForConditionalGeneration", 101, {"long": 150, "lengths": (40, 21)}),
     "t5_v1_1": ("T5ForConditionalGeneration", 102, {}),
     "umt5": ("UMT5ForConditionalGeneration", 117, {"long": 40}),
+    "switch": ("SwitchTransformersForConditionalGeneration", 131, {}),
     "bart": ("BartForConditionalGeneration", 103, {}),
     "marian_sinusoidal": ("MarianMTModel", 104, {}),
     "gpt2": ("GPT2LMHeadModel", 105, {"prefix": True}),
@@ -87,6 +88,7 @@ HOOKS = {  # family: module whose output is recorded -> as what; "#" is the numb
 }
 HOOKS |= {
     "umt5": HOOKS["t5"],
+    "switch_transformers": HOOKS["t5"],
     "marian": HOOKS["bart"],
     "gpt_bigcode": HOOKS["gpt2"],
     "openai-gpt": HOOKS["gpt2"],
@@ -103,13 +105,15 @@ HOOKS |= {
     for f in ("bert", "roberta", "electra", "longformer")
 }
 HOOKS |= {"deberta-v2": {"deberta.embeddings": "embed", "deberta.encoder.layer.#": "block_#"}}
+T5_LIKE = ("t5", "umt5", "switch_transformers")
+SCALED = ("umt5", "switch_transformers")  # whose states are scaled before the output, or so by default
 ZERO_CENTERED = ("gemma", "gemma2", "t5gemma")  # whose norms multiply by 1 plus the weight
 TABLES = ("embed", "wte", "wpe", "shared", "token_type", "lm_head", "decoder.weight")
 
 
 def deviation(name, shape, family, config):
     """How large the random numbers of a matrix are."""
-    t5, scaled = family in ("t5", "umt5"), getattr(config, "scale_decoder_outputs", family == "umt5")
+    t5, scaled = family in T5_LIKE, getattr(config, "scale_decoder_outputs", family in SCALED)
     if "relative_attention_bias" in name:
         return 1.0
     if any(table in name for table in TABLES) and "norm" not in name and "hidden_mapping" not in name:
@@ -135,7 +139,7 @@ def value(name, shape, family, config, seed):
     if norm and low.endswith("weight"):
         if family in ZERO_CENTERED:  # a larger last norm makes up for smaller embeddings
             return (2.0 if name in ("model.norm.weight", "model.decoder.norm.weight") else 0.0) + 0.2 * noise
-        scaled = getattr(config, "scale_decoder_outputs", family == "umt5")
+        scaled = getattr(config, "scale_decoder_outputs", family in SCALED)
         return (3.5 if scaled and name == "decoder.final_layer_norm.weight" else 1.0) * (1.0 + 0.2 * noise)
     if flat or low.endswith("bias"):
         return (0.1 if norm or family in ("bart", "marian") else 0.2) * noise
@@ -278,6 +282,9 @@ def train(model, batch, meta):
             loss = new(**batch).loss
             losses.append(float(loss.detach()))
             loss.backward()
+            if model.config.model_type == "switch_transformers":  # an expert that no token chose counts too
+                for parameter in new.parameters():
+                    parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             optimizer.step()
         meta.setdefault("loss_curves", {})[name] = losses
 

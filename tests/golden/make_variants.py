@@ -54,6 +54,14 @@ T5 = {
     "relative_attention_max_distance": 6,
     "decoder_start_token_id": 0,
 }
+SWITCH = T5 | {
+    "num_layers": 2,
+    "num_experts": 3,
+    "expert_capacity": 2,
+    "num_sparse_encoder_layers": 1,
+    "num_sparse_decoder_layers": 1,
+    "num_decoder_layers": 2,
+}
 GPT = {
     "vocab_size": 20,
     "n_embd": 8,
@@ -130,12 +138,18 @@ DEBERTA = BERT | {
     "max_relative_positions": 6,
     "legacy": False,
 }
+DEBERTA_V1 = {
+    name: value
+    for name, value in DEBERTA.items()
+    if name not in ("share_att_key", "norm_rel_ebd", "position_buckets")
+}
 T5GEMMA = {f"{side}.{name}": value for side in ("encoder", "decoder") for name, value in GEMMA2.items()}
 SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 TYPES = {  # class, the sizes of its tiny model
     "t5": ("T5ForConditionalGeneration", T5),
     "umt5": ("UMT5ForConditionalGeneration", T5),
     "mt5": ("MT5ForConditionalGeneration", T5),
+    "switch_transformers": ("SwitchTransformersForConditionalGeneration", SWITCH),
     "bart": ("BartForConditionalGeneration", SIDES),
     "marian": ("MarianMTModel", SIDES | {"decoder_vocab_size": 20}),
     "mbart": ("MBartForConditionalGeneration", SIDES),
@@ -176,6 +190,7 @@ TYPES = {  # class, the sizes of its tiny model
     "longformer": ("LongformerForMaskedLM", BERT | {"attention_window": 4}),
     "albert": ("AlbertForMaskedLM", BERT | {"embedding_size": 6}),
     "electra": ("ElectraForMaskedLM", BERT | {"embedding_size": 6}),
+    "deberta": ("DebertaForMaskedLM", DEBERTA_V1),
     "deberta-v2": ("DebertaV2ForMaskedLM", DEBERTA),
 }
 TYPED = ("full_attention", "sliding_attention")
@@ -204,6 +219,19 @@ SHAPES = {
     "umt5": T5_OUTPUTS,
     # the output matrix of the published models
     "mt5": {"own": ({}, ("lm_head",)), "relu": ({"feed_forward_proj": "relu"}, ())},
+    "switch_transformers": {
+        "every_third": (
+            {
+                "num_layers": 5,
+                "num_decoder_layers": 6,
+                "num_sparse_encoder_layers": 1,
+                "num_sparse_decoder_layers": 2,
+                "encoder_sparse_step": 3,
+            },
+            (),
+        ),
+        "no_experts_asked": ({"num_sparse_encoder_layers": 0, "num_sparse_decoder_layers": 0}, ()),
+    },
     "bart": {"sides_apart": (APART, ())},
     "mbart": {"sides_apart": (APART | {"scale_embedding": True}, ())},
     "pegasus": {"scaled": ({"scale_embedding": True}, ())},
@@ -240,7 +268,13 @@ SHAPES = {
         "attention_window": ({"attention_window": 8}, ()),
     },
     "electra": {"generator_as_wide": ({"embedding_size": 8}, ())},
+    "deberta": {
+        "one_product": ({"pos_att_type": ["p2c"]}, ()),
+        "by_length": ({"max_relative_positions": -1}, ()),
+    },
     "deberta-v2": {
+        "convolution": ({"conv_kernel_size": 3, "conv_act": "gelu"}, ()),
+        "grouped_convolution": ({"conv_kernel_size": 3, "conv_groups": 2}, ()),
         # an embedding for each distance, matrices of its own, and one product, as in version 1
         "one_product": ({"position_buckets": -1, "share_att_key": False, "pos_att_type": ["p2c"]}, ()),
     },
@@ -330,6 +364,7 @@ OTHERS = {  # what is tried in place of a value that is no number, the first tha
     "pos_att_type": [["c2p"]],
     "position_buckets": [-1],
     "conv_kernel_size": [3],
+    "router_dtype": ["float16"],
     "pooler_hidden_act": ["relu"],
     "embedding_size": [6],
 }

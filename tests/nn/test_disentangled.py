@@ -76,8 +76,10 @@ def test_without_embeddings_of_positions_it_is_attention_without_positions_at_a_
     np.testing.assert_allclose(found, other.weights(X, kv, inputs._replace(relative_embeddings=None)))
 
 
-def test_a_text_that_is_moved_or_packed_with_another_has_the_states_that_it_has_alone():
-    model = Transformer(CONFIG, nnx.Rngs(params=jax.random.key(0)))
+@pytest.mark.parametrize("convolution", [0, 5])
+def test_a_text_that_is_moved_or_packed_with_another_has_the_states_that_it_has_alone(convolution):
+    config = changes(CONFIG, {"embedding.convolution": convolution})
+    model = Transformer(config, nnx.Rngs(params=jax.random.key(0)))
     one, other, gap = TOKENS[0], TOKENS[0, 2:5], [0] * 2
     rows = ([*one, *gap, *gap, 0], [*gap, *one, *gap, 0], [*other, *gap, *one], [*other, *gap, *[0] * 7])
     segments = np.array([[1] * 7 + [0] * 5, [0] * 2 + [1] * 7 + [0] * 3, [1] * 3 + [0] * 2 + [2] * 7])
@@ -101,6 +103,14 @@ def test_its_embeddings_are_counted_once_and_its_products_in_each_layer():
     assert np.subtract(flops, flops[0]).tolist() == [0, products, products, 2 * products]
 
 
+def test_a_convolution_beside_the_first_layer_is_counted_once():
+    config = changes(CONFIG, {"num_encoder_layers": 2})
+    convolved = changes(config, {"embedding.convolution": 3})
+    kernel = 3 * 16 * 16
+    assert costs(convolved, 10).parameters - costs(config, 10).parameters == kernel + 16 + 16
+    assert step_flops(convolved, 1, 10, 10) - step_flops(config, 1, 10, 10) == 3 * 2 * 10 * kernel
+
+
 @pytest.mark.parametrize(
     ("new", "named"),
     [
@@ -109,6 +119,8 @@ def test_its_embeddings_are_counted_once_and_its_products_in_each_layer():
         ({"attention.implementation": "flash"}, "model.attention.implementation='flash'"),
         ({"positions.relative_buckets": 10}, "model.positions.relative_buckets=10 .* a multiple of 4"),
         ({"positions.relative_max_distance": 3}, "model.positions.relative_max_distance=3"),
+        ({"embedding.convolution": 2}, "model.embedding.convolution=2 should be odd"),
+        ({"embedding.convolution": 3, "attention.encoder_mask": "causal"}, "model.embedding.convolution=3"),
     ],
 )
 def test_what_it_cannot_do_is_refused_by_the_name_of_the_setting(new, named):

@@ -81,6 +81,25 @@ def test_a_dropped_token_adds_nothing_and_is_counted():
     assert (output(limited, keeps_all=True)[1].dropped == 0).all()
 
 
+def test_in_evaluation_an_expert_reads_the_first_tokens_of_each_text_up_to_its_capacity_packed_or_alone():
+    layer, free = layer_of(per_token=1, eval_capacity=2, group_rows=4), layer_of(per_token=1)
+    chosen = np.asarray(layer.router(X)).argmax(-1)
+    segments = np.repeat([[1, 2, 0]], [7, 4, 1], axis=1).repeat(4, 0)
+    out, router = output(layer, segments=segments)
+    is_read = np.zeros((4, 12), bool)
+    for text in (slice(0, 7), slice(7, 11)):
+        for row in range(4):
+            taken = [list(chosen[row, text][: t + 1]).count(e) for t, e in enumerate(chosen[row, text])]
+            is_read[row, text] = np.array(taken) <= 2
+        alone = output(layer, X[:, text], np.ones((4, text.stop - text.start), int))[0]
+        np.testing.assert_allclose(out[:, text], alone, atol=1e-6)
+    np.testing.assert_allclose(out, np.where(is_read[..., None], output(free)[0], 0), atol=1e-6)
+    np.testing.assert_allclose(router.dropped, 1 - is_read.sum(1) / 11, atol=1e-6)
+    np.testing.assert_array_equal(output(layer, keeps_all=True)[0], output(free)[0])
+    trained = layer_of(per_token=1, group_rows=4)
+    np.testing.assert_array_equal(output(layer, key=KEY)[0], output(trained, key=KEY)[0])
+
+
 def test_rows_are_alone_in_their_groups_unless_they_share_one():
     alone, shared = layer_of(capacity_factor=0.8), layer_of(capacity_factor=0.8, group_rows=2)
     one = output(alone, X[:1], SEGMENTS[:1], key=KEY)[0]
@@ -267,6 +286,7 @@ def test_masked_language_models_and_heads_train_their_routers_too():
         ({"heads": ("generator",)}, "leave out generator"),
         ({"experts.capacity_factor": 0.0}, "capacity_factor=0.0 should be above 0"),
         ({"experts.dropout": 1.0}, "dropout=1.0"),
+        ({"experts.eval_capacity": 4, "experts.eval_capacity_factor": 1.0}, "one of the two should be None"),
     ],
 )
 def test_settings_that_do_not_fit_experts_are_refused_with_the_reason(new, message):
@@ -283,4 +303,6 @@ def test_settings_of_experts_are_read_only_where_there_are_experts():
     assert "experts.every" in unused_settings(ModelConfig(), ["experts"])
     assert not unused_settings(changes(TINY, EXPERTS), ["experts.per_token", "experts.normalized"])
     one = changes(TINY, {"experts.count": 4})
-    assert unused_settings(one, ["experts"]).keys() == {"experts.normalized", "experts.noise"}
+    assert unused_settings(one, ["experts"]).keys() == {
+        *("experts.normalized", "experts.noise", "experts.first")
+    }
