@@ -903,7 +903,7 @@ def test_a_scale_without_runs_names_the_scales_that_have_them(tmp_path, capsys):
     finish(tmp_path, NAMES[0], 0, 50.0)
     assert dispatch(["report", "t5/6-corruption-rate", "--scale", "mini", "--runs", str(tmp_path)]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "scale nano has finished runs: lm report" in said
+    assert "scale nano has finished runs: add --scale nano" in said
 
 
 def test_the_ending_of_a_run_imports_nothing_of_reports():
