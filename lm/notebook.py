@@ -115,7 +115,8 @@ def train_model(
     examples = [(texts.encode(inputs), texts.encode(answer)) for inputs, answer in pairs]
     lengths = Lengths(training.inputs_length, training.inputs_length, training.targets_length)
     boundary = boundary_tokens(config, tokenizer)
-    rows = MixtureRows({PAIRS: examples}, {PAIRS: 1.0}, config.architecture, lengths, seed, boundary)
+    multiple, shares = config.funnel.multiple, {PAIRS: 1.0}
+    rows = MixtureRows({PAIRS: examples}, shares, config.architecture, lengths, seed, boundary, multiple)
     mesh = sharding.make_mesh(MeshConfig())
     steps = build(StepSpec(config, training.optimizer.ending_at(training.steps)), mesh)
     state = steps.initial_state(seed)

@@ -13,12 +13,14 @@ def special_ids(config: ModelConfig, tokenizer: Tokenizer) -> SpecialTokens:
     """Return the special ids of the model, or of its tokenizer where config.json names none.
 
     The first token of a decoder is what its tokenizer puts before a text, else its bos_token_id, else its EOS
-    (as in GPT-2).
+    (as in GPT-2). With a vocabulary that was trained here it is PAD.
     """
     special, template = config.special, tokenizer.template
     eos = tokenizer.eos if special.eos is None else special.eos
     if special.start is not None or not config.has_decoder:
         return replace(special, eos=eos)
+    if tokenizer.first_regular_id > 0:
+        return replace(special, eos=eos, start=PAD)
     if template and template.prefix:
         return replace(special, eos=eos, start=template.prefix[0])
     bos = json.loads(config.published or "{}").get("bos_token_id")

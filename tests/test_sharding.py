@@ -94,8 +94,7 @@ def test_an_axis_that_the_tables_lack_is_refused():
     [
         "data",
         "sequence mine",
-        "mine",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("fsdp tensor", "tensor")),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("mine", "fsdp tensor", "tensor")),
     ],
 )
 def test_an_axis_that_a_mesh_lacks_is_one_device(names):
@@ -278,7 +277,11 @@ def steps_with_experts(config, devices, **new):
     ("mesh", "new"),
     [
         (MeshConfig(data=2, expert=4), {}),
-        (MeshConfig(data=1, fsdp=2, expert=2, tensor=2), {"experts.exploration": "jitter"}),
+        pytest.param(
+            MeshConfig(data=1, fsdp=2, expert=2, tensor=2),
+            {"experts.exploration": "jitter"},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(MeshConfig(data=1, expert=4, sequence=2), {}, marks=pytest.mark.slow),
         pytest.param(MeshConfig(slice=2, fsdp=2, data=1, expert=2), {}, marks=pytest.mark.slow),
         pytest.param(MeshConfig(data=2, fsdp=2, tensor=2), {}, marks=pytest.mark.slow),

@@ -1,6 +1,7 @@
 """Laws of special tokens in texts: data have none, a prompt names masks and sentinels."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import tokenizers
 from paths import GOLDEN, ROOT
 
+from lm.config.model import ModelConfig, SpecialTokens
 from lm.objectives.denoising import Objective
 from lm.objectives.formatting import INPUTS
+from lm.special_tokens import check_special, special_ids
 from lm.tokenizers.huggingface import load_pretrained_tokenizer
 from lm.tokenizers.sentencepiece import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
 from lm.tokenizers.tokenizer import EOS, METASPACE, PAD, UNK, SpecialTokenTemplate
@@ -64,6 +67,14 @@ def test_an_exported_vocabulary_reads_every_text_as_before(name, text, vocabular
     assert again.encode_with_special_tokens(text, None, own.eos) == own.encode_with_special_tokens(
         text, None, own.eos
     )
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_decoder_made_of_a_checkpoint_without_one_starts_as_its_vocabulary_asks(name, vocabularies):
+    config = ModelConfig(architecture="encoder-decoder", special=SpecialTokens(pad=PAD, eos=EOS, start=None))
+    special = special_ids(config, vocabularies[name])
+    assert special.start == PAD
+    check_special(replace(config, special=special), vocabularies[name], name)
 
 
 @pytest.mark.parametrize("text", [*SPELLED, "– 東京 \n", "".join(map(chr, range(1, 0x180)))])

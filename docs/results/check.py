@@ -192,11 +192,14 @@ def moderate(variances: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np
 
     The prior's degrees of freedom d0 solve trigamma(d0 / 2) = var(e) - mean(trigamma(d / 2)) and its variance
     is exp(mean(e) + digamma(d0 / 2) - log(d0 / 2)), with e = log(s^2) - digamma(d / 2) + log(d / 2).
+    Variances of zero, of rows that depend on no seed, are shrunk and say nothing of the prior.
     """
-    if len(variances) < 3:
+    known = variances > 0
+    if known.sum() < 3:
         return variances, freedom
-    e = np.log(variances) - special.digamma(freedom / 2) + np.log(freedom / 2)
-    excess = e.var(ddof=1) - special.polygamma(1, freedom / 2).mean()
+    d = freedom[known]
+    e = np.log(variances[known]) - special.digamma(d / 2) + np.log(d / 2)
+    excess = e.var(ddof=1) - special.polygamma(1, d / 2).mean()
     if excess < 1e-4:
         return np.full(len(variances), np.exp(e.mean())), np.full(len(variances), np.inf)
     d0 = 2 * optimize.brentq(lambda half: special.polygamma(1, half) - excess, 1e-3, 1e5)
@@ -226,22 +229,22 @@ def test_all(
     """Return a paired t test of each pair of rows, with Holm's correction over all of them."""
     tests = {pair: Test(float(by_seed.mean())) for pair, (by_seed, _) in differences.items()}
     rounding = {pair: 1e-9 * np.abs(by_seed).max() for pair, (by_seed, _) in differences.items()}
-    usable = [
-        pair
-        for pair, (by_seed, _) in differences.items()
-        if len(by_seed) > 1 and by_seed.std(ddof=1) > rounding[pair]
-    ]
-    if not usable:
+    usable = [pair for pair, (by_seed, _) in differences.items() if len(by_seed) > 1]
+    varied = [pair for pair in usable if differences[pair][0].std(ddof=1) > rounding[pair]]
+    if not varied:
         return tests
+    if len(varied) < 3:  # too few to give a pair without variance one
+        usable = varied
     counts = np.array([len(differences[pair][0]) for pair in usable])
-    own = np.array([differences[pair][0].var(ddof=1) for pair in usable])
+    own = np.array([differences[pair][0].var(ddof=1) if pair in varied else 0.0 for pair in usable])
     shrunk, freedom = moderate(own, counts - 1.0)
     seeds_of_row: dict[str, int] = {}
-    for pair, count in zip(usable, counts, strict=True):
+    for pair in varied:
+        count = len(differences[pair][0])
         for row in pair:
-            seeds_of_row[row] = max(seeds_of_row.get(row, 0), int(count))
+            seeds_of_row[row] = max(seeds_of_row.get(row, 0), count)
     within = sum(count - 1 for count in seeds_of_row.values()) - (max(seeds_of_row.values()) - 1)
-    limit = min(within, int((counts - 1).sum()))
+    limit = min(within, sum(len(differences[pair][0]) - 1 for pair in varied))
     freedom = np.minimum(freedom, np.maximum(counts - 1, limit))
     by_examples = np.array([differences[pair][1].mean(0).var() for pair in usable])
     error = np.sqrt(np.maximum(own, shrunk) / counts + by_examples)

@@ -1,5 +1,6 @@
 """``--dry-run``: what a run or a sweep would train, in what time here, and which data are missing."""
 
+import heapq
 import time
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
@@ -52,9 +53,9 @@ WIDE = 512  # width from which products fill a large GPU [features]
 def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None:
     """Print the steps, FLOP and expected time that are left of each run, and which data are missing.
 
-    The time of a run is that of its training steps. The sum adds compiling each program once: programs are
-    cached on disk, so that another seed of a row compiles nothing. SettingError for settings that contradict
-    each other.
+    The time of a run is that of its training steps. That of all runs adds compiling each program once:
+    programs are cached on disk, so that another seed of a row compiles nothing. SettingError for settings
+    that contradict each other.
     """
     for run in wanted:
         check_agreement(run.experiment)
@@ -66,13 +67,14 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     measured = True
     seen: set[Path] = set()
     compiled: set[Hashable] = set()
-    unfinished, total_steps, total_flops, total_seconds, h100_seconds = 0, 0, 0.0, 0.0, 0.0
+    total_steps, total_flops, h100_seconds = 0, 0.0, 0.0
+    unfinished: list[float] = []  # of each run, with compiling what no run before it has compiled [seconds]
     states = set()
     for run, of_run in zip(wanted, planned, strict=True):
         done = is_finished(run)
         state = "finished" if done else state_of_run(of_run, seen)
         states.add(state)
-        left = [] if done else stages_left(of_run, seen)
+        left, programs = [] if done else stages_left(of_run, seen), len(compiled)
         steps = sum(count for _, count in left)
         flops = seconds = 0.0
         for stage, count in left:
@@ -88,24 +90,23 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
             compiled.add(program_key(stage))
         expected = MISSING if done else duration(seconds)
         grid.add_row(title_of(run), state, f"{steps:,}", f"{flops:.3g}", expected)
-        unfinished += not done
+        if not done:
+            unfinished.append(seconds + compile_seconds * (len(compiled) - programs))
         total_steps += steps
         total_flops += flops
-        total_seconds += seconds
     CONSOLE.print(grid)
     if SHARES in states:
         CONSOLE.print(f"{SHARES}: without the stages that a run above trains", highlight=False)
-    at_once = max(min(jobs, unfinished), 1)
-    total_seconds += compile_seconds * len(compiled)
-    expected = duration(total_seconds / at_once) + f" with {at_once} at once" * (at_once > 1)
+    at_once = max(min(jobs, len(unfinished)), 1)
+    expected = duration(last_end(unfinished, at_once)) + f" with {at_once} at once" * (at_once > 1)
     source = "speeds measured in runs here" if measured else "a matrix product timed here, roughly"
     CONSOLE.print(
-        f"{unfinished} of {len(wanted)} runs to train at scale {options.scale}: {total_steps:,} steps, "
+        f"{len(unfinished)} of {len(wanted)} runs to train at scale {options.scale}: {total_steps:,} steps, "
         f"{total_flops:.3g} FLOP, about {expected} (by {source}; with {len(compiled)} programs that are "
         f"compiled, {compile_seconds:.0f} s each; evaluating comes on top)",
         highlight=False,
     )
-    if total_seconds > LONG and h100_seconds > SHORTEST:
+    if sum(unfinished) > LONG and h100_seconds > SHORTEST:
         CONSOLE.print(
             f"on one {H100}: about {duration(h100_seconds)} for all runs, if it reaches {WIDE_SHARE:.0%} of "
             f"its peak with models of width {WIDE} or more and {NARROW_SHARE:.0%} with narrower ones",
@@ -113,6 +114,18 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
         )
     for line in missing_data(wanted, options.cache):
         CONSOLE.print(f"missing: {escape(line)}", highlight=False)
+
+
+def last_end(seconds: Iterable[float], jobs: int) -> float:
+    """Return when the last of some runs ends, each begun in its turn once one of ``jobs`` places is free [s].
+
+    >>> last_end([5.0, 5.0, 5.0], 2)
+    10.0
+    """
+    free = [0.0] * jobs  # when each place is free
+    for each in seconds:
+        heapq.heapreplace(free, free[0] + each)
+    return max(free)
 
 
 def title_of(run: RowRun) -> str:

@@ -21,17 +21,21 @@ from lm.config.base import SettingError
 from lm.files import atomic_folder
 
 
-def entry_run(file: Path, /, out: Path | None = None, runs: Runs = RUNS, jobs: int = 0) -> None:
+def entry_run(
+    file: Path, /, out: Path | None = None, runs: Runs = RUNS, jobs: int = 0, check: bool = False
+) -> None:
     """Train the seeds of an entry within the budget, measure them, and write a sealed archive.
 
     The same command resumes. The file defines ENTRY; docs/table.md has the rules and an example.
 
+        lm entry run my_entry.py --check
         lm entry run my_entry.py
 
     Args:
         file: Python file of the entry.
         out: Archive to write; by default the file's name with .tar.xz, beside the file.
         jobs: Seeds that are trained at once, each in a process with one thread; 0: one per core.
+        check: Only check the file, its budget and the text, which is made if it is missing; train nothing.
     """
     from experiments.entries.archive import SUFFIX, seed_score, write_archive  # with jax
     from experiments.entries.verify import check_distribution, summary_of
@@ -47,6 +51,9 @@ def entry_run(file: Path, /, out: Path | None = None, runs: Runs = RUNS, jobs: i
     wanted = runs_of(entry, range(rules.RULES.seeds), options)
     check_planned(wanted[0])
     prepare_text(wanted[0], options, file.read_bytes())
+    if check:
+        print_line(f"{file} keeps the rules that can be checked before training\nTry: lm entry run {file}")
+        return
     if failed := train_unfinished(wanted, options, job_count(jobs, wanted), in_workers=True):
         sys.exit(failed)
     for run in wanted:

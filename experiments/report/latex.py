@@ -318,15 +318,16 @@ def _author_and_year(paper: Paper) -> tuple[str, str]:
 
 
 def bibtex(papers: Iterable[Paper]) -> str:
-    """Return an entry for each paper, with what is known of it: first author, title, year and place."""
+    """Return an entry for each paper, with what is known of it: authors, title, year and place."""
     return "\n".join(_entry(paper) for paper in dict.fromkeys(papers))
 
 
 def _entry(paper: Paper) -> str:
-    author, year = _author_and_year(paper)
+    first, year = _author_and_year(paper)
+    authors = paper.authors.replace(", ", " and ") or first.replace(" et al.", " and others")
     # braces within keep the capitals of the title
     title = f"{{{escape(paper.title)}}}" if paper.title else ""
-    fields = {"author": author.replace(" et al.", " and others"), "title": title, "year": year}
+    fields = {"author": authors, "title": title, "year": year}
     if match := re.fullmatch(r"arXiv (\S+)", paper.source):
         fields |= {"eprint": match[1], "archivePrefix": "arXiv", "url": f"https://arxiv.org/abs/{match[1]}"}
     elif paper.source:

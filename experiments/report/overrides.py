@@ -33,30 +33,35 @@ def override_rows(row: Row, scale: str, runs: Folders, warn: Warn) -> list[Row]:
     """
     if row.needs:
         return []
+    homes = equal_rows(row.name, scale)
+    folders = [
+        (folder, plain.name)
+        for plain in (row_folder(root, scale, home, {}) for root in run_roots(runs) for home in homes)
+        for folder in sorted(plain.parent.glob(f"{plain.name},*/seed-*"))
+        if re.fullmatch(r"seed-\d+", folder.name)
+    ]
+    if not folders:  # building all rows takes a second
+        return []
     found: dict[str, Row] = {}
     known: dict[Experiment, str] = {}  # experiment -> name of the row or variant
     for name, other in REGISTRY.items():
         if not other.needs:
             known.setdefault(build(name, scale), name)
-    homes = equal_rows(row.name, scale)
-    for plain in (row_folder(root, scale, home, {}) for root in run_roots(runs) for home in homes):
-        for folder in sorted(plain.parent.glob(f"{plain.name},*/seed-*")):
-            if not re.fullmatch(r"seed-\d+", folder.name):
-                continue
-            try:
-                experiment = load_settings(folder)
-                overrides = overrides_of(row.name, scale, experiment)
-            except SettingError as error:
-                warn(str(error))
-                continue
-            overrides.pop("seed", None)
-            changes = start_changes(experiment) | overrides
-            new = override_row(row, changes, folder.parent.name.removeprefix(plain.name))
-            same = known.setdefault(apply(build(row.name, scale), changes), new.name)
-            if same != new.name:
-                warn(f"{folder} has the settings of {same}, under which it is not counted")
-            else:
-                found.setdefault(new.name, new)
+    for folder, home_name in folders:
+        try:
+            experiment = load_settings(folder)
+            overrides = overrides_of(row.name, scale, experiment)
+        except SettingError as error:
+            warn(str(error))
+            continue
+        overrides.pop("seed", None)
+        changes = start_changes(experiment) | overrides
+        new = override_row(row, changes, folder.parent.name.removeprefix(home_name))
+        same = known.setdefault(apply(build(row.name, scale), changes), new.name)
+        if same != new.name:
+            warn(f"{folder} has the settings of {same}, under which it is not counted")
+        else:
+            found.setdefault(new.name, new)
     return list(found.values())
 
 

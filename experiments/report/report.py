@@ -93,7 +93,7 @@ def _nothing_finished(tables: Sequence[Table], scale: str, runs: Folders, left_o
     message = f"no run of {names} at scale {scale} has finished under {roots}; train them with: "
     message += f"lm sweep '{tables[0].name}' --scale {scale}"
     for other in scales_with_runs(tables, runs):
-        message += f"; scale {other} has finished runs: lm report --scale {other}"
+        message += f"; scale {other} has finished runs: add --scale {other}"
     if len(left_out) == 1:
         return f"{message} ({left_out[0]})"
     return message + "".join(f"\n- {line}" for line in left_out)

@@ -18,6 +18,7 @@ ALPHA = 0.05  # family-wise error rate: how often a table in which nothing diffe
 POWER = 0.8  # probability of finding a difference that is called detectable
 NUM_RESAMPLES = 10_000  # of the bootstrap
 CHUNK = 500  # resamples computed at a time, so that their counts fit the processor's cache
+MIN_VARIANCES = 3  # fewer are too few to estimate their spread
 RELATIVE_TOLERANCE = 1e-9  # smaller differences are rounding
 OUTLIER_THRESHOLD = 4.0  # a seed further from its row's median is an outlier [standard deviations]
 RowPair = tuple[str, str]  # names of two rows
@@ -167,21 +168,25 @@ def compare_pairs(
 
     The variances over seeds are moderated: shrunk towards their common value (Smyth 2004). A pair whose own
     variance is larger keeps it, because pairs share rows, which makes their variances look more alike than
-    they are. The degrees of freedom are limited to those that the rows and seeds have. The variance due to
-    examples is added. Differences below ``margin`` count as equivalence.
+    they are. A pair whose seeds agree exactly, as those of counted models do, has what the others give it.
+    The degrees of freedom are limited to those that the rows and seeds have. The variance due to examples is
+    added. Differences below ``margin`` count as equivalence.
     """
     from scipy.special import stdtr, stdtrit  # slow to import; commands without statistics need not wait
 
     tests = {}
     for pair, x in differences.items():
         tests[pair] = PairedTest(float(x.by_seed.mean()), by_seed=tuple(x.by_seed.tolist()))
-    testable = {pair: x for pair, x in differences.items() if x.variance > 0}
+    varied = {pair: x for pair, x in differences.items() if x.variance > 0}
+    # two pairs say too little of the variance of a third
+    enough = 2 if len(varied) >= MIN_VARIANCES else inf
+    testable = {pair: x for pair, x in differences.items() if pair in varied or len(x.by_seed) >= enough}
     if not testable:
         return tests
     own = np.array([x.variance for x in testable.values()])
     own_freedom = np.array([len(x.by_seed) - 1 for x in testable.values()])
     moderated, freedom = moderated_variance(own, own_freedom)
-    freedom = np.minimum(freedom, np.maximum(own_freedom, _degrees_of_freedom(testable)))
+    freedom = np.minimum(freedom, np.maximum(own_freedom, _degrees_of_freedom(varied)))
     means = np.array([x.by_seed.mean() for x in testable.values()])
     by_examples = [x.example_variance for x in testable.values()]
     standard_errors = np.sqrt(np.maximum(own, moderated) / (own_freedom + 1) + by_examples)
@@ -244,15 +249,18 @@ def moderated_variance(variances: np.ndarray, freedom: np.ndarray) -> tuple[np.n
     """Shrink variances [P] towards their common value, and return them with their degrees of freedom [P].
 
     An inverse gamma prior is fitted to the mean and variance of their logarithms (Smyth 2004, section 6.2;
-    limma's ``squeezeVar``). The more of their spread sampling explains, the more they shrink.
+    limma's ``squeezeVar``), without those that are zero. The more of their spread sampling explains, the more
+    they shrink.
     """
     from scipy.optimize import brentq
     from scipy.special import digamma, polygamma
 
-    if len(variances) < 3:  # too few to estimate their spread
+    known = variances > 0
+    if known.sum() < MIN_VARIANCES:
         return variances, freedom.astype(float)
-    logs = np.log(variances) - digamma(freedom / 2) + np.log(freedom / 2)
-    spread = float(logs.var(ddof=1) - polygamma(1, freedom / 2).mean())
+    half = freedom[known] / 2
+    logs = np.log(variances[known]) - digamma(half) + np.log(half)
+    spread = float(logs.var(ddof=1) - polygamma(1, half).mean())
     if spread < 1e-4:  # sampling alone explains it: the true variances are equal
         return np.full_like(variances, np.exp(logs.mean())), np.full(len(variances), inf)
     half_prior = brentq(lambda x: polygamma(1, x) - spread, 1e-3, 1e5)  # half its degrees of freedom

@@ -150,6 +150,8 @@ def apply(experiment: Experiment, new: Mapping[str, Any]) -> Experiment:
     A function is called with (old value, experiment), after the changes before it. SettingError names the
     whole path of a setting that does not exist, and the most similar one.
     """
+    if not new:
+        return experiment  # which was checked when it was made
     for path in new:
         _check_is_setting(experiment, path)
     values: dict[str, Any] = {}

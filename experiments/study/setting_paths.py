@@ -20,6 +20,7 @@ from experiments.study.experiment import (
 from lm.config.attention import RotaryConfig, SparsityConfig
 from lm.config.classical import CountsConfig, HMMConfig, VectorsConfig
 from lm.config.experts import ExpertsConfig
+from lm.config.funnel import FunnelConfig
 from lm.config.layers import (
     AttentionConfig,
     CompileConfig,
@@ -36,6 +37,7 @@ from lm.config.mesh import MeshConfig
 from lm.config.model import LoraConfig, ModelConfig, SideConfig, SpecialTokens
 from lm.config.mup import MupConfig
 from lm.config.training import DistillationConfig, GuardConfig, OptimizerConfig
+from lm.config.universal import UniversalConfig
 from lm.objectives.denoising import Objective
 
 Change = Callable[[Any, Experiment], Any]  # of (old value, experiment)
@@ -120,6 +122,7 @@ Changes = TypedDict(
             "none",
         ]
         | Change,
+        "model.block": Literal["transformer", "evolved"] | Change,
         "model.residual_multiplier": float | Change,
         "model.bias": bool | Change,
         "model.dropout": float | Change,
@@ -199,6 +202,7 @@ Changes = TypedDict(
         "model.attention.value_norm": bool | Change,
         "model.attention.output_norm": bool | Change,
         "model.attention.norm_scale": bool | Change,
+        "model.attention.branches": Literal["none", "weighted"] | Change,
         "model.attention.compression": int | Change,
         "model.attention.mask": Literal["causal", "none"] | Change,
         "model.attention.encoder_mask": Literal["none", "causal"] | Change,
@@ -264,6 +268,11 @@ Changes = TypedDict(
         "model.memory.heads": int | Change,
         "model.memory.key_width": int | Change,
         "model.memory.neighbours": int | Change,
+        "model.universal": UniversalConfig | Change,
+        "model.universal.embedding": Literal["none", "step", "step-and-position"] | Change,
+        "model.universal.gate": Literal["none", "gru"] | Change,
+        "model.universal.halting": Literal["last-step", "adaptive"] | Change,
+        "model.universal.threshold": float | Change,
         "model.norm": NormConfig | Change,
         "model.norm.kind": Literal["rms", "layer", "none"] | Change,
         "model.norm.fraction": float | Change,
@@ -286,7 +295,30 @@ Changes = TypedDict(
         "model.encoder.d_ff": int | None | Change,
         "model.encoder.d_kv": int | None | Change,
         "model.encoder.num_heads": int | None | Change,
+        "model.encoder.activation": Literal[
+            "relu",
+            "squared-relu",
+            "gelu",
+            "gelu-tanh",
+            "silu",
+            "elu",
+            "selu",
+            "sigmoid",
+            "softplus",
+            "gated-sigmoid",
+            "gated-linear",
+            "gated-relu",
+            "gated-gelu",
+            "gated-gelu-erf",
+            "gated-silu",
+            "none",
+        ]
+        | None
+        | Change,
         "model.encoder.layer_windows": tuple[int | None, ...] | Change,
+        "model.funnel": FunnelConfig | Change,
+        "model.funnel.blocks": int | Change,
+        "model.funnel.size": int | Change,
         "model.lora": LoraConfig | Change,
         "model.lora.rank": int | Change,
         "model.lora.alpha": float | Change,

@@ -133,6 +133,7 @@ class Paper:
     name: str  # "T5": a report on its tables is called "The T5 study"
     citation: str  # "Raffel et al. 2020"
     columns: tuple[Column, ...]  # in the order of its tables
+    authors: str = ""  # all of them: "Noam Shazeer, Barret Zoph"
     question: str = ""  # that the paper asks, in a sentence
     source: str = ""  # "arXiv 1910.10683"
     title: str = ""  # as printed

@@ -75,7 +75,8 @@ class Mixers(Values):
 # ``read_if`` of settings: on which others of their group they depend
 LEARNED: Condition = {"kind": ("learned", "relative-and-learned")}
 RELATIVE: Condition = {"kind": get_args(RelativePositions)}
-RELATIVE_BIASES: Condition = {"kind": ("relative", "relative-per-layer", "relative-and-learned")}
+BIAS_TABLES = ("relative", "relative-per-layer", "relative-and-learned")  # a number per head and bucket
+RELATIVE_BIASES: Condition = {"kind": BIAS_TABLES}
 DISENTANGLED: Condition = {"kind": ("relative-disentangled",)}
 BY_HEADS = ("heads", "merged")  # kinds of cross-attention whose queries and keys are those of heads
 FEED_FORWARD: Condition = {"activation": Values(but=("none",))}
@@ -115,6 +116,9 @@ class AttentionConfig:
     output_norm: bool = False
     # whether the norms of heads have learned scales (Qwen3) or no parameters (RedLLM)
     norm_scale: bool = setting(True, HEAD_NORMS)
+    # whether heads are projected together, or each of them passes the feed-forward layer by itself, and all
+    # are added with weights that are learned and sum to 1 (weighted: Ahmed et al. 2017)
+    branches: Literal["none", "weighted"] = "none"
     # number of neighbouring tokens of which a convolution makes one key and one value; 1: each token has its
     # own (3: memory-compressed attention, Liu et al. 2018) [tokens]
     compression: int = 1

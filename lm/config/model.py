@@ -23,6 +23,7 @@ from lm.config.base import (
     setting,
 )
 from lm.config.experts import ExpertsConfig
+from lm.config.funnel import FunnelConfig
 from lm.config.layers import (
     ATTENTION_TENSORS,
     BIASES,
@@ -31,6 +32,7 @@ from lm.config.layers import (
     MLP_TENSORS,
     RECURRENT,
     WITH_LOGITS,
+    Activation,
     AttentionConfig,
     CompileConfig,
     CrossAttentionConfig,
@@ -44,6 +46,7 @@ from lm.config.layers import (
 )
 from lm.config.memory import MemoryConfig
 from lm.config.mup import COVERED, MupConfig
+from lm.config.universal import UniversalConfig
 
 Architecture = Literal["encoder-decoder", "shared-encoder-decoder", "decoder", "prefix-decoder", "encoder"]
 Pool = Literal["first", "last", "mean", "max"]
@@ -104,6 +107,8 @@ class SideConfig:
     d_kv: int | None = None  # width of the encoder's attention heads, if other than the decoder's [features]
     # number of the encoder's attention heads, if other than the decoder's [heads]
     num_heads: int | None = None
+    # activation of the encoder's feed-forward layer, if other than the decoder's
+    activation: Activation | None = None
     # window of each of the encoder's layers, if other than the decoder's (T5Gemma); None: that layer attends
     # to all positions; empty: the decoder's [blocks]
     layer_windows: tuple[int | None, ...] = ()
@@ -177,6 +182,9 @@ class ModelConfig:
         "fixup",
         "none",
     ] = "pre-norm"
+    # blocks of all stacks: attention and a feed-forward layer (transformer), or two further sub-layers before
+    # these: a gated linear layer or attention, and branches of convolutions (evolved: So et al. 2019)
+    block: Literal["transformer", "evolved"] = "transformer"
     residual_multiplier: float = 1.0  # factor of a sub-layer's output before it is added (Granite)
     bias: bool = False  # whether linear layers have biases, unless a setting of their own says otherwise
     dropout: float = 0.1  # dropout rate of activations and attention weights
@@ -202,10 +210,12 @@ class ModelConfig:
     mlp: MlpConfig = MlpConfig()
     experts: ExpertsConfig = setting(ExpertsConfig(), {"mlp.activation": Values(but=("none",))})
     memory: MemoryConfig = setting(MemoryConfig(), {"mlp.activation": Values(but=("none",))})
+    universal: UniversalConfig = UniversalConfig()
     norm: NormConfig = NormConfig()
     output: OutputConfig = OutputConfig()
     mup: MupConfig = MupConfig()
     encoder: SideConfig = setting(SideConfig(), OWN_ENCODER)
+    funnel: FunnelConfig = setting(FunnelConfig(), OWN_ENCODER)
     lora: LoraConfig = LoraConfig()
     heads: tuple[PretrainingHead, ...] = ()  # heads that are pre-trained with the model
     special: SpecialTokens = SpecialTokens()
@@ -223,6 +233,7 @@ class ModelConfig:
         self._check_compression()
         self._check_mixer()
         self._check_synthesizer()
+        self._check_branches()
         self._check_cross()
         self._check_residual()
         self._check_sharing()
@@ -230,6 +241,9 @@ class ModelConfig:
         self._check_convolution()
         self._check_experts()
         self._check_memory()
+        self._check_universal()
+        self._check_funnel()
+        self._check_evolved()
         self._check_mup()
         self._check_compile()
 
@@ -422,6 +436,32 @@ class ModelConfig:
                 f"{mixer} with model.mixer.logits={self.mixer.logits!r} has no matrix for "
                 f"{', '.join(sorted(lacking))} of lora.matrices={self.lora.matrices}: leave them out"
             )
+
+    def _check_branches(self) -> None:
+        """Check that branches of attention have heads and a feed-forward layer, which no other layer has."""
+        if self.attention.branches == "none":
+            return
+        branches = f"model.attention.branches={self.attention.branches!r}"
+        needed: Condition = {
+            "mixer.kind": ("attention",),
+            "cross_attention.kind": ("heads",),
+            "mlp.activation": Values(but=("none",)),
+            "experts.count": (0,),
+            "memory.keys": (0,),
+            "residual": Values(but=("fixup",)),
+        }
+        why = f"{branches} passes each head of attention through the feed-forward layer, unlike"
+        self._require(needed, why, "model.attention.branches be 'none'")
+        if self.lora.rank and (lacking := {"out", "mlp"} & set(self.lora.matrices)):
+            raise SettingError(
+                f"{branches} has no single matrix for {', '.join(sorted(lacking))} of lora.matrices="
+                f"{self.lora.matrices}: leave them out"
+            )
+
+    @property
+    def has_feed_forward(self) -> bool:
+        """Return whether blocks have a feed-forward layer beside attention."""
+        return self.mlp.activation != "none" and self.attention.branches == "none"
 
     def _check_cross(self) -> None:
         """Check that a decoder has an encoder to read, or carries its state if it does not attend."""
@@ -618,6 +658,70 @@ class ModelConfig:
                 f"model.{name}={getattr(self, name)}"
             )
 
+    def _check_universal(self) -> None:
+        """Check that positions are added once, or at each step, and that a gate has a sum to act on."""
+        adds_positions = self.universal.embedding == "step-and-position"
+        if adds_positions and (self.positions.kind == "sinusoidal" or self.d_model % 2):
+            raise SettingError(
+                "model.universal.embedding='step-and-position' adds sines and cosines of positions at each "
+                f"step: model.positions.kind={self.positions.kind!r} should not be 'sinusoidal', and "
+                f"model.d_model={self.d_model} be even"
+            )
+        if self.universal.gate != "none" and self.residual in ("fixup", "none"):
+            raise SettingError(
+                f"model.universal.gate={self.universal.gate!r} is a gate of what is added to a sub-layer's "
+                f"input: model.residual={self.residual!r} should be 'pre-norm'"
+            )
+
+    def _check_funnel(self) -> None:
+        """Check that an encoder whose rows get shorter has no part that needs rows of one length."""
+        if self.funnel.blocks == 1:
+            return
+        funnel = f"model.funnel.blocks={self.funnel.blocks}"
+        if self.architecture != "encoder-decoder":
+            raise SettingError(
+                f"{funnel} makes the rows of an encoder shorter, which a decoder reads: "
+                f"model.architecture={self.architecture!r} should be 'encoder-decoder'"
+            )
+        if self.funnel.blocks > self.num_encoder_layers:
+            raise SettingError(
+                f"{funnel} should be at most model.num_encoder_layers={self.num_encoder_layers}: each block "
+                "has a layer or more"
+            )
+        whole_rows: Condition = {
+            "sparsity": (SparsityConfig(),),
+            "encoder.layer_windows": ((),),
+            "cross_attention.encoder_layers": ("last",),
+            "universal.halting": ("last-step",),
+            "experts.count": (0,),
+            "residual": Values(but=("parallel", "parallel-one-norm")),
+        }
+        why = f"{funnel} gives layers rows of different lengths, unlike"
+        self._require(whole_rows, why, "model.funnel.blocks be 1")
+
+    def _check_evolved(self) -> None:
+        """Check that the blocks of the Evolved Transformer read ahead in encoders alone, and whole rows."""
+        if self.block != "evolved":
+            return
+        needed: Condition = {
+            "architecture": ("encoder-decoder", "decoder", "encoder"),
+            "mixer.kind": ("attention",),
+            "attention.mask": ("causal",),
+            "attention.encoder_mask": ("none",),
+            "attention.branches": ("none",),
+            "cross_attention.kind": ("heads",),
+            "cross_attention.encoder_layers": ("last",),
+            "positions.kind": Values(but=("alibi", "relative-disentangled")),
+            "sparsity": (SparsityConfig(),),
+            "encoder.layer_windows": ((),),
+            "residual": ("pre-norm", "post-norm"),
+            "universal.embedding": ("none",),
+            "universal.gate": ("none",),
+            "lora.rank": (0,),
+        }
+        why = f"model.block={self.block!r} has attentions and convolutions of its own, which do not fit"
+        self._require(needed, why, "model.block be 'transformer'")
+
     def has_memory(self, crosses: bool) -> bool:
         """Return whether a stack has a product-key memory; ``crosses``: whether it has cross-attention."""
         return self.memory.keys > 0 and (crosses or not (self.has_encoder and self.has_decoder))
@@ -631,7 +735,14 @@ class ModelConfig:
                 f"model.mup.base={self.mup.base} is for models that start from random parameters, not for "
                 "published weights, which have the standard parametrisation: it should be 0"
             )
-        for path, expected in COVERED.items():
+        self._require(COVERED, f"model.mup.base={self.mup.base} has no rule for", "model.mup.base be 0")
+
+    def _require(self, needed: Condition, why: str, otherwise: str) -> None:
+        """Check that settings have the values that a part needs.
+
+        An error says ``why`` a setting does not fit, what it should be, and what else could be changed.
+        """
+        for path, expected in needed.items():
             values = expected if isinstance(expected, Values) else Values(among=expected)
             value = attrgetter(path)(self)
             if not values.has(value):
@@ -639,10 +750,7 @@ class ModelConfig:
                     allowed = " or ".join(map(repr, values.among))
                 else:
                     allowed = f"another than {' and '.join(map(repr, values.but))}"
-                raise SettingError(
-                    f"model.mup.base={self.mup.base} has no rule for model.{path}={value!r}: it should be "
-                    f"{allowed}, or model.mup.base be 0"
-                )
+                raise SettingError(f"{why} model.{path}={value!r}: it should be {allowed}, or {otherwise}")
 
     def _check_compile(self) -> None:
         """Check that the blocks have the tensors that are saved or offloaded by name."""
@@ -677,6 +785,10 @@ class ModelConfig:
             return getattr(MIXERS[self.mixer.kind], "has_attention_logits", False)
         return self.mixer.kind in WITH_LOGITS
 
+    def encoder_lengths(self, length: int) -> list[int]:
+        """Return the lengths of the input of each layer of an encoder, and last that of its output."""
+        return self.funnel.row_lengths(self.num_encoder_layers, length)
+
     @property
     def has_merged_attention(self) -> bool:
         """Return whether a decoder's self-attention is its cross-attention too."""
@@ -705,7 +817,8 @@ class ModelConfig:
     def encoder_config(self) -> "ModelConfig":
         """Return the settings of the encoder: these with the sizes of ``encoder`` where it has its own."""
         own = self.encoder
-        sizes = {"mlp.d_ff": own.d_ff, "attention.d_kv": own.d_kv, "attention.num_heads": own.num_heads}
+        sizes: dict[str, Any] = {"mlp.d_ff": own.d_ff, "mlp.activation": own.activation}
+        sizes |= {"attention.d_kv": own.d_kv, "attention.num_heads": own.num_heads}
         sizes = {path: value for path, value in sizes.items() if value is not None}
         if not sizes:
             return self

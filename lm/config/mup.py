@@ -19,8 +19,10 @@ from lm.config.base import ABOVE_0, Condition, Values, at_least, setting
 
 # The values of settings of a model for whose parts the table has a rule.
 COVERED: Condition = {
+    "block": ("transformer",),
     "mixer.kind": ("attention",),
     "attention.scores": ("dot", "scaled-dot"),
+    "attention.branches": ("none",),
     "attention.compression": (1,),
     "positions.kind": Values(but=("relative-keys", "relative-disentangled")),
     "cross_attention.kind": ("heads", "merged"),
@@ -33,6 +35,9 @@ COVERED: Condition = {
     "embedding.convolution": (0,),
     "experts.count": (0,),
     "memory.keys": (0,),
+    "universal.embedding": ("none",),
+    "universal.gate": ("none",),
+    "universal.halting": ("last-step",),
     "mlp.adapter_width": (0,),
     "lora.rank": (0,),
     "heads": ((),),

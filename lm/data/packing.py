@@ -121,6 +121,15 @@ def row_capacity(architecture: str, lengths: Lengths) -> np.ndarray:
     return np.array([lengths.inputs, decoder] if architecture in ENCODER_DECODERS else [decoder])
 
 
+def round_up(sizes: np.ndarray, multiple: int, capacity: int) -> np.ndarray:
+    """Return the room of texts that begin at multiples of a number: their sizes rounded up, to ``capacity``.
+
+    >>> round_up(np.array([3, 4, 9]), 4, 10).tolist()
+    [4, 4, 10]
+    """
+    return np.maximum(np.minimum(-(-sizes // multiple) * multiple, capacity), sizes)
+
+
 def make_packed_batch(
     inputs: PaddedTexts,
     targets: PaddedTexts,
@@ -130,14 +139,16 @@ def make_packed_batch(
     batch_size: int,
     *,
     loss: LossName = "all-tokens",
+    multiple: int = 1,
 ) -> Batch:
     """Return the batch of packed examples, with arrays [batch_size,S] and [batch_size,T].
 
     ``inputs`` and ``targets`` include EOS; ``rows`` [examples], ascending, is the row of each example.
-    ``loss`` says which tokens of a decoder without an encoder have a loss weight.
+    ``loss`` says which tokens of a decoder without an encoder have a loss weight. An encoder's examples begin
+    at multiples of ``multiple`` tokens, with padding between them.
     """
     if architecture in ENCODER_DECODERS:
-        packed = _pack(inputs, rows, (batch_size, lengths.inputs))
+        packed = _pack(inputs, rows, (batch_size, lengths.inputs), multiple)
         encoder = Side(tokens=packed.tokens, segment_ids=packed.segments, positions=packed.positions)
     else:
         encoder = None
@@ -207,15 +218,20 @@ class PackedRows(NamedTuple):
     content: np.ndarray  # bool
 
 
-def _pack(examples: PaddedTexts, rows: np.ndarray, shape: tuple[int, int]) -> PackedRows:
+def _pack(examples: PaddedTexts, rows: np.ndarray, shape: tuple[int, int], multiple: int = 1) -> PackedRows:
     """Return the examples packed into rows of this shape; SettingError if they do not fit.
 
-    ``rows`` [examples], ascending, is the row of each example.
+    ``rows`` [examples], ascending, is the row of each example, which begins at a multiple of ``multiple``.
     """
-    filled = np.bincount(rows, weights=examples.lengths, minlength=shape[0]).astype(np.int64)
+    room = round_up(examples.lengths, multiple, shape[1])
+    filled = np.bincount(rows, weights=room, minlength=shape[0]).astype(np.int64)
     if len(filled) > shape[0] or (filled > shape[1]).any():
         raise SettingError(f"rows of {filled.max()} tokens do not fit in a batch of shape {shape}")
     destination, source = length_mask(filled, shape[1]), np.flatnonzero(examples.mask)
+    if multiple > 1:  # the padding after each example is no destination
+        destination[destination] = length_mask(examples.lengths, room.max(initial=0))[
+            length_mask(room, room.max(initial=0))
+        ]
     tokens, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
     content = np.zeros(shape, bool)
     tokens[destination] = examples.tokens.ravel()[source]

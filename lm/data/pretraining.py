@@ -32,6 +32,7 @@ from lm.data.packing import (
     make_packed_batch,
     pack_examples,
     pad_rows,
+    round_up,
     row_capacity,
     row_length,
     set_decoder_start,
@@ -59,13 +60,15 @@ def pretraining_rows(
     batch_size: int,
     boundary: BoundaryTokens = T5_BOUNDARY_TOKENS,
     collocations: Collocations | None = None,
+    multiple: int = 1,
 ) -> "PretrainingRows":
     """Return the rows of a corpus under an objective: ``DenoisingRows`` of models with a decoder.
 
     Those of encoders are ``MaskedLMRows`` or, for a causal language model, ``NextTokenRows``; those of a
     mixture are ``DenoiserMixtureRows``. ``boundary`` holds the special ids around examples: EOS, the
-    decoder's start token and prefix ids. ``collocations`` are those of PMI masking. SettingError if
-    objective, architecture, tokenizer and collocations do not fit together.
+    decoder's start token and prefix ids. ``collocations`` are those of PMI masking. Packed examples begin at
+    multiples of ``multiple`` tokens in an encoder's rows (``FunnelConfig``). SettingError if objective,
+    architecture, tokenizer and collocations do not fit together.
     """
     check_architecture(architecture, sampler.seed or 0)
     tokenizer, denoisers = sampler.corpus.tokenizer, objective.denoisers
@@ -86,7 +89,8 @@ def pretraining_rows(
         if architecture == "encoder":
             parts.append(MaskedLMRows(reader) if denoiser.objective.has_inputs else NextTokenRows(reader))
         else:
-            parts.append(DenoisingRows(reader, architecture, boundary, modes.get(denoiser.mode), len(modes)))
+            mode = modes.get(denoiser.mode)
+            parts.append(DenoisingRows(reader, architecture, boundary, mode, len(modes), multiple))
     return DenoiserMixtureRows(denoisers, tuple(parts)) if objective.mixture else parts[0]
 
 
@@ -328,6 +332,7 @@ class DenoisingRows(PickledWithoutCache):
     boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
     mode_token: int | None = None  # begins the inputs of each example
     reserved_sentinels: int = 0  # mode tokens of the whole mixture, which noise does not use
+    multiple: int = 1  # packed examples begin at multiples of it in an encoder's rows [tokens]
 
     @property
     def input_prefix(self) -> tuple[int, ...]:
@@ -345,7 +350,10 @@ class DenoisingRows(PickledWithoutCache):
     @property
     def row_index_key(self) -> str:
         """Return the key of the index that counts each window's rows: packing changes their number."""
-        return UNPACKED_ROWS if self.reader.objective.concatenates else f"packed {self.architecture}"
+        if self.reader.objective.concatenates:
+            return UNPACKED_ROWS
+        aligned = f" by {self.multiple}" if self.multiple > 1 else ""
+        return f"packed {self.architecture}{aligned}"
 
     def __call__(self, numbers: np.ndarray) -> Batch:
         objective = self.reader.objective
@@ -374,6 +382,7 @@ class DenoisingRows(PickledWithoutCache):
             self.lengths,
             len(numbers),
             loss=objective.loss,
+            multiple=self.multiple,
         )
         return set_decoder_start(batch, self.boundary.decoder_start)
 
@@ -412,6 +421,7 @@ class DenoisingRows(PickledWithoutCache):
             lengths = corrupted_lengths(self.reader.objective, raw_lengths, length_uniforms)
             # [segments,2], tokens of inputs and of targets; [segments,1], of both, where one row holds both
             sizes = np.stack(lengths, axis=1) + [len(self.input_prefix), len(self.boundary.prefix)]
+            sizes[:, 0] = round_up(sizes[:, 0], self.multiple, self.lengths.inputs)
             if self.architecture not in ENCODER_DECODERS:
                 sizes = sizes.sum(axis=1, keepdims=True)
             row_starts = pack_examples(sizes, row_capacity(self.architecture, self.lengths))

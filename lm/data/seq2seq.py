@@ -21,6 +21,7 @@ from lm.data.packing import (
     make_packed_batch,
     pack_examples,
     pad_texts,
+    round_up,
     row_capacity,
     set_decoder_start,
 )
@@ -103,6 +104,7 @@ class MixtureRows(PickledWithoutCache):
     lengths: Lengths
     seed: int
     boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
+    multiple: int = 1  # examples begin at multiples of it in an encoder's rows (``FunnelConfig``) [tokens]
 
     def __post_init__(self) -> None:
         check_architecture(self.architecture, self.seed, generates=True)
@@ -133,7 +135,9 @@ class MixtureRows(PickledWithoutCache):
         examples = [example for row in rows for example in row]
         batch_rows = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         sides = _batch_sides(examples, self.lengths, self.boundary)
-        batch = make_packed_batch(*sides, batch_rows, self.architecture, self.lengths, len(rows))
+        batch = make_packed_batch(
+            *sides, batch_rows, self.architecture, self.lengths, len(rows), multiple=self.multiple
+        )
         return set_decoder_start(batch, self.boundary.decoder_start)
 
     @functools.cached_property
@@ -153,7 +157,8 @@ class MixtureRows(PickledWithoutCache):
             count = begin + len(examples)
             examples += [self._dataset[number] for number in range(count, count + ROWS_PER_BLOCK)]
             inputs, targets = _batch_sides(examples, self.lengths, self.boundary)
-            side_lengths = np.stack([inputs.lengths, targets.lengths], axis=1)
+            room = round_up(inputs.lengths, self.multiple, self.lengths.inputs)
+            side_lengths = np.stack([room, targets.lengths], axis=1)
             if self.architecture in DECODERS:
                 side_lengths = side_lengths.sum(axis=1, keepdims=True)
             starts = pack_examples(side_lengths, row_capacity(self.architecture, self.lengths))

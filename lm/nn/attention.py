@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Float32, Int
 from lm.config.model import ModelConfig
 from lm.nn.attention_dispatch import attend
 from lm.nn.attention_inputs import AttentionInputs
+from lm.nn.branched import Branches
 from lm.nn.cache import Carry, KeyValue, LayerCache
 from lm.nn.costs import TokenMixer, matmul_flops
 from lm.nn.dropout import DropoutMasks, Shapes, dropout_factors
@@ -147,6 +148,8 @@ class Attention(Projections, TokenMixer):
             _position_projection(config, rngs, "heads", config.qkv_has_bias) if has_own_queries else None
         )
         self.bilinear = _bilinear_weight(config, rngs) if config.attention.scores == "bilinear" else None
+        has_branches = config.attention.branches == "weighted"
+        self.branches = Branches(config, rngs) if has_branches else None
         # The projections of a Longformer's global positions; checkpoints call them globals.
         separate = config.sparsity.projections == "separate" and not is_cross
         self.globals = Projections(config, rngs) if separate else None
@@ -209,7 +212,10 @@ class Attention(Projections, TokenMixer):
 
         A subclass may gate, mix or normalise the outputs of heads here.
         """
-        return self.out(self.out_norm(head_outputs).reshape(*x.shape[:-1], -1))
+        head_outputs = self.out_norm(head_outputs)
+        if self.branches is not None:
+            return self.branches(head_outputs, self.out)
+        return self.out(head_outputs.reshape(*x.shape[:-1], -1))
 
     def weights(
         self, x: Float[Array, "B T D"], kv: KeyValue, inputs: AttentionInputs
@@ -251,13 +257,14 @@ class Attention(Projections, TokenMixer):
         """
         products = matmul_flops(self, length) - matmul_flops(self.globals, length)
         products += self._bilinear_flops(length) + self._relative_key_flops(length)
-        products += self._disentangled_flops(length)
+        products += self._disentangled_flops(length) + self._branch_flops(length)
         return products + self._score_flops(length, visible)
 
     def cross_flops(self, queries: int, keys: int) -> int:
         """Return the FLOPs of cross-attention from ``queries`` tokens of one row to ``keys`` of another."""
         flops_per_key = matmul_flops(self.key, 1) + matmul_flops(self.value, 1)
-        flops_per_query = matmul_flops(self, 1) + self._bilinear_flops(1) - flops_per_key
+        flops_per_query = matmul_flops(self, 1) + self._bilinear_flops(1) + self._branch_flops(1)
+        flops_per_query -= flops_per_key
         return queries * flops_per_query + self.merged_flops(queries, keys)
 
     def merged_flops(self, queries: int, keys: int) -> int:
@@ -285,6 +292,10 @@ class Attention(Projections, TokenMixer):
         if self.bilinear is None:
             return 0
         return 2 * queries * self.config.attention.num_heads * self.config.attention.d_kv**2
+
+    def _branch_flops(self, queries: int) -> int:
+        """Return the FLOPs of the feed-forward layer of branches beyond those of one; 0 without branches."""
+        return 0 if self.branches is None else self.branches.repeated_flops(queries)
 
     def _relative_key_flops(self, queries: int) -> int:
         """Return the FLOPs of multiplying queries by the vectors of relative positions; 0 without them."""

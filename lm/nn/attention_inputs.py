@@ -91,6 +91,9 @@ class AttentionInputs(NamedTuple):
     cross_mask: AnyMask = None  # bool [B,1,T,S]
     # [B,T|1,D]: the encoder's last state, the initial state of a recurrent decoder without cross-attention
     encoder_state: Array | None = None
+    # in a layer that makes rows shorter (a funnel's): pools [B,T,D] after attention to [B,R,D]
+    pool: Callable[[Array], Array] | None = None
+    pooled: "AttentionInputs | None" = None  # of the layers after it
     cache_index: Array | None = None  # int32 [B]: index in the cache at which to write; None: no cache
 
     @property

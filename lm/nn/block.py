@@ -19,6 +19,7 @@ from lm.nn.attention import Attention
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.cache import Carry, KeyValue, LayerCache
 from lm.nn.convolution import InputConvolution
+from lm.nn.costs import matmul_flops, mixer_cache_bytes, mixer_flops
 from lm.nn.dropout import DropoutMasks, Shapes, dropout
 from lm.nn.experts import ExpertMLP, RouterStatistics
 from lm.nn.layers import Identity, Module
@@ -28,6 +29,7 @@ from lm.nn.mixers import CROSS_ATTENTION, Mixer, make_mixer
 from lm.nn.mlp import MLP, Adapter
 from lm.nn.positions import RelativePositionBias
 from lm.nn.residual import apply_fixup, make_branch_norm, make_branch_output_norm, make_branch_scale
+from lm.nn.universal import make_gate, make_step_embedding
 from lm.sharding import constrain
 
 
@@ -73,7 +75,7 @@ class Block(Module):
         )
         has_cross_norm = self.cross is not None and not shares_norm
         self.cross_norm = make_branch_norm(config) if has_cross_norm else None
-        has_mlp = config.mlp.activation != "none"
+        has_mlp = config.has_feed_forward
         has_mlp_norm = has_mlp and not shares_norm
         self.mlp_norm = make_branch_norm(config) if has_mlp_norm else None
         # Where some layers have experts and others do not, a stack leaves one of the two out of each layer.
@@ -91,6 +93,11 @@ class Block(Module):
         self.attention_output_norm = make_branch_output_norm(config)
         self.cross_output_norm = make_branch_output_norm(config) if has_cross_norm else Identity()
         self.mlp_output_norm = make_branch_output_norm(config) if has_mlp_norm else Identity()
+        has_cross, gates = self.cross is not None, config.universal.gate != "none"
+        self.attention_gate = make_gate(config, rngs)
+        self.cross_gate = make_gate(config, rngs) if has_cross or not gates else None
+        self.mlp_gate = make_gate(config, rngs) if has_mlp or not gates else None
+        self.step_embedding = make_step_embedding(config, rngs)
         apply_fixup(config, self)
         self.adapter = Adapter(config, rngs) if config.mlp.adapter_width else None
         add_lora(config, rngs, self)
@@ -110,22 +117,22 @@ class Block(Module):
         None, keys and values are computed from ``inputs.encoded`` [B,S,D]. If that is None too, there is no
         cross-attention.
         """
-        x = block_input = checkpoint_name(x, "block_input")
+        x = block_input = self.step_embedding(checkpoint_name(x, "block_input"), inputs.positions)
         is_decoding = carry is not None
         h = self._sublayer_input(block_input, x, self.attention_norm)
         h, carry = self.attention(h, self._own_inputs(inputs, encoder_kv, len(x)), carry, dropout_masks)
-        h = self.attention_output_norm(self.attention_scale(h))
+        h = self.attention_gate(x, self.attention_output_norm(self.attention_scale(h)))
         x = self._add(x, h, self.attention_norm, dropout_masks.get("attention_out"))
+        if inputs.pool is not None:
+            x = inputs.pool(x)
         if self.cross is not None and (inputs.encoded is not None or encoder_kv is not None):
             kv = self._encoder_key_value(inputs, encoder_kv)
             h = self._sublayer_input(block_input, x, self.cross_norm)
-            h = h.reshape(len(kv.key), -1, h.shape[-1])  # a row's beams become more queries of the same keys
-            cross_inputs = self._cross_inputs(inputs, len(kv.key))
-            h = self.cross.attend_to(h, kv, cross_inputs, dropout_masks.get("cross")).reshape(x.shape)
-            h = self.cross_output_norm(self.cross_scale(h))
+            h = self._attend_to_encoder(self.cross, h, kv, inputs, dropout_masks.get("cross"))
+            h = self.cross_gate(x, self.cross_output_norm(self.cross_scale(h)))
             x = self._add(x, h, self.cross_norm, dropout_masks.get("cross_out"))
         router = RouterStatistics.zeros(len(x)) if self.config.experts.count else None
-        if self.config.mlp.activation != "none":
+        if self.config.has_feed_forward:
             h = self._sublayer_input(block_input, x, self.mlp_norm)
             if self.memory is not None:
                 h = self.memory(h)
@@ -133,7 +140,7 @@ class Block(Module):
                 h, router = self._mixture_of_experts(h, inputs, dropout_masks, is_decoding)
             else:
                 h = self.mlp(h, dropout_masks.get("mlp"))
-            h = self.mlp_output_norm(self.mlp_scale(h))
+            h = self.mlp_gate(x, self.mlp_output_norm(self.mlp_scale(h)))
             x = self._add(x, h, self.mlp_norm, dropout_masks.get("mlp_out"))
         if self.adapter is not None:
             h = self.adapter(x, dropout_masks.get("adapter"))
@@ -142,6 +149,10 @@ class Block(Module):
         if self.convolution is not None:
             x = self.convolution(block_input, x, inputs.segments)
         return BlockOutput(x, carry, router)
+
+    def init_carry(self, rows: int, length: int) -> Carry:
+        """Return the mixer's carry of ``rows`` before their first token, as ``Mixer.init_carry`` does."""
+        return self.attention.init_carry(rows, length)
 
     def dropout_shapes(self, length: int, encoded_length: int | None) -> Shapes:
         """Return the shapes of one row's dropout masks, [N,1,S] for weights and [1,features] for activations.
@@ -152,7 +163,7 @@ class Block(Module):
         is_merged = config.has_merged_attention and encoded_length is not None
         keys = length + encoded_length if is_merged else length
         shapes = self.attention.dropout_shapes(keys) | {"attention_out": out}
-        if config.mlp.activation != "none":
+        if config.has_feed_forward:
             shapes |= {"mlp": (1, config.mlp.d_ff), "mlp_out": out}
         if self.adapter is not None:
             shapes |= {"adapter": (1, config.mlp.adapter_width), "adapter_out": out}
@@ -167,7 +178,8 @@ class Block(Module):
 
         Either is None if the block lacks that attention. ``encoder_kv`` is as in ``__call__``.
         """
-        block_input, inputs, h = x, self._own_inputs(inputs, None, len(x)), self.mixer_input(x)
+        inputs, h = self._own_inputs(inputs, None, len(x)), self.mixer_input(x, inputs)
+        x = block_input = self.step_embedding(x, inputs.positions)
         weights = None
         if isinstance(self.attention, Attention):
             kv = self.attention.key_value(h, inputs.rotary_positions)
@@ -178,13 +190,15 @@ class Block(Module):
         if self.cross is None:  # merged: the encoder's keys come last
             return weights[..., : x.shape[1]], weights[..., x.shape[1] :]
         h = self.attention_output_norm(self.attention_scale(self.attention(h, inputs, None, {})[0]))
+        h = self.attention_gate(x, h)
         x = self._add(x, h, self.attention_norm, None)
         h = self._sublayer_input(block_input, x, self.cross_norm)
         kv = self._encoder_key_value(inputs, encoder_kv)
         return weights, self.cross.weights(h, kv, self._cross_inputs(inputs, len(x)))
 
-    def mixer_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def mixer_input(self, x: Float[Array, "B T D"], inputs: AttentionInputs) -> Float[Array, "B T D"]:
         """Return the mixer's input from the block's input x [B,T,D]: x, normalised unless post-norm."""
+        x = self.step_embedding(x, inputs.positions)
         return self._sublayer_input(x, x, self.attention_norm)
 
     @property
@@ -192,11 +206,25 @@ class Block(Module):
         """Return the attention that makes keys and values of the encoder's output: cross or, merged, self."""
         return self.attention if self.config.has_merged_attention else self.cross
 
+    def mixer_flops(self, length: int, visible: int) -> int:
+        """Return the FLOPs of the mixer over a row in which each token reads ``visible`` tokens, forward."""
+        return mixer_flops(self.attention, length, visible)
+
+    def mixer_cache_bytes(self, length: int) -> int:
+        """Return the bytes of the carry of one row of ``length`` tokens."""
+        return mixer_cache_bytes(self.attention, length)
+
     def cross_flops(self, queries: int, keys: int) -> int:
         """Return the FLOPs of ``queries`` tokens of a decoder that read ``keys`` of the encoder, forward."""
         if self.config.has_merged_attention:
             return self.encoder_attention.merged_flops(queries, keys)
         return 0 if self.cross is None else self.cross.cross_flops(queries, keys)
+
+    def gate_flops(self, length: int) -> int:
+        """Return the FLOPs of all gates for ``length`` tokens, forward."""
+        return sum(
+            matmul_flops(gate, length) for gate in (self.attention_gate, self.cross_gate, self.mlp_gate)
+        )
 
     def cross_cache_bytes(self, length: int) -> int:
         """Return the bytes of keys and values of ``length`` tokens of the encoder."""
@@ -233,6 +261,16 @@ class Block(Module):
             by_beam = KeyValue(*(jnp.repeat(x, rows // len(x), axis=0) for x in kv))
             inputs = inputs._replace(encoder_kv=by_beam)
         return inputs
+
+    def _attend_to_encoder(
+        self, attention: Any, h: Array, kv: KeyValue, inputs: AttentionInputs, dropout_mask: Array | None
+    ) -> Array:
+        """Return the output [B,T,D] of a cross-attention from h [B,T,D] to the encoder's keys and values."""
+        rows = len(kv.key)
+        queries = h.reshape(rows, -1, h.shape[-1])  # a row's beams become more queries of the same keys
+        return attention.attend_to(queries, kv, self._cross_inputs(inputs, rows), dropout_mask).reshape(
+            h.shape
+        )
 
     def _cross_inputs(self, inputs: AttentionInputs, rows: int) -> AttentionInputs:
         """Return the inputs of cross-attention to keys of ``rows`` rows, whose beams are further queries."""

@@ -51,7 +51,7 @@ def make_branch_scale(config: ModelConfig) -> nnx.Module:
 
 def count_branches(config: ModelConfig) -> int:
     """Return the number of residual branches of all blocks of both stacks (Fixup's L)."""
-    per_block = 1 + (config.mlp.activation != "none")
+    per_block = 1 + config.has_feed_forward
     encoder = config.num_encoder_layers * per_block if config.has_encoder else 0
     decoder = config.num_decoder_layers * (per_block + config.has_encoder) if config.has_decoder else 0
     return encoder + decoder

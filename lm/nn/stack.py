@@ -19,11 +19,13 @@ from lm.nn.block import Block, remat_policy
 from lm.nn.cache import Carry, LayerCache
 from lm.nn.convolution import InputConvolution
 from lm.nn.dropout import DropoutMasks, draw_dropout_masks, dropout
+from lm.nn.evolved import EvolvedBlock
 from lm.nn.experts import RouterStatistics
 from lm.nn.layers import Embed, Identity, Linear, Module, add_layers_axis, embedding_std, make_norm
 from lm.nn.memory import ProductKeyMemory
 from lm.nn.positions import make_shared_relative
 from lm.nn.residual import make_last_norm
+from lm.nn.universal import StepEmbedding, make_halting
 from lm.ops.positions import sinusoids
 from lm.sharding import constrain
 
@@ -46,6 +48,9 @@ ABSENT: dict[str, Callable[[], Any]] = {
 }
 # Modules of a block that one layer alone has, and so are not made for all.
 OF_ONE_LAYER = {"memory": ProductKeyMemory, "convolution": InputConvolution}
+
+
+BLOCKS = {"transformer": Block, "evolved": EvolvedBlock}  # by model.block
 
 
 class StackOutput(NamedTuple):
@@ -93,12 +98,17 @@ class Stack(Module):
         keys = jax.random.split(rngs.params(), 1 if shares_blocks else num_layers)
 
         def block(key: Array) -> Block:
-            return Block(config, nnx.Rngs(params=key), has_cross_attention)
+            return BLOCKS[config.block](config, nnx.Rngs(params=key), has_cross_attention)
 
         # vmap initialises each block with its own key and stacks their parameters.
         self.blocks: Any = add_layers_axis(jax.vmap(block)(keys))
         if shares_layers and not shares_blocks:
             share_part(self.blocks, PARTS[config.shared_parts])
+        if shares_blocks and config.universal.embedding != "none":  # what tells the steps apart
+            keys = jax.random.split(rngs.params(), num_layers)
+            embeddings = jax.vmap(lambda key: StepEmbedding(config, nnx.Rngs(params=key)))(keys)
+            self.blocks.step_embedding = add_layers_axis(embeddings)
+        self.halting = make_halting(config, rngs)
         self.has_memory = config.has_memory(has_cross_attention)
         for name, layers in self._layers_by_part.items():
             if name in OF_ONE_LAYER:
@@ -127,13 +137,16 @@ class Stack(Module):
         """
         stack_masks, block_masks = self._draw_dropout_masks(x, inputs, key)
 
-        def step(block, x, layer, inputs):
-            block_input = x if self.returns_block_inputs else None
-            x, carry, router = block(x, inputs, *layer)
-            return x, (carry, router, block_input)
+        def step(block, state, layer, inputs):
+            x = self.halting.input(state)
+            y, carry, router = block(x, inputs, *layer)
+            state = self.halting.step(state, block.step_embedding(x, inputs.positions), y)
+            return state, (carry, router, x if self.returns_block_inputs else None)
 
-        x = self._first_block_input(x, types, inputs, stack_masks.get("in"))
-        x, (carry, router, block_inputs) = self._run(step, x, (block_masks, carry, encoder_kv), inputs)
+        state = self.halting.start(self._first_block_input(x, types, inputs, stack_masks.get("in")))
+        layers = block_masks, carry, encoder_kv
+        state, (carry, router, block_inputs) = self._run(step, state, layers, inputs)
+        x = self.halting.end(state)
         router = jax.tree.map(lambda by_layer: by_layer.sum(0), router)
         x = dropout(self.norm(x), stack_masks.get("out"), self.config.dropout)
         return StackOutput(x, carry, router, block_inputs)
@@ -156,7 +169,7 @@ class Stack(Module):
 
     def init_carry(self, rows: int, length: int) -> Carry:
         """Return the carry of all layers before the first token, leaves [layers,B,...]."""
-        carry = self.blocks.attention.init_carry(rows, length)
+        carry = self.blocks.init_carry(rows, length)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape)), carry)
 
     def hidden_states(
@@ -168,12 +181,14 @@ class Stack(Module):
     ) -> Float[Array, "{self.num_layers}+1 B T D"]:
         """Return [layers+1,B,T,D]: each block's input, and the last block's output before the final norm."""
 
-        def step(block, x, encoder_kv, inputs):
-            return block(x, inputs, {}, None, encoder_kv).x, x
+        def step(block, state, encoder_kv, inputs):
+            x = self.halting.input(state)
+            y = block(x, inputs, {}, None, encoder_kv).x
+            return self.halting.step(state, block.step_embedding(x, inputs.positions), y), x
 
-        first = self._first_block_input(x, types, inputs, None)
-        last, block_inputs = self._run(step, first, encoder_kv, inputs)
-        return jnp.concatenate([block_inputs, last[None]])
+        state = self.halting.start(self._first_block_input(x, types, inputs, None))
+        state, block_inputs = self._run(step, state, encoder_kv, inputs)
+        return jnp.concatenate([block_inputs, self.halting.end(state)[None]])
 
     def attention_weights(
         self,
@@ -192,13 +207,15 @@ class Stack(Module):
 
         return self._run(step, None, (hidden[:-1], encoder_kv), inputs)[1]
 
-    def mixer_inputs(self, hidden: Float[Array, "_ B T D"]) -> Float[Array, "layers B T D"]:
+    def mixer_inputs(
+        self, hidden: Float[Array, "_ B T D"], inputs: AttentionInputs
+    ) -> Float[Array, "layers B T D"]:
         """Return the input of each block's mixer, [layers,B,T,D], given ``hidden_states``."""
 
-        def step(block, _, x, _inputs):
-            return None, block.mixer_input(x)
+        def step(block, _, x, inputs):
+            return None, block.mixer_input(x, inputs)
 
-        return self._run(step, None, hidden[:-1], AttentionInputs())[1]
+        return self._run(step, None, hidden[:-1], inputs)[1]
 
     def unstack(self) -> "Stack":
         """Return the same stack with a list of blocks in place of stacked parameters.

@@ -26,6 +26,7 @@ from lm.nn.attention_inputs import (
 )
 from lm.nn.cache import Cache, Carry, LayerCache
 from lm.nn.dropout import split_key
+from lm.nn.funnel import FunnelStack, encoded_side, make_funnel_inputs
 from lm.nn.heads import PAIR_CLASSES, MLMTransform, ReplacedTokenHead
 from lm.nn.layers import Embed, Identity, Linear, Module, broadcast_to_rank, dense, embedding_std, param
 from lm.nn.softmaxes import SoftmaxMixture
@@ -58,7 +59,9 @@ class Transformer(Module):
         has_own_encoder = config.architecture in ("encoder-decoder", "encoder")
 
         def stack(side: str, config: ModelConfig, num_layers: int, has_cross_attention: bool) -> Stack:
-            return Stack(config, rngs, num_layers, has_cross_attention, config.shares_layers(side))
+            is_funnel = side == "encoder" and config.funnel.blocks > 1
+            make = FunnelStack if is_funnel else Stack
+            return make(config, rngs, num_layers, has_cross_attention, config.shares_layers(side))
 
         encoder = "encoder", config.encoder_config, config.num_encoder_layers, False
         decoder = "decoder", config, config.num_decoder_layers, config.has_encoder
@@ -171,7 +174,8 @@ class Transformer(Module):
 
     def mixer_inputs(self, batch: Batch) -> dict[str, Array]:
         """Return {"encoder", "decoder": [layers,B,T,D]}: the input of each block's mixer."""
-        return {side: stack.mixer_inputs(x) for side, (stack, x, *_) in self._hidden_by_side(batch).items()}
+        by_side = self._hidden_by_side(batch)
+        return {side: stack.mixer_inputs(x, inputs) for side, (stack, x, inputs, _) in by_side.items()}
 
     def _hidden_by_side(
         self, batch: Batch
@@ -217,8 +221,8 @@ class Transformer(Module):
         )
 
     def _encoder_inputs(self, batch: Batch) -> StackInputs:
-        attention = make_attention_inputs(self._encoder.config, batch, "encoder", self._encoder.relative)
-        side = batch.side("encoder")
+        stack, side = self._encoder, batch.side("encoder")
+        attention = make_funnel_inputs(stack.config, batch, stack.relative, self.config.funnel.blocks)
         return StackInputs(self.embedding("encoder")(side.tokens), side.token_types, attention)
 
     def _decoder_inputs(self, batch: Batch, encoded: Array | None) -> StackInputs:
@@ -226,7 +230,8 @@ class Transformer(Module):
         attention = make_attention_inputs(config, batch, "decoder", self.decoder.relative)
         side = batch.side("decoder")
         if encoded is not None:
-            segments = side.segment_ids, batch.side("encoder").segment_ids
+            encoder_side = encoded_side(config, batch.side("encoder"))
+            segments = side.segment_ids, encoder_side.segment_ids
             if config.cross_attention.kind == "none":
                 states = last_encoder_states(encoded, *segments)
                 attention = attention._replace(encoder_state=states)
@@ -235,7 +240,7 @@ class Transformer(Module):
                 cross_mask = make_cross_mask(config, length, *segments)
                 attention = attention._replace(encoded=encoded, cross_mask=cross_mask)
                 if config.cross_attention.positions == "continued":
-                    attention, _ = continue_positions(attention, batch.side("encoder"), side.segment_ids)
+                    attention, _ = continue_positions(attention, encoder_side, side.segment_ids)
                 if config.has_merged_attention:
                     attention = merge_masks(attention, length, length, encoded.shape[1])
         return StackInputs(self.embed(side.tokens), side.token_types, attention)
@@ -253,12 +258,13 @@ class Transformer(Module):
         inputs = inputs._replace(cache_index=jnp.zeros(rows, jnp.int32))
         if config.has_encoder:
             output = self._encoder(*self._encoder_inputs(batch))
-            encoded, segments = output.x, batch.side("encoder").segment_ids
+            encoder_side = encoded_side(config, batch.side("encoder"))
+            encoded, segments = output.x, encoder_side.segment_ids
             if config.cross_attention.kind == "none":
                 inputs = inputs._replace(encoder_state=last_encoder_states(encoded, None, segments))
             else:
                 if config.cross_attention.positions == "continued":
-                    inputs, step = continue_positions(inputs, batch.side("encoder"), None)
+                    inputs, step = continue_positions(inputs, encoder_side, None)
                 memory = encoded
                 if self.layer_weights is not None:
                     memory = self.layer_weights(output.block_inputs, encoded)

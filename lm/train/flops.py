@@ -5,6 +5,7 @@ What a layer costs is counted by the layer itself (``lm.nn.costs``); here the la
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple, TypeVar
 
@@ -16,12 +17,12 @@ from lm.config.model import ModelConfig
 from lm.nn.adaptive import AdaptiveEmbed, AdaptiveSoftmax
 from lm.nn.block import Block
 from lm.nn.convolution import InputConvolution
-from lm.nn.costs import matmul_flops, mixer_cache_bytes, mixer_flops
+from lm.nn.costs import matmul_flops
 from lm.nn.heads import MLMTransform
 from lm.nn.layers import count
 from lm.nn.memory import ProductKeyMemory
 from lm.nn.softmaxes import SoftmaxMixture
-from lm.nn.stack import input_projection
+from lm.nn.stack import BLOCKS, input_projection
 from lm.nn.transformer import Transformer, output_projection
 from lm.sharding import logical_axes, named
 
@@ -59,13 +60,13 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     forward: float = _output_flops(config, targets if config.has_decoder else inputs)
     forward += _lookup_flops(config, inputs * config.has_encoder + targets * config.has_decoder)
     if config.has_encoder:
-        encoder_block = abstract_block(config.encoder_config, has_cross_attention=False)
-        forward += _stack_flops(encoder_block, config.num_encoder_layers, inputs)
+        forward += _encoder_flops(config, inputs)
     if config.has_decoder:
         decoder_block = abstract_block(config, has_cross_attention=config.has_encoder)
         forward += _stack_flops(decoder_block, config.num_decoder_layers, targets)
         if config.has_encoder:
-            forward += config.num_decoder_layers * decoder_block.cross_flops(targets, inputs)
+            encoded = config.encoder_lengths(inputs)[-1]
+            forward += config.num_decoder_layers * decoder_block.cross_flops(targets, encoded)
         if config.has_transparent_attention:
             weights = (config.num_encoder_layers + 1) * config.num_decoder_layers
             forward += 2 * inputs * config.d_model * weights
@@ -116,7 +117,7 @@ def _abstract(make: Callable[..., M], config: ModelConfig) -> M:
 
 def abstract_block(config: ModelConfig, has_cross_attention: bool) -> Block:
     """Return one block of a stack, with shapes in place of arrays: nothing is computed."""
-    return _abstract(partial(Block, has_cross_attention=has_cross_attention), config)
+    return _abstract(partial(BLOCKS[config.block], has_cross_attention=has_cross_attention), config)
 
 
 def abstract_memory(config: ModelConfig) -> ProductKeyMemory:
@@ -126,17 +127,31 @@ def abstract_memory(config: ModelConfig) -> ProductKeyMemory:
 
 def _stack_flops(block: Block, num_layers: int, length: int) -> float:
     """Return the FLOPs of the forward pass of so many blocks over a row, without cross-attention."""
-    mixer = mixer_flops(block.attention, length, length)
-    flops = num_layers * mixer + _feed_forward_flops(block, num_layers, length)
+    flops = num_layers * block.mixer_flops(length, length)
+    flops += _feed_forward_flops(block, num_layers, length)
     if block.config.embedding.convolution:
         flops += _abstract(InputConvolution, block.config).flops(length)
     return flops
 
 
+def _encoder_flops(config: ModelConfig, length: int) -> float:
+    """Return the FLOPs of the forward pass of an encoder over a row, whose layers may make it shorter."""
+    block = abstract_block(config.encoder_config, has_cross_attention=False)
+    if config.funnel.blocks == 1:
+        return _stack_flops(block, config.num_encoder_layers, length)
+    flops = 0.0
+    for row, shorter in pairwise(config.encoder_lengths(length)):
+        # attention reads whole rows, and what follows it those that it has made shorter
+        flops += block.mixer_flops(row, row) + _feed_forward_flops(block, 1, shorter)
+    return flops
+
+
 def _feed_forward_flops(block: Block, num_layers: int, length: int) -> float:
-    """Return the FLOPs of the feed-forward layers, experts and adapters of so many blocks, forward."""
+    """Return the FLOPs of the feed-forward layers, experts, adapters and gates of so many blocks, forward."""
     with_experts = len(block.config.experts.layers(num_layers))
-    flops: float = num_layers * matmul_flops(block.adapter, length)
+    flops: float = num_layers * (matmul_flops(block.adapter, length) + block.gate_flops(length))
+    if block.config.universal.halting == "adaptive":
+        flops += num_layers * 2 * length * block.config.d_model
     with_memory = 1 if block.has_memory else 0
     flops += (num_layers - with_experts - with_memory) * matmul_flops(block.mlp, length)
     if block.has_memory:
@@ -212,11 +227,10 @@ def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs
     tokens = length + targets if is_both else length
     full = inside = 0  # FLOPs of a row's scores, forward: all, and those inside of windows
     if config.has_encoder:
-        full += length * _score_flops(config.encoder_config, [length] * config.num_encoder_layers)
-        layers = _visible_tokens(config, "encoder", length)
-        inside += length * _score_flops(config.encoder_config, layers)
+        encoder_full, encoder_inside = _encoder_score_flops(config, length)
+        full, inside = full + encoder_full, inside + encoder_inside
     if config.has_decoder:
-        full += targets * _score_flops(config, [targets] * config.num_decoder_layers)
+        full += targets * _score_flops(config, [targets] * config.num_decoder_layers, config.has_encoder)
         inside += targets * _own_score_flops(config, targets)
     across = targets * _cross_score_flops(config, length)
     directions = 2 if "backward" in config.heads else 1  # as in ``step_flops``
@@ -272,7 +286,7 @@ def _embedding_parameters(model: Transformer) -> int:
 def _generating_flops(config: ModelConfig, inputs: int, length: int) -> float:
     """Return the FLOPs of the token after ``length`` others, whose keys and values are in the cache."""
     block = abstract_block(config, has_cross_attention=config.has_encoder)
-    layer = mixer_flops(block.attention, 1, 0)
+    layer: float = block.mixer_flops(1, 0)
     if config.has_encoder:
         layer += block.cross_flops(1, 0)
     products: float = config.num_decoder_layers * layer + _output_flops(config, 1)
@@ -287,22 +301,32 @@ def cache_bytes(config: ModelConfig, length: int, inputs: int) -> int:
     Attention's cache holds whole rows, with a window or without.
     """
     block = abstract_block(config, has_cross_attention=config.has_encoder)
-    layer = mixer_cache_bytes(block.attention, length)
+    layer = block.mixer_cache_bytes(length)
     if config.has_encoder:
-        layer += block.cross_cache_bytes(inputs)
+        layer += block.cross_cache_bytes(config.encoder_lengths(inputs)[-1])
     return config.num_decoder_layers * layer
 
 
-def _score_flops(config: ModelConfig, visible: Sequence[int]) -> int:
+def _score_flops(config: ModelConfig, visible: Sequence[int], crosses: bool = False) -> int:
     """Return the FLOPs of a token's scores in layers in which it reads so many tokens each, forward."""
-    mixer = abstract_block(config, has_cross_attention=False).attention
-    without = mixer_flops(mixer, 1, 0)
-    return sum(mixer_flops(mixer, 1, number) - without for number in visible)
+    block = abstract_block(config, has_cross_attention=crosses)
+    without = block.mixer_flops(1, 0)
+    return sum(block.mixer_flops(1, number) - without for number in visible)
+
+
+def _encoder_score_flops(config: ModelConfig, length: int) -> tuple[int, int]:
+    """Return the FLOPs of the scores of an encoder's row, forward: all, and those inside of windows."""
+    if config.funnel.blocks > 1:  # rows get shorter, and have no windows
+        rows = config.encoder_lengths(length)[:-1]
+        full = sum(row * _score_flops(config.encoder_config, [row]) for row in rows)
+        return full, full
+    full = length * _score_flops(config.encoder_config, [length] * config.num_encoder_layers)
+    return full, length * _score_flops(config.encoder_config, _visible_tokens(config, "encoder", length))
 
 
 def _own_score_flops(config: ModelConfig, length: int) -> int:
     """Return the FLOPs of a token of a decoder with the keys and values of its own row, forward."""
-    return _score_flops(config, _visible_tokens(config, "decoder", length))
+    return _score_flops(config, _visible_tokens(config, "decoder", length), config.has_encoder)
 
 
 def _cross_score_flops(config: ModelConfig, inputs: int) -> int:
@@ -310,7 +334,8 @@ def _cross_score_flops(config: ModelConfig, inputs: int) -> int:
     if not (config.has_encoder and config.has_decoder):
         return 0
     block = abstract_block(config, has_cross_attention=True)
-    scores = block.cross_flops(1, inputs) - block.cross_flops(1, 0) - block.cross_flops(0, inputs)
+    encoded = config.encoder_lengths(inputs)[-1]
+    scores = block.cross_flops(1, encoded) - block.cross_flops(1, 0) - block.cross_flops(0, encoded)
     return config.num_decoder_layers * scores
 
 

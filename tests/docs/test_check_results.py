@@ -159,7 +159,9 @@ def altered(report, *names):
     return report
 
 
-@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("unit", "score"))) for name in APART]
+)
 def test_a_figure_that_is_altered_is_found(name, published, script):
     runs, report = published
     assert faults(script, runs, altered(report, name)) != []

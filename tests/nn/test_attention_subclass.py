@@ -69,16 +69,21 @@ def test_classes_and_settings_agree_on_which_mixers_have_scores():
     "new",
     [
         {"positions.kind": "relative"},
-        {"positions.kind": "relative-per-layer"},
-        {"positions.kind": "rotary"},
-        {"positions.kind": "alibi"},
         {"positions.kind": "rotary", "sparsity": SparsityConfig(window=1)},
         {"lora": LoraConfig(rank=2, matrices=("query", "key", "value", "out"))},
         {"architecture": "prefix-decoder"},
         {"architecture": "shared-encoder-decoder"},
         {"architecture": "encoder", "sparsity": SparsityConfig(1, global_tokens=1, projections="separate")},
         {"architecture": "encoder-decoder", "cross_attention.start": "mimetic"},
-        {"attention.mask": "none"},
+        *(
+            pytest.param(new, marks=pytest.mark.slow)
+            for new in (
+                {"positions.kind": "relative-per-layer"},
+                {"positions.kind": "rotary"},
+                {"positions.kind": "alibi"},
+                {"attention.mask": "none"},
+            )
+        ),
     ],
     ids=lambda new: ", ".join(map(str, new.values()))[:40],
 )

@@ -135,7 +135,9 @@ def test_experts_may_have_a_dropout_of_their_own():
 NAMES = ["experts", "decoder, experts in every second layer", "encoder, one expert per token"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != NAMES[1])) for name in NAMES]
+)
 def test_scanned_unrolled_and_recomputed_stacks_with_experts_give_the_same_gradients(name):
     batch, key = example(4, 5, 6), jax.random.key(7)
     expected = loss_and_gradients(make(name), batch, key)

@@ -97,6 +97,7 @@ def test_the_first_layer_has_no_norm_before_attention_and_the_others_have_theirs
         np.testing.assert_allclose(inputs[layer], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_stack_without_its_first_norm_is_the_usual_one_where_the_first_norm_changes_nothing():
     """It scales each state by the root mean square of all, once states and embeddings are that long."""
     usual = moved(changes(FIRST, {"norm.first_attention": "norm", "norm.epsilon": 1e-12}))

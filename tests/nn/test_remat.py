@@ -34,9 +34,11 @@ def plain(name):
     return loss_and_gradients(make(name), BATCH, KEY)
 
 
-@pytest.mark.parametrize("layers", ["scan", "unroll"])
+@pytest.mark.parametrize("layers", ["scan", pytest.param("unroll", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["encoder", "decoder", "encoder-decoder"])
+@pytest.mark.parametrize(  # an encoder-decoder has both stacks
+    "name", ["encoder-decoder", *(pytest.param(x, marks=pytest.mark.slow) for x in ("encoder", "decoder"))]
+)
 def test_every_policy_gives_the_loss_and_gradients_of_none(name, policy, layers):
     found = loss_and_gradients(make(name, **POLICIES[policy], **{"compile.layers": layers}), BATCH, KEY)
     for parameter, value in plain(name).items():

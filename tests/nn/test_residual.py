@@ -29,13 +29,13 @@ def moved(config):
     return jax.tree.unflatten(treedef, moved)
 
 
-@pytest.mark.parametrize("config", [REZERO, FIXUP, changes(REZERO, {"architecture": "decoder"})])
+@pytest.mark.parametrize("config", [REZERO, FIXUP])
 def test_new_blocks_return_their_input(config):
     model, batch = made(config), example(1, 4, 6)
     np.testing.assert_allclose(features(model, batch), model.embed(batch.decoder.tokens), atol=1e-6)
 
 
-@pytest.mark.parametrize("norm", ["none", "rms", "layer"])
+@pytest.mark.parametrize("norm", ["none", "rms", pytest.param("layer", marks=pytest.mark.slow)])
 def test_rezero_adds_one_scalar_per_sublayer_and_is_pre_norm_when_all_are_1(norm):
     rezero, plain = (changes(TINY, {"residual": kind, "norm.kind": norm}) for kind in ("rezero", "pre-norm"))
     assert count(made(rezero)) - count(made(plain)) == count_branches(TINY) == 2 * 2 + 2 * 3
@@ -76,7 +76,13 @@ def test_fixup_scales_both_projections_of_a_gated_layer():
     np.testing.assert_allclose(fixup[name], plain[name] * 10**-0.5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("config", [REZERO, FIXUP, changes(REZERO, {"norm.kind": "rms"})])
+@pytest.mark.parametrize(
+    "config",
+    [
+        REZERO,
+        *(pytest.param(x, marks=pytest.mark.slow) for x in (FIXUP, changes(REZERO, {"norm.kind": "rms"}))),
+    ],
+)
 def test_a_step_over_the_cache_gives_what_the_whole_row_gives(config):
     model, batch = moved(config), example(3, 5, 9)
     batch = jax.tree.map(lambda x: x, batch)

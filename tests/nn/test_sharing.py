@@ -73,8 +73,18 @@ def test_layers_share_the_named_parts_with_their_norms(parts, modules):
         assert shared[name] == (size / 2 if is_shared else size), name
 
 
-@pytest.mark.parametrize("compiled", ["scan", "unroll"])
-@pytest.mark.parametrize("parts", ["all", "attention", "mlp"])
+@pytest.mark.parametrize(
+    ("parts", "compiled"),
+    [
+        ("all", "scan"),
+        ("attention", "unroll"),
+        ("mlp", "scan"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("all", "unroll"), ("attention", "scan"), ("mlp", "unroll"))
+        ),
+    ],
+)
 def test_shared_parameters_are_those_of_a_model_with_equal_layers(parts, compiled):
     config = changes(
         TINY,
@@ -103,7 +113,16 @@ def test_a_step_over_the_cache_gives_what_the_whole_row_gives(new):
         logits, cached = jax.jit(Transformer.step)(model, batch.decoder.tokens[:, position], cached)
 
 
-@pytest.mark.parametrize("new", [{}, {"shared_stack": "decoder"}, {"shared_parts": "mlp"}])
+@pytest.mark.parametrize(
+    "new",
+    [
+        {},
+        *(
+            pytest.param(new, marks=pytest.mark.slow)
+            for new in ({"shared_stack": "decoder"}, {"shared_parts": "mlp"})
+        ),
+    ],
+)
 def test_sharing_saves_parameters_and_no_flops(new):
     shared = changes(TINY, {"shared_layers": True, **new})
     assert step_flops(shared, 4, 8, 6) == step_flops(TINY, 4, 8, 6)
@@ -139,6 +158,13 @@ NARANG = changes(PRESETS["t5-base"], {"norm.kind": "layer", "mlp.bias": True})
 APART = {"embedding.encoder": "separate"}
 SHARED = {"shared_layers": True, "output.logits": "separate"}
 
+UNIVERSAL = SHARED | {
+    "num_encoder_layers": 28,
+    "num_decoder_layers": 28,
+    "universal.embedding": "step",
+    "universal.gate": "gru",
+}
+
 
 @pytest.mark.parametrize(
     ("new", "millions"),
@@ -149,6 +175,8 @@ SHARED = {"shared_layers": True, "output.logits": "separate"}
         ({"residual": "fixup", "norm.kind": "none"}, 223),
         (SHARED | {"shared_stack": "encoder"}, 170),
         (SHARED | {"shared_stack": "decoder"}, 144),
+        (UNIVERSAL, 84),
+        ({"attention.branches": "weighted"}, 280),
         (APART, 248),
         (APART | {"output.logits": "separate"}, 273),
     ],

@@ -170,6 +170,21 @@ MEMORY = {"memory.keys": 6, "memory.heads": 2, "memory.key_width": 4, "memory.ne
 CONFIGS |= {"product-key memory": changes(TINY, MEMORY)}
 CONFIGS |= {"encoder-decoder, relative-keys": changes(TINY, {"positions.kind": "relative-keys"})}
 CONFIGS |= {"transparent attention": changes(TINY, {"cross_attention.encoder_layers": "weighted"})}
+UNIVERSAL = {
+    "shared_layers": True,
+    "universal.embedding": "step-and-position",
+    "universal.gate": "gru",
+    "universal.halting": "adaptive",
+}
+CONFIGS |= {"universal": changes(TINY, UNIVERSAL)}
+CONFIGS |= {"funnel": changes(TINY, {"funnel.blocks": 2})}
+CONFIGS |= {"branches": changes(TINY, {"attention.branches": "weighted", "mlp.activation": "gated-silu"})}
+CONFIGS |= {
+    "evolved": changes(TINY, {"block": "evolved", "encoder.activation": "silu"}),
+    "decoder, evolved": changes(
+        TINY, {"block": "evolved", "architecture": "decoder", "positions.kind": "rotary"}
+    ),
+}
 EXPERTS = {"experts.count": 4, "experts.per_token": 2}
 CONFIGS |= {
     "experts": changes(TINY, EXPERTS),

@@ -56,8 +56,8 @@ class TextFinetuning(Finetuning):
         limit = settings.tuning.examples_limit
         rates = mixing_rates(sizes, kind="proportional", limit=limit, temperature=1.0)
         boundary = boundary_tokens(settings.model, inputs.vocabulary)
-        architecture = settings.model.architecture
-        rows = MixtureRows(examples, rates, architecture, self.lengths, settings.seed, boundary)
+        architecture, multiple = settings.model.architecture, settings.model.funnel.multiple
+        rows = MixtureRows(examples, rates, architecture, self.lengths, settings.seed, boundary, multiple)
         return Batches(rows, self.training.batch_size)
 
     def eval_tasks(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:

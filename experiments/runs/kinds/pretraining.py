@@ -406,6 +406,7 @@ def pretraining_batches(
         batch_size=size,
         boundary=boundary_tokens(experiment.model, inputs.vocabulary),
         collocations=inputs.collocations,
+        multiple=experiment.model.funnel.multiple,
     )
     return Batches(source, size)
 
@@ -443,7 +444,8 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], inputs: Input
     lengths = covering_lengths(corpus.lengths, mixture_lengths(experiment, mixtures))
     shares = mixing_rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
     boundary = boundary_tokens(experiment.model, inputs.vocabulary)
-    rows = MixtureRows(examples, shares, experiment.model.architecture, lengths, experiment.seed, boundary)
+    model, seed = experiment.model, experiment.seed
+    rows = MixtureRows(examples, shares, model.architecture, lengths, seed, boundary, model.funnel.multiple)
     return Batches(rows, experiment.pretraining.batch_size)
 
 

@@ -41,6 +41,7 @@ LARGE = published(size(24, 1_024, 16), 400_000, 2_048, 2e-4, 5e-5) | {"objective
 PAPER = Paper(
     name="ELECTRA",
     citation="Clark et al. 2020",
+    authors="Kevin Clark, Minh-Thang Luong, Quoc V. Le, Christopher D. Manning",
     title="ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators",
     columns=_SCORES.columns,
     question="Does replaced-token detection gain from a loss on all tokens, or from inputs without [MASK]?",

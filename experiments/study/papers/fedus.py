@@ -18,6 +18,7 @@ TUNED: Changes = {"tuning.mixtures": ("glue", "super_glue", "cnn_dailymail", "sq
 PAPER = Paper(
     name="Switch Transformer",
     citation="Fedus et al. 2021",
+    authors="William Fedus, Barret Zoph, Noam Shazeer",
     title="Switch Transformers: Scaling to Trillion Parameter Models with Simple and Efficient Sparsity",
     columns=_SCORES.columns,
     question="Is one expert per token better than two and than a dense model, at equal operations?",

@@ -72,6 +72,10 @@ SIZES = {
 PAPER = Paper(
     name="MLM or CLM",
     citation="Gisserot-Boukhlef et al. 2025",
+    authors=(
+        "Hippolyte Gisserot-Boukhlef, Nicolas Boizard, Manuel Faysse, Duarte M. Alves, "
+        "Emmanuel Malherbe, André F. T. Martins, Céline Hudelot, Pierre Colombo"
+    ),
     title="Should We Still Pretrain Encoders with Masked Language Modeling?",
     columns=_SCORES.columns,
     question="Should an encoder be pre-trained by masks alone, or by causal modelling first?",

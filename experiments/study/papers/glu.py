@@ -36,6 +36,7 @@ TUNED: Changes = DECAY | {"tuning.mixtures": ("glue", "super_glue", "squad"), "f
 PAPER = Paper(
     name="GLU variants",
     citation="Shazeer 2020",
+    authors="Noam Shazeer",
     title="GLU Variants Improve Transformer",
     columns=_SCORES.columns,
     question="Does a gate in the feed-forward layer help at equal parameters and operations, and which one?",

@@ -20,6 +20,7 @@ TEXT8: Changes = (
 PAPER = Paper(
     name="Diffusion on text8",
     citation="Jo et al. 2025",
+    authors="Jaehyeong Jo, Sung Ju Hwang",
     title="Continuous Diffusion Model for Language Modeling",
     columns=_SCORES.columns,
     question="How many bits per character of text8 do models need that do not predict from left to right?",

@@ -51,6 +51,7 @@ PUBLISHED: Changes = (
 PAPER = Paper(
     name="ALBERT",
     citation="Lan et al. 2019",
+    authors="Zhenzhong Lan, Mingda Chen, Sebastian Goodman, Kevin Gimpel, Piyush Sharma, Radu Soricut",
     title="ALBERT: A Lite BERT for Self-supervised Learning of Language Representations",
     columns=_SCORES.columns,
     question="How do shared layers, a narrow embedding and a loss on sentence order change an encoder?",

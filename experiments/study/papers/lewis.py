@@ -30,6 +30,10 @@ BASE: Changes = (
 PAPER = Paper(
     name="BART",
     citation="Lewis et al. 2019",
+    authors=(
+        "Mike Lewis, Yinhan Liu, Naman Goyal, Marjan Ghazvininejad, Abdelrahman Mohamed, Omer Levy, "
+        "Ves Stoyanov, Luke Zettlemoyer"
+    ),
     title="BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation, "
     "Translation, and Comprehension",
     columns=_SCORES.columns,

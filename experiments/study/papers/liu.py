@@ -42,6 +42,10 @@ LARGE: Changes = (
 PAPER = Paper(
     name="RoBERTa",
     citation="Liu et al. 2019",
+    authors=(
+        "Yinhan Liu, Myle Ott, Naman Goyal, Jingfei Du, Mandar Joshi, Danqi Chen, Omer Levy, Mike Lewis, "
+        "Luke Zettlemoyer, Veselin Stoyanov"
+    ),
     title="RoBERTa: A Robustly Optimized BERT Pretraining Approach",
     columns=_SCORES.columns,
     question="Which choices of BERT's pre-training matter: masks, pairs of texts, batches, data, length?",

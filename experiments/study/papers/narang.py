@@ -21,7 +21,6 @@ from experiments.study.table import (
     Yardstick,
     make_setup,
     make_table,
-    missing,
 )
 from lm.config.layers import EmbeddingConfig
 
@@ -42,6 +41,11 @@ LEARNED: Changes = {"model.positions.kind": "learned"}
 PAPER = Paper(
     name="Modifications",
     citation="Narang et al. 2021",
+    authors=(
+        "Sharan Narang, Hyung Won Chung, Yi Tay, William Fedus, Thibault Fevry, Michael Matena, "
+        "Karishma Malkan, Noah Fiedel, Noam Shazeer, Zhenzhong Lan, Yanqi Zhou, Wei Li, Nan Ding, "
+        "Jake Marcus, Adam Roberts, Colin Raffel"
+    ),
     title="Do Transformer Modifications Transfer Across Implementations and Applications?",
     columns=_SCORES.columns,
     question="Do published modifications of the Transformer help in another code base, without new tuning?",
@@ -63,6 +67,27 @@ REZERO: Changes = ADAM | {"model.residual": "rezero"}
 # 128 features of 768; the output matrix is not factorised, or is the same matrix
 FACTORIZED: Changes = {"model.embedding.d_embed": share_of("model.d_model", 1 / 6)}
 FACTORIZED_SHARED: Changes = FACTORIZED | {"model.embedding.projected": "tokens"}
+
+# 28 steps of one layer in each stack, from which three matrices of 1,536 x 768 gate each sub-layer
+UNIVERSAL: Changes = (
+    SHARED
+    | SEPARATE
+    | {
+        "model.num_encoder_layers": times(28 / 12),
+        "model.num_decoder_layers": times(28 / 12),
+        "model.universal.embedding": "step",
+        "model.universal.gate": "gru",
+    }
+)
+
+# A layer is about as large as two of the baseline.
+EVOLVED: Changes = {
+    "model.block": "evolved",
+    "model.num_encoder_layers": times(1 / 2),
+    "model.num_decoder_layers": times(1 / 2),
+    "model.mlp.activation": "silu",
+    "model.encoder.activation": "relu",
+}
 
 # Of the paper's code a dynamic convolution has a sixth of the feed-forward layer's width.
 LIGHTWEIGHT: Changes = {"model.mixer.kind": "lightweight-convolution"}
@@ -128,6 +153,20 @@ class Clusters:
         return f"clusters of {tokens} x model.vocab_size and the rest, {widths} x model.d_model wide"
 
 
+@dataclass(frozen=True)
+class AtMostLayers:
+    """A change of a number of blocks of layers: as given, or one for each layer of an encoder with fewer."""
+
+    blocks: int
+
+    def __call__(self, _old: int, experiment: Experiment) -> int:
+        """Return the number of blocks at this scale."""
+        return min(self.blocks, experiment.model.num_encoder_layers)
+
+    def __str__(self) -> str:
+        return f"at most model.num_encoder_layers, here {self.blocks}"
+
+
 CLUSTERS = (2_500 / 32_128, 6_000 / 32_128)  # the first two, as shares of the vocabulary
 
 
@@ -175,7 +214,7 @@ ROWS: dict[str, Changes | Missing] = {
     "transparent": {"model.cross_attention.encoder_layers": "weighted"},
     "dynamic-convolution": DYNAMIC,
     "lightweight-convolution": LIGHTWEIGHT,
-    "evolved": missing("Evolved Transformer"),
+    "evolved": EVOLVED,
     "synthesizer-dense": synthesizer("dense"),
     "synthesizer-dense-plus": synthesizer("dense", "added"),
     "synthesizer-dense-plus-alpha": synthesizer("dense", "mixed"),
@@ -183,11 +222,11 @@ ROWS: dict[str, Changes | Missing] = {
     "synthesizer-random": synthesizer("random"),
     "synthesizer-random-plus": synthesizer("random", "added"),
     "synthesizer-random-plus-alpha": synthesizer("random", "mixed"),
-    "universal": missing("Universal Transformer"),
+    "universal": UNIVERSAL,
     "moe": experts(2, 1 / 3),
     "switch": experts(1, 1 / 6),
-    "funnel": missing("Funnel Transformer"),
-    "weighted": missing("Weighted Transformer"),
+    "funnel": {"model.funnel.blocks": AtMostLayers(3)},
+    "weighted": {"model.attention.branches": "weighted"},
     "product-key": {
         "model.memory.keys": share_of("model.d_model", 2 / 3, 32),
         "model.memory.heads": 8,

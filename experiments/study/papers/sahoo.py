@@ -51,6 +51,10 @@ MOSAIC_BERT: Changes = (
 PAPER = Paper(
     name="Masked diffusion",
     citation="Sahoo et al. 2024",
+    authors=(
+        "Subham Sekhar Sahoo, Marianne Arriola, Yair Schiff, Aaron Gokaslan, Edgar Marroquin, "
+        "Justin T. Chiu, Alexander Rush, Volodymyr Kuleshov"
+    ),
     title="Simple and Effective Masked Diffusion Language Models",
     columns=_SCORES.columns,
     question="How far is masked diffusion behind left-to-right prediction with the same Transformer?",

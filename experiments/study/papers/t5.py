@@ -30,6 +30,10 @@ _SCORES = PublishedScores(Path(__file__).with_name("t5_scores.json"))
 PAPER = Paper(
     name="T5",
     citation="Raffel et al. 2020",
+    authors=(
+        "Colin Raffel, Noam Shazeer, Adam Roberts, Katherine Lee, Sharan Narang, Michael Matena, "
+        "Yanqi Zhou, Wei Li, Peter J. Liu"
+    ),
     title="Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
     question="Which architecture, objective, data, fine-tuning and size are best for a text-to-text model?",
     source="arXiv 1910.10683",

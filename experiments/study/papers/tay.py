@@ -17,6 +17,10 @@ _SCORES = PublishedScores(Path(__file__).with_name("tay_scores.json"))
 PAPER = Paper(
     name="T5 shapes",
     citation="Tay et al. 2021",
+    authors=(
+        "Yi Tay, Mostafa Dehghani, Jinfeng Rao, William Fedus, Samira Abnar, Hyung Won Chung, "
+        "Sharan Narang, Dani Yogatama, Ashish Vaswani, Donald Metzler"
+    ),
     title="Scale Efficiently: Insights from Pre-training and Fine-tuning Transformers",
     columns=_SCORES.columns,
     question="Which shape of a T5 model is best at equal parameters or operations?",

@@ -25,6 +25,10 @@ PUBLISHED: Changes = size(24, 4_096, 64, d_ff=10_240) | pretraining(131_072, 2_0
 PAPER = Paper(
     name="Architecture and objective",
     citation="Wang et al. 2022",
+    authors=(
+        "Thomas Wang, Adam Roberts, Daniel Hesslow, Teven Le Scao, Hyung Won Chung, Iz Beltagy, "
+        "Julien Launay, Colin Raffel"
+    ),
     title="What Language Model Architecture and Pretraining Objective Work Best for Zero-Shot "
     "Generalization?",
     columns=_SCORES.columns,

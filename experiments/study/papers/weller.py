@@ -43,6 +43,7 @@ PUBLISHED: Changes = (
 PAPER = Paper(
     name="Ettin",
     citation="Weller et al. 2025",
+    authors="Orion Weller, Kathryn Ricci, Marc Marone, Antoine Chaffin, Dawn Lawrie, Benjamin Van Durme",
     title="Seq vs Seq: An Open Suite of Paired Encoders and Decoders",
     columns=_SCORES.columns,
     question="What does each do better, an encoder or a decoder trained alike? Can one become the other?",

@@ -36,6 +36,7 @@ BERTS: Changes = {"objective.inputs": "masks-random-or-same"}  # 80 % [MASK], 10
 PAPER = Paper(
     name="Mask rates",
     citation="Wettig et al. 2022",
+    authors="Alexander Wettig, Tianyu Gao, Zexuan Zhong, Danqi Chen",
     title="Should You Mask 15% in Masked Language Modeling?",
     columns=_SCORES.columns,
     question="Is 15 % the right share of tokens to hide, and should some of them be random or unchanged?",

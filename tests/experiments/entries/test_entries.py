@@ -142,6 +142,19 @@ def test_an_archive_that_learnt_other_data_than_there_are_here_is_refused(sealed
     assert "it learnt from another data" in refusal(altered(sealed, tmp_path, change), runs)
 
 
+def test_a_check_trains_nothing_and_refuses_what_a_run_would(runs, tmp_path, capsys):
+    before = [*runs.rglob("scores.json")]
+    command.entry_run(
+        file_of(tmp_path, "fair", changes={"model.mlp.activation": "silu"}), runs=runs, check=True
+    )
+    assert "fair.py keeps the rules" in capsys.readouterr().out
+    assert [*runs.rglob("scores.json")] == before and not [*tmp_path.glob("*.tar.xz")]
+    with pytest.raises(SettingError, match="parameters; an entry has at most"):
+        command.entry_run(
+            file_of(tmp_path, "heavy", changes={"model.mlp.d_ff": 10**6}), runs=runs, check=True
+        )
+
+
 def test_a_longer_budget_is_refused_before_training(runs, tmp_path):
     steps = {"pretraining.steps": 10**9, "pretraining.save_every": 10**9}
     file = file_of(tmp_path, "long", changes={**CHANGES, **steps})

@@ -840,6 +840,7 @@ def test_the_tables_of_latex_are_narrow_and_say_their_units_seeds_and_what_is_bo
         assert (r"\textbf" in table) == ("Bold: " in table), "what is bold is said, and nothing else"
     assert r"15\% $>$ 50\% & +" in tables["-claims"] and "& confirmed" in tables["-claims"]
     assert "@misc{raffel2020," in (bib := (folder / "report.bib").read_text())
+    assert "author = {Colin Raffel and Noam Shazeer and" in bib
     assert "Exploring the Limits of Transfer Learning" in bib
 
 
@@ -902,7 +903,7 @@ def test_a_scale_without_runs_names_the_scales_that_have_them(tmp_path, capsys):
     finish(tmp_path, NAMES[0], 0, 50.0)
     assert dispatch(["report", "t5/6-corruption-rate", "--scale", "mini", "--runs", str(tmp_path)]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "scale nano has finished runs: lm report" in said
+    assert "scale nano has finished runs: add --scale nano" in said
 
 
 def test_the_ending_of_a_run_imports_nothing_of_reports():

@@ -181,6 +181,19 @@ def test_one_seed_and_ties_claim_nothing_and_neither_does_a_pair_whose_seeds_dis
     assert (crossing.p < ALPHA, crossing.sign) == (True, 0)
 
 
+def test_a_pair_whose_seeds_agree_exactly_has_the_noise_of_the_others():
+    rng = np.random.default_rng(0)
+    varied = {(f"row {i}", "base"): PairedDifference(rng.normal(size=3)) for i in range(4)}
+    counted = {("far", "near"): np.full(3, 20.0), ("near", "same"): np.full(3, 0.5)}
+    judged = compare_pairs(varied | {pair: PairedDifference(x) for pair, x in counted.items()}, MARGIN)
+    assert (judged["far", "near"].sign, judged["near", "same"].sign) == (1, 0)
+    errors = [judged[pair].standard_error for pair in varied]
+    assert 0 < judged["far", "near"].standard_error <= max(errors)
+    two = dict([*varied.items()][:2])
+    alone = compare_pairs(two | {("far", "near"): PairedDifference(np.full(3, 20.0))}, MARGIN)["far", "near"]
+    assert (alone.sign, alone.p) == (0, 1.0), "two variances say too little of a third"
+
+
 def test_two_rows_are_equivalent_only_if_both_ends_of_their_interval_lie_within_the_margin():
     near, far = np.array([0.1, -0.1, 0.05, -0.02, 0.0]), np.array([1.0, -1.0, 3.0, -2.0, 0.5])
     assert [compare_alone(PairedDifference(x), 1.0).is_equivalent for x in (near, far)] == [True, False]

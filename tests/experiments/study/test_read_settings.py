@@ -137,7 +137,7 @@ PATHS = [path for path, _ in leaves(Experiment()) if path not in HOW and path no
 GROUPS = sorted({path.partition(".")[0] for path in PATHS})
 
 
-@pytest.mark.parametrize("row", ["lstm", "ngram"])
+@pytest.mark.parametrize("row", ["lstm", pytest.param("ngram", marks=pytest.mark.slow)])
 def test_a_setting_changed_alone_changes_what_is_computed_or_is_refused(row, cache):
     """Of what most rows read; the others take longer."""
     slow = ("model.d", "model.n", "data.vocabulary", "vectors", "model.l", "model.e", "tuning", "finetuning")
