@@ -362,6 +362,7 @@ class EmbeddingConfig:
     # number of tokens of a convolution of the first layer's input, whose output is added to the output of
     # that layer (DeBERTa 2: 3); 0: none [tokens]
     convolution: int = 0
+    # activation of the output of that convolution
     convolution_activation: Literal["gelu", "tanh"] = setting("gelu", {"convolution": ABOVE_0})
     # numbers of tokens of the first clusters of an adaptive embedding (Baevski and Auli 2019), whose ids
     # should be those of frequent tokens; the last cluster has the rest [tokens]

@@ -328,21 +328,17 @@ class ModelConfig:
         """Check that keys are compressed in a causal decoder without sparse masks that stores its scores."""
         if self.attention.compression == 1:
             return
-        expected = {
+        needed: Condition = {
             "architecture": ("decoder",),
+            "block": ("transformer",),
             "mixer.kind": ("attention",),
             "attention.mask": ("causal",),
             "attention.implementation": ("auto", "xla"),
             "sparsity": (SparsityConfig(),),
         }
-        for path, values in expected.items():
-            if (value := attrgetter(path)(self)) not in values:
-                allowed = " or ".join(map(repr, values))
-                raise SettingError(
-                    f"model.attention.compression={self.attention.compression} makes blocks of keys, which a "
-                    f"query sees when they have ended: model.{path}={value!r} should be {allowed}, or "
-                    "model.attention.compression be 1"
-                )
+        compression = f"model.attention.compression={self.attention.compression}"
+        why = f"{compression} shows a query the blocks of keys that have ended, which does not fit"
+        self._require(needed, why, "model.attention.compression be 1")
         if self.positions.kind in BY_VECTORS:
             raise SettingError(
                 f"model.attention.compression={self.attention.compression} leaves no single key for the "
@@ -582,14 +578,19 @@ class ModelConfig:
 
     def _check_convolution(self) -> None:
         """Check that a convolution beside the first layer may look ahead, and that this layer is its own."""
-        is_causal = self.architecture != "encoder" or self.attention.encoder_mask == "causal"
-        if self.embedding.convolution and (is_causal or self.shared_layers):
-            raise SettingError(
-                f"model.embedding.convolution={self.embedding.convolution} reads tokens after a position, "
-                "beside a first layer of its own: it needs model.architecture='encoder', "
-                "model.attention.encoder_mask='none' and model.shared_layers=False, not "
-                f"{self.architecture!r}, {self.attention.encoder_mask!r} and {self.shared_layers}"
-            )
+        if not self.embedding.convolution:
+            return
+        needed: Condition = {
+            "architecture": ("encoder",),
+            "block": ("transformer",),
+            "attention.encoder_mask": ("none",),
+            "shared_layers": (False,),
+        }
+        why = (
+            f"model.embedding.convolution={self.embedding.convolution} reads tokens after a position, beside "
+            "a first layer of its own, which does not fit"
+        )
+        self._require(needed, why, "model.embedding.convolution be 0")
 
     def _check_experts(self) -> None:
         """Check that mixtures of experts have layers to take the place of, and fit the other parts."""

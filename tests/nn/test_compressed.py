@@ -90,9 +90,10 @@ def test_a_cache_has_a_third_more_and_the_kernels_are_counted():
 @pytest.mark.parametrize(
     ("new", "named"),
     [
-        ({"architecture": "encoder-decoder"}, "model.architecture='encoder-decoder' should be 'decoder'"),
-        ({"attention.mask": "none"}, "model.attention.mask='none' should be 'causal'"),
-        ({"mixer.kind": "gru", "positions.kind": "none"}, "model.mixer.kind='gru' should be 'attention'"),
+        ({"architecture": "encoder-decoder"}, "model.architecture='encoder-decoder': it should be 'decoder'"),
+        ({"attention.mask": "none"}, "model.attention.mask='none': it should be 'causal'"),
+        ({"mixer.kind": "gru", "positions.kind": "none"}, "model.mixer.kind='gru': it should be 'attention'"),
+        ({"block": "evolved"}, "model.block='evolved': it should be 'transformer'"),
         ({"sparsity.window": 4}, "model.sparsity=.*window=4"),
         ({"positions.kind": "relative-keys"}, "model.positions.kind='relative-keys'"),
     ],
