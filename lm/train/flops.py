@@ -127,8 +127,8 @@ def abstract_memory(config: ModelConfig) -> ProductKeyMemory:
 
 def _stack_flops(block: Block, num_layers: int, length: int) -> float:
     """Return the FLOPs of the forward pass of so many blocks over a row, without cross-attention."""
-    flops = num_layers * block.mixer_flops(length, length)
-    flops += _feed_forward_flops(block, num_layers, length)
+    mixers = num_layers * block.mixer_flops(length, length)
+    flops = mixers + _feed_forward_flops(block, num_layers, length)
     if block.config.embedding.convolution:
         flops += _abstract(InputConvolution, block.config).flops(length)
     return flops
