@@ -144,6 +144,7 @@ Changes = TypedDict(
             "relative-and-learned",
             "relative-keys",
             "relative-disentangled",
+            "relative-sinusoids",
             "rotary",
             "alibi",
         ]
@@ -158,6 +159,7 @@ Changes = TypedDict(
         | Change,
         "model.positions.relative_projections": Literal["shared", "separate"] | Change,
         "model.positions.relative_norm": bool | Change,
+        "model.positions.relative_types": bool | Change,
         "model.positions.rotary": RotaryConfig | Change,
         "model.positions.rotary.base": float | Change,
         "model.positions.rotary.window_base": float | None | Change,
@@ -287,7 +289,14 @@ Changes = TypedDict(
         "model.lora.matrices": tuple[Literal["query", "key", "value", "out", "mlp"], ...] | Change,
         "model.heads": tuple[
             Literal[
-                "pooler", "next-sentence", "sentence-order", "replaced-token", "generator", "copy", "backward"
+                "pooler",
+                "next-sentence",
+                "sentence-order",
+                "replaced-token",
+                "generator",
+                "copy",
+                "backward",
+                "query-stream",
             ],
             ...,
         ]

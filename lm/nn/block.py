@@ -165,7 +165,7 @@ class Block(Module):
         block_input, inputs, h = x, self._own_inputs(inputs, None, len(x)), self.mixer_input(x)
         weights = None
         if isinstance(self.attention, Attention):
-            kv = self.attention.key_value(h, inputs.rotary_positions)
+            kv = self.attention.row_key_value(h, inputs)
             kv = self.attention.all_keys(kv, inputs)
             weights = self.attention.weights(h, kv, inputs)
         if inputs.encoded is None:

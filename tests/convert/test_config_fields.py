@@ -108,6 +108,9 @@ REFUSED = {  # legal, and told by the field's name
     "deberta-v2/conv_kernel_size": "conv_kernel_size=3 is not supported",
     "deberta-v2/position_biased_input": "position_biased_input=True is not supported",
     "deberta-v2/relative_attention": "relative_attention=False is not supported",
+    "xlnet/bi_data": "bi_data=True is not supported",
+    "xlnet/clamp_len": "clamp_len=2 is not supported",
+    "xlnet/tie_word_embeddings": "tie_word_embeddings=False is not supported",
     "gemma3_text/use_bidirectional_attention": "use_bidirectional_attention=True is not supported",
     "albert/inner_group_num": "inner_group_num=2 is not supported",
     "albert/num_hidden_groups": "num_hidden_groups=2 is not supported",
@@ -144,6 +147,7 @@ QUICK = {  # the others are computed as their families' checkpoints of test_pari
     "electra/generator_as_wide",
     "deberta-v2/one_product",
     "deberta-v2/legacy",
+    "xlnet/attn_type",
     "distilbert/sinusoidal_pos_embds",
     "bert/null_pad",
 }
