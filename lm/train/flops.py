@@ -6,7 +6,7 @@ What a layer costs is counted by the layer itself (``lm.nn.costs``); here the la
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import jax
 from flax import nnx
@@ -14,6 +14,7 @@ from flax import nnx
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.nn.adaptive import AdaptiveEmbed, AdaptiveSoftmax
+from lm.nn.attention import Attention
 from lm.nn.block import Block
 from lm.nn.costs import matmul_flops, mixer_cache_bytes, mixer_flops
 from lm.nn.heads import MLMTransform
@@ -59,7 +60,13 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     forward += _lookup_flops(config, inputs * config.has_encoder + targets * config.has_decoder)
     if config.has_encoder:
         encoder_block = abstract_block(config.encoder_config, has_cross_attention=False)
-        forward += _stack_flops(encoder_block, config.num_encoder_layers, inputs)
+        stack_flops = _stack_flops(encoder_block, config.num_encoder_layers, inputs)
+        forward += stack_flops
+        if "query-stream" in config.heads:  # which has the keys and values of the other stream
+            attention = cast(Attention, encoder_block.attention)
+            shared = matmul_flops(attention.key, inputs) + matmul_flops(attention.value, inputs)
+            forward += stack_flops - config.num_encoder_layers * shared
+            forward += _lookup_flops(config, inputs)
     if config.has_decoder:
         decoder_block = abstract_block(config, has_cross_attention=config.has_encoder)
         forward += _stack_flops(decoder_block, config.num_decoder_layers, targets)
@@ -215,7 +222,7 @@ def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs
         full += targets * _score_flops(config, [targets] * config.num_decoder_layers)
         inside += targets * _own_score_flops(config, targets)
     across = targets * _cross_score_flops(config, length)
-    directions = 2 if "backward" in config.heads else 1  # as in ``step_flops``
+    directions = 2 if {"backward", "query-stream"} & {*config.heads} else 1  # as in ``step_flops``
     scores = 3.0 * directions * (inside + across) / tokens
     outside = 3.0 * directions * (full - inside)
     return Costs(
