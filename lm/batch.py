@@ -27,6 +27,9 @@ class Side:
     token_types: Array = None  # int32: 0 in the first text of a row, 1 in the second
     causal_attention: Array = None  # int32: 1 in the prefix, to which all tokens attend (prefix decoders)
     global_attention: Array = None  # 1: an encoder's positions that attend to all, whatever the window
+    # int32: 1, 2, ... in the order in which an encoder predicts tokens, each from those before it (XLNet); 0:
+    # not predicted, and read by all
+    prediction_order: Array = None
     targets: Array = None  # int32: the token that is predicted at each position
     loss_weights: Array = None  # float32: the weight of each target in the loss
     # bool: content tokens, the targets that are no sentinel and no EOS, and not visible in the inputs at the

@@ -11,6 +11,8 @@ import tokenizers
 from paths import GOLDEN, ROOT
 
 from lm.config.model import ModelConfig, SpecialTokens
+from lm.data.classification import Reader
+from lm.data.tasks.labelled import LABELLED
 from lm.objectives.denoising import Objective
 from lm.objectives.formatting import INPUTS
 from lm.special_tokens import check_special, special_ids
@@ -106,6 +108,21 @@ def test_an_exported_vocabulary_puts_the_special_tokens_of_a_head_around_texts(n
     one, other = own.encode("one text"), own.encode("another")
     assert theirs.encode("one text").ids == [own.start, *one, own.eos]
     assert theirs.encode("one text", "another").ids == [own.start, *one, own.delim, *other, own.eos]
+
+
+def test_the_last_special_token_may_have_a_type_of_its_own(tmp_path):
+    """As in XLNet, whose texts end with <sep> <cls>."""
+    given = load_pretrained_tokenizer(published.write("bert", tmp_path / "bert"), 400)
+    template = SpecialTokenTemplate((), (given.sep,), (given.sep, given.cls), second_type=1, last_type=2)
+    for file, contents in given.export_files_with(template).items():
+        (tmp_path / file).write_bytes(contents)
+    again = load_pretrained_tokenizer(tmp_path, 400)
+    assert again.template == template
+    reader = Reader(LABELLED["follows"], again, "encoder", 40)
+    (row,) = reader.example({"sentence1": "one text", "sentence2": "another", "label": 1}).rows
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("one text", "another")
+    assert (row.tokens.tolist(), row.types.tolist()) == (theirs.ids, theirs.type_ids)
+    assert row.types[-3:].tolist() == [1, 1, 2]
 
 
 def test_a_published_tokenizer_gets_the_special_tokens_that_a_head_has_read(tmp_path):

@@ -149,7 +149,8 @@ def _parts(
 ) -> Iterator[Part]:
     """The inputs and targets of each example of a row, and what the encoder has to predict.
 
-    predicted: the kind of those: hidden tokens, or the next ones of an encoder with a causal mask.
+    predicted: the kind of those: hidden tokens, or the next ones of an encoder with a causal mask. Tokens
+    that are predicted in an order are shown in it.
     joins_neighbours: hidden tokens that are neighbours are one text, as those of a collocation.
     """
     kinds = {}
@@ -167,7 +168,10 @@ def _parts(
     if batch.encoder is not None and batch.encoder.targets is not None:
         places = np.flatnonzero(batch.encoder.loss_weights[row] > 0)
         joined_distance = 1 if joins_neighbours else 0
-        cuts = np.flatnonzero(np.diff(places) > joined_distance) + 1
+        if batch.encoder.prediction_order is not None:
+            predicted = "in turn"
+            places = places[np.argsort(batch.encoder.prediction_order[row][places])]
+        cuts = np.flatnonzero(np.abs(np.diff(places)) > joined_distance) + 1
         texts = np.split(batch.encoder.targets[row][places], cuts)
         yield predicted, f"{len(places)} tokens", " · ".join(map(vocabulary.decode, texts))
     if batch.sentence_labels is not None:

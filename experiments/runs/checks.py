@@ -259,6 +259,7 @@ NEEDED_HEADS = {  # (field, value) of an objective -> the heads of the model tha
     ("pairs", "next-sentence"): {"pooler", "next-sentence"},
     ("pairs", "next-single-sentence"): {"pooler", "next-sentence"},
     ("pairs", "sentence-order"): {"pooler", "sentence-order"},
+    ("targets", "permuted"): {"query-stream"},
     ("targets", "replaced"): {"replaced-token"},
     ("targets", "replaced-at-masks"): {"replaced-token"},
     ("targets", "restored"): {"generator", "copy"},
@@ -272,6 +273,7 @@ NEEDED_OBJECTIVES: dict[str, dict[str, tuple[str, ...]]] = {
     "generator": {"targets": RESTORED},
     "copy": {"targets": ("restored",)},
     "backward": {"noise": ("everything",), "inputs": ("drop",)},
+    "query-stream": {"targets": ("permuted",)},
 }
 
 
@@ -584,6 +586,11 @@ def check_teacher(experiment: Experiment, cache: Path) -> None:
         raise SettingError(
             f"{named} has no output matrix (model.output.logits='none') and predicts no tokens: name a model "
             "that was trained to predict them"
+        )
+    if "query-stream" in model.heads and "query-stream" not in teacher.heads:
+        raise SettingError(
+            f"{named} has no query stream (model.heads={teacher.heads}), by which the model that it teaches "
+            "predicts tokens in an order: name one that was trained with objective.targets='permuted'"
         )
     for index in range(len(training.phases) + 1):
         each = phase_model(experiment, index)

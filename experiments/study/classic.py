@@ -22,6 +22,11 @@ DISENTANGLED: Changes = {
     "model.positions.relative_buckets": 512,
     "model.positions.relative_max_distance": 512,
 }
+# every token predicted by a second stream of queries, which has not read it
+XLNET: Changes = objective("permutation-lm") | {
+    "model.positions.kind": "relative-sinusoids",
+    "model.heads": ("query-stream",),
+}
 BART: Changes = family("bart-base") | objective("text-infilling") | HEADS | ADAMW
 ELECTRA: Changes = (
     BERT | NO_NSP | family("electra-base") | objective("electra") | {"model.embedding.type_vocab_size": 0}
@@ -58,6 +63,7 @@ TABLES = (
             "span": BERT | NO_NSP | objective("span-masked-lm"),
             "shared-layers": BERT | ORDER | {"model.shared_layers": True},
             "deberta": BERT | NO_NSP | DISENTANGLED,
+            "xlnet": BERT | NO_NSP | XLNET,
             "mixed-layers": BERT | {"tuning.layers": "mixed-frozen"},
             "mean-pooling": BERT | {"tuning.pool": "mean"},
             "max-pooling": BERT | {"tuning.pool": "max"},

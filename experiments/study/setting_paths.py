@@ -68,6 +68,7 @@ Changes = TypedDict(
             "masks-or-random",
             "masks-random-or-same",
             "span-masks",
+            "visible",
             "drop",
             "shuffle",
             "prefix-suffix-middle",
@@ -80,6 +81,7 @@ Changes = TypedDict(
             "drop",
             "everything",
             "in-place",
+            "permuted",
             "replaced",
             "replaced-at-masks",
             "restored",
@@ -149,6 +151,7 @@ Changes = TypedDict(
             "relative-and-learned",
             "relative-keys",
             "relative-disentangled",
+            "relative-sinusoids",
             "rotary",
             "alibi",
         ]
@@ -163,6 +166,7 @@ Changes = TypedDict(
         | Change,
         "model.positions.relative_projections": Literal["shared", "separate"] | Change,
         "model.positions.relative_norm": bool | Change,
+        "model.positions.relative_types": bool | Change,
         "model.positions.rotary": RotaryConfig | Change,
         "model.positions.rotary.base": float | Change,
         "model.positions.rotary.window_base": float | None | Change,
@@ -325,7 +329,14 @@ Changes = TypedDict(
         "model.lora.matrices": tuple[Literal["query", "key", "value", "out", "mlp"], ...] | Change,
         "model.heads": tuple[
             Literal[
-                "pooler", "next-sentence", "sentence-order", "replaced-token", "generator", "copy", "backward"
+                "pooler",
+                "next-sentence",
+                "sentence-order",
+                "replaced-token",
+                "generator",
+                "copy",
+                "backward",
+                "query-stream",
             ],
             ...,
         ]
@@ -381,6 +392,7 @@ Changes = TypedDict(
             "masks-or-random",
             "masks-random-or-same",
             "span-masks",
+            "visible",
             "drop",
             "shuffle",
             "prefix-suffix-middle",
@@ -393,6 +405,7 @@ Changes = TypedDict(
             "drop",
             "everything",
             "in-place",
+            "permuted",
             "replaced",
             "replaced-at-masks",
             "restored",

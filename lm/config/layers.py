@@ -25,9 +25,10 @@ ConvolutionName = Literal["lightweight-convolution", "dynamic-convolution"]
 MixerName = Literal["attention", "synthesizer", "rnn", "gru", "lstm", "window", ConvolutionName, "none"]
 CrossName = Literal["heads", "merged", "dot", "multiplicative", "additive", "none"]
 # relative-and-learned: a table of biases and one of embeddings (MPNet)
-RelativePositions = Literal[
+BucketedPositions = Literal[
     "relative", "relative-per-layer", "relative-and-learned", "relative-keys", "relative-disentangled"
 ]
+RelativePositions = Literal[BucketedPositions, "relative-sinusoids"]
 Positions = Literal["none", "learned", "sinusoidal", RelativePositions, "rotary", "alibi"]
 # silu is Swish with beta 1. A gated form multiplies the activation of one projection by a second projection:
 # sigmoid (GLU), none (gated-linear: bilinear), relu (ReGLU), gelu in its tanh form (GEGLU) or by the error
@@ -50,10 +51,8 @@ Remat = Literal["none", "dots", "attention", "full", "full-offloaded", "names"]
 ATTENTION_TENSORS = ("query_proj", "key_proj", "value_proj", "context", "out_proj")
 MLP_TENSORS = ("mlp_hidden", "mlp_out")
 
-BY_VECTORS = (
-    "relative-keys",
-    "relative-disentangled",
-)  # positions by products with vectors, stored as scores
+# positions by products with vectors, stored as scores
+BY_VECTORS = ("relative-keys", "relative-disentangled", "relative-sinusoids")
 BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
 RECURRENT = ("rnn", "gru", "lstm")  # mixers that carry a state
 CONVOLUTIONS = get_args(ConvolutionName)
@@ -74,10 +73,11 @@ class Mixers(Values):
 
 # ``read_if`` of settings: on which others of their group they depend
 LEARNED: Condition = {"kind": ("learned", "relative-and-learned")}
-RELATIVE: Condition = {"kind": get_args(RelativePositions)}
+BUCKETED: Condition = {"kind": get_args(BucketedPositions)}
 BIAS_TABLES = ("relative", "relative-per-layer", "relative-and-learned")  # a number per head and bucket
 RELATIVE_BIASES: Condition = {"kind": BIAS_TABLES}
 DISENTANGLED: Condition = {"kind": ("relative-disentangled",)}
+SINUSOIDS: Condition = {"kind": ("relative-sinusoids",)}
 BY_HEADS = ("heads", "merged")  # kinds of cross-attention whose queries and keys are those of heads
 FEED_FORWARD: Condition = {"activation": Values(but=("none",))}
 SYNTHESIZER: Condition = {"kind": Mixers(("synthesizer",))}
@@ -268,7 +268,8 @@ class PositionsConfig:
     # position encoding; relative: a number for each relative position and head is added to the scores;
     # relative-keys: the product of the query and a vector for each of them (Shaw et al. 2018);
     # relative-disentangled: products of the query, and of the key, with projections of an embedding for each
-    # of them (DeBERTa)
+    # of them (DeBERTa); relative-sinusoids: the product of the query with a projection of the sinusoid of
+    # each of them, and learned biases of queries (Transformer-XL, XLNet)
     kind: Positions = "relative"
     # longest row with learned positions, random blocks or a synthesizer [tokens]
     max_length: int = 512
@@ -278,9 +279,9 @@ class PositionsConfig:
     sinusoid: Literal["interleaved", "halves", "tensor2tensor"] = setting(
         "interleaved", {"kind": ("sinusoidal",)}
     )
-    relative_buckets: int = setting(32, RELATIVE)  # number of buckets of relative positions [buckets]
+    relative_buckets: int = setting(32, BUCKETED)  # number of buckets of relative positions [buckets]
     # distance from which all relative positions share a bucket [tokens]
-    relative_max_distance: int = setting(128, RELATIVE)
+    relative_max_distance: int = setting(128, BUCKETED)
     # initialisation of the relative-position biases: random as in T5, or ALiBi's slopes
     relative_bias_start: Literal["normal", "slopes"] = setting("normal", RELATIVE_BIASES)
     # products that disentangled attention adds: those of queries with relative positions
@@ -293,6 +294,9 @@ class PositionsConfig:
     relative_projections: Literal["shared", "separate"] = setting("shared", DISENTANGLED)
     # whether the embeddings of relative positions are normalised (DeBERTa 2 and 3)
     relative_norm: bool = setting(True, DISENTANGLED)
+    # whether a score also depends on whether query and key have the same token type (XLNet's relative segment
+    # encodings)
+    relative_types: bool = setting(False, SINUSOIDS)
     rotary: RotaryConfig = setting(RotaryConfig(), {"kind": ("rotary",)})
 
     def __post_init__(self):
@@ -334,6 +338,11 @@ class PositionsConfig:
     def score_terms(self) -> int:
         """Return how many products are added up to a score: more than one in disentangled attention."""
         return 1 + self.has_position_keys + self.has_position_queries
+
+    @property
+    def has_buckets(self) -> bool:
+        """Return whether relative positions that lie far away share a bucket."""
+        return self.kind in get_args(BucketedPositions)
 
     @property
     def is_learned(self) -> bool:

@@ -62,8 +62,16 @@ LoraMatrix = Literal["query", "key", "value", "out", "mlp"]
 # replaced-token and generator: the model reads a generator's samples, and classifies tokens or restores the
 # text's; copy: a gate by which it may predict the token that it reads (Clark et al. 2020, section 3.3)
 # backward: a second language model, which reads the text from its end (ELMo)
+# query-stream: states that predict tokens without having read them (XLNet, Yang et al. 2019)
 PretrainingHead = Literal[
-    "pooler", "next-sentence", "sentence-order", "replaced-token", "generator", "copy", "backward"
+    "pooler",
+    "next-sentence",
+    "sentence-order",
+    "replaced-token",
+    "generator",
+    "copy",
+    "backward",
+    "query-stream",
 ]
 
 
@@ -258,6 +266,8 @@ class ModelConfig:
                 f"model.heads={self.heads} needs model.architecture='decoder', whose text 'backward' reads "
                 f"from its end, not {self.architecture!r}"
             )
+        if "query-stream" in self.heads:
+            self._check_query_stream()
         if self.embedding.clusters and self.cluster_sizes[-1] < 1:
             raise SettingError(
                 f"model.embedding.clusters={self.embedding.clusters} leave no token of "
@@ -281,9 +291,31 @@ class ModelConfig:
                 "model.output.logits='separate' or 'none'"
             )
 
+    def _check_query_stream(self) -> None:
+        """Check that both streams of a row have the same keys, and that queries know their positions."""
+        needed: dict[str, tuple[object, ...]] = {
+            "architecture": ("encoder",),
+            "mixer.kind": ("attention",),
+            "sparsity": (SparsityConfig(),),
+            "experts.count": (0,),
+        }
+        for path, allowed in needed.items():
+            if (value := attrgetter(path)(self)) not in allowed:
+                raise SettingError(
+                    f"model.heads={self.heads} with 'query-stream' needs model.{path}={allowed[0]!r}, not "
+                    f"{value!r}"
+                )
+        if self.positions.kind == "none":
+            raise SettingError(
+                f"model.heads={self.heads} with 'query-stream' predicts the token of a position, which "
+                "model.positions.kind='none' does not say: choose 'relative-sinusoids', or any other"
+            )
+
     def _check_positions(self) -> None:
         if self.positions.kind == "sinusoidal" and self.sum_width % 2:
             raise SettingError(f"model.d_model={self.sum_width} should be even for sinusoidal positions")
+        if self.positions.kind == "relative-sinusoids" and self.d_model % 2:
+            raise SettingError(f"model.d_model={self.d_model} should be even for sinusoids of positions")
         width, turned = self.attention.d_kv, self.rotary_width
         if self.positions.kind == "rotary" and (turned % 2 or not 0 < turned <= width):
             raise SettingError(
@@ -306,9 +338,9 @@ class ModelConfig:
                 f"model.sparsity.projections={self.sparsity.projections!r} 'shared'"
             )
         needs_other = self.has_decoder or attention.scores == "bilinear"
-        if self.positions.kind == "relative-disentangled" and needs_other:
+        if self.positions.kind in ("relative-disentangled", "relative-sinusoids") and needs_other:
             raise SettingError(
-                "model.positions.kind='relative-disentangled' compares the positions of whole rows, by "
+                f"model.positions.kind={self.positions.kind!r} compares the positions of whole rows, by "
                 f"products of vectors: model.architecture={self.architecture!r} should be 'encoder', "
                 f"model.attention.scores={attention.scores!r} 'scaled-dot' or 'dot'"
             )

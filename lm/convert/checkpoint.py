@@ -181,7 +181,7 @@ def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
     sizes += ["encoder.d_ff", "encoder.d_kv", "encoder.num_heads"]
     if config.positions.is_learned:
         sizes += ["positions.max_length", "positions.offset"]
-    if config.positions.kind.startswith("relative"):
+    if config.positions.has_buckets:
         sizes += ["positions.relative_buckets"]
     limits = dict.fromkeys(sizes, numbers)
     for has_side, layers in (
@@ -363,10 +363,11 @@ def _published_tensors(
     """Return the tensors of a model without its fine-tuned head, by name.
 
     Names lack the family's prefix if the model is a base model such as BertModel: ``bare``, that is without a
-    fine-tuned head, and without pre-training heads except the pooler.
+    fine-tuned head, and without pre-training heads except the pooler and the embedding of the query stream.
     """
     found = tensors(family, config, {path: array.shape for path, array in arrays.items()})
-    is_base_model = bare and config.output.logits == "none" and pretraining_heads_of(config) <= {"pooler"}
+    in_base_model = {"pooler", "query-stream"}
+    is_base_model = bare and config.output.logits == "none" and pretraining_heads_of(config) <= in_base_model
     if not is_base_model:
         return found
     return {name.removeprefix(family.tensor_prefix): tensor for name, tensor in found.items()}

@@ -21,6 +21,7 @@ HEAD_PARAMETERS: dict[PretrainingHead, str] = {
     "next-sentence": "next_sentence.kernel",
     "sentence-order": "sentence_order.kernel",
     "replaced-token": "replaced.out.kernel",
+    "query-stream": "query_embedding",
 }
 
 
@@ -119,11 +120,10 @@ def _pretraining_head_settings(family: Family, heads: Collection[str]) -> Settin
         "heads": [name for name in known if name != "logits"],
         "output.bias": has_logits or family.template.output.bias,
     }
+    if family.template.architecture == "encoder":
+        settings["output.logits"] = "tied" if has_logits else "none"
     if family.has_masked_lm_head:
-        settings |= {
-            "output.logits": "tied" if has_logits else "none",
-            "output.transform": has_logits,
-        }
+        settings["output.transform"] = has_logits
     return settings
 
 
@@ -275,6 +275,8 @@ def semantic_settings(config: ModelConfig) -> Settings:
         ("positions.sinusoid",): config.positions.kind == "sinusoidal",
         ("positions.relative_",): config.positions.kind.startswith("relative"),
         DISENTANGLED_SETTINGS: config.positions.kind == "relative-disentangled",
+        ("positions.relative_buckets", "positions.relative_max_distance"): config.positions.has_buckets,
+        ("positions.relative_types",): config.positions.kind == "relative-sinusoids",
         ("positions.rotary.",): config.positions.kind == "rotary",
         ("embedding.projected",): bool(config.embedding.d_embed),
         ("embedding.convolution_activation",): config.embedding.convolution > 0,

@@ -42,6 +42,7 @@ from lm.convert.fields import (
     t5_activation,
     t5_logits,
     tied_embeddings,
+    xlnet_head_width,
 )
 from lm.convert.schema import (
     EXPERT,
@@ -49,6 +50,7 @@ from lm.convert.schema import (
     OPTIONAL,
     SAME,
     TRANSPOSE,
+    TWO_LEADING_AXES,
     Family,
     Field,
     Fields,
@@ -56,6 +58,7 @@ from lm.convert.schema import (
     Parameters,
     Transform,
     array,
+    by_head,
     decoder_task_classes,
     embedding,
     from_layer,
@@ -1689,6 +1692,91 @@ MODERNBERT = Family(
     output_matrix="decoder",
 )
 
+# Yang et al. 2019: relative positions of Transformer-XL, and a second stream of queries in pre-training
+XLNET = Family(
+    model_type="xlnet",
+    architectures={"XLNetLMHeadModel": ("logits",), "XLNetModel": ()},
+    task_classes=task_classes("XLNet", "tokens")
+    | task_classes(
+        "XLNet",
+        *("classes", "regression", "choice"),
+        output="logits_proj",
+        pool="last",
+        dense="sequence_summary.summary",
+        activation="tanh",
+    ),
+    template=changes(
+        _ENCODER,
+        {
+            "positions.kind": "relative-sinusoids",
+            "positions.relative_types": True,
+            "embedding.norm": False,
+            "bias": False,
+            "mlp.bias": True,
+            "special": NO_START,
+        },
+    ),
+    fields=(
+        Field("vocab_size", "vocab_size"),
+        Field("d_model", "d_model"),
+        Field("n_layer", "num_encoder_layers"),
+        Field("n_head", "attention.num_heads"),
+        Field("d_inner", "mlp.d_ff"),
+        xlnet_head_width(),
+        Field("layer_norm_eps", "norm.epsilon", 1e-12),
+        Field("dropout", "dropout", 0.1),
+        activation("ff_activation", "gelu"),
+        # uni: the form of Transformer-XL
+        choice("attn_type", "attention.encoder_mask", {"bi": "none", "uni": "causal"}, "bi"),
+        pad_token(5),
+        eos_token(2),
+    ),
+    # Distances are not clamped, no half of a batch is read backwards, and no states of earlier rows are read.
+    supported_values={
+        "clamp_len": -1,
+        "bi_data": False,
+        "same_length": False,
+        "summary_type": "last",
+        "summary_use_proj": True,
+        "summary_activation": "tanh",
+        "tie_word_embeddings": True,
+    },
+    attribute_map={
+        "n_token": "vocab_size",
+        "hidden_size": "d_model",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
+    # Memories are made for a caller that passes them on; a row without any is computed as if there were none.
+    ignored=(
+        *("mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "n_layers"),
+        *("start_n_top", "end_n_top", "untie_r"),
+    ),
+    base_model_prefix="transformer",
+    base_model=(
+        embedding("embed", "word_embedding"),
+        array("query_embedding", "mask_emb", TWO_LEADING_AXES),
+        stack(
+            "encoder.blocks",
+            "layer",
+            by_head("attention.query", "rel_attn.q"),
+            by_head("attention.key", "rel_attn.k"),
+            by_head("attention.value", "rel_attn.v"),
+            by_head("attention.out", "rel_attn.o", TRANSPOSE),
+            by_head("attention.sinusoids.projection", "rel_attn.r"),
+            array("attention.sinusoids.content_bias", "rel_attn.r_w_bias"),
+            array("attention.sinusoids.position_bias", "rel_attn.r_r_bias"),
+            array("attention.sinusoids.type_bias", "rel_attn.r_s_bias"),
+            array("attention.sinusoids.type_keys", "rel_attn.seg_embed"),
+            norm("attention_norm", "rel_attn.layer_norm"),
+            linears("mlp", "ff", hidden="layer_1", out="layer_2"),
+            norm("mlp_norm", "ff.layer_norm"),
+        ),
+    ),
+    output_layers=(array("logits_bias", "lm_loss.bias"),),
+    output_matrix="lm_loss",
+)
+
 # A model of ours is exported as the first of these that computes the same.
 _ENCODER_DECODERS = (T5, UMT5, MT5, SWITCH, BART, MARIAN, MBART, PEGASUS, T5GEMMA)
 _DECODERS = (
@@ -1698,12 +1786,11 @@ _DECODERS = (
 )
 _ENCODERS = (
     *(DISTILBERT, BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET),
-    *(LONGFORMER, ALBERT, ELECTRA, DEBERTA, DEBERTA_V2, MODERNBERT),
+    *(LONGFORMER, ALBERT, ELECTRA, DEBERTA, DEBERTA_V2, MODERNBERT, XLNET),
 )
 FAMILIES = {family.model_type: family for family in (*_ENCODER_DECODERS, *_DECODERS, *_ENCODERS)}
 
 # Types of models that are refused, and what they need that ours lack.
 UNSUPPORTED = {
-    "xlnet": "it predicts tokens in permuted order, by a second stream of queries",
     "gemma3": "it reads pictures too; gemma3_text is the type of its language model",
 }

@@ -383,6 +383,25 @@ def switch_jitter() -> FieldGroup:
     return FieldGroup((name,), ("experts.exploration", "experts.noise"), read, write)
 
 
+# --- XLNet
+
+
+def xlnet_head_width() -> Field:
+    """Map the width of heads, which share the width of the model, whether a file says so or leaves it out."""
+
+    def to_setting(value: Any, hf_config: HFConfig) -> int:
+        width, heads = hf_config["d_model"], hf_config["n_head"]
+        own = width // heads if value is None else value
+        if own * heads != width:
+            raise SettingError(
+                f"config.json: d_head={value!r} is not supported: n_head={heads!r} heads should share "
+                f"d_model={width!r}"
+            )
+        return own
+
+    return Field("d_head", "attention.d_kv", None, to_setting)
+
+
 # --- DeBERTa
 
 DISENTANGLED_SETTINGS = (

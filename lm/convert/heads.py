@@ -30,6 +30,7 @@ HEAD_MODULES = (
     "score",
     "classification_head",
     "sequence_summary",
+    "logits_proj",
     "pooler",
 )
 HEAD_FIELDS = ("id2label", "label2id", "problem_type", "num_labels")  # of config.json
@@ -172,8 +173,8 @@ def base_class(family: Family) -> str:
 def head_arrays(published: PublishedHead, model: ModelWithHead, body: Arrays) -> Arrays:
     """Return the parameters ``body`` and those of the head, as its class of transformers has them.
 
-    A bias that the class has and the head lacks is 0. One that the class lacks goes into the bias of the last
-    norm: W (x + s) = W x + b, where s is the least solution of W s = b. SettingError if there is none.
+    Biases that the class has and the head lacks are 0. One that the class lacks goes into the bias of the
+    last norm: W (x + s) = W x + b, where s is the least solution of W s = b. SettingError if there is none.
     """
     arrays = body | {path: x for path, x in named(model).items() if path.startswith("head.")}
     task_class = published.task_class
@@ -181,6 +182,8 @@ def head_arrays(published: PublishedHead, model: ModelWithHead, body: Arrays) ->
     kernel, bias = np.asarray(arrays[f"{OUT}.kernel"], np.float64), arrays.get(f"{OUT}.bias")
     if task_class.has_bias and bias is None:
         arrays[f"{OUT}.bias"] = np.zeros(kernel.shape[-1], np.float32)
+    if f"{DENSE}.kernel" in arrays and f"{DENSE}.bias" not in arrays:
+        arrays[f"{DENSE}.bias"] = np.zeros(arrays[f"{DENSE}.kernel"].shape[-1], np.float32)
     if not task_class.has_bias and bias is not None:
         expected = np.asarray(bias, np.float64)
         shift = np.linalg.lstsq(kernel.T, expected)[0]
@@ -218,7 +221,7 @@ def body_tensors(published: PublishedHead, tensors: Mapping[str, Tensor]) -> dic
     The pooler is among them only in a folder of sentence-transformers: a class has it as its dense layer.
     """
     prefix = published.family.tensor_prefix
-    modules = ["embed.", "encoder.", "decoder."]
+    modules = ["embed.", "encoder.", "decoder.", "query_embedding"]
     task_class = published.task_class
     if task_class is None:
         modules.append(f"{POOLER}.")

@@ -20,7 +20,9 @@ Settings = dict[str, Any]  # dotted path of a setting of ModelConfig -> value
 SETTINGS = frozenset(path for path, _ in leaves(ModelConfig()))
 
 # What a checkpoint can hold beside the blocks; "logits": the bias of each token in the output layer.
-PretrainingHead = Literal["logits", "pooler", "next-sentence", "sentence-order", "replaced-token"]
+PretrainingHead = Literal[
+    "logits", "pooler", "next-sentence", "sentence-order", "replaced-token", "query-stream"
+]
 
 
 # --- fields of config.json
@@ -126,6 +128,20 @@ class Transform:
 SAME = Transform(lambda array: array, lambda tensor: tensor)
 TRANSPOSE = Transform(np.transpose, np.transpose)
 LEADING_AXIS = Transform(lambda array: array[None], lambda tensor: tensor[0])
+TWO_LEADING_AXES = Transform(lambda array: array[None, None], lambda tensor: tensor[0, 0])
+
+
+def split_heads(transform: Transform, num_heads: int) -> Transform:
+    """Return the transform to tensors whose last axis is split in two, [..., heads, features]."""
+
+    def publish(array: np.ndarray) -> np.ndarray:
+        tensor = transform.publish(array)
+        return tensor.reshape(*tensor.shape[:-1], num_heads, -1)
+
+    def restore(tensor: np.ndarray) -> np.ndarray:
+        return transform.restore(tensor.reshape(*tensor.shape[:-2], -1))
+
+    return Transform(publish, restore)
 
 
 def is_gated(config: ModelConfig) -> bool:
@@ -143,6 +159,7 @@ class Parameter:
     other_name: str | None = None  # replaces ``name`` in models of which ``has_other_name`` is true
     has_other_name: Callable[[ModelConfig], bool] = is_gated
     per_head: bool = False  # fused head by head, as in ``fused_qkv``
+    has_heads_axis: bool = False  # whether its last axis is split, [..., heads, features], as in ``by_head``
     stack: str | None = None  # in a stack of layers, the part of the name before the number of the layer
     first_layer: int = 0  # number of the first layer that has it
     # Returns the numbers of the layers that have it; None: all from first_layer on
@@ -196,6 +213,14 @@ def linear(
     if gated is None:
         return kernel, bias
     return renamed(is_gated, (kernel, bias), linear(module, gated, transform=transform))
+
+
+def by_head(module: str, published: str, transform: Transform = SAME) -> Parameters:
+    """Map the kernel of a linear layer without a bias, whose tensor has an axis of heads: [in, heads, out].
+
+    ``transform`` makes [in, heads * out] of our kernel.
+    """
+    return (Parameter((f"{module}.kernel",), published, transform, has_heads_axis=True),)
 
 
 def renamed(condition: Callable[[ModelConfig], bool], usual: Parameters, other: Parameters) -> Parameters:

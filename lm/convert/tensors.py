@@ -10,7 +10,7 @@ import numpy as np
 from ml_dtypes import finfo
 
 from lm.config.model import ModelConfig
-from lm.convert.schema import EXPERT, Family, Transform
+from lm.convert.schema import EXPERT, Family, Transform, split_heads
 from lm.ops.positions import sinusoids
 
 Shape = tuple[int, ...]
@@ -71,6 +71,9 @@ def tensors(family: Family, config: ModelConfig, shapes: Mapping[str, Shape]) ->
     for parameter in dict.fromkeys(parameters[path] for path in shapes):
         paths = [path for path in parameter.paths if path in shapes]
         num_heads = config.attention.key_value_heads if parameter.per_head else None
+        transform = parameter.transform
+        if parameter.has_heads_axis:
+            transform = split_heads(transform, config.attention.num_heads)
         layers = [None] if parameter.stack is None else range(shapes[paths[0]][0])
         for layer in layers:
             name = parameter.tensor_name(layer, config)
@@ -80,7 +83,7 @@ def tensors(family: Family, config: ModelConfig, shapes: Mapping[str, Shape]) ->
                 depth = (layer is not None) + (expert is not None)
                 part_shapes = tuple(shapes[path][depth:] for path in paths)
                 whole_name = name.replace(EXPERT, str(expert))
-                named[whole_name] = Tensor(sources, part_shapes, parameter.transform, num_heads)
+                named[whole_name] = Tensor(sources, part_shapes, transform, num_heads)
     return named
 
 

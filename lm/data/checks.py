@@ -37,7 +37,10 @@ def _compatible_values() -> list[tuple[str, str, str, tuple[str, ...]]]:
     infilled = tuple(name for name, noise in NOISES.items() if noise.infill)
     return [
         *[("targets", name, "noise", anywhere) for name in IN_PLACE],
-        *[("targets", name, "inputs", TOKEN_FOR_TOKEN) for name in IN_PLACE],
+        *[("targets", name, "inputs", TOKEN_FOR_TOKEN) for name in IN_PLACE if name != "permuted"],
+        ("targets", "permuted", "inputs", ("visible",)),
+        ("targets", "permuted", "pairs", ("none",)),
+        ("inputs", "visible", "targets", ("permuted",)),
         *[("noise", name, "inputs", ("span-masks",)) for name in infilled],
         *[("noise", name, "inputs", ("masks",)) for name in BOUNDS_LIKELIHOOD],
         *[("noise", name, "targets", ("in-place",)) for name in BOUNDS_LIKELIHOOD],

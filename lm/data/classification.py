@@ -174,7 +174,7 @@ class Reader:
 
     def _join_texts(self, texts: Sequence[np.ndarray]) -> EncodedRow:
         """Return the row of one or two encoded texts, truncated, with special tokens around them."""
-        prefix, separator, suffix, second_type = self.template
+        prefix, separator, suffix, second_type, last_type = self.template
         ends = [separator] * (len(texts) - 1) + [suffix]  # the special tokens after each text
         room = self.length - len(prefix) - sum(map(len, ends))
         lengths = truncated_lengths([len(text) for text in texts], room)
@@ -185,6 +185,8 @@ class Reader:
         tokens = np.concatenate([np.array(prefix, np.int32), *parts])
         types = np.repeat(np.arange(len(texts)) * second_type, [len(part) for part in parts])
         types = np.concatenate([np.zeros(len(prefix), np.int32), types])
+        if last_type is not None:
+            types[-1] = last_type
         return EncodedRow(tokens, types, len(tokens) - len(parts[-1]), len(tokens) - len(suffix))
 
     def _words(self, row: Row) -> Words:

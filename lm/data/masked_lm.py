@@ -8,6 +8,9 @@ of the pairs are changed, and the model classifies which. In next-sentence predi
 is taken from another document, in sentence-order prediction (Lan et al. 2020) A and B are swapped. With
 "next-single-sentence" A and B are one sentence each (Liu et al. 2019, section 4.2: "sentence-pair").
 
+In permutation language modeling (Yang et al. 2019) nothing is masked: the row says in which order its targets
+are predicted, and the model hides each from those before it.
+
 In masked diffusion (Sahoo et al. 2024) the share of masked tokens is drawn for each row, and the [SEP]
 between documents are masked too, since the model gives the whole text a probability.
 """
@@ -22,7 +25,7 @@ from lm.data.batches import evenly_spread_uniforms, uniforms
 from lm.data.segments import UNPACKED_ROWS, SegmentedWindow, SegmentReader, WindowRows
 from lm.objectives.corruption import CorruptionInputs, length_mask
 from lm.objectives.denoising import REPLACED, RESTORED, Lengths
-from lm.objectives.formatting import INPUTS, split_points
+from lm.objectives.formatting import INPUTS, prediction_order, split_points
 from lm.tokenizers.tokenizer import PAD
 
 CHANGED = 0.5  # probability that a pair is changed [Devlin et al. 2019, 3.1; Lan et al. 2020, 3.1]
@@ -125,6 +128,9 @@ class MaskedLMRows:
         is_text = (positions > 0) & (positions < end) & ((positions != first_length + 1) | (not paired))
         special = np.where(positions > 0, tokenizer.sep, tokenizer.cls) * in_row + PAD * ~in_row
         source = np.clip(positions - 1 - in_second, 0, self.lengths.raw - 1)  # index in the text
+        order = None
+        if objective.targets == "permuted":
+            order = np.take_along_axis(prediction_order(noise, u[:, -1]), source, axis=1) * is_text
         visible, text, noise = (np.take_along_axis(array, source, axis=1) for array in (visible, text, noise))
         loss_weights, num_loss_tokens = (is_text & noise).astype(np.float32), None
         if objective.corruption.loss_weights is not None:
@@ -136,6 +142,7 @@ class MaskedLMRows:
             segment_ids=in_row.astype(np.int32),
             positions=(positions * in_row).astype(np.int32),
             token_types=(in_second * in_row).astype(np.int32) if paired else None,
+            prediction_order=order,
             targets=np.where(is_text, text, special).astype(np.int32),
             loss_weights=loss_weights,
             content=is_text & noise & (text != tokenizer.sep),

@@ -25,19 +25,31 @@ def fill_masks(model: Transformer, batch: Batch, *, mask: int, k: int) -> tuple[
 
     The tokens are int32 [M,k], the probabilities [M,k].
     """
-    tokens, probabilities = top_k_tokens(model, batch, k=min(k, model.config.vocab_size))
+    tokens, probabilities = top_k_tokens(model, batch, k=min(k, model.config.vocab_size), mask=mask)
     masked = np.asarray(_is_masked(batch, mask))
     return np.asarray(tokens)[masked], np.asarray(probabilities)[masked]
 
 
-@partial(jax.jit, static_argnames="k")
-def top_k_tokens(model: Transformer, batch: Batch, *, k: int) -> tuple[Array, Array]:
+@partial(jax.jit, static_argnames=("k", "mask"))
+def top_k_tokens(model: Transformer, batch: Batch, *, k: int, mask: int | None = None) -> tuple[Array, Array]:
     """Return the ``k`` likeliest tokens of every position, the likeliest first, and their probabilities.
 
-    The tokens are int32 [B,T,k], the probabilities [B,T,k].
+    The tokens are int32 [B,T,k], the probabilities [B,T,k]. ``mask`` is needed if the batch has masks.
     """
-    probabilities, tokens = jax.lax.top_k(jax.nn.softmax(model(batch)), k)
+    logits = model(batch) if mask is None else _predict(model, batch, mask)
+    probabilities, tokens = jax.lax.top_k(jax.nn.softmax(logits), k)
     return tokens, probabilities
+
+
+def _predict(model: Transformer, batch: Batch, mask: int) -> Array:
+    """Return the logits of all positions, float32 [B,S,V].
+
+    A model with a query stream (XLNet) predicts the masked tokens by it, from the tokens that are no masks.
+    """
+    if "query-stream" not in model.config.heads:
+        return model(batch)
+    order = _is_masked(batch, mask).astype(jnp.int32)
+    return model(replace(batch, encoder=replace(batch.side("encoder"), prediction_order=order)))
 
 
 def _is_masked(batch: Batch, mask: int) -> Array:
@@ -68,7 +80,7 @@ def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int
         rank = jnp.argsort(jnp.argsort(jnp.where(to_fill, confidence, jnp.inf), axis=-1), axis=-1)
         masked = (rank < remaining[:, None]) & to_fill
         inputs = _with_encoder_tokens(batch, jnp.where(masked, mask, tokens))
-        probabilities = jax.nn.softmax(model(inputs).at[:, :, mask].set(-jnp.inf))
+        probabilities = jax.nn.softmax(_predict(model, inputs, mask).at[:, :, mask].set(-jnp.inf))
         tokens = jnp.where(masked, probabilities.argmax(-1), tokens).astype(jnp.int32)
         return tokens, jnp.where(masked, probabilities.max(-1), confidence)
 
@@ -96,7 +108,7 @@ def gibbs(model: Transformer, batch: Batch, key: Array, *, iterations: int, mask
         position = jnp.argsort(jnp.where(to_fill, shuffled, jnp.inf), axis=-1)[:, turn]
         here = (jnp.arange(to_fill.shape[1])[None] == position[:, None]) & (turn < count)[:, None]
         inputs = _with_encoder_tokens(batch, jnp.where(here, mask, tokens))
-        logits = jnp.take_along_axis(model(inputs), position[:, None, None], axis=1)[:, 0]
+        logits = jnp.take_along_axis(_predict(model, inputs, mask), position[:, None, None], axis=1)[:, 0]
         drawn = jax.random.categorical(
             jax.random.fold_in(key, 2 * step + 1), logits.at[:, mask].set(-jnp.inf)
         )
@@ -131,7 +143,7 @@ def metropolis_hastings(
         )
         has_turn = step % visits < count
         hidden = _with_encoder_tokens(batch, tokens.at[rows, position].set(mask))
-        logits = jnp.take_along_axis(model(hidden), position[:, None, None], axis=1)[:, 0]
+        logits = jnp.take_along_axis(_predict(model, hidden, mask), position[:, None, None], axis=1)[:, 0]
         log_p = jax.nn.log_softmax(logits.at[:, mask].set(-jnp.inf))
         new, old = jax.random.categorical(token_key, log_p), tokens[rows, position]
         proposed = tokens.at[rows, position].set(new)
@@ -161,7 +173,7 @@ def pseudo_log_likelihood(model: Transformer, batch: Batch, tokens: Array, *, ma
 
     def add(position, total):
         hidden = _with_encoder_tokens(batch, tokens.at[:, position].set(mask))
-        log_p = jax.nn.log_softmax(model(hidden)[:, position].at[:, mask].set(-jnp.inf))
+        log_p = jax.nn.log_softmax(_predict(model, hidden, mask)[:, position].at[:, mask].set(-jnp.inf))
         own = jnp.take_along_axis(log_p, tokens[:, position][:, None], axis=-1)[:, 0]
         return total + jnp.where(is_text[:, position], own, 0)
 
@@ -183,7 +195,7 @@ def ancestral(model: Transformer, batch: Batch, key: Array, *, iterations: int, 
     def denoise(step, tokens):
         choice_key, token_key = jax.random.split(jax.random.fold_in(key, step))
         chosen = jax.random.uniform(choice_key, tokens.shape) < 1 / (iterations - step)  # at the end, all
-        logits = model(_with_encoder_tokens(batch, tokens)).at[:, :, mask].set(-jnp.inf)
+        logits = _predict(model, _with_encoder_tokens(batch, tokens), mask).at[:, :, mask].set(-jnp.inf)
         drawn = jax.random.categorical(token_key, logits)
         return jnp.where(to_fill & (tokens == mask) & chosen, drawn, tokens).astype(jnp.int32)
 
@@ -206,7 +218,7 @@ def most_confident_first(
     count = to_fill.sum(-1)
 
     def predict(step, tokens):
-        logits = model(_with_encoder_tokens(batch, tokens)).at[:, :, mask].set(-jnp.inf)
+        logits = _predict(model, _with_encoder_tokens(batch, tokens), mask).at[:, :, mask].set(-jnp.inf)
         if temperature:
             predicted = jax.random.categorical(jax.random.fold_in(key, step), logits / temperature)
         else:

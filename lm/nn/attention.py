@@ -18,6 +18,7 @@ from lm.nn.cache import Carry, KeyValue, LayerCache
 from lm.nn.costs import TokenMixer, matmul_flops
 from lm.nn.dropout import DropoutMasks, Shapes, dropout_factors
 from lm.nn.layers import Identity, Linear, Module, make_norm, normal, param
+from lm.nn.positions import SinusoidProducts
 from lm.ops.attention import AttentionOptions, attention_weights, bilinear_query, repeat_heads
 from lm.ops.masks import AnyMask, materialize_mask
 from lm.ops.positions import (
@@ -147,6 +148,8 @@ class Attention(Projections, TokenMixer):
         self.position_query = (
             _position_projection(config, rngs, "heads", config.qkv_has_bias) if has_own_queries else None
         )
+        has_sinusoids = positions.kind == "relative-sinusoids" and not is_cross
+        self.sinusoids = SinusoidProducts(config, rngs) if has_sinusoids else None
         self.bilinear = _bilinear_weight(config, rngs) if config.attention.scores == "bilinear" else None
         has_branches = config.attention.branches == "weighted"
         self.branches = Branches(config, rngs) if has_branches else None
@@ -166,12 +169,24 @@ class Attention(Projections, TokenMixer):
         With a cache, keys and values of x are written to it, and x attends to the whole cache. If attention
         is merged, x also attends to the keys and values of the encoder, ``inputs.encoder_kv``.
         """
-        kv = self.key_value(x, inputs.rotary_positions)
+        kv = self.row_key_value(x, inputs)
         if cache is not None:
             cache = cache.write(kv, inputs.cache_index)
             kv = cache.key_value()
         kv = self.all_keys(kv, inputs)
         return self.attend_to(x, kv, inputs, dropout_masks.get("attention")), cache
+
+    def row_key_value(self, x: Float[Array, "B S D"], inputs: AttentionInputs) -> KeyValue:
+        """Return the keys and values [B,S,K,H] of each row of x [B,S,D].
+
+        Those of a query stream are the keys and values of the row before it, its content stream.
+        """
+        if not inputs.has_query_stream:
+            return self.key_value(x, inputs.rotary_positions)
+        assert inputs.positions is not None, "all inputs of whole rows have them"
+        positions = inputs.positions if len(inputs.positions) == 1 else inputs.positions[::2]
+        kv = self.key_value(x[::2], inputs._replace(positions=positions).rotary_positions)
+        return KeyValue(*(jnp.repeat(part, 2, axis=0) for part in kv))
 
     def all_keys(self, kv: KeyValue, inputs: AttentionInputs) -> KeyValue:
         """Return keys and values [B,S,K,H] of the row and, if attention is merged, those of the encoder."""
@@ -257,7 +272,8 @@ class Attention(Projections, TokenMixer):
         """
         products = matmul_flops(self, length) - matmul_flops(self.globals, length)
         products += self._bilinear_flops(length) + self._relative_key_flops(length)
-        products += self._disentangled_flops(length) + self._branch_flops(length)
+        products += self._disentangled_flops(length) + self._sinusoid_flops(length)
+        products += self._branch_flops(length)
         return products + self._score_flops(length, visible)
 
     def cross_flops(self, queries: int, keys: int) -> int:
@@ -308,6 +324,12 @@ class Attention(Projections, TokenMixer):
         vectors = 2 * length - 1  # one for each relative position
         return added * 2 * length * vectors * sizes.num_heads * sizes.d_kv - own_projections
 
+    def _sinusoid_flops(self, length: int) -> int:
+        """Return the FLOPs of products with sinusoids over one row beyond those of all its matrices."""
+        if self.sinusoids is None:
+            return 0
+        return self.sinusoids.flops(length) - matmul_flops(self.sinusoids, length)
+
     def _bias(self, query: Array, key: Array, inputs: AttentionInputs) -> AnyBias:
         """Return the bias of the scores of queries [B,T,N,H] and keys [B,S,K,H].
 
@@ -316,6 +338,8 @@ class Attention(Projections, TokenMixer):
         scale = attention_scale(self.config)
         if inputs.relative_embeddings is not None:
             key = repeat_heads(key, query.shape[2])
+            if self.sinusoids is not None:
+                return scale * self.sinusoids(query, key, inputs.relative_embeddings, inputs.types)
             return scale * disentangled_bias(query, key, *self._position_vectors(inputs.relative_embeddings))
         if self.relative_keys is None or inputs.buckets is None:
             return inputs.bias

@@ -19,7 +19,7 @@ from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.nn.attention_dispatch import choose_implementation
 from lm.nn.cache import KeyValue
-from lm.nn.positions import RelativeEmbeddings, RelativePositionBias
+from lm.nn.positions import RelativePositionBias, SharedRelative
 from lm.ops.attention import AttentionOptions
 from lm.ops.masks import (
     AnyMask,
@@ -31,6 +31,7 @@ from lm.ops.masks import (
     key_segments,
     materialize_mask,
     relative_positions,
+    two_stream_masks,
 )
 from lm.ops.positions import (
     AlibiBias,
@@ -78,10 +79,14 @@ class AttentionInputs(NamedTuple):
     layer_bias: Callable[[RelativePositionBias], AnyBias] | None = None
     # int32 [B|1,T,S]: buckets of relative positions, whose vectors queries are multiplied with
     buckets: Array | None = None
-    # [T+S-1,D]: embeddings of the relative positions from 1 - T to S - 1, which layers project (DeBERTa)
+    # [T+S-1,D]: embeddings of the relative positions from 1 - T to S - 1, which layers project (DeBERTa), or
+    # their sinusoids (XLNet)
     relative_embeddings: Array | None = None
+    types: Array | None = None  # int32 [B,T]: token types, if scores depend on them (XLNet)
     positions: Array | None = None  # int32 [B|1,T]
     segments: Array | None = None  # int32 [B,T], 0 for padding; None: each row is one text
+    # whether each row is followed by that of its query stream, which has the same keys and values (XLNet)
+    has_query_stream: bool = False
     # bool [B|1,T]: Longformer's global positions, if they have separate projections
     global_tokens: Array | None = None
     global_mask: AnyMask = None  # bool [B|1,1,T,S]: the keys that global positions attend to
@@ -116,7 +121,7 @@ def make_attention_inputs(
     config: ModelConfig,
     batch: Batch,
     side: str,
-    relative: RelativePositionBias | RelativeEmbeddings | None,
+    relative: SharedRelative | None,
     cache_length: int | None = None,
 ) -> AttentionInputs:
     """Return the inputs of the stack ``side``, "encoder" or "decoder", for whole rows [B,T].
@@ -179,20 +184,38 @@ def make_attention_inputs(
         global_mask=prepare_mask(global_mask),
     )
     inputs = _with_layers(inputs, config, windows, lambda window: prepare_mask(window_mask(window)))
-    if isinstance(relative, RelativeEmbeddings):
+    if config.positions.relative_types:
+        inputs = inputs._replace(types=stack_side.token_types)
+    if relative is not None and not isinstance(relative, RelativePositionBias):
         return inputs._replace(relative_embeddings=relative(length, key_length))
     return _with_biases(inputs, config, relative, bidirectional, prepare_bias)
+
+
+def make_two_stream_inputs(
+    config: ModelConfig, batch: Batch, relative: SharedRelative | None
+) -> AttentionInputs:
+    """Return the inputs of an encoder for rows [2B,T], the content and the query stream of each row [B,T].
+
+    ``prediction_order`` of the encoder's side says what each stream attends to.
+    """
+    order = jnp.asarray(batch.side("encoder").prediction_order)
+    both = batch.map_sides(lambda side: side.map(lambda x: jnp.repeat(jnp.asarray(x), 2, axis=0)))
+    inputs = make_attention_inputs(config, both, "encoder", relative)
+    mask, length = two_stream_masks(order), order.shape[1]
+    if inputs.mask is not None:
+        mask = mask & materialize_mask(inputs.mask, length, length)
+    return inputs._replace(mask=mask, has_query_stream=True)
 
 
 def make_decode_inputs(
     config: ModelConfig,
     cached: Int32[Array | np.ndarray, " B"],
     cache_length: int,
-    relative: RelativePositionBias | RelativeEmbeddings | None,
+    relative: SharedRelative | None,
     count: int = 1,
 ) -> AttentionInputs:
     """Return the inputs for the next ``count`` tokens of rows whose first ``cached`` int32 [B] are cached."""
-    assert not isinstance(relative, RelativeEmbeddings), "settings refuse them in a decoder"
+    assert relative is None or isinstance(relative, RelativePositionBias), "settings refuse others here"
     key_position = jnp.arange(cache_length)[None, :]
     position = jnp.asarray(cached)[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]
     relative_position = key_position[:, None, :] - position[:, :, None]

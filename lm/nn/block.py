@@ -182,7 +182,7 @@ class Block(Module):
         x = block_input = self.step_embedding(x, inputs.positions)
         weights = None
         if isinstance(self.attention, Attention):
-            kv = self.attention.key_value(h, inputs.rotary_positions)
+            kv = self.attention.row_key_value(h, inputs)
             kv = self.attention.all_keys(kv, inputs)
             weights = self.attention.weights(h, kv, inputs)
         if inputs.encoded is None:

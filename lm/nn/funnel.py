@@ -19,7 +19,7 @@ from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import AttentionInputs, make_attention_inputs
 from lm.nn.block import remat_policy
-from lm.nn.positions import RelativeEmbeddings, RelativePositionBias
+from lm.nn.positions import SharedRelative
 from lm.nn.stack import Stack, split_layers
 
 
@@ -66,7 +66,7 @@ def encoded_side(config: ModelConfig, side: Side) -> Side:
 
 
 def make_funnel_inputs(
-    config: ModelConfig, batch: Batch, relative: RelativePositionBias | RelativeEmbeddings | None, blocks: int
+    config: ModelConfig, batch: Batch, relative: SharedRelative | None, blocks: int
 ) -> AttentionInputs:
     """Return the inputs of so many blocks; ``pooled`` holds those of the blocks after the first."""
     inputs = make_attention_inputs(config, batch, "encoder", relative)

@@ -158,6 +158,22 @@ _DEBERTA_V3 = changes(
     },
 )
 _DEBERTA_V2 = changes(_DEBERTA_V3, {"embedding.convolution": 3})  # which version 3 left out again
+# Yang et al. 2019: relative positions and relative token types, of which there are three
+_XLNET = _family(
+    _BIDIRECTIONAL,
+    32_000,
+    (5, 2, None),
+    {
+        "bias": False,
+        "mlp.bias": True,
+        "positions.kind": "relative-sinusoids",
+        "positions.relative_types": True,
+        "embedding.norm": False,
+        "embedding.type_vocab_size": 0,
+        "output.transform": False,
+        "heads": ("query-stream",),
+    },
+)
 _LONG = SparsityConfig(window=256, projections="separate")
 _LONGFORMER = changes(_ROBERTA, {"positions.max_length": 4_096, "sparsity": _LONG})  # Beltagy et al. 2020
 # Warner et al. 2024: of three layers the first sees everything, the others 64 tokens on each side
@@ -459,6 +475,8 @@ PRESETS = {
     "deberta-xlarge": _sized(_DEBERTA, 48, 1_024, 16),
     "deberta-v2-xlarge": _sized(_DEBERTA_V2, 24, 1_536, 24),
     "deberta-v2-xxlarge": _sized(_DEBERTA_V2, 48, 1_536, 24),
+    "xlnet-base": _sized(_XLNET, 12, 768, 12),
+    "xlnet-large": _sized(_XLNET, 24, 1_024, 16),
     "deberta-v3-xsmall": _sized(_DEBERTA_V3, 12, 384, 6),
     "deberta-v3-small": _sized(_DEBERTA_V3, 6, 768, 12),
     "deberta-v3-base": _sized(_DEBERTA_V3, 12, 768, 12),
@@ -619,6 +637,7 @@ _ROW_LENGTHS = {
     "t5gemma-": (4_096, 4_096),  # a row of Gemma 2, half of it as targets
     "deberta-": (512, 0),
     "mdeberta-": (512, 0),
+    "xlnet-": (512, 0),
     "modernbert-": (1_024, 0),  # before rows were lengthened to 8,192
 }
 

@@ -22,13 +22,24 @@ from lm.nn.attention_inputs import (
     make_attention_inputs,
     make_cross_mask,
     make_decode_inputs,
+    make_two_stream_inputs,
     merge_masks,
 )
 from lm.nn.cache import Cache, Carry, LayerCache
 from lm.nn.dropout import split_key
 from lm.nn.funnel import FunnelStack, encoded_side, make_funnel_inputs
 from lm.nn.heads import PAIR_CLASSES, MLMTransform, ReplacedTokenHead
-from lm.nn.layers import Embed, Identity, Linear, Module, broadcast_to_rank, dense, embedding_std, param
+from lm.nn.layers import (
+    Embed,
+    Identity,
+    Linear,
+    Module,
+    broadcast_to_rank,
+    dense,
+    embedding_std,
+    normal,
+    param,
+)
 from lm.nn.softmaxes import SoftmaxMixture
 from lm.nn.stack import Stack, StackOutput, split_layers
 from lm.nn.transparent import LayerWeights
@@ -81,6 +92,9 @@ class Transformer(Module):
         self.sentence_order = linear(PAIR_CLASSES, "classes") if "sentence-order" in heads else None
         self.replaced = ReplacedTokenHead(config, rngs) if "replaced-token" in heads else None
         self.copy_gate = linear(1, "classes") if "copy" in heads else None
+        # What the query stream reads in place of every token (XLNet). Masked models have a token for it.
+        has_queries = "query-stream" in heads
+        self.query_embedding = _query_embedding(config, rngs) if has_queries else None
         is_separate = config.embedding.encoder == "separate"
         self.encoder_embed = _embedding(config, rngs) if is_separate else None
         self.layer_weights = LayerWeights(config, rngs) if config.has_transparent_attention else None
@@ -102,7 +116,7 @@ class Transformer(Module):
         encoder_key, decoder_key = split_key(key, 2)
         if not self.config.has_encoder:
             return self.decoder(*self._decoder_inputs(batch, None), decoder_key)
-        encoded = self._encoder(*self._encoder_inputs(batch), encoder_key)
+        encoded = self._encode(batch, encoder_key)
         if not self.config.has_decoder:
             return encoded
         inputs = self._decoder_inputs(batch, encoded.x)
@@ -116,7 +130,7 @@ class Transformer(Module):
 
     def encode(self, batch: Batch, key: Array | None = None) -> Float[Array, "B S {self.config.d_model}"]:
         """Return the encoder's output [B,S,D]."""
-        return self._encoder(*self._encoder_inputs(batch), key).x
+        return self._encode(batch, key).x
 
     def logits(self, x: Float[Array, "B T D"]) -> Float32[Array, "B T {self.config.vocab_size}"]:
         """Return logits float32 [B,T,V] of last hidden states x [B,T,D].
@@ -220,10 +234,37 @@ class Transformer(Module):
             self.layer_weights(block_inputs, encoded), inputs.encoder_positions
         )
 
+    def _encode(self, batch: Batch, key: Array | None) -> StackOutput:
+        """Return the encoder's output: the states [B,S,D] of the query stream if it has one."""
+        output = self._encoder(*self._encoder_inputs(batch), key)
+        if batch.side("encoder").prediction_order is None:
+            return output
+        return output._replace(x=output.x[1::2])
+
     def _encoder_inputs(self, batch: Batch) -> StackInputs:
+        if batch.side("encoder").prediction_order is not None:
+            return self._two_stream_inputs(batch)
         stack, side = self._encoder, batch.side("encoder")
         attention = make_funnel_inputs(stack.config, batch, stack.relative, self.config.funnel.blocks)
         return StackInputs(self.embedding("encoder")(side.tokens), side.token_types, attention)
+
+    def _two_stream_inputs(self, batch: Batch) -> StackInputs:
+        """Return the encoder's inputs for two streams (XLNet, Yang et al. 2019), adjacent rows [2B,S].
+
+        In its content stream a row reads its tokens, in its query stream a vector in place of each.
+        """
+        if self.query_embedding is None:
+            raise SettingError(
+                f"prediction_order needs 'query-stream' in model.heads={self.config.heads}, which predicts "
+                "tokens that it has not read"
+            )
+        attention = make_two_stream_inputs(self._encoder.config, batch, self._encoder.relative)
+        side = batch.side("encoder")
+        content = self.embedding("encoder")(side.tokens)
+        query = jnp.broadcast_to(self.query_embedding[...].astype(content.dtype)[None, None], content.shape)
+        both = jnp.stack([content, query], axis=1).reshape(-1, *content.shape[1:])
+        types = None if side.token_types is None else jnp.repeat(side.token_types, 2, axis=0)
+        return StackInputs(constrain(both, "batch", "length", "embed"), types, attention)
 
     def _decoder_inputs(self, batch: Batch, encoded: Array | None) -> StackInputs:
         config = self.config
@@ -333,6 +374,12 @@ def _embedding(config: ModelConfig, rngs: nnx.Rngs) -> Embed | AdaptiveEmbed:
     if config.embedding.clusters:
         return AdaptiveEmbed(config, rngs, std=std)
     return Embed(rngs, (config.vocab_size, width), "vocab", std=std, dtype=config.dtype)
+
+
+def _query_embedding(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
+    """Return the vector [d_embed] that stands for any token, drawn as an embedding of one is."""
+    width = config.embed_width
+    return param(normal(rngs, (width,), embedding_std(config.output.logits, width)), "embed")
 
 
 def output_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:

@@ -8,6 +8,7 @@ a span.
 Sources: Raffel et al. 2020, sections 3.1.4 and 3.3; of encoders Devlin et al. 2019, Joshi et al. 2020
 (SpanBERT), Clark et al. 2020 (ELECTRA) and, for the shares of masked tokens, Wettig et al. 2022; of masked
 diffusion Sahoo et al. 2024 (MDLM) and Nie et al. 2025 (LLaDA), of its any-order form Hoogeboom et al. 2022;
+of permutation language modeling Yang et al. 2019 (XLNet);
 of PMI masking Levine et al. 2021; of text infilling, rotation and permutation Lewis et al. 2020 (BART); of
 mixtures of denoisers Tay et al. 2022 (UL2), Bavarian et al. 2022 (fill-in-the-middle) and Du et al. 2022
 (GLM). This code differs from T5's in two points, so that nothing is cut, and inputs and targets together give
@@ -33,7 +34,7 @@ from lm.objectives.formatting import INPUTS, TARGETS, Format, InputsName, Target
 REPLACED = ("replaced", "replaced-at-masks")  # targets of ELECTRA's discriminator (Clark et al. 2020)
 RESTORED = ("restored", "restored-at-masks")  # its targets in "all-tokens MLM" and "replace MLM" (ibid., 3.3)
 # Targets of encoders: predicted at the position where they are hidden.
-IN_PLACE = ("in-place", *REPLACED, *RESTORED)
+IN_PLACE = ("in-place", "permuted", *REPLACED, *RESTORED)
 DEVIATIONS = 4  # standard deviations of room for targets of random length: 1 draw in 30,000 is longer
 HIGHEST_RATE = 0.99  # beyond it a text would be more than 100 times as long as its inputs
 LONGEST_MEAN_SPAN = 10_000  # [tokens]
@@ -243,6 +244,10 @@ OBJECTIVES = {
     "masked-lm": _MASKED_LM,
     "whole-word-masked-lm": replace(_MASKED_LM, noise="whole-words"),
     "pmi-masked-lm": replace(_MASKED_LM, noise="collocations"),
+    # Yang et al. 2019, section 2.3, partial prediction with K = 6
+    "permutation-lm": replace(
+        _MASKED_LM, noise="geometric-spans", inputs="visible", targets="permuted", rate=1 / 6
+    ),
     "span-masked-lm": replace(_MASKED_LM, noise="geometric-spans"),
     "masked-diffusion": _DIFFUSION,
     "any-order": replace(_DIFFUSION, noise="uniform-count"),

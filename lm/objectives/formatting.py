@@ -19,13 +19,18 @@ _MasksName = Literal["masks", "masks-or-random", "masks-random-or-same", "span-m
 # Fill-in-the-middle (Bavarian et al. 2022, section 3): PRE prefix SUF suffix MID, or PRE SUF suffix MID
 # prefix, where PRE, SUF and MID are the first three sentinels. The targets are the middle.
 _MiddleName = Literal["prefix-suffix-middle", "suffix-prefix-middle"]
-InputsName = Literal["sentinels", _MasksName, "drop", "shuffle", _MiddleName]
+# "visible" leaves noise as it is: the model hides from each target what it may not read ("permuted").
+InputsName = Literal["sentinels", _MasksName, "visible", "drop", "shuffle", _MiddleName]
+# "permuted" are targets of encoders with a query stream: noise is predicted in a random order, each token
+# from the visible text and the noise before it in the order (XLNet: Yang et al. 2019).
 # "in-place" and these are targets of encoders. Where a generator fills in the masks, a discriminator reads
 # the result. It says which tokens are not the text's, of all ("replaced") or of those that were masked; or it
 # predicts the text's token, at all positions ("restored") or at those that were masked.
 _GeneratedName = Literal["replaced", "replaced-at-masks", "restored", "restored-at-masks"]
 # "shuffled-sentinels" are the spans of "sentinels" in random order (GLM: Du et al. 2022, section 2.1).
-TargetsName = Literal["sentinels", "shuffled-sentinels", "drop", "everything", "in-place", _GeneratedName]
+TargetsName = Literal[
+    "sentinels", "shuffled-sentinels", "drop", "everything", "in-place", "permuted", _GeneratedName
+]
 
 
 class Formatted(NamedTuple):
@@ -210,6 +215,7 @@ INPUTS: dict[InputsName, Format] = {
     "masks-or-random": Format(_mask_or_random, uniforms_per_token=1),
     "masks-random-or-same": Format(_mask_random_or_same, uniforms_per_token=1),
     "span-masks": Format(_mask),  # only of noise that is infilled
+    "visible": Format(_keep_all, uniforms_per_token=1),  # by which ``prediction_order`` orders the noise
     "drop": Format(_drop_noise, lambda tokens, noise, runs: tokens - noise),
     "shuffle": Format(_shuffle, uniforms_per_token=1),
     # One token less than there is, since an EOS is counted that they do not have.
@@ -234,6 +240,19 @@ TARGETS: dict[TargetsName, Format] = {
     "drop": Format(_drop_nonnoise, lambda tokens, noise, runs: noise),
     "everything": Format(_keep_all),
 }
+
+
+def prediction_order(noise: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Return int32 [B,L]: 1, 2, ... for the noise tokens of a text in the order of their uniforms, else 0.
+
+    >>> noise = np.array([[True, False, True, True]])
+    >>> prediction_order(noise, np.array([[0.5, 0.1, 0.9, 0.2]])).tolist()
+    [[2, 0, 3, 1]]
+    """
+    order = np.argsort(np.where(noise, break_ties(uniforms), np.inf), axis=1)
+    places = np.empty_like(order)
+    np.put_along_axis(places, order, np.arange(1, noise.shape[1] + 1)[None], axis=1)
+    return (places * noise).astype(np.int32)
 
 
 # --- random text

@@ -149,6 +149,22 @@ class AttentionMask:
         return self.spec.evaluate(relative_position, query, key)[:, None]
 
 
+def two_stream_masks(order: Int[Array, "B T"]) -> Bool[Array, "_ 1 T T"]:
+    """Return bool [2B,1,T,T]: which keys the content stream and the query stream of each row attend to.
+
+    Both attend to tokens that are not predicted, ``order`` 0, and to those that are predicted before their
+    own. The content stream also attends to its own token (Yang et al. 2019, section 2.3). The two streams of
+    a row are adjacent.
+
+    >>> two_stream_masks(jnp.array([[2, 0, 1]]))[:, 0].astype(int).tolist()
+    [[[1, 1, 1], [0, 1, 0], [0, 1, 1]], [[0, 1, 1], [0, 1, 0], [0, 1, 0]]]
+    """
+    key, query = order[:, None, :], order[:, :, None]
+    queries = (key == 0) | (key < query)
+    content = queries | jnp.eye(order.shape[1], dtype=bool)[None]
+    return jnp.stack([content, queries], axis=1).reshape(-1, 1, *queries.shape[1:])
+
+
 AnyMask = Array | AttentionMask | None  # bool [B|1,1|N,T,S], or no array yet; None: all is visible
 CAUSAL = AttentionMask({}, {}, MaskSpec(causal=True))
 

@@ -129,6 +129,21 @@ def disentangled_bias(
     return bias
 
 
+def relative_type_bias(
+    query: Float[Array, "B T N H"],
+    type_keys: Float[Array, "2 N H"],
+    types: Int[Array | np.ndarray, "B T"],
+) -> Float32[Array, "B N T T"]:
+    """Return the product of each query and the first key where types are equal, else the second: [B,N,T,T].
+
+    query [B,T,N,H], keys [2,N,H] of equal and of different token types, types int [B,T]. These are XLNet's
+    relative segment encodings (Yang et al. 2019, section 2.5).
+    """
+    products = jnp.einsum("btnh,cnh->bntc", query, type_keys, preferred_element_type=jnp.float32)
+    is_other = types[:, None, :, None] != types[:, None, None, :]
+    return jnp.where(is_other, products[..., 1:], products[..., :1])
+
+
 def _by_relative_position(products: Float32[Array, "B N T R"]) -> Float32[Array, "B N T S"]:
     """Return [B,N,T,S] of numbers [B,N,T,R] by relative position, R = T + S - 1: [i,j] is [i, j - i + T - 1].
 

@@ -268,7 +268,8 @@ class HFTokenizer(PretrainedTokenizer):
         first, second = starts
         end = first + len(text)
         prefix, separator, suffix = single[:first], pair[end:second], single[end:]
-        return SpecialTokenTemplate(tuple(prefix), tuple(separator), tuple(suffix), types[second])
+        last_type = types[-1] if suffix and types[-1] != types[second] else None
+        return SpecialTokenTemplate(tuple(prefix), tuple(separator), tuple(suffix), types[second], last_type)
 
     def _decode_ids(self, ids: list[int]) -> str:
         with as_setting_error(self.path):

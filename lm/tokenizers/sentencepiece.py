@@ -301,12 +301,16 @@ def template_processing(
     def spelled(ids: Sequence[int], token_type: int = 0) -> list[str]:
         return [f"{backend.id_to_token(token_id)}:{token_type}" for token_id in ids]
 
+    def spelled_suffix(token_type: int) -> list[str]:
+        last_type = token_type if template.last_type is None else template.last_type
+        return [*spelled(template.suffix[:-1], token_type), *spelled(template.suffix[-1:], last_type)]
+
     second = template.second_type
     first = [*spelled(template.prefix), "$A:0"]
-    last = [f"$B:{second}", *spelled(template.suffix, second)]
+    last = [f"$B:{second}", *spelled_suffix(second)]
     ids = dict.fromkeys((*template.prefix, *template.separator, *template.suffix))
     return processors.TemplateProcessing(
-        single=[*first, *spelled(template.suffix)],
+        single=[*first, *spelled_suffix(0)],
         pair=[*first, *spelled(template.separator), *last],
         special_tokens=[(backend.id_to_token(token_id), token_id) for token_id in ids],
     )

@@ -48,6 +48,8 @@ class SpecialTokenTemplate(NamedTuple):
     separator: tuple[int, ...]  # between the texts of a pair
     suffix: tuple[int, ...]
     second_type: int  # token type of the second text
+    # token type of the last special token, if other than that of the text before it (XLNet)
+    last_type: int | None = None
 
 
 class Tokenizer(abc.ABC):

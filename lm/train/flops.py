@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import jax
 from flax import nnx
@@ -15,6 +15,7 @@ from flax import nnx
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.nn.adaptive import AdaptiveEmbed, AdaptiveSoftmax
+from lm.nn.attention import Attention
 from lm.nn.block import Block
 from lm.nn.convolution import InputConvolution
 from lm.nn.costs import matmul_flops
@@ -60,7 +61,14 @@ def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> flo
     forward: float = _output_flops(config, targets if config.has_decoder else inputs)
     forward += _lookup_flops(config, inputs * config.has_encoder + targets * config.has_decoder)
     if config.has_encoder:
-        forward += _encoder_flops(config, inputs)
+        encoder_flops = _encoder_flops(config, inputs)
+        forward += encoder_flops
+        if "query-stream" in config.heads:  # which has the keys and values of the other stream
+            encoder_block = abstract_block(config.encoder_config, has_cross_attention=False)
+            attention = cast(Attention, encoder_block.attention)
+            shared = matmul_flops(attention.key, inputs) + matmul_flops(attention.value, inputs)
+            forward += encoder_flops - config.num_encoder_layers * shared
+            forward += _lookup_flops(config, inputs)
     if config.has_decoder:
         decoder_block = abstract_block(config, has_cross_attention=config.has_encoder)
         forward += _stack_flops(decoder_block, config.num_decoder_layers, targets)
@@ -233,7 +241,7 @@ def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs
         full += targets * _score_flops(config, [targets] * config.num_decoder_layers, config.has_encoder)
         inside += targets * _own_score_flops(config, targets)
     across = targets * _cross_score_flops(config, length)
-    directions = 2 if "backward" in config.heads else 1  # as in ``step_flops``
+    directions = 2 if {"backward", "query-stream"} & {*config.heads} else 1  # as in ``step_flops``
     scores = 3.0 * directions * (inside + across) / tokens
     outside = 3.0 * directions * (full - inside)
     return Costs(

@@ -117,6 +117,9 @@ REFUSED = {  # legal, and told by the field's name
         for name in ("deberta", "deberta-v2")
         for field, value in (("position_biased_input", True), ("relative_attention", False))
     },
+    "xlnet/bi_data": "bi_data=True is not supported",
+    "xlnet/clamp_len": "clamp_len=2 is not supported",
+    "xlnet/tie_word_embeddings": "tie_word_embeddings=False is not supported",
     "gemma3_text/use_bidirectional_attention": "use_bidirectional_attention=True is not supported",
     "albert/inner_group_num": "inner_group_num=2 is not supported",
     "albert/num_hidden_groups": "num_hidden_groups=2 is not supported",
@@ -155,6 +158,7 @@ QUICK = {  # the others are computed as their families' checkpoints of test_pari
     "deberta-v2/one_product",
     "deberta-v2/convolution",
     "deberta-v2/legacy",
+    "xlnet/attn_type",
     "distilbert/sinusoidal_pos_embds",
     "bert/null_pad",
 }

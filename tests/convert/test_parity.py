@@ -233,6 +233,17 @@ def test_losses_gradients_and_six_steps_of_training_are_those_of_the_reference(n
         np.testing.assert_allclose(values, meta["loss_curves"][recorded], atol=atol, err_msg=recorded)
 
 
+@pytest.mark.parametrize("name", having("query/logits"))
+def test_a_query_stream_predicts_what_the_reference_predicts_in_the_same_order(name):
+    model, arrays, _ = golden(name)
+    batch, order = batch_of(model, arrays), arrays["query/order"]
+    batch = replace(batch, encoder=replace(batch.encoder, prediction_order=order))
+    found = np.asarray(jax.jit(Transformer.__call__)(model, batch))
+    for step in range(order.max()):
+        at_step = np.take_along_axis(found, np.argmax(order == step + 1, axis=1)[:, None, None], axis=1)[:, 0]
+        np.testing.assert_allclose(at_step, arrays["query/logits"][:, step], atol=1e-5)
+
+
 @pytest.mark.parametrize("name", having("left_pad/logits"))
 def test_padding_on_the_left_changes_nothing(name):
     model, arrays, _ = golden(name)

@@ -61,6 +61,26 @@ def pieces(batch):
         yield np.split(text[1:-1], np.flatnonzero(text[1:-1] == EOS))
 
 
+def test_permuted_targets_are_shown_and_each_has_its_place_in_an_order_that_seed_and_step_decide():
+    made = batches("permutation-lm")
+    side = made(5, slice(None)).encoder
+    is_target = side.loss_weights > 0
+    np.testing.assert_array_equal(side.tokens, side.targets)  # the model hides what it may not read
+    np.testing.assert_array_equal(side.prediction_order > 0, is_target)
+    for order in side.prediction_order:
+        assert sorted(order[order > 0]) == [*range(1, (order > 0).sum() + 1)]
+    share = is_target.sum() / (side.segment_ids.sum() - 2 * len(side.tokens))
+    assert 0.1 < share < 0.25  # 1/6, but for spans of whole words
+    rows, positions = np.nonzero(is_target)
+    neighbours = np.diff(rows) == 0
+    ascending = (np.diff(side.prediction_order[rows, positions]) > 0)[neighbours]
+    assert 0.35 < ascending.mean() < 0.65  # an order by chance, not that of the text
+    again = batches("permutation-lm")(5, slice(3, 7)).encoder
+    np.testing.assert_array_equal(again.prediction_order, side.prediction_order[3:7])
+    for other in (made(6, slice(None)), batches("permutation-lm", seed=4)(5, slice(None))):
+        assert (other.encoder.prediction_order != side.prediction_order).any()
+
+
 @pytest.mark.parametrize("pairs", PAIRS)
 @pytest.mark.parametrize("name", NAMES)
 def test_targets_in_place_are_the_framed_text_and_no_part_of_the_frame_is_noise(name, pairs):

@@ -51,6 +51,7 @@ SPECS = {  # class, seed, options
     "distilbert": ("DistilBertForMaskedLM", 115, {}),
     "longformer": ("LongformerForMaskedLM", 116, {"length": 22, "global": [0, 5]}),
     "deberta_v2": ("DebertaV2ForMaskedLM", 130, {}),
+    "xlnet": ("XLNetLMHeadModel", 131, {"left": True, "streams": True}),
 }
 HOOKS = {  # family: module whose output is recorded -> as what; "#" is the number of the layer
     "t5": {
@@ -107,6 +108,8 @@ HOOKS |= {
 HOOKS |= {"deberta-v2": {"deberta.embeddings": "embed", "deberta.encoder.layer.#": "block_#"}}
 T5_LIKE = ("t5", "umt5", "switch_transformers")
 SCALED = ("umt5", "switch_transformers")  # whose states are scaled before the output, or so by default
+HOOKS |= {"xlnet": {"transformer.word_embedding": "embed", "transformer.layer.#": "block_#"}}
+LENGTH_FIRST = ("xlnet",)  # whose hidden states are [T,B,D]
 ZERO_CENTERED = ("gemma", "gemma2", "t5gemma")  # whose norms multiply by 1 plus the weight
 TABLES = ("embed", "wte", "wpe", "shared", "token_type", "lm_head", "decoder.weight")
 
@@ -176,6 +179,7 @@ def forward(model, family, batch, store):
     def record(name):
         def hook(module, arguments, out):
             out = out if torch.is_tensor(out) else out[0]
+            out = out.transpose(0, 1) if family in LENGTH_FIRST else out
             again = sum(key.split("#")[0] == f"hidden/{name}" for key in store)
             store[f"hidden/{name}" + (f"#{again}" if again else "")] = out.detach().numpy().copy()
 
@@ -345,9 +349,10 @@ def causal(model, rng, options, store, meta):
 
 def encoder(model, rng, options, store, meta):
     vocabulary, pad, t = model.config.vocab_size, model.config.pad_token_id, options.get("length", 18)
-    ids, mask = tokens(rng, vocabulary, [t, t - 5, t // 2], t, pad)
+    left = "left" in options
+    ids, mask = tokens(rng, vocabulary, [t, t - 5, t // 2], t, pad, left)
     batch = {"input_ids": ids, "attention_mask": mask}
-    if model.config.model_type in ("bert", "albert", "electra"):
+    if model.config.model_type in ("bert", "albert", "electra", "xlnet"):
         batch["token_type_ids"] = (np.arange(t) >= t // 3) * mask
     if "global" in options:
         batch["global_attention_mask"] = (
@@ -357,7 +362,7 @@ def encoder(model, rng, options, store, meta):
         batch["labels"] = (rng.random(ids.shape) < 0.3).astype(np.int64)
     else:
         chosen = (rng.random(ids.shape) < 0.3) & (mask == 1)
-        chosen[:, 1] = True
+        chosen[:, -1 if left else 1] = True
         batch["labels"] = np.where(chosen, rng.integers(6, vocabulary, ids.shape), -100)
     if model.config.model_type == "bert":
         batch["next_sentence_label"] = np.array([0, 1, 1])
@@ -365,7 +370,24 @@ def encoder(model, rng, options, store, meta):
     for k, length in enumerate([7, 5]):
         store[f"pack/input_ids_{k}"], _ = tokens(rng, vocabulary, [length], length, pad)
         store[f"pack/logits_{k}"] = logits(run(model, input_ids=store[f"pack/input_ids_{k}"]))
+    if "streams" in options:
+        two_streams(model, rng, batch, store)
     return batch
+
+
+def two_streams(model, rng, batch, store):
+    """Records what the query stream predicts of four tokens of each row, in a random order."""
+    mask, rows = batch["attention_mask"], len(batch["attention_mask"])
+    order = np.zeros(mask.shape, np.int64)
+    for row in range(rows):
+        order[row, rng.permutation(np.flatnonzero(mask[row]))[:4]] = np.arange(1, 5)
+    hidden = (order[:, None, :] > 0) & (order[:, None, :] >= order[:, :, None])
+    targets = np.stack([np.argmax(order == step, axis=1) for step in range(1, 5)], axis=1)
+    mapping = np.zeros((rows, 4, mask.shape[1]), np.float32)
+    np.put_along_axis(mapping, targets[:, :, None], 1.0, axis=2)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
+    found = run(model, **inputs, perm_mask=hidden.astype(np.float32), target_mapping=mapping)
+    store |= {"query/order": order, "query/logits": found.logits.numpy()}
 
 
 def make(name, out):
@@ -382,6 +404,7 @@ def make(name, out):
     fill(model, config.model_type, seed)
     store, rng = {}, np.random.default_rng(seed + 1)
     causes = "CausalLM" in kind or "LMHead" in kind
+    causes = causes and config.model_type != "xlnet"
     record = sequences_to_sequences if config.is_encoder_decoder else causal if causes else encoder
     batch = record(model, rng, options, store, meta)
     train(model, batch, meta)

@@ -25,6 +25,7 @@ CLASSES = {
     "roberta": ENCODER,
     "electra_disc": ENCODER,
     "deberta_v2": ENCODER,
+    "xlnet": ["SequenceClassification", "MultipleChoice", "TokenClassification"],
     "gpt2": DECODER,
     "llama_gqa": ["SequenceClassification", "TokenClassification"],
     "mistral": DECODER,
@@ -36,7 +37,8 @@ CLASSES = {
     "gpt_neox_rotary": DECODER,
     "qwen3": ["SequenceClassification", "TokenClassification"],
 }
-HEADS = ("pooler", "pre_classifier", "classifier", "sequence_summary", "qa_outputs", "score")
+HEADS = ("pooler", "pre_classifier", "classifier", "sequence_summary", "logits_proj", "qa_outputs", "score")
+WITHOUT_BIAS = ("xlnet",)  # heads of ours above these have no biases
 PADDING = 0  # in the recorded inputs of decoders, whose files name none
 
 
@@ -44,7 +46,9 @@ def redraw(model):
     for name, parameter in model.named_parameters():
         *path, leaf = name.split(".")
         module = next((each for each in HEADS if each in path), None)
-        if module:
+        if module and leaf == "bias" and model.config.model_type in WITHOUT_BIAS:
+            parameter.data.zero_()
+        elif module:
             of_classifier = module == "classifier" and path[-1] != module  # its layers dense and out_proj
             called = path[-1] if of_classifier else module
             parameter.data = torch.from_numpy(drawn(f"{called}.{leaf}", tuple(parameter.shape)))

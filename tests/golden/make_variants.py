@@ -143,6 +143,7 @@ DEBERTA_V1 = {
     for name, value in DEBERTA.items()
     if name not in ("share_att_key", "norm_rel_ebd", "position_buckets")
 }
+XLNET = {"vocab_size": 20, "d_model": 8, "n_layer": 2, "n_head": 2, "d_inner": 12}
 T5GEMMA = {f"{side}.{name}": value for side in ("encoder", "decoder") for name, value in GEMMA2.items()}
 SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 TYPES = {  # class, the sizes of its tiny model
@@ -192,6 +193,7 @@ TYPES = {  # class, the sizes of its tiny model
     "electra": ("ElectraForMaskedLM", BERT | {"embedding_size": 6}),
     "deberta": ("DebertaForMaskedLM", DEBERTA_V1),
     "deberta-v2": ("DebertaV2ForMaskedLM", DEBERTA),
+    "xlnet": ("XLNetLMHeadModel", XLNET),
 }
 TYPED = ("full_attention", "sliding_attention")
 APART = {
@@ -367,6 +369,11 @@ OTHERS = {  # what is tried in place of a value that is no number, the first tha
     "router_dtype": ["float16"],
     "pooler_hidden_act": ["relu"],
     "embedding_size": [6],
+    "attn_type": ["uni"],
+    "ff_activation": ["relu"],
+    "clamp_len": [2],
+    "reuse_len": [4],
+    "n_layers": [3],  # in an example of the source, and nowhere else
 }
 # Types whose base model also writes, since no checkpoint of theirs lies beside; encoders do not write.
 WRITERS = ("mt5", "mbart", "pegasus", "falcon", "phi3", "gemma3_text", "olmo2", "granite")

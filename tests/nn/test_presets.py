@@ -119,6 +119,8 @@ PUBLISHED = {
     "deberta-v2-xlarge": 887_085_156,
     "deberta-v2-xxlarge": 1_567_041_636,
     "modernbert-base": 149_655_232,
+    "xlnet-base": 116_750_336,
+    "xlnet-large": 360_300_800,
     "gemma-2b": 2_506_172_416,
     "gemma-7b": 8_537_680_896,
     "gemma-3-270m": 268_098_176,

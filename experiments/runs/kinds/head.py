@@ -37,7 +37,9 @@ class HeadFinetuning(LabelledStage, Finetuning):
 
     @property
     def model_of_flops(self) -> ModelConfig:
-        return changes(self.settings.model, {"output.logits": "none"})  # the head costs next to nothing
+        model = self.settings.model
+        heads = tuple(head for head in model.heads if head != "query-stream")  # which the head does not read
+        return changes(model, {"output.logits": "none", "heads": heads})  # the head costs next to nothing
 
     def step_spec(self) -> StepSpec:
         return head_spec(self.settings, self.task)
