@@ -35,6 +35,7 @@ PUBLISHED = {
     "mini-encoders": "now/1-encoders",
     "mini-history": "history",
     "mini-ladder": "ladder",
+    "mini-experts": "now/5-experts",
 }
 
 
