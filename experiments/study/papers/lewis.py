@@ -50,12 +50,14 @@ MASS: Changes = IN_ORDER | {
     "objective.targets": "drop",
     "objective.rate": 0.5,
 }
-# An encoder of as many layers: two-stream attention, by which it would generate, is missing.
+# Encoders of as many layers, since heads read one stream; the paper's generate by two.
 MASKED_LM: Changes = {
     "model.architecture": "encoder",
     "model.num_encoder_layers": times(2),
     **objective("masked-lm"),
 }
+# XLNet's objective without its relative positions, as in the paper
+PERMUTED_LM: Changes = MASKED_LM | objective("permutation-lm") | {"model.heads": ("query-stream",)}
 LANGUAGE_MODEL: Changes = {"model.architecture": "decoder", **objective("causal-lm")}
 
 TABLES = (
@@ -68,7 +70,7 @@ TABLES = (
             "masked-lm": MASKED_LM,
             "masked-seq2seq": MASS,
             "language-model": LANGUAGE_MODEL,
-            "permuted-lm": missing("two-stream attention"),
+            "permuted-lm": PERMUTED_LM,
             "multitask-masked-lm": missing("masks of attention drawn anew"),
             "token-masking": MASKED,
             "token-deletion": MASKED | {"objective.inputs": "drop"},
