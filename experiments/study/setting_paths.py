@@ -206,7 +206,7 @@ Changes = TypedDict(
         "model.attention.value_norm": bool | Change,
         "model.attention.output_norm": bool | Change,
         "model.attention.norm_scale": bool | Change,
-        "model.attention.branches": Literal["none", "weighted"] | Change,
+        "model.attention.branching": Literal["none", "weighted"] | Change,
         "model.attention.compression": int | Change,
         "model.attention.mask": Literal["causal", "none"] | Change,
         "model.attention.encoder_mask": Literal["none", "causal"] | Change,

@@ -12,7 +12,7 @@ FUNNEL: Condition = {"blocks": Values(but=(1,), said="2 or more")}
 
 @dataclass(frozen=True)
 class FunnelConfig:
-    """The Funnel-Transformer: after each block of layers, neighbouring positions become one."""
+    """The Funnel-Transformer: neighbours become one in the first layer of each block but the first."""
 
     # number of blocks of the encoder, each about as many layers, whose rows are shorter than those of the
     # block before; 1: all rows are as long as the text [blocks]

@@ -118,7 +118,7 @@ class AttentionConfig:
     norm_scale: bool = setting(True, HEAD_NORMS)
     # whether heads are projected together, or each of them passes the feed-forward layer by itself, and all
     # are added with weights that are learned and sum to 1 (weighted: Ahmed et al. 2017)
-    branches: Literal["none", "weighted"] = "none"
+    branching: Literal["none", "weighted"] = "none"
     # number of neighbouring tokens of which a convolution makes one key and one value; 1: each token has its
     # own (3: memory-compressed attention, Liu et al. 2018) [tokens]
     compression: int = 1

@@ -292,12 +292,16 @@ class ModelConfig:
             )
 
     def _check_query_stream(self) -> None:
-        """Check that both streams of a row have the same keys, and that queries know their positions."""
+        """Check that both streams have the same keys, and that queries know positions and no targets."""
         needed: dict[str, tuple[object, ...]] = {
             "architecture": ("encoder",),
             "mixer.kind": ("attention",),
             "sparsity": (SparsityConfig(),),
             "experts.count": (0,),
+            "funnel.blocks": (1,),
+            # convolutions would carry a token to neighbours that its own query sees
+            "block": ("transformer",),
+            "embedding.convolution": (0,),
         }
         for path, allowed in needed.items():
             if (value := attrgetter(path)(self)) not in allowed:
@@ -467,9 +471,9 @@ class ModelConfig:
 
     def _check_branches(self) -> None:
         """Check that branches of attention have heads and a feed-forward layer, which no other layer has."""
-        if self.attention.branches == "none":
+        if self.attention.branching == "none":
             return
-        branches = f"model.attention.branches={self.attention.branches!r}"
+        branches = f"model.attention.branching={self.attention.branching!r}"
         needed: Condition = {
             "mixer.kind": ("attention",),
             "cross_attention.kind": ("heads",),
@@ -479,7 +483,7 @@ class ModelConfig:
             "residual": Values(but=("fixup",)),
         }
         why = f"{branches} passes each head of attention through the feed-forward layer, unlike"
-        self._require(needed, why, "model.attention.branches be 'none'")
+        self._require(needed, why, "model.attention.branching be 'none'")
         if self.lora.rank and (lacking := {"out", "mlp"} & set(self.lora.matrices)):
             raise SettingError(
                 f"{branches} has no single matrix for {', '.join(sorted(lacking))} of lora.matrices="
@@ -489,7 +493,7 @@ class ModelConfig:
     @property
     def has_feed_forward(self) -> bool:
         """Return whether blocks have a feed-forward layer beside attention."""
-        return self.mlp.activation != "none" and self.attention.branches == "none"
+        return self.mlp.activation != "none" and self.attention.branching == "none"
 
     def _check_cross(self) -> None:
         """Check that a decoder has an encoder to read, or carries its state if it does not attend."""
@@ -741,7 +745,7 @@ class ModelConfig:
             "mixer.kind": ("attention",),
             "attention.mask": ("causal",),
             "attention.encoder_mask": ("none",),
-            "attention.branches": ("none",),
+            "attention.branching": ("none",),
             "cross_attention.kind": ("heads",),
             "cross_attention.encoder_layers": ("last",),
             "positions.kind": Values(but=("alibi", "relative-disentangled")),

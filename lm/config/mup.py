@@ -23,7 +23,7 @@ COVERED: Condition = {
     "block": ("transformer",),
     "mixer.kind": ("attention",),
     "attention.scores": ("dot", "scaled-dot"),
-    "attention.branches": ("none",),
+    "attention.branching": ("none",),
     "attention.compression": (1,),
     "positions.kind": Values(but=BY_VECTORS),
     "cross_attention.kind": ("heads", "merged"),

@@ -13,10 +13,11 @@ ADAPTIVE: Condition = {"halting": ("adaptive",)}
 
 @dataclass(frozen=True)
 class UniversalConfig:
-    """The Universal Transformer: what sets the steps apart whose parameters are shared."""
+    """The Universal Transformer: what each step adds to its input, gates, and halting."""
 
     # what is added to the input of each step: nothing, a vector that is learned for each step (step), or that
-    # and sines and cosines of the position (step-and-position: Dehghani et al. 2018)
+    # and sines and cosines of the position (step-and-position), as in the program of Dehghani et al. 2018; in
+    # their paper steps have sines and cosines too
     embedding: Literal["none", "step", "step-and-position"] = "none"
     # gate between each sub-layer's input and its output, before this is added: none, or that of a GRU (Narang
     # et al. 2021)

@@ -9,7 +9,7 @@ is taken from another document, in sentence-order prediction (Lan et al. 2020) A
 "next-single-sentence" A and B are one sentence each (Liu et al. 2019, section 4.2: "sentence-pair").
 
 In permutation language modeling (Yang et al. 2019) nothing is masked: the row says in which order its targets
-are predicted, and the model hides each from those before it.
+are predicted. The model hides each from its own prediction, from earlier ones, and from the visible text.
 
 In masked diffusion (Sahoo et al. 2024) the share of masked tokens is drawn for each row, and the [SEP]
 between documents are masked too, since the model gives the whole text a probability.

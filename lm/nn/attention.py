@@ -151,7 +151,7 @@ class Attention(Projections, TokenMixer):
         has_sinusoids = positions.kind == "relative-sinusoids" and not is_cross
         self.sinusoids = SinusoidProducts(config, rngs) if has_sinusoids else None
         self.bilinear = _bilinear_weight(config, rngs) if config.attention.scores == "bilinear" else None
-        has_branches = config.attention.branches == "weighted"
+        has_branches = config.attention.branching == "weighted"
         self.branches = Branches(config, rngs) if has_branches else None
         # The projections of a Longformer's global positions; checkpoints call them globals.
         separate = config.sparsity.projections == "separate" and not is_cross

@@ -22,8 +22,9 @@ class Branches(Module):
 
         sum_n a_n f(k_n o_n W_n)
 
-    where a and k each sum to 1. They are softmaxes of parameters that start at 0; Ahmed et al. project them
-    after each update. Nothing is dropped out within f.
+    where a (``addition_logits``) and k (``concatenation_logits``) each sum to 1, and o_n W_n includes the
+    bias. They are softmaxes of parameters that start at 0; Ahmed et al. project them after each update.
+    Nothing is dropped out within f.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
@@ -35,7 +36,7 @@ class Branches(Module):
     def __call__(self, head_outputs: Float[Array, "B T N Hv"], out: Linear) -> Float[Array, "B T D"]:
         """Return the sum [B,T,D] of all branches, given the projection of all heads' outputs."""
         by_head = jnp.moveaxis(head_outputs, 2, 0)
-        kernels = out.kernel[...].astype(head_outputs.dtype).reshape(*by_head.shape[::3], -1)
+        kernels = out.kernel[...].astype(head_outputs.dtype).reshape(*head_outputs.shape[2:], -1)  # [N,Hv,D]
 
         @jax.checkpoint  # otherwise the hidden features of all heads would be saved for the backward pass
         def branch(head: Array, kernel: Array, scale: Array, weight: Array) -> Array:

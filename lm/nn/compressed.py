@@ -70,10 +70,11 @@ class CompressedAttention(Attention):
     """Self-attention of a decoder to blocks of C tokens, ``model.attention.compression`` (Liu et al. 2018).
 
     A convolution of width C and stride C makes one key of the keys of a block, and one value of its values;
-    each head of keys has a kernel for both. A query sees a block only when all of its tokens are at or before
-    the query, in its own text. So nothing is read ahead, a query sees neither the tokens of a block that has
-    not ended nor, without any block before it, anything: the output is then 0. Blocks are counted from the
-    first token of each text, so that packed texts have the states of texts alone.
+    each head of keys has one kernel for its keys and another for its values. A query sees a block only when
+    all of its tokens are at or before the query, in its own text. So nothing is read ahead. A query does not
+    see the tokens of a block that has not ended, itself included. One without any block before it sees
+    nothing: the outputs of its heads are then 0. Blocks are counted from the first token of each text, so
+    that packed texts have the states of texts alone.
 
     Positions of a block are those of its last token: its key is rotated by them after the convolution, which
     would mix different angles, and biases are those of that token. A cache of decoding also holds the keys

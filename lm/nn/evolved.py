@@ -136,7 +136,7 @@ class ConvolutionBranches(Module):
         return first, second, third
 
 
-class BothKeys(NamedTuple):
+class BothCrossAttentions(NamedTuple):
     """The two cross-attentions of a block, which share one cache of the encoder's keys and values."""
 
     first: Any
@@ -152,7 +152,8 @@ class EvolvedBlock(Block):
     """A block of a Transformer after two further sub-layers, each with a residual connection.
 
     The first is a gated linear layer in an encoder; in a decoder it is the sum of self-attention with twice
-    as many heads and of cross-attention. The second is ``ConvolutionBranches``.
+    as many heads, of the same width each, and of cross-attention (So et al. divide the same width by more
+    heads). The second is ``ConvolutionBranches``.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, has_cross_attention: bool):
@@ -252,7 +253,7 @@ class EvolvedBlock(Block):
     @property
     def encoder_attention(self) -> Any:
         """Return the cross-attentions that make keys and values of the encoder's output."""
-        return BothKeys(self.first_cross, self.cross)
+        return BothCrossAttentions(self.first_cross, self.cross)
 
     def mixer_flops(self, length: int, visible: int) -> int:
         """Return the FLOPs of all sub-layers but cross-attention and the feed-forward layer, forward."""

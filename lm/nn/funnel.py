@@ -39,18 +39,17 @@ def mean_pool(
     It is NaN where neighbours belong to two packed examples, which may not see each other.
     """
     ids = split_windows(jnp.ones(x.shape[:2], jnp.int32) if segments is None else segments, size)
-    is_token = (ids > 0)[..., None]
-    total = jnp.where(is_token, split_windows(x, size), 0).sum(2)
-    mean = total / jnp.maximum(is_token.sum(2), 1).astype(x.dtype)
-    last = ids.max(2)
-    is_mixed = (is_token[..., 0] & (ids != last[..., None])).any(2)
+    is_token, last = ids > 0, ids.max(2, keepdims=True)  # ids ascend: the greatest is the last text's
+    total = jnp.where(is_token[..., None], split_windows(x, size), 0).sum(2)
+    mean = total / jnp.maximum(is_token.sum(2), 1)[..., None].astype(x.dtype)
+    is_mixed = (is_token & (ids != last)).any(2)
     return jnp.where(is_mixed[..., None], jnp.nan, mean).astype(x.dtype)
 
 
 def pool_side(side: Side, size: int) -> Side:
     """Return an encoder's side with shorter rows: its segments, and tokens that only tell the shape.
 
-    Positions count the new rows', as in the code of Narang et al. 2021.
+    Positions are counted anew in the shorter rows, as in the code of Narang et al. 2021.
     """
     segments = side.segment_ids
     if segments is not None:
@@ -80,7 +79,8 @@ class FunnelStack(Stack):
     """An encoder in which the first layer of each block but the first makes its rows shorter.
 
     As in the code of Narang et al. 2021, attention reads and writes whole rows, and the sum of its input and
-    output is pooled. Dai et al. pool the queries, which leaves out what this throws away.
+    output is pooled. Dai et al. pool queries and residual before attention, which is cheaper and another
+    function: the attention of a mean query, not the mean of attentions.
     """
 
     def hidden_states(self, *_arguments: Any) -> Array:

@@ -74,7 +74,7 @@ class RelativeSinusoids(Module):
     def __call__(self, length: int, key_length: int) -> Float[Array, "R D"]:
         """Return the sinusoid of each relative position from 1 - length to key_length - 1, [R,D].
 
-        Its number is the query's position minus the key's, as in Dai et al. 2019 and the released programs.
+        Each is that of the query's position minus the key's, as in Dai et al. 2019 and the released programs.
         """
         relative_position = jnp.arange(1 - length, key_length)
         table = sinusoids(-relative_position, self.config.d_model, layout="halves")
@@ -89,8 +89,9 @@ class SinusoidProducts(Module):
 
         u . k_j  +  (q_i + v) . r_ij  +  (q_i + w) . s_ij
 
-    The first two terms are those of Dai et al. 2019, section 3.3. In the last one, XLNet's alone (Yang et al.
-    2019, section 2.5), s_ij is one of two learned vectors: that of equal or that of different token types.
+    The first two are the terms (c), (b) and (d) of Dai et al. 2019, section 3.3; (a) is q_i . k_j. In the
+    last one, XLNet's alone (Yang et al. 2019, section 2.5), s_ij is one of two learned vectors: that of
+    equal or that of different token types.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):

@@ -179,7 +179,10 @@ class Stack(Module):
         inputs: AttentionInputs,
         encoder_kv: LayerCache | None = None,
     ) -> Float[Array, "{self.num_layers}+1 B T D"]:
-        """Return [layers+1,B,T,D]: each block's input, and the last block's output before the final norm."""
+        """Return [layers+1,B,T,D]: each block's input, and what the stack returns before the final norm.
+
+        This is the last block's output or, with adaptive halting, the mix of all steps'.
+        """
 
         def step(block, state, encoder_kv, inputs):
             x = self.halting.input(state)

@@ -50,8 +50,8 @@ class GRUGate(Module):
 
         (1 - u) h + u sigmoid(W [r x; h])
 
-    as in the code of Narang et al. 2021, whose candidate is a sigmoid where a GRU has tanh. All x and h are
-    normalised before they are concatenated.
+    as in the code of Narang et al. 2021. A GRU has tanh in place of the second sigmoid, and (1 - u) x in
+    place of (1 - u) h. x, r x and h are normalised where they are concatenated, not elsewhere.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
@@ -102,11 +102,15 @@ class HaltingState(NamedTuple):
 class Halting(Module):
     """Adaptive computation time of each position (Graves 2016), in the form of Dehghani et al. 2018.
 
-    Step n gives a position the halting probability p_n, a sigmoid of its input. A position halts at the step
-    at which the sum of its p reaches the threshold; what is then left of 1, the remainder, takes the place of
-    p_n. The output moves towards the state after step n by the share p_n, and stays as it is from then on.
-    All positions pass all steps, so that shapes are static and others can attend to what has halted. Nothing
-    in the loss asks for few steps, as nothing in that paper does.
+    Step n gives a position the halting probability p_n, a sigmoid of a linear layer of its input. A position
+    halts at the step at which the sum of its p reaches the threshold; what is then left of 1, the remainder,
+    takes the place of p_n. One that has not halted by the last step has no remainder. The output starts at 0
+    and moves towards the state after step n by the share p_n, as in their program: unlike those of Graves'
+    mean, the shares do not sum to 1.
+
+    All positions pass all steps, so shapes are static. The state of one that has halted goes on changing, and
+    others read it so, as in their program (the paper copies it); only its output stays. Nothing in the loss
+    asks for few steps, as nothing in the paper's text does.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):

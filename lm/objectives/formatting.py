@@ -21,11 +21,11 @@ _MasksName = Literal["masks", "masks-or-random", "masks-random-or-same", "span-m
 _MiddleName = Literal["prefix-suffix-middle", "suffix-prefix-middle"]
 # "visible" leaves noise as it is: the model hides from each target what it may not read ("permuted").
 InputsName = Literal["sentinels", _MasksName, "visible", "drop", "shuffle", _MiddleName]
-# "permuted" are targets of encoders with a query stream: noise is predicted in a random order, each token
-# from the visible text and the noise before it in the order (XLNet: Yang et al. 2019).
-# "in-place" and these are targets of encoders. Where a generator fills in the masks, a discriminator reads
-# the result. It says which tokens are not the text's, of all ("replaced") or of those that were masked; or it
-# predicts the text's token, at all positions ("restored") or at those that were masked.
+# "in-place", "permuted" and those below are targets of encoders. "permuted": a query stream predicts noise in
+# a random order, each token from the visible text and the noise before it (XLNet: Yang et al. 2019).
+# For those below a generator fills in the masks, and a discriminator reads the result. It says which tokens
+# are not the text's, of all ("replaced") or of those that were masked; or it predicts the text's token, at
+# all positions ("restored") or at those that were masked.
 _GeneratedName = Literal["replaced", "replaced-at-masks", "restored", "restored-at-masks"]
 # "shuffled-sentinels" are the spans of "sentinels" in random order (GLM: Du et al. 2022, section 2.1).
 TargetsName = Literal[

@@ -12,13 +12,13 @@ from lm.nn.attention import Attention
 from lm.nn.attention_inputs import AttentionInputs
 from lm.train.flops import costs, step_flops
 
-NAME, BRANCHES = "branches", {"attention.branches": "weighted"}
+NAME, BRANCHES = "branches", {"attention.branching": "weighted"}
 X = jax.random.normal(jax.random.key(1), (2, 3, 16))
 
 
 def test_the_output_is_the_weighted_sum_of_each_heads_feed_forward_layer():
     attention = Attention(changes(TINY, BRANCHES), nnx.Rngs(params=jax.random.key(0)))
-    branches = attention.branches
+    branches = attention.branching
     first, second = jax.random.normal(jax.random.key(2), (2, 4))
     branches.concatenation_logits[...], branches.addition_logits[...] = first, second
     heads = jax.random.normal(jax.random.key(3), (2, 3, 4, 8))

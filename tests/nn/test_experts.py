@@ -81,6 +81,7 @@ def test_a_dropped_token_adds_nothing_and_is_counted():
     assert (output(limited, keeps_all=True)[1].dropped == 0).all()
 
 
+@pytest.mark.slow
 def test_in_evaluation_an_expert_reads_the_first_tokens_of_each_text_up_to_its_capacity_packed_or_alone():
     layer, free = layer_of(per_token=1, eval_capacity=2, group_rows=4), layer_of(per_token=1)
     chosen = np.asarray(layer.router(X)).argmax(-1)

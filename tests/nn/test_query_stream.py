@@ -117,6 +117,8 @@ def test_the_second_stream_costs_what_the_first_does_but_for_keys_and_values():
         ({"mixer.kind": "window", "positions.kind": "learned"}, "model.mixer.kind='attention', not 'window'"),
         ({"experts.count": 2}, "model.experts.count=0, not 2"),
         ({"sparsity.window": 2}, r"model.sparsity=.*, not SparsityConfig\(window=2"),
+        ({"block": "evolved"}, "model.block='transformer'"),
+        ({"embedding.convolution": 3}, "model.embedding.convolution=0"),
     ],
 )
 def test_what_has_no_second_stream_is_refused_by_the_name_of_the_setting(new, named):

@@ -176,7 +176,7 @@ UNIVERSAL = SHARED | {
         (SHARED | {"shared_stack": "encoder"}, 170),
         (SHARED | {"shared_stack": "decoder"}, 144),
         (UNIVERSAL, 84),
-        ({"attention.branches": "weighted"}, 280),
+        ({"attention.branching": "weighted"}, 280),
         (APART, 248),
         (APART | {"output.logits": "separate"}, 273),
     ],

@@ -178,7 +178,7 @@ UNIVERSAL = {
 }
 CONFIGS |= {"universal": changes(TINY, UNIVERSAL)}
 CONFIGS |= {"funnel": changes(TINY, {"funnel.blocks": 2})}
-CONFIGS |= {"branches": changes(TINY, {"attention.branches": "weighted", "mlp.activation": "gated-silu"})}
+CONFIGS |= {"branches": changes(TINY, {"attention.branching": "weighted", "mlp.activation": "gated-silu"})}
 CONFIGS |= {
     "evolved": changes(TINY, {"block": "evolved", "encoder.activation": "silu"}),
     "decoder, evolved": changes(

@@ -50,7 +50,7 @@ MASS: Changes = IN_ORDER | {
     "objective.targets": "drop",
     "objective.rate": 0.5,
 }
-# Encoders of as many layers, since heads read one stream; the paper's generate by two.
+# Encoders with the layers of both stacks. Heads read one stream; the paper's models write by two.
 MASKED_LM: Changes = {
     "model.architecture": "encoder",
     "model.num_encoder_layers": times(2),

@@ -57,7 +57,7 @@ PAPER = Paper(
 SEPARATE: Changes = {"model.output.logits": "separate"}
 SHARED: Changes = {"model.shared_layers": True}
 ENCODER_EMBEDDING: Changes = {"model.embedding.encoder": "separate"}
-# Without norms training is not stable by Adafactor.
+# Without norms training is not stable by Adafactor; the rows of ReZero with norms take Adam as well.
 ADAM: Changes = {
     "pretraining.optimizer.name": "adamw",
     "pretraining.optimizer.learning_rate": 0.05,  # over the root of the step, so 5e-4 at most
@@ -68,7 +68,7 @@ REZERO: Changes = ADAM | {"model.residual": "rezero"}
 FACTORIZED: Changes = {"model.embedding.d_embed": share_of("model.d_model", 1 / 6)}
 FACTORIZED_SHARED: Changes = FACTORIZED | {"model.embedding.projected": "tokens"}
 
-# 28 steps of one layer in each stack, from which three matrices of 1,536 x 768 gate each sub-layer
+# 28 steps of one layer in each stack; in each step three matrices of 1,536 x 768 gate each sub-layer
 UNIVERSAL: Changes = (
     SHARED
     | SEPARATE
@@ -89,7 +89,7 @@ EVOLVED: Changes = {
     "model.encoder.activation": "relu",
 }
 
-# Of the paper's code a dynamic convolution has a sixth of the feed-forward layer's width.
+# In the paper's code the feed-forward layers beside dynamic convolutions are a sixth as wide.
 LIGHTWEIGHT: Changes = {"model.mixer.kind": "lightweight-convolution"}
 DYNAMIC: Changes = {"model.mixer.kind": "dynamic-convolution", "model.mlp.d_ff": times(1 / 6)}
 NO_POSITIONS: Changes = {"model.positions.kind": "none"}
@@ -164,7 +164,7 @@ class AtMostLayers:
         return min(self.blocks, experiment.model.num_encoder_layers)
 
     def __str__(self) -> str:
-        return f"at most model.num_encoder_layers, here {self.blocks}"
+        return f"{self.blocks}, or model.num_encoder_layers where that is less"
 
 
 CLUSTERS = (2_500 / 32_128, 6_000 / 32_128)  # the first two, as shares of the vocabulary
@@ -226,7 +226,7 @@ ROWS: dict[str, Changes | Missing] = {
     "moe": experts(2, 1 / 3),
     "switch": experts(1, 1 / 6),
     "funnel": {"model.funnel.blocks": AtMostLayers(3)},
-    "weighted": {"model.attention.branches": "weighted"},
+    "weighted": {"model.attention.branching": "weighted"},
     "product-key": {
         "model.memory.keys": share_of("model.d_model", 2 / 3, 32),
         "model.memory.heads": 8,
