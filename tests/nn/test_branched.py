@@ -18,7 +18,7 @@ X = jax.random.normal(jax.random.key(1), (2, 3, 16))
 
 def test_the_output_is_the_weighted_sum_of_each_heads_feed_forward_layer():
     attention = Attention(changes(TINY, BRANCHES), nnx.Rngs(params=jax.random.key(0)))
-    branches = attention.branching
+    branches = attention.branches
     first, second = jax.random.normal(jax.random.key(2), (2, 4))
     branches.concatenation_logits[...], branches.addition_logits[...] = first, second
     heads = jax.random.normal(jax.random.key(3), (2, 3, 4, 8))
@@ -78,5 +78,5 @@ def test_the_output_keeps_its_type():
     ],
 )
 def test_it_needs_heads_and_a_feed_forward_layer_that_nothing_else_takes(new):
-    with pytest.raises(SettingError, match=r"model\.attention\.branches"):
+    with pytest.raises(SettingError, match=r"model\.attention\.branching"):
         changes(TINY, BRANCHES | new)
