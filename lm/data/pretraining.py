@@ -305,7 +305,7 @@ class SegmentBatch(NamedTuple):
 
 
 class PackedWindow(NamedTuple):
-    """How the shuffled segments of a window are packed into rows.
+    """Says how the shuffled segments of a window are packed into rows.
 
     Row r holds the shuffled segments ``row_starts[r]`` to ``row_starts[r + 1] - 1``.
     """

@@ -23,7 +23,7 @@ from lm.sharding import constrain
 
 
 class RouterStatistics(NamedTuple):
-    """What the losses and the logs of routers are made of, for each row; sums over layers."""
+    """Holds the sums over layers, for each row, from which losses and logs of routers are computed."""
 
     balance_loss: Float32[Array, " B"]
     z_loss: Float32[Array, " B"]
@@ -36,7 +36,7 @@ class RouterStatistics(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """What a router chose."""
+    """Holds what a router chose."""
 
     probabilities: Float32[Array, "G S E"]
     experts: Int[Array, "G S k"]

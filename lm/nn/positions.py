@@ -82,7 +82,7 @@ class RelativeSinusoids(Module):
 
 
 class SinusoidProducts(Module):
-    """What a layer of Transformer-XL and XLNet adds to the products of queries and keys.
+    """Computes what a layer of Transformer-XL or XLNet adds to the products of queries and keys.
 
     Of query i, key j, the key r_ij of their relative position, and learned vectors u, v and w of each head it
     is
