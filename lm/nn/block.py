@@ -93,11 +93,9 @@ class Block(Module):
         self.attention_output_norm = make_branch_output_norm(config)
         self.cross_output_norm = make_branch_output_norm(config) if has_cross_norm else Identity()
         self.mlp_output_norm = make_branch_output_norm(config) if has_mlp_norm else Identity()
-        # A GRU's gate has parameters, so it is made only where its sub-layer is.
-        has_cross, gates = self.cross is not None, config.universal.gate != "none"
         self.attention_gate = make_gate(config, rngs)
-        self.cross_gate = make_gate(config, rngs) if has_cross or not gates else None
-        self.mlp_gate = make_gate(config, rngs) if has_mlp or not gates else None
+        self.cross_gate = make_gate(config, rngs) if self.cross is not None else None
+        self.mlp_gate = make_gate(config, rngs) if has_mlp else None
         self.step_embedding = make_step_embedding(config, rngs)
         apply_fixup(config, self)
         self.adapter = Adapter(config, rngs) if config.mlp.adapter_width else None
