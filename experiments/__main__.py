@@ -14,6 +14,7 @@ from experiments.cli import COMMANDS, GROUPS, HELP_OPTIONS, overview
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.processes.cluster import is_due_to_lost_process, is_one_of_several, join_others, leave_others
 from experiments.processes.exit_codes import EXIT_CODES
+from experiments.processes.memory import collect_garbage_rarely, tune_memory
 from experiments.processes.restart import (
     RESUMABLE,
     SIGNALS,
@@ -69,10 +70,9 @@ def versions() -> str:
 
 def main() -> None:
     """Run the command line in ``sys.argv``; end the process with one of EXIT_CODES."""
+    collect_garbage_rarely()
     speak_any_encoding()
     if sys.argv[1:2] and sys.argv[1] in RESUMABLE and not {*HELP_OPTIONS} & {*sys.argv}:
-        from experiments.processes.memory import tune_memory
-
         tune_memory()
         outlive_the_reader()
     has_joined = False

@@ -22,6 +22,7 @@ from experiments.processes.cluster import (
 )
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES
 from experiments.processes.jobs import Jobs, cores
+from experiments.processes.memory import collect_garbage_rarely
 from experiments.processes.progress import JobReporter, RemoteReporter, Reporter, duration, reporting
 from experiments.runs.result import check_settings, read_result, summary
 from experiments.study.experiment import Experiment
@@ -143,6 +144,7 @@ def _train_in_worker(options: Options, run: RowRun, send: Callable[[Any], None])
 @cache
 def _begin_worker() -> None:
     """Do once per worker what ``lm`` does for a command."""
+    collect_garbage_rarely()
     speak_any_encoding()
     outlive_the_reader()
     load_study()
