@@ -25,6 +25,7 @@ POLICIES |= {
         "compile.offloaded": ("query_proj", "block_input"),
     },
 }
+BROADEST = ("full", "dots", "full-offloaded", "all offloaded")
 LSTM = {"mixer.kind": "lstm", "positions.kind": "none"}
 BATCH, KEY = example(4, 5, 6), jax.random.key(7)
 
@@ -35,7 +36,10 @@ def plain(name):
 
 
 @pytest.mark.parametrize("layers", ["scan", pytest.param("unroll", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(  # the others save or offload parts of what these do
+    "policy",
+    [pytest.param(name, marks=() if name in BROADEST else pytest.mark.slow) for name in POLICIES],
+)
 @pytest.mark.parametrize(  # an encoder-decoder has both stacks
     "name", ["encoder-decoder", *(pytest.param(x, marks=pytest.mark.slow) for x in ("encoder", "decoder"))]
 )
@@ -45,7 +49,7 @@ def test_every_policy_gives_the_loss_and_gradients_of_none(name, policy, layers)
         np.testing.assert_allclose(found[parameter], value, rtol=1e-5, atol=1e-5, err_msg=parameter)
 
 
-@pytest.mark.parametrize("policy", ["attention", "full-offloaded"])
+@pytest.mark.parametrize("policy", ["full-offloaded", pytest.param("attention", marks=pytest.mark.slow)])
 def test_a_policy_gives_the_loss_and_gradients_of_none_with_the_kernel_for_long_rows(policy):
     settings = {"attention.implementation": "flash"}
     found = loss_and_gradients(make("decoder", **settings, **{"compile.remat": policy}), BATCH, KEY)
