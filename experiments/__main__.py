@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import metadata
-from textwrap import indent
+from textwrap import fill, indent
 
 from experiments.cli import COMMANDS, GROUPS, HELP_OPTIONS, overview
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
@@ -27,32 +27,43 @@ from lm.config.base import SettingError, nearest
 from lm.train.runtime.preemption import exit_after, is_compiling
 
 AFTER_SIGNAL = 5.0  # from a signal that there is nothing to save for to the end, at most [seconds]
-_HELP = """lm: train Transformer language models and compare their objectives and architectures.
+_HELP = """\
+lm: train Transformer language models and compare their objectives and
+architectures.
 
-usage: lm COMMAND [OPTIONS]        details: lm COMMAND --help        versions: lm --version
+usage: lm COMMAND [OPTIONS]     details: lm COMMAND --help     lm --version
 
 {commands}
 
-A row is a line of a table of the study, such as t5/6-corruption-rate/15. Scales: nano (1 to 2 minutes per
-row on one CPU core), mini (5 to 11 minutes), mini-real (mini, fine-tuned on real benchmarks), small (a night
-on a workstation), medium (a quarter of an hour on an H100), base (the paper's setup){own_scales}.
---study FILE, with any command, adds your own rows, tasks, objectives and more (docs/extending.md).
+A row is a line of a table of the study, such as t5/6-corruption-rate/15.
+Scales: nano (1 to 2 minutes per row on one CPU core), mini (5 to 11 minutes),
+mini-real (mini, fine-tuned on real benchmarks), small (a night on a
+workstation), medium (a quarter of an hour on an H100), base (the paper's
+setup){own_scales}. --study FILE, with any command, adds your own rows, tasks,
+objectives and more (docs/extending.md).
+
 Start with:
 
-  lm list 't5/*'                                          rows of the T5 paper's tables
-  lm show t5/6-corruption-rate/50 --diff                  what a row changes
+  lm list 't5/*'                             rows of the T5 paper's tables
+  lm show t5/6-corruption-rate/50 --diff     what a row changes
   lm run t5/1-baseline/baseline --model.mlp.d_ff 512 --pretraining.steps 200
-  lm sweep t5/6-corruption-rate --scale nano --seeds 1    train a table and print it beside the paper's
-  lm status                                               what is in progress
+  lm sweep t5/6-corruption-rate --seeds 1    train a table at nano and print it
+                                             beside the paper's
+  lm status                                  what is in progress
 
-Exit codes: {codes}."""
+{codes}"""
 
 
 def _help() -> str:
     codes = ", ".join(f"{code} {meaning}" for meaning, code in EXIT_CODES.items())
     own = own_scales() if study_files() else ()
     named = f"; yours: {', '.join(own)}" if own else ""
-    return _HELP.format(commands=indent(overview(), "  "), codes=codes, own_scales=named)
+    commands = (fill(line, 78, subsequent_indent=" " * 11) for line in overview().splitlines())
+    return _HELP.format(
+        commands=indent("\n".join(commands), "  "),
+        codes=fill(f"Exit codes: {codes}.", 80),
+        own_scales=named,
+    )
 
 
 def own_scales() -> list[str]:

@@ -31,14 +31,14 @@ from lm.train.step import check_mesh
 
 BOUNDS = ("compute", "HBM", "network", "host", "compiler")
 ASSUMPTIONS = """\
-compute: FLOPs by formula over the chips' peak; what rematerialisation repeats is not counted. HBM: the state
-and temporaries read and written once, parameters read three times per micro-batch. network: the bytes of all
-collectives over all links, both ways, of the dimensions that a group of devices spans; one without
-wrap-around counts half: sides other than 16 or, in three dimensions, all of slices less than 4 thick.
-host: what waits in the hosts' memory, sent there and back once a step, at 16 GB/s for each chip.
-compiler: its estimate of cycles, which has no collectives in it, with the trips of loops counted, over the
-clock. Attention's kernel for short rows, which the estimate leaves out, is added: its products as the chip
-computes them, at two thirds of the peak, as the compiler schedules it. A step lasts as long as the longest
+compute: FLOPs by formula over the chips' peak; what rematerialisation repeats is not counted. HBM: the \
+state and temporaries read and written once, parameters read three times per micro-batch. network: the \
+bytes of all collectives over all links, both ways, of the dimensions that a group of devices spans; one \
+without wrap-around counts half: sides other than 16 or, in three dimensions, all of slices less than 4 \
+thick. host: what waits in the hosts' memory, sent there and back once a step, at 16 GB/s for each chip. \
+compiler: its estimate of cycles, which has no collectives in it, with the trips of loops counted, over the \
+clock. Attention's kernel for short rows, which the estimate leaves out, is added: its products as the chip \
+computes them, at two thirds of the peak, as the compiler schedules it. A step lasts as long as the longest \
 (*); use is FLOPs over that time at peak."""
 TRIED = 5  # arrangements that are compiled
 MICROBATCHES = (1, 2, 4, 8)

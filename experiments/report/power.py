@@ -21,8 +21,10 @@ from lm.config.base import SettingError
 
 SEED_COUNTS = (2, 3, 5, 10, 20)
 DIFFERENCE_TITLE = (
-    "Smallest difference of two rows that is found with a power of 80 % [standard deviations of a run],\n"
-    "corrected for the claims of this table; a report of several tables corrects for the claims of all"
+    "Smallest difference of two rows that is found with a power of 80 %\n"
+    "[standard deviations of a run], with the noise of all pairs of rows together\n"
+    "and corrected for the claims of this table. A report takes the pair of claimed\n"
+    "rows with the median noise, and corrects for the claims of all its tables."
 )
 EQUIVALENCE_TITLE = (
     f"Probability that equal rows are found equivalent (within {EQUIVALENCE_MARGIN:.2f} deviations)"

@@ -1,6 +1,7 @@
 """Writes finished runs as the tables of a paper: Markdown, HTML, CSV, JSON, LaTeX and pictures."""
 
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from experiments.report.comparison import Comparison, Verdicts, Warn, share_nois
 from experiments.report.export import predictions_data, report_data, seeds_csv, sheet_csv
 from experiments.report.figures import save_figures, table_figures
 from experiments.report.latex import bibtex, latex_tables
-from experiments.report.metrics import Group
+from experiments.report.metrics import HELD_OUT, Group
 from experiments.report.order import ScalePrediction
 from experiments.report.page import REFRESH, Section, html_page, row_details
 from experiments.report.prediction import combined_scores, predictions, read_combined_scores
@@ -24,6 +25,7 @@ from experiments.study.changes import Overrides
 from experiments.study.names import file_name
 from experiments.study.overrides import effective_overrides, explicit_overrides
 from experiments.study.paths import report_folder, run_folder
+from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import NOT_AVERAGED, SCALES
 from experiments.study.start import START_ONLY_ROW
@@ -91,7 +93,7 @@ def _nothing_finished(tables: Sequence[Table], scale: str, runs: Folders, left_o
     names = ", ".join(table.name for table in tables)
     roots = ", ".join(map(str, run_roots(runs)))
     message = f"no run of {names} at scale {scale} has finished under {roots}; train them with: "
-    message += f"lm sweep '{tables[0].name}' --scale {scale}"
+    message += shlex.join(["lm", *plugin_arguments(), "sweep", tables[0].name, "--scale", scale])
     for other in scales_with_runs(tables, runs):
         message += f"; scale {other} has finished runs: add --scale {other}"
     if len(left_out) == 1:
@@ -407,9 +409,12 @@ def brief_legend(sheet: Sheet) -> str:
     if has_halves:
         distance = "mean distance from the baseline over the tasks, in standard deviations of a run"
         parts += [f"reading, language: {distance}"]
+    if losses := [title for title in HELD_OUT if title in sheet]:
+        parts += [f"{', '.join(losses)}: lower is better"]
     if "paper" in sheet:
         distance = "distance of the published scores from the baseline, in standard deviations of a run"
-        parts += ["paper: the same of the published scores" if has_halves else f"paper: {distance}"]
+        above = ", positive if better"
+        parts += ["paper: the same of the published scores" if has_halves else f"paper: {distance}{above}"]
     if "▲" in shown or "▼" in shown:
         parts += ["▲ ▼: significantly better, worse than the baseline"]
     if "±" in shown:

@@ -788,7 +788,8 @@ def _power_note(tests: Sequence[PairedTest], group: Group) -> str:
         return f"{design} hardly any difference is significant; train more with --seeds."
     return (
         f"{design} in this report, a difference of {smallest:.1f} standard deviations of a run in "
-        f"{GROUP_TITLES[group]} is found with a power of {POWER:.0%}, at the strictest step of Holm's method."
+        f"{GROUP_TITLES[group]} is found with a power of {POWER:.0%} for the pair with the median "
+        "noise, at the strictest step of Holm's method."
     )
 
 

@@ -61,6 +61,7 @@ USES = {
         "sentence-similarity",
         (
             "from sentence_transformers import SentenceTransformer",
+            "",
             'model = SentenceTransformer("FOLDER")',
             'print(model.encode(["A text."]))',
         ),
