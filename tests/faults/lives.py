@@ -45,6 +45,7 @@ FAMILIES = {
     "decoder": ["gpt/base", "--tuning.mixtures", "cloze", "--tuning.heads"],
     "encoder": ["bert/base", "--tuning.heads", "acceptability"],
 }
+LACKS = {"decoder": "model.num_encoder_layers", "encoder": "model.num_decoder_layers"}  # settings of a stack
 SMALL = TINY | {
     "pretraining.steps": 12,
     "finetuning.steps": 6,
@@ -109,13 +110,9 @@ def _prepare(told: Path, moment: str, left: int, what: int | str) -> None:
 
 
 def command(runs: Path, family: str) -> list[str]:
-    return [
-        "run",
-        *FAMILIES[family],
-        "--runs",
-        str(runs),
-        *(str(w) for k, v in SMALL.items() for w in (f"--{k}", v)),
-    ]
+    settings = {name: value for name, value in SMALL.items() if name != LACKS.get(family)}
+    words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
+    return ["run", *FAMILIES[family], "--runs", str(runs), *words]
 
 
 def start(runs: Path, family: str, count: int = 1, strike: tuple | None = None, **environment: str) -> list:

@@ -167,7 +167,7 @@ def test_a_card_has_what_the_hub_reads_and_the_scores_of_the_run(runs, tmp_path)
     }
     assert re.search(r"\| follows \| accuracy \| 61\.50 \| documentation\S* \w+ \| 130 \|", text)
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(code.splitlines()) == 3 and 'SentenceTransformer("FOLDER")' in code
+    assert len(code.splitlines()) == 4 and 'SentenceTransformer("FOLDER")' in code
     assert "2 steps" in text and "Start: the checkpoint `owner/name`" in text
     assert str(ROOT) not in card and str(runs) not in card
 
