@@ -60,6 +60,19 @@ def times(factor: float, multiple: int = 1, rounding: Literal["up", "down"] = "u
     return Times(factor, multiple, rounding)
 
 
+def resized(width: float, layers: float = 1) -> Changes:
+    """Return the changes to an encoder of ``width`` times the width and ``layers`` times the layers.
+
+    The width of a head and that of a narrow embedding stay as they are.
+    """
+    changes: Changes = {
+        "model.d_model": times(width, 8),
+        "model.mlp.d_ff": times(width, 8),
+        "model.attention.num_heads": times(width),
+    }
+    return changes | ({"model.num_encoder_layers": times(layers)} if layers != 1 else {})
+
+
 @dataclass(frozen=True)
 class ShareOf:
     """A change that makes a setting a share of another one, such as an embedding 1/6 as wide as the model."""

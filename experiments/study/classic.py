@@ -4,9 +4,9 @@ Rows differ from the first of their table by what their name says. They read the
 the same scale. Encoders, GPT and BART answer labelled tasks through heads, as in their papers, not in words.
 """
 
-from experiments.study.changes import Changes, objective, times
+from experiments.study.changes import Changes, objective, resized, times
 from experiments.study.presets import ADAMW, BERT, GPT, HEADS, family
-from experiments.study.table import Axis, make_table
+from experiments.study.table import Axis, Conclusion, make_table
 from lm.config.attention import SparsityConfig
 
 NO_NSP: Changes = {
@@ -27,6 +27,7 @@ XLNET: Changes = objective("permutation-lm") | {
     "model.positions.kind": "relative-sinusoids",
     "model.heads": ("query-stream",),
 }
+WITHOUT_TASKS: Changes = BERT | {"tuning.heads": ()}  # compared by the loss on held-out text
 BART: Changes = family("bart-base") | objective("text-infilling") | HEADS | ADAMW
 ELECTRA: Changes = (
     BERT | NO_NSP | family("electra-base") | objective("electra") | {"model.embedding.type_vocab_size": 0}
@@ -69,6 +70,29 @@ TABLES = (
             "max-pooling": BERT | {"tuning.pool": "max"},
             "no-pretraining": BERT | {"pretraining.steps": 0},
         },
+    ),
+    # Turc et al. 2019, and Devlin et al. 2019, whose sizes these are at scale base. Other scales keep the
+    # ratios to their own model; numbers of layers and heads are rounded up. All have the rate of their scale.
+    make_table(
+        "bert-sizes",
+        "Encoders: how large",
+        {
+            "base": WITHOUT_TASKS,
+            "tiny": WITHOUT_TASKS | resized(128 / 768, 2 / 12),
+            "mini": WITHOUT_TASKS | resized(256 / 768, 4 / 12),
+            "small": WITHOUT_TASKS | resized(512 / 768, 4 / 12),
+            "medium": WITHOUT_TASKS | resized(512 / 768, 8 / 12),
+            "large": WITHOUT_TASKS | resized(1_024 / 768, 24 / 12),
+        },
+        scale="mini",
+        seeds=3,
+        conclusions=(
+            Conclusion("mini", "tiny", "twice the width and twice the layers are better"),
+            Conclusion("small", "mini", "twice the width is better at equal depth"),
+            Conclusion("medium", "small", "twice the layers are better at equal width"),
+            Conclusion("base", "medium", "half as much again in width and depth is better"),
+            Conclusion("large", "base", "the largest is best, also after few updates"),
+        ),
     ),
     # all rows share one pre-training
     make_table(

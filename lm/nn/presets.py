@@ -448,6 +448,12 @@ PRESETS = {
     "bart-large": _sized(_BART, 12, 1_024, 16),
     "mbart-large": _sized(_MBART, 12, 1_024, 16),
     "pegasus-large": _sized(_PEGASUS, 16, 1_024, 16),
+    # Turc et al. 2019
+    "bert-tiny": _sized(_BERT, 2, 128, 2),
+    "bert-mini": _sized(_BERT, 4, 256, 4),
+    "bert-small": _sized(_BERT, 4, 512, 8),
+    "bert-medium": _sized(_BERT, 8, 512, 8),
+    # Devlin et al. 2019
     "bert-base": _sized(_BERT, 12, 768, 12),
     "bert-large": _sized(_BERT, 24, 1_024, 16),
     # Joshi et al. 2020

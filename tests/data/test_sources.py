@@ -237,13 +237,13 @@ def test_an_empty_file_among_others_changes_nothing(tmp_path):
 
 def test_the_recipe_of_text8_writes_the_published_splits_and_cuts_no_character_in_two(tmp_path):
     page = (ROOT / "docs" / "corpora.md").read_text()
-    (recipe,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    recipe, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict = {"__name__": "recipe"}
     exec(recipe, names)
     sizes = names["SIZES"]
     assert [*sizes.values()] == [90_000_000, 5_000_000, 5_000_000]
-    names["SIZES"].update(zip(sizes, (9_001, 500, 499), strict=True))  # 9,001: in the middle of an ä
-    data = ("ä bc " * 1_667).encode()[:10_000]
+    names["SIZES"].update(zip(sizes, (90_001, 50_000, 49_999), strict=True))  # 90,001: in the middle of an ä
+    data = ("ä bc " * 31_667).encode()[:190_000]
     (tmp_path / "downloads").mkdir()
     (tmp_path / "downloads" / "enwik8").write_bytes(data)
     names["write_splits"]("enwik8", tmp_path)
@@ -253,9 +253,45 @@ def test_the_recipe_of_text8_writes_the_published_splits_and_cuts_no_character_i
         texts[folder] = " ".join(iter_documents(spec.corpus_shards(name, "validation", tmp_path)))
     shards = spec.corpus_shards(f"text:{tmp_path / 'enwik8'}", "train", tmp_path)
     train = " ".join(iter_documents(shards))
-    assert train == data[:9_000].decode().strip()
-    assert texts["enwik8"] == data[9_002:9_501].decode().strip()
-    assert texts["enwik8-test"] == data[9_501:].decode().strip()
+    assert train == data[:90_000].decode().strip()
+    assert texts["enwik8"] == data[90_002:140_001].decode().strip()
+    assert texts["enwik8-test"] == data[140_001:].decode().strip()
+
+
+def test_the_recipe_of_penn_treebank_keeps_the_test_split_out_of_training_and_loses_no_word(tmp_path):
+    page = (ROOT / "docs" / "corpora.md").read_text()
+    _, recipe = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict = {"__name__": "recipe"}
+    exec(recipe, names)
+    lines = {split: f" {split} said <unk> n't rise N \n" * 1_000 for split in ("train", "valid", "test")}
+    (tmp_path / "downloads").mkdir()
+    for split, text in lines.items():
+        (tmp_path / "downloads" / f"ptb.{split}.txt").write_text(text)
+    names["write_splits"](tmp_path)
+
+    def words(folder, split):
+        shards = spec.corpus_shards(f"text:{tmp_path / folder}", split, tmp_path)
+        return " ".join(iter_documents(shards)).split()
+
+    due = {split: text.replace("\n", "<eos>\n").split() for split, text in lines.items()}
+    assert words("ptb", "train") == due["train"]
+    assert words("ptb", "validation") == due["valid"]
+    assert words("ptb-test", "validation") == due["test"]
+
+
+def test_a_folder_with_a_validation_file_alone_is_held_out_whole_and_such_a_file_by_itself_in_part(tmp_path):
+    file = tmp_path / "valid.txt"
+    texts = [f"this is text {number}" for number in range(100)]
+    file.write_text("\n\n".join(texts))
+    found = [*iter_documents(file_shards("text", str(tmp_path), "validation"))]
+    assert "\n\n".join(found) == "\n\n".join(texts)
+    with pytest.raises(SettingError, match="no text for 'train', .* such as valid.txt: add one"):
+        file_shards("text", str(tmp_path), "train")
+    file.write_text("\n\n".join(texts * 100))
+    train, held_out = (
+        [*iter_documents(file_shards("text", str(file), each))] for each in ("train", "validation")
+    )
+    assert len(train) > len(held_out) > 0
 
 
 @pytest.mark.parametrize("kilobytes", [9, 75, 140, 250])

@@ -138,6 +138,10 @@ PUBLISHED = {
 PRINTED = {  # as rounded in the papers [millions]
     "transformer-base": 65,
     "transformer-big": 213,
+    "bert-tiny": 4.4,  # Turc et al. 2019, with the masked and the next-sentence head
+    "bert-mini": 11.3,
+    "bert-small": 29.1,
+    "bert-medium": 41.7,
     "albert-base": 12,
     "albert-large": 18,
     "albert-xlarge": 60,

@@ -7,7 +7,7 @@ of text. Choices made where the paper is silent: docs/choices.md.
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from experiments.study.changes import Changes, objective, share_of, times
+from experiments.study.changes import Changes, objective, resized, share_of, times
 from experiments.study.papers.liu import MORE_TEXT, SOME_TEXT
 from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import (
@@ -65,17 +65,7 @@ SHARED_ATTENTION: Changes = {"model.shared_parts": "attention"}
 SHARED_MLP: Changes = {"model.shared_parts": "mlp"}
 
 
-def wider(factor: float, layers: float = 1) -> Changes:
-    """Return ``factor`` times the width and ``layers`` times the layers; the embedding stays as it is."""
-    changes: Changes = {
-        "model.d_model": times(factor, 8),
-        "model.mlp.d_ff": times(factor, 8),
-        "model.attention.num_heads": times(factor),
-    }
-    return changes | ({"model.num_encoder_layers": times(layers)} if layers != 1 else {})
-
-
-LARGE, XLARGE, XXLARGE = wider(4 / 3, 2), wider(8 / 3, 2), wider(16 / 3)
+LARGE, XLARGE, XXLARGE = resized(4 / 3, 2), resized(8 / 3, 2), resized(16 / 3)
 # BERT has embeddings as wide as the model and layers that are not shared.
 BERT: Changes = NOT_SHARED | WIDE
 

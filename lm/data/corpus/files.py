@@ -1,8 +1,8 @@
 """Make shards of a user's own files: UTF-8 text, JSON lines (plain, gzip, bzip2 or xz) and parquet.
 
 Files named for a split (valid, val, dev, test), or in a folder that is, are that split. Where none is named
-for validation, the held-out split is a share of the documents, chosen by a hash of their content. Text files
-are split into documents at blank lines.
+for validation, the held-out split is a share of the documents, chosen by a hash of their content. So it is of
+a lone file that a corpus names itself. Text files are split into documents at blank lines.
 """
 
 import functools
@@ -101,11 +101,18 @@ def _file_shards(
     paths = [path for path, *_ in files]
     base = Path(os.path.commonpath([path.parent for path in paths]))
     splits = [_named_split(path.relative_to(base)) or "train" for path in paths]
-    if len(paths) == 1:  # a part of it is held out, whatever it is called
-        splits = ["train"]
+    is_file = os.path.isfile(os.path.expanduser(pattern))
+    if len(paths) == 1 and (is_file or splits == ["test"]):
+        splits = ["train"]  # a part of it is held out, whatever it is called
     has_validation = "validation" in splits
     source = split if has_validation else "train"
     split_paths = [path for path, path_split in zip(paths, splits, strict=True) if path_split == source]
+    if not split_paths:
+        raise SettingError(
+            f"data.corpus={kind}:{pattern}: no text for {source!r}, since all files are named for another "
+            f"split, such as {paths[0].name}: add one called {source}, or name a single file, of which a "
+            "part is then held out"
+        )
     end_bytes = choose_end_bytes(len(files))
     groups = _group_small_files(kind, split_paths)
     shards = tuple(FileShard(group, kind, end_bytes, on_corrupt) for group in groups)

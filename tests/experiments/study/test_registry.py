@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,9 @@ from experiments.study.scales import SCALES
 from experiments.study.settings_diff import relevant_diff
 from experiments.study.table import make_table
 from lm.config.base import SettingError, change, diff, from_json, leaves, setting_descriptions, to_json
+from lm.nn.presets import PRESETS
 from lm.objectives.denoising import OBJECTIVES
+from lm.train.flops import costs
 
 PRINTED = SHARED / "t5" / "tables.json"
 
@@ -64,6 +67,22 @@ def test_the_settings_of_every_row_agree(scale):
     for row in REGISTRY.values():
         if not row.needs:
             check_agreement(build(row.name, scale))
+
+
+BERT_SIZES = ("tiny", "mini", "small", "medium", "base", "large")
+
+
+@pytest.mark.parametrize("row", BERT_SIZES)
+def test_at_scale_base_the_sizes_of_bert_are_the_published_ones(row):
+    found, due = build(f"bert-sizes/{row}", "base").model, PRESETS[f"bert-{row}"]
+    for size in ("num_encoder_layers", "d_model", "mlp.d_ff", "attention.num_heads", "attention.d_kv"):
+        assert attrgetter(size)(found) == attrgetter(size)(due), size
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_each_size_of_bert_has_more_parameters_than_the_smaller_ones_at_every_scale(scale):
+    parameters = [costs(build(f"bert-sizes/{row}", scale).model, 64).parameters for row in BERT_SIZES]
+    assert parameters == sorted(set(parameters))
 
 
 def test_changes_that_follow_replace_a_whole_group():
