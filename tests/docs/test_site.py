@@ -55,6 +55,26 @@ def test_every_settings_class_is_in_the_reference():
         assert each.__doc__ and not each.__doc__.startswith(f"{each.__name__}("), f"{each} has no docstring"
 
 
+@pytest.mark.parametrize("package", ["ops", "nn", "train", "classical"])
+def test_every_public_module_of_a_package_is_in_the_reference(package):
+    """Packages inside it, such as kernels, are left out: its modules choose and call them."""
+    files = [path.stem for path in (ROOT / "lm" / package).glob("*.py") if not path.stem.startswith("_")]
+    modules = {f"lm.{package}.{name}" for name in files}
+    assert len(modules) > 3
+    assert modules <= REFERENCED, f"on no page of docs/reference: {sorted(modules - REFERENCED)}"
+
+
+def test_every_module_of_the_reference_exists_and_is_on_one_page():
+    listed = [
+        name
+        for page in (DOCS / "reference").glob("*.md")
+        for name in re.findall(r"(?m)^::: (\S+)$", page.read_text("utf-8"))
+    ]
+    assert len(listed) == len(set(listed))
+    for name in listed:
+        import_module(name)
+
+
 def test_every_command_is_in_the_reference_with_all_of_its_options():
     from commands_page import commands_page
 
