@@ -90,6 +90,9 @@ COMMANDS = {
     "convert export": Command(
         f"{_HERE}.convert:export_checkpoint", "Write a run's model in the format of transformers."
     ),
+    "convert push": Command(
+        f"{_HERE}.convert_push:push_checkpoint", "Upload an exported model to the Hugging Face hub."
+    ),
     "entry run": Command(
         f"{_HERE}.entry:entry_run", "Train and measure an entry of the public table, and seal its archive."
     ),
@@ -128,7 +131,7 @@ GROUPS = {
     "eval": "Evaluate a run: tasks, predictions, likelihood, harness.",
     "draw": "Draw masks, positions, costs, or what a model does with a text; lm draw lists the pictures.",
     "data": "Prepare and clean corpora, list tasks, unpack trained models: prepare, clean, tasks, course.",
-    "convert": "Import or export checkpoints of transformers: import, export.",
+    "convert": "Import, export and upload checkpoints of transformers: import, export, push.",
     "entry": "Enter a language model in the public table: run, verify, table.",
     "launch": "Run rows in a cloud or on a cluster: gce, queued, gke, slurm, local, image, list, delete.",
 }

@@ -273,7 +273,7 @@ def _from_hub(name: str, option: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise SettingError(
-            f"{option} {HUB}{name} needs the package huggingface_hub: pip install it"
+            f"{option} {HUB}{name} needs the package huggingface_hub: pip install 'lm-study[hub]'"
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))

@@ -140,16 +140,24 @@ def _lacks_output(hf_config: HFConfig, family: Family, config: ModelConfig, stor
     return has_head(hf_config) or (is_separate and is_base_model(hf_config, family))
 
 
+def weight_files(folder: Path) -> list[str]:
+    """Return the names of a folder's safetensors: the one file, or all that the index names.
+
+    SettingError if the folder has neither, or the index names no files.
+    """
+    if (folder / SINGLE).exists():
+        return [SINGLE]
+    if not (folder / INDEX).exists():
+        raise SettingError(f"{folder} has neither {SINGLE} nor {INDEX}")
+    index = read_object(folder / INDEX).get("weight_map")
+    if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
+        raise SettingError(f"{folder / INDEX} should have a weight_map from tensors to files")
+    return sorted(set(index.values()))
+
+
 def _open_files(folder: Path, exit_stack: ExitStack) -> dict[str, Any]:
     """Return the open file of each tensor in a folder, by the tensor's name."""
-    files = [SINGLE]
-    if not (folder / SINGLE).exists():
-        if not (folder / INDEX).exists():
-            raise SettingError(f"{folder} has neither {SINGLE} nor {INDEX}")
-        index = read_object(folder / INDEX).get("weight_map")
-        if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
-            raise SettingError(f"{folder / INDEX} should have a weight_map from tensors to files")
-        files = sorted(set(index.values()))
+    files = weight_files(folder)
     problems = [f"{file}: lies outside of the folder" for file in files if Path(file).name != file]
     file_of_tensor: dict[str, Any] = {}
     for file in [] if problems else files:

@@ -97,6 +97,7 @@ COMMAND_LINES = [  # cause -> what the message names, and the mend
     ("convert imprt bert runs/bert", "'imprt'", "'import'"),
     ("convert import none runs/none", "none", ""),
     ("convert import file.txt runs/none", "file.txt", ""),
+    ("convert push none mine/model", "none lacks config.json", "lm convert export"),
     ("draw mask", "'mask'", "'masks'"),
     ("data clean none --name mine", "none", ""),
     ("data clean file.txt --name Mine!", "Mine!", "small letters"),

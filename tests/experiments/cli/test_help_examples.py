@@ -36,7 +36,7 @@ ELSEWHERE = (
     "entry verify",
     "entry table",
 )
-NEEDS_DATA = ("--scale base", " squad", "lm convert import", "--verify", "[MASK]", VECTORS)
+NEEDS_DATA = ("--scale base", " squad", "lm convert import", "lm convert push", "--verify", "[MASK]", VECTORS)
 HERE = [
     line
     for name in COMMANDS
