@@ -8,7 +8,13 @@ from typing import Annotated
 import tyro
 
 from experiments.cli.settings import Mixture
-from experiments.evaluate.generation import Filling, fill_gaps, is_masked_diffusion, write_answers
+from experiments.evaluate.generation import (
+    Filling,
+    fill_gaps,
+    is_masked_diffusion,
+    write_answers,
+    write_by_counts,
+)
 from lm.config.base import SettingError, check_seed
 from lm.config.decoding import Decoding
 from lm.tokenizers.tokenizer import MASK
@@ -32,7 +38,8 @@ def generate(
     Prompts are answered greedily, by sampling (--temperature) or by beam search (--beams). In a text with
     gaps, an encoder predicts one token per gap, an encoder-decoder (BART, T5) any number; <mask> and
     <extra_id_0>, <extra_id_1>, ... mean the same as [MASK]. Masked diffusion continues a prompt by
-    --max-length masks, which it fills in as many passes as --iterations says.
+    --max-length masks, which it fills in as many passes as --iterations says. n-grams continue a prompt as
+    the beginning of a document, greedily or by sampling.
 
         lm generate runs/nano/gpt/base/seed-0 --prompt 'Once' --temperature 0.8 --top-p 0.9
         lm generate runs/nano/t5/1-baseline/baseline/seed-0 --prompt 'Paris is the [MASK] of France.'
@@ -44,10 +51,14 @@ def generate(
         prompt: One or more texts to answer, to continue or to fill.
         seed: Seed of sampling.
     """
+    from experiments.runs.trained import open_ngrams  # with jax, which takes a second
+
     check_seed(seed, "--seed")
     texts = [GAP.sub(MASK, text) for text in prompt]
     with_gaps = [text for text in texts if MASK in text]
-    if not with_gaps and is_masked_diffusion(run):
+    if (ngrams := open_ngrams(run, mixture)) is not None:
+        write_by_counts(ngrams, texts, decoding, filling, seed)
+    elif not with_gaps and is_masked_diffusion(run):
         texts = [text + MASK * decoding.max_length for text in texts]
         filling = replace(filling, iterations=filling.iterations or decoding.max_length)
         fill_gaps(run, texts, mixture, filling, seed, decoding.temperature)

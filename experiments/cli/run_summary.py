@@ -106,8 +106,10 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
     is_documentation = experiment.data.corpus.startswith("documentation")
     prompt = shlex.quote("The function returns" if is_documentation else "It was a")
     scale_folder, _ = _scale_folder(name, folder)
-    run, is_network = shortest_name(folder, scale_folder.parent), experiment.counts.model == "none"
-    if not is_network:
+    run, counts = shortest_name(folder, scale_folder.parent), experiment.counts.model
+    if counts == "ngram":
+        look = f"{lm} generate {run} --prompt {prompt} --temperature 1"
+    elif counts != "none":
         look = f"{lm} show {name}"
     elif experiment.finetuning.steps and any(map(is_task_file, experiment.tuning.heads[:1])):
         look = f"echo {prompt} | {lm} predict {run}"
@@ -119,7 +121,9 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
         look = f"{lm} generate {run}{model} --prompt {prompt}"
     else:
         look = f"{lm} generate {run} --prompt 'Paris is the [MASK] of France.'"
-    if is_network and experiment.model.has_attention_logits:
+    if counts == "ngram":
+        picture = f"{lm} draw next {run} --text {prompt}"
+    elif counts == "none" and experiment.model.has_attention_logits:
         picture = f"{lm} draw attention {run} --text {prompt}"
     else:
         picture = f"{lm} show {name} --examples 3"

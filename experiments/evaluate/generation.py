@@ -10,17 +10,18 @@ import numpy as np
 from rich.markup import escape
 
 from experiments.console import UNBROKEN
-from lm.config.base import SettingError, at_least
+from lm.config.base import SettingError, at_least, diff
 from lm.config.decoding import Decoding
-from lm.tokenizers.tokenizer import MASK
+from lm.tokenizers.tokenizer import MASK, Tokenizer
 
 if TYPE_CHECKING:  # with jax, which takes a second
-    from experiments.runs.trained import Trained
+    from experiments.runs.trained import Trained, TrainedNgrams
 
 # answers that are searched for each text that is shown: several may read alike, since a text can be cut into
 # tokens in more than one way
 ANSWERS_PER_TEXT = 2
 LONGEST_SPAN = 16  # that an encoder-decoder may write for a mask [tokens]
+BEAM_OPTIONS = {"beams", "length_penalty"}  # of ``Decoding``
 
 
 PassesName = Literal["mask-predict", "gibbs", "metropolis-hastings", "ancestral", "confidence"]
@@ -52,13 +53,74 @@ def write_answers(run: Path, prompts: Sequence[str], mixture: str, decoding: Dec
     write = _writer(decoding, seed)
     trained = open_run(run, answering(run), mixture)
     batch = trained.batch([trained.encode(text) for text in prompts], decoding.max_length)
-    write(trained.model, batch)  # compiles
-    start = time.perf_counter()
-    tokens = write(trained.model, batch)[: len(prompts)]
-    seconds, count = time.perf_counter() - start, count_written(tokens, trained.config.special.eos)
     UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
+    _print_answers(
+        prompts,
+        lambda: write(trained.model, batch)[: len(prompts)],
+        trained.vocabulary,
+        trained.config.special.eos,
+    )
+
+
+def write_by_counts(
+    ngrams: "TrainedNgrams", prompts: Sequence[str], decoding: Decoding, filling: Filling, seed: int
+) -> None:
+    """Print what n-grams write after each prompt, which begins a document, and how fast.
+
+    Raises SettingError for prompts with gaps, and for options of beam search or of filling gaps.
+    """
+    beam_options = [name for name in diff(Decoding(), decoding) if name in BEAM_OPTIONS]
+    if refused := [*beam_options, *diff(Filling(), filling)]:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in refused)
+        raise SettingError(f"{options}: n-grams write greedily or by sampling (--temperature); leave it out")
+    if any(MASK in prompt for prompt in prompts):
+        raise SettingError(
+            f"n-grams write what follows a text and fill no gaps; leave {MASK} out of --prompt"
+        )
+    vocabulary = ngrams.vocabulary
+    ids = [vocabulary.encode_prompt(prompt) for prompt in prompts]
+    UNBROKEN.print(f"[dim]{escape(ngrams.which)}[/]")
+    _print_answers(
+        prompts, lambda: continue_by_counts(ngrams, ids, decoding, seed), vocabulary, vocabulary.eos
+    )
+
+
+def continue_by_counts(
+    ngrams: "TrainedNgrams", prompts: Sequence[Sequence[int]], decoding: Decoding, seed: int
+) -> np.ndarray:
+    """Return what n-grams write after prompts of ids, int32 [B,max_length], padded after EOS.
+
+    Each token is chosen as with networks: the likeliest one, or one sampled at a temperature.
+    """
+    import jax
+
+    from lm.classical.ngram import next_token_probs
+    from lm.evaluate.sampling import next_token
+
+    choose, key, vocabulary = jax.jit(next_token, static_argnums=0), jax.random.key(seed), ngrams.vocabulary
+    answers = np.full((len(prompts), decoding.max_length), vocabulary.pad, np.int32)
+    done = np.zeros(len(prompts), bool)
+    for step in range(decoding.max_length):
+        texts = [[*prompt, *answer] for prompt, answer in zip(prompts, answers[:, :step], strict=True)]
+        probs = np.stack([next_token_probs(ngrams.model, text) for text in texts])
+        tokens = choose(decoding, np.log(probs), jax.random.fold_in(key, step))
+        answers[~done, step] = np.asarray(tokens)[~done]
+        done |= answers[:, step] == vocabulary.eos
+        if done.all():
+            break
+    return answers
+
+
+def _print_answers(
+    prompts: Sequence[str], write: Callable[[], np.ndarray], vocabulary: Tokenizer, eos: int | None
+) -> None:
+    """Print the answer to each prompt, of those that ``write`` returns [B,max_length], and how fast it is."""
+    write()  # compiles
+    start = time.perf_counter()
+    tokens = write()
+    seconds, count = time.perf_counter() - start, count_written(tokens, eos)
     for text, ids in zip(prompts, tokens, strict=True):
-        UNBROKEN.print(f"[cyan]{escape(text)}[/]\n  {escape(trained.vocabulary.decode(ids))}")
+        UNBROKEN.print(f"[cyan]{escape(text)}[/]\n  {escape(vocabulary.decode(ids))}")
     UNBROKEN.print(f"{count} tokens in {seconds:.3f} s: {count / seconds:.0f} tokens/s")
 
 

@@ -1,6 +1,6 @@
 """Draws what a model makes of a text: attention weights, predictions and gates."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -9,7 +9,9 @@ from matplotlib.figure import Figure
 
 from experiments.figures.draw import draw_heat_maps
 from experiments.figures.panels import HeatMap, Scale
+from experiments.runs.trained import TrainedNgrams
 from lm.batch import Batch
+from lm.classical.ngram import KneserNey, next_token_probs
 from lm.config.base import SettingError
 from lm.evaluate.lens import logit_lens
 from lm.evaluate.mask_filling import top_k_tokens
@@ -53,10 +55,7 @@ class ModelOnText:
     def prediction_labels(self) -> list[str]:
         """Labels of the tokens at which a word is predicted; SettingError if there are too many to read."""
         tokens = self.labels["decoder" if self.model.config.has_decoder else "encoder"]
-        if len(tokens) > MAX_TOKENS:
-            raise SettingError(
-                f"--text has {len(tokens)} tokens: at most {MAX_TOKENS} can be read in this picture"
-            )
+        check_columns(tokens)
         return tokens
 
     @property
@@ -77,6 +76,14 @@ class ModelOnText:
         if not self.model.config.has_decoder:
             return self.vocabulary.special_token_names("bert")
         return self.vocabulary.special_token_names("bart" if self.uses_mask_token else "t5")
+
+
+def check_columns(tokens: Sequence[str]) -> None:
+    """Raise SettingError if a picture with a column per token could not be read."""
+    if len(tokens) > MAX_TOKENS:
+        raise SettingError(
+            f"--text has {len(tokens)} tokens: at most {MAX_TOKENS} can be read in this picture"
+        )
 
 
 def token_label(vocabulary: Tokenizer, token: int) -> str:
@@ -163,14 +170,48 @@ def draw_next_tokens(inspected: ModelOnText, k: int) -> Figure:
     """Draw the ``k`` likeliest tokens at each position with their probabilities, and that of all others."""
     columns, config = inspected.prediction_labels, inspected.model.config
     top_k = top_k_tokens(inspected.model, inspected.batch, k=min(k, config.vocab_size))
-    tokens, probabilities = (np.asarray(array)[0, : len(columns)].T for array in top_k)
-    others = 1 - probabilities.sum(0, keepdims=True)
-    annotations = np.concatenate(
-        [inspected.token_labels(tokens), [[f"{100 * value:.0f} %" for value in others[0]]]]
-    )
-    rows = [*(f"{rank}." for rank in range(1, len(tokens) + 1)), "all others"]
+    tokens, probabilities = (np.asarray(array)[0, : len(columns)] for array in top_k)
     y_label = "next token, by rank" if config.has_decoder else "token in its place, by rank"
-    values = np.concatenate([probabilities, others])
+    return draw_ranked_tokens(columns, inspected.token_labels(tokens), probabilities, y_label)
+
+
+def draw_next_tokens_of_ngrams(ngrams: TrainedNgrams, text: str, k: int) -> Figure:
+    """Draw likewise what n-grams expect at the beginning of a document, and after each token of ``text``."""
+    vocabulary = ngrams.vocabulary
+    ids = vocabulary.encode_prompt(text)
+    names = vocabulary.special_token_names("t5")
+
+    def label(token: int) -> str:
+        return names.get(token) or token_label(vocabulary, token)
+
+    columns = [START, *map(label, ids)]
+    check_columns(columns)
+    tokens, probabilities = ranked_next_tokens(ngrams.model, ids, k)
+    labels = np.array([[label(token) for token in ranked] for ranked in tokens.tolist()])
+    return draw_ranked_tokens(columns, labels, probabilities, "next token, by rank")
+
+
+def ranked_next_tokens(model: KneserNey, ids: Sequence[int], k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ``k`` likeliest tokens at the beginning and after each of T ids, and their probabilities.
+
+    The tokens are int64 [T+1,k], the likeliest first, the probabilities float64 [T+1,k].
+    """
+    probabilities = np.stack([next_token_probs(model, ids[:end]) for end in range(len(ids) + 1)])
+    tokens = np.argsort(-probabilities, axis=1, kind="stable")[:, :k]
+    return tokens, np.take_along_axis(probabilities, tokens, axis=1)
+
+
+def draw_ranked_tokens(
+    columns: Sequence[str], labels: np.ndarray, probabilities: np.ndarray, y_label: str
+) -> Figure:
+    """Draw T columns of the ``k`` likeliest tokens, and the probability that is left to all others.
+
+    ``labels`` are str [T,k], the likeliest first, ``probabilities`` float [T,k].
+    """
+    others = 1 - probabilities.sum(1, keepdims=True)
+    values = np.concatenate([probabilities, others], axis=1).T
+    annotations = np.concatenate([labels.T, [[f"{100 * value:.0f} %" for value in others[:, 0]]]])
+    rows = [*(f"{rank}." for rank in range(1, labels.shape[1] + 1)), "all others"]
     return draw_heat_maps(
         [HeatMap("", values, PROBABILITY, rows, columns, annotations)], "token read", y_label
     )

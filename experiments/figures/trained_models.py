@@ -21,6 +21,7 @@ from experiments.figures.model_inspection import (
     draw_heads,
     draw_lens,
     draw_next_tokens,
+    draw_next_tokens_of_ngrams,
     layer_names,
 )
 from experiments.figures.panels import Curve, HeatMap, Plot, PlotGrid, Scale, tick_labels
@@ -28,7 +29,7 @@ from experiments.figures.spec import FigureSpec
 from experiments.runs.kinds.network import NetworkStage
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.stages import stages_of
-from experiments.runs.trained import Trained, language_models, networks, open_run
+from experiments.runs.trained import Trained, language_models, networks, open_ngrams, open_run
 from lm import sharding
 from lm.batch import Side
 from lm.config.base import SettingError, at_least
@@ -108,14 +109,21 @@ class LensFigure(TextFigure):
 
 @dataclass(frozen=True, kw_only=True)
 class NextTokenFigure(TextFigure):
-    """The likeliest next tokens after each token; of an encoder, the likeliest tokens in its place."""
+    """The likeliest next tokens after each token; of an encoder, the likeliest tokens in its place.
+
+    Of n-grams, the first column has the likeliest tokens that begin a document.
+    """
 
     k: int = 5  # tokens whose probability is shown
     needs_output: ClassVar[bool] = True
 
     def figure(self) -> Figure:
         at_least(self, "--", k=1)
-        return draw_next_tokens(self.read(), self.k)
+        if (ngrams := open_ngrams(self.run, self.mixture)) is None:
+            return draw_next_tokens(self.read(), self.k)
+        print(ngrams.which)
+        check_text(self.text)
+        return draw_next_tokens_of_ngrams(ngrams, self.text, self.k)
 
 
 class GatesFigure(TextFigure):
@@ -272,10 +280,15 @@ class DecodingFigure(FigureSpec):
         return draw_plots(PlotGrid([panel]))
 
 
-def read_text(run: Trained, text: str) -> ModelOnText:
-    """Let a run's model read a text; an encoder-decoder writes an answer. SettingError for an empty text."""
+def check_text(text: str) -> None:
+    """Raise SettingError for a text without words."""
     if not text.strip():
         raise SettingError("--text is empty: give a sentence to look at")
+
+
+def read_text(run: Trained, text: str) -> ModelOnText:
+    """Let a run's model read a text; an encoder-decoder writes an answer. SettingError for an empty text."""
+    check_text(text)
     ids, config = run.encode(text), run.config
     batch, tokens = run.batch([ids]), {"encoder" if config.has_encoder else "decoder": ids}
     if config.has_encoder and config.has_decoder:

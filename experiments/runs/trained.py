@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments.processes.cluster import cache_compiled
 from experiments.runs.kinds.answers import reader_of
+from experiments.runs.kinds.counts import Ngrams
 from experiments.runs.kinds.head import HeadFinetuning, pooling
 from experiments.runs.kinds.network import NetworkStage
 from experiments.runs.kinds.stage import Stage
@@ -17,6 +18,7 @@ from experiments.runs.stages import stages_of
 from experiments.runs.vocabulary import stored_vocabulary
 from lm import sharding
 from lm.batch import Batch
+from lm.classical.ngram import KneserNey
 from lm.classical.word2vec import WordVectors
 from lm.config.base import SettingError, nearest
 from lm.config.model import ModelConfig
@@ -152,6 +154,28 @@ def networks(stages: Sequence[Stage]) -> list[NetworkStage]:
     return found
 
 
+@dataclass(frozen=True)
+class TrainedNgrams:
+    """Holds the n-grams of a run, by ids of its vocabulary."""
+
+    model: KneserNey
+    vocabulary: Tokenizer
+    which: str  # words that tell the run and the stage
+
+
+def open_ngrams(folder: Path, name: str = "") -> TrainedNgrams | None:
+    """Open the n-grams of the run in ``folder``; None for a run of another model.
+
+    Raises SettingError for a ``name`` that is not that of its stage.
+    """
+    stages = {stage.name: stage for stage in stages_of(folder) if isinstance(stage, Ngrams)}
+    if not stages:
+        return None
+    stage = chosen(folder, stages, name)
+    which = describe_model(folder, stage.name, stages)
+    return TrainedNgrams(stage.model(), stored_vocabulary(stage.folder, stage.settings), which)
+
+
 def texts_of_run(trained: Trained, max_length: int | None = None) -> TrainableModel:
     """Return a run's model and its vocabulary, to be asked in texts of at most ``max_length`` tokens."""
     framed = frame(trained.stage, trained.vocabulary)
@@ -226,14 +250,15 @@ def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
 
 def answering(folder: Path) -> list[NetworkStage]:
     """Return the stages of a run whose model writes text."""
+    stages = networks(stages_of(folder))
     if not load_settings(folder).model.has_decoder:
         raise SettingError("model.architecture='encoder' writes no text; `lm generate` fills its [MASK]s")
-    return [stage for stage in networks(stages_of(folder)) if stage.has_model and not stage.has_head]
+    return [stage for stage in stages if stage.has_model and not stage.has_head]
 
 
 def masked(folder: Path) -> list[NetworkStage]:
     """Return the pre-training of a model that fills gaps: masked LM or denoising encoder-decoder."""
-    experiment = load_settings(folder)
+    experiment, networks_of_run = load_settings(folder), networks(stages_of(folder))
     model = experiment.model
     shown = {denoiser.objective.inputs for denoiser in experiment.objective.denoisers}
     text = f"{folder}: a model with architecture={model.architecture!r}"
@@ -248,7 +273,7 @@ def masked(folder: Path) -> list[NetworkStage]:
     if model.has_decoder and not model.published and shown <= UNMARKED:
         what = f"and objective.inputs={'|'.join(sorted(shown))!r} never read a gap that is marked"
         raise SettingError(f"{text} {what}; name the run of another, such as bart/base")
-    stages = [stage for stage in networks(stages_of(folder)) if stage.is_pretraining]
+    stages = [stage for stage in networks_of_run if stage.is_pretraining]
     if not stages:
         raise SettingError(f"{folder}: pretraining.steps=0: nothing was pre-trained; name another run")
     return stages

@@ -2,16 +2,20 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import feeding
 import numpy as np
 import pytest
 import small_corpus
+from commands import unboxed
 from tiny import TINY
 
 from experiments import __main__ as cli
 from experiments.cli.doctor import find_damage
+from experiments.cli.run_summary import suggestions
+from experiments.figures import model_inspection
 from experiments.plan.plans import PlanOptions, show_plans
 from experiments.report.text import bound_sign
 from experiments.runs.checks import check_counts
@@ -27,7 +31,7 @@ from experiments.runs.status import saved_steps
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm.classical.hmm import tag_words
-from lm.classical.ngram import count_ngrams, estimate_kneser_ney, token_log_probs
+from lm.classical.ngram import count_ngrams, estimate_kneser_ney, next_token_probs, token_log_probs
 from lm.config.base import DataError, SettingError
 from lm.data.documentation import corpus
 from lm.data.tasks.labelled import find_labelled
@@ -268,15 +272,88 @@ def test_what_cannot_be_counted_is_refused_by_the_name_of_the_setting(changes, n
 
 
 def test_what_needs_a_network_refuses_counts_by_name(finished, tmp_path, capsys):
-    path, _ = finished[BIGRAM]
-    for command in (
-        ["generate", str(path), "--prompt", "a"],
-        ["convert", "export", str(path), str(tmp_path / "out")],
+    (ngrams, _), (tagger, _) = finished[BIGRAM], finished[TAGGER]
+    for command, model in (
+        (["generate", str(tagger), "--prompt", "a"], "tagger"),
+        (["generate", str(tagger), "--prompt", "[MASK]"], "tagger"),
+        (["draw", "next", str(tagger), "--text", "a"], "tagger"),
+        (["draw", "lens", str(ngrams), "--text", "a"], "ngram"),
+        (["convert", "export", str(ngrams), str(tmp_path / "out")], "ngram"),
     ):
         assert cli.dispatch(command) == 2
-        assert "counts.model='ngram'" in capsys.readouterr().err
+        assert f"counts.model={model!r}" in capsys.readouterr().err
     with pytest.raises(SettingError, match="history/bigram"):
         show_plans({BIGRAM: build(BIGRAM, "nano")}, PlanOptions())
+
+
+def test_lm_generate_prints_what_a_bigram_run_finds_likeliest_or_samples(runs, finished, capsys):
+    path, _ = finished[BIGRAM]
+    (stage,), (_, prepared) = stages_of(path), prepared_of(runs, BIGRAM)
+    model, vocabulary = stage.model(), prepared.vocabulary
+    ids = vocabulary.encode("Return the")
+    for _ in range(6):
+        ids.append(int(next_token_probs(model, ids).argmax()))
+    command = ["generate", str(path), "--prompt", "Return the", "--max-length", "6"]
+    assert cli.dispatch(command) == 0
+    out = capsys.readouterr().out
+    assert f"{path} after counts\nReturn the\n" in out
+    assert f"\n  {vocabulary.decode(ids[-6:])}\n" in out
+    sampled = []
+    for seed in "001":
+        assert cli.dispatch([*command, "--temperature", "1", "--top-p", "0.99", "--seed", seed]) == 0
+        sampled.append(capsys.readouterr().out.splitlines()[:-1])  # without the speed
+    assert sampled[0] == sampled[1] != sampled[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--beams", "4"], "--beams: n-grams"),
+        (["--length-penalty", "0", "--top", "3"], "--length-penalty, --top: n-grams"),
+        (["--iterations", "3", "--passes", "gibbs"], "--iterations, --passes: n-grams"),
+        (["--prompt", "a <mask>"], "[MASK]"),
+        (["--mixture", "squad"], "counts"),
+    ],
+)
+def test_options_that_counts_do_not_read_are_refused_by_name(options, named, finished, capsys):
+    path, _ = finished[BIGRAM]
+    prompt = [] if "--prompt" in options else ["--prompt", "a"]
+    assert cli.dispatch(["generate", str(path), *prompt, *options]) == 2
+    assert named in unboxed(capsys.readouterr().err)
+
+
+def test_lm_draw_next_of_a_bigram_run_has_a_column_for_the_beginning_and_for_each_token(
+    runs, finished, tmp_path, monkeypatch, capsys
+):
+    path, _ = finished[BIGRAM]
+    (stage,), (_, prepared) = stages_of(path), prepared_of(runs, BIGRAM)
+    drawn, draw_heat_maps = [], model_inspection.draw_heat_maps
+
+    def draw(panels, *labels):
+        drawn.extend(panels)
+        return draw_heat_maps(panels, *labels)
+
+    monkeypatch.setattr(model_inspection, "draw_heat_maps", draw)
+    out = tmp_path / "next.png"
+    command = ["draw", "next", str(path), "--text", "the file", "--out", str(out)]
+    assert cli.dispatch([*command, "--k", "3"]) == 0
+    assert out.read_bytes()[:4] == b"\x89PNG" and f"{path} after counts" in capsys.readouterr().out
+    ids = prepared.vocabulary.encode("the file")
+    (panel,) = drawn
+    assert panel.values.shape == (4, len(ids) + 1) and panel.column_labels[0] == "[START]"
+    for end, column in enumerate(panel.values.T):
+        likeliest = sorted(next_token_probs(stage.model(), ids[:end]), reverse=True)[:3]
+        assert column[:3].tolist() == pytest.approx(likeliest)
+    for refused, named in (((" ",), "--text"), (("a", "--k", "0"), "--k=0"), (("a b " * 40,), "40")):
+        assert cli.dispatch([*command[:4], *refused]) == 2
+        assert named in unboxed(capsys.readouterr().err)
+
+
+def test_a_run_of_ngrams_ends_with_commands_that_write_and_draw():
+    folder = Path("runs/nano") / BIGRAM / "seed-0"
+    look, picture, _ = suggestions(BIGRAM, build(BIGRAM, "nano"), folder)
+    assert look == f"lm generate {folder} --prompt 'The function returns' --temperature 1"
+    assert picture == f"lm draw next {folder} --text 'The function returns'"
 
 
 def test_a_stage_of_counts_is_shown_with_its_text_and_its_step(runs, finished, capsys):
