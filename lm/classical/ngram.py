@@ -160,25 +160,6 @@ def count_ngrams(tokens: np.ndarray, offsets: np.ndarray, order: int, vocab_size
     return NGramCounts(NGramIndex(vocab_size, tuple(keys)), tuple(counts))
 
 
-def sample_document(counts: NGramCounts, rng: np.random.Generator, eos: int, max_length: int) -> list[int]:
-    """Sample a document token by token in proportion to the counts of the highest order, unsmoothed.
-
-    It ends with ``eos``, with a token that nothing follows in the text, or after ``max_length`` tokens.
-    """
-    index, tokens = counts.index, list[int]()
-    while len(tokens) < max_length and eos not in tokens[-1:]:
-        order = min(index.order, len(tokens) + 2)  # the prefix has at most BOS and the tokens so far
-        followers = dict(index.continuations(tokens))
-        if order == 1:
-            followers[1] = slice(0, index.vocab_size)  # without BOS
-        if order not in followers:
-            break
-        ids = followers[order]
-        weights = counts.counts[order - 1][ids]
-        tokens.append(int(rng.choice(index.last_tokens(order, ids), p=weights / weights.sum())))
-    return tokens
-
-
 def _with_bos(tokens: np.ndarray, offsets: np.ndarray, vocab_size: int) -> np.ndarray:
     """Return the text with BOS in front of each document, int64 [N + documents].
 

@@ -11,7 +11,6 @@ from lm.classical.ngram import (
     estimate_kneser_ney,
     load_kneser_ney,
     next_token_probs,
-    sample_document,
     save_kneser_ney,
     token_log_probs,
 )
@@ -96,37 +95,6 @@ def test_the_largest_vocabulary_and_the_highest_order_fit_in_keys():
     table = count_ngrams(*flat(documents), MAX_ORDER, 2**16).to_dict(MAX_ORDER)
     assert table[2**16 - 1, 2**16 - 2, 2**16 - 1, 2**16 - 2, 2**16 - 1] == 2
     assert table[2**16, 0, 2**16 - 1, 0, 2**16 - 1] == 1
-
-
-def test_a_sentence_of_bigrams_each_of_which_is_certain_is_drawn_again():
-    words = "I want to eat Chinese food </s>".split()
-    bigrams = count_ngrams(*flat([range(len(words))]), 2, V)
-    assert bigrams.to_dict(2) == {(BEGIN, 0): 1} | {(w, w + 1): 1 for w in range(len(words) - 1)}
-    for seed in range(5):
-        drawn = sample_document(bigrams, np.random.default_rng(seed), eos=words.index("</s>"), max_length=100)
-        assert " ".join(words[token] for token in drawn) == "I want to eat Chinese food </s>"
-
-
-def test_tokens_are_drawn_as_often_as_they_follow_the_context():
-    documents = [[0, 1, 6]] * 1 + [[0, 2, 6]] * 3 + [[1, 0, 0, 6]] * 4
-    trigrams, rng = count_ngrams(*flat(documents), 3, V), np.random.default_rng(0)
-    drawn = Counter(tuple(sample_document(trigrams, rng, eos=6, max_length=100)) for _ in range(1500))
-    shares = {text: count / 1500 for text, count in drawn.items()}
-    assert shares == pytest.approx({(0, 1, 6): 1 / 8, (0, 2, 6): 3 / 8, (1, 0, 0, 6): 1 / 2}, abs=0.05)
-
-
-def test_drawing_ends_at_the_end_the_length_and_where_nothing_follows():
-    loop = count_ngrams(*flat([[0, 1, 0, 1, 0]]), 2, V)
-    assert sample_document(loop, np.random.default_rng(0), eos=6, max_length=4) == [0, 1, 0, 1]
-    assert sample_document(
-        count_ngrams(*flat([[0, 6, 1]]), 2, V), np.random.default_rng(0), eos=6, max_length=4
-    ) == [0, 6]
-    assert sample_document(
-        count_ngrams(*flat([[3, 4]]), 3, V), np.random.default_rng(0), eos=6, max_length=100
-    ) == [3, 4]
-    assert sample_document(
-        count_ngrams(*flat([[3, 3]]), 1, V), np.random.default_rng(0), eos=6, max_length=3
-    ) == [3, 3, 3]
 
 
 @pytest.mark.parametrize("order", ORDERS)
