@@ -8,6 +8,7 @@ file to compile all. With ``--table`` it compiles nothing and writes the table f
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -155,5 +156,7 @@ def outdated() -> bool:
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["--table"]:
+        # the lines that FOUND has are of libtpu's own flags, and lines of one table are compiled alike
+        os.environ["LIBTPU_INIT_ARGS"] = ""
         compile_cells(Path("runs") / "cache" / "plans")
     write(PAGE, page(PAGE.read_text("utf-8"), table(read_found())))

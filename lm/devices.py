@@ -21,7 +21,7 @@ def visible_gpus() -> list[str]:
     """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        return [name for name in named.split(",") if name]
+        return [name for name in named.split(",") if name not in ("", "-1")]  # -1 hides all of them
     files = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
     return sorted(filter(str.isdecimal, files), key=int)
 

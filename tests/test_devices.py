@@ -43,3 +43,9 @@ def test_a_platform_is_chosen_only_where_nobody_chose_and_libtpu_has_nothing_to_
     monkeypatch.setattr(devices, "find_spec", lambda name: "found" if libtpu else None)
     devices.choose_platform()
     assert os.environ.get("JAX_PLATFORMS") == due
+
+
+@pytest.mark.parametrize(("named", "due"), [("0,3", ["0", "3"]), ("", []), ("-1", [])])
+def test_only_the_gpus_that_cuda_shows_are_visible(named, due, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert devices.visible_gpus() == due

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.markup import escape
@@ -19,9 +20,11 @@ from experiments.runs.paths import COUNTS_FILE
 from lm.config.base import DataError, SettingError
 from lm.data.corpus import tfds
 from lm.data.corpus.token_cache import TOKENS_FOLDER, token_cache_bytes
+from lm.devices import visible_gpus
 from lm.files import matches_checksum
 from lm.train.runtime import manifest
 
+CUDA_PLUGIN = "jax_cuda13_plugin"  # what the extra [gpu] installs
 SHOWN = "jax jaxlib flax optax orbax-checkpoint grain tensorflow-datasets sentencepiece".split()  # versions
 
 
@@ -53,6 +56,7 @@ def examine(runs: Path) -> None:
     kind = f"{len(devices)} × {devices[0].device_kind}, backend {jax.default_backend()}"
     lines = [
         ("devices", kind + (f", {memory / 2**30:.0f} GiB each" if memory else "")),
+        *(("", f"[yellow]{escape(line)}[/]") for line in unused_gpus(jax.default_backend())),
         ("host", f"{os.cpu_count()} CPU cores, Python {platform.python_version()}, {platform.platform()}"),
         ("versions", ", ".join(f"{name} {metadata.version(name)}" for name in SHOWN)),
         ("data", f"looked for in {', '.join(map(str, tfds.tfds_folders(cache)))}"),
@@ -69,6 +73,19 @@ def examine(runs: Path) -> None:
     lines.append(("memory", about_memory()))
     for name, text in lines:
         UNBROKEN.print(f"[bold]{name:9}[/] {text}")
+
+
+def unused_gpus(backend: str) -> list[str]:
+    """Return a line that says why jax leaves the GPUs here unused, and the mend; none if it uses them."""
+    gpus = visible_gpus()
+    if backend != "cpu" or not gpus:
+        return []
+    named = f"{len(gpus)} NVIDIA GPU{'s' * (len(gpus) > 1)} here, which jax does not use: "
+    if chosen := os.environ.get("JAX_PLATFORMS"):
+        return [f"{named}JAX_PLATFORMS={chosen}. Try: env -u JAX_PLATFORMS lm doctor"]
+    if find_spec(CUDA_PLUGIN) is None:
+        return [f"{named}{CUDA_PLUGIN} is not installed. Run: pip install 'lm-study[gpu]'"]
+    return [f"{named}its CUDA does not start. nvidia-smi should show a driver from 580 on, for CUDA 13"]
 
 
 def about_memory() -> str:

@@ -1,7 +1,7 @@
 """README and docs: links lead somewhere, commands are accepted as they stand, code blocks are Python.
 
 Commands are parsed by the command line itself, with its rows and settings, and not carried out: what they
-need, such as a finished run or a data set, is not here.
+need, such as a finished run or a data set, is not here. A launch prints the commands of its dry run.
 """
 
 import ast
@@ -12,6 +12,7 @@ import pytest
 from commands import accepted
 from paths import ROOT
 
+from experiments import __main__ as cli
 from experiments.cli import COMMANDS, GROUPS, demo
 from experiments.runs.kinds.network import model_parameters
 from experiments.study.experiment import BASELINE
@@ -64,6 +65,7 @@ def commands():
 def test_a_command_of_the_docs_is_accepted_as_it_stands(line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("bad")
+    (tmp_path / "Containerfile").touch()
     (settings,) = re.findall(r"```toml\n(.*?)```", text_of(ROOT / "docs/first-hour.md"), re.DOTALL)
     (tmp_path / "mine.toml").write_text(settings)
     _, *arguments = shlex.split(line)
@@ -84,6 +86,11 @@ def test_a_command_of_the_docs_is_accepted_as_it_stands(line, tmp_path, monkeypa
             del arguments[place : place + 2]
     if first in PLACEHOLDERS:
         arguments[1] = "t5/1-baseline/baseline"
+    if arguments[0] == "launch" and first != "delete":  # whose dry run asks gcloud for what is there
+        own = [word for word in arguments if word != "--dry-run"]
+        assert cli.dispatch([*own, "--dry-run"]) == 0, capsys.readouterr()
+        assert capsys.readouterr().out
+        return
     assert accepted(arguments, monkeypatch) == 0, capsys.readouterr()
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 from paths import ROOT, SUPPORT, TESTS
 
 from lm.batch import Batch, Side
@@ -238,15 +239,15 @@ def flash_on(platform, **settings):
     return FlashAttention(BACKENDS[platform]._replace(**settings))
 
 
-@pytest.mark.skipif(
-    jax.__version_info__ >= (0, 11), reason="newer ones lower kernels for a GPU only where one is"
-)
 @pytest.mark.parametrize("mask", ["segments", "causal"])
 def test_flash_is_three_kernels_for_a_gpu(mask):
     step, shapes = attention_step(flash_on("gpu"), 8192, mask)
-    lowered = step.trace(*(jax.ShapeDtypeStruct(*shape) for shape in shapes)).lower(
-        lowering_platforms=("cuda",)
-    )
+    # from jax 0.11 on Pallas asks the mesh what kind of GPU it lowers for
+    gpu = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="cuda")
+    mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=gpu)
+    with use_abstract_mesh(mesh):
+        traced = step.trace(*(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+        lowered = traced.lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("@__gpu$xla.gpu.triton") == 3
 
 

@@ -21,6 +21,7 @@ from experiments.plan.slices import CHIPS, find_slice, shapes_of
 from experiments.plan.step import Compiled, PlannedStep
 from experiments.study.experiment import Experiment
 from experiments.study.registry import build
+from launch.accelerators import libtpu_flags
 from lm.config.base import SettingError, changes
 from lm.config.layers import CompileConfig, PositionsConfig
 from lm.config.model import ModelConfig
@@ -261,6 +262,43 @@ def test_rows_that_compile_to_the_same_program_are_compiled_once_and_what_does_n
 
 
 @pytest.mark.parametrize(
+    ("exported", "compiled_with", "shown"),
+    [
+        (None, libtpu_flags(2), "which lm launch sets: --xla_tpu_enable_async"),
+        ("--xla_mine=1", "--xla_mine=1", "LIBTPU_INIT_ARGS here: --xla_mine=1"),
+        ("", "", "LIBTPU_INIT_ARGS here: none"),
+    ],
+)
+def test_a_step_is_compiled_with_the_flags_that_are_exported_or_else_those_of_a_launch_and_the_plan_says_so(
+    exported, compiled_with, shown, stub, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    if exported is not None:
+        monkeypatch.setenv("LIBTPU_INIT_ARGS", exported)
+    stub(lambda *_: COMPILED)
+    row = plans.row_of(ROW, "nano", "", "slice=2")
+    plans.show_plans({ROW: row}, plans.PlanOptions("v5e:2x2", scale="nano", runs=tmp_path))
+    assert shown in " ".join(capsys.readouterr().out.split())
+    worker = tmp_path / "worker"  # in the place of Python; it leaves the request as it is
+    worker.write_text(f'#!/bin/sh\nprintf "%s" "$LIBTPU_INIT_ARGS" > {tmp_path}/flags\n')
+    worker.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(worker))
+    compile_step(planned_step(row, find_slice("v5e:2x2", 2)), tmp_path, print)
+    assert (tmp_path / "flags").read_text() == compiled_with
+
+
+def test_the_same_step_with_other_flags_is_another_program(stub, monkeypatch):
+    stub(None)
+    step = planned_step(plans.row_of(ROW, "nano", "", ""), find_slice("v5e:2x2"))
+    keys = []
+    for flags in (libtpu_flags(1), "", libtpu_flags(2)):
+        monkeypatch.setenv("LIBTPU_INIT_ARGS", flags)
+        keys.append(program_key(step))
+    monkeypatch.delenv("LIBTPU_INIT_ARGS")
+    assert len(set(keys)) == 3 and program_key(step) == keys[0]
+
+
+@pytest.mark.parametrize(
     ("mesh", "message"),
     [
         ("fsdp=3", "mesh.fsdp=3"),
@@ -468,7 +506,8 @@ def test_a_step_is_compiled_for_a_slice_that_is_not_there_and_remembered(monkeyp
 
 
 ABOVE = pytest.mark.xfail(strict=True, reason="temporaries are above the figure")
-# of shared figures: size, slice, mesh, rematerialisation, batch, arguments and temporaries at most [GiB]
+# of shared figures, compiled without the flags of a launch
+# size, slice, mesh, rematerialisation, batch, arguments and temporaries at most [GiB]
 FIGURES = [
     ("t5-base", "v5e:2x4", "fsdp=8", "dots", 128, 0.17, 2.50),
     ("t5-base", "v5e:4x4", "fsdp=16", "none", 128, 0.11, 4.49),
@@ -483,8 +522,9 @@ FIGURES = [
 @libtpu
 @pytest.mark.parametrize(("size", "slice_", "mesh", "remat", "batch", "arguments", "temporaries"), FIGURES)
 def test_published_sizes_stay_below_the_figures_and_gather_nothing_that_need_not_be(
-    size, slice_, mesh, remat, batch, arguments, temporaries, tmp_path
+    size, slice_, mesh, remat, batch, arguments, temporaries, tmp_path, monkeypatch
 ):
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "")
     new = {
         "model.dtype": "bfloat16",
         "model.compile.remat": remat,
@@ -510,8 +550,9 @@ USES = [
 @libtpu
 @pytest.mark.parametrize(("size", "slice_", "mesh", "remat", "noise", "least"), USES)
 def test_the_estimated_use_of_the_chips_stays_above_the_figures(
-    size, slice_, mesh, remat, noise, least, tmp_path
+    size, slice_, mesh, remat, noise, least, tmp_path, monkeypatch
 ):
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "")  # as docs/hardware.md has them
     new = {"model.compile.remat": remat, "objective.noise": noise}
     experiment = changes(plans.row_of(ROW, "base", size, mesh), new)
     step = planned_step(experiment, find_slice(slice_))
