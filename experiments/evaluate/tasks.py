@@ -178,8 +178,8 @@ def check_answers_end(task: AnyTask, stage: "Stage") -> None:
         return
     raise SettingError(
         f"objective.eos='none' of {stage.folder} should be 'each-example' or 'between-documents': decoding "
-        f"of an answer to {task.name} stops at EOS, which this model has never read; or score a model that is "
-        "fine-tuned on a task, whose examples end with EOS"
+        f"of an answer to {task.name} stops at EOS, which this model has never read; or score a model that "
+        "is fine-tuned on a task, whose examples end with EOS"
     )
 
 

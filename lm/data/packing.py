@@ -144,8 +144,8 @@ def make_packed_batch(
     """Return the batch of packed examples, with arrays [batch_size,S] and [batch_size,T].
 
     ``inputs`` and ``targets`` include EOS if there is one; ``rows`` [examples], ascending, is the row of each
-    example. ``loss`` says which tokens of a decoder without an encoder have a loss weight. An encoder's examples begin
-    at multiples of ``multiple`` tokens, with padding between them.
+    example. ``loss`` says which tokens of a decoder without an encoder have a loss weight. An encoder's
+    examples begin at multiples of ``multiple`` tokens, with padding between them.
     """
     if architecture in ENCODER_DECODERS:
         packed = _pack(inputs, rows, (batch_size, lengths.inputs), multiple)
