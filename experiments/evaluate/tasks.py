@@ -84,6 +84,8 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
     for (task, _), examples in zip(members_of_tasks, references, strict=True):
         if any(map(task.is_labelled, examples)):  # else there are answers and no scores
             task.check_labels(examples)
+    for task, members in members_of_tasks:
+        check_answers_end(task, members[0])
     for (task, members), examples in zip(members_of_tasks, references, strict=True):
         more: dict[str, Value] = {}
         if members[0].is_count_based:
@@ -165,6 +167,20 @@ def find_members(folder: Path, name: str, wanted: str) -> tuple[AnyTask, "list[S
         if not writes_text:
             reason += ", and an encoder writes no text"
     raise SettingError(f"{folder} has no model that answers {name!r}: {reason}")
+
+
+def check_answers_end(task: AnyTask, stage: "Stage") -> None:
+    """Raise SettingError if a task's answers are decoded by a model that was trained without EOS."""
+    from experiments.runs.trained import knows_eos
+
+    is_ranked = isinstance(task, PromptedTask) and task.candidates is not None
+    if isinstance(task, LabelledTask) or is_ranked or stage.is_count_based or knows_eos(stage):
+        return
+    raise SettingError(
+        f"objective.eos='none' of {stage.folder} should be 'each-example' or 'between-documents': decoding "
+        f"of an answer to {task.name} stops at EOS, which this model has never read; or score a model that "
+        "is fine-tuned on a task, whose examples end with EOS"
+    )
 
 
 def answers_by_head(task: LabelledTask, stage: "Stage", rows: Sequence[Row]) -> list[Any]:

@@ -488,6 +488,11 @@ def check_counts(experiment: Experiment) -> None:
         if start := experiment.start.model:
             due += f"; the model is that of {start}: choose another row, or another start"
         raise SettingError(due)
+    if experiment.data.held_out_documents and not objective.writes_eos:
+        raise SettingError(
+            f"objective.eos='none' should be 'between-documents' with data.held_out_documents="
+            f"{experiment.data.held_out_documents}: EOS begins and ends each of these documents"
+        )
     if counts == "none":
         return
     if (team := experiment.ensemble.members) > 1 or experiment.mixing.pretraining != "corpus":

@@ -33,16 +33,26 @@ T = TypeVar("T")
 UNMARKED = {"drop", "shuffle"}  # objective.inputs that show no gap where something is hidden
 
 
+def reads_text_alone(stage: Stage) -> bool:
+    """Return whether a stage is pre-training on text alone, without examples of tasks."""
+    return stage.is_pretraining and stage.settings.mixing.pretraining == "corpus"
+
+
+def knows_eos(stage: Stage) -> bool:
+    """Return whether the model of a stage was trained on texts with EOS, which examples of tasks have."""
+    return not reads_text_alone(stage) or stage.settings.objective.writes_eos
+
+
 def frame(stage: Stage, vocabulary: Tokenizer) -> tuple[int | None, int | None]:
     """Return the ids that begin and end a text as the model of a stage reads it."""
     experiment = stage.settings
     config, start = experiment.model, experiment.model.special.start
-    continues_text = stage.is_pretraining and experiment.mixing.pretraining == "corpus"
-    asks = not continues_text or experiment.objective.has_inputs  # EOS then ends the question
+    asks = not reads_text_alone(stage) or experiment.objective.has_inputs  # EOS then ends the question
+    eos = vocabulary.eos if knows_eos(stage) else None
     return {
         "encoder": (vocabulary.cls, vocabulary.sep),
-        "encoder-decoder": (None, vocabulary.eos),
-        "decoder": (vocabulary.cls, None) if start is None else (start, vocabulary.eos if asks else None),
+        "encoder-decoder": (None, eos),
+        "decoder": (vocabulary.cls, None) if start is None else (start, eos if asks else None),
     }[config.architecture.removeprefix("shared-").removeprefix("prefix-")]
 
 
@@ -94,14 +104,16 @@ class Trained:
                 f"{count} gaps are more than the vocabulary's {vocabulary.num_sentinels} sentinels"
             )
         sentinels = [vocabulary.vocab_size - 1 - k for k in range(count)]
-        ids = [*vocabulary.encode_replacing_masks(text, sentinels), vocabulary.eos]
+        eos = vocabulary.eos if knows_eos(self.stage) else None
+        ids = [*vocabulary.encode_replacing_masks(text, sentinels), eos]
         return [token for token in ids if token is not None], sentinels
 
     def continued(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
         """Return the ids of a prompt, and of an answer after a blank, for ``lm.evaluate.loglikelihood``."""
         config, encode, ids = self.config, self.vocabulary.encode, self.encode_data(prompt)
         if config.has_encoder:  # which ends an answer
-            return ids, [*encode(answer), *([] if config.special.eos is None else [config.special.eos])]
+            eos = config.special.eos if knows_eos(self.stage) else None
+            return ids, [*encode(answer), *([] if eos is None else [eos])]
         before, whole = encode(prompt), encode(f"{prompt} {answer}")
         behind = whole[len(before) :] if whole[: len(before)] == before else encode(answer)
         return ids[ids[:1] == [config.special.start] :], behind  # the start token is read by itself

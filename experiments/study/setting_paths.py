@@ -96,7 +96,7 @@ Changes = TypedDict(
         "objective.pairs": Literal["none", "next-sentence", "next-single-sentence", "sentence-order"]
         | Change,
         "objective.documents": Literal["concatenated", "apart"] | Change,
-        "objective.eos": Literal["each-example", "between-documents"] | Change,
+        "objective.eos": Literal["each-example", "between-documents", "none"] | Change,
         "objective.max_rate": float | None | Change,
         "objective.loss": Literal["all-tokens", "targets"] | Change,
         "objective.mixture": str | Change,
@@ -420,7 +420,7 @@ Changes = TypedDict(
         "start.objective.pairs": Literal["none", "next-sentence", "next-single-sentence", "sentence-order"]
         | Change,
         "start.objective.documents": Literal["concatenated", "apart"] | Change,
-        "start.objective.eos": Literal["each-example", "between-documents"] | Change,
+        "start.objective.eos": Literal["each-example", "between-documents", "none"] | Change,
         "start.objective.max_rate": float | None | Change,
         "start.objective.loss": Literal["all-tokens", "targets"] | Change,
         "start.objective.mixture": str | Change,

@@ -89,11 +89,17 @@ def _check_single_objective(objective: Objective, architecture: str) -> None:
             "objective.noise='everything' with objective.inputs='drop' leaves model.architecture="
             f"{architecture!r} no inputs; choose a decoder, or objective.noise='suffix' (prefix-lm)"
         )
+    if not objective.writes_eos and (objective.is_mlm or architecture == "encoder"):
+        raise SettingError(
+            "objective.eos='none' suits a model with a decoder: in an encoder [SEP] ends each text, so "
+            "objective.eos should be 'each-example' or 'between-documents'"
+        )
     needs_eos = objective.pairs == "none" and not objective.concatenates and not objective.is_mlm
     if objective.eos == "between-documents" and needs_eos:
         noise = f"objective.noise={objective.noise!r}, which keeps documents apart"
         cause = noise if objective.documents == "concatenated" else "objective.documents='apart'"
-        raise SettingError(f"objective.eos='between-documents' should be 'each-example' with {cause}")
+        should = "should be 'none' or 'each-example'"
+        raise SettingError(f"objective.eos='between-documents' {should} with {cause}")
     is_packed = objective.documents == "apart" and not objective.is_mlm
     if is_packed and objective.corruption.counts is None:
         countable = [name for name, noise in NOISES.items() if noise.counts]

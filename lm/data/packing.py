@@ -143,9 +143,9 @@ def make_packed_batch(
 ) -> Batch:
     """Return the batch of packed examples, with arrays [batch_size,S] and [batch_size,T].
 
-    ``inputs`` and ``targets`` include EOS; ``rows`` [examples], ascending, is the row of each example.
-    ``loss`` says which tokens of a decoder without an encoder have a loss weight. An encoder's examples begin
-    at multiples of ``multiple`` tokens, with padding between them.
+    ``inputs`` and ``targets`` include EOS if there is one; ``rows`` [examples], ascending, is the row of each
+    example. ``loss`` says which tokens of a decoder without an encoder have a loss weight. An encoder's
+    examples begin at multiples of ``multiple`` tokens, with padding between them.
     """
     if architecture in ENCODER_DECODERS:
         packed = _pack(inputs, rows, (batch_size, lengths.inputs), multiple)
@@ -162,7 +162,7 @@ def make_packed_batch(
     has_loss = is_token
     if architecture not in ENCODER_DECODERS:
         # The prefix has one position more than the inputs, since decoder tokens are shifted right: at its end
-        # the EOS of the inputs is read and the first target is predicted.
+        # the last input, often EOS, is read and the first target is predicted.
         last_of_prefix = np.zeros(shape, np.int32)
         last_of_prefix[is_token] = np.repeat(inputs.lengths, targets.lengths)
         causal_attention = (is_token & (packed.positions <= last_of_prefix)).astype(np.int32)

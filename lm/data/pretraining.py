@@ -122,7 +122,7 @@ def lengths_of_denoisers(
         is_split = denoiser.objective.noise == "suffix" and denoiser.objective.inputs == "drop"
         if is_split and architecture not in ENCODER_DECODERS:
             # A prefix LM's row is inputs, EOS, targets, EOS, so there is room for one token less of text.
-            lengths = lengths._replace(raw=max(lengths.raw - 1, 1))
+            lengths = lengths._replace(raw=max(lengths.raw - denoiser.objective.ends_examples, 1))
         if denoiser.objective.corruption.limits_targets and architecture in DECODERS:
             # Where the inputs of a row are longest, its targets are shortest.
             sides = corrupted_lengths(denoiser.objective, np.array([lengths.raw]), np.zeros(1))
@@ -181,7 +181,8 @@ def reading_objective(objective: Objective, architecture: str) -> Objective:
 def noise_mask(objective: Objective, texts: CorruptionInputs, max_targets: int) -> np.ndarray:
     """Return the corruption mask, bool [B,L], True on noise, reduced until it fits.
 
-    It fits if there is a sentinel for each span, and if targets have at most ``max_targets`` tokens with EOS.
+    It fits if there is a sentinel for each span, and if targets have at most ``max_targets`` tokens, with EOS
+    if there is one.
     """
     is_token = length_mask(texts.lengths, texts.uniforms.shape[2])
     noise = objective.corruption.mask(objective, texts) & is_token
@@ -189,7 +190,8 @@ def noise_mask(objective: Objective, texts: CorruptionInputs, max_targets: int) 
         if "sentinels" in (objective.inputs, objective.targets):
             noise = limit_spans(noise, is_token, texts.uniforms[:, 0], texts.num_sentinels)
         if objective.targets in ("sentinels", "drop"):
-            noise = trim_targets(noise, is_token, objective.targets == "sentinels", max_targets)
+            room = max_targets + (not objective.writes_eos)  # for what ``trim_targets`` leaves for EOS
+            noise = trim_targets(noise, is_token, objective.targets == "sentinels", room)
     return noise
 
 
@@ -203,7 +205,7 @@ def denoise(
     reserved_sentinels: int = 0,
     collocations: Collocations | None = None,
 ) -> tuple[PaddedTexts, PaddedTexts]:
-    """Return inputs and targets of texts [B,L], within ``limits`` and ending with EOS.
+    """Return inputs and targets of texts [B,L], within ``limits``, each with EOS if the objective writes it.
 
     Axis R of the uniform random numbers u [B,R,L] holds, in this order: those of the corruption mask, one for
     the format of the inputs if that is random, one for the format of the targets if that is, and one for the
@@ -217,7 +219,7 @@ def denoise(
         text = text._replace(tokens=random_tokens(u[:, 0], tokenizer), content=np.zeros_like(text.content))
     tokens, lengths, is_text_token = text
     is_token, order = text.mask, None
-    eos = None if objective.eos_between_documents else tokenizer.eos
+    eos = tokenizer.eos if objective.ends_examples else None
     if objective.sentences != "in-order":
         if objective.sentences == "permuted":
             order = sentence_permutation(tokens, lengths, u[:, -1], tokenizer)

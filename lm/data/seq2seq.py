@@ -47,9 +47,10 @@ class CorpusExamples(Sequence[Example]):
         if not INPUTS[self.source.reader.objective.inputs].ends_with_eos:
             inputs = f"objective.inputs={self.source.reader.objective.inputs!r}"
             raise SettingError(f"{inputs} suits mixing.pretraining='corpus': examples of tasks end with EOS")
-        if self.source.reader.objective.eos_between_documents:
-            why = "where mixing.pretraining reads tasks too: an example of a mixture ends with EOS"
-            raise SettingError(f"objective.eos='between-documents' should be 'each-example' {why}")
+        if not self.source.reader.objective.ends_examples:
+            found = f"objective.eos={self.source.reader.objective.eos!r}"
+            why = "where mixing.pretraining reads tasks too: decoding of an answer stops at EOS"
+            raise SettingError(f"{found} should be 'each-example' {why}")
 
     def __len__(self) -> int:
         return CORPUS_LENGTH

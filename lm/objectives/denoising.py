@@ -72,11 +72,15 @@ PairsName = Literal["none", "next-sentence", "next-single-sentence", "sentence-o
 NEXT_SENTENCE = ("next-sentence", "next-single-sentence")  # pairs that are changed by another document's text
 
 # T5 ends every example, also where the text was cut. Others separate documents and nothing else: a causal
-# model that finds EOS at the same position of every row learns the position, and stops there.
-EosPlacement = Literal["each-example", "between-documents"]
+# model that finds EOS at the same position of every row learns the position, and stops there. With "none"
+# segment ids and positions alone tell packed examples apart.
+EosPlacement = Literal["each-example", "between-documents", "none"]
 # Which tokens of its row a decoder learns to predict.
 LossName = Literal["all-tokens", "targets"]
 _DECODER: Condition = {"model.architecture": ("decoder", "prefix-decoder")}
+_HAS_DECODER: Condition = {
+    "model.architecture": Values(but=("encoder",), said="a model with a decoder"),
+}
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,8 @@ class Objective:
     pairs: PairsName = setting("none", _of_single({"targets": IN_PLACE}))
     # whether a sequence continues across the end of a document, or holds text of one document alone
     documents: Literal["concatenated", "apart"] = setting("concatenated", _of_single(*_MAY_CONCATENATE))
-    # where EOS (in encoders [SEP]) is written
-    eos: EosPlacement = setting("each-example", _of_single(*CONCATENATED))
+    # where EOS (in encoders [SEP]) is written; none, of models with a decoder: nowhere
+    eos: EosPlacement = setting("each-example", _of_single(*CONCATENATED, _HAS_DECODER))
     # greatest share of tokens of a suffix, whose share is then uniform between rate and this; None: always
     # rate
     max_rate: float | None = setting(None, _of_single({"noise": ("suffix-share",)}))
@@ -195,6 +199,16 @@ class Objective:
     def eos_between_documents(self) -> bool:
         """Return whether EOS separates concatenated documents instead of ending each example."""
         return self.concatenates and self.eos == "between-documents"
+
+    @property
+    def writes_eos(self) -> bool:
+        """Return whether EOS ends examples or documents; of a mixture, whether it does in any denoiser."""
+        return any(denoiser.objective.eos != "none" for denoiser in self.denoisers)
+
+    @property
+    def ends_examples(self) -> bool:
+        """Return whether EOS ends each example."""
+        return self.eos != "none" and not self.eos_between_documents
 
     @property
     def uniforms_per_token(self) -> int:
@@ -316,21 +330,24 @@ class Lengths(NamedTuple):
     """The lengths of an example [tokens]: of its text, and the most that its inputs and targets may have."""
 
     raw: int  # of the text before corruption
-    inputs: int  # EOS included
-    targets: int  # EOS included
+    inputs: int  # EOS included, if there is one
+    targets: int  # EOS included, if there is one
 
 
 def corrupted_lengths(
     objective: Objective, lengths: np.ndarray, length_uniforms: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of input and of target tokens of texts of these lengths, int [B] each, EOS included.
+    """Return the numbers of input and of target tokens of texts of these lengths, int [B] each.
 
-    Only for noise with ``counts``. Its lengths depend on one random number per text, ``length_uniforms`` [B].
+    EOS is included unless there is none. Only for noise with ``counts``. Its lengths depend on one random
+    number per text, ``length_uniforms`` [B].
     """
     assert objective.corruption.counts is not None, "the amount of noise is random"
     noise, spans, visible_spans = objective.corruption.counts(objective, lengths, length_uniforms)
-    inputs = INPUTS[objective.inputs].num_kept(lengths, noise, np.where(noise, spans, 0)) + 1
-    targets = TARGETS[objective.targets].num_kept(lengths, noise, visible_spans) + 1
+    inputs_format, eos = INPUTS[objective.inputs], int(objective.writes_eos)
+    own_end = int(not inputs_format.ends_with_eos)  # one token that the format does not count
+    inputs = inputs_format.num_kept(lengths, noise, np.where(noise, spans, 0)) + max(eos, own_end)
+    targets = TARGETS[objective.targets].num_kept(lengths, noise, visible_spans) + eos
     return inputs if objective.has_inputs else np.zeros_like(inputs), targets
 
 
@@ -349,7 +366,7 @@ def compute_lengths(objective: Objective, inputs_length: int) -> Lengths:
         return Lengths(inputs_length - (2 if objective.pairs == "none" else 3), inputs_length, 0)
     if objective.corruption.counts and not objective.corruption.per_document:
         return _fixed_lengths(objective, inputs_length)
-    raw = inputs_length - (not objective.eos_between_documents)  # one token less, for EOS at the end
+    raw = inputs_length - objective.ends_examples  # one token less, for EOS at the end
     if marks := INPUTS[objective.inputs].num_sentinels:  # of which the last stands in place of EOS
         raw = max(raw + 1 - marks, 1)
     targets = inputs_length
@@ -396,4 +413,4 @@ def _room_for_random_targets(objective: Objective, raw: int) -> int:
     else:
         mean = raw - (raw - 1) * q**2
         variance = (raw - 1) * (q**2 - q**4) + 2 * max(raw - 2, 0) * (q**3 - q**4)
-    return math.ceil(mean + DEVIATIONS * math.sqrt(variance)) + 1
+    return math.ceil(mean + DEVIATIONS * math.sqrt(variance)) + objective.writes_eos

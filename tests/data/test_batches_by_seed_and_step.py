@@ -17,9 +17,9 @@ from lm.data.packing import ENCODER_DECODERS
 from lm.data.pretraining import pretraining_rows
 from lm.data.segments import SegmentedWindow, concatenate_documents
 from lm.data.seq2seq import CorpusExamples, MixtureRows, eval_batches
-from lm.objectives.denoising import OBJECTIVES, Lengths
+from lm.objectives.denoising import OBJECTIVES, Lengths, Objective
 from lm.tokenizers.sentencepiece import ByteTokenizer
-from lm.tokenizers.tokenizer import EOS
+from lm.tokenizers.tokenizer import EOS, PAD
 
 VOCABULARY = ByteTokenizer(100)
 PAIRS = [
@@ -113,6 +113,68 @@ def test_rows_have_their_shape_and_where_examples_end_every_segment_ends_with_eo
     if architecture in ENCODER_DECODERS:
         assert (batch.encoder.segment_ids.max(1) == segments.max(1)).all()
         assert batch.encoder.tokens.shape == (8, inputs)
+
+
+def examples_of(batch, name, kind):
+    """The tokens of each example on one side of a batch, [] for one that has none there."""
+    side = batch.side(name)
+    counts = np.max([each.segment_ids.max(1) for each in batch.sides.values()], axis=0)
+    return [
+        getattr(side, kind)[row][side.segment_ids[row] == segment].tolist()
+        for row, count in enumerate(counts)
+        for segment in range(1, 1 + count)
+    ]
+
+
+WITHOUT_EOS = {
+    **{name: OBJECTIVES[name] for name, _ in PAIRS},
+    "spans-apart": replace(OBJECTIVES["span-corruption"], documents="apart"),
+    "suffix-share": Objective("suffix-share", rate=0.5),
+    "prefix-suffix-middle": Objective("middle", "prefix-suffix-middle", "drop"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        *PAIRS,
+        ("spans-apart", "encoder-decoder"),
+        ("spans-apart", "decoder"),
+        ("suffix-share", "decoder"),
+        ("prefix-suffix-middle", "decoder"),
+    ],
+)
+def test_without_eos_rows_hold_the_same_examples_less_their_eos(batches, name, architecture):
+    objective = WITHOUT_EOS[name]
+    without = batches(replace(objective, eos="none"), architecture)
+    ends, room = replace(objective, eos="each-example"), 32
+    while (made := batches(ends, architecture, inputs_length=room)).lengths.raw < without.lengths.raw:
+        room += 1  # for EOS
+    assert made.lengths.raw == without.lengths.raw
+    assert sum(made.lengths) > sum(without.lengths)
+    found = [[each(step, slice(None)) for step in range(3)] for each in (made, without)]
+    for side, kind in (("encoder", "tokens"), ("decoder", "targets")):
+        if side not in found[0][0].sides:
+            continue
+        ended, bare = ([ids for batch in part for ids in examples_of(batch, side, kind)] for part in found)
+        assert len(bare) >= len(ended) >= 3 * 8  # bare ones are shorter, so that more fit in a row
+        for with_eos, without_eos in zip(ended, bare, strict=False):
+            assert EOS in with_eos and EOS not in without_eos
+            assert [token for token in with_eos if token != EOS] == without_eos
+
+
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder", "prefix-decoder"])
+def test_segment_ids_and_positions_tell_packed_examples_without_eos_apart(batches, architecture):
+    batch = batches(replace(OBJECTIVES["prefix-lm"], eos="none"), architecture)(2, slice(None))
+    assert batch.decoder.segment_ids.max() > 1
+    for name, side in batch.sides.items():
+        assert all(found == list(range(len(found))) for found in examples_of(batch, name, "positions"))
+        for ids in side.segment_ids:
+            filled = ids[ids > 0]
+            assert (np.diff(filled) >= 0).all() and not ids[len(filled) :].any()
+    read, targets = (examples_of(batch, "decoder", kind) for kind in ("tokens", "targets"))
+    for before, after in zip(read, targets, strict=True):  # the start token, not the neighbour's last one
+        assert before == [PAD, *after][:-1]
 
 
 def epoch_rows(made, epoch):
@@ -308,6 +370,10 @@ def test_evaluation_takes_every_example_once_in_order_and_fills_up_with_padding(
             {"name": replace(OBJECTIVES["prefix-lm"], eos="between-documents")},
             "objective.eos='between-documents'",
         ),
+        (
+            {"name": replace(OBJECTIVES["masked-lm"], eos="none"), "architecture": "encoder"},
+            "objective.eos='none' suits a model with a decoder",
+        ),
         ({"seed": -1}, "seed=-1"),
         ({"inputs_length": 1}, "data.inputs_length=1"),
     ],
@@ -320,6 +386,8 @@ def test_a_setting_that_cannot_be_is_refused_by_name(batches, settings, field):
 def test_streams_and_mixtures_refuse_by_name(batches, corpus):
     with pytest.raises(SettingError, match="objective.eos='between-documents'"):
         CorpusExamples(batches("causal-lm", "decoder").rows)
+    with pytest.raises(SettingError, match="objective.eos='none'.*decoding of an answer stops at EOS"):
+        CorpusExamples(batches(replace(OBJECTIVES["prefix-lm"], eos="none")).rows)
     with pytest.raises(SettingError, match="data.workers=-1"):
         stream(batches(), 0, 1, workers=-1)
     common = {"architecture": "decoder", "lengths": LIMITS, "seed": 0}

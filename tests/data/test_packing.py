@@ -47,3 +47,22 @@ def test_packing_keeps_every_token_in_order_and_never_overfills(sizes, architect
 def test_an_example_longer_than_a_row_is_an_error_and_not_cut():
     with pytest.raises(SettingError, match="does not fit"):
         pack_examples(np.array([[3, 9]]), np.array([8, 8]))
+
+
+def test_two_examples_without_eos_are_told_apart_by_segments_and_positions_alone():
+    """The row that docs/objectives.md prints: a b c -> p q, and d e -> r s t."""
+    found = packed(
+        from_lists([[10, 11, 12], [13, 14]]),
+        from_lists([[20, 21], [22, 23, 24]]),
+        "encoder-decoder",
+        Lengths(0, 6, 6),
+    )
+    encoder, decoder = found.encoder, found.decoder
+    assert encoder.tokens.tolist() == [[10, 11, 12, 13, 14, 0]]
+    assert encoder.segment_ids.tolist() == [[1, 1, 1, 2, 2, 0]]
+    assert encoder.positions.tolist() == [[0, 1, 2, 0, 1, 0]]
+    assert decoder.tokens.tolist() == [[0, 20, 0, 22, 23, 0]]
+    assert decoder.targets.tolist() == [[20, 21, 22, 23, 24, 0]]
+    assert decoder.segment_ids.tolist() == [[1, 1, 2, 2, 2, 0]]
+    assert decoder.positions.tolist() == [[0, 1, 0, 1, 2, 0]]
+    assert decoder.loss_weights.tolist() == [[1, 1, 1, 1, 1, 0]]

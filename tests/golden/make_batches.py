@@ -51,6 +51,7 @@ CHOICES = {
     for field in fields(Objective)
     if typing.get_origin(field.type) is typing.Literal and field.name != "loss"
 }
+CHOICES["eos"] = ["between-documents", "each-example"]  # without EOS: ``variants``
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,7 @@ def variants(objective: Objective) -> dict[str, tuple[Objective, dict]]:
         "tenth": (amount(rate=0.1, mean_span_length=10.0), {"length": 150}),
         "ends": (replace(objective, eos="each-example"), {}),
         "between": (replace(objective, eos="between-documents"), {"length": 33}),
+        "without-eos": (replace(objective, eos="none"), {}),
         "permuted": (replace(objective, sentences="permuted"), {}),
         "few-sentinels": (amount(rate=0.3), {"vocabulary": Tokenizer(num_sentinels=3)}),
         **{pairs: (replace(objective, pairs=pairs), {}) for pairs in PAIRS[1:]},

@@ -114,11 +114,13 @@ def test_span_lengths_are_uniform_compositions():
     sentinels=st.sampled_from([1, 2, 5, 100]),
     seed=st.integers(0, 2**32 - 1),
     room=st.integers(3, 64),
+    has_eos=st.booleans(),
 )
 def test_inputs_and_targets_together_give_back_the_text_and_nothing_is_cut(
-    name, counts, rate, sentinels, seed, room
+    name, counts, rate, sentinels, seed, room, has_eos
 ):
-    objective = Objective(**{**vars(OBJECTIVES[name]), "rate": rate})
+    eos = OBJECTIVES[name].eos if has_eos else "none"
+    objective = Objective(**{**vars(OBJECTIVES[name]), "rate": rate, "eos": eos})
     limits = compute_lengths(objective, room)
     counts = np.minimum(counts, limits.raw)
     given_text = text(np.random.default_rng(seed), counts, limits.raw)
@@ -128,7 +130,7 @@ def test_inputs_and_targets_together_give_back_the_text_and_nothing_is_cut(
     assert (inputs.lengths <= limits.inputs).all()
     assert (targets.lengths <= limits.targets).all()
     for original, shown, said in zip(rows(given_text), rows(inputs), rows(targets), strict=True):
-        if not objective.eos_between_documents:  # else EOS is part of the text
+        if objective.ends_examples:  # else EOS is part of the text, or nowhere
             assert said.pop() == EOS
             assert not objective.has_inputs or shown.pop() == EOS
         assert all(token < 880 or token >= 1000 - sentinels for token in said)
@@ -281,12 +283,23 @@ def test_a_single_token_is_never_span_noise_and_two_have_one():
     assert noise_mask(objective, text, 100).tolist() == [[False, True]]
 
 
+@pytest.mark.parametrize("targets", ["sentinels", "drop"])
+def test_targets_without_eos_get_the_room_that_eos_would_take(targets):
+    texts = CorruptionInputs(np.full(50, 20), uniforms(3, np.arange(50), 1, 20), 100)
+    ends = Objective(inputs="drop", targets=targets, rate=0.9)
+    with_eos, without = noise_mask(ends, texts, 7), noise_mask(replace(ends, eos="none"), texts, 6)
+    assert with_eos.sum() < 0.9 * 50 * 20 / 2  # cut in nearly all texts
+    assert (with_eos == without).all()
+
+
 def test_sizes_are_those_of_the_examples():
     counts = np.array([1, 2, 3, 20, 60], np.int32)
-    for objective in (
+    objectives = [
         *OBJECTIVES.values(),
         Objective(noise="suffix", inputs="sentinels", targets="sentinels"),
-    ):
+        Objective("middle", "prefix-suffix-middle", "drop"),
+    ]
+    for objective in [*objectives, *(replace(each, eos="none") for each in objectives if not each.is_mlm)]:
         if not objective.corruption.counts or objective.eos_between_documents:
             continue
         limits = compute_lengths(objective, 64)

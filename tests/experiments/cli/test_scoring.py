@@ -1,11 +1,13 @@
 """``lm tasks``, ``lm score`` and which run is asked, on models that know nothing and sets of two rows."""
 
+import itertools
 import json
 import math
 import re
 import shutil
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,7 +36,7 @@ from experiments.runs.init_from import started_from
 from experiments.runs.kinds.answers import make_eval_task
 from experiments.runs.paths import model_of_run, save_settings
 from experiments.runs.stages import stages_of
-from experiments.runs.trained import answering, language_models, open_run
+from experiments.runs.trained import answering, frame, language_models, open_run
 from experiments.study.experiment import Experiment
 from lm.config.base import SettingError, changes
 from lm.config.decoding import Decoding
@@ -142,6 +144,12 @@ def test_a_task_that_nothing_was_tuned_for_is_answered_by_pre_training_and_unkno
         (HEADS, ["sst2"], {"mixture": "cola"}, "--mixture 'cola'"),
         (TEXTS, ["xquad_enro"], {}, "xquad_enro"),
         (TEXTS | NOTHING, ["xquad_enro"], {}, "untrained"),
+        (
+            TEXTS | {"objective.eos": "none"},
+            ["xquad_enro"],
+            {"mixture": "pretraining"},
+            "objective.eos='none'.*answer to xquad_enro stops at EOS",
+        ),
     ],
 )
 def test_what_cannot_be_scored_is_named_before_a_model_is_loaded(given, names, settings, message, runs):
@@ -149,6 +157,15 @@ def test_what_cannot_be_scored_is_named_before_a_model_is_loaded(given, names, s
     save_settings(folder, changes(Experiment(), SMALL | given), runs / "cache")
     with pytest.raises(SettingError, match=message):
         score_run(folder, names, settings.get("mixture", ""), Rows(limit=settings.get("limit", 0)))
+
+
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "prefix-decoder"])
+def test_a_text_ends_with_eos_unless_pre_training_wrote_none(architecture):
+    for eos, pretrains in itertools.product(("each-example", "none"), (True, False)):
+        given = TEXTS | {"model.architecture": architecture, "objective.eos": eos}
+        stage = SimpleNamespace(is_pretraining=pretrains, settings=changes(Experiment(), SMALL | given))
+        _, end = frame(stage, ByteTokenizer(100))
+        assert (end is None) == (pretrains and eos == "none")  # examples of tasks always have EOS
 
 
 def test_answers_in_a_file_are_scored_if_there_are_as_many_as_references(runs, tmp_path, capsys):

@@ -264,6 +264,7 @@ def test_verify_tells_damaged_counts_from_good_ones(runs, capsys):
         ({"counts.model": "tagger", "tuning.heads": ("cola",)}, "cola"),
         ({"objective.noise": "suffix"}, "data.held_out_documents"),
         ({"counts.model": "none", "model.architecture": "encoder"}, "data.held_out_documents"),
+        ({"counts.model": "none", "objective.eos": "none"}, "objective.eos='none'.*held_out_documents"),
     ],
 )
 def test_what_cannot_be_counted_is_refused_by_the_name_of_the_setting(changes, named):
