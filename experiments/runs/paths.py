@@ -144,7 +144,8 @@ def save_settings(run: Path, experiment: Experiment, cache: Path | None = None) 
     write(run / SETTINGS, json_with_checksum(json.loads(to_json(experiment))))
     if cache is not None:
         folder, scale = run.resolve(), scale_folder(run, cache)
-        recorded = {"cache": os.path.relpath(cache.resolve(), folder), "scale": scale.name}
+        beside_scales = cache.parent.resolve() / cache.name  # also where the cache is a link to another disk
+        recorded = {"cache": os.path.relpath(beside_scales, folder), "scale": scale.name}
         if scale == folder:
             del recorded["scale"]
         write(run / PATHS, json_with_checksum(recorded))

@@ -45,7 +45,11 @@ FAMILIES = {
     "decoder": ["gpt/base", "--tuning.mixtures", "cloze", "--tuning.heads"],
     "encoder": ["bert/base", "--tuning.heads", "acceptability"],
 }
-LACKS = {"decoder": "model.num_encoder_layers", "encoder": "model.num_decoder_layers"}  # settings of a stack
+UNREAD = {  # settings of TINY that a family's models do not read
+    "encoder-decoder": (),
+    "decoder": ("model.num_encoder_layers",),
+    "encoder": ("model.num_decoder_layers", "start.steps"),
+}
 SMALL = TINY | {
     "pretraining.steps": 12,
     "finetuning.steps": 6,
@@ -110,7 +114,7 @@ def _prepare(told: Path, moment: str, left: int, what: int | str) -> None:
 
 
 def command(runs: Path, family: str) -> list[str]:
-    settings = {name: value for name, value in SMALL.items() if name != LACKS.get(family)}
+    settings = {name: value for name, value in SMALL.items() if name not in UNREAD[family]}
     words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
     return ["run", *FAMILIES[family], "--runs", str(runs), *words]
 

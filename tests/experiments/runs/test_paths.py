@@ -44,6 +44,14 @@ def test_a_run_knows_its_cache_wherever_it_is_opened_from(runs):
     assert folders(runs / RUN) == [x.folder for x in stages(EXPERIMENT, runs / RUN, runs / "cache")]
 
 
+def test_a_run_whose_cache_is_a_link_to_another_disk_finds_its_stages_beside_the_link(runs):
+    (runs.parent / "disk").mkdir()
+    (runs / "cache").symlink_to(runs.parent / "disk")
+    save_settings(runs / RUN, EXPERIMENT, runs / "cache")
+    assert find_cache(runs / RUN) == runs / "cache"
+    assert folders(runs / RUN) == [x.folder for x in stages(EXPERIMENT, runs / RUN, runs / "cache")]
+
+
 def test_a_folder_of_runs_that_is_moved_takes_its_caches_along(runs):
     moved = runs.parent / "other" / "place"
     shutil.move(runs, moved)
