@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from textwrap import fill, indent
 
-from experiments.cli import COMMANDS, GROUPS, HELP_OPTIONS, REPLACED, overview
+from experiments.cli import COMMANDS, GROUPS, HELP_OPTIONS, RENAMED_COMMANDS, overview
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.processes.cluster import is_due_to_lost_process, is_one_of_several, join_others, leave_others
 from experiments.processes.exit_codes import EXIT_CODES
@@ -107,16 +107,16 @@ def main() -> None:
         code = EXIT_CODES["interrupted"]
     except SystemExit as end:
         unread = isinstance(end.__context__, BrokenPipeError)  # as rich turns it into an exit
-        code = EXIT_CODES["nobody reads"] if unread else end.code
+        code = EXIT_CODES["output closed"] if unread else end.code
     except MemoryError:
         print_line("the machine, or a limit on this process (ulimit -v), has no more memory")
         code = EXIT_CODES["failed"]
     except Exception as error:
         if has_joined and is_due_to_lost_process(error):
             print_line(f"another process of this run is gone, so this one ends too ({error})")
-            os._exit(EXIT_CODES["start again"])  # jax would wait for it, and then abort this process
+            os._exit(EXIT_CODES["preempted"])  # jax would wait for it, and then abort this process
         unread = isinstance(error, BrokenPipeError) and _unread()
-        code = EXIT_CODES["nobody reads" if unread else "failed"]
+        code = EXIT_CODES["output closed" if unread else "failed"]
         if isinstance(error, OSError) and error.filename:  # a disk is full, a file may not be written
             print_line(f"{error}. Fix that and run the same command again")
         elif not unread:
@@ -129,7 +129,7 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    if code == EXIT_CODES["start again"]:  # a signal that comes again would break into the ending
+    if code == EXIT_CODES["preempted"]:  # a signal that comes again would break into the ending
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
@@ -171,8 +171,8 @@ def _stop(*_) -> None:
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print_line(f"stopped (SIGTERM){how_to_resume()}")
-    exit_after(AFTER_SIGNAL, EXIT_CODES["start again"])
-    sys.exit(EXIT_CODES["start again"])
+    exit_after(AFTER_SIGNAL, EXIT_CODES["preempted"])
+    sys.exit(EXIT_CODES["preempted"])
 
 
 def how_to_resume() -> str:
@@ -233,7 +233,7 @@ def named_command(words: Sequence[str]) -> tuple[str, list[str]]:
         if not rest or rest[0] in HELP_OPTIONS:
             return name, []
         subcommands = [known.partition(" ")[2] for known in COMMANDS if known.startswith(f"{name} ")]
-        if new := REPLACED.get(f"{name} {rest[0]}"):
+        if new := RENAMED_COMMANDS.get(f"{name} {rest[0]}"):
             raise SettingError(f"lm {name} {rest[0]} is now {new}")
         if rest[0] not in subcommands:
             raise SettingError(f"lm {name} has no command {rest[0]!r}{nearest(rest[0], subcommands)}")

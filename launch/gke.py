@@ -13,7 +13,7 @@ from launch.policy import DONE
 from launch.processes import show
 
 GRACE = 120  # that a pod has to save when it is told to go [seconds]
-# xpk restarts after 42 (start again) and 127 to 255 (killed); a crash and a stuck step may pass, too
+# xpk restarts after 42 (preempted) and 127 to 255 (killed); a crash and a stuck step may pass, too
 RESTART_AFTER = "1,43"
 
 

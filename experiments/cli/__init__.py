@@ -17,7 +17,7 @@ class Command(NamedTuple):
 
 
 # commands of earlier versions -> what has replaced them
-REPLACED = {"launch tpu": "lm launch gce (v5p, v6e, TPU7x) and lm launch queued (v4, v5e)"}
+RENAMED_COMMANDS = {"launch tpu": "lm launch gce (v5p, v6e, TPU7x) and lm launch queued (v4, v5e)"}
 HELP_OPTIONS = ("-h", "--help", "--help-all")
 _HERE = "experiments.cli"
 COMMANDS = {
@@ -45,7 +45,7 @@ COMMANDS = {
         f"{_HERE}.report:report", "Write the tables of finished runs beside the paper's, with pictures."
     ),
     "power": Command(
-        f"{_HERE}.power:power", "Show how small a difference tables can tell, by the number of seeds."
+        f"{_HERE}.power:power", "Show the smallest difference that a table can detect, by number of seeds."
     ),
     "ladder": Command(
         f"{_HERE}.ladder:ladder", "Show how loss falls with compute, and what the smaller sizes predict."

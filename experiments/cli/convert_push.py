@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 MAIN = "main"  # the branch that the hub shows and loads
-HIDDEN = (".*", "*/.*")  # patterns of the files that stay here
-# Patterns of the weights that transformers would read beside or before those of the folder: a repository may
-# have another number of shards from an earlier upload.
+HIDDEN = (".*", "*/.*")  # patterns of files that are not uploaded
+# Patterns of weights to delete from the repository if the folder lacks them: an earlier upload may have had
+# other shards, which transformers would read.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
 REFUSED = (401, 403)  # status codes of HTTP: no valid token, or one that may not write there
 
@@ -54,11 +54,11 @@ def push_checkpoint(
         kind = "private repository" if private else "repository"
         UNBROKEN.print(f"would upload {count} to the {kind} {repo}, branch {revision}", markup=False)
         return
-    api = connected()
+    api = hub_api()
     try:
         address = str(api.create_repo(repo, private=private or None, exist_ok=True))
-        is_public = private and not api.model_info(repo).private
-        if not is_public:
+        is_unexpectedly_public = private and not api.model_info(repo).private
+        if not is_unexpectedly_public:
             if revision != MAIN:
                 api.create_branch(repo, branch=revision, exist_ok=True)
                 address += f"/tree/{revision}"
@@ -72,7 +72,7 @@ def push_checkpoint(
             )
     except Exception as error:  # of the network, of the hub, or of the name; none has a common class
         raise SettingError(f"{folder} cannot be uploaded to {repo} ({reason_of(error)})") from error
-    if is_public:
+    if is_unexpectedly_public:
         raise SettingError(
             f"{repo} is public, and --private was given: nothing was uploaded; make it private at "
             f"{address}/settings, or name another repository"
@@ -83,7 +83,7 @@ def push_checkpoint(
 def exported_files(folder: Path) -> dict[str, int]:
     """Return ``{name: size [bytes]}`` of the files of an export that are uploaded: all but hidden ones.
 
-    SettingError if the folder is no export: config.json, all weights, and the model card.
+    Raises SettingError if config.json, weights or the model card are missing, or the folder is a run.
     """
     from experiments.runs.model_card import CARD
     from lm.convert.checkpoint import weight_files
@@ -105,7 +105,7 @@ def exported_files(folder: Path) -> dict[str, int]:
     return files
 
 
-def connected() -> "HfApi":
+def hub_api() -> "HfApi":
     """Return the interface to the hub; SettingError if its package or a token is missing."""
     try:
         from huggingface_hub import HfApi, get_token
@@ -119,8 +119,8 @@ def connected() -> "HfApi":
 
 
 def reason_of(error: Exception) -> str:
-    """Return in a line why the hub did not do something, and what helps if it refused the token."""
+    """Return the first line of the hub's error, and how to fix it if the token was refused."""
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     status = getattr(getattr(error, "response", None), "status_code", None)
-    mend = "; run `hf auth login` with a token that may write there" if status in REFUSED else ""
-    return f"{reason:.200}{mend}"
+    fix = "; run `hf auth login` with a token that may write there" if status in REFUSED else ""
+    return f"{reason:.200}{fix}"

@@ -76,7 +76,7 @@ def examine(runs: Path) -> None:
 
 
 def unused_gpus(backend: str) -> list[str]:
-    """Return a line that says why jax leaves the GPUs here unused, and the mend; none if it uses them."""
+    """Return a line: why jax leaves the GPUs here unused, and how to fix it; none if it uses them."""
     gpus = visible_gpus()
     if backend != "cpu" or not gpus:
         return []
@@ -85,7 +85,7 @@ def unused_gpus(backend: str) -> list[str]:
         return [f"{named}JAX_PLATFORMS={chosen}. Try: env -u JAX_PLATFORMS lm doctor"]
     if find_spec(CUDA_PLUGIN) is None:
         return [f"{named}{CUDA_PLUGIN} is not installed. Run: pip install 'lm-study[gpu]'"]
-    return [f"{named}its CUDA does not start. nvidia-smi should show a driver from 580 on, for CUDA 13"]
+    return [f"{named}CUDA does not start. CUDA 13 needs driver 580 or newer; nvidia-smi shows yours"]
 
 
 def about_memory() -> str:

@@ -11,9 +11,9 @@ from experiments.cli.settings import Mixture
 from experiments.evaluate.generation import (
     Filling,
     fill_gaps,
+    generate_with_ngrams,
     is_masked_diffusion,
     write_answers,
-    write_by_counts,
 )
 from lm.config.base import SettingError, check_seed
 from lm.config.decoding import Decoding
@@ -57,7 +57,7 @@ def generate(
     texts = [GAP.sub(MASK, text) for text in prompt]
     with_gaps = [text for text in texts if MASK in text]
     if (ngrams := open_ngrams(run, mixture)) is not None:
-        write_by_counts(ngrams, texts, decoding, filling, seed)
+        generate_with_ngrams(ngrams, texts, decoding, filling, seed)
     elif not with_gaps and is_masked_diffusion(run):
         texts = [text + MASK * decoding.max_length for text in texts]
         filling = replace(filling, iterations=filling.iterations or decoding.max_length)

@@ -62,17 +62,17 @@ def write_answers(run: Path, prompts: Sequence[str], mixture: str, decoding: Dec
     )
 
 
-def write_by_counts(
+def generate_with_ngrams(
     ngrams: "TrainedNgrams", prompts: Sequence[str], decoding: Decoding, filling: Filling, seed: int
 ) -> None:
-    """Print what n-grams write after each prompt, which begins a document, and how fast.
+    """Print the n-grams' continuation of each prompt, read as the beginning of a document, and the speed.
 
     Raises SettingError for prompts with gaps, and for options of beam search or of filling gaps.
     """
     beam_options = [name for name in diff(Decoding(), decoding) if name in BEAM_OPTIONS]
     if refused := [*beam_options, *diff(Filling(), filling)]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in refused)
-        raise SettingError(f"{options}: n-grams write greedily or by sampling (--temperature); leave it out")
+        raise SettingError(f"n-grams write greedily or by sampling (--temperature); leave {options} out")
     if any(MASK in prompt for prompt in prompts):
         raise SettingError(
             f"n-grams write what follows a text and fill no gaps; leave {MASK} out of --prompt"
@@ -81,11 +81,11 @@ def write_by_counts(
     ids = [vocabulary.encode_prompt(prompt) for prompt in prompts]
     UNBROKEN.print(f"[dim]{escape(ngrams.which)}[/]")
     _print_answers(
-        prompts, lambda: continue_by_counts(ngrams, ids, decoding, seed), vocabulary, vocabulary.eos
+        prompts, lambda: ngram_continuations(ngrams, ids, decoding, seed), vocabulary, vocabulary.eos
     )
 
 
-def continue_by_counts(
+def ngram_continuations(
     ngrams: "TrainedNgrams", prompts: Sequence[Sequence[int]], decoding: Decoding, seed: int
 ) -> np.ndarray:
     """Return what n-grams write after prompts of ids, int32 [B,max_length], padded after EOS.
@@ -114,8 +114,8 @@ def continue_by_counts(
 def _print_answers(
     prompts: Sequence[str], write: Callable[[], np.ndarray], vocabulary: Tokenizer, eos: int | None
 ) -> None:
-    """Print the answer to each prompt, of those that ``write`` returns [B,max_length], and how fast it is."""
-    write()  # compiles
+    """Print each prompt with its answer from ``write()`` [B,max_length], and the tokens per second."""
+    write()  # compiles, so that the next call is timed alone
     start = time.perf_counter()
     tokens = write()
     seconds, count = time.perf_counter() - start, count_written(tokens, eos)

@@ -85,7 +85,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
         if any(map(task.is_labelled, examples)):  # else there are answers and no scores
             task.check_labels(examples)
     for task, members in members_of_tasks:
-        check_answers_end(task, members[0])
+        check_model_ends_answers(task, members[0])
     for (task, members), examples in zip(members_of_tasks, references, strict=True):
         more: dict[str, Value] = {}
         if members[0].is_count_based:
@@ -169,7 +169,7 @@ def find_members(folder: Path, name: str, wanted: str) -> tuple[AnyTask, "list[S
     raise SettingError(f"{folder} has no model that answers {name!r}: {reason}")
 
 
-def check_answers_end(task: AnyTask, stage: "Stage") -> None:
+def check_model_ends_answers(task: AnyTask, stage: "Stage") -> None:
     """Raise SettingError if a task's answers are decoded by a model that was trained without EOS."""
     from experiments.runs.trained import knows_eos
 
@@ -178,8 +178,8 @@ def check_answers_end(task: AnyTask, stage: "Stage") -> None:
         return
     raise SettingError(
         f"objective.eos='none' of {stage.folder} should be 'each-example' or 'between-documents': decoding "
-        f"of an answer to {task.name} stops at EOS, which this model has never read; or score a model that "
-        "is fine-tuned on a task, whose examples end with EOS"
+        f"of an answer to {task.name} stops at EOS, which this model was never trained to write; or score a "
+        "model that is fine-tuned on a task, whose examples end with EOS"
     )
 
 

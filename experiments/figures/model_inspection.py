@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import numpy as np
@@ -55,7 +56,7 @@ class ModelOnText:
     def prediction_labels(self) -> list[str]:
         """Labels of the tokens at which a word is predicted; SettingError if there are too many to read."""
         tokens = self.labels["decoder" if self.model.config.has_decoder else "encoder"]
-        check_columns(tokens)
+        check_legible(tokens)
         return tokens
 
     @property
@@ -69,7 +70,7 @@ class ModelOnText:
         return np.array([self._label(token) for token in ids.ravel().tolist()]).reshape(ids.shape)
 
     def _label(self, token: int) -> str:
-        return self._special_token_names.get(token) or token_label(self.vocabulary, token)
+        return label_of(self.vocabulary, self._special_token_names, token)
 
     @property
     def _special_token_names(self) -> Mapping[int, str]:
@@ -78,8 +79,13 @@ class ModelOnText:
         return self.vocabulary.special_token_names("bart" if self.uses_mask_token else "t5")
 
 
-def check_columns(tokens: Sequence[str]) -> None:
-    """Raise SettingError if a picture with a column per token could not be read."""
+def label_of(vocabulary: Tokenizer, special_tokens: Mapping[int, str], token: int) -> str:
+    """Return the label of a token: the name of a special token, or its text."""
+    return special_tokens.get(token) or token_label(vocabulary, token)
+
+
+def check_legible(tokens: Sequence[str]) -> None:
+    """Raise SettingError if ``tokens`` are too many for a picture with a column per token."""
     if len(tokens) > MAX_TOKENS:
         raise SettingError(
             f"--text has {len(tokens)} tokens: at most {MAX_TOKENS} can be read in this picture"
@@ -176,16 +182,12 @@ def draw_next_tokens(inspected: ModelOnText, k: int) -> Figure:
 
 
 def draw_next_tokens_of_ngrams(ngrams: TrainedNgrams, text: str, k: int) -> Figure:
-    """Draw likewise what n-grams expect at the beginning of a document, and after each token of ``text``."""
+    """Draw the ``k`` likeliest tokens, by n-grams, at the beginning of a document and after each token."""
     vocabulary = ngrams.vocabulary
     ids = vocabulary.encode_prompt(text)
-    names = vocabulary.special_token_names("t5")
-
-    def label(token: int) -> str:
-        return names.get(token) or token_label(vocabulary, token)
-
+    label = partial(label_of, vocabulary, vocabulary.special_token_names("t5"))
     columns = [START, *map(label, ids)]
-    check_columns(columns)
+    check_legible(columns)
     tokens, probabilities = ranked_next_tokens(ngrams.model, ids, k)
     labels = np.array([[label(token) for token in ranked] for ranked in tokens.tolist()])
     return draw_ranked_tokens(columns, labels, probabilities, "next token, by rank")

@@ -45,7 +45,7 @@ def check_compiler() -> None:
         raise SettingError("lm plan needs libtpu, which is not installed: pip install 'lm-study[tpu]'")
 
 
-def init_args(slices: Slice) -> str:
+def libtpu_init_args(slices: Slice) -> str:
     """Return the flags of libtpu that a step is compiled with.
 
     They are those of the environment, an empty LIBTPU_INIT_ARGS included, or else those that ``lm launch``
@@ -80,7 +80,7 @@ def program_key(step: PlannedStep) -> str:
     decisive = replace(BASELINE, model=experiment.model, mesh=experiment.mesh, pretraining=training)
     decisive = replace(decisive, generator_share=experiment.generator_share)
     versions = [metadata.version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")]
-    versions += [init_args(slices), os.environ.get("XLA_FLAGS", "")]
+    versions += [libtpu_init_args(slices), os.environ.get("XLA_FLAGS", "")]
     target = [slices.name, slices.count, dict(slices.chip.options)]
     digest = hashlib.sha256(json.dumps([to_json(decisive), step.batch, target, versions]).encode())
     digest.update(json.dumps(provenance.code()).encode())
@@ -101,7 +101,7 @@ def compile_step(step: PlannedStep, folder: Path, say: Callable[[str], None]) ->
     request.write_text(json.dumps([to_json(step.experiment), step.batch, slices.name, slices.count]))
     say("started; it is traced first")
     command = [sys.executable, "-m", WORKER, str(request)]
-    environment = os.environ | SETUP | {"LIBTPU_INIT_ARGS": init_args(slices)}
+    environment = os.environ | SETUP | {"LIBTPU_INIT_ARGS": libtpu_init_args(slices)}
     with log.open("w") as errors:
         worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     with worker:

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from experiments.console import CONSOLE, RUNS, Cell, print_line, show_sheet
-from experiments.plan.compiler import check_compiler, compile_step, init_args, planned_step, program_key
+from experiments.plan.compiler import (
+    check_compiler,
+    compile_step,
+    libtpu_init_args,
+    planned_step,
+    program_key,
+)
 from experiments.plan.estimate import ASSUMPTIONS, BOUNDS, Estimate, candidates, estimate, memory, writing
 from experiments.plan.slices import GIB, find_slice
 from experiments.plan.step import Compiled, PlannedStep
@@ -185,15 +191,15 @@ def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
     for plan in plans:
         for line in _remarks(plan):
             print_line(f"{plan.label}: {line}")
-    for line in (ASSUMPTIONS, *_counted_flags(plans)):
+    for line in (ASSUMPTIONS, *_libtpu_flag_lines(plans)):
         CONSOLE.print(line, highlight=False, markup=False, style="dim")
 
 
-def _counted_flags(plans: Sequence[Plan]) -> list[str]:
-    """Return a line for the flags of libtpu that the plans are compiled with, for each number of slices."""
-    source = "LIBTPU_INIT_ARGS here" if "LIBTPU_INIT_ARGS" in os.environ else "which lm launch sets"
-    each = dict.fromkeys(init_args(plan.step.slices) for plan in plans)
-    return [f"flags of libtpu, {source}: {flags or 'none'}" for flags in each]
+def _libtpu_flag_lines(plans: Sequence[Plan]) -> list[str]:
+    """Return a line for each set of libtpu flags with which the plans are compiled."""
+    source = "from LIBTPU_INIT_ARGS" if "LIBTPU_INIT_ARGS" in os.environ else "as lm launch sets them"
+    each = dict.fromkeys(libtpu_init_args(plan.step.slices) for plan in plans)
+    return [f"libtpu flags ({source}): {flags or 'none'}" for flags in each]
 
 
 def _print_table(title: str, heads: str, lines: Iterable[Sequence[str]]) -> None:

@@ -9,12 +9,12 @@ EXIT_CODES = {
     "failed": 1,
     "bad settings": 2,
     "loss not finite": 3,
-    "start again": 42,  # stopped by a signal, having saved what there was; or another process is gone
-    "stuck": STEP_TIMEOUT,  # no step was done for LM_STEP_TIMEOUT
+    "preempted": 42,  # stopped by a signal, having saved what there was; or another process is gone
+    "step timed out": STEP_TIMEOUT,  # no step was done for LM_STEP_TIMEOUT
     "interrupted": 130,  # by Ctrl-C, with nothing to save
-    "nobody reads": 128 + signal.SIGPIPE,  # what is printed, as behind `| head`; run and sweep continue
+    "output closed": 128 + signal.SIGPIPE,  # what is printed, as behind `| head`; run and sweep continue
 }
-AGAIN = EXIT_CODES["start again"]
+AGAIN = EXIT_CODES["preempted"]
 
 OUT_OF_MEMORY: dict[int, str] = {
     signal.SIGABRT: "as XLA is where it gets no more memory: see ulimit -v and the container's limit, "

@@ -475,7 +475,8 @@ def check_tbptt(experiment: Experiment) -> None:
 def check_counts(experiment: Experiment) -> None:
     """Raise SettingError for a count-based model of what cannot be counted.
 
-    Also raise it if held-out documents are to be scored by a model that is no causal language model.
+    Also raise it if held-out documents are to be scored by a model that is no causal language model, or that
+    is trained without EOS.
     """
     counts, tuning, architecture = experiment.counts.model, experiment.tuning, experiment.model.architecture
     objective = experiment.objective
@@ -490,8 +491,9 @@ def check_counts(experiment: Experiment) -> None:
         raise SettingError(due)
     if experiment.data.held_out_documents and not objective.writes_eos:
         raise SettingError(
-            f"objective.eos='none' should be 'between-documents' with data.held_out_documents="
-            f"{experiment.data.held_out_documents}: EOS begins and ends each of these documents"
+            "objective.eos='none' should be 'each-example' or 'between-documents' with "
+            f"data.held_out_documents={experiment.data.held_out_documents}: EOS begins and ends each "
+            "of these documents"
         )
     if counts == "none":
         return

@@ -33,21 +33,21 @@ T = TypeVar("T")
 UNMARKED = {"drop", "shuffle"}  # objective.inputs that show no gap where something is hidden
 
 
-def reads_text_alone(stage: Stage) -> bool:
+def pretrains_on_corpus(stage: Stage) -> bool:
     """Return whether a stage is pre-training on text alone, without examples of tasks."""
     return stage.is_pretraining and stage.settings.mixing.pretraining == "corpus"
 
 
 def knows_eos(stage: Stage) -> bool:
     """Return whether the model of a stage was trained on texts with EOS, which examples of tasks have."""
-    return not reads_text_alone(stage) or stage.settings.objective.writes_eos
+    return not pretrains_on_corpus(stage) or stage.settings.objective.writes_eos
 
 
 def frame(stage: Stage, vocabulary: Tokenizer) -> tuple[int | None, int | None]:
     """Return the ids that begin and end a text as the model of a stage reads it."""
     experiment = stage.settings
     config, start = experiment.model, experiment.model.special.start
-    asks = not reads_text_alone(stage) or experiment.objective.has_inputs  # EOS then ends the question
+    asks = not pretrains_on_corpus(stage) or experiment.objective.has_inputs  # EOS then ends the question
     eos = vocabulary.eos if knows_eos(stage) else None
     return {
         "encoder": (vocabulary.cls, vocabulary.sep),
@@ -172,7 +172,7 @@ class TrainedNgrams:
 
     model: KneserNey
     vocabulary: Tokenizer
-    which: str  # words that tell the run and the stage
+    which: str  # names the run and the stage, for printing
 
 
 def open_ngrams(folder: Path, name: str = "") -> TrainedNgrams | None:
@@ -262,7 +262,7 @@ def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
 
 def answering(folder: Path) -> list[NetworkStage]:
     """Return the stages of a run whose model writes text."""
-    stages = networks(stages_of(folder))
+    stages = networks(stages_of(folder))  # first: counts are refused before an architecture that they lack
     if not load_settings(folder).model.has_decoder:
         raise SettingError("model.architecture='encoder' writes no text; `lm generate` fills its [MASK]s")
     return [stage for stage in stages if stage.has_model and not stage.has_head]
@@ -270,7 +270,8 @@ def answering(folder: Path) -> list[NetworkStage]:
 
 def masked(folder: Path) -> list[NetworkStage]:
     """Return the pre-training of a model that fills gaps: masked LM or denoising encoder-decoder."""
-    experiment, networks_of_run = load_settings(folder), networks(stages_of(folder))
+    networks_of_run = networks(stages_of(folder))  # first: counts are refused before an architecture
+    experiment = load_settings(folder)
     model = experiment.model
     shown = {denoiser.objective.inputs for denoiser in experiment.objective.denoisers}
     text = f"{folder}: a model with architecture={model.architecture!r}"

@@ -61,9 +61,9 @@ def times(factor: float, multiple: int = 1, rounding: Literal["up", "down"] = "u
 
 
 def resized(width: float, layers: float = 1) -> Changes:
-    """Return the changes to an encoder of ``width`` times the width and ``layers`` times the layers.
+    """Return the changes that multiply an encoder's width and heads by ``width``, its layers by ``layers``.
 
-    The width of a head and that of a narrow embedding stay as they are.
+    The width of a head stays, and so does `model.embedding` where it is narrower than the model (ALBERT).
     """
     changes: Changes = {
         "model.d_model": times(width, 8),

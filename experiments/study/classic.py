@@ -71,11 +71,12 @@ TABLES = (
             "no-pretraining": BERT | {"pretraining.steps": 0},
         },
     ),
-    # Turc et al. 2019, and Devlin et al. 2019, whose sizes these are at scale base. Other scales keep the
-    # ratios to their own model; numbers of layers and heads are rounded up. All have the rate of their scale.
+    # The sizes of Turc et al. 2019 and Devlin et al. 2019, which scale base has. Other scales keep the ratios
+    # of widths to their own model. Layers and heads are rounded up, so at mini tiny, mini and small have one
+    # layer, medium and base two. All rows have the learning rate of their scale.
     make_table(
         "bert-sizes",
-        "Encoders: how large",
+        "Encoder sizes",
         {
             "base": WITHOUT_TASKS,
             "tiny": WITHOUT_TASKS | resized(128 / 768, 2 / 12),
@@ -87,10 +88,10 @@ TABLES = (
         scale="mini",
         seeds=3,
         conclusions=(
-            Conclusion("mini", "tiny", "twice the width and twice the layers are better"),
-            Conclusion("small", "mini", "twice the width is better at equal depth"),
-            Conclusion("medium", "small", "twice the layers are better at equal width"),
-            Conclusion("base", "medium", "half as much again in width and depth is better"),
+            Conclusion("mini", "tiny", "about twice the width, from scale medium up also twice the layers"),
+            Conclusion("small", "mini", "about twice the width at equal depth"),
+            Conclusion("medium", "small", "twice the layers at equal width"),
+            Conclusion("base", "medium", "half as much again in width, from scale medium up also in depth"),
             Conclusion("large", "base", "the largest is best, also after few updates"),
         ),
     ),

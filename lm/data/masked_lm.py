@@ -168,7 +168,7 @@ class NextTokenRows(MaskedLMRows):
 
     def __call__(self, numbers: np.ndarray) -> Batch:
         side = super().__call__(numbers).side("encoder")
-        ends_examples = not self.reader.objective.eos_between_documents
+        ends_examples = self.reader.objective.ends_examples
         targets, in_row = _shift_left(side.tokens), _shift_left(side.segment_ids)
         is_last = _shift_left(in_row) == 0
         is_target = (in_row > 0) & (ends_examples | ~is_last)

@@ -121,7 +121,7 @@ def lengths_of_denoisers(
         )
         is_split = denoiser.objective.noise == "suffix" and denoiser.objective.inputs == "drop"
         if is_split and architecture not in ENCODER_DECODERS:
-            # A prefix LM's row is inputs, EOS, targets, EOS, so there is room for one token less of text.
+            # With EOS a prefix LM's row is inputs, EOS, targets, EOS: a second EOS for a token of text.
             lengths = lengths._replace(raw=max(lengths.raw - denoiser.objective.ends_examples, 1))
         if denoiser.objective.corruption.limits_targets and architecture in DECODERS:
             # Where the inputs of a row are longest, its targets are shortest.

@@ -109,7 +109,7 @@ class Objective:
     pairs: PairsName = setting("none", _of_single({"targets": IN_PLACE}))
     # whether a sequence continues across the end of a document, or holds text of one document alone
     documents: Literal["concatenated", "apart"] = setting("concatenated", _of_single(*_MAY_CONCATENATE))
-    # where EOS (in encoders [SEP]) is written; none, of models with a decoder: nowhere
+    # where EOS (in encoders [SEP]) is written; none: nowhere (only models with a decoder)
     eos: EosPlacement = setting("each-example", _of_single(*CONCATENATED, _HAS_DECODER))
     # greatest share of tokens of a suffix, whose share is then uniform between rate and this; None: always
     # rate
@@ -344,10 +344,11 @@ def corrupted_lengths(
     """
     assert objective.corruption.counts is not None, "the amount of noise is random"
     noise, spans, visible_spans = objective.corruption.counts(objective, lengths, length_uniforms)
-    inputs_format, eos = INPUTS[objective.inputs], int(objective.writes_eos)
-    own_end = int(not inputs_format.ends_with_eos)  # one token that the format does not count
-    inputs = inputs_format.num_kept(lengths, noise, np.where(noise, spans, 0)) + max(eos, own_end)
-    targets = TARGETS[objective.targets].num_kept(lengths, noise, visible_spans) + eos
+    inputs_format = INPUTS[objective.inputs]
+    # ``num_kept`` of formats that do not end with EOS leaves out one of their tokens.
+    ends = objective.writes_eos or not inputs_format.ends_with_eos
+    inputs = inputs_format.num_kept(lengths, noise, np.where(noise, spans, 0)) + int(ends)
+    targets = TARGETS[objective.targets].num_kept(lengths, noise, visible_spans) + int(objective.writes_eos)
     return inputs if objective.has_inputs else np.zeros_like(inputs), targets
 
 

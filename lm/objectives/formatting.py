@@ -218,7 +218,7 @@ INPUTS: dict[InputsName, Format] = {
     "visible": Format(_keep_all, uniforms_per_token=1),  # by which ``prediction_order`` orders the noise
     "drop": Format(_drop_noise, lambda tokens, noise, runs: tokens - noise),
     "shuffle": Format(_shuffle, uniforms_per_token=1),
-    # One token less than there is: ``corrupted_lengths`` adds one to inputs that do not end with EOS.
+    # One less than it writes: ``corrupted_lengths`` adds one, which other formats need for EOS.
     "prefix-suffix-middle": Format(
         _prefix_suffix_middle,
         lambda tokens, noise, runs: tokens - noise + 2,

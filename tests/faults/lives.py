@@ -24,7 +24,7 @@ from tiny import TINY
 from experiments.processes.exit_codes import EXIT_CODES
 from lm.files import CHECKSUM
 
-AGAIN, INTERRUPTED = EXIT_CODES["start again"], EXIT_CODES["interrupted"]
+AGAIN, INTERRUPTED = EXIT_CODES["preempted"], EXIT_CODES["interrupted"]
 ABORTED = -signal.SIGABRT  # by jax, since another process is gone
 ENVIRONMENT = {
     "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",

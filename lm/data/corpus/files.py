@@ -1,8 +1,9 @@
 """Make shards of a user's own files: UTF-8 text, JSON lines (plain, gzip, bzip2 or xz) and parquet.
 
 Files named for a split (valid, val, dev, test), or in a folder that is, are that split. Where none is named
-for validation, the held-out split is a share of the documents, chosen by a hash of their content. So it is of
-a lone file that a corpus names itself. Text files are split into documents at blank lines.
+for validation, the held-out split is a share of the documents, chosen by a hash of their content. The same
+holds for a corpus that is the path of one file, whatever its name, and for a folder whose only file is named
+for test. Text files are split into documents at blank lines.
 """
 
 import functools

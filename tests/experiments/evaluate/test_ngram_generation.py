@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from experiments.evaluate.generation import continue_by_counts
+from experiments.evaluate.generation import ngram_continuations
 from experiments.figures import model_inspection
 from experiments.figures.model_inspection import draw_ranked_tokens, ranked_next_tokens
 from experiments.runs.trained import TrainedNgrams
@@ -53,7 +53,7 @@ def warped(probs, decoding):
 )
 def test_pairs_of_tokens_are_sampled_as_often_as_their_probabilities_say(trigrams, decoding):
     prompt = [2, 3]
-    found = Counter(map(tuple, continue_by_counts(trigrams, [prompt] * SAMPLES, decoding, seed=0).tolist()))
+    found = Counter(map(tuple, ngram_continuations(trigrams, [prompt] * SAMPLES, decoding, seed=0).tolist()))
     first = warped(next_token_probs(trigrams.model, prompt), decoding)
     expected = {(EOS, PAD): first[EOS]}
     for token in {*range(V)} - {EOS}:
@@ -73,7 +73,7 @@ def test_pairs_of_tokens_are_sampled_as_often_as_their_probabilities_say(trigram
 def test_without_a_temperature_each_token_is_the_likeliest_one_until_the_end_of_the_document(order):
     ngrams = ngrams_of(order)
     prompts = [[], [2], [5, 5, 4], [4, 2, 2, 3, 3]]
-    answers = continue_by_counts(ngrams, prompts, Decoding(12), seed=0)
+    answers = ngram_continuations(ngrams, prompts, Decoding(12), seed=0)
     for prompt, answer in zip(prompts, answers.tolist(), strict=True):
         wanted = []
         while len(wanted) < 12 and EOS not in wanted:
@@ -84,7 +84,7 @@ def test_without_a_temperature_each_token_is_the_likeliest_one_until_the_end_of_
 def test_a_seed_samples_the_same_texts_again_and_equal_prompts_get_different_ones(trigrams):
     sampled = Decoding(16, temperature=1.0)
     first, again, other = (
-        continue_by_counts(trigrams, [[2]] * 4, sampled, seed).tolist() for seed in (0, 0, 1)
+        ngram_continuations(trigrams, [[2]] * 4, sampled, seed).tolist() for seed in (0, 0, 1)
     )
     assert first == again != other
     assert len({*map(tuple, first)}) > 1
