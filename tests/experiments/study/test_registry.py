@@ -338,7 +338,8 @@ def test_the_help_names_scales_of_a_study_module(monkeypatch, capsys):
     monkeypatch.setitem(SCALES, "width", SCALES["nano"] | {"model.d_model": 96})
     monkeypatch.setenv("LM_STUDY", "my_rows.py")
     assert cli.dispatch([]) == 0
-    assert "base (the paper's setup); yours: width." in capsys.readouterr().out
+    told = capsys.readouterr().out.replace("\n", " ")
+    assert "base (the paper's setup); yours: width." in told
 
 
 @pytest.mark.parametrize("encoding", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONUTF8": "0", "LC_ALL": "C"}])
