@@ -309,9 +309,9 @@ def test_lm_generate_prints_what_a_bigram_run_finds_likeliest_or_samples(runs, f
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--beams", "4"], "--beams: n-grams"),
-        (["--length-penalty", "0", "--top", "3"], "--length-penalty, --top: n-grams"),
-        (["--iterations", "3", "--passes", "gibbs"], "--iterations, --passes: n-grams"),
+        (["--beams", "4"], "leave --beams out"),
+        (["--length-penalty", "0", "--top", "3"], "leave --length-penalty, --top out"),
+        (["--iterations", "3", "--passes", "gibbs"], "leave --iterations, --passes out"),
         (["--prompt", "a <mask>"], "[MASK]"),
         (["--mixture", "squad"], "counts"),
     ],
