@@ -56,6 +56,8 @@ def generate(
     check_seed(seed, "--seed")
     texts = [GAP.sub(MASK, text) for text in prompt]
     with_gaps = [text for text in texts if MASK in text]
+    if 0 < len(with_gaps) < len(texts):
+        raise SettingError(f"--prompt: all texts or none should have {MASK}, which is filled")
     if (ngrams := open_ngrams(run, mixture)) is not None:
         generate_with_ngrams(ngrams, texts, decoding, filling, seed)
     elif not with_gaps and is_masked_diffusion(run):
@@ -64,7 +66,5 @@ def generate(
         fill_gaps(run, texts, mixture, filling, seed, decoding.temperature)
     elif not with_gaps:
         write_answers(run, prompt, mixture, decoding, seed)
-    elif len(with_gaps) == len(texts):
-        fill_gaps(run, texts, mixture, filling, seed, decoding.temperature)
     else:
-        raise SettingError(f"--prompt: all texts or none should have {MASK}, which is filled")
+        fill_gaps(run, texts, mixture, filling, seed, decoding.temperature)

@@ -88,7 +88,7 @@ COMMAND_LINES = [  # cause -> what the message names, and the mend
     (f"run {ROW} --data.corpus text:none.txt", "none.txt", ""),
     (f"run {ROW} --data.corpus documentatoin", "documentatoin", ""),
     (f"run {ROW} --data.vocabulary none.model", "none.model", ".model file"),
-    ("report t5/6-corruption-rate", "", "lm sweep 't5/6-corruption-rate' --scale nano"),
+    ("report t5/6-corruption-rate", "", "lm sweep t5/6-corruption-rate --scale nano"),
     ("status --runs none", "none", "`lm run ROW`"),
     (f"generate {RUN} --prompt a", RUN, "settings.json"),
     ("generate file.txt --prompt a", "file.txt", "settings.json"),

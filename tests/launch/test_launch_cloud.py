@@ -385,6 +385,7 @@ def printed(stage, capsys):
     return [*dict.fromkeys(lines)]
 
 
+@pytest.mark.slow
 def test_the_real_gcloud_accepts_every_command(stage, printed):
     real = shutil.which("gcloud", path=os.environ["PATH"].split(":", 1)[1])
     if not real:

@@ -10,7 +10,7 @@ from experiments.cli import doctor
     [
         ("cpu", True, "JAX_PLATFORMS=cpu", "env -u JAX_PLATFORMS lm doctor"),
         (None, False, "jax_cuda13_plugin is not installed", "pip install 'lm-study[gpu]'"),
-        (None, True, "its CUDA does not start", "nvidia-smi"),
+        (None, True, "CUDA does not start", "nvidia-smi"),
     ],
 )
 def test_gpus_that_jax_does_not_use_are_named_with_the_cause_and_the_next_command(

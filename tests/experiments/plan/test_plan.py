@@ -264,9 +264,9 @@ def test_rows_that_compile_to_the_same_program_are_compiled_once_and_what_does_n
 @pytest.mark.parametrize(
     ("exported", "compiled_with", "shown"),
     [
-        (None, libtpu_flags(2), "which lm launch sets: --xla_tpu_enable_async"),
-        ("--xla_mine=1", "--xla_mine=1", "LIBTPU_INIT_ARGS here: --xla_mine=1"),
-        ("", "", "LIBTPU_INIT_ARGS here: none"),
+        (None, libtpu_flags(2), "libtpu flags (as lm launch sets them): --xla_tpu_enable_async"),
+        ("--xla_mine=1", "--xla_mine=1", "libtpu flags (from LIBTPU_INIT_ARGS): --xla_mine=1"),
+        ("", "", "libtpu flags (from LIBTPU_INIT_ARGS): none"),
     ],
 )
 def test_a_step_is_compiled_with_the_flags_that_are_exported_or_else_those_of_a_launch_and_the_plan_says_so(
