@@ -1,4 +1,4 @@
-"""What the exit codes of ``lm`` mean, and the signals that a process is killed by."""
+"""Names the exit codes of ``lm``, and the signals that a process is killed by."""
 
 import signal
 

@@ -25,12 +25,12 @@ def tune_memory() -> None:
 
 
 def tunables() -> str:
-    """TUNABLES as the environment has them, in GLIBC_TUNABLES."""
+    """Return TUNABLES as the environment has them, in GLIBC_TUNABLES."""
     return ":".join(f"glibc.malloc.{name}={value}" for name, value in TUNABLES.items())
 
 
 def has_glibc() -> bool:
-    """Whether the C library is glibc: macOS and musl lack the name, or its value."""
+    """Return whether the C library is glibc: macOS and musl lack the name, or its value."""
     try:
         return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
     except (ValueError, OSError):
