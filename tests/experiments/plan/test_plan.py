@@ -234,6 +234,7 @@ def stub(monkeypatch):
     return lambda compile_step: monkeypatch.setattr(plans, "compile_step", compile_step)
 
 
+@pytest.mark.slow
 def test_rows_of_one_last_name_are_told_apart_and_so_are_arrangements_and_small_numbers_are_not_0(
     stub, tmp_path, capsys
 ):

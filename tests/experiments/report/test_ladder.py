@@ -56,6 +56,7 @@ def test_a_rung_counts_by_its_seeds():
     assert abs(uneven(1e14) - law(1e14)) < abs(even(1e14) - law(1e14))
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_in_95_of_100_draws():
     rng, draws, of_law, of_mean = np.random.default_rng(0), 120, 0, 0
     for _ in range(draws):
