@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.console import UNBROKEN
-from experiments.runs.init_from import CONFIG
+from experiments.runs.init_from import CONFIG, first_line, import_hub
 from experiments.runs.paths import SETTINGS
 from lm.config.base import SettingError, read_object
 
@@ -107,20 +107,14 @@ def exported_files(folder: Path) -> dict[str, int]:
 
 def hub_api() -> "HfApi":
     """Return the interface to the hub; SettingError if its package or a token is missing."""
-    try:
-        from huggingface_hub import HfApi, get_token
-    except ImportError as error:
-        raise SettingError(
-            "lm convert push needs the package huggingface_hub: pip install 'lm-study[hub]'"
-        ) from error
-    if get_token() is None:
+    hub = import_hub("lm convert push")
+    if hub.get_token() is None:
         raise SettingError("the Hugging Face hub needs a token: run `hf auth login`, or set HF_TOKEN")
-    return HfApi()
+    return hub.HfApi()
 
 
 def reason_of(error: Exception) -> str:
     """Return the first line of the hub's error, and how to fix it if the token was refused."""
-    reason = str(error).strip().partition("\n")[0] or type(error).__name__
     status = getattr(getattr(error, "response", None), "status_code", None)
     fix = "; run `hf auth login` with a token that may write there" if status in REFUSED else ""
-    return f"{reason:.200}{fix}"
+    return f"{first_line(error)}{fix}"

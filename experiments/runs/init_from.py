@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from experiments.runs import provenance
@@ -267,21 +267,31 @@ def _found(where: str, option: str) -> "tuple[Path, NetworkStage | None]":
     )
 
 
-def _from_hub(name: str, option: str) -> Path:
-    """Return the folder of a checkpoint of the hub, downloaded unless it is in the hub's cache."""
+def import_hub(what: str) -> ModuleType:
+    """Return the package huggingface_hub; a SettingError that ``what`` needs it, if it is not installed."""
     try:
-        from huggingface_hub import snapshot_download
+        import huggingface_hub
     except ImportError as error:
         raise SettingError(
-            f"{option} {HUB}{name} needs the package huggingface_hub: pip install 'lm-study[hub]'"
+            f"{what} needs the package huggingface_hub: pip install 'lm-study[hub]'"
         ) from error
+    return huggingface_hub
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, at most 200 characters, or the name of its class."""
+    return (str(error).strip().partition("\n")[0] or type(error).__name__)[:200]
+
+
+def _from_hub(name: str, option: str) -> Path:
+    """Return the folder of a checkpoint of the hub, downloaded unless it is in the hub's cache."""
+    hub = import_hub(f"{option} {HUB}{name}")
     try:
-        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
+        return Path(hub.snapshot_download(name, allow_patterns=list(HUB_FILES)))
     except Exception as error:  # of the network, of the hub, or of the name; none has a common class
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise SettingError(
-            f"{option} {HUB}{name} cannot be downloaded ({reason:.200}); without a network name a folder "
-            "that has config.json, safetensors and tokenizer"
+            f"{option} {HUB}{name} cannot be downloaded ({first_line(error)}); without a network name a "
+            "folder that has config.json, safetensors and tokenizer"
         ) from error
 
 
