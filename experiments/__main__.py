@@ -12,7 +12,7 @@ from textwrap import fill, indent
 
 from experiments.cli import COMMANDS, GROUPS, HELP_OPTIONS, RENAMED_COMMANDS, overview
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
-from experiments.processes.cluster import is_due_to_lost_process, is_one_of_several, join_others, leave_others
+from experiments.processes.cluster import is_due_to_lost_process, join_others, leave_others
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.memory import collect_garbage_rarely, tune_memory
 from experiments.processes.restart import (
@@ -89,7 +89,7 @@ def main() -> None:
     has_joined = False
     try:
         take_study()
-        run_with_restarts(sys.argv[1:], is_one_of_several(os.environ))
+        run_with_restarts(sys.argv[1:])
         end_with_parent()
         signal.signal(signal.SIGTERM, _stop)
         if trains_together(sys.argv[1:]):
@@ -251,9 +251,10 @@ def print_group(name: str) -> None:
         show_figures()
         return
     commands = {known: each for known, each in COMMANDS.items() if known.startswith(f"{name} ")}
-    lines = [f"{known:<17} {command.about}" for known, command in commands.items()]
-    print(f"{GROUPS[name]}\n\nusage: lm {name} COMMAND [OPTIONS]        details: lm {name} COMMAND --help\n")
-    print(indent("\n".join(lines), "  "))
+    print(fill(GROUPS[name], 80))
+    print(f"\nusage: lm {name} COMMAND [OPTIONS]        details: lm {name} COMMAND --help\n")
+    for known, command in commands.items():
+        print(fill(f"  {known:<17} {command.about}", 80, subsequent_indent=" " * 20))
 
 
 if __name__ == "__main__":

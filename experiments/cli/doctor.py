@@ -25,7 +25,12 @@ from lm.files import matches_checksum
 from lm.train.runtime import manifest
 
 CUDA_PLUGIN = "jax_cuda13_plugin"  # what the extra [gpu] installs
-SHOWN = "jax jaxlib flax optax orbax-checkpoint grain tensorflow-datasets sentencepiece".split()  # versions
+# packages whose versions are shown, by lines
+SHOWN = (
+    ("jax", "jaxlib", "flax", "optax"),
+    ("orbax-checkpoint", "grain"),
+    ("tensorflow-datasets", "sentencepiece"),
+)
 
 
 def doctor(runs: Runs = RUNS, verify: tuple[Path, ...] = ()) -> None:
@@ -57,8 +62,12 @@ def examine(runs: Path) -> None:
     lines = [
         ("devices", kind + (f", {memory / 2**30:.0f} GiB each" if memory else "")),
         *(("", f"[yellow]{escape(line)}[/]") for line in unused_gpus(jax.default_backend())),
-        ("host", f"{os.cpu_count()} CPU cores, Python {platform.python_version()}, {platform.platform()}"),
-        ("versions", ", ".join(f"{name} {metadata.version(name)}" for name in SHOWN)),
+        ("host", f"{os.cpu_count()} CPU cores, Python {platform.python_version()}"),
+        ("", platform.platform()),
+        *(
+            ("" if number else "versions", ", ".join(f"{name} {metadata.version(name)}" for name in names))
+            for number, names in enumerate(SHOWN)
+        ),
         ("data", f"looked for in {', '.join(map(str, tfds.tfds_folders(cache)))}"),
         *(("", f"tfds:{name}{damage(name, cache)}") for name in tfds.prepared_sets(cache)),
         ("disk", f"{free:.1f} GiB free for {root}"),
@@ -94,7 +103,7 @@ def about_memory() -> str:
         return f"steps keep their memory as GLIBC_TUNABLES={given} says"
     if not has_glibc():
         return "the C library is not glibc: each step of training takes its memory anew"
-    return "steps on a CPU keep their memory for the next (GLIBC_TUNABLES, see Speed)"
+    return "steps on a CPU keep theirs for the next (GLIBC_TUNABLES, see Speed)"
 
 
 def damage(name: str, cache: Path) -> str:

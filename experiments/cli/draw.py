@@ -1,6 +1,7 @@
 """``lm draw``: pictures of masks, positions and costs, and of what a model does; nearest neighbours."""
 
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from rich.markup import escape
@@ -12,19 +13,26 @@ from lm.tokenizers.tokenizer import METASPACE
 
 def show_figures() -> None:
     """Print what can be drawn, in the order of a course."""
-    UNBROKEN.print(
+    print(
         "Draw masks, positions, costs, or what a model does with a text.\n\n"
-        "usage: lm draw WHAT [OPTIONS] [--out PICTURE.png]      details: lm draw WHAT --help\n",
-        markup=False,
-        highlight=False,
+        "usage: lm draw WHAT [OPTIONS] [--out PICTURE.png]   details: lm draw WHAT --help\n"
     )
     for what, drawing in FIGURES.items():
-        UNBROKEN.print(f"  {what:<11} {drawing.summary}", markup=False)
-        if drawing.arguments:
-            UNBROKEN.print(f"  {'':<11} lm draw {what} {drawing.arguments}", markup=False)
-    UNBROKEN.print("  neighbours  The tokens whose vectors are nearest to a word's, as text.")
-    UNBROKEN.print(f"  {'':<11} lm draw neighbours RUN --words WORD [WORD ...]", markup=False)
-    UNBROKEN.print("\nA picture ends in .png, .svg or .pdf.")
+        show_figure(what, drawing.summary, drawing.arguments)
+    show_figure(
+        "neighbours",
+        "The tokens whose vectors are nearest to a word's, as text.",
+        "RUN --words WORD [WORD ...]",
+    )
+    print("\nA picture ends in .png, .svg or .pdf.")
+
+
+def show_figure(what: str, summary: str, arguments: str) -> None:
+    """Print what a figure shows and how it is drawn, in lines of 80 characters."""
+    print(fill(f"  {what:<11} {summary}", 80, subsequent_indent=" " * 14))
+    if arguments:
+        command = f"{'':<14}lm draw {what} {arguments}"
+        print(fill(command, 80, subsequent_indent=" " * 18, break_on_hyphens=False, break_long_words=False))
 
 
 def write_picture(what: str, picture: Any) -> None:

@@ -54,7 +54,7 @@ def entry_run(
     if check:
         print_line(f"{file} keeps the rules that can be checked before training\nTry: lm entry run {file}")
         return
-    if failed := train_unfinished(wanted, options, job_count(jobs, wanted), in_workers=True):
+    if failed := train_unfinished(wanted, options, job_count(jobs, wanted), in_children=True):
         sys.exit(failed)
     for run in wanted:
         score = seed_score(run.folder, track)
@@ -107,7 +107,7 @@ def entry_verify(archive: Path, /, all_seeds: bool = False, runs: Runs = RUNS) -
     wanted = runs_of(entry, seeds, options)
     check_planned(wanted[0])
     prepare_text(wanted[0], options, sealed.files[SOURCE])
-    if failed := train_unfinished(wanted, options, job_count(0, wanted), in_workers=True):
+    if failed := train_unfinished(wanted, options, job_count(0, wanted), in_children=True):
         sys.exit(failed)
     for run in wanted:
         check_same_data(sealed, run.experiment.seed, run.folder)

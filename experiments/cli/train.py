@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from experiments.cli.run_options import Options, RowRun, check_data, is_up_to_da
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.processes.cluster import (
     broadcast_from_first,
-    cache_compiled,
     is_due_to_lost_process,
     process_count,
 )
@@ -24,6 +23,7 @@ from experiments.processes.exit_codes import AGAIN, EXIT_CODES
 from experiments.processes.jobs import Jobs, cores
 from experiments.processes.memory import collect_garbage_rarely
 from experiments.processes.progress import JobReporter, RemoteReporter, Reporter, duration, reporting
+from experiments.runs.paths import cache_compiled
 from experiments.runs.result import check_settings, read_result, summary
 from experiments.study.experiment import Experiment
 from experiments.study.paths import check_runs
@@ -63,7 +63,7 @@ def job_count(jobs: int, wanted: Sequence[RowRun]) -> int:
 
 
 def share_of_gpus(count: int, place: int) -> dict[str, str]:
-    """Return the variables that give one of ``count`` workers a GPU, or its part of the memory of one.
+    """Return the variables that give one of ``count`` processes a GPU, or its part of the memory of one.
 
     Without GPUs there are none. A share of memory that the user has set stays.
     """
@@ -75,12 +75,12 @@ def share_of_gpus(count: int, place: int) -> dict[str, str]:
 
 
 def train_unfinished(
-    wanted: Sequence[RowRun], options: Options, jobs: int = 1, in_workers: bool = False
+    wanted: Sequence[RowRun], options: Options, jobs: int = 1, in_children: bool = False
 ) -> int:
     """Train those of ``wanted`` that have not finished, up to ``jobs`` at once.
 
     One that fails is reported and the others are trained; the exit code is that of the first failure.
-    in_workers: train in processes with one thread each, also if there is only one, so that a run is the same
+    in_children: train in processes with one thread each, also if there is only one, so that a run is the same
     to the last bit however many others are trained beside it.
     """
     todo = [run for run in wanted if not is_up_to_date(run, options)]
@@ -90,7 +90,7 @@ def train_unfinished(
             at_once = f", {jobs} at once" if (jobs := min(jobs, len(todo))) > 1 else ""
             done = f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished"
             reporter.say(f"{done}; {len(todo)} to go{at_once}")
-            if jobs > 1 or in_workers:
+            if jobs > 1 or in_children:
                 codes = _train_in_jobs(todo, options, reporter, jobs)
             else:
                 cache_compiled(options.cache)
@@ -124,9 +124,7 @@ def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter,
         if run.folder in bars:
             bars.pop(run.folder).close()
 
-    jobs = Jobs(
-        count, partial(_train_in_worker, options), untrained, show, end, partial(share_of_gpus, count)
-    )
+    jobs = Jobs(count, partial(_train_in_child, options), untrained, show, end, partial(share_of_gpus, count))
     codes = jobs.run(todo)
     if jobs.signal is not None:
         reporter.say(f"stopped ({signal.Signals(jobs.signal).name}); run the same command to resume")
@@ -134,20 +132,17 @@ def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter,
     return [code or 0 for code in codes]
 
 
-def _train_in_worker(options: Options, run: RowRun, send: Callable[[Any], None]) -> int:
-    """In a worker: train one run to its end, showing its progress in the process that started the worker."""
-    _begin_worker()
-    cache_compiled(options.cache)
-    return train_one(run, options, RemoteReporter(send))
+def _train_in_child(options: Options, run: RowRun, send: Callable[[Any], None]) -> int:
+    """In a process of its own: train one run to its end, showing its progress in the parent.
 
-
-@cache
-def _begin_worker() -> None:
-    """Do once per worker what ``lm`` does for a command."""
+    It begins with what ``lm`` does for a command.
+    """
     collect_garbage_rarely()
     speak_any_encoding()
     outlive_the_reader()
     load_study()
+    cache_compiled(options.cache)
+    return train_one(run, options, RemoteReporter(send))
 
 
 def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:

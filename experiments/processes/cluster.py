@@ -12,28 +12,17 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES
 from experiments.processes.restart import print_line
 from lm.config.base import SettingError
-from lm.devices import has_tpu
 from lm.train.runtime.preemption import exit_after
 
 # Seconds to wait until all processes are there, for a sign of life of one, and for a step; 0: for ever.
 # A heartbeat of 30 s bridges a machine that is moved or overloaded, and jax's own 100 s are idle time.
 TIMEOUTS = {"LM_START_TIMEOUT": 300.0, "LM_HEARTBEAT": 30.0, "LM_STEP_TIMEOUT": 1_800.0}
 FAREWELL = 5.0  # for the others to fail in the same way, after which a process that failed leaves [seconds]
-AFTER_SIGNAL = 5.0  # for a process that waits for others to heed a signal, after which it is ended [seconds]
-# Variables by which jax knows that it may be in a cluster; it knows a TPU VM by its devices.
-CLUSTERS = (
-    "SLURM_STEP_NODELIST",
-    "OMPI_MCA_orte_hnp_uri",
-    "KUBERNETES_SERVICE_HOST",
-    "TPU_PROCESS_ADDRESSES",
-    "TPU_WORKER_HOSTNAMES",
-)
 COUNTS = ("LM_PROCESSES", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # variables: how many there are
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # hosts that are this machine alone
 LOST = ("Gloo", "NCCL", "heartbeat", "coordination service")  # in the message of a collective without a peer
@@ -56,16 +45,6 @@ def _number(environment: Mapping[str, str], name: str, kind: type, default: obje
 
 
 # ---- joining and leaving
-
-
-def is_one_of_several(environment: Mapping[str, str]) -> bool:
-    """Return whether this may be one of several processes of a run, as far as the environment says.
-
-    jax decides on a TPU and in Kubernetes, where the number of processes is not in the environment.
-    """
-    if (count := process_count(environment)) is not None:
-        return count > 1
-    return bool(environment.get("LM_COORDINATOR")) or has_tpu() or any(n in environment for n in CLUSTERS)
 
 
 def process_count(environment: Mapping[str, str]) -> int | None:
@@ -100,18 +79,18 @@ def join_others() -> bool:
     They are those that LM_COORDINATOR names, or that jax detects: of Slurm, Open MPI, Cloud TPU, GKE and
     Kubernetes. With LM_COORDINATOR=auto, or where the environment says that there are several, it is an error
     if jax detects none. LM_PROCESSES=1 is one alone.
-    All have to be there within LM_START_TIMEOUT.
+    All have to be there within LM_START_TIMEOUT. Until there is something to save (`save_on_sigterm`), a
+    SIGTERM or SIGINT ends a process that has joined at once, also while it waits in jax for the others.
     """
-    if not is_one_of_several(os.environ):
+    if process_count(os.environ) == 1:
         return False
     arguments, patience = cluster_arguments(os.environ), timeout("LM_START_TIMEOUT") or 1e6
-    heartbeat = timeout("LM_HEARTBEAT") or 1e6
     if arguments.get("process_id") == 0:
         _check_port(arguments["coordinator_address"])
     import jax
 
-    _end_soon_after_signals()
-    # Until there is something to save (`save_on_sigterm`), a SIGTERM ends this process at once.
+    taken = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in taken}
     jax.config.update("jax_enable_preemption_service", False)
     late = threading.Timer(patience, _exit_without_others, [arguments, patience])
     late.daemon = True
@@ -120,10 +99,12 @@ def join_others() -> bool:
         jax.distributed.initialize(
             **arguments,
             initialization_timeout=round(patience + 60),  # jax would abort without saying why
-            heartbeat_timeout_seconds=max(round(heartbeat), 1),
+            heartbeat_timeout_seconds=max(round(timeout("LM_HEARTBEAT") or 1e6), 1),
         )
+        return True
     except (ValueError, RuntimeError, OSError) as error:
-        signal.set_wakeup_fd(-1)  # signals are this process's own again
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         if arguments or "coordinator_address" not in str(error):
             raise SettingError(
                 f"jax cannot join the other processes ({error}); LM_PROCESSES=1 runs this one alone"
@@ -136,28 +117,6 @@ def join_others() -> bool:
         return False
     finally:
         late.cancel()
-    return True
-
-
-def _end_soon_after_signals() -> None:
-    """End this process a moment after a SIGTERM or SIGINT, also while it waits in jax for other processes.
-
-    Python calls its handlers only when jax returns. A handler that defers the signal, as in training, takes
-    the place of today's, and nothing is done here.
-    """
-    codes: dict[int, int] = {signal.SIGTERM: AGAIN, signal.SIGINT: EXIT_CODES["interrupted"]}
-    handlers = {number: signal.getsignal(number) for number in codes}
-    receiver, sender = os.pipe()
-    os.set_blocking(sender, False)
-    signal.set_wakeup_fd(sender, warn_on_full_buffer=False)  # Python writes the numbers of signals at once
-
-    def watch() -> None:
-        while True:
-            number = os.read(receiver, 1)[0]
-            if number in handlers and signal.getsignal(number) is handlers[number]:
-                exit_after(AFTER_SIGNAL, codes[number])
-
-    threading.Thread(target=watch, name="signals", daemon=True).start()
 
 
 def _check_port(coordinator: str) -> None:
@@ -169,13 +128,9 @@ def _check_port(coordinator: str) -> None:
 
 
 def _exit_without_others(arguments: Mapping[str, Any], seconds: float) -> None:
-    who, where = "this process and the others", ""
-    if arguments:
-        who = f"process {arguments['process_id']} of {arguments['num_processes']} and the others"
-        where = f" at {arguments['coordinator_address']}"
-    print_line(
-        f"{who} did not meet{where} within {seconds:.0f} s (LM_START_TIMEOUT); LM_PROCESSES=1 runs each alone"
-    )
+    which = "process {process_id} of {num_processes} and the others did not meet at {coordinator_address}"
+    who = which.format(**arguments) if arguments else "this process and the others did not meet"
+    print_line(f"{who} within {seconds:.0f} s (LM_START_TIMEOUT); LM_PROCESSES=1 runs each alone")
     os._exit(EXIT_CODES["failed"])
 
 
@@ -205,46 +160,6 @@ def is_due_to_lost_process(error: Exception) -> bool:
 # ---- what the processes agree on
 
 
-def cache_compiled(cache: Path) -> None:
-    """Cache compiled programs in ``cache/compiled``, or where JAX_COMPILATION_CACHE_DIR says.
-
-    With JAX_ENABLE_COMPILATION_CACHE=false none is cached.
-    """
-    import jax
-
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", str(cache.absolute() / "compiled"))
-    if not os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-
-
-def broadcast_from_first(find: Callable[[], Any]) -> Any:
-    """Call ``find`` on process 0 alone, and return its result on all processes.
-
-    The result is sent as JSON. A SettingError that ``find`` raises is raised on all processes.
-    All processes must call this: it is a barrier too.
-    """
-    import jax
-    import numpy as np
-    from jax.experimental.multihost_utils import broadcast_one_to_all
-
-    if jax.process_count() == 1:
-        return find()
-    text = b""
-    if jax.process_index() == 0:
-        try:
-            message = {"value": find()}
-        except SettingError as error:
-            message = {"error": str(error)}
-        text = json.dumps(message).encode()
-    length = _round_up(int(broadcast_one_to_all(np.int32(len(text)))))
-    text = broadcast_one_to_all(np.frombuffer(text.ljust(length), np.uint8)).astype(np.uint8).tobytes()
-    message = json.loads(text)
-    if "error" in message:
-        raise SettingError(message["error"])
-    return message["value"]
-
-
 def gathered(value: Any) -> list[Any]:
     """Return the ``value`` of each process, in the order of processes; it is sent as JSON."""
     import jax
@@ -254,14 +169,32 @@ def gathered(value: Any) -> list[Any]:
     if jax.process_count() == 1:
         return [value]
     text = json.dumps(value).encode()
-    length = _round_up(int(process_allgather(np.int32(len(text))).max()))
+    longest = int(process_allgather(np.int32(len(text))).max())
+    length = -(-longest // 1024) * 1024  # a collective is compiled for each length
     texts = process_allgather(np.frombuffer(text.ljust(length), np.uint8))
     return [json.loads(text.astype(np.uint8).tobytes()) for text in texts]
 
 
-def _round_up(length: int) -> int:
-    """Return the next multiple of 1024, since a collective is compiled for each length."""
-    return -(-length // 1024) * 1024
+def broadcast_from_first(find: Callable[[], Any]) -> Any:
+    """Call ``find`` on process 0 alone, and return its result on all processes.
+
+    The result is sent as JSON. A SettingError that ``find`` raises is raised on all processes.
+    All processes must call this: it is a barrier too.
+    """
+    import jax
+
+    if jax.process_count() == 1:
+        return find()
+    message = {}
+    if jax.process_index() == 0:
+        try:
+            message = {"value": find()}
+        except SettingError as error:
+            message = {"error": str(error)}
+    message = gathered(message)[0]
+    if "error" in message:
+        raise SettingError(message["error"])
+    return message["value"]
 
 
 def main_process_first(work: Callable[[], Any]) -> Any:

@@ -116,7 +116,7 @@ class JobReporter(Reporter):
 
 
 class RemoteReporter(Reporter):
-    """A Reporter in a worker, which sends its calls to the process that shows them."""
+    """A Reporter in a child process, which sends its calls to the parent, which shows them."""
 
     def __init__(self, send: Callable[[tuple[str, tuple[Any, ...]]], None]):
         for method in ("start", "began", "advance", "say", "complain"):

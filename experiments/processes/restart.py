@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
@@ -21,9 +22,6 @@ from lm.config.base import SettingError
 STARTED = time.monotonic()  # of this process, near enough
 RESUMABLE = ("run", "sweep", "demo")  # the commands that resume where they stopped
 FINAL = {EXIT_CODES[name] for name in ("done", "bad settings", "loss not finite", "interrupted")}
-ABORTED = 128 + signal.SIGABRT  # by XLA without memory, and by jax when another process is gone
-MAX_ABORTS = 3  # of a single process in a row, each within QUICK: memory will be missing the next time too
-QUICK = 3600.0  # after a start [seconds]
 LONGEST_PAUSE = 60.0  # before a restart; the first is a second, each twice the last [seconds]
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PARENT = "LM_PARENT"  # in the environment of a child: the process id of its parent
@@ -35,38 +33,32 @@ def print_line(text: str) -> None:
         print(f"lm: {text}", file=sys.stderr, flush=True)
 
 
-def run_with_restarts(arguments: Sequence[str], several: bool) -> None:
+def run_with_restarts(arguments: Sequence[str]) -> None:
     """Run the command in child processes and exit as the last one does, if ``--restart N`` asks for that.
 
-    Otherwise return. ``arguments`` are those of ``lm``; ``several``: this is one of several processes.
+    Otherwise return. ``arguments`` are those of ``lm``.
     """
     restarts, command = pop_restart(arguments)
     if restarts and command[:1] and command[0] in RESUMABLE:
         program = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]  # and options of Python
-        sys.exit(Parent([sys.executable, *program, *command], restarts, several).run())
+        sys.exit(Parent([sys.executable, *program, *command], restarts).run())
 
 
 def pop_restart(arguments: Sequence[str]) -> tuple[int, list[str]]:
     """Return the number behind ``--restart``, 0 without it, and the other arguments."""
-    times = "0"
-    others: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name == "--restart":
-            times = value if equals else next(words, "")
-        else:
-            others.append(word)
-    if not times.isdecimal():
-        raise SettingError(f"--restart {times} should be a whole number from 0")
-    return int(times), others
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--restart", nargs="?", default="0", const="")
+    found, others = parser.parse_known_args(arguments)
+    if not found.restart.isdecimal():
+        raise SettingError(f"--restart {found.restart} should be a whole number from 0")
+    return int(found.restart), others
 
 
 class Parent:
     """Runs a command in one child process after another, and passes signals on to it."""
 
-    def __init__(self, command: Sequence[str], restarts: int, several: bool = False):
-        self.command, self.restarts, self.several = command, restarts, several
+    def __init__(self, command: Sequence[str], restarts: int):
+        self.command, self.restarts = command, restarts
         self.child: subprocess.Popen | None = None
         self.signal: int | None = None  # the last that asked to end
 
@@ -75,20 +67,14 @@ class Parent:
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup or a script ignores it
                 signal.signal(number, self._pass_on)
-        aborts, reason = 0, ""
+        reason = ""
         for turn in range(self.restarts + 1):
-            began = time.monotonic()
             status = self._run_child(turn, reason)
             code = status if status >= 0 else 128 - status
             reason = f"exit code {code}" if status >= 0 else killed_by(-status)
             if self.signal is not None:
                 return AGAIN if status == -signal.SIGTERM else code
             if code in FINAL:
-                return code
-            aborted = code == ABORTED and not self.several and time.monotonic() < began + QUICK
-            aborts = aborts + 1 if aborted else 0
-            if aborts == MAX_ABORTS:
-                print_line(f"{reason}; not started again after {aborts} such ends in a row")
                 return code
             if turn < self.restarts:
                 pause = min(2.0**turn, LONGEST_PAUSE)

@@ -69,7 +69,9 @@ over seeds (family-wise error rate {ALPHA:g} over the column, by Holm's method) 
 bootstrap resamples of seeds and examples. One seed is never significant. A difference is equivalent if it \
 is significantly smaller than {EQUIVALENCE_MARGIN:.2g} standard deviations of a run (of its score with new \
 seeds and new examples), and otherwise undecided. An interval is that of one difference alone, so that one \
-without 0 can be undecided by the tests of all. Held-out loss is compared only where objective, \
+without 0 can be undecided by the tests of all. Bits above chance grow with the probability of the right \
+answer: 0 is that of a guess. A model that is sure of its wrong answers is below 0, even if it ranks most of \
+the right ones first. Held-out loss is compared only where objective, \
 kind of model, text and vocabulary are the baseline's (else: different targets)."""
 ABOUT_PAPER = """The paper's column of the same kind is printed beside ours, with the paper's own marks \
 (two standard deviations of its baseline). The tasks differ, so compare only the order of rows. Of the \

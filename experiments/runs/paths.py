@@ -130,6 +130,19 @@ def find_cache(run: Path) -> Path:
     return Path(os.path.normpath(run.resolve() / recorded)) if recorded else DEFAULT_CACHE
 
 
+def cache_compiled(cache: Path) -> None:
+    """Have jax cache compiled programs in ``cache/compiled``, or where JAX_COMPILATION_CACHE_DIR says.
+
+    With JAX_ENABLE_COMPILATION_CACHE=false none is cached.
+    """
+    import jax
+
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(cache.absolute() / "compiled"))
+    if not os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
 def _recorded_paths(run: Path) -> dict[str, str]:
     """Return what ``save_settings`` records beside settings; {} for none. SettingError if it is damaged."""
     path = run / PATHS

@@ -7,13 +7,12 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from experiments.processes.cluster import cache_compiled
 from experiments.runs.kinds.answers import reader_of
 from experiments.runs.kinds.counts import Ngrams
 from experiments.runs.kinds.head import HeadFinetuning, pooling
 from experiments.runs.kinds.network import NetworkStage
 from experiments.runs.kinds.stage import Stage
-from experiments.runs.paths import describe_model, find_cache, load_settings, model_of_run
+from experiments.runs.paths import cache_compiled, describe_model, find_cache, load_settings, model_of_run
 from experiments.runs.stages import stages_of
 from experiments.runs.vocabulary import stored_vocabulary
 from lm import sharding

@@ -14,7 +14,7 @@ from experiments.processes.jobs import Jobs
 
 
 def work(plan, send):
-    assert os.environ["NPROC"] == "1", "a worker should compute with one thread"
+    assert os.environ["NPROC"] == "1", "a job should compute with one thread"
     send(os.getpid())
     if plan == "waits":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))

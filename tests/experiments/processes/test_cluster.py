@@ -47,27 +47,17 @@ def test_an_explicit_setting_that_cannot_be_is_refused(changed, message):
         cluster.cluster_arguments(EXPLICIT | changed)
 
 
-@pytest.mark.parametrize(
-    ("environment", "several"),
-    [
-        ({}, False),
-        (EXPLICIT, True),
-        (EXPLICIT | {"LM_PROCESSES": "1"}, False),
-        (STEP, True),
-        (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, False),  # also the shell of an allocation
-        (STEP | {"LM_PROCESSES": "1"}, False),
-        ({"LM_COORDINATOR": "auto"}, True),
-        ({"OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:3", "OMPI_COMM_WORLD_SIZE": "2"}, True),
-        ({"TPU_WORKER_HOSTNAMES": "a,b"}, True),
-        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, True),
-    ],
-)
-def test_jax_is_asked_for_a_cluster_only_where_there_may_be_one(environment, several):
-    assert cluster.is_one_of_several(environment) == several
+@pytest.mark.parametrize("one", [EXPLICIT | {"LM_PROCESSES": "1"}, STEP | {"SLURM_STEP_NUM_TASKS": "1"}])
+def test_where_the_environment_says_that_there_is_one_process_jax_is_not_asked(monkeypatch, one):
+    """A Slurm step of one task is also the shell of an allocation."""
+    for name, value in one.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **_: pytest.fail("jax was asked"))
+    assert not cluster.join_others()
 
 
 def test_one_process_is_alone_where_jax_detects_no_cluster_unless_it_should_be_in_one(monkeypatch):
-    for name in {*EXPLICIT, *STEP, *cluster.CLUSTERS} & {*os.environ}:
+    for name in {*EXPLICIT, *STEP} & {*os.environ}:
         monkeypatch.delenv(name)
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
 
@@ -76,9 +66,9 @@ def test_one_process_is_alone_where_jax_detects_no_cluster_unless_it_should_be_i
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setattr(jax.distributed, "initialize", detect)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     assert not cluster.join_others()
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert not cluster.join_others()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
     for name, value in {"LM_COORDINATOR": "auto", "OMPI_COMM_WORLD_SIZE": "2"}.items():
         with monkeypatch.context() as changed, pytest.raises(SettingError, match="jax detects neither"):
             changed.setenv(name, value)
@@ -109,33 +99,27 @@ def test_processes_that_do_not_meet_end_in_time_and_say_so():
 
 
 WAITS = """
-import ctypes, signal, sys, threading
+import ctypes, jax, signal, sys
 from experiments.processes import cluster
-cluster.AFTER_SIGNAL = 0.1
+
+def wait(**_):
+    print("waits", flush=True)
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):  # the second does not return, and runs no handler of Python's
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))
-cluster._end_soon_after_signals()
-if "deferred" in sys.argv:
-    signal.signal(signal.SIGTERM, lambda *_: None)
-threading.Timer(0.5, print, ["waits"], {"flush": True}).start()
-mutex = ctypes.create_string_buffer(64)
-for _ in range(2):  # the second does not return, and no signal interrupts it
-    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+jax.distributed.initialize = wait
+cluster.join_others()
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
-def test_a_signal_ends_a_process_that_waits_in_jax_for_others_unless_training_defers_it(number, code):
-    for arguments in ([], ["deferred"]):
-        command = [sys.executable, "-c", WAITS, *arguments]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        assert process.stdout.readline() == "waits\n"
-        process.send_signal(number)
-        if arguments and number == signal.SIGTERM:
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(2)
-            process.kill()
-        else:
-            assert process.wait(100) == code
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_process_at_once_that_waits_in_jax_for_others(number):
+    process = subprocess.Popen([sys.executable, "-c", WAITS], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "waits\n"
+    process.send_signal(number)
+    assert process.wait(20) == -number
 
 
 @pytest.mark.slow
