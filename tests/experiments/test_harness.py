@@ -69,6 +69,7 @@ def test_likelihoods_of_continuations_and_of_whole_texts_are_the_harnesss(asked)
     np.testing.assert_allclose(model.rolling_log_likelihoods(KNOWN["texts"]), known["texts"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_written_behind_prompts_is_the_harnesss_and_would_have_been_guessed(asked):
     model, known = asked
     found = model.generate(KNOWN["prompts"])

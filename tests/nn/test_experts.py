@@ -238,6 +238,7 @@ def trained(steps, count=2):
     return state, metrics
 
 
+@pytest.mark.slow
 def test_micro_batches_give_the_gradients_and_metrics_of_the_whole_batch():
     model = changes(DECODER, {"experts.capacity_factor": 0.7})
     for one, other in zip(*(trained(steps_of(model, microbatches=n))[1] for n in (1, 2)), strict=True):
@@ -256,6 +257,7 @@ def test_a_model_without_experts_has_no_metric_of_them():
     assert not {"balance_loss", "router_z_loss", "dropped_tokens"} & trained(steps_of(), 1)[1][0].keys()
 
 
+@pytest.mark.slow
 def test_masked_language_models_and_heads_train_their_routers_too():
     config = changes(TINY, {"architecture": "encoder", "experts.count": 3, "dropout": 0.0})
     loss, sums = masked_lm(made(config), batch_of(2), KEY, LossConfig())

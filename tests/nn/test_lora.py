@@ -101,6 +101,7 @@ def alone():
     return after_two_steps(built(MeshConfig(), jax.devices()[:1]))
 
 
+@pytest.mark.slow
 def test_updates_alone_are_trained_whatever_decays(alone):
     before, after = alone
     moved = {name for name in after if (after[name] != before[name]).any()}

@@ -62,6 +62,7 @@ def test_what_it_adds_is_counted():
     assert step_flops(WITH_MEMORY, 1, 10, 6) - step_flops(PLAIN, 1, 10, 6) == 6 * 6 * more
 
 
+@pytest.mark.slow
 def test_recomputed_stacks_give_the_same_loss_and_gradients_and_values_that_are_read_learn():
     batch, key = example(4, 5, 6), jax.random.key(7)
     expected = loss_and_gradients(make(NAME), batch, key)

@@ -19,6 +19,7 @@ def reading(layer):
     return model
 
 
+@pytest.mark.slow
 def test_reading_the_last_layer_alone_is_attention_to_the_encoders_output():
     model = reading(-1)
     plain = make("encoder-decoder")
@@ -31,6 +32,7 @@ def test_reading_the_last_layer_alone_is_attention_to_the_encoders_output():
         np.testing.assert_allclose(found[name], weights, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_scanned_unrolled_and_recomputed_stacks_give_the_same_loss_and_gradients():
     key = jax.random.key(7)
     expected = loss_and_gradients(make(NAME), BATCH, key)

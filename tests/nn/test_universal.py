@@ -17,6 +17,7 @@ BATCH = example(4, 5, 6)
 X, H = jax.random.normal(jax.random.key(1), (2, 1, 4, 16))
 
 
+@pytest.mark.slow
 def test_steps_without_embeddings_share_their_layer_and_each_embedding_learns():
     config = changes(TINY, SHARED | {"universal.embedding": "step"})
     model, plain = made(config), made(changes(TINY, SHARED))

@@ -189,6 +189,7 @@ def gradients(attention, sizes):
         return jax.tree.map(np.asarray, jax.jit(jax.value_and_grad(loss))(model))
 
 
+@pytest.mark.slow
 def test_a_model_is_the_same_by_flash_on_devices_that_share_out_rows_queries_and_heads():
     spread = gradients("flash", {"data": 2, "sequence": 2, "tensor": 2})
     for one, other in zip(*map(jax.tree.leaves, (spread, gradients("xla", {"data": 1}))), strict=True):

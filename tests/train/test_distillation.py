@@ -62,6 +62,7 @@ def trained(spec, side, teacher=None, count=2):
     return jax.device_get(state.params), metrics
 
 
+@pytest.mark.slow
 @SIDES
 def test_with_no_weight_of_the_teacher_training_is_that_without_one_bit_for_bit(side):
     spec, expected = plain(side)

@@ -37,6 +37,7 @@ BATCH = Batch(
 )
 
 
+@pytest.mark.slow
 def test_a_step_changes_states_and_logits_by_as_much_at_any_width_with_mup_and_by_more_without():
     mup = [coordinate_changes(at_width(BASE, width, True), ADAMW, BATCH, 3) for width in (16, 32, 64)]
     standard = [coordinate_changes(at_width(BASE, width, False), ADAMW, BATCH, 3) for width in (16, 64)]

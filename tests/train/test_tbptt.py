@@ -71,6 +71,7 @@ def losses(spec, batches, count):
 SLOW = [pytest.param(*pair, marks=pytest.mark.slow) for pair in (("gru", "scan"), ("rnn", "unroll"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixer, layers", [("lstm", "unroll"), *SLOW])
 def test_a_model_that_does_not_learn_has_over_the_parts_of_a_row_the_loss_of_the_row(mixer, layers):
     lasting, whole = batches()

@@ -104,6 +104,7 @@ def refusal(archive: Path, runs) -> str:
     return message
 
 
+@pytest.mark.slow
 def test_an_archive_is_accepted_after_one_of_its_seeds_was_trained_again_to_the_last_bit(
     sealed,
     runs,

@@ -258,6 +258,7 @@ def test_a_static_word_is_like_itself_and_tokens_are_compared_pair_by_pair():
     assert len(due) == 6 and mean_similarity(first, second, ids)[1] == pytest.approx(np.mean(due))
 
 
+@pytest.mark.slow
 def test_a_word_has_one_embedding_and_two_states(encoder):
     run = open_run(encoder, stages_of(encoder))
     _, curve, _ = similarity_curves(run, ("the key is it", "a key"), "key")["“key” in both texts"]
@@ -266,6 +267,7 @@ def test_a_word_has_one_embedding_and_two_states(encoder):
     np.testing.assert_allclose(same, 1, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_of_elmo_a_word_has_states_that_were_read_from_both_ends(runs):
     given = {"model.architecture": "decoder", "model.mixer.kind": "lstm", "model.positions.kind": "none"}
     given |= {"model.heads": ("backward",), "tuning.mixtures": (), "tuning.heads": ("cola",)}
@@ -477,6 +479,7 @@ def test_every_picture_is_drawn(what, lstm, encoder, tmp_path, monkeypatch, caps
     assert FIGURES[what].summary in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_picture_that_takes_the_place_of_another_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for length, is_said in (("6", False), ("7", True)):

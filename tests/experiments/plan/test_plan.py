@@ -382,6 +382,7 @@ def policies(experiment, room):
     return {each.experiment.model.compile for each in found}
 
 
+@pytest.mark.slow
 def test_the_search_uses_the_memory_of_the_hosts_only_where_nothing_fits_without_it():
     experiment = build(ROW, "nano")
     assert not any(each.offloaded_tensors for each in policies(experiment, 16 * 2**30))

@@ -88,6 +88,7 @@ def joined(texts):
     return np.concatenate([np.array(text) for text in texts]), np.cumsum([0, *map(len, texts)])
 
 
+@pytest.mark.slow
 def test_a_bigram_run_is_scored_as_counts_of_the_same_documents_are(runs, finished):
     changes = {"data.repeats": 0, "data.held_out_documents": 10_000}
     _, result = finish(runs, BIGRAM, "whole", changes)

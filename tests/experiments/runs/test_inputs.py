@@ -56,6 +56,7 @@ def kinds(base=Stage):
     return [*dict.fromkeys((*base.__subclasses__(), *below))]
 
 
+@pytest.mark.slow
 def test_training_opens_each_corpus_and_task_and_makes_stages_and_batches_once(trained):
     whole, counts = trained
     assert {name for name, _ in counts} == {"corpus_shards", "dataset_rows", "stages", "batches"}
@@ -70,6 +71,7 @@ def test_what_check_returns_is_what_stages_train_on(runs):
     assert inputs.vocabulary.fingerprint == whole.stages[0].provenance(inputs)["vocabulary"]["fingerprint"]
 
 
+@pytest.mark.slow
 def test_a_stage_is_finished_by_its_status_alone_which_is_written_last(trained):
     for stage in trained[0].stages:
         steps = stage.training.steps
@@ -81,6 +83,7 @@ def test_a_stage_is_finished_by_its_status_alone_which_is_written_last(trained):
         assert is_stage_finished(stage.folder, steps) and not is_stage_finished(stage.folder, steps + 1)
 
 
+@pytest.mark.slow
 def test_a_checked_run_reads_its_result_from_its_folder(trained):
     whole, _ = trained
     result = whole.result
@@ -89,6 +92,7 @@ def test_a_checked_run_reads_its_result_from_its_folder(trained):
     assert folders == {stage.name: stage.folder.resolve() for stage in whole.stages}
 
 
+@pytest.mark.slow
 def test_every_module_that_trained_is_in_the_provenance_and_no_command_or_report(trained):
     code = provenance.code()
     loaded = {name.replace(".", "/") + ".py" for name in sys.modules if name.startswith("lm.train.")}

@@ -104,6 +104,7 @@ def causal_first(cache):
 # ---- one training
 
 
+@pytest.mark.slow
 def test_phases_of_one_objective_are_one_training_bit_for_bit(cache, whole):
     parts, lines = trained(encoder(PretrainingPhase(0.375, MLM)), cache, "parts")
     first, main, *_ = parts
@@ -169,6 +170,7 @@ def test_a_phase_has_a_step_however_small_its_share(cache):
 # ---- masks
 
 
+@pytest.mark.slow
 def test_a_causal_encoder_sees_nothing_that_follows_and_reads_both_ways_in_fine_tuning(causal_first):
     first, main, tuned, branch = causal_first[0]
     mesh = sharding.make_mesh(first.settings.mesh)
@@ -181,6 +183,7 @@ def test_a_causal_encoder_sees_nothing_that_follows_and_reads_both_ways_in_fine_
     assert branch.parent == first and (tuned.parent, branch.parent_step) == (main, 2)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_causal_throughout_is_read_both_ways_when_tuned(cache):
     experiment = encoder(objective=CLM, pretraining__mask="causal")
     main, tuned = stages(experiment)
@@ -344,6 +347,7 @@ def test_an_encoder_has_a_start_if_its_objective_is_of_encoders_and_is_told_othe
 # ---- costs
 
 
+@pytest.mark.slow
 def test_costs_count_each_step_of_each_phase_once(cache, whole, causal_first):
     folder = cache.parent / "tiny"
     result, without = (read_result(folder / name / "seed-0") for name in ("causal-first", "whole"))

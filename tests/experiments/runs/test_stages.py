@@ -138,6 +138,7 @@ def finished(cache):
     return followed(build(BASELINE, "tiny"), cache.parent / "tiny" / "whole" / "seed-0", cache)
 
 
+@pytest.mark.slow
 def test_pretraining_continues_from_the_start_with_its_memory_and_counts_from_0(finished):
     first, main, tuned, branch = finished
     mesh = sharding.make_mesh(main.settings.mesh)
@@ -151,6 +152,7 @@ def test_pretraining_continues_from_the_start_with_its_memory_and_counts_from_0(
             np.testing.assert_array_equal(value, sharding.named(begun)[name])
 
 
+@pytest.mark.slow
 def test_the_start_counts_in_tokens_and_is_no_pretraining_of_which_anything_is_told(finished):
     first, main, tuned, branch = finished
     run_folder = tuned.folder.parents[1]
@@ -164,6 +166,7 @@ def test_the_start_counts_in_tokens_and_is_no_pretraining_of_which_anything_is_t
     assert chosen(run_folder, {stage.name: stage for stage in finished}, "") == tuned
 
 
+@pytest.mark.slow
 def test_a_start_that_copies_has_no_content_tokens_and_no_loss_on_them(finished):
     first, main, *_ = finished
     for stage, is_told in ((first, False), (main, True)):
@@ -174,6 +177,7 @@ def test_a_start_that_copies_has_no_content_tokens_and_no_loss_on_them(finished)
     assert result.start_tokens == 0 < result.content_tokens
 
 
+@pytest.mark.slow
 def test_the_start_alone_is_fine_tuned_from_the_checkpoint_that_other_rows_go_on_from(finished, cache):
     experiment = build(START_ONLY_ROW, "tiny")
     starts_before = (finished[0].folder / "run.json").read_text()
@@ -197,6 +201,7 @@ def test_a_run_that_is_torn_from_every_stage_comes_to_what_it_does_without(finis
     assert begun["start"] == 1 and begun["pretraining"] > 2
 
 
+@pytest.mark.slow
 def test_a_branch_learns_and_scores_what_a_run_does_whose_pretraining_ended_there(finished, cache):
     """As long as the rate is constant: it is until step 2,500."""
     _, main, tuned, branch = finished
@@ -218,6 +223,7 @@ def test_a_branch_learns_and_scores_what_a_run_does_whose_pretraining_ended_ther
     assert other.branches == {}
 
 
+@pytest.mark.slow
 def test_the_checkpoints_of_branches_stay_and_those_between_go(finished):
     _, main, *_ = finished
     assert [*manifest.steps(main.folder / "checkpoints")] == [1, 4, 6, 8]

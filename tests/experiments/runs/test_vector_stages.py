@@ -142,6 +142,7 @@ def test_vectors_start_the_embedding_wherever_it_is_in_a_model_and_nothing_else(
     assert source_parameter(learnt, f"{place}decoder.norm.scale") is None
 
 
+@pytest.mark.slow
 def test_pretraining_starts_from_the_vectors_in_the_size_of_a_new_embedding(finished):
     vectors, pretraining = finished[1]
     mesh = sharding.make_mesh(pretraining.settings.mesh)
