@@ -104,10 +104,12 @@ def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter,
     from lm.train.runtime.log import last_start_finished
 
     several = len({run.experiment.seed for run in todo}) > 1
+    tables = {run.name.rpartition("/")[0] for run in todo}
     bars: dict[Path, JobReporter] = {}  # of the runs that have begun, by their folders
 
     def name(run: RowRun) -> str:
-        return f"{run.name} seed {run.experiment.seed}" if several else run.name
+        short = run.name.rpartition("/")[2] if len(tables) == 1 else run.name
+        return f"{short} seed {run.experiment.seed}" if several else short
 
     def untrained(run: RowRun) -> set[Path]:
         every = stages(run.experiment, run.folder, options.cache)

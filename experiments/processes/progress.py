@@ -10,10 +10,20 @@ from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Column
 
 from experiments.processes.restart import STARTED
 from lm.config.base import SettingError
+
+WIDE = 110  # columns of a terminal that has room for a bar and the elapsed time
 
 
 @dataclass(frozen=True)
@@ -93,6 +103,7 @@ class JobReporter(Reporter):
         super().__init__(whole.console, whole._bar, total)
         self._whole, self._name = whole, name
         self._bar.update(self._task, description=name)
+        self._bar.update(whole._task, description="all runs")
 
     def start(self, phase: str, detail: str = "") -> None:
         super().start(f"{self._name}: {phase}", detail)
@@ -131,9 +142,14 @@ class RemoteReporter(Reporter):
 def reporting(total: int, quiet: bool = False) -> Iterator[Reporter]:
     """Yield a Reporter over ``total`` steps, whose bar ends with the block; a ``quiet`` one shows nothing."""
     console = Console(stderr=False, quiet=quiet, emoji=False)
-    progress = (TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn())
-    times = (TimeElapsedColumn(), TextColumn("{task.fields[left]}"), TextColumn("{task.fields[detail]}"))
-    with Progress(*progress, *times, console=console, transient=True, disable=not console.is_terminal) as bar:
+    name, share = TextColumn("{task.description}"), TaskProgressColumn()
+    times = TextColumn("{task.fields[left]}"), TextColumn("{task.fields[detail]}")
+    columns: tuple[ProgressColumn, ...] = (name, BarColumn(bar_width=30), share, TimeElapsedColumn(), *times)
+    if console.width < WIDE:  # the words alone have room
+        width = console.width - 33
+        name = TextColumn("{task.description}", table_column=Column(no_wrap=True, max_width=width))
+        columns = (name, share, *times)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield Reporter(console, bar, total)
 
 

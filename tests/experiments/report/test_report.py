@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, stdev
@@ -880,6 +881,22 @@ def test_nobody_is_told_a_time_left_before_there_is_one():
         reporter.began(1.0)
         reporter.advance(1, "loss 3.1")
         assert task.fields["left"].startswith("ETA ") and task.fields["detail"] == "loss 3.1"
+
+
+def test_at_80_columns_a_long_name_is_cut_and_no_figure(monkeypatch):
+    terminal = partial(progress.Console, force_terminal=True, width=80)
+    monkeypatch.setattr(progress, "Console", terminal)
+    with progress.reporting(9_000) as reporter:
+        run = progress.JobReporter(reporter, "a-row-of-a-table seed 10", 9_000)
+        run.start("fine-tuning on documentation-reading")
+        run.began(1.0)
+        run._since -= 9.0
+        run.advance(1, "loss 3.456")
+        with reporter.console.capture() as capture:
+            reporter.console.print(reporter._bar.get_renderable())
+    (line,) = (line for line in capture.get().splitlines() if "a-row-of-a-table seed 10" in line)
+    assert "…" in line and line.count("…") == 1
+    assert "0%" in line and "ETA 22 h 2" in line and "loss 3.456" in line
 
 
 def test_a_report_says_how_far_its_order_predicts_that_of_another(tmp_path, capsys):
