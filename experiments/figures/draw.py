@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.ticker import LogFormatter, MaxNLocator
+from matplotlib.ticker import LogFormatter, LogFormatterSciNotation, MaxNLocator
 
 from experiments.figures.panels import HeatMap, Plot, PlotGrid, Scale
 from lm.config.base import SettingError
@@ -118,7 +118,8 @@ def _draw_axes(axes: Axes, panel: Plot) -> None:
         axes.set_xscale("log")
     if "y" in panel.log:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(LogFormatter())
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_formatter(LogFormatterSciNotation() if high > 1e5 * low else LogFormatter())
         # labels between powers of ten too, if all values lie within one
         axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.5)))
     if panel.is_categorical:
