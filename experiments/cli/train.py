@@ -126,7 +126,8 @@ def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter,
         if run.folder in bars:
             bars.pop(run.folder).close()
 
-    jobs = Jobs(count, partial(_train_in_child, options), untrained, show, end, partial(share_of_gpus, count))
+    work, shares = partial(_train_in_child, options), partial(share_of_gpus, count)
+    jobs = Jobs(count, work, untrained, show, end, shares, preload=(__name__, "experiments.runs.run"))
     codes = jobs.run(todo)
     if jobs.signal is not None:
         reporter.say(f"stopped ({signal.Signals(jobs.signal).name}); run the same command to resume")

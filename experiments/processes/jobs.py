@@ -1,26 +1,28 @@
 """Jobs side by side: a process with one thread for each.
 
-At small sizes a core does twice as much with a run to itself as cores do that share one.
+At small sizes a core does twice as much with a run to itself as cores do that share one. The processes are
+forks of a server, which has imported what they need and has started no thread.
 """
 
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, parent_process, resource_tracker
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES, killed_by
-from experiments.processes.restart import SIGNALS, end_with_parent
-from lm.train.runtime.preemption import exit_after, is_compiling
+from experiments.processes.restart import SIGNALS
+from lm.train.runtime.preemption import exit_after
 
 # One thread that computes: of XLA, by its number of cores and within a product, and of the others.
 ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 XLA_ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 AFTER_SIGNAL = 5.0  # from a signal that there is nothing to save for to a child's end, at most [seconds]
-SPAWN = get_context("spawn")  # a fork would inherit jax's threads as they happen to be
+SERVER = get_context("forkserver")  # a fork of this process would inherit jax's threads as they happen to be
 
 Job = TypeVar("Job")
 Work = Callable[[Job, Callable[[Any], None]], int]  # does a job, may send what is to be shown -> exit code
@@ -40,6 +42,7 @@ class Jobs(Generic[Job]):
     show: gets a job and what its process sent.
     end: gets a job that has ended and, if its process died, by what.
     variables: returns the environment variables of a process by its place, of ``count``, from 0.
+    preload: modules that are imported once for all processes.
     """
 
     def __init__(
@@ -50,7 +53,9 @@ class Jobs(Generic[Job]):
         show: Callable[[Job, Any], None],
         end: Callable[[Job, str | None], None],
         variables: Callable[[int], Mapping[str, str]] = lambda place: {},
+        preload: Sequence[str] = (),
     ):
+        SERVER.set_forkserver_preload([*preload])
         self.count, self.work = count, work
         self.needs, self.show, self.end, self.variables = needs, show, end, variables
         self.children: dict[int, Child] = {}  # at work, by the numbers of their jobs
@@ -85,8 +90,7 @@ class Jobs(Generic[Job]):
 
     def _start(self, number: int, job: Job) -> None:
         place = min({*range(self.count)} - {child.place for child in self.children.values()})
-        with _environment_of_children(self.variables(place)):
-            self.children[number] = Child(self.work, job, place)
+        self.children[number] = Child(self.work, job, place, self.variables(place))
         if self.signal is not None:  # it came before it could be passed on
             self._terminate()
 
@@ -132,14 +136,20 @@ def death(status: int) -> str | None:
 
 
 class Child:
-    """A process that does one job, and sends what is to be shown meanwhile."""
+    """A process that does one job, and sends what is to be shown meanwhile.
 
-    def __init__(self, work: Work[Job], job: Job, place: int):
+    It computes with one thread and has ``variables`` in its environment.
+    """
+
+    def __init__(self, work: Work[Job], job: Job, place: int, variables: Mapping[str, str]):
         self.place = place
         self.sends = True  # the other end of the pipe is open
-        self.receiver, sender = SPAWN.Pipe(duplex=False)
-        self.process = SPAWN.Process(target=_do, args=(work, job, sender, os.getpid()))
-        self.process.start()
+        self.receiver, sender = SERVER.Pipe(duplex=False)
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {XLA_ONE_THREAD}".strip()
+        environment = {**os.environ, **ONE_THREAD, "XLA_FLAGS": flags, **variables}
+        self.process = SERVER.Process(target=_do, args=(work, job, sender, environment))
+        with _one_thread_and_no_signals():
+            self.process.start()
         sender.close()  # the process has a copy
 
     def received(self) -> Iterator[Any]:
@@ -151,20 +161,44 @@ class Child:
             self.sends = False
 
 
-def _do(work: Work[Job], job: Job, sender: connection.Connection, parent: int) -> None:
-    """In a child: do the job, and exit with its code."""
-    os.setpgid(0, 0)  # a Ctrl-C is for the parent, which passes it on
-    signal.signal(signal.SIGTERM, _stop)
-    end_with_parent(parent)
+@contextmanager
+def _one_thread_and_no_signals() -> Iterator[None]:
+    """Have a server that is started meanwhile, and its forks, use one thread and keep signals waiting.
+
+    A signal to the whole process group, such as Ctrl-C, is then for this process alone, which passes it on.
+    """
+    before = dict(os.environ)
+    os.environ.update(ONE_THREAD)
+    resource_tracker.ensure_running()  # else the server's start would, which unblocks signals
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        code: Any = work(job, sender.send)
-    except SystemExit as end:
-        code = end.code
-    if is_compiling():  # which nothing interrupts, and which would abort this process at its end
-        os._exit(code)
-    if code == AGAIN:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _do(work: Work[Job], job: Job, sender: connection.Connection, environment: Mapping[str, str]) -> None:
+    """In a child: do the job, and exit with its code."""
+    os.environ.clear()  # it is that of the server
+    os.environ.update(environment)
+    os.setpgid(0, 0)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    signal.signal(signal.SIGTERM, _stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    try:
+        sys.exit(work(job, sender.send))
+    finally:  # a signal that comes now would break into the ending
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(code)
+
+
+def _end_with_parent() -> None:
+    """Kill this process and those of its group as soon as its parent is gone."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os.killpg(0, signal.SIGKILL)
 
 
 def _stop(*_) -> None:
@@ -175,22 +209,3 @@ def _stop(*_) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     exit_after(AFTER_SIGNAL, AGAIN)
     sys.exit(AGAIN)
-
-
-@contextmanager
-def _environment_of_children(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have processes that are started meanwhile compute with one thread, and with ``variables``.
-
-    They do not get signals of the terminal, by which they would be hit before they can be in a group of their
-    own.
-    """
-    before = dict(os.environ)
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {XLA_ONE_THREAD}".strip()
-    os.environ.update({**ONE_THREAD, "XLA_FLAGS": flags, **variables})
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.environ.clear()
-        os.environ.update(before)

@@ -111,13 +111,9 @@ class Parent:
         return self.signal is not None
 
 
-def end_with_parent(parent: int | None = None) -> None:
-    """Kill this process and those of its group as soon as its parent is gone.
-
-    ``parent``: the process id; None takes it from the environment, where a child of ``--restart`` has it.
-    """
-    if parent is None:
-        parent = int(os.environ.pop(PARENT, 0))
+def end_with_parent() -> None:
+    """Kill this process and those of its group when its ``Parent`` is gone; nothing if it has none."""
+    parent = int(os.environ.pop(PARENT, 0))
     if not parent:
         return
 

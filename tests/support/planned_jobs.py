@@ -4,11 +4,11 @@ A job ends with the exit code, is killed by the signal where the number is negat
 The process of a job that lingers takes a moment to leave. A signal that comes again at the end is ignored.
 """
 
-import atexit
 import os
 import signal
 import sys
 import time
+from multiprocessing.util import Finalize
 
 from experiments.processes.jobs import Jobs
 
@@ -21,7 +21,7 @@ def work(plan, send):
         send("ready")
         time.sleep(60)
     if plan == "lingers":
-        atexit.register(leave)
+        Finalize(None, leave, exitpriority=0)
         send("ready")
         time.sleep(60)
     if plan.startswith("-"):

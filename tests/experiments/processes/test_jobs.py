@@ -81,13 +81,15 @@ def test_a_job_whose_process_is_killed_fails_alone():
     assert out.count("ended None") == 4
 
 
+@pytest.mark.parametrize("group", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_signal_ends_all_jobs_and_nothing_more_is_begun(number):
-    process = start("waits", "waits", 0)
+def test_a_signal_ends_all_jobs_and_nothing_more_is_begun(number, group):
+    """Also one to the whole group, as of Ctrl-C or a batch system: jobs are in groups of their own."""
+    process = start("waits", "waits", 0, process_group=0)
     lines = [process.stdout.readline() for _ in range(4)]
     pids = [int(line.split()[1]) for line in lines if "ready" not in line]
-    assert len(pids) == 2 and all(os.getpgid(pid) == pid for pid in pids)  # no Ctrl-C reaches them, too
-    process.send_signal(number)
+    assert len(pids) == 2 and all(os.getpgid(pid) == pid for pid in pids)
+    (os.killpg if group else os.kill)(process.pid, number)
     out, _ = process.communicate(timeout=200)
     assert all(wait_for(lambda pid=pid: gone(pid)) for pid in pids)
     if number != signal.SIGKILL:
