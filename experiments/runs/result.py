@@ -27,6 +27,7 @@ COUNTED = ("tokens", "words", "bytes")  # of held-out documents: numbers of ``Li
 DOCUMENTS = "documents/"  # before the names of what records say of held-out documents
 DENOISERS = "denoisers/"  # before the names of denoisers, whose held-out losses records say
 UNDEFINED = "undefined"  # name of the reasons why metrics of a task have no value
+MAX_SAID = 4  # scores in the line that ends a run; more are in its report
 LARGEST = 700.0  # loss of which there is a perplexity: e^700 is near the largest number [nats]
 
 
@@ -274,14 +275,17 @@ def _said(result: Result, column: str) -> str:
 
 
 def summary(folder: Path) -> str:
-    """The scores of a finished run, in a line."""
+    """Return the scores of a finished run in a line; only how many, if they are more than MAX_SAID."""
     result = read_result(folder)
     if result is None:
         return "not finished"
-    if scores := ", ".join(_said(result, column) for column in result.columns):
-        return scores
+    said = [_said(result, column) for column in result.columns]
+    if len(said) > MAX_SAID:
+        unscored = [_said(result, column) for column, score in result.columns.items() if score is None]
+        said = [f"{len(said) - len(unscored)} columns of scores", *unscored]
+    if said:
+        return ", ".join(said)
     if (likelihood := result.likelihood()) is not None:
-        return (
-            f"perplexity {likelihood.word_perplexity:.1f} a word, {likelihood.bits_per_byte:.3f} bits a byte"
-        )
+        words, size = likelihood.word_perplexity, likelihood.bits_per_byte
+        return f"perplexity {words:.1f} per word, {size:.3f} bits per byte"
     return "nothing to score" if result.held_out_loss is None else f"held-out loss {result.held_out_loss:.3f}"

@@ -1,6 +1,7 @@
 """Tasks in files: the examples of docs/tasks.md, what they read and answer, and what is wrong with others."""
 
 import gzip
+import json
 import pickle
 import re
 import sys
@@ -102,6 +103,23 @@ def test_a_labelled_task_is_answered_by_a_head_or_in_words_that_are_its_candidat
     for task in (head, words):
         again = pickle.loads(pickle.dumps(task))
         assert type(again) is type(task) and again.file == Path("reviews.toml")
+
+
+@pytest.mark.parametrize("given", [{}, {"finetuning.steps": 1}])  # in words, and by a head
+def test_rows_of_one_label_are_refused_and_empty_texts_are_said(files, cache, given):
+    name = "reviews.toml"
+    bad = {"title": "Never again", "review": " ", "verdict": "bad"}
+    good = {"title": "Lovely", "review": "I use it every day.", "verdict": "good"}
+    rows = files / "reviews-train.jsonl"
+    rows.write_text(f"{json.dumps(bad)}\n" * 2)
+    with pytest.raises(SettingError, match="all 2 rows of 'train' have the label 'bad', so there is nothing"):
+        checked(name, cache, **given)
+    rows.write_text(f"{json.dumps(good)}\n{json.dumps(bad)}\n")
+    (said,) = checked(name, cache, **given)
+    assert (
+        "1 of 2 rows of 'train' have nothing in the column 'review'; the first is" in said
+        and "line 2" in said
+    )
 
 
 def test_of_answers_that_the_vocabulary_cannot_write_it_is_said_how_to_write_them(files, cache):

@@ -347,10 +347,10 @@ def _is_number(text: str) -> bool:
 def check_task_files(
     tasks: Sequence[Task | LabelledTask], cache: Path, tokenizer: Tokenizer, report: Callable[[str], object]
 ) -> None:
-    """Check all rows of tasks that come from files: columns, labels, and lengths of targets.
+    """Check all rows of tasks that come from files: columns, labels, empty texts, and lengths of targets.
 
-    Raises SettingError or DataError for rows that do not fit. If a file has longer targets cut, ``report``
-    gets a line that says how many are.
+    Raises SettingError or DataError for rows that do not fit, and for training rows that all have one label.
+    ``report`` gets a line about texts that are empty and, if a file has longer targets cut, about those.
     """
     for task in tasks:
         for split in ("train", "validation", "report"):
@@ -359,8 +359,36 @@ def check_task_files(
             rows = task.rows(split, cache)
             task.check_rows(rows)
             task.check_labels(rows)
+            if split == "train":
+                _check_labels_differ(task, rows)
+            _report_empty_texts(task, split, rows, report)
             if isinstance(task, Task) and task.targets_length is not None:
                 _check_targets_length(task, task.targets_length, split, rows, tokenizer, report)
+
+
+def _check_labels_differ(task: Task | LabelledTask, rows: Sequence[Row]) -> None:
+    """Raise SettingError if a classifier would be trained on rows of a single label."""
+    found = {task.target(row) for row in rows} if task.labels else set()
+    if len(found) == 1:
+        label = task.labels[found.pop()]
+        raise SettingError(
+            f"{task.file}: all {len(rows):,} rows of 'train' have the label {label!r}, so there is nothing "
+            f"to learn; its labels are {', '.join(task.labels)}"
+        )
+
+
+def _report_empty_texts(
+    task: Task | LabelledTask, split: str, rows: Sequence[Row], report: Callable[[str], object]
+) -> None:
+    """Report how many rows have nothing but blanks in a column that the task reads."""
+    assert task.file is not None
+    spec = _load_spec(task.file)
+    for column in (column for column in spec.columns if column != spec.label):
+        empty = [index for index, row in enumerate(rows) if not str(row[column]).strip()]
+        if empty:
+            first = rows.location(empty[0]) if isinstance(rows, TableRows) else f"row {empty[0]}"
+            count = f"{len(empty):,} of {len(rows):,} rows of {split!r}"
+            report(f"{task.file}: {count} have nothing in the column {column!r}; the first is {first}")
 
 
 def _check_targets_length(
