@@ -107,9 +107,9 @@ def history_plots(models: Sequence[ModelScore], budgets: Sequence[ModelScore]) -
     reference = None if best is None else best.bits
     ticks: dict[float, str] = {place: label for label, place in places.items()}
     panels = [
-        Plot("equal tokens", "", BITS, by_model, x_ticks=ticks, reference=reference),
+        Plot("equal tokens; bars: 95 % intervals", "", BITS, by_model, x_ticks=ticks, reference=reference),
         Plot(
-            "by size",
+            "by size; dotted: the best n-gram",
             "parameters; of n-grams, counts that are stored",
             BITS,
             by_size,
