@@ -102,7 +102,7 @@ def main() -> None:
     except SettingError as error:
         print_line(str(error))
         code = EXIT_CODES["bad settings"]
-    except KeyboardInterrupt:  # in a study module, or while others are waited for
+    except KeyboardInterrupt:  # in a study module
         print_line(f"interrupted{how_to_resume()}")
         code = EXIT_CODES["interrupted"]
     except SystemExit as end:

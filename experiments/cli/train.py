@@ -45,7 +45,11 @@ def fits_one_core(experiment: Experiment) -> bool:
 
 
 def job_count(jobs: int, wanted: Sequence[RowRun]) -> int:
-    """Return how many runs to train at once; SettingError where a device, or another process, does that."""
+    """Return how many runs to train at once.
+
+    Raises SettingError if ``jobs`` asks for several where a device other than CUDA's trains, or where there
+    are several processes.
+    """
     if jobs < 0:
         raise SettingError(f"--jobs {jobs} should be at least 1, or 0 for as many as is best")
     if jobs == 1:
@@ -57,8 +61,10 @@ def job_count(jobs: int, wanted: Sequence[RowRun]) -> int:
     if not several and (not has_accelerator() or jobs and visible_gpus()):
         return jobs or cores()
     if jobs:
-        why = "of several processes (LM_PROCESSES, Slurm, TPU)" if several else "on devices other than CUDA's"
-        raise SettingError(f"--jobs {jobs}: a sweep {why} trains one run at a time; leave --jobs out")
+        where = "on devices other than CUDA's"
+        if several:
+            where = "of several processes (LM_PROCESSES, Slurm, Open MPI)"
+        raise SettingError(f"--jobs {jobs}: a sweep {where} trains one run at a time; leave --jobs out")
     return 1
 
 
@@ -103,13 +109,14 @@ def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter,
     from experiments.runs.stages import stages  # with jax
     from lm.train.runtime.log import last_start_finished
 
-    several = len({run.experiment.seed for run in todo}) > 1
+    reporter.start("all runs")
+    has_seeds = len({run.experiment.seed for run in todo}) > 1
     tables = {run.name.rpartition("/")[0] for run in todo}
     bars: dict[Path, JobReporter] = {}  # of the runs that have begun, by their folders
 
     def name(run: RowRun) -> str:
         short = run.name.rpartition("/")[2] if len(tables) == 1 else run.name
-        return f"{short} seed {run.experiment.seed}" if several else short
+        return f"{short} seed {run.experiment.seed}" if has_seeds else short
 
     def untrained(run: RowRun) -> set[Path]:
         every = stages(run.experiment, run.folder, options.cache)

@@ -15,17 +15,19 @@ from contextlib import suppress
 from typing import Any
 
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES
-from experiments.processes.restart import print_line
+from experiments.processes.restart import heeded_signals, print_line
 from lm.config.base import SettingError
 from lm.train.runtime.preemption import exit_after
 
-# Seconds to wait until all processes are there, for a sign of life of one, and for a step; 0: for ever.
+# Seconds to wait until all processes are there, for a sign of life of one, and for a step; 0: FOREVER.
 # A heartbeat of 30 s bridges a machine that is moved or overloaded, and jax's own 100 s are idle time.
 TIMEOUTS = {"LM_START_TIMEOUT": 300.0, "LM_HEARTBEAT": 30.0, "LM_STEP_TIMEOUT": 1_800.0}
+FOREVER = 1e6  # eleven days [seconds]
 FAREWELL = 5.0  # for the others to fail in the same way, after which a process that failed leaves [seconds]
 COUNTS = ("LM_PROCESSES", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # variables: how many there are
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # hosts that are this machine alone
-LOST = ("Gloo", "NCCL", "heartbeat", "coordination service")  # in the message of a collective without a peer
+# words of the error that a collective ends with when one of its processes is gone
+LOST = ("Gloo", "NCCL", "heartbeat", "coordination service")
 
 
 def timeout(name: str) -> float:
@@ -68,7 +70,7 @@ def cluster_arguments(environment: Mapping[str, str]) -> dict[str, Any]:
     if index >= count:
         raise SettingError(f"LM_PROCESS={index} should be below LM_PROCESSES={count}")
     found = {"coordinator_address": coordinator, "num_processes": count, "process_id": index}
-    if host.strip("[]") in LOOPBACK:  # else jax listens to other machines too
+    if host.strip("[]") in LOOPBACK:  # by default jax listens on all addresses, to other machines too
         found["coordinator_bind_address"] = coordinator
     return found | {"cluster_detection_method": "deactivate"}
 
@@ -79,32 +81,33 @@ def join_others() -> bool:
     They are those that LM_COORDINATOR names, or that jax detects: of Slurm, Open MPI, Cloud TPU, GKE and
     Kubernetes. With LM_COORDINATOR=auto, or where the environment says that there are several, it is an error
     if jax detects none. LM_PROCESSES=1 is one alone.
-    All have to be there within LM_START_TIMEOUT. Until there is something to save (`save_on_sigterm`), a
-    SIGTERM or SIGINT ends a process that has joined at once, also while it waits in jax for the others.
+    All have to be there within LM_START_TIMEOUT. Until training begins, SIGTERM and SIGINT kill a process
+    that has joined, also while it waits in jax for the others, where no handler of Python's could run.
     """
     if process_count(os.environ) == 1:
         return False
-    arguments, patience = cluster_arguments(os.environ), timeout("LM_START_TIMEOUT") or 1e6
+    arguments, patience = cluster_arguments(os.environ), timeout("LM_START_TIMEOUT") or FOREVER
+    heartbeat = timeout("LM_HEARTBEAT") or FOREVER
     if arguments.get("process_id") == 0:
         _check_port(arguments["coordinator_address"])
     import jax
 
-    taken = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
-    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in taken}
+    handlers = {n: signal.getsignal(n) for n in heeded_signals() if n != signal.SIGHUP}
+    for number in handlers:
+        signal.signal(number, signal.SIG_DFL)
     jax.config.update("jax_enable_preemption_service", False)
     late = threading.Timer(patience, _exit_without_others, [arguments, patience])
     late.daemon = True
     late.start()
+    joined = False
     try:
         jax.distributed.initialize(
             **arguments,
             initialization_timeout=round(patience + 60),  # jax would abort without saying why
-            heartbeat_timeout_seconds=max(round(timeout("LM_HEARTBEAT") or 1e6), 1),
+            heartbeat_timeout_seconds=max(round(heartbeat), 1),
         )
-        return True
-    except (ValueError, RuntimeError, OSError) as error:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        joined = jax.process_count() > 1  # a cluster may be of one
+    except Exception as error:  # each kind of cluster has its own errors
         if arguments or "coordinator_address" not in str(error):
             raise SettingError(
                 f"jax cannot join the other processes ({error}); LM_PROCESSES=1 runs this one alone"
@@ -114,9 +117,12 @@ def join_others() -> bool:
                 "jax detects neither Slurm, Open MPI, a TPU nor Kubernetes: set LM_COORDINATOR=host:port, "
                 "LM_PROCESSES and LM_PROCESS, or LM_PROCESSES=1 for one process alone"
             ) from error
-        return False
     finally:
         late.cancel()
+        if not joined:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    return joined
 
 
 def _check_port(coordinator: str) -> None:
@@ -128,16 +134,17 @@ def _check_port(coordinator: str) -> None:
 
 
 def _exit_without_others(arguments: Mapping[str, Any], seconds: float) -> None:
-    which = "process {process_id} of {num_processes} and the others did not meet at {coordinator_address}"
-    who = which.format(**arguments) if arguments else "this process and the others did not meet"
-    print_line(f"{who} within {seconds:.0f} s (LM_START_TIMEOUT); LM_PROCESSES=1 runs each alone")
+    named = "process {process_id} of {num_processes} and the others did not meet at {coordinator_address}"
+    failure = named.format(**arguments) if arguments else "this process and the others did not meet"
+    print_line(f"{failure} within {seconds:.0f} s (LM_START_TIMEOUT); LM_PROCESSES=1 runs each alone")
     os._exit(EXIT_CODES["failed"])
 
 
 def leave_others(code: int) -> None:
     """Wait until the others end too, before this process exits with ``code``.
 
-    One that failed waits only FAREWELL for those that fail in the same way. jax ends the others then.
+    One that failed waits only FAREWELL for those that fail in the same way, and is gone then: jax ends those
+    that go on.
     """
     import jax
 
@@ -168,18 +175,18 @@ def gathered(value: Any) -> list[Any]:
 
     if jax.process_count() == 1:
         return [value]
-    text = json.dumps(value).encode()
-    longest = int(process_allgather(np.int32(len(text))).max())
+    sent = json.dumps(value).encode()
+    longest = int(process_allgather(np.int32(len(sent))).max())
     length = -(-longest // 1024) * 1024  # a collective is compiled for each length
-    texts = process_allgather(np.frombuffer(text.ljust(length), np.uint8))
-    return [json.loads(text.astype(np.uint8).tobytes()) for text in texts]
+    texts = process_allgather(np.frombuffer(sent.ljust(length), np.uint8))
+    return [json.loads(np.asarray(text, np.uint8).tobytes()) for text in texts]  # wider, as they come
 
 
 def broadcast_from_first(find: Callable[[], Any]) -> Any:
     """Call ``find`` on process 0 alone, and return its result on all processes.
 
-    The result is sent as JSON. A SettingError that ``find`` raises is raised on all processes.
-    All processes must call this: it is a barrier too.
+    The result is sent as JSON. A SettingError that ``find`` raises is raised on all processes; after another
+    error process 0 ends alone, and jax ends the others. All processes must call this: it is a barrier too.
     """
     import jax
 

@@ -1,4 +1,4 @@
-"""Names the exit codes of ``lm``, and the signals that a process is killed by."""
+"""Names the exit codes of ``lm``, and what a process has ended by."""
 
 import signal
 
@@ -21,6 +21,16 @@ OUT_OF_MEMORY: dict[int, str] = {
     "or make batch_size / microbatches smaller; so does jax where another process of the run is gone",
     signal.SIGKILL: "as by Linux where memory runs out",
 }
+
+
+def exit_code(status: int) -> int:
+    """Return the exit code for the status of a process: its own or, if negative, a signal's number.
+
+    SIGTERM is a request to stop, also for a process that had nothing to save.
+    """
+    if status == -signal.SIGTERM:
+        return AGAIN
+    return status if status >= 0 else 128 - status
 
 
 def killed_by(number: int) -> str:

@@ -1,6 +1,6 @@
-"""Jobs side by side: a process with one thread for each.
+"""Jobs side by side, each in a process of its own, which computes with one thread.
 
-At small sizes a core does twice as much with a run to itself as cores do that share one. The processes are
+Small runs train about twice as fast with a core each as with all cores one after another. The processes are
 forks of a server, which has imported what they need and has started no thread.
 """
 
@@ -10,19 +10,20 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing import connection, get_context, parent_process, resource_tracker
+from multiprocessing import connection, forkserver, get_context, parent_process, resource_tracker
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from experiments.processes.exit_codes import AGAIN, EXIT_CODES, killed_by
-from experiments.processes.restart import SIGNALS
+from experiments.processes.exit_codes import AGAIN, EXIT_CODES, exit_code, killed_by
+from experiments.processes.restart import SIGNALS, heeded_signals
 from lm.train.runtime.preemption import exit_after
 
-# One thread that computes: of XLA, by its number of cores and within a product, and of the others.
+# Variables that leave one thread each to XLA's pools (the flag: within a matrix product) and to OpenBLAS.
 ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 XLA_ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
-AFTER_SIGNAL = 5.0  # from a signal that there is nothing to save for to a child's end, at most [seconds]
-SERVER = get_context("forkserver")  # a fork of this process would inherit jax's threads as they happen to be
+AFTER_SIGNAL = 5.0  # that a child has to end after SIGTERM, when there is nothing to save [seconds]
+AFTER_ERROR = 60.0  # that children have to save and end after an error of the parent [seconds]
+FORKSERVER = get_context("forkserver")  # a fork of this process would inherit jax's threads as they are
 
 Job = TypeVar("Job")
 Work = Callable[[Job, Callable[[Any], None]], int]  # does a job, may send what is to be shown -> exit code
@@ -37,27 +38,26 @@ class Jobs(Generic[Job]):
     """Does jobs in up to ``count`` processes at once; one that fails leaves the others.
 
     work: a function of a module; it gets a job and a function that sends something to ``show``.
-    needs: returns what a job would make and others may need too. A job whose needs nobody else is making is
-    started first.
+    makes: returns what a job would make and others may need too, such as the stages that rows share. A job
+    that would make nothing that another is making is started first.
     show: gets a job and what its process sent.
     end: gets a job that has ended and, if its process died, by what.
     variables: returns the environment variables of a process by its place, of ``count``, from 0.
-    preload: modules that are imported once for all processes.
+    preload: modules that the server imports, once for all processes.
     """
 
     def __init__(
         self,
         count: int,
         work: Work[Job],
-        needs: Callable[[Job], Collection[Any]],
+        makes: Callable[[Job], Collection[Any]],
         show: Callable[[Job, Any], None],
         end: Callable[[Job, str | None], None],
         variables: Callable[[int], Mapping[str, str]] = lambda place: {},
         preload: Sequence[str] = (),
     ):
-        SERVER.set_forkserver_preload([*preload])
-        self.count, self.work = count, work
-        self.needs, self.show, self.end, self.variables = needs, show, end, variables
+        self.count, self.work, self.preload = count, work, preload
+        self.makes, self.show, self.end, self.variables = makes, show, end, variables
         self.children: dict[int, Child] = {}  # at work, by the numbers of their jobs
         self.signal: int | None = None  # the last that asked to end
 
@@ -69,6 +69,7 @@ class Jobs(Generic[Job]):
         """
         waiting = [*range(len(jobs))]
         codes: list[int | None] = [None] * len(jobs)
+        start_server(self.preload)
         with self._signals_passed_on():
             try:
                 while self.children or (waiting and self.signal is None):
@@ -78,14 +79,16 @@ class Jobs(Generic[Job]):
                         self._start(number, jobs[number])
                     for number, code in self._wait(jobs):
                         codes[number] = code
-            finally:
-                self._terminate()  # those that an error here has left at work
+            finally:  # an error here leaves some at work
+                self._terminate()
+                for child in self.children.values():
+                    child.close()
         return codes
 
     def choose(self, jobs: Sequence[Job], waiting: Sequence[int]) -> int:
         """Return the first ``waiting`` number, if possible of a job that need not wait for another."""
-        being_made = {need for number in self.children for need in self.needs(jobs[number])}
-        free = (number for number in waiting if not being_made.intersection(self.needs(jobs[number])))
+        being_made = {made for number in self.children for made in self.makes(jobs[number])}
+        free = (number for number in waiting if not being_made.intersection(self.makes(jobs[number])))
         return next(free, waiting[0])
 
     def _start(self, number: int, job: Job) -> None:
@@ -96,7 +99,7 @@ class Jobs(Generic[Job]):
 
     def _wait(self, jobs: Sequence[Job]) -> Iterator[tuple[int, int]]:
         """Wait a moment, show what children send, and yield (number, exit code) of jobs that have ended."""
-        ready = [child.receiver for child in self.children.values() if child.sends]
+        ready = [child.receiver for child in self.children.values() if child.is_connected]
         connection.wait([*ready, *(child.process.sentinel for child in self.children.values())], timeout=1)
         for number, child in [*self.children.items()]:
             status = child.process.exitcode  # asked first: nothing is sent afterwards
@@ -105,7 +108,7 @@ class Jobs(Generic[Job]):
             if status is not None:
                 del self.children[number]
                 self.end(jobs[number], death(status) if self.signal is None else None)
-                yield number, AGAIN if status == -signal.SIGTERM else status if status >= 0 else 128 - status
+                yield number, exit_code(status)
 
     def _terminate(self) -> None:
         for child in self.children.values():
@@ -113,14 +116,11 @@ class Jobs(Generic[Job]):
 
     @contextmanager
     def _signals_passed_on(self) -> Iterator[None]:
-        """Pass signals on to the children, except those that nohup or a script ignores."""
-
         def pass_on(number: int, _: FrameType | None) -> None:
             self.signal = number
             self._terminate()
 
-        taken = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, pass_on) for number in taken}
+        before = {number: signal.signal(number, pass_on) for number in heeded_signals()}
         try:
             yield
         finally:
@@ -129,7 +129,7 @@ class Jobs(Generic[Job]):
 
 
 def death(status: int) -> str | None:
-    """Return what a process died of that cannot have said it: a signal, or an exit code that is not ours."""
+    """Return why a process ended, if it cannot have reported that: a signal, or an exit code not of ours."""
     if status < 0:
         return killed_by(-status)
     return None if status in EXIT_CODES.values() else f"its process ended with exit code {status}"
@@ -143,45 +143,51 @@ class Child:
 
     def __init__(self, work: Work[Job], job: Job, place: int, variables: Mapping[str, str]):
         self.place = place
-        self.sends = True  # the other end of the pipe is open
-        self.receiver, sender = SERVER.Pipe(duplex=False)
+        self.is_connected = True  # it has not closed its end of the pipe
+        self.receiver, sender = FORKSERVER.Pipe(duplex=False)
         flags = f"{os.environ.get('XLA_FLAGS', '')} {XLA_ONE_THREAD}".strip()
         environment = {**os.environ, **ONE_THREAD, "XLA_FLAGS": flags, **variables}
-        self.process = SERVER.Process(target=_do, args=(work, job, sender, environment))
-        with _one_thread_and_no_signals():
-            self.process.start()
+        self.process = FORKSERVER.Process(target=_do, args=(work, job, sender, environment))
+        self.process.start()
         sender.close()  # the process has a copy
 
     def received(self) -> Iterator[Any]:
         """Yield what the process has sent until now."""
         try:
-            while self.sends and self.receiver.poll():
+            while self.is_connected and self.receiver.poll():
                 yield self.receiver.recv()
         except (EOFError, OSError):  # it is gone
-            self.sends = False
+            self.is_connected = False
+
+    def close(self) -> None:
+        """Wait AFTER_ERROR for the process to end, and kill it then; what it sends is not read any more."""
+        self.receiver.close()
+        self.process.join(AFTER_ERROR)
+        self.process.kill()
 
 
-@contextmanager
-def _one_thread_and_no_signals() -> Iterator[None]:
-    """Have a server that is started meanwhile, and its forks, use one thread and keep signals waiting.
+def start_server(preload: Sequence[str]) -> None:
+    """Start the server of which all processes are forks, unless it runs; it goes on importing ``preload``.
 
-    A signal to the whole process group, such as Ctrl-C, is then for this process alone, which passes it on.
+    It has one thread, and holds signals back. So has each fork: one to the whole process group, such as
+    Ctrl-C, is then for this process alone, which passes it on.
     """
-    before = dict(os.environ)
-    os.environ.update(ONE_THREAD)
+    forkserver.set_forkserver_preload([*preload])
     resource_tracker.ensure_running()  # else the server's start would, which unblocks signals
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(ONE_THREAD)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        yield
+        forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.environ.clear()
-        os.environ.update(before)
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _do(work: Work[Job], job: Job, sender: connection.Connection, environment: Mapping[str, str]) -> None:
-    """In a child: do the job, and exit with its code."""
-    os.environ.clear()  # it is that of the server
+    """In a child: do the job, and exit with its code. SIGINT and SIGHUP stay blocked."""
+    os.environ.clear()  # those of the server
     os.environ.update(environment)
     os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
@@ -202,7 +208,7 @@ def _end_with_parent() -> None:
 
 
 def _stop(*_) -> None:
-    """End a child on SIGTERM, except while training, which saves first; the timer is for work that hangs.
+    """End a child on SIGTERM; the timer is for work that hangs. Training has a handler of its own.
 
     The signal may come again, also to a process that is leaving, where an exception prints a traceback.
     """

@@ -1,8 +1,8 @@
 """``--restart N``: a parent process that runs the command, and runs it again after a crash or a kill.
 
-The command resumes from its newest checkpoint. The parent imports only the standard library, so it starts in
-a tenth of a second and needs little memory. Each of several processes has a parent of its own: when one
-process is gone, jax ends the others, their parents start them again, and they meet at the coordinator.
+The command resumes from its newest checkpoint. The parent imports neither jax nor numpy, so it starts in a
+tenth of a second and needs little memory. Each of several processes has a parent of its own: when one process
+is gone, jax ends the others, their parents start them again, and they meet at the coordinator.
 """
 
 import os
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
-from experiments.processes.exit_codes import AGAIN, EXIT_CODES, killed_by
+from experiments.processes.exit_codes import AGAIN, EXIT_CODES, exit_code, killed_by
 from lm.config.base import SettingError
 
 STARTED = time.monotonic()  # of this process, near enough
@@ -25,6 +25,11 @@ FINAL = {EXIT_CODES[name] for name in ("done", "bad settings", "loss not finite"
 LONGEST_PAUSE = 60.0  # before a restart; the first is a second, each twice the last [seconds]
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PARENT = "LM_PARENT"  # in the environment of a child: the process id of its parent
+
+
+def heeded_signals() -> list[int]:
+    """Return those of SIGNALS that are not ignored, as nohup or the background of a script has it."""
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def print_line(text: str) -> None:
@@ -50,7 +55,7 @@ def pop_restart(arguments: Sequence[str]) -> tuple[int, list[str]]:
     parser.add_argument("--restart", nargs="?", default="0", const="")
     found, others = parser.parse_known_args(arguments)
     if not found.restart.isdecimal():
-        raise SettingError(f"--restart {found.restart} should be a whole number from 0")
+        raise SettingError(f"--restart {found.restart or 'without N'} should be a whole number from 0")
     return int(found.restart), others
 
 
@@ -64,17 +69,14 @@ class Parent:
 
     def run(self) -> int:
         """Run the command until it need not, or should not, be started again; return its exit code."""
-        for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup or a script ignores it
-                signal.signal(number, self._pass_on)
+        for number in heeded_signals():
+            signal.signal(number, self._pass_on)
         reason = ""
         for turn in range(self.restarts + 1):
             status = self._run_child(turn, reason)
-            code = status if status >= 0 else 128 - status
+            code = exit_code(status)
             reason = f"exit code {code}" if status >= 0 else killed_by(-status)
-            if self.signal is not None:
-                return AGAIN if status == -signal.SIGTERM else code
-            if code in FINAL:
+            if self.signal is not None or code in FINAL:
                 return code
             if turn < self.restarts:
                 pause = min(2.0**turn, LONGEST_PAUSE)
@@ -89,13 +91,15 @@ class Parent:
         environment = os.environ | {PARENT: str(os.getpid())}
         if turn:
             environment["LM_RESTART"] = f"{turn} of {self.restarts}: {reason.partition(' (')[0]}"
-        # In a group of its own: a Ctrl-C is for the parent, which passes it on.
-        self.child = subprocess.Popen(self.command, env=environment, process_group=0)
+        # In a group of its own: a Ctrl-C is for the parent, which passes it on. Such a group may not read the
+        # terminal, and would wait for ever if it did.
+        devnull = subprocess.DEVNULL
+        self.child = subprocess.Popen(self.command, env=environment, process_group=0, stdin=devnull)
         if self.signal is not None:  # it came before it could be passed on
             self.child.terminate()
         status = self.child.wait()
         with suppress(OSError):
-            os.killpg(self.child.pid, signal.SIGKILL)  # the child's own processes, if it left any behind
+            os.killpg(self.child.pid, signal.SIGKILL)  # what the child has left behind in its group
         return status
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:

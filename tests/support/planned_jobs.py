@@ -15,6 +15,7 @@ from experiments.processes.jobs import Jobs
 
 def work(plan, send):
     assert os.environ["NPROC"] == "1", "a job should compute with one thread"
+    assert "colorsys" in sys.modules, "the server should have imported it"
     send(os.getpid())
     if plan == "waits":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))
@@ -45,7 +46,7 @@ def end(plan, killed):
 
 
 if __name__ == "__main__":
-    jobs = Jobs(2, work, lambda plan: (), show, end)
+    jobs = Jobs(2, work, lambda plan: (), show, end, preload=["colorsys"])
     before = dict(os.environ)
     codes = jobs.run(sys.argv[1:])
     if jobs.signal is not None:

@@ -15,7 +15,7 @@ from tiny import TINY
 from waiting import gone, wait_for
 
 from experiments.cli.run_options import RowRun
-from experiments.processes.jobs import Jobs
+from experiments.processes.jobs import ONE_THREAD, Jobs
 from experiments.runs.result import read_result
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
@@ -79,6 +79,8 @@ def test_a_job_whose_process_is_killed_fails_alone():
     assert out.splitlines()[-1] == "codes [0, 137, 3, 7, 0, 0] None", out
     assert "-9 ended killed by SIGKILL" in out and "crashes ended its process ended with exit code 7" in out
     assert out.count("ended None") == 4
+    pids = [line.split()[1] for line in out.splitlines() if line.split()[1].isdigit()]
+    assert len({*pids}) == len(pids) == 6
 
 
 @pytest.mark.parametrize("group", [False, True])
@@ -173,7 +175,7 @@ def test_a_job_has_the_variables_of_its_place_and_so_has_the_one_that_follows_it
     jobs = Jobs(
         2,
         report_place_and_end,
-        needs=lambda job: (),
+        makes=lambda job: (),
         show=places.__setitem__,
         end=lambda job, killed: replaced.touch() if job == "next" else None,
         variables=lambda place: {"PLACE": f"place {place}"},
@@ -239,6 +241,14 @@ def test_a_command_works_where_the_system_lacks_what_only_linux_has():
     )
     assert done.returncode == 0, done.stderr
     assert "t5/6-corruption-rate/50" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_what_is_imported_for_all_rows_of_a_sweep_starts_no_thread_that_a_fork_would_lack():
+    code = "import os, experiments.cli.train, experiments.runs.run; print(len(os.listdir('/proc/self/task')))"
+    environment = os.environ | ONE_THREAD
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert ran.stdout == "1\n", ran.stderr
 
 
 def test_only_what_counts_cores_asks_for_what_macos_lacks():

@@ -891,12 +891,12 @@ def test_at_80_columns_a_long_name_is_cut_and_no_figure(monkeypatch):
         run.start("fine-tuning on documentation-reading")
         run.began(1.0)
         run._since -= 9.0
-        run.advance(1, "loss 3.456")
+        run.advance(1, "held-out loss 3.456")
         with reporter.console.capture() as capture:
             reporter.console.print(reporter._bar.get_renderable())
     (line,) = (line for line in capture.get().splitlines() if "a-row-of-a-table seed 10" in line)
     assert "…" in line and line.count("…") == 1
-    assert "0%" in line and "ETA 22 h 2" in line and "loss 3.456" in line
+    assert "0%" in line and "ETA 22 h 2" in line and "held-out loss 3.456" in line
 
 
 def test_a_report_says_how_far_its_order_predicts_that_of_another(tmp_path, capsys):
