@@ -11,7 +11,7 @@ import numpy as np
 from experiments.cli.settings import Mixture
 from experiments.console import UNBROKEN
 from lm.config.base import SettingError
-from lm.files import atomic_file
+from lm.files import atomic_file, split_lines
 
 if TYPE_CHECKING:  # with jax
     from lm.notebook import TrainableModel
@@ -70,19 +70,27 @@ def open_model(run: Path, mixture: str) -> "TrainableModel":
 
 
 def read_texts(file: Path | None) -> list[Any]:
-    """Return the texts in a file, or in the standard input; SettingError if it cannot be read."""
+    """Return the texts in the lines of a file, or of the standard input, in their order.
+
+    Raises SettingError if it cannot be read, or for a blank line above others: results have a line for each.
+    """
+    name = str(file or "the standard input")
     try:
-        lines = (sys.stdin.read() if file is None else file.read_text("utf-8")).splitlines()
+        lines = split_lines(sys.stdin.read() if file is None else file.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error  # "No such file or directory"
-        raise SettingError(f"{file or 'the standard input'} cannot be read as UTF-8: {reason}") from error
-    if file is None or file.suffix != ".jsonl":
-        return [line for line in lines if line.strip()]
+        raise SettingError(f"{name} cannot be read as UTF-8: {reason}") from error
+    while lines and not lines[-1].strip():
+        lines.pop()
     texts = []
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            raise SettingError(f"{name} line {number} is blank: leave it out, so that results have a line each")
+        if file is None or file.suffix != ".jsonl":
+            texts.append(line)
+            continue
         try:
-            value = json.loads(line)
+            texts.append(json.loads(line))
         except ValueError as error:
-            raise SettingError(f"{file} line {number} should be JSON, such as a string: {error}") from error
-        texts.append(value)
+            raise SettingError(f"{name} line {number} should be JSON, such as a string: {error}") from error
     return texts

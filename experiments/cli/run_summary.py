@@ -112,7 +112,7 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
     elif counts != "none":
         look = f"{lm} show {name}"
     elif experiment.finetuning.steps and any(map(is_task_file, experiment.tuning.heads[:1])):
-        look = f"echo {prompt} | {lm} predict {run}"
+        look = f"echo 'one text per line' | {lm} predict {run}"
     elif experiment.tuning.heads and not experiment.pretraining.steps:
         look = f"{lm} eval tasks {run} {experiment.tuning.heads[0]}"
     elif experiment.model.has_decoder:

@@ -152,7 +152,7 @@ def test_predict_prints_an_object_per_line_of_a_file_and_embed_writes_a_vector(r
     said = [{"text": pair} | asdict(each) for pair, each in zip(pairs, model.predict(pairs), strict=True)]
     assert [json.loads(line) for line in printed.out.splitlines()] == said
     assert "after mrpc" in printed.err
-    (tmp_path / "texts.txt").write_text("It is so.\n\nSo be it.\n")
+    (tmp_path / "texts.txt").write_text("It is so.\nSo be it.\n\n")
     arguments = ["embed", str(folder), str(tmp_path / "texts.txt"), "--out", str(tmp_path / "vectors.npy")]
     assert dispatch(arguments) == 0
     expected = model.embed(["It is so.", "So be it."])
@@ -161,7 +161,11 @@ def test_predict_prints_an_object_per_line_of_a_file_and_embed_writes_a_vector(r
 
 @pytest.mark.parametrize(
     ("contents", "message"),
-    [(b'"It is so."\nIt is.\n', "line 2 should be JSON"), (b"\xff", "cannot be read as UTF-8")],
+    [
+        (b'"It is so."\nIt is.\n', "line 2 should be JSON"),
+        (b'"It is so."\n\n"It is."\n', "line 2 is blank: leave it out"),
+        (b"\xff", "cannot be read as UTF-8"),
+    ],
 )
 def test_a_file_that_holds_no_texts_is_refused_by_line(contents, message, runs, tmp_path, capsys):
     (tmp_path / "texts.jsonl").write_bytes(contents)
