@@ -85,7 +85,7 @@ def read_texts(file: Path | None) -> list[Any]:
     texts = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
-            raise SettingError(f"{name} line {number} is blank: leave it out, so that results have a line each")
+            raise SettingError(f"{name} line {number} is blank: leave it out, since each line has a result")
         if file is None or file.suffix != ".jsonl":
             texts.append(line)
             continue
