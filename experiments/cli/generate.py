@@ -65,6 +65,6 @@ def generate(
         filling = replace(filling, iterations=filling.iterations or decoding.max_length)
         fill_gaps(run, texts, mixture, filling, seed, decoding.temperature)
     elif not with_gaps:
-        write_answers(run, prompt, mixture, decoding, seed)
+        write_answers(run, prompt, mixture, decoding, filling, seed)
     else:
         fill_gaps(run, texts, mixture, filling, seed, decoding.temperature)

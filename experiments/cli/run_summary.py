@@ -123,7 +123,7 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
         look = f"{lm} generate {run} --prompt 'Paris is the [MASK] of France.'"
     if counts == "ngram":
         picture = f"{lm} draw next {run} --text {prompt}"
-    elif counts == "none" and experiment.model.has_attention_logits:
+    elif counts == "none" and experiment.model.has_attention_logits and experiment.model.funnel.blocks == 1:
         picture = f"{lm} draw attention {run} --text {prompt}"
     else:
         picture = f"{lm} show {name} --examples 3"

@@ -46,10 +46,18 @@ class Filling:
             raise SettingError(f"passes={self.passes!r} needs iterations of 1 or more, such as 10")
 
 
-def write_answers(run: Path, prompts: Sequence[str], mixture: str, decoding: Decoding, seed: int) -> None:
-    """Print what a model writes after each prompt, and how fast."""
+def write_answers(
+    run: Path, prompts: Sequence[str], mixture: str, decoding: Decoding, filling: Filling, seed: int
+) -> None:
+    """Print what a model writes after each prompt, and how fast.
+
+    Raises SettingError for options of filling gaps.
+    """
     from experiments.runs.trained import answering, open_run
 
+    if refused := diff(Filling(), filling):
+        options = ", ".join(f"--{name}" for name in refused)
+        raise SettingError(f"{options}: for texts with gaps; leave it out, or put {MASK} into --prompt")
     write = _writer(decoding, seed)
     trained = open_run(run, answering(run), mixture)
     batch = trained.batch([trained.encode(text) for text in prompts], decoding.max_length)

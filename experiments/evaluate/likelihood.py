@@ -135,13 +135,16 @@ def score_by_network(
 ) -> list[dict[str, Any]]:
     """Return log-probability and tokens of each continuation by a network.
 
-    By masked diffusion ``log_prob`` is an estimate of a lower bound, and ``variance`` that of the estimate.
+    Raises SettingError if EOS is asked for and was never trained on. By masked diffusion ``log_prob`` is an
+    estimate of a lower bound, and ``variance`` that of the estimate.
     """
-    from experiments.runs.trained import language_models, open_run
+    from experiments.runs.trained import knows_eos, language_models, open_run
     from lm.evaluate.likelihood_bound import continuation_bounds
     from lm.evaluate.loglikelihood import Masking, continuation_log_probs
 
     trained = open_run(run, language_models(stages, scoring.mixture), scoring.mixture)
+    if scoring.end and not knows_eos(trained.stage):
+        raise SettingError("--end: this model was trained without EOS (objective.eos none); leave --end out")
     UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
     masking = None if trained.config.has_decoder else Masking.of(trained.vocabulary)
     pairs: list[Request] = []

@@ -388,6 +388,19 @@ def test_a_corpus_is_as_likely_as_its_texts_and_characters_are_fewer_than_their_
     assert "all 2" in capsys.readouterr().out
 
 
+def test_the_end_of_a_text_is_not_scored_by_a_model_that_was_trained_without_it(runs, tmp_path):
+    (tmp_path / "lines.txt").write_text("a text with some words\n")
+    for eos in ("none", "each-example"):
+        given = {"model.architecture": "decoder", "objective.eos": eos, "finetuning.steps": 0}
+        folder, *_ = run_of(runs, f"likelihood-eos-{eos}", given | {"tuning.mixtures": ()})
+        arguments = folder, str(tmp_path / "lines.txt"), tmp_path / "out.jsonl", Scoring(end=True)
+        if eos == "each-example":
+            score_texts(*arguments)
+        else:
+            with pytest.raises(SettingError, match="--end: this model was trained without EOS"):
+                score_texts(*arguments)
+
+
 def test_characters_that_a_vocabulary_cannot_write_are_counted_and_a_blank_text_has_no_perplexity(
     tmp_path, capsys
 ):
@@ -573,6 +586,7 @@ def test_an_encoder_fills_a_text_in_passes_that_a_seed_repeats(runs, capsys):
             "bart/base",
         ),
         (TEXTS, "a [MASK]", {"iterations": 1}, "--iterations"),
+        (TEXTS, "a prompt without", {"top": 2}, "--top: for texts with gaps"),
         (TEXTS, "[MASK]" * 101, {}, "101.*100"),
         (HEADS, "a [MASK]", {"passes": "gibbs"}, "passes='gibbs'"),
         (HEADS, "a [MASK]", {"top": 0}, "top=0"),

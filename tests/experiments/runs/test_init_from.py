@@ -302,8 +302,9 @@ def test_a_checkpoint_of_the_hub_without_a_network_is_an_error_that_says_so(runs
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     with pytest.raises(SettingError, match="hf:ours/model.*no route to host"):
         started_from("hf:ours/model", runs)
+    there = started_from(checkpoint(runs, "gpt2"), runs)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(runs / name))
-    assert started_from("hf:gpt2", runs) == started_from(checkpoint(runs, "gpt2"), runs)
+    assert started_from("hf:gpt2", runs) == there
 
 
 def test_special_ids_that_config_json_does_not_name_are_the_tokenizers(runs):
