@@ -17,6 +17,7 @@ from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import effective_overrides, overrides_of
 from experiments.study.paths import run_folder
+from experiments.study.plugins import STUDY_OPTION
 from experiments.study.registry import build
 from experiments.study.table import Row
 from lm.config.base import SettingError
@@ -165,7 +166,11 @@ def _ingredients(
             kind = ("other data", split, source, data.corrupt_records)
             yield Ingredient(name, run.folder, kind, {split: fingerprint})
         yield Ingredient(name, run.folder, ("other vocabulary", *vocabulary), record["vocabulary"])
-        yield Ingredient(name, run.folder, ("other code",), record["code"])
+        own = {file: digest for file, digest in record["code"].items() if file.startswith(STUDY_OPTION)}
+        code = {file: digest for file, digest in record["code"].items() if file not in own}
+        yield Ingredient(name, run.folder, ("other code",), code)
+        for file, digest in own.items():  # which changes nothing of a stage that was trained without it
+            yield Ingredient(name, run.folder, ("other code", file), {file: digest})
         yield Ingredient(name, run.folder, ("other packages",), record["packages"])
         allowed = {"allowed": [each["changed"] for each in record["allowed"]]}
         yield Ingredient(name, run.folder, ("another history",), allowed)

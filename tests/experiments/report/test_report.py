@@ -510,6 +510,19 @@ def test_a_seed_made_of_other_things_than_its_neighbours_is_marked_whatever_fold
     assert re.search(rf"\n- {NAMES[2]} seed 7: {said.format(first=FIRST)}", text)
 
 
+def test_a_stage_that_was_trained_without_a_study_module_is_no_other_code_and_one_by_another_version_is(
+    tmp_path,
+):
+    """As the start that rows of the module share with those of the study."""
+    folders = [study(tmp_path / "here"), tmp_path / "there"]
+    code = RECORD["code"] | {"--study mine.py": "1"}
+    for seed, version in ((7, "1"), (8, "1"), (9, "2")):
+        phase = finish(folders[1], NAMES[2], seed, 60.0) / "finetuning" / "cloze"
+        provenance.record(phase, RECORD | {"code": code | {"--study mine.py": version}})
+        marked = re.findall(r"seed (\d): other code than (.*)", written(folders)[1])
+        assert marked == ([("9", f"{NAMES[2]} seed 7: --study mine.py 1 -> 2")] if version == "2" else [])
+
+
 def test_a_baseline_trained_anew_is_marked_and_not_all_the_rows_beside_it(tmp_path):
     study(tmp_path, seeds=1)
     baseline = run_folder(tmp_path, "nano", FIRST.removesuffix(" seed 0"), 0, {})
