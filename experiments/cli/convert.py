@@ -95,7 +95,7 @@ def export_checkpoint(
     mesh, files = sharding.make_mesh(stage.settings.mesh), dict[str, bytes]()
     model: Transformer | ModelWithHead
     labels: tuple[str, ...] = ()
-    if isinstance(stage, HeadFinetuning) and head == "keep":
+    if has_head := isinstance(stage, HeadFinetuning) and head == "keep":
         if reason := unexportable(stage.settings, stage.task):
             raise SettingError(f"the head for {stage.task.name} cannot be written: {reason}")
         model, labels = stage.trained_with_head(mesh, weights), stage.task.labels
@@ -106,9 +106,9 @@ def export_checkpoint(
         model, what = stage.trained_body(mesh, weights), "model"
         hf_config, class_name = convert.describe(model, labels)
         files |= tokenizer_of_text(stage)
-        if isinstance(stage, HeadFinetuning):
-            files |= pooling_files(stage)
-    files[CARD] = model_card(run, stage, hf_config, class_name, weights).encode()
+        if isinstance(stage, HeadFinetuning) and (modules := pooling_files(stage)):
+            files, class_name = files | modules, convert.SENTENCE_TRANSFORMER
+    files[CARD] = model_card(run, stage, hf_config, class_name, weights, has_head).encode()
     length = stage.settings.tuning.inputs_length
     convert.save(model, folder, labels=labels, max_length=length, beside=files)
     UNBROKEN.print(f"exported to {folder}: the {what} of {describe_model(run, stage.name, models)}")

@@ -81,15 +81,20 @@ USES = {
 
 
 def model_card(
-    run: Path, stage: NetworkStage, hf_config: Mapping[str, Any], class_name: str, weights: Weights
+    run: Path,
+    stage: NetworkStage,
+    hf_config: Mapping[str, Any],
+    class_name: str,
+    weights: Weights,
+    has_head: bool,
 ) -> str:
     """Return the text of the README.md of a stage's model.
 
     ``hf_config`` is its config.json, ``class_name`` the class that it was written as, ``weights`` those that
-    were written.
+    were written; ``has_head``: its head was written too.
     """
     use = next(use for ending, use in USES.items() if class_name.endswith(ending))
-    is_scored = class_name == SENTENCE_TRANSFORMER and stage.has_head
+    is_scored = class_name == SENTENCE_TRANSFORMER and has_head
     tag = "text-classification" if is_scored and hf_config.get("id2label") else use.tag
     library = "sentence-transformers" if class_name == SENTENCE_TRANSFORMER else "transformers"
     base = _base_model(run, stage)
@@ -98,7 +103,7 @@ def model_card(
     parts = [
         "\n".join(["---", *known, "---"]),
         f"# {_title(stage, hf_config)}",
-        " ".join(_description(stage, hf_config, class_name)),
+        " ".join(_description(stage, hf_config, class_name, has_head)),
         "## Training",
         "\n".join(f"- {line}" for line in _training(stage, base)),
         "## Scores",
@@ -116,7 +121,9 @@ def _title(stage: NetworkStage, hf_config: Mapping[str, Any]) -> str:
     return f"{kind} tuned for {tasks}" if tasks else kind
 
 
-def _description(stage: NetworkStage, hf_config: Mapping[str, Any], class_name: str) -> list[str]:
+def _description(
+    stage: NetworkStage, hf_config: Mapping[str, Any], class_name: str, has_head: bool
+) -> list[str]:
     """Return sentences on what the model is, and what its head gives."""
     model = stage.settings.model
     layers = []
@@ -130,8 +137,10 @@ def _description(stage: NetworkStage, hf_config: Mapping[str, Any], class_name: 
         f"A `{hf_config['model_type']}` of {size} parameters without heads ({', '.join(layers)}, width: "
         f"{model.d_model}, tokens: {model.vocab_size:,}), written as `{class_name}`.",
     ]
-    if isinstance(stage, LabelledStage):
+    if isinstance(stage, LabelledStage) and has_head:
         sentences.append(_answer(stage, class_name, hf_config))
+    elif class_name == SENTENCE_TRANSFORMER:
+        sentences.append("`encode` gives the vectors that the head has read, which was left out.")
     return sentences
 
 

@@ -105,6 +105,9 @@ def test_a_model_below_its_head_pools_as_the_head_did(runs, tmp_path):
     export_checkpoint(folder, tmp_path / "out", head="drop")
     modules = json.loads((tmp_path / "out" / "modules.json").read_text())
     assert [module["type"].rpartition(".")[2] for module in modules] == ["Transformer", "Pooling"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert 'SentenceTransformer("FOLDER")' in card and "a logit for each" not in card
+    assert 'pipeline_tag: "sentence-similarity"' in card
     vectors = load_model(tmp_path / "out").embed(PAIR)
     from experiments.notebook import load_run
 
