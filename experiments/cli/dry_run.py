@@ -43,6 +43,7 @@ CACHED_SECONDS = 2.0  # a program that was there so quickly came out of the cach
 LONG = 3_600.0  # a total from which the time on an accelerator is shown too [seconds]
 SHORTEST = 60.0  # below it the time on an accelerator says nothing [seconds]
 H100 = "NVIDIA H100"
+SHORTEST_STEP = 2e-3  # of a GPU, which starts hundreds of kernels for it: supposed, not measured [seconds]
 # FLOP/s of training as a share of an H100's peak for bfloat16: supposed, not measured
 WIDE_SHARE = 0.35
 NARROW_SHARE = 0.05
@@ -86,7 +87,7 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
                 measured, speed = False, MATMUL_SHARE * matmul_speed()
             flops += cost * count
             seconds += cost * count / speed
-            h100_seconds += cost * count / h100_speed(stage)
+            h100_seconds += count * max(cost / h100_speed(stage), SHORTEST_STEP)
             compiled.add(program_key(stage))
         expected = MISSING if done else duration(seconds)
         grid.add_row(title_of(run), state, f"{steps:,}", f"{flops:.3g}", expected)
@@ -109,7 +110,8 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     if sum(unfinished) > LONG and h100_seconds > SHORTEST:
         CONSOLE.print(
             f"on one {H100}: about {duration(h100_seconds)} for all runs, if it reaches {WIDE_SHARE:.0%} of "
-            f"its peak with models of width {WIDE} or more and {NARROW_SHARE:.0%} with narrower ones",
+            f"its peak with models of width {WIDE} or more and {NARROW_SHARE:.0%} with narrower ones, and "
+            f"takes {1e3 * SHORTEST_STEP:.0f} ms per step at least",
             highlight=False,
         )
     for line in missing_data(wanted, options.cache):

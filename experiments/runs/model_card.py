@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from experiments.runs.checks import exported_model
 from experiments.runs.init_from import hub_name
+from experiments.runs.kinds.head import HeadFinetuning, head_config
 from experiments.runs.kinds.network import NetworkStage, answers_path
 from experiments.runs.kinds.pretraining import ExternalCheckpoint
 from experiments.runs.kinds.stage import LabelledStage, Stage
@@ -93,7 +95,10 @@ def model_card(
     ``hf_config`` is its config.json, ``class_name`` the class that it was written as, ``weights`` those that
     were written; ``has_head``: its head was written too.
     """
-    use = next(use for ending, use in USES.items() if class_name.endswith(ending))
+    if isinstance(stage, HeadFinetuning) and not has_head and class_name != SENTENCE_TRANSFORMER:
+        use = USES[""]  # the vectors that its head has read
+    else:
+        use = next(use for ending, use in USES.items() if class_name.endswith(ending))
     is_scored = class_name == SENTENCE_TRANSFORMER and has_head
     tag = "text-classification" if is_scored and hf_config.get("id2label") else use.tag
     library = "sentence-transformers" if class_name == SENTENCE_TRANSFORMER else "transformers"
@@ -139,9 +144,20 @@ def _description(
     ]
     if isinstance(stage, LabelledStage) and has_head:
         sentences.append(_answer(stage, class_name, hf_config))
-    elif class_name == SENTENCE_TRANSFORMER:
-        sentences.append("`encode` gives the vectors that the head has read, which was left out.")
+    elif isinstance(stage, HeadFinetuning):
+        sentences.append(f"Its head was left out, which has read {_read_by_head(stage, class_name)}.")
     return sentences
+
+
+def _read_by_head(stage: HeadFinetuning, class_name: str) -> str:
+    """Return what the vectors that a head reads are called in the program that loads the model."""
+    if class_name == SENTENCE_TRANSFORMER:
+        return "what `encode` gives"
+    pool = head_config(stage.settings, stage.task).pool
+    if pool != "first":
+        return f"`last_hidden_state` (tuning.pool: {pool})"
+    has_pooler = "pooler" in exported_model(stage.settings).heads
+    return "`pooler_output`" if has_pooler else "`last_hidden_state[:, 0]`"
 
 
 def _answer(stage: LabelledStage, class_name: str, hf_config: Mapping[str, Any]) -> str:

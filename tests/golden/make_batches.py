@@ -302,5 +302,5 @@ def written(found: dict) -> str:
 
 
 if __name__ == "__main__":
-    print(f"{PLACE.name}: about a minute", flush=True)
+    print(f"{PLACE.name}: one to two minutes", flush=True)
     PLACE.write_text(written({"cases": cases(), "combinations": combinations()}))

@@ -543,7 +543,7 @@ def test_published_sizes_stay_below_the_figures_and_gather_nothing_that_need_not
 # size (none: the study's), slice, mesh, rematerialisation, noise, estimated use of the chips at least
 USES = [
     ("", "v5e:4x4", "fsdp=16", "none", "iid", 0.38),
-    ("t5-large", "v5e:4x4", "fsdp=16", "dots", "spans", 0.47),
+    ("t5-large", "v5e:4x4", "fsdp=16", "dots", "spans", 0.465),
     ("t5-3b", "v5p:4x4x4", "fsdp=16,tensor=4", "dots", "spans", 0.42),
 ]
 
