@@ -102,7 +102,9 @@ class Noise(NamedTuple):
     # with it the loss estimates an upper bound of minus the text's log-probability. ``uniforms[:, 1, 0]``
     # decides how much of a text is noise. None: the weight is 1
     loss_weights: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
-    unused_settings: tuple[str, ...] = ()  # of ``CorruptionConfig``; changing them is an error
+    ignores: tuple[
+        str, ...
+    ] = ()  # settings of ``CorruptionConfig`` that it does not read; changing them is an error
 
     @property
     def fits_without_trimming(self) -> bool:
@@ -472,30 +474,28 @@ def _poisson_cdf(mean: float) -> np.ndarray:
     return np.cumsum(np.exp(count * math.log(mean) - mean - [math.lgamma(k + 1) for k in count]))[:-1]
 
 
-_NO_NOISE = Noise(
-    _no_mask, counts=_no_counts, hides_tokens=False, unused_settings=("rate", "mean_span_length")
-)
+_NO_NOISE = Noise(_no_mask, counts=_no_counts, hides_tokens=False, ignores=("rate", "mean_span_length"))
 NOISES: dict[str, Noise] = {
-    "iid": Noise(_iid_mask, unused_settings=("mean_span_length",)),
+    "iid": Noise(_iid_mask, ignores=("mean_span_length",)),
     "uniform-rate": Noise(
         _uniform_rate_mask,
         uniforms_per_token=2,
         loss_weights=_uniform_rate_weights,
-        unused_settings=("rate", "mean_span_length"),
+        ignores=("rate", "mean_span_length"),
     ),
     "uniform-count": Noise(
         _uniform_count_mask,
         uniforms_per_token=2,
         loss_weights=_uniform_count_weights,
-        unused_settings=("rate", "mean_span_length"),
+        ignores=("rate", "mean_span_length"),
     ),
-    "whole-words": Noise(_whole_words_mask, needs_word_starts=True, unused_settings=("mean_span_length",)),
+    "whole-words": Noise(_whole_words_mask, needs_word_starts=True, ignores=("mean_span_length",)),
     "collocations": Noise(
         _whole_words_mask,
         uniforms_per_token=2,
         needs_word_starts=True,
         needs_collocations=True,
-        unused_settings=("mean_span_length",),
+        ignores=("mean_span_length",),
     ),
     "spans": Noise(random_spans_noise_mask, counts=span_counts),
     "rolled-spans": Noise(_rolled_spans_mask, counts=_rolled_span_counts, uniforms_per_token=2),
@@ -503,34 +503,34 @@ NOISES: dict[str, Noise] = {
         _geometric_spans_mask,
         uniforms_per_token=2,
         needs_word_starts=True,
-        unused_settings=("mean_span_length",),
+        ignores=("mean_span_length",),
     ),
     "poisson-spans": Noise(_infill_mask, infill=_infill, uniforms_per_token=2),
-    "single-span": Noise(_single_span_mask, counts=single_span_counts, unused_settings=("mean_span_length",)),
+    "single-span": Noise(_single_span_mask, counts=single_span_counts, ignores=("mean_span_length",)),
     "middle": Noise(
         _middle_mask,
         counts=_middle_counts,
         uniforms_per_token=2,
         per_document=True,
-        unused_settings=("rate", "mean_span_length"),
+        ignores=("rate", "mean_span_length"),
     ),
     "suffix": Noise(
         _suffix_mask,
         counts=_suffix_counts,
         per_document=True,
-        unused_settings=("rate", "mean_span_length"),
+        ignores=("rate", "mean_span_length"),
     ),
     "suffix-share": Noise(
         _suffix_share_mask,
         counts=suffix_share_counts,
         limits_targets=True,
-        unused_settings=("mean_span_length",),
+        ignores=("mean_span_length",),
     ),
     "everything": Noise(
         _everything_mask,
         counts=_everything_counts,
         per_document=True,
-        unused_settings=("rate", "mean_span_length"),
+        ignores=("rate", "mean_span_length"),
     ),
     "none": _NO_NOISE,
     "random-text": _NO_NOISE._replace(replaces_text=True),

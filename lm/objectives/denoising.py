@@ -22,8 +22,9 @@ back the text:
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -44,7 +45,7 @@ SHORTEST_MLM_INPUTS = 7  # [CLS], two [SEP], and a token for each random number 
 
 def _noises_that_use(field: str) -> Values:
     """Return the kinds of noise that use a setting of ``CorruptionConfig``."""
-    return Values(tuple(name for name, noise in NOISES.items() if field not in noise.unused_settings))
+    return Values(tuple(name for name, noise in NOISES.items() if field not in noise.ignores))
 
 
 def _of_single(*alternatives: Condition) -> tuple[Condition, ...]:
@@ -81,6 +82,12 @@ _DECODER: Condition = {"model.architecture": ("decoder", "prefix-decoder")}
 _HAS_DECODER: Condition = {
     "model.architecture": Values(but=("encoder",), said="a model with a decoder"),
 }
+
+
+def check_name(field: str, name: str, known: Collection[str]) -> None:
+    """Raise SettingError for a name of no entry, with the nearest one."""
+    if name not in known:
+        raise SettingError(f"objective.{field}={name!r} is unknown{nearest(name, known)}")
 
 
 @dataclass(frozen=True)
@@ -124,6 +131,10 @@ class Objective:
     mixture: str = ""
 
     def __post_init__(self):
+        # a study module may have added names, and is not checked by types
+        check_name("noise", self.noise, NOISES)
+        check_name("inputs", self.inputs, [*get_args(InputsName), *INPUTS])
+        check_name("targets", self.targets, [*get_args(TargetsName), *TARGETS])
         if not 0 < self.rate <= HIGHEST_RATE:
             raise SettingError(
                 f"objective.rate={self.rate} should lie between 0 and {HIGHEST_RATE}, such as 0.15"

@@ -112,7 +112,9 @@ def test_rows_of_one_label_are_refused_and_empty_texts_are_said(files, cache, gi
     good = {"title": "Lovely", "review": "I use it every day.", "verdict": "good"}
     rows = files / "reviews-train.jsonl"
     rows.write_text(f"{json.dumps(bad)}\n" * 2)
-    with pytest.raises(SettingError, match="all 2 rows of 'train' have the label 'bad', so there is nothing"):
+    with pytest.raises(
+        SettingError, match="all 2 rows of 'train' have the label 'bad', of bad, good: there is nothing"
+    ):
         checked(name, cache, **given)
     rows.write_text(f"{json.dumps(good)}\n{json.dumps(bad)}\n")
     (said,) = checked(name, cache, **given)
@@ -120,6 +122,10 @@ def test_rows_of_one_label_are_refused_and_empty_texts_are_said(files, cache, gi
         "1 of 2 rows of 'train' have nothing in the column 'review'; the first is" in said
         and "line 2" in said
     )
+    rows.write_text(f"{json.dumps(good)}\n{json.dumps(bad | good)}\n{json.dumps(bad | {'review': 'Bad.'})}\n")
+    (files / "reviews-valid.jsonl").write_text(f"{json.dumps(good)}\n" * 2)
+    (said,) = checked(name, cache, **given)
+    assert "all 2 rows of 'validation' have the label 'good'" in said
 
 
 def test_of_answers_that_the_vocabulary_cannot_write_it_is_said_how_to_write_them(files, cache):

@@ -181,7 +181,7 @@ def variants(objective: Objective) -> dict[str, tuple[Objective, dict]]:
 
     def amount(**settings: float) -> Objective:
         return replace(
-            objective, **{k: v for k, v in settings.items() if k not in objective.corruption.unused_settings}
+            objective, **{k: v for k, v in settings.items() if k not in objective.corruption.ignores}
         )
 
     return {

@@ -346,7 +346,7 @@ def test_noise_follows_every_setting_but_those_that_it_is_said_to_ignore(name):
     usual = noise.mask(Objective(rate=0.3), text)
     for field, value in {"rate": 0.4, "mean_span_length": 5.0}.items():
         other = noise.mask(replace(Objective(rate=0.3), **{field: value}), text)
-        assert (other == usual).all() == (field in noise.unused_settings), field
+        assert (other == usual).all() == (field in noise.ignores), field
 
 
 def test_every_name_of_a_choice_has_its_entry_and_every_entry_its_name():
@@ -451,3 +451,12 @@ def test_the_batches_of_every_objective_and_noise_are_recorded():
     missing = {*OBJECTIVES} - {name.split()[0] for name in recorded["cases"]}
     missing |= {*NOISES} - recorded["combinations"].keys()
     assert not missing, f"{missing} are not recorded: run tests/golden/make_batches.py, and commit its file"
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "meant"),
+    [("sufix", "noise", "suffix"), ("maskz", "inputs", "masks"), ("dorp", "targets", "drop")],
+)
+def test_a_name_that_a_module_misspells_is_refused_before_anything_is_prepared(name, field, meant):
+    with pytest.raises(SettingError, match=f"objective.{field}='{name}' is unknown; did you mean '{meant}'"):
+        Objective(**{field: name})

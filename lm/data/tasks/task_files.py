@@ -350,7 +350,8 @@ def check_task_files(
     """Check all rows of tasks that come from files: columns, labels, empty texts, and lengths of targets.
 
     Raises SettingError or DataError for rows that do not fit, and for training rows that all have one label.
-    ``report`` gets a line about texts that are empty and, if a file has longer targets cut, about those.
+    ``report`` gets a line about other rows of one label, about texts that are empty and, if a file has longer
+    targets cut, about those.
     """
     for task in tasks:
         for split in ("train", "validation", "report"):
@@ -359,22 +360,24 @@ def check_task_files(
             rows = task.rows(split, cache)
             task.check_rows(rows)
             task.check_labels(rows)
-            if split == "train":
-                _check_labels_differ(task, rows)
+            _check_labels_differ(task, split, rows, report)
             _report_empty_texts(task, split, rows, report)
             if isinstance(task, Task) and task.targets_length is not None:
                 _check_targets_length(task, task.targets_length, split, rows, tokenizer, report)
 
 
-def _check_labels_differ(task: Task | LabelledTask, rows: Sequence[Row]) -> None:
-    """Raise SettingError if a classifier would be trained on rows of a single label."""
+def _check_labels_differ(
+    task: Task | LabelledTask, split: str, rows: Sequence[Row], report: Callable[[str], object]
+) -> None:
+    """Report rows that all have one label; raise SettingError if a classifier would be trained on them."""
     found = {task.target(row) for row in rows} if task.labels else set()
-    if len(found) == 1:
-        label = task.labels[found.pop()]
-        raise SettingError(
-            f"{task.file}: all {len(rows):,} rows of 'train' have the label {label!r}, so there is nothing "
-            f"to learn; its labels are {', '.join(task.labels)}"
-        )
+    if len(found) != 1 or len(rows) == 1 and split != "train":
+        return
+    label, labels = task.labels[found.pop()], ", ".join(task.labels)
+    said = f"{task.file}: all {len(rows):,} rows of {split!r} have the label {label!r}, of {labels}"
+    if split == "train":
+        raise SettingError(f"{said}: there is nothing to learn")
+    report(f"{said}: a score on them says little")
 
 
 def _report_empty_texts(

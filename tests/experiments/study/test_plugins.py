@@ -408,3 +408,13 @@ def test_workers_of_a_sweep_and_of_data_have_what_a_module_adds(tmp_path):
         assert done.returncode == 0, done.stderr + done.stdout
     records = [file.read_text() for file in tmp_path.glob("runs/pico/**/origin.json")]
     assert records and all("--study my_objectives.py" in record for record in records)
+
+
+def test_a_setting_that_the_noise_of_a_module_ignores_is_refused(loads):
+    loads(
+        mine="from lm.objectives.corruption import NOISES, Noise\n"
+        "NOISES['mine'] = Noise(NOISES['iid'].mask, ignores=('rate',))\n"
+    )
+    experiment = build("t5/1-baseline/baseline", "nano", {"objective.noise": "mine"})
+    assert base.unused_settings(experiment, ["objective.rate"])
+    assert not base.unused_settings(experiment, ["objective.mean_span_length"])
