@@ -318,7 +318,7 @@ def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swe
         ("gpt/base", {"data.corpus": "text:novel.txt"}, "lm generate runs/a --prompt 'It was a'"),
         ("bert/base", {}, "lm generate runs/a --prompt 'Paris is the [MASK] of France.'"),
         ("bert/base", {"pretraining.steps": 0, "tuning.heads": ("mrpc",)}, "lm eval tasks runs/a mrpc"),
-        ("bert/base", {"tuning.heads": ("a.toml",)}, "echo 'The function returns' | lm predict runs/a"),
+        ("bert/base", {"tuning.heads": ("a.toml",)}, "echo 'one text per line' | lm predict runs/a"),
     ],
 )
 def test_what_to_try_first_suits_what_the_model_was_trained_for(row, changes, command):
