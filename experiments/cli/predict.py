@@ -79,7 +79,7 @@ def read_texts(file: Path | None) -> list[Any]:
         lines = split_lines(sys.stdin.read() if file is None else file.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error  # "No such file or directory"
-        raise SettingError(f"{name} cannot be read as UTF-8: {reason}") from error
+        raise SettingError(f"{name} cannot be read as text in UTF-8: {reason}") from error
     while lines and not lines[-1].strip():
         lines.pop()
     texts = []
@@ -93,4 +93,6 @@ def read_texts(file: Path | None) -> list[Any]:
             texts.append(json.loads(line))
         except ValueError as error:
             raise SettingError(f"{name} line {number} should be JSON, such as a string: {error}") from error
+    if not texts:
+        raise SettingError(f"{name} has no text: give one per line")
     return texts

@@ -34,7 +34,7 @@ from experiments.study.settings_diff import setting_changes
 from lm import sharding
 from lm.config.base import SettingError, changes, check_numbers, leaves
 from lm.config.model import RECURRENT, LoraConfig, ModelConfig
-from lm.data.batches import check_batch_size
+from lm.data.batches import Batches, check_batch_size
 from lm.data.checks import check_architecture, check_objective
 from lm.data.corpus.token_cache import GIGABYTE, token_cache_bytes
 from lm.data.documentation.pinned import OFFLINE
@@ -133,6 +133,8 @@ def check_inputs(
     check_length(experiment, [])
     for times in experiment.data.held_out_lengths if pretrains(experiment) else ():
         check_length(experiment, [pretraining_batches(experiment, inputs, "validation", times).lengths])
+    if pretrains(experiment):
+        check_held_out_text(pretraining_batches(experiment, inputs, "validation"))
     check_teacher_length(experiment, stages, inputs)
     for stage in stages:
         if stage.is_pretraining and not stage.is_compared:  # the start, and phases before the last
@@ -143,6 +145,17 @@ def check_inputs(
         report_unexportable_heads(experiment, say)
     mesh = sharding.make_mesh(experiment.mesh)
     check_memory(text_spec(experiment).model if finetunes(experiment) else experiment.model, mesh)
+
+
+def check_held_out_text(batches: Batches) -> None:
+    """Raise SettingError if held-out text has no row, which an evaluation would find only then."""
+    try:
+        batches(0, slice(0, 1))
+    except SettingError as error:
+        raise SettingError(
+            f"held-out text: {error}, in one window of 64 KiB or more of all text; add text, give a file of "
+            "held-out text (valid.txt), or set objective.pairs=none"
+        ) from error
 
 
 def check_device_memory(experiment: Experiment, sizes: Mapping[str, int]) -> None:

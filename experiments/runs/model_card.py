@@ -112,7 +112,7 @@ def model_card(
         "## Training",
         "\n".join(f"- {line}" for line in _training(stage, base)),
         "## Scores",
-        _scores(run, stage, weights),
+        _scores(run, stage, weights, has_head),
         "## Use",
         "\n".join(["```python", *use.lines, "```"]),
         "`FOLDER` is this folder, or its name on the hub.",
@@ -230,7 +230,7 @@ def _without_folder(source: str) -> str:
     return f"{kind}{colon}{Path(path).name}" if colon and kind != "tfds" else source.strip()
 
 
-def _scores(run: Path, stage: NetworkStage, weights: Weights) -> str:
+def _scores(run: Path, stage: NetworkStage, weights: Weights, has_head: bool) -> str:
     """Return a table of the scores of the stage's tasks, or the loss of pre-training on held-out text."""
     result = read_result(run)
     if result is None:
@@ -247,6 +247,8 @@ def _scores(run: Path, stage: NetworkStage, weights: Weights) -> str:
     notes = []
     if any(not task.report for task in scored):
         notes.append("A score on validation rows is that of the checkpoint that was chosen on them.")
+    if isinstance(stage, HeadFinetuning) and not has_head:
+        notes.append("The scores are of the head that was left out.")
     if weights != "scored":
         notes.append(f"The scores are of the parameters that evaluations use, the files have `{weights}`.")
     return "\n\n".join(["\n".join(table), *([" ".join(notes)] if notes else [])])

@@ -164,7 +164,8 @@ def test_predict_prints_an_object_per_line_of_a_file_and_embed_writes_a_vector(r
     [
         (b'"It is so."\nIt is.\n', "line 2 should be JSON"),
         (b'"It is so."\n\n"It is."\n', "line 2 is blank: leave it out"),
-        (b"\xff", "cannot be read as UTF-8"),
+        (b"\xff", "cannot be read as text in UTF-8"),
+        (b"\n", "has no text: give one per line"),
     ],
 )
 def test_a_file_that_holds_no_texts_is_refused_by_line(contents, message, runs, tmp_path, capsys):

@@ -17,6 +17,7 @@ from experiments.runs.run import Run
 from experiments.runs.stages import stages
 from experiments.runs.status import is_stage_finished
 from experiments.study.registry import build
+from lm.config.base import SettingError
 
 runs = small_runs.runs
 ROW = "t5/1-baseline/baseline"
@@ -127,3 +128,17 @@ def test_text_is_tokenized_ahead_for_every_kind_of_rows(row, runs):
     assert {name: x.tolist() for name, x in before.features().items()} == {
         name: x.tolist() for name, x in after.features().items()
     }
+
+
+def test_held_out_text_that_gives_no_row_is_found_before_training(runs, tmp_path):
+    texts = {"train": ["The white cat saw a green rat."] * 40, "valid": ["It is one text."]}
+    for name, documents in texts.items():
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(documents))
+    changed = {"data.corpus": f"text:{tmp_path}", "data.vocabulary": "bytes", "start.steps": 0}
+    pairs, single = (
+        Run(build("bert/base", "tiny", changed | given), runs / "tiny" / name / "seed-0", runs / "cache")
+        for name, given in (("pairs", {}), ("single", {"objective.pairs": "none"}))
+    )
+    with pytest.raises(SettingError, match="held-out text: .* two documents .* or set objective.pairs=none"):
+        pairs.check()
+    single.check()
