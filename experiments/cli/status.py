@@ -16,6 +16,7 @@ from experiments.processes.progress import duration
 from experiments.study.names import RESERVED_SCALES, RESERVED_TABLES
 from lm.config.base import SettingError
 from lm.files import parse_with_checksum
+from lm.train.runtime import manifest
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.kinds.stage import Stage
@@ -101,7 +102,8 @@ def progress_of(folder: Path, runs: Path) -> Progress:
     steps = sum(stage.num_steps for stage in stages)
     done: dict[str, int] = {}
     for stage in stages:
-        step = records[stage.name].get("step", stage.first_step)
+        saved = max(manifest.steps(stage.folder / "checkpoints"), default=stage.first_step)
+        step = max(records[stage.name].get("step", stage.first_step), saved)
         done[stage.name] = min(step, stage.training.steps) - stage.first_step
     begun = [stage for stage in stages if records[stage.name] or (stage.folder / "run.json").exists()]
     last = max(begun, key=lambda stage: last_change(stage.folder), default=stages[0])

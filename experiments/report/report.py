@@ -410,7 +410,7 @@ def brief_legend(sheet: Sheet) -> str:
         distance = "mean distance from the baseline over the tasks, in standard deviations of a run"
         parts += [f"reading, language: {distance}"]
     if losses := [title for title in HELD_OUT if title in sheet]:
-        parts += [f"{', '.join(losses)}: lower is better"]
+        parts += [f"{', '.join(losses)}: lower is better, among rows that predict the same"]
     if "paper" in sheet:
         distance = "distance of the published scores from the baseline, in standard deviations of a run"
         above = ", positive if better"

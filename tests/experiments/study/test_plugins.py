@@ -388,7 +388,7 @@ def test_what_is_sent_to_another_process_brings_the_modules_along(loads, tmp_pat
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.stdout == "False 3\n", done.stderr
+    assert done.stdout == "True 3\n", done.stderr
 
 
 @pytest.mark.slow
