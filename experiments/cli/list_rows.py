@@ -1,14 +1,13 @@
 """``lm list``: the rows of the study, what each changes, and how many seeds of it have finished."""
 
 from collections.abc import Sequence
-from glob import escape as escape_glob
 from pathlib import Path
 
 from rich.markup import escape
 
 from experiments.cli.settings import Runs, Scale, shown_value
 from experiments.console import NAMES_CONSOLE, NARROW, RUNS, listing, print_line
-from experiments.study.paths import row_folder, rows_with_runs
+from experiments.study.paths import changed_runs, row_folder, rows_with_runs
 from experiments.study.registry import baseline_of, build, find, same_rows, tables_of
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.settings_diff import relevant_diff
@@ -81,8 +80,7 @@ def rows_at_other_scales(rows: Sequence[Row], scale: str, runs: Path) -> dict[st
 def finished_text(row: str, scale: str, runs: Path, trained: Sequence[str]) -> str:
     """Return how many seeds of a row have finished, and how many runs with changed settings."""
     finished = finished_seeds(row, scale, runs, trained)
-    plain = row_folder(runs, scale, row, {})
-    by_hand = sum(1 for _ in plain.parent.glob(f"{escape_glob(plain.name)},*/seed-*/scores.json"))
+    by_hand = changed_runs(runs, scale, row)
     own = f", {by_hand} changed" if by_hand else ""
     return f"{finished} seed{'s' * (finished != 1)}{own}"
 

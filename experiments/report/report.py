@@ -24,7 +24,7 @@ from experiments.runs.result import Result
 from experiments.study.changes import Overrides
 from experiments.study.names import file_name
 from experiments.study.overrides import effective_overrides, explicit_overrides
-from experiments.study.paths import report_folder, run_folder
+from experiments.study.paths import changed_runs, report_folder, run_folder
 from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import NOT_AVERAGED, SCALES
@@ -96,6 +96,9 @@ def _nothing_finished(tables: Sequence[Table], scale: str, runs: Folders, left_o
     message += shlex.join(["lm", *plugin_arguments(), "sweep", tables[0].name, "--scale", scale])
     for other in scales_with_runs(tables, runs):
         message += f"; scale {other} has finished runs: add --scale {other}"
+    names_of_rows = [row.name for table in tables for row in table.rows]
+    if any(changed_runs(root, scale, name) for root in run_roots(runs) for name in names_of_rows):
+        message += "; runs with settings of your own have finished: add --variants, or give the same settings"
     if len(left_out) == 1:
         return f"{message} ({left_out[0]})"
     return message + "".join(f"\n- {line}" for line in left_out)

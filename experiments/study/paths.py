@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from glob import escape
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
@@ -46,6 +47,12 @@ def row_folder(runs: Path, scale: str, name: str, overrides: Mapping[str, Any]) 
     """Return the folder called as row ``name`` with these overrides, in which each seed has a folder."""
     table, _, key = name.rpartition("/")
     return runs / scale / table / with_overrides(key, overrides)
+
+
+def changed_runs(runs: Path, scale: str, name: str) -> int:
+    """Return how many runs of row ``name`` have finished with settings of one's own."""
+    plain = row_folder(runs, scale, name, {})
+    return sum(1 for _ in plain.parent.glob(f"{escape(plain.name)},*/seed-*/scores.json"))
 
 
 def rows_with_runs(runs: Path, scale: str) -> list[str]:
