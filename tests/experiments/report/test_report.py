@@ -48,7 +48,7 @@ from experiments.study import claims as paper
 from experiments.study.changes import objective
 from experiments.study.experiment import BASELINE
 from experiments.study.overrides import explicit_overrides, short_name, start_changes
-from experiments.study.paths import report_name, run_folder
+from experiments.study.paths import report_name, row_folder, run_folder
 from experiments.study.presets import GPT
 from experiments.study.registry import REGISTRY, TABLES, add_rows, add_table, build, find, tables_of
 from experiments.study.scales import SCALES
@@ -882,6 +882,17 @@ def test_a_table_of_latex_leaves_out_rows_without_runs_and_says_how_many_seeds_t
     text = report.write_latex(made, "nano")[0].read_text()
     assert r"10\%" in text and r"25\%" not in text
     assert "1 to 2 seeds per row" in text and text.count("& seeds ") == 1
+
+
+def test_where_no_run_has_finished_those_with_settings_of_ones_own_are_named(tmp_path, capsys):
+    command = ["report", "t5/6-corruption-rate", "--runs", str(tmp_path)]
+    for finished in (False, True):
+        if finished:
+            folder = row_folder(tmp_path, "nano", NAMES[0], {"model.dropout": 0.3}) / "seed-0"
+            folder.mkdir(parents=True)
+            (folder / "scores.json").touch()
+        assert dispatch(command) == 2
+        assert ("add --variants, or give the same settings" in capsys.readouterr().err) == finished
 
 
 def test_nobody_is_told_a_time_left_before_there_is_one():
