@@ -109,7 +109,7 @@ def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter,
     from experiments.runs.stages import stages  # with jax
     from lm.train.runtime.log import last_start_finished
 
-    reporter.start("all runs")
+    reporter.describe("all runs")
     has_seeds = len({run.experiment.seed for run in todo}) > 1
     tables = {run.name.rpartition("/")[0] for run in todo}
     bars: dict[Path, JobReporter] = {}  # of the runs that have begun, by their folders

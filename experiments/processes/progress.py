@@ -62,9 +62,13 @@ class Reporter:
         self._since: float | None = None  # when the first step was done
         self._done = 0  # steps since
 
+    def describe(self, work: str, detail: str = "") -> None:
+        """Show beside the bar, if there is one, what it is of."""
+        self._bar.update(self._task, description=work, detail=detail)
+
     def start(self, phase: str, detail: str = "") -> None:
         """Show that a phase begins; ``detail`` says what comes before its first step."""
-        self._bar.update(self._task, description=phase, detail=detail)
+        self.describe(phase, detail)
         if not self.console.is_terminal:
             self.console.print(f"{phase} ({detail})" if detail else phase)
 
