@@ -19,14 +19,14 @@ from experiments.processes.restart import (
     RESUMABLE,
     SIGNALS,
     end_with_parent,
+    exit_after_sigterm,
     print_line,
     run_with_restarts,
 )
 from experiments.study.plugins import pop_study_option, study_files
 from lm.config.base import SettingError, nearest
-from lm.train.runtime.preemption import exit_after, is_compiling
+from lm.train.runtime.preemption import is_compiling
 
-AFTER_SIGNAL = 5.0  # from a signal that there is nothing to save for to the end, at most [seconds]
 _HELP = """\
 lm: train Transformer language models and compare their objectives and
 architectures.
@@ -165,14 +165,8 @@ def _unread() -> bool:
 
 
 def _stop(*_) -> None:
-    """End on SIGTERM, except while training, which saves first.
-
-    The timer is there because an exception in a callback gets lost, and leaving may take its time.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    print_line(f"stopped (SIGTERM){how_to_resume()}")
-    exit_after(AFTER_SIGNAL, EXIT_CODES["preempted"])
-    sys.exit(EXIT_CODES["preempted"])
+    """End on SIGTERM. Training has a handler of its own, which saves first."""
+    exit_after_sigterm(f"stopped (SIGTERM){how_to_resume()}")
 
 
 def how_to_resume() -> str:

@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -22,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from experiments.cli.settings import Runs
 from experiments.console import RUNS
-from experiments.processes.jobs import cores
+from experiments.processes.jobs import cores, when_parent_is_gone
 from experiments.processes.progress import Reporter, reporting
 from lm.c4 import filters, pages, passes
 from lm.c4.passes import BOTH_SPLITS, CleaningConfig
@@ -209,7 +208,9 @@ def in_parallel(function: Callable, tasks: Tasks, workers: int, advance: Callabl
             advance()
         return
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers or cores(), spawn, die_with_parent) as pool:
+    # else a process of the pool would wait for ever for a parent that was killed
+    begin = functools.partial(when_parent_is_gone, functools.partial(os._exit, 1))
+    with ProcessPoolExecutor(workers or cores(), spawn, begin) as pool:
         try:
             for future in as_completed([pool.submit(function, *task) for task in todo]):
                 future.result()
@@ -217,18 +218,6 @@ def in_parallel(function: Callable, tasks: Tasks, workers: int, advance: Callabl
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def die_with_parent() -> None:
-    """A process of a pool would otherwise wait forever for a parent that was killed."""
-    parent = multiprocessing.parent_process()
-    assert parent, "only a pool's processes call this"
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def finish(work: Path, folder: Path, settings: CleaningConfig, parts: int) -> None:

@@ -25,12 +25,6 @@ from lm.files import matches_checksum
 from lm.train.runtime import manifest
 
 CUDA_PLUGIN = "jax_cuda13_plugin"  # what the extra [gpu] installs
-# packages whose versions are shown, by lines
-SHOWN = (
-    ("jax", "jaxlib", "flax", "optax"),
-    ("orbax-checkpoint", "grain"),
-    ("tensorflow-datasets", "sentencepiece"),
-)
 
 
 def doctor(runs: Runs = RUNS, verify: tuple[Path, ...] = ()) -> None:
@@ -64,10 +58,9 @@ def examine(runs: Path) -> None:
         *(("", f"[yellow]{escape(line)}[/]") for line in unused_gpus(jax.default_backend())),
         ("host", f"{os.cpu_count()} CPU cores, Python {platform.python_version()}"),
         ("", platform.platform()),
-        *(
-            ("" if number else "versions", ", ".join(f"{name} {metadata.version(name)}" for name in names))
-            for number, names in enumerate(SHOWN)
-        ),
+        ("versions", versions("jax", "jaxlib", "flax", "optax")),
+        ("", versions("orbax-checkpoint", "grain")),
+        ("", versions("tensorflow-datasets", "sentencepiece")),
         ("data", f"looked for in {', '.join(map(str, tfds.tfds_folders(cache)))}"),
         *(("", f"tfds:{name}{damage(name, cache)}") for name in tfds.prepared_sets(cache)),
         ("disk", f"{free:.1f} GiB free for {root}"),
@@ -82,6 +75,11 @@ def examine(runs: Path) -> None:
     lines.append(("memory", about_memory()))
     for name, text in lines:
         UNBROKEN.print(f"[bold]{name:9}[/] {text}")
+
+
+def versions(*packages: str) -> str:
+    """Return the names and versions of packages, separated by commas."""
+    return ", ".join(f"{name} {metadata.version(name)}" for name in packages)
 
 
 def unused_gpus(backend: str) -> list[str]:

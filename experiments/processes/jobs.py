@@ -10,18 +10,17 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import connection, forkserver, get_context, parent_process, resource_tracker
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from experiments.processes.exit_codes import AGAIN, EXIT_CODES, exit_code, killed_by
-from experiments.processes.restart import SIGNALS, heeded_signals
-from lm.train.runtime.preemption import exit_after
+from experiments.processes.exit_codes import EXIT_CODES, exit_code, killed_by
+from experiments.processes.restart import SIGNALS, exit_after_sigterm, heeded_signals
 
 # Variables that leave one thread each to XLA's pools (the flag: within a matrix product) and to OpenBLAS.
 ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 XLA_ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
-AFTER_SIGNAL = 5.0  # that a child has to end after SIGTERM, when there is nothing to save [seconds]
 AFTER_ERROR = 60.0  # that children have to save and end after an error of the parent [seconds]
 FORKSERVER = get_context("forkserver")  # a fork of this process would inherit jax's threads as they are
 
@@ -182,7 +181,9 @@ def start_server(preload: Sequence[str]) -> None:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
 
 
 def _do(work: Work[Job], job: Job, sender: connection.Connection, environment: Mapping[str, str]) -> None:
@@ -190,7 +191,7 @@ def _do(work: Work[Job], job: Job, sender: connection.Connection, environment: M
     os.environ.clear()  # those of the server
     os.environ.update(environment)
     os.setpgid(0, 0)
-    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    when_parent_is_gone(partial(os.killpg, 0, signal.SIGKILL))  # with what it has started
     signal.signal(signal.SIGTERM, _stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     try:
@@ -199,19 +200,18 @@ def _do(work: Work[Job], job: Job, sender: connection.Connection, environment: M
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _end_with_parent() -> None:
-    """Kill this process and those of its group as soon as its parent is gone."""
+def when_parent_is_gone(act: Callable[[], object]) -> None:
+    """In a process of multiprocessing, have a thread call ``act`` as soon as the parent has ended."""
     parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os.killpg(0, signal.SIGKILL)
+    assert parent is not None, "only a child of multiprocessing calls this"
+
+    def wait() -> None:
+        parent.join()
+        act()
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 def _stop(*_) -> None:
-    """End a child on SIGTERM; the timer is for work that hangs. Training has a handler of its own.
-
-    The signal may come again, also to a process that is leaving, where an exception prints a traceback.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    exit_after(AFTER_SIGNAL, AGAIN)
-    sys.exit(AGAIN)
+    """End a child on SIGTERM. Training has a handler of its own, which saves first."""
+    exit_after_sigterm()

@@ -1,4 +1,4 @@
-"""What a user sees while rows train: a bar with the time left, and a line for each finished part."""
+"""Shows a user how training goes: a bar with the time left, and a line for each finished part."""
 
 import re
 import sys

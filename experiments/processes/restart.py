@@ -15,14 +15,17 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
+from typing import NoReturn
 
 from experiments.processes.exit_codes import AGAIN, EXIT_CODES, exit_code, killed_by
 from lm.config.base import SettingError
+from lm.train.runtime.preemption import exit_after
 
 STARTED = time.monotonic()  # of this process, near enough
 RESUMABLE = ("run", "sweep", "demo")  # the commands that resume where they stopped
 FINAL = {EXIT_CODES[name] for name in ("done", "bad settings", "loss not finite", "interrupted")}
 LONGEST_PAUSE = 60.0  # before a restart; the first is a second, each twice the last [seconds]
+AFTER_SIGNAL = 5.0  # that a process has to end after SIGTERM, when there is nothing to save [seconds]
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PARENT = "LM_PARENT"  # in the environment of a child: the process id of its parent
 
@@ -36,6 +39,19 @@ def print_line(text: str) -> None:
     """Print a line for the user; nothing where nobody reads any more."""
     with suppress(OSError):
         print(f"lm: {text}", file=sys.stderr, flush=True)
+
+
+def exit_after_sigterm(message: str = "") -> NoReturn:
+    """Print a message and exit with AGAIN, within AFTER_SIGNAL: for work that has nothing to save.
+
+    The timer is there because an exception in a callback gets lost, and leaving may take its time. A second
+    signal is ignored, since an exception while a process leaves prints a traceback.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if message:
+        print_line(message)
+    exit_after(AFTER_SIGNAL, AGAIN)
+    sys.exit(AGAIN)
 
 
 def run_with_restarts(arguments: Sequence[str]) -> None:

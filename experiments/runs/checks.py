@@ -134,7 +134,7 @@ def check_inputs(
     for times in experiment.data.held_out_lengths if pretrains(experiment) else ():
         check_length(experiment, [pretraining_batches(experiment, inputs, "validation", times).lengths])
     if pretrains(experiment):
-        check_held_out_text(pretraining_batches(experiment, inputs, "validation"))
+        check_held_out_text(experiment, pretraining_batches(experiment, inputs, "validation"))
     check_teacher_length(experiment, stages, inputs)
     for stage in stages:
         if stage.is_pretraining and not stage.is_compared:  # the start, and phases before the last
@@ -147,15 +147,15 @@ def check_inputs(
     check_memory(text_spec(experiment).model if finetunes(experiment) else experiment.model, mesh)
 
 
-def check_held_out_text(batches: Batches) -> None:
-    """Raise SettingError if held-out text has no row, which an evaluation would find only then."""
+def check_held_out_text(experiment: Experiment, batches: Batches) -> None:
+    """Raise SettingError if held-out text gives no row, which would end the first evaluation."""
     try:
         batches(0, slice(0, 1))
     except SettingError as error:
-        raise SettingError(
-            f"held-out text: {error}, in one window of 64 KiB or more of all text; add text, give a file of "
-            "held-out text (valid.txt), or set objective.pairs=none"
-        ) from error
+        mend = "add text, or give a file of held-out text (valid.txt)"
+        if experiment.objective.pairs != "none":
+            mend += ", or set objective.pairs=none"
+        raise SettingError(f"held-out text: {error}, within 64 KiB or more of all text; {mend}") from error
 
 
 def check_device_memory(experiment: Experiment, sizes: Mapping[str, int]) -> None:

@@ -95,10 +95,9 @@ def model_card(
     ``hf_config`` is its config.json, ``class_name`` the class that it was written as, ``weights`` those that
     were written; ``has_head``: its head was written too.
     """
-    if isinstance(stage, HeadFinetuning) and not has_head and class_name != SENTENCE_TRANSFORMER:
+    use = next(use for ending, use in USES.items() if class_name.endswith(ending))
+    if stage.has_head and not has_head and class_name != SENTENCE_TRANSFORMER:
         use = USES[""]  # the vectors that its head has read
-    else:
-        use = next(use for ending, use in USES.items() if class_name.endswith(ending))
     is_scored = class_name == SENTENCE_TRANSFORMER and has_head
     tag = "text-classification" if is_scored and hf_config.get("id2label") else use.tag
     library = "sentence-transformers" if class_name == SENTENCE_TRANSFORMER else "transformers"
@@ -247,7 +246,7 @@ def _scores(run: Path, stage: NetworkStage, weights: Weights, has_head: bool) ->
     notes = []
     if any(not task.report for task in scored):
         notes.append("A score on validation rows is that of the checkpoint that was chosen on them.")
-    if isinstance(stage, HeadFinetuning) and not has_head:
+    if stage.has_head and not has_head:
         notes.append("The scores are of the head that was left out.")
     if weights != "scored":
         notes.append(f"The scores are of the parameters that evaluations use, the files have `{weights}`.")

@@ -33,7 +33,7 @@ LARGEST = 700.0  # loss of which there is a perplexity: e^700 is near the larges
 
 @dataclass(frozen=True)
 class Result:
-    """What one finished run scored and cost. SettingError for a value that no run comes to."""
+    """Holds what a finished run scored and cost; raises SettingError for a value that no run comes to."""
 
     columns: Mapping[str, float | None]  # the paper's column -> our stand-in's score; None: it is undefined
     tasks: Mapping[str, Mapping[str, Any]]  # task -> {"step", "score", "metrics"} of its best checkpoint
@@ -116,7 +116,7 @@ class Result:
         return int(self.folder.name.removeprefix("seed-"))
 
     def likelihood(self, seconds: float = inf) -> Likelihood | None:
-        """Of the held-out documents after so much training; None before the first evaluation.
+        """Return that of the held-out documents after so much training; None before the first evaluation.
 
         Between two evaluations minus the log-probability is linear in the logarithm of time.
         """
@@ -127,7 +127,7 @@ class Result:
         return likelihood_of(self.likelihoods[-1])._replace(nats=nearest)
 
     def example_values(self, task: str) -> dict[str, np.ndarray]:
-        """What each example of a task's report half came to, by name of the value; empty if not kept.
+        """Return what each report row of a task came to, by name of the value; {} if not kept.
 
         DataError if the file is damaged or another run's, by the checksum beside the task's score.
         """
@@ -161,7 +161,7 @@ def likelihood_numbers(likelihood: Likelihood) -> dict[str, float]:
 
 
 def likelihood_of(values: Mapping[str, float], prefix: str = "") -> Likelihood:
-    """That whose numbers are among ``values``, with ``prefix`` before their names."""
+    """Return the likelihood whose numbers are among ``values``, with ``prefix`` before their names."""
     tokens, words, size = (int(values[f"{prefix}{name}"]) for name in COUNTED)
     variance = values.get(f"{prefix}variance")
     return Likelihood(values[f"{prefix}nats"], tokens, words, size, variance)
@@ -234,7 +234,7 @@ def _parse_settings(data: bytes, path: Path) -> Mapping[str, Any]:
 
 
 def fingerprint(folder: Path) -> str:
-    """Of the settings in ``folder`` that change results; SettingError if they are damaged or missing."""
+    """Return the checksum of the settings in ``folder``; SettingError if they are damaged or missing."""
     path = folder / "settings.json"
     try:
         return checksum(_parse_settings(path.read_bytes(), path))

@@ -304,9 +304,6 @@ def check_rows(path: Path, spec: TaskSpec, rows: Sequence[Row]) -> None:
     lacks; DataError for a row without a value, or with a target that is no number if a metric needs one.
     """
 
-    def location(index: int) -> str:
-        return rows.location(index) if isinstance(rows, TableRows) else f"row {index}"
-
     for column in spec.columns:
         if column not in rows[0]:
             table = f" of {rows.name}" if isinstance(rows, TableRows) else ""
@@ -317,18 +314,18 @@ def check_rows(path: Path, spec: TaskSpec, rows: Sequence[Row]) -> None:
         for column in spec.columns:
             if row.get(column) is None:
                 raise DataError(
-                    f"{location(index)}, has no value in the column {column!r}, which {path} reads"
+                    f"{_location(rows, index)}, has no value in the column {column!r}, which {path} reads"
                 )
         if number_metrics:
             target = fill_template(spec.targets, row)
             if not _is_number(target):
                 reason = f"no number, as {' and '.join(number_metrics)} of {path} need"
-                raise DataError(f"{location(index)}: the target {target!r:.40} is {reason}")
+                raise DataError(f"{_location(rows, index)}: the target {target!r:.40} is {reason}")
         if spec.label:
             try:
                 spec.class_of(row)
             except LookupError:
-                first_unknown = first_unknown or location(index)
+                first_unknown = first_unknown or _location(rows, index)
                 unknown_labels[str(row[spec.label])] += 1
     if unknown_labels:
         found = ", ".join(f"{label!r} ({count:,} rows)" for label, count in unknown_labels.most_common(5))
@@ -360,38 +357,43 @@ def check_task_files(
             rows = task.rows(split, cache)
             task.check_rows(rows)
             task.check_labels(rows)
-            _check_labels_differ(task, split, rows, report)
-            _report_empty_texts(task, split, rows, report)
+            _report_contents(task, split, rows, report)
             if isinstance(task, Task) and task.targets_length is not None:
                 _check_targets_length(task, task.targets_length, split, rows, tokenizer, report)
 
 
-def _check_labels_differ(
+def _report_contents(
     task: Task | LabelledTask, split: str, rows: Sequence[Row], report: Callable[[str], object]
 ) -> None:
-    """Report rows that all have one label; raise SettingError if a classifier would be trained on them."""
-    found = {task.target(row) for row in rows} if task.labels else set()
-    if len(found) != 1 or len(rows) == 1 and split != "train":
-        return
-    label, labels = task.labels[found.pop()], ", ".join(task.labels)
-    said = f"{task.file}: all {len(rows):,} rows of {split!r} have the label {label!r}, of {labels}"
-    if split == "train":
-        raise SettingError(f"{said}: there is nothing to learn")
-    report(f"{said}: a score on them says little")
+    """Report rows that all have one label, and texts of nothing but blanks, by column.
 
-
-def _report_empty_texts(
-    task: Task | LabelledTask, split: str, rows: Sequence[Row], report: Callable[[str], object]
-) -> None:
-    """Report how many rows have nothing but blanks in a column that the task reads."""
+    Raises SettingError if a classifier would be trained on rows of one label.
+    """
     assert task.file is not None
     spec = _load_spec(task.file)
-    for column in (column for column in spec.columns if column != spec.label):
-        empty = [index for index, row in enumerate(rows) if not str(row[column]).strip()]
-        if empty:
-            first = rows.location(empty[0]) if isinstance(rows, TableRows) else f"row {empty[0]}"
-            count = f"{len(empty):,} of {len(rows):,} rows of {split!r}"
-            report(f"{task.file}: {count} have nothing in the column {column!r}; the first is {first}")
+    texts = [column for column in spec.columns if column != spec.label]
+    labels, empty, first = set[Any](), Counter[str](), dict[str, int]()
+    for index, row in enumerate(rows):
+        if task.labels:
+            labels.add(task.target(row))
+        for column in texts:
+            if not str(row[column]).strip():
+                empty[column] += 1
+                first.setdefault(column, index)
+    if len(labels) == 1 and (len(rows) > 1 or split == "train"):
+        label, names = task.labels[labels.pop()], ", ".join(task.labels)
+        said = f"{task.file}: all {len(rows):,} rows of {split!r} have the label {label!r}, of {names}"
+        if split == "train":
+            raise SettingError(f"{said}: there is nothing to learn")
+        report(f"{said}: a score on them says little")
+    for column, count in empty.items():
+        found = f"{count:,} of {len(rows):,} rows of {split!r} have nothing in the column {column!r}"
+        report(f"{task.file}: {found}; the first is {_location(rows, first[column])}")
+
+
+def _location(rows: Sequence[Row], index: int) -> str:
+    """Return where a row is, for an error message."""
+    return rows.location(index) if isinstance(rows, TableRows) else f"row {index}"
 
 
 def _check_targets_length(
