@@ -15,6 +15,9 @@ BIN := $(VENV)/bin
 # Huge pages for the buffers of the tests, as `lm run` and `lm sweep` set them for themselves.
 test test-fast test-slow test-faults test-beam soak: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
+# libtpu is fetched while code is checked.
+MAKEFLAGS += --jobs=2
+
 MINUTES ?= 30
 
 # Python keeps what it compiles, whatever the shell says: else each command compiles jax again, for four seconds.

@@ -50,7 +50,7 @@ replication, ± its deviation over seeds. It is empty until these runs are publi
 CLAIMS_HEAD = """# Which claims hold at 10^13 FLOP
 
 This page compares the conclusions of the papers with our runs at scale `mini`: 10^13 FLOP of
-pre-training each, on one core, with three seeds. A conclusion is *confirmed* if its
+pre-training each, on one core, with three seeds or five. A conclusion is *confirmed* if its
 two rows differ significantly, over seeds and examples, in the paper's direction, *contradicted* if they
 differ in the opposite one, and otherwise *undecided* ([how claims are
 judged](../choices.md#how-claims-are-judged)).

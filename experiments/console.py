@@ -105,7 +105,7 @@ def line_starts(text: str, width: int) -> list[int]:
 
 def _pieces(word: str, width: int) -> list[str]:
     """Return a word in pieces of up to ``width`` characters, which end after signs where they can."""
-    pieces = re.split(r"(?<=[=,./-])(?=[^\s=,./-])", word)
+    pieces = re.split(r"(?<=[=,./_-])(?=[^\s=,./_-])", word)
     return [part for piece in pieces for part in re.findall(rf".{{1,{width}}}\s*", piece, re.DOTALL)]
 
 
@@ -152,19 +152,21 @@ def listing(*heads: str, title: str | None = None) -> Listing:
     return Listing(*columns, title=title, title_justify="left")
 
 
-def show_listing(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def show_listing(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
     """Print rows of texts as a table; where it is wider than the terminal, two lines for each row.
 
     The first column, of names, is the first of the two lines.
     """
     widths = [max(map(cell_len, column)) + CELL_PADDING for column in zip(heads, *rows, strict=True)]
     if sum(widths) + 1 > CONSOLE.width:
+        if title is not None:
+            print_line(title)
         for first, *others in rows:
             known = [pair for pair in zip(heads[1:], others, strict=True) if pair[1] != MISSING]
             print_line(first)
             CONSOLE.print("  " + ", ".join(f"[dim]{head}[/] {escape(text)}" for head, text in known))
         return
-    grid = listing(*heads)
+    grid = listing(*heads, title=title)
     for row in rows:
         grid.add_row(*map(escape, row))
     CONSOLE.print(grid)

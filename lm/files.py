@@ -196,3 +196,8 @@ def split_lines(text: str) -> list[str]:
 
 def _seal_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
+
+
+def relative(path: Path) -> str:
+    """Return a path from the current folder if it is below that, else the whole path."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -26,6 +26,7 @@ if tuple(map(int, version("jaxlib").split(".")[:3])) <= (0, 10, 2):
 # libtpu, which compiles without a TPU
 os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # where each operation was called: nobody reads it here
 
 # What one module or process of the tests has compiled is not compiled again by another.
 COMPILED = "JAX_COMPILATION_CACHE_DIR"

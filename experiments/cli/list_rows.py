@@ -1,4 +1,4 @@
-"""``lm list``: the rows of the study, what each changes, and how many seeds of it have finished."""
+"""``lm list``: the tables of the study, or their rows, what each changes, and which have finished."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +15,9 @@ from experiments.study.table import Row
 
 
 def list_rows(
-    pattern: str = "*", /, scale: Scale = DEFAULT_SCALE, runs: Runs = RUNS, names: bool = False
+    pattern: str = "", /, scale: Scale = DEFAULT_SCALE, runs: Runs = RUNS, names: bool = False
 ) -> None:
-    """List the rows of the study, what each changes, and how many seeds of it have finished.
+    """List the tables of the study; with a pattern, their rows: what each changes, and its finished seeds.
 
     "2 changed" counts finished runs with settings of your own; lm report --variants shows them.
 
@@ -25,14 +25,17 @@ def list_rows(
         lm list 't5/6-*' --scale mini
 
     Args:
-        pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
-        names: Print only the names, one per line.
+        pattern: Shell-style pattern of rows or tables, such as 't5/6-*'. Left out, tables are listed.
+        names: Print only the names of rows, one per line.
     """
-    rows = find(pattern)
+    rows = find(pattern or "*")
     if names:
         print("\n".join(row.name for row in rows))
         return
     trained = rows_with_runs(runs, scale)
+    if not pattern:
+        _list_tables(rows, scale, runs, trained)
+        return
     for table in tables_of(rows):
         prefix = f"{table.name}/" if NAMES_CONSOLE.width < NARROW else ""
         title = f"{table.name}{'/ROW' * bool(prefix)}: {table.title}"
@@ -50,6 +53,22 @@ def list_rows(
     for name, count in rows_at_other_scales(rows, scale, runs).items():
         rows_of_scale = f"{count} row{'s' * (count != 1)} of these"
         print_line(f"{rows_of_scale} finished at scale {name}: lm list --scale {name} shows which")
+
+
+def _list_tables(rows: Sequence[Row], scale: str, runs: Path, trained: Sequence[str]) -> None:
+    """Print a line per table of these rows, under the name of its paper, and how its rows are listed."""
+    listed = listing("table", "what it compares", "rows", "finished")
+    paper = None
+    for table in tables_of(rows):
+        if table.paper is not paper:
+            listed.add_section()
+        if table.paper is not None and table.paper is not paper:
+            listed.add_row("", f"[bold]{escape(table.paper.name)}, {escape(table.paper.citation)}[/]", "", "")
+        paper = table.paper
+        finished = sum(finished_seeds(row.name, scale, runs, trained) > 0 for row in table.rows)
+        listed.add_row(table.name, escape(table.title), str(len(table.rows)), str(finished or ""))
+    NAMES_CONSOLE.print(listed)
+    print_line("lm list TABLE lists its rows; lm show ROW --diff says what a row changes")
 
 
 def changes_text(row: Row, scale: str) -> str:

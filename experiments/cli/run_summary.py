@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,17 @@ from experiments.cli.run_names import shortest_name
 from experiments.console import RUNS
 from experiments.figures.training import SAME_LINE, training_figure
 from experiments.runs.curves import read_curves
+from experiments.runs.paths import find_cache
 from experiments.runs.plateau import plateau_note
 from experiments.runs.result import UNDEFINED, Result, read_result
+from experiments.runs.sources import Sources
 from experiments.study.experiment import Experiment
 from experiments.study.paths import row_folder
 from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import REGISTRY, equal_rows
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError
+from lm.data.corpus.shards import iter_documents
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
 from lm.data.tasks.names import is_task_file, task_name
@@ -25,6 +29,7 @@ from lm.data.tasks.names import is_task_file, task_name
 CURVES = "curves"  # name of the picture in the folder of a run
 UNIFORM_BITS_PER_BYTE = 8.0
 CORRELATIONS = {"matthews", "pearson", "spearman"}  # metrics that are 0 for guesses
+PROMPT_WORDS = 3
 MAX_EXPONENT = 700.0  # e to the power of more overflows
 
 
@@ -103,8 +108,7 @@ def draw_curves(name: str, result: Result) -> bool:
 def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, str, str]:
     """Return three commands to go on with from a finished run."""
     lm = shlex.join(["lm", *plugin_arguments()])
-    is_documentation = experiment.data.corpus.startswith("documentation")
-    prompt = shlex.quote("The function returns" if is_documentation else "It was a")
+    prompt = shlex.quote(prompt_of_text(experiment, folder))
     scale_folder, _ = _scale_folder(name, folder)
     run, counts = shortest_name(folder, scale_folder.parent), experiment.counts.model
     if counts == "ngram":
@@ -128,6 +132,20 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
     else:
         picture = f"{lm} show {name} --examples 3"
     return look, picture, f"{lm} {report_command(name, folder)}"
+
+
+def prompt_of_text(experiment: Experiment, folder: Path) -> str:
+    """Return words with which held-out text begins, for the model in ``folder`` to go on from.
+
+    Where the text cannot be read any more, it is a word with which any English text may begin.
+    """
+    if experiment.data.corpus.startswith("documentation"):
+        return "The function returns"
+    with suppress(SettingError, OSError):
+        for text in iter_documents(Sources(find_cache(folder)).corpus(experiment.data.corpus, "validation")):
+            if len(words := text.split()) > PROMPT_WORDS:
+                return " ".join(words[:PROMPT_WORDS])
+    return "The"
 
 
 def report_command(name: str, folder: Path) -> str:

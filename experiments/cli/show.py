@@ -9,7 +9,7 @@ import tyro
 from rich.markup import escape
 
 from experiments.cli.settings import ConfigFile, Runs, Scale, Settings, Start, given_changes
-from experiments.console import CONSOLE, NARROW, RUNS, listing
+from experiments.console import CONSOLE, NARROW, RUNS, listing, show_listing
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import explicit_overrides, overrides_of
@@ -20,6 +20,7 @@ from experiments.study.settings_diff import relevant_diff
 from experiments.study.words import setting_arguments
 from lm.config.base import SettingError, changes, leaves, setting_descriptions
 from lm.config.model import ModelConfig
+from lm.files import relative
 from lm.nn.presets import PRESETS, row_lengths
 
 Dtype = Literal["bfloat16", "float32"]
@@ -258,7 +259,7 @@ def show_stages(experiment: Experiment, folder: Path, cache: Path, title: str) -
     from experiments.runs.stages import stages  # with jax
     from experiments.runs.status import saved_steps
 
-    grid = listing("stage", "trained on", "starts from", "steps", "saved", "folder", title=title)
+    heads, rows = ("stage", "trained on", "starts from", "steps", "saved", "folder"), []
     for stage in stages(experiment, folder, cache):
         data = ", ".join(
             (stage.settings.data.corpus, *stage.task_names) if stage.reads_corpus else stage.task_names
@@ -270,5 +271,5 @@ def show_stages(experiment: Experiment, folder: Path, cache: Path, title: str) -
         steps = f"{stage.training.steps:,}"
         if stage.first_step:  # a phase counts on from the one before it
             steps = f"{stage.first_step + 1:,} to {steps}"
-        grid.add_row(stage.name, escape(data), parent, steps, f"{saved:,}", str(stage.folder))
-    CONSOLE.print(grid)
+        rows.append((stage.name, data, parent, steps, f"{saved:,}", relative(stage.folder)))
+    show_listing(heads, rows, title)

@@ -159,9 +159,7 @@ def train_rows(
     for point in points:
         check_overrides_are_read([build(name, options.scale, changes | point) for name in names], point)
     compared = compared_experiments(pattern, points, changes, options.scale)
-    wanted = wanted_runs(compared, seeds, options)
-    for line in rows_made_equal(wanted, options.scale):
-        print_line(line)
+    wanted = without_equal_rows(wanted_runs(compared, seeds, options), options.scale)
     count = job_count(jobs, wanted)
     if dry_run:
         from experiments.cli.dry_run import print_dry_run
@@ -212,20 +210,23 @@ def wanted_runs(compared: Sequence[tuple[str, Experiment]], seeds: int, options:
     return list(runs.values())
 
 
-def rows_made_equal(wanted: Sequence[RowRun], scale: str) -> list[str]:
-    """Return a line for each group of rows that settings given by hand make the same experiment.
+def without_equal_rows(wanted: Sequence[RowRun], scale: str) -> list[RowRun]:
+    """Return the runs without those of rows that settings given by hand make the same as another row.
 
-    Each of these rows has a run of its own, in a folder that is named by the row and the settings.
+    Such is a row without pre-training that is given steps of it. A baseline stays, else the row that comes
+    first. A line is printed about each that goes.
     """
-    groups: dict[Experiment, list[str]] = {}
-    for run in wanted:
-        groups.setdefault(run.experiment, []).append(run.name)
-    lines = []
-    for experiment, names in groups.items():
-        if experiment.seed == 0 and len({canonical_row(name, scale) for name in names}) > 1:
-            rows = ", ".join(dict.fromkeys(names))
-            lines.append(f"warning: {rows} are the same experiment with these settings; each is trained")
-    return lines
+
+    def is_another(run: RowRun) -> bool:
+        return canonical_row(run.name, scale) != canonical_row(baseline_of(run.name), scale)
+
+    first: dict[Experiment, str] = {}
+    for run in sorted(wanted, key=is_another):
+        first.setdefault(run.experiment, run.name)
+    equal = {run.name: first[run.experiment] for run in wanted if first[run.experiment] != run.name}
+    for name, other in equal.items():
+        print_line(f"left out: {name}, which these settings make the same as {other}")
+    return [run for run in wanted if first[run.experiment] == run.name]
 
 
 def grid_tables(pattern: str, scale: str, points: Sequence[Overrides], changes: Overrides) -> list[Table]:

@@ -166,11 +166,22 @@ def _published_distances(comparison: Comparison, rows: Sequence[Row]) -> list[Ce
 
 
 def verdict_sentence(comparison: Comparison, verdicts: Verdicts) -> str:
-    """Return what came out of a table: its claims by the first group of tasks, and the order of its rows."""
+    """Return what came out of a table: its claims by the first group of tasks, and the order of its rows.
+
+    If rows have one seed each, it says that one seed decides nothing.
+    """
+    sentences = _claims_sentences(comparison, verdicts)
+    trained = comparison.trained_rows
+    if len(trained) > 1 and max(len(comparison.runs_of(row)) for row in trained) < 2:
+        sentences.append("One seed decides nothing: train more with --seeds.")
+    return " ".join(sentences)
+
+
+def _claims_sentences(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     claims = _claims_of(verdicts) if verdicts else []
     group = comparison.main_group
     if not claims or group is None:
-        return ""
+        return []
     counts = count_verdicts(verdicts[group]["updates"])
     words = {
         "confirmed": counts.confirmed,
@@ -180,14 +191,12 @@ def verdict_sentence(comparison: Comparison, verdicts: Verdicts) -> str:
     parts = [f"{number:.0f} {word}" for word, number in words.items() if number]
     parts += [f"{counts.uncompared:.0f} not compared"] if counts.uncompared else []
     judges = "held-out text" if group == "held-out text" else f"the {GROUP_TITLES[group]} tasks"
-    lines = [f"{_claims(round(counts.total))} judged by {judges}: {', '.join(parts)}."]
+    sentences = [f"{_claims(round(counts.total))} judged by {judges}: {', '.join(parts)}."]
     if any(verdict.word == "not yet learning" for _, verdict in verdicts[group]["updates"]):
-        lines.append("A row had not left the unigram plateau (not yet learning): train longer.")
+        sentences.append("A row had not left the unigram plateau (not yet learning): train longer.")
     if (order := comparison.paper_orders.get(group)) is not None:
-        lines.append(f"Kendall's tau with the paper's order: {order.tau:+z.2f} (p = {order.p:.2g}).")
-    if max(len(comparison.runs_of(row)) for row in comparison.trained_rows) < 2:
-        lines.append("One seed decides nothing: train more with --seeds.")
-    return " ".join(lines)
+        sentences.append(f"Kendall's tau with the paper's order: {order.tau:+z.2f} (p = {order.p:.2g}).")
+    return sentences
 
 
 def plateau_note(comparison: Comparison) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from experiments.study.names import check_row_name, check_scale_name, check_task_name
 from lm.config.base import SettingError, set_choices
-from lm.files import parse_with_checksum
+from lm.files import parse_with_checksum, relative
 
 if TYPE_CHECKING:
     from experiments.study.table import Table
@@ -71,11 +71,6 @@ def location_in_study(error: BaseException) -> str:
         if frame.filename in files:
             return f"{relative(files[frame.filename])}:{frame.lineno}: "
     return ""
-
-
-def relative(file: Path) -> str:
-    """Return a path from the current folder if it is below that, else the whole path."""
-    return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
 
 
 def needed_study(folder: Path) -> str:

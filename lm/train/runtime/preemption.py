@@ -31,9 +31,9 @@ class Interrupted(KeyboardInterrupt):
     """Raised after a signal asked to stop; the state after ``step`` is saved and training resumes from it."""
 
     def __init__(self, name: str, step: int):
-        what = f"stopped after step {step}, which is saved" if step else "nothing was begun"
-        super().__init__(f"{name}: {what}")
         self.signal, self.step = name, step
+        self.saved = f"stopped after step {step}, which is saved" if step else "nothing was begun"
+        super().__init__(f"{name}: {self.saved}")
 
 
 class PreemptionHandler:

@@ -173,6 +173,18 @@ def test_every_kind_of_setting_is_written_as_it_is_read(given):
         assert parse_settings(shlex.split(shlex.join(setting_arguments(changed)))) == changed
 
 
+def test_without_a_pattern_tables_are_listed_with_their_papers_and_with_one_their_rows(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert cli.dispatch(["list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"│ {table.name} " in listed for table in TABLES.values())
+    assert "T5, Raffel et al. 2020" in listed and ROW not in listed
+    assert cli.dispatch(["list", "t5/1-*"]) == 0
+    assert ROW in capsys.readouterr().out
+
+
 def test_show_takes_settings_as_run_does(capsys):
     assert cli.dispatch(["show", "--start.steps", "100", ROW]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -253,19 +265,6 @@ def test_a_point_of_a_grid_is_the_run_of_its_settings_and_a_row_of_the_report(mo
     assert table.baseline == changed
 
 
-def test_rows_that_settings_given_by_hand_make_equal_are_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("experiments.cli.dry_run.print_dry_run", lambda *_: None)
-    words = ["sweep", "t5/6-corruption-rate", "--scale", "nano", "--seeds", "1", "--dry-run"]
-    assert cli.dispatch([*words, "--model.dropout", "0.1"]) == 0
-    assert "same experiment" not in capsys.readouterr().out
-    assert cli.dispatch([*words, "--objective.rate", "0.3"]) == 0
-    said = capsys.readouterr().out
-    assert "same experiment" in said and all(
-        f"t5/6-corruption-rate/{rate}" in said for rate in (10, 15, 25, 50)
-    )
-
-
 def test_settings_of_a_run_that_nothing_reads_are_left_out_and_those_of_other_files_are_refused(tmp_path):
     untuned = build(ROW, "nano", {"pretraining.steps": 20, "finetuning.steps": 10, "tuning.mixtures": ()})
     save_settings(tmp_path, untuned)
@@ -285,6 +284,30 @@ def test_a_sweep_without_options_is_the_one_that_was_published(tmp_path, monkeyp
         assert cli.dispatch(["sweep", table.name, "--dry-run"]) == 0
         assert {run.folder.parts[1] for run in wanted} == {table.scale}
         assert {run.experiment.seed for run in wanted} == {*range(table.seeds)}
+
+
+@pytest.mark.parametrize(
+    "setting", [["--objective.rate", "0.5"], ["--grid", "objective.rate=0.15,0.5"]], ids=str
+)
+def test_rows_that_settings_make_equal_are_trained_once_as_the_baseline_if_it_is_one_of_them(
+    tmp_path, monkeypatch, capsys, setting
+):
+    monkeypatch.chdir(tmp_path)
+    wanted = []
+    monkeypatch.setattr("experiments.cli.dry_run.print_dry_run", lambda runs, *_: wanted.extend(runs))
+    table = ["sweep", "t5/6-corruption-rate", "--scale", "nano", "--seeds", "2", "--dry-run"]
+    assert cli.dispatch([*table, "--model.dropout", "0.1"]) == 0
+    assert "left out" not in capsys.readouterr().out and len({run.name for run in wanted}) == 4
+    wanted.clear()
+    assert cli.dispatch([*table, *setting]) == 0
+    experiments = [run.experiment for run in wanted]
+    assert len(set(experiments)) == len(experiments) and {run.name for run in wanted} == {
+        "t5/6-corruption-rate/15"
+    }
+    left_out = (
+        "left out: t5/6-corruption-rate/10, which these settings make the same as t5/6-corruption-rate/15"
+    )
+    assert left_out in capsys.readouterr().out
 
 
 def test_a_dry_run_counts_a_shared_pre_training_once_names_missing_data_and_writes_nothing(

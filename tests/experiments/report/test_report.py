@@ -339,8 +339,11 @@ def test_a_table_without_tasks_is_judged_by_its_held_out_loss(restored_registry,
     assert "own.csv" in {file.name for file in made.path.parent.iterdir()}
 
 
-def test_one_seed_of_a_table_without_tasks_claims_nothing(restored_registry, tmp_path):
-    sheets = without_tasks(tmp_path, seeds=1).tables["own"].sheets
+def test_one_seed_of_a_table_without_claims_decides_nothing_and_that_is_said(restored_registry, tmp_path):
+    table = without_tasks(tmp_path, seeds=1).tables["own"]
+    sheets = table.sheets
+    said = verdict_sentence(table.comparison, table.verdicts)
+    assert said == "One seed decides nothing: train more with --seeds."
     assert not any(sign in cell.text for cell in sheets[""]["held-out loss"] for sign in "▲▼")
     assert "(" not in "".join(cell.text for cell in sheets[DIFFERENCES]["held-out loss"])
 

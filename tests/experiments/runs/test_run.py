@@ -315,13 +315,16 @@ def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swe
             {},
             "lm generate runs/a --mixture documentation-reading --prompt 'The function returns'",
         ),
-        ("gpt/base", {"data.corpus": "text:novel.txt"}, "lm generate runs/a --prompt 'It was a'"),
+        ("gpt/base", {"data.corpus": "text:novel.txt"}, "lm generate runs/a --prompt 'Call me Ishmael.'"),
+        ("gpt/base", {"data.corpus": "text:gone.txt"}, "lm generate runs/a --prompt The"),
         ("bert/base", {}, "lm generate runs/a --prompt 'Paris is the [MASK] of France.'"),
         ("bert/base", {"pretraining.steps": 0, "tuning.heads": ("mrpc",)}, "lm eval tasks runs/a mrpc"),
         ("bert/base", {"tuning.heads": ("a.toml",)}, "echo 'one text per line' | lm predict runs/a"),
     ],
 )
-def test_what_to_try_first_suits_what_the_model_was_trained_for(row, changes, command):
+def test_what_to_try_first_suits_what_the_model_was_trained_for(row, changes, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("novel.txt").write_text("".join(f"{n}\n\nCall me Ishmael. Some {n} years\n\n" for n in range(200)))
     folder = Path("runs/nano") / row / "seed-0"
     assert suggestions(row, build(row, "nano", changes), folder)[0] == command.replace("runs/a", str(folder))
 
