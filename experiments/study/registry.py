@@ -42,6 +42,7 @@ from experiments.study.papers import (
     weller,
     wettig,
 )
+from experiments.study.plugins import plugin_arguments
 from experiments.study.scales import PAPER_SCALE, SCALES
 from experiments.study.table import Missing, Paper, Published, Row, Setup, Table, make_rows
 from lm.config.base import SettingError, check_used, diff, leaves, nearest
@@ -184,10 +185,18 @@ def find_one(name: str) -> Row:
 
 
 def _suggestion(name: str, names: Iterable[str]) -> str:
-    """Return "; did you mean ...?" with the rows called TABLE/``name``, else the most similar name."""
+    """Return "; did you mean ...?" with the rows called TABLE/``name``, else the most similar name.
+
+    For a table that may be the user's own, it says how a module of rows is given.
+    """
     rows = [row for row in REGISTRY if row.endswith(f"/{name}")]
     if not rows:
-        return nearest(name, names)
+        similar = nearest(name, names)
+        tables = {table.partition("/")[0] for table in TABLES}
+        if plugin_arguments() or name.partition("/")[0] in tables:
+            return similar
+        begin = f"{similar} Rows" if similar else "; rows"
+        return f"{begin} of your own need --study MODULE.py"
     rows.sort(key=lambda row: row != BASELINE_ROW)  # the paper's baseline first
     return f"; did you mean {' or '.join(map(repr, rows[:5]))}?"
 

@@ -277,14 +277,14 @@ def test_a_sweep_takes_the_settings_that_a_run_takes_for_every_row_and_reports_t
     wanted, reported = [], []
     monkeypatch.setattr("experiments.cli.sweep.train_unfinished", lambda runs, *_: wanted.extend(runs) or 0)
     monkeypatch.setattr("experiments.report.report.print_report", lambda *all: reported.append(all[3]))
-    given = {"objective.rate": 0.15, "model.mlp.d_ff": 200}
+    given = {"model.dropout": 0.1, "model.mlp.d_ff": 200}
     words = ["sweep", "t5/6-corruption-rate/10", "--scale", "nano", "--seeds", "1"]
-    assert cli.dispatch([*words, "--objective.rate", "0.15", "--model.mlp.d-ff=2e2"]) == 0
+    assert cli.dispatch([*words, "--model.dropout", "0.1", "--model.mlp.d-ff=2e2"]) == 0
     assert reported == [given]
     row, baseline = "t5/6-corruption-rate/10", "t5/1-baseline/baseline"
     assert {str(folder): run for _, run, folder in wanted} == {
-        f"runs/nano/{row},model.mlp.d_ff=200,objective.rate=0.15/seed-0": build(row, "nano", given),
-        f"runs/nano/{baseline},model.mlp.d_ff=200/seed-0": build(baseline, "nano", given),
+        f"runs/nano/{name},model.dropout=0.1,model.mlp.d_ff=200/seed-0": build(name, "nano", given)
+        for name in (row, baseline)
     }
     assert cli.dispatch(["sweep", "t5/6-corruption-rate/10", "--seed", "3"]) == 2
 
@@ -299,7 +299,10 @@ def test_of_an_option_given_twice_the_last_counts_for_every_setting(given, monke
     assert (asked[0][2].scale, asked[0][1]) == ("nano", build(name, "nano"))
 
 
-def test_the_stages_of_a_run_are_listed_with_what_each_starts_from_and_what_is_saved(tmp_path, capsys):
+def test_the_stages_of_a_run_are_listed_with_what_each_starts_from_and_what_is_saved(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("experiments.console.CONSOLE", Console(width=300))
     (stage,) = {
         stage for stage in stages(build("t5/1-baseline/baseline", "nano")) if stage.name == "pretraining"
     }
