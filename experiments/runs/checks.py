@@ -155,7 +155,7 @@ def check_held_out_text(experiment: Experiment, batches: Batches) -> None:
         mend = "add text, or give a file of held-out text (valid.txt)"
         if experiment.objective.pairs != "none":
             mend += ", or set objective.pairs=none"
-        raise SettingError(f"held-out text: {error}, within 64 KiB or more of all text; {mend}") from error
+        raise SettingError(f"held-out text: {error}; {mend}") from error
 
 
 def check_device_memory(experiment: Experiment, sizes: Mapping[str, int]) -> None:

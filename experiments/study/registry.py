@@ -42,7 +42,6 @@ from experiments.study.papers import (
     weller,
     wettig,
 )
-from experiments.study.plugins import plugin_arguments
 from experiments.study.scales import PAPER_SCALE, SCALES
 from experiments.study.table import Missing, Paper, Published, Row, Setup, Table, make_rows
 from lm.config.base import SettingError, check_used, diff, leaves, nearest
@@ -193,7 +192,7 @@ def _suggestion(name: str, names: Iterable[str]) -> str:
     if not rows:
         similar = nearest(name, names)
         tables = {table.partition("/")[0] for table in TABLES}
-        if plugin_arguments() or name.partition("/")[0] in tables:
+        if name.partition("/")[0] in tables:
             return similar
         begin = f"{similar} Rows" if similar else "; rows"
         return f"{begin} of your own need --study MODULE.py"

@@ -269,7 +269,7 @@ def test_a_stream_without_text_is_refused_with_the_mend(tmp_path):
 
 
 def test_the_documents_of_a_window_are_those_of_its_shard():
-    assert [*iter_documents([InMemoryShard(tuple(WORDS))], 900)] == WORDS
+    assert [*iter_documents([InMemoryShard(tuple(WORDS))])] == WORDS
     assert isinstance(InMemoryShard(("a",)).read(0, 1), WindowText)
 
 

@@ -3,7 +3,7 @@
 Files named for a split (valid, val, dev, test), or in a folder that is, are that split. Where none is named
 for validation, the held-out split is a share of the documents, chosen by a hash of their content. The same
 holds for a corpus that is the path of one file, whatever its name, and for a folder whose only file is named
-for test. Text files are split into documents at blank lines.
+for test. Text files of over 8 KiB are split into several documents, at blank lines where there are any.
 """
 
 import functools
@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lm.config.base import DataError, SettingError
-from lm.data.corpus.readers import FILE_ENDINGS, WINDOW_READERS
+from lm.data.corpus.readers import BLOCK_BYTES, FILE_ENDINGS, WINDOW_READERS
 from lm.data.corpus.shards import (
     HELD_OUT_SHARE,
     MIN_WINDOW_BYTES,
+    InMemoryShard,
     Shard,
     WindowText,
     choose_end_bytes,
@@ -71,7 +72,8 @@ class FileShard:
     @property
     def fingerprint(self) -> str:
         digests = " ".join(file_digest(path, self.end_bytes) for path in self.paths)
-        return f"{self.kind} {digests} {self.held_out}"
+        cut = f" in blocks of {BLOCK_BYTES}" if self.kind == "text" else ""
+        return f"{self.kind}{cut} {digests} {self.held_out}"
 
     def read(self, window: int, window_bytes: int) -> WindowText | None:
         try:
@@ -85,7 +87,7 @@ class FileShard:
 
 def file_shards(
     kind: str, pattern: str, split: Split, on_corrupt: OnCorrupt = "stop"
-) -> tuple[FileShard, ...]:
+) -> tuple[FileShard | InMemoryShard, ...]:
     """Return the shards of one split of the files that match; raise SettingError if they hold no text."""
     files = tuple((path, *file_stamp(path)) for path in matching_files(kind, pattern))
     return _file_shards(kind, pattern, split, on_corrupt, files)
@@ -94,7 +96,7 @@ def file_shards(
 @functools.lru_cache(maxsize=32)
 def _file_shards(
     kind: str, pattern: str, split: Split, on_corrupt: OnCorrupt, files: tuple[tuple[Path, int, int], ...]
-) -> tuple[FileShard, ...]:
+) -> tuple[FileShard | InMemoryShard, ...]:
     """Return the shards of ``files``, each (path, size, time of the last change).
 
     The result is cached by these, so that a sample is read only once while the files do not change.
@@ -119,18 +121,30 @@ def _file_shards(
     shards = tuple(FileShard(group, kind, end_bytes, on_corrupt) for group in groups)
     sample = _sample_documents(shards)
     if len(sample) < (1 if has_validation or split == "validation" else 2):
-        examples = ", ".join(f"{path} ({path.stat().st_size:,} bytes)" for path in split_paths[:3])
-        if len(split_paths) > 3:
-            examples += f" and {len(split_paths) - 3:,} more"
-        raise SettingError(
-            f"data.corpus={kind}:{pattern}: no text for {split!r} in {examples}: a validation file "
-            "needs a document, and files of which a part is held out two"
-        )
+        raise SettingError(f"data.corpus={kind}:{pattern}: {_too_short(kind, split, sample, split_paths)}")
     if has_validation:
         return shards
-    num_held_out = max(1, round(HELD_OUT_SHARE * len(sample)))
-    edge = sorted(map(document_digest, sample))[num_held_out - 1]
-    return tuple(replace(shard, held_out=HeldOut(edge, split)) for shard in shards)
+    # at least two, of which a pair can be made, where that leaves as many to train on
+    num_held_out = max(min(2, len(sample) // 2), round(HELD_OUT_SHARE * len(sample)))
+    held_out = HeldOut(sorted(map(document_digest, sample))[num_held_out - 1], split)
+    if split == "validation" and sum(map(len, sample)) <= SAMPLE_CHARACTERS:  # that is all of the corpus
+        # in one piece: a window with a twentieth of its documents may lack the two of a pair
+        return (InMemoryShard(tuple(filter(held_out.keeps, sample)), f"held-out text of {kind}:{pattern}"),)
+    return tuple(replace(shard, held_out=held_out) for shard in shards)
+
+
+def _too_short(kind: str, split: Split, sample: Sequence[str], paths: Sequence[Path]) -> str:
+    """Return why files with the documents ``sample`` are too short for a split, and what to do."""
+    examples = ", ".join(f"{path} ({path.stat().st_size:,} bytes)" for path in paths[:3])
+    if len(paths) > 3:
+        examples += f" and {len(paths) - 3:,} more"
+    if not sample:
+        return f"no text for {split!r} in {examples}"
+    document = "a file, or 8 KiB of it," if kind == "text" else "a record"
+    return (
+        f"no text for {split!r} beside what is held out in {examples}: whole documents are held out, "
+        f"{document} is one, and there should be two; add text, or a file of held-out text (valid.txt)"
+    )
 
 
 def _group_small_files(kind: str, paths: Sequence[Path]) -> list[tuple[Path, ...]]:

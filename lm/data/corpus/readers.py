@@ -1,6 +1,7 @@
 """Read windows of files: UTF-8 text, JSON lines (plain, gzip, bzip2 or xz) and parquet.
 
-Text is split into documents at blank lines. DataError names the file and offset of what cannot be read.
+A text file is a document; a longer one is cut into several, at blank lines where there are any. DataError
+names the file and offset of what cannot be read.
 """
 
 import bz2
@@ -19,6 +20,9 @@ from lm.data.corpus.tfds import OnCorrupt
 
 # a longer document is split, at a blank line if its second half has one
 MAX_DOCUMENT_BYTES = 8192
+# Text is cut anew in each of these blocks of a file, so that its documents are the same in windows of any
+# size: else a document that is held out would be trained on in other pieces.
+BLOCK_BYTES = 1 << 16
 BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 TEXT_FIELD = "text"  # of JSON lines and parquet
 COMPRESSED: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -30,10 +34,10 @@ COMPRESSED: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.op
 def read_text(
     paths: Sequence[Path], window: int, window_bytes: int, _on_corrupt: OnCorrupt
 ) -> WindowText | None:
-    """Return the documents in a window of the files, read as if concatenated.
+    """Return the documents of those blocks of the files that begin in a window, None after the last window.
 
-    Where a window ends within a file, it is extended to the next end of a document. None after the last
-    window.
+    Windows count the bytes of all files as if concatenated. The documents of a block depend on its file
+    alone.
     """
     begin, end = window * window_bytes, (window + 1) * window_bytes
     file_sizes = [path.stat().st_size for path in paths]
@@ -42,17 +46,20 @@ def read_text(
     documents = list[str]()
     file_start = 0
     for path, file_size in zip(paths, file_sizes, strict=True):
-        first = _next_document(path, begin - file_start, file_size)
-        last = _next_document(path, end - file_start, file_size)
-        documents += [read_document(path, *bounds) for *bounds, _ in split_documents(path, first, last)]
+        for start in range(0, file_size, BLOCK_BYTES):
+            if begin <= file_start + start < end:
+                first = _next_document(path, start, file_size)
+                last = _next_document(path, start + BLOCK_BYTES, file_size)
+                for document_start, document_end, _ in split_documents(path, first, last):
+                    documents.append(read_document(path, document_start, document_end))
         file_start += file_size
     return WindowText(documents, 0)
 
 
 def _next_document(path: Path, offset: int, file_size: int) -> int:
-    """Return the first byte from ``offset`` on at which a document begins, from 0 to ``file_size``."""
-    if offset <= 0 or offset >= file_size:
-        return min(max(offset, 0), file_size)
+    """Return the first byte from ``offset`` on at which a document begins, up to ``file_size``."""
+    if not 0 < offset < file_size:
+        return min(offset, file_size)
     with path.open("rb") as file:
         file.seek(offset)
         buffer = file.read(MAX_DOCUMENT_BYTES)

@@ -145,19 +145,11 @@ def split_shards(shards: Sequence[Shard], num_streams: int) -> list[Shard]:
     return [StridedShard(shard, start, stride) for shard in shards for start in range(stride)]
 
 
-def iter_documents(shards: Sequence[Shard], window_bytes: int | None = None) -> Iterator[str]:
-    """Yield all documents of the shards in order, read in windows of a size; None: the largest.
-
-    A text without blank lines is cut where a window ends. Small ones are read in the smallest windows by any
-    number of streams, and so they are here: otherwise none of the documents that training reads might be held
-    out.
-    """
-    if window_bytes is None:
-        is_small = sum(shard.size for shard in shards) <= MIN_WINDOWS_PER_STREAM * MIN_WINDOW_BYTES
-        window_bytes = MIN_WINDOW_BYTES if is_small else MAX_WINDOW_BYTES
+def iter_documents(shards: Sequence[Shard]) -> Iterator[str]:
+    """Yield all documents of the shards in order; windows are read lazily."""
     for shard in shards:
         index = 0
-        while (window := shard.read(index, window_bytes)) is not None:
+        while (window := shard.read(index, MAX_WINDOW_BYTES)) is not None:
             yield from window.documents
             index += 1
 
