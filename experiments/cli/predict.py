@@ -13,6 +13,8 @@ from experiments.console import UNBROKEN
 from lm.config.base import SettingError
 from lm.files import atomic_file, split_lines
 
+TABLES = (".csv", ".tsv", ".parquet")  # endings of files of columns, whose lines are no texts
+
 if TYPE_CHECKING:  # with jax
     from lm.notebook import TrainableModel
 
@@ -72,9 +74,12 @@ def open_model(run: Path, mixture: str) -> "TrainableModel":
 def read_texts(file: Path | None) -> list[Any]:
     """Return the texts in the lines of a file, or of the standard input, in their order.
 
-    Raises SettingError if it cannot be read, or for a blank line above others: results have a line for each.
+    Raises SettingError if it cannot be read, for a table, and for a blank line above others: results have a
+    line for each.
     """
     name = str(file or "the standard input")
+    if file is not None and file.suffix in TABLES:
+        raise SettingError(f"{name} is a table: give a file of one text per line, or of JSON lines (.jsonl)")
     try:
         lines = split_lines(sys.stdin.read() if file is None else file.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:

@@ -128,6 +128,20 @@ def test_rows_of_one_label_are_refused_and_empty_texts_are_said(files, cache, gi
     assert "all 2 rows of 'validation' have the label 'good'" in said
 
 
+@pytest.mark.parametrize("given", [{}, {"finetuning.steps": 1}])  # in words, and by a head
+def test_a_label_that_no_training_row_has_is_said(files, cache, given):
+    labels = ("bad", "good", "mixed")
+    task = (files / "reviews.toml").read_text().replace('["bad", "good"]', json.dumps(labels))
+    assert json.dumps(labels) in task
+    task = task.replace('"f1"', '"macro_f1"')
+    (files / "reviews.toml").write_text(task)
+    for split, known in (("train", labels[:2]), ("valid", labels)):
+        rows = [{"title": "Never again", "review": "I use it.", "verdict": label} for label in known]
+        (files / f"reviews-{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (said,) = checked("reviews.toml", cache, **given)
+    assert "1 of 3 rows of 'validation' have the label 'mixed', which no row of 'train' has" in said
+
+
 def test_of_answers_that_the_vocabulary_cannot_write_it_is_said_how_to_write_them(files, cache):
     (files / "colours-train.csv").write_text("thing,colour\nmilk,white\nsnow,weiß\ngrass,grün\n")
     for split in ("train", "valid"):

@@ -159,6 +159,12 @@ def test_predict_prints_an_object_per_line_of_a_file_and_embed_writes_a_vector(r
     np.testing.assert_array_equal(np.load(tmp_path / "vectors.npy"), expected)
 
 
+def test_a_table_is_no_file_of_texts(tmp_path, capsys):
+    (tmp_path / "new.csv").write_text("text,label\nIt is so.,good\n")
+    assert dispatch(["predict", str(tmp_path), str(tmp_path / "new.csv")]) == 2
+    assert "new.csv is a table: give a file of one text per line" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("contents", "message"),
     [

@@ -26,7 +26,7 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -347,45 +347,66 @@ def check_task_files(
     """Check all rows of tasks that come from files: columns, labels, empty texts, and lengths of targets.
 
     Raises SettingError or DataError for rows that do not fit, and for training rows that all have one label.
-    ``report`` gets a line about other rows of one label, about texts that are empty and, if a file has longer
-    targets cut, about those.
+    ``report`` gets a line about other rows of one label, about labels that no training row has, about texts
+    that are empty and, if a file has longer targets cut, about those.
     """
     for task in tasks:
+        trained = Counter[Any]()  # labels of the training rows
         for split in ("train", "validation", "report"):
             if split == "report" and not task.report:
                 continue
             rows = task.rows(split, cache)
             task.check_rows(rows)
             task.check_labels(rows)
-            _report_contents(task, split, rows, report)
+            if task.labels:
+                labels = Counter(map(task.target, rows))
+                trained = trained or labels
+                _report_labels(task, split, labels, trained, report)
+            _report_empty_texts(task, split, rows, report)
             if isinstance(task, Task) and task.targets_length is not None:
                 _check_targets_length(task, task.targets_length, split, rows, tokenizer, report)
 
 
-def _report_contents(
+def _report_labels(
+    task: Task | LabelledTask,
+    split: str,
+    labels: Mapping[Any, int],
+    trained: Mapping[Any, int],
+    report: Callable[[str], object],
+) -> None:
+    """Report a split whose rows all have one label, or have labels that no training row has.
+
+    Raises SettingError if a classifier would be trained on rows of one label. ``labels`` and ``trained``
+    count the rows of this split and the training rows that have each.
+    """
+    assert task.labels
+    count = sum(labels.values())
+    if len(labels) == 1 and (count > 1 or split == "train"):
+        label, names = task.labels[next(iter(labels))], ", ".join(task.labels)
+        said = f"{task.file}: all {count:,} rows of {split!r} have the label {label!r}, of {names}"
+        if split == "train":
+            raise SettingError(f"{said}: there is nothing to learn")
+        report(f"{said}: a score on them says little")
+    for label in sorted(labels.keys() - trained.keys()):
+        found = f"{labels[label]:,} of {sum(labels.values()):,} rows of {split!r} have the label"
+        report(
+            f"{task.file}: {found} {task.labels[label]!r}, which no row of 'train' has: it cannot be learned"
+        )
+
+
+def _report_empty_texts(
     task: Task | LabelledTask, split: str, rows: Sequence[Row], report: Callable[[str], object]
 ) -> None:
-    """Report rows that all have one label, and texts of nothing but blanks, by column.
-
-    Raises SettingError if a classifier would be trained on rows of one label.
-    """
+    """Report texts of nothing but blanks, by column."""
     assert task.file is not None
     spec = _load_spec(task.file)
     texts = [column for column in spec.columns if column != spec.label]
-    labels, empty, first = set[Any](), Counter[str](), dict[str, int]()
+    empty, first = Counter[str](), dict[str, int]()
     for index, row in enumerate(rows):
-        if task.labels:
-            labels.add(task.target(row))
         for column in texts:
             if not str(row[column]).strip():
                 empty[column] += 1
                 first.setdefault(column, index)
-    if len(labels) == 1 and (len(rows) > 1 or split == "train"):
-        label, names = task.labels[labels.pop()], ", ".join(task.labels)
-        said = f"{task.file}: all {len(rows):,} rows of {split!r} have the label {label!r}, of {names}"
-        if split == "train":
-            raise SettingError(f"{said}: there is nothing to learn")
-        report(f"{said}: a score on them says little")
     for column, count in empty.items():
         found = f"{count:,} of {len(rows):,} rows of {split!r} have nothing in the column {column!r}"
         report(f"{task.file}: {found}; the first is {_location(rows, first[column])}")
