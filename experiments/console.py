@@ -191,6 +191,19 @@ def show_sheet(title: str, sheet: Sheet) -> None:
         CONSOLE.print(_grid(part))
 
 
+def narrowed(sheet: Sheet, heads: Sequence[str]) -> Sheet:
+    """Return a sheet without so many of the last of its columns ``heads`` that it fits the terminal.
+
+    The first of them stays.
+    """
+    shown = dict(sheet)
+    for head in reversed(heads[1:]):
+        if _sheet_width(shown) <= CONSOLE.width:
+            break
+        shown.pop(head, None)
+    return shown
+
+
 def key_columns(sheet: Sheet) -> int:
     """Return how many of the first columns differ between any two rows; 1 if MAX_KEY_COLUMNS do not."""
     columns = [[cell.text for cell in cells] for cells in sheet.values()]

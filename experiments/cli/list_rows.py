@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.markup import escape
+from rich.table import Table as Grid
 
 from experiments.cli.settings import Runs, Scale, shown_value
 from experiments.console import NAMES_CONSOLE, NARROW, RUNS, listing, print_line
@@ -57,16 +58,22 @@ def list_rows(
 
 def _list_tables(rows: Sequence[Row], scale: str, runs: Path, trained: Sequence[str]) -> None:
     """Print a line per table of these rows, under the name of its paper, and how its rows are listed."""
-    listed = listing("table", "what it compares", "rows", "finished")
+    tables = tables_of(rows)
+    finished = {
+        table.name: sum(finished_seeds(row.name, scale, runs, trained) > 0 for row in table.rows)
+        for table in tables
+    }
+    any_finished = any(finished.values())
+    listed = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for head in ("table", "what it compares", "rows", *["finished"] * any_finished):
+        listed.add_column(head, justify="right" if head in ("rows", "finished") else "left")
     paper = None
-    for table in tables_of(rows):
-        if table.paper is not paper:
-            listed.add_section()
+    for table in tables:
         if table.paper is not None and table.paper is not paper:
-            listed.add_row("", f"[bold]{escape(table.paper.name)}, {escape(table.paper.citation)}[/]", "", "")
+            listed.add_row("", f"[bold]{escape(table.paper.name)}, {escape(table.paper.citation)}[/]")
         paper = table.paper
-        finished = sum(finished_seeds(row.name, scale, runs, trained) > 0 for row in table.rows)
-        listed.add_row(table.name, escape(table.title), str(len(table.rows)), str(finished or ""))
+        counts = [str(len(table.rows)), *[str(finished[table.name] or "")] * any_finished]
+        listed.add_row(table.name, escape(table.title), *counts)
     NAMES_CONSOLE.print(listed)
     print_line("lm list TABLE lists its rows; lm show ROW --diff says what a row changes")
 

@@ -25,6 +25,8 @@ MAX_ERROR_BARS = 6  # points of a curve that have error bars; more have a band
 MAX_LABELS = 40  # rows, columns or points of a panel that are labelled or marked one by one
 DASHES = ("-", "--", "-.", ":")  # so that curves that lie on each other are all visible
 MARKERS = "osv^DP*X"
+LABEL_CHARACTERS = 32  # of a row's label in one line, of LINE_INCHES
+LINE_INCHES = 0.19
 MISSING_COLOR = "lightgray"  # of cells without a number
 MAX_INCHES = 48.0  # width and height of a figure
 MIN_REFERENCE_MARGIN = 0.05  # shown on both sides of a reference line at least, in units of y
@@ -54,7 +56,13 @@ def draw_plots(grid: PlotGrid) -> Figure:
     columns = min(grid.columns, len(grid.panels))
     rows = -(-len(grid.panels) // columns)
     width, height = grid.panel_size
-    figure = Figure(figsize=(columns * width, rows * height), layout="constrained")
+    names = [name for panel in grid.panels[:1] if panel.is_categorical for name in panel.x_ticks.values()]
+    height += LINE_INCHES * sum(wrapped(name).count("\n") for name in names)
+    legend = (
+        sum(1 + wrapped(label).count("\n") for label in _labels(grid.panels)) if grid.has_shared_legend else 0
+    )
+    inches = (columns * width, max(rows * height, LINE_INCHES * (legend + 4)))
+    figure = Figure(figsize=inches, layout="constrained")
     every_axes = figure.subplots(rows, columns, squeeze=False)
     styles = {label: i for i, label in enumerate(_labels(grid.panels))}
     for axes, panel in zip_longest(every_axes.flat, grid.panels):
@@ -72,6 +80,11 @@ def draw_plots(grid: PlotGrid) -> Figure:
     if grid.has_shared_legend:
         _draw_shared_legend(figure)
     return figure
+
+
+def wrapped(label: str) -> str:
+    """Return a label of a row in lines that leave room for a panel."""
+    return fill(label, LABEL_CHARACTERS, break_on_hyphens=False)
 
 
 def _labels(panels: Iterable[Plot]) -> list[str]:
@@ -123,7 +136,7 @@ def _draw_axes(axes: Axes, panel: Plot) -> None:
         # labels between powers of ten too, if all values lie within one
         axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.5)))
     if panel.is_categorical:
-        axes.set_yticks(list(panel.x_ticks), list(panel.x_ticks.values()), fontsize="small")
+        axes.set_yticks(list(panel.x_ticks), [*map(wrapped, panel.x_ticks.values())], fontsize="small")
         axes.set_ylim(max(panel.x_ticks) + 0.5, min(panel.x_ticks) - 0.5)
         axes.margins(x=0.1)
     elif panel.x_ticks:
@@ -160,7 +173,9 @@ def _draw_shared_legend(figure: Figure) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
-        figure.legend(handles=list(handles.values()), labels=list(handles), loc="outside right center")
+        figure.legend(
+            handles=list(handles.values()), labels=[*map(wrapped, handles)], loc="outside right center"
+        )
 
 
 # ---- heat maps

@@ -140,11 +140,13 @@ def scores_figure(
     Scores are drawn over the ``axis`` (row -> value), or if it is empty with the rows listed downwards. A
     dotted line is chance. None if no row is scored.
     """
-    panels = []
-    for name, value_of, chance in _our_scores(comparison):
+    ours, theirs, panels = _our_scores(comparison), _published_scores(comparison), []
+    values = [value_of for _, value_of, _ in ours] + [published for _, published in theirs]
+    rows = [row for row in rows if any(value_of(row) is not None for value_of in values)]
+    for name, value_of, chance in ours:
         scores = {row.name: value_of(row) for row in rows}
         panels.append(_scores_panel(comparison.table, rows, axis, name, scores, chance, "tab:blue"))
-    for name, published in _published_scores(comparison):
+    for name, published in theirs:
         scores = {row.name: Score(score, None) for row in rows if (score := published(row)) is not None}
         panels.append(_scores_panel(comparison.table, rows, axis, name, scores, None, "tab:orange"))
     panels = [panel for panel in panels if panel.curves or panel.levels]

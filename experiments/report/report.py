@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.console import CONSOLE, Sheet, markdown, plain, print_line, show_sheet
+from experiments.console import CONSOLE, Sheet, markdown, narrowed, plain, print_line, show_sheet
 from experiments.figures.panels import PlotGrid
 from experiments.report import text
 from experiments.report.comparison import Comparison, Verdicts, Warn, share_noise
@@ -98,7 +98,7 @@ def _nothing_finished(tables: Sequence[Table], scale: str, runs: Folders, left_o
         message += f"; scale {other} has finished runs: add --scale {other}"
     names_of_rows = [row.name for table in tables for row in table.rows]
     if any(changed_runs(root, scale, name) for root in run_roots(runs) for name in names_of_rows):
-        message += "; runs with settings of your own have finished: add --variants, or give the same settings"
+        message += "; runs with settings of your own have finished: give the same settings, or --variants"
     if len(left_out) == 1:
         return f"{message} ({left_out[0]})"
     return message + "".join(f"\n- {line}" for line in left_out)
@@ -230,7 +230,8 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
     notes = (
         text.claims_notes(comparison, verdicts)
         + text.start_notes(comparison)
-        + text.built_in_text_notes(comparison)
+        + text.text_notes(comparison)
+        + list(filter(None, [text.unlike_rows_note(comparison)]))
         + text.document_notes(comparison)
         + text.undefined_notes(comparison)
     )
@@ -383,12 +384,16 @@ def print_report(
         if said := text.verdict_sentence(comparison, table_report.verdicts):
             CONSOLE.print(said, highlight=False)
         shown = comparison.including_baseline()
-        sheet = text.brief_sheet(shown, flagged_scores_sheet(shown))
+        every = text.brief_sheet(shown, flagged_scores_sheet(shown))
+        sheet = narrowed(every, [metric.title for metric in comparison.metrics if metric.title in every])
         show_sheet(f"{table_title(comparison.table)} (scale {scale})", sheet)
+        if left_out := [head for head in every if head not in sheet]:
+            CONSOLE.print(f"on the page alone: {', '.join(left_out)}", highlight=False)
         if legend := brief_legend(sheet):
             CONSOLE.print(legend, highlight=False)
-        if note := text.plateau_note(comparison):
-            CONSOLE.print(note, highlight=False)
+        for note in (text.unlike_rows_note(comparison), text.plateau_note(comparison)):
+            if note:
+                CONSOLE.print(note, highlight=False)
         if comparison.mismatches:
             print_line(text.mismatch_note(comparison))
     if len(report.tables) > 1 and report.summary["table"]:

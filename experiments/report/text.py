@@ -95,8 +95,10 @@ difference is significant by the tests above. Rows are compared after all of the
 paper, and where both had spent the same FLOP on pre-training (compute-matched), if both were scored there \
 (else: out of range) and had left the unigram plateau (else: not yet learning), by the seeds that both \
 have. The curve over *content tokens* (predicted words, without sentinels, ends and copies) is a \
-diagnostic and has no verdict. A run *leaves the unigram plateau* at the step where its loss of content \
-tokens is 0.2 nats below that of a unigram model."""
+diagnostic and has no verdict. The noise of a difference is estimated in part from the other differences \
+beside it, so that the interval of two rows among the claims is not quite that among the differences from \
+the baseline. A run *leaves the unigram plateau* at the step where its loss of content tokens is 0.2 nats \
+below that of a unigram model."""
 
 
 # ---- scores
@@ -209,6 +211,27 @@ def plateau_note(comparison: Comparison) -> str:
     if not stuck:
         return ""
     return f"Not below the unigram loss yet, so that differences say little: {', '.join(stuck)}."
+
+
+def unlike_rows_note(comparison: Comparison) -> str:
+    """Return which rows have a held-out loss of other text or tokens than the baseline; "" if none has.
+
+    Without a run of the baseline, they are compared with the first row that has one.
+    """
+    metric = next((metric for metric in comparison.metrics if metric.is_held_out), None)
+    rows = comparison.trained_rows
+    if metric is None or not rows:
+        return ""
+    named = {comparison.canonical_name(row): row for row in reversed(rows)}
+    first = named.get(comparison.canonical_baseline, rows[0])
+    reference = comparison.canonical_name(first)
+    unlike = [
+        row.label for name, row in named.items() if not comparison.is_comparable(metric, name, reference)
+    ]
+    if not unlike:
+        return ""
+    others = "; ".join(reversed(unlike))
+    return f"Not comparable in {metric.title} with {first.label}, since text or tokens are others: {others}."
 
 
 def score_cell(digits: int, score: Score | None, mark: str = "", sign: str = "", relation: str = "") -> Cell:
@@ -770,14 +793,16 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
 
 
 def _conclusion_note(comparison: Comparison, claims: Sequence[Claim]) -> list[str]:
-    """Return how many conclusions the table's file states, and how many of them have a verdict."""
+    """Return how many claims are conclusions of the table's file, how many wait, and what the others are."""
     stated = len(comparison.table.conclusions)
     if not stated:
         return []
     judged = sum(bool(claim.conclusion) for claim in claims)
     wait = "" if judged == stated else f"; {stated - judged} of them wait for runs of both rows"
     conclusions = "1 conclusion" if stated == 1 else f"{stated} conclusions"
-    return [f"The table's file states {conclusions}, and verdicts are given on no others{wait}."]
+    others = len(claims) - judged
+    noise = f" The other claims ({others}) are pairs of rows that the paper's own noise tells apart."
+    return [f"The table's file states {conclusions}{wait}.{noise * bool(others)}"]
 
 
 def _claims(count: int) -> str:
@@ -881,8 +906,8 @@ def start_notes(comparison: Comparison) -> list[str]:
     ]
 
 
-def built_in_text_notes(comparison: Comparison) -> list[str]:
-    """Return which text of the documentation the runs read, by the records of their stages."""
+def text_notes(comparison: Comparison) -> list[str]:
+    """Return which text the runs read; which text of the documentation, by the records of their stages."""
     runs = [run for row in comparison.trained_rows for run in comparison.runs_of(row)]
     digests: set[str] = set()
     for folder in {folder for run in runs for folder in run.stage_folders().values()}:
@@ -890,13 +915,26 @@ def built_in_text_notes(comparison: Comparison) -> list[str]:
             digests.add(provenance.read(folder)["data"].get("documentation", ""))
         except SettingError:  # reported with the mismatches
             continue
-    notes = []
+    notes = [
+        f"Text of {'; '.join(labels)}: {corpus}." for corpus, labels in _other_corpora(comparison).items()
+    ]
+    rows = "Text of the other rows" if notes else "Text"
     for digest in sorted(filter(None, digests)):
         if digest == "installed":
-            notes.append("Text: the documentation of installed packages, which differs by machine.")
+            notes.append(f"{rows}: the documentation of installed packages, which differs by machine.")
         else:
-            notes.append(f"Text: the built-in documentation, digest {digest[:12]}.")
+            notes.append(f"{rows}: the built-in documentation, digest {digest[:12]}.")
     return notes
+
+
+def _other_corpora(comparison: Comparison) -> dict[str, list[str]]:
+    """Return corpus -> labels of the rows that read it, without the built-in documentation."""
+    found: dict[str, list[str]] = {}
+    for row in comparison.trained_rows:
+        corpus = comparison.experiments[comparison.canonical_name(row)].data.corpus
+        if not corpus.startswith("documentation"):
+            found.setdefault(corpus, []).append(row.label)
+    return found
 
 
 def undefined_notes(comparison: Comparison) -> list[str]:

@@ -409,7 +409,7 @@ def exported_heads(experiment: Experiment) -> Iterator[str]:
     """Yield a line for each head that `lm convert export` writes, with its class of transformers."""
     from lm.convert import SENTENCE_TRANSFORMER, head_class
 
-    for name in experiment.tuning.heads:
+    for name in experiment.tuning.heads if finetunes(experiment) else ():
         task = find_labelled(name)
         if unexportable(experiment, task):
             continue

@@ -40,6 +40,7 @@ from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.config.base import SettingError
 from lm.files import locked_if_possible
+from lm.train.runtime.preemption import Interrupted
 
 ALLOW_NONE: frozenset[str] = frozenset()  # nothing may have changed since the run was started
 
@@ -142,7 +143,11 @@ class Run:
             settings = asdict(stage.settings) | {"corrupt_records_left_out": dict(inputs.left_out)}
             title = self.title if stage.is_shared else ""
             with StageLog(stage.folder, settings, reporter, title, tools.wandb) as log:
-                stage.train(inputs, self.mesh, log, reporter, tools.profile_steps)
+                try:
+                    stage.train(inputs, self.mesh, log, reporter, tools.profile_steps)
+                except Interrupted as stopped:
+                    stopped.stage = stage.title
+                    raise
 
     @property
     def title(self) -> str:

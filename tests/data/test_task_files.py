@@ -231,12 +231,13 @@ def test_a_run_knows_the_checksums_of_the_file_and_its_rows(files, cache):
         ),
         ("colours-train.csv", EXAMPLES["colours-train.csv"], "thing,colour\n", "colours-train.csv is empty"),
         ("colours-train.csv", "thing,", "colour,", "line 1: two columns are called 'colour'"),
+        ("colours-train.csv", "thing,colour", "thing;colour", "line 1: columns are separated by ';'"),
         ("colours-valid.csv", "milk", '"milk', "colours-valid.csv, line 2: "),
         (
             "reviews-train.jsonl",
             '"verdict": "bad"',
             '"verdict": "poor"',
-            r"lack 'poor' \(1 rows\); the first is at reviews-train.jsonl, line 1",
+            r"lack 'poor' \(1 row\); the first is at reviews-train.jsonl, line 1",
         ),
         (
             "reviews-train.jsonl",

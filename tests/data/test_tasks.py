@@ -1,6 +1,7 @@
 """Tasks and mixtures: names, columns, what a score is made of, and how often a task is drawn."""
 
 import pickle
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -84,18 +85,17 @@ def test_the_score_is_the_mean_of_the_metrics_that_count():
     assert found == {"exact_match": 0.0, "f1": pytest.approx(200 / 3), "score": 0.0}
 
 
-TEXT_FIELDS = """sentence sentence1 sentence2 question1 question2 question passage premise hypothesis choice1
-    choice2 paragraph answer text word span1_text span2_text pronoun"""
-UNLABELLED = {
-    **dict.fromkeys(TEXT_FIELDS.split(), "it was"),
-    "question": "cause",
-    "entities": ["it"],
-    "answers": [],
-    "idx": {"paragraph": 0, "question": 0, "answer": 0},
-    "candidates": ["it", "so"],
-    "span2_index": 0,
-    "query": "it",
-}
+# a row of any task, whose other fields are all texts
+UNLABELLED = defaultdict(
+    lambda: "it was",
+    question="cause",
+    entities=["it"],
+    answers=[],
+    idx={"paragraph": 0, "question": 0, "answer": 0},
+    candidates=["it", "so"],
+    span2_index=0,
+    query="it",
+)
 WITH_LABELS = [task for task in TASKS.values() if task.labels or task.target is label_of]
 WITH_LABELS += [TASKS[name] for name in ("multirc", "record", "dpr")]
 

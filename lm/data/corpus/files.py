@@ -140,10 +140,10 @@ def _too_short(kind: str, split: Split, sample: Sequence[str], paths: Sequence[P
         examples += f" and {len(paths) - 3:,} more"
     if not sample:
         return f"no text for {split!r} in {examples}"
-    document = "a file, or 8 KiB of it," if kind == "text" else "a record"
+    document = "a file, or 8 KiB of a longer one," if kind == "text" else "a record"
     return (
-        f"no text for {split!r} beside what is held out in {examples}: whole documents are held out, "
-        f"{document} is one, and there should be two; add text, or a file of held-out text (valid.txt)"
+        f"too little text to hold a part of it out in {examples}: {document} is a document, and there "
+        "should be two; add text, or a file of held-out text (valid.txt)"
     )
 
 

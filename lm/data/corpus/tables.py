@@ -67,7 +67,9 @@ def _read_table(path: Path, size: int, _modified: int) -> TableRows:
         )
     try:
         rows = tuple(TABLE_READERS[kind](path)) if size else ()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} cannot be read as text in UTF-8: save it so ({error})") from error
+    except (OSError, EOFError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not rows:
         raise SettingError(f"{path} is empty: it has no rows")
@@ -89,6 +91,11 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[TableRow]:
     """Yield the rows of a CSV file whose first line names the columns; empty lines are skipped."""
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     with _open_text(path, newline="") as file:
+        first = file.readline()
+        if delimiter not in first and (other := next((sign for sign in ";\t|" if sign in first), None)):
+            reason = f"columns are separated by {other!r} and should be by {delimiter!r}: save the file so"
+            raise DataError(f"{path}, line 1: {reason}")
+        file.seek(0)
         lines = csv.reader(file, delimiter=delimiter, strict=True)
         try:
             header = next(lines, [])

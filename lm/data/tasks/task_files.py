@@ -328,7 +328,9 @@ def check_rows(path: Path, spec: TaskSpec, rows: Sequence[Row]) -> None:
                 first_unknown = first_unknown or _location(rows, index)
                 unknown_labels[str(row[spec.label])] += 1
     if unknown_labels:
-        found = ", ".join(f"{label!r} ({count:,} rows)" for label, count in unknown_labels.most_common(5))
+        found = ", ".join(
+            f"{label!r} ({count:,} row{'s' * (count > 1)})" for label, count in unknown_labels.most_common(5)
+        )
         raise SettingError(
             f"{path}: labels={list(spec.label_names)} lack {found}; the first is at {first_unknown}"
         )

@@ -32,6 +32,7 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, name: str, step: int):
         self.signal, self.step = name, step
+        self.stage = ""  # in which it came, for a run of several
         self.saved = f"stopped after step {step}, which is saved" if step else "nothing was begun"
         super().__init__(f"{name}: {self.saved}")
 

@@ -179,7 +179,7 @@ def test_without_a_pattern_tables_are_listed_with_their_papers_and_with_one_thei
     monkeypatch.chdir(tmp_path)
     assert cli.dispatch(["list"]) == 0
     listed = capsys.readouterr().out
-    assert all(f"│ {table.name} " in listed for table in TABLES.values())
+    assert all(f"\n{table.name} " in listed for table in TABLES.values())
     assert "T5, Raffel et al. 2020" in listed and ROW not in listed
     assert cli.dispatch(["list", "t5/1-*"]) == 0
     assert "pretraining.steps=0" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """What pictures show is what models compute; each is drawn once, and what has no picture is said plainly."""
 
 import re
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from experiments.__main__ import dispatch
 from experiments.figures import FIGURES, benchmark
 from experiments.figures.benchmark import measure_mixers
 from experiments.figures.curves import alibi_curves, bias_plots, bucket_curves, rotary_curves
-from experiments.figures.draw import draw_heat_maps, draw_plots
+from experiments.figures.draw import draw_heat_maps, draw_plots, save_figure
 from experiments.figures.masks import MASKS, masked_softmax_steps
 from experiments.figures.model_inspection import (
     ModelOnText,
@@ -465,6 +466,20 @@ WITHOUT_RUN = (
 
 
 OFTEN = ("attention", "masks", "lens")  # drawn by each run of the tests
+
+
+def test_long_names_of_rows_leave_room_for_their_panels(tmp_path):
+    """Of rows with settings given by hand. Otherwise matplotlib warns and draws over the names."""
+    settings = ", ".join(f"pretraining.optimizer.setting_{number}=1000" for number in range(4))
+    names = {place: f"row {place}, {settings}" for place in range(3)}
+    scores = Plot("loss", "", "", {"": Curve([0, 1, 2], [1.0, 2.0, 3.0])}, x_ticks=names, is_categorical=True)
+    curves = Plot("loss", "step", "", {name: Curve([0, 1], [1.0, 2.0]) for name in names.values()})
+    for panel, size in ((scores, (4.5, 1.7)), (curves, (4.6, 3.6))):
+        figure = draw_plots(PlotGrid([panel], "title", panel_size=size, has_shared_legend=True))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            save_figure(figure, tmp_path / "a.png")
+        assert figure.axes[0].get_position().height > 0.3
 
 
 @pytest.mark.parametrize(

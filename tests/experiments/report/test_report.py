@@ -335,6 +335,8 @@ def test_a_table_without_tasks_is_judged_by_its_held_out_loss(restored_registry,
     ]
     better = data["rows"]["own/better"]["less the baseline's"]["held-out loss"]
     assert better["interval"][1] < 0 and better["verdict"] == "better"
+    note = "Not comparable in held-out loss with base, since text or tokens are others: masked."
+    assert note in made.path.read_text()
     assert "own" in made.tables["own"].figures and "mean z-score" not in sheet
     assert "own.csv" in {file.name for file in made.path.parent.iterdir()}
 
@@ -895,7 +897,7 @@ def test_where_no_run_has_finished_those_with_settings_of_ones_own_are_named(tmp
             folder.mkdir(parents=True)
             (folder / "scores.json").touch()
         assert dispatch(command) == 2
-        assert ("add --variants, or give the same settings" in capsys.readouterr().err) == finished
+        assert ("give the same settings, or --variants" in capsys.readouterr().err) == finished
 
 
 def test_nobody_is_told_a_time_left_before_there_is_one():

@@ -46,6 +46,7 @@ from lm.nn.transformer import Transformer
 from lm.objectives.denoising import compute_lengths
 from lm.train.runtime.checkpoints import Checkpoints
 from lm.train.runtime.log import records
+from lm.train.runtime.preemption import Interrupted
 from lm.train.step import StepSpec, check_mesh
 from lm.train.step import build as build_steps
 
@@ -443,6 +444,19 @@ def test_examples_are_of_the_row_as_it_would_be_trained_with_settings_given_by_h
     assert re.search(
         r": \d+ tokens of text, room for 30 of inputs and \d+ of targets\n", capsys.readouterr().out
     )
+
+
+def test_a_run_that_is_stopped_says_in_which_stage(runs, monkeypatch, capsys):
+    def stopped(*_):
+        raise Interrupted("SIGTERM", 7)
+
+    experiment = build(BASELINE, "tiny", {"model.mlp.d_ff": 16, "pretraining.steps": 2})
+    monkeypatch.setattr("experiments.runs.kinds.network.NetworkStage.train", stopped)
+    with reporting(2) as reporter, pytest.raises(SystemExit) as ending:
+        train_one(RowRun(BASELINE, experiment, runs / "stopped"), Options("tiny", runs), reporter)
+    said = " ".join(capsys.readouterr().out.split())
+    assert ending.value.code == 42
+    assert "seed 0: stopped after step 7, which is saved (pre-training). Run the same command" in said
 
 
 def test_a_run_whose_folder_is_deleted_while_it_trains_says_so(runs, monkeypatch, capsys):
