@@ -325,7 +325,7 @@ def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swe
 )
 def test_what_to_try_first_suits_what_the_model_was_trained_for(row, changes, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("novel.txt").write_text("".join(f"{n}\n\nCall me Ishmael. Some {n} years\n\n" for n in range(200)))
+    Path("novel.txt").write_text("\n\n".join(f"Call me Ishmael. Some {n} years" for n in range(999)))
     folder = Path("runs/nano") / row / "seed-0"
     assert suggestions(row, build(row, "nano", changes), folder)[0] == command.replace("runs/a", str(folder))
 
