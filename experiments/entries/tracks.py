@@ -69,12 +69,13 @@ def bits_per_byte(result: Result, folder: Path) -> tuple[float, float]:
 class BaselineScore:
     """Holds what T5's baseline scores in a task, and how far the scores of equal runs are apart."""
 
-    mean: float  # over three seeds [bits per byte, or bits above chance]
+    mean: float  # over seeds 0 to 2 [bits per byte, or bits above chance]
     deviation: float  # of single runs about the mean of their row, over the rows of T5's Tables 1 and 4
 
 
-# From docs/results/mini.json. The study does not average the task "modality" at this scale, whose score falls
-# with pre-training.
+# From docs/results/mini.tar.xz, by seeds 0 to 2 of each row, whatever seeds come later: the scores of
+# archived entries are in this unit. The study does not average the task "modality" at this scale, whose score
+# falls with pre-training.
 BASELINE_SCORES: Mapping[str, BaselineScore] = {
     "extract": BaselineScore(0.6374, 0.0819),
     "restore": BaselineScore(0.5064, 0.0364),
