@@ -13,7 +13,7 @@ from experiments.console import UNBROKEN
 from lm.config.base import SettingError
 from lm.files import atomic_file, split_lines
 
-TABLES = (".csv", ".tsv", ".parquet")  # endings of files of columns, whose lines are no texts
+TABLE_ENDINGS = (".csv", ".tsv", ".parquet")  # endings of files of columns, whose lines are no texts
 
 if TYPE_CHECKING:  # with jax
     from lm.notebook import TrainableModel
@@ -78,7 +78,7 @@ def read_texts(file: Path | None) -> list[Any]:
     line for each.
     """
     name = str(file or "the standard input")
-    if file is not None and file.suffix in TABLES:
+    if file is not None and file.suffix in TABLE_ENDINGS:
         raise SettingError(f"{name} is a table: give a file of one text per line, or of JSON lines (.jsonl)")
     try:
         lines = split_lines(sys.stdin.read() if file is None else file.read_text("utf-8-sig"))

@@ -231,7 +231,7 @@ def unlike_rows_note(comparison: Comparison) -> str:
     if not unlike:
         return ""
     others = "; ".join(reversed(unlike))
-    return f"Not comparable in {metric.title} with {first.label}, since text or tokens are others: {others}."
+    return f"Not comparable with {first.label} in {metric.title}, being of other text or tokens: {others}."
 
 
 def score_cell(digits: int, score: Score | None, mark: str = "", sign: str = "", relation: str = "") -> Cell:

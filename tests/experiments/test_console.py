@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from experiments import console
-from experiments.console import Cell, TextCell, key_columns, line_starts, listing, show_sheet
+from experiments.console import Cell, TextCell, key_columns, line_starts, listing, narrowed, show_sheet
 
 NAME = "t5/6-corruption-rate/15," + ",".join(f"pretraining.optimizer.beta{i}=0.5" for i in range(4))
 
@@ -83,3 +83,14 @@ def test_rows_of_a_wide_table_can_be_told_apart_in_each_of_its_parts(monkeypatch
     assert len(parts) > 1
     for part in parts:
         assert all(any(table in x and half in x for x in part.splitlines()) for table, half in tasks)
+
+
+def test_a_sheet_is_narrowed_to_the_terminal_by_its_last_metrics_and_keeps_the_first(monkeypatch):
+    heads = [f"metric {number}" for number in range(20)]
+    sheet = {head: [Cell("1.0 ± 0.1")] for head in ("row", *heads, "seeds")}
+    monkeypatch.setattr("experiments.console.CONSOLE", Console(width=80))
+    assert [*narrowed(sheet, heads)] == ["row", *heads[:5], "seeds"]
+    monkeypatch.setattr("experiments.console.CONSOLE", Console(width=8))
+    assert [*narrowed(sheet, heads)] == ["row", heads[0], "seeds"]
+    monkeypatch.setattr("experiments.console.CONSOLE", Console(width=800))
+    assert narrowed(sheet, heads) == sheet

@@ -335,7 +335,7 @@ def test_a_table_without_tasks_is_judged_by_its_held_out_loss(restored_registry,
     ]
     better = data["rows"]["own/better"]["less the baseline's"]["held-out loss"]
     assert better["interval"][1] < 0 and better["verdict"] == "better"
-    note = "Not comparable in held-out loss with base, since text or tokens are others: masked."
+    note = "Not comparable with base in held-out loss, being of other text or tokens: masked."
     assert note in made.path.read_text()
     assert "own" in made.tables["own"].figures and "mean z-score" not in sheet
     assert "own.csv" in {file.name for file in made.path.parent.iterdir()}
