@@ -6,13 +6,14 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from experiments.cli.settings import Runs, Scale, shown_value
+from experiments.cli.settings import Runs, Scale
 from experiments.console import NAMES_CONSOLE, NARROW, RUNS, listing, print_line
 from experiments.study.paths import changed_runs, row_folder, rows_with_runs
 from experiments.study.registry import baseline_of, build, find, same_rows, tables_of
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.settings_diff import relevant_diff
 from experiments.study.table import Row
+from experiments.study.words import shown_value
 
 
 def list_rows(

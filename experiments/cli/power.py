@@ -1,16 +1,28 @@
 """``lm power``: how small a difference the tables of the study can tell."""
 
-from experiments.cli.settings import Scale
+from pathlib import Path
+
+from experiments.cli.settings import ConfigFile, Scale, Settings, Start, given_changes
 from experiments.console import RUNS, print_line, show_sheet
 from experiments.study.registry import find, tables_of
 from experiments.study.scales import DEFAULT_SCALE
 
 
-def power(pattern: str, /, scale: Scale = DEFAULT_SCALE, runs: tuple[str, ...] = (str(RUNS),)) -> None:
+def power(
+    pattern: str,
+    /,
+    *,
+    settings: Settings,
+    scale: Scale = DEFAULT_SCALE,
+    config: ConfigFile = None,
+    start: Start = "",
+    runs: tuple[str, ...] = (str(RUNS),),
+) -> None:
     """Show the smallest difference that a table tells from noise, by the number of seeds per row.
 
     A second table has the probability that rows which do not differ are found equivalent. The noise is
-    measured on the table's finished runs: two rows with two seeds are enough.
+    measured on the table's finished runs: two rows with two seeds are enough. Give the settings with which
+    they were swept.
 
         lm power t5/6-corruption-rate
         lm power 't5/*' --scale mini
@@ -22,7 +34,10 @@ def power(pattern: str, /, scale: Scale = DEFAULT_SCALE, runs: tuple[str, ...] =
     from experiments.report.power import power_sheets
     from experiments.report.report import compare_tables, shown_comparisons
 
-    tables = compare_tables(tables_of(find(pattern)), scale, runs, {}, print_line)
+    rows = find(pattern)
+    trainable = [row.name for row in rows if not row.needs]
+    changes = given_changes(trainable, scale, settings, config, start, Path(runs[0]))
+    tables = compare_tables(tables_of(rows), scale, runs, changes, print_line)
     for comparison in shown_comparisons(tables):
         for title, sheet in power_sheets(comparison).items():
             print_line(title)

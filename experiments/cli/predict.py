@@ -13,7 +13,7 @@ from experiments.console import UNBROKEN
 from lm.config.base import SettingError
 from lm.files import atomic_file, split_lines
 
-TABLE_ENDINGS = (".csv", ".tsv", ".parquet")  # endings of files of columns, whose lines are no texts
+TABLE_ENDINGS = (".csv", ".tsv", ".parquet", ".json")  # endings of files of columns, whose lines are no texts
 
 if TYPE_CHECKING:  # with jax
     from lm.notebook import TrainableModel
@@ -22,9 +22,9 @@ if TYPE_CHECKING:  # with jax
 def predict(run: Path, file: Path | None = None, /, mixture: Mixture = "") -> None:
     """Print what a run's fine-tuned head says of each line of a file, one JSON object per line.
 
-    A line is a text. In a file that ends in .jsonl it is a JSON value, as the head needs it: a string, or a
-    list for a pair of texts, the words of a sentence, or candidates. The table in docs/notebook.md
-    says which.
+    A line is a text. In a file that ends in .jsonl it is a JSON value, as the head needs it: a string (also
+    as {"text": "..."}), or a list for a pair of texts, the words of a sentence, or candidates. The table
+    in docs/notebook.md says which.
 
         lm predict @mine new.txt
         lm predict @mine pairs.jsonl --mixture mrpc
@@ -79,7 +79,8 @@ def read_texts(file: Path | None) -> list[Any]:
     """
     name = str(file or "the standard input")
     if file is not None and file.suffix in TABLE_ENDINGS:
-        raise SettingError(f"{name} is a table: give a file of one text per line, or of JSON lines (.jsonl)")
+        mend = 'give a file of one text per line, or a .jsonl file of one JSON string ("...") per line'
+        raise SettingError(f"{name} is a table: {mend}")
     try:
         lines = split_lines(sys.stdin.read() if file is None else file.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
@@ -95,7 +96,8 @@ def read_texts(file: Path | None) -> list[Any]:
             texts.append(line)
             continue
         try:
-            texts.append(json.loads(line))
+            value = json.loads(line)
+            texts.append(value["text"] if isinstance(value, dict) and value.keys() == {"text"} else value)
         except ValueError as error:
             raise SettingError(f"{name} line {number} should be JSON, such as a string: {error}") from error
     if not texts:

@@ -41,6 +41,12 @@ class RowRun(NamedTuple):
     name: str
     experiment: Experiment
     folder: Path
+    label: str = ""  # in place of the name, where several runs of a sweep have it
+
+    @property
+    def title(self) -> str:
+        """Return how a sweep and its messages call the run, without its seed."""
+        return self.label or self.name
 
     @property
     def steps(self) -> int:

@@ -20,7 +20,7 @@ from experiments.study.overrides import check_agreement_with_checkpoint, check_o
 from experiments.study.registry import REGISTRY, TABLES, build, find
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.table import Row
-from experiments.study.words import setting_arguments
+from experiments.study.words import setting_arguments, shown_value
 from lm.config.base import (
     DataError,
     SettingError,
@@ -103,13 +103,6 @@ def options_type(paths: Iterable[str] | None = None) -> Any:
         ]
     make: Any = TypedDict
     return make("Settings", keys, total=False)
-
-
-def shown_value(value: Any) -> str:
-    """Return a value as it is written on the command line."""
-    if isinstance(value, tuple):
-        return " ".join(map(str, value)) or "none"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def help_defaults(words: Sequence[str], everything: bool, of_tables: bool = False) -> dict[str, Any]:

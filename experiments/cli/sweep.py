@@ -48,8 +48,8 @@ from experiments.study.registry import (
 )
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.table import Axis, Row, Table
-from experiments.study.words import setting_arguments
-from lm.config.base import SettingError, setting_descriptions
+from experiments.study.words import setting_arguments, shown_value
+from lm.config.base import SettingError, leaves, setting_descriptions
 
 
 def _scale_type() -> object:
@@ -160,6 +160,8 @@ def train_rows(
         check_overrides_are_read([build(name, options.scale, changes | point) for name in names], point)
     compared = compared_experiments(pattern, points, changes, options.scale)
     wanted = without_equal_rows(wanted_runs(compared, seeds, options), options.scale)
+    if grid:
+        wanted = [run._replace(label=grid_label(run, list(points[0]))) for run in wanted]
     count = job_count(jobs, wanted)
     if dry_run:
         from experiments.cli.dry_run import print_dry_run
@@ -266,6 +268,12 @@ def row_with(row: Row, scale: str, changes: Overrides) -> Row:
     given = overrides_of(row.name, scale, experiment)
     suffix = with_overrides(row.key, given).removeprefix(row.key)
     return override_row(row, given, suffix) if given else row
+
+
+def grid_label(run: RowRun, settings: Sequence[str]) -> str:
+    """Return the name of a run's row with the values that it has of the settings of a grid."""
+    values = dict(leaves(run.experiment))
+    return ", ".join([run.name, *(f"{short_name(path)}={shown_value(values[path])}" for path in settings)])
 
 
 def grid_axis(points: Sequence[Overrides]) -> Axis | None:

@@ -115,7 +115,7 @@ def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter,
     bars: dict[Path, JobReporter] = {}  # of the runs that have begun, by their folders
 
     def name(run: RowRun) -> str:
-        short = run.name.rpartition("/")[2] if len(tables) == 1 else run.name
+        short = run.title.removeprefix(f"{run.name.rpartition('/')[0]}/") if len(tables) == 1 else run.title
         return f"{short} seed {run.experiment.seed}" if has_seeds else short
 
     def untrained(run: RowRun) -> set[Path]:
@@ -211,7 +211,7 @@ def _failure(run: RowRun, reason: object) -> str:
 
 
 def _name_and_seed(run: RowRun) -> str:
-    return f"{run.name} seed {run.experiment.seed}"
+    return f"{run.title} seed {run.experiment.seed}"
 
 
 def _saved(trace: str, folder: Path) -> str:

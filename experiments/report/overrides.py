@@ -12,6 +12,7 @@ from experiments.study.overrides import explicit_overrides, overrides_of, short_
 from experiments.study.paths import row_folder
 from experiments.study.registry import REGISTRY, build, equal_rows
 from experiments.study.table import Published, Row, Table, make_row
+from experiments.study.words import shown_value
 from lm.config.base import SettingError
 
 
@@ -70,7 +71,8 @@ def override_row(row: Row, changes: Overrides, suffix: str) -> Row:
 
     ``suffix`` follows the row's name in the name of the folder.
     """
-    values = [f"{short_name(path)}={value}" for path, value in sorted(explicit_overrides(changes).items())]
+    given = sorted(explicit_overrides(changes).items())
+    values = [f"{short_name(path)}={shown_value(value)}" for path, value in given]
     published = Published(f"{row.label}, {', '.join(values)}", {})
     return make_row(f"{row.name}{suffix}", row.changes | changes, published, row.setup)
 

@@ -98,7 +98,7 @@ def _nothing_finished(tables: Sequence[Table], scale: str, runs: Folders, left_o
         message += f"; scale {other} has finished runs: add --scale {other}"
     names_of_rows = [row.name for table in tables for row in table.rows]
     if any(changed_runs(root, scale, name) for root in run_roots(runs) for name in names_of_rows):
-        message += "; runs with settings of your own have finished: give the same settings, or --variants"
+        message += "; runs with settings of your own have finished: give the same settings"
     if len(left_out) == 1:
         return f"{message} ({left_out[0]})"
     return message + "".join(f"\n- {line}" for line in left_out)

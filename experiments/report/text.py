@@ -210,7 +210,7 @@ def plateau_note(comparison: Comparison) -> str:
     ]
     if not stuck:
         return ""
-    return f"Not below the unigram loss yet, so that differences say little: {', '.join(stuck)}."
+    return f"Not below the unigram loss yet, so that differences say little: {'; '.join(stuck)}."
 
 
 def unlike_rows_note(comparison: Comparison) -> str:

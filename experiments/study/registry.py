@@ -184,10 +184,12 @@ def find_one(name: str) -> Row:
 
 
 def _suggestion(name: str, names: Iterable[str]) -> str:
-    """Return "; did you mean ...?" with the rows called TABLE/``name``, else the most similar name.
+    """Return "; did you mean ...?" with tables called ``name``-..., rows TABLE/``name``, or what is similar.
 
     For a table that may be the user's own, it says how a module of rows is given.
     """
+    if longer := [table for table in TABLES if table.startswith(f"{name.rstrip('*')}-")]:
+        return f"; did you mean {' or '.join(map(repr, longer[:5]))}?"
     rows = [row for row in REGISTRY if row.endswith(f"/{name}")]
     if not rows:
         similar = nearest(name, names)

@@ -31,3 +31,10 @@ def _is_switch(path: str) -> bool:
     for name in path.split("."):
         kind = get_type_hints(kind)[name]
     return kind is bool
+
+
+def shown_value(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

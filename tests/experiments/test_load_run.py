@@ -12,6 +12,7 @@ from paths import GOLDEN, ROOT
 from scored_runs import HEADS, run_of
 
 from experiments.__main__ import dispatch
+from experiments.cli.predict import read_texts
 from experiments.cli.run_names import name_run
 from experiments.notebook import load_run
 from experiments.runs.kinds.answers import make_eval_task
@@ -159,8 +160,10 @@ def test_predict_prints_an_object_per_line_of_a_file_and_embed_writes_a_vector(r
     np.testing.assert_array_equal(np.load(tmp_path / "vectors.npy"), expected)
 
 
-def test_a_table_is_no_file_of_texts(tmp_path, capsys):
+def test_a_table_is_no_file_of_texts_and_json_lines_are(tmp_path, capsys):
     (tmp_path / "new.csv").write_text("text,label\nIt is so.,good\n")
+    (tmp_path / "new.jsonl").write_text('{"text": "It is\\nso."}\n"It is."\n')
+    assert read_texts(tmp_path / "new.jsonl") == ["It is\nso.", "It is."]
     assert dispatch(["predict", str(tmp_path), str(tmp_path / "new.csv")]) == 2
     assert "new.csv is a table: give a file of one text per line" in capsys.readouterr().err
 

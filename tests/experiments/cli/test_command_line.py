@@ -286,6 +286,19 @@ def test_a_sweep_without_options_is_the_one_that_was_published(tmp_path, monkeyp
         assert {run.experiment.seed for run in wanted} == {*range(table.seeds)}
 
 
+def test_runs_of_a_grid_are_called_by_their_values_and_other_runs_by_their_rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wanted = []
+    monkeypatch.setattr("experiments.cli.dry_run.print_dry_run", lambda runs, *_: wanted.extend(runs))
+    words = ["sweep", ROW, "--scale", "nano", "--seeds", "1", "--dry-run"]
+    assert cli.dispatch([*words, "--grid", "model.mlp.d_ff=128,256", "data.held_out_lengths=1,1 2"]) == 0
+    values = [(d_ff, lengths) for d_ff in (128, 256) for lengths in ("1", "1 2")]
+    assert {run.title for run in wanted} == {f"{ROW}, mlp.d_ff={a}, held_out_lengths={b}" for a, b in values}
+    wanted.clear()
+    assert cli.dispatch(words) == 0
+    assert [run.title for run in wanted] == [ROW]
+
+
 @pytest.mark.parametrize(
     "setting", [["--objective.rate", "0.5"], ["--grid", "objective.rate=0.15,0.5"]], ids=str
 )

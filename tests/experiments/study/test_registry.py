@@ -282,7 +282,7 @@ def test_a_sweep_takes_the_settings_that_a_run_takes_for_every_row_and_reports_t
     assert cli.dispatch([*words, "--model.dropout", "0.1", "--model.mlp.d-ff=2e2"]) == 0
     assert reported == [given]
     row, baseline = "t5/6-corruption-rate/10", "t5/1-baseline/baseline"
-    assert {str(folder): run for _, run, folder in wanted} == {
+    assert {str(run.folder): run.experiment for run in wanted} == {
         f"runs/nano/{name},model.dropout=0.1,model.mlp.d_ff=200/seed-0": build(name, "nano", given)
         for name in (row, baseline)
     }
