@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # with jax, which takes a second
 
 NO_RUNS = {*RESERVED_SCALES, *RESERVED_TABLES}  # folders beside those of runs
 SILENT = 1_800.0  # a run on another host that has written nothing for so long has stopped [seconds]
-HEADS = ("run", "state", "stage", "steps", "loss", "last record", "expected end")
+HEADS = ("run", "state", "stage", "steps", "loss", "last record", "time of steps left")
 LINE = 65_536  # bytes from the end of metrics.jsonl that hold its last record
 
 
@@ -38,13 +38,14 @@ class Progress:
     steps: int  # steps of all stages
     loss: float | None  # of the last record of training
     seen: float  # when it last wrote a record [seconds since 1970]
-    left: float | None  # expected time to the end of training [seconds]
+    left: float | None  # time of the steps left, without compiling and scoring [seconds]
 
 
 def status(*, runs: Path = RUNS, all: bool = False) -> None:
-    """Show the runs in progress and those that stopped: stage, steps, loss, last record, expected end.
+    """Show the runs in progress and those that stopped: stage, steps, loss, last record, time of steps left.
 
-    Reads files only, and starts no training code; the folder may be a copy or a mounted bucket.
+    That time is without compiling and scoring. Reads files only, and starts no training code; the folder may
+    be a copy or a mounted bucket.
 
         lm status
         lm status --runs elsewhere --all
@@ -68,7 +69,7 @@ def row_of(progress: Progress, now: float) -> tuple[str, ...]:
     loss = MISSING if progress.loss is None else f"{progress.loss:.3f}"
     end = MISSING
     if progress.state == "running" and progress.left is not None:
-        end = f"in {duration(progress.left)}"
+        end = duration(progress.left)
     steps = f"{progress.step:,} of {progress.steps:,}"
     ago = f"{duration(max(now - progress.seen, 0))} ago"
     return progress.run, progress.state, progress.stage, steps, loss, ago, end
@@ -179,7 +180,7 @@ def last_record(folder: Path) -> dict[str, Any]:
 def time_left(
     stages: "tuple[Stage, ...]", records: dict[str, dict[str, Any]], done: dict[str, int]
 ) -> float | None:
-    """Return the expected time to the end of training, by the speed of each stage or of the last one."""
+    """Return the time of the steps left, by the speed of each stage or of the last one."""
     total, speed = 0.0, None
     for stage in stages:
         speed = records[stage.name].get("seconds_per_step", speed)
