@@ -83,9 +83,10 @@ def read_texts(file: Path | None) -> list[Any]:
         raise SettingError(f"{name} is a table: {mend}")
     try:
         lines = split_lines(sys.stdin.read() if file is None else file.read_text("utf-8-sig"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error  # "No such file or directory"
-        raise SettingError(f"{name} cannot be read as text in UTF-8: {reason}") from error
+    except UnicodeDecodeError as error:
+        raise SettingError(f"{name} cannot be read as text in UTF-8: save it so ({error})") from error
+    except OSError as error:
+        raise SettingError(f"{name} cannot be read: {error.strerror}") from error
     while lines and not lines[-1].strip():
         lines.pop()
     texts = []

@@ -139,6 +139,7 @@ def _draw_axes(axes: Axes, panel: Plot) -> None:
         axes.set_yticks(list(panel.x_ticks), [*map(wrapped, panel.x_ticks.values())], fontsize="small")
         axes.set_ylim(max(panel.x_ticks) + 0.5, min(panel.x_ticks) - 0.5)
         axes.margins(x=0.1)
+        axes.locator_params(axis="x", nbins=4)
     elif panel.x_ticks:
         axes.set_xticks(list(panel.x_ticks), list(panel.x_ticks.values()))
         if len(panel.x_ticks) > 4 and max(map(len, panel.x_ticks.values())) > 3:

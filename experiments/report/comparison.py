@@ -61,7 +61,9 @@ MIN_ABOVE_CHANCE = 3.0  # a row is above chance if its score is by so many stand
 # significant, as a mean over its seven columns [noise standard deviations].
 EQUIVALENCE_MARGIN = SIGNIFICANT * sqrt(2 / 7)
 MAX_RESAMPLED_SEEDS = 20  # seeds of a row whose examples are resampled; more would not narrow an interval
-Uncompared = Literal["not yet learning", "out of range", "no common seed", "different targets"]
+Uncompared = Literal[
+    "not yet learning", "out of range", "no common seed", "different targets", "same experiment"
+]
 OtherTasks = Literal["other tasks"]  # of a claim that says nothing of the tasks which are judged
 VerdictWord = Literal["confirmed", "contradicted", "equivalent", "undecided", Uncompared, OtherTasks]
 BaselineVerdict = Literal["better", "worse", "equivalent", "undecided"]
@@ -572,7 +574,9 @@ class Comparison:
         for claim, pair in zip(judged, pairs, strict=True):
             if not claim.is_about(group):
                 continue
-            if not all(map(self.has_left_plateau, pair)):
+            if pair[0] == pair[1]:  # by settings given by hand, which the rows share
+                verdicts[pair] = Verdict("same experiment")
+            elif not all(map(self.has_left_plateau, pair)):
                 verdicts[pair] = Verdict("not yet learning")
             elif group not in self.groups:
                 verdicts[pair] = Verdict("undecided")

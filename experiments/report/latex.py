@@ -62,6 +62,7 @@ UNCOMPARED_MEANINGS: dict[Uncompared, str] = {
     "out of range": "Out of range: a row was never scored after so little training.",
     "no common seed": "No common seed: the rows were trained with different seeds.",
     "different targets": "Different targets: the rows predict other tokens.",
+    "same experiment": "Same experiment: the settings given make the rows equal.",
 }
 HELD_OUT_UNITS = {
     HELD_OUT_LOSS: "nats per target token",

@@ -26,7 +26,7 @@ from experiments.study.names import file_name
 from experiments.study.overrides import effective_overrides, explicit_overrides
 from experiments.study.paths import changed_runs, report_folder, run_folder
 from experiments.study.plugins import plugin_arguments
-from experiments.study.registry import REGISTRY, build
+from experiments.study.registry import REGISTRY, TABLES, build
 from experiments.study.scales import NOT_AVERAGED, SCALES
 from experiments.study.start import START_ONLY_ROW
 from experiments.study.table import Table
@@ -92,8 +92,11 @@ def collect_runs(
 def _nothing_finished(tables: Sequence[Table], scale: str, runs: Folders, left_out: Sequence[str]) -> str:
     names = ", ".join(table.name for table in tables)
     roots = ", ".join(map(str, run_roots(runs)))
-    message = f"no run of {names} at scale {scale} has finished under {roots}; train them with: "
-    message += shlex.join(["lm", *plugin_arguments(), "sweep", tables[0].name, "--scale", scale])
+    message = f"no run of {names} at scale {scale} has finished under {roots}; train them with "
+    if tables[0].name in TABLES:
+        message += shlex.join(["lm", *plugin_arguments(), "sweep", tables[0].name, "--scale", scale])
+    else:
+        message += "lm sweep and the same settings and --grid"
     for other in scales_with_runs(tables, runs):
         message += f"; scale {other} has finished runs: add --scale {other}"
     names_of_rows = [row.name for table in tables for row in table.rows]
@@ -231,7 +234,7 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
         text.claims_notes(comparison, verdicts)
         + text.start_notes(comparison)
         + text.text_notes(comparison)
-        + list(filter(None, [text.unlike_rows_note(comparison)]))
+        + list(filter(None, [text.equal_rows_note(comparison), text.unlike_rows_note(comparison)]))
         + text.document_notes(comparison)
         + text.undefined_notes(comparison)
     )
@@ -391,7 +394,8 @@ def print_report(
             CONSOLE.print(f"on the page alone: {', '.join(left_out)}", highlight=False)
         if legend := brief_legend(sheet):
             CONSOLE.print(legend, highlight=False)
-        for note in (text.unlike_rows_note(comparison), text.plateau_note(comparison)):
+        makers = (text.equal_rows_note, text.unlike_rows_note, text.plateau_note)
+        for note in (make(comparison) for make in makers):
             if note:
                 CONSOLE.print(note, highlight=False)
         if comparison.mismatches:

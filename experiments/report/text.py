@@ -213,24 +213,35 @@ def plateau_note(comparison: Comparison) -> str:
     return f"Not below the unigram loss yet, so that differences say little: {'; '.join(stuck)}."
 
 
-def unlike_rows_note(comparison: Comparison) -> str:
-    """Return which rows have a held-out loss of other text or tokens than the baseline; "" if none has.
+def equal_rows_note(comparison: Comparison) -> str:
+    """Return which rows are the same experiment as another of the table, and share its runs; "" if none."""
+    first: dict[str, str] = {}
+    equal = []
+    for row in comparison.trained_rows:
+        label = first.setdefault(comparison.canonical_name(row), row.label)
+        if label != row.label:
+            equal.append(f"{row.label} (as {label})")
+    return f"The same experiment as another row, and no other runs: {'; '.join(equal)}." if equal else ""
 
-    Without a run of the baseline, they are compared with the first row that has one.
+
+def unlike_rows_note(comparison: Comparison) -> str:
+    """Return which rows of a table without tasks have a held-out loss of other text or tokens; "" if none.
+
+    They are compared with the baseline or, if it has no run, with the first row that has one.
     """
     metric = next((metric for metric in comparison.metrics if metric.is_held_out), None)
     rows = comparison.trained_rows
-    if metric is None or not rows:
+    if comparison.has_tasks or metric is None or not rows:
         return ""
-    named = {comparison.canonical_name(row): row for row in reversed(rows)}
-    first = named.get(comparison.canonical_baseline, rows[0])
+    first = comparison.baseline if comparison.runs.get(comparison.canonical_baseline) else rows[0]
     reference = comparison.canonical_name(first)
-    unlike = [
-        row.label for name, row in named.items() if not comparison.is_comparable(metric, name, reference)
-    ]
-    if not unlike:
+    others = "; ".join(
+        row.label
+        for row in rows
+        if not comparison.is_comparable(metric, comparison.canonical_name(row), reference)
+    )
+    if not others:
         return ""
-    others = "; ".join(reversed(unlike))
     return f"Not comparable with {first.label} in {metric.title}, being of other text or tokens: {others}."
 
 

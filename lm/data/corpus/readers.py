@@ -127,7 +127,7 @@ def _check_text(document: bytes, path: Path, start: int) -> None:
         fault = error.start
     if fault >= 0:
         byte = f"byte {document[fault]:#04x} at offset {start + fault}"
-        raise SettingError(f"{path}: {byte} is not UTF-8 text; leave this file out")
+        raise SettingError(f"{path}: {byte} is not UTF-8 text; save the file so, or leave it out")
 
 
 # ---- JSON lines
