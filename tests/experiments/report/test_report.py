@@ -224,6 +224,19 @@ def test_rows_that_lack_parts_do_not_hide_that_nothing_has_finished(tmp_path):
     assert report.scales_with_runs(tables, [str(tmp_path)]) == []
 
 
+def test_rows_that_settings_make_equal_are_not_compared_and_named(tmp_path):
+    given = {"pretraining.steps": 50}
+    for seed in (0, 1):
+        finish(tmp_path, "t5/1-baseline/baseline", seed, 1.0 + seed, **given)
+    made = report.write_report(tables_of(find("t5/1-*")), "nano", tmp_path, overrides=given)
+    verdicts = made.tables["t5/1-baseline"].verdicts
+    assert {verdict.word for each in verdicts.values() for _, verdict in each["updates"]} == {
+        "same experiment"
+    }
+    note = "The same experiment as another row, and no other runs: No pre-training (as Baseline average)."
+    assert note in made.path.read_text()
+
+
 def test_a_single_seed_claims_nothing_and_says_what_would(tmp_path):
     made, text = written(study(tmp_path, seeds=1))
     assert "train more with --seeds" in text
