@@ -148,7 +148,7 @@ class Listing(Grid):
 
 def listing(*heads: str, title: str | None = None) -> Listing:
     """Return a table for texts; no name in the first column is wrapped while the others have room."""
-    columns = [Column(head, overflow="fold") for head in heads]
+    columns = [Column(escape(head), overflow="fold") for head in heads]
     return Listing(*columns, title=title, title_justify="left")
 
 

@@ -1,5 +1,6 @@
 """``lm list``: the tables of the study, or their rows, what each changes, and which have finished."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def list_rows(
     trained = rows_with_runs(runs, scale)
     if not pattern:
         _list_tables(rows, scale, runs, trained)
+        _print_other_scales(rows, scale, runs, "lm list")
         return
     for table in tables_of(rows):
         prefix = f"{table.name}/" if NAMES_CONSOLE.width < NARROW else ""
@@ -52,9 +54,7 @@ def list_rows(
                 "not run" if row.needs else finished_text(row.name, scale, runs, trained),
             )
         NAMES_CONSOLE.print(listed)
-    for name, count in rows_at_other_scales(rows, scale, runs).items():
-        rows_of_scale = f"{count} row{'s' * (count != 1)} of these"
-        print_line(f"{rows_of_scale} finished at scale {name}: lm list --scale {name} shows which")
+    _print_other_scales(rows, scale, runs, f"lm list {shlex.quote(pattern)}")
 
 
 def _list_tables(rows: Sequence[Row], scale: str, runs: Path, trained: Sequence[str]) -> None:
@@ -77,6 +77,13 @@ def _list_tables(rows: Sequence[Row], scale: str, runs: Path, trained: Sequence[
         listed.add_row(table.name, escape(table.title), *counts)
     NAMES_CONSOLE.print(listed)
     print_line("lm list TABLE lists its rows; lm show ROW --diff says what a row changes")
+
+
+def _print_other_scales(rows: Sequence[Row], scale: str, runs: Path, command: str) -> None:
+    """Print a line for each other scale at which rows have finished."""
+    for name, count in rows_at_other_scales(rows, scale, runs).items():
+        rows_of_scale = f"{count} row{'s' * (count != 1)} of these"
+        print_line(f"{rows_of_scale} finished at scale {name}: {command} --scale {name} shows which")
 
 
 def changes_text(row: Row, scale: str) -> str:

@@ -159,9 +159,10 @@ def train_rows(
     for point in points:
         check_overrides_are_read([build(name, options.scale, changes | point) for name in names], point)
     compared = compared_experiments(pattern, points, changes, options.scale)
-    wanted = without_equal_rows(wanted_runs(compared, seeds, options), options.scale)
+    wanted = wanted_runs(compared, seeds, options)
     if grid:
         wanted = [run._replace(label=grid_label(run, list(points[0]))) for run in wanted]
+    wanted = without_equal_rows(wanted, options.scale)
     count = job_count(jobs, wanted)
     if dry_run:
         from experiments.cli.dry_run import print_dry_run
@@ -215,20 +216,20 @@ def wanted_runs(compared: Sequence[tuple[str, Experiment]], seeds: int, options:
 def without_equal_rows(wanted: Sequence[RowRun], scale: str) -> list[RowRun]:
     """Return the runs without those of rows that settings given by hand make the same as another row.
 
-    Such is a row without pre-training that is given steps of it. A baseline stays, else the row that comes
-    first. A line is printed about each that goes.
+    For example, with steps of pre-training a row without pre-training is the baseline. A baseline stays, else
+    the row that comes first. A line is printed about each that goes.
     """
 
-    def is_another(run: RowRun) -> bool:
+    def is_not_baseline(run: RowRun) -> bool:
         return canonical_row(run.name, scale) != canonical_row(baseline_of(run.name), scale)
 
     first: dict[Experiment, str] = {}
-    for run in sorted(wanted, key=is_another):
-        first.setdefault(run.experiment, run.name)
-    equal = {run.name: first[run.experiment] for run in wanted if first[run.experiment] != run.name}
+    for run in sorted(wanted, key=is_not_baseline):
+        first.setdefault(run.experiment, run.title)
+    equal = {run.title: first[run.experiment] for run in wanted if first[run.experiment] != run.title}
     for name, other in equal.items():
         print_line(f"left out: {name}, which these settings make the same as {other}")
-    return [run for run in wanted if first[run.experiment] == run.name]
+    return [run for run in wanted if first[run.experiment] == run.title]
 
 
 def grid_tables(pattern: str, scale: str, points: Sequence[Overrides], changes: Overrides) -> list[Table]:
@@ -271,7 +272,7 @@ def row_with(row: Row, scale: str, changes: Overrides) -> Row:
 
 
 def grid_label(run: RowRun, settings: Sequence[str]) -> str:
-    """Return the name of a run's row with the values that it has of the settings of a grid."""
+    """Return the name of a run's row, followed by its values of a grid's settings."""
     values = dict(leaves(run.experiment))
     return ", ".join([run.name, *(f"{short_name(path)}={shown_value(values[path])}" for path in settings)])
 

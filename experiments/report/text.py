@@ -242,7 +242,8 @@ def unlike_rows_note(comparison: Comparison) -> str:
     )
     if not others:
         return ""
-    return f"Not comparable with {first.label} in {metric.title}, being of other text or tokens: {others}."
+    reason = "whose objective, kind of model, text or vocabulary is another"
+    return f"Not comparable in {metric.title} with {first.label}, {reason}: {others}."
 
 
 def score_cell(digits: int, score: Score | None, mark: str = "", sign: str = "", relation: str = "") -> Cell:
@@ -929,12 +930,11 @@ def text_notes(comparison: Comparison) -> list[str]:
     notes = [
         f"Text of {'; '.join(labels)}: {corpus}." for corpus, labels in _other_corpora(comparison).items()
     ]
-    rows = "Text of the other rows" if notes else "Text"
     for digest in sorted(filter(None, digests)):
         if digest == "installed":
-            notes.append(f"{rows}: the documentation of installed packages, which differs by machine.")
+            notes.append("Text: the documentation of installed packages, which differs by machine.")
         else:
-            notes.append(f"{rows}: the built-in documentation, digest {digest[:12]}.")
+            notes.append(f"Text: the built-in documentation, digest {digest[:12]}.")
     return notes
 
 
@@ -943,7 +943,7 @@ def _other_corpora(comparison: Comparison) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for row in comparison.trained_rows:
         corpus = comparison.experiments[comparison.canonical_name(row)].data.corpus
-        if not corpus.startswith("documentation"):
+        if not all(part.strip().startswith("documentation") for part in corpus.split(" + ")):
             found.setdefault(corpus, []).append(row.label)
     return found
 

@@ -294,6 +294,18 @@ def test_a_folder_with_a_validation_file_alone_is_held_out_whole_and_such_a_file
     assert len(train) > len(held_out) > 0
 
 
+def test_copies_of_a_document_are_held_out_together_and_never_all_text(tmp_path):
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text("the same")
+    with pytest.raises(SettingError, match="there should be two that differ"):
+        file_shards("text", str(tmp_path), "train")
+    (tmp_path / "other.txt").write_text("another")
+    train, held_out = (
+        [*iter_documents(file_shards("text", str(tmp_path), s))] for s in ("train", "validation")
+    )
+    assert train and held_out and not {*train} & {*held_out}
+
+
 @pytest.mark.parametrize("separator", ["\n\n", "\n"], ids=["blank lines", "lines"])
 @pytest.mark.parametrize("kilobytes", [12, 75, 140, 700, 5_000])
 def test_no_text_that_is_held_out_is_trained_on_and_none_is_lost_however_many_streams_read(

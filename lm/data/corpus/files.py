@@ -3,7 +3,7 @@
 Files named for a split (valid, val, dev, test), or in a folder that is, are that split. Where none is named
 for validation, the held-out split is a share of the documents, chosen by a hash of their content. The same
 holds for a corpus that is the path of one file, whatever its name, and for a folder whose only file is named
-for test. Text files of over 8 KiB are split into several documents, at blank lines where there are any.
+for test. Text files of over 8 KiB are split into several documents, at blank lines where that can be done.
 """
 
 import functools
@@ -120,13 +120,15 @@ def _file_shards(
     groups = _group_small_files(kind, split_paths)
     shards = tuple(FileShard(group, kind, end_bytes, on_corrupt) for group in groups)
     sample = _sample_documents(shards)
-    if len(sample) < (1 if has_validation or split == "validation" else 2):
+    digests = sorted({*map(document_digest, sample)})  # copies of a document are held out together
+    # one document is all held out for who asks for the held-out split alone, to score a text
+    if len(digests) < (1 if has_validation or split == "validation" else 2):
         raise SettingError(f"data.corpus={kind}:{pattern}: {_too_short(kind, split, sample, split_paths)}")
     if has_validation:
         return shards
-    # at least two, of which a pair can be made, where that leaves as many to train on
-    num_held_out = max(min(2, len(sample) // 2), round(HELD_OUT_SHARE * len(sample)))
-    held_out = HeldOut(sorted(map(document_digest, sample))[num_held_out - 1], split)
+    # two if there are at least four, since objective.pairs needs two
+    num_held_out = max(1, min(2, len(digests) // 2), round(HELD_OUT_SHARE * len(digests)))
+    held_out = HeldOut(digests[num_held_out - 1], split)
     if split == "validation" and sum(map(len, sample)) <= SAMPLE_CHARACTERS:  # that is all of the corpus
         # in one piece: a window with a twentieth of its documents may lack the two of a pair
         return (InMemoryShard(tuple(filter(held_out.keeps, sample)), f"held-out text of {kind}:{pattern}"),)
@@ -143,7 +145,7 @@ def _too_short(kind: str, split: Split, sample: Sequence[str], paths: Sequence[P
     document = "a file, or 8 KiB of a longer one," if kind == "text" else "a record"
     return (
         f"too little text to hold a part of it out in {examples}: {document} is a document, and there "
-        "should be two; add text, or a file of held-out text (valid.txt)"
+        "should be two that differ; add text, or a file of held-out text (valid.txt)"
     )
 
 

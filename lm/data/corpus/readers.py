@@ -1,6 +1,6 @@
 """Read windows of files: UTF-8 text, JSON lines (plain, gzip, bzip2 or xz) and parquet.
 
-A text file is a document; a longer one is cut into several, at blank lines where there are any. DataError
+A text file is a document; a longer one is cut into several, at blank lines where that can be done. DataError
 names the file and offset of what cannot be read.
 """
 
@@ -127,7 +127,8 @@ def _check_text(document: bytes, path: Path, start: int) -> None:
         fault = error.start
     if fault >= 0:
         byte = f"byte {document[fault]:#04x} at offset {start + fault}"
-        raise SettingError(f"{path}: {byte} is not UTF-8 text; save the file so, or leave it out")
+        mend = "save the file so, or leave it out" if document[fault] else "leave this file out"
+        raise SettingError(f"{path}: {byte} is not UTF-8 text; {mend}")
 
 
 # ---- JSON lines

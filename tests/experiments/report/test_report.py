@@ -348,7 +348,9 @@ def test_a_table_without_tasks_is_judged_by_its_held_out_loss(restored_registry,
     ]
     better = data["rows"]["own/better"]["less the baseline's"]["held-out loss"]
     assert better["interval"][1] < 0 and better["verdict"] == "better"
-    note = "Not comparable with base in held-out loss, being of other text or tokens: masked."
+    note = (
+        "in held-out loss with base, whose objective, kind of model, text or vocabulary is another: masked."
+    )
     assert note in made.path.read_text()
     assert "own" in made.tables["own"].figures and "mean z-score" not in sheet
     assert "own.csv" in {file.name for file in made.path.parent.iterdir()}

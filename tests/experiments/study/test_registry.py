@@ -401,6 +401,8 @@ def test_a_list_names_the_other_scales_at_which_rows_have_finished(capsys, tmp_p
         folder.mkdir(parents=True)
         (folder / "scores.json").write_text("{}")
     list_rows("t5/6-*", runs=tmp_path)
-    assert "1 row of these finished at scale mini: lm list --scale mini" in capsys.readouterr().out
+    assert "1 row of these finished at scale mini: lm list 't5/6-*' --scale mini" in capsys.readouterr().out
+    list_rows(runs=tmp_path)
+    assert "finished at scale mini: lm list --scale mini shows which" in capsys.readouterr().out
     list_rows("t5/4-*", runs=tmp_path)
     assert "--scale" not in capsys.readouterr().out
