@@ -25,7 +25,7 @@ from experiments.study.experiment import Experiment
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
 from lm.data.corpus import tfds
-from lm.data.corpus.spec import corpus_shards
+from lm.data.corpus.spec import corpus_parts, corpus_shards, is_documentation
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture
@@ -273,8 +273,7 @@ def _corpora(experiment: Experiment) -> list[str]:
     """Return the corpora that are read, but for the built-in documentation, which a run writes itself."""
     if experiment.mixing.pretraining == "tasks" or not experiment.pretraining.steps:
         return []
-    parts = [part.strip() for part in experiment.data.corpus.split(" + ")]
-    return [part for part in parts if part.removeprefix("tfds:").partition("/")[0] != "documentation"]
+    return [part for part in corpus_parts(experiment.data.corpus) if not is_documentation(part)]
 
 
 def _task_sources(experiment: Experiment) -> list[tuple[str, str]]:

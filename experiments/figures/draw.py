@@ -25,8 +25,9 @@ MAX_ERROR_BARS = 6  # points of a curve that have error bars; more have a band
 MAX_LABELS = 40  # rows, columns or points of a panel that are labelled or marked one by one
 DASHES = ("-", "--", "-.", ":")  # so that curves that lie on each other are all visible
 MARKERS = "osv^DP*X"
-LABEL_CHARACTERS = 32  # of a row's label in one line, of LINE_INCHES
-LINE_INCHES = 0.19
+LABEL_CHARACTERS = 32  # in a line of a row's label
+LINE_INCHES = 0.19  # height of such a line
+LEGEND_MARGIN = 4  # lines above and below a legend
 MISSING_COLOR = "lightgray"  # of cells without a number
 MAX_INCHES = 48.0  # width and height of a figure
 MIN_REFERENCE_MARGIN = 0.05  # shown on both sides of a reference line at least, in units of y
@@ -56,15 +57,16 @@ def draw_plots(grid: PlotGrid) -> Figure:
     columns = min(grid.columns, len(grid.panels))
     rows = -(-len(grid.panels) // columns)
     width, height = grid.panel_size
-    names = [name for panel in grid.panels[:1] if panel.is_categorical for name in panel.x_ticks.values()]
-    height += LINE_INCHES * sum(wrapped(name).count("\n") for name in names)
-    legend = (
-        sum(1 + wrapped(label).count("\n") for label in _labels(grid.panels)) if grid.has_shared_legend else 0
-    )
-    inches = (columns * width, max(rows * height, LINE_INCHES * (legend + 4)))
-    figure = Figure(figsize=inches, layout="constrained")
+    if grid.panels[0].is_categorical:
+        height += LINE_INCHES * sum(wrapped(name).count("\n") for name in grid.panels[0].x_ticks.values())
+    inches = rows * height
+    labels = _labels(grid.panels)
+    if grid.has_shared_legend:
+        lines = sum(1 + wrapped(label).count("\n") for label in labels)
+        inches = max(inches, LINE_INCHES * (lines + LEGEND_MARGIN))
+    figure = Figure(figsize=(columns * width, inches), layout="constrained")
     every_axes = figure.subplots(rows, columns, squeeze=False)
-    styles = {label: i for i, label in enumerate(_labels(grid.panels))}
+    styles = {label: i for i, label in enumerate(labels)}
     for axes, panel in zip_longest(every_axes.flat, grid.panels):
         if panel is None:
             axes.set_visible(False)

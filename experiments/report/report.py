@@ -234,7 +234,7 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
         text.claims_notes(comparison, verdicts)
         + text.start_notes(comparison)
         + text.text_notes(comparison)
-        + list(filter(None, [text.equal_rows_note(comparison), text.unlike_rows_note(comparison)]))
+        + text.rows_notes(comparison)
         + text.document_notes(comparison)
         + text.undefined_notes(comparison)
     )
@@ -394,10 +394,8 @@ def print_report(
             CONSOLE.print(f"on the page alone: {', '.join(left_out)}", highlight=False)
         if legend := brief_legend(sheet):
             CONSOLE.print(legend, highlight=False)
-        makers = (text.equal_rows_note, text.unlike_rows_note, text.plateau_note)
-        for note in (make(comparison) for make in makers):
-            if note:
-                CONSOLE.print(note, highlight=False)
+        for note in filter(None, (*text.rows_notes(comparison), text.plateau_note(comparison))):
+            CONSOLE.print(note, highlight=False)
         if comparison.mismatches:
             print_line(text.mismatch_note(comparison))
     if len(report.tables) > 1 and report.summary["table"]:

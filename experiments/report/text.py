@@ -37,6 +37,7 @@ from experiments.study.registry import REGISTRY
 from experiments.study.start import START_ONLY_ROW
 from experiments.study.table import SECOND_HAND, UNSURE, Row
 from lm.config.base import SettingError
+from lm.data.corpus.spec import corpus_parts, is_documentation
 
 NBSP = "\N{NO-BREAK SPACE}"
 ARROWS = {1: f"{NBSP}▲", 0: "", -1: f"{NBSP}▼"}
@@ -244,6 +245,11 @@ def unlike_rows_note(comparison: Comparison) -> str:
         return ""
     reason = "whose objective, kind of model, text or vocabulary is another"
     return f"Not comparable in {metric.title} with {first.label}, {reason}: {others}."
+
+
+def rows_notes(comparison: Comparison) -> list[str]:
+    """Return sentences about rows that cannot be compared: equal ones, and those of unlike held-out text."""
+    return [*filter(None, (equal_rows_note(comparison), unlike_rows_note(comparison)))]
 
 
 def score_cell(digits: int, score: Score | None, mark: str = "", sign: str = "", relation: str = "") -> Cell:
@@ -943,7 +949,7 @@ def _other_corpora(comparison: Comparison) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for row in comparison.trained_rows:
         corpus = comparison.experiments[comparison.canonical_name(row)].data.corpus
-        if not all(part.strip().startswith("documentation") for part in corpus.split(" + ")):
+        if not all(map(is_documentation, corpus_parts(corpus))):
             found.setdefault(corpus, []).append(row.label)
     return found
 

@@ -36,6 +36,7 @@ from lm.config.base import SettingError, changes, check_numbers, leaves
 from lm.config.model import RECURRENT, LoraConfig, ModelConfig
 from lm.data.batches import Batches, check_batch_size
 from lm.data.checks import check_architecture, check_objective
+from lm.data.corpus.spec import corpus_parts, is_documentation
 from lm.data.corpus.token_cache import GIGABYTE, token_cache_bytes
 from lm.data.documentation.pinned import OFFLINE
 from lm.data.packing import row_length
@@ -216,9 +217,9 @@ def check_names(experiment: Experiment, sources: Sources) -> None:
     if data.vocabulary.endswith(".model") and not Path(data.vocabulary).is_file():
         raise SettingError(f"data.vocabulary={data.vocabulary!r} does not exist; name a .model file")
     reads = experiment.pretraining.steps > 0 and experiment.mixing.pretraining != "tasks"
-    for part in map(str.strip, data.corpus.split(" + ") if reads else ()):
+    for part in corpus_parts(data.corpus) if reads else ():
         # that of installed packages is written before tasks are, so that they are made of it too
-        if part.removeprefix("tfds:").partition("/")[0] != "documentation" or part == OFFLINE:
+        if not is_documentation(part) or part == OFFLINE:
             sources.corpus(part, "train")
 
 

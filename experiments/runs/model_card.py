@@ -21,6 +21,7 @@ from experiments.runs.result import read_result
 from experiments.study.experiment import Experiment
 from lm.config.training import Weights
 from lm.convert import SENTENCE_TRANSFORMER
+from lm.data.corpus.spec import corpus_parts
 from lm.data.tasks.labelled import AnyTask
 from lm.data.tasks.names import task_name
 from lm.objectives.denoising import OBJECTIVES
@@ -201,7 +202,7 @@ def _stage_line(stage: NetworkStage, base: str | None) -> str:
     if stage.task_names:
         tasks = ", ".join(map(task_name, stage.task_names))
         return f"Fine-tuning on `{tasks}`{_trained_part(stage)}: {how}"
-    corpus = " + ".join(map(_without_folder, settings.data.corpus.split(" + ")))
+    corpus = " + ".join(map(_without_folder, corpus_parts(settings.data.corpus)))
     return f"Pre-training on `{corpus}`{_objective(settings)}: {how}"
 
 
@@ -270,7 +271,7 @@ def _language(stage: NetworkStage) -> str | None:
     settings = stage.settings
     if settings.start.model or settings.model.published or settings.mixing.pretraining != "corpus":
         return None
-    parts = [part.strip().removeprefix("tfds:") for part in settings.data.corpus.split(" + ")]
+    parts = [part.removeprefix("tfds:") for part in corpus_parts(settings.data.corpus)]
     return "en" if settings.pretraining.steps and all(part.startswith(ENGLISH) for part in parts) else None
 
 

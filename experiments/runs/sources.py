@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lm.data.corpus.files import OnCorrupt, Split
 from lm.data.corpus.shards import Shard, corpus_fingerprint
-from lm.data.corpus.spec import corpus_shards, dataset_rows
+from lm.data.corpus.spec import corpus_parts, corpus_shards, dataset_rows
 from lm.data.corpus.tables import TableRows
 from lm.data.corpus.tfds import TfdsRows
 from lm.data.documentation.corpus import text_digest
@@ -45,7 +45,7 @@ class Sources:
 
     def documentation_digest(self, name: str) -> str:
         """Return the digest of the built-in text, or "installed"; "" for a corpus that does not read it."""
-        kinds = {part.strip().partition("/")[0] for part in name.split(" + ")}
+        kinds = {part.partition("/")[0] for part in corpus_parts(name)}
         return text_digest(self.cache) if "documentation" in kinds else ""
 
     def stored(self, task: BaseTask, split: str) -> TfdsRows | TableRows:

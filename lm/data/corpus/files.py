@@ -121,9 +121,16 @@ def _file_shards(
     shards = tuple(FileShard(group, kind, end_bytes, on_corrupt) for group in groups)
     sample = _sample_documents(shards)
     digests = sorted({*map(document_digest, sample)})  # copies of a document are held out together
-    # one document is all held out for who asks for the held-out split alone, to score a text
-    if len(digests) < (1 if has_validation or split == "validation" else 2):
-        raise SettingError(f"data.corpus={kind}:{pattern}: {_too_short(kind, split, sample, split_paths)}")
+    if not sample:
+        raise SettingError(f"data.corpus={kind}:{pattern}: no text for {split!r} in {_sizes(split_paths)}")
+    # to score a text, its only document may be held out: nothing is left to train on
+    if len(digests) < 2 and not has_validation and split == "train":
+        document = "a file, or 8 KiB of a longer one," if kind == "text" else "a record"
+        raise SettingError(
+            f"data.corpus={kind}:{pattern}: too little text to hold a part of it out in "
+            f"{_sizes(split_paths)}: {document} is a document, and there should be two that differ; add text, "
+            "or a file of held-out text (valid.txt)"
+        )
     if has_validation:
         return shards
     # two if there are at least four, since objective.pairs needs two
@@ -135,18 +142,12 @@ def _file_shards(
     return tuple(replace(shard, held_out=held_out) for shard in shards)
 
 
-def _too_short(kind: str, split: Split, sample: Sequence[str], paths: Sequence[Path]) -> str:
-    """Return why files with the documents ``sample`` are too short for a split, and what to do."""
+def _sizes(paths: Sequence[Path]) -> str:
+    """Return the names and sizes of the first three files, and how many there are besides."""
     examples = ", ".join(f"{path} ({path.stat().st_size:,} bytes)" for path in paths[:3])
     if len(paths) > 3:
         examples += f" and {len(paths) - 3:,} more"
-    if not sample:
-        return f"no text for {split!r} in {examples}"
-    document = "a file, or 8 KiB of a longer one," if kind == "text" else "a record"
-    return (
-        f"too little text to hold a part of it out in {examples}: {document} is a document, and there "
-        "should be two that differ; add text, or a file of held-out text (valid.txt)"
-    )
+    return examples
 
 
 def _group_small_files(kind: str, paths: Sequence[Path]) -> list[tuple[Path, ...]]:

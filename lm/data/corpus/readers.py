@@ -11,6 +11,7 @@ import lzma
 import mmap
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,14 +47,18 @@ def read_text(
     documents = list[str]()
     file_start = 0
     for path, file_size in zip(paths, file_sizes, strict=True):
-        for start in range(0, file_size, BLOCK_BYTES):
-            if begin <= file_start + start < end:
-                first = _next_document(path, start, file_size)
-                last = _next_document(path, start + BLOCK_BYTES, file_size)
-                for document_start, document_end, _ in split_documents(path, first, last):
-                    documents.append(read_document(path, document_start, document_end))
+        first, last = (_blocks(min(max(place - file_start, 0), file_size)) for place in (begin, end))
+        starts = [_next_document(path, block * BLOCK_BYTES, file_size) for block in range(first, last + 1)]
+        for block_start, block_end in pairwise(starts):
+            bounds = split_documents(path, block_start, block_end)
+            documents += [read_document(path, start, stop) for start, stop, _ in bounds]
         file_start += file_size
     return WindowText(documents, 0)
+
+
+def _blocks(num_bytes: int) -> int:
+    """Return how many blocks begin in the first ``num_bytes`` of a file."""
+    return -(-num_bytes // BLOCK_BYTES)
 
 
 def _next_document(path: Path, offset: int, file_size: int) -> int:

@@ -29,9 +29,8 @@ def corpus_shards(spec: str, split: Split, cache: Path, on_corrupt: OnCorrupt = 
     """
     if split not in ("train", "validation"):
         raise SettingError(f"split={split!r} of a corpus should be 'train' or 'validation'")
-    if " + " in spec:
-        parts = (corpus_shards(part.strip(), split, cache, on_corrupt) for part in spec.split(" + "))
-        return sum(parts, ())
+    if len(parts := corpus_parts(spec)) > 1:
+        return sum((corpus_shards(part, split, cache, on_corrupt) for part in parts), ())
     kind, _, name = spec.partition(":")
     if kind.partition("/")[0] == "documentation" and not name:
         from lm.data.documentation import corpus  # imports TFDS, which takes seconds
@@ -54,6 +53,16 @@ def corpus_shards(spec: str, split: Split, cache: Path, on_corrupt: OnCorrupt = 
     if ":" not in spec and (spec[0:1] in "~/." or "*" in spec or os.path.exists(spec)):
         raise SettingError(f"data.corpus={spec!r} should be 'text:{spec}'")
     raise SettingError(f"data.corpus={spec!r} is unknown{nearest(kind, kinds)}")
+
+
+def corpus_parts(spec: str) -> list[str]:
+    """Return the names that the name of a corpus joins by " + "."""
+    return [part.strip() for part in spec.split(" + ")]
+
+
+def is_documentation(part: str) -> bool:
+    """Return whether a corpus, one of ``corpus_parts``, is documentation, which a run writes itself."""
+    return part.removeprefix("tfds:").partition("/")[0] == "documentation"
 
 
 def dataset_rows(name: str, split: str, cache: Path, on_corrupt: OnCorrupt = "stop") -> TfdsRows | TableRows:

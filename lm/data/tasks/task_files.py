@@ -391,10 +391,8 @@ def _report_labels(
             raise SettingError(f"{said}: there is nothing to learn")
         report(f"{said}: a score on them says little")
     for label in sorted(labels.keys() - trained.keys()):
-        found = f"{labels[label]:,} of {sum(labels.values()):,} rows of {split!r} have the label"
-        report(
-            f"{task.file}: {found} {task.labels[label]!r}, which no row of 'train' has: it cannot be learned"
-        )
+        found = f"{labels[label]:,} of {count:,} rows of {split!r} have the label {task.labels[label]!r}"
+        report(f"{task.file}: {found}, which no row of 'train' has: it cannot be learned")
 
 
 def _report_empty_texts(
