@@ -128,8 +128,8 @@ def _file_shards(
         document = "a file, or 8 KiB of a longer one," if kind == "text" else "a record"
         raise SettingError(
             f"data.corpus={kind}:{pattern}: too little text to hold a part of it out in "
-            f"{_sizes(split_paths)}: {document} is a document, and there should be two that differ; add text, "
-            "or a file of held-out text (valid.txt)"
+            f"{_sizes(split_paths)}: {document} is a document, and there should be two that differ; add "
+            "text, or a file of held-out text (valid.txt)"
         )
     if has_validation:
         return shards
