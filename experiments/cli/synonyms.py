@@ -75,6 +75,7 @@ SYNONYMS = {  # a setting or option -> its names elsewhere
     "model.compile.remat": (
         "gradient-checkpointing activation-checkpointing grad-checkpointing recompute remat-policy"
     ),
+    "model.compile.loss_chunks": "chunked-cross-entropy chunked-loss fused-linear-cross-entropy loss-chunk",
     "model.compile.offloaded": "activation-offloading offload-activations cpu-offload",
     "model.architecture": "arch model-type",
     "model.lora.rank tuning.lora.rank": "lora lora-rank lora-r",

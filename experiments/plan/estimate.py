@@ -202,7 +202,7 @@ def memory(step: PlannedStep, parameters: int) -> float:
     if model.compile.remat in ("none", "dots"):
         saved_features = features * {"none": 2, "dots": 1}[model.compile.remat]
     words = row_length(model.architecture, step.lengths) if model.has_decoder else step.lengths.inputs
-    saved, working = 0.0, 10 * rows * words * model.vocab_size / tensor  # logits
+    saved, working = 0.0, 10 * rows * words * model.vocab_size / tensor / model.compile.loss_chunks  # logits
     if model.output.softmaxes > 1:  # the sum of all softmaxes, and one of them
         working *= 2
     for layers, queries, scores in _stacks(model, step.lengths):

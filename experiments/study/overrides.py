@@ -15,6 +15,7 @@ from lm.config.base import SettingError, diff, leaves, unused_settings
 OF_TRAINING = (
     *("dropout", "dtype", "attention.implementation"),
     *("compile.layers", "compile.remat", "compile.saved", "compile.offloaded"),
+    "compile.loss_chunks",
 )
 # settings of data that it takes over from the checkpoint
 OF_VOCABULARY = ("vocabulary", "vocabulary_texts", "vocabulary_size", "unknown", "sentinels")

@@ -9,7 +9,8 @@ from lm.nn.presets import PRESETS
 # settings that stay those of the scale: size, vocabulary and special tokens, and how the model is compiled
 _OF_SCALE = """vocab_size num_encoder_layers num_decoder_layers d_model mlp.d_ff attention.d_kv
     attention.num_heads attention.num_key_value_heads embedding.d_embed special.pad special.eos special.start
-    dropout dtype compile.layers compile.remat compile.saved compile.offloaded""".split()
+    dropout dtype compile.layers compile.remat compile.saved compile.offloaded
+    compile.loss_chunks""".split()
 
 # No encoder or decoder of these was published with Adafactor; warm-up keeps post-norm stacks from diverging.
 ADAMW: Changes = {

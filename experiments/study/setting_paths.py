@@ -368,6 +368,7 @@ Changes = TypedDict(
             ...,
         ]
         | Change,
+        "model.compile.loss_chunks": int | Change,
         "model.published": str | Change,
         "vectors": VectorsConfig | Change,
         "vectors.window": int | Change,

@@ -483,8 +483,12 @@ class CompileConfig:
     saved: tuple[SavedTensor, ...] = setting((), {"remat": ("names",)})
     # tensors of a block that wait for the backward pass in the host's memory
     offloaded: tuple[OffloadedTensor, ...] = setting((), {"remat": ("names",)})
+    # number of chunks of a row whose logits and loss are computed one after the other, so that memory holds
+    # the logits of one chunk
+    loss_chunks: int = 1
 
     def __post_init__(self):
+        at_least(self, "model.compile.", loss_chunks=1)
         if self.remat == "names" and not self.saved + self.offloaded:
             raise SettingError(
                 "model.compile.remat='names' should have tensors in model.compile.saved or "

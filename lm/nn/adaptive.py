@@ -14,7 +14,8 @@ from jaxtyping import Float, Float32, Int
 
 from lm.config.model import ModelConfig
 from lm.nn.costs import matmul_flops
-from lm.nn.layers import Embed, Identity, Linear, Module, dense
+from lm.nn.layers import Embed, Identity, Linear, Module
+from lm.ops.products import dense
 
 
 class Cluster(Module):

@@ -11,8 +11,9 @@ from jaxtyping import Float, Float32
 
 from lm.config.model import ModelConfig
 from lm.nn.costs import matmul_flops
-from lm.nn.layers import Linear, Module, broadcast_to_rank, dense, param
+from lm.nn.layers import Linear, Module, broadcast_to_rank, param
 from lm.nn.mlp import MLP
+from lm.ops.products import dense
 
 
 class Branches(Module):

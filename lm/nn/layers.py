@@ -15,6 +15,7 @@ from jaxtyping import Float, Float32, Int
 
 from lm.config.base import SettingError
 from lm.config.layers import Logits, NormConfig
+from lm.ops.products import dense
 from lm.sharding import PARAMETER_AXES, constrain
 
 M = TypeVar("M", bound=nnx.Module)
@@ -75,41 +76,6 @@ def count(module: nnx.Module) -> int:
 # Cheap layers are computed again in the backward pass, which otherwise reads float32 copies of their results
 # from memory. Outside of a loop the compiler merges both computations, which on a CPU is faster still.
 remat = partial(jax.checkpoint, prevent_cse=False)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def dense(
-    x: Float[Array, "*batch in"], kernel: Float[Array, "in out"], dtype: DTypeLike | None = None
-) -> Float[Array, "*batch out"]:
-    """Return x [...,in] times a kernel [in,out], in ``dtype`` or else that of the inputs.
-
-    Its gradient is written out for XLA on CPUs, which has to transpose one factor of the kernel's gradient:
-    the first one. So the narrower factor is named first. Transposing the wider one, with all operations
-    before it recomputed column by column, would be a tenth of a small model's step.
-    """
-    return jnp.matmul(x, kernel, preferred_element_type=dtype)
-
-
-def _dense_forward(x: Array, kernel: Array, dtype: DTypeLike | None) -> tuple[Array, tuple[Array, Array]]:
-    return jnp.matmul(x, kernel, preferred_element_type=dtype), (x, kernel)
-
-
-def _dense_backward(
-    _dtype: DTypeLike | None, inputs: tuple[Array, Array], gradient: Array
-) -> tuple[Array, Array]:
-    x, kernel = inputs
-    batch_axes = tuple(range(x.ndim - 1))
-    is_x_narrow = x.shape[-1] <= gradient.shape[-1]
-    factors = (x, gradient) if is_x_narrow else (gradient, x)
-    d_kernel = jnp.tensordot(*factors, (batch_axes, batch_axes))
-    # On CPUs the barrier keeps the transpose below out of the product, which it would make half as fast.
-    d_kernel = jax.lax.platform_dependent(d_kernel, cpu=jax.lax.optimization_barrier, default=lambda x: x)
-    d_kernel = d_kernel if is_x_narrow else d_kernel.T
-    d_x = jnp.tensordot(gradient, kernel, (-1, 1))
-    return d_x.astype(x.dtype), d_kernel.astype(kernel.dtype)
-
-
-dense.defvjp(_dense_forward, _dense_backward)
 
 
 def broadcast_to_rank(vector: Float[Array, " D"], x: Float[Array, "*_ D"]) -> Float[Array, "*_ D"]:

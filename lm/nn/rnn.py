@@ -15,7 +15,8 @@ from lm.config.model import ModelConfig
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.costs import TokenMixer
 from lm.nn.dropout import DropoutMasks, Shapes
-from lm.nn.layers import Identity, Linear, Module, broadcast_to_rank, dense, normal, param
+from lm.nn.layers import Identity, Linear, Module, broadcast_to_rank, normal, param
+from lm.ops.products import dense
 from lm.ops.recurrence import CELLS, RecurrentCell, States, StateWeights, rnn_scan, segment_resets
 from lm.sharding import constrain
 

@@ -35,7 +35,6 @@ from lm.nn.layers import (
     Linear,
     Module,
     broadcast_to_rank,
-    dense,
     embedding_std,
     normal,
     param,
@@ -44,6 +43,7 @@ from lm.nn.softmaxes import SoftmaxMixture
 from lm.nn.stack import Stack, StackOutput, split_layers
 from lm.nn.transparent import LayerWeights
 from lm.ops.attention import soft_cap
+from lm.ops.products import dense
 from lm.sharding import constrain
 
 

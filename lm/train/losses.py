@@ -41,6 +41,7 @@ from lm.ops.losses import (
     in_range,
     soft_cross_entropy,
 )
+from lm.train.chunks import sum_over_chunks
 
 Sums = dict[str, tuple[Array, Array]]  # metric -> (weighted sum, sum of weights), float32 []
 LossAndSums = tuple[Array, Sums]  # the loss to minimise, float32 [], and the metrics to report
@@ -86,7 +87,7 @@ def carried_language_model(
     """Return ``language_model`` of rows that continue from the recurrent states ``carry`` [layers,B,h]."""
     x, carry, router, _ = model.features_from_carry(batch, carry, key)
     side = batch.side("decoder")
-    loss, sums = _token_loss(model.logits(x), side, batch.frequent_tokens, config)
+    loss, sums = _target_loss(model, (x,), side, batch.frequent_tokens, config, None)
     loss, sums = _add_router_losses(model, router, side.loss_weights, loss, sums)
     return CarriedLoss(loss, sums, carry)
 
@@ -173,6 +174,13 @@ def restored_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
     return loss + restored_loss, sums
 
 
+WHOLE = (
+    both_directions,
+    replaced_tokens,
+    restored_tokens,
+)  # losses that need the logits of all positions at once
+
+
 def _sample_key(key: Key) -> tuple[Array, Key]:
     """Return a key for the generator's samples, the same in every evaluation, and one for dropout."""
     if key is None:
@@ -210,6 +218,12 @@ def _has_experts(model: Any) -> bool:
     return isinstance(config, ModelConfig) and config.experts.count > 0
 
 
+def _loss_chunks(model: Any) -> int:
+    """Return in how many chunks of a row the logits of a model and their loss are computed."""
+    config = getattr(model, "config", None)
+    return config.compile.loss_chunks if isinstance(config, ModelConfig) else 1
+
+
 def _features(model: Any, batch: Batch, key: Key) -> tuple[Array, RouterStatistics | None]:
     """Return a model's last hidden states [B,T,D], and the statistics of its routers if it has any."""
     if not _has_experts(model):
@@ -223,7 +237,7 @@ def _language_model(
 ) -> LossAndSums:
     """Return the loss of the targets of a side, plus the losses of the model's routers."""
     side = batch.side(name)
-    if teacher is None and not _has_experts(model):
+    if teacher is None and not _has_experts(model) and _loss_chunks(model) == 1:
         return _token_loss(model(batch, key), side, batch.frequent_tokens, config)
     x, router = _features(model, batch, key)
     states = _states(x, batch, teacher)
@@ -299,6 +313,23 @@ def _target_loss(
     teacher: Teacher | None,
 ) -> LossAndSums:
     """Return the loss of the targets of a side, from last hidden states [B,T,D]."""
+
+    def loss_of(states: States, side: Side) -> LossAndSums:
+        return _target_loss_of_chunk(model, states, side, frequent_tokens, config, teacher)
+
+    chunks = _loss_chunks(model)
+    return loss_of(states, side) if chunks == 1 else sum_over_chunks(loss_of, states, side, chunks)
+
+
+def _target_loss_of_chunk(
+    model: Any,
+    states: States,
+    side: Side,
+    frequent_tokens: Array | None,
+    config: LossConfig,
+    teacher: Teacher | None,
+) -> LossAndSums:
+    """Return the loss of the targets of a chunk of a side, from its last hidden states [B,T,D]."""
     x, *teacher_states = states
     logits, weights = model.logits(x), side.loss_weights
     loss, sums = _token_loss(logits, side, frequent_tokens, config)

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from lm.ops.attention import NO_OPTIONS, AttentionOptions, attention_logits, check_mask_and_bias
 from lm.ops.masks import AnyMask, materialize_mask
 from lm.ops.positions import AnyBias, materialize_bias
+from lm.ops.products import queries_times_keys, weights_times_values
 
 SUPPORTED = frozenset({"scale", "logit_cap", "dropout_factors"})
 
@@ -50,7 +51,7 @@ def _logits(query: Array, key: Array, bias: Array | None, scale: float, logit_ca
     """Return logits float32 [B,N,T,S]. Scaling the query, not the logits, takes H products, not S."""
     batch, length, heads, _ = query.shape
     query = _fold_heads(query if scale == 1.0 else query * scale, key.shape[2])
-    products = jnp.einsum("btkh,bskh->bkts", query, key, preferred_element_type=jnp.float32)
+    products = queries_times_keys(query, key)
     products = products.reshape(batch, heads, length, key.shape[1])
     if bias is not None and bias.shape[0] != batch:
         bias = _broadcast_batch(bias, batch)
@@ -74,7 +75,7 @@ def _weighted_mean(weights: Array, total: Array, value: Array, dropout_factors: 
     if dropout_factors is not None:
         weights = weights * dropout_factors
     weights = weights.reshape(batch, groups, -1, key_length).astype(value.dtype)
-    out = jnp.einsum("bkts,bskh->btkh", weights, value, preferred_element_type=jnp.float32)
+    out = weights_times_values(weights, value)
     out = _unfold_heads(out, (batch, length, heads, width)) / total.swapaxes(1, 2)[..., None]
     return out.astype(value.dtype)
 

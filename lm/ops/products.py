@@ -1,0 +1,107 @@
+"""Matrix products with gradients written out, for what compilers make of the automatic ones.
+
+Two things matter where models compute in bfloat16. A product of a float32 gradient and a bfloat16 matrix runs
+at the speed of float32, so gradients are rounded first, as in mixed precision elsewhere. And XLA on CPUs has
+fast kernels for products of bfloat16 with results in float32; jaxlib 0.10 has none with results in bfloat16.
+In float32 nothing of this applies.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Float32
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def dense(
+    x: Float[Array, "*batch in"], kernel: Float[Array, "in out"], dtype: DTypeLike | None = None
+) -> Float[Array, "*batch out"]:
+    """Return x [...,in] times a kernel [in,out], in ``dtype`` or else that of x. Both have the same dtype.
+
+    Its gradient is written out for XLA on CPUs, which has to transpose one factor of the kernel's gradient:
+    the first one. So the narrower factor is named first. Transposing the wider one, with all operations
+    before it recomputed column by column, would be a tenth of a small model's step.
+    """
+    return _tensordot(x, kernel, (-1, 0), dtype)
+
+
+def _dense_forward(x: Array, kernel: Array, dtype: DTypeLike | None) -> tuple[Array, tuple[Array, Array]]:
+    return _tensordot(x, kernel, (-1, 0), dtype), (x, kernel)
+
+
+def _dense_backward(
+    _dtype: DTypeLike | None, inputs: tuple[Array, Array], gradient: Array
+) -> tuple[Array, Array]:
+    x, kernel = inputs
+    gradient = gradient.astype(x.dtype)
+    batch_axes = tuple(range(x.ndim - 1))
+    is_x_narrow = x.shape[-1] <= gradient.shape[-1]
+    factors = (x, gradient) if is_x_narrow else (gradient, x)
+    d_kernel = _tensordot(*factors, (batch_axes, batch_axes))
+    # On CPUs the barrier keeps the transpose below out of the product, which it would make half as fast.
+    d_kernel = jax.lax.platform_dependent(d_kernel, cpu=jax.lax.optimization_barrier, default=lambda x: x)
+    d_kernel = d_kernel if is_x_narrow else d_kernel.T
+    return _tensordot(gradient, kernel, (-1, 1)), d_kernel
+
+
+dense.defvjp(_dense_forward, _dense_backward)
+
+
+def _tensordot(
+    x: Array, y: Array, axes: tuple[int, int] | tuple[tuple[int, ...], ...], dtype: DTypeLike | None = None
+) -> Array:
+    """Return the products of x and y summed over ``axes``, in ``dtype`` or else that of x."""
+    dtype = x.dtype if dtype is None else dtype
+    product = partial(jnp.tensordot, axes=axes, preferred_element_type=dtype)
+    if dtype != jnp.bfloat16:
+        return product(x, y)
+
+    def rounded(x: Array, y: Array) -> Array:
+        return jnp.tensordot(x, y, axes, preferred_element_type=jnp.float32).astype(dtype)
+
+    # Elsewhere the sums that devices exchange are in bfloat16: half as many bytes.
+    return jax.lax.platform_dependent(x, y, cpu=rounded, default=product)
+
+
+@jax.custom_vjp
+def queries_times_keys(
+    query: Float[Array, "B T K H"], key: Float[Array, "B S K H"]
+) -> Float32[Array, "B K T S"]:
+    """Return the products of each query with each key, float32 [B,K,T,S]."""
+    return jnp.einsum("btkh,bskh->bkts", query, key, preferred_element_type=jnp.float32)
+
+
+def _queries_times_keys_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    query, key = inputs
+    gradient = gradient.astype(query.dtype)
+    d_query = jnp.einsum("bkts,bskh->btkh", gradient, key)
+    return d_query, jnp.einsum("bkts,btkh->bskh", gradient, query)
+
+
+queries_times_keys.defvjp(
+    lambda query, key: (queries_times_keys(query, key), (query, key)), _queries_times_keys_backward
+)
+
+
+@jax.custom_vjp
+def weights_times_values(
+    weights: Float[Array, "B K T S"], value: Float[Array, "B S K H"]
+) -> Float32[Array, "B T K H"]:
+    """Return the sums of values by weights, float32 [B,T,K,H]."""
+    return jnp.einsum("bkts,bskh->btkh", weights, value, preferred_element_type=jnp.float32)
+
+
+def _weights_times_values_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    weights, value = inputs
+    gradient = gradient.astype(value.dtype)
+    d_weights = jnp.einsum("btkh,bskh->bkts", gradient, value)
+    return d_weights, jnp.einsum("bkts,btkh->bskh", weights, gradient)
+
+
+weights_times_values.defvjp(
+    lambda weights, value: (weights_times_values(weights, value), (weights, value)),
+    _weights_times_values_backward,
+)
