@@ -47,8 +47,9 @@ Start with:
   lm list 't5/*'                             rows of the T5 paper's tables
   lm show t5/6-corruption-rate/50 --diff     what a row changes
   lm run t5/1-baseline/baseline --model.mlp.d_ff 512 --pretraining.steps 200
-  lm sweep t5/6-corruption-rate --seeds 1    train a table at nano and print it
-                                             beside the paper's
+  lm sweep t5/6-corruption-rate --scale nano --seeds 1
+                                             train a table and print it beside
+                                             the paper's
   lm status                                  what is in progress
 
 {codes}"""
