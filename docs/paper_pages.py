@@ -52,8 +52,8 @@ CLAIMS_HEAD = """# Which claims hold at 10^13 FLOP
 This page compares the conclusions of the papers with our runs at scale `mini`: 10^13 FLOP of
 pre-training each, on one core, with three seeds or five. A conclusion is *confirmed* if its
 two rows differ significantly, over seeds and examples, in the paper's direction, *contradicted* if they
-differ in the opposite one, and otherwise *undecided*; *equivalent* rows, which are shown to differ by less
-than half a deviation, count among the undecided ([how claims are
+differ in the opposite one, and otherwise *undecided*; *equivalent* rows, which differ by less than the
+paper could distinguish, count among the undecided ([how claims are
 judged](../choices.md#how-claims-are-judged)).
 Those of T5 are judged here by the tasks that need their input; [the
 study](../study.md#what-came-out-at-mini) has the other half. We list a conclusion before we test it. A
