@@ -790,7 +790,13 @@ class ModelConfig:
                 raise SettingError(f"{why} model.{path}={value!r}: it should be {allowed}, or {otherwise}")
 
     def _check_compile(self) -> None:
-        """Check that the blocks have the tensors that are saved or offloaded by name."""
+        """Check that the loss can be computed in chunks, and that blocks have the tensors that are named."""
+        whole = set(self.heads) & {"generator", "replaced-token", "backward"}
+        if whole and self.compile.loss_chunks > 1:
+            raise SettingError(
+                f"model.compile.loss_chunks={self.compile.loss_chunks} should be 1 with "
+                f"{', '.join(sorted(whole))} in model.heads: the loss reads the logits of whole rows"
+            )
         is_two_stacks = self.has_encoder and self.has_decoder
         has_heads = self.has_attention_logits or (is_two_stacks and self.cross_attention.kind in BY_HEADS)
         for name in ("saved", "offloaded"):

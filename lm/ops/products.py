@@ -29,7 +29,7 @@ def dense(
 
 
 def _dense_forward(x: Array, kernel: Array, dtype: DTypeLike | None) -> tuple[Array, tuple[Array, Array]]:
-    return _tensordot(x, kernel, (-1, 0), dtype), (x, kernel)
+    return dense(x, kernel, dtype), (x, kernel)
 
 
 def _dense_backward(
@@ -60,10 +60,15 @@ def _tensordot(
         return product(x, y)
 
     def rounded(x: Array, y: Array) -> Array:
-        return jnp.tensordot(x, y, axes, preferred_element_type=jnp.float32).astype(dtype)
+        return product(x, y, preferred_element_type=jnp.float32).astype(dtype)
 
-    # Elsewhere the sums that devices exchange are in bfloat16: half as many bytes.
+    # On CPUs only: elsewhere devices would exchange their partial sums in float32, twice as many bytes.
     return jax.lax.platform_dependent(x, y, cpu=rounded, default=product)
+
+
+# The products of attention. Their gradients are in bfloat16 where the inputs are, on CPUs too. There,
+# some products of bfloat16 with a batch axis and results in float32 compile and then fail when they run, depending on the
+# order of axes (jaxlib 0.10.2 and 0.12).
 
 
 @jax.custom_vjp

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jax import Array
 
 Chunked = TypeVar("Chunked")  # a pytree of arrays [B,T,...]
-LossAndSums = tuple[Array, Any]  # a loss float32 [], and a pytree of sums that have no gradient
+LossAndAux = tuple[Array, Any]  # a loss float32 [], and a pytree of sums that have no gradient
 
 
 def sum_over_chunks(
-    loss_of: Callable[[Chunked, Any], LossAndSums], states: Chunked, side: Any, chunks: int
-) -> LossAndSums:
+    loss_of: Callable[[Chunked, Any], LossAndAux], states: Chunked, side: Any, chunks: int
+) -> LossAndAux:
     """Return the sum of ``loss_of(states, side)`` over chunks of positions, the second axis of all arrays.
 
     ``loss_of`` may read a model's parameters. Arrays are padded with zeros to a multiple of ``chunks``.
@@ -49,8 +49,8 @@ def _scan(function: Callable[..., tuple[Any, Any]], chunks: tuple[Any, Any]) -> 
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sum(loss_of: Callable[..., LossAndSums], parameters: list[Array], states: Any, side: Any) -> LossAndSums:
-    def of_chunk(states: Any, side: Any) -> tuple[LossAndSums, None]:
+def _sum(loss_of: Callable[..., LossAndAux], parameters: list[Array], states: Any, side: Any) -> LossAndAux:
+    def of_chunk(states: Any, side: Any) -> tuple[LossAndAux, None]:
         return loss_of(states, side, *parameters), None
 
     return _scan(of_chunk, (states, side))[0]

@@ -174,13 +174,6 @@ def restored_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
     return loss + restored_loss, sums
 
 
-WHOLE = (
-    both_directions,
-    replaced_tokens,
-    restored_tokens,
-)  # losses that need the logits of all positions at once
-
-
 def _sample_key(key: Key) -> tuple[Array, Key]:
     """Return a key for the generator's samples, the same in every evaluation, and one for dropout."""
     if key is None:
@@ -315,43 +308,31 @@ def _target_loss(
     """Return the loss of the targets of a side, from last hidden states [B,T,D]."""
 
     def loss_of(states: States, side: Side) -> LossAndSums:
-        return _target_loss_of_chunk(model, states, side, frequent_tokens, config, teacher)
+        x, *teacher_states = states
+        logits, weights = model.logits(x), side.loss_weights
+        loss, sums = _token_loss(logits, side, frequent_tokens, config)
+        if teacher is None:
+            return loss, sums
+        distillation = teacher.config
+        loss = distillation.hard * loss
+        if not distillation.asks_teacher:
+            return loss, sums
+        (teacher_x,) = teacher_states
+        if distillation.soft:
+            teacher_logits = teacher.model.logits(teacher_x)
+            soft_loss, total = soft_cross_entropy(
+                logits, teacher_logits, weights, temperature=distillation.temperature
+            )
+            loss += distillation.soft * soft_loss
+            sums |= {"soft_loss": (soft_loss, total)}
+        if distillation.cosine:
+            distance, total = cosine_distance(x, teacher_x, weights)
+            loss += distillation.cosine * distance
+            sums |= {"cosine_distance": (distance, total)}
+        return loss, sums
 
     chunks = _loss_chunks(model)
     return loss_of(states, side) if chunks == 1 else sum_over_chunks(loss_of, states, side, chunks)
-
-
-def _target_loss_of_chunk(
-    model: Any,
-    states: States,
-    side: Side,
-    frequent_tokens: Array | None,
-    config: LossConfig,
-    teacher: Teacher | None,
-) -> LossAndSums:
-    """Return the loss of the targets of a chunk of a side, from its last hidden states [B,T,D]."""
-    x, *teacher_states = states
-    logits, weights = model.logits(x), side.loss_weights
-    loss, sums = _token_loss(logits, side, frequent_tokens, config)
-    if teacher is None:
-        return loss, sums
-    distillation = teacher.config
-    loss = distillation.hard * loss
-    if not distillation.asks_teacher:
-        return loss, sums
-    (teacher_x,) = teacher_states
-    if distillation.soft:
-        teacher_logits = teacher.model.logits(teacher_x)
-        soft_loss, total = soft_cross_entropy(
-            logits, teacher_logits, weights, temperature=distillation.temperature
-        )
-        loss += distillation.soft * soft_loss
-        sums |= {"soft_loss": (soft_loss, total)}
-    if distillation.cosine:
-        distance, total = cosine_distance(x, teacher_x, weights)
-        loss += distillation.cosine * distance
-        sums |= {"cosine_distance": (distance, total)}
-    return loss, sums
 
 
 def _token_loss(logits: Array, side: Side, frequent_tokens: Array | None, config: LossConfig) -> LossAndSums:

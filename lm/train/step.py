@@ -29,7 +29,7 @@ from lm.config.training import (
 )
 from lm.nn.cache import Carry
 from lm.nn.transformer import Transformer
-from lm.train.losses import DISTILLED, WHOLE, Loss, Teacher, carried_language_model, language_model
+from lm.train.losses import DISTILLED, Loss, Teacher, carried_language_model, language_model
 from lm.train.mup import check_optimizer, rate_factors
 from lm.train.optimizers import (
     MaskUpdates,
@@ -83,11 +83,6 @@ class StepSpec:
             found = getattr(self.loss, "__name__", self.loss)
             raise SettingError(
                 f"a teacher needs one of the losses {expected}, without tbptt, not {found}: train without it"
-            )
-        if self.loss in WHOLE and self.model.compile.loss_chunks > 1:
-            raise SettingError(
-                f"model.compile.loss_chunks={self.model.compile.loss_chunks} should be 1: the loss "
-                f"{self.loss.__name__} reads the logits of all positions at once"
             )
 
     def make_model(self, key: jax.Array) -> nnx.Module:

@@ -10,8 +10,7 @@ import small_models
 from lm.batch import Batch, Side
 from lm.config.base import SettingError, changes
 from lm.config.training import DistillationConfig, LossConfig
-from lm.train.losses import Teacher, language_model, masked_lm, replaced_tokens
-from lm.train.step import StepSpec
+from lm.train.losses import Teacher, language_model, masked_lm
 
 LENGTH = 9
 LOSS = LossConfig(z_loss=0.01, label_smoothing=0.1)
@@ -104,7 +103,7 @@ def test_memory_holds_the_logits_of_one_chunk():
 
 def test_a_loss_of_whole_rows_refuses_chunks():
     config = changes(small_models.CONFIGS["bert-base"], {"compile.loss_chunks": 2})
-    with pytest.raises(SettingError, match="loss_chunks=2 should be 1.*replaced_tokens"):
-        StepSpec(config, loss=replaced_tokens)
+    with pytest.raises(SettingError, match="loss_chunks=2 should be 1 with replaced-token in model.heads"):
+        changes(config, {"heads": ("replaced-token",)})
     with pytest.raises(SettingError, match="loss_chunks=0 should be at least 1"):
         changes(config, {"compile.loss_chunks": 0})
