@@ -66,9 +66,9 @@ def _tensordot(
     return jax.lax.platform_dependent(x, y, cpu=rounded, default=product)
 
 
-# The products of attention. Their gradients are in bfloat16 where the inputs are, on CPUs too. There,
-# some products of bfloat16 with a batch axis and results in float32 compile and then fail when they run, depending on the
-# order of axes (jaxlib 0.10.2 and 0.12).
+# The products of attention. Their gradients are in bfloat16 where the inputs are, on CPUs too. There, some
+# products of bfloat16 with a batch axis and results in float32 compile and then fail when they run, depending
+# on the order of axes (jaxlib 0.10.2 and 0.12).
 
 
 @jax.custom_vjp
