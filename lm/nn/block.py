@@ -39,7 +39,11 @@ def remat_policy(config: CompileConfig) -> Callable[..., Any]:
     It always saves its arguments, such as the block's input, unless the policy sends them to the host.
     """
     if config.remat == "dots":
-        return jax.checkpoint_policies.dots_with_no_batch_dims_saveable  # products with parameters
+        # Products with parameters: in bfloat16 only their name shows what they are, see ``lm.ops.products``.
+        policies = jax.checkpoint_policies
+        return policies.save_from_both_policies(
+            policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names("product")
+        )
     if not config.offloaded_tensors:
         return jax.checkpoint_policies.save_only_these_names(*config.saved_tensors)
     return jax.checkpoint_policies.save_and_offload_only_these_names(

@@ -11,6 +11,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Float, Float32
 
@@ -24,12 +25,18 @@ def dense(
     Its gradient is written out for XLA on CPUs, which has to transpose one factor of the kernel's gradient:
     the first one. So the narrower factor is named first. Transposing the wider one, with all operations
     before it recomputed column by column, would be a tenth of a small model's step.
+
+    Policies of rematerialisation know the result as "product".
     """
-    return _tensordot(x, kernel, (-1, 0), dtype)
+    return _dense_forward(x, kernel, dtype)[0]
+
+
+# Forward passes must not call the function with the custom gradient: a policy of rematerialisation would see
+# one call in place of the product and its name, and compute both again.
 
 
 def _dense_forward(x: Array, kernel: Array, dtype: DTypeLike | None) -> tuple[Array, tuple[Array, Array]]:
-    return dense(x, kernel, dtype), (x, kernel)
+    return checkpoint_name(_tensordot(x, kernel, (-1, 0), dtype), "product"), (x, kernel)
 
 
 def _dense_backward(
@@ -76,7 +83,11 @@ def queries_times_keys(
     query: Float[Array, "B T K H"], key: Float[Array, "B S K H"]
 ) -> Float32[Array, "B K T S"]:
     """Return the products of each query with each key, float32 [B,K,T,S]."""
-    return jnp.einsum("btkh,bskh->bkts", query, key, preferred_element_type=jnp.float32)
+    return _queries_times_keys_forward(query, key)[0]
+
+
+def _queries_times_keys_forward(query: Array, key: Array) -> tuple[Array, tuple[Array, Array]]:
+    return jnp.einsum("btkh,bskh->bkts", query, key, preferred_element_type=jnp.float32), (query, key)
 
 
 def _queries_times_keys_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
@@ -86,9 +97,7 @@ def _queries_times_keys_backward(inputs: tuple[Array, Array], gradient: Array) -
     return d_query, jnp.einsum("bkts,btkh->bskh", gradient, query)
 
 
-queries_times_keys.defvjp(
-    lambda query, key: (queries_times_keys(query, key), (query, key)), _queries_times_keys_backward
-)
+queries_times_keys.defvjp(_queries_times_keys_forward, _queries_times_keys_backward)
 
 
 @jax.custom_vjp
@@ -96,7 +105,12 @@ def weights_times_values(
     weights: Float[Array, "B K T S"], value: Float[Array, "B S K H"]
 ) -> Float32[Array, "B T K H"]:
     """Return the sums of values by weights, float32 [B,T,K,H]."""
-    return jnp.einsum("bkts,bskh->btkh", weights, value, preferred_element_type=jnp.float32)
+    return _weights_times_values_forward(weights, value)[0]
+
+
+def _weights_times_values_forward(weights: Array, value: Array) -> tuple[Array, tuple[Array, Array]]:
+    out = jnp.einsum("bkts,bskh->btkh", weights, value, preferred_element_type=jnp.float32)
+    return out, (weights, value)
 
 
 def _weights_times_values_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
@@ -106,7 +120,4 @@ def _weights_times_values_backward(inputs: tuple[Array, Array], gradient: Array)
     return d_weights, jnp.einsum("bkts,btkh->bskh", weights, gradient)
 
 
-weights_times_values.defvjp(
-    lambda weights, value: (weights_times_values(weights, value), (weights, value)),
-    _weights_times_values_backward,
-)
+weights_times_values.defvjp(_weights_times_values_forward, _weights_times_values_backward)

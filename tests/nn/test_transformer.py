@@ -150,12 +150,14 @@ def test_scanned_unrolled_and_recomputed_stacks_give_the_same_loss_and_gradients
             np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=f"{settings} {name}")
 
 
-def test_remat_recomputes():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_remat_recomputes(dtype):
     batch = example(4, 5, 6)
 
     def products(remat):
+        model = make("decoder", **{"compile.remat": remat, "dtype": dtype})
         gradient = jax.jit(jax.grad(lambda m: m(batch).sum()))
-        return gradient.lower(make("decoder", **{"compile.remat": remat})).as_text().count("dot_general")
+        return gradient.lower(model).as_text().count("dot_general")
 
     assert products("none") <= products("dots") < products("full")
 
