@@ -863,6 +863,8 @@ def main() -> int:
         print(line)
     found = f"{len(check.faults)} differ, {len(check.borderline)} are borderline"
     print(f"{check.count:,} figures compared: {found}")
+    if check.borderline:
+        print("borderline: so near its limit that another draw of the bootstrap may decide otherwise")
     return 1 if check.faults else 0
 
 

@@ -208,8 +208,8 @@ Runs = Annotated[Path, tyro.conf.arg(metavar="FOLDER", help="Folder of the runs 
 Mixture = Annotated[
     str,
     tyro.conf.arg(
-        help="Use the model that was fine-tuned on this mixture; by default the first fine-tuned one that "
-        "will do, else the pre-trained one.",
+        help="Use the model that was fine-tuned on this mixture or task; by default the first fine-tuned one "
+        "that the command can use, else the pre-trained one.",
         help_behavior_hint="",
     ),
 ]

@@ -1,4 +1,4 @@
-"""``lm show``: the settings of a row, what it changes, its examples, its stages or the costs of its model."""
+"""``lm show``: the settings of a row or run, what a row changes, examples, stages or the costs of a model."""
 
 import shlex
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from experiments.cli.settings import ConfigFile, Runs, Scale, Settings, Start, given_changes
 from experiments.console import CONSOLE, NARROW, RUNS, listing, show_listing
+from experiments.runs.paths import SETTINGS, find_cache, load_settings
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import explicit_overrides, overrides_of
@@ -44,7 +45,7 @@ def show(
     dtype: Dtype = "bfloat16",
     tokens: float = 0,
 ) -> None:
-    """Show every setting of a row or of a published model; or what it changes, its examples, stages or costs.
+    """Show every setting of a row, run or published model; or what it changes, its examples, stages or costs.
 
     Settings given as options change the row, as for lm run.
 
@@ -53,9 +54,11 @@ def show(
         lm show t5/1-baseline/baseline --diff --to mini
         lm show t5/5-bert-style/replace-spans --examples 3
         lm show llama-7b --costs
+        lm show @mine
 
     Args:
-        row: Row of a table, such as t5/6-corruption-rate/15, or published model, such as llama-7b.
+        row: Row of a table, such as t5/6-corruption-rate/15, published model, such as llama-7b, or folder or
+            @NAME of a run.
         diff: Show only the settings in which the row differs from another one; by default from its baseline.
         to: Compare with this scale: without --diff ROW, the row with itself.
         examples: Print this many decoded examples of pre-training and of each task, as the model sees them.
@@ -76,19 +79,30 @@ def show(
     if row in PRESETS:
         show_published(row, settings, chosen, length, batch, dtype, tokens)
         return
-    given = given_changes([row], scale, settings, config, start, runs)
-    if "--diff" in chosen:
-        show_diff(row, scale, given, diff or (), to)
-        return
-    experiment = build(row, scale, given)
-    title = f"{row} at scale {scale}"
-    named = {path: value for path, value in explicit_overrides(given).items() if path != "start.model"}
-    if named:
-        title += f" with {shlex.join(setting_arguments(named))}"
+    if (Path(row) / SETTINGS).exists():
+        if settings or config or start or scale != DEFAULT_SCALE or "--diff" in chosen:
+            raise SettingError(
+                f"{row} is a run, which is shown with its own settings: give --scale, --diff and settings to "
+                "a row"
+            )
+        experiment, title = load_settings(Path(row)), f"the run {row}"
+        folder, cache = Path(row), find_cache(Path(row))
+    else:
+        given = given_changes([row], scale, settings, config, start, runs)
+        if "--diff" in chosen:
+            show_diff(row, scale, given, diff or (), to)
+            return
+        experiment = build(row, scale, given)
+        title = f"{row} at scale {scale}"
+        named = {path: value for path, value in explicit_overrides(given).items() if path != "start.model"}
+        if named:
+            title += f" with {shlex.join(setting_arguments(named))}"
+        folder = run_folder(runs, scale, row, experiment.seed, overrides_of(row, scale, experiment))
+        cache = runs / "cache"
     if "--examples" in chosen:
         from experiments.evaluate.examples import show_examples  # reads data, with jax
 
-        show_examples(experiment, examples, runs / "cache")
+        show_examples(experiment, examples, cache)
     elif costs:
         inputs, targets, own_tokens = training_rows(row, experiment)
         if length is not None:
@@ -96,8 +110,7 @@ def show(
             own_tokens = 0  # with other rows, another number
         show_costs(experiment.model, title, inputs, targets, batch, dtype, tokens or own_tokens)
     elif stages:
-        folder = run_folder(runs, scale, row, experiment.seed, overrides_of(row, scale, experiment))
-        show_stages(experiment, folder, runs / "cache", title)
+        show_stages(experiment, folder, cache, title)
     else:
         show_settings(experiment, title)
 

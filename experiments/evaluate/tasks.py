@@ -358,8 +358,10 @@ def score_file(path: Path, name: str, rows: Rows) -> None:
         task = find_task(name)
     try:
         lines = files.split_lines(path.read_bytes().decode("utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise SettingError(f"{path} should hold one answer a line ({error!r})") from error
+    except UnicodeDecodeError as error:
+        raise SettingError(f"{path} cannot be read as text in UTF-8: save it so ({error})") from error
+    except OSError as error:
+        raise SettingError(f"{path}, with an answer a line, cannot be read: {error.strerror}") from error
     answers = [
         answer_of(task, line, f"{path}, line {number},", path.suffix == ".jsonl")
         for number, line in enumerate(lines, 1)

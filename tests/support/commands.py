@@ -17,7 +17,8 @@ def accepted(arguments, monkeypatch):
     """The exit code of a command line that is parsed, whose rows and settings are checked, and no more."""
     try:
         call = parse(*named_command(arguments))
-        if "settings" not in inspect.signature(call.func).parameters:
+        takes_settings = "settings" in inspect.signature(call.func).parameters
+        if not takes_settings or any(word.startswith("@") for word in arguments):  # a run may not be there
             return 0
         module = sys.modules[call.func.__module__]
         check = module.given_changes

@@ -195,6 +195,18 @@ def test_show_takes_settings_as_run_does(capsys):
     assert "model.d_model" not in capsys.readouterr().out
 
 
+def test_show_takes_a_run_and_refuses_to_change_it(tmp_path, capsys):
+    settings = build(ROW, "nano", {"model.d_model": 48})
+    save_settings(tmp_path / "run", settings, tmp_path / "cache")
+    assert cli.dispatch(["show", str(tmp_path / "run")]) == 0
+    assert re.search(r"model.d_model . 48 ", " ".join(capsys.readouterr().out.split()))
+    assert cli.dispatch(["show", str(tmp_path / "run"), "--stages"]) == 0
+    assert "documentation-reading" in capsys.readouterr().out
+    for changed in (["--model.d-model", "32"], ["--diff"], ["--scale", "mini"]):
+        assert cli.dispatch(["show", str(tmp_path / "run"), *changed]) == 2
+        assert "is a run" in capsys.readouterr().err
+
+
 def test_two_rows_and_two_scales_are_compared(capsys):
     assert cli.dispatch(["show", "t5/6-corruption-rate/50", "--to", "mini"]) == 0
     told = capsys.readouterr().out
