@@ -16,7 +16,7 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from experiments.cli import COMMANDS, HELP_OPTIONS
-from experiments.cli.settings import HELP_DEFAULTS, TYPES, help_defaults
+from experiments.cli.settings import HELP_DEFAULTS, NAMED, TYPES, help_defaults, settings_among
 from experiments.cli.synonyms import hints
 from experiments.processes.restart import print_line
 from experiments.study.registry import REGISTRY, TABLES
@@ -34,30 +34,52 @@ def parse(name: str, words: Sequence[str]) -> Callable[[], Any]:
     asked = [word for word in words if word in HELP_OPTIONS]
     defaults = help_defaults(words, "--help-all" in asked, name == "sweep") if asked else None
     words = ["--help"] if asked else list(words)
+    understand = functools.partial(
+        tyro.cli,
+        function if inspect.isclass(function) else _deferred(function),
+        prog=f"lm {name}",
+        description=wrapped(description(function, bool(asked) and "--help-all" not in asked)),
+        args=words,
+        registry=TYPES,
+        config=MARKERS,
+    )
     token = HELP_DEFAULTS.set(defaults)
-    error = io.StringIO()
     try:
-        with redirect_stderr(error):
-            understood: Any = tyro.cli(
-                function if inspect.isclass(function) else _deferred(function),
-                prog=f"lm {name}",
-                description=wrapped(description(function, bool(asked) and "--help-all" not in asked)),
-                args=words,
-                registry=TYPES,
-                config=MARKERS,
-            )
+        understood: Any = _with_settings_among(words, understand, takes_settings(function))
     finally:
         HELP_DEFAULTS.reset(token)
-        print(error.getvalue(), end="", file=sys.stderr)
-        if "Unrecognized options" in error.getvalue():
-            for hint in hints(words, takes_settings(function)):
-                print_line(hint)
     if inspect.isclass(function):  # a picture, whose fields are its options
         from experiments.cli.draw import write_picture
 
         return functools.partial(write_picture, name.removeprefix("draw "), understood)
     call: Callable[[], Any] = understood
     return call
+
+
+def _with_settings_among(words: Sequence[str], understand: Callable[[], Any], has_settings: bool) -> Any:
+    """Return what tyro understands; where it ends with an error, print it, with what may have been meant.
+
+    At first tyro reads the settings that are among the words, and all of them only for its error: it takes
+    a third of a second for all, and no valid command line needs more than its own.
+    """
+    error = io.StringIO()
+    token = NAMED.set(settings_among(words))
+    try:
+        with redirect_stderr(io.StringIO()):
+            return understand()
+    except SystemExit as end:
+        if not end.code:
+            raise
+    finally:
+        NAMED.reset(token)
+    try:
+        with redirect_stderr(error):
+            return understand()
+    finally:
+        print(error.getvalue(), end="", file=sys.stderr)
+        if "Unrecognized options" in error.getvalue():
+            for hint in hints(words, has_settings):
+                print_line(hint)
 
 
 def function_of(name: str) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ import dataclasses
 import io
 import shlex
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, suppress
 from contextvars import ContextVar
 from itertools import product
@@ -65,6 +65,8 @@ CHANGED_OFTEN = (  # the settings that people change first, which --help lists
 
 # {path: value} whose settings and defaults the help lists; None where a command line is parsed, not explained
 HELP_DEFAULTS: ContextVar[Mapping[str, Any] | None] = ContextVar("HELP_DEFAULTS", default=None)
+# paths of the settings that are options; None for all, which take tyro a third of a second
+NAMED: ContextVar[Collection[str] | None] = ContextVar("NAMED", default=None)
 TEACHER = "distillation.teacher"  # the setting that names a model, as --start does
 TABLES_VALUE = "the table's"  # shown for a setting whose default is another one in each table, or row
 TYPES = ConstructorRegistry()
@@ -84,16 +86,13 @@ def types_of(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def options_type(paths: Iterable[str] | None = None) -> Any:
     """Return a TypedDict with an optional key for each setting: tyro's result holds those that were given.
 
-    ``paths``: only these settings, if given.
+    ``paths``: only these settings, if given; else those of a help page, or of the command line.
     """
     types, descriptions = dict(types_of(Experiment)), setting_descriptions(Experiment)
     defaults = HELP_DEFAULTS.get()
-    if paths is None:
-        paths = types
-        if defaults is not None:
-            paths = defaults
+    chosen = next(some for some in (paths, defaults, NAMED.get(), types) if some is not None)
     keys = {}
-    for path in paths:
+    for path in chosen:
         text = descriptions.get(path, "")
         hint = ""
         if defaults is not None:
@@ -103,6 +102,12 @@ def options_type(paths: Iterable[str] | None = None) -> Any:
         ]
     make: Any = TypedDict
     return make("Settings", keys, total=False)
+
+
+def settings_among(words: Iterable[str]) -> list[str]:
+    """Return the paths of the settings that are options among the words of a command line."""
+    options = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words}
+    return [path for path, _ in types_of(Experiment) if path in options]
 
 
 def help_defaults(words: Sequence[str], everything: bool, of_tables: bool = False) -> dict[str, Any]:
