@@ -39,7 +39,7 @@ def remat_policy(config: CompileConfig) -> Callable[..., Any]:
     It always saves its arguments, such as the block's input, unless the policy sends them to the host.
     """
     if config.remat == "dots":
-        # Products with parameters: in bfloat16 only their name shows what they are, see ``lm.ops.products``.
+        # Products with parameters. In bfloat16 only their name shows: a choice of platforms hides the rest.
         policies = jax.checkpoint_policies
         return policies.save_from_both_policies(
             policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names("product")

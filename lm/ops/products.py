@@ -3,7 +3,7 @@
 Two things matter where models compute in bfloat16. A product of a float32 gradient and a bfloat16 matrix runs
 at the speed of float32, so gradients are rounded first, as in mixed precision elsewhere. And XLA on CPUs has
 fast kernels for products of bfloat16 with results in float32; jaxlib 0.10 has none with results in bfloat16.
-In float32 nothing of this applies.
+Neither matters in float32, for which the gradient of ``dense`` is written out for another reason.
 """
 
 from functools import partial
@@ -20,11 +20,12 @@ from jaxtyping import Float, Float32
 def dense(
     x: Float[Array, "*batch in"], kernel: Float[Array, "in out"], dtype: DTypeLike | None = None
 ) -> Float[Array, "*batch out"]:
-    """Return x [...,in] times a kernel [in,out], in ``dtype`` or else that of x. Both have the same dtype.
+    """Return x [...,in] times a kernel [in,out], in ``dtype`` or else that of x.
 
     Its gradient is written out for XLA on CPUs, which has to transpose one factor of the kernel's gradient:
     the first one. So the narrower factor is named first. Transposing the wider one, with all operations
-    before it recomputed column by column, would be a tenth of a small model's step.
+    before it recomputed column by column, would be a tenth of a small model's step. Forward-mode
+    differentiation (``jax.jvp``) is refused, as of every function with a gradient of its own.
 
     Policies of rematerialisation know the result as "product".
     """
@@ -47,21 +48,21 @@ def _dense_backward(
     batch_axes = tuple(range(x.ndim - 1))
     is_x_narrow = x.shape[-1] <= gradient.shape[-1]
     factors = (x, gradient) if is_x_narrow else (gradient, x)
-    d_kernel = _tensordot(*factors, (batch_axes, batch_axes))
+    d_kernel = _tensordot(*factors, (batch_axes, batch_axes), kernel.dtype)
     # On CPUs the barrier keeps the transpose below out of the product, which it would make half as fast.
     d_kernel = jax.lax.platform_dependent(d_kernel, cpu=jax.lax.optimization_barrier, default=lambda x: x)
     d_kernel = d_kernel if is_x_narrow else d_kernel.T
-    return _tensordot(gradient, kernel, (-1, 1)), d_kernel
+    return _tensordot(gradient, kernel, (-1, 1), x.dtype), d_kernel
 
 
 dense.defvjp(_dense_forward, _dense_backward)
 
 
 def _tensordot(
-    x: Array, y: Array, axes: tuple[int, int] | tuple[tuple[int, ...], ...], dtype: DTypeLike | None = None
+    x: Array, y: Array, axes: tuple[int, int] | tuple[tuple[int, ...], ...], dtype: DTypeLike | None
 ) -> Array:
     """Return the products of x and y summed over ``axes``, in ``dtype`` or else that of x."""
-    dtype = x.dtype if dtype is None else dtype
+    dtype = jnp.dtype(x.dtype if dtype is None else dtype)
     product = partial(jnp.tensordot, axes=axes, preferred_element_type=dtype)
     if dtype != jnp.bfloat16:
         return product(x, y)
@@ -73,9 +74,20 @@ def _tensordot(
     return jax.lax.platform_dependent(x, y, cpu=rounded, default=product)
 
 
-# The products of attention. Their gradients are in bfloat16 where the inputs are, on CPUs too. There, some
-# products of bfloat16 with a batch axis and results in float32 compile and then fail when they run, depending
-# on the order of axes (jaxlib 0.10.2 and 0.12).
+# The products of attention, of arrays of one dtype. Their gradients are in bfloat16 where the inputs are, on
+# CPUs too. There, some products of bfloat16 with a batch axis and results in float32 compile and then fail
+# when they run, depending on the order in which axes lie in memory (jaxlib 0.10.2 and 0.12).
+
+
+def _float32_einsum(equation: str, x: Array, y: Array) -> Float32[Array, "..."]:
+    """Return an einsum in float32; of bfloat16 on CPUs one that takes up no transpose around it."""
+    product = partial(jnp.einsum, equation, preferred_element_type=jnp.float32)
+    if x.dtype != jnp.bfloat16:
+        return product(x, y)
+    barrier = jax.lax.optimization_barrier
+    return jax.lax.platform_dependent(
+        x, y, cpu=lambda x, y: barrier(product(*barrier((x, y)))), default=product
+    )
 
 
 @jax.custom_vjp
@@ -87,7 +99,7 @@ def queries_times_keys(
 
 
 def _queries_times_keys_forward(query: Array, key: Array) -> tuple[Array, tuple[Array, Array]]:
-    return jnp.einsum("btkh,bskh->bkts", query, key, preferred_element_type=jnp.float32), (query, key)
+    return _float32_einsum("btkh,bskh->bkts", query, key), (query, key)
 
 
 def _queries_times_keys_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
@@ -109,8 +121,7 @@ def weights_times_values(
 
 
 def _weights_times_values_forward(weights: Array, value: Array) -> tuple[Array, tuple[Array, Array]]:
-    out = jnp.einsum("bkts,bskh->btkh", weights, value, preferred_element_type=jnp.float32)
-    return out, (weights, value)
+    return _float32_einsum("bkts,bskh->btkh", weights, value), (weights, value)
 
 
 def _weights_times_values_backward(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:

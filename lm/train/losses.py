@@ -205,16 +205,20 @@ def labelled(model: Any, batch: Batch, key: Key, _config: LossConfig) -> LossAnd
     return _add_router_losses(model, router, weights, *_class_loss(outputs, labels, of_classes))
 
 
+def _transformer_config(model: Any) -> ModelConfig:
+    """Return the settings of a model; of one that has others, such as word vectors, the defaults."""
+    config = getattr(model, "config", None)
+    return config if isinstance(config, ModelConfig) else ModelConfig()
+
+
 def _has_experts(model: Any) -> bool:
     """Return whether layers of a model have experts."""
-    config = getattr(model, "config", None)
-    return isinstance(config, ModelConfig) and config.experts.count > 0
+    return _transformer_config(model).experts.count > 0
 
 
 def _loss_chunks(model: Any) -> int:
     """Return in how many chunks of a row the logits of a model and their loss are computed."""
-    config = getattr(model, "config", None)
-    return config.compile.loss_chunks if isinstance(config, ModelConfig) else 1
+    return _transformer_config(model).compile.loss_chunks
 
 
 def _features(model: Any, batch: Batch, key: Key) -> tuple[Array, RouterStatistics | None]:
@@ -270,9 +274,11 @@ def _masked_token_loss(
     side, weights = batch.side("encoder"), batch.side("encoder").loss_weights
     max_masked = ceil(MAX_MASKED_SHARE * weights.shape[1])
 
-    @jax.checkpoint  # otherwise the logits of both branches would be saved for the backward pass
     def loss_everywhere(states: States, side: Side) -> LossAndSums:
         return _target_loss(model, states, side, batch.frequent_tokens, config, teacher)
+
+    if _loss_chunks(model) == 1:  # otherwise the logits of both branches would be saved for the backward pass
+        loss_everywhere = jax.checkpoint(loss_everywhere)
 
     def loss_where_masked(states: States, side: Side) -> LossAndSums:
         # The positions of the largest weights: all masked ones, and unmasked ones of weight 0 to fill up.
@@ -307,7 +313,7 @@ def _target_loss(
 ) -> LossAndSums:
     """Return the loss of the targets of a side, from last hidden states [B,T,D]."""
 
-    def loss_of(states: States, side: Side) -> LossAndSums:
+    def loss_of(states: States, side: Side, frequent_tokens: Array | None) -> LossAndSums:
         x, *teacher_states = states
         logits, weights = model.logits(x), side.loss_weights
         loss, sums = _token_loss(logits, side, frequent_tokens, config)
@@ -332,7 +338,9 @@ def _target_loss(
         return loss, sums
 
     chunks = _loss_chunks(model)
-    return loss_of(states, side) if chunks == 1 else sum_over_chunks(loss_of, states, side, chunks)
+    if chunks == 1:
+        return loss_of(states, side, frequent_tokens)
+    return sum_over_chunks(loss_of, states, side, frequent_tokens, chunks)
 
 
 def _token_loss(logits: Array, side: Side, frequent_tokens: Array | None, config: LossConfig) -> LossAndSums:

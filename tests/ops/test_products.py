@@ -18,15 +18,14 @@ class Case:
     x: str  # axes, as in an einsum
     y: str
     result: str
-    orders: tuple[tuple[int, ...], ...]  # in which axes may be stored
 
 
 SIZES = {"b": 3, "t": 24, "s": 40, "k": 4, "h": 16, "i": 32, "o": 48}
 CASES = {
-    "dense": Case(dense, "bti", "io", "bto", (*permutations(range(3)),)),
-    "narrow-dense": Case(dense, "bto", "oi", "bti", (*permutations(range(3)),)),
-    "queries_times_keys": Case(queries_times_keys, "btkh", "bskh", "bkts", ((0, 1, 2, 3),)),
-    "weights_times_values": Case(weights_times_values, "bkts", "bskh", "btkh", ((0, 1, 2, 3),)),
+    "dense": Case(dense, "bti", "io", "bto"),
+    "narrow-dense": Case(dense, "bto", "oi", "bti"),
+    "queries_times_keys": Case(queries_times_keys, "btkh", "bskh", "bkts"),
+    "weights_times_values": Case(weights_times_values, "bkts", "bskh", "btkh"),
 }
 
 
@@ -48,16 +47,19 @@ def test_products_and_gradients_agree_with_the_formula_in_float64(case, dtype):
         np.einsum(f"{case.result},{case.y}->{case.x}", gradient, y),
         np.einsum(f"{case.x},{case.result}->{case.y}", x, gradient),
     ]
-    for order in case.orders:
+    for order in permutations(range(len(case.x))):
 
-        @jax.jit
-        def run(*stored, order=order):
-            x, y, gradient = (transposed(each, np.argsort(order)) for each in stored)
-            result, backward = jax.vjp(case.product, x, y)
-            results = (result, *backward(gradient.astype(result.dtype)))
-            return [transposed(each.astype(jnp.float32), order) for each in results]
+        def forward(x, y, order=order):
+            result = case.product(transposed(x, np.argsort(order)), transposed(y, np.argsort(order)))
+            return transposed(result, order)
+
+        def backward(x, y, gradient, forward=forward):
+            result, of_gradient = jax.vjp(forward, x, y)
+            return of_gradient(gradient.astype(result.dtype))
 
         stored = [jnp.asarray(transposed(each, order), dtype) for each in arrays]
-        for ours, exact in zip(run(*stored), expected, strict=True):
+        found = (jax.jit(forward)(*stored[:2]), *jax.jit(backward)(*stored))
+        for ours, exact in zip(found, expected, strict=True):
             tolerance = 2**-7 if dtype == jnp.bfloat16 else 1e-5
+            ours = np.asarray(ours.astype(jnp.float32))
             np.testing.assert_allclose(ours, transposed(exact, order), rtol=tolerance, atol=tolerance)

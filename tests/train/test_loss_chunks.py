@@ -52,14 +52,14 @@ def loss_and_gradients(case, chunks, teacher=None):
     arguments = () if teacher is None else (teacher,)
 
     @jax.jit
-    def run(model):
+    def run(model, batch):
         def minimised(model):
             value, sums = loss(model, batch, key, LOSS, *arguments)
             return 3 * value, sums  # so that the loss has another gradient than 1
 
         return jax.value_and_grad(minimised, has_aux=True)(model)
 
-    return run(model)
+    return run(model, batch)
 
 
 @cache
