@@ -521,7 +521,13 @@ class Check:
 
 
 def check_units(check: Check, tables: Sequence[Table]) -> None:
-    """Check the unit of each column: noise of seeds, pooled over all tables, and of examples."""
+    """Check the unit of each column: noise of seeds, pooled over all tables, and of examples.
+
+    Rows on the unigram plateau do not count, unless all are.
+    """
+    is_any_learning = any(
+        table.runs[row] and table.left_plateau(row) for table in tables for row in table.experiment.values()
+    )
     names = dict.fromkeys(name for table in tables for name in table.columns)
     for name in names:
         values: dict[str, list[float]] = {}
@@ -529,6 +535,8 @@ def check_units(check: Check, tables: Sequence[Table]) -> None:
         for table in tables:
             for experiment, seeds in table.runs.items():
                 if experiment == table.control and experiment not in table.experiment.values():
+                    continue
+                if is_any_learning and not table.left_plateau(experiment):
                     continue
                 folder = table.folder_of(experiment)
                 values[folder] = [run.scores[name] for run in seeds.values() if name in run.scores]

@@ -9,7 +9,7 @@ a score would vary if a row were trained with another seed and scored on other e
 rows of all tables that are reported together, so that their combined scores are on one scale.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -606,13 +606,19 @@ class Comparison:
         return [*found]
 
 
-def pooled_noise(comparisons: Iterable[Comparison]) -> dict[str, float]:
+def pooled_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
     """Return metric -> standard deviation of its value over new seeds and new examples; 1 if unknown.
 
     The variance over seeds is that within rows, pooled over the rows of all tables; an experiment that is a
-    row of several tables counts once. The mean variance over resamples of the examples is added: it keeps a
+    row of several tables counts once. Rows that have not left the unigram plateau are not compared, and do
+    not count unless all are such. The mean variance over resamples of the examples is added: it keeps a
     metric whose few seeds happen to agree from getting all the weight.
     """
+    is_any_learning = any(
+        each.runs[name] and each.has_left_plateau(name)
+        for each in comparisons
+        for name in each.canonical_names
+    )
     values: dict[str, dict[Experiment, list[float]]] = {}
     example_variances: dict[str, dict[Experiment, list[float]]] = {}
     for comparison in comparisons:
@@ -623,6 +629,8 @@ def pooled_noise(comparisons: Iterable[Comparison]) -> dict[str, float]:
             for name, by_seed in comparison.values_by_seed(metric).items():
                 experiment = comparison.experiments.get(name)
                 if experiment is None:  # it cannot be built, and has no values
+                    continue
+                if is_any_learning and not comparison.has_left_plateau(name):
                     continue
                 if experiment not in rows:
                     rows[experiment] = [*by_seed.values()]

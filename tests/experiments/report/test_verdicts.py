@@ -191,6 +191,16 @@ def test_a_row_that_has_not_left_the_plateau_is_not_ordered(tmp_path):
     assert "not yet learning" not in words(unpretrained, "updates").values()
 
 
+def test_rows_on_the_plateau_do_not_count_in_the_unit_unless_all_are(tmp_path):
+    stuck = {"exit_step": None}
+    one_stuck, learning, untrained = study(tmp_path, prefix_lm=stuck), study(tmp_path), study(tmp_path)
+    untrained.runs[next(name for name in NAMES if name.endswith("prefix-lm"))] = []
+    all_stuck = study(tmp_path, prefix_lm=stuck, bert_style=stuck, deshuffling=stuck, baseline=stuck)
+    assert one_stuck.noise_std == pytest.approx(untrained.noise_std)
+    assert all_stuck.noise_std == pytest.approx(learning.noise_std)
+    assert one_stuck.noise_std != pytest.approx(learning.noise_std)
+
+
 def test_rows_meet_where_the_one_that_spent_less_ends_and_nothing_is_extrapolated(tmp_path):
     got = words(study(tmp_path), "FLOP")
     # BERT-style has 1e9 FLOP. Prefix LM has 4e9, of which its first branch spent 1e9; deshuffling has 8e9
