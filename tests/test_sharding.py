@@ -221,7 +221,7 @@ EVERY = [
 ]
 
 
-def steps_on(config, devices, **optimizer):
+def steps_on(config, devices, loss_chunks=1, **optimizer):
     model = changes(
         MODEL,
         {
@@ -229,6 +229,7 @@ def steps_on(config, devices, **optimizer):
             "attention.num_heads": 8,
             "attention.d_kv": 2,
             "compile.layers": "unroll",
+            "compile.loss_chunks": loss_chunks,
         },
     )
     optimizer = OptimizerConfig(**{"factor_from": 16} | optimizer)
@@ -242,10 +243,18 @@ def alone():
 
 @pytest.mark.parametrize("sizes", EVERY, ids=lambda sizes: "x".join(map(str, sizes)))
 def test_a_transformer_trains_alike_on_one_device_and_in_every_arrangement_of_eight(sizes, alone):
-    (one, params), (eight, others) = alone, trained(steps_on(MeshConfig(*sizes), jax.devices()))
-    np.testing.assert_allclose(eight, one, rtol=1e-5)
-    for name, value in params.items():
-        np.testing.assert_allclose(others[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+    assert_trains_alike(trained(steps_on(MeshConfig(*sizes), jax.devices())), alone)
+
+
+def assert_trains_alike(found, expected):
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    for name, value in expected[1].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_losses_in_chunks_on_eight_devices_are_those_of_whole_rows_on_one(alone):
+    eight = steps_on(MeshConfig(data=2, fsdp=2, tensor=2), jax.devices(), loss_chunks=2)
+    assert_trains_alike(trained(eight), alone)
 
 
 # ---- experts, each on one of the devices of an axis
