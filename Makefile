@@ -91,7 +91,7 @@ bench: $(VENV)/ready $(filter .venv-bench/bin/python,$(TORCH))
 
 # The site of docs/, in dist/site, without network; fails on a broken link.
 docs: $(VENV)/docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 $(VENV)/docs: $(VENV)/ready
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet $(CONSTRAINTS) --editable '.[docs]'

@@ -1,11 +1,13 @@
-"""A hook of mkdocs: the site links to the repository of pyproject.toml, once that has an address."""
+"""Hooks of mkdocs: pages that are files of the repository, and links to its address, once that is known."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 PLACEHOLDER = "https://example.org/"
+INCLUDED = re.compile(r"\{\{ file ([\w./]+) \}\}")
 
 
 def on_config(config: Any) -> Any:
@@ -16,6 +18,17 @@ def on_config(config: Any) -> Any:
     if not urls["Repository"].startswith(PLACEHOLDER):
         config["repo_url"] = urls["Repository"]
     return config
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called by mkdocs for each page; returns its text.
+
+    A page ``{{ file CHANGELOG.md }}`` is that file of the repository, whose links to docs/ become the site's.
+    """
+    if not (included := INCLUDED.fullmatch(markdown.strip())):
+        return markdown
+    text = (PYPROJECT.parent / included[1]).read_text("utf-8")
+    return re.sub(r"\]\((\.\./)?docs/", "](", text)
 
 
 def on_post_build(config: Any) -> None:

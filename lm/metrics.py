@@ -102,8 +102,8 @@ def bio_entities(labels: Sequence[str]) -> list[Entity]:
     B-X begins an entity of type X, I-X continues it, O is outside. As in conlleval, an I-X that continues
     nothing begins an entity: after O, after another type, or at the start.
 
-    >>> [tuple(entity) for entity in bio_entities(["I-PER", "O", "B-LOC", "I-LOC", "I-ORG"])]
-    [('PER', 0, 1), ('LOC', 2, 4), ('ORG', 4, 5)]
+    >>> print(*map(tuple, bio_entities(["I-PER", "O", "B-LOC", "I-LOC", "I-ORG"])))
+    ('PER', 0, 1) ('LOC', 2, 4) ('ORG', 4, 5)
     """
     entities: list[Entity] = []
     for position, label in enumerate(labels):

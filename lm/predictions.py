@@ -75,7 +75,7 @@ class TextHead:
         kind, task = self.reader.task.kind, self.reader.task
         asked = replace(task, target=lambda _: None, texts=_row_texts, answer_span=None)
         reader = replace(self.reader, task=asked)
-        rows = [_as_row(text, kind) for text in texts]
+        rows = [_as_row(text, kind) for text in _as_list(texts)]
         return [
             _prediction(reader, row, output)
             for row, output in zip(rows, self._outputs(reader, rows, _head_output), strict=True)
@@ -88,7 +88,7 @@ class TextHead:
         through the pooler if the model has one.
         """
         reader = replace(self.reader, task=replace(TEXTS, texts=_row_texts))
-        rows = [_as_row(text, "classes") for text in texts]
+        rows = [_as_row(text, "classes") for text in _as_list(texts)]
         pooled: Callable[[Any, Batch], jax.Array] = _pooled_below_head
         if not isinstance(self.model, ModelWithHead):
             pooled = partial(_pooled, pool=self.pool)
@@ -133,6 +133,13 @@ _pooled = jax.jit(_pool_features, static_argnames="pool")
 
 def _row_texts(row: Row) -> Any:
     return row["texts"]
+
+
+def _as_list(texts: Sequence[Any]) -> Sequence[Any]:
+    """Return texts; SettingError for a single one, whose letters would be read as so many texts."""
+    if isinstance(texts, str):
+        raise SettingError(f"predict and embed expect a list of texts, not the text {texts!r:.40}: [text]")
+    return texts
 
 
 def _as_row(text: Any, kind: str) -> Row:

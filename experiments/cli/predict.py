@@ -98,9 +98,12 @@ def read_texts(file: Path | None) -> list[Any]:
             continue
         try:
             value = json.loads(line)
-            texts.append(value["text"] if isinstance(value, dict) and value.keys() == {"text"} else value)
         except ValueError as error:
             raise SettingError(f"{name} line {number} should be JSON, such as a string: {error}") from error
+        if isinstance(value, dict) and value.keys() != {"text"}:
+            keys = ", ".join(map(repr, value)) or "nothing"
+            raise SettingError(f'{name} line {number} should be {{"text": ...}} and no more, and has {keys}')
+        texts.append(value["text"] if isinstance(value, dict) else value)
     if not texts:
         raise SettingError(f"{name} has no text: give one per line")
     return texts

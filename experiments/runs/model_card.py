@@ -139,13 +139,13 @@ def _description(
     count = stage.parameters()
     size = f"{count / 1e6:.1f} M" if count >= 100_000 else f"{count:,}"
     sentences = [
-        f"A `{hf_config['model_type']}` of {size} parameters without heads ({', '.join(layers)}, width: "
-        f"{model.d_model}, tokens: {model.vocab_size:,}), written as `{class_name}`.",
+        f"A `{hf_config['model_type']}` of {size} parameters, heads not counted ({', '.join(layers)}, "
+        f"width: {model.d_model}, tokens: {model.vocab_size:,}), written as `{class_name}`.",
     ]
     if isinstance(stage, LabelledStage) and has_head:
         sentences.append(_answer(stage, class_name, hf_config))
     elif isinstance(stage, HeadFinetuning):
-        sentences.append(f"Its head was left out, which has read {_read_by_head(stage, class_name)}.")
+        sentences.append(f"The tuned head was left out, which has read {_read_by_head(stage, class_name)}.")
     return sentences
 
 

@@ -98,7 +98,7 @@ def count_frequent(text: WordText, max_words: int, min_count: int) -> list[NGram
 
 
 def pmi(counts: Sequence[NGramCounts], length: int) -> np.ndarray:
-    """Return PMI_n of the frequent n-grams of ``length`` words, float64 [n-grams] [nats].
+    """Return PMI_n of the frequent n-grams of ``length`` words, in nats: float64 [n-grams].
 
     The best segmentation of the first j words is the best one of the first i, and a segment from there to j.
     """

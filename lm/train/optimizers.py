@@ -31,8 +31,8 @@ def learning_rate(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     """Return float32 []: the learning rate of the update from ``step`` to step + 1.
 
     >>> config = OptimizerConfig(learning_rate=0.1, schedule="linear", warmup_steps=2, decay_end=4)
-    >>> [round(float(learning_rate(config, step)), 3) for step in range(5)]
-    [0.0, 0.05, 0.1, 0.05, 0.0]
+    >>> print(*[round(float(learning_rate(config, step)), 3) for step in range(5)])
+    0.0 0.05 0.1 0.05 0.0
 
     Raises SettingError for a decay whose end is not known yet (``OptimizerConfig.ending_at``).
     """

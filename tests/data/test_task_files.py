@@ -311,6 +311,11 @@ def test_a_text_is_no_answer_of_a_head_and_two_files_of_one_name_are_not_told_ap
         find_labelled("colours.toml")
     with pytest.raises(SettingError, match="there is no task file lost.toml in "):
         mixture("lost.toml")
+    (files / "folder.toml").mkdir()
+    with pytest.raises(SettingError, match="folder.toml is a folder, and should be a task file"):
+        mixture("folder.toml")
+    with pytest.raises(SettingError, match="tickets.csv'; a task of your own is a TOML file"):
+        find_labelled("tickets.csv")
     with pytest.raises(SettingError, match=r"name \['x.toml'\]"):
         changes(Experiment(), {"tuning.mixtures": ("a/x.toml", "b/x.toml")})
 

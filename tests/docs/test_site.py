@@ -2,6 +2,9 @@
 
 import dataclasses
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 import typing
 from importlib import import_module
@@ -127,3 +130,19 @@ def test_every_job_has_a_time_limit_and_every_workflow_a_group(path: Path):
     assert workflow["concurrency"]["group"]
     for name, job in workflow["jobs"].items():
         assert "timeout-minutes" in job or "uses" in job, name
+
+
+@pytest.mark.slow
+def test_the_site_is_not_built_with_a_link_that_leads_nowhere(tmp_path):
+    pytest.importorskip("mkdocs", reason="make docs installs it")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("results"))
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    for name in ("lm", "experiments", "launch", "pyproject.toml", "CHANGELOG.md", "CONTRIBUTING.md"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (command,) = re.findall(r"-m (mkdocs build .*)", (ROOT / "Makefile").read_text("utf-8"))
+    questions = tmp_path / "docs" / "questions.md"
+    text = questions.read_text("utf-8")
+    for link, code in (("[a page](words.md)", 0), ("[no page](nowhere.md)", 1)):
+        questions.write_text(f"{text}\n\n{link}\n", "utf-8")
+        built = subprocess.run([sys.executable, "-m", *command.split()], cwd=tmp_path, check=False)
+        assert built.returncode == code

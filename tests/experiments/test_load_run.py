@@ -93,6 +93,9 @@ def test_a_model_without_a_head_predicts_nothing_and_what_is_no_text_is_refused(
     for wrong in (3, ("a", "b", "c"), ["a", 1]):
         with pytest.raises(SettingError, match="a text or a pair of texts for each text, not"):
             model.predict(["It is so.", wrong])
+    for read in (model.predict, model.embed):
+        with pytest.raises(SettingError, match="expect a list of texts, not the text 'It is so.'"):
+            read("It is so.")
     assert model.predict([]) == [] and model.embed([]).shape == (0, 16)
 
 
@@ -173,6 +176,10 @@ def test_a_table_is_no_file_of_texts_and_json_lines_are(tmp_path, capsys):
     [
         (b'"It is so."\nIt is.\n', "line 2 should be JSON"),
         (b'"It is so."\n\n"It is."\n', "line 2 is blank: leave it out"),
+        (
+            b'"It is so."\n{"text": "It is.", "label": "a"}\n',
+            "line 2 should be {\"text\": ...} and no more, and has 'text', 'label'",
+        ),
         (b"\xff", "cannot be read as text in UTF-8"),
         (b"\n", "has no text: give one per line"),
     ],

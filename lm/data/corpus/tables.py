@@ -52,6 +52,8 @@ def read_table(path: Path) -> TableRows:
 
     SettingError if the file is missing, empty or of another format; DataError if it cannot be read.
     """
+    if path.is_dir():
+        raise SettingError(f"{path} is a folder, and should be a file of rows")
     if not path.is_file():
         raise SettingError(f"{path} is missing{nearest(path.name, _tables_beside(path))}")
     return _read_table(path, *file_stamp(path))

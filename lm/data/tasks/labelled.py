@@ -4,6 +4,7 @@ import copyreg
 import re
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 from lm import metrics
@@ -26,7 +27,8 @@ def find_labelled(name: str) -> LabelledTask:
     if is_task_file(name):
         return labelled_task_from_file(name)
     if name not in LABELLED:
-        raise SettingError(f"tuning.heads: there is no labelled task {name!r}{nearest(name, LABELLED)}")
+        own = "; a task of your own is a TOML file that names its data" if Path(name).suffix else ""
+        raise SettingError(f"tuning.heads: there is no labelled task {name!r}{nearest(name, LABELLED)}{own}")
     return LABELLED[name]
 
 

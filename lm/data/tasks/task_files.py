@@ -160,7 +160,11 @@ def read_task_file(path: Path) -> TaskSpec:
     try:
         content = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
-        raise SettingError(f"there is no task file {path} in {Path.cwd()}") from error
+        raise SettingError(
+            f"there is no task file {path} in {Path.cwd()}; a run that was trained with it needs it there too"
+        ) from error
+    except IsADirectoryError as error:
+        raise SettingError(f"{path} is a folder, and should be a task file") from error
     except (OSError, ValueError) as error:
         raise SettingError(f"{path} cannot be read as TOML: {error}") from error
     known = {field.name for field in fields(TaskSpec)}

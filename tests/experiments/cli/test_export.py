@@ -139,7 +139,10 @@ def test_what_cannot_leave_is_said_in_one_line_before_training_and_refused_with_
     export_checkpoint(folder, tmp_path / "out", head="drop")
     assert "classifier.weight" not in load_file(tmp_path / "out" / "model.safetensors")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "Its head was left out, which has read `" in card and "import AutoTokenizer, AutoModel\n" in card
+    assert (
+        "The tuned head was left out, which has read `" in card
+        and "import AutoTokenizer, AutoModel\n" in card
+    )
 
 
 def test_adapters_cannot_leave_and_low_rank_updates_can(runs):
