@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # with jax, which takes a second
     from lm.evaluate.loglikelihood import Request
 
 SHOWN_TEXT = 60  # of a text [characters]
+ELSEWHERE = 512  # longest row for models whose rows in training are not known [tokens]
 CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name of a corpus begins
 
 
@@ -39,16 +40,18 @@ class Scoring:
     # else the pre-trained one
     mixture: str = ""
     end: bool = False  # also score the EOS after each text
-    # longest row; a longer text without a context is scored in overlapping windows [tokens]
-    length: int = 512
-    stride: int = 256  # tokens that each window scores; those before them are its context [tokens]
+    # longest row; a longer text without a context is scored in overlapping windows; 0: the length of rows in
+    # training, and 512 for a model that was first trained elsewhere [tokens]
+    length: int = 0
+    # tokens that each window scores; those before them are its context; 0: half of a row [tokens]
+    stride: int = 0
     split: Split = "validation"  # split of a corpus: the held-out part (validation) or the rest (train)
     texts: int = 0  # score only the first texts of a corpus; 0: all [texts]
     # masked diffusion: sets of masks by which the bound of each window is estimated, an even number
     draws: int = 64
 
     def __post_init__(self):
-        at_least(self, "", texts=0, draws=2)
+        at_least(self, "", length=0, stride=0, texts=0, draws=2)
 
 
 def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> None:
@@ -228,12 +231,26 @@ def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) 
     if config.special.start is None and not config.has_encoder:  # the first token is then not scored
         begin, _ = frame(run.stage, run.vocabulary)
         scored = [*run.vocabulary.encode_with_special_tokens("", begin, None), *scored]
-    length = scoring.length
+    length = scoring.length or trained_length(run.stage)
     if config.limits_length:
         length = min(length, config.positions.max_length)
     if not config.has_decoder:
         length -= 2  # for the tokens around an encoder's text
-    yield from windows(scored, Window(length, min(scoring.stride, length)), config)
+    yield from windows(scored, Window(length, min(scoring.stride or max(1, length // 2), length)), config)
+
+
+def trained_length(stage: "Stage") -> int:
+    """Return the length of the rows that a stage was trained on; ELSEWHERE if it was first trained elsewhere.
+
+    Beyond it positions are new to the model: learned ones were never trained.
+    """
+    from lm.data.packing import row_length
+
+    settings = stage.settings
+    if settings.model.published or settings.start.model:
+        return ELSEWHERE
+    lengths = stage.lengths
+    return max(lengths.inputs, row_length(settings.model.architecture, lengths))
 
 
 def text_rates(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:

@@ -130,6 +130,15 @@ def test_the_orders_and_verdicts_that_the_guide_tells_are_published(group):
     assert told == found and sum(count for count, _, _ in told.values()) == 8
 
 
+def test_the_readme_counts_the_conclusions_that_tasks_on_language_contradict():
+    tables = read_tables(RESULTS).values()
+    tested = [claim for table in tables for claim in table["claims"] if claim["conclusion"]]
+    verdicts = Counter(claim["verdicts"]["language"]["updates"]["verdict"] for claim in tested)
+    words = "no one two three four five six seven eight nine".split()
+    due = f"tasks on language contradict {words[verdicts['contradicted']]} of its {words[len(tested)]}."
+    assert due in (ROOT / "README.md").read_text("utf-8")
+
+
 def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that_do_not():
     for name, table in read_tables(RESULTS).items():
         for group, order in table["order"].items():

@@ -28,6 +28,7 @@ from experiments.evaluate.likelihood import (
     show_likelihoods,
     text_rates,
     texts_of,
+    trained_length,
 )
 from experiments.evaluate.tasks import Rows, mean_embeddings, score_file, score_run
 from experiments.notebook import load_run
@@ -38,6 +39,7 @@ from experiments.runs.paths import model_of_run, save_settings
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import answering, frame, language_models, open_run
 from experiments.study.experiment import Experiment
+from experiments.study.registry import build
 from lm.config.base import SettingError, changes
 from lm.config.decoding import Decoding
 from lm.data.tasks.benchmarks import TASKS
@@ -356,6 +358,15 @@ def test_lines_are_as_likely_as_the_runs_model_finds_their_bytes(given, runs, tm
     masking = None if trained.config.has_decoder else Masking.of(trained.vocabulary)
     due = continuation_log_probs(trained.model, [(question, answer)], trained.put, masking)
     assert first["log_prob"] == pytest.approx(due[0], abs=1e-4)
+
+
+def test_texts_are_scored_in_rows_as_long_as_in_training_unless_that_was_elsewhere(tmp_path):
+    def length(given):
+        save_settings(tmp_path, build("gpt/base", "nano", given), tmp_path / "cache")
+        return trained_length(stages_of(tmp_path)[0])
+
+    assert length({"data.inputs_length": 48}) == 48
+    assert length({"model.published": '{"model_type": "gpt2"}'}) == 512
 
 
 def test_a_model_without_an_output_matrix_is_refused_before_a_corpus_is_made(tmp_path, capsys):
