@@ -299,7 +299,7 @@ def _start_cells(comparison: Comparison, group: Group) -> list[Cell]:
     for row in comparison.table.rows:
         test = tests.get(comparison.canonical_name(row))
         if test is not None:
-            verdict = "" if test.sign > 0 else " adds nothing"
+            verdict = {1: "", 0: " adds nothing", -1: " is worse"}[test.sign]
             cells.append(Cell(f"{test.mean:+z.1f}{verdict}", value=test.mean))
         else:
             cells.append(Cell())
@@ -919,8 +919,8 @@ def start_notes(comparison: Comparison) -> list[str]:
         ]
     return [
         f"Over the start alone: less `{START_ONLY_ROW}`, which has the start that rows share, and is "
-        "fine-tuned. A row that is not significantly better adds nothing; rows of another model than the "
-        "baseline's have a start of their own, and are not compared."
+        "fine-tuned. A row that is not significantly better adds nothing, and a significantly worse one is "
+        "worse; rows of another model than the baseline's have a start of their own, and are not compared."
     ]
 
 
