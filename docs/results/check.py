@@ -594,9 +594,7 @@ def check_rows(check: Check, table: Table) -> None:
         for pair, test in test_all(differences, table.rng).items():
             row, said = published[pair]
             what = f"{row} less the baseline, {name}"
-            word = "equivalent" if test.p_not_equivalent < ALPHA else "undecided"
-            word = {1: "better", -1: "worse"}.get(test.sign, word)
-            check.word(what, said["verdict"], word, test)
+            check.word(what, said["verdict"], row_word(test), test)
             check.close(what, said["difference"], test.mean / noise)
             scaled = said["interval"]
             if scaled is not None:
@@ -771,6 +769,12 @@ def claim_word(test: Test, relation: str) -> str:
     return {1: "confirmed", -1: "contradicted"}.get(test.sign, word)
 
 
+def row_word(test: Test) -> str:
+    """Return the verdict on a row from its test against another."""
+    word = "equivalent" if test.p_not_equivalent < ALPHA else "undecided"
+    return {1: "better", -1: "worse"}.get(test.sign, word)
+
+
 def check_counts(check: Check, what: str, published: Mapping[str, Any], words: Sequence[str]) -> None:
     """Check how many claims have each verdict."""
     uncompared = sum(word in UNCOMPARED for word in words)
@@ -813,8 +817,7 @@ def check_start(check: Check, table: Table) -> None:
         for (row, _), test in test_all(pairs, table.rng).items():
             said = rows[row]
             what = f"{row} over the start alone, {group}"
-            words = {True: "adds something", False: "adds nothing"}
-            check.word(what, words[said["adds something"]], words[test.sign > 0], test)
+            check.word(what, said["verdict"], row_word(test), test)
             check.close(what, said["difference"], test.mean)
             check.interval(what, said["interval"], test)
 

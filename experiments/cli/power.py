@@ -21,8 +21,9 @@ def power(
     """Show the smallest difference that a table tells from noise, by the number of seeds per row.
 
     A second table has the probability that rows which do not differ are found equivalent. The noise is
-    measured on the table's finished runs: two rows with two seeds are enough. Give the settings with which
-    they were swept.
+    measured on the table's finished runs. It needs two rows with two seeds in common; with fewer than three
+    seeds it may be far too small, by the factor that is printed. Give the settings with which they were
+    swept.
 
         lm power t5/6-corruption-rate
         lm power 't5/*' --scale mini
@@ -31,7 +32,7 @@ def power(
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
         runs: One or more folders of runs, also gs://.
     """
-    from experiments.report.power import power_sheets
+    from experiments.report.power import measurement_note, power_sheets
     from experiments.report.report import compare_tables, shown_comparisons
 
     rows = find(pattern)
@@ -42,3 +43,4 @@ def power(
         for title, sheet in power_sheets(comparison).items():
             print_line(title)
             show_sheet(comparison.table.name, sheet)
+        print_line(measurement_note(comparison))

@@ -537,8 +537,8 @@ class Comparison:
     def gains_over_start(self, group: Group) -> dict[str, PairedTest]:
         """Return row -> the test of its average, after training, against the start alone.
 
-        A row that is not significantly better adds nothing over the start. Only rows with the control's
-        model are compared, since other models have a start of their own. Empty without a control.
+        Only rows with the control's model are compared, since other models have a start of their own.
+        Empty without a control.
         """
         control = self.control
         if control is None:

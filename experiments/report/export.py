@@ -7,7 +7,13 @@ from math import isfinite
 from typing import Any
 
 from experiments.console import Cell, Sheet
-from experiments.report.comparison import BaselineDifference, Comparison, Verdict, Verdicts
+from experiments.report.comparison import (
+    BaselineDifference,
+    Comparison,
+    Verdict,
+    Verdicts,
+    to_baseline_verdict,
+)
 from experiments.report.metrics import Group
 from experiments.report.order import PaperOrder, ScalePrediction
 from experiments.report.statistics import PairedTest, seed_intervals
@@ -302,7 +308,13 @@ def _difference_data(x: BaselineDifference) -> dict[str, Any]:
 def _test_data(test: PairedTest) -> dict[str, Any]:
     """Return what a row adds to the start, in standard deviations of a run."""
     interval = [test.low, test.high] if isfinite(test.low) else None
-    return {"adds something": test.sign > 0, "difference": test.mean, "interval": interval, "p": test.p}
+    return {
+        "verdict": to_baseline_verdict(test),
+        "difference": test.mean,
+        "interval": interval,
+        "p": test.p,
+        "p that not equivalent": test.p_not_equivalent,
+    }
 
 
 def _verdict_data(verdict: Verdict) -> dict[str, Any]:

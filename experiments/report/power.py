@@ -12,6 +12,7 @@ from experiments.report.metrics import Group
 from experiments.report.statistics import (
     ALPHA,
     PairedDifference,
+    degrees_of_freedom,
     equivalence_power,
     smallest_difference,
 )
@@ -39,6 +40,8 @@ class Noise:
     over_examples: float  # variance that more seeds do not lessen [variances of a run]
     rows: int  # of the table, all of which give degrees of freedom
     alpha: float  # level of the strictest step of Holm's method
+    measured_rows: int  # rows that have run, on which the variance over seeds was measured
+    measured_freedom: int  # degrees of freedom of that measurement
 
     def standard_error(self, count: int) -> float:
         """Return the standard error of a difference with ``count`` seeds per row."""
@@ -47,6 +50,13 @@ class Noise:
     def freedom(self, count: int) -> int:
         """Return the degrees of freedom of a t test with ``count`` seeds per row."""
         return (self.rows - 1) * (count - 1)
+
+    @property
+    def largest_factor(self) -> float:
+        """Return how many times its estimate the noise over seeds may be, at a level of 95 %."""
+        from scipy.special import chdtri  # slow to import
+
+        return sqrt(self.measured_freedom / chdtri(self.measured_freedom, 0.95))
 
     def smallest_difference(self, count: int) -> float:
         """Return the smallest difference of two rows that is found; none with one seed."""
@@ -69,22 +79,40 @@ def measure_noise(comparison: Comparison, group: Group) -> Noise:
     step of Holm's method over the claims of the table, or over the pairs with its baseline if it has none.
     SettingError if no two rows have two seeds in common.
     """
-    pairs = combinations(comparison.scored_names, 2)
+    pairs = list(combinations(comparison.scored_names, 2))
     found = [comparison.difference(a, b, "updates", group) for a, b in pairs]
-    known = [each for each in found if isinstance(each, PairedDifference) and each.variance > 0]
+    known = {
+        pair: each
+        for pair, each in zip(pairs, found, strict=True)
+        if isinstance(each, PairedDifference) and each.variance > 0
+    }
     if not known:
         raise SettingError(
             f"{comparison.table.name}: no two rows have finished two seeds in common, from which the noise "
             "follows: train some with --seeds 2"
         )
-    freedom = [len(each.by_seed) - 1 for each in known]
+    freedom = [len(each.by_seed) - 1 for each in known.values()]
     rows = len({comparison.canonical_name(row) for row in comparison.table.rows})
     tests = sum(claim.is_about(group) for claim in paper_claims(comparison.table)) or rows - 1
     return Noise(
-        float(np.average([each.variance for each in known], weights=freedom)),
-        float(np.median([each.example_variance for each in known])),
+        float(np.average([each.variance for each in known.values()], weights=freedom)),
+        float(np.median([each.example_variance for each in known.values()])),
         rows,
         ALPHA / tests,
+        len({row for pair in known for row in pair}),
+        degrees_of_freedom(known),
+    )
+
+
+def measurement_note(comparison: Comparison) -> str:
+    """Return on how much the noise of a table rests, and how far it may be too small."""
+    noises = [measure_noise(comparison, group) for group in comparison.groups]
+    noise = min(noises, key=lambda each: each.measured_freedom)
+    remedy = " Train more seeds before relying on these figures." if noise.largest_factor > 2 else ""
+    return (
+        f"The noise was measured on {noise.measured_rows} rows, with {noise.measured_freedom} degrees of "
+        f"freedom. It may be up to {noise.largest_factor:.1f} times as large (95 %), and the differences with "
+        f"it.{remedy}"
     )
 
 

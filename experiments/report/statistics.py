@@ -186,7 +186,7 @@ def compare_pairs(
     own = np.array([x.variance for x in testable.values()])
     own_freedom = np.array([len(x.by_seed) - 1 for x in testable.values()])
     moderated, freedom = moderated_variance(own, own_freedom)
-    freedom = np.minimum(freedom, np.maximum(own_freedom, _degrees_of_freedom(varied)))
+    freedom = np.minimum(freedom, np.maximum(own_freedom, degrees_of_freedom(varied)))
     means = np.array([x.by_seed.mean() for x in testable.values()])
     by_examples = [x.example_variance for x in testable.values()]
     standard_errors = np.sqrt(np.maximum(own, moderated) / (own_freedom + 1) + by_examples)
@@ -208,7 +208,7 @@ def compare_pairs(
     return tests
 
 
-def _degrees_of_freedom(differences: Mapping[RowPair, PairedDifference]) -> int:
+def degrees_of_freedom(differences: Mapping[RowPair, PairedDifference]) -> int:
     """Return the degrees of freedom within the rows of these pairs, minus those of the seeds' common effects.
 
     The sum over the pairs' own degrees of freedom is an upper limit, which pairs without a common row reach.

@@ -10,9 +10,11 @@ from experiments.figures.panels import Score
 from experiments.report.comparison import (
     EQUIVALENCE_MARGIN,
     UNCOMPARED,
+    BaselineVerdict,
     Comparison,
     Verdict,
     Verdicts,
+    to_baseline_verdict,
 )
 from experiments.report.metrics import (
     BITS_PER_BYTE,
@@ -77,6 +79,12 @@ kind of model, text and vocabulary are the baseline's (else: different targets).
 ABOUT_PAPER = """The paper's column of the same kind is printed beside ours, with the paper's own marks \
 (two standard deviations of its baseline). The tasks differ, so compare only the order of rows. Of the \
 paper's scores, † marks those that were read second hand, and ? those that may be misread."""
+START_VERDICTS: dict[BaselineVerdict, str] = {
+    "better": "",
+    "worse": ", worse",
+    "equivalent": ", adds nothing",
+    "undecided": ", undecided",
+}
 DOUBTS = {SECOND_HAND: "†", UNSURE: "?"}
 ABOUT_CLAIMS = """**Order before counts.** Kendall's tau compares the order of our rows with that of the \
 paper's, by means over columns: 1 is the same order, 0 none, -1 the opposite. p is the probability of a \
@@ -299,8 +307,9 @@ def _start_cells(comparison: Comparison, group: Group) -> list[Cell]:
     for row in comparison.table.rows:
         test = tests.get(comparison.canonical_name(row))
         if test is not None:
-            verdict = {1: "", 0: " adds nothing", -1: " is worse"}[test.sign]
-            cells.append(Cell(f"{test.mean:+z.1f}{verdict}", value=test.mean))
+            interval = f" ({test.low:+z.1f} to {test.high:+z.1f})" if isfinite(test.low) else ""
+            verdict = START_VERDICTS[to_baseline_verdict(test)]
+            cells.append(Cell(f"{test.mean:+z.1f}{interval}{verdict}", value=test.mean))
         else:
             cells.append(Cell())
     return cells
@@ -919,8 +928,10 @@ def start_notes(comparison: Comparison) -> list[str]:
         ]
     return [
         f"Over the start alone: less `{START_ONLY_ROW}`, which has the start that rows share, and is "
-        "fine-tuned. A row that is not significantly better adds nothing, and a significantly worse one is "
-        "worse; rows of another model than the baseline's have a start of their own, and are not compared."
+        "fine-tuned; in brackets the 95 % interval. A row adds nothing if it is equivalent to the start alone, "
+        f"that is, significantly closer to it than {EQUIVALENCE_MARGIN:.2g} standard deviations of a run. It "
+        "is undecided if it is neither equivalent nor significantly better or worse. Rows of another model "
+        "than the baseline's have a start of their own, and are not compared."
     ]
 
 

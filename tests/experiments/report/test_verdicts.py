@@ -267,6 +267,17 @@ def test_a_table_tells_differences_that_shrink_with_the_root_of_the_number_of_se
         measure_noise(alone, "reading")
 
 
+def test_the_noise_of_a_pilot_is_within_the_limit_that_is_printed(tmp_path):
+    noise = measure_noise(study(tmp_path, seeds=2), "reading")
+    freedom = noise.measured_freedom
+    assert freedom == noise.measured_rows - 1, "two seeds of each row, whose common effects do not count"
+    rng = np.random.default_rng(0)
+    estimated = np.sqrt(rng.chisquare(freedom, size=100_000) / freedom)  # true noise: 1
+    assert (estimated * noise.largest_factor < 1).mean() == pytest.approx(0.05, abs=0.003)
+    more = measure_noise(study(tmp_path), "reading")
+    assert more.largest_factor < noise.largest_factor
+
+
 def test_the_smallest_difference_is_found_by_four_of_five_t_tests():
     error, freedom = 0.7, 8
     true = smallest_difference(error, freedom, alpha=0.01)
@@ -595,8 +606,11 @@ def test_a_row_that_adds_nothing_to_the_start_alone_is_shown_as_such(tmp_path, m
     comparison.runs[control] = [run(tmp_path, control, seed, 2.5) for seed in range(5)]
     comparison.experiments[control] = change(comparison.experiments[BASE], "objective.rate", 0.5)
     cells = text.scores_sheet(comparison)["over the start alone, reading"]
-    marks = [" ".join(cell.text.split()[1:]) for cell in cells]
-    assert marks == ["is worse", "", "adds nothing"], "levels 2, 3, 2.5"
+    marks = [cell.text.rpartition(")")[2] for cell in cells]
+    assert marks == [", worse", "", ", undecided"], "levels 2, 3, 2.5"
+    monkeypatch.setattr("experiments.report.comparison.EQUIVALENCE_MARGIN", 4.0)
+    cells = text.scores_sheet(comparison)["over the start alone, reading"]
+    assert cells[2].text.endswith("), adds nothing"), "it is surely closer than the margin"
     other = NAMES[1]
     settings = change(comparison.experiments[other], "model.num_encoder_layers", 1)
     comparison.experiments[other] = settings
