@@ -111,8 +111,8 @@ def measurement_note(comparison: Comparison) -> str:
     remedy = " Train more seeds before relying on these figures." if noise.largest_factor > 2 else ""
     return (
         f"The noise was measured on {noise.measured_rows} rows, with {noise.measured_freedom} degrees of "
-        f"freedom. It may be up to {noise.largest_factor:.1f} times as large (95 %), and the differences with "
-        f"it.{remedy}"
+        f"freedom. It may be up to {noise.largest_factor:.1f} times as large (95 %), and so may the "
+        f"differences.{remedy}"
     )
 
 
