@@ -929,9 +929,9 @@ def start_notes(comparison: Comparison) -> list[str]:
     return [
         f"Over the start alone: less `{START_ONLY_ROW}`, which has the start that rows share, and is "
         "fine-tuned; in brackets the 95 % interval. A row adds nothing if it is equivalent to the start "
-        f"alone: significantly closer to it than {EQUIVALENCE_MARGIN:.2g} standard deviations of a run. It is "
-        "undecided if it is neither equivalent nor significantly better or worse. Rows of another model than "
-        "the baseline's have a start of their own, and are not compared."
+        f"alone: significantly closer to it than {EQUIVALENCE_MARGIN:.2g} standard deviations of a run. "
+        "It is undecided if it is neither equivalent nor significantly better or worse. Rows of another model "
+        "than the baseline's have a start of their own, and are not compared."
     ]
 
 
