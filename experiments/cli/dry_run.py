@@ -103,8 +103,8 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     source = "speeds measured in runs here" if measured else "a matrix product timed here, roughly"
     CONSOLE.print(
         f"{len(unfinished)} of {len(wanted)} runs to train at scale {options.scale}: {total_steps:,} steps, "
-        f"{total_flops:.3g} FLOP, about {expected} (by {source}; with {len(compiled)} programs that are "
-        f"compiled, {compile_seconds:.0f} s each; evaluating comes on top)",
+        f"{total_flops:.3g} FLOP, about {expected} (by {source}; compiling takes {compile_seconds:.0f} s of "
+        f"it{f' for each of {len(compiled)} models' * (len(compiled) > 1)}; evaluating comes on top)",
         highlight=False,
     )
     if sum(unfinished) > LONG and h100_seconds > SHORTEST:
@@ -147,12 +147,16 @@ def is_finished(run: RowRun) -> bool:
 def state_of_run(of_run: Iterable[Stage], seen: set[Path]) -> str:
     """Return whether an unfinished run is to be trained, in whole or in part, or is in training now.
 
-    ``seen``: the folders of stages that earlier runs train.
+    A shared stage that is in training counts for the first run that has it.
+
+    Args:
+        seen: the folders of stages that earlier runs train.
     """
     stages_of_run = list(of_run)
-    if any(map(is_in_training, stages_of_run)):
+    own = [stage for stage in stages_of_run if stage.folder not in seen]
+    if any(map(is_in_training, own)):
         return IN_TRAINING
-    return SHARES if any(stage.folder in seen for stage in stages_of_run) else TO_TRAIN
+    return TO_TRAIN if len(own) == len(stages_of_run) else SHARES
 
 
 def stages_left(of_run: Iterable[Stage], seen: set[Path]) -> list[tuple[Stage, int]]:

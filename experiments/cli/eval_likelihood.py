@@ -22,6 +22,8 @@ def eval_likelihood(
     Each line of the file is a text, or a context, a tab and its continuation; blank lines are skipped. In a
     .jsonl file a line is {"context": ..., "continuation": ...}. Masked diffusion gives an upper bound of the
     bits, with a 95 % interval. Other encoders give the pseudo-log-likelihood: each token in turn is masked.
+    An encoder-decoder reads the context and scores the continuation. The likelihood of a text without a
+    context is no measure of it, since it was trained to fill gaps or to answer.
 
         lm eval likelihood runs/nano/t5/1-baseline/baseline/seed-0 book.txt
         lm eval likelihood runs/nano/t5/1-baseline/baseline/seed-0 documentation --texts 10

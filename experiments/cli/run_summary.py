@@ -10,7 +10,7 @@ from typing import Any
 from experiments.cli.run_names import shortest_name
 from experiments.console import RUNS
 from experiments.figures.training import SAME_LINE, training_figure
-from experiments.runs.curves import read_curves
+from experiments.runs.curves import HELD_OUT_LOSS, TRAINING_LOSS, Curves, read_curves
 from experiments.runs.paths import find_cache
 from experiments.runs.plateau import plateau_note
 from experiments.runs.result import UNDEFINED, Result, read_result
@@ -28,6 +28,7 @@ from lm.data.tasks.names import is_task_file, task_name
 
 CURVES = "curves"  # name of the picture in the folder of a run
 UNIFORM_BITS_PER_BYTE = 8.0
+RISE = 0.1  # of the held-out loss above its lowest value, from which a model memorises [nats per token]
 CORRELATIONS = {"matthews", "pearson", "spearman"}  # metrics that are 0 for guesses
 PROMPT_WORDS = 3
 MAX_EXPONENT = 700.0  # e to the power of more overflows
@@ -77,6 +78,8 @@ def loss_lines(result: Result, experiment: Experiment) -> Iterator[str]:
         if experiment.model.has_decoder and loss < MAX_EXPONENT:
             line += f", perplexity {exp(loss):.1f}"
         yield line
+        if note := memorising_note(read_curves([result], warn=lambda line: None)):
+            yield note
     if result.denoiser_losses:
         losses = ", ".join(f"{name} {loss:.3f}" for name, loss in result.denoiser_losses.items())
         yield f"held-out loss of each denoiser: {losses}"
@@ -85,6 +88,25 @@ def loss_lines(result: Result, experiment: Experiment) -> Iterator[str]:
         is_other = loss is None or abs(result.content_loss - loss) > SAME_LINE
         content = f"content loss {result.content_loss:.3f}; " * is_other
         yield f"{content}unigram loss {result.reference_loss:.3f}{note}"
+
+
+def memorising_note(curves: Curves) -> str:
+    """Return how far the held-out loss rose while the training loss fell; "" if it did not rise.
+
+    curves: of one run, from ``read_curves``.
+    """
+    if HELD_OUT_LOSS not in curves or TRAINING_LOSS not in curves:
+        return ""
+    held_out, training = curves[HELD_OUT_LOSS][0], curves[TRAINING_LOSS][0]
+    (_, last), (_, now) = held_out[-1], training[-1]
+    step, lowest = min(held_out, key=lambda point: point[1])
+    _, then = min(training, key=lambda point: abs(point[0] - step))
+    if last < lowest + RISE or now > then:
+        return ""
+    return (
+        f"it was lowest at step {step:,}, {lowest:.3f}, and the training loss is {now:.3f}:\n"
+        "the model memorises its text; use more text or fewer steps"
+    )
 
 
 def draw_curves(name: str, result: Result) -> bool:

@@ -23,7 +23,7 @@ from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Row
 from lm.objectives.denoising import Denoiser, Lengths, Objective
 from lm.special_tokens import boundary_tokens
-from lm.tokenizers.tokenizer import MASK, Tokenizer
+from lm.tokenizers.tokenizer import CLS, MASK, Tokenizer
 
 Part = tuple[str, str, str]  # of an example: its kind, length and text
 
@@ -75,10 +75,12 @@ def _show_phase(experiment: Experiment, name: str, step: int, data: Inputs, coun
     denoisers = row_denoisers(batches.rows, experiment.objective, numbers)
     modes = mode_tokens(experiment.objective.denoisers, data.vocabulary)
     for number, denoiser in zip(few_rows, denoisers, strict=True):
-        # "mask" stands for itself, not for a sentinel, the first of which is the mask of our own vocabularies
+        # In our own vocabularies the mask and [CLS] have the ids of sentinels, but are shown by their names.
         names = {token: mode for mode, token in modes.items()}
         if "mask" in denoiser.objective.inputs and data.vocabulary.mask is not None:
             names[data.vocabulary.mask] = MASK
+        if denoiser.objective.is_mlm and data.vocabulary.cls is not None:
+            names[data.vocabulary.cls] = CLS
         vocabulary = NamedTokens(data.vocabulary, names)
         if denoiser.name:
             UNBROKEN.print(f"  [cyan]denoiser[/] {escape(denoiser.name)}")

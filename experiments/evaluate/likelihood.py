@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from experiments.console import CONSOLE, UNBROKEN, listing
+from experiments.console import CONSOLE, UNBROKEN, listing, print_line
 from experiments.runs.paths import find_cache
 from lm import files
 from lm.config.base import SettingError, at_least, parse_json
@@ -27,6 +27,11 @@ if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
     from lm.evaluate.loglikelihood import Request
 
+ENCODER_DECODER_NOTE = (
+    "An encoder-decoder: its encoder reads what stands before the scored tokens, nothing at the start of a "
+    "text, and its decoder was trained to fill gaps or to answer. So these bits do not say how well it "
+    "models running text, and do not compare with a decoder's."
+)
 SHOWN_TEXT = 60  # of a text [characters]
 ELSEWHERE = 512  # longest row for models whose rows in training are not known [tokens]
 CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name of a corpus begins
@@ -70,7 +75,7 @@ def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> Non
         cache = find_cache(run)
         texts = corpus_texts(file, scoring, cache)
         encode = encode_document
-        UNBROKEN.print(f"Data: {cache}")
+        UNBROKEN.print(f"Corpus, as prepared for the run: {cache}")
     else:
         texts = texts_of(Path(file))
         encode = encode_line
@@ -149,6 +154,8 @@ def score_by_network(
     if scoring.end and not knows_eos(trained.stage):
         raise SettingError("--end: this model was trained without EOS (objective.eos none); leave --end out")
     UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
+    if trained.config.has_encoder and trained.config.has_decoder and not all(context for context, _ in texts):
+        print_line(ENCODER_DECODER_NOTE)
     masking = None if trained.config.has_decoder else Masking.of(trained.vocabulary)
     pairs: list[Request] = []
     owners: list[int] = []
@@ -276,13 +283,15 @@ def text_rates(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
 
 def show_likelihoods(texts: Sequence[str], results: Sequence[dict[str, Any]]) -> None:
     """Print a line for each of ``texts``, which may be none, and one for all results."""
-    grid = listing("text", "nats", "tokens", "unknown", "perplexity", "bits/byte", "bits/character")
+    heads = ["text", "nats", "tokens", "unknown", "perplexity", "bits/byte", "bits/char"]
+    has_unknown = any(result["unknown"] for result in results)
+    grid = listing(*(head for head in heads if head != "unknown" or has_unknown))
     for text, result in zip(texts, results, strict=False):
         shown = text
         if len(text) > SHOWN_TEXT:
             shown = f"{text[: SHOWN_TEXT - 1]}…"
-        grid.add_row(escape(shown.strip()), *_numbers([result]))
-    grid.add_row("all" if texts else f"all {len(results):,}", *_numbers(results))
+        grid.add_row(escape(shown.strip()), *_numbers([result], has_unknown))
+    grid.add_row("all" if texts else f"all {len(results):,}", *_numbers(results, has_unknown))
     CONSOLE.print(grid)
     if (interval := text_rates(results).get("bits_per_byte_interval")) is not None:
         CONSOLE.print(
@@ -297,14 +306,14 @@ def show_likelihoods(texts: Sequence[str], results: Sequence[dict[str, Any]]) ->
         )
 
 
-def _numbers(results: Sequence[dict[str, Any]]) -> list[str]:
+def _numbers(results: Sequence[dict[str, Any]], has_unknown: bool) -> list[str]:
     """Return the cells of a line of ``show_likelihoods``, for some texts together."""
     log_prob = sum(result["log_prob"] for result in results)
     tokens = sum(result["tokens"] for result in results)
-    unknown = sum(result["unknown"] for result in results)
+    unknown = [f"{sum(result['unknown'] for result in results):,}"] if has_unknown else []
     rates = text_rates(results)
     perplexity = "– (no token)"
     if rates["perplexity"] is not None:
         perplexity = f"{rates['perplexity']:,.2f}"
     bits = [f"{rates[name]:.4f}" for name in ("bits_per_byte", "bits_per_character")]
-    return [f"{log_prob:,.3f}", f"{tokens:,}", f"{unknown:,}", perplexity, *bits]
+    return [f"{log_prob:,.3f}", f"{tokens:,}", *unknown, perplexity, *bits]

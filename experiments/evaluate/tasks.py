@@ -108,7 +108,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
         written.append(scores)
         lines.append((task.name, ", ".join(stage.name for stage in members), len(examples), metrics))
     show_scores(lines)
-    UNBROKEN.print(f"Data: {prepared}")
+    UNBROKEN.print(f"Tasks, as prepared for the run: {prepared}")
     for scores in written:
         UNBROKEN.print(f"Answers and scores: {scores}")
 

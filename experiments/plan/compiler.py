@@ -42,7 +42,9 @@ MADE_WHOLE = "Involuntary full rematerialization"
 def check_compiler() -> None:
     """Raise SettingError if nothing here compiles for TPUs."""
     if importlib.util.find_spec("libtpu") is None:
-        raise SettingError("lm plan needs libtpu, which is not installed: pip install 'lm-study[tpu]'")
+        raise SettingError(
+            "lm plan needs libtpu, which is not installed: make .venv/tpu, or pip install 'lm-study[tpu]'"
+        )
 
 
 def libtpu_init_args(slices: Slice) -> str:

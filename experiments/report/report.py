@@ -394,6 +394,8 @@ def print_report(
             CONSOLE.print(f"on the page alone: {', '.join(left_out)}", highlight=False)
         if legend := brief_legend(sheet):
             CONSOLE.print(legend, highlight=False)
+        for line in text.brief_conclusions(comparison, table_report.verdicts):
+            CONSOLE.print(line, highlight=False)
         for note in filter(None, (*text.rows_notes(comparison), text.plateau_note(comparison))):
             CONSOLE.print(note, highlight=False)
         if comparison.mismatches:

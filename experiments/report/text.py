@@ -191,9 +191,9 @@ def verdict_sentence(comparison: Comparison, verdicts: Verdicts) -> str:
 def _claims_sentences(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     claims = _claims_of(verdicts) if verdicts else []
     group = comparison.main_group
-    if not claims or group is None:
+    counts = count_verdicts(verdicts[group]["updates"]) if claims and group is not None else None
+    if group is None or counts is None or not counts.total:
         return []
-    counts = count_verdicts(verdicts[group]["updates"])
     words = {
         "confirmed": counts.confirmed,
         "contradicted": counts.contradicted,
@@ -731,6 +731,27 @@ def conclusions_sheet(verdicts: Verdicts, mismatched: Collection[str]) -> Sheet 
     return sheet
 
 
+def brief_conclusions(comparison: Comparison, verdicts: Verdicts) -> list[str]:
+    """Return a line per conclusion of a table's file: its verdict after training, with the difference.
+
+    Each is judged by the tasks that it is about, or by the first group. Empty if the table has other claims
+    too, which its page lists.
+    """
+    claims, group = _claims_of(verdicts) if verdicts else [], comparison.main_group
+    if group is None or not all(claim.conclusion for claim in claims):
+        return []
+    lines = []
+    for place, claim in enumerate(claims):
+        judge = claim.tasks or group
+        if judge in verdicts:
+            _, verdict = verdicts[judge]["updates"][place]
+            said = _verdict_cell(verdict).text + f", by {GROUP_TITLES[judge]}" * (judge != group)
+        else:
+            said = f"no tasks of {GROUP_TITLES[judge]} to judge by"
+        lines.append(f"- {said}: {claim.conclusion} ({claim.pair})")
+    return lines
+
+
 def _claims_of(verdicts: Verdicts) -> list[Claim]:
     """Return the claims, which are the same for all groups and budgets."""
     by_budget = next(iter(verdicts.values()))
@@ -930,8 +951,8 @@ def start_notes(comparison: Comparison) -> list[str]:
         f"Over the start alone: less `{START_ONLY_ROW}`, which has the start that rows share, and is "
         "fine-tuned; in brackets the 95 % interval. A row adds nothing if it is equivalent to the start "
         f"alone: significantly closer to it than {EQUIVALENCE_MARGIN:.2g} standard deviations of a run. "
-        "It is undecided if it is neither equivalent nor significantly better or worse. Rows of another model "
-        "than the baseline's have a start of their own, and are not compared."
+        "It is undecided if it is neither equivalent nor significantly better or worse. Rows of another "
+        "model than the baseline's have a start of their own, and are not compared."
     ]
 
 

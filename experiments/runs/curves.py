@@ -13,6 +13,7 @@ SeedCurve = list[tuple[float, float]]  # (step, value) of one seed or ensemble m
 Curves = Mapping[str, Sequence[SeedCurve]]  # plotted metric -> curves
 # plotted metrics of pre-training: of all held-out targets, of content tokens, and of the latter by a unigram
 # model
+TRAINING_LOSS = "pre-training loss [nats/token]"
 HELD_OUT_LOSS = "held-out loss [nats/token]"
 CONTENT_LOSS = "content loss [nats/token]"
 UNIGRAM_LOSS = "unigram loss [nats/token]"
@@ -64,7 +65,7 @@ def plotted_metrics(stage: str) -> dict[str, tuple[str, str]]:
     if not is_pretraining(stage):
         return {f"{ensemble_name(stage)}: mean of scores": ("eval", "score")}
     return {
-        "pre-training loss [nats/token]": ("train", "loss"),
+        TRAINING_LOSS: ("train", "loss"),
         HELD_OUT_LOSS: ("eval", "loss"),
         CONTENT_LOSS: ("eval", "content_loss"),
         UNIGRAM_LOSS: ("eval", "reference_loss"),

@@ -190,6 +190,8 @@ def _suggestion(name: str, names: Iterable[str]) -> str:
     """
     if longer := [table for table in TABLES if table.startswith(f"{name.rstrip('*')}-")]:
         return f"; did you mean {' or '.join(map(repr, longer[:5]))}?"
+    if any(table.startswith(f"{name}/") for table in TABLES):
+        return f"; did you mean '{name}/*'?"
     rows = [row for row in REGISTRY if row.endswith(f"/{name}")]
     if not rows:
         similar = nearest(name, names)

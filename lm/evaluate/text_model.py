@@ -75,26 +75,29 @@ class TextModel:
             totals[index] += log_prob
         return totals
 
-    def generate(self, prompts: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-        """Return the answer to each (prompt, settings), up to the first of the settings' ``until`` texts.
+    def generate(self, prompts: Sequence[str | tuple[str, Mapping[str, Any]]]) -> list[str]:
+        """Return the answer to each prompt or (prompt, settings), up to the first of their ``until`` texts.
 
         Decoding is greedy unless the settings sample or search. Raises SettingError for an unknown setting.
         """
+        if isinstance(prompts, str):
+            raise SettingError(f"generate expects a list of prompts, not the text {prompts!r:.40}: [text]")
+        pairs = [(prompt, {}) if isinstance(prompt, str) else prompt for prompt in prompts]
         groups = defaultdict[tuple[Decoding, int], list[int]](list)
-        for index, (_, settings) in enumerate(prompts):
+        for index, (_, settings) in enumerate(pairs):
             groups[decoding_from_kwargs(settings)].append(index)
-        answers = [""] * len(prompts)
+        answers = [""] * len(pairs)
         for (decoding, seed), indices in groups.items():
             room = self._row_length
             if not self.model.config.has_encoder:
                 room -= decoding.max_length
             if room < 1:
                 raise SettingError(f"max_gen_toks={decoding.max_length} leaves no room for a prompt")
-            ids = {index: self.encode_prompt(prompts[index][0])[-room:] for index in indices}
+            ids = {index: self.encode_prompt(pairs[index][0])[-room:] for index in indices}
             for batch in _batches_by_length(ids):
                 generated = self._generate_batch([ids[index] for index in batch], decoding, seed)
                 for index, tokens in zip(batch, generated, strict=False):
-                    answers[index] = cut_at_stops(self.decode(tokens), prompts[index][1].get("until"))
+                    answers[index] = cut_at_stops(self.decode(tokens), pairs[index][1].get("until"))
         return answers
 
     def encode_pair(self, context: str, continuation: str) -> Request:

@@ -17,6 +17,7 @@ import numpy as np
 
 PAD, EOS, UNK = 0, 1, 2  # ids of the tokenizers trained here, as in T5
 MASK = "[MASK]"  # how a user writes the mask, however the tokenizer spells it
+CLS = "[CLS]"  # how the token is shown that begins what an encoder reads
 METASPACE = "\u2581"  # how SentencePiece writes the space before a word
 # the algorithms that can be trained here: unigram language model [Kudo 2018], byte-pair encoding [Sennrich et
 # al. 2016], and WordPiece, whose ##X continues a word [Schuster and Nakajima 2012]

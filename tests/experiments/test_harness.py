@@ -111,6 +111,13 @@ def test_settings_of_a_request_are_the_harnesss_and_unknown_ones_are_refused():
         decoding_from_kwargs({"max_gen_tok": 1})
 
 
+def test_a_prompt_without_settings_is_answered_as_one_with_none(asked):
+    model = asked[0]
+    assert model.generate(["the", ("a cat", {})]) == model.generate([("the", {}), ("a cat", {})])
+    with pytest.raises(SettingError, match="expects a list of prompts, not the text 'the'"):
+        model.generate("the")
+
+
 def test_a_continuation_or_an_answer_without_room_is_refused(asked):
     model = replace(asked[0], max_length=4)
     with pytest.raises(SettingError, match="4"):

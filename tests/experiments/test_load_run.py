@@ -134,16 +134,17 @@ def test_a_published_decoder_gives_vectors_of_the_end_of_a_text():
 
 
 def test_the_example_of_the_docs_opens_a_run_by_its_name(runs, monkeypatch, capsys):
-    folder, *_ = run_of(runs, "head-cola", HEADS | {"tuning.heads": ("cola",)})
+    folder, *_ = run_of(runs, "head-roles", HEADS | {"tuning.heads": ("roles",)})
     name_run(runs, "mine", folder)
     monkeypatch.chdir(runs.parent)
     _, code = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
     made = {}
     exec(code, made)
     said = capsys.readouterr().out
-    assert "head-cola after cola (its other models: --mixture pretraining)" in said
-    assert made["vectors"].shape == (2, 16) and "Classification(label=" in said
-    assert {stage.name for stage in stages_of(Path("runs/mine"))} == {"pretraining", "cola"}
+    assert "head-roles after roles (its other models: --mixture pretraining)" in said
+    assert made["vectors"].shape == (2, 16)
+    assert len(said.splitlines()[1].split("], [")) == 2, "a list of roles for each of two lines of code"
+    assert {stage.name for stage in stages_of(Path("runs/mine"))} == {"pretraining", "roles"}
 
 
 def test_predict_prints_an_object_per_line_of_a_file_and_embed_writes_a_vector(runs, tmp_path, capsys):

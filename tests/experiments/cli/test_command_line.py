@@ -369,7 +369,7 @@ def test_a_dry_run_adds_the_time_of_compiling_each_program_once(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("experiments.cli.dry_run.matmul_speed", lambda: 1e30)
     one, said = seconds_of_dry_run(["run", ROW], capsys)
-    assert one == 3 * 2 * 10 and "with 3 programs that are compiled, 20 s each" in said
+    assert one == 3 * 2 * 10 and "compiling takes 20 s of it for each of 3 models" in said
     seeds, _ = seconds_of_dry_run(["sweep", ROW, "--scale", "nano", "--seeds", "2", "--jobs", "1"], capsys)
     assert seeds == one
     experiment = build(ROW, "nano")
@@ -378,7 +378,7 @@ def test_a_dry_run_adds_the_time_of_compiling_each_program_once(tmp_path, monkey
         record = {"seconds_compiling": 0.01 if stage.name == "documentation-sentences" else 7.0}
         (stage.folder / "run.json").write_text(json_with_checksum(record))
     measured, said = seconds_of_dry_run(["run", ROW], capsys)
-    assert measured == 3 * 2 * 7 and "14 s each" in said
+    assert measured == 3 * 2 * 7 and "compiling takes 14 s of it" in said
 
 
 def test_a_dry_run_shows_equal_rows_with_equal_times_and_says_which_are_in_training_or_share_stages(
@@ -401,7 +401,13 @@ def test_a_dry_run_shows_equal_rows_with_equal_times_and_says_which_are_in_train
     stage.folder.mkdir(parents=True)
     life = {"status": "running", "host": platform.node(), "pid": os.getpid()}
     (stage.folder / "run.json").write_text(json_with_checksum(life))
-    assert rows()[f"{ROW} seed 0"][0] == "in training"
+    found = rows()
+    assert found[f"{ROW} seed 0"][0] == "in training" and found[f"{ROW} seed 1"][0] == "to train"
+    command[1] = "t5/10-fine-tuning"
+    assert [state for state, *_ in rows().values()].count("in training") == 1, (
+        "one run trains what others share"
+    )
+    command[1] = "t5/1-baseline"
     (stage.folder / "run.json").write_text(json_with_checksum(life | {"status": "finished"}))
     assert rows()[f"{ROW} seed 0"][0] == "to train"
     command[1] = "t5/10-fine-tuning"

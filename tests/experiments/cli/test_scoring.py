@@ -256,10 +256,10 @@ def test_a_run_reads_the_cache_that_it_recorded_or_is_told_and_says_which(
     copied = tmp_path / "project" / "moved"
     shutil.copytree(folder, copied)
     score_run(folder, ["xquad_enro"], "", Rows(limit=1))
-    assert f"Data: {runs / 'cache'}\n" in capsys.readouterr().out
+    assert f"prepared for the run: {runs / 'cache'}\n" in capsys.readouterr().out
     monkeypatch.setenv("LM_CACHE", str(runs / "cache"))
     score_run(copied, ["xquad_enro"], "", Rows(limit=1))
-    assert f"Data: {runs / 'cache'}\n" in capsys.readouterr().out
+    assert f"prepared for the run: {runs / 'cache'}\n" in capsys.readouterr().out
 
 
 TEXT_READ = {"text": "It is."}

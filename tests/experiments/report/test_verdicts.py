@@ -142,6 +142,17 @@ def test_a_conclusion_about_one_half_of_the_tasks_is_judged_by_that_half_alone(t
     verdicts = judged.verdicts()
     assert text.count_verdicts(verdicts["reading"]["updates"]) == (1, 0, 0, 0)
     assert text.verdict_sentence(judged, verdicts).startswith("1 claim judged by the reading tasks: 1 conf")
+    first, second = text.brief_conclusions(judged, verdicts)
+    assert first.startswith("- confirmed +") and first.endswith(
+        ": it reads whole sentences (deshuffling > prefix-lm)"
+    )
+    assert second.startswith("- no tasks of language to judge by: ")
+    language = {group: {"updates": [*each["updates"]][::-1]} for group, each in verdicts.items()}
+    _, second = text.brief_conclusions(judged, verdicts | {"language": language["reading"]})
+    assert second.startswith("- confirmed +") and ", by language: it writes whole sentences" in second
+    assert text.brief_conclusions(comparison, comparison.verdicts()) == [], (
+        "the paper's claims are on the page"
+    )
 
 
 def test_rows_alike_are_undecided_or_equivalent(tmp_path):

@@ -19,11 +19,18 @@ from experiments import __main__ as cli
 from experiments.cli import COMMANDS, demo
 from experiments.cli.generate import generate
 from experiments.cli.run_options import Options, RowRun
-from experiments.cli.run_summary import chance_score, report_command, suggestions, summarize
+from experiments.cli.run_summary import (
+    chance_score,
+    memorising_note,
+    report_command,
+    suggestions,
+    summarize,
+)
 from experiments.cli.sweep import train_rows
 from experiments.cli.train import train_one
 from experiments.evaluate.generation import count_written
 from experiments.processes.progress import reporting
+from experiments.runs.curves import HELD_OUT_LOSS, TRAINING_LOSS
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.paths import save_settings
 from experiments.runs.result import read_result, summary, write_result
@@ -472,3 +479,17 @@ def test_a_run_whose_folder_is_deleted_while_it_trains_says_so(runs, monkeypatch
     said = capsys.readouterr().out.replace("\n", " ")
     assert f"the run's folder {folder} was deleted or moved while it trained" in said
     assert "ArrayMetadata" not in said and not folder.exists()
+
+
+def test_a_model_that_memorises_its_text_is_said_to():
+    def note(held_out, training):
+        steps = [(100 * i, value) for i, value in enumerate(held_out, 1)]
+        return memorising_note(
+            {HELD_OUT_LOSS: [steps], TRAINING_LOSS: [[*zip((99, 199, 299), training, strict=True)]]}
+        )
+
+    assert "lowest at step 200, 4.000, and the training loss is 2.500" in note([5, 4, 4.5], [5, 4, 2.5])
+    assert note([5, 4, 3.9], [5, 4, 2.5]) == "", "still falling"
+    assert note([5, 4, 4.05], [5, 4, 3]) == "", "no more than two evaluations differ by chance"
+    assert note([5, 4, 6], [5, 4, 6]) == "", "diverged, which is not memorising"
+    assert memorising_note({}) == "", "counted models have no curves"
