@@ -72,14 +72,16 @@ class TextHead:
                 "this model has no head that predicts: load a run that was tuned with tuning.heads, and name "
                 "its task if the run has several"
             )
-        kind, task = self.reader.task.kind, self.reader.task
-        asked = replace(task, target=lambda _: None, texts=_row_texts, answer_span=None)
-        reader = replace(self.reader, task=asked)
-        rows = [_as_row(text, kind) for text in _as_list(texts)]
+        reader, rows = self._reader, [_as_row(text, self.reader.task.kind) for text in _as_list(texts)]
         return [
             _prediction(reader, row, output)
             for row, output in zip(rows, self._outputs(reader, rows, _head_output), strict=True)
         ]
+
+    def count_cut(self, texts: Sequence[Any]) -> int:
+        """Return how many texts, in the form that ``predict`` takes, are longer than what the model reads."""
+        reader, kind = self._reader, self.reader.task.kind
+        return sum(reader.is_cut(_as_row(text, kind)) for text in _as_list(texts))
 
     def embed(self, texts: Sequence[Any]) -> np.ndarray:
         """Return a vector for each text or pair of texts, float32 [N,D], by the pooling of the head.
@@ -95,6 +97,12 @@ class TextHead:
         vectors = self._outputs(reader, rows, pooled)
         width = self.model.config.feature_width
         return np.stack(vectors) if vectors else np.zeros((0, width), np.float32)
+
+    @property
+    def _reader(self) -> Reader:
+        """Return the reader of the head's task for texts without labels."""
+        task = replace(self.reader.task, target=lambda _: None, texts=_row_texts, answer_span=None)
+        return replace(self.reader, task=task)
 
     def _outputs(
         self, reader: Reader, rows: Sequence[Row], output: Callable[[Any, Batch], jax.Array]

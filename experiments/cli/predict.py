@@ -36,7 +36,12 @@ def predict(run: Path, file: Path | None = None, /, mixture: Mixture = "") -> No
     from lm.predictions import Choice, Classification  # with jax
 
     texts = read_texts(file)
-    for text, prediction in zip(texts, open_model(run, mixture).predict(texts), strict=True):
+    model = open_model(run, mixture)
+    predictions = model.predict(texts)
+    if model.head is not None and (cut := model.head.count_cut(texts)):
+        room = f"the {model.head.reader.length} tokens that the model reads"
+        print(f"{cut:,} of {len(texts):,} texts are longer than {room}, and were cut", file=sys.stderr)
+    for text, prediction in zip(texts, predictions, strict=True):
         fields = {"prediction": prediction}
         if isinstance(prediction, Classification | Choice):
             fields = asdict(prediction)

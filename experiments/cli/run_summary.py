@@ -44,7 +44,8 @@ def summarize(name: str, experiment: Experiment, folder: Path) -> Iterator[str]:
         chance = chance_score(task, best)
         beside = "" if chance is None else f" (chance: {chance:.3g})"
         score = f"{best['score']:.2f}" if best["score"] is not None else f"– ({best[UNDEFINED]['score']})"
-        yield f"{task}: {best['measure'].replace('_', ' ')} {score}{beside}"
+        rows = f" on {best['rows']:,} examples" if best.get("rows") else ""
+        yield f"{task}: {best['measure'].replace('_', ' ')} {score}{rows}{beside}"
     yield f"run: {folder}"
     if draw_curves(name, result):
         yield f"picture: {folder / CURVES}.png"

@@ -14,8 +14,9 @@ import jax
 from experiments.processes.cluster import broadcast_from_first, gathered
 from experiments.runs import provenance
 from experiments.runs.inputs import Inputs, mixture_lengths
+from experiments.runs.kinds.answers import reader_of
 from experiments.runs.kinds.finetuning import text_spec
-from experiments.runs.kinds.head import head_config
+from experiments.runs.kinds.head import HeadFinetuning, head_config
 from experiments.runs.kinds.pretraining import (
     Pretraining,
     branch_step,
@@ -142,10 +143,31 @@ def check_inputs(
             check_heads(stage.settings)
             check_length(stage.settings, [inputs.batches[stage.name].lengths])
     check_answer_lengths(experiment, inputs.vocabulary)
+    report_cut_rows(stages, inputs, say)
     if finetunes(experiment):
         report_unexportable_heads(experiment, say)
     mesh = sharding.make_mesh(experiment.mesh)
     check_memory(text_spec(experiment).model if finetunes(experiment) else experiment.model, mesh)
+
+
+def report_cut_rows(stages: Sequence[Stage], inputs: Inputs, say: Callable[[str], object]) -> None:
+    """Report for each labelled task how many of its training rows are longer than ``tuning.inputs_length``.
+
+    Of many rows, MEASURED_ROWS are read, at equal distances.
+    """
+    for stage in stages:
+        if not isinstance(stage, HeadFinetuning):
+            continue
+        reader = reader_of(stage.settings, stage.task, inputs.vocabulary)
+        rows = inputs.sources.rows(stage.task, "train")
+        read = range(0, len(rows), -(-len(rows) // MEASURED_ROWS))
+        cut = sum(reader.is_cut(rows[index]) for index in read)
+        if cut:
+            share = f"{cut:,} of {len(rows):,}" if len(read) == len(rows) else f"{cut / len(read):.1%}"
+            say(
+                f"{stage.task.name}: {share} training rows are longer than {reader.length} tokens and lose "
+                "their end (--tuning.inputs_length)"
+            )
 
 
 def check_held_out_text(experiment: Experiment, batches: Batches) -> None:
@@ -267,6 +289,7 @@ def check_length(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
         )
 
 
+MEASURED_ROWS = 1_000  # of a labelled task, of which it is measured how many are cut
 CHARACTERS_PER_TOKEN = 4  # about, for English and a vocabulary of 32,000 word pieces
 
 NEEDED_HEADS = {  # (field, value) of an objective -> the heads of the model that compute its loss

@@ -13,7 +13,7 @@ from typing import Any, cast
 from experiments.runs.checks import exported_model
 from experiments.runs.init_from import hub_name
 from experiments.runs.kinds.head import HeadFinetuning, head_config
-from experiments.runs.kinds.network import NetworkStage, answers_path
+from experiments.runs.kinds.network import NetworkStage
 from experiments.runs.kinds.pretraining import ExternalCheckpoint
 from experiments.runs.kinds.stage import LabelledStage, Stage
 from experiments.runs.paths import find_cache, start_folder
@@ -236,7 +236,7 @@ def _scores(run: Path, stage: NetworkStage, weights: Weights, has_head: bool) ->
     if result is None:
         return "None: the run has no scores.json."
     scored = [task for task in stage.tasks["validation"] if task.name in result.tasks]
-    lines = [_score_line(stage, cast(AnyTask, task), result.tasks[task.name]) for task in scored]
+    lines = [_score_line(cast(AnyTask, task), result.tasks[task.name]) for task in scored]
     if not lines and stage.is_pretraining and result.held_out_loss is not None:
         lines.append(
             f"| held-out text | loss [nats per token] | {result.held_out_loss:.3f} | validation | – |"
@@ -254,12 +254,9 @@ def _scores(run: Path, stage: NetworkStage, weights: Weights, has_head: bool) ->
     return "\n\n".join(["\n".join(table), *([" ".join(notes)] if notes else [])])
 
 
-def _score_line(stage: NetworkStage, task: AnyTask, scored: Mapping[str, Any]) -> str:
+def _score_line(task: AnyTask, scored: Mapping[str, Any]) -> str:
     """Return the row of a task: its measure, score, split and number of rows."""
-    path = answers_path(stage.folder, task, scored["step"])
     count = scored.get("rows")
-    if count is None and path.exists():
-        count = len(path.read_bytes().splitlines())
     measure = scored["metric"] if scored.get("measure", "score") == "score" else scored["measure"]
     score = "undefined" if scored["score"] is None else f"{scored['score']:.2f}"
     split = f"{_without_folder(task.source)} {task.report or task.validation}"

@@ -41,6 +41,7 @@ class EncodedRow(NamedTuple):
     types: np.ndarray
     begin: int
     end: int
+    is_cut: bool  # its texts had more tokens than fit
 
 
 class Words(NamedTuple):
@@ -126,6 +127,10 @@ class Reader:
             )
         return LabelledExample(rows, target if known else 0, float(known))
 
+    def is_cut(self, row: Row) -> bool:
+        """Return whether a row has more tokens than ``length``, so that its longest text is cut."""
+        return any(encoded.is_cut for encoded in self.example(row).rows)
+
     def answer(self, row: Row, output: np.ndarray) -> Any:
         """Return the answer to a row that the output of a head gives, by the kind of the task.
 
@@ -187,7 +192,8 @@ class Reader:
         types = np.concatenate([np.zeros(len(prefix), np.int32), types])
         if last_type is not None:
             types[-1] = last_type
-        return EncodedRow(tokens, types, len(tokens) - len(parts[-1]), len(tokens) - len(suffix))
+        is_cut = sum(lengths) < sum(map(len, texts))
+        return EncodedRow(tokens, types, len(tokens) - len(parts[-1]), len(tokens) - len(suffix), is_cut)
 
     def _words(self, row: Row) -> Words:
         """Return the words of the row's last text, which is one text or a list of words."""

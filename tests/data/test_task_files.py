@@ -59,13 +59,29 @@ def cache(tmp_path_factory):
 
 
 def checked(name, cache, **given):
-    """What ``lm run`` finds out about a task file before it trains; the lines that it says."""
+    """What ``lm run`` finds out about a task file before it trains; the lines that it says but for counts."""
+    return [line for line in said_of(name, cache, **given) if not re.search(r" rows of '\w+': ", line)]
+
+
+def said_of(name, cache, **given):
+    """All lines that ``lm run`` says of a task file before it trains."""
     said = []
     settings = SMALL | {"tuning.mixtures": (), "tuning.heads": ()} | given
     kind = "tuning.mixtures" if not given else "tuning.heads"
     experiment = changes(Experiment(), settings | {kind: (name,)})
     check_task_files(declared_tasks(experiment), cache, ByteTokenizer(100), said.append)
     return said
+
+
+def test_the_rows_of_each_label_are_counted(files, cache):
+    rows = [json.loads(line) for line in (files / "reviews-train.jsonl").read_text().splitlines()]
+    rows.append(rows[0])
+    (files / "reviews-train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    said = said_of("reviews.toml", cache, **{"finetuning.steps": 1})
+    assert said == [
+        "reviews.toml: 3 rows of 'train': 2 bad, 1 good",
+        "reviews.toml: 1 rows of 'validation': 0 bad, 1 good",
+    ]
 
 
 def test_every_example_of_the_docs_is_whole_and_says_what_is_read_and_answered(files, cache):

@@ -4,6 +4,8 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,8 @@ from experiments.__main__ import dispatch
 from experiments.cli.predict import read_texts
 from experiments.cli.run_names import name_run
 from experiments.notebook import load_run
+from experiments.runs.checks import report_cut_rows
+from experiments.runs.inputs import Inputs
 from experiments.runs.kinds.answers import make_eval_task
 from experiments.runs.stages import stages_of
 from lm import convert
@@ -189,3 +193,23 @@ def test_a_file_that_holds_no_texts_is_refused_by_line(contents, message, runs, 
     (tmp_path / "texts.jsonl").write_bytes(contents)
     assert dispatch(["predict", str(runs), str(tmp_path / "texts.jsonl")]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_texts_that_are_cut_are_counted_before_training_and_by_predict(runs, tmp_path, capsys):
+    folder, experiment, _ = run_of(runs, "head-cola", HEADS | {"tuning.heads": ("cola",)})
+    room = experiment.tuning.inputs_length
+    texts = ["It is so.", "a" * (room - 2), "a" * (room - 1)]  # bytes, and two special tokens
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    assert dispatch(["predict", str(folder), str(tmp_path / "texts.txt")]) == 0
+    assert (
+        f"1 of 3 texts are longer than the {room} tokens that the model reads, and were cut"
+        in capsys.readouterr().err
+    )
+    assert load_run(folder).head.count_cut(texts) == 1
+    rows = [{"sentence": text, "label": 0} for text in texts]
+    sources = SimpleNamespace(rows=lambda task, split: rows)
+    said, inputs = [], cast(Inputs, SimpleNamespace(vocabulary=ByteTokenizer(100), sources=sources))
+    report_cut_rows(stages_of(folder), inputs, said.append)
+    rows *= 1_000
+    report_cut_rows(stages_of(folder), inputs, said.append)
+    assert [line.partition(" training")[0] for line in said] == ["cola: 1 of 3", "cola: 33.3%"]

@@ -44,6 +44,7 @@ from lm.data.segments import UNPACKED_ROWS
 from lm.data.seq2seq import CorpusExamples, MixtureRows
 from lm.data.tasks.labelled import AnyTask
 from lm.evaluate.evaluator import EvalTask, score_shuffled, score_task
+from lm.files import split_lines
 from lm.nn import electra, elmo, finetune
 from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Transformer
@@ -269,7 +270,9 @@ class NetworkStage(Stage):
         tasks, folder = self.tasks, self.folder
         predictions = folder if step is None else folder / f"at-{step}"
         unreported = [task for task in tasks["validation"] if not task.report]
-        scores = broadcast_from_first(lambda: {task.name: best_of(task, folder, step) for task in unreported})
+        scores = broadcast_from_first(
+            lambda: {task.name: self._validation_score(task, step) for task in unreported}
+        )
         if tasks["report"]:
             chosen = step or broadcast_from_first(lambda: best_step(folder / "checkpoints"))
             saved_scores = broadcast_from_first(lambda: reported(predictions))
@@ -281,6 +284,12 @@ class NetworkStage(Stage):
                     write_reported(predictions, saved_scores)
             scores |= saved_scores["tasks"]
         return scores
+
+    def _validation_score(self, task: AnyTask, step: int | None) -> dict[str, Any]:
+        """Return the score of a task on its validation rows, with the number of rows that were evaluated."""
+        best = best_of(task, self.folder, step)
+        answers = answers_path(self.folder, task, best["step"])
+        return best | ({"rows": len(split_lines(answers.read_text("utf-8")))} if answers.exists() else {})
 
     def scores_of(
         self, model: Any, split: EvalSplit, inputs: Inputs, mesh: Mesh, folder: Path, step: int

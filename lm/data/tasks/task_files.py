@@ -58,6 +58,7 @@ TEXT_METRICS: dict[str, metrics.Metric] = {
     "pearson": lambda targets, texts: metrics.pearson([*map(metrics.number, targets)], texts),
     "spearman": lambda targets, texts: metrics.spearman([*map(metrics.number, targets)], texts),
 }
+MAX_COUNTED_LABELS = 10  # of a task whose rows are counted by label for the user
 NUMBER_METRICS = ("pearson", "spearman")  # their targets are numbers
 
 
@@ -381,13 +382,16 @@ def _report_labels(
     trained: Mapping[Any, int],
     report: Callable[[str], object],
 ) -> None:
-    """Report a split whose rows all have one label, or have labels that no training row has.
+    """Report how many rows of a split have each label, and a split with one label or with untrained ones.
 
     Raises SettingError if a classifier would be trained on rows of one label. ``labels`` and ``trained``
     count the rows of this split and the training rows that have each.
     """
     assert task.labels
     count = sum(labels.values())
+    if len(task.labels) <= MAX_COUNTED_LABELS:
+        counts = ", ".join(f"{labels[index]:,} {label}" for index, label in enumerate(task.labels))
+        report(f"{task.file}: {count:,} rows of {split!r}: {counts}")
     if len(labels) == 1 and (count > 1 or split == "train"):
         label, names = task.labels[next(iter(labels))], ", ".join(task.labels)
         said = f"{task.file}: all {count:,} rows of {split!r} have the label {label!r}, of {names}"
