@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from experiments.processes.cluster import broadcast_from_first, gathered
 from experiments.runs import provenance
@@ -153,17 +154,17 @@ def check_inputs(
 def report_cut_rows(stages: Sequence[Stage], inputs: Inputs, say: Callable[[str], object]) -> None:
     """Report for each labelled task how many of its training rows are longer than ``tuning.inputs_length``.
 
-    Of many rows, MEASURED_ROWS are read, at equal distances.
+    Of many rows, MEASURED_ROWS are read, drawn at random.
     """
     for stage in stages:
         if not isinstance(stage, HeadFinetuning):
             continue
         reader = reader_of(stage.settings, stage.task, inputs.vocabulary)
         rows = inputs.sources.rows(stage.task, "train")
-        read = range(0, len(rows), -(-len(rows) // MEASURED_ROWS))
+        read = np.random.default_rng(0).permutation(len(rows))[:MEASURED_ROWS].tolist()
         cut = sum(reader.is_cut(rows[index]) for index in read)
         if cut:
-            share = f"{cut:,} of {len(rows):,}" if len(read) == len(rows) else f"{cut / len(read):.1%}"
+            share = f"{cut:,} of {len(rows):,}" if len(read) == len(rows) else f"{cut / len(read):.1%} of the"
             say(
                 f"{stage.task.name}: {share} training rows are longer than {reader.length} tokens and lose "
                 "their end (--tuning.inputs_length)"
