@@ -16,5 +16,5 @@ def load_run(run: str | Path, mixture: str = "") -> TrainableModel:
     """
     (name,) = resolve_names([str(run)])
     model, which = open_texts(Path(name), mixture)
-    print(which)
+    print(which.replace("--mixture ", ""))
     return model

@@ -108,6 +108,10 @@ def print_commands(rows: Sequence[JobSlice]) -> None:
         members = [row.request.name if row.way is queued.WAY else "HOST"]
         for number, zone in enumerate(row.machines.zones):
             actions = ("ask",) if number else ("look", "ask", "set up", "start", "delete")
+            if number:
+                print(
+                    f"# if {row.machines.zones[number - 1]} has no room, ask in {zone}, and go on as above:"
+                )
             for action in actions:
                 if members == ["HOST"] and action in ("set up", "start"):
                     print(f"# {action}, on each of {row.request.hosts} hosts at once:")

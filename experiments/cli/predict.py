@@ -91,7 +91,8 @@ def read_texts(file: Path | None) -> list[Any]:
     except UnicodeDecodeError as error:
         raise SettingError(f"{name} cannot be read as text in UTF-8: save it so ({error})") from error
     except OSError as error:
-        raise SettingError(f"{name} cannot be read: {error.strerror}") from error
+        mend = "; give one file" if file is not None and file.is_dir() else ""
+        raise SettingError(f"{name} cannot be read: {error.strerror}{mend}") from error
     while lines and not lines[-1].strip():
         lines.pop()
     texts = []

@@ -238,9 +238,7 @@ def _scores(run: Path, stage: NetworkStage, weights: Weights, has_head: bool) ->
     scored = [task for task in stage.tasks["validation"] if task.name in result.tasks]
     lines = [_score_line(cast(AnyTask, task), result.tasks[task.name]) for task in scored]
     if not lines and stage.is_pretraining and result.held_out_loss is not None:
-        lines.append(
-            f"| held-out text | loss [nats per token] | {result.held_out_loss:.3f} | validation | – |"
-        )
+        return f"Loss of its objective on held-out text: {result.held_out_loss:.3f} nats per token."
     if not lines:
         return "None."
     table = ["| task | measure | score | split | n |", "|:---|:---|---:|:---|---:|", *lines]

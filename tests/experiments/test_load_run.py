@@ -68,7 +68,7 @@ def test_a_head_says_of_texts_in_python_what_it_says_of_rows_in_evaluation(name,
     task, rows = LABELLED[name], ROWS[name]
     folder, experiment, made = run_of(runs, f"head-{name}", HEADS | {"tuning.heads": (name,)})
     model = load_run(folder)
-    assert capsys.readouterr().out == f"{folder} after {name} (its other models: --mixture pretraining)\n"
+    assert capsys.readouterr().out == f"{folder} after {name} (its other models: pretraining)\n"
     state, steps = made[name]
     asked = make_eval_task(experiment, ByteTokenizer(100), steps.mesh, task, rows, 0)
     expected = predict(state.eval_model, asked, steps.shard_batch)
@@ -145,7 +145,7 @@ def test_the_example_of_the_docs_opens_a_run_by_its_name(runs, monkeypatch, caps
     made = {}
     exec(code, made)
     said = capsys.readouterr().out
-    assert "head-roles after roles (its other models: --mixture pretraining)" in said
+    assert "head-roles after roles (its other models: pretraining)" in said
     assert made["vectors"].shape == (2, 16)
     assert len(said.splitlines()[1].split("], [")) == 2, "a list of roles for each of two lines of code"
     assert {stage.name for stage in stages_of(Path("runs/mine"))} == {"pretraining", "roles"}
