@@ -226,18 +226,19 @@ def seed_intervals(by_seed: Sequence[float]) -> dict[str, tuple[float, float] | 
 
     None for an interval that cannot be estimated: "bca" needs three seeds.
     """
-    from scipy.stats import bootstrap
-    from scipy.stats import t as student
+    from scipy.special import stdtrit  # slow to import, as is scipy.stats
 
     values = np.array(by_seed)
     if len(values) < 2 or np.ptp(values) <= RELATIVE_TOLERANCE * np.abs(values).max():
         return {"t": None, "bca": None}
-    half_width = student.ppf(1 - ALPHA / 2, len(values) - 1) * values.std(ddof=1) / sqrt(len(values))
+    half_width = stdtrit(len(values) - 1, 1 - ALPHA / 2) * values.std(ddof=1) / sqrt(len(values))
     intervals: dict[str, tuple[float, float] | None] = {
         "t": (values.mean() - half_width, values.mean() + half_width),
         "bca": None,
     }
     if len(values) > 2:
+        from scipy.stats import bootstrap
+
         result = bootstrap((values,), np.mean, n_resamples=NUM_RESAMPLES, rng=np.random.default_rng(0))
         low, high = result.confidence_interval
         if np.isfinite([low, high]).all():
