@@ -833,6 +833,11 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
         notes.append(_power_note(tests, group))
     elif min(len(comparison.runs[name]) for name in rows) < 2:
         notes.append("A row with one seed decides nothing; train more with --seeds.")
+    if any(verdict.word == "out of range" for judged in by_budget.values() for _, verdict in judged):
+        notes.append(
+            "Out of range: one of the rows was never scored after so little training. A sweep with "
+            "`--tuning.branches 0.25 0.5 1.0` scores each row on the way."
+        )
     outliers = comparison.outlying_seeds()
     if outliers:
         names = ", ".join(f"{row} seed {seed}" for row, seed in outliers)

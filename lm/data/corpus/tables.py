@@ -74,7 +74,8 @@ def _read_table(path: Path, size: int, _modified: int) -> TableRows:
     except (OSError, EOFError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not rows:
-        raise SettingError(f"{path} is empty: it has no rows")
+        only = ", only the names of its columns" if size and kind in (".csv", ".tsv") else ""
+        raise SettingError(f"{path} has no rows{only}")
     return TableRows(path.name, rows, hashlib.sha256(path.read_bytes()).hexdigest())
 
 

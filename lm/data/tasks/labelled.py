@@ -27,7 +27,8 @@ def find_labelled(name: str) -> LabelledTask:
     if is_task_file(name):
         return labelled_task_from_file(name)
     if name not in LABELLED:
-        own = "; a task of your own is a TOML file that names its data" if Path(name).suffix else ""
+        is_own = Path(name).suffix or Path(name).exists()
+        own = "; a task of your own is a TOML file that names its data (docs/tasks.md)" if is_own else ""
         raise SettingError(f"tuning.heads: there is no labelled task {name!r}{nearest(name, LABELLED)}{own}")
     return LABELLED[name]
 

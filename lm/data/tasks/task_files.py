@@ -86,7 +86,10 @@ class TaskSpec:
         if bool(self.label) == bool(self.targets):
             raise SettingError("either targets (a text) or label, labels and text (a class) should be given")
         if self.label and not (self.labels and 1 <= len(self.text_columns) <= 2):
-            raise SettingError("label needs labels, the names of its classes, and text, one column or two")
+            missing = "text, the name of one column or of two"
+            if not self.labels:
+                missing = 'labels, the names of its classes, such as labels = ["bad", "good"]'
+            raise SettingError(f"label needs {missing}")
         if len({*self.label_names}) < len(self.label_names):
             raise SettingError(f"labels={self.labels} should be names that differ, one of each class")
         if self.targets and not self.inputs:
@@ -167,7 +170,8 @@ def read_task_file(path: Path) -> TaskSpec:
     except IsADirectoryError as error:
         raise SettingError(f"{path} is a folder, and should be a task file") from error
     except (OSError, ValueError) as error:
-        raise SettingError(f"{path} cannot be read as TOML: {error}") from error
+        mend = '; texts stand in quotes, as in labels = ["bad", "good"]' if "value" in str(error) else ""
+        raise SettingError(f"{path} cannot be read as TOML: {error}{mend}") from error
     known = {field.name for field in fields(TaskSpec)}
     try:
         for name, value in content.items():
