@@ -38,11 +38,11 @@ class Use:
     lines: tuple[str, ...]
 
 
-def _pipeline(tag: str, text: str) -> Use:
+def _pipeline(tag: str, text: str, options: str = "") -> Use:
     lines = (
         "from transformers import pipeline",
         "",
-        f'model = pipeline("{tag}", model="FOLDER")',
+        f'model = pipeline("{tag}", model="FOLDER"{options})',
         f'print(model("{text}"))',
     )
     return Use(tag, lines)
@@ -58,6 +58,8 @@ def _auto(tag: str, auto_class: str) -> Use:
     return Use(tag, lines)
 
 
+CUT = ", truncation=True"  # without it transformers reads longer texts than any in training
+
 # By how the name of the class ends; the first that fits. transformers has no pipeline for the others.
 USES = {
     SENTENCE_TRANSFORMER: Use(
@@ -69,7 +71,7 @@ USES = {
             'print(model.encode(["A text."]))',
         ),
     ),
-    "ForSequenceClassification": _pipeline("text-classification", "A text."),
+    "ForSequenceClassification": _pipeline("text-classification", "A text.", CUT),
     "ForTokenClassification": _pipeline("token-classification", "A text."),
     "ForQuestionAnswering": _auto("question-answering", "AutoModelForQuestionAnswering"),
     "ForMultipleChoice": _auto("multiple-choice", "AutoModelForMultipleChoice"),

@@ -335,7 +335,8 @@ def own_changes(name: str, scale: str) -> list[str]:
     BERT's optimizer although nothing reads it any more. The parent is not recorded, so it is guessed as the
     most similar of the candidates: the one with the fewest differing settings. A setting is the row's own if
     it differs both from the baseline and from that parent. A row that sets ``objective`` to a preset from
-    OBJECTIVES makes one change, so the settings within that preset are not listed.
+    OBJECTIVES makes one change, so the settings within that preset are listed only where the row names them
+    besides.
     """
     experiment = build(name, scale)
     baseline = _set_up(REGISTRY[name].setup, _scale_changes(scale), scale == PAPER_SCALE)
@@ -346,7 +347,7 @@ def own_changes(name: str, scale: str) -> list[str]:
     changes = REGISTRY[name].changes
     objective_presets = [path for path, value in changes.items() if value in OBJECTIVES.values()]
     own = [path for path in from_parent if path in from_baseline]
-    return [path for path in own if path.rpartition(".")[0] not in objective_presets]
+    return [path for path in own if path in changes or path.rpartition(".")[0] not in objective_presets]
 
 
 def _candidate_parent_rows(name: str) -> list[Row]:

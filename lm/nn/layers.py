@@ -15,7 +15,7 @@ from jaxtyping import Float, Float32, Int
 
 from lm.config.base import SettingError
 from lm.config.layers import Logits, NormConfig
-from lm.ops.products import dense
+from lm.ops.products import dense, states_times_rows
 from lm.sharding import PARAMETER_AXES, constrain
 
 M = TypeVar("M", bound=nnx.Module)
@@ -156,7 +156,7 @@ class Embed(Module):
 
     def logits(self, x: Float[Array, "B T D"]) -> Float32[Array, "B T rows"]:
         """Return the products of x [B,T,D] with all rows, float32 [B,T,rows]."""
-        return dense(x, self.table[...].astype(x.dtype).T, jnp.float32)
+        return states_times_rows(x, self.table[...].astype(x.dtype))
 
 
 def embedding_std(logits: Logits, width: int) -> float:

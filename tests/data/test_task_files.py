@@ -245,7 +245,12 @@ def test_a_run_knows_the_checksums_of_the_file_and_its_rows(files, cache):
             "coal",
             "colours-train.csv, line 4: 1 cells, and the header names 2",
         ),
-        ("colours-train.csv", EXAMPLES["colours-train.csv"], "thing,colour\n", "colours-train.csv has no rows, only the names of its columns"),
+        (
+            "colours-train.csv",
+            EXAMPLES["colours-train.csv"],
+            "thing,colour\n",
+            "colours-train.csv has no rows, only the names of its columns",
+        ),
         ("colours-train.csv", "thing,", "colour,", "line 1: two columns are called 'colour'"),
         ("colours-train.csv", "thing,colour", "thing;colour", "line 1: columns are separated by ';'"),
         ("colours-valid.csv", "milk", '"milk', "colours-valid.csv, line 2: "),

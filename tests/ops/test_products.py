@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.ops.products import dense, queries_times_keys, weights_times_values
+from lm.ops.products import dense, queries_times_keys, states_times_rows, weights_times_values
 
 
 @dataclass(frozen=True)
@@ -64,3 +64,21 @@ def test_products_and_gradients_agree_with_the_formula_in_float64(case, dtype):
             tolerance = (2**-6 if dtype == jnp.bfloat16 else 1e-6) * np.abs(exact).max()
             ours = np.asarray(ours.astype(jnp.float32))
             np.testing.assert_allclose(ours, transposed(exact, order), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (2, 1)])
+def test_logits_of_one_state_and_of_several_are_the_products_with_each_row(shape):
+    x, table = (
+        jax.random.normal(jax.random.key(0), (*shape, 8)),
+        jax.random.normal(jax.random.key(1), (20, 8)),
+    )
+
+    def summed(x, table):
+        logits = states_times_rows(x, table)
+        return (logits**2).sum(), logits
+
+    (_, logits), gradients = jax.jit(jax.value_and_grad(summed, (0, 1), has_aux=True))(x, table)
+    expected = np.einsum("btd,rd->btr", x, table)
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(gradients[0], 2 * expected @ np.asarray(table), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(gradients[1], 2 * np.einsum("btr,btd->rd", expected, x), rtol=1e-4, atol=1e-4)

@@ -271,7 +271,7 @@ class NetworkStage(Stage):
         predictions = folder if step is None else folder / f"at-{step}"
         unreported = [task for task in tasks["validation"] if not task.report]
         scores = broadcast_from_first(
-            lambda: {task.name: self._validation_score(task, step) for task in unreported}
+            lambda: {task.name: self._validation_score(cast(AnyTask, task), step) for task in unreported}
         )
         if tasks["report"]:
             chosen = step or broadcast_from_first(lambda: best_step(folder / "checkpoints"))

@@ -215,6 +215,7 @@ def test_a_family_sets_nothing_that_its_models_do_not_read(name):
             registry.REGISTRY["bert/base"].changes | {"start.steps": 100},
             "start.steps",
         ),
+        (registry.REGISTRY["gpt/base"].changes | {"objective.rate": 0.37}, "objective.rate is read by"),
         (registry.REGISTRY["bert/base"].changes | {"start.steps": 0}, "start.steps"),
         (
             registry.REGISTRY["gpt/base"].changes | {"generator_share": 0.5},
