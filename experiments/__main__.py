@@ -38,7 +38,7 @@ usage: lm COMMAND [OPTIONS]     details: lm COMMAND --help     lm --version
 A row is a line of a table of the study, such as t5/6-corruption-rate/15.
 Scales: nano (1 to 2 minutes per row on one CPU core), mini (5 to 11 minutes),
 mini-real (mini, fine-tuned on real benchmarks), small (a night on a
-workstation), medium (a quarter of an hour on an H100), base (the paper's
+workstation), medium (an hour on an H100, by estimate), base (the paper's
 setup){own_scales}. --study FILE, with any command, adds your own rows, tasks,
 objectives and more (docs/extending.md).
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
+from itertools import takewhile
 from textwrap import TextWrapper, dedent
 from typing import Any
 
@@ -78,8 +79,16 @@ def _with_settings_among(words: Sequence[str], understand: Callable[[], Any], ha
     finally:
         print(error.getvalue(), end="", file=sys.stderr)
         if "Unrecognized options" in error.getvalue():
-            for hint in hints(words, has_settings):
+            unknown = unrecognized(error.getvalue())
+            for hint in hints([word for word in words if word.partition("=")[0] in unknown], has_settings):
                 print_line(hint)
+
+
+def unrecognized(error: str) -> set[str]:
+    """Return the words that tyro names as unrecognized in the box of its error."""
+    lines = [line.strip("│ ") for line in error.partition("Unrecognized options:")[2].splitlines()]
+    inside = takewhile(lambda line: set(line) - {"─", "-"}, lines)  # up to the line below them
+    return {word.strip(",").partition("=")[0] for word in " ".join(inside).split()}
 
 
 def function_of(name: str) -> Callable[..., Any]:

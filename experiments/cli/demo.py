@@ -75,6 +75,8 @@ def demo(*, text: Path | None = None, runs: Runs = RUNS) -> None:
     read = read_text(open_run(decoder.folder, stages_of(decoder.folder)), sample.prompt)
     save_figure(draw_heads(read, HEADS), decoder.folder / PICTURE)
     UNBROKEN.print(f"where {HEADS} of its heads look: {decoder.folder / PICTURE}\n", markup=False)
+    if text is not None:
+        UNBROKEN.print(f"The table of the T5 paper is of the built-in text, not of {text}:\n", markup=False)
     command = shlex.join(sweep_argv(TABLE, SEEDS, {}, options))
     print_report([TABLES[TABLE]], SCALE, (str(runs),), command=command)
     UNBROKEN.print("\nTry:")

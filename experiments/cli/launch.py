@@ -10,13 +10,15 @@ import tyro
 
 from experiments.cli.settings import Allow, ConfigFile, Scale, Settings, Start, given_changes
 from experiments.console import RUNS
+from experiments.plan.slices import find_slice
 from experiments.processes.progress import NO_TOOLS, Tools
 from experiments.study.overrides import explicit_overrides
 from experiments.study.plugins import study_files
-from experiments.study.registry import find_buildable
+from experiments.study.registry import build, find_buildable
 from experiments.study.scales import DEFAULT_SCALE
 from experiments.study.words import setting_arguments
 from launch import container, gce, gke, local, queued, resources, slices, slurm
+from launch.accelerators import parse_slice
 from launch.command import Job, LaunchError
 from launch.options import Container, Machines
 from launch.processes import show
@@ -43,8 +45,13 @@ OfMachines = Annotated[Machines, tyro.conf.arg(name="")]
 ROWS = Rows()
 
 
-def _jobs(pattern: str, settings: dict[str, Any], rows: Rows) -> list[Job]:
-    """Return a run for each row that matches and each seed; SettingError for settings that none reads."""
+def _jobs(
+    pattern: str, settings: dict[str, Any], rows: Rows, accelerator: str = "", count: int = 1
+) -> list[Job]:
+    """Return a run for each row that matches and each seed; SettingError for settings that none reads.
+
+    It is raised too for a mesh that does not fit ``count`` slices of an accelerator named by its shape.
+    """
     names = [row.name for row in find_buildable(pattern)]
     elsewhere = rows.start.startswith("gs://")  # where it is not read from here
     changes = given_changes(
@@ -52,6 +59,10 @@ def _jobs(pattern: str, settings: dict[str, Any], rows: Rows) -> list[Job]:
     )
     if rows.seeds < 1:
         raise SettingError("--seeds should be a whole number from 1")
+    if ":" in accelerator:
+        devices = _devices_of(accelerator, count)
+        for name in names:
+            build(name, rows.scale, changes).mesh.sizes(devices)
     options = ["--scale", rows.scale, *setting_arguments(explicit_overrides(changes))]
     for option in ("start", "allow"):
         if value := getattr(rows, option):
@@ -62,6 +73,15 @@ def _jobs(pattern: str, settings: dict[str, Any], rows: Rows) -> list[Job]:
     seeds = [["--seed", str(seed)] for seed in range(rows.seeds)] if rows.seeds > 1 else [[]]
     studies = tuple(map(str, study_files()))
     return [Job(name, rows.runs, (*options, *seed), studies) for name in names for seed in seeds]
+
+
+def _devices_of(accelerator: str, count: int) -> int:
+    """Return the devices of jax in so many slices; SettingError if there are none of this shape."""
+    try:
+        parse_slice(accelerator)
+        return find_slice(accelerator.lower(), count).devices
+    except (LaunchError, SettingError) as error:
+        raise SettingError(str(error).replace("--topology", "--accelerator")) from error
 
 
 def _end(launch: Callable[[], int]) -> None:
@@ -92,7 +112,7 @@ spot --image us-docker.pkg.dev/PROJECT/lm/lm:1 --runs gs://BUCKET/runs --at-once
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
     """
-    jobs = _jobs(pattern, settings, rows)
+    jobs = _jobs(pattern, settings, rows, options.accelerator)
     _end(lambda: slices.run_slices(jobs, gce.WAY, options, machines))
 
 
@@ -116,7 +136,7 @@ def launch_queued(
         slices_per_run: Slices of each run, joined by the data-centre network.
         runtime: Image of the TPU VMs, if not the accelerator's usual one.
     """
-    jobs = _jobs(pattern, settings, rows)
+    jobs = _jobs(pattern, settings, rows, options.accelerator, slices_per_run)
     _end(lambda: slices.run_slices(jobs, queued.WAY, options, machines, slices_per_run, runtime))
 
 
@@ -136,7 +156,7 @@ def launch_gke(
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
     """
-    jobs = _jobs(pattern, settings, rows)
+    jobs = _jobs(pattern, settings, rows, options.accelerator, cluster.slices)
     _end(lambda: gke.submit(jobs, options, cluster))
 
 

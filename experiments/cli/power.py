@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from experiments.cli.settings import ConfigFile, Scale, Settings, Start, given_changes
-from experiments.console import RUNS, print_line, show_sheet
+from experiments.console import CONSOLE, RUNS, print_line, show_sheet
 from experiments.study.registry import find, tables_of
 from experiments.study.scales import DEFAULT_SCALE
 
@@ -43,4 +43,4 @@ def power(
         for title, sheet in power_sheets(comparison).items():
             print_line(title)
             show_sheet(comparison.table.name, sheet)
-        print_line(measurement_note(comparison))
+        CONSOLE.print(measurement_note(comparison), highlight=False)

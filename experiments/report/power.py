@@ -109,10 +109,10 @@ def measurement_note(comparison: Comparison) -> str:
     noises = [measure_noise(comparison, group) for group in comparison.groups]
     noise = min(noises, key=lambda each: each.measured_freedom)
     remedy = " Train more seeds before relying on these figures." if noise.largest_factor > 2 else ""
+    freedom = f"{noise.measured_freedom} degree{'s' * (noise.measured_freedom != 1)} of freedom"
     return (
-        f"The noise was measured on {noise.measured_rows} rows, with {noise.measured_freedom} degrees of "
-        f"freedom. It may be up to {noise.largest_factor:.1f} times as large (95 %), and so may the "
-        f"differences.{remedy}"
+        f"The noise was measured on {noise.measured_rows} rows, with {freedom}. It may be up to "
+        f"{noise.largest_factor:.1f} times as large (95 %), and so may the differences.{remedy}"
     )
 
 

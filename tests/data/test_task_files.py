@@ -251,6 +251,18 @@ def test_a_run_knows_the_checksums_of_the_file_and_its_rows(files, cache):
             "thing,colour\n",
             "colours-train.csv has no rows, only the names of its columns",
         ),
+        (
+            "colours-train.csv",
+            "coal,black",
+            'coal,"black',
+            "colours-train.csv, line 4: a quote is opened and never closed",
+        ),
+        (
+            "colours-train.csv",
+            "coal,black",
+            "coal, anthracite,black",
+            "line 4: 3 cells, and the header names 2 columns .*; a text with a comma stands in quotes",
+        ),
         ("colours-train.csv", "thing,", "colour,", "line 1: two columns are called 'colour'"),
         ("colours-train.csv", "thing,colour", "thing;colour", "line 1: columns are separated by ';'"),
         ("colours-valid.csv", "milk", '"milk', "colours-valid.csv, line 2: "),

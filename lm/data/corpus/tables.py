@@ -96,10 +96,12 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[TableRow]:
     with _open_text(path, newline="") as file:
         first = file.readline()
         if delimiter not in first and (other := next((sign for sign in ";\t|" if sign in first), None)):
-            reason = f"columns are separated by {other!r} and should be by {delimiter!r}: save the file so"
+            reason = (
+                f"columns are separated by {other!r} and should be by {delimiter!r}: save the file with these"
+            )
             raise DataError(f"{path}, line 1: {reason}")
         file.seek(0)
-        lines = csv.reader(file, delimiter=delimiter, strict=True)
+        lines, begin = csv.reader(file, delimiter=delimiter, strict=True), 1
         try:
             header = next(lines, [])
             if len(set(header)) < len(header):
@@ -109,12 +111,16 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[TableRow]:
             for cells in lines:
                 if cells and len(cells) != len(header):
                     counts = f"{len(cells)} cells, and the header names {len(header)} columns"
-                    raise DataError(f"{path}, line {begin}: {counts} ({', '.join(header)})")
+                    mend = "; a text with a comma stands in quotes" if len(cells) > len(header) else ""
+                    raise DataError(f"{path}, line {begin}: {counts} ({', '.join(header)}){mend}")
                 if cells:
                     yield TableRow(begin, dict(zip(header, cells, strict=True)))
                 begin = lines.line_num + 1
         except csv.Error as error:
-            raise DataError(f"{path}, line {lines.line_num}: {error}") from error
+            place = f"{path}, line {lines.line_num}"
+            if "unexpected end" in str(error):
+                place, error = f"{path}, line {begin}", csv.Error("a quote is opened and never closed")
+            raise DataError(f"{place}: {error}") from error
 
 
 def _read_tsv(path: Path) -> Iterator[TableRow]:

@@ -341,8 +341,8 @@ def check_rows(path: Path, spec: TaskSpec, rows: Sequence[Row]) -> None:
             f"{label!r} ({count:,} row{'s' * (count > 1)})" for label, count in unknown_labels.most_common(5)
         )
         raise SettingError(
-            f"{path}: labels={list(spec.label_names)} lack {found}; the first is at {first_unknown}: add the "
-            "label, or leave such rows out"
+            f"{path}: labels={list(spec.label_names)} lack {found}; the first is at {first_unknown}: correct "
+            "the cells, add the labels, or leave such rows out"
         )
 
 

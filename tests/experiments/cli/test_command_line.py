@@ -502,6 +502,13 @@ def test_a_name_of_other_programs_leads_to_the_setting(word, due):
     assert re.search(rf"did you mean {re.escape(due)}[ ?]", hint), hint
 
 
+def test_only_an_unknown_option_gets_a_hint(capsys):
+    assert cli.dispatch(["sweep", "gpt", "--seeds", "3", "--nonsense", "0"]) == 2
+    assert "did you mean" not in capsys.readouterr().err, "--seeds is an option of a sweep"
+    assert cli.dispatch(["sweep", "gpt", "--seeds", "3", "--lr=0.1"]) == 2
+    assert "--lr: did you mean --pretraining.optimizer.learning-rate" in capsys.readouterr().err
+
+
 def test_what_other_programs_call_a_setting_leads_to_settings_that_there_are():
     options = {*Decoding.__dataclass_fields__, "run", "runs", "prompt", "wandb", "seeds"}
     known = {path for path, _ in leaves(BASELINE)} | options
