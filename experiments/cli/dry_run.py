@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from experiments.cli.run_options import Options, RowRun
 from experiments.cli.status import is_in_training, last_record
-from experiments.console import CONSOLE, MISSING, listing
+from experiments.console import CONSOLE, MISSING, show_listing
 from experiments.processes.progress import duration
 from experiments.runs.checks import check_agreement
 from experiments.runs.kinds.network import NetworkStage
@@ -60,7 +60,7 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     """
     for run in wanted:
         check_agreement(run.experiment)
-    grid = listing("run", "state", "steps", "FLOP", "time of steps")
+    lines = []
     planned = [stages(run.experiment, run.folder, options.cache) for run in wanted]
     every_stage = [stage for of_run in planned for stage in of_run]
     speeds = measured_speeds(every_stage)
@@ -90,12 +90,12 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
             h100_seconds += count * max(cost / h100_speed(stage), SHORTEST_STEP)
             compiled.add(program_key(stage))
         expected = MISSING if done else duration(seconds)
-        grid.add_row(title_of(run), state, f"{steps:,}", f"{flops:.3g}", expected)
+        lines.append((title_of(run), state, f"{steps:,}", f"{flops:.3g}", expected))
         if not done:
             unfinished.append(seconds + compile_seconds * (len(compiled) - programs))
         total_steps += steps
         total_flops += flops
-    CONSOLE.print(grid)
+    show_listing(("run", "state", "steps", "FLOP", "time of steps"), lines)
     if SHARES in states:
         CONSOLE.print(f"{SHARES}: without the stages that a run above trains", highlight=False)
     at_once = max(min(jobs, len(unfinished)), 1)
@@ -104,7 +104,8 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     CONSOLE.print(
         f"{len(unfinished)} of {len(wanted)} runs to train at scale {options.scale}: {total_steps:,} steps, "
         f"{total_flops:.3g} FLOP, about {expected} (by {source}; compiling takes {compile_seconds:.0f} s of "
-        f"it{f' for each of {len(compiled)} models' * (len(compiled) > 1)}; evaluating comes on top)",
+        f"it{f' for each of {len(compiled)} training steps that differ' * (len(compiled) > 1)}; evaluating "
+        "comes on top)",
         highlight=False,
     )
     if sum(unfinished) > LONG and h100_seconds > SHORTEST:

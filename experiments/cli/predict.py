@@ -84,7 +84,7 @@ def read_texts(file: Path | None) -> list[Any]:
     """
     name = str(file or "the standard input")
     if file is not None and file.suffix in TABLE_ENDINGS:
-        mend = 'give a file of one text per line, or a .jsonl file of one JSON string ("...") per line'
+        mend = 'give a file of one text per line, or a .jsonl file of "..." or {"text": ...} per line'
         raise SettingError(f"{name} is a table: {mend}")
     try:
         lines = split_lines(sys.stdin.read() if file is None else file.read_text("utf-8-sig"))

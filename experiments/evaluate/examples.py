@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 
 import numpy as np
 from rich.markup import escape
 
-from experiments.console import UNBROKEN
+from experiments.console import CONSOLE, UNBROKEN
 from experiments.runs.inputs import Inputs, mixture_lengths, reads_corpus
 from experiments.runs.kinds.pretraining import corpus_batches
 from experiments.runs.paths import phase_name
@@ -25,6 +26,7 @@ from lm.objectives.denoising import Denoiser, Lengths, Objective
 from lm.special_tokens import boundary_tokens
 from lm.tokenizers.tokenizer import CLS, MASK, Tokenizer
 
+MARGIN = 24  # before the text of a part [columns]
 Part = tuple[str, str, str]  # of an example: its kind, length and text
 
 
@@ -128,7 +130,10 @@ class NamedTokens:
 def _print_examples(rows: Iterable[Iterable[Part]]) -> None:
     for parts in rows:
         for kind, note, text in parts:
-            UNBROKEN.print(f"  [cyan]{kind:>7}[/] {note:>11} │ {escape(text)}")
+            first, *others = wrap(text, max(CONSOLE.width - MARGIN, MARGIN)) or [""]
+            UNBROKEN.print(f"  [cyan]{kind:>7}[/] {note:>11} │ {escape(first)}")
+            for line in others:
+                UNBROKEN.print(f"{'│':>{MARGIN - 1}} {escape(line)}")
         UNBROKEN.print()
 
 

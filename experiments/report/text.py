@@ -851,7 +851,8 @@ def _conclusion_note(comparison: Comparison, claims: Sequence[Claim]) -> list[st
     if not stated:
         return []
     judged = sum(bool(claim.conclusion) for claim in claims)
-    wait = "" if judged == stated else f"; {stated - judged} of them wait for runs of both rows"
+    missing = stated - judged
+    wait = f"; {missing} of them wait{'s' * (missing == 1)} for runs of both rows" if missing else ""
     conclusions = "1 conclusion" if stated == 1 else f"{stated} conclusions"
     others = len(claims) - judged
     noise = f" The other claims ({others}) are pairs of rows that the paper's own noise tells apart."

@@ -286,7 +286,7 @@ def check_length(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
     if model.limits_length and longest > model.positions.max_length:
         raise SettingError(
             f"model.positions.max_length={model.positions.max_length} is less than the {longest} of the "
-            "longest row"
+            "longest row: raise it, or lower data.inputs_length or tuning.inputs_length"
         )
 
 

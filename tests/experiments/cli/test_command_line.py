@@ -369,7 +369,7 @@ def test_a_dry_run_adds_the_time_of_compiling_each_program_once(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("experiments.cli.dry_run.matmul_speed", lambda: 1e30)
     one, said = seconds_of_dry_run(["run", ROW], capsys)
-    assert one == 3 * 2 * 10 and "compiling takes 20 s of it for each of 3 models" in said
+    assert one == 3 * 2 * 10 and "compiling takes 20 s of it for each of 3 training steps" in said
     seeds, _ = seconds_of_dry_run(["sweep", ROW, "--scale", "nano", "--seeds", "2", "--jobs", "1"], capsys)
     assert seeds == one
     experiment = build(ROW, "nano")
