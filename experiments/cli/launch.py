@@ -12,6 +12,7 @@ from experiments.cli.settings import Allow, ConfigFile, Scale, Settings, Start, 
 from experiments.console import RUNS
 from experiments.plan.slices import find_slice
 from experiments.processes.progress import NO_TOOLS, Tools
+from experiments.study.experiment import Experiment
 from experiments.study.overrides import explicit_overrides
 from experiments.study.plugins import study_files
 from experiments.study.registry import build, find_buildable
@@ -23,6 +24,8 @@ from launch.command import Job, LaunchError
 from launch.options import Container, Machines
 from launch.processes import show
 from lm.config.base import SettingError
+from lm.data.corpus.spec import corpus_parts
+from lm.data.tasks.names import is_task_file
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ def _jobs(
 ) -> list[Job]:
     """Return a run for each row that matches and each seed; SettingError for settings that none reads.
 
-    It is raised too for a mesh that does not fit ``count`` slices of an accelerator named by its shape.
+    With an accelerator, which is of a cloud, it is raised too for files of this machine, and for a mesh that
+    does not fit ``count`` slices of an accelerator named by its shape.
     """
     names = [row.name for row in find_buildable(pattern)]
     elsewhere = rows.start.startswith("gs://")  # where it is not read from here
@@ -59,10 +63,10 @@ def _jobs(
     )
     if rows.seeds < 1:
         raise SettingError("--seeds should be a whole number from 1")
-    if ":" in accelerator:
-        devices = _devices_of(accelerator, count)
-        for name in names:
-            build(name, rows.scale, changes).mesh.sizes(devices)
+    for experiment in (build(name, rows.scale, changes) for name in names if accelerator):
+        _check_files(experiment)
+        if ":" in accelerator:
+            experiment.mesh.sizes(_devices_of(accelerator, count))
     options = ["--scale", rows.scale, *setting_arguments(explicit_overrides(changes))]
     for option in ("start", "allow"):
         if value := getattr(rows, option):
@@ -73,6 +77,19 @@ def _jobs(
     seeds = [["--seed", str(seed)] for seed in range(rows.seeds)] if rows.seeds > 1 else [[]]
     studies = tuple(map(str, study_files()))
     return [Job(name, rows.runs, (*options, *seed), studies) for name in names for seed in seeds]
+
+
+def _check_files(experiment: Experiment) -> None:
+    """Raise SettingError for texts and task files by relative paths, which no machine of a cloud has."""
+    corpora = [part.partition(":") for part in corpus_parts(experiment.data.corpus)]
+    paths = [path for kind, _, path in corpora if kind in ("text", "jsonl", "parquet")]
+    paths += filter(is_task_file, (*experiment.tuning.mixtures, *experiment.tuning.heads))
+    for path in paths:
+        if not path.startswith(("gs://", "/")):
+            raise SettingError(
+                f"{path} is a file of this machine, which the machines of the cloud lack: copy it to a "
+                f"bucket, and name it gs://BUCKET/{path}"
+            )
 
 
 def _devices_of(accelerator: str, count: int) -> int:

@@ -202,6 +202,8 @@ def test_only_a_slice_of_ours_is_deleted():
         ([*GCE, "--accelerator=v5p-256"], "has no shape, which Compute Engine asks for"),
         ([*GCE, "--accelerator=v6e:4x4x4"], "v6e has topologies of 2 sides"),
         ([*GCE, "--accelerator=v6e:3x4"], "--accelerator v6e:3x4 is no slice of v6e; did you mean 'v6e:4x4'"),
+        ([*GCE, "--data.corpus=text:company"], "company is a file of this machine"),
+        ([*QUEUED, "--tuning.heads", "tickets.toml"], "tickets.toml is a file of this machine"),
         ([*GCE, "--mesh.fsdp=3"], "mesh.fsdp=3 needs a multiple of 3 devices and there are 16"),
         ([*GCE, "--accelerator=v5p:2x2x16q"], "should be a topology, as lm plan takes it, such as v5p:4x4x4"),
         ([*GCE, "--accelerator=v66e:4x4"], "did you mean v6e?"),
