@@ -290,7 +290,7 @@ def check_length(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
         )
 
 
-MEASURED_ROWS = 1_000  # of a labelled task, of which it is measured how many are cut
+MEASURED_ROWS = 200  # of a labelled task, of which it is measured how many are cut
 CHARACTERS_PER_TOKEN = 4  # about, for English and a vocabulary of 32,000 word pieces
 
 NEEDED_HEADS = {  # (field, value) of an objective -> the heads of the model that compute its loss
