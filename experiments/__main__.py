@@ -84,8 +84,8 @@ def main() -> None:
     """Run the command line in ``sys.argv``; end the process with one of EXIT_CODES."""
     collect_garbage_rarely()
     speak_any_encoding()
-    trains_nothing = {*HELP_OPTIONS, "--dry-run", "--check"}
-    if sys.argv[1:2] and sys.argv[1] in RESUMABLE and trains_nothing.isdisjoint(sys.argv):
+    without_training = {*HELP_OPTIONS, "--dry-run", "--check"}
+    if sys.argv[1:2] and sys.argv[1] in RESUMABLE and without_training.isdisjoint(sys.argv):
         tune_memory()
         outlive_the_reader()
     has_joined = False

@@ -101,11 +101,11 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     at_once = max(min(jobs, len(unfinished)), 1)
     expected = duration(last_end(unfinished, at_once)) + f" with {at_once} at once" * (at_once > 1)
     source = "speeds measured in runs here" if measured else "a matrix product timed here, roughly"
+    programs_text = f" for each of {len(compiled)} training steps that differ" * (len(compiled) > 1)
     CONSOLE.print(
         f"{len(unfinished)} of {len(wanted)} runs to train at scale {options.scale}: {total_steps:,} steps, "
         f"{total_flops:.3g} FLOP, about {expected} (by {source}; compiling takes {compile_seconds:.0f} s of "
-        f"it{f' for each of {len(compiled)} training steps that differ' * (len(compiled) > 1)}; evaluating "
-        "comes on top)",
+        f"it{programs_text}; evaluating comes on top)",
         highlight=False,
     )
     if sum(unfinished) > LONG and h100_seconds > SHORTEST:

@@ -1,7 +1,7 @@
 """``lm launch``: runs rows on Cloud TPU, on Slurm, or as several processes here, by the folder launch/."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -63,10 +63,8 @@ def _jobs(
     )
     if rows.seeds < 1:
         raise SettingError("--seeds should be a whole number from 1")
-    for experiment in (build(name, rows.scale, changes) for name in names if accelerator):
-        _check_files(experiment)
-        if ":" in accelerator:
-            experiment.mesh.sizes(_devices_of(accelerator, count))
+    if accelerator:
+        _check_in_cloud([build(name, rows.scale, changes) for name in names], accelerator, count)
     options = ["--scale", rows.scale, *setting_arguments(explicit_overrides(changes))]
     for option in ("start", "allow"):
         if value := getattr(rows, option):
@@ -77,6 +75,24 @@ def _jobs(
     seeds = [["--seed", str(seed)] for seed in range(rows.seeds)] if rows.seeds > 1 else [[]]
     studies = tuple(map(str, study_files()))
     return [Job(name, rows.runs, (*options, *seed), studies) for name in names for seed in seeds]
+
+
+def _check_in_cloud(experiments: Sequence[Experiment], accelerator: str, count: int) -> None:
+    """Raise SettingError for files of this machine, and for a mesh that does not fit so many slices.
+
+    A type of accelerator such as v5litepod-16 has no shape, and its mesh is not checked.
+    """
+    for experiment in experiments:
+        _check_files(experiment)
+    if ":" not in accelerator:
+        return
+    try:
+        parse_slice(accelerator)
+    except LaunchError as error:
+        raise SettingError(str(error)) from error
+    devices = find_slice(accelerator.lower(), count, "--accelerator").devices
+    for experiment in experiments:
+        experiment.mesh.sizes(devices)
 
 
 def _check_files(experiment: Experiment) -> None:
@@ -90,15 +106,6 @@ def _check_files(experiment: Experiment) -> None:
                 f"{path} is a file of this machine, which the machines of the cloud lack: copy it to a "
                 f"bucket, and name it gs://BUCKET/{path}"
             )
-
-
-def _devices_of(accelerator: str, count: int) -> int:
-    """Return the devices of jax in so many slices; SettingError if there are none of this shape."""
-    try:
-        parse_slice(accelerator)
-        return find_slice(accelerator.lower(), count).devices
-    except (LaunchError, SettingError) as error:
-        raise SettingError(str(error).replace("--topology", "--accelerator")) from error
 
 
 def _end(launch: Callable[[], int]) -> None:

@@ -32,7 +32,7 @@ def power(
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
         runs: One or more folders of runs, also gs://.
     """
-    from experiments.report.power import measurement_note, power_sheets
+    from experiments.report.power import measure_noise, measurement_note, power_sheets
     from experiments.report.report import compare_tables, shown_comparisons
 
     rows = find(pattern)
@@ -40,7 +40,8 @@ def power(
     changes = given_changes(trainable, scale, settings, config, start, Path(runs[0]))
     tables = compare_tables(tables_of(rows), scale, runs, changes, print_line)
     for comparison in shown_comparisons(tables):
-        for title, sheet in power_sheets(comparison).items():
+        noises = {group: measure_noise(comparison, group) for group in comparison.groups}
+        for title, sheet in power_sheets(noises).items():
             print_line(title)
             show_sheet(comparison.table.name, sheet)
-        CONSOLE.print(measurement_note(comparison), highlight=False)
+        CONSOLE.print(measurement_note(noises), highlight=False)

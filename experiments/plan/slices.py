@@ -91,18 +91,21 @@ class Slice:
         return self.chip.link * (links or 2) / self.chip.devices
 
 
-def find_slice(name: str, count: int = 1) -> Slice:
-    """Return the slice called "v5e:4x4", ``count`` times; SettingError with the nearest if there is none."""
+def find_slice(name: str, count: int = 1, option: str = "--topology") -> Slice:
+    """Return the slice called "v5e:4x4", ``count`` times; SettingError with the nearest if there is none.
+
+    option: by which the user named it, for the error.
+    """
     if count < 1:
-        raise SettingError(f"mesh.slice={count} should say how many slices there are; --topology is one")
+        raise SettingError(f"mesh.slice={count} should say how many slices there are; {option} is one")
     generation, _, sides = name.partition(":")
     if generation not in CHIPS:
-        raise SettingError(f"--topology {name}: a TPU {generation!r} is unknown{nearest(generation, CHIPS)}")
+        raise SettingError(f"{option} {name}: a TPU {generation!r} is unknown{nearest(generation, CHIPS)}")
     shape, shapes = tuple(map(int, re.findall(r"\d+", sides))), list(shapes_of(generation))
     if shape not in shapes or sides != "x".join(map(str, shape)):
         size = log(max(prod(shape), 1))
         near = min(shapes, key=lambda x: (abs(log(prod(x)) - size), x != tuple(sorted(shape)), x))
-        text = f"--topology {name} is no slice of {generation}; did you mean '{generation}:"
+        text = f"{option} {name} is no slice of {generation}; did you mean '{generation}:"
         raise SettingError(f"{text}{'x'.join(map(str, near))}', of {prod(near)} chips?")
     return Slice(name, CHIPS[generation], shape, count)
 

@@ -1,5 +1,6 @@
 """The power of a table's tests: how small a difference they find, and how surely that rows are equal."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from math import inf, sqrt
@@ -104,10 +105,9 @@ def measure_noise(comparison: Comparison, group: Group) -> Noise:
     )
 
 
-def measurement_note(comparison: Comparison) -> str:
-    """Return on how much the noise of a table rests, and how far it may be too small."""
-    noises = [measure_noise(comparison, group) for group in comparison.groups]
-    noise = min(noises, key=lambda each: each.measured_freedom)
+def measurement_note(noises: Mapping[Group, Noise]) -> str:
+    """Return on how much the noise of a table rests, by group, and how far it may be too small."""
+    noise = min(noises.values(), key=lambda each: each.measured_freedom)
     remedy = " Train more seeds before relying on these figures." if noise.largest_factor > 2 else ""
     freedom = f"{noise.measured_freedom} degree{'s' * (noise.measured_freedom != 1)} of freedom"
     return (
@@ -116,15 +116,15 @@ def measurement_note(comparison: Comparison) -> str:
     )
 
 
-def power_sheets(comparison: Comparison) -> dict[str, Sheet]:
+def power_sheets(noises: Mapping[Group, Noise]) -> dict[str, Sheet]:
     """Return by title a sheet of smallest differences, and one of the probabilities of equivalence.
 
     Each has a line per number of seeds, and a column per group of tasks.
     """
     first: Sheet = {"seeds per row": [Cell(str(count)) for count in SEED_COUNTS]}
     differences, probabilities = dict(first), dict(first)
-    for group in comparison.groups:
-        noise, title = measure_noise(comparison, group), GROUP_TITLES[group]
+    for group, noise in noises.items():
+        title = GROUP_TITLES[group]
         smallest = [noise.smallest_difference(count) for count in SEED_COUNTS]
         differences[title] = [Cell(f"{value:.1f}", value=value) for value in smallest]
         powers = [noise.equivalence_power(count) for count in SEED_COUNTS]

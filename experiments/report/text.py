@@ -191,8 +191,10 @@ def verdict_sentence(comparison: Comparison, verdicts: Verdicts) -> str:
 def _claims_sentences(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     claims = _claims_of(verdicts) if verdicts else []
     group = comparison.main_group
-    counts = count_verdicts(verdicts[group]["updates"]) if claims and group is not None else None
-    if group is None or counts is None or not counts.total:
+    if not claims or group is None:
+        return []
+    counts = count_verdicts(verdicts[group]["updates"])
+    if not counts.total:
         return []
     words = {
         "confirmed": counts.confirmed,
@@ -307,7 +309,7 @@ def _start_cells(comparison: Comparison, group: Group) -> list[Cell]:
     for row in comparison.table.rows:
         test = tests.get(comparison.canonical_name(row))
         if test is not None:
-            interval = f" ({test.low:+z.1f} to {test.high:+z.1f})" if isfinite(test.low) else ""
+            interval = interval_text(test.low, test.high, 1)
             verdict = START_VERDICTS[to_baseline_verdict(test)]
             cells.append(Cell(f"{test.mean:+z.1f}{interval}{verdict}", value=test.mean))
         else:

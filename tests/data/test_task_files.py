@@ -261,7 +261,7 @@ def test_a_run_knows_the_checksums_of_the_file_and_its_rows(files, cache):
             "colours-train.csv",
             "coal,black",
             "coal, anthracite,black",
-            "line 4: 3 cells, and the header names 2 columns .*; a text with a comma stands in quotes",
+            "line 4: 3 cells, and the header names 2 columns .*; a text with ',' stands in quotes",
         ),
         ("colours-train.csv", "thing,", "colour,", "line 1: two columns are called 'colour'"),
         ("colours-train.csv", "thing,colour", "thing;colour", "line 1: columns are separated by ';'"),

@@ -96,12 +96,11 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[TableRow]:
     with _open_text(path, newline="") as file:
         first = file.readline()
         if delimiter not in first and (other := next((sign for sign in ";\t|" if sign in first), None)):
-            reason = (
-                f"columns are separated by {other!r} and should be by {delimiter!r}: save the file with these"
-            )
+            reason = f"columns are separated by {other!r}: save the file with {delimiter!r} between them"
             raise DataError(f"{path}, line 1: {reason}")
         file.seek(0)
-        lines, begin = csv.reader(file, delimiter=delimiter, strict=True), 1
+        lines = csv.reader(file, delimiter=delimiter, strict=True)
+        begin = 1  # line of the row that is read
         try:
             header = next(lines, [])
             if len(set(header)) < len(header):
@@ -111,16 +110,15 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[TableRow]:
             for cells in lines:
                 if cells and len(cells) != len(header):
                     counts = f"{len(cells)} cells, and the header names {len(header)} columns"
-                    mend = "; a text with a comma stands in quotes" if len(cells) > len(header) else ""
+                    mend = f"; a text with {delimiter!r} stands in quotes" * (len(cells) > len(header))
                     raise DataError(f"{path}, line {begin}: {counts} ({', '.join(header)}){mend}")
                 if cells:
                     yield TableRow(begin, dict(zip(header, cells, strict=True)))
                 begin = lines.line_num + 1
         except csv.Error as error:
-            place = f"{path}, line {lines.line_num}"
             if "unexpected end" in str(error):
-                place, error = f"{path}, line {begin}", csv.Error("a quote is opened and never closed")
-            raise DataError(f"{place}: {error}") from error
+                raise DataError(f"{path}, line {begin}: a quote is opened and never closed") from error
+            raise DataError(f"{path}, line {lines.line_num}: {error}") from error
 
 
 def _read_tsv(path: Path) -> Iterator[TableRow]:

@@ -170,7 +170,9 @@ def read_task_file(path: Path) -> TaskSpec:
     except IsADirectoryError as error:
         raise SettingError(f"{path} is a folder, and should be a task file") from error
     except (OSError, ValueError) as error:
-        mend = '; texts stand in quotes, as in labels = ["bad", "good"]' if "value" in str(error) else ""
+        mend = (
+            '; texts stand in quotes, as in labels = ["bad", "good"]' if "Invalid value" in str(error) else ""
+        )
         raise SettingError(f"{path} cannot be read as TOML: {error}{mend}") from error
     known = {field.name for field in fields(TaskSpec)}
     try:
@@ -386,7 +388,7 @@ def _report_labels(
     trained: Mapping[Any, int],
     report: Callable[[str], object],
 ) -> None:
-    """Report how many rows of a split have each label, and a split with one label or with untrained ones.
+    """Report how many rows of a split have each label, and labels that leave nothing to learn or to score.
 
     Raises SettingError if a classifier would be trained on rows of one label. ``labels`` and ``trained``
     count the rows of this split and the training rows that have each.
