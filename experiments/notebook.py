@@ -15,6 +15,6 @@ def load_run(run: str | Path, mixture: str = "") -> TrainableModel:
         mixture: Stage of the run, as ``lm show ROW --stages`` lists them, such as a task or "pretraining".
     """
     (name,) = resolve_names([str(run)])
-    model, which = open_texts(Path(name), mixture)
-    print(which.replace("--mixture ", ""))
+    model, which = open_texts(Path(name), mixture, option="")
+    print(which)
     return model

@@ -1,5 +1,6 @@
-"""What a fine-tuned head says of texts, and the vectors of texts, for Python (docs/notebook.md)."""
+"""Predict by a fine-tuned head, and make vectors of texts, in Python (docs/notebook.md)."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -65,23 +66,21 @@ class TextHead:
         - span: (question, context) -> the answer, "" for none
         - choice: a list of candidates, each a text or a pair -> ``Choice``
 
-        Texts that are longer than in training are cut off as there.
+        Texts that are longer than in training are cut off as there, with a warning.
         """
         if not isinstance(self.model, ModelWithHead):
             raise SettingError(
                 "this model has no head that predicts: load a run that was tuned with tuning.heads, and name "
                 "its task if the run has several"
             )
-        reader, rows = self._reader, [_as_row(text, self.reader.task.kind) for text in _as_list(texts)]
+        kind, task = self.reader.task.kind, self.reader.task
+        asked = replace(task, target=lambda _: None, texts=_row_texts, answer_span=None)
+        reader = replace(self.reader, task=asked)
+        rows = [_as_row(text, kind) for text in _as_list(texts)]
         return [
             _prediction(reader, row, output)
             for row, output in zip(rows, self._outputs(reader, rows, _head_output), strict=True)
         ]
-
-    def count_cut(self, texts: Sequence[Any]) -> int:
-        """Return how many texts, in the form that ``predict`` takes, are longer than what the model reads."""
-        reader, kind = self._reader, self.reader.task.kind
-        return sum(reader.is_cut(_as_row(text, kind)) for text in _as_list(texts))
 
     def embed(self, texts: Sequence[Any]) -> np.ndarray:
         """Return a vector for each text or pair of texts, float32 [N,D], by the pooling of the head.
@@ -98,17 +97,17 @@ class TextHead:
         width = self.model.config.feature_width
         return np.stack(vectors) if vectors else np.zeros((0, width), np.float32)
 
-    @property
-    def _reader(self) -> Reader:
-        """Return the reader of the head's task for texts without labels."""
-        task = replace(self.reader.task, target=lambda _: None, texts=_row_texts, answer_span=None)
-        return replace(self.reader, task=task)
-
     def _outputs(
         self, reader: Reader, rows: Sequence[Row], output: Callable[[Any, Batch], jax.Array]
     ) -> list[np.ndarray]:
         """Return the output for each row, in order; rows of similar length are read together."""
         examples = [reader.example(row).rows for row in rows]
+        cut = sum(any(encoded.is_cut for encoded in parts) for parts in examples)
+        if cut:
+            room = f"the {reader.length} tokens that the model reads"
+            warnings.warn(
+                f"{cut:,} of {len(rows):,} texts are longer than {room}, and were cut", stacklevel=4
+            )
         lengths = [max(len(row.tokens) for row in parts) for parts in examples]
         order = sorted(range(len(rows)), key=lambda index: (len(examples[index]), lengths[index]))
         outputs: dict[int, np.ndarray] = {}

@@ -63,14 +63,16 @@ def demo(*, text: Path | None = None, runs: Runs = RUNS) -> None:
     from experiments.figures.model_inspection import draw_heads
     from experiments.figures.trained_models import read_text
     from experiments.report.report import print_report
+    from experiments.runs.curves import read_curves
     from experiments.runs.stages import stages_of
     from experiments.runs.trained import open_run
 
     result, sample = read_result(decoder.folder), held_out_sample(decoder.experiment, decoder.folder)
     if result is None or sample is None:
         raise SettingError(f"{decoder.folder} has no scores: was it deleted meanwhile? Run the command again")
+    curves = read_curves([result], warn=lambda line: None)
     UNBROKEN.print(f"\n[bold]A decoder of {result.parameters:,} parameters after {STEPS:,} steps[/]")
-    for line in (*sample.lines(), *loss_lines(result, decoder.experiment)):
+    for line in (*sample.lines(), *loss_lines(result, decoder.experiment, curves)):
         UNBROKEN.print(line, markup=False)
     read = read_text(open_run(decoder.folder, stages_of(decoder.folder)), sample.prompt)
     save_figure(draw_heads(read, HEADS), decoder.folder / PICTURE)

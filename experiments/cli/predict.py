@@ -1,7 +1,10 @@
-"""``lm predict`` and ``lm embed``: what a head says of each line of a file, and vectors of texts."""
+"""Run ``lm predict`` and ``lm embed``: apply a head to each line of a file, and make vectors of texts."""
 
 import json
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,11 +39,8 @@ def predict(run: Path, file: Path | None = None, /, mixture: Mixture = "") -> No
     from lm.predictions import Choice, Classification  # with jax
 
     texts = read_texts(file)
-    model = open_model(run, mixture)
-    predictions = model.predict(texts)
-    if model.head is not None and (cut := model.head.count_cut(texts)):
-        room = f"the {model.head.reader.length} tokens that the model reads"
-        print(f"{cut:,} of {len(texts):,} texts are longer than {room}, and were cut", file=sys.stderr)
+    with warnings_in_a_line():
+        predictions = open_model(run, mixture).predict(texts)
     for text, prediction in zip(texts, predictions, strict=True):
         fields = {"prediction": prediction}
         if isinstance(prediction, Classification | Choice):
@@ -61,10 +61,21 @@ def embed(run: Path, file: Path | None = None, /, *, out: Path, mixture: Mixture
     """
     if out.suffix != ".npy":
         raise SettingError(f"--out {out} should end in .npy, the format of numpy")
-    vectors = open_model(run, mixture).embed(read_texts(file))
+    texts = read_texts(file)
+    with warnings_in_a_line():
+        vectors = open_model(run, mixture).embed(texts)
     with atomic_file(out) as opened:
         np.save(opened, vectors)
     UNBROKEN.print(f"{out}: {len(vectors):,} vectors of {vectors.shape[1]:,} numbers", highlight=False)
+
+
+@contextmanager
+def warnings_in_a_line() -> Iterator[None]:
+    """Print warnings on the standard error in a line each, without the place in the code."""
+    with warnings.catch_warnings(record=True) as caught:
+        yield
+    for warning in caught:
+        print(warning.message, file=sys.stderr)
 
 
 def open_model(run: Path, mixture: str) -> "TrainableModel":

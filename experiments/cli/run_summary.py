@@ -39,7 +39,8 @@ def summarize(name: str, experiment: Experiment, folder: Path) -> Iterator[str]:
     result = read_result(folder)
     if result is None:
         return
-    yield from loss_lines(result, experiment)
+    curves = read_curves([result], warn=lambda line: None)
+    yield from loss_lines(result, experiment, curves)
     for task, best in result.tasks.items():
         chance = chance_score(task, best)
         beside = "" if chance is None else f" (chance: {chance:.3g})"
@@ -47,7 +48,7 @@ def summarize(name: str, experiment: Experiment, folder: Path) -> Iterator[str]:
         rows = f" on {best['rows']:,} examples" if best.get("rows") else ""
         yield f"{task}: {best['measure'].replace('_', ' ')} {score}{rows}{beside}"
     yield f"run: {folder}"
-    if draw_curves(name, result):
+    if draw_curves(name, result, curves):
         yield f"picture: {folder / CURVES}.png"
     yield "Try:"
     yield from (f"  {command}" for command in suggestions(name, experiment, folder))
@@ -71,15 +72,18 @@ def chance_score(task: str, best: Mapping[str, Any]) -> float | None:
     return 100 / len(known.labels) if known.labels and metrics == {"accuracy"} else None
 
 
-def loss_lines(result: Result, experiment: Experiment) -> Iterator[str]:
-    """Yield the held-out loss, and beside that of a unigram model the content loss, if it is another one."""
+def loss_lines(result: Result, experiment: Experiment, curves: Curves) -> Iterator[str]:
+    """Yield the held-out loss, and beside that of a unigram model the content loss, if it is another one.
+
+    curves: of this run, from ``read_curves``.
+    """
     loss = result.held_out_loss
     if loss is not None:
         line = f"held-out loss {loss:.3f} nats per token"
         if experiment.model.has_decoder and loss < MAX_EXPONENT:
             line += f", perplexity {exp(loss):.1f}"
         yield line
-        if note := memorising_note(read_curves([result], warn=lambda line: None)):
+        if note := memorising_note(curves):
             yield note
     if result.denoiser_losses:
         losses = ", ".join(f"{name} {loss:.3f}" for name, loss in result.denoiser_losses.items())
@@ -110,7 +114,7 @@ def memorising_note(curves: Curves) -> str:
     )
 
 
-def draw_curves(name: str, result: Result) -> bool:
+def draw_curves(name: str, result: Result, curves: Curves) -> bool:
     """Draw the run's losses and scores over steps into its folder, unless they are there.
 
     False if there is nothing to draw, since fewer than two evaluations were recorded.
@@ -119,7 +123,6 @@ def draw_curves(name: str, result: Result) -> bool:
     picture, scores = folder / f"{CURVES}.png", folder / "scores.json"
     if picture.exists() and picture.stat().st_mtime >= scores.stat().st_mtime:
         return True
-    curves = read_curves([result], warn=lambda line: None)
     if not curves:
         return False
     from experiments.figures.draw import draw_plots, save_figure  # with matplotlib, which is slow to import

@@ -93,9 +93,13 @@ def pretrained_of_run(names: Iterable[str]) -> str:
 
 
 def describe_model(folder: Path, name: str, names: Iterable[str], option: str = "--mixture") -> str:
-    """Return which model of the run in ``folder`` is used, and which others it has."""
+    """Return which model of the run in ``folder`` is used, and which others it has.
+
+    option: that names another one on the command line; empty in Python.
+    """
     others = ", ".join(other for other in names if other != name)
-    return f"{folder} after {name}" + (f" (its other models: {option} {others})" if others else "")
+    behind = f"{option} {others}".lstrip()
+    return f"{folder} after {name}" + (f" (its other models: {behind})" if others else "")
 
 
 # ---- folders

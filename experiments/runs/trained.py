@@ -139,17 +139,17 @@ class Trained:
         return prompt_batch(config, tokens, segments)
 
 
-def open_run(folder: Path, stages: Sequence[Stage], name: str = "") -> Trained:
+def open_run(folder: Path, stages: Sequence[Stage], name: str = "", option: str = "--mixture") -> Trained:
     """Open the model of the run in ``folder`` after the stage ``name``, by default ``model_of_run``'s.
 
-    ``stages``: those of the run that will do.
+    ``stages``: those of the run that will do. ``option``: as for ``describe_model``.
     """
     cache_compiled(find_cache(folder))
     models = {stage.name: stage for stage in networks(stages) if stage.has_model}
     stage = chosen(folder, models, name)
     mesh = sharding.make_mesh(stage.settings.mesh)
     model, put = stage.trained_body(mesh), stage.body_steps(mesh).shard_batch
-    which = describe_model(folder, stage.name, models)
+    which = describe_model(folder, stage.name, models, option)
     return Trained(stage, stored_vocabulary(stage.folder, stage.settings), model, put, mesh.size, which)
 
 
@@ -194,9 +194,9 @@ def texts_of_run(trained: Trained, max_length: int | None = None) -> TrainableMo
     return replace(texts, pool=pooling(trained.stage.settings))
 
 
-def open_texts(folder: Path, name: str = "") -> tuple[TrainableModel, str]:
+def open_texts(folder: Path, name: str = "", option: str = "--mixture") -> tuple[TrainableModel, str]:
     """Return the model of a run with its head, to be asked in texts, and words that tell which it is."""
-    trained = open_run(folder, stages_of(folder), name)
+    trained = open_run(folder, stages_of(folder), name, option)
     return with_head(texts_of_run(trained), trained.stage), trained.which
 
 

@@ -205,7 +205,11 @@ def test_texts_that_are_cut_are_counted_before_training_and_by_predict(runs, tmp
         f"1 of 3 texts are longer than the {room} tokens that the model reads, and were cut"
         in capsys.readouterr().err
     )
-    assert load_run(folder).head.count_cut(texts) == 1
+    for ask in (load_run(folder).predict, load_run(folder).embed):
+        with pytest.warns(UserWarning, match=f"1 of 3 texts are longer than the {room} tokens"):
+            ask(texts)
+    embedded = ["embed", str(folder), str(tmp_path / "texts.txt"), "--out", str(tmp_path / "vectors.npy")]
+    assert dispatch(embedded) == 0 and "1 of 3 texts are longer than" in capsys.readouterr().err
     rows = [{"sentence": text, "label": 0} for text in texts]
     sources = SimpleNamespace(rows=lambda task, split: rows)
     said, inputs = [], cast(Inputs, SimpleNamespace(vocabulary=ByteTokenizer(100), sources=sources))
