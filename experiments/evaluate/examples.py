@@ -130,7 +130,7 @@ class NamedTokens:
 def _print_examples(rows: Iterable[Iterable[Part]]) -> None:
     for parts in rows:
         for kind, note, text in parts:
-            first, *others = wrap(text, max(CONSOLE.width - MARGIN, MARGIN)) or [""]
+            first, *others = wrap(text, max(CONSOLE.width - MARGIN, 1)) or [""]
             UNBROKEN.print(f"  [cyan]{kind:>7}[/] {note:>11} │ {escape(first)}")
             for line in others:
                 UNBROKEN.print(f"{'│':>{MARGIN - 1}} {escape(line)}")
@@ -138,7 +138,7 @@ def _print_examples(rows: Iterable[Iterable[Part]]) -> None:
 
 
 def _labelled(task: LabelledTask, row: Row) -> Iterator[Part]:
-    """The texts, for a choice those of each candidate, and the label."""
+    """Yield the texts, for a choice those of each candidate, and the label."""
     between = " ⏎ " if task.kind == "choice" else " "
     for text in task.texts(row):
         yield "text", "", text if isinstance(text, str) else between.join(text)
@@ -154,7 +154,7 @@ def _parts(
     predicted: str = "hidden",
     joins_neighbours: bool = False,
 ) -> Iterator[Part]:
-    """The inputs and targets of each example of a row, and what the encoder has to predict.
+    """Yield the inputs and targets of each example of a row, and what the encoder has to predict.
 
     predicted: the kind of those: hidden tokens, or the next ones of an encoder with a causal mask. Tokens
     that are predicted in an order are shown in it.
@@ -186,7 +186,7 @@ def _parts(
 
 
 def _content(batch: Batch, row: int, example: int, vocabulary: "Tokenizer | NamedTokens") -> Iterator[Part]:
-    """The content tokens of a decoder's example, unless there are none or all but EOS are content."""
+    """Yield the content tokens of a decoder's example, unless there are none or all but EOS are content."""
     side = batch.decoder
     if side is not None and side.content is not None:
         inside = side.segment_ids[row] == example

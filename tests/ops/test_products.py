@@ -60,10 +60,13 @@ def test_products_and_gradients_agree_with_the_formula_in_float64(case, dtype):
         stored = [jnp.asarray(transposed(each, order), dtype) for each in arrays]
         found = (jax.jit(forward)(*stored[:2]), *jax.jit(backward)(*stored))
         for ours, exact in zip(found, expected, strict=True):
-            # jaxlib 0.12 sums some gradients in bfloat16, again depending on the order of axes
-            tolerance = (2**-6 if dtype == jnp.bfloat16 else 1e-6) * np.abs(exact).max()
+            tolerance = 2**-7 if dtype == jnp.bfloat16 else 1e-5
+            tolerances = {"rtol": tolerance, "atol": tolerance}
+            if dtype == jnp.bfloat16 and jax.__version_info__ >= (0, 11):
+                # jaxlib 0.12 sums some gradients in bfloat16, again depending on the order of axes
+                tolerances = {"rtol": 0, "atol": 2**-6 * np.abs(exact).max()}
             ours = np.asarray(ours.astype(jnp.float32))
-            np.testing.assert_allclose(ours, transposed(exact, order), rtol=0, atol=tolerance)
+            np.testing.assert_allclose(ours, transposed(exact, order), **tolerances)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 3), (2, 1)])
