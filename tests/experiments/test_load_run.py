@@ -20,6 +20,7 @@ from experiments.notebook import load_run
 from experiments.runs.checks import report_cut_rows
 from experiments.runs.inputs import Inputs
 from experiments.runs.kinds.answers import make_eval_task
+from experiments.runs.kinds.network import answers_path
 from experiments.runs.stages import stages_of
 from lm import convert
 from lm.batch import Batch, Side
@@ -218,3 +219,14 @@ def test_texts_that_are_cut_are_counted_before_training_and_by_predict(runs, tmp
     report_cut_rows(stages_of(folder), inputs, said.append)
     assert said[0].startswith("cola: 1 of 3 training rows are longer than") and "inputs_length" in said[0]
     assert 20 < float(re.search(r"cola: ([\d.]+)% of the training rows", said[1])[1]) < 47, "of a sample"
+
+
+def test_a_score_on_validation_rows_says_how_many_were_answered(runs, monkeypatch):
+    folder, *_ = run_of(runs, "head-cola", HEADS | {"tuning.heads": ("cola",)})
+    stage = next(stage for stage in stages_of(folder) if stage.name == "cola")
+    monkeypatch.setattr("experiments.runs.kinds.network.best_of", lambda task, folder, step: {"step": 3})
+    assert stage.scores(None, None) == {"cola": {"step": 3}}, "the answers are gone"
+    answers = answers_path(stage.folder, LABELLED["cola"], 3)
+    answers.parent.mkdir(parents=True)
+    answers.write_text('{"answer": "a\\u2028b"}\n' * 5)
+    assert stage.scores(None, None) == {"cola": {"step": 3, "rows": 5}}
