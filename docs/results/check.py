@@ -521,7 +521,7 @@ class Check:
 
 
 def check_units(check: Check, tables: Sequence[Table]) -> None:
-    """Check the unit of each column: noise of seeds, pooled over all tables, and of examples.
+    """Check the unit of each column: noise of seeds of the median row of all tables, and of examples.
 
     Rows on the unigram plateau do not count, unless all are.
     """
@@ -542,8 +542,12 @@ def check_units(check: Check, tables: Sequence[Table]) -> None:
                 values[folder] = [run.scores[name] for run in seeds.values() if name in run.scores]
                 by_examples[folder] = [run.errors[name].var() for run in seeds.values() if name in run.errors]
         repeated = [np.array(each) for each in values.values() if len(each) > 1]
-        freedom = sum(len(each) - 1 for each in repeated)
-        by_seeds = sum(((each - each.mean()) ** 2).sum() for each in repeated) / freedom if freedom else 0.0
+        squares = [
+            ((each - each.mean()) ** 2).sum() / stats.chi2.median(len(each) - 1)
+            for each in repeated
+            if np.ptp(each) > 1e-9 * np.abs(each).max()
+        ]
+        by_seeds = np.median(squares) if squares else 0.0
         known = [x for each in by_examples.values() for x in each]
         unit = math.sqrt(by_seeds + (np.mean(known) if known else 0.0)) or 1.0
         for table in tables:

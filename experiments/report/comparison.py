@@ -32,6 +32,7 @@ from experiments.report.metrics import (
     metric_groups,
     pooled_std,
     run_scores,
+    typical_std,
 )
 from experiments.report.order import MIN_ROWS, PaperOrder, common_seeds, paper_order
 from experiments.report.statistics import (
@@ -609,8 +610,8 @@ class Comparison:
 def pooled_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
     """Return metric -> standard deviation of its value over new seeds and new examples; 1 if unknown.
 
-    The variance over seeds is that within rows, pooled over the rows of all tables; an experiment that is a
-    row of several tables counts once. Rows that have not left the unigram plateau are not compared, and do
+    The variance over seeds is that within the median row of all tables; an experiment that is a row of
+    several tables counts once. Rows that have not left the unigram plateau are not compared, and do
     not count unless all are such. The mean variance over resamples of the examples is added: it keeps a
     metric whose few seeds happen to agree from getting all the weight.
     """
@@ -638,7 +639,7 @@ def pooled_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
     noise = {}
     for metric_name, rows in values.items():
         known = [x for variances in example_variances[metric_name].values() for x in variances]
-        noise[metric_name] = hypot(pooled_std(rows.values()), sqrt(mean(known or [0.0]))) or 1.0
+        noise[metric_name] = hypot(typical_std(rows.values()), sqrt(mean(known or [0.0]))) or 1.0
     return noise
 
 

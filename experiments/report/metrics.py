@@ -8,12 +8,13 @@ language. Claims are judged on each half and on both.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log, sqrt
-from statistics import mean, variance
+from statistics import mean, median, variance
 from typing import Any, Literal
 
 import numpy as np
 
 from experiments.figures.panels import Score
+from experiments.report.statistics import RELATIVE_TOLERANCE
 from experiments.runs.result import Result
 from experiments.study.claims import compared_columns
 from experiments.study.experiment import Experiment
@@ -310,6 +311,23 @@ def denoiser_losses(runs: Iterable[Result]) -> dict[str, Score]:
         for name, loss in run.denoiser_losses.items():
             losses.setdefault(name, []).append(loss)
     return {name: score for name, values in losses.items() if (score := Score.of(values))}
+
+
+def typical_std(rows: Iterable[Sequence[float]]) -> float:
+    """Return the standard deviation within a typical row; 0 if none has two values that differ.
+
+    It is the median over rows, of each variance over the median of its chi-squared distribution. A row whose
+    runs end in two ways, as some that learn a task and some that do not, is no measure of the noise of
+    others; nor is a counted model, whose runs are equal.
+    """
+    from scipy.special import chdtri  # slow to import
+
+    varied = [
+        row for row in rows if len(row) > 1 and max(row) - min(row) > RELATIVE_TOLERANCE * max(map(abs, row))
+    ]
+    if not varied:
+        return 0.0
+    return sqrt(median(variance(row) * (len(row) - 1) / chdtri(len(row) - 1, 0.5) for row in varied))
 
 
 def pooled_std(rows: Iterable[Sequence[float]]) -> float:
