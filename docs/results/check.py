@@ -9,6 +9,7 @@ it finds faults of the report's own code. It prints each figure that does not fo
 """
 
 import argparse
+import functools
 import hashlib
 import io
 import json
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import integrate, optimize, special, stats
 
 ALPHA = 0.05
 MARGIN = 2 * math.sqrt(2 / 7)  # of equivalence [noise deviations]
@@ -520,6 +521,18 @@ class Check:
             self.faults.append(f"{what}: interval {published} in the report, {due} from the runs")
 
 
+@functools.cache
+def median_of_variances(freedom: tuple[int, ...]) -> float:
+    """Return the expected median of the variances of rows of standard normal runs."""
+    ranks = [(len(freedom) - 1) // 2, len(freedom) // 2]
+
+    def above(x: float) -> float:
+        chances = [stats.chi2.cdf(k * x, k) for k in freedom]
+        return sum(stats.poisson_binom.cdf(rank, chances) for rank in ranks) / 2
+
+    return integrate.quad(above, 0, math.inf, limit=200)[0]
+
+
 def check_units(check: Check, tables: Sequence[Table]) -> None:
     """Check the unit of each column: noise of seeds of the median row of all tables, and of examples.
 
@@ -542,12 +555,11 @@ def check_units(check: Check, tables: Sequence[Table]) -> None:
                 values[folder] = [run.scores[name] for run in seeds.values() if name in run.scores]
                 by_examples[folder] = [run.errors[name].var() for run in seeds.values() if name in run.errors]
         repeated = [np.array(each) for each in values.values() if len(each) > 1]
-        squares = [
-            ((each - each.mean()) ** 2).sum() / stats.chi2.median(len(each) - 1)
-            for each in repeated
-            if np.ptp(each) > 1e-9 * np.abs(each).max()
-        ]
-        by_seeds = np.median(squares) if squares else 0.0
+        varied = [each for each in repeated if np.ptp(each) > 1e-9 * np.abs(each).max()]
+        by_seeds = 0.0
+        if varied:
+            by_seeds = np.median([each.var(ddof=1) for each in varied])
+            by_seeds /= median_of_variances(tuple(sorted(len(each) - 1 for each in varied)))
         known = [x for each in by_examples.values() for x in each]
         unit = math.sqrt(by_seeds + (np.mean(known) if known else 0.0)) or 1.0
         for table in tables:

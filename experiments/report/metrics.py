@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from experiments.figures.panels import Score
-from experiments.report.statistics import RELATIVE_TOLERANCE
+from experiments.report.statistics import RELATIVE_TOLERANCE, expected_median_variance
 from experiments.runs.result import Result
 from experiments.study.claims import compared_columns
 from experiments.study.experiment import Experiment
@@ -314,20 +314,19 @@ def denoiser_losses(runs: Iterable[Result]) -> dict[str, Score]:
 
 
 def typical_std(rows: Iterable[Sequence[float]]) -> float:
-    """Return the standard deviation within a typical row; 0 if none has two values that differ.
+    """Return the standard deviation within the median row; 0 if none has two values that differ.
 
-    It is the median over rows, of each variance over the median of its chi-squared distribution. A row whose
-    runs end in two ways, as some that learn a task and some that do not, is no measure of the noise of
-    others; nor is a counted model, whose runs are equal.
+    It is the root of the median variance, over what that median is for rows of unit noise: the variance of
+    one row, the mean variance of two. A row whose runs end in two ways, as some that learn a task and some
+    that do not, is no measure of the noise of others; nor is a counted model, whose runs are equal.
     """
-    from scipy.special import chdtri  # slow to import
-
     varied = [
         row for row in rows if len(row) > 1 and max(row) - min(row) > RELATIVE_TOLERANCE * max(map(abs, row))
     ]
     if not varied:
         return 0.0
-    return sqrt(median(variance(row) * (len(row) - 1) / chdtri(len(row) - 1, 0.5) for row in varied))
+    freedom = tuple(sorted(len(row) - 1 for row in varied))
+    return sqrt(median(map(variance, varied)) / expected_median_variance(freedom))
 
 
 def pooled_std(rows: Iterable[Sequence[float]]) -> float:

@@ -8,9 +8,9 @@ get the same resamples.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import inf, sqrt
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -244,6 +244,25 @@ def seed_intervals(by_seed: Sequence[float]) -> dict[str, tuple[float, float] | 
         if np.isfinite([low, high]).all():
             intervals["bca"] = (float(low), float(high))
     return intervals
+
+
+@cache
+def expected_median_variance(freedom: tuple[int, ...]) -> float:
+    """Return the expected median of sample variances of unit noise, given their degrees of freedom."""
+    from scipy.integrate import quad
+    from scipy.special import chdtr
+
+    middle = {(len(freedom) - 1) // 2, len(freedom) // 2}
+
+    def exceeded(x: float) -> float:
+        """Return the probability that a middle variance is above x."""
+        count = np.ones(1)  # of the variances up to x: probability of each number
+        for each in freedom:
+            below = chdtr(each, each * x)
+            count = np.convolve(count, [1 - below, below])
+        return fmean(count[: rank + 1].sum() for rank in middle)
+
+    return quad(exceeded, 0, inf)[0]
 
 
 def moderated_variance(variances: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
