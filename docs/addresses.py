@@ -7,7 +7,7 @@ from typing import Any
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 PLACEHOLDER = "https://example.org/"
-INCLUDED = re.compile(r"\{\{ file ([\w./]+) \}\}")
+INCLUDED = re.compile(r"\[([\w./]+)\]\(\.\./\1\)")
 
 
 def on_config(config: Any) -> Any:
@@ -23,7 +23,7 @@ def on_config(config: Any) -> Any:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs for each page; returns its text.
 
-    A page ``{{ file CHANGELOG.md }}`` is that file of the repository, whose links to docs/ become the site's.
+    A page that is one link to a file of the repository becomes that file, and its links those of the site.
     """
     if not (included := INCLUDED.fullmatch(markdown.strip())):
         return markdown

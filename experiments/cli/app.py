@@ -139,8 +139,8 @@ def takes_settings(function: Callable[..., Any]) -> bool:
 
 
 def examples(function: Callable[..., Any]) -> list[str]:
-    """Return the command lines in a docstring: its indented lines that begin with ``lm``."""
-    lines = (inspect.getdoc(function) or "").splitlines()
+    """Return the command lines in a docstring, whole: its indented lines that begin with ``lm``."""
+    lines = re.sub(r" \\\n +", " ", inspect.getdoc(function) or "").splitlines()
     return [dedent(line) for line in lines if line.startswith("    lm ")]
 
 

@@ -26,7 +26,8 @@ def eval_likelihood(
     context is no measure of it, since it was trained to fill gaps or to answer.
 
         lm eval likelihood runs/nano/t5/1-baseline/baseline/seed-0 book.txt
-        lm eval likelihood runs/nano/t5/1-baseline/baseline/seed-0 documentation --texts 10
+        lm eval likelihood runs/nano/t5/1-baseline/baseline/seed-0 \\
+          documentation --texts 10
 
     Args:
         run: Folder of a run.

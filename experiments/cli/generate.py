@@ -41,10 +41,12 @@ def generate(
     --max-length masks, which it fills in as many passes as --iterations says. n-grams continue a prompt as
     the beginning of a document, greedily or by sampling.
 
-        lm generate runs/nano/gpt/base/seed-0 --prompt 'Once' --temperature 0.8 --top-p 0.9
-        lm generate runs/nano/t5/1-baseline/baseline/seed-0 --prompt 'Paris is the [MASK] of France.'
-        lm generate runs/nano/now/4-diffusion/masked-diffusion/seed-0 --prompt 'Once' --max-length 32
-            --iterations 16 --passes ancestral
+        lm generate runs/nano/gpt/base/seed-0 \\
+          --prompt 'Once' --temperature 0.8 --top-p 0.9
+        lm generate runs/nano/t5/1-baseline/baseline/seed-0 \\
+          --prompt 'Paris is the [MASK] of France.'
+        lm generate runs/nano/now/4-diffusion/masked-diffusion/seed-0 \\
+          --prompt 'Once' --max-length 32 --iterations 16 --passes ancestral
 
     Args:
         run: Folder of a run.

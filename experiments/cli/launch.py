@@ -130,8 +130,9 @@ def launch_gce(
 
     A slice that is preempted is asked for again, and the run goes on from its last checkpoint.
 
-        lm launch gce 't5/6-*' --scale base --accelerator v6e:4x4 --zones us-east5-a --provisioning \
-spot --image us-docker.pkg.dev/PROJECT/lm/lm:1 --runs gs://BUCKET/runs --at-once 4 --dry-run
+        lm launch gce 't5/6-*' --scale base --accelerator v6e:4x4 \\
+          --zones us-east5-a --provisioning spot --at-once 4 \\
+          --image us-docker.pkg.dev/PROJECT/lm/lm:1 --runs gs://BUCKET/runs --dry-run
 
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
@@ -152,8 +153,9 @@ def launch_queued(
 ) -> None:
     """Run each row on its own slice by queued resources (v4, v5e), and delete the slice at the end.
 
-        lm launch queued t5/1-baseline/baseline --scale base --accelerator v5e:4x4 --zones us-west4-a \
---image us-docker.pkg.dev/PROJECT/lm/lm:1 --runs gs://BUCKET/runs --dry-run
+        lm launch queued t5/1-baseline/baseline --scale base \\
+          --accelerator v5e:4x4 --zones us-west4-a \\
+          --image us-docker.pkg.dev/PROJECT/lm/lm:1 --runs gs://BUCKET/runs --dry-run
 
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
@@ -174,8 +176,9 @@ def launch_gke(
 ) -> None:
     """Submit each row to GKE as a JobSet, by xpk, on one or more slices.
 
-        lm launch gke t5/1-baseline/baseline --scale base --accelerator tpu7x:4x4x4 --cluster mine \
---slices 2 --image us-docker.pkg.dev/PROJECT/lm/lm:1 --runs gs://BUCKET/runs --dry-run
+        lm launch gke t5/1-baseline/baseline --scale base \\
+          --accelerator tpu7x:4x4x4 --cluster mine --slices 2 \\
+          --image us-docker.pkg.dev/PROJECT/lm/lm:1 --runs gs://BUCKET/runs --dry-run
 
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
@@ -193,7 +196,8 @@ def launch_slurm(
 ) -> None:
     """Submit the rows to Slurm as one job array, with a process for each GPU.
 
-        lm launch slurm t5/1-baseline/baseline --scale base --nodes 2 --time 24:00:00 --dry-run
+        lm launch slurm t5/1-baseline/baseline --scale base \\
+          --nodes 2 --time 24:00:00 --dry-run
 
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
@@ -211,7 +215,8 @@ def launch_local(
 ) -> None:
     """Run the rows on this machine, one after another, each in several processes.
 
-        lm launch local t5/1-baseline/baseline --processes 2 --devices-per-process 4 --dry-run
+        lm launch local t5/1-baseline/baseline \\
+          --processes 2 --devices-per-process 4 --dry-run
 
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.

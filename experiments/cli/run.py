@@ -45,7 +45,8 @@ def run(
     folder contains the settings that you change.
 
         lm run t5/1-baseline/baseline
-        lm run gpt/base --data.corpus text:book.txt --pretraining.steps 500 --name book
+        lm run gpt/base --data.corpus text:book.txt \\
+          --pretraining.steps 500 --name book
         lm run t5/1-baseline/baseline --scale mini --dry-run
 
     Args:

@@ -88,7 +88,8 @@ def sweep(
 
         lm sweep t5/6-corruption-rate --seeds 3
         lm sweep 't5/4-*' --pretraining.optimizer.learning-rate 0.5
-        lm sweep t5/1-baseline/baseline --grid model.mlp.d_ff=128,256 model.dropout=0,0.1
+        lm sweep t5/1-baseline/baseline \\
+          --grid model.mlp.d_ff=128,256 model.dropout=0,0.1
         lm sweep 't5/*' --dry-run
 
     Args:

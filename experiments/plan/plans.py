@@ -169,7 +169,7 @@ def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
     title = f"{slices.name}{f' x {slices.count}' * (slices.count > 1)}, {slices.chips} chips"
     title += f", scale {options.scale}" + f", size {options.size}" * bool(options.size)
     title += f", batch {' or '.join(map(str, batches))}" * (batches != [usual])
-    title += f": what a step fills of the {slices.room / GIB:.2f} GiB of each device [GiB]"
+    title += f": what a step fills of each device's {slices.room / GIB:.2f} GiB, in GiB"
     uses_host = any(plan.compiled.host for plan in plans)
     heads = "row, mesh, remat, parameters, args, temps, code, all" + ", host" * uses_host + ", fits"
     _print_table(title, heads, [_memory(plan, uses_host) for plan in plans])
