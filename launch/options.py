@@ -7,6 +7,7 @@ from typing import Literal
 from launch.command import LaunchError
 
 PROVISIONING = ("on-demand", "spot", "flex-start", "reservation:NAME")
+UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}  # of a time [seconds]
 FLEX_START, SPOT, RESERVATION = "flex-start", "spot", "reservation"
 
 
@@ -65,18 +66,26 @@ def check_machines(machines: Machines) -> None:
         )
     if machines.max_run_time and not re.fullmatch(r"(\d+d)?(\d+h)?(\d+m)?(\d+s)?", machines.max_run_time):
         raise LaunchError(f"--max-run-time {machines.max_run_time!r} should be a time such as 12h or 1d6h")
-    if kind == FLEX_START and not machines.max_run_time:
+    if kind == FLEX_START and not 0 < seconds(machines.max_run_time) <= seconds("7d"):
         raise LaunchError(
             "--provisioning flex-start needs --max-run-time, at most 7d, such as --max-run-time 2d"
         )
     for pair in machines.labels:
         if not re.fullmatch(r"[a-z][a-z0-9_-]*=[a-z0-9_-]*", pair):
             raise LaunchError(f"--labels {pair!r} should be KEY=VALUE, of a-z, 0-9, - and _")
-    if not machines.zones:
-        raise LaunchError("--zones should name a zone, such as us-east5-a")
+    for zone in machines.zones or [""]:
+        if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", zone):
+            raise LaunchError(
+                f"--zones {zone!r} should be zones such as us-east5-a, several of them separated by blanks"
+            )
     for name, number in (("at-once", machines.at_once), ("restarts", machines.restarts + 1)):
         if number < 1:
             raise LaunchError(f"--{name} should be a whole number from {int(name == 'at-once')}")
+
+
+def seconds(time: str) -> int:
+    """Return a time such as 1d6h in seconds; 0 for ""."""
+    return sum(int(number) * UNITS[unit] for number, unit in re.findall(r"(\d+)([dhms])", time))
 
 
 def reservation(machines: Machines) -> str:

@@ -49,8 +49,11 @@ def script(jobs: Sequence[Job], options: SlurmJob) -> str:
 
 def submit(jobs: Sequence[Job], options: SlurmJob) -> int:
     """Write the script into this folder and submit it; the exit code is sbatch's."""
-    if min(options.nodes, options.at_once) < 1:
-        raise LaunchError("--nodes and --at-once should be whole numbers from 1")
+    for name, number in (("nodes", options.nodes), ("at-once", options.at_once)):
+        if number < 1:
+            raise LaunchError(f"--{name} {number} should be a whole number from 1")
+    if not re.fullmatch(r"\d+|(\d+-)?\d+(:\d+){1,2}|\d+-\d+", options.time):
+        raise LaunchError(f"--time {options.time} should be minutes, H:M:S, D-H or D-H:M:S, such as 24:00:00")
     text, path = script(jobs, options), Path(f"{label(*jobs)}.sbatch")
     if options.dry_run:
         print(text)

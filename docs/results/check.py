@@ -880,6 +880,9 @@ def main() -> int:
     parser.add_argument("runs", type=Path, nargs="+", help="archives or folders with its runs")
     parser.add_argument("--other", type=Path, help="results.json of the report that this one predicts")
     arguments = parser.parse_args()
+    for path in (arguments.report, *arguments.runs, *filter(None, [arguments.other])):
+        if not path.exists():
+            parser.error(f"{path} is not there")
     report = json.loads(arguments.report.read_text())
     check = check_report(report, read_archives(arguments.runs))
     if arguments.other:

@@ -80,7 +80,8 @@ def _with_settings_among(words: Sequence[str], understand: Callable[[], Any], ha
         print(error.getvalue(), end="", file=sys.stderr)
         if "Unrecognized options" in error.getvalue():
             unknown = unrecognized(error.getvalue())
-            for hint in hints([word for word in words if word.partition("=")[0] in unknown], has_settings):
+            meant = [word for word in words if word.partition("=")[0].replace("_", "-") in unknown]
+            for hint in hints(meant, has_settings):
                 print_line(hint)
 
 
@@ -88,7 +89,7 @@ def unrecognized(error: str) -> set[str]:
     """Return the words that tyro names as unrecognized in the box of its error."""
     lines = [line.strip("│ ") for line in error.partition("Unrecognized options:")[2].splitlines()]
     inside = takewhile(lambda line: set(line) - {"─", "-"}, lines)  # up to the line below them
-    return {word.strip(",").partition("=")[0] for word in " ".join(inside).split()}
+    return {word.strip(",").partition("=")[0].replace("_", "-") for word in " ".join(inside).split()}
 
 
 def function_of(name: str) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """``lm convert``: checkpoints of transformers become runs, and models of runs such checkpoints."""
 
 import json
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -77,7 +78,7 @@ def export_checkpoint(
         lm convert export runs/nano/t5/1-baseline/baseline/seed-0 my-t5
 
     Args:
-        run: Folder of a run.
+        run: Folder of a run, @NAME or @last.
         folder: Folder for config.json, safetensors and the tokenizer.
         weights: Write the moving average of the parameters (average, see optimizer.ema), the last parameters
             (last), or those that evaluations use: the average if there is one (scored).
@@ -106,8 +107,10 @@ def export_checkpoint(
         model, what = stage.trained_body(mesh, weights), "model"
         hf_config, class_name = convert.describe(model, labels)
         files |= tokenizer_of_text(stage)
-        if isinstance(stage, HeadFinetuning) and (modules := pooling_files(stage)):
-            files, class_name = files | modules, convert.SENTENCE_TRANSFORMER
+        if isinstance(stage, HeadFinetuning):
+            files = with_max_length(files, stage.settings.tuning.inputs_length)
+            if modules := pooling_files(stage):
+                files, class_name = files | modules, convert.SENTENCE_TRANSFORMER
     files[CARD] = model_card(run, stage, hf_config, class_name, weights, has_head).encode()
     length = stage.settings.tuning.inputs_length
     convert.save(model, folder, labels=labels, max_length=length, beside=files)
@@ -134,14 +137,21 @@ def tokenizer_of_head(stage: "HeadFinetuning", *, pads_always: bool) -> dict[str
 
     vocabulary = stored_vocabulary(stage.folder, stage.settings)
     template = reader_of(stage.settings, stage.task, vocabulary).template
-    files = {**vocabulary.export_files_with(template)}
-    config = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
-    config["model_max_length"] = stage.settings.tuning.inputs_length
+    files = with_max_length(vocabulary.export_files_with(template), stage.settings.tuning.inputs_length)
+    config = json.loads(files[TOKENIZER_CONFIG])
     if pads_always and vocabulary.pad is None and "pad_token" not in config:
         # which one does not matter: what is padding is masked
         names = {token_id: token for token, token_id in vocabulary.vocab.items()}
         config["pad_token"] = names[template.suffix[-1]]
     return files | {TOKENIZER_CONFIG: json.dumps(config, indent=1).encode()}
+
+
+def with_max_length(files: Mapping[str, bytes], length: int) -> dict[str, bytes]:
+    """Return the files of a tokenizer which cuts texts after ``length`` tokens; no files as they are."""
+    if not files:
+        return {}
+    config = json.loads(files.get(TOKENIZER_CONFIG, b"{}")) | {"model_max_length": length}
+    return {**files, TOKENIZER_CONFIG: json.dumps(config, indent=1).encode()}
 
 
 def pooling_files(stage: "HeadFinetuning") -> dict[str, bytes]:

@@ -59,7 +59,7 @@ def neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage: str 
         lm draw neighbours runs/nano/vectors/negative/seed-0 --words file --count 3
 
     Args:
-        run: Folder of a run.
+        run: Folder of a run, @NAME or @last.
         words: Words that are single tokens of the run's vocabulary.
         count: Neighbours to print for each word, the nearest by cosine first.
         stage: Stage whose embedding is used; by default skip-gram's if the run has it, else that of

@@ -30,7 +30,7 @@ def eval_likelihood(
           documentation --texts 10
 
     Args:
-        run: Folder of a run.
+        run: Folder of a run, @NAME or @last.
         file: Lines to score (- reads standard input), or a corpus as data.corpus names it: documentation,
             text:PATH, jsonl:PATH, parquet:PATH or tfds:NAME, whose texts are scored together.
         out: File for the results as JSON lines, in the order of the input.

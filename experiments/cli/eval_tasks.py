@@ -26,7 +26,7 @@ def eval_tasks(
         lm eval tasks runs/t5-small squad@3 glue_small my_task.toml --limit 100
 
     Args:
-        run: Folder of a run.
+        run: Folder of a run, @NAME or @last.
         tasks: Names of tasks or mixtures, or task files; squad@3 prompts with three examples, squad@0 with
             none.
         mixture: Use the model that was fine-tuned on this mixture; by default one that was fine-tuned on the

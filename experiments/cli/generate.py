@@ -49,7 +49,7 @@ def generate(
           --prompt 'Once' --max-length 32 --iterations 16 --passes ancestral
 
     Args:
-        run: Folder of a run.
+        run: Folder of a run, @NAME or @last.
         prompt: One or more texts to answer, to continue or to fill.
         seed: Seed of sampling.
     """

@@ -24,8 +24,10 @@ from launch.command import Job, LaunchError
 from launch.options import Container, Machines
 from launch.processes import show
 from lm.config.base import SettingError
-from lm.data.corpus.spec import corpus_parts
+from lm.data.corpus.readers import WINDOW_READERS
+from lm.data.corpus.spec import check_corpus_name, corpus_parts
 from lm.data.tasks.names import is_task_file
+from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ def _jobs(
     """
     names = [row.name for row in find_buildable(pattern)]
     elsewhere = rows.start.startswith("gs://")  # where it is not read from here
+    if accelerator and rows.start and not rows.start.startswith(("gs://", "hf:", "/")):
+        raise SettingError(of_this_machine(rows.start))
     changes = given_changes(
         names, rows.scale, settings, rows.config, "" if elsewhere else rows.start, Path(rows.runs)
     )
@@ -96,16 +100,29 @@ def _check_in_cloud(experiments: Sequence[Experiment], accelerator: str, count: 
 
 
 def _check_files(experiment: Experiment) -> None:
-    """Raise SettingError for texts and task files by relative paths, which no machine of a cloud has."""
-    corpora = [part.partition(":") for part in corpus_parts(experiment.data.corpus)]
-    paths = [path for kind, _, path in corpora if kind in ("text", "jsonl", "parquet")]
+    """Raise SettingError for unknown corpora, and for files by relative paths, which no cloud has."""
+    data, paths = experiment.data, []
+    corpora, (kind, _, trained_on) = corpus_parts(data.corpus), data.vocabulary.partition(":")
+    if trained_on and kind in TOKENIZER_ALGORITHMS:
+        corpora += corpus_parts(trained_on)
+    elif kind not in (*TOKENIZER_ALGORITHMS, "bytes") and not experiment.start.model:
+        paths.append(data.vocabulary)
+    for corpus in corpora:
+        check_corpus_name(corpus)
+        reader, _, path = corpus.partition(":")
+        paths += [path] if reader in WINDOW_READERS else []
     paths += filter(is_task_file, (*experiment.tuning.mixtures, *experiment.tuning.heads))
     for path in paths:
         if not path.startswith(("gs://", "/")):
-            raise SettingError(
-                f"{path} is a file of this machine, which the machines of the cloud lack: copy it to a "
-                f"bucket, and name it gs://BUCKET/{path}"
-            )
+            raise SettingError(of_this_machine(path))
+
+
+def of_this_machine(path: str) -> str:
+    """Return the error for a relative path that a run in a cloud would read."""
+    return (
+        f"{path} is a file of this machine, which the machines of the cloud lack: copy it to a bucket, and "
+        f"name it gs://BUCKET/{path}"
+    )
 
 
 def _end(launch: Callable[[], int]) -> None:

@@ -28,7 +28,7 @@ from lm.data.tasks.names import is_task_file, task_name
 
 CURVES = "curves"  # name of the picture in the folder of a run
 UNIFORM_BITS_PER_BYTE = 8.0
-RISE = 0.1  # of the held-out loss above its lowest value, from which a model memorises [nats per token]
+RISE = 0.05  # of the held-out loss above its lowest value, from which a model memorises [nats per token]
 CORRELATIONS = {"matthews", "pearson", "spearman"}  # metrics that are 0 for guesses
 PROMPT_WORDS = 3
 MAX_EXPONENT = 700.0  # e to the power of more overflows

@@ -26,6 +26,7 @@ from lm.config.base import (
     SettingError,
     changes,
     leaves,
+    nearest,
     parse_json,
     setting_descriptions,
     unused_settings,
@@ -288,6 +289,9 @@ def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> O
     The file is TOML or JSON, nested or with dotted names, such as the settings.json of a run. That holds
     every setting: those that none of ``rows``, with these and ``options``, reads are left out.
     """
+    if not path.exists():
+        beside = [each.name for each in path.absolute().parent.glob("*") if each.suffix in (".toml", ".json")]
+        raise SettingError(f"--config {path} is not there{nearest(path.name, beside)}")
     try:
         text = path.read_text("utf-8")
         if path.suffix == ".toml":

@@ -25,7 +25,7 @@ SYNONYMS = {  # a setting or option -> its names elsewhere
     ),
     "pretraining.steps finetuning.steps data.repeats": "epochs num-epochs num-train-epochs max-epochs",
     "pretraining.batch_size finetuning.batch_size": (
-        "batch train-batch-size global-batch-size per-device-train-batch-size device-batch-size"
+        "batch batch-size train-batch-size global-batch-size per-device-train-batch-size device-batch-size"
     ),
     "pretraining.microbatches finetuning.microbatches": (
         "grad-accum gradient-accumulation gradient-accumulation-steps accumulate-grad-batches micro-"

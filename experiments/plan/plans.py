@@ -50,7 +50,8 @@ class PlanOptions:
     mesh: str = ""
     scale: str = DEFAULT_SCALE  # size of the study
     size: str = ""  # published model whose size replaces the scale's, such as t5-11b
-    # compile likely meshes, rematerialisations and micro-batches, and recommend the fastest
+    # compile the row's own mesh, rematerialisation and micro-batches and five likely others, and recommend
+    # the fastest of them
     search: bool = False
     price: float = 0.0  # price of a chip-hour; 0: unknown [dollars]
     runs: Path = RUNS  # folder of the runs, whose cache keeps what was compiled
@@ -107,7 +108,7 @@ def show_plans(rows: Mapping[str, Experiment], options: PlanOptions) -> None:
     for (name, experiment), last in zip(rows.items(), names, strict=True):
         row = last if names.count(last) == 1 else name
         step = planned_step(experiment, find_slice(options.topology, experiment.mesh.slice))
-        for tried in candidates(step) if options.search else [step]:
+        for tried in _searched(step, options) if options.search else [step]:
             _check(tried)
             label = f"{row} {', '.join(tried.arrangement)}" if options.search else row
             plans.append(Plan(name, row, label, tried))
@@ -117,6 +118,19 @@ def show_plans(rows: Mapping[str, Experiment], options: PlanOptions) -> None:
         print_line(_recommended([plan for plan in plans if plan.name == name], options.scale))
     if any(plan.compiled.failed for plan in plans):
         sys.exit(1)
+
+
+def _searched(step: PlannedStep, options: PlanOptions) -> list[PlannedStep]:
+    """Return what a search compiles: the row's own arrangement, on --mesh if given, and likely others."""
+    try:
+        _check(step)
+    except SettingError:
+        if options.mesh:
+            raise
+        return candidates(step)
+    own = step.arrangement, step.experiment.model.compile
+    others = [each for each in candidates(step) if (each.arrangement, each.experiment.model.compile) != own]
+    return [step, *others]
 
 
 def _of_networks(rows: Mapping[str, Experiment]) -> dict[str, Experiment]:
@@ -311,4 +325,4 @@ def _recommended(plans: Sequence[Plan], scale: str) -> str:
         return f"{plans[0].name}: none of these fits; take a larger slice"
     best = min(fitting, key=lambda plan: plan.estimate.step)
     changed = options_between(build(best.name, scale), best.step.experiment)
-    return f"The fastest that fits:\n  lm run {best.name} --scale {scale} {changed}"
+    return f"The fastest of these that fits:\n  lm run {best.name} --scale {scale} {changed}"

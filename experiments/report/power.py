@@ -25,8 +25,8 @@ SEED_COUNTS = (2, 3, 5, 10, 20)
 DIFFERENCE_TITLE = (
     "Smallest difference of two rows that is found with a power of 80 %\n"
     "[standard deviations of a run], with the noise of all pairs of rows together\n"
-    "and corrected for the claims of this table. A report takes the pair of claimed\n"
-    "rows with the median noise, and corrects for the claims of all its tables."
+    "and corrected for the claims of the table. A report takes the pair of claimed\n"
+    "rows with the median noise."
 )
 EQUIVALENCE_TITLE = (
     f"Probability that equal rows are found equivalent (within {EQUIVALENCE_MARGIN:.2f} deviations)"
@@ -89,8 +89,9 @@ def measure_noise(comparison: Comparison, group: Group) -> Noise:
     }
     if not known:
         raise SettingError(
-            f"{comparison.table.name}: no two rows have finished two seeds in common, from which the noise "
-            "follows: train some with --seeds 2"
+            f"{comparison.table.name}: no two rows that have left the unigram plateau have two seeds in "
+            "common, from which the noise follows: train some with --seeds 2, or longer if lm report says "
+            "'not yet learning'"
         )
     freedom = [len(each.by_seed) - 1 for each in known.values()]
     rows = len({comparison.canonical_name(row) for row in comparison.table.rows})

@@ -94,19 +94,19 @@ the paper would reach the tau beside it, with the paper's own noise around its p
 A *claim* is a pair of rows that the paper's own noise tells apart (z, over all its columns), or a \
 conclusion in the table's file, written before the rows are run. A conclusion may also say that two rows are \
 as good as each other (≈): it is confirmed if they are equivalent, contradicted if one is significantly \
-better, and otherwise undecided. The *mean z-score* is the mean over \
-columns of the difference from the baseline, each in standard deviations of a run, which are pooled over \
-all tables of the report. The columns are fixed and in two halves of equal weight: *reading* (no answer \
-without the input; the paper's own columns are of this kind, so that its claims are judged on these first) \
-and *language* (how well the model knows the text's language). A column at chance counts too. A table \
-without tasks is judged by its held-out text instead. Our runs confirm or contradict a claim if the \
-difference is significant by the tests above. Rows are compared after all of their training, as in the \
-paper, and where both had spent the same FLOP on pre-training (compute-matched), if both were scored there \
-(else: out of range) and had left the unigram plateau (else: not yet learning), by the seeds that both \
-have. The curve over *content tokens* (predicted words, without sentinels, ends and copies) is a \
-diagnostic and has no verdict. The noise of a difference is estimated in part from the other differences \
-beside it, so that the interval of two rows among the claims is not quite that among the differences from \
-the baseline. A run *leaves the unigram plateau* at the step where its loss of content tokens is 0.2 nats \
+better, and otherwise undecided. The *mean z-score* is the mean over columns of the difference from the \
+baseline, each in standard deviations of a run, which are those of the median row of all tables of the \
+report. The columns are fixed and in two halves of equal weight: *reading* (no answer without the input; the \
+paper's own columns are of this kind, so that its claims are judged on these first) and *language* (how well \
+the model knows the text's language). A column at chance counts too. A table without tasks is judged by its \
+held-out text instead. Our runs confirm or contradict a claim if the difference is significant by the tests \
+above. Rows are compared after all of their training, as in the paper, and where both had spent the same \
+FLOP on pre-training (compute-matched), if both were scored there (else: out of range) and had left the \
+unigram plateau (else: not yet learning), by the seeds that both have. The curve over *content tokens* \
+(predicted words, without sentinels, ends and copies) is a diagnostic and has no verdict. The noise of a \
+difference is estimated in part from the other differences beside it, so that the interval of two rows among \
+the claims is not quite that among the differences from the baseline. A run \
+*leaves the unigram plateau* at the step where its loss of content tokens is 0.2 nats \
 below that of a unigram model."""
 
 
@@ -875,11 +875,11 @@ def _power_note(tests: Sequence[PairedTest], group: Group) -> str:
     smallest = smallest_difference(error, freedom, ALPHA / len(tests))
     counts = sorted({len(test.by_seed) for test in tests})
     seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-    design = f"With {seeds} seeds per pair and {_claims(len(tests))}"
+    design = f"With {seeds} seeds per pair and {_claims(len(tests))} of this table"
     if smallest > MAX_DETECTABLE:
         return f"{design} hardly any difference is significant; train more with --seeds."
     return (
-        f"{design} in this report, a difference of {smallest:.1f} standard deviations of a run in "
+        f"{design}, a difference of {smallest:.1f} standard deviations of a run in "
         f"{GROUP_TITLES[group]} is found with a power of {POWER:.0%} for the pair with the median "
         "noise, at the strictest step of Holm's method."
     )

@@ -6,7 +6,7 @@ from the records of the run.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -99,8 +99,11 @@ def model_card(
     were written; ``has_head``: its head was written too.
     """
     use = next(use for ending, use in USES.items() if class_name.endswith(ending))
-    if stage.has_head and not has_head and class_name != SENTENCE_TRANSFORMER:
-        use = USES[""]  # the vectors that its head has read
+    if isinstance(stage, HeadFinetuning) and not has_head and class_name != SENTENCE_TRANSFORMER:
+        states = _read_by_head(stage, class_name).split("`")[1]
+        reads = 'inputs = tokenizer(["A text."], padding=True, truncation=True, return_tensors="pt")'
+        use = USES[""]
+        use = replace(use, lines=(*use.lines, reads, f"print(model(**inputs).{states})"))
     is_scored = class_name == SENTENCE_TRANSFORMER and has_head
     tag = "text-classification" if is_scored and hf_config.get("id2label") else use.tag
     library = "sentence-transformers" if class_name == SENTENCE_TRANSFORMER else "transformers"

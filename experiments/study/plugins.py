@@ -115,7 +115,7 @@ def _load(file: Path) -> None:
     lines = _lines_of_strings(source)
 
     def refuse(name: str, message: str) -> NoReturn:
-        """Raise SettingError at the line where ``name`` first stands in quotes."""
+        """Raise SettingError at the line where ``name`` stands in quotes."""
         line = f":{lines[name]}" if name in lines else ""
         raise SettingError(f"{relative(file)}{line}: {message}")
 
@@ -154,18 +154,21 @@ def _reason(error: BaseException) -> str:
 
 
 def _lines_of_strings(source: str) -> dict[str, int]:
-    """Return the first line of each string constant of a module."""
+    """Return the line of each string of a module: that of a key of a dict, as rows are, else the first."""
+    nodes = [*ast.walk(ast.parse(source))]
+    keys = [key for node in nodes if isinstance(node, ast.Dict) for key in node.keys]
     lines: dict[str, int] = {}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            lines[node.value] = min(node.lineno, lines.get(node.value, node.lineno))
+    for found in (keys, nodes):
+        strings = [node for node in found if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        for node in sorted(strings, key=lambda node: node.lineno):
+            lines.setdefault(str(node.value), node.lineno)
     return lines
 
 
 def _registries(source: str) -> dict[str, Mapping[str, Any]]:
     """Return all that a module can add to, by name.
 
-    Mixers, whose import takes seconds, are among them if its source names them.
+    Mixers and activations, whose import takes seconds, are among them if its source names them.
     """
     from experiments.study.registry import REGISTRY
     from experiments.study.scales import SCALES
@@ -194,6 +197,10 @@ def _registries(source: str) -> dict[str, Mapping[str, Any]]:
         from lm.nn.mixers import MIXERS
 
         registries["MIXERS"] = MIXERS
+    if "ACTIVATIONS" in source:
+        from lm.nn.layers import ACTIVATIONS
+
+        registries["ACTIVATIONS"] = ACTIVATIONS
     return registries
 
 
@@ -268,7 +275,7 @@ def _check_built(name: str, kind: Literal["row", "scale"], refuse: Refuse) -> No
 
 def _extend_choices(added: Mapping[str, Mapping[str, Any]]) -> None:
     """Let settings that choose by name take the new names; tasks that are tuned on alone become mixtures."""
-    from lm.config.layers import MixerConfig
+    from lm.config.layers import MixerConfig, MlpConfig
     from lm.config.training import OPTIMIZERS, Schedule
     from lm.data.tasks.mixtures import MIXTURES, single_task_mixtures
     from lm.objectives.corruption import NOISES
@@ -281,6 +288,10 @@ def _extend_choices(added: Mapping[str, Mapping[str, Any]]) -> None:
         from lm.nn.mixers import MIXERS
 
         set_choices(MixerConfig, "kind", MIXERS)
+    if added.get("ACTIVATIONS"):
+        from lm.nn.layers import ACTIVATIONS
+
+        set_choices(MlpConfig, "activation", ACTIVATIONS | {"none": None})
 
 
 def _bring_modules_along() -> None:

@@ -192,7 +192,10 @@ def _suggestion(name: str, names: Iterable[str]) -> str:
         return f"; did you mean {' or '.join(map(repr, longer[:5]))}?"
     if any(table.startswith(f"{name}/") for table in TABLES):
         return f"; did you mean '{name}/*'?"
+    group, _, last = name.rpartition("/")
     rows = [row for row in REGISTRY if row.endswith(f"/{name}")]
+    if group and last:
+        rows = rows or [row for row in REGISTRY if row.startswith(f"{group}/") and f"/{last}" in row]
     if not rows:
         similar = nearest(name, names)
         tables = {table.partition("/")[0] for table in TABLES}

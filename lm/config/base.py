@@ -70,8 +70,11 @@ def change(config: T, path: str, value: Any) -> T:
     return changes(config, {path: value})
 
 
-def changes(config: T, new: Mapping[str, Any]) -> T:
-    """Return ``config`` with all settings of ``new`` replaced at once, so that they are checked together."""
+def changes(config: T, new: Mapping[str, Any], prefix: str = "") -> T:
+    """Return ``config`` with all settings of ``new`` replaced at once, so that they are checked together.
+
+    prefix: path of ``config`` in a larger one, for errors, such as "model.".
+    """
     names = [field.name for field in dataclasses.fields(config)]
     values: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
@@ -84,10 +87,10 @@ def changes(config: T, new: Mapping[str, Any]) -> T:
                 raise SettingError(f"setting {head!r} is a single value and has no part {rest!r}")
             groups.setdefault(head, {})[rest] = value
         else:
-            values[head] = _checked(path, value, _hints(type(config))[head])
+            values[head] = _checked(prefix + path, value, _hints(type(config))[head])
             groups.pop(head, None)
     for head, group in groups.items():
-        values[head] = changes(values.get(head, getattr(config, head)), group)
+        values[head] = changes(values.get(head, getattr(config, head)), group, f"{prefix}{head}.")
     return dataclasses.replace(config, **values)
 
 

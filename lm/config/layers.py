@@ -34,10 +34,23 @@ Positions = Literal["none", "learned", "sinusoidal", RelativePositions, "rotary"
 # sigmoid (GLU), none (gated-linear: bilinear), relu (ReGLU), gelu in its tanh form (GEGLU) or by the error
 # function (gated-gelu-erf: ModernBERT), silu (SwiGLU).
 _UngatedActivation = Literal[
-    "relu", "squared-relu", "gelu", "gelu-tanh", "silu", "elu", "selu", "sigmoid", "softplus"
+    "relu",
+    "squared-relu",
+    "gelu",
+    "gelu-tanh",
+    "silu",
+    "elu",
+    "selu",
+    "sigmoid",
+    "softplus",
 ]
 GatedActivation = Literal[
-    "gated-sigmoid", "gated-linear", "gated-relu", "gated-gelu", "gated-gelu-erf", "gated-silu"
+    "gated-sigmoid",
+    "gated-linear",
+    "gated-relu",
+    "gated-gelu",
+    "gated-gelu-erf",
+    "gated-silu",
 ]
 Activation = Literal[_UngatedActivation, GatedActivation, "none"]
 Logits = Literal["tied-scaled", "tied", "separate-scaled", "separate", "none"]

@@ -110,7 +110,7 @@ class MaskedLMRows:
             assert starts is not None and self.reader.collocations is not None
             breaks = second | between | (np.arange(self.lengths.raw) == lengths[:, None])
             starts = self.reader.collocations.unit_starts(text, starts, breaks, u[:, 1])
-        mask = objective.corruption.mask(objective, CorruptionInputs(lengths, u, 0, starts))
+        mask = objective.draw_noise(CorruptionInputs(lengths, u, 0, starts))
         if objective.corruption.loss_weights is None:
             mask &= ~between
         return mask & length_mask(lengths, self.lengths.raw)

@@ -185,7 +185,7 @@ def noise_mask(objective: Objective, texts: CorruptionInputs, max_targets: int) 
     if there is one.
     """
     is_token = length_mask(texts.lengths, texts.uniforms.shape[2])
-    noise = objective.corruption.mask(objective, texts) & is_token
+    noise = objective.draw_noise(texts) & is_token
     if not objective.corruption.fits_without_trimming:
         if "sentinels" in (objective.inputs, objective.targets):
             noise = limit_spans(noise, is_token, texts.uniforms[:, 0], texts.num_sentinels)

@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from lm.config.base import Condition, SettingError, Values, below_1, nearest, setting
-from lm.objectives.corruption import HIDES_NOTHING, NOISES, Noise, NoiseName
+from lm.objectives.corruption import HIDES_NOTHING, NOISES, CorruptionInputs, Noise, NoiseName
 from lm.objectives.formatting import INPUTS, TARGETS, Format, InputsName, TargetsName
 
 REPLACED = ("replaced", "replaced-at-masks")  # targets of ELECTRA's discriminator (Clark et al. 2020)
@@ -163,6 +163,17 @@ class Objective:
     def corruption(self) -> Noise:
         """Return the entry of NOISES that draws the corruption mask."""
         return NOISES[self.noise]
+
+    def draw_noise(self, texts: CorruptionInputs) -> np.ndarray:
+        """Return the corruption mask, bool [B,L], True on noise; SettingError if its noise gives another."""
+        mask = self.corruption.mask(self, texts)
+        batch, _, length = texts.uniforms.shape
+        if mask.shape != (batch, length) or mask.dtype != bool:
+            raise SettingError(
+                f"NOISES[{self.noise!r}] returned {mask.dtype} of shape {list(mask.shape)}; it should return "
+                f"bool [B,L], here {[batch, length]}"
+            )
+        return mask
 
     @property
     def denoisers(self) -> "tuple[Denoiser, ...]":

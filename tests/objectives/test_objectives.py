@@ -460,3 +460,13 @@ def test_the_batches_of_every_objective_and_noise_are_recorded():
 def test_a_name_that_a_module_misspells_is_refused_before_anything_is_prepared(name, field, meant):
     with pytest.raises(SettingError, match=f"objective.{field}='{name}' is unknown; did you mean '{meant}'"):
         Objective(**{field: name})
+
+
+@pytest.mark.parametrize("mask", [np.zeros(7, bool), np.zeros((2, 8), bool), np.zeros((2, 7))])
+def test_a_noise_that_returns_no_mask_of_the_texts_is_named_with_what_it_should_return(mask, monkeypatch):
+    monkeypatch.setitem(NOISES, "iid", NOISES["iid"]._replace(mask=lambda *_: mask))
+    texts = CorruptionInputs(np.array([7, 5]), np.full((2, 1, 7), 0.5), 0, None)
+    with pytest.raises(
+        SettingError, match=r"NOISES\['iid'\] returned .*it should return bool \[B,L\], here \[2, 7\]"
+    ):
+        OBJECTIVES["baseline"].draw_noise(texts)

@@ -31,6 +31,7 @@ def corpus_shards(spec: str, split: Split, cache: Path, on_corrupt: OnCorrupt = 
         raise SettingError(f"split={split!r} of a corpus should be 'train' or 'validation'")
     if len(parts := corpus_parts(spec)) > 1:
         return sum((corpus_shards(part, split, cache, on_corrupt) for part in parts), ())
+    check_corpus_name(spec)
     kind, _, name = spec.partition(":")
     if kind.partition("/")[0] == "documentation" and not name:
         from lm.data.documentation import corpus  # imports TFDS, which takes seconds
@@ -47,8 +48,16 @@ def corpus_shards(spec: str, split: Split, cache: Path, on_corrupt: OnCorrupt = 
     if kind == "tfds" and name:
         write_documentation(name, cache)
         return tfds_shards(name, split, cache, on_corrupt)
-    if kind in WINDOW_READERS and name:
-        return file_shards(kind, name, split, on_corrupt)
+    return file_shards(kind, name, split, on_corrupt)
+
+
+def check_corpus_name(spec: str) -> None:
+    """Raise SettingError unless a corpus, one of ``corpus_parts``, has a name of a kind that is known."""
+    kind, _, name = spec.partition(":")
+    if kind.partition("/")[0] == "documentation" and not name:
+        return
+    if kind in ("tfds", *WINDOW_READERS) and name:
+        return
     kinds = ("documentation", "documentation/PART", *(f"{kind}:PATH" for kind in WINDOW_READERS), "tfds:NAME")
     if ":" not in spec and (spec[0:1] in "~/." or "*" in spec or os.path.exists(spec)):
         raise SettingError(f"data.corpus={spec!r} should be 'text:{spec}'")

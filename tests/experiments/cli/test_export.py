@@ -143,6 +143,9 @@ def test_what_cannot_leave_is_said_in_one_line_before_training_and_refused_with_
         "The tuned head was left out, which has read `" in card
         and "import AutoTokenizer, AutoModel\n" in card
     )
+    read = re.search("which has read `([^`]*)`", card)[1]
+    assert "truncation=True" in card and f"print(model(**inputs).{read})" in card
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == 60
 
 
 def test_adapters_cannot_leave_and_low_rank_updates_can(runs):

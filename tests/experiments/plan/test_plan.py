@@ -389,6 +389,17 @@ def test_the_search_uses_the_memory_of_the_hosts_only_where_nothing_fits_without
     assert any(each.offloaded_tensors for each in policies(experiment, 1.0))
 
 
+def test_the_search_compiles_the_arrangement_of_the_row_or_of_the_command_line_first():
+    for mesh in ("", "fsdp=2"):
+        options = plans.PlanOptions("v5e:2x2", mesh, "nano", search=True)
+        step = planned(plans.row_of(ROW, "nano", "", mesh), "v5e:2x2")
+        own, *others = plans._searched(step, options)
+        assert own is step and step.arrangement not in [each.arrangement for each in others]
+    impossible = planned(plans.row_of(ROW, "nano", "", "fsdp=3"), "v5e:2x2")
+    with pytest.raises(SettingError, match="mesh.fsdp=3"):
+        plans._searched(impossible, plans.PlanOptions("v5e:2x2", "fsdp=3", "nano", search=True))
+
+
 def test_the_search_tries_the_tensors_that_a_row_names_too():
     named = CompileConfig(remat="names", saved=("context", "mlp_hidden"))
     experiment = build(ROW, "nano")

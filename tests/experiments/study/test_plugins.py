@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from commands import accepted
+from flax import nnx
 from paths import ROOT
 
 from experiments.runs import provenance
@@ -19,8 +20,11 @@ from experiments.study.plugins import STUDY, load_study, location_in_study, pop_
 from experiments.study.registry import build, find
 from lm.config import base
 from lm.config.base import SettingError, from_json, set_choices, to_json
+from lm.config.layers import MlpConfig
 from lm.config.training import OPTIMIZERS, Schedule
 from lm.data.tasks.mixtures import mixture
+from lm.nn.layers import ACTIVATIONS
+from lm.nn.mlp import MLP
 from lm.objectives.corruption import NOISES
 from lm.objectives.denoising import Objective
 
@@ -39,7 +43,7 @@ IMPORTS = (
 def loads(tmp_path, monkeypatch, restored_registry):
     """Loads modules of this text; afterwards the study is what it was."""
     tables, added = (
-        dict(plugins._registries("MIXERS")),
+        dict(plugins._registries("MIXERS ACTIVATIONS")),
         {field: dict(names) for field, names in base._ADDED.items()},
     )
     before = {name: dict(table) for name, table in tables.items()}
@@ -60,6 +64,7 @@ def loads(tmp_path, monkeypatch, restored_registry):
         table |= before[name]
     set_choices(Objective, "noise", NOISES)
     set_choices(Schedule, "name", OPTIMIZERS)
+    set_choices(MlpConfig, "activation", ACTIVATIONS | {"none": None})
     base._ADDED.clear()
     base._ADDED.update(added)
     for name in sys.modules.keys() - modules.keys():
@@ -77,7 +82,7 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
     builtin = dict(registry.REGISTRY)
     loads(**{name.removesuffix(".py"): code for name, code in MODULES.items()})
     added = [name for name in registry.REGISTRY if name not in builtin]
-    assert len(added) == 21
+    assert len(added) == 24
     with pytest.raises(
         SettingError, match=r"'devlin/5-tasks/ltr\+bilstm' cannot be built: it needs a bi-LSTM"
     ):
@@ -87,6 +92,8 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
         assert from_json(type(experiment), to_json(experiment)) == experiment
     assert build("hidden/even", "nano").objective.noise == "every-other"
     assert build("mixing/running-mean", "nano").model.mixer.kind == "running-mean"
+    mlp = MLP(build("periodic/gated-snake", "nano").model, nnx.Rngs(0))
+    assert mlp.linear is not None and MLP(build("periodic/snake", "nano").model, nnx.Rngs(0)).linear is None
     assert build("attention-variants/gated", "nano").model.has_attention_logits
     assert not build("mixing/running-mean", "nano").model.has_attention_logits
     assert [row.name for row in find("t5/6-corruption-rate")][-1] == "t5/6-corruption-rate/30"
@@ -143,6 +150,11 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
             IMPORTS + "from experiments.study.presets import BERT\n"
             "add_table(make_table('a', '', {'b': BERT | {'start.steps': 100}}))\n",
             r"my\.py:4.*'a/b'",
+        ),
+        (
+            IMPORTS
+            + "name = 'b'\nadd_table(make_table('a', '', {\n  'b': {'model.mlp.activation': 'rleu'}}))\n",
+            r"my\.py:5.*model\.mlp\.activation='rleu' is not a choice; did you mean 'relu'",
         ),
         (IMPORTS + "add_rows('gpt', {'base': {}})\n", r"my\.py:3.*'gpt/base'"),
         (
