@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from experiments.runs import provenance
 from experiments.runs.collocations import find_collocations
-from experiments.runs.inputs import Inputs, encoded_split
+from experiments.runs.inputs import Inputs, encoded_split, reads_corpus
 from experiments.runs.kinds.pretraining import teacher_checkpoint
 from experiments.runs.kinds.stage import SPLITS, Stage
 from experiments.runs.paths import start_folder
@@ -14,11 +16,17 @@ from experiments.runs.stages import external_checkpoint, stages
 from experiments.runs.vocabulary import FOLDER, find_vocabulary, stored_vocabulary, unwritable_answers
 from experiments.study.experiment import Experiment
 from lm.config.base import SettingError
+from lm.data.corpus.readers import WINDOW_READERS
+from lm.data.corpus.shards import sample_documents
+from lm.data.corpus.spec import corpus_parts
+from lm.data.documentation.pinned import SHINGLE, shingles
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import Task
 from lm.special_tokens import check_special
 from lm.tokenizers.tokenizer import Tokenizer
 
+MANY_COPIES = 0.05  # share of the held-out text that the training text has too; so much is reported
+MAX_COMPARED = 16_000_000  # size of a text up to which its copies are looked for [bytes]
 MANY_UNWRITABLE = 0.05  # fraction of a task's answers; if the vocabulary cannot spell so many, it is reported
 
 Say = Callable[[str], object]
@@ -54,6 +62,8 @@ def prepare_inputs(experiment: Experiment, run_stages: Sequence[Stage], sources:
             f"{-(-vocabulary.vocab_size // 128) * 128}"
         )
     check_teacher_vocabulary(experiment, vocabulary, sources.cache)
+    if reads_corpus(experiment):
+        _report_copies(experiment.data.corpus, sources, say)
     train, validation = (encoded_split(experiment, split, vocabulary, sources) for split in SPLITS)
     collocations = None
     if any(stage.needs_collocations for stage in run_stages):
@@ -88,6 +98,25 @@ def _open_tasks(run_stages: Sequence[Stage], sources: Sources) -> dict[str, int]
                 if split == "train" and rows.skipped:
                     skipped[task.name] = len(rows.skipped)
     return skipped
+
+
+def _report_copies(corpus: str, sources: Sources, say: Say) -> None:
+    """Report a small text of one's own whose held-out part repeats much of its training part.
+
+    Texts of other kinds are not compared: the built-in one has no copies, and data sets have splits.
+    """
+    if not {part.partition(":")[0] for part in corpus_parts(corpus)} <= {*WINDOW_READERS}:
+        return
+    train, held_out = (sources.corpus(corpus, split) for split in SPLITS)
+    if sum(shard.size for shard in (*train, *held_out)) > MAX_COMPARED:
+        return
+    known, asked = (shingles([*sample_documents(shards)])[0] for shards in (train, held_out))
+    share = float(np.isin(asked, known).mean()) if len(asked) else 0.0
+    if share >= MANY_COPIES:
+        say(
+            f"{share:.0%} of the held-out text of {corpus} is in its training text too ({SHINGLE} words in a "
+            "row), so that held-out losses are too low: leave copies out, as lm data clean does"
+        )
 
 
 def _report_unwritable(

@@ -1,19 +1,22 @@
 """What a run reads is opened once, whether it is checked or trained; and a stage has one status."""
 
 import json
+import shutil
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 import small_runs
 
 from experiments.processes.progress import reporting
-from experiments.runs import provenance, run, sources
+from experiments.runs import prepare, provenance, run, sources
 from experiments.runs.kinds.counts import CountStage
 from experiments.runs.kinds.finetuning import Finetuning
 from experiments.runs.kinds.network import NetworkStage, encode_ahead
 from experiments.runs.kinds.stage import LabelledStage, Stage
 from experiments.runs.run import Run
+from experiments.runs.sources import Sources
 from experiments.runs.stages import stages
 from experiments.runs.status import is_stage_finished
 from experiments.study.registry import build
@@ -142,3 +145,20 @@ def test_held_out_text_that_gives_no_row_is_found_before_training(runs, tmp_path
     with pytest.raises(SettingError, match="held-out text: .* two documents .* or set objective.pairs=none"):
         pairs.check()
     single.check()
+
+
+def test_held_out_text_that_is_trained_on_too_is_reported_with_its_share(tmp_path):
+    rng = np.random.default_rng(0)
+    words = [f"w{number}" for number in range(1_000)]
+    documents = [" ".join(rng.choice(words, 40)) for _ in range(60)]
+    (tmp_path / "train.txt").write_text("\n\n".join(documents[:40]))
+    for name, held_out, is_reported in (("own", documents[40:], False), ("copied", documents[35:45], True)):
+        (folder := tmp_path / name).mkdir()
+        shutil.copy(tmp_path / "train.txt", folder)
+        (folder / "valid.txt").write_text("\n\n".join(held_out))
+        said = []
+        prepare._report_copies(f"text:{folder}", Sources(tmp_path / "cache", "stop"), said.append)
+        shares = [int(line.partition("% of the held-out text")[0]) for line in said]
+        assert len(shares) == is_reported and all(45 <= share <= 50 for share in shares), (
+            "five of ten paragraphs, without what crosses their borders"
+        )
