@@ -46,6 +46,7 @@ CHANGED_OFTEN = (  # the settings that people change first, which --help lists
     "model.num_decoder_layers",
     "model.d_model",
     "model.mlp.d_ff",
+    "model.mlp.activation",
     "model.attention.num_heads",
     "model.positions.kind",
     "model.dropout",

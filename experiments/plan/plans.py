@@ -116,6 +116,9 @@ def show_plans(rows: Mapping[str, Experiment], options: PlanOptions) -> None:
     _show(plans, options)
     for name in rows if options.search else ():
         print_line(_recommended([plan for plan in plans if plan.name == name], options.scale))
+    if options.size and not options.search:
+        for plan in plans:
+            print_line(f"To train it:\n  {_run_line(plan, options.scale)}")
     if any(plan.compiled.failed for plan in plans):
         sys.exit(1)
 
@@ -324,5 +327,10 @@ def _recommended(plans: Sequence[Plan], scale: str) -> str:
     if not fitting:
         return f"{plans[0].name}: none of these fits; take a larger slice"
     best = min(fitting, key=lambda plan: plan.estimate.step)
-    changed = options_between(build(best.name, scale), best.step.experiment)
-    return f"The fastest of these that fits:\n  lm run {best.name} --scale {scale} {changed}"
+    return f"The fastest of these that fits:\n  {_run_line(best, scale)}"
+
+
+def _run_line(plan: Plan, scale: str) -> str:
+    """Return the command that trains what was planned."""
+    changed = options_between(build(plan.name, scale), plan.step.experiment)
+    return f"lm run {plan.name} --scale {scale} {changed}".rstrip()

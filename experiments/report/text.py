@@ -179,12 +179,16 @@ def _published_distances(comparison: Comparison, rows: Sequence[Row]) -> list[Ce
 def verdict_sentence(comparison: Comparison, verdicts: Verdicts) -> str:
     """Return what came out of a table: its claims by the first group of tasks, and the order of its rows.
 
-    If rows have one seed each, it says that one seed decides nothing.
+    It says too that one seed decides nothing, or without claims, that no row differs from the baseline.
     """
     sentences = _claims_sentences(comparison, verdicts)
     trained = comparison.trained_rows
     if len(trained) > 1 and max(len(comparison.runs_of(row)) for row in trained) < 2:
         sentences.append("One seed decides nothing: train more with --seeds.")
+    elif not sentences:
+        found = [each for metric in comparison.metrics for each in comparison.differences(metric).values()]
+        if found and not {"better", "worse"} & {each.verdict for each in found}:
+            sentences.append("No row differs significantly from the baseline.")
     return " ".join(sentences)
 
 
