@@ -36,6 +36,7 @@ from experiments.study.overrides import (
 from experiments.study.paths import check_runs, with_overrides
 from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import (
+    BUILTIN_TABLES,
     baseline_of,
     build,
     canonical_row,
@@ -157,6 +158,12 @@ def train_rows(
     names = [row.name for row in find_buildable(pattern)]
     for row in (row for row in find(pattern) if row.needs):
         print_line(f"left out: {needs_text(row)}")
+    for name in names:
+        if (
+            find_one(name).table not in BUILTIN_TABLES
+            and (same := canonical_row(name, options.scale)) != name
+        ):
+            print_line(f"{name} is the same experiment as {same} at this scale, and has its runs")
     for point in points:
         check_overrides_are_read([build(name, options.scale, changes | point) for name in names], point)
     compared = compared_experiments(pattern, points, changes, options.scale)

@@ -13,6 +13,7 @@ from commands import accepted
 from flax import nnx
 from paths import ROOT
 
+from experiments.__main__ import dispatch
 from experiments.runs import provenance
 from experiments.runs.paths import load_settings, save_settings
 from experiments.study import plugins, registry
@@ -430,3 +431,10 @@ def test_a_setting_that_the_noise_of_a_module_ignores_is_refused(loads):
     experiment = build("t5/1-baseline/baseline", "nano", {"objective.noise": "mine"})
     assert base.unused_settings(experiment, ["objective.rate"])
     assert not base.unused_settings(experiment, ["objective.mean_span_length"])
+
+
+def test_a_sweep_names_rows_of_a_module_that_change_nothing(loads, tmp_path, capsys):
+    loads(my=IMPORTS + "add_table(make_table('a', '', {'b': {}, 'c': {'model.mlp.activation': 'relu'}}))\n")
+    assert dispatch(["sweep", "a", "--scale", "nano", "--runs", str(tmp_path / "runs"), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "a/c is the same experiment as t5/1-baseline/baseline at this scale" in said
