@@ -145,7 +145,7 @@ def _row_texts(row: Row) -> Any:
 def _as_list(texts: Sequence[Any]) -> Sequence[Any]:
     """Return texts; SettingError for a single one, whose letters would be read as so many texts."""
     if isinstance(texts, str):
-        raise SettingError(f"predict and embed expect a list of texts, not the text {texts!r:.40}: [text]")
+        raise SettingError(f"predict and embed take a list of texts, not the text {texts!r:.40}: give [text]")
     return texts
 
 

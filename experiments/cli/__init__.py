@@ -111,7 +111,7 @@ COMMANDS = {
         f"{_HERE}.launch:launch_gce", "Run rows on slices of Compute Engine: v5p, v6e, TPU7x."
     ),
     "launch queued": Command(
-        f"{_HERE}.launch:launch_queued", "Run rows on slices by queued resources: v4, v5e."
+        f"{_HERE}.launch:launch_queued", "Run rows on slices by queued resources: v4, v5e, v5p, v6e."
     ),
     "launch gke": Command(f"{_HERE}.launch:launch_gke", "Submit rows to GKE as JobSets, by xpk."),
     "launch slurm": Command(f"{_HERE}.launch:launch_slurm", "Submit rows to Slurm as a job array."),

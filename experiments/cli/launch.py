@@ -168,7 +168,7 @@ def launch_queued(
     slices_per_run: int = 1,
     runtime: str = "",
 ) -> None:
-    """Run each row on its own slice by queued resources (v4, v5e), and delete the slice at the end.
+    """Run each row on its own slice by queued resources (v4 to v6e), and delete the slice at the end.
 
         lm launch queued t5/1-baseline/baseline --scale base \\
           --accelerator v5e:4x4 --zones us-west4-a \\

@@ -99,7 +99,7 @@ def test_a_model_without_a_head_predicts_nothing_and_what_is_no_text_is_refused(
         with pytest.raises(SettingError, match="a text or a pair of texts for each text, not"):
             model.predict(["It is so.", wrong])
     for read in (model.predict, model.embed):
-        with pytest.raises(SettingError, match="expect a list of texts, not the text 'It is so.'"):
+        with pytest.raises(SettingError, match="take a list of texts, not the text 'It is so.'"):
             read("It is so.")
     assert model.predict([]) == [] and model.embed([]).shape == (0, 16)
 
@@ -147,7 +147,7 @@ def test_the_example_of_the_docs_opens_a_run_by_its_name(runs, monkeypatch, caps
     exec(code, made)
     said = capsys.readouterr().out
     assert "head-roles after roles (its other models: pretraining)" in said
-    assert made["vectors"].shape == (2, 16)
+    assert made["vectors"].shape == (3, 16)
     assert len(said.splitlines()[1].split("], [")) == 2, "a list of roles for each of two lines of code"
     assert {stage.name for stage in stages_of(Path("runs/mine"))} == {"pretraining", "roles"}
 

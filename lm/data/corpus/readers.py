@@ -158,9 +158,8 @@ def read_json_lines(
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             num_corrupt += 1
             if on_corrupt == "stop":
-                wrong = (
-                    f'{path}: the line at byte {offset:,} is no {{"{TEXT_FIELD}": "..."}} ({error!r:.100})'
-                )
+                found = "it has no such field" if isinstance(error, KeyError) else f"{error!r:.100}"
+                wrong = f'{path}: the line at byte {offset:,} is no {{"{TEXT_FIELD}": "..."}} ({found})'
                 raise DataError(f"{wrong}: mend it, or set data.corrupt_records='skip'") from error
     return WindowText([text for text in documents if text.strip()], num_corrupt)
 
