@@ -3,8 +3,9 @@
     python docs/paper_pages.py
 
 It also draws docs/pictures/claims.png. Run it when a row, a score or a choice changes, or when docs/results
-has new runs: results.json of a report at scale mini, as ``mini.json`` for the T5 tables and
-``mini-PAPER.json`` for others. Choices that the papers leave open are rows of a table in docs/choices.md.
+has new runs: results.json of a report at scale mini, as ``mini.json`` for the T5 tables,
+``mini-PAPER.json`` for others, and ``mini-PAPER-TABLE.json`` for tables reported by themselves. Choices that
+the papers leave open are rows of a table in docs/choices.md.
 """
 
 import re
@@ -66,10 +67,11 @@ Results = Mapping[str, Mapping[str, Any]]  # table -> its rows and claims, as in
 @cache
 def results_of(group: str) -> Results:
     """Return the published results of a paper's tables at scale mini; {} before any."""
-    path = RESULTS / (f"{SCALE}.json" if group == "t5" else f"{SCALE}-{group}.json")
-    if not path.exists():
-        return {}
-    tables: Results = parse_with_checksum(path.read_bytes(), path)["tables"]
+    first = RESULTS / (f"{SCALE}.json" if group == "t5" else f"{SCALE}-{group}.json")
+    tables: dict[str, Mapping[str, Any]] = {}
+    for path in (first, *sorted(RESULTS.glob(f"{SCALE}-{group}-*.json"))):
+        if path.exists():
+            tables = parse_with_checksum(path.read_bytes(), path)["tables"] | tables
     return {name: table for name, table in tables.items() if "order" in table}
 
 

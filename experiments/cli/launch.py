@@ -23,7 +23,7 @@ from launch.accelerators import parse_slice
 from launch.command import Job, LaunchError
 from launch.options import Container, Machines
 from launch.processes import show
-from lm.config.base import SettingError
+from lm.config.base import SettingError, nearest
 from lm.data.corpus.readers import WINDOW_READERS
 from lm.data.corpus.spec import check_corpus_name, corpus_parts
 from lm.data.tasks.names import is_task_file
@@ -102,18 +102,22 @@ def _check_in_cloud(experiments: Sequence[Experiment], accelerator: str, count: 
 def _check_files(experiment: Experiment) -> None:
     """Raise SettingError for unknown corpora, and for files by relative paths, which no cloud has."""
     data, paths = experiment.data, []
-    corpora, (kind, _, trained_on) = corpus_parts(data.corpus), data.vocabulary.partition(":")
+    corpora = [(part, "data.corpus") for part in corpus_parts(data.corpus)]
+    kind, _, trained_on = data.vocabulary.partition(":")
     if trained_on and kind in TOKENIZER_ALGORITHMS:
-        corpora += corpus_parts(trained_on)
-    elif kind not in (*TOKENIZER_ALGORITHMS, "bytes") and not experiment.start.model:
+        corpora += [(part, "the corpus of data.vocabulary") for part in corpus_parts(trained_on)]
+    elif kind not in (*TOKENIZER_ALGORITHMS, "bytes") and not experiment.start.model:  # which brings its own
+        if kind.isalpha() and not Path(data.vocabulary).exists():
+            known = nearest(kind, (*TOKENIZER_ALGORITHMS, "bytes"))
+            raise SettingError(f"data.vocabulary={data.vocabulary!r} is unknown{known}")
         paths.append(data.vocabulary)
-    for corpus in corpora:
-        check_corpus_name(corpus)
+    for corpus, setting in corpora:
+        check_corpus_name(corpus, setting)
         reader, _, path = corpus.partition(":")
         paths += [path] if reader in WINDOW_READERS else []
     paths += filter(is_task_file, (*experiment.tuning.mixtures, *experiment.tuning.heads))
     for path in paths:
-        if not path.startswith(("gs://", "/")):
+        if not path.startswith(("gs://", "/")):  # an absolute path may be in the image, or of a mounted disk
             raise SettingError(of_this_machine(path))
 
 
@@ -121,7 +125,7 @@ def of_this_machine(path: str) -> str:
     """Return the error for a relative path that a run in a cloud would read."""
     return (
         f"{path} is a file of this machine, which the machines of the cloud lack: copy it to a bucket, and "
-        f"name it gs://BUCKET/{path}"
+        f"name it gs://BUCKET/{Path(path).name}"
     )
 
 

@@ -127,9 +127,10 @@ def _searched(step: PlannedStep, options: PlanOptions) -> list[PlannedStep]:
     """Return what a search compiles: the row's own arrangement, on --mesh if given, and likely others."""
     try:
         _check(step)
-    except SettingError:
+    except SettingError as error:
         if options.mesh:
             raise
+        print_line(f"not tried: the row's own arrangement, since {error}")
         return candidates(step)
     own = step.arrangement, step.experiment.model.compile
     others = [each for each in candidates(step) if (each.arrangement, each.experiment.model.compile) != own]

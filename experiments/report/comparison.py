@@ -5,8 +5,8 @@ The metrics that are judged are fixed: all tasks of the runs, in two halves, but
 declares unfit. No task is left out by the score of a row that is compared.
 
 The noise standard deviation of a metric is the unit in which differences are averaged over metrics: how much
-a score would vary if a row were trained with another seed and scored on other examples. It is pooled over the
-rows of all tables that are reported together, so that their combined scores are on one scale.
+a score would vary if a row were trained with another seed and scored on other examples. It is that of the
+median row of all tables that are reported together, so that their combined scores are on one scale.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -644,7 +644,7 @@ def pooled_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
 
 
 def share_noise(comparisons: Sequence[Comparison]) -> None:
-    """Give all tables one unit per metric, pooled over their rows."""
+    """Give all tables one unit per metric, that of their median row."""
     noise = pooled_noise(comparisons)
     for comparison in comparisons:
         comparison.noise_std = noise

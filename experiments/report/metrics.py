@@ -316,9 +316,10 @@ def denoiser_losses(runs: Iterable[Result]) -> dict[str, Score]:
 def typical_std(rows: Iterable[Sequence[float]]) -> float:
     """Return the standard deviation within the median row; 0 if none has two values that differ.
 
-    It is the root of the median variance, over what that median is for rows of unit noise: the variance of
-    one row, the mean variance of two. A row whose runs end in two ways, as some that learn a task and some
-    that do not, is no measure of the noise of others; nor is a counted model, whose runs are equal.
+    Its square is the median variance of the rows, divided by the median expected of as many independent
+    rows of unit noise; with one or two rows it is the usual mean variance. A row whose runs end in two ways,
+    some of which learn a task and some do not, is no measure of the noise of others; nor is a counted model,
+    whose runs are equal.
     """
     varied = [
         row for row in rows if len(row) > 1 and max(row) - min(row) > RELATIVE_TOLERANCE * max(map(abs, row))

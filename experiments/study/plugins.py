@@ -108,10 +108,27 @@ def _load(file: Path) -> None:
     tables = _tables()
     try:
         _run(file)
-    except (Exception, SystemExit) as error:
-        place = location_in_study(error) or f"{relative(file)}: "
-        kind = "" if isinstance(error, SettingError) else f"{type(error).__name__}: "
-        raise SettingError(f"{place}{kind}{_reason(error)}") from error
+        _check_and_extend(file, source, entries, tables)
+    except SettingError:
+        _undo(file, source, entries, tables)
+        raise
+
+
+def _undo(file: Path, source: str, entries: Mapping[str, dict[str, Any]], tables: "dict[str, Table]") -> None:
+    """Take back what a refused module has added, so that loading it again refuses it again."""
+    from experiments.study.registry import TABLES
+
+    sys.modules.pop(file.stem, None)
+    registries: dict[str, Any] = {**_registries(source)}
+    for now, before in ((TABLES, tables), *((registries[name], old) for name, old in entries.items())):
+        now.clear()
+        now.update(before)
+
+
+def _check_and_extend(
+    file: Path, source: str, entries: Mapping[str, dict[str, Any]], tables: "dict[str, Table]"
+) -> None:
+    """Check what a module has added to ``entries`` and ``tables``, and let settings take its names."""
     lines = _lines_of_strings(source)
 
     def refuse(name: str, message: str) -> NoReturn:
@@ -138,13 +155,21 @@ def _load(file: Path) -> None:
 
 
 def _run(file: Path) -> None:
-    """Import a module from its file; its own folder is searched for what it imports."""
+    """Import a module from its file; its own folder is searched for what it imports.
+
+    SettingError, with file and line, for any error in it.
+    """
     spec = spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = sys.modules[file.stem] = module_from_spec(spec)
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        place = location_in_study(error) or f"{relative(file)}: "
+        kind = "" if isinstance(error, SettingError) else f"{type(error).__name__}: "
+        raise SettingError(f"{place}{kind}{_reason(error)}") from error
 
 
 def _reason(error: BaseException) -> str:
@@ -168,7 +193,8 @@ def _lines_of_strings(source: str) -> dict[str, int]:
 def _registries(source: str) -> dict[str, Mapping[str, Any]]:
     """Return all that a module can add to, by name.
 
-    Mixers and activations, whose import takes seconds, are among them if its source names them.
+    Mixers and activations, whose import takes seconds, are among them if its own source names them; a module
+    that it imports may define them, but not enter them.
     """
     from experiments.study.registry import REGISTRY
     from experiments.study.scales import SCALES

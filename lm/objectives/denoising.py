@@ -166,7 +166,7 @@ class Objective:
 
     def draw_noise(self, texts: CorruptionInputs) -> np.ndarray:
         """Return the corruption mask, bool [B,L], True on noise; SettingError if its noise gives another."""
-        mask = self.corruption.mask(self, texts)
+        mask = np.asarray(self.corruption.mask(self, texts))
         batch, _, length = texts.uniforms.shape
         if mask.shape != (batch, length) or mask.dtype != bool:
             raise SettingError(

@@ -51,8 +51,11 @@ def corpus_shards(spec: str, split: Split, cache: Path, on_corrupt: OnCorrupt = 
     return file_shards(kind, name, split, on_corrupt)
 
 
-def check_corpus_name(spec: str) -> None:
-    """Raise SettingError unless a corpus, one of ``corpus_parts``, has a name of a kind that is known."""
+def check_corpus_name(spec: str, setting: str = "data.corpus") -> None:
+    """Raise SettingError unless a corpus, one of ``corpus_parts``, has a name of a kind that is known.
+
+    setting: what names it, for the error.
+    """
     kind, _, name = spec.partition(":")
     if kind.partition("/")[0] == "documentation" and not name:
         return
@@ -60,8 +63,8 @@ def check_corpus_name(spec: str) -> None:
         return
     kinds = ("documentation", "documentation/PART", *(f"{kind}:PATH" for kind in WINDOW_READERS), "tfds:NAME")
     if ":" not in spec and (spec[0:1] in "~/." or "*" in spec or os.path.exists(spec)):
-        raise SettingError(f"data.corpus={spec!r} should be 'text:{spec}'")
-    raise SettingError(f"data.corpus={spec!r} is unknown{nearest(kind, kinds)}")
+        raise SettingError(f"{setting}={spec!r} should be 'text:{spec}'")
+    raise SettingError(f"{setting}={spec!r} is unknown{nearest(kind, kinds)}")
 
 
 def corpus_parts(spec: str) -> list[str]:

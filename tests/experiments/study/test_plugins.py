@@ -27,7 +27,7 @@ from lm.data.tasks.mixtures import mixture
 from lm.nn.layers import ACTIVATIONS
 from lm.nn.mlp import MLP
 from lm.objectives.corruption import NOISES
-from lm.objectives.denoising import Objective
+from lm.objectives.denoising import OBJECTIVES, Objective
 
 GUIDE = (ROOT / "docs/extending.md").read_text("utf-8")
 MODULES = {name: code for code, name in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", GUIDE, re.DOTALL)}
@@ -438,3 +438,15 @@ def test_a_sweep_names_rows_of_a_module_that_change_nothing(loads, tmp_path, cap
     assert dispatch(["sweep", "a", "--scale", "nano", "--runs", str(tmp_path / "runs"), "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "a/c is the same experiment as t5/1-baseline/baseline at this scale" in said
+
+
+def test_a_module_that_is_refused_is_refused_again_and_leaves_nothing(loads):
+    text = (
+        "from lm.objectives.denoising import OBJECTIVES, Objective\n"
+        "OBJECTIVES['mine'] = Objective()\n" + IMPORTS + "add_table(make_table('a', '', {'b': {}}))\n"
+    )
+    for fault, message in (("nonsense\n", "'nonsense'"), ("add_rows('a', {'b c': {}})\n", "'a/b c'")):
+        for _ in range(2):
+            with pytest.raises(SettingError, match=message):
+                loads(my=text + fault)
+            assert "mine" not in OBJECTIVES and "a/b" not in registry.REGISTRY and "my" not in sys.modules
