@@ -43,6 +43,10 @@ def run_here(jobs: Sequence[Job], options: Processes) -> int:
     """Run the jobs one after another, each again after a crash; the first exit code that is not 0."""
     if options.processes < 1:
         raise LaunchError("--processes should be a whole number from 1")
+    if options.devices_per_process < 0:
+        raise LaunchError(
+            "--devices-per-process should be a whole number from 0, which takes the real devices"
+        )
     lm, failed = program_path("lm", "install the project (pip install -e .)"), DONE
     stopped = threading.Event()  # by a signal
     children: list[Child] = []

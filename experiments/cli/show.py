@@ -172,7 +172,11 @@ def show_diff(row: str, scale: str, given: Overrides, others: Sequence[str], to:
         old, new = build(other, scale), build(row, scale, given)
         names = f"{row} and {other} at scale {scale}"
     changed = relevant_diff(old, new)
-    if not changed:
+    if not (to or others or given) and other == row:
+        CONSOLE.print(
+            f"{row} is the baseline of its table; --diff ROW compares it with another.", highlight=False
+        )
+    elif not changed:
         CONSOLE.print(f"{names} are the same experiment.", highlight=False)
     for path, (before, after) in changed.items():
         derivation = "" if to else find_one(row).derivation(path)

@@ -163,7 +163,7 @@ def train_rows(
             find_one(name).table not in BUILTIN_TABLES
             and (same := canonical_row(name, options.scale)) != name
         ):
-            print_line(f"{name} is the same experiment as {same} at this scale, and has its runs")
+            print_line(f"{name} is the same experiment as {same} at this scale; they share their runs")
     for point in points:
         check_overrides_are_read([build(name, options.scale, changes | point) for name in names], point)
     compared = compared_experiments(pattern, points, changes, options.scale)

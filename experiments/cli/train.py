@@ -14,6 +14,7 @@ from typing import Any
 from experiments.cli.run_names import LAST, name_run
 from experiments.cli.run_options import Options, RowRun, check_data, is_up_to_date, link_shared_run, row_run
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
+from experiments.console import print_line
 from experiments.processes.cluster import (
     broadcast_from_first,
     is_due_to_lost_process,
@@ -24,6 +25,7 @@ from experiments.processes.jobs import Jobs, cores
 from experiments.processes.memory import collect_garbage_rarely
 from experiments.processes.progress import JobReporter, RemoteReporter, Reporter, duration, reporting
 from experiments.runs.paths import cache_compiled
+from experiments.runs.provenance import other_modules_note
 from experiments.runs.result import check_settings, read_result, summary
 from experiments.study.experiment import Experiment
 from experiments.study.paths import check_runs
@@ -90,6 +92,10 @@ def train_unfinished(
     to the last bit however many others are trained beside it.
     """
     todo = [run for run in wanted if not is_up_to_date(run, options)]
+    finished = {run.folder for run in wanted} - {run.folder for run in todo}
+    results = [read_result(folder) for folder in sorted(finished)]
+    if note := other_modules_note(result.stage_folders().values() for result in results if result):
+        print_line(note)
     codes: list[int] = []
     if todo:
         with reporting(sum(run.steps for run in todo)) as reporter:
@@ -267,6 +273,9 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool, 
             broadcast_from_first(lambda: check_settings(experiment, run.folder))
             broadcast_from_first(lambda: check_data(run, options, reporter.say))
             reporter.say(f"already finished: {run.folder}")
+            result = read_result(run.folder)
+            if note := other_modules_note([result.stage_folders().values()] if result else []):
+                reporter.say(note)
             say_ending()
             return
         code = train_or_refuse(run, options, reporter, name_it)

@@ -328,7 +328,7 @@ def _recommended(plans: Sequence[Plan], scale: str) -> str:
     if not fitting:
         return f"{plans[0].name}: none of these fits; take a larger slice"
     best = min(fitting, key=lambda plan: plan.estimate.step)
-    return f"The fastest of these that fits:\n  {_run_line(best, scale)}"
+    return f"The fastest of these arrangements that fits:\n  {_run_line(best, scale)}"
 
 
 def _run_line(plan: Plan, scale: str) -> str:

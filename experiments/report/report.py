@@ -20,6 +20,7 @@ from experiments.report.page import REFRESH, Section, html_page, row_details
 from experiments.report.prediction import combined_scores, predictions, read_combined_scores
 from experiments.report.results import Folders, find_results, provenance_mismatches, run_roots
 from experiments.runs.curves import read_curves
+from experiments.runs.provenance import other_modules_note
 from experiments.runs.result import Result
 from experiments.study.changes import Overrides
 from experiments.study.names import file_name
@@ -101,7 +102,9 @@ def _nothing_finished(tables: Sequence[Table], scale: str, runs: Folders, left_o
         message += f"; scale {other} has finished runs: add --scale {other}"
     names_of_rows = [row.name for table in tables for row in table.rows]
     if any(changed_runs(root, scale, name) for root in run_roots(runs) for name in names_of_rows):
-        message += "; runs with settings of your own have finished: give the same settings"
+        message += (
+            "; runs with settings of your own have finished: give the same settings, which --variants shows"
+        )
     if len(left_out) == 1:
         return f"{message} ({left_out[0]})"
     return message + "".join(f"\n- {line}" for line in left_out)
@@ -400,6 +403,9 @@ def print_report(
             CONSOLE.print(note, highlight=False)
         if comparison.mismatches:
             print_line(text.mismatch_note(comparison))
+        results = [run for row in comparison.trained_rows for run in comparison.runs_of(row)]
+        if note := other_modules_note(run.stage_folders().values() for run in results):
+            print_line(note)
     if len(report.tables) > 1 and report.summary["table"]:
         show_sheet(SUMMARY, text.brief_summary_sheet(report.summary))
     if against:

@@ -7,7 +7,8 @@ settings, vocabulary and data must be the same: code can no longer change its nu
 
 import ast
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -129,8 +130,35 @@ def code() -> dict[str, str]:
     A digest is of what Python does, so that another comment, docstring or layout is no other code.
     """
     named = {str(path.relative_to(ROOT)): module for path, module in imported_modules(TRAINERS).items()}
-    named |= {f"{STUDY_OPTION} {file.name}": parse_module(file.read_bytes()) for file in study_files()}
-    return {name: named[name].digest for name in sorted(named)}
+    digests = {name: module.digest for name, module in named.items()} | own_code()
+    return dict(sorted(digests.items()))
+
+
+def own_code() -> dict[str, str]:
+    """Return ``{"--study FILE": digest}`` of the modules of the user's own."""
+    return {f"{STUDY_OPTION} {file.name}": parse_module(file.read_bytes()).digest for file in study_files()}
+
+
+def other_modules_note(runs: Iterable[Iterable[Path]]) -> str:
+    """Return how many of these runs were trained with other modules of the user's own than there are now.
+
+    runs: the folders of the stages of each finished run. "" if none was.
+    """
+    now, others, count = own_code(), set[str](), 0
+    for folders in runs if now else ():
+        found = set[str]()
+        for folder in folders:
+            with suppress(SettingError):  # of a damaged record, which others report
+                then = read(folder)["code"]
+                found |= {name for name in now if then.get(name, now[name]) != now[name]}
+        others |= found
+        count += bool(found)
+    if not count:
+        return ""
+    files = ", ".join(name.removeprefix(f"{STUDY_OPTION} ") for name in sorted(others))
+    which = "1 finished run was" if count == 1 else f"{count} finished runs were"
+    mend = "delete its folder to train it" if count == 1 else "delete their folders to train them"
+    return f"{which} trained with another {files} than there is now: {mend} again"
 
 
 class Module(NamedTuple):

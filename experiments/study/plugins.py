@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from experiments.study.names import check_row_name, check_scale_name, check_task_name
-from lm.config.base import SettingError, set_choices
+from lm.config.base import SettingError, nearest, set_choices
 from lm.files import parse_with_checksum, relative
 
 if TYPE_CHECKING:
@@ -262,6 +262,8 @@ def _check_tables_kept(before: "Mapping[str, Table]", refuse: Refuse) -> None:
 
 def _check_names(added: Mapping[str, Mapping[str, Any]], refuse: Refuse) -> None:
     """Refuse a name that a folder cannot have, an entry with two names, and a row without a table."""
+    from lm.objectives.corruption import CorruptionConfig
+
     checks: dict[str, Callable[[str], None]] = {
         "REGISTRY": check_row_name,
         "SCALES": check_scale_name,
@@ -277,6 +279,11 @@ def _check_names(added: Mapping[str, Mapping[str, Any]], refuse: Refuse) -> None
                 refuse(name, str(error))
             if getattr(entry, "name", name) != name:
                 refuse(name, f"{registry}[{name!r}] is called {entry.name!r}; it should have one name")
+    settings = [name for name, value in vars(CorruptionConfig).items() if isinstance(value, property)]
+    for name, noise in added["NOISES"].items():
+        for ignored in noise.ignores:
+            if ignored not in settings:
+                refuse(name, f"NOISES[{name!r}] ignores {ignored!r}{nearest(ignored, settings)}")
     rows = [row.name for table in _tables().values() for row in table.rows]
     for name in added["REGISTRY"]:
         if name not in rows:

@@ -204,6 +204,11 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
             r"my\.py:2.*'iid'",
         ),
         (
+            "from lm.objectives.corruption import NOISES\n"
+            "NOISES['b'] = NOISES['iid']._replace(ignores=('rat',))\n",
+            r"my\.py:2.*NOISES\['b'\] ignores 'rat'; did you mean 'rate'",
+        ),
+        (
             "from experiments.study.scales import SCALES\nSCALES['tiny'] = {'model.mlp.d_ff': 'wide'}\n",
             r"my\.py:2.*'tiny'.*'wide'",
         ),
@@ -450,3 +455,19 @@ def test_a_module_that_is_refused_is_refused_again_and_leaves_nothing(loads):
             with pytest.raises(SettingError, match=message):
                 loads(my=text + fault)
             assert "mine" not in OBJECTIVES and "a/b" not in registry.REGISTRY and "my" not in sys.modules
+
+
+def test_a_finished_run_of_another_module_is_said_to_be_one(loads, tmp_path):
+    loads(my="ROWS = 1\n")
+    stage = tmp_path / "stage"
+    stage.mkdir()
+    record = {"settings": {}, "vocabulary": {"fingerprint": "0"}, "data": {}, "packages": {}}
+    provenance.record(stage, record | {"code": {"lm/x.py": "0", **provenance.own_code()}})
+    assert not provenance.other_modules_note([[stage], [tmp_path / "damaged"]])
+    (tmp_path / "my.py").write_text("ROWS = 1  # as before\n")
+    assert not provenance.other_modules_note([[stage]]), "comments do nothing"
+    (tmp_path / "my.py").write_text("ROWS = 2\n")
+    assert provenance.other_modules_note([[stage], []]).startswith(
+        "1 finished run was trained with another my.py"
+    )
+    assert provenance.other_modules_note([[stage]] * 2).startswith("2 finished runs were")
