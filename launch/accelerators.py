@@ -110,5 +110,5 @@ def parse_slice(text: str) -> Slice:
         )
     chips = math.prod(map(int, sides))
     if chips > generation.one_host and chips % 4:
-        raise LaunchError(f"--accelerator {text}: {chips} chips are not whole hosts of 4; such as {example}")
+        raise LaunchError(f"--accelerator {text}: {chips} chips are not whole hosts of 4: take {example}")
     return Slice(name, "x".join(sides), chips)

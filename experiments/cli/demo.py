@@ -24,6 +24,7 @@ TABLE = "t5/1-baseline"
 SEEDS = 2  # of each row of the table, the fewest that decide a claim
 NAME = "demo"  # @demo is the decoder
 PICTURE = "attention.png"
+PROMPT = "The function returns"  # of the examples, in the built-in text
 HEADS = 4  # of the decoder in the picture: those that look sharpest
 
 
@@ -82,7 +83,8 @@ def demo(*, text: Path | None = None, runs: Runs = RUNS) -> None:
     command = shlex.join(sweep_argv(TABLE, SEEDS, {}, options))
     print_report([TABLES[TABLE]], SCALE, (str(runs),), command=command)
     UNBROKEN.print("\nTry:")
-    for line in suggestions(decoder.folder, sample.prompt, runs):
+    prompt = PROMPT if text is None else sample.prompt
+    for line in suggestions(decoder.folder, prompt, runs):
         UNBROKEN.print(f"  {line}", markup=False)
 
 

@@ -97,7 +97,7 @@ def find_slice(name: str, count: int = 1, option: str = "--topology") -> Slice:
     option: by which the user named it, for the error.
     """
     if count < 1:
-        raise SettingError(f"mesh.slice={count} should say how many slices there are; {option} is one")
+        raise SettingError(f"mesh.slice={count} should be the number of slices, 1 or more, each of {option}")
     generation, _, sides = name.partition(":")
     if generation not in CHIPS:
         raise SettingError(f"{option} {name}: a TPU {generation!r} is unknown{nearest(generation, CHIPS)}")

@@ -58,7 +58,8 @@ def locked(folder: Path, reporter: Reporter) -> Iterator[None]:
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            reporter.say(f"{path.read_text() or 'another process'} trains {folder}; waiting for it")
+            holder = path.read_text() or "another process"
+            reporter.say(f"{holder} trains {folder}, which this run shares; waiting for it")
             lock.acquire()
     except OSError as error:
         reporter.complain(
