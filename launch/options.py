@@ -74,7 +74,7 @@ def check_machines(machines: Machines) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_-]*=[a-z0-9_-]*", pair):
             raise LaunchError(f"--labels {pair!r} should be KEY=VALUE, of a-z, 0-9, - and _")
     for zone in machines.zones or [""]:
-        if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", zone):
+        if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z0-9]+", zone):
             raise LaunchError(
                 f"--zones {zone!r} should be zones such as us-east5-a, several of them separated by blanks"
             )

@@ -247,7 +247,7 @@ class Comparison:
 
         It is that of this table's rows, unless ``share_noise`` has set that of several tables.
         """
-        return pooled_noise([self])
+        return typical_noise([self])
 
     @cached_property
     def signal_to_noise(self) -> dict[str, float | None]:
@@ -607,7 +607,7 @@ class Comparison:
         return [*found]
 
 
-def pooled_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
+def typical_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
     """Return metric -> standard deviation of its value over new seeds and new examples; 1 if unknown.
 
     The variance over seeds is that within the median row of all tables; an experiment that is a row of
@@ -645,7 +645,7 @@ def pooled_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
 
 def share_noise(comparisons: Sequence[Comparison]) -> None:
     """Give all tables one unit per metric, that of their median row."""
-    noise = pooled_noise(comparisons)
+    noise = typical_noise(comparisons)
     for comparison in comparisons:
         comparison.noise_std = noise
         comparison._combined_scores.clear()

@@ -255,7 +255,7 @@ def expected_median_variance(freedom: tuple[int, ...]) -> float:
     from scipy.special import chdtr
 
     nodes, weights = np.polynomial.legendre.leggauss(200)
-    t = (1 + nodes) / 2
+    t = (1 + nodes) / 2  # from (-1, 1) to (0, 1), and from there to (0, inf)
     x, dx = (t / (1 - t)) ** 2, weights * t / (1 - t) ** 3
     count = np.zeros((len(freedom) + 1, len(x)))  # count[n]: probability that n variances are up to x
     count[0] = 1

@@ -9,7 +9,7 @@ from scipy import stats
 
 from experiments.figures.draw import draw_plots
 from experiments.report import text
-from experiments.report.comparison import Comparison, pooled_noise, share_noise
+from experiments.report.comparison import Comparison, share_noise, typical_noise
 from experiments.report.export import table_data
 from experiments.report.figures import table_figures
 from experiments.report.metrics import (
@@ -622,7 +622,7 @@ def test_the_unit_of_a_metric_is_that_of_all_tables_together(tmp_path):
             one.tasks["cloze"]["metrics"]["bits_above_chance"] += 2.0 * one.seed
     experiments = {name: change(each, "seed", 7) for name, each in noisy.experiments.items()}
     noisy.experiments = experiments  # another study
-    apart = [pooled_noise([each])["cloze"] for each in (quiet, noisy)]
+    apart = [typical_noise([each])["cloze"] for each in (quiet, noisy)]
     share_noise([quiet, noisy])
     assert quiet.noise_std == noisy.noise_std and apart[0] < quiet.noise_std["cloze"] < apart[1]
     before = quiet.noise_std["cloze"]
