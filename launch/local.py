@@ -29,7 +29,7 @@ class Processes:
 
 
 def environment(process: int, port: int, options: Processes) -> dict[str, str]:
-    """What ``lm`` reads to join the others; simulated devices on the CPU if a number of them is given."""
+    """Return what ``lm`` reads to join the others, and to simulate devices on the CPU if there are some."""
     variables = {"LM_COORDINATOR": f"127.0.0.1:{port}", "LM_PROCESSES": str(options.processes)}
     variables["LM_PROCESS"] = str(process)
     if options.devices_per_process:

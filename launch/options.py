@@ -13,7 +13,7 @@ FLEX_START, SPOT, RESERVATION = "flex-start", "spot", "reservation"
 
 @dataclass(frozen=True)
 class Container:
-    """What runs on the machines of a cloud."""
+    """Says what runs on the machines of a cloud."""
 
     # container image that every machine runs, as lm launch image builds and pushes it, such as
     # us-docker.pkg.dev/PROJECT/lm/lm:1
@@ -29,7 +29,7 @@ class Container:
 
 @dataclass(frozen=True)
 class Machines:
-    """How machines are asked for, and how long to wait for them."""
+    """Says how machines are asked for, and how long to wait for them."""
 
     zones: tuple[str, ...]  # zones in the order in which they are tried, such as us-east5-a us-central1-b
     # how capacity is paid for: on-demand, spot (cheaper, may be preempted), flex-start (queued, for at most

@@ -61,7 +61,7 @@ def _jobs(
     names = [row.name for row in find_buildable(pattern)]
     elsewhere = rows.start.startswith("gs://")  # where it is not read from here
     if accelerator and rows.start and not rows.start.startswith(("gs://", "hf:", "/")):
-        raise SettingError(of_this_machine(rows.start))
+        raise SettingError(_of_this_machine(rows.start))
     changes = given_changes(
         names, rows.scale, settings, rows.config, "" if elsewhere else rows.start, Path(rows.runs)
     )
@@ -118,10 +118,10 @@ def _check_files(experiment: Experiment) -> None:
     paths += filter(is_task_file, (*experiment.tuning.mixtures, *experiment.tuning.heads))
     for path in paths:
         if not path.startswith(("gs://", "/")):  # an absolute path may be in the image, or of a mounted disk
-            raise SettingError(of_this_machine(path))
+            raise SettingError(_of_this_machine(path))
 
 
-def of_this_machine(path: str) -> str:
+def _of_this_machine(path: str) -> str:
     """Return the error for a relative path that a run in a cloud would read."""
     return (
         f"{path} is a file of this machine, which the machines of the cloud lack: copy it to a bucket, and "

@@ -93,8 +93,7 @@ def train_unfinished(
     """
     todo = [run for run in wanted if not is_up_to_date(run, options)]
     finished = {run.folder for run in wanted} - {run.folder for run in todo}
-    results = [read_result(folder) for folder in sorted(finished)]
-    if note := other_modules_note(result.stage_folders().values() for result in results if result):
+    if note := other_modules_note(map(read_result, sorted(finished))):
         print_line(note)
     codes: list[int] = []
     if todo:
@@ -273,8 +272,7 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool, 
             broadcast_from_first(lambda: check_settings(experiment, run.folder))
             broadcast_from_first(lambda: check_data(run, options, reporter.say))
             reporter.say(f"already finished: {run.folder}")
-            result = read_result(run.folder)
-            if note := other_modules_note([result.stage_folders().values()] if result else []):
+            if note := other_modules_note(map(read_result, [run.folder])):
                 reporter.say(note)
             say_ending()
             return

@@ -22,6 +22,7 @@ from experiments.plan.step import Compiled, PlannedStep
 from experiments.runs.checks import check_heads
 from experiments.study.changes import Overrides, apply
 from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.overrides import effective_overrides
 from experiments.study.registry import build, find_one
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.words import setting_arguments
@@ -332,6 +333,9 @@ def _recommended(plans: Sequence[Plan], scale: str) -> str:
 
 
 def _run_line(plan: Plan, scale: str) -> str:
-    """Return the command that trains what was planned."""
-    changed = options_between(build(plan.name, scale), plan.step.experiment)
-    return f"lm run {plan.name} --scale {scale} {changed}".rstrip()
+    """Return the command that trains what was planned, with the special tokens of the row itself."""
+    own, planned = build(plan.name, scale), plan.step.experiment
+    planned = replace(planned, model=replace(planned.model, special=own.model.special))
+    changed = {path: value for path, (_, value) in diff(own, planned).items()}
+    options = setting_arguments(effective_overrides(plan.name, scale, changed))
+    return shlex.join(["lm", "run", plan.name, "--scale", scale, *options])

@@ -403,8 +403,9 @@ def print_report(
             CONSOLE.print(note, highlight=False)
         if comparison.mismatches:
             print_line(text.mismatch_note(comparison))
-        results = [run for row in comparison.trained_rows for run in comparison.runs_of(row)]
-        if note := other_modules_note(run.stage_folders().values() for run in results):
+        if note := other_modules_note(
+            run for row in comparison.trained_rows for run in comparison.runs_of(row)
+        ):
             print_line(note)
     if len(report.tables) > 1 and report.summary["table"]:
         show_sheet(SUMMARY, text.brief_summary_sheet(report.summary))

@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.study.plugins import ORIGIN_FILE, STUDY_OPTION, study_files
 from experiments.study.settings_diff import setting_changes
 from lm.config import base as config
 from lm.config.base import SettingError, nearest
 from lm.files import json_with_checksum, parse_with_checksum, write
+
+if TYPE_CHECKING:
+    from experiments.runs.result import Result
 
 FILE = ORIGIN_FILE
 PARTS_OF_FINISHED = ("settings", "vocabulary", "data")  # what is compared of a finished stage
@@ -139,15 +142,15 @@ def own_code() -> dict[str, str]:
     return {f"{STUDY_OPTION} {file.name}": parse_module(file.read_bytes()).digest for file in study_files()}
 
 
-def other_modules_note(runs: Iterable[Iterable[Path]]) -> str:
-    """Return how many of these runs were trained with other modules of the user's own than there are now.
+def other_modules_note(runs: "Iterable[Result | None]") -> str:
+    """Return how many of these finished runs were trained with other modules of the user's own than now.
 
-    runs: the folders of the stages of each finished run. "" if none was.
+    "" if none was. Without such modules no run is read.
     """
     now, others, count = own_code(), set[str](), 0
-    for folders in runs if now else ():
+    for run in filter(None, runs if now else ()):
         found = set[str]()
-        for folder in folders:
+        for folder in run.stage_folders().values():
             with suppress(SettingError):  # of a damaged record, which others report
                 then = read(folder)["code"]
                 found |= {name for name in now if then.get(name, now[name]) != now[name]}

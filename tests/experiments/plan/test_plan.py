@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import optax
 import pytest
 import tyro
+from commands import accepted
 
 from experiments.plan import compiler, plans, worker
 from experiments.plan.compiler import compile_step, planned_step, program_key
@@ -387,6 +388,14 @@ def test_the_search_uses_the_memory_of_the_hosts_only_where_nothing_fits_without
     experiment = build(ROW, "nano")
     assert not any(each.offloaded_tensors for each in policies(experiment, 16 * 2**30))
     assert any(each.offloaded_tensors for each in policies(experiment, 1.0))
+
+
+@pytest.mark.parametrize("row, size", [("gpt/base", "gpt2"), (ROW, "t5-small"), ("bert/base", "bert-base")])
+def test_the_command_that_trains_a_planned_size_is_accepted(row, size, monkeypatch):
+    step = planned(plans.row_of(row, "nano", size, ""), "v5e:2x2")
+    lm, *words = shlex.split(plans._run_line(plans.Plan(row, row, row, step), "nano"))
+    assert lm == "lm" and "--model.d_model" in words
+    assert accepted(words, monkeypatch) == 0
 
 
 def test_the_search_compiles_the_arrangement_of_the_row_or_of_the_command_line_first():

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import accepted
@@ -463,11 +464,17 @@ def test_a_finished_run_of_another_module_is_said_to_be_one(loads, tmp_path):
     stage.mkdir()
     record = {"settings": {}, "vocabulary": {"fingerprint": "0"}, "data": {}, "packages": {}}
     provenance.record(stage, record | {"code": {"lm/x.py": "0", **provenance.own_code()}})
-    assert not provenance.other_modules_note([[stage], [tmp_path / "damaged"]])
+
+    def note(*runs):
+        """The note on runs with these folders of stages, and on one that cannot be read."""
+        found = [
+            SimpleNamespace(stage_folders=lambda folders=each: dict(enumerate(folders))) for each in runs
+        ]
+        return provenance.other_modules_note([*found, None])
+
+    assert not note([stage], [tmp_path / "damaged"])
     (tmp_path / "my.py").write_text("ROWS = 1  # as before\n")
-    assert not provenance.other_modules_note([[stage]]), "comments do nothing"
+    assert not note([stage]), "comments do nothing"
     (tmp_path / "my.py").write_text("ROWS = 2\n")
-    assert provenance.other_modules_note([[stage], []]).startswith(
-        "1 finished run was trained with another my.py"
-    )
-    assert provenance.other_modules_note([[stage]] * 2).startswith("2 finished runs were")
+    assert note([stage], []).startswith("1 finished run was trained with another my.py")
+    assert note([stage], [stage]).startswith("2 finished runs were")
