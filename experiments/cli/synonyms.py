@@ -20,6 +20,11 @@ SYNONYMS = {  # a setting or option -> its names elsewhere
     "pretraining.optimizer.clip_norm finetuning.optimizer.clip_norm": (
         "clip grad-clip clip-grad grad-norm max-grad-norm gradient-clipping clip-grad-norm gradient-clip-val"
     ),
+    "pretraining.loss.label_smoothing finetuning.loss.label_smoothing": (
+        "label-smoothing label-smoothing-factor smoothing"
+    ),
+    "pretraining.loss.z_loss finetuning.loss.z_loss": "z-loss z-loss-weight",
+    "pretraining.loss.name finetuning.loss.name": "criterion loss-fn loss-function token-loss",
     "pretraining.steps finetuning.steps": (
         "max-steps num-steps total-steps train-steps num-train-steps iterations max-iters"
     ),

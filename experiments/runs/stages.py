@@ -177,14 +177,19 @@ class SharedStages:
     def start(self, member: int | None, settings: Experiment) -> Pretraining:
         """Return the start: a short pre-training on the corpus for ``start.steps``, before the row's own.
 
-        It ignores the settings in which rows usually differ, such as the objective, so that all rows with the
-        same model, data and seed share it. Its mask and its optimiser are those of the first phase.
+        It ignores the settings in which rows usually differ, such as objective and loss, so that all rows
+        with the same model, data and seed share it. Its mask and its optimiser are those of the first phase.
         """
         settings = phase_settings(settings, 0)
         first = replace(
             settings,
             objective=settings.start.objective,
-            pretraining=replace(settings.pretraining, steps=settings.start.steps, steps_per_row=1),
+            pretraining=replace(
+                settings.pretraining,
+                steps=settings.start.steps,
+                steps_per_row=1,
+                loss=BASELINE.pretraining.loss,
+            ),
             data=replace(settings.data, repeats=0, held_out_documents=0),
             mixing=BASELINE.mixing,
             tuning=replace(settings.tuning, branches=BASELINE.tuning.branches),

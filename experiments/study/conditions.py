@@ -28,8 +28,9 @@ MASKED_DIFFUSION: Condition = PRETRAINED | {
     "objective.noise": BOUNDS_LIKELIHOOD,
 }
 
+TUNED_ON_TEXT: Condition = NETWORK | {"finetuning.steps": ABOVE_0, "tuning.mixtures": GIVEN}
 FINETUNED: Conditions = (
-    NETWORK | {"finetuning.steps": ABOVE_0, "tuning.mixtures": GIVEN},
+    TUNED_ON_TEXT,
     NETWORK | {"finetuning.steps": ABOVE_0, "tuning.heads": GIVEN},
 )
 

@@ -26,6 +26,7 @@ from experiments.study.conditions import (
     SENTINELS,
     TAGGER,
     TRAINED_VOCABULARY,
+    TUNED_ON_TEXT,
     WHEN_TUNED,
 )
 from lm.config.base import (
@@ -50,6 +51,7 @@ from lm.config.training import (
     NEVER_SKIP,
     DistillationConfig,
     GuardConfig,
+    LossConfig,
     OptimizerConfig,
     TruncatedBPTT,
 )
@@ -153,6 +155,7 @@ class PhaseConfig:
     keep_hours: float = 1.0
     log_every: int = 100  # time between two lines of metrics.jsonl [steps]
     optimizer: OptimizerConfig = OptimizerConfig()
+    loss: LossConfig = LossConfig()
 
     def check(self, name: str) -> None:
         """Raise SettingError for impossible numbers; ``name`` is that of the phase."""
@@ -432,6 +435,7 @@ class Experiment:
     finetuning: PhaseConfig = setting(
         PhaseConfig(steps=262_144, optimizer=OptimizerConfig(schedule="constant", learning_rate=0.001)),
         FINETUNED,
+        apart={"loss": TUNED_ON_TEXT},
     )
     mixing: MixingConfig = setting(MixingConfig(), PRETRAINED)
     tuning: TuningConfig = setting(

@@ -30,6 +30,13 @@ STUDY = "LM_STUDY"  # environment variable, which started processes inherit: fil
 # (registry, or "table"; name of an entry) -> the study module that added it; the project's own are not in it
 _MODULES: dict[tuple[str, str], Path] = {}
 
+
+class _TokenLoss:
+    """A loss that a module adds, as a choice of LossConfig.name."""
+
+    ignores = ("label_smoothing",)  # which changes the targets of the cross-entropy alone
+
+
 Refuse = Callable[[str, str], NoReturn]  # (a string of the module, message): raises SettingError at its line
 
 
@@ -104,31 +111,43 @@ def _load(file: Path) -> None:
             f"{STUDY_OPTION} {relative(file)} should be a Python file that is there, such as my_rows.py"
         )
     source = file.read_text("utf-8", errors="replace")
-    entries = {name: dict(registry) for name, registry in _registries(source).items()}
+    registries = _registries(source)
+    entries = {name: dict(registry) for name, registry in registries.items()}
     tables = _tables()
     try:
         _run(file)
-        _check_and_extend(file, source, entries, tables)
+        _check_and_extend(file, source, registries, entries, tables)
     except SettingError:
-        _undo(file, source, entries, tables)
+        _undo(file, registries, entries, tables)
         raise
 
 
-def _undo(file: Path, source: str, entries: Mapping[str, dict[str, Any]], tables: "dict[str, Table]") -> None:
+def _undo(
+    file: Path,
+    registries: Mapping[str, Any],
+    entries: Mapping[str, dict[str, Any]],
+    tables: "dict[str, Table]",
+) -> None:
     """Take back what a refused module has added, so that loading it again refuses it again."""
     from experiments.study.registry import TABLES
 
     sys.modules.pop(file.stem, None)
-    registries: dict[str, Any] = {**_registries(source)}
     for now, before in ((TABLES, tables), *((registries[name], old) for name, old in entries.items())):
         now.clear()
         now.update(before)
 
 
 def _check_and_extend(
-    file: Path, source: str, entries: Mapping[str, dict[str, Any]], tables: "dict[str, Table]"
+    file: Path,
+    source: str,
+    registries: Mapping[str, Mapping[str, Any]],
+    entries: Mapping[str, dict[str, Any]],
+    tables: "dict[str, Table]",
 ) -> None:
-    """Check what a module has added to ``entries`` and ``tables``, and let settings take its names."""
+    """Check what a module has added to ``registries``, and let settings take its names.
+
+    entries, tables: what was there before.
+    """
     lines = _lines_of_strings(source)
 
     def refuse(name: str, message: str) -> NoReturn:
@@ -137,11 +156,11 @@ def _check_and_extend(
         raise SettingError(f"{relative(file)}{line}: {message}")
 
     added = {}
-    for name, registry in _registries(source).items():
+    for name, registry in registries.items():
         _check_unchanged(name, entries[name], registry, refuse)
         added[name] = {key: entry for key, entry in registry.items() if key not in entries[name]}
     _check_tables_kept(tables, refuse)
-    _check_names(added, refuse)
+    _check_entries(added, refuse)
     for name, new in added.items():
         _MODULES.update({(name, key): file for key in new})
     _MODULES.update({("table", name): file for name in _tables() if name not in tables})
@@ -193,8 +212,8 @@ def _lines_of_strings(source: str) -> dict[str, int]:
 def _registries(source: str) -> dict[str, Mapping[str, Any]]:
     """Return all that a module can add to, by name.
 
-    Mixers and activations, whose import takes seconds, are among them if its own source names them; a module
-    that it imports may define them, but not enter them.
+    Mixers, activations and losses, whose import takes seconds, are among them if its own source names them; a
+    module that it imports may define them, but not enter them.
     """
     from experiments.study.registry import REGISTRY
     from experiments.study.scales import SCALES
@@ -227,6 +246,10 @@ def _registries(source: str) -> dict[str, Mapping[str, Any]]:
         from lm.nn.layers import ACTIVATIONS
 
         registries["ACTIVATIONS"] = ACTIVATIONS
+    if "TOKEN_LOSSES" in source:
+        from lm.train.losses import TOKEN_LOSSES
+
+        registries["TOKEN_LOSSES"] = TOKEN_LOSSES
     return registries
 
 
@@ -260,8 +283,12 @@ def _check_tables_kept(before: "Mapping[str, Table]", refuse: Refuse) -> None:
             refuse(name, f"table {name!r} is {owner}; add_rows(TABLE, ROWS) adds rows to it")
 
 
-def _check_names(added: Mapping[str, Mapping[str, Any]], refuse: Refuse) -> None:
-    """Refuse a name that a folder cannot have, an entry with two names, and a row without a table."""
+def _check_entries(added: Mapping[str, Mapping[str, Any]], refuse: Refuse) -> None:
+    """Refuse a wrong name, a function that does not return what it should, and a row without a table.
+
+    A name is wrong if a folder cannot have it, or if the entry is called otherwise.
+    """
+    from experiments.study import entry_checks
     from lm.objectives.corruption import CorruptionConfig
 
     checks: dict[str, Callable[[str], None]] = {
@@ -284,6 +311,19 @@ def _check_names(added: Mapping[str, Mapping[str, Any]], refuse: Refuse) -> None
         for ignored in noise.ignores:
             if ignored not in settings:
                 refuse(name, f"NOISES[{name!r}] ignores {ignored!r}{nearest(ignored, settings)}")
+    tries: dict[str, Callable[[str, Any], None]] = {
+        "NOISES": entry_checks.check_noise,
+        "ACTIVATIONS": entry_checks.check_activation,
+        "TOKEN_LOSSES": entry_checks.check_token_loss,
+    }
+    for registry, check_entry in tries.items():
+        for name, entry in added.get(registry, {}).items():
+            try:
+                check_entry(name, entry)
+            except SettingError as error:
+                if error.__cause__ is not None and (place := location_in_study(error.__cause__)):
+                    raise SettingError(f"{place}{error}") from error
+                refuse(name, str(error))
     rows = [row.name for table in _tables().values() for row in table.rows]
     for name in added["REGISTRY"]:
         if name not in rows:
@@ -309,7 +349,7 @@ def _check_built(name: str, kind: Literal["row", "scale"], refuse: Refuse) -> No
 def _extend_choices(added: Mapping[str, Mapping[str, Any]]) -> None:
     """Let settings that choose by name take the new names; tasks that are tuned on alone become mixtures."""
     from lm.config.layers import MixerConfig, MlpConfig
-    from lm.config.training import OPTIMIZERS, Schedule
+    from lm.config.training import OPTIMIZERS, LossConfig, Schedule
     from lm.data.tasks.mixtures import MIXTURES, single_task_mixtures
     from lm.objectives.corruption import NOISES
     from lm.objectives.denoising import Objective
@@ -325,6 +365,10 @@ def _extend_choices(added: Mapping[str, Mapping[str, Any]]) -> None:
         from lm.nn.layers import ACTIVATIONS
 
         set_choices(MlpConfig, "activation", ACTIVATIONS | {"none": None})
+    if added.get("TOKEN_LOSSES"):
+        from lm.train.losses import TOKEN_LOSSES
+
+        set_choices(LossConfig, "name", {"cross-entropy": None} | dict.fromkeys(TOKEN_LOSSES, _TokenLoss))
 
 
 def _bring_modules_along() -> None:

@@ -36,7 +36,7 @@ from lm.config.memory import MemoryConfig
 from lm.config.mesh import MeshConfig
 from lm.config.model import LoraConfig, ModelConfig, SideConfig, SpecialTokens
 from lm.config.mup import MupConfig
-from lm.config.training import DistillationConfig, GuardConfig, OptimizerConfig
+from lm.config.training import DistillationConfig, GuardConfig, LossConfig, OptimizerConfig
 from lm.config.universal import UniversalConfig
 from lm.objectives.denoising import Objective
 
@@ -228,25 +228,7 @@ Changes = TypedDict(
         "model.cross_attention.num_heads": int | None | Change,
         "model.cross_attention.d_kv": int | None | Change,
         "model.mlp": MlpConfig | Change,
-        "model.mlp.activation": Literal[
-            "relu",
-            "squared-relu",
-            "gelu",
-            "gelu-tanh",
-            "silu",
-            "elu",
-            "selu",
-            "sigmoid",
-            "softplus",
-            "gated-sigmoid",
-            "gated-linear",
-            "gated-relu",
-            "gated-gelu",
-            "gated-gelu-erf",
-            "gated-silu",
-            "none",
-        ]
-        | Change,
+        "model.mlp.activation": str | Change,
         "model.mlp.d_ff": int | Change,
         "model.mlp.bias": bool | None | Change,
         "model.mlp.adapter_width": int | Change,
@@ -467,6 +449,10 @@ Changes = TypedDict(
         "pretraining.optimizer.epsilon": float | Change,
         "pretraining.optimizer.muon_momentum": float | Change,
         "pretraining.optimizer.muon_rms": float | Change,
+        "pretraining.loss": LossConfig | Change,
+        "pretraining.loss.name": str | Change,
+        "pretraining.loss.z_loss": float | Change,
+        "pretraining.loss.label_smoothing": float | Change,
         "pretraining.phases": tuple[PretrainingPhase, ...] | Change,
         "pretraining.mask": Literal["causal", "prefix", "bidirectional"] | None | Change,
         "pretraining.evaluate_every": int | Change,
@@ -519,6 +505,10 @@ Changes = TypedDict(
         "finetuning.optimizer.epsilon": float | Change,
         "finetuning.optimizer.muon_momentum": float | Change,
         "finetuning.optimizer.muon_rms": float | Change,
+        "finetuning.loss": LossConfig | Change,
+        "finetuning.loss.name": str | Change,
+        "finetuning.loss.z_loss": float | Change,
+        "finetuning.loss.label_smoothing": float | Change,
         "mixing": MixingConfig | Change,
         "mixing.pretraining": Literal["corpus", "corpus+tasks", "corpus+other-tasks", "tasks"] | Change,
         "mixing.rates": Literal["proportional", "equal"] | Change,

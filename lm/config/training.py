@@ -247,10 +247,19 @@ class OptimizerConfig(Muon, RelativeAdamW, Schedule):
 
 @dataclass(frozen=True)
 class LossConfig:
-    """The loss of a target token."""
+    """The loss of target tokens in training. Evaluations measure their cross-entropy, whatever this is."""
 
-    z_loss: float = 1e-4  # weight of the squared log-partition function, in training only (T5)
-    label_smoothing: float = 0.0  # probability taken from the target and spread over all other tokens
+    name: Literal["cross-entropy"] = "cross-entropy"  # loss of a target token
+    z_loss: float = 1e-4  # weight of the squared log-partition function, which is added to the loss (T5)
+    # label smoothing: probability taken from the target and spread evenly over all other tokens
+    label_smoothing: float = setting(0.0, {"name": ("cross-entropy",)})
+
+    def __post_init__(self):
+        at_least(self, "loss.", z_loss=0)
+        if not 0 <= self.label_smoothing < 1:
+            raise SettingError(
+                f"loss.label_smoothing={self.label_smoothing} should be at least 0 and below 1, such as 0.1"
+            )
 
 
 @dataclass(frozen=True)

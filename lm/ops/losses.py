@@ -1,5 +1,6 @@
 """Losses as sums, so that micro-batches and hosts add up; divide them by the sum of weights afterwards."""
 
+from collections.abc import Callable
 from functools import partial
 from math import log
 
@@ -34,6 +35,28 @@ def cross_entropy(
     targets = jnp.where(weights == 0, 0, targets)
     loss, log_z = _token_loss(logits, targets, z_loss, label_smoothing)
     return (loss * weights).sum(), weights.sum(), z_loss * (jnp.square(log_z) * weights).sum()
+
+
+def token_loss_sums(
+    token_loss: Callable[[Array, Array], Array],
+    logits: Float[Array, "B T V"],
+    targets: Int[Array | np.ndarray, "B T"],
+    weights: Shaped[Array | np.ndarray, "B T"],
+    *,
+    z_loss: float,
+) -> tuple[Float32[Array, ""], Float32[Array, ""], Float32[Array, ""]]:
+    """Return the sums of a loss other than the cross-entropy, of the weights and of the z-loss.
+
+    ``token_loss`` maps logits float32 [B,T,V] and targets int [B,T], which are 0 where the weight is 0, to
+    losses [B,T]. The first sum includes the z-loss, as in ``cross_entropy``. A target outside of [0, V) gives
+    NaN where its weight is not 0; where it is 0, neither the loss nor its gradient counts.
+    """
+    weights = jnp.asarray(weights, jnp.float32)
+    logits = jnp.where((weights != 0)[..., None], logits.astype(jnp.float32), 0.0)
+    targets = jnp.where(weights == 0, 0, targets)
+    losses = jnp.where(in_range(targets, logits.shape[-1]), token_loss(logits, targets), jnp.nan)
+    z_losses = z_loss * jnp.square(jax.nn.logsumexp(logits, axis=-1))
+    return ((losses + z_losses) * weights).sum(), weights.sum(), (z_losses * weights).sum()
 
 
 def accuracy(

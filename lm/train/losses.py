@@ -40,6 +40,7 @@ from lm.ops.losses import (
     cross_entropy,
     in_range,
     soft_cross_entropy,
+    token_loss_sums,
 )
 from lm.train.chunks import sum_over_chunks
 
@@ -49,6 +50,10 @@ Key = Array | None  # of dropout
 Loss = Callable[..., LossAndSums]  # of the model, a Batch, a Key and a LossConfig; for some, of a Teacher
 # hidden states [B,T,D] of a model and, if the loss depends on it, those of its teacher
 States = tuple[Array, ...]
+
+# losses of target tokens other than the cross-entropy, by name: functions of logits float32 [B,T,V] and
+# targets int [B,T] that return losses [B,T]. Study modules add theirs.
+TOKEN_LOSSES: dict[str, Callable[[Array, Array], Array]] = {}
 
 # Weight of ELECTRA's discriminator loss; that of its generator's is 1 (Clark et al. 2020, section 3.1).
 DISCRIMINATOR_WEIGHT = 50.0
@@ -344,11 +349,16 @@ def _target_loss(
 
 
 def _token_loss(logits: Array, side: Side, frequent_tokens: Array | None, config: LossConfig) -> LossAndSums:
-    """Return the cross-entropy of logits [B,T,V] for the targets of a side."""
+    """Return the loss of logits [B,T,V] for the targets of a side: their cross-entropy, or another."""
     targets, weights = side.targets, side.loss_weights
-    loss, total, z_loss = cross_entropy(
-        logits, targets, weights, z_loss=config.z_loss, label_smoothing=config.label_smoothing
-    )
+    name: str = config.name  # a study module may have added names
+    if name == "cross-entropy":
+        loss, total, z_loss = cross_entropy(
+            logits, targets, weights, z_loss=config.z_loss, label_smoothing=config.label_smoothing
+        )
+    else:
+        token_loss = TOKEN_LOSSES[name]
+        loss, total, z_loss = token_loss_sums(token_loss, logits, targets, weights, z_loss=config.z_loss)
     num_right, _ = accuracy(logits, targets, weights)
     sums = {"loss": (loss - z_loss, total), "z_loss": (z_loss, total), "accuracy": (num_right, total)}
     if frequent_tokens is not None:

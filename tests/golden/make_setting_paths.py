@@ -17,7 +17,8 @@ from typing import Any
 from experiments.study.experiment import Experiment
 
 PLACE = Path(__file__).parents[2] / "experiments/study/setting_paths.py"
-EXTENSIBLE = ("objective.noise", "optimizer.name", "mixer.kind")  # a user's module adds choices to these
+# a user's module adds choices to these
+EXTENSIBLE = ("objective.noise", "optimizer.name", "loss.name", "mixer.kind", "mlp.activation")
 
 HEAD = '''"""The type of every setting by its path, for type checkers and the completion of editors.
 

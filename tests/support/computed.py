@@ -130,7 +130,13 @@ def trained(stage, prepared, mesh):
     first = batches(0, slice(0, batches.batch_size))
     shapes = tuple((name, x.shape, str(x.dtype)) for name, x in first.features().items())
     spec = stage.step_spec()
-    alone = StepSpec(spec.model, loss=spec.loss, module=spec.module, extra_configs=spec.extra_configs)
+    alone = StepSpec(
+        spec.model,
+        loss=spec.loss,
+        loss_config=spec.loss_config,
+        module=spec.module,
+        extra_configs=spec.extra_configs,
+    )
     found = {"model": model(alone, shapes)}
     found["update"] = digest([update(spec.optimizer), spec.mask_updates, spec.guard.spikes, spec.tbptt])
     found["batch"] = arrays([first.features(), batches(1, slice(0, batches.batch_size)).features()])

@@ -83,6 +83,7 @@ def text_spec(experiment: Experiment) -> StepSpec:
     return StepSpec(
         model,
         training.optimizer.ending_at(training.steps),
+        loss_config=training.loss,
         mask_updates=mask_updates,
         microbatches=microbatches,
         guard=guard,

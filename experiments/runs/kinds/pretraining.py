@@ -355,6 +355,7 @@ def pretraining_spec(experiment: Experiment) -> StepSpec:
     spec = StepSpec(
         model,
         training.optimizer.ending_at(training.steps - training.optimizer_start),
+        loss_config=training.loss,
         mask_updates=optimizers.freeze_embedding if frozen else optimizers.train_all,
         microbatches=training.microbatches,
         guard=experiment.guard,

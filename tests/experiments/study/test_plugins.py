@@ -16,6 +16,7 @@ from paths import ROOT
 
 from experiments.__main__ import dispatch
 from experiments.runs import provenance
+from experiments.runs.kinds.pretraining import pretraining_spec
 from experiments.runs.paths import load_settings, save_settings
 from experiments.study import plugins, registry
 from experiments.study.plugins import STUDY, load_study, location_in_study, pop_study_option
@@ -23,12 +24,14 @@ from experiments.study.registry import build, find
 from lm.config import base
 from lm.config.base import SettingError, from_json, set_choices, to_json
 from lm.config.layers import MlpConfig
-from lm.config.training import OPTIMIZERS, Schedule
+from lm.config.training import OPTIMIZERS, LossConfig, Schedule
 from lm.data.tasks.mixtures import mixture
+from lm.data.tasks.task_files import TEXT_METRICS
 from lm.nn.layers import ACTIVATIONS
 from lm.nn.mlp import MLP
 from lm.objectives.corruption import NOISES
 from lm.objectives.denoising import OBJECTIVES, Objective
+from lm.train.losses import TOKEN_LOSSES
 
 GUIDE = (ROOT / "docs/extending.md").read_text("utf-8")
 MODULES = {name: code for code, name in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", GUIDE, re.DOTALL)}
@@ -40,12 +43,14 @@ IMPORTS = (
     "from experiments.study.table import Axis, Conclusion, Published, make_table\n"
 )
 
+NOISE = "from lm.objectives.corruption import NOISES, Noise\n\n"
+
 
 @pytest.fixture
 def loads(tmp_path, monkeypatch, restored_registry):
     """Loads modules of this text; afterwards the study is what it was."""
     tables, added = (
-        dict(plugins._registries("MIXERS ACTIVATIONS")),
+        dict(plugins._registries("MIXERS ACTIVATIONS TOKEN_LOSSES")),
         {field: dict(names) for field, names in base._ADDED.items()},
     )
     before = {name: dict(table) for name, table in tables.items()}
@@ -67,6 +72,7 @@ def loads(tmp_path, monkeypatch, restored_registry):
     set_choices(Objective, "noise", NOISES)
     set_choices(Schedule, "name", OPTIMIZERS)
     set_choices(MlpConfig, "activation", ACTIVATIONS | {"none": None})
+    set_choices(LossConfig, "name", {"cross-entropy": None})
     base._ADDED.clear()
     base._ADDED.update(added)
     for name in sys.modules.keys() - modules.keys():
@@ -84,7 +90,7 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
     builtin = dict(registry.REGISTRY)
     loads(**{name.removesuffix(".py"): code for name, code in MODULES.items()})
     added = [name for name in registry.REGISTRY if name not in builtin]
-    assert len(added) == 24
+    assert len(added) == 28
     with pytest.raises(
         SettingError, match=r"'devlin/5-tasks/ltr\+bilstm' cannot be built: it needs a bi-LSTM"
     ):
@@ -96,6 +102,8 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
     assert build("mixing/running-mean", "nano").model.mixer.kind == "running-mean"
     mlp = MLP(build("periodic/gated-snake", "nano").model, nnx.Rngs(0))
     assert mlp.linear is not None and MLP(build("periodic/snake", "nano").model, nnx.Rngs(0)).linear is None
+    spec = pretraining_spec(build("token-losses/poly-1", "nano"))
+    assert spec.loss_config.name == "poly-1" and "poly-1" in TOKEN_LOSSES
     assert build("attention-variants/gated", "nano").model.has_attention_logits
     assert not build("mixing/running-mean", "nano").model.has_attention_logits
     assert [row.name for row in find("t5/6-corruption-rate")][-1] == "t5/6-corruption-rate/30"
@@ -157,6 +165,38 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
             IMPORTS
             + "name = 'b'\nadd_table(make_table('a', '', {\n  'b': {'model.mlp.activation': 'rleu'}}))\n",
             r"my\.py:5.*model\.mlp\.activation='rleu' is not a choice; did you mean 'relu'",
+        ),
+        (
+            "from lm.nn.layers import ACTIVATIONS\nACTIVATIONS['mean'] = lambda x: x.mean(-1)\n",
+            r"my\.py:2: ACTIVATIONS\['mean'\] returns float32 \[2, 3\] .*it should return floats \[2, 3, 4\]",
+        ),
+        (
+            "from lm.nn.layers import ACTIVATIONS\nACTIVATIONS['fails'] = lambda x: x @ x\n",
+            r"my\.py:2: ACTIVATIONS\['fails'\] fails for features \[2, 3, 4\]: ",
+        ),
+        (
+            "from lm.train.losses import TOKEN_LOSSES\nTOKEN_LOSSES['sum'] = lambda x, y: x.sum()\n",
+            r"my\.py:2: TOKEN_LOSSES\['sum'\] returns float32 \[\] .*it should return floats \[2, 3\]",
+        ),
+        (
+            "from lm.train.losses import TOKEN_LOSSES\nTOKEN_LOSSES['right'] = lambda x, y: x[..., 0] == y\n",
+            r"my\.py:2: TOKEN_LOSSES\['right'\] returns bool \[2, 3\] for logits .*floats",
+        ),
+        (
+            NOISE + "NOISES['odd'] = Noise(lambda config, texts: texts.uniforms[:, 0])\n",
+            r"my\.py:3: NOISES\['odd'\] returned float32 .*it should return bool \[B,L\]",
+        ),
+        (
+            NOISE + "def odd(config, texts):\n    return texts.no\n\nNOISES['odd'] = Noise(odd)\n",
+            r"my\.py:4: NOISES\['odd'\] fails: AttributeError: .*'no'",
+        ),
+        (
+            NOISE + "NOISES['odd'] = Noise(NOISES['iid'].mask, counts=lambda *_: 3)\n",
+            r"my\.py:3: the counts of NOISES\['odd'\] should be NoiseCounts",
+        ),
+        (
+            NOISE + "NOISES['odd'] = NOISES['suffix']._replace(counts=NOISES['spans'].counts)\n",
+            r"my\.py:3: the counts of NOISES\['odd'\] give tokens=\[1, 1, .* its mask has \[",
         ),
         (IMPORTS + "add_rows('gpt', {'base': {}})\n", r"my\.py:3.*'gpt/base'"),
         (
@@ -347,11 +387,11 @@ def test_a_module_that_is_not_there_or_is_called_as_another_is_refused(loads, tm
 
 def test_an_error_in_what_a_module_added_names_its_line(loads):
     loads(
-        mine="from lm.objectives.corruption import NOISES, Noise\n\n\ndef mask(amount, text):\n"
-        "    return text.no\n\n\nNOISES['mine'] = Noise(mask)\n"
+        mine="from lm.data.tasks.task_files import TEXT_METRICS\n\n\ndef score(targets, predictions):\n"
+        "    return targets.no\n\n\nTEXT_METRICS['mine'] = score\n"
     )
     with pytest.raises(AttributeError) as caught:
-        NOISES["mine"].mask(None, None)
+        TEXT_METRICS["mine"]([], [])
     assert location_in_study(caught.value) == "mine.py:5: "
     assert location_in_study(ValueError()) == ""
 
