@@ -1,6 +1,7 @@
 """Files and folders written atomically, and files with a checksum that reveals later changes."""
 
 import contextlib
+import difflib
 import hashlib
 import json
 import os
@@ -201,3 +202,13 @@ def _seal_of(path: Path) -> Path:
 def relative(path: Path) -> str:
     """Return a path from the current folder if it is below that, else the whole path."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def similar_file(path: Path) -> str:
+    """Return ``"; did you mean x.txt?"`` for the most similar name in the folder of a missing file, or ""."""
+    try:
+        names = [other.name for other in path.expanduser().parent.iterdir()]
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.with_name(close[0])}?" if close else ""

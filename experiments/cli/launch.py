@@ -51,12 +51,18 @@ ROWS = Rows()
 
 
 def _jobs(
-    pattern: str, settings: dict[str, Any], rows: Rows, accelerator: str = "", count: int = 1
+    pattern: str,
+    settings: dict[str, Any],
+    rows: Rows,
+    accelerator: str = "",
+    count: int = 1,
+    devices: int = 0,
 ) -> list[Job]:
     """Return a run for each row that matches and each seed; SettingError for settings that none reads.
 
     With an accelerator, which is of a cloud, it is raised too for files of this machine, and for a mesh that
-    does not fit ``count`` slices of an accelerator named by its shape.
+    does not fit ``count`` slices of an accelerator named by its shape; with a number of devices, for a mesh
+    that does not fit those.
     """
     names = [row.name for row in find_buildable(pattern)]
     elsewhere = rows.start.startswith("gs://")  # where it is not read from here
@@ -69,6 +75,9 @@ def _jobs(
         raise SettingError("--seeds should be a whole number from 1")
     if accelerator:
         _check_in_cloud([build(name, rows.scale, changes) for name in names], accelerator, count)
+    if devices > 0:
+        for name in names:
+            build(name, rows.scale, changes).mesh.sizes(devices)
     options = ["--scale", rows.scale, *setting_arguments(explicit_overrides(changes))]
     for option in ("start", "allow"):
         if value := getattr(rows, option):
@@ -242,7 +251,8 @@ def launch_local(
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
     """
-    jobs = _jobs(pattern, settings, rows)
+    devices = processes.processes * processes.devices_per_process
+    jobs = _jobs(pattern, settings, rows, devices=devices)
     _end(lambda: local.run_here(jobs, processes))
 
 

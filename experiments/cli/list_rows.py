@@ -115,8 +115,9 @@ def finished_text(row: str, scale: str, runs: Path, trained: Sequence[str]) -> s
     """Return how many seeds of a row have finished, and how many runs with changed settings."""
     finished = finished_seeds(row, scale, runs, trained)
     by_hand = changed_runs(runs, scale, row)
-    own = f", {by_hand} changed" if by_hand else ""
-    return f"{finished} seed{'s' * (finished != 1)}{own}"
+    seeds = [f"{finished} seed{'s' * (finished != 1)}"] if finished or not by_hand else []
+    own = [f"{by_hand} changed"] if by_hand else []
+    return ", ".join(seeds + own)
 
 
 def finished_seeds(row: str, scale: str, runs: Path, trained: Sequence[str]) -> int:

@@ -121,6 +121,14 @@ def test_a_corpus_that_is_not_there_is_named_with_the_mend(spec, message, tmp_pa
         documents(spec, "train", tmp_path)
 
 
+def test_a_misspelt_file_is_named_beside_the_most_similar_one(tmp_path):
+    (tmp_path / "book.txt").write_text("A text.")
+    with pytest.raises(
+        SettingError, match=rf"no file matches {tmp_path}/bok\.txt; did you mean .*book\.txt\?"
+    ):
+        documents(f"text:{tmp_path}/bok.txt", "train", tmp_path)
+
+
 def test_a_corpus_without_text_is_an_error(tmp_path):
     with pytest.raises(SettingError, match="no text"):
         documents(write(tmp_path, empty=" \n\n "), "train", tmp_path)

@@ -344,6 +344,10 @@ def test_a_text_is_no_answer_of_a_head_and_two_files_of_one_name_are_not_told_ap
         find_labelled("colours.toml")
     with pytest.raises(SettingError, match="there is no task file lost.toml in "):
         mixture("lost.toml")
+    with pytest.raises(
+        SettingError, match=r"there is no task file color\.toml in .*did you mean colours\.toml"
+    ):
+        mixture("color.toml")
     (files / "folder.toml").mkdir()
     with pytest.raises(SettingError, match="folder.toml is a folder, and should be a task file"):
         mixture("folder.toml")

@@ -23,6 +23,7 @@ from launch.processes import on_signals
 ROW = "t5/6-corruption-rate/15"
 GCE = ["gce", ROW, "--accelerator=v6e:4x4", "--zones", "us-east5-a", *CLOUD]
 QUEUED = ["queued", ROW, "--accelerator=v5litepod-16", "--zones", "us-west4-a", *CLOUD]
+LOCAL = ["local", ROW]
 OFFERED = "auth config offers"
 ATTEMPT = "scp ssh START"
 ASK = "create-policy create-template create-group"
@@ -212,6 +213,10 @@ def test_only_a_slice_of_ours_is_deleted():
         ([*GCE, "--zones=us-east5"], "--zones 'us-east5' should be zones"),
         ([*GCE, "--provisioning=flex-start", "--max-run-time=7d1s"], "at most 7d"),
         ([*GCE, "--mesh.fsdp=3"], "mesh.fsdp=3 needs a multiple of 3 devices and there are 16"),
+        (
+            [*LOCAL, "--processes=2", "--devices-per-process=3", "--mesh.fsdp=4"],
+            "mesh.fsdp=4 needs a multiple of 4 devices and there are 6",
+        ),
         ([*GCE, "--accelerator=v5p:2x2x16q"], "should be a topology, as lm plan takes it, such as v5p:4x4x4"),
         ([*GCE, "--accelerator=v66e:4x4"], "did you mean v6e?"),
         ([*GCE, "--provisioning=spott"], "on-demand, spot, flex-start, reservation:NAME"),

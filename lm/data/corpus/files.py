@@ -29,6 +29,7 @@ from lm.data.corpus.shards import (
     iter_documents,
 )
 from lm.data.corpus.tfds import OnCorrupt, file_stamp
+from lm.files import similar_file
 
 SAMPLE_CHARACTERS = 1 << 24  # from the start of a corpus; they set the largest digest that is held out
 SPLIT_NAMES = dict.fromkeys(("valid", "val", "dev", "validation"), "validation") | {"test": "test"}
@@ -193,7 +194,10 @@ def matching_files(kind: str, pattern: str) -> list[Path]:
     paths = {Path(name) for each in globs for name in glob.glob(each, recursive=True)}
     if files := sorted(path for path in paths if path.is_file()):
         return files
-    raise SettingError(f"data.corpus={kind}:{pattern}: no file matches {os.path.abspath(globs[0])}")
+    missing = os.path.abspath(globs[0])
+    raise SettingError(
+        f"data.corpus={kind}:{pattern}: no file matches {missing}{similar_file(Path(pattern))}"
+    )
 
 
 def _named_split(path: Path) -> str | None:

@@ -36,6 +36,7 @@ from lm.config.base import DataError, SettingError, nearest
 from lm.data.corpus.tables import TableRows
 from lm.data.corpus.tfds import file_stamp
 from lm.data.tasks.task import UNKNOWN, Half, LabelledTask, Row, Task, class_from_text, fields_template
+from lm.files import similar_file
 from lm.tokenizers.tokenizer import Tokenizer
 
 SOURCES = ("tfds", "hf")  # prefixes of data sets; without a source the splits are files
@@ -165,7 +166,8 @@ def read_task_file(path: Path) -> TaskSpec:
         content = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise SettingError(
-            f"there is no task file {path} in {Path.cwd()}; a run that was trained with it needs it there too"
+            f"there is no task file {path} in {Path.cwd()}"
+            + (similar_file(path) or "; a run that was trained with it needs it there too")
         ) from error
     except IsADirectoryError as error:
         raise SettingError(f"{path} is a folder, and should be a task file") from error

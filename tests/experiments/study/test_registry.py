@@ -17,7 +17,7 @@ from rich.console import Console
 
 from experiments import __main__ as cli
 from experiments.cli import COMMANDS
-from experiments.cli.list_rows import list_rows
+from experiments.cli.list_rows import finished_text, list_rows
 from experiments.cli.run_options import Options, link_shared_run, row_run
 from experiments.processes.progress import duration, reporting
 from experiments.runs.checks import check_agreement
@@ -406,3 +406,19 @@ def test_a_list_names_the_other_scales_at_which_rows_have_finished(capsys, tmp_p
     assert "finished at scale mini: lm list --scale mini shows which" in capsys.readouterr().out
     list_rows("t5/4-*", runs=tmp_path)
     assert "--scale" not in capsys.readouterr().out
+
+
+def test_a_list_counts_seeds_and_runs_with_changed_settings(tmp_path):
+    def finish(*folders):
+        for folder in folders:
+            (tmp_path / "nano/gpt" / folder).mkdir(parents=True)
+            (tmp_path / "nano/gpt" / folder / "scores.json").write_text("{}")
+
+    def listed():
+        return finished_text("gpt/base", "nano", tmp_path, ["gpt/base"])
+
+    assert listed() == "0 seeds"
+    finish("base,model.dropout=0.2/seed-0", "base,model.dropout=0.2/seed-1")
+    assert listed() == "2 changed"
+    finish("base/seed-0")
+    assert listed() == "1 seed, 2 changed"
