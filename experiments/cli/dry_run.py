@@ -178,7 +178,8 @@ def program_key(stage: Stage) -> Hashable:
     """Return what the compiled training step of a stage depends on; its seed is an argument."""
     training, model = stage.training, stage.settings.model
     optimizer = training.optimizer.ending_at(training.steps)
-    return type(stage), model, training.batch_size, training.microbatches, optimizer, stage.lengths
+    loss = training.loss, stage.is_pretraining and stage.settings.objective.is_mlm
+    return type(stage), model, training.batch_size, training.microbatches, optimizer, loss, stage.lengths
 
 
 def h100_speed(stage: Stage) -> float:

@@ -268,20 +268,8 @@ def given_changes(
         given = read_config(config, experiments, settings) | settings
     for experiment in experiments:
         check_agreement_with_checkpoint(experiment, given)
-    try:
-        check_overrides_are_read([build(row, scale, started | given) for row in rows], given)
-    except SettingError as error:
-        raise SettingError(_with_path(str(error), given)) from error
+    check_overrides_are_read([build(row, scale, started | given) for row in rows], given)
     return started | given
-
-
-def _with_path(message: str, given: Overrides) -> str:
-    """Return an error's message with the whole path of the setting that it begins with."""
-    name = message.partition("=")[0]
-    paths = [path for path in given if path.endswith(f".{name}")]
-    if len(paths) != 1:
-        return message
-    return paths[0] + message.removeprefix(name)
 
 
 def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> Overrides:

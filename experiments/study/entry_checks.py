@@ -1,7 +1,8 @@
 """Checks that functions of a user's own module return what their registries expect (docs/extending.md).
 
-They are called once, on a small example, when the module is loaded: otherwise their mistakes would show only
-after the data have been prepared. Each raises SettingError; its cause is what the function itself raised.
+When the module is loaded, noises are called on a few short texts, and activations and losses are traced for
+small arrays: otherwise their mistakes would show only after the data have been prepared. Each check raises
+SettingError, whose cause is what the function itself raised.
 """
 
 from collections.abc import Callable
@@ -32,21 +33,24 @@ def check_token_loss(name: str, token_loss: "Callable[[Array, Array], Array]") -
     """Raise SettingError unless an entry of TOKEN_LOSSES maps logits [B,T,V] and targets [B,T] to [B,T]."""
     import jax
 
+    if name == "cross-entropy":
+        raise SettingError("TOKEN_LOSSES['cross-entropy'] is the project's own; choose another name")
     logits, targets = jax.ShapeDtypeStruct((2, 3, 5), np.float32), jax.ShapeDtypeStruct((2, 3), np.int32)
     _check_result(f"TOKEN_LOSSES[{name!r}]", token_loss, targets.shape, logits=logits, targets=targets)
 
 
 def check_noise(name: str, noise: Noise) -> None:
-    """Raise SettingError unless the mask of an entry of NOISES is bool [B,L], and its counts are the mask's.
+    """Raise SettingError unless the mask of an entry of NOISES is bool [B,L], and its counts suit the mask.
 
-    Counts, if it has them, should be the number of noise tokens, and at least the numbers of spans.
+    Of counts, if it has them, that of noise tokens is exact, and those of spans may be too large.
     """
     rng = np.random.default_rng(0)
     batch, width = len(LENGTHS), int(LENGTHS.max())
     uniforms = rng.random((batch, noise.uniforms_per_token, width), np.float32)
-    of_name: Any = {"noise": name}
-    objective = replace(OBJECTIVES["baseline"], **of_name)
-    texts = CorruptionInputs(LENGTHS, uniforms, 100, rng.random((batch, width)) < 0.5)
+    chosen: Any = name  # none of the names that the type has
+    objective = replace(OBJECTIVES["baseline"], noise=chosen)
+    word_starts = rng.random((batch, width)) < 0.5
+    texts = CorruptionInputs(LENGTHS, uniforms, num_sentinels=width, word_starts=word_starts)
     counts: Any = None
     try:
         mask = objective.draw_noise(texts)
@@ -64,28 +68,29 @@ def check_noise(name: str, noise: Noise) -> None:
         )
     is_text = length_mask(LENGTHS, width)
     hidden, visible = mask & is_text, ~mask & is_text
-    due = NoiseCounts(hidden.sum(1), run_starts(hidden).sum(1), run_starts(visible).sum(1))
-    for field, found, least in zip(NoiseCounts._fields, map(np.asarray, counts), due, strict=True):
-        is_exact = field == "tokens"
-        if found.shape == least.shape and (found == least if is_exact else found >= least).all():
+    of_mask = NoiseCounts(hidden.sum(1), run_starts(hidden).sum(1), run_starts(visible).sum(1))
+    for field, count, actual in zip(NoiseCounts._fields, map(np.asarray, counts), of_mask, strict=True):
+        if count.shape == actual.shape and (count == actual if field == "tokens" else count >= actual).all():
             continue
         raise SettingError(
-            f"the counts of NOISES[{name!r}] give {field}={found.tolist()} for texts of {LENGTHS.tolist()} "
-            f"tokens; its mask has {'' if is_exact else 'at least '}{least.tolist()}"
+            f"the counts of NOISES[{name!r}] give {field}={count.tolist()} for texts of {LENGTHS.tolist()} "
+            f"tokens; its mask has {actual.tolist()}"
         )
 
 
-def _check_result(entry: str, function: Callable[..., Any], due: tuple[int, ...], **arguments: Any) -> None:
-    """Raise SettingError unless a function of arrays returns floating-point numbers of shape ``due``."""
+def _check_result(
+    entry: str, function: Callable[..., Any], expected: tuple[int, ...], **arguments: Any
+) -> None:
+    """Raise SettingError unless a function of arrays returns floating-point numbers of this shape."""
     import jax
     import jax.numpy as jnp
 
-    read = " and ".join(f"{name} {list(array.shape)}" for name, array in arguments.items())
+    given = " and ".join(f"{name} {list(array.shape)}" for name, array in arguments.items())
     try:
         result: Any = jax.eval_shape(function, *arguments.values())
     except Exception as error:
-        raise SettingError(f"{entry} fails for {read}: {type(error).__name__}: {error}") from error
+        raise SettingError(f"{entry} fails for {given}: {type(error).__name__}: {error}") from error
     shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", type(result).__name__)
-    if shape != due or not jnp.issubdtype(dtype, jnp.floating):
+    if shape != expected or not jnp.issubdtype(dtype, jnp.floating):
         found = dtype if shape is None else f"{dtype} {list(shape)}"
-        raise SettingError(f"{entry} returns {found} for {read}; it should return floats {list(due)}")
+        raise SettingError(f"{entry} returns {found} for {given}; it should return floats {list(expected)}")

@@ -6,15 +6,13 @@ from functools import cache
 from typing import Any
 
 from experiments.study.experiment import BASELINE, Experiment, PretrainingPhase
-from lm.config.base import diff, leaves
+from lm.config.base import diff, leaves, unused_settings
 
 
 def relevant_diff(old: Experiment, new: Experiment) -> dict[str, tuple[Any, Any]]:
     """Return ``{path: (old value, new value)}`` of the settings that differ and that ``new`` reads."""
     changed = diff(old, new)
-    if new.counts.model != "none":
-        return changed
-    unread = [path for path in changed if path.startswith("counts.") and path != "counts.model"]
+    unread = unused_settings(new, changed)
     return {path: pair for path, pair in changed.items() if path not in unread}
 
 

@@ -91,7 +91,27 @@ def changes(config: T, new: Mapping[str, Any], prefix: str = "") -> T:
             groups.pop(head, None)
     for head, group in groups.items():
         values[head] = changes(values.get(head, getattr(config, head)), group, f"{prefix}{head}.")
-    return dataclasses.replace(config, **values)
+    try:
+        return dataclasses.replace(config, **values)
+    except SettingError as error:
+        raise SettingError(_with_whole_path(str(error), prefix)) from error
+
+
+def _with_whole_path(message: str, prefix: str) -> str:
+    """Return an error of a group's own check with the whole path of the setting that it begins with.
+
+    >>> _with_whole_path("loss.z_loss=-1 should be at least 0", "pretraining.loss.")
+    'pretraining.loss.z_loss=-1 should be at least 0'
+
+    A group such as ``loss`` is part of several others, and its check does not know of which.
+    """
+    outer, inner = "", prefix
+    while inner:
+        if message.startswith(inner):
+            return outer + message
+        head, _, inner = inner.partition(".")
+        outer += f"{head}."
+    return message
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -358,9 +378,9 @@ def setting(
 
 def unused_settings(config: Any, paths: Iterable[str]) -> dict[str, str]:
     """Return {path: reason} of the settings at or below ``paths`` that are not used in ``config``."""
-    given, reasons = tuple(paths), {}
+    given, reasons = tuple(f"{path}." for path in paths), {}
     for path, _ in leaves(config):
-        if any(path == one or path.startswith(f"{one}.") for one in given):
+        if f"{path}.".startswith(given):
             reasons[path] = next(filter(None, _reasons(config, path)), "")
     return {path: reason for path, reason in reasons.items() if reason}
 

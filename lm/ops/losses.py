@@ -23,10 +23,10 @@ def cross_entropy(
 ) -> tuple[Float32[Array, ""], Float32[Array, ""], Float32[Array, ""]]:
     """Return the sums of the loss, of the weights and of the z-loss.
 
-    ``logits`` are [B,T,V], ``targets`` int [B,T] and ``weights`` [B,T]. ``z_loss`` times the squared
-    log-partition function is added: it keeps logits from drifting (in the first sum, and by itself in the
-    third). ``label_smoothing`` is spread evenly over the V - 1 wrong tokens, and the entropy of the smoothed
-    target is subtracted, so that a perfect prediction costs 0.
+    ``logits`` are [B,T,V], ``targets`` int [B,T] and ``weights`` [B,T]. The z-loss, ``z_loss`` times the
+    squared log-partition function, keeps logits from drifting; the loss includes it. ``label_smoothing`` is
+    spread evenly over the V - 1 wrong tokens, and the entropy of the smoothed target is subtracted, so that
+    the cross-entropy of a perfect prediction is 0.
 
     A target outside of [0, V) gives NaN, in the loss and its gradient, where its weight is not 0; with weight
     0 it gives exactly 0 in both, whatever number stands for "ignore".
@@ -47,14 +47,17 @@ def token_loss_sums(
 ) -> tuple[Float32[Array, ""], Float32[Array, ""], Float32[Array, ""]]:
     """Return the sums of a loss other than the cross-entropy, of the weights and of the z-loss.
 
-    ``token_loss`` maps logits float32 [B,T,V] and targets int [B,T], which are 0 where the weight is 0, to
-    losses [B,T]. The first sum includes the z-loss, as in ``cross_entropy``. A target outside of [0, V) gives
-    NaN where its weight is not 0; where it is 0, neither the loss nor its gradient counts.
+    ``token_loss`` maps logits float32 [B,T,V] and targets int [B,T] to losses [B,T]. The first sum includes
+    the z-loss, as in ``cross_entropy``. A target outside of [0, V) gives NaN where its weight is not 0. Where
+    it is 0, ``token_loss`` reads zeros, and whatever it returns changes no sum and no gradient.
     """
     weights = jnp.asarray(weights, jnp.float32)
-    logits = jnp.where((weights != 0)[..., None], logits.astype(jnp.float32), 0.0)
-    targets = jnp.where(weights == 0, 0, targets)
+    counts = weights != 0
+    # Selected on both sides of the loss: 0 times NaN would be NaN, in the sum and in the gradient.
+    logits = jnp.where(counts[..., None], logits.astype(jnp.float32), 0.0)
+    targets = jnp.where(counts, targets, 0)
     losses = jnp.where(in_range(targets, logits.shape[-1]), token_loss(logits, targets), jnp.nan)
+    losses = jnp.where(counts, losses, 0.0)
     z_losses = z_loss * jnp.square(jax.nn.logsumexp(logits, axis=-1))
     return ((losses + z_losses) * weights).sum(), weights.sum(), (z_losses * weights).sum()
 

@@ -1,8 +1,9 @@
-"""Losses: functions (model, batch, key, settings) -> a loss to minimise, and sums to report.
+"""Losses: functions (model, batch, key, config) -> a loss to minimise, and sums to report.
 
-A loss is the sum of the losses of all targets, each multiplied by its loss weight. Before a training step,
-each array of loss weights is divided by its sum over the whole batch: the sums are then means, and those of
-micro-batches and hosts add up.
+The loss of a batch is the sum of the losses of its targets, each multiplied by its loss weight. That of a
+target is its cross-entropy with the predictions, or another that ``LossConfig.name`` chooses. Before a
+training step, each array of loss weights is divided by its sum over the whole batch: the sums are then
+means, and those of micro-batches and hosts add up.
 
 Masked diffusion weighs tokens by 1/t and divides by the number of tokens that may be masked
 (``Batch.num_loss_tokens``), so that its loss is an upper bound of minus the log-probability [nats per token].
@@ -74,7 +75,7 @@ class Teacher(NamedTuple):
 def language_model(
     model: Any, batch: Batch, key: Key, config: LossConfig, teacher: Teacher | None = None
 ) -> LossAndSums:
-    """Return the cross-entropy of the decoder's targets; with a teacher, the loss of distillation."""
+    """Return the loss of the decoder's targets; with a teacher, the loss of distillation."""
     return _language_model(model, batch, "decoder", key, config, teacher)
 
 
@@ -98,7 +99,7 @@ def carried_language_model(
 
 
 def both_directions(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Return the cross-entropy of the decoder's targets, the mean of a ``BidirectionalLM``'s directions."""
+    """Return the mean of the losses of a ``BidirectionalLM``'s two directions, each of its own targets."""
     side = batch.side("decoder")
     forward_logits, backward_logits = model(batch, key)
     forward = _token_loss(forward_logits, side, batch.frequent_tokens, config)
@@ -109,9 +110,9 @@ def both_directions(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
 def masked_lm(
     model: Any, batch: Batch, key: Key, config: LossConfig, teacher: Teacher | None = None
 ) -> LossAndSums:
-    """Return the cross-entropy of masked tokens; for sentence pairs, plus that of ``sentence_labels``.
+    """Return the loss of masked tokens; for sentence pairs, plus the cross-entropy of ``sentence_labels``.
 
-    With a teacher return the loss of distillation, in which sentence pairs belong to the objective's own.
+    With a teacher return the loss of distillation; its weight ``hard`` multiplies the loss of pairs too.
     """
     x, router = _features(model, batch, key)
     loss, sums = _masked_token_loss(model, x, batch, config, teacher)
@@ -130,7 +131,7 @@ def masked_lm(
 def causal_encoder(
     model: Any, batch: Batch, key: Key, config: LossConfig, teacher: Teacher | None = None
 ) -> LossAndSums:
-    """Return the cross-entropy of the next tokens that an encoder with a causal mask predicts.
+    """Return the loss of the next tokens that an encoder with a causal mask predicts.
 
     With a teacher return the loss of distillation.
     """
@@ -143,7 +144,8 @@ DISTILLED = (language_model, masked_lm, causal_encoder)  # losses that take a te
 def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Return ELECTRA's loss: the generator's on masked tokens plus the discriminator's.
 
-    ``batch.discriminator_loss_weights`` says of which tokens: all, or those that were masked.
+    The discriminator's is a sum over the tokens of ``batch.discriminator_loss_weights``: all, or those that
+    were masked. ``config`` is of the generator's alone.
     """
     sample_key, key = _sample_key(key)
     outputs, side = model(batch, sample_key, key), batch.side("encoder")
@@ -160,7 +162,8 @@ def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
 def restored_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Return the generator's loss on masked tokens plus that of a discriminator that restores the text.
 
-    Both have weight 1: the paper gives none for "replace MLM" and "all-tokens MLM".
+    Both have weight 1: the paper gives none for "replace MLM" and "all-tokens MLM". ``config`` is of the
+    generator's alone.
     """
     sample_key, key = _sample_key(key)
     outputs, side = model(batch, sample_key, key), batch.side("encoder")
@@ -351,7 +354,7 @@ def _target_loss(
 def _token_loss(logits: Array, side: Side, frequent_tokens: Array | None, config: LossConfig) -> LossAndSums:
     """Return the loss of logits [B,T,V] for the targets of a side: their cross-entropy, or another."""
     targets, weights = side.targets, side.loss_weights
-    name: str = config.name  # a study module may have added names
+    name: str = config.name  # besides the choices of the type, one that a study module has added
     if name == "cross-entropy":
         loss, total, z_loss = cross_entropy(
             logits, targets, weights, z_loss=config.z_loss, label_smoothing=config.label_smoothing

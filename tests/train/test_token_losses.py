@@ -88,6 +88,14 @@ def test_targets_of_weight_0_change_no_loss_and_no_gradient_and_wrong_ones_give_
     np.testing.assert_allclose(
         token_loss_sums(plain, logits, targets, weights, z_loss=0.1), expected, rtol=1e-6
     )
+
+    def divides(logits, targets):
+        return plain(logits, targets) / logits.std(-1)  # not a number where all logits are equal
+
+    value, others = jax.value_and_grad(
+        lambda x: token_loss_sums(divides, x, targets, weights, z_loss=0.1)[0]
+    )(logits)
+    assert np.isfinite(value) and np.isfinite(others).all()
     for wrong in (-1, 7):
         assert np.isnan(total(logits, np.where(weights > 0, wrong, targets), weights))
 

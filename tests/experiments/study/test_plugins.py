@@ -43,6 +43,7 @@ IMPORTS = (
     "from experiments.study.table import Axis, Conclusion, Published, make_table\n"
 )
 
+LOSSES = "from lm.train.losses import TOKEN_LOSSES\n"
 NOISE = "from lm.objectives.corruption import NOISES, Noise\n\n"
 
 
@@ -175,12 +176,24 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
             r"my\.py:2: ACTIVATIONS\['fails'\] fails for features \[2, 3, 4\]: ",
         ),
         (
-            "from lm.train.losses import TOKEN_LOSSES\nTOKEN_LOSSES['sum'] = lambda x, y: x.sum()\n",
+            LOSSES + "TOKEN_LOSSES['sum'] = lambda x, y: x.sum()\n",
             r"my\.py:2: TOKEN_LOSSES\['sum'\] returns float32 \[\] .*it should return floats \[2, 3\]",
         ),
         (
-            "from lm.train.losses import TOKEN_LOSSES\nTOKEN_LOSSES['right'] = lambda x, y: x[..., 0] == y\n",
+            LOSSES + "TOKEN_LOSSES['right'] = lambda x, y: x[..., 0] == y\n",
             r"my\.py:2: TOKEN_LOSSES\['right'\] returns bool \[2, 3\] for logits .*floats",
+        ),
+        (
+            LOSSES + "TOKEN_LOSSES['cross-entropy'] = lambda x, y: x[..., 0]\n",
+            r"my\.py:2: TOKEN_LOSSES\['cross-entropy'\] is the project's own; choose another name",
+        ),
+        (
+            IMPORTS + "add_table(make_table('a', '', {'b': {'pretraining.loss.z_loss': -1.0}}))\n",
+            r"my\.py:3: row 'a/b': pretraining\.loss\.z_loss=-1\.0 should be at least 0",
+        ),
+        (
+            IMPORTS + "add_table(make_table('a', '', {'b': {'finetuning.optimizer.learning_rate': -1.0}}))\n",
+            r"my\.py:3: row 'a/b': finetuning\.optimizer\.learning_rate=-1\.0 should be above 0",
         ),
         (
             NOISE + "NOISES['odd'] = Noise(lambda config, texts: texts.uniforms[:, 0])\n",
