@@ -12,13 +12,13 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.runs.paths import RECORDS
+from experiments.runs.paths import PATHS, RECORDS
 
 
 def files(folder: Path) -> Iterator[Path]:
     """Yield the records of runs in a folder, and the scores of single examples that they are made of."""
     for path in sorted(folder.rglob("*")):
-        if path.name in RECORDS or (path.suffix == ".npy" and path.parent.name == "report"):
+        if path.name in (*RECORDS, PATHS) or (path.suffix == ".npy" and path.parent.name == "report"):
             yield path
 
 

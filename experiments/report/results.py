@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +13,9 @@ from etils import epath
 
 from experiments.report.comparison import Warn
 from experiments.runs import provenance
+from experiments.runs.paths import PRETRAINING
 from experiments.runs.result import Result, check_settings, read_result
+from experiments.runs.scores import held_out
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import effective_overrides, overrides_of
@@ -96,7 +99,8 @@ def provenance_mismatches(
 
     runs: row -> its finished seeds, the baseline first. The majority is taken as the norm and, in a tie, the
     first run. Rows whose settings choose other data or another vocabulary are compared only with runs of the
-    same settings. Rows without differences are left out; unknown provenance counts as a difference.
+    same settings. Rows without differences are left out. Unknown provenance counts as a difference, and so
+    does pre-training that was trained again after the run was scored, which other rows may have started from.
     """
     ingredients: list[tuple[str, str, Ingredient]] = []  # row, name of the run, ingredient
     lines: dict[str, list[str]] = {}
@@ -109,6 +113,7 @@ def provenance_mismatches(
                 if run.folder not in known:
                     known[run.folder] = [*_ingredients(name, run, experiments[row], read_record)]
                 ingredients += [(row, name, each) for each in known[run.folder]]
+                lines.setdefault(row, []).extend(_trained_again(name, run))
             except (SettingError, OSError) as error:
                 lines.setdefault(row, []).append(f"{name}: its provenance is unknown: {error}")
     expected = _most_common(each for _, _, each in ingredients)
@@ -117,7 +122,26 @@ def provenance_mismatches(
         if each.value != usual.value:
             difference = _difference(usual.value, each.value)
             lines.setdefault(row, []).append(f"{name}: {each.kind[0]} than {usual.run}: {difference}")
-    return {row: list(dict.fromkeys(of_row)) for row, of_row in lines.items()}
+    return {row: list(dict.fromkeys(of_row)) for row, of_row in lines.items() if of_row}
+
+
+def _trained_again(name: str, run: Result) -> list[str]:
+    """Return a line if a run was scored with another held-out loss than its pre-training's record ends with.
+
+    Rows share pre-training. Without its checkpoint it is trained again, and ends otherwise on a machine that
+    rounds otherwise.
+    """
+    folder = run.stage_folders().get(PRETRAINING)
+    if folder is None or run.held_out_loss is None:
+        return []
+    with suppress(SettingError, OSError):  # which the curves report
+        now = held_out(folder)["held_out_loss"]
+        if now is not None and now != run.held_out_loss:
+            return [
+                f"{name}: its pre-training was trained again since: held-out loss {run.held_out_loss:.4f} "
+                f"-> {now:.4f}"
+            ]
+    return []
 
 
 def _most_common(ingredients: Iterable[Ingredient]) -> dict[Any, Ingredient]:

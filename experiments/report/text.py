@@ -1011,9 +1011,9 @@ def undefined_notes(comparison: Comparison) -> list[str]:
 
 
 def mismatch_note(comparison: Comparison) -> str:
-    """Return which rows were trained with different data or code, and in what they differ."""
+    """Return which rows were trained with different data or code, or otherwise, and in what they differ."""
     lines = "".join(f"\n- {line}" for of_row in comparison.mismatches.values() for line in of_row)
     return (
-        f"{MISMATCH}: trained with different data, code or packages than most rows, which may be why its "
-        f"scores differ.\n{lines}"
+        f"{MISMATCH}: trained with different data, code or packages than most rows, or from other copies of "
+        f"shared pre-training, which may be why its scores differ.\n{lines}"
     )

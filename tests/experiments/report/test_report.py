@@ -543,6 +543,28 @@ def test_a_stage_that_was_trained_without_a_study_module_is_no_other_code_and_on
         assert marked == ([("9", f"{NAMES[2]} seed 7: --study mine.py 1 -> 2")] if version == "2" else [])
 
 
+def test_a_run_whose_shared_pretraining_was_trained_again_is_marked(tmp_path):
+    study(tmp_path)
+    folder = run_folder(tmp_path, "nano", NAMES[2], 0, {})
+    pretraining = tmp_path / "nano/pretraining/1"
+    pretraining.mkdir(parents=True)
+    provenance.record(pretraining, RECORD)
+    rescore(
+        folder,
+        phases={
+            "pretraining": "pretraining/1",
+            "cloze": str(folder.relative_to(tmp_path / "nano") / "finetuning/cloze"),
+        },
+        records={"pretraining": 1, "cloze": 1},
+    )
+    for loss, said in ((3.0, ""), (3.125, "held-out loss 3.0000 -> 3.1250")):
+        evaluations = [{"step": step, "kind": "eval", "loss": each} for step, each in ((1, 9.0), (2, loss))]
+        (pretraining / "metrics.jsonl").write_text(lines_with_checksum(evaluations))
+        _, text = written(tmp_path)
+        assert ("≠" in text) == bool(said)
+        assert not said or f"{NAMES[2]} seed 0: its pre-training was trained again since: {said}" in text
+
+
 def test_a_baseline_trained_anew_is_marked_and_not_all_the_rows_beside_it(tmp_path):
     study(tmp_path, seeds=1)
     baseline = run_folder(tmp_path, "nano", FIRST.removesuffix(" seed 0"), 0, {})
