@@ -13,9 +13,9 @@ from etils import epath
 
 from experiments.report.comparison import Warn
 from experiments.runs import provenance
+from experiments.runs.curves import read_records
 from experiments.runs.paths import PRETRAINING
 from experiments.runs.result import Result, check_settings, read_result
-from experiments.runs.scores import held_out
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import effective_overrides, overrides_of
@@ -135,11 +135,11 @@ def _trained_again(name: str, run: Result) -> list[str]:
     if folder is None or run.held_out_loss is None:
         return []
     with suppress(SettingError, OSError):  # which the curves report
-        now = held_out(folder)["held_out_loss"]
-        if now is not None and now != run.held_out_loss:
+        losses = [line.get("loss") for line in read_records(folder, 0) if line.get("kind") == "eval"]
+        if losses and losses[-1] not in (None, run.held_out_loss):
             return [
                 f"{name}: its pre-training was trained again since: held-out loss {run.held_out_loss:.4f} "
-                f"-> {now:.4f}"
+                f"-> {losses[-1]:.4f}"
             ]
     return []
 
