@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lm.config.base import SettingError
-from lm.objectives.corruption import CorruptionInputs, Noise, NoiseCounts, length_mask, run_starts
+from lm.config.base import SettingError, nearest
+from lm.objectives.corruption import (
+    CorruptionConfig,
+    CorruptionInputs,
+    Noise,
+    NoiseCounts,
+    length_mask,
+    run_starts,
+)
 from lm.objectives.denoising import OBJECTIVES
 
 if TYPE_CHECKING:
@@ -42,8 +49,13 @@ def check_token_loss(name: str, token_loss: "Callable[[Array, Array], Array]") -
 def check_noise(name: str, noise: Noise) -> None:
     """Raise SettingError unless the mask of an entry of NOISES is bool [B,L], and its counts suit the mask.
 
-    Of counts, if it has them, that of noise tokens is exact, and those of spans may be too large.
+    Of counts, if it has them, that of noise tokens is exact, and those of spans may be too large. What it
+    ignores should be settings.
     """
+    settings = [field for field, value in vars(CorruptionConfig).items() if isinstance(value, property)]
+    for ignored in noise.ignores:
+        if ignored not in settings:
+            raise SettingError(f"NOISES[{name!r}] ignores {ignored!r}{nearest(ignored, settings)}")
     rng = np.random.default_rng(0)
     batch, width = len(LENGTHS), int(LENGTHS.max())
     uniforms = rng.random((batch, noise.uniforms_per_token, width), np.float32)

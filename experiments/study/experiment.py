@@ -144,7 +144,7 @@ class MixingConfig:
 
 @dataclass(frozen=True)
 class PhaseConfig:
-    """One phase of training, pre-training or fine-tuning: its length, batches and optimiser."""
+    """One phase of training, pre-training or fine-tuning: its length, batches, optimiser and loss."""
 
     steps: int = 524_288  # number of updates; 0: skip this phase [steps]
     batch_size: int = 128  # global batch size, over all devices and micro-batches [sequences]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from experiments.study.names import check_row_name, check_scale_name, check_task_name
-from lm.config.base import SettingError, nearest, set_choices
+from lm.config.base import SettingError, set_choices
 from lm.files import parse_with_checksum, relative
 
 if TYPE_CHECKING:
@@ -289,7 +289,6 @@ def _check_entries(added: Mapping[str, Mapping[str, Any]], refuse: Refuse) -> No
     A name is wrong if a folder cannot have it, or if the entry is called otherwise.
     """
     from experiments.study import entry_checks
-    from lm.objectives.corruption import CorruptionConfig
 
     checks: dict[str, Callable[[str], None]] = {
         "REGISTRY": check_row_name,
@@ -306,11 +305,6 @@ def _check_entries(added: Mapping[str, Mapping[str, Any]], refuse: Refuse) -> No
                 refuse(name, str(error))
             if getattr(entry, "name", name) != name:
                 refuse(name, f"{registry}[{name!r}] is called {entry.name!r}; it should have one name")
-    settings = [name for name, value in vars(CorruptionConfig).items() if isinstance(value, property)]
-    for name, noise in added["NOISES"].items():
-        for ignored in noise.ignores:
-            if ignored not in settings:
-                refuse(name, f"NOISES[{name!r}] ignores {ignored!r}{nearest(ignored, settings)}")
     tries: dict[str, Callable[[str, Any], None]] = {
         "NOISES": entry_checks.check_noise,
         "ACTIVATIONS": entry_checks.check_activation,
