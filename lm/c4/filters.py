@@ -28,7 +28,14 @@ Unit = Literal["spans", "lines"]
 Order = Literal["released", "paper"]
 
 TERMINAL_PUNCTUATION = (".", "?", "!", '"')
-POLICY = re.compile("terms of use|(?:privacy|cookie) policy|(?:uses|use of|use) cookies", re.IGNORECASE)
+POLICY_PHRASES = (
+    "terms of use",
+    "privacy policy",
+    "cookie policy",
+    "uses cookies",
+    "use of cookies",
+    "use cookies",
+)
 CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 LANGUAGE_ID_CHARACTERS = 2000  # from the start of a page; identifying its language is the slowest filter
 # Terminal punctuation, closing quotes or brackets, white space, and what can begin a sentence.
@@ -71,6 +78,12 @@ def sentences(text: str) -> list[str]:
 
 def ends_a_sentence(line: str) -> bool:
     return line.endswith(TERMINAL_PUNCTUATION) and not line.endswith("...")
+
+
+def mentions_policy(line: str) -> bool:
+    """Return whether a line speaks of the rules of a website or of cookies."""
+    lower = line.lower()
+    return any(phrase in lower for phrase in POLICY_PHRASES)
 
 
 def has_paragraphs(lines: Lines, count: int, length: int) -> bool:
@@ -146,7 +159,9 @@ def bad_words_filter(rules: Rules) -> Filter:
 LINE_FILTERS: Mapping[str, Callable[[Rules], Filter]] = {
     "blanks": lambda rules: lambda lines: [text for line in lines if (text := line.strip())],
     "long-words": lambda rules: keep_lines(
-        lambda line: max(map(len, line.split()), default=0) <= rules.word_length
+        lambda line: (
+            len(line) <= rules.word_length or max(map(len, line.split()), default=0) <= rules.word_length
+        )
     ),
     "citations": lambda rules: lambda lines: [CITATION.sub("", s) if "[" in s else s for s in lines],
     "terminal-punctuation": lambda rules: keep_lines(ends_a_sentence),
@@ -154,7 +169,7 @@ LINE_FILTERS: Mapping[str, Callable[[Rules], Filter]] = {
     "lorem-ipsum": lambda rules: drop_page_with_line(lambda line: "lorem ipsum" in line.lower()),
     "javascript": lambda rules: keep_lines(lambda line: "javascript" not in line.lower()),
     "curly-braces": lambda rules: drop_page_with_line(lambda line: "{" in line),
-    "policy": lambda rules: keep_lines(lambda line: not POLICY.search(line)),
+    "policy": lambda rules: keep_lines(lambda line: not mentions_policy(line)),
 }
 FILTERS: Mapping[str, Callable[[Rules], Filter]] = {
     "page-length": lambda rules: keep_page(lambda lines: len("\n".join(lines)) <= rules.page_length),

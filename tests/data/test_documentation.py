@@ -312,7 +312,7 @@ import sys
 from pathlib import Path
 from lm.data.documentation.corpus import write_set
 row = {"name": "a", "document": "One.", "summary": "Two."}
-write_set("restore", {"train": [row] * 3}, Path(sys.argv[1]), Path(sys.argv[1], "set"))
+write_set("restore", {"train": [row] * 3}, Path(sys.argv[1]))
 """
 
 
@@ -320,12 +320,12 @@ def test_every_process_writes_the_same_bytes(tmp_path):
     folders = [tmp_path / str(process) for process in range(6)]  # protobuf's own order differed in 1 of 5
     for folder in folders:
         subprocess.run([sys.executable, "-c", WRITE, folder], check=True)
-    assert len({next(folder.glob("set/*array_record*")).read_bytes() for folder in folders}) == 1
+    assert len({next(folder.rglob("*array_record*")).read_bytes() for folder in folders}) == 1
 
 
 def test_too_little_documentation_is_an_error():
     with pytest.raises(SettingError, match="too few"):
-        corpus.make_sets(docstrings.extract_docstrings(["json"]))
+        [*corpus.make_sets(docstrings.extract_docstrings(["json"]))]
 
 
 FULL = """

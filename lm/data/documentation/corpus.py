@@ -9,10 +9,12 @@
 - ``entities`` is made of unfiltered docstrings of some packages of the corpus, the same on every machine.
 """
 
+import multiprocessing
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,25 +132,24 @@ def prepare_sets(
     digest = INSTALLED if packages is not None else TEXT_DIGEST
     if name == "unfiltered" and packages is None and text_digest(cache) == INSTALLED:
         packages, digest = DEFAULT, INSTALLED
-    sets: Mapping[str, Mapping[str, list[Row]]]
+    sets: Iterable[tuple[str, Mapping[str, list[Row]]]]
     if name in SEPARATE_SETS:
-        sets = {name: SEPARATE_SETS[name](packages, wheels)}
+        sets = [(name, SEPARATE_SETS[name](packages, wheels))]
     elif name == "unfiltered":
         raw = unfiltered_documents(wheels, report) if packages is None else unfiltered(packages)
-        sets = {name: by_split(raw)}
+        sets = [(name, by_split(raw))]
     elif packages is None:
         sets = make_sets(pinned_documents(wheels, report))
     else:
         sets = make_sets(extract_docstrings(packages))
     try:
         with tempfile.TemporaryDirectory(dir=home.parent, prefix=".documentation-") as draft:
-            for (key, rows), folder in zip(sets.items(), folders, strict=True):
-                write_set(key, rows, Path(draft), folder)
+            counts = write_sets(sets, Path(draft), home)
         if name not in SEPARATE_SETS:
             record_text(home, digest, folders)
     except (OSError, RuntimeError) as error:  # the second is ArrayRecord's, with several lines
         raise _cannot_write(home / name, error) from error
-    report(f"{sum(map(len, sets[names[0]].values())):,} rows of {names[0]}")
+    report(f"{counts[names[0]]:,} rows of {names[0]}")
     return home
 
 
@@ -211,14 +212,32 @@ def require_text(cache: Path, part: str) -> None:
         )
 
 
-def write_set(name: str, rows: Mapping[str, list[Row]], draft: Path, folder: Path) -> None:
-    """Write a data set of FEATURES in ``draft``, and move it to ``folder`` when it is complete."""
+def write_sets(
+    sets: Iterable[tuple[str, Mapping[str, list[Row]]]], draft: Path, home: Path
+) -> dict[str, int]:
+    """Write data sets in ``draft``, and move them to ``home/NAME/VERSION`` when all are complete.
+
+    A second process writes each set while the next one is made. Return the number of rows of each set.
+    """
+    counts, jobs = {}, {}
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as writer:
+        for name, rows in sets:
+            counts[name] = sum(map(len, rows.values()))
+            jobs[name] = writer.submit(write_set, name, rows, draft)
+        written = {name: job.result() for name, job in jobs.items()}
+    for name, folder in written.items():
+        place = home / name / VERSION
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not place.exists():  # else another process has written the same
+            os.replace(folder, place)
+    return counts
+
+
+def write_set(name: str, rows: Mapping[str, list[Row]], folder: Path) -> Path:
+    """Write a data set of FEATURES below ``folder``, and return its own folder."""
     from lm.data.documentation.builder import build_set  # imports TFDS, which takes a second
 
-    written = build_set(name, VERSION, {"name": "text", **FEATURES[name]}, rows, draft)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if not folder.exists():  # else another process has written the same
-        os.replace(written, folder)
+    return build_set(name, VERSION, {"name": "text", **FEATURES[name]}, rows, folder)
 
 
 def documentation_shards(
@@ -238,8 +257,8 @@ def documentation_shards(
     return select_records(shards, lambda row: row["name"].partition(".")[0] in CORPUS_PARTS[part])
 
 
-def make_sets(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
-    """Return ``{set: {split: rows}}`` for the corpus and the tasks; SettingError for too few documents."""
+def make_sets(documents: Iterable[Document]) -> Iterator[tuple[str, dict[str, list[Row]]]]:
+    """Yield (set, {split: rows}) for the corpus and the tasks; SettingError for too few documents."""
     documents = list(documents)
     corpus = by_split(documents)
     task_documents: dict[str, list[Document]] = {"train": [], "validation": [], "report": []}
@@ -258,15 +277,14 @@ def make_sets(documents: Iterable[Document]) -> dict[str, dict[str, list[Row]]]:
     train = [document for document in documents if split_of(document.name) == "train"]
     counted = sample_up_to(train, COUNTED_CHARACTERS)
     sampled = {split: sample_up_to(part, TASK_CHARACTERS[split]) for split, part in task_documents.items()}
-    sets = {"corpus": corpus}
+    yield "corpus", corpus
     for name, generate in task_generators(text for _, text in counted).items():
         rows = {split: [*generate(part, random.Random(name))] for split, part in sampled.items()}
         if not all(rows.values()):
             raise SettingError(
                 f"documentation: {len(documents)} documents are too few for {name!r}: add packages"
             )
-        sets[name] = limit_rows(rows, TASK_ROWS, name)
-    return sets
+        yield name, limit_rows(rows, TASK_ROWS, name)
 
 
 def sample_up_to(documents: Sequence[Document], characters: int) -> list[Document]:

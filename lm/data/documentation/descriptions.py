@@ -71,6 +71,8 @@ def check_descriptions(paths: Iterable[str], read: Read) -> Iterator[Strings]:
 
 def ansible_documentation(source: str) -> Iterator[str]:
     """Yield the description of an Ansible module, its marks of YAML replaced by empty lines."""
+    if "DOCUMENTATION" not in source:  # ten times faster than the pattern
+        return
     for opening in ANSIBLE_START.finditer(source):
         text = source[opening.end() : source.find(opening[1], opening.end())]
         yield ANSIBLE_ROLE.sub(r"\1", YAML_MARK.sub(r"\n\1", text))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from string import ascii_letters
 from typing import Literal, NamedTuple
 
 from lm.c4 import filters
@@ -41,7 +42,7 @@ SPHINX_ROLE = re.compile(r"(?::[\w:]+:)?`[~!]?([^`<]+?)(?:\s*<[^`]*>)?`_*")
 CODE_SIGN = re.compile(r"[\\{}|<>@]|[=:]{2}| = |https?:")
 # a word with a capital, digit or underscore that does not begin the sentence
 NAME_OR_NUMBER = re.compile(r"(?<=[ (\"'])[a-z]*[A-Z0-9_][^ ,;:)]*", re.ASCII)
-NON_LETTER = re.compile(r"[^A-Za-z ]")
+WITHOUT_LETTERS = str.maketrans("", "", ascii_letters + " ")
 ASCII = str.maketrans("‘’“”–—\u00a0", "''\"\"-- ")
 
 
@@ -135,11 +136,12 @@ def to_prose(paragraph: str) -> str | None:
     """Return the paragraph without mark-up, or None if it is not plain English."""
     if not filters.ends_a_sentence(paragraph.rstrip("`*")):  # a cheap test, which most code fails
         return None
-    text = SPHINX_ROLE.sub(r"\1", paragraph).translate(ASCII).replace("`", "").replace("*", "")
+    text = SPHINX_ROLE.sub(r"\1", paragraph) if "`" in paragraph else paragraph  # most have none
+    text = text.translate(ASCII).replace("`", "").replace("*", "")
     text = " ".join(text.split())
     if not (text.isascii() and filters.ends_a_sentence(text) and (text[0].isalpha() or text[0] in "\"'(")):
         return None
-    if CODE_SIGN.search(text) or len(NON_LETTER.findall(text)) > 0.15 * len(text):
+    if CODE_SIGN.search(text) or len(text.translate(WITHOUT_LETTERS)) > 0.15 * len(text):
         return None
     return text
 

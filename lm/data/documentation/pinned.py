@@ -8,10 +8,12 @@ from the zip.
 import hashlib
 import importlib.metadata
 import importlib.util
+import itertools
 import multiprocessing
 import subprocess
 import sys
 import zipfile
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache, partial
@@ -100,7 +102,8 @@ def read_packages(
     texts: dict[str, PackageText] = {}
     folder.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
-        jobs = {pool.submit(partial(read_package, package, folder)): package for package in packages}
+        largest_first = sorted(packages, key=lambda package: package.name not in DESCRIPTIONS)
+        jobs = {pool.submit(partial(read_package, package, folder)): package for package in largest_first}
         for job in as_completed(jobs):
             package = jobs[job]
             texts[package.name] = text = job.result()
@@ -218,26 +221,25 @@ def combine(texts: Iterable[PackageText]) -> list[Document]:
     for text in texts:
         for name, parts in text.modules:
             documents.append((name, [new for part in parts if (new := _unseen(part, seen)).paragraphs]))
-    is_held_out = [split_of(name) != "train" for name, _ in documents]
-    pairs = [*zip(documents, is_held_out, strict=True)]
-    train = [shingles(_lines(parts))[0] for (_, parts), held in pairs if not held]
-    known = np.unique(np.concatenate([np.zeros(0, np.uint64), *train]))
-    known_and_end = np.append(known, np.uint64(0))  # searchsorted places what is larger than all behind them
+    train = [parts for name, parts in documents if split_of(name) == "train"]
+    held_out = [parts for name, parts in documents if split_of(name) != "train"]
+    hashes, numbers = shingles(_lines(held_out))
+    is_known = np.isin(hashes, shingles(_lines(train))[0])
+    dropped = {*numbers[is_known].tolist()}
+    number = 0  # of the next held-out paragraph
     combined = []
-    for (name, parts), held in pairs:
-        dropped: set[int] = set()
-        if held:
-            hashes, lines = shingles(_lines(parts))
-            places = np.searchsorted(known, hashes)  # np.isin would sort all of them for each document
-            is_known = known_and_end[places] == hashes
-            dropped = {*lines[is_known].tolist()}
-        number, pieces = 0, ""
+    for name, parts in documents:
+        pieces = ""
+        is_held_out = split_of(name) != "train"
         for part in parts:
-            numbered = [*enumerate(part.paragraphs, number)]
-            number += len(numbered)
-            if kept_lines := [(place, line) for place, line in numbered if place not in dropped]:
-                begins = part.begins and kept_lines[0][0] == numbered[0][0]
-                pieces += ("\n\n" if begins else "\n") + "\n".join(line for _, line in kept_lines)
+            kept, begins = part.paragraphs, part.begins
+            if is_held_out:
+                is_kept = [place not in dropped for place in range(number, number + len(kept))]
+                number += len(kept)
+                kept = [*itertools.compress(kept, is_kept)]
+                begins = begins and is_kept[0]
+            if kept:
+                pieces += ("\n\n" if begins else "\n") + "\n".join(kept)
         if filters.has_enough_sentences(pieces.split("\n"), RULES):
             combined.append(Document(name, pieces.strip()))
     return combined
@@ -262,21 +264,25 @@ def sentence_keys(line: str) -> tuple[bytes, ...]:
     return tuple(hashlib.blake2b(key.encode(), digest_size=8).digest() for key in keys)
 
 
-def _lines(parts: Iterable[Docstring]) -> list[str]:
-    return [line for part in parts for line in part.paragraphs]
+def _lines(documents: Iterable[list[Docstring]]) -> Iterator[str]:
+    return (line for parts in documents for part in parts for line in part.paragraphs)
 
 
-_WORD_HASHES: dict[str, int] = {}  # word -> 64 bits of its SHA-256
+@cache
+def _word_hash(word: str) -> int:
+    """Return 64 bits of a word's SHA-256."""
+    return int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "little")
 
 
-def shingles(lines: Sequence[str], length: int = SHINGLE) -> tuple[np.ndarray, np.ndarray]:
+def shingles(lines: Iterable[str], length: int = SHINGLE) -> tuple[np.ndarray, np.ndarray]:
     """Return a hash of each ``length`` words in a row within a line, and the number of the line."""
-    words = [line.lower().split() for line in lines]
-    flat = [word for line in words for word in line]
-    for word in [word for word in {*flat} if word not in _WORD_HASHES]:
-        _WORD_HASHES[word] = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "little")
-    codes = np.array([*map(_WORD_HASHES.__getitem__, flat)], np.uint64)
-    numbers = np.repeat(np.arange(len(lines)), [len(line) for line in words])
+    word_hashes, lengths = array("Q"), array("q")
+    for line in lines:
+        words = line.lower().split()
+        word_hashes.extend(map(_word_hash, words))
+        lengths.append(len(words))
+    codes = np.frombuffer(word_hashes, np.uint64)
+    numbers = np.repeat(np.arange(len(lengths)), lengths)
     count = len(codes) - length + 1
     if count <= 0:
         return np.zeros(0, np.uint64), np.zeros(0, np.int64)
