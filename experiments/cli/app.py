@@ -1,12 +1,13 @@
 """Command lines become calls of functions, by tyro: signatures are options, docstrings and comments help."""
 
+import difflib
 import functools
 import inspect
 import io
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from itertools import takewhile
@@ -23,6 +24,9 @@ from experiments.processes.restart import print_line
 from experiments.study.registry import REGISTRY, TABLES
 
 MARKERS = (tyro.conf.PositionalMetavarFromFieldName,)
+# in an error of tyro's: the word, the option, and what it may be
+INVALID_CHOICE = re.compile(r"invalid choice '(.*?)' for argument '(.*?)'\. Expected one of \((.*?)\)")
+TOPOLOGY = re.compile(r"(?:v\d+[a-z]?|tpu\w+):\d+(?:x\d+)+")  # such as v5e:4x4
 
 
 def parse(name: str, words: Sequence[str]) -> Callable[[], Any]:
@@ -46,7 +50,7 @@ def parse(name: str, words: Sequence[str]) -> Callable[[], Any]:
     )
     token = HELP_DEFAULTS.set(defaults)
     try:
-        understood: Any = _with_settings_among(words, understand, takes_settings(function))
+        understood: Any = _with_settings_among(words, understand, name)
     finally:
         HELP_DEFAULTS.reset(token)
     if inspect.isclass(function):  # a picture, whose fields are its options
@@ -57,7 +61,7 @@ def parse(name: str, words: Sequence[str]) -> Callable[[], Any]:
     return call
 
 
-def _with_settings_among(words: Sequence[str], understand: Callable[[], Any], has_settings: bool) -> Any:
+def _with_settings_among(words: Sequence[str], understand: Callable[[], Any], name: str) -> Any:
     """Return what tyro understands; where it ends with an error, print it, with what may have been meant.
 
     At first tyro reads the settings that are among the words, and all of them only for its error: it takes
@@ -78,11 +82,35 @@ def _with_settings_among(words: Sequence[str], understand: Callable[[], Any], ha
             return understand()
     finally:
         print(error.getvalue(), end="", file=sys.stderr)
-        if "Unrecognized options" in error.getvalue():
-            unknown = unrecognized(error.getvalue())
-            meant = [word for word in words if word.partition("=")[0].replace("_", "-") in unknown]
-            for hint in hints(meant, has_settings):
-                print_line(hint)
+        for hint in error_hints(error.getvalue(), words, name):
+            print_line(hint)
+
+
+def error_hints(error: str, words: Sequence[str], name: str) -> Iterator[str]:
+    """Yield lines that say what may have been meant, for tyro's error in its box about ``lm NAME WORDS``."""
+    text = " ".join(line.strip("│ ") for line in error.splitlines())
+    for word, choice_of, choices in INVALID_CHOICE.findall(text):
+        if close := difflib.get_close_matches(word, re.findall("'(.*?)'", choices), n=1, cutoff=0.5):
+            yield f"{choice_of} {word}: did you mean {close[0]}?"
+    if "Unrecognized options" not in error:
+        return
+    unknown = unrecognized(error)
+    meant = [word for word in words if word.partition("=")[0].replace("_", "-") in unknown]
+    yield from hints(meant, takes_settings(function_of(name)))
+    before = dict(zip(words[1:], words, strict=False))
+    for word in meant:
+        is_value = before.get(word, "").startswith("-")  # of an option that is unknown
+        if not word.startswith("-") and not is_value:
+            if TOPOLOGY.fullmatch(word):
+                yield f"{word}: did you mean --topology {word}?"
+            else:
+                yield f"{word}: one word too many: lm {name}{positional_names(function_of(name))} [OPTIONS]"
+
+
+def positional_names(function: Callable[..., Any]) -> str:
+    """Return " NAME ..." for the arguments of a command that are no options."""
+    parameters = inspect.signature(function).parameters.values()
+    return "".join(f" {each.name.upper()}" for each in parameters if each.kind is each.POSITIONAL_ONLY)
 
 
 def unrecognized(error: str) -> set[str]:

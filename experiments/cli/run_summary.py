@@ -10,7 +10,7 @@ from typing import Any
 from experiments.cli.run_names import shortest_name
 from experiments.console import RUNS
 from experiments.figures.training import SAME_LINE, training_figure
-from experiments.runs.curves import HELD_OUT_LOSS, TRAINING_LOSS, Curves, read_curves
+from experiments.runs.curves import TRAINING_LOSS, Curves, lowest_before_memorising, read_curves
 from experiments.runs.paths import find_cache
 from experiments.runs.plateau import plateau_note
 from experiments.runs.result import UNDEFINED, Result, read_result
@@ -28,7 +28,6 @@ from lm.data.tasks.names import is_task_file, task_name
 
 CURVES = "curves"  # name of the picture in the folder of a run
 UNIFORM_BITS_PER_BYTE = 8.0
-RISE = 0.05  # of the held-out loss above its lowest value, from which a model memorises [nats per token]
 CORRELATIONS = {"matthews", "pearson", "spearman"}  # metrics that are 0 for guesses
 PROMPT_WORDS = 3
 MAX_EXPONENT = 700.0  # e to the power of more overflows
@@ -100,16 +99,13 @@ def memorising_note(curves: Curves) -> str:
 
     curves: of one run, from ``read_curves``.
     """
-    if HELD_OUT_LOSS not in curves or TRAINING_LOSS not in curves:
+    memorised_from = lowest_before_memorising(curves)
+    if memorised_from is None:
         return ""
-    held_out, training = curves[HELD_OUT_LOSS][0], curves[TRAINING_LOSS][0]
-    (_, last), (_, now) = held_out[-1], training[-1]
-    step, lowest = min(held_out, key=lambda point: point[1])
-    _, then = min(training, key=lambda point: abs(point[0] - step))
-    if last < lowest + RISE or now > then:
-        return ""
+    step, lowest = memorised_from
+    _, now = curves[TRAINING_LOSS][0][-1]
     return (
-        f"it was lowest at step {step:,}, {lowest:.3f}, and the training loss is {now:.3f}:\n"
+        f"it was lowest at step {step:,.0f}, {lowest:.3f}, and the training loss is {now:.3f}:\n"
         "the model memorises its text; use more text or fewer steps"
     )
 

@@ -24,6 +24,7 @@ from experiments.processes.exit_codes import AGAIN, EXIT_CODES
 from experiments.processes.jobs import Jobs, cores
 from experiments.processes.memory import collect_garbage_rarely
 from experiments.processes.progress import JobReporter, RemoteReporter, Reporter, duration, reporting
+from experiments.runs.curves import lowest_before_memorising, read_curves
 from experiments.runs.paths import cache_compiled
 from experiments.runs.provenance import other_modules_note
 from experiments.runs.result import check_settings, read_result, summary
@@ -185,7 +186,7 @@ def train_or_refuse(
         )  # SettingError if it is damaged
         allowed = options.allowed - {"settings"} if finished else options.allowed
         Run(run.experiment, run.folder, options.cache).train(reporter, allowed, options.tools, begin)
-        scores = broadcast_from_first(lambda: summary(run.folder))
+        scores = broadcast_from_first(lambda: summary(run.folder) + _memorising(run.folder))
     except Interrupted as stopped:  # by a signal that a parent may have sent in place of another
         stage = f" ({stopped.stage})" if stopped.stage else ""
         reporter.say(f"{_name_and_seed(run)}: {stopped.saved}{stage}. Run the same command to resume.")
@@ -207,6 +208,16 @@ def train_or_refuse(
     seconds = duration(time.perf_counter() - began)
     reporter.say(f"{_name_and_seed(run)}: {scores} ({seconds})")
     return EXIT_CODES["done"]
+
+
+def _memorising(folder: Path) -> str:
+    """Return when a finished run's held-out loss was lowest, if the model memorised its text since."""
+    result = read_result(folder)
+    lowest = lowest_before_memorising(read_curves([result], warn=lambda line: None)) if result else None
+    if lowest is None:
+        return ""
+    step, loss = lowest
+    return f"; lowest held-out loss {loss:.3f}, at step {step:,.0f}: the model memorises its text"
 
 
 def _failure(run: RowRun, reason: object) -> str:

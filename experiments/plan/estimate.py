@@ -30,16 +30,27 @@ from lm.train.optimizers import optimizer_state_size
 from lm.train.step import check_mesh
 
 BOUNDS = ("compute", "HBM", "network", "host", "compiler")
-ASSUMPTIONS = """\
-compute: FLOPs by formula over the chips' peak; what rematerialisation repeats is not counted. HBM: the \
-state and temporaries read and written once, parameters read three times per micro-batch. network: the \
-bytes of all collectives over all links, both ways, of the dimensions that a group of devices spans; one \
-without wrap-around counts half: sides other than 16 or, in three dimensions, all of slices less than 4 \
-thick. host: what waits in the hosts' memory, sent there and back once a step, at 16 GB/s for each chip. \
-compiler: its estimate of cycles, which has no collectives in it, with the trips of loops counted, over the \
-clock. Attention's kernel for short rows, which the estimate leaves out, is added: its products as the chip \
-computes them, at two thirds of the peak, as the compiler schedules it. A step lasts as long as the longest \
-(*); use is FLOPs over that time at peak."""
+# What the columns of a plan's tables mean, and what the estimates assume.
+COLUMN_MEANINGS = {
+    "args": "what a step takes and returns: parameters, the optimizer's state, the batch",
+    "temps": "activations and gradients, as many as there are at one time",
+    "code": "the compiled program",
+    "compute": "FLOPs by formula over the chips' peak; what rematerialisation repeats is not counted",
+    "HBM": "the state and temporaries read and written once, parameters read three times per micro-batch",
+    "network": (
+        "the bytes of all collectives over all links, both ways, of the dimensions that a group of devices "
+        "spans; one without wrap-around counts half: sides other than 16 or, in three dimensions, all of "
+        "slices less than 4 thick"
+    ),
+    "host": "what waits in the hosts' memory, sent there and back once a step, at 16 GB/s for each chip",
+    "compiler": (
+        "its estimate of cycles, which has no collectives in it, with the trips of loops counted, over the "
+        "clock; the kernel for short rows, which it leaves out, is added: its products as the chip computes "
+        "them, at two thirds of the peak, as the compiler schedules it"
+    ),
+    "*": "the longest of these, which is how long a step lasts",
+    "use": "FLOPs over that time at peak",
+}
 TRIED = 5  # arrangements that are compiled
 MICROBATCHES = (1, 2, 4, 8)
 # Policies of rematerialisation that are tried, and those tried where nothing fits without the hosts' memory.

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rich.table import Table
+
 from experiments.console import CONSOLE, RUNS, Cell, print_line, show_sheet
 from experiments.plan.compiler import (
     check_compiler,
@@ -16,7 +18,7 @@ from experiments.plan.compiler import (
     planned_step,
     program_key,
 )
-from experiments.plan.estimate import ASSUMPTIONS, BOUNDS, Estimate, candidates, estimate, memory, writing
+from experiments.plan.estimate import BOUNDS, COLUMN_MEANINGS, Estimate, candidates, estimate, memory, writing
 from experiments.plan.slices import GIB, find_slice
 from experiments.plan.step import Compiled, PlannedStep
 from experiments.runs.checks import check_heads
@@ -181,7 +183,7 @@ def _compile_all(plans: Sequence[Plan], folder: Path) -> list[Plan]:
 
 
 def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
-    """Print all tables, remarks, and what the estimates assume."""
+    """Print all tables, remarks, and what their columns mean."""
     slices = plans[0].step.slices
     batches = sorted({plan.step.experiment.pretraining.batch_size for plan in plans})
     usual = apply(BASELINE, SCALES[options.scale]).pretraining.batch_size
@@ -190,8 +192,8 @@ def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
     title += f", batch {' or '.join(map(str, batches))}" * (batches != [usual])
     title += f": what a step fills of each device's {slices.room / GIB:.2f} GiB, in GiB"
     uses_host = any(plan.compiled.host for plan in plans)
-    heads = "row, mesh, remat, parameters, args, temps, code, all" + ", host" * uses_host + ", fits"
-    _print_table(title, heads, [_memory(plan, uses_host) for plan in plans])
+    heads_of_memory = "row, mesh, remat, parameters, args, temps, code, all" + ", host" * uses_host + ", fits"
+    _print_table(title, heads_of_memory, [_memory(plan, uses_host) for plan in plans])
     compiled, price = [plan for plan in plans if plan.compiled.cycles], options.price
     title = "What bounds a step [ms]; its tokens and TFLOP are the whole slice's, padding too"
     bounds = [name for name in BOUNDS if name != "host" or any(plan.compiled.host for plan in plans)]
@@ -210,7 +212,12 @@ def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
     for plan in plans:
         for line in _remarks(plan):
             print_line(f"{plan.label}: {line}")
-    for line in (ASSUMPTIONS, *_libtpu_flag_lines(plans)):
+    legend = Table.grid(padding=(0, 2))
+    for column, meaning in COLUMN_MEANINGS.items():
+        if column in (*heads_of_memory.split(", "), *bounds, "*", "use"):
+            legend.add_row(column, meaning)
+    CONSOLE.print(legend, style="dim")
+    for line in _libtpu_flag_lines(plans):
         CONSOLE.print(line, highlight=False, markup=False, style="dim")
 
 

@@ -17,6 +17,7 @@ TRAINING_LOSS = "pre-training loss [nats/token]"
 HELD_OUT_LOSS = "held-out loss [nats/token]"
 CONTENT_LOSS = "content loss [nats/token]"
 UNIGRAM_LOSS = "unigram loss [nats/token]"
+RISE = 0.05  # of the held-out loss above its lowest value, from which a model memorises [nats per token]
 MAX_PLOTTED = 1e30  # larger values are not plotted
 
 
@@ -47,6 +48,20 @@ def read_curves(runs: Iterable[Result], warn: Callable[[str], object]) -> Curves
                 if len(curve) > 1:
                     curves.setdefault(title, []).append(curve)
     return curves
+
+
+def lowest_before_memorising(curves: Curves) -> tuple[float, float] | None:
+    """Return the step and value of the lowest held-out loss, if it rose while the training loss fell.
+
+    curves: of one run, from ``read_curves``. None if the held-out loss did not rise, or if both did.
+    """
+    if HELD_OUT_LOSS not in curves or TRAINING_LOSS not in curves:
+        return None
+    held_out, training = curves[HELD_OUT_LOSS][0], curves[TRAINING_LOSS][0]
+    (_, last), (_, now) = held_out[-1], training[-1]
+    step, lowest = min(held_out, key=lambda point: point[1])
+    _, then = min(training, key=lambda point: abs(point[0] - step))
+    return None if last < lowest + RISE or now > then else (step, lowest)
 
 
 def plotted_metrics(stage: str) -> dict[str, tuple[str, str]]:

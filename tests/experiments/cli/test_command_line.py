@@ -509,6 +509,25 @@ def test_only_an_unknown_option_gets_a_hint(capsys):
     assert "--lr: did you mean --pretraining.optimizer.learning-rate" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "due"),
+    [
+        ("run gpt/llama --model.mlp.activation geluu", "--model.mlp.activation geluu: did you mean gelu?"),
+        ("sweep gpt/llama --scale nanoo", "--scale nanoo: did you mean nano?"),
+        ("plan gpt/llama v5e:2x2", "v5e:2x2: did you mean --topology v5e:2x2?"),
+        ("list t5/1 t5/2", "t5/2: one word too many: lm list PATTERN [OPTIONS]"),
+    ],
+)
+def test_a_misspelt_choice_and_a_word_without_its_option_lead_to_what_was_meant(line, due, capsys):
+    assert cli.dispatch(line.split()) == 2
+    assert due in capsys.readouterr().err
+
+
+def test_the_value_of_an_unknown_option_is_not_called_a_word_too_many(capsys):
+    assert cli.dispatch("list t5/1 --nonsense value".split()) == 2
+    assert "too many" not in capsys.readouterr().err
+
+
 def test_what_other_programs_call_a_setting_leads_to_settings_that_there_are():
     options = {*Decoding.__dataclass_fields__, "run", "runs", "prompt", "wandb", "seeds"}
     known = {path for path, _ in leaves(BASELINE)} | options
