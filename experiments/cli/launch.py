@@ -1,7 +1,7 @@
 """``lm launch``: runs rows on Cloud TPU, on Slurm, or as several processes here, by the folder launch/."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,9 +24,12 @@ from launch.command import Job, LaunchError
 from launch.options import Container, Machines
 from launch.processes import show
 from lm.config.base import SettingError, nearest
+from lm.data.corpus.files import matching_files
 from lm.data.corpus.readers import WINDOW_READERS
 from lm.data.corpus.spec import check_corpus_name, corpus_parts
 from lm.data.tasks.names import is_task_file
+from lm.data.tasks.task_files import read_task_file
+from lm.files import similar_file
 from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS
 
 
@@ -61,8 +64,8 @@ def _jobs(
     """Return a run for each row that matches and each seed; SettingError for settings that none reads.
 
     With an accelerator, which is of a cloud, it is raised too for files of this machine, and for a mesh that
-    does not fit ``count`` slices of an accelerator named by its shape; with a number of devices, for a mesh
-    that does not fit those.
+    does not fit ``count`` slices of an accelerator named by its shape. Without one, it is raised for files
+    missing in this folder, and for a mesh that does not fit the number of ``devices``, unless that is 0.
     """
     names = [row.name for row in find_buildable(pattern)]
     elsewhere = rows.start.startswith("gs://")  # where it is not read from here
@@ -73,11 +76,11 @@ def _jobs(
     )
     if rows.seeds < 1:
         raise SettingError("--seeds should be a whole number from 1")
+    experiments = [build(name, rows.scale, changes) for name in names]
     if accelerator:
-        _check_in_cloud([build(name, rows.scale, changes) for name in names], accelerator, count)
-    if devices > 0:
-        for name in names:
-            build(name, rows.scale, changes).mesh.sizes(devices)
+        _check_in_cloud(experiments, accelerator, count)
+    else:
+        _check_here(experiments, devices)
     options = ["--scale", rows.scale, *setting_arguments(explicit_overrides(changes))]
     for option in ("start", "allow"):
         if value := getattr(rows, option):
@@ -96,7 +99,8 @@ def _check_in_cloud(experiments: Sequence[Experiment], accelerator: str, count: 
     A type of accelerator such as v5litepod-16 has no shape, and its mesh is not checked.
     """
     for experiment in experiments:
-        _check_files(experiment)
+        for _, path in _relative_files(experiment):
+            raise SettingError(_of_this_machine(path))
     if ":" not in accelerator:
         return
     try:
@@ -108,9 +112,31 @@ def _check_in_cloud(experiments: Sequence[Experiment], accelerator: str, count: 
         experiment.mesh.sizes(devices)
 
 
-def _check_files(experiment: Experiment) -> None:
-    """Raise SettingError for unknown corpora, and for files by relative paths, which no cloud has."""
-    data, paths = experiment.data, []
+def _check_here(experiments: Sequence[Experiment], devices: int) -> None:
+    """Raise SettingError for files missing in this folder and a mesh that does not fit so many devices."""
+    for experiment in experiments:
+        for kind, path in _relative_files(experiment):
+            if kind in WINDOW_READERS:
+                matching_files(kind, path)
+            elif kind == "task":
+                read_task_file(Path(path))
+            elif not Path(path).exists():
+                raise SettingError(f"data.vocabulary={path!r} does not exist{similar_file(Path(path))}")
+        if devices > 0:
+            experiment.mesh.sizes(devices)
+
+
+def _relative_files(experiment: Experiment) -> list[tuple[str, str]]:
+    """Return those of ``_files`` in the present folder; others may be in an image or on a mounted disk."""
+    return [(kind, path) for kind, path in _files(experiment) if not path.startswith(("gs://", "/"))]
+
+
+def _files(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """Yield (kind, path) of the files that an experiment reads; SettingError for unknown corpora.
+
+    kind: one of WINDOW_READERS for text, "vocabulary" or "task".
+    """
+    data = experiment.data
     corpora = [(part, "data.corpus") for part in corpus_parts(data.corpus)]
     kind, _, trained_on = data.vocabulary.partition(":")
     if trained_on and kind in TOKENIZER_ALGORITHMS:
@@ -119,15 +145,14 @@ def _check_files(experiment: Experiment) -> None:
         if kind.isalpha() and not Path(data.vocabulary).exists():
             known = nearest(kind, (*TOKENIZER_ALGORITHMS, "bytes"))
             raise SettingError(f"data.vocabulary={data.vocabulary!r} is unknown{known}")
-        paths.append(data.vocabulary)
+        yield "vocabulary", data.vocabulary
     for corpus, setting in corpora:
         check_corpus_name(corpus, setting)
         reader, _, path = corpus.partition(":")
-        paths += [path] if reader in WINDOW_READERS else []
-    paths += filter(is_task_file, (*experiment.tuning.mixtures, *experiment.tuning.heads))
-    for path in paths:
-        if not path.startswith(("gs://", "/")):  # an absolute path may be in the image, or of a mounted disk
-            raise SettingError(_of_this_machine(path))
+        if reader in WINDOW_READERS:
+            yield reader, path
+    for name in filter(is_task_file, (*experiment.tuning.mixtures, *experiment.tuning.heads)):
+        yield "task", name
 
 
 def _of_this_machine(path: str) -> str:
@@ -232,7 +257,7 @@ def launch_slurm(
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
     """
-    jobs = _jobs(pattern, settings, rows)
+    jobs = _jobs(pattern, settings, rows, devices=max(job.nodes, 0) * max(job.gpus_per_node, 1))
     _end(lambda: slurm.submit(jobs, job))
 
 

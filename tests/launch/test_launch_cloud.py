@@ -24,6 +24,7 @@ ROW = "t5/6-corruption-rate/15"
 GCE = ["gce", ROW, "--accelerator=v6e:4x4", "--zones", "us-east5-a", *CLOUD]
 QUEUED = ["queued", ROW, "--accelerator=v5litepod-16", "--zones", "us-west4-a", *CLOUD]
 LOCAL = ["local", ROW]
+SLURM = ["slurm", ROW, "--time=1:00:00"]
 OFFERED = "auth config offers"
 ATTEMPT = "scp ssh START"
 ASK = "create-policy create-template create-group"
@@ -216,6 +217,14 @@ def test_only_a_slice_of_ours_is_deleted():
         (
             [*LOCAL, "--processes=2", "--devices-per-process=3", "--mesh.fsdp=4"],
             "mesh.fsdp=4 needs a multiple of 4 devices and there are 6",
+        ),
+        ([*LOCAL, "--data.corpus=text:nothere.txt"], "no file matches"),
+        ([*SLURM, "--data.corpus=text:nothere.txt"], "no file matches"),
+        ([*SLURM, "--data.vocabulary=nothere.model"], "data.vocabulary='nothere.model' does not exist"),
+        ([*SLURM, "--tuning.heads", "nothere.toml"], "there is no task file nothere.toml"),
+        (
+            [*SLURM, "--nodes=2", "--gpus-per-node=4", "--mesh.fsdp=3"],
+            "mesh.fsdp=3 needs a multiple of 3 devices and there are 8",
         ),
         ([*GCE, "--accelerator=v5p:2x2x16q"], "should be a topology, as lm plan takes it, such as v5p:4x4x4"),
         ([*GCE, "--accelerator=v66e:4x4"], "did you mean v6e?"),
