@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from textwrap import TextWrapper, dedent
 from typing import Any
 
@@ -50,7 +50,7 @@ def parse(name: str, words: Sequence[str]) -> Callable[[], Any]:
     )
     token = HELP_DEFAULTS.set(defaults)
     try:
-        understood: Any = _with_settings_among(words, understand, name)
+        understood: Any = _understood_or_hints(words, understand, name)
     finally:
         HELP_DEFAULTS.reset(token)
     if inspect.isclass(function):  # a picture, whose fields are its options
@@ -61,11 +61,11 @@ def parse(name: str, words: Sequence[str]) -> Callable[[], Any]:
     return call
 
 
-def _with_settings_among(words: Sequence[str], understand: Callable[[], Any], name: str) -> Any:
+def _understood_or_hints(words: Sequence[str], understand: Callable[[], Any], name: str) -> Any:
     """Return what tyro understands; where it ends with an error, print it, with what may have been meant.
 
-    At first tyro reads the settings that are among the words, and all of them only for its error: it takes
-    a third of a second for all, and no valid command line needs more than its own.
+    tyro is first given only the settings that are among the words, which every valid command line can be read
+    with. All settings, which take it a third of a second, are needed for its error alone.
     """
     error = io.StringIO()
     token = NAMED.set(settings_among(words))
@@ -97,10 +97,9 @@ def error_hints(error: str, words: Sequence[str], name: str) -> Iterator[str]:
     unknown = unrecognized(error)
     meant = [word for word in words if word.partition("=")[0].replace("_", "-") in unknown]
     yield from hints(meant, takes_settings(function_of(name)))
-    before = dict(zip(words[1:], words, strict=False))
+    values = {value for option, value in pairwise(words) if option.startswith("-") and option in meant}
     for word in meant:
-        is_value = before.get(word, "").startswith("-")  # of an option that is unknown
-        if not word.startswith("-") and not is_value:
+        if not word.startswith("-") and word not in values:
             if TOPOLOGY.fullmatch(word):
                 yield f"{word}: did you mean --topology {word}?"
             else:

@@ -188,10 +188,10 @@ def prepare_text(run: RowRun, options: Options, source: bytes) -> None:
     from experiments.entries.verify import check_brings_no_text
     from lm.data.corpus.shards import iter_documents
     from lm.data.corpus.spec import corpus_shards
-    from lm.data.documentation.corpus import prepare_sets, text_digest
+    from lm.data.documentation.corpus import prepare_sets, recorded_digest
 
     prepare_sets(options.cache, report=print_line)
-    found, due = text_digest(options.cache), rules.RULES.text
+    found, due = recorded_digest(options.cache), rules.RULES.text
     if found != due:
         raise SettingError(
             f"{options.cache} has the text {found[:12]}, and entries learn {due[:12]}: choose other --runs"

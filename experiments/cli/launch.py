@@ -34,7 +34,7 @@ from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS
 
 
 @dataclass(frozen=True)
-class Rows:
+class RunOptions:
     """Says which runs of the rows are launched, and the options of ``lm run`` that hold for all of them."""
 
     # folder of the runs, which all processes see; gs://BUCKET/FOLDER in a cloud
@@ -47,16 +47,16 @@ class Rows:
     tools: Annotated[Tools, tyro.conf.arg(name="")] = NO_TOOLS
 
 
-Jobs = Annotated[Rows, tyro.conf.arg(name="")]
+OfRuns = Annotated[RunOptions, tyro.conf.arg(name="")]
 OfContainer = Annotated[Container, tyro.conf.arg(name="")]
 OfMachines = Annotated[Machines, tyro.conf.arg(name="")]
-ROWS = Rows()
+DEFAULTS = RunOptions()
 
 
 def _jobs(
     pattern: str,
     settings: dict[str, Any],
-    rows: Rows,
+    rows: RunOptions,
     accelerator: str = "",
     count: int = 1,
     devices: int = 0,
@@ -99,8 +99,8 @@ def _check_in_cloud(experiments: Sequence[Experiment], accelerator: str, count: 
     A type of accelerator such as v5litepod-16 has no shape, and its mesh is not checked.
     """
     for experiment in experiments:
-        for _, path in _relative_files(experiment):
-            raise SettingError(_of_this_machine(path))
+        if files := _relative_files(experiment):
+            raise SettingError(_of_this_machine(files[0][1]))
     if ":" not in accelerator:
         return
     try:
@@ -141,7 +141,7 @@ def _files(experiment: Experiment) -> Iterator[tuple[str, str]]:
     kind, _, trained_on = data.vocabulary.partition(":")
     if trained_on and kind in TOKENIZER_ALGORITHMS:
         corpora += [(part, "the corpus of data.vocabulary") for part in corpus_parts(trained_on)]
-    elif kind not in (*TOKENIZER_ALGORITHMS, "bytes") and not experiment.start.model:  # which brings its own
+    elif kind not in (*TOKENIZER_ALGORITHMS, "bytes") and not experiment.start.model:
         if kind.isalpha() and not Path(data.vocabulary).exists():
             known = nearest(kind, (*TOKENIZER_ALGORITHMS, "bytes"))
             raise SettingError(f"data.vocabulary={data.vocabulary!r} is unknown{known}")
@@ -179,7 +179,7 @@ def launch_gce(
     settings: Settings,
     options: OfContainer,
     machines: OfMachines,
-    rows: Jobs = ROWS,
+    rows: OfRuns = DEFAULTS,
 ) -> None:
     """Run each row on its own slice of Compute Engine (v5p, v6e, TPU7x), and delete the slice at the end.
 
@@ -202,7 +202,7 @@ def launch_queued(
     settings: Settings,
     options: OfContainer,
     machines: OfMachines,
-    rows: Jobs = ROWS,
+    rows: OfRuns = DEFAULTS,
     slices_per_run: int = 1,
     runtime: str = "",
 ) -> None:
@@ -227,7 +227,7 @@ def launch_gke(
     settings: Settings,
     options: OfContainer,
     cluster: Annotated[gke.Cluster, tyro.conf.arg(name="")],
-    rows: Jobs = ROWS,
+    rows: OfRuns = DEFAULTS,
 ) -> None:
     """Submit each row to GKE as a JobSet, by xpk, on one or more slices.
 
@@ -247,7 +247,7 @@ def launch_slurm(
     /,
     settings: Settings,
     job: Annotated[slurm.SlurmJob, tyro.conf.arg(name="")],
-    rows: Jobs = ROWS,
+    rows: OfRuns = DEFAULTS,
 ) -> None:
     """Submit the rows to Slurm as one job array, with a process for each GPU.
 
@@ -266,7 +266,7 @@ def launch_local(
     /,
     settings: Settings,
     processes: Annotated[local.Processes, tyro.conf.arg(name="")],
-    rows: Jobs = ROWS,
+    rows: OfRuns = DEFAULTS,
 ) -> None:
     """Run the rows on this machine, one after another, each in several processes.
 

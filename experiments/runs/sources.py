@@ -8,7 +8,7 @@ from lm.data.corpus.shards import Shard, corpus_fingerprint
 from lm.data.corpus.spec import corpus_parts, corpus_shards, dataset_rows
 from lm.data.corpus.tables import TableRows
 from lm.data.corpus.tfds import TfdsRows
-from lm.data.documentation.corpus import text_digest
+from lm.data.documentation.corpus import recorded_digest
 from lm.data.tasks.task import BaseTask, Row
 
 
@@ -46,7 +46,7 @@ class Sources:
     def documentation_digest(self, name: str) -> str:
         """Return the digest of the built-in text, or "installed"; "" for a corpus that does not read it."""
         kinds = {part.partition("/")[0] for part in corpus_parts(name)}
-        return text_digest(self.cache) if "documentation" in kinds else ""
+        return recorded_digest(self.cache) if "documentation" in kinds else ""
 
     def stored(self, task: BaseTask, split: str) -> TfdsRows | TableRows:
         """Return the rows of a task as its dataset stores them; SettingError if they are missing."""

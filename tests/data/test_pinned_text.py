@@ -81,7 +81,15 @@ def test_the_seed_of_hashes_does_not_change_the_text():
 def test_a_wheel_with_another_digest_is_refused(tmp_path):
     package = listed(wheel(tmp_path / "right"))
     wheel(tmp_path / "aword-1.0", text="Another sentence stands here for a test of it.")
-    with pytest.raises(SettingError, match="aword cannot be had .*should have"):
+    with pytest.raises(SettingError, match="aword cannot be read .* delete it, so that it is fetched again"):
+        pinned.read_packages([package], tmp_path, lambda line: None)
+
+
+def test_a_damaged_wheel_is_named_with_the_mend(tmp_path):
+    path = wheel(tmp_path / "aword-1.0")
+    package = listed(path)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(SettingError, match="aword-1.0.* is damaged .* delete it, so that"):
         pinned.read_packages([package], tmp_path, lambda line: None)
 
 
@@ -105,7 +113,7 @@ def test_an_installed_package_is_read_unless_its_text_differs(tmp_path, monkeypa
 def test_without_network_the_missing_package_and_the_mend_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     package = Package("aword", "1.0", "science", "0" * 64, ("aword",))
-    with pytest.raises(SettingError, match="aword cannot be had .* --data.corpus documentation/installed"):
+    with pytest.raises(SettingError, match="pip cannot fetch aword .* --data.corpus documentation/installed"):
         pinned.read_packages([package], tmp_path, lambda line: None)
 
 

@@ -1,6 +1,6 @@
 """The built-in corpus and its tasks: documentation of packages as TFDS data sets, written once per machine.
 
-- ``corpus`` has a document for each module, ``unfiltered`` the same modules without C4's filters. Their text
+- ``corpus`` has a document for each module, ``unfiltered`` the docstrings without C4's filters. Their text
   is that of ``pinned``, the same on every machine, or that of the installed packages, which differs.
 - The tasks of ``lm.data.documentation.tasks`` are made of the validation and test documents of the corpus
   only, and are split by document again: no text is in two splits. ``validation`` rows choose a checkpoint,
@@ -50,8 +50,9 @@ TASK_ROWS = {"train": 8_000} | EVALUATION_ROWS
 TASK_CHARACTERS = {"train": 5_000_000, "validation": 500_000, "report": 2_000_000}
 COUNTED_CHARACTERS = 10_000_000  # of the training text, in which tasks count words
 
-VERSION = "3.0.0"  # of the data sets; those before had other tasks, of installed packages
-# data set -> column -> type, in the notation of ``lm.data.documentation.builder``
+VERSION = "3.0.0"  # of the data sets; earlier versions had other tasks and the text of installed packages
+# data set -> column -> type, in the notation of ``lm.data.documentation.builder``; each has ``name`` too,
+# that of the document
 FEATURES: Mapping[str, Mapping[str, str]] = {
     "corpus": {"text": "text"},
     "cloze": {"question": "text", "context": "text", "answers": "texts", "candidates": "texts"},
@@ -75,7 +76,7 @@ CORPUS_PARTS = {
     part: frozenset(name for package in PACKAGES if package.part == part for name in package.imports)
     for part in PARTS
 }
-INSTALLED = "installed"  # in place of the digest of a text that is that of the installed packages
+INSTALLED = "installed"  # recorded in place of a digest where the text is that of the installed packages
 TEXT_FILE = "text.json"  # says which text the data sets of a folder are made of
 
 
@@ -93,8 +94,8 @@ def _sequence_rows(max_length: int, _packages: Iterable[str] | None, _wheels: Pa
     return random_sequences(max_length)
 
 
-# Generators of the data sets that are written alone and are the same whatever the text. They get the packages
-# of ``prepare_sets`` and the folder of wheels.
+# Generators of the data sets that are written alone, and do not belong to the text. They get the packages of
+# ``prepare_sets`` and the folder of wheels.
 SEPARATE_SETS: Mapping[str, Callable[[Iterable[str] | None, Path], Mapping[str, list[Row]]]] = {
     "roles": _role_rows,
     "entities": _entity_rows,
@@ -112,8 +113,9 @@ def prepare_sets(
     """Return the folder cache/tfds/documentation, after writing the data set ``name`` if it is missing.
 
     A set of SEPARATE_SETS and ``unfiltered`` are written alone, the other sets together. Every set is
-    complete or absent. ``packages``: installed packages whose text replaces the built-in one. Raises
-    SettingError if the folder cannot be written, or a package cannot be had.
+    complete or absent; one that exists is left as it is, whatever text it is made of (``require_text``).
+    ``packages``: installed packages whose text replaces the built-in one. Raises SettingError if the folder
+    cannot be written, or a package cannot be read.
     """
     home = Path(cache) / "tfds" / "documentation"
     is_alone = name in SEPARATE_SETS or name == "unfiltered"
@@ -130,7 +132,8 @@ def prepare_sets(
     report(f"writing documentation: {', '.join(names)} to {home} (once)")
     wheels = Path(cache) / "wheels"
     digest = INSTALLED if packages is not None else TEXT_DIGEST
-    if name == "unfiltered" and packages is None and text_digest(cache) == INSTALLED:
+    # of the text that is in the cache already
+    if name == "unfiltered" and packages is None and recorded_digest(cache) == INSTALLED:
         packages, digest = DEFAULT, INSTALLED
     sets: Iterable[tuple[str, Mapping[str, list[Row]]]]
     if name in SEPARATE_SETS:
@@ -155,7 +158,7 @@ def prepare_sets(
 
 def _cannot_write(place: Path, error: Exception) -> SettingError:
     """Return the error of a folder that cannot be written."""
-    why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+    why = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
     return SettingError(f"{place} cannot be written ({why}): make room, or use other --runs")
 
 
@@ -177,7 +180,7 @@ def _recorded(home: Path) -> dict[str, Any]:
     return recorded if recorded.get("version") == VERSION else {}
 
 
-def text_digest(cache: Path) -> str:
+def recorded_digest(cache: Path) -> str:
     """Return the digest of the text that the data sets in a cache are made of, INSTALLED, or "" for none."""
     return _recorded(Path(cache) / "tfds" / "documentation").get("digest", "")
 
@@ -201,8 +204,8 @@ def check_files_of_text(home: Path) -> None:
 
 
 def require_text(cache: Path, part: str) -> None:
-    """Raise SettingError if the sets in the cache are not of the text that a part of the corpus is about."""
-    found = text_digest(cache)
+    """Raise SettingError if the sets in the cache are made of another text than ``part`` needs."""
+    found = recorded_digest(cache)
     if found and (found == INSTALLED) != (part == INSTALLED):
         kind = "the installed packages" if found == INSTALLED else "the built-in text"
         other = OFFLINE if found == INSTALLED else "documentation"
@@ -288,7 +291,7 @@ def make_sets(documents: Iterable[Document]) -> Iterator[tuple[str, dict[str, li
 
 
 def sample_up_to(documents: Sequence[Document], characters: int) -> list[Document]:
-    """Return documents in a random order, as many as have so many characters together; else all."""
+    """Return random documents until their texts have so many characters together, or all."""
     sampled: list[Document] = []
     for document in random.Random("sample").sample(documents, len(documents)):
         if characters <= 0:

@@ -6,11 +6,9 @@ labels may be missing, as in every annotated text.
 """
 
 import re
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from lm.config.base import SettingError
 from lm.data.corpus.tfds import Row
 from lm.data.documentation.docstrings import CODE_SIGN, paragraphs, split_of
 from lm.data.documentation.packages import PACKAGES
@@ -48,18 +46,12 @@ TaggedWords = list[tuple[str, str]]
 def marked_modules(wheels: Path) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield (name, docstrings) of the modules of MARKED_PACKAGES, the same on every machine.
 
-    Wheels that are missing are fetched into ``wheels``. SettingError if a package cannot be had.
+    Wheels that are missing are fetched into ``wheels``. SettingError if a package can be neither read nor
+    fetched.
     """
     for package in PACKAGES:
         if package.name in MARKED_PACKAGES:
-            try:
-                modules, _ = matching_modules(package, wheels)
-            except (OSError, SettingError, zipfile.BadZipFile) as error:
-                raise SettingError(
-                    f"documentation/entities: {package.name} {package.version} cannot be had ({error}); "
-                    "connect to a package index"
-                ) from error
-            yield from modules
+            yield from matching_modules(package, wheels)[0]
 
 
 def object_name_rows(modules: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[Row]]:

@@ -13,10 +13,11 @@ import multiprocessing
 import subprocess
 import sys
 import zipfile
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,7 +85,11 @@ def pinned_documents(folder: Path, report: Callable[[str], object]) -> list[Docu
 
 
 def unfiltered_documents(folder: Path, report: Callable[[str], object]) -> list[Document]:
-    """Return the docstrings of the packages unchanged, without those described in other files."""
+    """Return the docstrings of the packages, dedented and otherwise unchanged.
+
+    Packages that are described in JSON files have no docstrings to return. SettingError names a package that
+    can be neither read nor fetched.
+    """
     documents = []
     for package in PACKAGES:
         if package.name not in DESCRIPTIONS:
@@ -102,8 +107,9 @@ def read_packages(
     texts: dict[str, PackageText] = {}
     folder.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+        # those described in JSON files are the largest, and begun last they would keep one process busy alone
         largest_first = sorted(packages, key=lambda package: package.name not in DESCRIPTIONS)
-        jobs = {pool.submit(partial(read_package, package, folder)): package for package in largest_first}
+        jobs = {pool.submit(read_package, package, folder): package for package in largest_first}
         for job in as_completed(jobs):
             package = jobs[job]
             texts[package.name] = text = job.result()
@@ -112,8 +118,8 @@ def read_packages(
         package.name: texts[package.name].fault for package in packages if texts[package.name].fault
     }:
         raise SettingError(
-            f"documentation: {', '.join(lacking)} cannot be had ({next(iter(lacking.values()))}); connect to "
-            f"a package index, or take --data.corpus {OFFLINE}, whose results compare with no other machine's"
+            f"documentation: {', '.join(lacking)} cannot be read ({next(iter(lacking.values()))}), or take "
+            f"--data.corpus {OFFLINE}, whose text and results differ between machines"
         )
     return texts
 
@@ -122,7 +128,7 @@ def read_package(package: Package, folder: Path) -> PackageText:
     """Return the clean text of a package, from where it is installed or from its wheel in ``folder``."""
     try:
         modules, origin = matching_modules(package, folder)
-    except (OSError, SettingError, zipfile.BadZipFile) as error:
+    except (OSError, SettingError) as error:
         return PackageText([], "", f"{error}")
     clean = cache(clean_docstring)  # clients of services say the same thing many times
     cleaned = [(name, [part for part in map(clean, strings) if part.paragraphs]) for name, strings in modules]
@@ -136,18 +142,28 @@ def clean_docstring(text: str) -> Docstring:
 
 
 def matching_modules(package: Package, folder: Path) -> tuple[list[Strings], str]:
-    """Return what the package says and its origin, "installed" or "wheel"; SettingError if not found."""
+    """Return the documentation of each module, and its origin, "installed" or "wheel".
+
+    SettingError if the wheel cannot be fetched or is damaged.
+    """
     modules = installed_modules(package)
     if modules is not None and modules_digest(modules) == package.digest:
         return modules, "installed"
-    modules = [*wheel_modules(package.name, fetch_wheel(package, folder))]
+    wheel = fetch_wheel(package, folder)
+    try:
+        modules = [*wheel_modules(package.name, wheel)]
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise SettingError(f"{wheel} is damaged ({error}): delete it, so that it is fetched again") from error
     if (digest := modules_digest(modules)) != package.digest:
-        raise SettingError(f"the wheel has the digest {digest[:12]} and should have {package.digest[:12]}")
+        raise SettingError(
+            f"{wheel} has text with the digest {digest[:12]}, and {package.name} {package.version} has "
+            f"{package.digest[:12]}: delete it, so that it is fetched again"
+        )
     return modules, "wheel"
 
 
 def installed_modules(package: Package) -> list[Strings] | None:
-    """Return what the installed distribution says; None if it is absent or has another version."""
+    """Return the documentation in the installed distribution; None if it is absent or of another version."""
     try:
         distribution = importlib.metadata.distribution(package.name)
     except importlib.metadata.PackageNotFoundError:
@@ -194,7 +210,7 @@ def modules_digest(modules: Iterable[Strings]) -> str:
 def fetch_wheel(package: Package, folder: Path) -> Path:
     """Return the package's wheel in ``folder``, after fetching it with pip if it is missing.
 
-    pip is configured by the user alone. SettingError with its last line if it fails.
+    pip's configuration is the user's. SettingError with the last line of pip's error if it fails.
     """
     home = folder / f"{package.name}-{package.version}"
     if not (wheels := [*home.glob("*.whl")]):
@@ -206,15 +222,19 @@ def fetch_wheel(package: Package, folder: Path) -> Path:
         wheels = [*home.glob("*.whl")]
         if ran.returncode or not wheels:
             lines = ran.stderr.strip().splitlines() or ["pip failed"]
-            raise SettingError(lines[-1])
+            raise SettingError(
+                f"pip cannot fetch {package.name} {package.version} ({lines[-1]}): connect to a package index"
+            )
     return wheels[0]
 
 
 def combine(texts: Iterable[PackageText]) -> list[Document]:
     """Return the documents of all packages.
 
-    No sentence of five words or more occurs twice, also if only names or numbers in it differ. A held-out
-    paragraph that shares SHINGLE words in a row with a training document is left out.
+    A paragraph is left out if a sentence of it, of five words or more, occurs in an earlier paragraph, also
+    if only names or numbers differ. A held-out paragraph is left out too if it shares SHINGLE words in a row
+    with a training document. An empty line precedes a docstring; where its first paragraph was left out, the
+    rest goes on from the docstring before.
     """
     seen: set[bytes] = set()
     documents: list[tuple[str, list[Docstring]]] = []
@@ -270,12 +290,15 @@ def _lines(documents: Iterable[list[Docstring]]) -> Iterator[str]:
 
 @cache
 def _word_hash(word: str) -> int:
-    """Return 64 bits of a word's SHA-256."""
+    """Return 64 bits of a word's SHA-256; Python's own hash differs between processes."""
     return int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "little")
 
 
 def shingles(lines: Iterable[str], length: int = SHINGLE) -> tuple[np.ndarray, np.ndarray]:
-    """Return a hash of each ``length`` words in a row within a line, and the number of the line."""
+    """Return a hash of each ``length`` words in a row within a line, uint64, and the line's index, int64.
+
+    The hash is a polynomial of the words' hashes modulo 2**64.
+    """
     word_hashes, lengths = array("Q"), array("q")
     for line in lines:
         words = line.lower().split()
