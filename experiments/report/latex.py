@@ -1,12 +1,12 @@
 """Writes a report as tables that a paper can print, with the entries of BibTeX that they cite.
 
-These tables are narrow: the mean scores of the rows beside the paper's, and the verdict on each claim. A
-caption says what its columns mean, in which units, from how many seeds, and what is bold. Every task,
-difference and counter is in the report's other files.
+These tables are narrow: the mean scores of the rows beside the paper's, the score in each task, and the
+verdict on each claim. A caption says what its columns mean, in which units, from how many seeds, and what is
+bold. Every difference and counter is in the report's other files.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from experiments.console import TEXTS, Cell, Sheet
@@ -121,7 +121,8 @@ def latex_tables(comparison: Comparison, verdicts: Verdicts, scores: Sheet, setu
     scores: the sheet of ``text.scores_sheet``, with the baseline (``Comparison.including_baseline``).
     setup: the scale and the settings of every row, in words, for the captions.
     """
-    tables = [scores_table(comparison, scores, setup), order_table(comparison, setup)]
+    tables = [scores_table(comparison, scores, setup), task_scores_table(comparison, scores, setup)]
+    tables.append(order_table(comparison, setup))
     tables += [claims_table(comparison, verdicts, budget, setup) for budget in BUDGET_TITLES]
     if (denoisers := denoisers_sheet(comparison)) is not None:
         caption = f"{_title(comparison, setup)}. Held-out loss of each denoiser [nats per target token]."
@@ -144,9 +145,7 @@ def scores_table(comparison: Comparison, scores: Sheet, setup: str) -> LatexTabl
         sentences.append(
             f"Mean distance from {baseline} over tasks, in standard deviations of a run; {'; '.join(halves)}."
         )
-    units = [rf"\emph{{{escape(head)}}}: {HELD_OUT_UNITS[head]}" for head in HELD_OUT_UNITS if head in sheet]
-    if units:
-        sentences.append(f"{'; '.join(units)}; lower is better.")
+    sentences += _unit_sentences(sheet)
     if "paper" in sheet:
         sentences.append(
             rf"\emph{{paper}}: mean distance from {baseline} of the scores of {_cite(comparison)}, in "
@@ -154,19 +153,32 @@ def scores_table(comparison: Comparison, scores: Sheet, setup: str) -> LatexTabl
         )
     else:
         _add_paper_columns(comparison, scores, sheet, sentences)
+    sentences += _sign_sentences(comparison, sheet)
+    return LatexTable("", " ".join(sentences), sheet)
+
+
+def _unit_sentences(metrics: Collection[str]) -> list[str]:
+    """Return a sentence on the units of those of the metrics that are measured on held-out text."""
+    units = [rf"\emph{{{escape(name)}}}: {unit}" for name, unit in HELD_OUT_UNITS.items() if name in metrics]
+    return [f"{'; '.join(units)}; lower is better."] if units else []
+
+
+def _sign_sentences(comparison: Comparison, sheet: Sheet) -> list[str]:
+    """Return a sentence on each sign in the cells of a sheet of scores."""
     shown = "".join(cell.text for cells in sheet.values() for cell in cells)
+    sentences = []
     if "±" in shown:
         sentences.append(r"$\pm$: standard deviation over seeds.")
     if "▲" in shown or "▼" in shown:
         sentences.append(
-            rf"$\bigtriangleup$, $\bigtriangledown$: significantly better, worse than "
-            f"{baseline} (family-wise error rate {ALPHA:g})."
+            r"$\bigtriangleup$, $\bigtriangledown$: significantly better, worse than the baseline "
+            f"({escape(comparison.baseline_row.label)}; family-wise error rate {ALPHA:g})."
         )
     if MISMATCH in shown:
         sentences.append(r"$\neq$: trained with different data, code or packages than most rows.")
     if "≤" in shown:
         sentences.append(r"$\leq$: an upper bound.")
-    return LatexTable("", " ".join(sentences), sheet)
+    return sentences
 
 
 def _add_paper_columns(comparison: Comparison, scores: Sheet, sheet: Sheet, sentences: list[str]) -> None:
@@ -185,6 +197,31 @@ def _add_paper_columns(comparison: Comparison, scores: Sheet, sheet: Sheet, sent
     if any(cell.bold for column in known for cell in sheet[f"paper's {column.name}"]):
         best = "within two standard deviations of the best score" if has_noise(comparison.table) else "best"
         sentences.append(f"Bold: {best} of the paper's column.")
+
+
+def task_scores_table(comparison: Comparison, scores: Sheet, setup: str) -> LatexTable | None:
+    """Return the score of each trained row in each task, in the task's own unit; None without tasks.
+
+    scores: as in ``scores_table``. Tasks are lines, unless there are fewer of them than rows.
+    """
+    if not comparison.has_tasks:
+        return None
+    comparison = comparison.including_baseline()
+    rows = {comparison.table.rows.index(row): row.label for row in comparison.trained_rows}
+    metrics = comparison.metrics
+    sheet: Sheet
+    if len(rows) > len(metrics) or len({*rows.values()}) < len(rows):
+        sheet = {"row": [Cell(label) for label in rows.values()]}
+        sheet |= {metric.title: [scores[metric.title][place] for place in rows] for metric in metrics}
+    else:
+        sheet = {"task": [Cell(metric.title) for metric in metrics]}
+        for place, label in rows.items():
+            sheet[label] = [scores[metric.title][place] for metric in metrics]
+    counts = {cell.text for place, cell in enumerate(scores["seeds"]) if place in rows}
+    sentences = [f"{_title(comparison, setup)}, {_seeds_text(counts)}. Score in each task."]
+    sentences += _unit_sentences([metric.title for metric in metrics])
+    sentences += _sign_sentences(comparison, sheet)
+    return LatexTable("-tasks", " ".join(sentences), sheet)
 
 
 def order_table(comparison: Comparison, setup: str) -> LatexTable | None:

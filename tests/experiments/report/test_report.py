@@ -878,7 +878,7 @@ def test_the_tables_of_latex_are_narrow_and_say_their_units_seeds_and_what_is_bo
     text = (folder / "report.tex").read_text()
     assert re.fullmatch(r"[\x00-\x7f]*", text), "LaTeX has these signs by their names"
     labels = re.findall(r"\\label\{tab:t5-6-corruption-rate(.*?)\}", text)
-    assert labels == ["", "-order", "-claims"], "at equal FLOP no claim is compared"
+    assert labels == ["", "-tasks", "-order", "-claims"], "at equal FLOP no claim is compared"
     tables = dict(zip(labels, text.split(r"\begin{table}")[1:], strict=True))
     for label, table in tables.items():
         heads, *rows = (line for line in table.split("\n") if "&" in line)
@@ -895,6 +895,7 @@ def test_the_tables_of_latex_are_narrow_and_say_their_units_seeds_and_what_is_bo
     for table in tables.values():
         assert (r"\textbf" in table) == ("Bold: " in table), "what is bold is said, and nothing else"
     assert r"15\% $>$ 50\% & +" in tables["-claims"] and "& confirmed" in tables["-claims"]
+    assert re.search(r"\d\.\d+~\$\\pm\$~\d", tables["-tasks"]), "scores in their own unit, with deviations"
     assert "@misc{raffel2020," in (bib := (folder / "report.bib").read_text())
     assert "author = {Colin Raffel and Noam Shazeer and" in bib
     assert "Exploring the Limits of Transfer Learning" in bib
@@ -907,7 +908,7 @@ def test_tables_of_latex_name_rows_by_their_labels_and_print_the_baseline_that_c
             finish(tmp_path, name, seed, 90.0 - 10 * place - seed)
     made = report.write_report([table], "nano", tmp_path)
     text = report.write_latex(made, "nano", {"data.seed": 3})[0].read_text()
-    scores, _, claims, *_ = text.split(r"\begin{table}")[1:]
+    scores, _tasks, _order, claims, *_ = text.split(r"\begin{table}")[1:]
     assert "distance from the baseline (Baseline average) over" in scores
     labels = [line.partition(" & ")[0] for line in scores.splitlines() if line.endswith(r"\\")]
     assert labels == ["Baseline average", *(row.label for row in table.rows[:-1])]
