@@ -26,7 +26,7 @@ from lm.sharding import constrain
 
 
 class LuongAttention(Module):
-    """One head, whose score of a query s and a state h [D] is s * h ("dot") or s * W h ("multiplicative").
+    """One head, whose score of a query s and a state h [D] is s . h ("dot") or s . W h ("multiplicative").
 
     Its output is a projection of the weighted mean of the states themselves. Norms make states D^0.5 long,
     so scores are scaled by D^-0.5.
@@ -86,7 +86,7 @@ class LuongAttention(Module):
 
 
 class BahdanauAttention(LuongAttention):
-    """One head, whose score of a query s and a state h [D] is v * tanh(W s + U h)."""
+    """One head, whose score of a query s and a state h [D] is v . tanh(W s + U h)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config, width = config, config.d_model

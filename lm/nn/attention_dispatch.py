@@ -71,8 +71,9 @@ def choose_implementation(
     """Return the implementation, by name, for attention of ``length`` queries to ``key_length`` keys here.
 
     "xla" and "cudnn" take masks as arrays or not, "xla" biases too; "flash" takes neither as an array,
-    "short-rows" only the bias. A single query, and a mask that is an array, always go to "xla". SettingError
-    if ``model.attention.implementation`` names one that lacks an option in use.
+    "short-rows" only the bias. A single query always goes to "xla", and a mask that is an array does unless
+    "cudnn" is asked for. SettingError if ``model.attention.implementation`` names one that lacks an option in
+    use.
     """
     asked = config.attention.implementation
     if asked != "auto" and (lacking := options.in_use - IMPLEMENTATIONS[asked].options):

@@ -165,12 +165,11 @@ class ExpertMLP(Module):
         """Return the experts of each token by the router's logits [G,S,E]; ``key`` draws some in training."""
         config = self.config.experts
         probabilities = jax.nn.softmax(logits, axis=-1)
-        experts, weights = ops.choose_experts(probabilities, config.per_token, config.normalized)
+        scores = probabilities
         if key is not None and config.exploration == "sample":
             # the largest of the logits plus Gumbel noise is a draw from their softmax
-            noisy = logits + jax.random.gumbel(key, logits.shape)
-            experts = jax.lax.top_k(noisy, config.per_token)[1]
-            weights = jnp.take_along_axis(probabilities, experts, axis=-1)
+            scores = logits + jax.random.gumbel(key, logits.shape)
+        experts, weights = ops.choose_experts(scores, probabilities, config.per_token, config.normalized)
         return Choices(probabilities, experts, weights)
 
     def _by_token_choice(

@@ -11,8 +11,8 @@ A branch adds the output of a sub-layer f (attention, cross-attention or the fee
   at 0, and its other matrices smaller the more branches there are. Another scalar bias precedes the last
   matrix of a feed-forward layer.
 
-Both are as in the code of Narang et al. 2021, which leaves the output matrix as it is, where Fixup starts it
-at 0.
+ReZero and Fixup are as in the code of Narang et al. 2021, which leaves the output matrix as it is, where
+Fixup starts it at 0.
 """
 
 from typing import Any

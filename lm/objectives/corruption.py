@@ -354,7 +354,7 @@ def noise_rates(uniforms: np.ndarray) -> np.ndarray:
 
 
 def _uniform_rate_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
-    """Return the mask of masked diffusion at a random time t, bool [B,L]: each token is noise with odds t."""
+    """Return the mask of masked diffusion, bool [B,L]: a token is noise with probability t, a random time."""
     return texts.uniforms[:, 0] < noise_rates(texts.uniforms)[:, None]
 
 

@@ -206,7 +206,7 @@ def additive_attention(
 def additive_scores(
     query: Float[Array, "B T N H"], key: Float[Array, "B S N H"], vector: Float[Array, "N H"]
 ) -> Float32[Array, "B N T S"]:
-    """Return v * tanh(q + k), float32 [B,N,T,S], of query [B,T,N,H], key [B,S,N,H] and vector v [N,H].
+    """Return v . tanh(q + k), float32 [B,N,T,S], of query [B,T,N,H], key [B,S,N,H] and vector v [N,H].
 
     Query and key are already projected: they are W s and U h in Bahdanau et al. 2015.
     """

@@ -41,22 +41,22 @@ def expert_capacity(tokens: int, num_experts: int, factor: float) -> int:
 
 
 def choose_experts(
-    probabilities: Float32[Array, "G T E"], per_token: int, normalized: bool
+    scores: Float32[Array, "G T E"], probabilities: Float32[Array, "G T E"], per_token: int, normalized: bool
 ) -> tuple[Int32[Array, "G T k"], Float32[Array, "G T k"]]:
-    """Return the likeliest experts of each token, best first, and the weights of their outputs.
+    """Return the experts of each token by their scores, best first, and the weights of their outputs.
 
     A weight is the router's probability (Fedus et al., equation 2), divided by the sum of the token's if
     ``normalized`` (Lepikhin et al. 2021, Mixtral). That of a single expert is not divided: it would be 1, and
     the router would learn nothing from the model's loss.
     """
     # One maximum after another: compilers gather a sharded batch on every device to sort it.
-    left, chosen, found = probabilities, [], []
+    left, chosen, found = scores, [], []
     for _ in range(per_token):
         best = left.argmax(-1)
         is_best = jax.nn.one_hot(best, left.shape[-1], dtype=bool)
         chosen.append(best.astype(jnp.int32))
         found.append(jnp.where(is_best, probabilities, 0.0).sum(-1))
-        left = jnp.where(is_best, -1.0, left)
+        left = jnp.where(is_best, -jnp.inf, left)
     experts, weights = jnp.stack(chosen, axis=-1), jnp.stack(found, axis=-1)
     if normalized and per_token > 1:
         weights = weights / weights.sum(-1, keepdims=True)

@@ -99,7 +99,7 @@ def carried_language_model(
 
 
 def both_directions(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
-    """Return the mean of the losses of a ``BidirectionalLM``'s two directions, each of its own targets."""
+    """Return the mean of the losses of a ``BidirectionalLM``, whose two directions share targets."""
     side = batch.side("decoder")
     forward_logits, backward_logits = model(batch, key)
     forward = _token_loss(forward_logits, side, batch.frequent_tokens, config)

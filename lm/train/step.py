@@ -229,9 +229,9 @@ def normalize_loss_weights(batch: Batch) -> tuple[Batch, Metrics]:
 
     An encoder's loss that estimates a bound is divided by ``batch.num_loss_tokens`` instead: the sum of its
     weights is random, and dividing by it would bias the estimate. ``tokens`` are the targets with a loss
-    weight; with ELECTRA, the tokens that its discriminator classifies. ``content_tokens`` are the targets
-    that the model cannot copy: no sentinel, no EOS, and none that the inputs show at the same position
-    (``lm.data.content``).
+    weight; with such a bound, all tokens of the text; with ELECTRA, those that its discriminator classifies.
+    ``content_tokens`` are the targets that the model cannot copy: no sentinel, no EOS, and none that the
+    inputs show at the same position (``lm.data.content``).
     """
     weights = batch.loss_weights()
     totals = {name: x.sum(dtype=jnp.float32) for name, x in weights.items()}

@@ -124,6 +124,16 @@ def test_a_router_explores_in_training_alone_and_by_its_key(exploration):
     assert np.abs(one - output(plain, key=KEY)[0]).max() > 1e-3
 
 
+def test_the_weights_of_drawn_experts_sum_to_1_as_those_of_the_likeliest_do():
+    layer = layer_of(exploration="sample", per_token=2, normalized=True)
+    logits = jax.random.normal(jax.random.key(1), (3, 7, layer.config.experts.count))
+    for key in (None, KEY):
+        choices = layer._choose(logits, key)
+        np.testing.assert_allclose(choices.weights.sum(-1), 1, rtol=1e-6)
+        ratio = jnp.take_along_axis(choices.probabilities, choices.experts, -1)
+        np.testing.assert_allclose(choices.weights, ratio / ratio.sum(-1, keepdims=True), rtol=1e-6)
+
+
 def test_experts_may_have_a_dropout_of_their_own():
     config = changes(DECODER, {"experts.dropout": 0.5})
     model, batch = made(config), example(1, 5, 6)

@@ -34,7 +34,7 @@ MATRICES = random(EXPERTS, WIDTH, WIDTH, seed=2)
 
 
 def routed(per_token, capacity, is_token=IS_TOKEN, probabilities=PROBABILITIES):
-    experts, weights = choose_experts(probabilities, per_token, normalized=True)
+    experts, weights = choose_experts(probabilities, probabilities, per_token, normalized=True)
     return experts, weights, assign_slots(experts, is_token, EXPERTS, capacity)
 
 
@@ -71,7 +71,7 @@ def test_padding_takes_no_capacity(per_token):
         np.testing.assert_allclose(found[group, :length], alone[0], atol=1e-5)
         assert (found[group, length:] == 0).all()
     # The padding may also come first.
-    experts = choose_experts(PROBABILITIES, per_token, True)[0]
+    experts = choose_experts(PROBABILITIES, PROBABILITIES, per_token, True)[0]
     slots = assign_slots(experts, ~IS_TOKEN, EXPERTS, 1).slot
     assert (slots[1, 7] < EXPERTS).all() and (slots[1, :7] == EXPERTS).all()
 
@@ -86,9 +86,9 @@ def test_with_room_for_all_a_token_gets_the_weighted_sum_of_its_experts(per_toke
 
 
 def test_weights_are_probabilities_or_sum_to_one_unless_there_is_one():
-    np.testing.assert_allclose(choose_experts(PROBABILITIES, 2, True)[1].sum(-1), 1, atol=1e-6)
+    np.testing.assert_allclose(choose_experts(PROBABILITIES, PROBABILITIES, 2, True)[1].sum(-1), 1, atol=1e-6)
     for per_token, normalized in ((1, True), (2, False)):
-        experts, weights = choose_experts(PROBABILITIES, per_token, normalized)
+        experts, weights = choose_experts(PROBABILITIES, PROBABILITIES, per_token, normalized)
         np.testing.assert_allclose(weights, jnp.take_along_axis(PROBABILITIES, experts, axis=-1))
 
 
@@ -108,7 +108,7 @@ def test_the_order_of_experts_changes_nothing():
     _, other_weights, other = routed(2, 3, probabilities=PROBABILITIES[:, :, order])
     found = mixed(X, other_weights, other, MATRICES[order])
     np.testing.assert_allclose(found, mixed(X, weights, routes), atol=1e-5)
-    experts = [choose_experts(p, 2, True)[0] for p in (PROBABILITIES, PROBABILITIES[:, :, order])]
+    experts = [choose_experts(p, p, 2, True)[0] for p in (PROBABILITIES, PROBABILITIES[:, :, order])]
     losses = [
         load_balancing_loss(p, chosen, IS_TOKEN)
         for p, chosen in zip((PROBABILITIES, PROBABILITIES[:, :, order]), experts, strict=True)
@@ -167,7 +167,7 @@ def test_an_even_router_has_the_least_balancing_loss_and_one_that_collapsed_the_
 
 
 def test_losses_of_a_router_are_means_over_tokens_without_padding():
-    experts, _ = choose_experts(PROBABILITIES, 2, True)
+    experts, _ = choose_experts(PROBABILITIES, PROBABILITIES, 2, True)
     for group, length in enumerate(IS_TOKEN.sum(1).tolist()):
         alone, one = slice(group, group + 1), jnp.ones((1, length), bool)
         due = load_balancing_loss(PROBABILITIES[alone, :length], experts[alone, :length], one)
