@@ -142,6 +142,23 @@ def test_the_readme_counts_the_conclusions_that_tasks_on_language_contradict():
     assert due in (ROOT / "README.md").read_text("utf-8")
 
 
+def test_the_readme_shows_tau_of_each_table_as_its_report_has_it():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    files = [RESULTS, *sorted(RESULTS.parent.glob("mini-t5-*.json")), RESULTS.parent / "mini-glu.json"]
+    tables = {name: table for file in files for name, table in read_tables(file).items() if table["order"]}
+    assert len(re.findall(r"(?m)^\|.* \(p [\d.]+\) \|", readme)) == len(tables)
+    for name, table in tables.items():
+        number = re.search(r"\d+", name.partition("/")[2])[0]
+        cells = [
+            f"{order['tau']:.2f} (p {round(order['p'], 3):g})"
+            for group, order in table["order"].items()
+            if group != "both"
+        ]
+        start = f"T5's Table {number}, {len(table['rows'])} " if name.startswith("t5/") else "[Shazeer 2020]"
+        (line,) = [line for line in readme.splitlines() if line.startswith(f"| {start}")]
+        assert all(cell in line for cell in cells), (line, cells)
+
+
 def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that_do_not():
     for name, table in read_tables(RESULTS).items():
         for group, order in table["order"].items():
