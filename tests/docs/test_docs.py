@@ -19,6 +19,7 @@ from experiments.study.experiment import BASELINE
 from experiments.study.registry import build, find
 from lm.config.base import leaves
 from lm.nn.presets import PRESETS
+from lm.objectives.denoising import OBJECTIVES
 
 PAGES = [
     ROOT / "README.md",
@@ -111,6 +112,14 @@ def test_the_readme_shows_the_size_and_the_length_of_the_demos_decoder():
     model = build(demo.DECODER, demo.SCALE, demo.decoder_changes(None)).model
     shown = f"A decoder of {model_parameters(model):,} parameters after {demo.STEPS:,} steps"
     assert shown in text_of(ROOT / "README.md")
+
+
+def test_the_rows_beside_the_names_of_objectives_have_these_objectives():
+    page = text_of(ROOT / "docs" / "objectives.md")
+    named = re.findall(r"(?m)^\| [^|`]+ \| `([a-z-]+)` \| `([^`]+/[^`]+)` \|$", page)
+    assert len(named) == 14
+    for objective, row in named:
+        assert build(row, "nano").objective == OBJECTIVES[objective], row
 
 
 def test_the_page_of_settings_has_each_with_its_choices_values_and_meaning(monkeypatch):
