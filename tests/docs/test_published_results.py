@@ -32,6 +32,7 @@ PUBLISHED = {
     "mini": "t5/[1246]-*",
     "mini-t5-9": "t5/9-repeats",
     "mini-t5-10": "t5/10-fine-tuning",
+    "mini-t5-12": "t5/12-multi-task",
     "mini-start": "start",
     "mini-glu": "glu/1-perplexity",
     "mini-diffusion": "now/4-diffusion",
