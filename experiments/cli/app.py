@@ -1,6 +1,5 @@
 """Command lines become calls of functions, by tyro: signatures are options, docstrings and comments help."""
 
-import difflib
 import functools
 import inspect
 import io
@@ -22,6 +21,7 @@ from experiments.cli.settings import HELP_DEFAULTS, NAMED, TYPES, help_defaults,
 from experiments.cli.synonyms import hints
 from experiments.processes.restart import print_line
 from experiments.study.registry import REGISTRY, TABLES
+from lm.config.base import most_like
 
 MARKERS = (tyro.conf.PositionalMetavarFromFieldName,)
 # in an error of tyro's: the word, the option, and what it may be
@@ -90,8 +90,8 @@ def error_hints(error: str, words: Sequence[str], name: str) -> Iterator[str]:
     """Yield lines that say what may have been meant, for tyro's error in its box about ``lm NAME WORDS``."""
     text = " ".join(line.strip("│ ") for line in error.splitlines())
     for word, choice_of, choices in INVALID_CHOICE.findall(text):
-        if close := difflib.get_close_matches(word, re.findall("'(.*?)'", choices), n=1, cutoff=0.5):
-            yield f"{choice_of} {word}: did you mean {close[0]}?"
+        if close := most_like(word, re.findall("'(.*?)'", choices)):
+            yield f"{choice_of} {word}: did you mean {close}?"
     if "Unrecognized options" not in error:
         return
     unknown = unrecognized(error)

@@ -133,6 +133,10 @@ def is_language(text: str, language: str, probability: float) -> bool:
     return identified == language and certainty >= probability
 
 
+def has_longer_word(line: str, length: int) -> bool:
+    return len(line) > length and any(len(word) > length for word in line.split())
+
+
 def keep_lines(test: Callable[[str], bool]) -> Filter:
     """Return a filter that drops the lines that fail the test."""
     return lambda lines: [line for line in lines if test(line)]
@@ -158,11 +162,7 @@ def bad_words_filter(rules: Rules) -> Filter:
 # before them leave, and so belong to the filters of lines.
 LINE_FILTERS: Mapping[str, Callable[[Rules], Filter]] = {
     "blanks": lambda rules: lambda lines: [text for line in lines if (text := line.strip())],
-    "long-words": lambda rules: keep_lines(
-        lambda line: (
-            len(line) <= rules.word_length or max(map(len, line.split()), default=0) <= rules.word_length
-        )
-    ),
+    "long-words": lambda rules: keep_lines(lambda line: not has_longer_word(line, rules.word_length)),
     "citations": lambda rules: lambda lines: [CITATION.sub("", s) if "[" in s else s for s in lines],
     "terminal-punctuation": lambda rules: keep_lines(ends_a_sentence),
     "words-per-line": lambda rules: keep_lines(lambda line: len(line.split()) >= rules.words_per_line),

@@ -35,12 +35,17 @@ class DataError(SettingError):
     """Stored data is missing or damaged; the message names the file, the place in it, and what to do."""
 
 
+def most_like(name: str, choices: Iterable[str]) -> str:
+    """Return the choice most like ``name``, or "" if none is."""
+    close = difflib.get_close_matches(name, [*choices], n=1, cutoff=0.5)
+    return close[0] if close else ""
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the choice most like ``name``, or all choices if they are few."""
     choices = sorted(choices)
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]!r}?"
+    if close := most_like(name, choices):
+        return f"; did you mean {close!r}?"
     return f"; choose from {', '.join(choices)}" if 0 < len(choices) <= 20 else ""
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm.c4.filters import hash_fraction
 from lm.config.base import SettingError, nearest
@@ -147,12 +147,16 @@ def prepare_sets(
         sets = make_sets(extract_docstrings(packages))
     try:
         with tempfile.TemporaryDirectory(dir=home.parent, prefix=".documentation-") as draft:
-            counts = write_sets(sets, Path(draft), home)
+            if is_alone:  # nothing is made meanwhile, so it takes no second process
+                written = {name: write_set(name, rows, Path(draft)) for name, rows in sets}
+            else:
+                written = write_sets(sets, Path(draft))
+            move_sets(written, home)
         if name not in SEPARATE_SETS:
             record_text(home, digest, folders)
     except (OSError, RuntimeError) as error:  # the second is ArrayRecord's, with several lines
         raise _cannot_write(home / name, error) from error
-    report(f"{counts[names[0]]:,} rows of {names[0]}")
+    report(f"{written[names[0]].num_rows:,} rows of {names[0]}")
     return home
 
 
@@ -215,32 +219,35 @@ def require_text(cache: Path, part: str) -> None:
         )
 
 
-def write_sets(
-    sets: Iterable[tuple[str, Mapping[str, list[Row]]]], draft: Path, home: Path
-) -> dict[str, int]:
-    """Write data sets in ``draft``, and move them to ``home/NAME/VERSION`` when all are complete.
+class WrittenSet(NamedTuple):
+    """A data set is complete in its folder."""
 
-    A second process writes each set while the next one is made. Return the number of rows of each set.
-    """
-    counts, jobs = {}, {}
+    folder: Path
+    num_rows: int  # of all splits
+
+
+def write_sets(sets: Iterable[tuple[str, Mapping[str, list[Row]]]], draft: Path) -> dict[str, WrittenSet]:
+    """Write data sets below ``draft``, each in a second process while the next one is made."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as writer:
-        for name, rows in sets:
-            counts[name] = sum(map(len, rows.values()))
-            jobs[name] = writer.submit(write_set, name, rows, draft)
-        written = {name: job.result() for name, job in jobs.items()}
-    for name, folder in written.items():
+        jobs = {name: writer.submit(write_set, name, rows, draft) for name, rows in sets}
+        return {name: job.result() for name, job in jobs.items()}
+
+
+def write_set(name: str, rows: Mapping[str, list[Row]], folder: Path) -> WrittenSet:
+    """Write a data set of FEATURES below ``folder``."""
+    from lm.data.documentation.builder import build_set  # imports TFDS, which takes a second
+
+    own = build_set(name, VERSION, {"name": "text", **FEATURES[name]}, rows, folder)
+    return WrittenSet(own, sum(map(len, rows.values())))
+
+
+def move_sets(written: Mapping[str, WrittenSet], home: Path) -> None:
+    """Move complete data sets to ``home/NAME/VERSION``."""
+    for name, (folder, _) in written.items():
         place = home / name / VERSION
         place.parent.mkdir(parents=True, exist_ok=True)
         if not place.exists():  # else another process has written the same
             os.replace(folder, place)
-    return counts
-
-
-def write_set(name: str, rows: Mapping[str, list[Row]], folder: Path) -> Path:
-    """Write a data set of FEATURES below ``folder``, and return its own folder."""
-    from lm.data.documentation.builder import build_set  # imports TFDS, which takes a second
-
-    return build_set(name, VERSION, {"name": "text", **FEATURES[name]}, rows, folder)
 
 
 def documentation_shards(

@@ -71,7 +71,7 @@ def check_descriptions(paths: Iterable[str], read: Read) -> Iterator[Strings]:
 
 def ansible_documentation(source: str) -> Iterator[str]:
     """Yield the description of an Ansible module, its marks of YAML replaced by empty lines."""
-    if "DOCUMENTATION" not in source:  # ten times faster than the pattern
+    if "DOCUMENTATION" not in source:  # most sources have none
         return
     for opening in ANSIBLE_START.finditer(source):
         text = source[opening.end() : source.find(opening[1], opening.end())]

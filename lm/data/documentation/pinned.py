@@ -54,7 +54,7 @@ OFFLINE = "documentation/installed"  # corpus that needs no network
 
 
 class Docstring(NamedTuple):
-    """A docstring's clean paragraphs."""
+    """What is left of a docstring once C4's filters have cleaned it."""
 
     paragraphs: list[str]
     keys: list[tuple[bytes, ...]]  # of each paragraph's sentences
@@ -62,7 +62,7 @@ class Docstring(NamedTuple):
 
 
 class PackageText(NamedTuple):
-    """What was extracted from a package; ``fault`` is the reason if it could not be read."""
+    """What was extracted from a package, or in ``fault`` why it could not be read."""
 
     modules: list[tuple[str, list[Docstring]]]
     origin: str  # "installed" or "wheel"
