@@ -192,13 +192,10 @@ def additive_attention(
     query [B,T,N,H], key [B,S,N,H], value [B,S,N,D], vector [N,H], mask bool [B|1,N|1,T|1,S|1].
     The sums [B,T,S,N,H] would take most of the memory, so the backward pass computes them again.
     """
-    check_mask_and_bias(mask, None, (len(query), query.shape[2], query.shape[1], key.shape[1]))
 
     def attend(query, key, value, vector, mask, dropout_factors):
-        weights = jax.nn.softmax(additive_scores(query, key, vector), axis=-1, where=mask)
-        if dropout_factors is not None:
-            weights = weights * dropout_factors
-        return jnp.einsum("bnts,bsnd->btnd", weights.astype(value.dtype), value)
+        scores = additive_scores(query, key, vector)
+        return attend_by_logits(scores, value, mask, dropout_factors=dropout_factors)
 
     return jax.checkpoint(attend, prevent_cse=False)(query, key, value, vector, mask, dropout_factors)
 

@@ -1,8 +1,9 @@
-"""Losses as sums, so that micro-batches and hosts add up; divide them by the sum of weights afterwards."""
+"""Sum losses over targets, so that micro-batches and hosts add up; divide by the total weight afterwards."""
 
 from collections.abc import Callable
 from functools import partial
 from math import log
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,22 @@ from jaxtyping import Bool, Float, Float32, Int, Shaped
 SMALLEST_SQUARE = 1e-16  # of the length of a vector that has a direction
 
 
+class LossSums(NamedTuple):
+    """Sums over targets, each multiplied by its weight."""
+
+    loss: Float32[Array, ""]  # includes the z-loss
+    total_weight: Float32[Array, ""]
+    z_loss: Float32[Array, ""]
+
+
+class CopyLossSums(NamedTuple):
+    """Sums over targets, each multiplied by its weight."""
+
+    loss: Float32[Array, ""]
+    total_weight: Float32[Array, ""]
+    num_right: Float32[Array, ""]  # targets that no token is likelier than
+
+
 def cross_entropy(
     logits: Float[Array, "B T V"],
     targets: Int[Array | np.ndarray, "B T"],
@@ -20,8 +37,8 @@ def cross_entropy(
     *,
     z_loss: float,
     label_smoothing: float,
-) -> tuple[Float32[Array, ""], Float32[Array, ""], Float32[Array, ""]]:
-    """Return the sums of the loss, of the weights and of the z-loss.
+) -> LossSums:
+    """Return the loss summed over targets.
 
     ``logits`` are [B,T,V], ``targets`` int [B,T] and ``weights`` [B,T]. The z-loss, ``z_loss`` times the
     squared log-partition function, keeps logits from drifting; the loss includes it. ``label_smoothing`` is
@@ -34,7 +51,7 @@ def cross_entropy(
     weights = jnp.asarray(weights, jnp.float32)
     targets = jnp.where(weights == 0, 0, targets)
     loss, log_z = _token_loss(logits, targets, z_loss, label_smoothing)
-    return (loss * weights).sum(), weights.sum(), z_loss * (jnp.square(log_z) * weights).sum()
+    return LossSums((loss * weights).sum(), weights.sum(), z_loss * (jnp.square(log_z) * weights).sum())
 
 
 def token_loss_sums(
@@ -44,11 +61,11 @@ def token_loss_sums(
     weights: Shaped[Array | np.ndarray, "B T"],
     *,
     z_loss: float,
-) -> tuple[Float32[Array, ""], Float32[Array, ""], Float32[Array, ""]]:
-    """Return the sums of a loss other than the cross-entropy, of the weights and of the z-loss.
+) -> LossSums:
+    """Return a loss other than the cross-entropy, summed over targets.
 
-    ``token_loss`` maps logits float32 [B,T,V] and targets int [B,T] to losses [B,T]. The first sum includes
-    the z-loss, as in ``cross_entropy``. A target outside of [0, V) gives NaN where its weight is not 0. Where
+    ``token_loss`` maps logits float32 [B,T,V] and targets int [B,T] to losses [B,T]. The z-loss is that of
+    ``cross_entropy``. A target outside of [0, V) gives NaN where its weight is not 0. Where
     it is 0, ``token_loss`` reads zeros, and whatever it returns changes no sum and no gradient.
     """
     weights = jnp.asarray(weights, jnp.float32)
@@ -59,7 +76,7 @@ def token_loss_sums(
     losses = jnp.where(in_range(targets, logits.shape[-1]), token_loss(logits, targets), jnp.nan)
     losses = jnp.where(counts, losses, 0.0)
     z_losses = z_loss * jnp.square(jax.nn.logsumexp(logits, axis=-1))
-    return ((losses + z_losses) * weights).sum(), weights.sum(), (z_losses * weights).sum()
+    return LossSums(((losses + z_losses) * weights).sum(), weights.sum(), (z_losses * weights).sum())
 
 
 def accuracy(
@@ -86,8 +103,8 @@ def copy_cross_entropy(
     inputs: Int[Array | np.ndarray, "B T"],
     targets: Int[Array | np.ndarray, "B T"],
     weights: Shaped[Array | np.ndarray, "B T"],
-) -> tuple[Float32[Array, ""], Float32[Array, ""], Float32[Array, ""]]:
-    """Return the sums of the loss, of weights where no token is likelier than the target, and of all weights.
+) -> CopyLossSums:
+    """Return the loss, summed over targets, of a model that may copy its input.
 
     The probability of a token is g [token = input] + (1 - g) softmax(logits), where the gate g is the sigmoid
     of ``copy_logits`` (Clark et al. 2020, section 3.3). A target outside of [0, V) gives NaN where its weight
@@ -107,7 +124,7 @@ def copy_cross_entropy(
     of_target = jnp.where(in_range(targets, logits.shape[-1]), of_target, jnp.nan)
     likeliest = jnp.maximum(of_input, log_predict + log_probs.max(-1))
     right = jnp.where(jnp.isnan(of_target), jnp.nan, of_target >= likeliest)
-    return -(of_target * weights).sum(), (right * weights).sum(), weights.sum()
+    return CopyLossSums(-(of_target * weights).sum(), weights.sum(), (right * weights).sum())
 
 
 def soft_cross_entropy(

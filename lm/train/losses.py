@@ -170,12 +170,12 @@ def restored_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
     loss, sums = _token_loss(outputs.generator_logits, side, batch.frequent_tokens, config)
     weights = batch.discriminator_loss_weights
     if outputs.copy_logits is None:
-        restored_loss, total, _ = cross_entropy(
+        restored_loss = cross_entropy(
             outputs.logits, side.targets, weights, z_loss=0.0, label_smoothing=0.0
-        )
-        num_right, _ = accuracy(outputs.logits, side.targets, weights)
+        ).loss
+        num_right, total = accuracy(outputs.logits, side.targets, weights)
     else:
-        restored_loss, num_right, total = copy_cross_entropy(
+        restored_loss, total, num_right = copy_cross_entropy(
             outputs.logits, outputs.copy_logits, outputs.tokens, side.targets, weights
         )
     sums |= {"restored_loss": (restored_loss, total), "restored_accuracy": (num_right, total)}
