@@ -71,10 +71,13 @@ class Infilling(NamedTuple):
 
 
 class NoiseCounts(NamedTuple):
-    """The numbers of noise tokens, of noise spans, and of visible spans between them, of each text."""
+    """The numbers of noise tokens, of noise spans, and of visible spans between them, of each text.
+
+    Where the numbers of spans depend on the mask, they are the most that there may be.
+    """
 
     tokens: np.ndarray  # int [B]
-    spans: np.ndarray  # int [B]; not 0 where there are no noise tokens
+    spans: np.ndarray  # int [B]; without meaning where there are no noise tokens
     visible_spans: np.ndarray  # int [B]
 
 

@@ -366,11 +366,11 @@ def corrupted_lengths(
     """
     assert objective.corruption.counts is not None, "the amount of noise is random"
     noise, spans, visible_spans = objective.corruption.counts(objective, lengths, length_uniforms)
-    inputs_format = INPUTS[objective.inputs]
-    # ``num_kept`` of formats that do not end with EOS leaves out one of their tokens.
-    ends = objective.writes_eos or not inputs_format.ends_with_eos
-    inputs = inputs_format.num_kept(lengths, noise, np.where(noise, spans, 0)) + int(ends)
-    targets = TARGETS[objective.targets].num_kept(lengths, noise, visible_spans) + int(objective.writes_eos)
+    inputs_format, targets_format = INPUTS[objective.inputs], TARGETS[objective.targets]
+    inputs = inputs_format.num_kept(lengths, noise, np.where(noise, spans, 0))
+    targets = targets_format.num_kept(lengths, noise, visible_spans)
+    if objective.writes_eos:
+        inputs, targets = inputs + int(inputs_format.ends_with_eos), targets + 1
     return inputs if objective.has_inputs else np.zeros_like(inputs), targets
 
 

@@ -58,7 +58,8 @@ class Format(NamedTuple):
 
     # of settings, and of tokens, noise and uniforms, each [B,L]
     apply: Callable[[FormatConfig, np.ndarray, np.ndarray, np.ndarray, Tokenizer], Formatted]
-    # numbers of tokens, noise tokens, and runs that become sentinels [B] -> tokens kept [B], without EOS
+    # numbers of tokens, noise tokens, and runs that become sentinels [B] -> tokens and marks kept [B],
+    # without EOS
     num_kept: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = lambda tokens, noise, runs: tokens
     uniforms_per_token: int = 0  # random numbers that ``apply`` reads
     ends_with_eos: bool = True  # if not, the format has an end of its own
@@ -218,16 +219,15 @@ INPUTS: dict[InputsName, Format] = {
     "visible": Format(_keep_all, uniforms_per_token=1),  # by which ``prediction_order`` orders the noise
     "drop": Format(_drop_noise, lambda tokens, noise, runs: tokens - noise),
     "shuffle": Format(_shuffle, uniforms_per_token=1),
-    # One less than it writes: ``corrupted_lengths`` adds one, which other formats need for EOS.
     "prefix-suffix-middle": Format(
         _prefix_suffix_middle,
-        lambda tokens, noise, runs: tokens - noise + 2,
+        lambda tokens, noise, runs: tokens - noise + 3,
         ends_with_eos=False,
         num_sentinels=3,
     ),
     "suffix-prefix-middle": Format(
         _suffix_prefix_middle,
-        lambda tokens, noise, runs: tokens - noise + 2,
+        lambda tokens, noise, runs: tokens - noise + 3,
         ends_with_eos=False,
         num_sentinels=3,
     ),
