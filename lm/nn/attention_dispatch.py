@@ -1,4 +1,4 @@
-"""Which implementation computes attention: by device, row length, mask, bias and options."""
+"""Choose the implementation of attention by device, row length, mask, bias and options."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

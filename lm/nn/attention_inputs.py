@@ -247,17 +247,23 @@ def make_cross_mask(
     """
     if encoder_segments is None:
         return None
-    if segments is None:
-        segments = jnp.ones((len(encoder_segments), 1), jnp.int32)
-        encoder_segments = (encoder_segments > 0) * 1
-    mask = AttentionMask(
-        {"segment": jnp.asarray(segments)}, {"segment": key_segments(encoder_segments)}, MaskSpec()
-    )
+    segments, encoder_segments = _segments_of_both(segments, encoder_segments)
+    mask = AttentionMask({"segment": segments}, {"segment": key_segments(encoder_segments)}, MaskSpec())
     key_length = encoder_segments.shape[1]
     options = AttentionOptions(logit_cap=config.attention.logit_cap)
     if choose_implementation(config.cross_config, length, key_length, mask, None, options) == "xla":
         return mask.materialize(segments.shape[1], key_length)
     return mask
+
+
+def _segments_of_both(
+    segments: Int[Array | np.ndarray, "B _"] | None, encoder_segments: Int[Array | np.ndarray, "B S"]
+) -> tuple[Int[Array, "B _"], Int[Array, "B S"]]:
+    """Return the segments of a decoder and of its encoder; a row is one segment if the decoder's are None."""
+    if segments is not None:
+        return jnp.asarray(segments), jnp.asarray(encoder_segments)
+    one = jnp.ones((len(encoder_segments), 1), jnp.int32)
+    return one, (jnp.asarray(encoder_segments) > 0).astype(jnp.int32)
 
 
 def continue_positions(
@@ -274,10 +280,7 @@ def continue_positions(
     if encoder_segments is None:
         step = encoder_positions.max(-1, keepdims=True) + 1
     else:
-        if segments is None:
-            segments = jnp.ones((len(encoder_segments), 1), jnp.int32)
-            encoder_segments = (encoder_segments > 0) * 1
-        step = segment_lengths(jnp.asarray(segments), jnp.asarray(encoder_segments), encoder_positions)
+        step = segment_lengths(*_segments_of_both(segments, encoder_segments), encoder_positions)
     positions = inputs.positions + step
     return inputs._replace(positions=positions, encoder_positions=encoder_positions), step
 
@@ -316,9 +319,7 @@ def last_encoder_states(
     """
     if encoder_segments is None:
         return encoded[:, -1:]
-    if segments is None:
-        segments = jnp.ones((len(encoded), 1), jnp.int32)
-        encoder_segments = (encoder_segments > 0) * 1
+    segments, encoder_segments = _segments_of_both(segments, encoder_segments)
     index = jnp.arange(encoded.shape[1])[None, None, :]
     is_same_segment = segments[:, :, None] == key_segments(encoder_segments)[:, None, :]
     last_index = jnp.where(is_same_segment, index, -1).max(-1)[:, :, None]

@@ -242,8 +242,8 @@ class Stack(Module):
             return self._run_decoding(step, x, layers, inputs)
         is_scanned = config.compile.layers == "scan" and not inputs.layers and not self._layers_by_part
 
-        def one_layer(block, x, layer, own):
-            return step(block, x, layer, inputs.of_layer(own))
+        def one_layer(block, x, layer, layer_inputs):
+            return step(block, x, layer, inputs.of_layer(layer_inputs))
 
         if config.compile.remat != "none":
             # Without a scan, XLA would merge the recomputation with the original unless CSE is prevented.
@@ -257,11 +257,11 @@ class Stack(Module):
 
         def scanned_layer(x, slices_and_layer):
             slices, layer = slices_and_layer
-            own = [
+            leaves = [
                 array[0] if shared else part
                 for array, shared, part in zip(parameters, is_shared, slices, strict=True)
             ]
-            return one_layer(jax.tree.unflatten(treedef, own), x, layer, all_layers)
+            return one_layer(jax.tree.unflatten(treedef, leaves), x, layer, all_layers)
 
         # Shared parameters are no input of the scan: None, which has no arrays, takes their place.
         scanned = [None if shared else array for array, shared in zip(parameters, is_shared, strict=True)]
@@ -272,8 +272,10 @@ class Stack(Module):
     ) -> tuple[Any, Any]:
         """Run the layers without a scan, as layers that differ need; faster for few layers."""
         blocks, by_layer, results = self._blocks_by_layer(), inputs.by_layer(self.num_layers), []
-        for block, layer, own in zip(blocks, split_layers(layers, self.num_layers), by_layer, strict=True):
-            x, result = one_layer(block, x, layer, own)
+        for block, layer, layer_inputs in zip(
+            blocks, split_layers(layers, self.num_layers), by_layer, strict=True
+        ):
+            x, result = one_layer(block, x, layer, layer_inputs)
             results.append(result)
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
 
@@ -291,6 +293,10 @@ class Stack(Module):
             new_carries.append(carry)
         return x, (tuple(new_carries), None, None)
 
+    @property
+    def _layers_by_part(self) -> dict[str, tuple[int, ...]]:
+        return layers_by_part(self.config, self.num_layers, self.has_memory)
+
     def _blocks_by_layer(self) -> list[Block]:
         """Return the block of each layer, without the leading axis; shared parameters are the same arrays."""
         if not self._layers_by_part:
@@ -304,25 +310,6 @@ class Stack(Module):
             for layer, part in zip(layers, parts, strict=True):
                 setattr(blocks[layer], name, part)
         return blocks
-
-    @property
-    def _layers_by_part(self) -> dict[str, tuple[int, ...]]:
-        """Return {module of a block: layers that have it} for modules that some layers lack."""
-        config, layers = self.config, range(self.num_layers)
-        by_part: dict[str, tuple[int, ...]] = {}
-        if config.norm.kind != "none" and config.norm.first_attention == "none":
-            by_part["attention_norm"] = tuple(layers[1:])
-        with_experts = config.experts.layers(self.num_layers)
-        if with_experts and config.experts.every > 1:
-            by_part["experts"] = with_experts
-            by_part["mlp"] = tuple(layer for layer in layers if layer not in with_experts)
-        if self.has_memory:
-            with_memory = self.num_layers + config.memory.layer
-            by_part["memory"] = (with_memory,)
-            by_part["mlp"] = tuple(layer for layer in layers if layer != with_memory)
-        if config.embedding.convolution:
-            by_part["convolution"] = (0,)
-        return by_part
 
     def _first_block_input(
         self,
@@ -382,6 +369,25 @@ class Stack(Module):
             shapes["out"] = (1, config.d_model)
         masks = draw_dropout_masks(key, config.dropout, rows, shapes)
         return masks, {name: masks.pop(name).swapaxes(0, 1) for name in by_block} | router_keys
+
+
+def layers_by_part(config: ModelConfig, num_layers: int, has_memory: bool) -> dict[str, tuple[int, ...]]:
+    """Return {module of a block: layers that have it} for modules that some layers of a stack lack."""
+    layers = range(num_layers)
+    by_part: dict[str, tuple[int, ...]] = {}
+    if config.norm.kind != "none" and config.norm.first_attention == "none":
+        by_part["attention_norm"] = tuple(layers[1:])
+    with_experts = config.experts.layers(num_layers)
+    if with_experts and config.experts.every > 1:
+        by_part["experts"] = with_experts
+        by_part["mlp"] = tuple(layer for layer in layers if layer not in with_experts)
+    if has_memory:
+        with_memory = num_layers + config.memory.layer
+        by_part["memory"] = (with_memory,)
+        by_part["mlp"] = tuple(layer for layer in layers if layer != with_memory)
+    if config.embedding.convolution:
+        by_part["convolution"] = (0,)
+    return by_part
 
 
 def share_part(blocks: Any, names: tuple[str, ...]) -> None:

@@ -55,6 +55,15 @@ class StackInputs(NamedTuple):
     attention: AttentionInputs
 
 
+class _ForwardPass(NamedTuple):
+    """What a batch gives in one stack."""
+
+    stack: Stack
+    states: Array  # [layers+1,B,T,D]: each block's input, and the last block's output
+    inputs: AttentionInputs
+    encoder_kv: LayerCache | None  # of transparent attention
+
+
 class Transformer(Module):
     """An encoder, a decoder or both, which return logits. Passing a key switches dropout on.
 
@@ -173,7 +182,7 @@ class Transformer(Module):
 
     def hidden_states(self, batch: Batch) -> dict[str, Array]:
         """Return {"encoder", "decoder": [layers+1,B,T,D]}: each block's input, the last block's output."""
-        return {side: states for side, (_, states, *_) in self._hidden_by_side(batch).items()}
+        return {side: states for side, (_, states, *_) in self._forward_passes(batch).items()}
 
     def attention_weights(self, batch: Batch) -> dict[str, Array]:
         """Return {"encoder", "decoder", "cross": float32 [layers,B,N,T,S]} of self- and cross-attention.
@@ -181,36 +190,31 @@ class Transformer(Module):
         The entry of a stack is missing if its mixer is not attention.
         """
         weights: dict[str, Array | None] = {}
-        for side, (stack, states, inputs, encoder_kv) in self._hidden_by_side(batch).items():
+        for side, (stack, states, inputs, encoder_kv) in self._forward_passes(batch).items():
             self_attention, cross_attention = stack.attention_weights(states, inputs, encoder_kv)
             weights |= {side: self_attention, "cross": cross_attention}
         return {name: array for name, array in weights.items() if array is not None}
 
     def mixer_inputs(self, batch: Batch) -> dict[str, Array]:
         """Return {"encoder", "decoder": [layers,B,T,D]}: the input of each block's mixer."""
-        by_side = self._hidden_by_side(batch)
-        return {side: stack.mixer_inputs(x, inputs) for side, (stack, x, inputs, _) in by_side.items()}
+        passes = self._forward_passes(batch).items()
+        return {side: stack.mixer_inputs(states, inputs) for side, (stack, states, inputs, _) in passes}
 
-    def _hidden_by_side(
-        self, batch: Batch
-    ) -> dict[str, tuple[Stack, Array, AttentionInputs, LayerCache | None]]:
-        """Return each side's stack, its hidden states [layers+1,B,T,D], and its attention inputs.
-
-        The last of the four are the keys and values of transparent attention.
-        """
-        by_side: dict[str, tuple[Stack, Array, AttentionInputs, LayerCache | None]] = {}
+    def _forward_passes(self, batch: Batch) -> dict[str, _ForwardPass]:
+        """Return what a batch gives in each stack, by side."""
+        passes: dict[str, _ForwardPass] = {}
         encoded = block_inputs = None
         if self.config.has_encoder:
             inputs = self._encoder_inputs(batch)
             states = self._encoder.hidden_states(*inputs)
-            by_side["encoder"] = self._encoder, states, inputs.attention, None
+            passes["encoder"] = _ForwardPass(self._encoder, states, inputs.attention, None)
             encoded, block_inputs = self._encoder.norm(states[-1]), states[:-1]
         if self.config.has_decoder:
             inputs = self._decoder_inputs(batch, encoded)
             encoder_kv = self._encoder_key_value(block_inputs, encoded, inputs.attention)
             states = self.decoder.hidden_states(*inputs, encoder_kv)
-            by_side["decoder"] = self.decoder, states, inputs.attention, encoder_kv
-        return by_side
+            passes["decoder"] = _ForwardPass(self.decoder, states, inputs.attention, encoder_kv)
+        return passes
 
     def embedding(self, side: str) -> Callable[..., Array]:
         """Return the embedding of the tokens of a side, "encoder" or "decoder"."""

@@ -17,6 +17,7 @@ from lm.config.model import ModelConfig
 from lm.config.training import Axes, OptimizerConfig
 from lm.nn.elmo import FORWARD
 from lm.nn.finetune import BODY
+from lm.nn.stack import layers_by_part
 
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 Transform: TypeAlias = optax.GradientTransformation
@@ -253,19 +254,10 @@ class GradualUnfreezing:
                 return 1
             if not rest.startswith("blocks."):
                 return depths[module]
-            # Layers are unfrozen from the top, and what they share with the top one.
-            from_top = np.arange(shape[0], 0, -1)
             part, depth = rest.split(".")[1], depths[module]
-            with_experts = model.experts.layers(depth)
-            if part in ("experts", "mlp") and 0 < len(with_experts) < depth:
-                own = [layer for layer in range(depth) if (layer in with_experts) == (part == "experts")]
-                from_top = depth - np.array(own)
-            if part in ("memory", "mlp") and model.has_memory(module == "decoder" and model.has_encoder):
-                with_memory = depth + model.memory.layer
-                own = [layer for layer in range(depth) if (layer == with_memory) == (part == "memory")]
-                from_top = depth - np.array(own)
-            if part == "convolution":  # of the first layer
-                from_top = np.array([depth])
-            return from_top.reshape(-1, *[1] * (len(shape) - 1))
+            has_memory = model.has_memory(module == "decoder" and model.has_encoder)
+            # What all layers share is unfrozen with the top one.
+            layers = layers_by_part(model, depth, has_memory).get(part, range(depth - shape[0], depth))
+            return depth - np.array(layers).reshape(-1, *[1] * (len(shape) - 1))
 
         return {name: jnp.where(unfrozen >= trained_from(name, x.shape), x, 0) for name, x in updates.items()}
