@@ -27,8 +27,9 @@ from lm.config.mesh import MeshConfig
 from lm.config.training import OptimizerConfig
 from lm.evaluate.generate import greedy
 from lm.nn.layers import param
+from lm.train.checks import check_mesh
 from lm.train.optimizers import update_direction
-from lm.train.step import StepSpec, build, check_mesh
+from lm.train.step import StepSpec, build
 
 
 def mesh_of(data, fsdp, tensor):

@@ -21,13 +21,13 @@ from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
 from lm.data.packing import row_length
 from lm.nn.attention_dispatch import MAX_XLA_LENGTH, fits_short_rows
-from lm.nn.layers import count
+from lm.nn.layers import num_parameters
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths
 from lm.ops.recurrence import CELLS
+from lm.train.checks import check_mesh
 from lm.train.flops import cache_bytes, expert_parameters
 from lm.train.optimizers import optimizer_state_size
-from lm.train.step import check_mesh
 
 BOUNDS = ("compute", "HBM", "network", "host", "compiler")
 # What the columns of a plan's tables mean, and what the estimates assume.
@@ -154,7 +154,7 @@ def candidates(step: PlannedStep) -> list[PlannedStep]:
     used only if nothing should fit without it. A step that cannot be arranged on the slice at all comes back
     as it is.
     """
-    parameters = count(_shapes(step.experiment.model))
+    parameters = num_parameters(_shapes(step.experiment.model))
 
     def guesses(policies: Sequence[Remat]) -> list[tuple[float, float, PlannedStep]]:
         plans = arrangements(step, policies)
@@ -332,7 +332,7 @@ def seconds(step: PlannedStep, parameters: int) -> float:
 def _remembered(model: ModelConfig, optimizer: OptimizerConfig) -> float:
     """Return how many numbers the optimiser remembers for each parameter, whichever optimiser it is."""
     shapes = _shapes(model)
-    return optimizer_state_size(optimizer, shapes) / count(shapes)
+    return optimizer_state_size(optimizer, shapes) / num_parameters(shapes)
 
 
 def _shapes(model: ModelConfig) -> Transformer:

@@ -33,7 +33,7 @@ from lm.config.base import SettingError, change, diff, leaves, nearest
 from lm.config.model import ModelConfig
 from lm.data.packing import row_length
 from lm.nn.presets import PRESETS
-from lm.train.step import check_mesh
+from lm.train.checks import check_mesh
 
 PROGRAMS_AT_ONCE = 4  # programs that are compiled side by side, at up to 3 GB each
 SHAPE = "num_encoder_layers num_decoder_layers d_model mlp.d_ff attention.d_kv attention.num_heads".split()

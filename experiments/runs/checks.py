@@ -51,10 +51,11 @@ from lm.evaluate.loglikelihood import check_mask
 from lm.objectives.denoising import REPLACED, RESTORED, Lengths
 from lm.special_tokens import boundary_tokens
 from lm.tokenizers.tokenizer import Tokenizer
+from lm.train.checks import check_memory, check_mesh, check_rows, device_memory
 from lm.train.mup import check_optimizer
 from lm.train.runtime import manifest
 from lm.train.runtime.log import packages
-from lm.train.step import StepSpec, check_memory, check_mesh, check_rows, device_memory
+from lm.train.step import StepSpec
 
 
 def check_experiment(experiment: Experiment, sources: Sources) -> None:

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Float32, Int
 
 from lm.config.model import ModelConfig
 from lm.nn.dropout import dropout
-from lm.nn.layers import ACTIVATIONS, Linear, Module, count, normal, param, remat
+from lm.nn.layers import ACTIVATIONS, Linear, Module, normal, num_parameters, param, remat
 from lm.ops import experts as ops
 from lm.sharding import constrain
 
@@ -145,7 +145,7 @@ class ExpertMLP(Module):
     @property
     def inactive_parameters(self) -> float:
         """Return the number of parameters of a layer that a token does not pass."""
-        return (1 - self.active_share) * (count(self) - self.router.kernel.size)
+        return (1 - self.active_share) * (num_parameters(self) - self.router.kernel.size)
 
     @property
     def _matrix_elements(self) -> int:

@@ -68,7 +68,7 @@ def normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> Array:
     return std * jax.random.normal(rngs.params(), shape, jnp.float32)
 
 
-def count(module: nnx.Module) -> int:
+def num_parameters(module: nnx.Module) -> int:
     """Return the number of parameters, also of the abstract module that ``jax.eval_shape`` gives."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(module))
 

@@ -351,22 +351,22 @@ def _no_counts(_config: CorruptionConfig, lengths: np.ndarray, _length_uniforms:
     return NoiseCounts(np.zeros_like(lengths), np.ones_like(lengths), np.minimum(lengths, 1))
 
 
-def noise_rates(uniforms: np.ndarray) -> np.ndarray:
+def diffusion_rates(uniforms: np.ndarray) -> np.ndarray:
     """Return the rate of noise of each text, float32 [B], uniform in (0, 1]; ``uniforms`` are [B,2,L]."""
     return 1 - uniforms[:, 1, 0]
 
 
 def _uniform_rate_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
     """Return the mask of masked diffusion, bool [B,L]: a token is noise with probability t, a random time."""
-    return texts.uniforms[:, 0] < noise_rates(texts.uniforms)[:, None]
+    return texts.uniforms[:, 0] < diffusion_rates(texts.uniforms)[:, None]
 
 
 def _uniform_rate_weights(_lengths: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     """Return 1/t, float32 [B] (Sahoo et al. 2024, equation 11 with the log-linear schedule)."""
-    return 1 / noise_rates(uniforms)
+    return 1 / diffusion_rates(uniforms)
 
 
-def noise_counts(lengths: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+def any_order_counts(lengths: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     """Return how many tokens of each text are noise, int [B], uniform in [1, L]; ``uniforms`` are [B]."""
     counts = 1 + (uniforms.astype(np.float64) * lengths).astype(np.int64)
     return np.minimum(counts, lengths)  # 0 in an empty text
@@ -374,13 +374,13 @@ def noise_counts(lengths: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
 
 def _uniform_count_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
     """Return a mask of a random number of tokens, bool [B,L]: all sets of so many are equally likely."""
-    counts = noise_counts(texts.lengths, texts.uniforms[:, 1, 0])
+    counts = any_order_counts(texts.lengths, texts.uniforms[:, 1, 0])
     return _choose_smallest(texts.uniforms[:, 0], length_mask(texts.lengths, texts.uniforms.shape[2]), counts)
 
 
 def _uniform_count_weights(lengths: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     """Return length / number of noise tokens, float32 [B] (Hoogeboom et al. 2022, equation 4)."""
-    counts = noise_counts(lengths, uniforms[:, 1, 0])
+    counts = any_order_counts(lengths, uniforms[:, 1, 0])
     return (lengths / np.maximum(counts, 1)).astype(np.float32)
 
 

@@ -90,9 +90,9 @@ def _signed_starts(exact: int, max_distance: int) -> list[int]:
     With L = exact - 1 logarithmic buckets, b(d) = exact + ceil(L log(d / exact) / log((max - 1) / exact)). It
     is compared in integers, so that no rounding of a logarithm decides on a bucket.
     """
-    many, starts, distance = exact - 1, [], exact
+    logarithmic, starts, distance = exact - 1, [], exact
     for j in range(exact):
-        while distance**many <= exact ** (many - j) * (max_distance - 1) ** j:
+        while distance**logarithmic <= exact ** (logarithmic - j) * (max_distance - 1) ** j:
             distance += 1
         starts.append(distance)
     return starts
@@ -120,12 +120,12 @@ def disentangled_bias(
     bias = jnp.zeros((1, 1, length, key_length), jnp.float32)
     if position_keys is not None:
         products = jnp.einsum("btnh,rnh->bntr", query, position_keys, preferred_element_type=jnp.float32)
-        bias = bias + _by_relative_position(products)
+        bias = bias + _relative_shift(products)
     if position_queries is not None:
         # Seen from the keys, relative positions have the opposite sign, and come in the opposite order.
         reverse = position_queries[::-1]
         products = jnp.einsum("bsnh,rnh->bnsr", key, reverse, preferred_element_type=jnp.float32)
-        bias = bias + _by_relative_position(products).swapaxes(-1, -2)
+        bias = bias + _relative_shift(products).swapaxes(-1, -2)
     return bias
 
 
@@ -144,12 +144,12 @@ def relative_type_bias(
     return jnp.where(is_other, products[..., 1:], products[..., :1])
 
 
-def _by_relative_position(products: Float32[Array, "B N T R"]) -> Float32[Array, "B N T S"]:
-    """Return [B,N,T,S] of numbers [B,N,T,R] by relative position, R = T + S - 1: [i,j] is [i, j - i + T - 1].
+def _relative_shift(products: Float32[Array, "B N T R"]) -> Float32[Array, "B N T S"]:
+    """Return [B,N,T,S] from products by relative position [B,N,T,R], R = T + S - 1: [i,j] is [i, j-i+T-1].
 
-    Each row starts one further left than the row above it. Written one after the other in rows that are one
-    longer, and cut into rows of R from element T - 1 on, they come to lie so (Dai et al. 2019, appendix B).
-    Neither this nor its gradient looks anything up.
+    The relative shift of Dai et al. 2019, appendix B: row i begins at element T - 1 - i, so rows are padded
+    to R + 1 elements, joined, and cut again into rows of R from element T - 1 on. Neither this nor its
+    gradient gathers anything.
     """
     batch, heads, length, count = products.shape
     flat = jnp.pad(products, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(batch, heads, -1)
@@ -164,10 +164,10 @@ def logarithmic_starts(num_buckets: int, max_distance: int) -> list[int]:
     is computed in integers, so that no rounding of a logarithm decides on a bucket.
     """
     exact = num_buckets // 2
-    many = num_buckets - exact
+    logarithmic = num_buckets - exact
     starts, distance = [], exact
-    for j in range(many):
-        while distance**many < exact ** (many - j) * max_distance**j:
+    for j in range(logarithmic):
+        while distance**logarithmic < exact ** (logarithmic - j) * max_distance**j:
             distance += 1
         starts.append(distance)
     return starts

@@ -20,7 +20,7 @@ from lm.nn.block import Block
 from lm.nn.convolution import InputConvolution
 from lm.nn.costs import matmul_flops
 from lm.nn.heads import MLMTransform
-from lm.nn.layers import count
+from lm.nn.layers import num_parameters
 from lm.nn.memory import ProductKeyMemory
 from lm.nn.softmaxes import SoftmaxMixture
 from lm.nn.stack import BLOCKS, input_projection
@@ -245,8 +245,8 @@ def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs
     scores = 3.0 * directions * (inside + across) / tokens
     outside = 3.0 * directions * (full - inside)
     return Costs(
-        count(model),
-        count(model) - _inactive_parameters(config),
+        num_parameters(model),
+        num_parameters(model) - _inactive_parameters(config),
         _embedding_parameters(model),
         training=(step_flops(config, 1, length, targets) - outside) / tokens,
         scores=scores,
@@ -288,7 +288,7 @@ def _embedding_parameters(model: Transformer) -> int:
     tables = [model.embed, model.encoder_embed, model.head]
     for stack in stacks:
         tables += [stack.positions, stack.types]
-    return sum(count(table) for table in tables if table is not None)
+    return sum(num_parameters(table) for table in tables if table is not None)
 
 
 def _generating_flops(config: ModelConfig, inputs: int, length: int) -> float:

@@ -1,11 +1,8 @@
 """The training step: a state and a batch in, the next state and metrics out."""
 
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from math import prod
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -410,81 +407,3 @@ def abstract_teacher_params(spec: StepSpec, mesh: Mesh) -> dict[str, jax.ShapeDt
         name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[name])
         for name, leaf in sharding.named(model).items()
     }
-
-
-def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, microbatches: int = 1) -> None:
-    """Raise SettingError for a size of the model or batch that cannot be split over mesh ``sizes``.
-
-    It is cheap, and called before anything is compiled.
-    """
-    mesh_axes = {
-        "vocab_size": "tensor",
-        "attention.num_heads": "tensor",
-        "mlp.d_ff": "tensor",
-        "d_model": "fsdp",
-    }
-    for path, axis in mesh_axes.items():
-        for stack_config in (model, model.encoder_config):
-            size = attrgetter(path)(stack_config)
-            sharding.check_division(f"model.{path}", size, {axis: sizes[axis]})
-    if model.experts.count:
-        count, devices = model.experts.count, {"expert": sizes.get("expert", 1)}
-        sharding.check_division("model.experts.count", count, devices)
-    if model.mixer.width is not None:  # of the states of a recurrent mixer
-        sharding.check_division("model.mixer.width", model.mixer.width, {"fsdp": sizes["fsdp"]})
-    if microbatches < 1 or batch_size % microbatches:
-        raise SettingError(f"batch_size={batch_size} should be a multiple of microbatches={microbatches}")
-    what = "batch_size" if microbatches == 1 else f"batch_size={batch_size} / microbatches={microbatches}"
-    rows = {axis: sizes.get(axis, 1) for axis in sharding.BATCH_MESH_AXES}
-    sharding.check_division(what, batch_size // microbatches, rows)
-    group = model.experts.group_rows
-    if model.experts.count and batch_size // microbatches // prod(rows.values()) % group:
-        raise SettingError(
-            f"{what} of size {batch_size // microbatches} gives each of {prod(rows.values())} shards rows "
-            f"that model.experts.group_rows={group} does not divide: make it a multiple of "
-            f"{group * prod(rows.values())}, or group_rows smaller"
-        )
-
-
-def check_memory(model: ModelConfig, mesh: Mesh) -> None:
-    """Raise SettingError if parameters and gradients in float32 alone do not fit on the devices."""
-    shapes = jax.eval_shape(lambda key: Transformer(model, nnx.Rngs(params=key)), jax.random.key(0))
-    shardings, leaves = sharding.parameter_shardings(shapes, mesh), sharding.named(shapes)
-    num_params_per_device = sum(
-        prod(shardings[name].shard_shape(leaf.shape)) for name, leaf in leaves.items()
-    )
-    needed = 2 * 4 * num_params_per_device
-    available = device_memory()
-    if needed > available:
-        paths = ("vocab_size", "d_model", "mlp.d_ff", "num_encoder_layers", "num_decoder_layers")
-        sizes = ", ".join(f"model.{path}={attrgetter(path)(model)}" for path in paths)
-        raise SettingError(
-            f"the model needs {needed / 2**30:,.1f} GiB of each device for parameters and gradients, and "
-            f"there are {available / 2**30:,.1f}: make it smaller ({sizes}) or use more devices (mesh.fsdp)"
-        )
-
-
-def check_rows(model: ModelConfig, sizes: Mapping[str, int], rows: int, length: int, named: str) -> None:
-    """Raise SettingError if the devices of a mesh cannot hold a batch of ``rows`` of ``length`` tokens.
-
-    The estimate is a lower bound: the hidden states of the batch and, where attention logits are
-    materialised, those of one head for one row, [T,T]. ``named`` names the settings to change in the error.
-    """
-    device_rows, device_length = -(-rows // sharding.batch_shards(sizes)), -(-length // sizes["sequence"])
-    states = device_rows * device_length * model.d_model * (2 if model.dtype == "bfloat16" else 4)
-    stores_logits = jax.default_backend() == "cpu" and model.attention.implementation in ("auto", "xla")
-    logits = device_length * length * 4 if stores_logits and model.has_attention_logits else 0
-    needed, available = states + logits, device_memory()
-    if needed > available:
-        batch, gib = f"a batch of {rows:,} rows of {length:,} tokens", 2**30
-        hint = f"ask for fewer or shorter rows, or less than model.d_model={model.d_model}"
-        raise SettingError(
-            f"{named}: {batch} needs at least {needed / gib:,.1f} GiB of each device, and there are "
-            f"{available / gib:,.1f}: {hint}"
-        )
-
-
-def device_memory() -> int:
-    """Return the memory of a device [bytes]; for a CPU device, its share of the machine's."""
-    shared = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", shared)

@@ -8,7 +8,7 @@ from small_models import CONFIGS, TINY, example, made, run
 
 from lm.config.base import SettingError, changes
 from lm.nn.adaptive import adaptive_log_softmax
-from lm.nn.layers import count
+from lm.nn.layers import num_parameters
 from lm.sharding import named
 from lm.train.flops import costs, step_flops
 from lm.train.optimizers import freeze_embedding
@@ -42,7 +42,7 @@ def test_an_id_that_no_cluster_has_is_nan(outside):
 
 def test_its_tables_and_projections_are_counted_where_they_are_read():
     matrices = 5 * 16 + 15 * 6 + 6 * 16 + 20 * 2 + 2 * 16
-    assert count(made(CONFIG).embed) == costs(CONFIG, 10).embedding_parameters == matrices
+    assert num_parameters(made(CONFIG).embed) == costs(CONFIG, 10).embedding_parameters == matrices
     found = step_flops(CONFIG, 1, 10, 10) - step_flops(PLAIN, 1, 10, 10)
     assert found == 6 * 10 * (matrices - 40 * 16 + (6 + 2) * 16)
 
@@ -93,7 +93,11 @@ def test_it_is_the_full_softmax_where_a_name_weighs_as_much_as_its_tokens():
 
 def test_a_model_gives_probabilities_and_its_only_new_parameters_are_the_names():
     np.testing.assert_allclose(np.exp(run(made(SOFTMAX), example(1, 5, 7))).sum(-1), 1, rtol=1e-5)
-    assert count(made(SOFTMAX)) == costs(SOFTMAX, 10).parameters == count(made(CONFIG)) + 2 * 16
+    assert (
+        num_parameters(made(SOFTMAX))
+        == costs(SOFTMAX, 10).parameters
+        == num_parameters(made(CONFIG)) + 2 * 16
+    )
     assert step_flops(SOFTMAX, 1, 10, 10) == step_flops(CONFIG, 1, 10, 10) + 6 * 10 * 2 * 16
 
 

@@ -23,7 +23,7 @@ from lm.config.model import HeadConfig, LoraConfig, ModelConfig
 from lm.config.training import CheckpointConfig, OptimizerConfig
 from lm.data.tasks.labelled import find_labelled
 from lm.nn.finetune import ModelWithHead, merge_lora
-from lm.nn.layers import count
+from lm.nn.layers import num_parameters
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 from lm.train.flops import step_flops
@@ -137,7 +137,8 @@ def test_updates_cost_their_parameters_at_every_position_they_read():
     for matrices in (("query", "value"), ("key", "out"), ("mlp",)):
         new = replace(config, lora=LoraConfig(rank=4, matrices=matrices))
         sizes = [
-            count(jax.eval_shape(lambda c=each: Transformer(c, nnx.Rngs(params=0)))) for each in (config, new)
+            num_parameters(jax.eval_shape(lambda c=each: Transformer(c, nnx.Rngs(params=0))))
+            for each in (config, new)
         ]
         assert sizes[1] - sizes[0] == 2 * 2 * 4 * (64 + 128 if matrices == ("mlp",) else 64 + 64)
         more = step_flops(new, 8, 0, 32) - step_flops(config, 8, 0, 32)
@@ -148,7 +149,7 @@ def test_updates_cost_their_parameters_at_every_position_they_read():
 def test_updates_are_as_large_as_the_papers(size, rank, millions):
     """Table 2 of Hu et al. 2021, with updates of queries and values."""
     sizes = [
-        count(jax.eval_shape(lambda c=each: Transformer(c, nnx.Rngs(params=0))))
+        num_parameters(jax.eval_shape(lambda c=each: Transformer(c, nnx.Rngs(params=0))))
         for each in (PRESETS[size], replace(PRESETS[size], lora=LoraConfig(rank=rank)))
     ]
     assert round((sizes[1] - sizes[0]) / 1e6, 1) == millions

@@ -22,7 +22,7 @@ from lm.config.model import ModelConfig, SpecialTokens
 from lm.config.training import OptimizerConfig
 from lm.evaluate.generate import beam_search
 from lm.nn.attention_inputs import AttentionInputs
-from lm.nn.layers import count
+from lm.nn.layers import num_parameters
 from lm.nn.mixers import MIXERS
 from lm.nn.rnn import Direction
 from lm.nn.transformer import Transformer
@@ -174,7 +174,7 @@ def test_a_forget_gate_of_1_and_an_input_gate_of_0_keep_the_memory_exactly():
 )
 def test_a_layer_of_512_features_that_reads_256_has_as_many_parameters_as_the_course_prints(name, numbers):
     config = changes(config_of(name), {"d_model": 256, "mixer.width": 512})
-    assert count(jax.eval_shape(lambda: Direction(config, nnx.Rngs(params=0)))) == numbers
+    assert num_parameters(jax.eval_shape(lambda: Direction(config, nnx.Rngs(params=0)))) == numbers
 
 
 def test_the_matrix_of_a_window_grows_with_it_and_has_rows_of_its_own_for_each_place():

@@ -11,7 +11,7 @@ from small_models import TINY, example, made, run
 
 from lm.config.base import SettingError, changes
 from lm.config.layers import Activation, MlpConfig, NormConfig
-from lm.nn.layers import ACTIVATIONS, RMSNorm, count, make_norm
+from lm.nn.layers import ACTIVATIONS, RMSNorm, make_norm, num_parameters
 from lm.train.flops import costs, step_flops
 
 X = np.linspace(-4, 4, 33).astype(np.float32)
@@ -67,7 +67,7 @@ def test_a_feed_forward_layer_is_its_formula_and_has_no_bias_unless_asked(name):
 @pytest.mark.parametrize("name", GATED)
 def test_a_gate_with_two_thirds_of_the_width_has_the_parameters_and_flops_of_two_matrices(name):
     plain, gated = changes(TINY, {"mlp.d_ff": 24}), changes(TINY, {"mlp.d_ff": 16, "mlp.activation": name})
-    assert count(made(plain)) == count(made(gated)) == costs(gated, 8).parameters
+    assert num_parameters(made(plain)) == num_parameters(made(gated)) == costs(gated, 8).parameters
     assert step_flops(plain, 4, 8, 6) == step_flops(gated, 4, 8, 6)
 
 

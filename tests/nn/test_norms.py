@@ -11,7 +11,7 @@ from small_models import TINY, attention_weights, example, features, made, run
 from lm.config.attention import SparsityConfig
 from lm.config.base import changes
 from lm.config.layers import NormConfig
-from lm.nn.layers import count, make_norm
+from lm.nn.layers import make_norm, num_parameters
 from lm.sharding import named
 from lm.train.flops import costs, step_flops
 
@@ -55,9 +55,9 @@ def test_a_sandwich_adds_a_norm_to_each_sublayer_and_no_product():
         for side, names in sublayers.items()
         for sublayer in names
     }
-    assert count(made(SANDWICH)) - count(made(plain)) == (2 * 2 + 3 * 2) * TINY.d_model
+    assert num_parameters(made(SANDWICH)) - num_parameters(made(plain)) == (2 * 2 + 3 * 2) * TINY.d_model
     assert step_flops(SANDWICH, 3, 8, 6) == step_flops(plain, 3, 8, 6)
-    assert costs(SANDWICH, 8).parameters == count(made(SANDWICH))
+    assert costs(SANDWICH, 8).parameters == num_parameters(made(SANDWICH))
 
 
 def test_a_sandwiched_sublayer_adds_its_normed_output_to_the_residual_stream():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lm.nn.layers import count
+from lm.nn.layers import num_parameters
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 
@@ -197,5 +197,5 @@ CASES = [
 def test_parameter_counts_are_those_of_released_weights_of_the_study_or_about_those_printed(
     config, due, rounding
 ):
-    found = count(jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0))))
+    found = num_parameters(jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0))))
     np.testing.assert_allclose(found, due, rtol=rounding)

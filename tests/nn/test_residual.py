@@ -8,7 +8,7 @@ from small_models import TINY, example, features, made, run
 
 from lm.config.base import SettingError, changes
 from lm.config.training import OptimizerConfig
-from lm.nn.layers import count
+from lm.nn.layers import num_parameters
 from lm.nn.residual import count_branches
 from lm.nn.transformer import Transformer
 from lm.sharding import named
@@ -38,7 +38,7 @@ def test_new_blocks_return_their_input(config):
 @pytest.mark.parametrize("norm", ["none", "rms", pytest.param("layer", marks=pytest.mark.slow)])
 def test_rezero_adds_one_scalar_per_sublayer_and_is_pre_norm_when_all_are_1(norm):
     rezero, plain = (changes(TINY, {"residual": kind, "norm.kind": norm}) for kind in ("rezero", "pre-norm"))
-    assert count(made(rezero)) - count(made(plain)) == count_branches(TINY) == 2 * 2 + 2 * 3
+    assert num_parameters(made(rezero)) - num_parameters(made(plain)) == count_branches(TINY) == 2 * 2 + 2 * 3
     leaves, batch = named(made(plain)), example(2, 4, 6)
     ones = [leaves[name] if name in leaves else jnp.ones_like(x) for name, x in named(made(rezero)).items()]
     model = jax.tree.unflatten(jax.tree.structure(made(rezero)), ones)
@@ -107,7 +107,7 @@ def test_scalars_cost_parameters_and_no_products():
     for config in (REZERO, FIXUP):
         plain = changes(config, {"residual": "pre-norm"})
         assert step_flops(config, 4, 8, 6) == step_flops(plain, 4, 8, 6)
-        assert costs(config, 8).parameters == count(made(config)) > costs(plain, 8).parameters
+        assert costs(config, 8).parameters == num_parameters(made(config)) > costs(plain, 8).parameters
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from small_models import TINY, example, features, made, run
 
 from lm.config.base import SettingError, changes
-from lm.nn.layers import count
+from lm.nn.layers import num_parameters
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 from lm.sharding import named
@@ -25,7 +25,10 @@ def test_embeddings_apart_are_one_more_table_and_nothing_else_changes(logits):
     shared = changes(TINY, {"output.logits": logits})
     separate = changes(shared, {"embedding.encoder": "separate"})
     more = named(made(separate)).keys() - named(made(shared)).keys()
-    assert more == {"encoder_embed.table"} and count(made(separate)) - count(made(shared)) == VOCABULARY
+    assert (
+        more == {"encoder_embed.table"}
+        and num_parameters(made(separate)) - num_parameters(made(shared)) == VOCABULARY
+    )
     for name, value in named(made(shared)).items():
         np.testing.assert_array_equal(named(made(separate))[name], value)
     assert step_flops(separate, 4, 8, 6) == step_flops(shared, 4, 8, 6)
@@ -128,7 +131,7 @@ def test_sharing_saves_parameters_and_no_flops(new):
     assert step_flops(shared, 4, 8, 6) == step_flops(TINY, 4, 8, 6)
     assert costs(shared, 8).training == costs(TINY, 8).training
     assert costs(shared, 8).generating == costs(TINY, 8).generating
-    assert costs(shared, 8).parameters == count(made(shared)) < count(made(TINY))
+    assert costs(shared, 8).parameters == num_parameters(made(shared)) < num_parameters(made(TINY))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from small_models import TINY
 
 from lm.batch import Batch, Side
 from lm.config.base import SettingError, changes
-from lm.nn.layers import count
+from lm.nn.layers import num_parameters
 from lm.nn.transformer import Transformer
 from lm.train.flops import step_flops
 
@@ -47,7 +47,7 @@ def test_a_mixture_gives_probabilities_that_sum_to_one_and_a_matrix_of_higher_ra
 
 def test_its_parameters_and_operations_are_those_of_all_contexts_and_softmaxes():
     plain, mixture = (changes(PLAIN, {"output.softmaxes": softmaxes}) for softmaxes in (1, 4))
-    assert count(model(4)) - count(model(1)) == 4 * 8 * 8 + 4 * 8
+    assert num_parameters(model(4)) - num_parameters(model(1)) == 4 * 8 * 8 + 4 * 8
     more = step_flops(mixture, 1, 10, 10) - step_flops(plain, 1, 10, 10)
     assert more == 6 * 10 * (4 * 8 * 8 + 4 * 8 + 3 * 8 * 40)
 

@@ -9,7 +9,7 @@ from small_models import CONFIGS, TINY, example, features, make
 
 from lm.config.base import SettingError, changes
 from lm.nn.attention_inputs import AttentionInputs
-from lm.nn.layers import count
+from lm.nn.layers import num_parameters
 from lm.nn.synthesizer import Synthesizer
 from lm.train.flops import costs, step_flops
 
@@ -68,7 +68,7 @@ def test_factorized_logits_are_random_ones_of_low_rank():
 )
 def test_it_has_and_multiplies_the_matrices_that_it_reads(logits, products, parameters, flops):
     module = synthesizer(logits, products)
-    assert (count(module), module.flops(10, 10)) == (parameters, flops)
+    assert (num_parameters(module), module.flops(10, 10)) == (parameters, flops)
 
 
 def test_without_products_the_cache_holds_values_alone():

@@ -34,7 +34,7 @@ from lm.config.base import SettingError, changes
 from lm.config.mesh import MeshConfig
 from lm.evaluate.generate import greedy
 from lm.nn.dropout import draw_dropout_masks, dropout
-from lm.nn.layers import count
+from lm.nn.layers import num_parameters
 from lm.nn.positions import RelativePositionBias
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
@@ -230,7 +230,7 @@ def test_adapters_are_as_large_as_the_papers():
     due = json.loads(SETUP.read_text())["finetune_methods"]["adapters"]["value"]
     for width, more in due["computed_new_params_24_adapters_incl_norm"].items():
         plain, adapted = (
-            count(
+            num_parameters(
                 jax.eval_shape(
                     partial(Transformer, changes(BASE, {"mlp.adapter_width": each})), nnx.Rngs(params=0)
                 )

@@ -12,7 +12,7 @@ from experiments.cli.show import binary
 from experiments.console import CONSOLE
 from experiments.study.registry import build
 from lm.config.base import changes
-from lm.nn.layers import count
+from lm.nn.layers import num_parameters
 from lm.nn.presets import PRESETS, row_lengths
 from lm.nn.transformer import Transformer
 from lm.train.flops import cache_bytes, costs, expert_parameters, longest_row, step_flops
@@ -115,7 +115,7 @@ def test_a_token_of_an_encoder_decoder_passes_one_of_two_stacks():
     )  # encoder, decoder and cross, of two tokens
     # half the tokens are inputs, whose logits are not computed, and all meet half of the other matrices
     assert found.training - found.scores == pytest.approx(3 * found.parameters, rel=1e-3)
-    encoder = count(jax.eval_shape(lambda: Transformer(t5, nnx.Rngs(params=0)).encoder))
+    encoder = num_parameters(jax.eval_shape(lambda: Transformer(t5, nnx.Rngs(params=0)).encoder))
     cross_keys = 12 * 2 * 768 * 768  # computed once for a row of inputs
     products = found.parameters - encoder - cross_keys
     assert found.generating == pytest.approx(2 * products + 4 * 512 * 12 * 64 * 24, rel=1e-3)
