@@ -28,6 +28,7 @@ from scipy import integrate, optimize, special, stats
 ALPHA = 0.05
 MARGIN = 2 * math.sqrt(2 / 7)  # of equivalence [noise deviations]
 RESAMPLES = 10_000
+SEED = 20261125
 CHUNK = 500  # resamples at a time
 SIGNIFICANT_Z = 2.0
 UNCOMPARED = ("not yet learning", "out of range", "no common seed", "different targets", "same experiment")
@@ -130,31 +131,27 @@ def influence(column: Mapping[str, Any], file: Mapping[str, Any], archive: Archi
     return (a - a.sum() / b.sum() * b) / b.sum()
 
 
-class Resamples:
-    """Draws examples with replacement; a column has the same draws in all runs and tables."""
+@functools.cache
+def draw_examples(column: str, count: int) -> np.ndarray:
+    """Return how often each of N examples, drawn with replacement, is in each resample: uint8 [RESAMPLES, N].
 
-    def __init__(self, rng: np.random.Generator):
-        """Begin with no draws."""
-        self.rng = rng
-        self.counts: dict[tuple[str, int], np.ndarray] = {}  # (column, N) -> counts [RESAMPLES, N]
+    A column has the same draws in all runs, tables and reports.
+    """
+    rng = np.random.default_rng([SEED, count, *column.encode()])
+    counts = np.empty((RESAMPLES, count), np.uint8)
+    for row in counts:
+        row[:] = np.bincount(rng.integers(count, size=count), minlength=count)
+    return counts
 
-    def draw(self, column: str, count: int) -> np.ndarray:
-        """Return how often each of N examples is in each resample, uint8 [RESAMPLES, N]."""
-        if (column, count) not in self.counts:
-            counts = np.empty((RESAMPLES, count), np.uint8)
-            for row in counts:
-                row[:] = np.bincount(self.rng.integers(count, size=count), minlength=count)
-            self.counts[column, count] = counts
-        return self.counts[column, count]
 
-    def errors(self, column: str, influences: Mapping[Any, np.ndarray]) -> dict[Any, np.ndarray]:
-        """Return run -> the error of its value in each resample of the examples."""
-        if not influences:
-            return {}
-        matrix = np.stack([*influences.values()], axis=1)  # [N, runs]
-        counts = self.draw(column, len(matrix))
-        chunks = [counts[i : i + CHUNK] - 1.0 for i in range(0, RESAMPLES, CHUNK)]
-        return dict(zip(influences, np.concatenate([chunk @ matrix for chunk in chunks]).T, strict=True))
+def resampling_errors(column: str, influences: Mapping[Any, np.ndarray]) -> dict[Any, np.ndarray]:
+    """Return run -> the error of its value in each resample of the examples."""
+    if not influences:
+        return {}
+    matrix = np.stack([*influences.values()], axis=1)  # [N, runs]
+    counts = draw_examples(column, len(matrix))
+    chunks = [counts[i : i + CHUNK] - 1.0 for i in range(0, RESAMPLES, CHUNK)]
+    return dict(zip(influences, np.concatenate([chunk @ matrix for chunk in chunks]).T, strict=True))
 
 
 # ---- tests of differences
@@ -274,9 +271,9 @@ def test_all(
 class Table:
     """The runs of a table of the report, and what follows from them."""
 
-    def __init__(self, name: str, data: Mapping[str, Any], archive: Archive, resamples: Resamples):
+    def __init__(self, name: str, data: Mapping[str, Any], archive: Archive, rng: np.random.Generator):
         """Read the runs that ``data``, the table in the report, names."""
-        self.name, self.data, self.rng = name, data, resamples.rng
+        self.name, self.data, self.rng = name, data, rng
         self.columns = data["columns"]
         self.runs: dict[str, dict[int, Run]] = {}  # experiment -> seed -> run
         self.experiment = {row: values["same experiment as"] for row, values in data["rows"].items()}
@@ -296,7 +293,7 @@ class Table:
         self.control = control["row"]
         if folders:
             self._add(self.control, folders, 1, False, archive)
-        self._resample(archive, resamples)
+        self._resample(archive)
 
     def _add(
         self, experiment: str, folders: Mapping[int, str], updates: int, has_plateau: bool, archive: Archive
@@ -310,7 +307,7 @@ class Table:
             file = archive.run(folder)
             self.runs[experiment][seed] = Run(run_scores(self.columns, file), file, updates)
 
-    def _resample(self, archive: Archive, resamples: Resamples) -> None:
+    def _resample(self, archive: Archive) -> None:
         """Draw the errors of all runs that are due to the choice of examples."""
         for name, column in self.columns.items():
             influences = {}
@@ -319,7 +316,7 @@ class Table:
                     values = influence(column, run.file, archive)
                     if values is not None:
                         influences[experiment, seed] = values
-            for (experiment, seed), errors in resamples.errors(name, influences).items():
+            for (experiment, seed), errors in resampling_errors(name, influences).items():
                 self.runs[experiment][seed].errors[name] = errors
 
     def folder_of(self, experiment: str) -> str:
@@ -863,8 +860,8 @@ def check_prediction(check: Check, report: Mapping[str, Any], other: Mapping[str
 
 def check_report(report: Mapping[str, Any], archive: Archive) -> Check:
     """Return what was found by all checks of a report that need no other report."""
-    check, resamples = Check(), Resamples(np.random.default_rng(20261125))
-    tables = [Table(name, data, archive, resamples) for name, data in report["tables"].items()]
+    check, rng = Check(), np.random.default_rng(SEED)
+    tables = [Table(name, data, archive, rng) for name, data in report["tables"].items()]
     check_units(check, tables)
     for table in tables:
         for each in (check_weights, check_rows, check_chance, check_order, check_claims, check_start):

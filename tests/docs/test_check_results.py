@@ -1,8 +1,6 @@
 """The script that checks a report from outside (docs/results/check.py), on small runs made by hand."""
 
-import importlib.util
 import json
-import sys
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -73,26 +71,16 @@ def published(tmp_path_factory):
     return runs, json.loads(path.read_text())
 
 
-@pytest.fixture(scope="module")
-def script():
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("check_results", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def faults(script, runs, report) -> list[str]:
-    return script.check_report(report, script.read_archives([runs])).faults
+def faults(check_script, runs, report) -> list[str]:
+    return check_script.check_report(report, check_script.read_archives([runs])).faults
 
 
 def test_every_figure_of_a_report_follows_from_its_runs_by_a_script_that_imports_nothing_of_ours(
-    published, script
+    published, check_script
 ):
     assert "import experiments" not in SCRIPT.read_text() and "from experiments" not in SCRIPT.read_text()
     assert "from lm" not in SCRIPT.read_text()
-    check = script.check_report(published[1], script.read_archives([published[0]]))
+    check = check_script.check_report(published[1], check_script.read_archives([published[0]]))
     assert check.faults == [] and check.count > 200 and len(check.borderline) < 5
 
 
@@ -162,27 +150,27 @@ def altered(report, *names):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("unit", "score"))) for name in APART]
 )
-def test_a_figure_that_is_altered_is_found(name, published, script):
+def test_a_figure_that_is_altered_is_found(name, published, check_script):
     runs, report = published
-    assert faults(script, runs, altered(report, name)) != []
+    assert faults(check_script, runs, altered(report, name)) != []
 
 
-def test_each_of_several_figures_that_are_altered_is_found_and_named(published, script):
+def test_each_of_several_figures_that_are_altered_is_found_and_named(published, check_script):
     assert ALTERED.keys() == {*APART, *TOGETHER}
     runs, report = published
-    found = faults(script, runs, altered(report, *TOGETHER))
+    found = faults(check_script, runs, altered(report, *TOGETHER))
     for name, label in TOGETHER.items():
         assert any(label in line for line in found), name
     of_a_claim = [line for line in found if TOGETHER["difference"] in line]
     assert len(of_a_claim) == 3, "verdict, difference and interval"
 
 
-def test_a_claim_that_is_left_out_or_a_run_that_scored_otherwise_is_found(published, script):
+def test_a_claim_that_is_left_out_or_a_run_that_scored_otherwise_is_found(published, check_script):
     runs, report = published
     fewer = deepcopy(report)
     del fewer["tables"]["t5/4-objective"]["claims"][0]
-    assert any("claims" in line for line in faults(script, runs, fewer))
-    archive = script.read_archives([runs])
+    assert any("claims" in line for line in faults(check_script, runs, fewer))
+    archive = check_script.read_archives([runs])
     path = next(path for path in archive.scores if "bert-style/seed-1" in path)
     archive.scores[path]["tasks"]["cloze"]["metrics"]["bits_above_chance"] += 1
-    assert script.check_report(report, archive).faults != []
+    assert check_script.check_report(report, archive).faults != []
