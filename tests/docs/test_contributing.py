@@ -44,30 +44,37 @@ def patch(text: str, hunk: str) -> str:
     return text.replace(before, after)
 
 
-@pytest.mark.parametrize("title", SECTIONS)
+ONE_BY_ONE = [pytest.param([title], id=title, marks=pytest.mark.slow) for title in SECTIONS]
+
+
+@pytest.mark.parametrize("titles", [pytest.param([*SECTIONS], id="all together"), *ONE_BY_ONE])
 def test_what_the_guide_adds_works_in_the_files_that_it_names_and_changes_the_recorded_files_that_it_names(
-    title, tmp_path
+    titles, tmp_path
 ):
     """A guide that nobody follows goes stale within weeks; here every commit follows it."""
-    follow(title, tmp_path, "launch")  # ruff sorts imports by what is there
+    copy_code(tmp_path, "launch")  # ruff sorts imports by what is there
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for title in titles:
+        follow(title, tmp_path)
     run(["-m", "ruff", "check", "--no-cache", "."], tmp_path)
     run(["-m", "ruff", "format", "--check", "--no-cache", "."], tmp_path)
-    checks = [body for kind, body in blocks(title) if kind == "python"]
-    assert checks, "the section should end with Python that fails where its change has no effect"
-    *others, last = checks
-    for check in others:
-        python(check, tmp_path)
-    printed = python(f"{last}\n{OUTDATED}", tmp_path, ROOT / "tests" / "golden").split()
+    checks = []
+    for title in titles:
+        own = [body for kind, body in blocks(title) if kind == "python"]
+        assert own, f"{title} should end with Python that fails where its change has no effect"
+        checks += [f"exec(compile({body!r}, {title!r}, 'exec'), {{}})" for body in own]
+    printed = python("\n".join([*checks, OUTDATED]), tmp_path, ROOT / "tests" / "golden").split()
+    named = "".join(SECTIONS[title] for title in titles)
     assert [script for script in SCRIPTS if script in printed] == [
-        script for script in SCRIPTS if script in SECTIONS[title]
+        script for script in SCRIPTS if script in named
     ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("title", SECTIONS)
 def test_the_tests_that_most_changes_break_pass_once_the_guide_was_followed(title, tmp_path):
-    follow(title, tmp_path, "tests", "docs")
+    copy_code(tmp_path, "tests", "docs")
+    follow(title, tmp_path)
     for file in ("pyproject.toml", "CONTRIBUTING.md", "README.md", "mkdocs.yml"):
         shutil.copy(ROOT / file, tmp_path)
     for script in re.findall(r"python (tests/golden/make_\w+\.py)", SECTIONS[title]):
@@ -82,10 +89,14 @@ def test_the_tests_that_most_changes_break_pass_once_the_guide_was_followed(titl
     )
 
 
-def follow(title: str, folder: Path, *others: str) -> None:
-    """Apply the patches of a section to a copy of the code in ``folder``."""
+def copy_code(folder: Path, *others: str) -> None:
+    """Copy the packages, and ``others`` of the project's folders, with what Python has compiled of them."""
     for package in ("lm", "experiments", *others):
-        shutil.copytree(ROOT / package, folder / package)  # with what Python has compiled of it
+        shutil.copytree(ROOT / package, folder / package)
+
+
+def follow(title: str, folder: Path) -> None:
+    """Apply the patches of a section to the copy of the code in ``folder``."""
     for hunk in (body for kind, body in blocks(title) if kind == "diff"):
         name, _, lines = hunk.partition("\n")
         path = folder / name.removeprefix("--- ")
