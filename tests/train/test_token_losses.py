@@ -52,7 +52,7 @@ def batch_of(config, length=9):
     return Batch(**dict.fromkeys(names, side))
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("chunks", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_loss_of_a_module_that_is_the_cross_entropy_has_its_value_and_gradient(name, chunks):
     model = small_models.make(name, **{"compile.loss_chunks": chunks} if chunks > 1 else {})
