@@ -197,7 +197,7 @@ def compute_gradients(
     micro-batches then simply add up. ``carry`` is the recurrent state at the end of the previous chunk of
     each row; with a carry there is one micro-batch. ``teacher_params`` are those of ``spec.teacher``.
     """
-    batch, metrics = normalize_loss_weights(batch)
+    counts, batch = count_tokens(batch), normalize_loss_weights(batch)
     loss_function = spec.loss
     if teacher_params is not None:
         loss_function = partial(spec.loss, teacher=spec.teacher_with(teacher_params))
@@ -218,31 +218,46 @@ def compute_gradients(
         gradients, (means, new_carry) = _sum_over_microbatches(
             loss_and_gradients, spec.microbatches, state.params, batch, key
         )
-    return Gradients(gradients, means | metrics, new_carry)
+    return Gradients(gradients, means | counts, new_carry)
 
 
-def normalize_loss_weights(batch: Batch) -> tuple[Batch, Metrics]:
-    """Return the batch with each kind of loss weights divided by its sum, and two counts as metrics.
-
-    An encoder's loss that estimates a bound is divided by ``batch.num_loss_tokens`` instead: the sum of its
-    weights is random, and dividing by it would bias the estimate. ``tokens`` are the targets with a loss
-    weight; with such a bound, all tokens of the text; with ELECTRA, those that its discriminator classifies.
-    ``content_tokens`` are the targets that the model cannot copy: no sentinel, no EOS, and none that the
-    inputs show at the same position (``lm.data.content``).
-    """
+def normalize_loss_weights(batch: Batch) -> Batch:
+    """Return the batch with each kind of loss weights divided by its total."""
     weights = batch.loss_weights()
-    totals = {name: x.sum(dtype=jnp.float32) for name, x in weights.items()}
     if batch.num_loss_tokens is not None:
         weights |= {"num_loss_tokens": batch.num_loss_tokens}
-        total = batch.num_loss_tokens.sum(dtype=jnp.float32)
-        totals |= dict.fromkeys(("encoder_loss_weights", "num_loss_tokens"), total)
-    normalized = {name: weights[name] / jnp.maximum(total, 1) for name, total in totals.items()}
+    totals = _loss_weight_totals(batch)
+    normalized = {name: array / jnp.maximum(totals[name], 1) for name, array in weights.items()}
+    return Batch.from_features(batch.features() | normalized)
+
+
+def count_tokens(batch: Batch) -> Metrics:
+    """Return the numbers of tokens that a batch is trained on, as metrics.
+
+    ``tokens`` are the targets with a loss weight. With a loss that estimates a bound they are all tokens of
+    the text, and with ELECTRA those that its discriminator classifies. ``content_tokens`` are the targets
+    that the model cannot copy: no sentinel, no EOS, and none that the inputs show at the same position
+    (``lm.data.content``).
+    """
     # Sentence pairs also have one weight per row. Tokens outnumber rows: the largest total counts tokens.
-    metrics = {"tokens": jnp.stack(list(totals.values())).max()}
+    metrics = {"tokens": jnp.stack(list(_loss_weight_totals(batch).values())).max()}
     for side in batch.sides.values():
         if side.content is not None:  # labelled tasks have none
             metrics["content_tokens"] = side.content.sum(dtype=jnp.float32)
-    return Batch.from_features(batch.features() | normalized), metrics
+    return metrics
+
+
+def _loss_weight_totals(batch: Batch) -> dict[str, jax.Array]:
+    """Return what each kind of loss weights of a batch is divided by: its sum, float32 [].
+
+    An encoder's loss that estimates a bound is divided by ``batch.num_loss_tokens`` instead: the sum of its
+    weights is random, and dividing by it would bias the estimate.
+    """
+    totals = {name: weights.sum(dtype=jnp.float32) for name, weights in batch.loss_weights().items()}
+    if batch.num_loss_tokens is not None:
+        total = batch.num_loss_tokens.sum(dtype=jnp.float32)
+        totals |= dict.fromkeys(("encoder_loss_weights", "num_loss_tokens"), total)
+    return totals
 
 
 def _sum_over_microbatches(
