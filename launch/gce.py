@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from launch.accelerators import GENERATIONS
 from launch.command import LaunchError
-from launch.gcloud import Request, Status, Way, connection, place, ssh_options
+from launch.gcloud import Request, SliceApi, Status, connection, place, ssh_options
 from launch.options import FLEX_START, RESERVATION, SPOT, reservation
 from launch.policy import REFUSALS, REFUSED
 
@@ -21,7 +21,7 @@ BOOT_DISK = "200GB"  # for the container image and the cache of the buckets
 GOING = ("STOPPING", "STOPPED", "TERMINATED", "SUSPENDING", "SUSPENDED", "PENDING_STOP")
 
 
-def refuse(request: Request) -> None:
+def check_request(request: Request) -> None:
     """Raise LaunchError for a slice that Compute Engine does not offer, with what does."""
     piece = request.slice
     if not piece.generation.machine:
@@ -38,13 +38,13 @@ def refuse(request: Request) -> None:
         )
 
 
-def check(request: Request, zone: str) -> list[str]:
+def list_offers(request: Request, zone: str) -> list[str]:
     """Return the command that prints the machine types with TPUs that the zone has."""
     named = [f"--zones={zone}", "--filter=name~^(ct|tpu)", "--format=value(name)"]
     return [*COMPUTE, "machine-types", "list", "--quiet", f"--project={request.project}", *named]
 
 
-def ask(request: Request, zone: str) -> list[list[str]]:
+def create(request: Request, zone: str) -> list[list[str]]:
     """Return the commands that ask for the slice: a policy with its shape, a template, a group."""
     name, machines, project = request.name, request.machines, request.project
     region = zone.rpartition("-")[0]
@@ -95,12 +95,12 @@ def _provisioning(request: Request) -> list[str]:
     return ["--instance-termination-action=STOP", *limit] if limit else []
 
 
-def look(request: Request, zone: str) -> list[str]:
+def describe(request: Request, zone: str) -> list[str]:
     """Return the command that lists the hosts of the group."""
     return [*GROUPS, "list-instances", request.name, *place(zone, request.project), "--format=json"]
 
 
-def read(request: Request, printed: str) -> Status:
+def parse_status(request: Request, printed: str) -> Status:
     """Return the state of the group: that of a slice, which is there if all of its hosts run."""
     hosts = json.loads(printed or "[]")
     names = tuple(sorted(host["instance"].rpartition("/")[2] for host in hosts))
@@ -135,12 +135,12 @@ def run(request: Request, zone: str, members: Sequence[str], line: str) -> list[
 
 
 def delete(request: Request, zone: str) -> list[list[str]]:
-    """Return the commands that delete all that ``ask`` makes; the first answers when the hosts are gone."""
+    """Return the commands that delete what ``create`` makes; the first answers when the hosts are gone."""
     return deletions(request.name, zone, request.project, request.hosts > 1)
 
 
 def deletions(name: str, zone: str, project: str, has_policy: bool = True) -> list[list[str]]:
-    """Return the commands that delete all that ``ask`` makes, in an order that gcloud accepts."""
+    """Return the commands that delete all that ``create`` makes, in an order that gcloud accepts."""
     region = ["--quiet", f"--region={zone.rpartition('-')[0]}", f"--project={project}"]
     commands = [
         [*GROUPS, "delete", name, *place(zone, project)],
@@ -149,8 +149,8 @@ def deletions(name: str, zone: str, project: str, has_policy: bool = True) -> li
     return [*commands, [*COMPUTE, "resource-policies", "delete", name, *region]] if has_policy else commands
 
 
-def offer(request: Request) -> str:
+def offer_name(request: Request) -> str:
     return request.slice.machine
 
 
-WAY = Way(refuse, check, offer, ask, look, read, copy, run, delete)
+API = SliceApi(check_request, list_offers, offer_name, create, describe, parse_status, copy, run, delete)

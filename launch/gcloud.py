@@ -8,7 +8,7 @@ from typing import NamedTuple
 from launch.accelerators import Slice
 from launch.command import LaunchError, program_path
 from launch.options import Machines
-from launch.policy import ABSENT, Seen
+from launch.policy import ABSENT, Outcome
 
 LABEL = "launcher=lm"  # of everything that the launcher asks for
 LOGGED_IN = ["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=value(account)"]
@@ -46,15 +46,15 @@ class Status(NamedTuple):
     members: tuple[str, ...] = ()
 
 
-class Way(NamedTuple):
-    """How slices are had: functions that return the commands of an action in a zone."""
+class SliceApi(NamedTuple):
+    """An interface by which Google's cloud gives slices: its actions in a zone as commands of gcloud."""
 
-    refuse: Callable[[Request], None]  # raises LaunchError for a request that it cannot meet
-    check: Callable[[Request, str], list[str]]  # prints what the zone offers
-    offer: Callable[[Request], str]  # what of that is needed
-    ask: Callable[[Request, str], list[list[str]]]
-    look: Callable[[Request, str], list[str]]
-    read: Callable[[Request, str], Status]  # what ``look`` has printed
+    check_request: Callable[[Request], None]  # raises LaunchError for a request that it cannot meet
+    list_offers: Callable[[Request, str], list[str]]  # prints the accelerators or machines of the zone
+    offer_name: Callable[[Request], str]  # which of them the request needs
+    create: Callable[[Request, str], list[list[str]]]
+    describe: Callable[[Request, str], list[str]]
+    parse_status: Callable[[Request, str], Status]  # from the output of ``describe``
     copy: Callable[[Request, str, Sequence[str], str, str], list[list[str]]]  # members, from, to: at once
     run: Callable[[Request, str, Sequence[str], str], list[list[str]]]  # members, a command line: at once
     delete: Callable[[Request, str], list[list[str]]]
@@ -74,20 +74,20 @@ def ssh_options(machines: Machines) -> list[str]:
     return [*connection(machines), *_ALIVE]
 
 
-def call(arguments: Sequence[str]) -> Seen:
+def call(arguments: Sequence[str]) -> Outcome:
     """Run to the end, out of reach of the terminal's Ctrl-C; the message is its output, or its error."""
     done = subprocess.run(arguments, capture_output=True, text=True, start_new_session=True)
     message = (done.stderr if done.returncode else done.stdout).strip()
     absent = done.returncode and ("NOT_FOUND" in message or "was not found" in message)
-    return Seen(done.returncode, ABSENT if absent else "", message)
+    return Outcome(done.returncode, ABSENT if absent else "", message)
 
 
 def answer(arguments: Sequence[str], meaning: str = "gcloud does not work") -> str:
     """Return the output of a command that has to succeed; else raise an error that says what it means."""
-    seen = call(arguments)
-    if seen.code:
-        raise LaunchError(f"{meaning}. gcloud says:\n{seen.message}")
-    return seen.message
+    outcome = call(arguments)
+    if outcome.code:
+        raise LaunchError(f"{meaning}. gcloud says:\n{outcome.message}")
+    return outcome.message
 
 
 def paying(project: str, dry_run: bool = False) -> str:

@@ -8,21 +8,21 @@ DONE, FAILED, BAD_SETTINGS, NOT_FINITE, AGAIN, INTERRUPTED = 0, 1, 2, 3, 42, 130
 HOPELESS = (BAD_SETTINGS, NOT_FINITE, INTERRUPTED)  # started again, the run would end in the same way
 
 # States of a queued resource (Cloud TPU API v2, QueuedResourceState.State); PREEMPTED is a node's. The
-# groups of Compute Engine are given the same states (gce.read).
+# groups of Compute Engine are given the same states (gce.parse_status).
 WAITING = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")
 GONE = ("FAILED", "SUSPENDING", "SUSPENDED", "PREEMPTED")
 ABSENT = "ABSENT"  # ours: there is none of this name
 REFUSED = "REFUSED"  # ours: it is there, and will get no machines
 REFUSALS = ("QUOTA", "PERMISSION_DENIED", "INVALID_ARGUMENT")  # asking again would be refused again
 
-LOOK_EVERY = 30.0  # seconds between two looks
+POLL_INTERVAL = 30.0  # between two descriptions of a slice [seconds]
 DELETIONS = 4  # in a row that may fail before the user has to see to it
 LASTING = 1800.0  # seconds: an attempt that went on for so long starts the count of failures anew
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What came of an action: its exit code or, of a look, the state (empty if it could not be told)."""
+class Outcome:
+    """The result of an action: its exit code or, of "describe", the state (empty if it is not known)."""
 
     code: int = 0
     state: str = ""
@@ -44,7 +44,7 @@ class Limits:
 class SliceState:
     """The action to do, and what is known of one run's slice."""
 
-    action: str = "look"  # look, ask, set up, start, delete, end
+    action: str = "describe"  # describe, create, set up, start, delete, end
     after: float = 0.0  # seconds to wait before it
     why: str = ""
     zone: int = 0  # index of the zone where the slice is, or is asked for
@@ -78,26 +78,28 @@ def worst(codes: list[int]) -> int:
     return min(codes, key=lambda code: (rank.get(code, 1), code))
 
 
-def step(state: SliceState, seen: Seen, limits: Limits) -> SliceState:
-    """Return the next action, from what came of this one."""
+def step(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
+    """Return the next action, from the outcome of this one."""
     if state.action == "delete":
-        return _deleted(state, seen)
-    if seen.stopped:
+        return _deleted(state, outcome)
+    if outcome.stopped:
         return state.give_up(INTERRUPTED, "interrupted")
-    if state.action == "look":
-        return _looked(state, seen, limits)
-    if seen.code == DONE:
-        following = {"ask": "look", "set up": "start", "start": "delete"}[state.action]
+    if state.action == "describe":
+        return _described(state, outcome, limits)
+    if outcome.code == DONE:
+        following = {"create": "describe", "set up": "start", "start": "delete"}[state.action]
         return state.to(following, ready=state.action == "set up", code=DONE, then="end")
-    if state.action == "start" and seen.code in HOPELESS:
-        return state.give_up(seen.code, f"the run ended with {seen.code}; starting it again would not help")
-    failures = 1 if seen.seconds >= LASTING else state.failures + 1
-    if state.action != "ask":
-        why = f"{state.action} ended with {seen.code}"
-        return state.to("look", why=why, failures=failures, code=seen.code)
-    if failures > limits.restarts or _is_refusal(seen.message):
-        return _refused(state, seen.message, limits)
-    return state.to("look", pause(failures, 10.0), seen.message, failures=failures)
+    if state.action == "start" and outcome.code in HOPELESS:
+        return state.give_up(
+            outcome.code, f"the run ended with {outcome.code}; starting it again would not help"
+        )
+    failures = 1 if outcome.seconds >= LASTING else state.failures + 1
+    if state.action != "create":
+        why = f"{state.action} ended with {outcome.code}"
+        return state.to("describe", why=why, failures=failures, code=outcome.code)
+    if failures > limits.restarts or _is_refusal(outcome.message):
+        return _refused(state, outcome.message, limits)
+    return state.to("describe", pause(failures, 10.0), outcome.message, failures=failures)
 
 
 def _is_refusal(message: str) -> bool:
@@ -110,7 +112,7 @@ def _refused(state: SliceState, why: str, limits: Limits) -> SliceState:
     following = _next_zone(replace(state, refused=refused), limits)
     if following == state.zone:
         return state.give_up(BAD_SETTINGS, why)
-    return state.to("delete", why=why, then="ask", next_zone=following, refused=refused, failures=0)
+    return state.to("delete", why=why, then="create", next_zone=following, refused=refused, failures=0)
 
 
 def _next_zone(state: SliceState, limits: Limits) -> int:
@@ -119,51 +121,51 @@ def _next_zone(state: SliceState, limits: Limits) -> int:
     return next((zone for zone in order if zone not in state.refused), state.zone)
 
 
-def _looked(state: SliceState, seen: Seen, limits: Limits) -> SliceState:
-    if seen.state in (ABSENT, "DELETING") and state.there:
+def _described(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
+    if outcome.state in (ABSENT, "DELETING") and state.there:
         return state.to("end", why="somebody else deleted it", code=FAILED, ours=False)
-    if seen.state == ABSENT:
-        return state.to("ask", ours=True)
-    if seen.state == REFUSED and state.ours:
-        return _refused(state, seen.message, limits)
-    lost = seen.state in WAITING and state.ready  # a group that has lost hosts waits for others
-    if seen.state in GONE or lost:  # no failure of ours if we had it
+    if outcome.state == ABSENT:
+        return state.to("create", ours=True)
+    if outcome.state == REFUSED and state.ours:
+        return _refused(state, outcome.message, limits)
+    lost = outcome.state in WAITING and state.ready  # a group that has lost hosts waits for others
+    if outcome.state in GONE or lost:  # no failure of ours if we had it
         failures = 0 if state.ready or state.code else state.failures + 1
         following = state.zone if state.ready else _next_zone(state, limits)
-        state, why = replace(state, ours=True), f"{seen.state} {seen.message}".strip()
-        again = state.to("delete", why=why, then="ask", failures=failures, next_zone=following)
+        state, why = replace(state, ours=True), f"{outcome.state} {outcome.message}".strip()
+        again = state.to("delete", why=why, then="create", failures=failures, next_zone=following)
         return state.give_up(FAILED, why) if failures > limits.restarts else again
     # not known just now, or still being deleted by an earlier launch
-    if seen.state not in (*WAITING, "ACTIVE"):
-        return state.to("look", LOOK_EVERY, seen.message)
+    if outcome.state not in (*WAITING, "ACTIVE"):
+        return state.to("describe", POLL_INTERVAL, outcome.message)
     if not state.ours:
-        why = f"it is there already ({seen.state}), another lm launch may watch it; --adopt takes it over"
+        why = f"it is there already ({outcome.state}), another lm launch may watch it; --adopt takes it over"
         return state.to("end", why=why, code=BAD_SETTINGS)
     state = replace(state, there=True, failures=state.failures if state.code else 0)
-    if seen.state in WAITING:
-        return _waiting(replace(state, waited=state.waited + seen.seconds), seen, limits)
+    if outcome.state in WAITING:
+        return _waiting(replace(state, waited=state.waited + outcome.seconds), outcome, limits)
     if state.failures > limits.restarts:
         return state.give_up(state.code, f"failed {state.failures} times in a row")
     return state.to("start" if state.ready else "set up", pause(state.failures, 10.0), waited=0.0)
 
 
-def _waiting(state: SliceState, seen: Seen, limits: Limits) -> SliceState:
+def _waiting(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
     following = _next_zone(state, limits)
     if state.waited < limits.wait or following == state.zone:
-        return state.to("look", LOOK_EVERY, seen.message)
-    why = f"no capacity in {state.waited / 60:.0f} minutes {seen.message}".strip()
-    return state.to("delete", why=why, then="ask", next_zone=following)
+        return state.to("describe", POLL_INTERVAL, outcome.message)
+    why = f"no capacity in {state.waited / 60:.0f} minutes {outcome.message}".strip()
+    return state.to("delete", why=why, then="create", next_zone=following)
 
 
-def _deleted(state: SliceState, seen: Seen) -> SliceState:
-    state = replace(state, undeleted=state.undeleted + 1 if seen.code else 0)
+def _deleted(state: SliceState, outcome: Outcome) -> SliceState:
+    state = replace(state, undeleted=state.undeleted + 1 if outcome.code else 0)
     if 0 < state.undeleted < DELETIONS:
         return state.to("delete", pause(state.undeleted, 5.0))
     if state.undeleted:
         return state.to("end", why="NOT DELETED, IT MAY STILL COST MONEY", code=FAILED)
-    if seen.stopped and state.then == "ask":
+    if outcome.stopped and state.then == "create":
         return state.to("end", why="interrupted", code=INTERRUPTED, ours=False)
     if state.then == "end":
         return state.to("end", ours=False)
     state = replace(state, there=False, ready=False, code=DONE, waited=0.0, zone=state.next_zone)
-    return state.to("ask", pause(state.failures, 10.0))
+    return state.to("create", pause(state.failures, 10.0))

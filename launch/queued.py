@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from launch.accelerators import GENERATIONS
 from launch.command import LaunchError
-from launch.gcloud import Request, Status, Way, connection, place, ssh_options
+from launch.gcloud import Request, SliceApi, Status, connection, place, ssh_options
 from launch.options import FLEX_START, SPOT, reservation
 
 TPUS = ["gcloud", "compute", "tpus"]
@@ -16,7 +16,7 @@ QUEUED = [*TPUS, "queued-resources"]
 ALPHA = ["gcloud", "alpha", "compute", "tpus", "queued-resources"]
 
 
-def refuse(request: Request) -> None:
+def check_request(request: Request) -> None:
     """Raise LaunchError for a slice or an option that the Cloud TPU API does not offer, with what does."""
     piece, machines = request.slice, request.machines
     if not piece.generation.runtime:
@@ -32,13 +32,13 @@ def refuse(request: Request) -> None:
         )
 
 
-def check(request: Request, zone: str) -> list[str]:
+def list_offers(request: Request, zone: str) -> list[str]:
     """Return the command that prints the types that the zone has."""
     types = [*TPUS, "tpu-vm", "accelerator-types", "list", *place(zone, request.project)]
     return [*types, "--format=value(name.basename())"]
 
 
-def ask(request: Request, zone: str) -> list[list[str]]:
+def create(request: Request, zone: str) -> list[list[str]]:
     """Return the command that queues the request, with the topology where gcloud takes one."""
     name, machines, piece = request.name, request.machines, request.slice
     nodes = [f"--node-id={name}"]
@@ -71,12 +71,12 @@ def ask(request: Request, zone: str) -> list[list[str]]:
     return [[*command, "create", name, *nodes, *kind, *options, *place(zone, request.project)]]
 
 
-def look(request: Request, zone: str) -> list[str]:
+def describe(request: Request, zone: str) -> list[str]:
     """Return the command that describes the request."""
     return [*QUEUED, "describe", request.name, *place(zone, request.project), "--format=json"]
 
 
-def read(request: Request, printed: str) -> Status:
+def parse_status(request: Request, printed: str) -> Status:
     """Return the state of the queued resource; gcloud addresses its hosts by its name."""
     state = json.loads(printed)["state"]
     fault = state.get("failedData", {}).get("error", {}).get("message", "")
@@ -104,8 +104,8 @@ def delete(request: Request, zone: str) -> list[list[str]]:
     return [[*QUEUED, "delete", request.name, *place(zone, request.project), "--force"]]
 
 
-def offer(request: Request) -> str:
+def offer_name(request: Request) -> str:
     return request.slice.type
 
 
-WAY = Way(refuse, check, offer, ask, look, read, copy, run, delete)
+API = SliceApi(check_request, list_offers, offer_name, create, describe, parse_status, copy, run, delete)

@@ -87,9 +87,9 @@ def delete(names: Sequence[str], everything: bool, zone: str, project: str, dry_
             known.append(name)
             for command in deletions(kind, name, at, project) if everything or name in names else ():
                 show(command)
-                seen = gcloud.Seen() if dry_run else gcloud.call(command)
-                print(seen.message)
-                codes.append(DONE if seen.state == gcloud.ABSENT else seen.code)
+                outcome = gcloud.Outcome() if dry_run else gcloud.call(command)
+                print(outcome.message)
+                codes.append(DONE if outcome.state == gcloud.ABSENT else outcome.code)
     for name in set(names) - set(known):
         raise LaunchError(f"there is no {name}{closest(name, known)}")
     return max(codes)

@@ -18,9 +18,9 @@ from shlex import join
 from launch import container, gcloud, queued
 from launch.accelerators import parse_slice
 from launch.command import Job, LaunchError, closest, label
-from launch.gcloud import Request, Way
+from launch.gcloud import Request, SliceApi
 from launch.options import Container, Machines, check_machines
-from launch.policy import ABSENT, DONE, FAILED, Limits, Seen, SliceState, step, worst
+from launch.policy import ABSENT, DONE, FAILED, Limits, Outcome, SliceState, step, worst
 from launch.processes import Child, finish_all, on_signals, say, show
 
 AFTER_FAILURE = 60.0  # seconds that the other hosts have, once the run has failed on one, to save and end
@@ -32,7 +32,7 @@ class JobSlice:
 
     job: Job
     request: Request
-    way: Way
+    api: SliceApi
     options: Container
     packed: str = container.PACKED
 
@@ -42,24 +42,24 @@ class JobSlice:
 
     def commands(self, action: str, zone: str, attempt: str, members: Sequence[str]) -> list[list[list[str]]]:
         """Return the commands of an action: groups one after another, and those of a group at once."""
-        request, way = self.request, self.way
-        if action == "look":
-            return [[way.look(request, zone)]]
-        if action == "ask":
-            return [[command] for command in way.ask(request, zone)]
+        request, api = self.request, self.api
+        if action == "describe":
+            return [[api.describe(request, zone)]]
+        if action == "create":
+            return [[command] for command in api.create(request, zone)]
         if action == "delete":
-            return [[command] for command in way.delete(request, zone)]
+            return [[command] for command in api.delete(request, zone)]
         if action == "set up":
             line = container.setup_command(self.job, self.options)
-            copied = way.copy(request, zone, members, self.packed, container.PACKED)
-            return [copied, way.run(request, zone, members, line)]
+            copied = api.copy(request, zone, members, self.packed, container.PACKED)
+            return [copied, api.run(request, zone, members, line)]
         line = container.start_command(self.job, self.options, request.hosts, request.slices, attempt)
-        return [way.run(request, zone, members, line)]
+        return [api.run(request, zone, members, line)]
 
 
 def run_slices(
     jobs: Sequence[Job],
-    way: Way,
+    api: SliceApi,
     options: Container,
     machines: Machines,
     slices: int = 1,
@@ -73,14 +73,14 @@ def run_slices(
     for job in jobs:
         container.check_job(job)
     piece = parse_slice(options.accelerator)
-    way.refuse(Request("", piece, options.project, machines, slices, runtime))
+    api.check_request(Request("", piece, options.project, machines, slices, runtime))
     project = gcloud.paying(options.project, machines.dry_run)
     requests = [Request(label(job), piece, project, machines, slices, runtime) for job in jobs]
-    rows = [JobSlice(job, request, way, options) for job, request in zip(jobs, requests, strict=True)]
+    rows = [JobSlice(job, request, api, options) for job, request in zip(jobs, requests, strict=True)]
     if machines.dry_run:
         print_commands(rows)
         return DONE
-    check_zones(requests[0], way)
+    check_zones(requests[0], api)
     stop = threading.Event()
     with tempfile.TemporaryDirectory(prefix="lm-launch-") as folder:
         packed = Path(folder, container.PACKED)
@@ -103,15 +103,14 @@ def print_commands(rows: Sequence[JobSlice]) -> None:
     show(gcloud.LOGGED_IN)
     show(gcloud.PROJECT)
     for zone in rows[0].machines.zones:
-        show(rows[0].way.check(rows[0].request, zone))
+        show(rows[0].api.list_offers(rows[0].request, zone))
     for row in rows:
-        members = [row.request.name if row.way is queued.WAY else "HOST"]
+        members = [row.request.name if row.api is queued.API else "HOST"]
         for number, zone in enumerate(row.machines.zones):
-            actions = ("ask",) if number else ("look", "ask", "set up", "start", "delete")
+            actions = ("create",) if number else ("describe", "create", "set up", "start", "delete")
             if number:
-                print(
-                    f"# if {row.machines.zones[number - 1]} has no room, ask in {zone}, and go on as above:"
-                )
+                before = row.machines.zones[number - 1]
+                print(f"# if {before} has no room, create in {zone}, and go on as above:")
             for action in actions:
                 if members == ["HOST"] and action in ("set up", "start"):
                     print(f"# {action}, on each of {row.request.hosts} hosts at once:")
@@ -119,12 +118,12 @@ def print_commands(rows: Sequence[JobSlice]) -> None:
                     show(command)
 
 
-def check_zones(request: Request, way: Way) -> None:
+def check_zones(request: Request, api: SliceApi) -> None:
     """Raise LaunchError unless each zone exists, may be used and offers the accelerator."""
-    needed = way.offer(request)
+    needed = api.offer_name(request)
     for zone in request.machines.zones:
         meaning = f"--zones {zone} cannot be used in project {request.project}"
-        offered = gcloud.answer(way.check(request, zone), meaning).split()
+        offered = gcloud.answer(api.list_offers(request, zone), meaning).split()
         if needed not in offered:
             raise LaunchError(f"--zones {zone} does not offer {needed}{closest(needed, offered)}")
 
@@ -134,25 +133,25 @@ def run_to_its_end(row: JobSlice, stop: threading.Event, clock: Callable[[], flo
     machines = row.machines
     limits = Limits(machines.restarts, len(machines.zones), machines.wait * 60)
     who, attempts, members = row.request.name, 0, tuple[str, ...]()
-    state, seen = SliceState(ours=machines.adopt), Seen()
+    state, outcome = SliceState(ours=machines.adopt), Outcome()
     while state.action != "end":
         say(who, state.why)
-        before, began, seen = seen.state, clock(), Seen()
+        before, began, outcome = outcome.state, clock(), Outcome()
         zone = machines.zones[state.zone]
         if state.action == "delete":
             time.sleep(state.after)
         if state.action == "delete" or not stop.wait(state.after):
             attempts += state.action == "start"
-            if state.action != "look":
+            if state.action != "describe":
                 say(who, f"{state.action}: {row.job.name} on {row.request.slice} in {zone}")
             try:
                 commands = row.commands(state.action, zone, f"{int(time.time())}-{attempts}", members)
-                seen, members = _act(row, state.action, commands, zone, members, stop)
+                outcome, members = _act(row, state.action, commands, zone, members, stop)
             except Exception as error:  # a fault of this program is no reason to leave a slice running
-                seen = Seen(FAILED, message=repr(error))
-            say(who, seen.state if seen.state != before else "")
-        seen = replace(seen, seconds=clock() - began, stopped=stop.is_set())
-        state = step(state, seen, limits)
+                outcome = Outcome(FAILED, message=repr(error))
+            say(who, outcome.state if outcome.state != before else "")
+        outcome = replace(outcome, seconds=clock() - began, stopped=stop.is_set())
+        state = step(state, outcome, limits)
     say(who, f"{state.why or 'nothing is left of it'}; exit code {state.code}")
     if state.ours:
         for (command,) in row.commands("delete", machines.zones[state.zone], "", ()):
@@ -167,38 +166,38 @@ def _act(
     zone: str,
     members: tuple[str, ...],
     stop: threading.Event,
-) -> tuple[Seen, tuple[str, ...]]:
+) -> tuple[Outcome, tuple[str, ...]]:
     """Do an action; return what came of it, and the names of the machines as they are known now."""
     if action in ("set up", "start"):
         codes = (_stream(row.request.name, each, stop) for each in commands)
-        return Seen(next(filter(None, codes), DONE)), members
-    if action == "look":
-        seen = gcloud.call(commands[0][0])
-        if seen.code:
-            return seen, members
-        status = row.way.read(row.request, seen.message)
-        return Seen(state=status.state, message=status.message), status.members or members
+        return Outcome(next(filter(None, codes), DONE)), members
+    if action == "describe":
+        outcome = gcloud.call(commands[0][0])
+        if outcome.code:
+            return outcome, members
+        status = row.api.parse_status(row.request, outcome.message)
+        return Outcome(state=status.state, message=status.message), status.members or members
     if action == "delete":
         return _delete(row.request.name, commands), ()
     for number, (command,) in enumerate(commands):
-        seen = gcloud.call(command)
-        if seen.code:
-            is_there = number == len(commands) - 1 and "already exists" in seen.message
+        outcome = gcloud.call(command)
+        if outcome.code:
+            is_there = number == len(commands) - 1 and "already exists" in outcome.message
             if len(commands) > 1 and not is_there:  # parts, also those that an earlier launch has left
                 with suppress(OSError):
                     _delete(row.request.name, row.commands("delete", zone, "", ()))
-            return replace(seen, state=""), ()
-    return seen, ()
+            return replace(outcome, state=""), ()
+    return outcome, ()
 
 
-def _delete(who: str, commands: Sequence[Sequence[list[str]]]) -> Seen:
+def _delete(who: str, commands: Sequence[Sequence[list[str]]]) -> Outcome:
     """Delete all parts; what is not there counts as deleted."""
-    failed = Seen()
+    failed = Outcome()
     for (command,) in commands:
-        seen = gcloud.call(command)
-        if seen.state != ABSENT:
-            say(who, seen.message)
-            failed = seen if seen.code else failed
+        outcome = gcloud.call(command)
+        if outcome.state != ABSENT:
+            say(who, outcome.message)
+            failed = outcome if outcome.code else failed
     return failed
 
 

@@ -193,7 +193,7 @@ def launch_gce(
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
     """
     jobs = _jobs(pattern, settings, rows, options.accelerator)
-    _end(lambda: slices.run_slices(jobs, gce.WAY, options, machines))
+    _end(lambda: slices.run_slices(jobs, gce.API, options, machines))
 
 
 def launch_queued(
@@ -218,7 +218,7 @@ def launch_queued(
         runtime: Image of the TPU VMs, if not the accelerator's usual one.
     """
     jobs = _jobs(pattern, settings, rows, options.accelerator, slices_per_run)
-    _end(lambda: slices.run_slices(jobs, queued.WAY, options, machines, slices_per_run, runtime))
+    _end(lambda: slices.run_slices(jobs, queued.API, options, machines, slices_per_run, runtime))
 
 
 def launch_gke(

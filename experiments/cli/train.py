@@ -140,7 +140,9 @@ def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter,
             bars.pop(run.folder).close()
 
     work, shares = partial(_train_in_child, options), partial(share_of_gpus, count)
-    jobs = Jobs(count, work, untrained, show, end, shares, preload=(__name__, "experiments.runs.run"))
+    # the last takes two seconds of every run that is scored by ROUGE
+    preload = (__name__, "experiments.runs.run", "rouge_score.rouge_scorer")
+    jobs = Jobs(count, work, untrained, show, end, shares, preload=preload)
     codes = jobs.run(todo)
     if jobs.signal is not None:
         reporter.say(f"stopped ({signal.Signals(jobs.signal).name}); run the same command to resume")

@@ -16,7 +16,7 @@ def stage(tmp_path, monkeypatch):
     """The fakes, without any pause between two calls; the handlers of signals are put back afterwards."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("LM_STUDY", raising=False)
-    monkeypatch.setattr(policy, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(policy, "POLL_INTERVAL", 0.0)
     for module in (policy, local):
         monkeypatch.setattr(module, "pause", lambda failures, first: 0.0)
     before = {number: signal.getsignal(number) for number in HANDLED}

@@ -10,7 +10,7 @@ import sys
 import time
 
 KINDS = {"accelerator-types": "offers", "machine-types": "offers", "auth": "auth", "config": "config"}
-KINDS |= {"list-instances": "look", "describe": "look", "list": "list", "scp": "scp", "ssh": "ssh"}
+KINDS |= {"list-instances": "describe", "describe": "describe", "list": "list", "scp": "scp", "ssh": "ssh"}
 KINDS |= {"create": "create", "delete": "delete"}
 PARTS = {"resource-policies": "policy", "instance-templates": "template", "instance-groups": "group"}
 words = sys.argv[1:]

@@ -17,7 +17,7 @@ from launch import container, gce, queued
 from launch.accelerators import Slice, libtpu_flags, parse_slice
 from launch.gcloud import Request
 from launch.options import Machines
-from launch.policy import ABSENT, FAILED, REFUSED, Limits, Seen, SliceState, step
+from launch.policy import ABSENT, FAILED, REFUSED, Limits, Outcome, SliceState, step
 from launch.processes import on_signals
 
 ROW = "t5/6-corruption-rate/15"
@@ -36,20 +36,22 @@ SETUP, RUN, COPIES = "ssh " * 4, "START " * 4, "scp " * 4
 def test_a_group_that_loses_a_host_is_deleted_and_asked_for_again_until_the_run_says_done(stage, capsys):
     seen = [stage.absent, stage.group(*UP[:2], action="CREATING"), stage.group(*UP)]
     lost = stage.group(*UP[:3], "TERMINATED")
-    stage.record(look=[*seen, lost, *seen[1:]], START=[(42, "", "")] + [(255, "", "")] * 3 + [(0, "", "")])
+    stage.record(
+        describe=[*seen, lost, *seen[1:]], START=[(42, "", "")] + [(255, "", "")] * 3 + [(0, "", "")]
+    )
     assert launch(*GCE, "--provisioning=spot") == 0
-    up = f"look look {COPIES}{SETUP}{RUN}"
-    life = f"{OFFERED} look {ASK} {up}look {DELETE} {ASK} {up}{DELETE}"
+    up = f"describe describe {COPIES}{SETUP}{RUN}"
+    life = f"{OFFERED} describe {ASK} {up}describe {DELETE} {ASK} {up}{DELETE}"
     assert stage.calls() == life
     assert "nothing is left of it; exit code 0" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_queued_slice_that_is_taken_away_is_deleted_and_asked_for_again(stage):
     states = ("WAITING_FOR_RESOURCES", "ACTIVE", "SUSPENDED", "PROVISIONING", "ACTIVE")
-    stage.record(look=[stage.absent, *map(stage.queue, states)], START=[(42, "", ""), (0, "", "")])
+    stage.record(describe=[stage.absent, *map(stage.queue, states)], START=[(42, "", ""), (0, "", "")])
     assert launch(*QUEUED) == 0
-    first = f"look create look look {ATTEMPT} look delete"
-    assert stage.calls() == f"{OFFERED} {first} create look look {ATTEMPT} delete"
+    first = f"describe create describe describe {ATTEMPT} describe delete"
+    assert stage.calls() == f"{OFFERED} {first} create describe describe {ATTEMPT} delete"
 
 
 @pytest.mark.parametrize(
@@ -57,24 +59,28 @@ def test_a_queued_slice_that_is_taken_away_is_deleted_and_asked_for_again(stage)
     [
         ({"START": [2]}, 2, f"{ATTEMPT} delete"),
         ({"START": [3]}, 3, f"{ATTEMPT} delete"),
-        ({"START": [1]}, 1, f"{ATTEMPT} {'look START ' * 3}look delete"),
-        ({"START": [255, 0]}, 0, f"{ATTEMPT} look START delete"),
-        ({"ssh": [1, 0]}, 0, f"scp ssh look {ATTEMPT} delete"),
-        ({"create": ["Quota limit 'TPUV5s' has been exceeded."]}, 2, "look create delete"),
+        ({"START": [1]}, 1, f"{ATTEMPT} {'describe START ' * 3}describe delete"),
+        ({"START": [255, 0]}, 0, f"{ATTEMPT} describe START delete"),
+        ({"ssh": [1, 0]}, 0, f"scp ssh describe {ATTEMPT} delete"),
+        ({"create": ["Quota limit 'TPUV5s' has been exceeded."]}, 2, "describe create delete"),
         (
-            {"create": ["UNAVAILABLE", 0], "look": [ABSENT, ABSENT, "ACTIVE"]},
+            {"create": ["UNAVAILABLE", 0], "describe": [ABSENT, ABSENT, "ACTIVE"]},
             0,
-            f"create look {ATTEMPT} delete",
+            f"create describe {ATTEMPT} delete",
         ),
-        ({"look": [ABSENT, "FAILED"]}, 1, f"look {'create look delete ' * 4}".strip()),
-        ({"look": [ABSENT, "ACTIVE", ABSENT], "START": [255]}, 1, f"create look {ATTEMPT} look"),
-        ({"look": ["ACTIVE"]}, 2, "offers look"),
-        ({"look": ["DELETING", ABSENT, "ACTIVE"]}, 0, f"look look create look {ATTEMPT} delete"),
+        ({"describe": [ABSENT, "FAILED"]}, 1, f"describe {'create describe delete ' * 4}".strip()),
+        ({"describe": [ABSENT, "ACTIVE", ABSENT], "START": [255]}, 1, f"create describe {ATTEMPT} describe"),
+        ({"describe": ["ACTIVE"]}, 2, "offers describe"),
+        (
+            {"describe": ["DELETING", ABSENT, "ACTIVE"]},
+            0,
+            f"describe describe create describe {ATTEMPT} delete",
+        ),
     ],
 )
 def test_each_ending_has_its_policy(stage, answers, code, then):
     def shown(verb: str, one) -> tuple:
-        if verb == "look":
+        if verb == "describe":
             return stage.absent if one == ABSENT else stage.queue(one)
         return (1, "", one) if isinstance(one, str) else (one, "", "")
 
@@ -88,7 +94,7 @@ def test_a_zone_that_refuses_is_left_for_the_next(stage):
     two = [*QUEUED[:3], "--zones", "us-west4-a", "us-east1-c", *CLOUD]
     assert launch(*two) == 0
     calls = stage.calls(zones=True)
-    assert "create@us-west4-a delete@us-west4-a create@us-east1-c look@us-east1-c scp@us-east1-c" in calls
+    assert "create@us-west4-a delete@us-west4-a create@us-east1-c describe@us-east1-c scp@us-east1-c" in calls
     stage.record(create=[(1, "", "QUOTA_EXCEEDED")])
     (stage.folder / "calls").unlink()
     assert launch(*two) == 2
@@ -97,15 +103,15 @@ def test_a_zone_that_refuses_is_left_for_the_next(stage):
 
 def test_a_zone_without_capacity_is_left_after_a_while_if_there_is_another():
     asked = SliceState(ours=True, there=True)
-    waiting = Seen(state="WAITING_FOR_RESOURCES", seconds=400.0)
+    waiting = Outcome(state="WAITING_FOR_RESOURCES", seconds=400.0)
     alone = Limits(wait=1_000.0)
-    assert step(step(step(asked, waiting, alone), waiting, alone), waiting, alone).action == "look"
+    assert step(step(step(asked, waiting, alone), waiting, alone), waiting, alone).action == "describe"
     two = Limits(wait=1_000.0, zones=2)
     soon = step(step(asked, waiting, two), waiting, two)
     later = step(soon, waiting, two)
-    assert (soon.action, later.action, later.then, later.next_zone) == ("look", "delete", "ask", 1)
-    moved = step(later, Seen(), two)
-    assert (moved.action, moved.zone, moved.waited) == ("ask", 1, 0.0)
+    assert (soon.action, later.action, later.then, later.next_zone) == ("describe", "delete", "create", 1)
+    moved = step(later, Outcome(), two)
+    assert (moved.action, moved.zone, moved.waited) == ("create", 1, 0.0)
     back = step(SliceState(ours=True, there=True, zone=1, waited=900.0), waiting, two)
     assert back.next_zone == 0
 
@@ -113,32 +119,32 @@ def test_a_zone_without_capacity_is_left_after_a_while_if_there_is_another():
 def test_a_slice_that_was_had_is_asked_for_again_in_its_zone():
     had = SliceState(ours=True, there=True, ready=True, zone=1)
     for state in ("PREEMPTED", "PROVISIONING"):
-        lost = step(had, Seen(state=state), Limits(zones=3))
-        assert (lost.action, lost.then, lost.next_zone, lost.failures) == ("delete", "ask", 1, 0)
+        lost = step(had, Outcome(state=state), Limits(zones=3))
+        assert (lost.action, lost.then, lost.next_zone, lost.failures) == ("delete", "create", 1, 0)
 
 
 def test_a_group_that_will_get_no_machines_ends_with_the_reason(stage, capsys):
     refused = stage.group("", "", "", "", action="CREATING", fault="QUOTA_EXCEEDED")
-    stage.record(look=[stage.absent, refused])
+    stage.record(describe=[stage.absent, refused])
     assert launch(*GCE) == 2
-    assert stage.calls().endswith(f"{ASK} look {DELETE}")
+    assert stage.calls().endswith(f"{ASK} describe {DELETE}")
     assert "QUOTA_EXCEEDED: sorry\n" in capsys.readouterr().out
 
 
 def test_what_an_earlier_launch_has_left_of_a_group_is_deleted_and_asked_for_anew(stage):
     exists = (1, "", "The resource 'x' already exists")
     up = [stage.absent, stage.absent, stage.group(*UP)]
-    stage.record(create_template=[exists, (0, "", "")], look=up)
+    stage.record(create_template=[exists, (0, "", "")], describe=up)
     assert launch(*GCE) == 0
-    assert f"look create-policy create-template {DELETE} look {ASK} look scp" in stage.calls()
+    assert f"describe create-policy create-template {DELETE} describe {ASK} describe scp" in stage.calls()
 
 
 def test_a_group_of_somebody_else_is_not_deleted(stage):
     exists = (1, "", "The resource 'x' already exists")
-    stage.record(create_group=[exists], look=[stage.absent, stage.group(*UP, action="DELETING")])
-    stage.send(signal.SIGTERM, when=lambda: stage.calls().count("look") > 2)
+    stage.record(create_group=[exists], describe=[stage.absent, stage.group(*UP, action="DELETING")])
+    stage.send(signal.SIGTERM, when=lambda: stage.calls().count("describe") > 2)
     launch(*GCE)
-    assert stage.calls().index("look look") < stage.calls().index("delete")
+    assert stage.calls().index("describe describe") < stage.calls().index("delete")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -167,15 +173,15 @@ def test_after_the_launch_signals_are_this_process_s_own_again(stage):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.parametrize("options, last", [([], "look"), (["--adopt"], "delete")])
+@pytest.mark.parametrize("options, last", [([], "describe"), (["--adopt"], "delete")])
 def test_before_the_first_look_a_signal_deletes_only_a_slice_that_was_to_be_adopted(stage, options, last):
-    stage.record(look=[(1, "", "UNAVAILABLE")])
-    stage.send(signal.SIGTERM, when=lambda: "look" in stage.calls())
+    stage.record(describe=[(1, "", "UNAVAILABLE")])
+    stage.send(signal.SIGTERM, when=lambda: "describe" in stage.calls())
     assert launch(*QUEUED, *options) == 130 and stage.calls().endswith(last)
 
 
 def test_a_slice_that_cannot_be_deleted_is_named_with_the_commands_that_do_it(stage, capsys):
-    stage.record(delete_group=[(1, "", "UNAVAILABLE")], look=[stage.absent, stage.group(*UP)])
+    stage.record(delete_group=[(1, "", "UNAVAILABLE")], describe=[stage.absent, stage.group(*UP)])
     assert launch(*GCE) == FAILED
     *_, warning, group, _template, policy = capsys.readouterr().out.splitlines()
     assert "NOT DELETED" in warning and "instance-groups managed delete lm-t5-6-" in group
@@ -183,15 +189,15 @@ def test_a_slice_that_cannot_be_deleted_is_named_with_the_commands_that_do_it(st
 
 
 def test_a_fault_of_the_launcher_itself_deletes_the_slice(stage):
-    stage.record(look=[stage.absent, (0, "no JSON", ""), stage.queue("ACTIVE")])
+    stage.record(describe=[stage.absent, (0, "no JSON", ""), stage.queue("ACTIVE")])
     assert launch(*QUEUED, "--adopt") == 0 and stage.calls().endswith("delete")
 
 
 def test_only_a_slice_of_ours_is_deleted():
-    assert step(SliceState(), Seen(stopped=True), Limits()).action == "end"
-    assert step(SliceState(ours=True), Seen(stopped=True), Limits()).action == "delete"
-    assert step(SliceState(), Seen(state="ACTIVE"), Limits()).action == "end"
-    assert step(SliceState(), Seen(state=REFUSED), Limits(zones=2)).action == "look"
+    assert step(SliceState(), Outcome(stopped=True), Limits()).action == "end"
+    assert step(SliceState(ours=True), Outcome(stopped=True), Limits()).action == "delete"
+    assert step(SliceState(), Outcome(state="ACTIVE"), Limits()).action == "end"
+    assert step(SliceState(), Outcome(state=REFUSED), Limits(zones=2)).action == "describe"
 
 
 @pytest.mark.parametrize(
@@ -302,7 +308,7 @@ def test_a_sweep_runs_so_many_at_once_and_no_more(stage, monkeypatch):
         most.append(len(now))
         time.sleep(0.02)
         now.remove(row)
-        return Seen(state="" if action != "look" else ABSENT if most.count(1) < 2 else "ACTIVE"), ()
+        return Outcome(state="" if action != "describe" else ABSENT if most.count(1) < 2 else "ACTIVE"), ()
 
     monkeypatch.setattr("launch.slices._act", act)
     launch(*QUEUED, "--seeds=4", "--at-once=2", "--adopt")
@@ -333,10 +339,10 @@ def test_a_slice_of_one_host_is_one_machine_with_all_chips(asked, machine):
     assert parse_slice(asked).machine == machine
 
 
-@pytest.mark.parametrize("way, name", [("gce", "v5p:4x4x8"), ("queued", "v4:4x4x8"), ("queued", "v5p:4x4x8")])
-def test_a_slice_has_the_shape_that_was_planned(way, name):
+@pytest.mark.parametrize("api, name", [("gce", "v5p:4x4x8"), ("queued", "v4:4x4x8"), ("queued", "v5p:4x4x8")])
+def test_a_slice_has_the_shape_that_was_planned(api, name):
     request = Request("x", parse_slice(name), "p", Machines(("us-east5-a",)))
-    commands = {"gce": gce, "queued": queued}[way].ask(request, "us-east5-a")
+    commands = {"gce": gce, "queued": queued}[api].create(request, "us-east5-a")
     words = [word.partition("=")[2] for word in commands[0] if "topology=" in word]
     assert words == ["4x4x8"]
 
@@ -360,7 +366,7 @@ def request(name: str, slices: int = 1, **machines) -> Request:
 )
 def test_an_option_of_the_machines_is_in_the_template_and_in_the_connection(option, template, connection):
     asked = request("v6e:4x4", **option)
-    assert template in gce.ask(asked, "us-east5-a")[1]
+    assert template in gce.create(asked, "us-east5-a")[1]
     if connection:
         assert connection in gce.run(asked, "us-east5-a", ["h"], "true")[0]
         assert connection in gce.copy(asked, "us-east5-a", ["h"], "a", "b")[0]
@@ -494,7 +500,7 @@ def test_a_host_is_counted_only_when_it_runs(stage):
     asked = Request("x", Slice("v6e", "4x4", 16), "p", Machines(("z",)))
 
     def state(*given, **named) -> str:
-        return gce.read(asked, stage.group(*given, **named)[1]).state
+        return gce.parse_status(asked, stage.group(*given, **named)[1]).state
 
     assert state(*UP) == "ACTIVE"
     assert state(*UP[:3]) == state(*UP, action="CREATING") == state() == "PROVISIONING"

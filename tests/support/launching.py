@@ -38,7 +38,7 @@ class Stage:
             "auth": [(0, "me@x.org", "")],
             "config": [(0, "mine", "")],
             "offers": [(0, "v5litepod-16\nv6e-8\nct6e-standard-4t\nct5p-hightpu-4t", "")],
-            "look": [self.absent, self.queue("ACTIVE")],
+            "describe": [self.absent, self.queue("ACTIVE")],
         }
         verbs = {verb.replace("_", "-"): given for verb, given in answers.items()}
         (self.folder / "answers").write_text(json.dumps(usual | verbs))
