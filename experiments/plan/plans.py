@@ -38,6 +38,7 @@ from lm.train.checks import check_mesh
 PROGRAMS_AT_ONCE = 4  # programs that are compiled side by side, at up to 3 GB each
 SHAPE = "num_encoder_layers num_decoder_layers d_model mlp.d_ff attention.d_kv attention.num_heads".split()
 SMALLER: tuple[Overrides, ...] = (  # what to try, in this order, on a step that does not fit
+    {"model.compile.loss_chunks": 4},
     {"model.compile.remat": "dots"},
     {"model.compile.remat": "attention"},
     *({"model.compile.remat": "full", "pretraining.microbatches": parts} for parts in (1, 2, 4, 8, 16)),
@@ -316,8 +317,8 @@ def _smaller(plan: Plan) -> str:
     correction = plan.compiled.needed / memory(step, parameters)
     for mesh in (step.experiment.mesh, replace(step.experiment.mesh, fsdp=-1, data=1)):
         for new in SMALLER:
-            changed = replace(step, experiment=apply(replace(step.experiment, mesh=mesh), new))
             try:
+                changed = replace(step, experiment=apply(replace(step.experiment, mesh=mesh), new))
                 _check(changed)
             except SettingError:
                 continue

@@ -264,6 +264,21 @@ def test_rows_that_compile_to_the_same_program_are_compiled_once_and_what_does_n
 
 
 @pytest.mark.parametrize(
+    ("row", "vocabulary", "advice"),
+    [
+        ("gpt/llama", 2**19, "Try --model.compile.loss_chunks 4"),
+        ("gpt/llama", 2**10, "Try --model.compile.remat dots"),
+        # the loss of ELECTRA reads the logits of whole rows
+        ("clark/5-efficiency/electra", 2**19, "Try --model.compile.remat full --pretraining.microbatches 2"),
+    ],
+)
+def test_a_step_full_of_logits_is_advised_to_compute_them_in_chunks(row, vocabulary, advice):
+    step = planned(build(row, "base", {"model.vocab_size": vocabulary}), "v5e:4x4")
+    compiled = replace(COMPILED, temporaries=int(1.1 * step.slices.room))
+    assert plans._smaller(plans.Plan(row, row, row, step, compiled)) == advice
+
+
+@pytest.mark.parametrize(
     ("exported", "compiled_with", "shown"),
     [
         (None, libtpu_flags(2), "libtpu flags (as lm launch sets them): --xla_tpu_enable_async"),
