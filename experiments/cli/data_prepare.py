@@ -8,6 +8,8 @@ from rich.progress import Progress
 from experiments.cli.settings import ConfigFile, Runs, Scale, Settings, given_changes
 from experiments.console import RUNS, UNBROKEN
 from experiments.processes.jobs import cores
+from experiments.processes.progress import duration
+from experiments.runs.phases import tokens_of_text
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.registry import build
 from experiments.study.scales import DEFAULT_SCALE
@@ -55,23 +57,28 @@ def without_tasks(experiment: Experiment) -> Experiment:
     return replace(experiment, tuning=tuning, mixing=BASELINE.mixing)
 
 
+def _size(number: float) -> str:
+    """Return a number of bytes in GB or, if it is small, in MB."""
+    return f"{number / 1e9:,.1f} GB" if number >= 1e9 else f"{number / 1e6:,.1f} MB"
+
+
 def prepare_corpus(experiment: Experiment, cache: Path, tokens: float, workers: int, check: bool) -> None:
     """Print what it takes to tokenize the text that a row reads of its corpus; do it unless ``check``."""
-    from experiments.runs.inputs import training_streams  # with jax
+    from experiments.runs.inputs import training_streams, unique_tokens  # with jax
     from experiments.runs.prepare import prepare
 
     cache.mkdir(parents=True, exist_ok=True)
     prepared = prepare(without_tasks(experiment), cache, UNBROKEN.print)
     streams = training_streams(experiment, prepared)
-    phase = experiment.pretraining
-    wanted = int(tokens) or phase.steps * phase.batch_size * experiment.data.inputs_length
-    cost = estimate_cost(streams, wanted)
-    hours = cost.core_seconds / workers / 3600
-    read, kept = cost.bytes_read / 1e9, cost.bytes_written / 1e9
-    UNBROKEN.print(
-        f"{cost.tokens:,} tokens: {read:,.2f} GB of text to read, {kept:,.2f} GB to keep in "
-        f"{streams.corpus.folder}, {hours:,.2f} hours with {workers} processes"
+    wanted = int(tokens) or (
+        unique_tokens(experiment) if experiment.data.repeats else tokens_of_text(experiment)
     )
+    cost = estimate_cost(streams, wanted)
+    read, kept = (_size(number) for number in (cost.bytes_read, cost.bytes_written))
+    time = duration(cost.core_seconds / workers)
+    processes = f"{workers} process" + "es" * (workers > 1)
+    UNBROKEN.print(f"{cost.tokens:,} tokens: {read} of text to read, {kept} to keep, {time} with {processes}")
+    UNBROKEN.print(f"kept in {streams.corpus.folder}")
     if check:
         return
     with Progress(console=UNBROKEN) as progress:

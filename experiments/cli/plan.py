@@ -22,6 +22,8 @@ def plan(
 ) -> None:
     """Compile the training step of rows for a TPU slice with libtpu, here, and print what it needs.
 
+    A row takes minutes. lm show ROW --scale base --costs prints parameters and FLOP at once.
+
         lm plan t5/1-baseline/baseline --scale base --topology v5e:4x4
         lm plan 't5/2-architecture/*' --scale small --search
 

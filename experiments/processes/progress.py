@@ -163,8 +163,13 @@ def reporting(total: int, quiet: bool = False) -> Iterator[Reporter]:
         yield Reporter(console, bar, total)
 
 
+YEAR = 365.25 * 86_400  # [seconds]
+
+
 def duration(seconds: float) -> str:
-    """``"1 h 02 min"``, ``"3 min 20 s"`` or ``"12 s"``."""
+    """``"1,580 years"``, ``"1 h 02 min"``, ``"3 min 20 s"`` or ``"12 s"``."""
+    if seconds >= 2 * YEAR:
+        return f"{seconds / YEAR:,.0f} years"
     minutes, below = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

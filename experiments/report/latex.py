@@ -17,6 +17,7 @@ from experiments.report.text import (
     BUDGET_TITLES,
     GROUP_TITLES,
     MISMATCH,
+    OTHER_TARGETS,
     brief_sheet,
     denoisers_sheet,
     interval_text,
@@ -176,6 +177,8 @@ def _sign_sentences(comparison: Comparison, sheet: Sheet) -> list[str]:
         )
     if MISMATCH in shown:
         sentences.append(r"$\neq$: trained with different data, code or packages than most rows.")
+    if OTHER_TARGETS in shown:
+        sentences.append("*: measured on other tokens than the baseline's, with which it is not comparable.")
     if "≤" in shown:
         sentences.append(r"$\leq$: an upper bound.")
     return sentences

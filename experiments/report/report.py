@@ -31,6 +31,7 @@ from experiments.study.registry import REGISTRY, TABLES, build
 from experiments.study.scales import NOT_AVERAGED, SCALES
 from experiments.study.start import START_ONLY_ROW
 from experiments.study.table import Table
+from experiments.study.words import setting_arguments
 from lm.config.base import SettingError, nearest
 from lm.files import json_with_checksum, write
 
@@ -86,16 +87,19 @@ def collect_runs(
             )
         results[name] = by_experiment[experiment]
     if not any(results[row.name] for table in tables for row in table.rows):
-        raise SettingError(_nothing_finished(tables, scale, runs, list(left_out)))
+        raise SettingError(_nothing_finished(tables, scale, runs, list(left_out), overrides or {}))
     return results, list(left_out)
 
 
-def _nothing_finished(tables: Sequence[Table], scale: str, runs: Folders, left_out: Sequence[str]) -> str:
+def _nothing_finished(
+    tables: Sequence[Table], scale: str, runs: Folders, left_out: Sequence[str], overrides: Overrides
+) -> str:
     names = ", ".join(table.name for table in tables)
     roots = ", ".join(map(str, run_roots(runs)))
     message = f"no run of {names} at scale {scale} has finished under {roots}; train them with "
     if tables[0].name in TABLES:
-        message += shlex.join(["lm", *plugin_arguments(), "sweep", tables[0].name, "--scale", scale])
+        command = ["lm", *plugin_arguments(), "sweep", tables[0].name, "--scale", scale]
+        message += shlex.join([*command, *setting_arguments(explicit_overrides(overrides))])
     else:
         message += "lm sweep and the same settings and --grid"
     for other in scales_with_runs(tables, runs):

@@ -75,7 +75,7 @@ seeds and new examples), and otherwise undecided. An interval is that of one dif
 without 0 can be undecided by the tests of all. Bits above chance grow with the probability of the right \
 answer: 0 is that of a guess. A model that is sure of its wrong answers is below 0, even if it ranks most of \
 the right ones first. Held-out loss is compared only where objective, \
-kind of model, text and vocabulary are the baseline's (else: different targets)."""
+kind of model, text and vocabulary are the baseline's (else: different targets, and * behind the score)."""
 ABOUT_PAPER = """The paper's column of the same kind is printed beside ours, with the paper's own marks \
 (two standard deviations of its baseline). The tasks differ, so compare only the order of rows. Of the \
 paper's scores, † marks those that were read second hand, and ? those that may be misread."""
@@ -85,6 +85,7 @@ START_VERDICTS: dict[BaselineVerdict, str] = {
     "equivalent": ", adds nothing",
     "undecided": ", undecided",
 }
+OTHER_TARGETS = "*"  # behind a score on other tokens than the baseline's
 DOUBTS = {SECOND_HAND: "†", UNSURE: "?"}
 ABOUT_CLAIMS = """**Order before counts.** Kendall's tau compares the order of our rows with that of the \
 paper's, by means over columns: 1 is the same order, 0 none, -1 the opposite. p is the probability of a \
@@ -276,15 +277,22 @@ def score_cell(digits: int, score: Score | None, mark: str = "", sign: str = "",
 
 
 def _metric_cells(comparison: Comparison, metric: Metric) -> list[Cell]:
-    """Return each row's score, with an arrow if it is significantly better or worse than the baseline."""
+    """Return each row's score, with an arrow if it is significantly better or worse than the baseline.
+
+    A score on other tokens than the baseline's has OTHER_TARGETS behind it.
+    """
     samples, differences = comparison.values_by_seed(metric), comparison.differences(metric)
+    baseline = comparison.canonical_baseline
+    has_baseline = baseline in comparison.experiments
     cells = []
     for row in comparison.table.rows:
         key = comparison.canonical_name(row)
         sign = differences[key].test.sign if key in differences else 0
         relation = bound_sign(comparison.runs_of(row)) if metric.measure == BITS_PER_BYTE else ""
+        is_unlike = key in comparison.experiments and not comparison.is_comparable(metric, key, baseline)
+        mark = OTHER_TARGETS if is_unlike and has_baseline else ARROWS[sign]
         score = Score.of(samples[key].values())
-        cells.append(score_cell(metric.digits, score, ARROWS[sign], relation=relation))
+        cells.append(score_cell(metric.digits, score, mark, relation=relation))
     return cells
 
 

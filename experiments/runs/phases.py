@@ -15,6 +15,7 @@ from experiments.study.experiment import Experiment, Mask, PretrainingPhase
 from lm.config.base import SettingError, changes
 from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
+from lm.objectives.denoising import compute_lengths
 
 # architectures of one stack
 SINGLE_STACKS = ("encoder", "decoder", "prefix-decoder")
@@ -96,6 +97,16 @@ def phase_steps(experiment: Experiment, index: int) -> tuple[int, int]:
     """Return the step with which a phase begins, and its last one."""
     ends = experiment.pretraining.phase_ends
     return ends[index - 1] if index else 0, ends[index]
+
+
+def tokens_of_text(experiment: Experiment) -> int:
+    """Return how many tokens of text all phases of pre-training read."""
+    total = 0
+    for index in range(len(experiment.pretraining.phases) + 1):
+        (first, last), phase = phase_steps(experiment, index), phase_settings(experiment, index)
+        lengths = compute_lengths(phase.objective, phase.data.inputs_length)
+        total += (last - first) * phase.pretraining.batch_size * lengths.raw
+    return total
 
 
 def _phase_before(experiment: Experiment, index: int, model: ModelConfig, end: int) -> PretrainingPhase:

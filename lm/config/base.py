@@ -35,9 +35,23 @@ class DataError(SettingError):
     """Stored data is missing or damaged; the message names the file, the place in it, and what to do."""
 
 
+# what papers and other libraries call some choices
+SYNONYMS = {
+    "glu": "gated-sigmoid",
+    "bilinear": "gated-linear",
+    "reglu": "gated-relu",
+    "geglu": "gated-gelu",
+    "swiglu": "gated-silu",
+    "swish": "silu",
+}
+
+
 def most_like(name: str, choices: Iterable[str]) -> str:
-    """Return the choice most like ``name``, or "" if none is."""
-    close = difflib.get_close_matches(name, [*choices], n=1, cutoff=0.5)
+    """Return the choice that papers call ``name``, or else the one most like it; "" if there is none."""
+    choices = [*choices]
+    if SYNONYMS.get(name.lower()) in choices:
+        return SYNONYMS[name.lower()]
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     return close[0] if close else ""
 
 

@@ -158,10 +158,20 @@ def read_json_lines(
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             num_corrupt += 1
             if on_corrupt == "stop":
-                found = "it has no such field" if isinstance(error, KeyError) else f"{error!r:.100}"
-                wrong = f'{path}: the line at byte {offset:,} is no {{"{TEXT_FIELD}": "..."}} ({found})'
-                raise DataError(f"{wrong}: mend it, or set data.corrupt_records='skip'") from error
+                wrong = f'{path}: the line at byte {offset:,} is no {{"{TEXT_FIELD}": "..."}}'
+                raise DataError(f"{wrong} {_mend_of_line(line, error)}") from error
     return WindowText([text for text in documents if text.strip()], num_corrupt)
+
+
+def _mend_of_line(line: bytes, error: Exception) -> str:
+    """Return what is wrong with a line of JSON lines, and what to do."""
+    if isinstance(error, KeyError):
+        fields = ", ".join([*json.loads(line)][:5]) or "no field"
+        return (
+            f"(it has {fields}): rename the field of the text, such as with "
+            f"jq -c '{{{TEXT_FIELD}: .content}}' in.jsonl > out.jsonl"
+        )
+    return f"({error!r:.100}): mend it, or set data.corrupt_records='skip'"
 
 
 def _read_lines(path: Path, window: int, window_bytes: int) -> list[tuple[int, bytes]] | None:

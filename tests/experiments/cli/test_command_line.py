@@ -513,6 +513,10 @@ def test_only_an_unknown_option_gets_a_hint(capsys):
     ("line", "due"),
     [
         ("run gpt/llama --model.mlp.activation geluu", "--model.mlp.activation geluu: did you mean gelu?"),
+        (
+            "run gpt/llama --model.mlp.activation SwiGLU",
+            "--model.mlp.activation SwiGLU: did you mean gated-silu?",
+        ),
         ("sweep gpt/llama --scale nanoo", "--scale nanoo: did you mean nano?"),
         ("plan gpt/llama v5e:2x2", "v5e:2x2: did you mean --topology v5e:2x2?"),
         ("list t5/1 t5/2", "t5/2: one word too many: lm list PATTERN [OPTIONS]"),

@@ -335,8 +335,10 @@ def test_a_table_without_tasks_is_judged_by_its_held_out_loss(restored_registry,
     made = without_tasks(tmp_path)
     sheets = made.tables["own"].sheets
     sheet = sheets[""]
-    arrows = [cell.text[-1] if cell.text[-1] in "▲▼" else "" for cell in sheet["held-out loss"]]
-    assert arrows == ["", "▲", "▼", "", ""], "and a loss of other targets is not compared"
+    signs = [cell.text[-1] if cell.text[-1] in "▲▼*" else "" for cell in sheet["held-out loss"]]
+    assert signs == ["", "▲", "▼", "", "*"], "a loss of other targets is marked, and not compared"
+    latex = report.write_latex(made, "nano")[0].read_text()
+    assert latex.count("*") == 2 and "*: measured on other tokens than the baseline's" in latex
     differences = [cell.text for cell in sheets[DIFFERENCES]["held-out loss"]]
     assert [text.rpartition(" ")[2] for text in differences[:2]] == ["better", "worse"]
     assert differences[3] == "different targets"

@@ -10,7 +10,7 @@ from torn_runs import followed
 
 from experiments.cli.settings import parse_settings
 from experiments.runs.checks import check_phases
-from experiments.runs.phases import phase_settings
+from experiments.runs.phases import phase_settings, tokens_of_text
 from experiments.runs.result import read_result
 from experiments.runs.run import Run
 from experiments.runs.stages import stages
@@ -357,3 +357,16 @@ def test_costs_count_each_step_of_each_phase_once(cache, whole, causal_first):
     learnt = [line["content_tokens"] for line in lines if line["kind"] == "train"]
     assert len(learnt) == 8 and result.content_tokens == pytest.approx(sum(learnt), abs=2)
     assert result.held_out_loss == records(pretrained[-1].folder)[-1]["loss"]
+
+
+def test_the_tokens_that_a_row_reads_are_those_of_its_texts_in_all_phases():
+    spans = {
+        "objective": OBJECTIVES["span-corruption"],
+        "objective.rate": 0.25,
+        "objective.mean_span_length": 5,
+    }
+    name, rows = "t5/1-baseline/baseline", 300 * 32  # of 64 inputs; 63 and 79 tokens of text give as many
+    assert tokens_of_text(build(name, "nano")) == rows * 63
+    assert tokens_of_text(build(name, "nano", spans)) == rows * 79
+    half = {"pretraining.phases": (PretrainingPhase(0.5, OBJECTIVES["span-corruption"]),)}
+    assert rows * 63 < tokens_of_text(build(name, "nano", half)) < rows * 79
