@@ -93,7 +93,7 @@ class DataConfig:
     # number of whole held-out documents on which a language model is also evaluated; masked diffusion gives
     # an upper bound of their bits per byte; 0: none [documents]
     held_out_documents: int = setting(0, (LANGUAGE_MODEL, MASKED_DIFFUSION, NGRAMS))
-    # whether a damaged TFDS record stops the run or is skipped
+    # whether a damaged TFDS record or line of JSON stops the run or is skipped
     corrupt_records: Literal["stop", "skip"] = "stop"
     workers: int = 0  # number of processes that prepare batches; 0: prepare them in threads [processes]
     # number of parts of a batch that read their own shards, a multiple of the number of hosts; 0: 16, or the

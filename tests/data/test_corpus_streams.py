@@ -210,6 +210,9 @@ def test_damaged_lines_and_files_are_named_and_left_out_if_asked(tmp_path):
         corpus_shards(f"jsonl:{path}", "train", tmp_path)
     shards = corpus_shards(f"jsonl:{path}", "train", tmp_path, "skip")
     assert [shard.read(0, MAX_WINDOW_BYTES).num_corrupt for shard in shards] == [1]
+    path.write_text('{"text": "one"}\n{"content": "two"}\n')
+    with pytest.raises(DataError, match=r"byte 16 .*\(it has no such field\): mend it, or set"):
+        corpus_shards(f"jsonl:{path}", "train", tmp_path)
     path.write_text('{"content": "one", "url": "x"}\n')
     with pytest.raises(
         DataError, match=r"\(it has content, url\): rename the field of the text, such as with jq"

@@ -159,19 +159,20 @@ def read_json_lines(
             num_corrupt += 1
             if on_corrupt == "stop":
                 wrong = f'{path}: the line at byte {offset:,} is no {{"{TEXT_FIELD}": "..."}}'
-                raise DataError(f"{wrong} {_mend_of_line(line, error)}") from error
+                raise DataError(f"{wrong} {_mend_of_line(line, offset, error)}") from error
     return WindowText([text for text in documents if text.strip()], num_corrupt)
 
 
-def _mend_of_line(line: bytes, error: Exception) -> str:
+def _mend_of_line(line: bytes, offset: int, error: Exception) -> str:
     """Return what is wrong with a line of JSON lines, and what to do."""
-    if isinstance(error, KeyError):
+    if isinstance(error, KeyError) and offset == 0:  # then all lines will have another field
         fields = ", ".join([*json.loads(line)][:5]) or "no field"
         return (
             f"(it has {fields}): rename the field of the text, such as with "
             f"jq -c '{{{TEXT_FIELD}: .content}}' in.jsonl > out.jsonl"
         )
-    return f"({error!r:.100}): mend it, or set data.corrupt_records='skip'"
+    found = "it has no such field" if isinstance(error, KeyError) else f"{error!r:.100}"
+    return f"({found}): mend it, or set data.corrupt_records='skip'"
 
 
 def _read_lines(path: Path, window: int, window_bytes: int) -> list[tuple[int, bytes]] | None:
