@@ -126,21 +126,23 @@ def _described(state: SliceState, outcome: Outcome, limits: Limits) -> SliceStat
         return state.to("end", why="somebody else deleted it", code=FAILED, ours=False)
     if outcome.state == ABSENT:
         return state.to("create", ours=True)
-    if outcome.state == REFUSED and state.ours:
+    # not known just now, or still being deleted by an earlier launch
+    if outcome.state not in (*WAITING, *GONE, REFUSED, "ACTIVE"):
+        if not state.ours and _is_refusal(outcome.message):
+            return state.give_up(BAD_SETTINGS, outcome.message)
+        return state.to("describe", POLL_INTERVAL, outcome.message)
+    if not state.ours:
+        why = f"it is there already ({outcome.state}), another lm launch may watch it; --adopt takes it over"
+        return state.to("end", why=why, code=BAD_SETTINGS)
+    if outcome.state == REFUSED:
         return _refused(state, outcome.message, limits)
     lost = outcome.state in WAITING and state.ready  # a group that has lost hosts waits for others
     if outcome.state in GONE or lost:  # no failure of ours if we had it
         failures = 0 if state.ready or state.code else state.failures + 1
         following = state.zone if state.ready else _next_zone(state, limits)
-        state, why = replace(state, ours=True), f"{outcome.state} {outcome.message}".strip()
+        why = f"{outcome.state} {outcome.message}".strip()
         again = state.to("delete", why=why, then="create", failures=failures, next_zone=following)
         return state.give_up(FAILED, why) if failures > limits.restarts else again
-    # not known just now, or still being deleted by an earlier launch
-    if outcome.state not in (*WAITING, "ACTIVE"):
-        return state.to("describe", POLL_INTERVAL, outcome.message)
-    if not state.ours:
-        why = f"it is there already ({outcome.state}), another lm launch may watch it; --adopt takes it over"
-        return state.to("end", why=why, code=BAD_SETTINGS)
     state = replace(state, there=True, failures=state.failures if state.code else 0)
     if outcome.state in WAITING:
         return _waiting(replace(state, waited=state.waited + outcome.seconds), outcome, limits)

@@ -196,8 +196,12 @@ def test_a_fault_of_the_launcher_itself_deletes_the_slice(stage):
 def test_only_a_slice_of_ours_is_deleted():
     assert step(SliceState(), Outcome(stopped=True), Limits()).action == "end"
     assert step(SliceState(ours=True), Outcome(stopped=True), Limits()).action == "delete"
-    assert step(SliceState(), Outcome(state="ACTIVE"), Limits()).action == "end"
-    assert step(SliceState(), Outcome(state=REFUSED), Limits(zones=2)).action == "describe"
+    for state in ("ACTIVE", "PREEMPTED", "FAILED", REFUSED):
+        assert step(SliceState(), Outcome(state=state), Limits(zones=2)).action == "end"
+        assert step(SliceState(ours=True), Outcome(state=state), Limits(zones=2)).action != "end"
+    denied = Outcome(code=1, message="PERMISSION_DENIED")
+    assert step(SliceState(), denied, Limits()).action == "end"
+    assert step(SliceState(ours=True), denied, Limits()).action == "describe", "it may cost money"
 
 
 @pytest.mark.parametrize(
