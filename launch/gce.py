@@ -18,11 +18,11 @@ COMPUTE = ["gcloud", "compute"]
 GROUPS = [*COMPUTE, "instance-groups", "managed"]
 IMAGES = "ubuntu-os-accelerator-images"  # project of Google's images for TPUs
 BOOT_DISK = "200GB"  # for the container image and the cache of the buckets
-GOING = ("STOPPING", "STOPPED", "TERMINATED", "SUSPENDING", "SUSPENDED", "PENDING_STOP")
+LOST = ("STOPPING", "STOPPED", "TERMINATED", "SUSPENDING", "SUSPENDED", "PENDING_STOP")
 
 
 def check_request(request: Request) -> None:
-    """Raise LaunchError for a slice that Compute Engine does not offer, with what does."""
+    """Raise LaunchError for a slice that Compute Engine does not offer; it names the command that does."""
     piece = request.slice
     if not piece.generation.machine:
         offered = ", ".join(name for name, known in GENERATIONS.items() if known.machine)
@@ -113,7 +113,7 @@ def parse_status(request: Request, printed: str) -> Status:
     actions = [host.get("currentAction", "NONE") for host in hosts]
     if hosts and all(action == "DELETING" for action in actions):
         return Status("DELETING")
-    if any(state in GOING for state in states):
+    if any(state in LOST for state in states):
         return Status("PREEMPTED", message)
     if len(hosts) == request.hosts and set(states) == {"RUNNING"} and {*actions} <= {"NONE", "VERIFYING"}:
         return Status("ACTIVE", members=names)

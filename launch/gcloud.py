@@ -50,7 +50,7 @@ class SliceApi(NamedTuple):
     """An interface by which Google's cloud gives slices: its actions in a zone as commands of gcloud."""
 
     check_request: Callable[[Request], None]  # raises LaunchError for a request that it cannot meet
-    list_offers: Callable[[Request, str], list[str]]  # prints the accelerators or machines of the zone
+    list_offers: Callable[[Request, str], list[str]]  # the command that prints what the zone has
     offer_name: Callable[[Request], str]  # which of them the request needs
     create: Callable[[Request, str], list[list[str]]]
     describe: Callable[[Request, str], list[str]]

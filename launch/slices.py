@@ -28,13 +28,13 @@ AFTER_FAILURE = 60.0  # seconds that the other hosts have, once the run has fail
 
 @dataclass(frozen=True)
 class JobSlice:
-    """A run and the request for its slices; ``packed`` is what their hosts get."""
+    """A run and the request for its slices."""
 
     job: Job
     request: Request
     api: SliceApi
     options: Container
-    packed: str = container.PACKED
+    packed: str = container.PACKED  # path of the archive of studies that is copied to every host
 
     @property
     def machines(self) -> Machines:
@@ -65,7 +65,7 @@ def run_slices(
     slices: int = 1,
     runtime: str = "",
 ) -> int:
-    """Run each job to its end, so many at once; return the first exit code that is not 0.
+    """Run each job to its end, ``machines.at_once`` at a time; return the first exit code that is not 0.
 
     A signal deletes all slices.
     """

@@ -38,9 +38,9 @@ def data_prepare(
 
     Args:
         row: Row of a table, such as t5/1-baseline/baseline.
-        tokens: Number of tokens, such as 2e9; 0: as many as the row reads, or the whole corpus [tokens].
+        tokens: Number of tokens, such as 2e9; 0: as many as the row reads, at most the whole corpus [tokens].
         workers: Number of processes; 0: one per core [processes].
-        check: Only say what it will take.
+        check: Only estimate what it will take; a vocabulary that is missing is trained for that.
     """
     for name, value in (("tokens", tokens), ("workers", workers)):
         if value < 0:

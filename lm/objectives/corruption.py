@@ -142,11 +142,16 @@ def break_ties(uniforms: np.ndarray) -> np.ndarray:
 
     Every machine then sorts them in the same order.
     """
-    return uniforms + np.arange(uniforms.shape[1]) * (2.0**-24 / uniforms.shape[1])  # multiples of 2^-24
+    return uniforms + np.arange(uniforms.shape[1]) * (
+        2.0**-24 / uniforms.shape[1]
+    )  # uniforms are multiples of 2^-24
 
 
 def _choose_smallest(uniforms: np.ndarray, candidates: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Return bool [B,L]: the ``count`` [B] of the ``candidates`` [B,L] with the smallest uniforms."""
+    """Return bool [B,L]: the ``count`` [B] of the ``candidates`` [B,L] with the smallest uniforms.
+
+    No row may have fewer candidates than its count.
+    """
     order = break_ties(uniforms)
     np.putmask(order, ~candidates, np.inf)
     bounds = np.sort(order, axis=1)[np.arange(len(order)), count - 1]
@@ -159,9 +164,10 @@ def _choose_smallest(uniforms: np.ndarray, candidates: np.ndarray, count: np.nda
 def span_counts(
     config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray | None = None
 ) -> NoiseCounts:
-    """Return T5's numbers of noise tokens and noise spans, int [B], which do not depend on random numbers.
+    """Return T5's numbers of noise tokens and of spans, which do not depend on random numbers.
 
-    They are computed in float32 and rounded half to even, as in T5's code.
+    They are computed in float32 and rounded half to even, as in T5's code. A text of less than two tokens
+    counts as one of two.
     """
     length = np.maximum(lengths, 2)
     noise = np.round(length.astype(np.float32) * np.float32(config.rate)).astype(np.int32)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Float32, Int, Shaped
 
-SMALLEST_SQUARE = 1e-16  # of the length of a vector that has a direction
+MIN_SQUARED_NORM = 1e-16  # smaller ones are raised to it, so that zero vectors are not divided by 0
 
 
 class LossSums(NamedTuple):
@@ -19,7 +19,7 @@ class LossSums(NamedTuple):
 
     loss: Float32[Array, ""]  # includes the z-loss
     total_weight: Float32[Array, ""]
-    z_loss: Float32[Array, ""]
+    z_loss: Float32[Array, ""]  # to report: ``loss`` has its gradient
 
 
 class CopyLossSums(NamedTuple):
@@ -46,7 +46,7 @@ def cross_entropy(
     the cross-entropy of a perfect prediction is 0.
 
     A target outside of [0, V) gives NaN, in the loss and its gradient, where its weight is not 0; with weight
-    0 it gives exactly 0 in both, whatever number stands for "ignore".
+    0 it gives exactly 0 in both, whatever number stands for "ignore". Logits have to be finite everywhere.
     """
     weights = jnp.asarray(weights, jnp.float32)
     targets = jnp.where(weights == 0, 0, targets)
@@ -166,7 +166,7 @@ def cosine_distance(
 def _direction(x: Array) -> Array:
     """Return vectors [...,D] divided by their lengths, in float32; zero vectors stay zero."""
     x = x.astype(jnp.float32)
-    return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(-1, keepdims=True), SMALLEST_SQUARE))
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(-1, keepdims=True), MIN_SQUARED_NORM))
 
 
 def in_range(targets: Int[Array, "*shape"], classes: int) -> Bool[Array, "*shape"]:

@@ -16,23 +16,30 @@ from lm.nn.transformer import Transformer
 
 
 def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, microbatches: int = 1) -> None:
-    """Raise SettingError for a size of the model or batch that cannot be split over mesh ``sizes``."""
+    """Raise SettingError for a size of the model or batch that cannot be split over the mesh.
+
+    ``sizes`` are the numbers of devices along its axes; "expert" and those of the batch may be missing.
+    """
     mesh_axes = {
         "vocab_size": "tensor",
         "attention.num_heads": "tensor",
         "mlp.d_ff": "tensor",
         "d_model": "fsdp",
+        "encoder.num_heads": "tensor",
+        "encoder.d_ff": "tensor",
     }
     for path, axis in mesh_axes.items():
-        for stack_config in (model, model.encoder_config):
-            size = attrgetter(path)(stack_config)
+        size = attrgetter(path)(model)
+        if size is not None:  # the encoder has none of its own
             sharding.check_division(f"model.{path}", size, {axis: sizes[axis]})
     if model.experts.count:
         count, devices = model.experts.count, {"expert": sizes.get("expert", 1)}
         sharding.check_division("model.experts.count", count, devices)
     if model.mixer.width is not None:  # of the states of a recurrent mixer
         sharding.check_division("model.mixer.width", model.mixer.width, {"fsdp": sizes["fsdp"]})
-    if microbatches < 1 or batch_size % microbatches:
+    if microbatches < 1:
+        raise SettingError(f"microbatches={microbatches} should be at least 1")
+    if batch_size % microbatches:
         raise SettingError(f"batch_size={batch_size} should be a multiple of microbatches={microbatches}")
     what = "batch_size" if microbatches == 1 else f"batch_size={batch_size} / microbatches={microbatches}"
     rows = {axis: sizes.get(axis, 1) for axis in sharding.BATCH_MESH_AXES}
@@ -41,8 +48,8 @@ def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, mi
     if model.experts.count and batch_size // microbatches // prod(rows.values()) % group:
         raise SettingError(
             f"{what} of size {batch_size // microbatches} gives each of {prod(rows.values())} shards rows "
-            f"that model.experts.group_rows={group} does not divide: make it a multiple of "
-            f"{group * prod(rows.values())}, or group_rows smaller"
+            f"that model.experts.group_rows={group} does not divide: make batch_size a multiple of "
+            f"{group * prod(rows.values()) * microbatches}, or group_rows smaller"
         )
 
 

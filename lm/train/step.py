@@ -74,13 +74,18 @@ class StepSpec:
 
     def __post_init__(self) -> None:
         if self.tbptt is not None and (self.loss is not language_model or self.microbatches > 1):
-            raise SettingError("tbptt carries the state of a language_model through whole batches only")
-        if self.teacher is not None and (self.loss not in DISTILLED or self.tbptt is not None):
+            raise SettingError(
+                "tbptt carries the state of a language_model through whole batches: set microbatches=1 and "
+                "the loss of a language model, or train without tbptt"
+            )
+        if self.teacher is None:
+            return
+        if self.tbptt is not None:
+            raise SettingError("a teacher reads whole rows: train without tbptt, or without the teacher")
+        if self.loss not in DISTILLED:
             expected = ", ".join(loss.__name__ for loss in DISTILLED)
             found = getattr(self.loss, "__name__", self.loss)
-            raise SettingError(
-                f"a teacher needs one of the losses {expected}, without tbptt, not {found}: train without it"
-            )
+            raise SettingError(f"a teacher needs one of the losses {expected}, not {found}: train without it")
 
     def make_model(self, key: jax.Array) -> nnx.Module:
         """Return the model, initialised at random."""
@@ -98,7 +103,10 @@ class StepSpec:
         return Teacher(jax.tree.unflatten(jax.tree.structure(abstract), leaves), self.distillation)
 
     def optimizer_step(self, step: jax.Array) -> jax.Array:
-        """Return the number of updates of the optimiser, int32 [], in a state after ``step`` int32 []."""
+        """Return the number of steps since the optimiser began, int32 [], which its schedule reads.
+
+        ``step`` int32 [] is that of the state. Steps whose update was skipped count too.
+        """
         return step - self.first_step if self.first_step else step
 
     def make_optimizer(self) -> Optimizer:
@@ -171,8 +179,8 @@ def dropout_key(seed: jax.Array, step: jax.Array) -> jax.Array:
 
 
 def reset_carry(carry: Carry, is_start: jax.Array) -> Carry:
-    """Return recurrent states, or zeros where rows start."""
-    return jax.tree.map(lambda x: jnp.where(is_start, 0.0, x), carry)
+    """Return recurrent states, or zeros if ``is_start``, bool []: all rows of a batch start at once."""
+    return jax.tree.map(lambda x: jnp.where(is_start, jnp.zeros_like(x), x), carry)
 
 
 class Gradients(NamedTuple):
@@ -191,7 +199,7 @@ def compute_gradients(
     carry: Carry | None = None,
     teacher_params: dict[str, jax.Array] | None = None,
 ) -> Gradients:
-    """Return gradients and metrics of the mean loss over a batch, computed in ``spec.microbatches`` parts.
+    """Return gradients, metrics and carry of a batch's mean loss, computed in ``spec.microbatches`` parts.
 
     Loss weights are first divided by their sum over the whole batch. Losses, gradients and other metrics of
     micro-batches then simply add up. ``carry`` is the recurrent state at the end of the previous chunk of
@@ -208,7 +216,7 @@ def compute_gradients(
             loss, sums = loss_function(model, batch, key, spec.loss_config)
         else:
             loss, sums, new_carry = carried_language_model(model, batch, carry, key, spec.loss_config)
-        # Weights sum to 1, so the sums are means.
+        # Loss weights are divided by their totals, so the sums are means.
         return loss, ({name: value for name, (value, _) in sums.items()}, new_carry)
 
     loss_and_gradients = jax.value_and_grad(mean_loss, has_aux=True)
@@ -234,10 +242,10 @@ def normalize_loss_weights(batch: Batch) -> Batch:
 def count_tokens(batch: Batch) -> Metrics:
     """Return the numbers of tokens that a batch is trained on, as metrics.
 
-    ``tokens`` are the targets with a loss weight. With a loss that estimates a bound they are all tokens of
-    the text, and with ELECTRA those that its discriminator classifies. ``content_tokens`` are the targets
-    that the model cannot copy: no sentinel, no EOS, and none that the inputs show at the same position
-    (``lm.data.content``).
+    ``tokens`` is the sum of the loss weights, which most objectives set to 0 or 1. With a loss that estimates
+    a bound it is the number of tokens of the text, and with ELECTRA of those that its discriminator
+    classifies. ``content_tokens`` are the targets that the model cannot copy: no sentinel, no EOS, and none
+    that the inputs show at the same position (``lm.data.content``).
     """
     # Sentence pairs also have one weight per row. Tokens outnumber rows: the largest total counts tokens.
     metrics = {"tokens": jnp.stack(list(_loss_weight_totals(batch).values())).max()}
