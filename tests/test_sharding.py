@@ -71,6 +71,12 @@ def test_what_does_not_divide_is_named_before_anything_compiles(sizes, rows, mic
         check_mesh(MODEL, mesh_of(*sizes).sizes(prod(sizes)), rows, micro)
 
 
+def test_a_size_of_the_encoder_alone_is_named_as_its_setting():
+    model = changes(MODEL, {"architecture": "encoder-decoder", "encoder.num_heads": 3})
+    with pytest.raises(SettingError, match=r"model\.encoder\.num_heads of size 3 .* mesh\.tensor=2"):
+        check_mesh(model, mesh_of(1, 1, 2).sizes(2), 8)
+
+
 def test_an_axis_that_the_tables_lack_is_refused():
     mesh = sharding.make_mesh(MeshConfig())
 

@@ -15,7 +15,7 @@ from experiments.study.experiment import Experiment, Mask, PretrainingPhase
 from lm.config.base import SettingError, changes
 from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
-from lm.objectives.denoising import compute_lengths
+from lm.data.pretraining import pretraining_lengths
 
 # architectures of one stack
 SINGLE_STACKS = ("encoder", "decoder", "prefix-decoder")
@@ -100,11 +100,15 @@ def phase_steps(experiment: Experiment, index: int) -> tuple[int, int]:
 
 
 def tokens_of_text(experiment: Experiment) -> int:
-    """Return how many tokens of text all phases of pre-training read."""
+    """Return how many tokens of text all phases of pre-training read.
+
+    Of a mixture of denoisers it is as many as the one with the longest texts would read alone: each walks
+    through the same text, and makes its share of the rows.
+    """
     total = 0
     for index in range(len(experiment.pretraining.phases) + 1):
         (first, last), phase = phase_steps(experiment, index), phase_settings(experiment, index)
-        lengths = compute_lengths(phase.objective, phase.data.inputs_length)
+        lengths = pretraining_lengths(phase.objective, phase.model.architecture, phase.data.inputs_length)
         total += (last - first) * phase.pretraining.batch_size * lengths.raw
     return total
 

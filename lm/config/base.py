@@ -36,7 +36,7 @@ class DataError(SettingError):
 
 
 # what papers and other libraries call some choices
-SYNONYMS = {
+CHOICE_SYNONYMS = {
     "glu": "gated-sigmoid",
     "bilinear": "gated-linear",
     "reglu": "gated-relu",
@@ -49,8 +49,8 @@ SYNONYMS = {
 def most_like(name: str, choices: Iterable[str]) -> str:
     """Return the choice that papers call ``name``, or else the one most like it; "" if there is none."""
     choices = [*choices]
-    if SYNONYMS.get(name.lower()) in choices:
-        return SYNONYMS[name.lower()]
+    if CHOICE_SYNONYMS.get(name.lower()) in choices:
+        return CHOICE_SYNONYMS[name.lower()]
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     return close[0] if close else ""
 

@@ -871,6 +871,18 @@ def test_runs_that_started_from_a_checkpoint_are_rows_of_its_name(tmp_path, caps
     assert re.search(r", start=t5-0123[ ≠]*\| 50\.", text)
 
 
+def test_the_command_that_trains_missing_runs_has_the_settings_given(tmp_path):
+    with pytest.raises(
+        SettingError, match="sweep t5/6-corruption-rate --scale nano --data.corpus text:book.txt"
+    ):
+        report.write_report(
+            tables_of(find("t5/6-corruption-rate")),
+            "nano",
+            tmp_path,
+            overrides={"data.corpus": "text:book.txt"},
+        )
+
+
 def test_the_tables_of_latex_are_narrow_and_say_their_units_seeds_and_what_is_bold(tmp_path, capsys):
     study(tmp_path, seeds=4)
     assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(tmp_path), "--latex"]) == 0
