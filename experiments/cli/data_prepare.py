@@ -1,6 +1,7 @@
 """``lm data prepare``: tokenize the text that a row reads, before its training and with all cores."""
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from rich.progress import Progress
@@ -43,8 +44,8 @@ def data_prepare(
         check: Only estimate what it will take; a vocabulary that is missing is trained for that.
     """
     for name, value in (("tokens", tokens), ("workers", workers)):
-        if value < 0:
-            raise SettingError(f"--{name} {value} should be at least 0")
+        if not 0 <= value < inf:
+            raise SettingError(f"--{name} {value} should be 0 or a positive number")
     changes = given_changes([row], scale, settings, config, "", runs)
     prepare_corpus(build(row, scale, changes), runs / "cache", tokens, workers or cores(), check)
 

@@ -1,11 +1,13 @@
 """``lm power``: how small a difference the tables of the study can tell."""
 
+from math import inf
 from pathlib import Path
 
 from experiments.cli.settings import ConfigFile, Scale, Settings, Start, given_changes
 from experiments.console import CONSOLE, RUNS, print_line, show_sheet
 from experiments.study.registry import find, tables_of
 from experiments.study.scales import DEFAULT_SCALE
+from lm.config.base import SettingError
 
 
 def power(
@@ -17,6 +19,7 @@ def power(
     config: ConfigFile = None,
     start: Start = "",
     runs: tuple[str, ...] = (str(RUNS),),
+    difference: float | None = None,
 ) -> None:
     """Show the smallest difference that a table tells from noise, by the number of seeds per row.
 
@@ -27,21 +30,27 @@ def power(
 
         lm power t5/6-corruption-rate
         lm power 't5/*' --scale mini
+        lm power t5/6-corruption-rate --difference 1.5
 
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
         runs: One or more folders of runs, also gs://.
+        difference: A true difference of two rows [standard deviations of a run]: show how many seeds find it
+            with a power of 80 %.
     """
-    from experiments.report.power import measure_noise, measurement_note, power_sheets
+    from experiments.report.power import measure_noise, measurement_note, power_sheets, seeds_sheet
     from experiments.report.report import compare_tables, shown_comparisons
 
+    if difference is not None and not 0 < difference < inf:
+        raise SettingError(f"--difference {difference} should be a positive number of standard deviations")
     rows = find(pattern)
     trainable = [row.name for row in rows if not row.needs]
     changes = given_changes(trainable, scale, settings, config, start, Path(runs[0]))
     tables = compare_tables(tables_of(rows), scale, runs, changes, print_line)
     for comparison in shown_comparisons(tables):
         noises = {group: measure_noise(comparison, group) for group in comparison.groups}
-        for title, sheet in power_sheets(noises).items():
+        sheets = power_sheets(noises) if difference is None else seeds_sheet(noises, difference)
+        for title, sheet in sheets.items():
             print_line(title)
             show_sheet(comparison.table.name, sheet)
         CONSOLE.print(measurement_note(noises), highlight=False)

@@ -1,5 +1,6 @@
 """The power of a table's tests: how small a difference they find, and how surely that rows are equal."""
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -22,6 +23,7 @@ from experiments.study.claims import paper_claims
 from lm.config.base import SettingError
 
 SEED_COUNTS = (2, 3, 5, 10, 20)
+MAX_SEEDS = 1000  # per row, beyond which nobody trains
 DIFFERENCE_TITLE = (
     "Smallest difference of two rows that is found with a power of 80 %\n"
     "[standard deviations of a run], with the noise of all pairs of rows together\n"
@@ -64,6 +66,15 @@ class Noise:
         if count < 2:
             return inf
         return smallest_difference(self.standard_error(count), self.freedom(count), self.alpha)
+
+    def seeds_to_find(self, difference: float) -> int | None:
+        """Return the fewest seeds per row that find a difference; None if MAX_SEEDS do not.
+
+        More seeds do not lessen the noise of the examples, so that there may be no such number.
+        """
+        counts = range(2, MAX_SEEDS + 1)
+        place = bisect_left(counts, True, key=lambda count: self.smallest_difference(count) <= difference)
+        return counts[place] if place < len(counts) else None
 
     def equivalence_power(self, count: int) -> float:
         """Return the probability that two equal rows are found equivalent; 0 with one seed."""
@@ -131,3 +142,17 @@ def power_sheets(noises: Mapping[Group, Noise]) -> dict[str, Sheet]:
         powers = [noise.equivalence_power(count) for count in SEED_COUNTS]
         probabilities[title] = [Cell(f"{value:.0%}", value=value) for value in powers]
     return {DIFFERENCE_TITLE: differences, EQUIVALENCE_TITLE: probabilities}
+
+
+def seeds_sheet(noises: Mapping[Group, Noise], difference: float) -> dict[str, Sheet]:
+    """Return by title a line with the number of seeds per row that find a difference, per group of tasks."""
+    title = (
+        f"Seeds per row that find a difference of {difference:g} standard deviations of a run\n"
+        "with a power of 80 %, corrected for the claims of the table"
+    )
+    sheet: Sheet = {"difference": [Cell(f"{difference:g}", value=difference)]}
+    for group, noise in noises.items():
+        count = noise.seeds_to_find(difference)
+        text = f"more than {MAX_SEEDS:,}" if count is None else str(count)
+        sheet[GROUP_TITLES[group]] = [Cell(text, value=count)]
+    return {title: sheet}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from experiments.study.names import check_row_name, check_scale_name, check_task_name
-from lm.config.base import SettingError, set_choices
+from lm.config.base import SettingError, most_like, set_choices
 from lm.files import parse_with_checksum, relative
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _load(file: Path) -> None:
     entries = {name: dict(registry) for name, registry in registries.items()}
     tables = _tables()
     try:
-        _run(file)
+        _run(file, registries)
         _check_and_extend(file, source, registries, entries, tables)
     except SettingError:
         _undo(file, registries, entries, tables)
@@ -173,10 +173,10 @@ def _check_and_extend(
             _check_built(name, "row", refuse)
 
 
-def _run(file: Path) -> None:
+def _run(file: Path, registries: Mapping[str, Mapping[str, Any]]) -> None:
     """Import a module from its file; its own folder is searched for what it imports.
 
-    SettingError, with file and line, for any error in it.
+    SettingError, with file and line, for any error in it, and the nearest key to one that is in no registry.
     """
     spec = spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
@@ -188,10 +188,15 @@ def _run(file: Path) -> None:
     except (Exception, SystemExit) as error:
         place = location_in_study(error) or f"{relative(file)}: "
         kind = "" if isinstance(error, SettingError) else f"{type(error).__name__}: "
-        raise SettingError(f"{place}{kind}{_reason(error)}") from error
+        raise SettingError(f"{place}{kind}{_reason(error, registries)}") from error
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException, registries: Mapping[str, Mapping[str, Any]]) -> str:
+    if isinstance(error, KeyError):
+        line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+        names = [key for name, registry in registries.items() if f"{name}[" in line for key in registry]
+        close = most_like(str(error.args[0]), names)
+        return f"{error}; did you mean {close!r}?" if close else str(error)
     if isinstance(error, SystemExit):
         return f"it ends the program (exit code {error.code}), where it should add to the study and return"
     return error.msg if isinstance(error, SyntaxError) else str(error)

@@ -21,7 +21,7 @@ from experiments.report.metrics import (
     task_half,
     typical_std,
 )
-from experiments.report.power import measure_noise
+from experiments.report.power import measure_noise, seeds_sheet
 from experiments.report.statistics import equivalence_power, smallest_difference
 from experiments.runs.plateau import plateau_note
 from experiments.runs.result import Result
@@ -277,6 +277,17 @@ def test_a_table_tells_differences_that_shrink_with_the_root_of_the_number_of_se
     alone = study(tmp_path, levels=LEVELS, seeds=1)
     with pytest.raises(SettingError, match="--seeds 2"):
         measure_noise(alone, "reading")
+
+
+def test_the_seeds_that_find_a_difference_are_the_fewest_that_do(tmp_path):
+    noise = measure_noise(study(tmp_path), "reading")
+    for count in (2, 3, 5, 10):
+        assert noise.seeds_to_find(noise.smallest_difference(count)) == count
+    # of the examples alone, whose noise more seeds do not lessen
+    noise = replace(noise, over_examples=1.0)
+    assert noise.seeds_to_find(0.5) is None
+    (sheet,) = seeds_sheet({"reading": noise}, 0.5).values()
+    assert sheet["reading"][0].text == "more than 1,000"
 
 
 def test_the_noise_of_a_pilot_is_within_the_limit_that_is_printed(tmp_path):

@@ -144,6 +144,11 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
         ("\n\nnonsense\n", r"my\.py:3.*'nonsense'"),
         ("x = (\n", r"my\.py:1"),
         (
+            "from lm.objectives.denoising import OBJECTIVES\nchosen = OBJECTIVES['mask-lm']\n",
+            r"my\.py:2: KeyError: 'mask-lm'; did you mean 'masked-lm'\?$",
+        ),
+        ("{'masked-lm': 1}['mask-lm']\n", r"my\.py:1: KeyError: 'mask-lm'$"),
+        (
             IMPORTS + "add_table(make_table('a', '', {'b': {'model.mlp.d_fff': 1}}))\n",
             r"my\.py:3.*'model\.mlp\.d_fff'.*'model\.mlp\.d_ff'",
         ),
