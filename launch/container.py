@@ -59,8 +59,8 @@ def check_job(job: Job) -> None:
 
 def lm_words(job: Job, slices: int, studies: str = f"/{STUDIES}") -> list[str]:
     """Return the words of ``lm`` inside of the container, where buckets and study modules are folders."""
-    there = replace(job, studies=tuple(f"{studies}/{Path(file).name}" for file in job.studies))
-    words = there.arguments()
+    copied = replace(job, studies=tuple(f"{studies}/{Path(file).name}" for file in job.studies))
+    words = copied.arguments()
     if slices > 1 and not any(word.split("=")[0] == "--mesh.slice" for word in words):
         words += ["--mesh.slice", str(slices)]
     return [_BUCKET.sub(rf"{BUCKETS}/\1", word) for word in words]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from launch.accelerators import GENERATIONS
 from launch.command import LaunchError
-from launch.gcloud import Request, SliceApi, Status, connection, place, ssh_options
+from launch.gcloud import Request, SliceApi, Status, connection_options, ssh_options, zone_options
 from launch.options import FLEX_START, RESERVATION, SPOT, reservation
 from launch.policy import REFUSALS, REFUSED
 
@@ -73,7 +73,7 @@ def create(request: Request, zone: str) -> list[list[str]]:
         template += [f"--subnet={subnet if '/' in subnet else f'{resources}/subnetworks/{subnet}'}"]
     if machines.access != "external":
         template += ["--no-address"]
-    group = [*GROUPS, "create", name, *place(zone, project), f"--size={request.hosts}"]
+    group = [*GROUPS, "create", name, *zone_options(zone, project), f"--size={request.hosts}"]
     group += [f"--template={resources}/instanceTemplates/{name}", "--default-action-on-vm-failure=do-nothing"]
     if request.hosts > 1:
         group += [f"--workload-policy={resources}/resourcePolicies/{name}"]
@@ -97,7 +97,7 @@ def _provisioning(request: Request) -> list[str]:
 
 def describe(request: Request, zone: str) -> list[str]:
     """Return the command that lists the hosts of the group."""
-    return [*GROUPS, "list-instances", request.name, *place(zone, request.project), "--format=json"]
+    return [*GROUPS, "list-instances", request.name, *zone_options(zone, request.project), "--format=json"]
 
 
 def parse_status(request: Request, printed: str) -> Status:
@@ -124,13 +124,13 @@ def parse_status(request: Request, printed: str) -> Status:
 
 def copy(request: Request, zone: str, members: Sequence[str], source: str, target: str) -> list[list[str]]:
     """Return the command for each host that copies a file to it."""
-    options = [*place(zone, request.project), *connection(request.machines)]
+    options = [*zone_options(zone, request.project), *connection_options(request.machines)]
     return [[*COMPUTE, "scp", source, f"{member}:{target}", *options] for member in members]
 
 
 def run(request: Request, zone: str, members: Sequence[str], line: str) -> list[list[str]]:
     """Return the command for each host that runs a command line on it."""
-    options = [*place(zone, request.project), *ssh_options(request.machines), f"--command={line}"]
+    options = [*zone_options(zone, request.project), *ssh_options(request.machines), f"--command={line}"]
     return [[*COMPUTE, "ssh", member, *options] for member in members]
 
 
@@ -143,7 +143,7 @@ def deletions(name: str, zone: str, project: str, has_policy: bool = True) -> li
     """Return the commands that delete all that ``create`` makes, in an order that gcloud accepts."""
     region = ["--quiet", f"--region={zone.rpartition('-')[0]}", f"--project={project}"]
     commands = [
-        [*GROUPS, "delete", name, *place(zone, project)],
+        [*GROUPS, "delete", name, *zone_options(zone, project)],
         [*COMPUTE, "instance-templates", "delete", name, *region],
     ]
     return [*commands, [*COMPUTE, "resource-policies", "delete", name, *region]] if has_policy else commands

@@ -11,9 +11,8 @@ from launch.options import Machines
 from launch.policy import ABSENT, Outcome
 
 LABEL = "launcher=lm"  # of everything that the launcher asks for
-LOGGED_IN = ["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=value(account)"]
-PROJECT = ["gcloud", "config", "get-value", "project"]
-# a dead connection ends
+LIST_ACCOUNTS = ["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=value(account)"]
+GET_PROJECT = ["gcloud", "config", "get-value", "project"]
 _ALIVE = ["--ssh-flag=-oServerAliveInterval=30", "--ssh-flag=-oServerAliveCountMax=4"]
 _ACCESS = {"external": [], "internal": ["--internal-ip"], "iap": ["--tunnel-through-iap"]}
 
@@ -60,18 +59,19 @@ class SliceApi(NamedTuple):
     delete: Callable[[Request, str], list[list[str]]]
 
 
-def place(zone: str, project: str) -> list[str]:
+def zone_options(zone: str, project: str) -> list[str]:
     """Return the options of every command about a zone; without questions on the terminal."""
     return ["--quiet", f"--zone={zone}", f"--project={project}"]
 
 
-def connection(machines: Machines) -> list[str]:
+def connection_options(machines: Machines) -> list[str]:
     """Return the options of ssh and scp."""
     return _ACCESS[machines.access]
 
 
 def ssh_options(machines: Machines) -> list[str]:
-    return [*connection(machines), *_ALIVE]
+    """Return the options of ssh, which ends when its connection is dead."""
+    return [*connection_options(machines), *_ALIVE]
 
 
 def call(arguments: Sequence[str]) -> Outcome:
@@ -82,7 +82,7 @@ def call(arguments: Sequence[str]) -> Outcome:
     return Outcome(done.returncode, ABSENT if absent else "", message)
 
 
-def answer(arguments: Sequence[str], meaning: str = "gcloud does not work") -> str:
+def output_of(arguments: Sequence[str], meaning: str = "gcloud does not work") -> str:
     """Return the output of a command that has to succeed; else raise an error that says what it means."""
     outcome = call(arguments)
     if outcome.code:
@@ -90,7 +90,7 @@ def answer(arguments: Sequence[str], meaning: str = "gcloud does not work") -> s
     return outcome.message
 
 
-def paying(project: str, dry_run: bool = False) -> str:
+def billed_project(project: str, dry_run: bool = False) -> str:
     """Return the project to work in: ``project``, or gcloud's; LaunchError without it or a login.
 
     With ``dry_run`` gcloud is not asked, and PROJECT stands for its project.
@@ -98,9 +98,9 @@ def paying(project: str, dry_run: bool = False) -> str:
     if dry_run:
         return project or "PROJECT"
     program_path("gcloud", "install the Google Cloud SDK, then run `gcloud auth login`")
-    if not answer(LOGGED_IN):
+    if not output_of(LIST_ACCOUNTS):
         raise LaunchError("gcloud is not logged in: run `gcloud auth login`")
-    project = project or answer(PROJECT)
+    project = project or output_of(GET_PROJECT)
     if project in ("", "(unset)"):
         raise LaunchError("which project pays? Give --project, or run `gcloud config set project PROJECT`")
     return project

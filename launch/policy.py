@@ -45,25 +45,31 @@ class SliceState:
     """The action to do, and what is known of one run's slice."""
 
     action: str = "describe"  # describe, create, set up, start, delete, end
-    after: float = 0.0  # seconds to wait before it
+    delay: float = 0.0  # before the action [seconds]
     why: str = ""
     zone: int = 0  # index of the zone where the slice is, or is asked for
     refused: frozenset[int] = frozenset()  # zones that will not give one
     waited: float = 0.0  # for capacity in this zone [seconds]
-    ours: bool = False  # requested, or to be adopted: it has to be deleted in the end
-    there: bool = False  # and it has been seen since
+    owned: bool = False  # requested, or to be adopted: it has to be deleted in the end
+    seen: bool = False  # since it was requested
     ready: bool = False  # its hosts are set up
     failures: int = 0  # in a row, of attempts to have the slice and to run on it
     undeleted: int = 0  # deletions in a row that failed
     code: int = 0  # how the last attempt ended
-    then: str = "end"  # what follows the deletion
+    after_deletion: str = "end"  # the action that follows
     next_zone: int = 0  # where to ask after the deletion
 
-    def to(self, action: str, after: float = 0.0, why: str = "", **known) -> "SliceState":
-        return replace(self, action=action, after=after, why=why, **known)
+    def go(self, action: str, delay: float = 0.0, why: str = "", **known) -> "SliceState":
+        """Return the state with another action, why it is done, and what is known by now."""
+        return replace(self, action=action, delay=delay, why=why, **known)
+
+    def create_anew(self, next_zone: int, why: str, **known) -> "SliceState":
+        """Return the deletion of the slice, after which one is asked for in a zone."""
+        return self.go("delete", why=why, after_deletion="create", next_zone=next_zone, **known)
 
     def give_up(self, code: int, why: str) -> "SliceState":
-        return self.to("delete" if self.ours else "end", why=why, code=code, then="end")
+        """Return the end with an exit code, before which a slice of ours is deleted."""
+        return self.go("delete" if self.owned else "end", why=why, code=code, after_deletion="end")
 
 
 def pause(failures: int, first: float) -> float:
@@ -88,7 +94,7 @@ def step(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
         return _described(state, outcome, limits)
     if outcome.code == DONE:
         following = {"create": "describe", "set up": "start", "start": "delete"}[state.action]
-        return state.to(following, ready=state.action == "set up", code=DONE, then="end")
+        return state.go(following, ready=state.action == "set up", code=DONE, after_deletion="end")
     if state.action == "start" and outcome.code in HOPELESS:
         return state.give_up(
             outcome.code, f"the run ended with {outcome.code}; starting it again would not help"
@@ -96,10 +102,10 @@ def step(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
     failures = 1 if outcome.seconds >= LASTING else state.failures + 1
     if state.action != "create":
         why = f"{state.action} ended with {outcome.code}"
-        return state.to("describe", why=why, failures=failures, code=outcome.code)
+        return state.go("describe", why=why, failures=failures, code=outcome.code)
     if failures > limits.restarts or _is_refusal(outcome.message):
         return _refused(state, outcome.message, limits)
-    return state.to("describe", pause(failures, 10.0), outcome.message, failures=failures)
+    return state.go("describe", pause(failures, 10.0), outcome.message, failures=failures)
 
 
 def _is_refusal(message: str) -> bool:
@@ -112,7 +118,7 @@ def _refused(state: SliceState, why: str, limits: Limits) -> SliceState:
     following = _next_zone(replace(state, refused=refused), limits)
     if following == state.zone:
         return state.give_up(BAD_SETTINGS, why)
-    return state.to("delete", why=why, then="create", next_zone=following, refused=refused, failures=0)
+    return state.create_anew(following, why, refused=refused, failures=0)
 
 
 def _next_zone(state: SliceState, limits: Limits) -> int:
@@ -122,18 +128,19 @@ def _next_zone(state: SliceState, limits: Limits) -> int:
 
 
 def _described(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
-    if outcome.state in (ABSENT, "DELETING") and state.there:
-        return state.to("end", why="somebody else deleted it", code=FAILED, ours=False)
+    if outcome.state in (ABSENT, "DELETING") and state.seen:
+        why = "it was deleted by somebody else, or at the end of --max-run-time"
+        return state.go("end", why=why, code=FAILED, owned=False)
     if outcome.state == ABSENT:
-        return state.to("create", ours=True)
+        return state.go("create", owned=True)
     # not known just now, or still being deleted by an earlier launch
     if outcome.state not in (*WAITING, *GONE, REFUSED, "ACTIVE"):
-        if not state.ours and _is_refusal(outcome.message):
+        if not state.owned and _is_refusal(outcome.message):
             return state.give_up(BAD_SETTINGS, outcome.message)
-        return state.to("describe", POLL_INTERVAL, outcome.message)
-    if not state.ours:
+        return state.go("describe", POLL_INTERVAL, outcome.message)
+    if not state.owned:
         why = f"it is there already ({outcome.state}), another lm launch may watch it; --adopt takes it over"
-        return state.to("end", why=why, code=BAD_SETTINGS)
+        return state.go("end", why=why, code=BAD_SETTINGS)
     if outcome.state == REFUSED:
         return _refused(state, outcome.message, limits)
     lost = outcome.state in WAITING and state.ready  # a group that has lost hosts waits for others
@@ -141,33 +148,34 @@ def _described(state: SliceState, outcome: Outcome, limits: Limits) -> SliceStat
         failures = 0 if state.ready or state.code else state.failures + 1
         following = state.zone if state.ready else _next_zone(state, limits)
         why = f"{outcome.state} {outcome.message}".strip()
-        again = state.to("delete", why=why, then="create", failures=failures, next_zone=following)
-        return state.give_up(FAILED, why) if failures > limits.restarts else again
-    state = replace(state, there=True, failures=state.failures if state.code else 0)
+        if failures > limits.restarts:
+            return state.give_up(FAILED, why)
+        return state.create_anew(following, why, failures=failures)
+    state = replace(state, seen=True, failures=state.failures if state.code else 0)
     if outcome.state in WAITING:
         return _waiting(replace(state, waited=state.waited + outcome.seconds), outcome, limits)
     if state.failures > limits.restarts:
         return state.give_up(state.code, f"failed {state.failures} times in a row")
-    return state.to("start" if state.ready else "set up", pause(state.failures, 10.0), waited=0.0)
+    return state.go("start" if state.ready else "set up", pause(state.failures, 10.0), waited=0.0)
 
 
 def _waiting(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
     following = _next_zone(state, limits)
     if state.waited < limits.wait or following == state.zone:
-        return state.to("describe", POLL_INTERVAL, outcome.message)
+        return state.go("describe", POLL_INTERVAL, outcome.message)
     why = f"no capacity in {state.waited / 60:.0f} minutes {outcome.message}".strip()
-    return state.to("delete", why=why, then="create", next_zone=following)
+    return state.create_anew(following, why)
 
 
 def _deleted(state: SliceState, outcome: Outcome) -> SliceState:
     state = replace(state, undeleted=state.undeleted + 1 if outcome.code else 0)
     if 0 < state.undeleted < DELETIONS:
-        return state.to("delete", pause(state.undeleted, 5.0))
+        return state.go("delete", pause(state.undeleted, 5.0))
     if state.undeleted:
-        return state.to("end", why="NOT DELETED, IT MAY STILL COST MONEY", code=FAILED)
-    if outcome.stopped and state.then == "create":
-        return state.to("end", why="interrupted", code=INTERRUPTED, ours=False)
-    if state.then == "end":
-        return state.to("end", ours=False)
-    state = replace(state, there=False, ready=False, code=DONE, waited=0.0, zone=state.next_zone)
-    return state.to("create", pause(state.failures, 10.0))
+        return state.go("end", why="NOT DELETED, IT MAY STILL COST MONEY", code=FAILED)
+    if outcome.stopped and state.after_deletion == "create":
+        return state.go("end", why="interrupted", code=INTERRUPTED, owned=False)
+    if state.after_deletion == "end":
+        return state.go("end", owned=False)
+    state = replace(state, seen=False, ready=False, code=DONE, waited=0.0, zone=state.next_zone)
+    return state.go("create", pause(state.failures, 10.0))

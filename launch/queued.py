@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from launch.accelerators import GENERATIONS
 from launch.command import LaunchError
-from launch.gcloud import Request, SliceApi, Status, connection, place, ssh_options
+from launch.gcloud import Request, SliceApi, Status, connection_options, ssh_options, zone_options
 from launch.options import FLEX_START, SPOT, reservation
 
 TPUS = ["gcloud", "compute", "tpus"]
@@ -34,7 +34,7 @@ def check_request(request: Request) -> None:
 
 def list_offers(request: Request, zone: str) -> list[str]:
     """Return the command that prints the types that the zone has."""
-    types = [*TPUS, "tpu-vm", "accelerator-types", "list", *place(zone, request.project)]
+    types = [*TPUS, "tpu-vm", "accelerator-types", "list", *zone_options(zone, request.project)]
     return [*types, "--format=value(name.basename())"]
 
 
@@ -68,12 +68,12 @@ def create(request: Request, zone: str) -> list[list[str]]:
         options += ["--internal-ips"]
     if machines.service_account:
         options += [f"--service-account={machines.service_account}"]
-    return [[*command, "create", name, *nodes, *kind, *options, *place(zone, request.project)]]
+    return [[*command, "create", name, *nodes, *kind, *options, *zone_options(zone, request.project)]]
 
 
 def describe(request: Request, zone: str) -> list[str]:
     """Return the command that describes the request."""
-    return [*QUEUED, "describe", request.name, *place(zone, request.project), "--format=json"]
+    return [*QUEUED, "describe", request.name, *zone_options(zone, request.project), "--format=json"]
 
 
 def parse_status(request: Request, printed: str) -> Status:
@@ -85,7 +85,7 @@ def parse_status(request: Request, printed: str) -> Status:
 
 def copy(request: Request, zone: str, members: Sequence[str], source: str, target: str) -> list[list[str]]:
     """Return the command that copies a file to all hosts."""
-    options = [*_everywhere(request, zone), *connection(request.machines)]
+    options = [*_everywhere(request, zone), *connection_options(request.machines)]
     return [[*QUEUED, "scp", source, f"{name}:{target}", *options] for name in members]
 
 
@@ -96,12 +96,12 @@ def run(request: Request, zone: str, members: Sequence[str], line: str) -> list[
 
 
 def _everywhere(request: Request, zone: str) -> list[str]:
-    return ["--worker=all", "--node=all", *place(zone, request.project)]
+    return ["--worker=all", "--node=all", *zone_options(zone, request.project)]
 
 
 def delete(request: Request, zone: str) -> list[list[str]]:
     """Return the command that deletes the request with its nodes; it answers when they are gone."""
-    return [[*QUEUED, "delete", request.name, *place(zone, request.project), "--force"]]
+    return [[*QUEUED, "delete", request.name, *zone_options(zone, request.project), "--force"]]
 
 
 def offer_name(request: Request) -> str:

@@ -47,7 +47,7 @@ def list_command(kind: str, zone: str, project: str, names_only: bool = False) -
     if kind.startswith("instance"):
         where = ["--quiet", f"--project={project}", *([f"--zones={zone}"] if zone else [])]
     else:
-        where = gcloud.place(zone or "-", project)
+        where = gcloud.zone_options(zone or "-", project)
     shown = (
         f"value(name.basename(),{in_zone})"
         if names_only
@@ -58,12 +58,12 @@ def list_command(kind: str, zone: str, project: str, names_only: bool = False) -
 
 def list_all(zone: str, project: str, dry_run: bool) -> int:
     """Print what is there of each kind."""
-    project = gcloud.paying(project, dry_run)
+    project = gcloud.billed_project(project, dry_run)
     for kind in KINDS:
         command = list_command(kind, zone, project)
         show(command)
         if not dry_run:
-            print(gcloud.answer(command) or "none of ours")
+            print(gcloud.output_of(command) or "none of ours")
     return DONE
 
 
@@ -72,17 +72,17 @@ def deletions(kind: str, name: str, zone: str, project: str) -> list[list[str]]:
     if kind == "instance-groups":
         return gce.deletions(name, zone, project)
     force = ["--force"] if kind == "queued-resources" else []
-    return [[*KINDS[kind][0], "delete", name, *gcloud.place(zone, project), *force]]
+    return [[*KINDS[kind][0], "delete", name, *gcloud.zone_options(zone, project), *force]]
 
 
 def delete(names: Sequence[str], everything: bool, zone: str, project: str, dry_run: bool) -> int:
     """Delete slices by name, or all of ours."""
     if bool(names) == everything:
         raise LaunchError("name the slices to delete, or say --all")
-    project = gcloud.paying(project)
+    project = gcloud.billed_project(project)
     known, codes = [], [DONE]
     for kind in DELETED:
-        for line in gcloud.answer(list_command(kind, zone, project, names_only=True)).splitlines():
+        for line in gcloud.output_of(list_command(kind, zone, project, names_only=True)).splitlines():
             name, at = line.split()
             known.append(name)
             for command in deletions(kind, name, at, project) if everything or name in names else ():

@@ -34,7 +34,7 @@ class JobSlice:
     request: Request
     api: SliceApi
     options: Container
-    packed: str = container.PACKED  # path of the archive of studies that is copied to every host
+    archive: str = container.PACKED  # path of the archive of studies that is copied to every host
 
     @property
     def machines(self) -> Machines:
@@ -51,7 +51,7 @@ class JobSlice:
             return [[command] for command in api.delete(request, zone)]
         if action == "set up":
             line = container.setup_command(self.job, self.options)
-            copied = api.copy(request, zone, members, self.packed, container.PACKED)
+            copied = api.copy(request, zone, members, self.archive, container.PACKED)
             return [copied, api.run(request, zone, members, line)]
         line = container.start_command(self.job, self.options, request.hosts, request.slices, attempt)
         return [api.run(request, zone, members, line)]
@@ -74,7 +74,7 @@ def run_slices(
         container.check_job(job)
     piece = parse_slice(options.accelerator)
     api.check_request(Request("", piece, options.project, machines, slices, runtime))
-    project = gcloud.paying(options.project, machines.dry_run)
+    project = gcloud.billed_project(options.project, machines.dry_run)
     requests = [Request(label(job), piece, project, machines, slices, runtime) for job in jobs]
     rows = [JobSlice(job, request, api, options) for job, request in zip(jobs, requests, strict=True)]
     if machines.dry_run:
@@ -83,15 +83,15 @@ def run_slices(
     check_zones(requests[0], api)
     stop = threading.Event()
     with tempfile.TemporaryDirectory(prefix="lm-launch-") as folder:
-        packed = Path(folder, container.PACKED)
-        container.pack(jobs[0].studies, packed)
+        archive = Path(folder, container.PACKED)
+        container.pack(jobs[0].studies, archive)
 
         def delete_all(_: int) -> None:
             stop.set()
             say("launch", "deleting every slice; please wait")
 
         with on_signals(delete_all), ThreadPoolExecutor(machines.at_once) as pool:
-            ends = [pool.submit(run_to_its_end, replace(row, packed=str(packed)), stop) for row in rows]
+            ends = [pool.submit(run_to_its_end, replace(row, archive=str(archive)), stop) for row in rows]
             # A signal that comes just before an endless wait does not end it; this one is never long.
             while wait(ends, timeout=1.0).not_done:
                 pass
@@ -100,8 +100,8 @@ def run_slices(
 
 def print_commands(rows: Sequence[JobSlice]) -> None:
     """Print every command of a life without failures, in the first zone, and what another zone is asked."""
-    show(gcloud.LOGGED_IN)
-    show(gcloud.PROJECT)
+    show(gcloud.LIST_ACCOUNTS)
+    show(gcloud.GET_PROJECT)
     for zone in rows[0].machines.zones:
         show(rows[0].api.list_offers(rows[0].request, zone))
     for row in rows:
@@ -123,7 +123,7 @@ def check_zones(request: Request, api: SliceApi) -> None:
     needed = api.offer_name(request)
     for zone in request.machines.zones:
         meaning = f"--zones {zone} cannot be used in project {request.project}"
-        offered = gcloud.answer(api.list_offers(request, zone), meaning).split()
+        offered = gcloud.output_of(api.list_offers(request, zone), meaning).split()
         if needed not in offered:
             raise LaunchError(f"--zones {zone} does not offer {needed}{closest(needed, offered)}")
 
@@ -133,14 +133,14 @@ def run_to_its_end(row: JobSlice, stop: threading.Event, clock: Callable[[], flo
     machines = row.machines
     limits = Limits(machines.restarts, len(machines.zones), machines.wait * 60)
     who, attempts, members = row.request.name, 0, tuple[str, ...]()
-    state, outcome = SliceState(ours=machines.adopt), Outcome()
+    state, outcome = SliceState(owned=machines.adopt), Outcome()
     while state.action != "end":
         say(who, state.why)
         before, began, outcome = outcome.state, clock(), Outcome()
         zone = machines.zones[state.zone]
         if state.action == "delete":
-            time.sleep(state.after)
-        if state.action == "delete" or not stop.wait(state.after):
+            time.sleep(state.delay)
+        if state.action == "delete" or not stop.wait(state.delay):
             attempts += state.action == "start"
             if state.action != "describe":
                 say(who, f"{state.action}: {row.job.name} on {row.request.slice} in {zone}")
@@ -153,7 +153,7 @@ def run_to_its_end(row: JobSlice, stop: threading.Event, clock: Callable[[], flo
         outcome = replace(outcome, seconds=clock() - began, stopped=stop.is_set())
         state = step(state, outcome, limits)
     say(who, f"{state.why or 'nothing is left of it'}; exit code {state.code}")
-    if state.ours:
+    if state.owned:
         for (command,) in row.commands("delete", machines.zones[state.zone], "", ()):
             say(who, f"to delete it: {join(command)}")
     return state.code

@@ -102,25 +102,30 @@ def test_a_zone_that_refuses_is_left_for_the_next(stage):
 
 
 def test_a_zone_without_capacity_is_left_after_a_while_if_there_is_another():
-    asked = SliceState(ours=True, there=True)
+    asked = SliceState(owned=True, seen=True)
     waiting = Outcome(state="WAITING_FOR_RESOURCES", seconds=400.0)
     alone = Limits(wait=1_000.0)
     assert step(step(step(asked, waiting, alone), waiting, alone), waiting, alone).action == "describe"
     two = Limits(wait=1_000.0, zones=2)
     soon = step(step(asked, waiting, two), waiting, two)
     later = step(soon, waiting, two)
-    assert (soon.action, later.action, later.then, later.next_zone) == ("describe", "delete", "create", 1)
+    assert (soon.action, later.action, later.after_deletion, later.next_zone) == (
+        "describe",
+        "delete",
+        "create",
+        1,
+    )
     moved = step(later, Outcome(), two)
     assert (moved.action, moved.zone, moved.waited) == ("create", 1, 0.0)
-    back = step(SliceState(ours=True, there=True, zone=1, waited=900.0), waiting, two)
+    back = step(SliceState(owned=True, seen=True, zone=1, waited=900.0), waiting, two)
     assert back.next_zone == 0
 
 
 def test_a_slice_that_was_had_is_asked_for_again_in_its_zone():
-    had = SliceState(ours=True, there=True, ready=True, zone=1)
+    had = SliceState(owned=True, seen=True, ready=True, zone=1)
     for state in ("PREEMPTED", "PROVISIONING"):
         lost = step(had, Outcome(state=state), Limits(zones=3))
-        assert (lost.action, lost.then, lost.next_zone, lost.failures) == ("delete", "create", 1, 0)
+        assert (lost.action, lost.after_deletion, lost.next_zone, lost.failures) == ("delete", "create", 1, 0)
 
 
 def test_a_group_that_will_get_no_machines_ends_with_the_reason(stage, capsys):
@@ -195,13 +200,13 @@ def test_a_fault_of_the_launcher_itself_deletes_the_slice(stage):
 
 def test_only_a_slice_of_ours_is_deleted():
     assert step(SliceState(), Outcome(stopped=True), Limits()).action == "end"
-    assert step(SliceState(ours=True), Outcome(stopped=True), Limits()).action == "delete"
+    assert step(SliceState(owned=True), Outcome(stopped=True), Limits()).action == "delete"
     for state in ("ACTIVE", "PREEMPTED", "FAILED", REFUSED):
         assert step(SliceState(), Outcome(state=state), Limits(zones=2)).action == "end"
-        assert step(SliceState(ours=True), Outcome(state=state), Limits(zones=2)).action != "end"
+        assert step(SliceState(owned=True), Outcome(state=state), Limits(zones=2)).action != "end"
     denied = Outcome(code=1, message="PERMISSION_DENIED")
     assert step(SliceState(), denied, Limits()).action == "end"
-    assert step(SliceState(ours=True), denied, Limits()).action == "describe", "it may cost money"
+    assert step(SliceState(owned=True), denied, Limits()).action == "describe", "it may cost money"
 
 
 @pytest.mark.parametrize(

@@ -609,11 +609,11 @@ def test_a_task_of_a_paper_or_a_benchmark_reads_its_input():
 
 def test_a_row_whose_runs_end_in_two_ways_does_not_change_the_unit():
     rng = np.random.default_rng(0)
-    rows = [rng.normal(size=5) for _ in range(2_000)]
-    assert typical_std(rows) == pytest.approx(1, rel=0.03), "the true deviation, for any number of seeds"
-    assert typical_std([*rows, *(row[:2] for row in rows)]) == pytest.approx(1, rel=0.03)
+    rows = [rng.normal(size=5) for _ in range(500)]
+    assert typical_std(rows) == pytest.approx(1, rel=0.05), "the true deviation, for any number of seeds"
+    assert typical_std([*rows, *(row[:2] for row in rows)]) == pytest.approx(1, rel=0.05)
     assert typical_std([*rows, [0.0, 100.0] * 3]) == pytest.approx(typical_std(rows), rel=1e-2)
-    assert typical_std([*rows, *[[1.451, 1.451]] * 5_000]) == typical_std(rows), (
+    assert typical_std([*rows, *[[1.451, 1.451]] * 1_000]) == typical_std(rows), (
         "counted models have no noise"
     )
     assert typical_std([[1.0], []]) == 0
