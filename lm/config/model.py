@@ -759,7 +759,7 @@ class ModelConfig:
         why = f"model.block={self.block!r} has attentions and convolutions of its own, which do not fit"
         self._require(needed, why, "model.block be 'transformer'")
 
-    def has_memory(self, crosses: bool) -> bool:
+    def has_product_key_memory(self, crosses: bool) -> bool:
         """Return whether a stack has a product-key memory; ``crosses``: whether it has cross-attention."""
         return self.memory.keys > 0 and (crosses or not (self.has_encoder and self.has_decoder))
 

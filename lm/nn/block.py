@@ -88,7 +88,7 @@ class Block(Module):
         self.experts = ExpertMLP(config, rngs) if has_experts else None
         # A stack sets it, in the one layer that has it: it is too large to be made for all.
         self.memory: ProductKeyMemory | None = nnx.data(None)
-        self.has_memory = config.has_memory(has_cross_attention)
+        self.has_product_key_memory = config.has_product_key_memory(has_cross_attention)
         # A stack sets it, in the first layer.
         self.convolution: InputConvolution | None = nnx.data(None)
         self.attention_scale = make_branch_scale(config)

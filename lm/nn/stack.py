@@ -109,7 +109,7 @@ class Stack(Module):
             embeddings = jax.vmap(lambda key: StepEmbedding(config, nnx.Rngs(params=key)))(keys)
             self.blocks.step_embedding = add_layers_axis(embeddings)
         self.halting = make_halting(config, rngs)
-        self.has_memory = config.has_memory(has_cross_attention)
+        self.has_product_key_memory = config.has_product_key_memory(has_cross_attention)
         for name, layers in self._layers_by_part.items():
             if name in OF_ONE_LAYER:
                 setattr(self.blocks, name, make_in_one_layer(OF_ONE_LAYER[name], config, rngs.params()))
@@ -239,7 +239,7 @@ class Stack(Module):
         """
         config = self.config
         if isinstance(self.blocks, nnx.List):
-            return self._run_decoding(step, x, layers, inputs)
+            return self._run_unstacked(step, x, layers, inputs)
         is_scanned = config.compile.layers == "scan" and not inputs.layers and not self._layers_by_part
 
         def one_layer(block, x, layer, layer_inputs):
@@ -251,7 +251,7 @@ class Stack(Module):
             one_layer = jax.checkpoint(one_layer, policy=policy, prevent_cse=not is_scanned)
         if not is_scanned:
             return self._run_unrolled(one_layer, x, layers, inputs)
-        all_layers = inputs.by_layer(1)[0]
+        shared_inputs = inputs.by_layer(1)[0]
         parameters, treedef = jax.tree.flatten(self.blocks)
         is_shared = [len(array) < self.num_layers for array in parameters]
 
@@ -261,7 +261,7 @@ class Stack(Module):
                 array[0] if shared else part
                 for array, shared, part in zip(parameters, is_shared, slices, strict=True)
             ]
-            return one_layer(jax.tree.unflatten(treedef, leaves), x, layer, all_layers)
+            return one_layer(jax.tree.unflatten(treedef, leaves), x, layer, shared_inputs)
 
         # Shared parameters are no input of the scan: None, which has no arrays, takes their place.
         scanned = [None if shared else array for array, shared in zip(parameters, is_shared, strict=True)]
@@ -279,7 +279,7 @@ class Stack(Module):
             results.append(result)
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
 
-    def _run_decoding(
+    def _run_unstacked(
         self, step: Callable, x: Any, layers: Any, inputs: AttentionInputs
     ) -> tuple[Any, tuple[tuple, None, None]]:
         """Run an unstacked stack, in decoding: ``layers`` is ({}, carries, encoder_kv or None), by layer."""
@@ -295,7 +295,7 @@ class Stack(Module):
 
     @property
     def _layers_by_part(self) -> dict[str, tuple[int, ...]]:
-        return layers_by_part(self.config, self.num_layers, self.has_memory)
+        return layers_by_part(self.config, self.num_layers, self.has_product_key_memory)
 
     def _blocks_by_layer(self) -> list[Block]:
         """Return the block of each layer, without the leading axis; shared parameters are the same arrays."""
@@ -371,7 +371,9 @@ class Stack(Module):
         return masks, {name: masks.pop(name).swapaxes(0, 1) for name in by_block} | router_keys
 
 
-def layers_by_part(config: ModelConfig, num_layers: int, has_memory: bool) -> dict[str, tuple[int, ...]]:
+def layers_by_part(
+    config: ModelConfig, num_layers: int, has_product_key_memory: bool
+) -> dict[str, tuple[int, ...]]:
     """Return {module of a block: layers that have it} for modules that some layers of a stack lack."""
     layers = range(num_layers)
     by_part: dict[str, tuple[int, ...]] = {}
@@ -381,7 +383,7 @@ def layers_by_part(config: ModelConfig, num_layers: int, has_memory: bool) -> di
     if with_experts and config.experts.every > 1:
         by_part["experts"] = with_experts
         by_part["mlp"] = tuple(layer for layer in layers if layer not in with_experts)
-    if has_memory:
+    if has_product_key_memory:
         with_memory = num_layers + config.memory.layer
         by_part["memory"] = (with_memory,)
         by_part["mlp"] = tuple(layer for layer in layers if layer != with_memory)

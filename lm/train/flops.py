@@ -160,9 +160,9 @@ def _feed_forward_flops(block: Block, num_layers: int, length: int) -> float:
     flops: float = num_layers * (matmul_flops(block.adapter, length) + block.gate_flops(length))
     if block.config.universal.halting == "adaptive":
         flops += num_layers * 2 * length * block.config.d_model
-    with_memory = 1 if block.has_memory else 0
+    with_memory = 1 if block.has_product_key_memory else 0
     flops += (num_layers - with_experts - with_memory) * matmul_flops(block.mlp, length)
-    if block.has_memory:
+    if block.has_product_key_memory:
         flops += abstract_memory(block.config).flops(length)
     if block.experts is not None:
         flops += with_experts * block.experts.flops(length)

@@ -255,7 +255,7 @@ class GradualUnfreezing:
             if not rest.startswith("blocks."):
                 return depths[module]
             part, depth = rest.split(".")[1], depths[module]
-            has_memory = model.has_memory(module == "decoder" and model.has_encoder)
+            has_memory = model.has_product_key_memory(module == "decoder" and model.has_encoder)
             # What all layers share is unfrozen with the top one.
             layers = layers_by_part(model, depth, has_memory).get(part, range(depth - shape[0], depth))
             return depth - np.array(layers).reshape(-1, *[1] * (len(shape) - 1))
