@@ -20,20 +20,26 @@ import numpy as np
 # SpanBERT's geometric distribution of span lengths, cut off at 10 words: mean 3.8 [Joshi et al. 2020, 3.1].
 GEOMETRIC_P, LONGEST_SPAN = 0.2, 10
 
-# A text with "spans" begins with visible tokens and ends with a span. "rolled-spans" are the same spans
-# rolled by a random offset, so that all positions are equally likely to be noise. A Poisson span may have
-# length 0: a mask is inserted and no token is hidden. A single span has the share ``rate`` of the tokens; the
-# middle lies between two random positions. The suffix begins at a random position, "suffix-share" has the
-# share ``rate`` of the tokens. With none no token is hidden, so that only the order may change. "random-text"
-# hides none either, but replaces the whole text by random tokens. "whole-words" hides all tokens
-# of a word or none, "collocations" also all words of a phrase that mostly occurs as one.
-_WordsName = Literal["whole-words", "collocations"]
-_SpansName = Literal["spans", "rolled-spans", "geometric-spans", "poisson-spans", "single-span", "middle"]
-_SuffixName = Literal["suffix", "suffix-share"]
-# How much of a text is noise is drawn for each text: its rate, or the number of its noise tokens.
-_UniformName = Literal["uniform-rate", "uniform-count"]
 NoiseName = Literal[
-    "none", "random-text", "iid", _WordsName, _UniformName, _SpansName, _SuffixName, "everything"
+    # no token is hidden
+    "none",  # the order of the text may change
+    "random-text",  # the whole text is replaced by random tokens
+    # tokens are hidden one by one
+    "iid",  # each with the probability ``rate``
+    "whole-words",  # all tokens of a word or none
+    "collocations",  # likewise, and all words of a phrase that mostly occurs as one
+    "uniform-rate",  # each with a probability that is drawn for the text
+    "uniform-count",  # as many as is drawn for the text
+    # spans are hidden
+    "spans",  # a text begins with visible tokens and ends with a span
+    "rolled-spans",  # such spans, rolled by a random offset: all positions are equally likely to be noise
+    "geometric-spans",  # of whole words, with lengths of SpanBERT's distribution
+    "poisson-spans",  # each leaves one mask; one of length 0 inserts a mask and hides no token
+    "single-span",  # with the share ``rate`` of the tokens
+    "middle",  # between two random positions
+    "suffix",  # from a random position on
+    "suffix-share",  # with the share ``rate`` of the tokens
+    "everything",
 ]
 
 
@@ -100,14 +106,14 @@ class Noise(NamedTuple):
     # draws its replacement
     replaces_text: bool = False
     hides_tokens: bool = True
-    limits_targets: bool = False  # a text is so short that its targets too fit in the room of its inputs
+    # a text is cut until neither its inputs nor its targets are longer than the room of inputs
+    limits_targets: bool = False
     # (lengths [B], uniforms [B,R,L]) -> float32 [B], the weight in the loss of each noise token of a text;
     # with it the loss estimates an upper bound of minus the text's log-probability. ``uniforms[:, 1, 0]``
     # decides how much of a text is noise. None: the weight is 1
     loss_weights: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
-    ignores: tuple[
-        str, ...
-    ] = ()  # settings of ``CorruptionConfig`` that it does not read; changing them is an error
+    # settings of ``CorruptionConfig`` that it does not read; changing them is an error
+    ignores: tuple[str, ...] = ()
 
     @property
     def fits_without_trimming(self) -> bool:
@@ -142,9 +148,8 @@ def break_ties(uniforms: np.ndarray) -> np.ndarray:
 
     Every machine then sorts them in the same order.
     """
-    return uniforms + np.arange(uniforms.shape[1]) * (
-        2.0**-24 / uniforms.shape[1]
-    )  # uniforms are multiples of 2^-24
+    smallest_step = 2.0**-24  # of uniforms, which are multiples of it
+    return uniforms + np.arange(uniforms.shape[1]) * (smallest_step / uniforms.shape[1])
 
 
 def _choose_smallest(uniforms: np.ndarray, candidates: np.ndarray, count: np.ndarray) -> np.ndarray:
