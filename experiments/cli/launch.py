@@ -53,10 +53,10 @@ OfMachines = Annotated[Machines, tyro.conf.arg(name="")]
 DEFAULTS = RunOptions()
 
 
-def _jobs(
+def _make_jobs(
     pattern: str,
     settings: dict[str, Any],
-    rows: RunOptions,
+    run_options: RunOptions,
     accelerator: str = "",
     count: int = 1,
     devices: int = 0,
@@ -68,29 +68,34 @@ def _jobs(
     missing in this folder, and for a mesh that does not fit the number of ``devices``, unless that is 0.
     """
     names = [row.name for row in find_buildable(pattern)]
-    elsewhere = rows.start.startswith("gs://")  # where it is not read from here
-    if accelerator and rows.start and not rows.start.startswith(("gs://", "hf:", "/")):
-        raise SettingError(_of_this_machine(rows.start))
+    elsewhere = run_options.start.startswith("gs://")  # where it is not read from here
+    if accelerator and run_options.start and not run_options.start.startswith(("gs://", "hf:", "/")):
+        raise SettingError(_of_this_machine(run_options.start))
     changes = given_changes(
-        names, rows.scale, settings, rows.config, "" if elsewhere else rows.start, Path(rows.runs)
+        names,
+        run_options.scale,
+        settings,
+        run_options.config,
+        "" if elsewhere else run_options.start,
+        Path(run_options.runs),
     )
-    if rows.seeds < 1:
+    if run_options.seeds < 1:
         raise SettingError("--seeds should be a whole number from 1")
-    experiments = [build(name, rows.scale, changes) for name in names]
+    experiments = [build(name, run_options.scale, changes) for name in names]
     if accelerator:
         _check_in_cloud(experiments, accelerator, count)
     else:
         _check_here(experiments, devices)
-    options = ["--scale", rows.scale, *setting_arguments(explicit_overrides(changes))]
+    options = ["--scale", run_options.scale, *setting_arguments(explicit_overrides(changes))]
     for option in ("start", "allow"):
-        if value := getattr(rows, option):
+        if value := getattr(run_options, option):
             options += [f"--{option}", value]
     for option in ("profile", "wandb"):
-        if value := getattr(rows.tools, option):
+        if value := getattr(run_options.tools, option):
             options += [f"--{option}", value]
-    seeds = [["--seed", str(seed)] for seed in range(rows.seeds)] if rows.seeds > 1 else [[]]
+    seeds = [["--seed", str(seed)] for seed in range(run_options.seeds)] if run_options.seeds > 1 else [[]]
     studies = tuple(map(str, study_files()))
-    return [Job(name, rows.runs, (*options, *seed), studies) for name in names for seed in seeds]
+    return [Job(name, run_options.runs, (*options, *seed), studies) for name in names for seed in seeds]
 
 
 def _check_in_cloud(experiments: Sequence[Experiment], accelerator: str, count: int) -> None:
@@ -163,8 +168,8 @@ def _of_this_machine(path: str) -> str:
     )
 
 
-def _end(launch: Callable[[], int]) -> None:
-    """Launch, and end the process with its exit code if that is not 0; SettingError for a LaunchError."""
+def _exit_with_code(launch: Callable[[], int]) -> None:
+    """End the process with the exit code of ``launch`` unless it is 0; SettingError for a LaunchError."""
     try:
         code = launch()
     except LaunchError as error:
@@ -179,7 +184,7 @@ def launch_gce(
     settings: Settings,
     options: OfContainer,
     machines: OfMachines,
-    rows: OfRuns = DEFAULTS,
+    run_options: OfRuns = DEFAULTS,
 ) -> None:
     """Run each row on its own slice of Compute Engine (v5p, v6e, TPU7x), and delete the slice at the end.
 
@@ -192,8 +197,8 @@ def launch_gce(
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
     """
-    jobs = _jobs(pattern, settings, rows, options.accelerator)
-    _end(lambda: slices.run_slices(jobs, gce.API, options, machines))
+    jobs = _make_jobs(pattern, settings, run_options, options.accelerator)
+    _exit_with_code(lambda: slices.run_slices(jobs, gce.API, options, machines))
 
 
 def launch_queued(
@@ -202,7 +207,7 @@ def launch_queued(
     settings: Settings,
     options: OfContainer,
     machines: OfMachines,
-    rows: OfRuns = DEFAULTS,
+    run_options: OfRuns = DEFAULTS,
     slices_per_run: int = 1,
     runtime: str = "",
 ) -> None:
@@ -217,8 +222,8 @@ def launch_queued(
         slices_per_run: Slices of each run, joined by the data-centre network.
         runtime: Image of the TPU VMs, if not the accelerator's usual one.
     """
-    jobs = _jobs(pattern, settings, rows, options.accelerator, slices_per_run)
-    _end(lambda: slices.run_slices(jobs, queued.API, options, machines, slices_per_run, runtime))
+    jobs = _make_jobs(pattern, settings, run_options, options.accelerator, slices_per_run)
+    _exit_with_code(lambda: slices.run_slices(jobs, queued.API, options, machines, slices_per_run, runtime))
 
 
 def launch_gke(
@@ -227,7 +232,7 @@ def launch_gke(
     settings: Settings,
     options: OfContainer,
     cluster: Annotated[gke.Cluster, tyro.conf.arg(name="")],
-    rows: OfRuns = DEFAULTS,
+    run_options: OfRuns = DEFAULTS,
 ) -> None:
     """Submit each row to GKE as a JobSet, by xpk, on one or more slices.
 
@@ -238,8 +243,8 @@ def launch_gke(
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
     """
-    jobs = _jobs(pattern, settings, rows, options.accelerator, cluster.slices)
-    _end(lambda: gke.submit(jobs, options, cluster))
+    jobs = _make_jobs(pattern, settings, run_options, options.accelerator, cluster.slices)
+    _exit_with_code(lambda: gke.submit(jobs, options, cluster))
 
 
 def launch_slurm(
@@ -247,7 +252,7 @@ def launch_slurm(
     /,
     settings: Settings,
     job: Annotated[slurm.SlurmJob, tyro.conf.arg(name="")],
-    rows: OfRuns = DEFAULTS,
+    run_options: OfRuns = DEFAULTS,
 ) -> None:
     """Submit the rows to Slurm as one job array, with a process for each GPU.
 
@@ -257,8 +262,8 @@ def launch_slurm(
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
     """
-    jobs = _jobs(pattern, settings, rows, devices=max(job.nodes, 0) * max(job.gpus_per_node, 1))
-    _end(lambda: slurm.submit(jobs, job))
+    jobs = _make_jobs(pattern, settings, run_options, devices=max(job.nodes, 0) * max(job.gpus_per_node, 1))
+    _exit_with_code(lambda: slurm.submit(jobs, job))
 
 
 def launch_local(
@@ -266,7 +271,7 @@ def launch_local(
     /,
     settings: Settings,
     processes: Annotated[local.Processes, tyro.conf.arg(name="")],
-    rows: OfRuns = DEFAULTS,
+    run_options: OfRuns = DEFAULTS,
 ) -> None:
     """Run the rows on this machine, one after another, each in several processes.
 
@@ -277,8 +282,8 @@ def launch_local(
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
     """
     devices = processes.processes * processes.devices_per_process
-    jobs = _jobs(pattern, settings, rows, devices=devices)
-    _end(lambda: local.run_here(jobs, processes))
+    jobs = _make_jobs(pattern, settings, run_options, devices=devices)
+    _exit_with_code(lambda: local.run_here(jobs, processes))
 
 
 def launch_image(
@@ -303,7 +308,7 @@ def launch_image(
         for command in commands:
             show(command)
         return
-    _end(lambda: container.run_commands(commands, source))
+    _exit_with_code(lambda: container.run_commands(commands, source))
 
 
 def launch_list(zone: str = "", project: str = "", dry_run: bool = False) -> None:
@@ -316,7 +321,7 @@ def launch_list(zone: str = "", project: str = "", dry_run: bool = False) -> Non
         project: Project that pays; by default gcloud's.
         dry_run: Print every command and run none.
     """
-    _end(lambda: resources.list_all(zone, project, dry_run))
+    _exit_with_code(lambda: resources.list_all(zone, project, dry_run))
 
 
 def launch_delete(
@@ -338,4 +343,4 @@ def launch_delete(
         project: Project that pays; by default gcloud's.
         dry_run: Print every command and delete nothing; gcloud is asked for the slices.
     """
-    _end(lambda: resources.delete(names, all, zone, project, dry_run))
+    _exit_with_code(lambda: resources.delete(names, all, zone, project, dry_run))
