@@ -47,11 +47,13 @@ The column *changes* shows the settings at scale `base`; all others are those of
 `mini`, a factor such as (x 2) multiplies the value of that scale. In the paper's scores, † marks those
 that we read second hand and ? those that we may have misread; ± is the half width of an interval that
 the paper prints. z is the mean z-score of our runs: the difference from the baseline in deviations of a
-replication, ± its deviation over seeds. It is empty until these runs are published."""
+replication, ± its deviation over seeds. For tables judged by tasks, z and the verdicts are of the tasks
+that need their input; [the study](../study.md#what-came-out-at-mini) has those on language. Both are
+empty until these runs are published."""
 CLAIMS_HEAD = """# Which claims hold at 10^13 FLOP
 
-This page compares the conclusions of the papers with our runs at scale `mini`: 10^13 FLOP of
-pre-training each, on one core, with three seeds or five. A conclusion is *confirmed* if its
+This page compares the conclusions of the papers with our runs at scale `mini`: about 10^13 FLOP of
+pre-training each (0.6 to 2.2), on one core, with three seeds or five. A conclusion is *confirmed* if its
 two rows differ significantly, over seeds and examples, in the paper's direction, *contradicted* if they
 differ in the opposite one, and otherwise *undecided*; *equivalent* rows, which differ by less than the
 paper could distinguish, count among the undecided ([how claims are

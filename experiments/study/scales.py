@@ -1,7 +1,7 @@
 """The same study at another size: changes to the baseline that are applied before a row's own.
 
 ``base`` is the setup of each row's paper. On one CPU core a row of ``nano`` takes one to two minutes, one of
-``mini`` five to eleven. ``small`` is for a night on a workstation or minutes on a GPU, ``medium`` for less
+``mini`` about seven. ``small`` is for a night on a workstation or minutes on a GPU, ``medium`` for less
 than an hour on an H100; docs/study.md has the FLOP, memory and hours of each. All of these are tuned on the
 tasks of the documentation, which stand in for the paper's; ``mini-real`` on real benchmarks, as far as they
 were prepared, in place of these tasks.
