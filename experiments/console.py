@@ -216,7 +216,7 @@ def key_columns(sheet: Sheet) -> int:
 
 def _sheet_width(sheet: Sheet) -> int:
     """Return the width of a sheet in the terminal [characters], where names longer than half of it wrap."""
-    widths = [max(len(head), *(len(cell.text) for cell in cells)) for head, cells in sheet.items()]
+    widths = [max([len(head), *(len(cell.text) for cell in cells)]) for head, cells in sheet.items()]
     widths[0] = min(widths[0], CONSOLE.width // 2)
     return 1 + sum(width + 2 for width in widths)
 

@@ -226,10 +226,10 @@ def normalise_answer(text: str) -> str:
 
 
 def word_f1(target: str, prediction: str) -> float:
-    """Return the F1 of the bags of words, from 0 to 1; 1 if both are empty."""
+    """Return the F1 of the bags of words, from 0 to 1; 0 if either is empty, as in SQuAD's script."""
     predicted, right = prediction.split(), target.split()
     if not predicted or not right:
-        return float(predicted == right)
+        return 0.0
     same = sum((collections.Counter(predicted) & collections.Counter(right)).values())
     return 2 * same / (len(predicted) + len(right))
 
@@ -285,6 +285,14 @@ def word_accuracy(targets: Sequence[str], predictions: Sequence[str]) -> Value:
 NORMAL_95 = 1.96  # standard errors on either side of a mean that are its 95 % interval
 
 
+def _exp(nats: float) -> float:
+    """Return e^nats, inf where that is no float."""
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
+
+
 class Likelihood(NamedTuple):
     """The log-likelihood of texts under a model."""
 
@@ -298,15 +306,16 @@ class Likelihood(NamedTuple):
     @property
     def perplexity(self) -> float:
         """Return the perplexity per token, comparable between models with the same vocabulary."""
-        return math.exp(self.nats / self.tokens)
+        return _exp(self.nats / self.tokens)
 
     @property
     def word_perplexity(self) -> float:
-        """Return the perplexity per word, comparable between vocabularies.
+        """Return the perplexity per word, comparable between vocabularies; inf where it is no float.
 
-        Either all compared models or none should score the end of a text.
+        Text with few blanks, such as Chinese, has words of hundreds of tokens. Either all compared models or
+        none should score the end of a text.
         """
-        return math.exp(self.nats / self.words)
+        return _exp(self.nats / self.words)
 
     @property
     def bits_per_byte(self) -> float:

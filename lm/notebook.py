@@ -154,6 +154,8 @@ def text_model(
     """
     config, (begin, end) = model.config, framed or prompt_special_ids(model.config, tokenizer)
     masking, prefix = None, begin
+    # a mask is left out of answers, unless it is the first of the sentinels that stand for spans
+    skipped = None if config.has_encoder and tokenizer.mask == tokenizer.sentinel(0) else tokenizer.mask
     if not config.has_decoder:
         ends = ((() if token is None else (token,)) for token in (begin, end))
         masking, prefix = Masking(tokenizer.mask, *ends), None
@@ -164,7 +166,7 @@ def text_model(
         shard_batch,
         tokenizer.encode,
         lambda text: tokenizer.encode_with_special_tokens(text, begin, end),
-        lambda ids: tokenizer.decode(token for token in ids if token != tokenizer.mask),
+        lambda ids: tokenizer.decode(token for token in ids if token != skipped),
         prefix,
         masking,
         max_length,

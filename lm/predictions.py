@@ -149,16 +149,20 @@ def _as_list(texts: Sequence[Any]) -> Sequence[Any]:
     return texts
 
 
+def _is_list(text: Any) -> bool:
+    return isinstance(text, Sequence) and not isinstance(text, str)
+
+
 def _as_row(text: Any, kind: str) -> Row:
     """Return a text as the row of a task of this kind; SettingError for anything else."""
     found: Any = None
     if kind in ("classes", "regression"):
         found = _as_texts(text)
-    elif kind == "tokens" and not isinstance(text, str) and all(isinstance(word, str) for word in text):
+    elif kind == "tokens" and _is_list(text) and all(isinstance(word, str) for word in text):
         found = (list(text),)
     elif kind == "span" and (pair := _as_texts(text)) is not None and len(pair) == 2:
         found = pair
-    elif kind == "choice" and not isinstance(text, str) and text:
+    elif kind == "choice" and _is_list(text) and text:
         candidates = tuple(map(_as_texts, text))
         found = None if None in candidates else candidates
     if found is None:

@@ -93,3 +93,13 @@ def test_a_prediction_that_is_no_finite_number_counts_as_minus_one(correlation, 
     targets, others = [1.0, 2.0, 3.0, 4.0], [1.5, 2.5, 3.5]
     expected = correlation(targets, [*others, -1.0])
     assert correlation(targets, [*others, answer]) == expected < correlation(targets, [*others, 4.5])
+
+
+def test_no_words_in_common_are_no_f1_even_if_there_are_none():
+    assert metrics.answer_f1([["The"]], ["A"]) == 0
+
+
+def test_text_without_blanks_has_a_perplexity_per_token_and_one_per_word_that_is_no_float():
+    chinese = metrics.Likelihood(nats=1350.0, tokens=540, words=1, bytes=1620)
+    assert chinese.perplexity == pytest.approx(12.18, abs=0.01)
+    assert chinese.word_perplexity == float("inf")

@@ -12,6 +12,7 @@ from experiments.processes.jobs import cores
 from experiments.processes.progress import duration
 from experiments.runs.phases import tokens_of_text
 from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.paths import check_runs
 from experiments.study.registry import build
 from experiments.study.scales import DEFAULT_SCALE
 from lm.config.base import SettingError
@@ -43,6 +44,7 @@ def data_prepare(
         workers: Number of processes; 0: one per core [processes].
         check: Only estimate what it will take; a vocabulary that is missing is trained for that.
     """
+    check_runs(runs)
     for name, value in (("tokens", tokens), ("workers", workers)):
         if not 0 <= value < inf:
             raise SettingError(f"--{name} {value} should be 0 or a positive number")

@@ -5,6 +5,7 @@ from fnmatch import fnmatch
 
 from experiments.cli.settings import Runs
 from experiments.console import CONSOLE, RUNS, Cell, Sheet, show_sheet
+from experiments.study.paths import check_runs
 from lm.config.base import SettingError, nearest
 from lm.data.corpus import tfds
 from lm.data.tasks.benchmarks import TASKS
@@ -20,6 +21,7 @@ def data_tasks(pattern: str = "*", /, runs: Runs = RUNS) -> None:
     Args:
         pattern: Shell-style pattern of names of tasks.
     """
+    check_runs(runs)
     cache, missing = runs / "cache", set()
     tasks = [task for task in (*TASKS.values(), *LABELLED.values()) if fnmatch(task.name, pattern)]
     if not tasks:

@@ -97,7 +97,7 @@ def decoder_changes(text: Path | None) -> Overrides:
 def suggestions(decoder: Path, prompt: str, runs: Path) -> list[str]:
     """Return commands to go on with, the first two with the decoder's run and a prompt of its text."""
     elsewhere = "" if runs == RUNS else f" --runs {shlex.quote(str(runs))}"
-    run = f"@{NAME}" if decoder.is_relative_to(RUNS) else shlex.quote(str(decoder))
+    run = f"@{NAME}" if runs == RUNS else shlex.quote(str(decoder))
     return [
         f"lm generate {run} --prompt {shlex.quote(prompt)} --temperature 0.6",
         f"lm draw next {run} --text {shlex.quote(prompt)}",

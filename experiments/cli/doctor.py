@@ -17,6 +17,7 @@ from experiments.console import RUNS, UNBROKEN
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.memory import has_glibc
 from experiments.runs.paths import COUNTS_FILE
+from experiments.study.paths import check_runs
 from lm.config.base import DataError, SettingError
 from lm.data.corpus import tfds
 from lm.data.corpus.token_cache import TOKENS_FOLDER, token_cache_bytes
@@ -39,6 +40,7 @@ def doctor(runs: Runs = RUNS, verify: tuple[Path, ...] = ()) -> None:
         verify: Check every file of the checkpoints in these folders, and tables of counts, against the
             checksums that were saved with them: folders of stages, of runs, or of many runs.
     """
+    check_runs(runs)
     if not verify:
         examine(runs)
     elif find_damage(verify):

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from experiments.cli.settings import Scale
+from experiments.cli.settings import Scale, first_folder
 from experiments.console import CONSOLE, RUNS, print_line, show_sheet
 from experiments.study.registry import find, tables_of
 from experiments.study.scales import DEFAULT_SCALE
+from lm.config.base import SettingError
 
 
 def ladder(
@@ -33,8 +34,12 @@ def ladder(
     from experiments.report.ladder_figure import ladder_figure
     from experiments.report.report import compare_tables
 
+    first_folder(runs)
     tables = tables_of(find(pattern))
     check_rungs(tables)
+    if out and len(tables) > 1:
+        names = ", ".join(table.name for table in tables)
+        raise SettingError(f"--out {out} is one picture: name one of the tables {names}, or leave it out")
     for comparison in compare_tables(tables, scale, runs, {}, print_line):
         picture = out or Path(f"{comparison.table.name.replace('/', '-')}.png")
         check_format(picture)

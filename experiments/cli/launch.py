@@ -13,7 +13,7 @@ from experiments.console import RUNS
 from experiments.plan.slices import find_slice
 from experiments.processes.progress import NO_TOOLS, Tools
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import explicit_overrides
+from experiments.study.overrides import typed_overrides
 from experiments.study.plugins import study_files
 from experiments.study.registry import build, find_buildable
 from experiments.study.scales import DEFAULT_SCALE
@@ -79,6 +79,8 @@ def _make_jobs(
         "" if elsewhere else run_options.start,
         Path(run_options.runs),
     )
+    if run_options.seeds > 1 and "seed" in changes:
+        raise SettingError("seed: with --seeds N the runs of a row have the seeds 0 to N - 1")
     if run_options.seeds < 1:
         raise SettingError("--seeds should be a whole number from 1")
     experiments = [build(name, run_options.scale, changes) for name in names]
@@ -86,7 +88,7 @@ def _make_jobs(
         _check_in_cloud(experiments, accelerator, count)
     else:
         _check_here(experiments, devices)
-    options = ["--scale", run_options.scale, *setting_arguments(explicit_overrides(changes))]
+    options = ["--scale", run_options.scale, *setting_arguments(typed_overrides(changes))]
     for option in ("start", "allow"):
         if value := getattr(run_options, option):
             options += [f"--{option}", value]

@@ -9,7 +9,7 @@ from rich.table import Table as Grid
 
 from experiments.cli.settings import Runs, Scale
 from experiments.console import NAMES_CONSOLE, NARROW, RUNS, listing, print_line
-from experiments.study.paths import changed_runs, row_folder, rows_with_runs
+from experiments.study.paths import changed_runs, check_runs, row_folder, rows_with_runs
 from experiments.study.registry import baseline_of, build, find, same_rows, tables_of
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.settings_diff import relevant_diff
@@ -35,6 +35,7 @@ def list_rows(
     if names:
         print("\n".join(row.name for row in rows))
         return
+    check_runs(runs)
     trained = rows_with_runs(runs, scale)
     if not pattern:
         _list_tables(rows, scale, runs, trained)

@@ -1,9 +1,8 @@
 """``lm power``: how small a difference the tables of the study can tell."""
 
 from math import inf
-from pathlib import Path
 
-from experiments.cli.settings import ConfigFile, Scale, Settings, Start, given_changes
+from experiments.cli.settings import ConfigFile, Scale, Settings, Start, first_folder, given_changes
 from experiments.console import CONSOLE, RUNS, print_line, show_sheet
 from experiments.study.registry import find, tables_of
 from experiments.study.scales import DEFAULT_SCALE
@@ -45,10 +44,17 @@ def power(
         raise SettingError(f"--difference {difference} should be a positive number of standard deviations")
     rows = find(pattern)
     trainable = [row.name for row in rows if not row.needs]
-    changes = given_changes(trainable, scale, settings, config, start, Path(runs[0]))
+    changes = given_changes(trainable, scale, settings, config, start, first_folder(runs))
     tables = compare_tables(tables_of(rows), scale, runs, changes, print_line)
-    for comparison in shown_comparisons(tables):
-        noises = {group: measure_noise(comparison, group) for group in comparison.groups}
+    comparisons = shown_comparisons(tables)
+    for comparison in comparisons:
+        try:
+            noises = {group: measure_noise(comparison, group) for group in comparison.groups}
+        except SettingError as error:  # a reason to end only for the last of the tables
+            if len(comparisons) == 1:
+                raise
+            print_line(str(error))
+            continue
         sheets = power_sheets(noises) if difference is None else seeds_sheet(noises, difference)
         for title, sheet in sheets.items():
             print_line(title)

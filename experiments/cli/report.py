@@ -1,12 +1,19 @@
 """``lm report``: the tables of finished runs beside the paper's."""
 
 import shlex
-from pathlib import Path
 from typing import Literal
 
-from experiments.cli.settings import ConfigFile, Scale, Settings, Start, given_changes, grid_points
+from experiments.cli.settings import (
+    ConfigFile,
+    Scale,
+    Settings,
+    Start,
+    first_folder,
+    given_changes,
+    grid_points,
+)
 from experiments.console import RUNS, print_line
-from experiments.study.overrides import explicit_overrides
+from experiments.study.overrides import typed_overrides
 from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import find, registered, tables_of
 from experiments.study.scales import DEFAULT_SCALE
@@ -49,13 +56,16 @@ def report(
         latex: Also write narrow tables for a paper, report.tex, and the papers that they cite, report.bib.
         pictures: Also write the pictures in this format.
     """
-    rows = find(pattern)
-    trainable = [row.name for row in rows if not row.needs]  # of the others published scores are shown
-    changes = given_changes(trainable, scale, settings, config, start, Path(runs[0]))
-    if variants and (changes or grid):
-        raise SettingError("--variants shows all settings given by hand: leave out settings and --grid")
     from experiments.report import report as reports  # whose pictures and page need more than a list of rows
     from experiments.report.overrides import variant_rows, with_override_rows
+
+    rows = find(pattern)
+    trainable = [row.name for row in rows if not row.needs]  # of the others published scores are shown
+    changes = given_changes(trainable, scale, settings, config, start, first_folder(runs))
+    if watch and (against or latex or pictures != "png"):
+        raise SettingError("--watch writes the report alone: leave out --against, --latex and --pictures")
+    if variants and (changes or grid):
+        raise SettingError("--variants shows all settings given by hand: leave out settings and --grid")
 
     wanted = tables_of(rows)
     if grid:
@@ -69,8 +79,8 @@ def report(
         if watch:
             reports.watch(wanted, scale, runs, overrides=changes)
             return
-        named = {path: value for path, value in explicit_overrides(changes).items() if path != "start.model"}
-        words = ["lm", *plugin_arguments(), "report", pattern, "--scale", scale, *setting_arguments(named)]
+        named = setting_arguments(typed_overrides(changes))
+        words = ["lm", *plugin_arguments(), "report", pattern, "--scale", scale, *named]
         words += ["--start", start] * bool(start) + ["--grid", *grid] * bool(grid) + ["--runs", *runs]
         words += ["--against", against] * bool(against) + ["--variants"] * variants
         words += ["--latex"] * latex + ["--pictures", pictures]

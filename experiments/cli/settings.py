@@ -327,13 +327,20 @@ def parse_settings(words: Sequence[str], paths: Iterable[str] | None = None) -> 
     return found
 
 
+def first_folder(runs: Sequence[str]) -> Path:
+    """Return the first of several folders of runs, where reports go; SettingError if there is none."""
+    if not runs:
+        raise SettingError("--runs: name one or more folders of runs")
+    return Path(runs[0])
+
+
 def grid_points(grid: Sequence[str]) -> list[Overrides]:
     """Return the combinations of the values in ``PATH=VALUE,VALUE,...``, in order; [{}] without a grid.
 
     The blanks in a value separate the elements of a setting that takes several; a value in quotes may have
     commas.
     """
-    axes = []
+    axes, paths = list[list[Overrides]](), list[str]()
     for text in grid:
         path, equals, values = text.partition("=")
         path = path.removeprefix("--").replace("-", "_")
@@ -344,6 +351,9 @@ def grid_points(grid: Sequence[str]) -> list[Overrides]:
             )
         if path not in kinds:
             apply(_any_experiment(), {path: None})  # SettingError with the nearest name
+        if path in paths:
+            raise SettingError(f"--grid {path} is there twice: give all values in one {path}=VALUE,VALUE")
+        paths.append(path)
         axes.append([_grid_value(path, value) for value in _split(values)])
     return [{path: value for point in points for path, value in point.items()} for points in product(*axes)]
 

@@ -13,7 +13,7 @@ from experiments.console import CONSOLE, NARROW, RUNS, listing, show_listing
 from experiments.runs.paths import SETTINGS, find_cache, load_settings
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import explicit_overrides, overrides_of
+from experiments.study.overrides import overrides_of, typed_overrides
 from experiments.study.paths import run_folder
 from experiments.study.registry import baseline_of, build, find_one
 from experiments.study.scales import DEFAULT_SCALE
@@ -76,6 +76,10 @@ def show(
     chosen = [name for name, is_chosen in views.items() if is_chosen]
     if len(chosen) > 1:
         raise SettingError(f"{' and '.join(chosen)} show different things of {row}: choose one")
+    if not costs and (length is not None or batch != 1 or dtype != "bfloat16" or tokens):
+        raise SettingError("--length, --batch, --dtype and --tokens are options of --costs: add it too")
+    if examples < 0:
+        raise SettingError(f"--examples {examples} should be at least 1")
     if row in PRESETS:
         show_published(row, settings, chosen, length, batch, dtype, tokens)
         return
@@ -94,9 +98,8 @@ def show(
             return
         experiment = build(row, scale, given)
         title = f"{row} at scale {scale}"
-        named = {path: value for path, value in explicit_overrides(given).items() if path != "start.model"}
-        if named:
-            title += f" with {shlex.join(setting_arguments(named))}"
+        if named := setting_arguments(typed_overrides(given)):
+            title += f" with {shlex.join(named)}"
         folder = run_folder(runs, scale, row, experiment.seed, overrides_of(row, scale, experiment))
         cache = runs / "cache"
     if "--examples" in chosen:
@@ -179,7 +182,8 @@ def show_diff(row: str, scale: str, given: Overrides, others: Sequence[str], to:
     elif not changed:
         CONSOLE.print(f"{names} are the same experiment.", highlight=False)
     for path, (before, after) in changed.items():
-        derivation = "" if to else find_one(row).derivation(path)
+        is_rows_own = not to and not others and path not in given
+        derivation = find_one(row).derivation(path) if is_rows_own else ""
         CONSOLE.print(f"{path}: {before} → {after}{f' ({derivation})' * bool(derivation)}", highlight=False)
 
 

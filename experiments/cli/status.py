@@ -14,6 +14,7 @@ from experiments.cli.run_names import names_of
 from experiments.console import CONSOLE, MISSING, RUNS, show_listing
 from experiments.processes.progress import duration
 from experiments.study.names import RESERVED_SCALES, RESERVED_TABLES
+from experiments.study.paths import check_runs
 from lm.config.base import SettingError
 from lm.files import parse_with_checksum
 from lm.train.runtime import manifest
@@ -54,6 +55,7 @@ def status(*, runs: Path = RUNS, all: bool = False) -> None:
         runs: Folder of runs, or of one run.
         all: Also list the runs that have finished.
     """
+    check_runs(runs)
     found = sorted(progresses(runs), key=lambda each: each.seen, reverse=True)
     if not found:
         raise SettingError(f"{runs} holds no run; `lm run ROW` starts one")

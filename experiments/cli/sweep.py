@@ -29,9 +29,9 @@ from experiments.study.experiment import Experiment
 from experiments.study.overrides import (
     check_overrides_are_read,
     effective_overrides,
-    explicit_overrides,
     overrides_of,
     short_name,
+    typed_overrides,
 )
 from experiments.study.paths import check_runs, with_overrides
 from experiments.study.plugins import plugin_arguments
@@ -300,7 +300,7 @@ def sweep_argv(
 ) -> list[str]:
     """Return the command line that repeats this sweep, which its report records."""
     words = ["lm", *plugin_arguments(), "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
-    named = {path: value for path, value in explicit_overrides(changes).items() if path != "start.model"}
-    words += setting_arguments(named)
+    words += setting_arguments(typed_overrides(changes))
     words += ["--start", options.start] if options.start else []
+    words += ["--runs", str(options.runs)] if options.runs != RUNS else []
     return [*words, *(["--grid", *grid] if grid else [])]

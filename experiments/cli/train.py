@@ -141,7 +141,7 @@ def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter,
 
     work, shares = partial(_train_in_child, options), partial(share_of_gpus, count)
     # the last takes two seconds of every run that is scored by ROUGE
-    preload = (__name__, "experiments.runs.run", "rouge_score.rouge_scorer")
+    preload = (__name__, "experiments.runs.run", "grain", "rouge_score.rouge_scorer")
     jobs = Jobs(count, work, untrained, show, end, shares, preload=preload)
     codes = jobs.run(todo)
     if jobs.signal is not None:

@@ -25,6 +25,7 @@ from experiments.runs.checks import check_heads
 from experiments.study.changes import Overrides, apply
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.overrides import effective_overrides
+from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import build, find_one
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.words import setting_arguments
@@ -346,4 +347,4 @@ def _run_line(plan: Plan, scale: str) -> str:
     planned = replace(planned, model=replace(planned.model, special=own.model.special))
     changed = {path: value for path, (_, value) in diff(own, planned).items()}
     options = setting_arguments(effective_overrides(plan.name, scale, changed))
-    return shlex.join(["lm", "run", plan.name, "--scale", scale, *options])
+    return shlex.join(["lm", *plugin_arguments(), "run", plan.name, "--scale", scale, *options])

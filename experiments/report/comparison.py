@@ -479,7 +479,7 @@ class Comparison:
                     if seed in errors:
                         resampled[row] += weight * seed_draws[:, i] * errors[seed]
                         left -= seed_draws[:, i]
-                if 0 < len(errors) < len(seeds):  # the same examples are hard for all seeds
+                if errors and not errors.keys() >= {*seeds}:  # the same examples are hard for all seeds
                     resampled[row] += weight * left * np.mean([*errors.values()], axis=0)
         return resampled
 

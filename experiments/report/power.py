@@ -105,7 +105,7 @@ def measure_noise(comparison: Comparison, group: Group) -> Noise:
             "'not yet learning'"
         )
     freedom = [len(each.by_seed) - 1 for each in known.values()]
-    rows = len({comparison.canonical_name(row) for row in comparison.table.rows})
+    rows = len({*map(comparison.canonical_name, comparison.table.rows), comparison.canonical_baseline})
     tests = sum(claim.is_about(group) for claim in paper_claims(comparison.table)) or rows - 1
     return Noise(
         float(np.average([each.variance for each in known.values()], weights=freedom)),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.console import CONSOLE, Sheet, markdown, narrowed, plain, print_line, show_sheet
+from experiments.console import CONSOLE, RUNS, Sheet, markdown, narrowed, plain, print_line, show_sheet
 from experiments.figures.panels import PlotGrid
 from experiments.report import text
 from experiments.report.comparison import Comparison, Verdicts, Warn, share_noise
@@ -24,7 +24,7 @@ from experiments.runs.provenance import other_modules_note
 from experiments.runs.result import Result
 from experiments.study.changes import Overrides
 from experiments.study.names import file_name
-from experiments.study.overrides import effective_overrides, explicit_overrides
+from experiments.study.overrides import effective_overrides, explicit_overrides, typed_overrides
 from experiments.study.paths import changed_runs, report_folder, run_folder
 from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import REGISTRY, TABLES, build
@@ -97,11 +97,13 @@ def _nothing_finished(
     names = ", ".join(table.name for table in tables)
     roots = ", ".join(map(str, run_roots(runs)))
     message = f"no run of {names} at scale {scale} has finished under {roots}; train them with "
-    if tables[0].name in TABLES:
+    if tables[0].name in TABLES and "start.model" not in overrides:
         command = ["lm", *plugin_arguments(), "sweep", tables[0].name, "--scale", scale]
-        message += shlex.join([*command, *setting_arguments(explicit_overrides(overrides))])
+        command += setting_arguments(typed_overrides(overrides))
+        command += [word for root in run_roots(runs)[:1] if root != RUNS for word in ("--runs", str(root))]
+        message += shlex.join(command)
     else:
-        message += "lm sweep and the same settings and --grid"
+        message += "lm sweep and the same settings, --start and --grid"
     for other in scales_with_runs(tables, runs):
         message += f"; scale {other} has finished runs: add --scale {other}"
     names_of_rows = [row.name for table in tables for row in table.rows]

@@ -173,8 +173,7 @@ def _check_likelihood(each: Any) -> None:
         raise SettingError(f"likelihoods should have {', '.join(names)}")
     for name, value in fields.items():
         _check_range(f"likelihoods {name}", value, 0, 1e300)
-    counted = min(fields[name] for name in COUNTED)
-    _check_range("likelihoods nats", fields["nats"], 0, LARGEST * counted)
+    _check_range("likelihoods nats", fields["nats"], 0, LARGEST * fields["tokens"])
 
 
 def _items(name: str, values: Any) -> Iterable[tuple[str, Any]]:

@@ -70,7 +70,9 @@ def task_score(task: BaseTask, step: int, metrics: Mapping[str, Value]) -> dict[
 
 
 def reported(folder: Path) -> dict[str, Any]:
-    """Return the scores of a stage on report rows: its ``step`` and ``tasks``; nothing if not yet there.
+    """Return the scores of a stage on report rows: ``step``, ``trained`` and ``tasks``; {} if not there yet.
+
+    ``trained`` is when its training came to the step; old scores lack it.
 
     DataError if it is damaged.
     """

@@ -50,11 +50,16 @@ def explicit_overrides(changes: Overrides) -> Overrides:
         group, _, name = path.partition(".")
         is_shape = group == "model" and name not in OF_TRAINING
         is_vocabulary = group == "data" and name in OF_VOCABULARY
-        is_left_out = group == "vectors" or (path.endswith(".steps") and new == 0)
-        return is_shape or is_vocabulary or is_left_out
+        is_left_out = path in ("start.steps", "pretraining.steps") and new == 0
+        return is_shape or is_vocabulary or is_left_out or group == "vectors"
 
     is_started = "start.model" in changes
     return {path: new for path, new in changes.items() if not (is_started and follows(path, new))}
+
+
+def typed_overrides(changes: Overrides) -> Overrides:
+    """Return the explicit changes that a command line gives as settings: not the start, set by --start."""
+    return {path: new for path, new in explicit_overrides(changes).items() if path != "start.model"}
 
 
 def short_name(path: str) -> str:

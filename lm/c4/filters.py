@@ -38,8 +38,9 @@ POLICY_PHRASES = (
 )
 CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 LANGUAGE_ID_CHARACTERS = 2000  # from the start of a page; identifying its language is the slowest filter
-# Terminal punctuation, closing quotes or brackets, white space, and what can begin a sentence.
-SENTENCE_END = re.compile(r"(?<=[.?!])([\"')\]]*)\s+(?=[\"'(\[]*[A-Z0-9])")
+# Terminal punctuation, closing quotes or brackets, white space, and what can begin a sentence: a letter or
+# digit, which should not be lower case.
+SENTENCE_END = re.compile(r"(?<=[.?!])([\"')\]]*)\s+(?=[\"'(\[]*([^\W_]))")
 ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|cf|vs|etc|al|Fig|Eqs?|Sec|No|Vol|pp|Mrs?|Ms|Dr|St|Jr|[A-Z])\.$")
 
 
@@ -57,7 +58,9 @@ class Rules:
     # drop pages with fewer lines than this, or fewer than three long ones (mC4: 3); 0: keep them [lines]
     paragraphs: int = 0
     paragraph_length: int = 200  # length of a long line [characters]
-    language: str = "en"  # keep pages in this language: an ISO 639-1 code
+    # keep pages in this language: an ISO 639-1 code. "terminal-punctuation" and "sentences-per-page" know
+    # Western punctuation alone: switch them off for others, as mC4 does
+    language: str = "en"
     probability: float = 0.99  # drop pages whose language has a lower probability than this
     bad_words: str = ""  # file with one word or phrase per line; pages with one of them are dropped
     domains: str = ""  # file with one host per line; pages from other hosts are dropped; "": keep all
@@ -66,11 +69,13 @@ class Rules:
 def sentences(text: str) -> list[str]:
     """Return the sentences of a text, split between terminal punctuation and a capital or digit.
 
-    C4 used NLTK's Punkt, which learns abbreviations from text; here they are a short list.
+    A letter of a script without capitals begins a sentence too. C4 used NLTK's Punkt, which learns
+    abbreviations from text; here they are a short list.
     """
     parts, start = [], 0
     for boundary in SENTENCE_END.finditer(text):
-        if not ABBREVIATION.search(text, start, boundary.start()):
+        begins = not boundary[2].islower()
+        if begins and not ABBREVIATION.search(text, start, boundary.start()):
             parts.append(text[start : boundary.end(1)].strip())
             start = boundary.end()
     return [sentence for sentence in (*parts, text[start:].strip()) if sentence]
@@ -303,7 +308,8 @@ def normalize_url(url: str) -> str:
 
 def in_domains(url: str, domains: Collection[str]) -> bool:
     """Return whether the host of an address, or a domain that contains it, is in ``domains``."""
-    host = re.split(r"[/?#]", normalize_url(url))[0].rpartition("@")[2].partition(":")[0].lower().split(".")
+    address = re.sub(r"^https?://", "", url.lower())
+    host = re.split(r"[/?#]", address)[0].rpartition("@")[2].partition(":")[0].split(".")
     return any(".".join(host[i:]) in domains for i in range(len(host)))
 
 

@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from lm.config.base import SettingError
-from lm.data.corpus.readers import BLANK_LINE, read_document, split_documents
+from lm.data.corpus.readers import (
+    BLANK_LINE,
+    read_document,
+    replace_lone_surrogates,
+    split_documents,
+)
 
 # the most that one process reads at a time; a compressed file is never split, whatever its size
 PART_BYTES = 1 << 26
@@ -88,8 +93,8 @@ def read_pages(piece: Piece) -> Iterator[Page | Damage]:
         for page in READERS[ending(Path(piece.path)) or ""](piece):
             if isinstance(page, Damage):
                 yield page
-            elif page.text.strip():  # JSON may hold lone surrogates
-                yield Page(*(text.encode(errors="replace").decode() for text in page))
+            elif page.text.strip():
+                yield Page(*map(replace_lone_surrogates, page))
     except (OSError, EOFError, zlib.error, SettingError) as error:
         yield Damage(piece.path, f"{error}; the rest of it is skipped")
 

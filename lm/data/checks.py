@@ -150,6 +150,11 @@ def check_mixture(denoisers: Sequence[Denoiser]) -> None:
         raise SettingError(f"of a mixture all denoisers or none should suit an encoder, not only {in_place}")
     if in_place and len({(each.objective.targets, each.objective.pairs) for each in denoisers}) > 1:
         raise SettingError("the denoisers of an encoder's mixture should have the same targets and pairs")
+    bounds = [denoiser.name for denoiser in denoisers if denoiser.objective.corruption.loss_weights]
+    if bounds and len(bounds) < len(denoisers):
+        raise SettingError(
+            f"of a mixture all denoisers or none should bound the likelihood, not only {bounds}"
+        )
     modes = {denoiser.mode for denoiser in denoisers if denoiser.mode}
     if modes and in_place:
         raise SettingError(

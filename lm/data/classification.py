@@ -203,7 +203,7 @@ class Reader:
             words = [text[start:end] for start, end in spans]
             preceding = [re.sub(r"\s", " ", text[max(start - 1, 0) : start]) for start, _ in spans]
         else:
-            preceding, spans = ["", *[" "] * (len(words) - 1)], []
+            preceding, spans = ["", *[" "] * len(words)][: len(words)], []
         word_ids = [encode_word(self.tokenizer, *pair) for pair in zip(preceding, words, strict=True)]
         lengths = np.array([len(ids) for ids in word_ids], np.int64)
         last = np.fromiter(chain.from_iterable(word_ids), np.int32)

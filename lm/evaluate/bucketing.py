@@ -1,6 +1,6 @@
 """Batches examples of unequal lengths in few shapes, since each shape is a program to compile."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil, floor, log2
 from typing import NamedTuple
 
@@ -22,12 +22,15 @@ class BucketBatch(NamedTuple):
     lengths: tuple[int, ...]  # to which each dimension is padded
 
 
-def batches_by_length(lengths: np.ndarray, cost: Cost, multiple: int, max_length: int) -> list[BucketBatch]:
+def batches_by_length(
+    lengths: np.ndarray, cost: Cost, multiple: int, max_lengths: int | Sequence[int]
+) -> list[BucketBatch]:
     """Return batches of all examples, grouped by their ``lengths`` int [N,dimensions].
 
-    The number of rows of a batch is a multiple of ``multiple``. No length is padded beyond ``max_length``.
+    The number of rows of a batch is a multiple of ``multiple``. No length is padded beyond
+    ``max_lengths``, of each dimension or of all.
     """
-    rounded = np.minimum(round_up(lengths), max_length)
+    rounded = np.minimum(round_up(lengths), max_lengths)
     shapes, shape_index = np.unique(rounded, axis=0, return_inverse=True)
     shape_index = shape_index.ravel()
     shapes, merged_index = _merge_shapes(shapes, np.bincount(shape_index), cost)

@@ -97,9 +97,9 @@ def documents_bound(
     requests: list[Request] = []
     for ids in documents:
         text = [*masking.end, *ids]
-        for context, scored in windows(text, window, model.config):
-            begin = 0 if len(context) else len(masking.end)
-            requests.append((context or text[:begin], scored[begin:]))
+        begin = len(masking.end)
+        for number, request in enumerate(windows(text, window, model.config)):
+            requests.append(request if number else (text[:begin], text[begin : window.length]))
     return continuation_bounds(model, requests, shard_batch, masking, draws)
 
 

@@ -34,6 +34,7 @@ from lm.nn.ensemble import Ensemble
 from lm.tokenizers.tokenizer import Tokenizer
 
 TokenIds = Sequence[int] | np.ndarray
+MAX_CANDIDATES = 2**31  # of a context: no limit
 Request = tuple[TokenIds, TokenIds]  # a context and its continuation, which is scored
 ShardBatch = Callable[[Any], Any]
 
@@ -159,25 +160,25 @@ def documents_log_prob(
     requests: list[Request] = []
     for ids in documents:
         text = [eos, *ids]
-        for context, scored in windows(text, window, model.config):
-            requests.append((context, scored) if len(context) else (text[:1], scored[1:]))
+        for number, request in enumerate(windows(text, window, model.config)):
+            requests.append(request if number else (text[:1], text[1 : window.length]))
     return float(continuation_log_probs(model, requests, shard_batch).sum())
 
 
 def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Request]:
     """Yield requests that together score every token of a text once.
 
-    The first token is not scored if the model has no start token to predict it from. Raises SettingError for
-    a stride that is not from 1 to the length of the window.
+    Without a start token the first token of the text is not scored, and each window keeps a token of context,
+    whatever the stride. Raises SettingError for a stride that is not from 1 to the length of the window.
     """
-    if not 0 < window.stride <= window.length:
+    needs_context = config.special.start is None and not config.has_encoder
+    stride = min(window.stride, window.length - needs_context)
+    if not 0 < stride or window.stride > window.length:
         raise SettingError(f"a window of {window.length} tokens cannot be moved by {window.stride}")
-    begin, end = 0, window.length
-    if config.special.start is None and not config.has_encoder:
-        begin = 1
+    begin, end = int(needs_context), window.length
     while begin < len(ids):
         yield ids[max(end - window.length, 0) : begin], ids[begin:end]
-        begin, end = end, end + window.stride
+        begin, end = end, end + stride
 
 
 # ---- from requests to rows of a batch
@@ -320,7 +321,9 @@ def run_batched(
     """
     config, mesh = model.config, getattr(jax.tree.leaves(model)[0].sharding, "mesh", None)
     multiple = 1 if mesh is None else sharding.batch_shards(mesh.shape)
-    buckets = batches_by_length(lengths, partial(_row_cost, config), multiple, _max_length(config))
+    encoder, decoder, *candidates, targets = [_max_length(config)] * lengths.shape[1]
+    max_lengths = encoder, decoder, *(MAX_CANDIDATES for _ in candidates), targets
+    buckets = batches_by_length(lengths, partial(_row_cost, config), multiple, max_lengths)
     outputs = []
     for bucket in buckets:
         batch = make_batch(config, [rows[index] for index in bucket.examples], bucket)

@@ -16,6 +16,7 @@ import numpy as np
 from lm import sharding
 from lm.config.base import SettingError, nearest
 from lm.config.decoding import Decoding
+from lm.evaluate.beam_search import TRANSFORMERS_RULES
 from lm.evaluate.generate import Model, beam_search, decode, prompt_batch
 from lm.evaluate.loglikelihood import Masking, Request, ShardBatch, TokenIds, score_continuations
 
@@ -42,8 +43,12 @@ class TextModel:
 
     @property
     def max_prompt_length(self) -> int:
-        """Return the most tokens that the model reads besides the start token that it adds itself."""
-        return self._row_length - self._adds_start
+        """Return the most tokens of a text that the model reads beside the special ones around it.
+
+        These are the start token of a decoder, or those of ``masking``, which are added when it is scored.
+        """
+        ends = 0 if self.masking is None else len(self.masking.begin) + len(self.masking.end)
+        return self._row_length - self._adds_start - ends
 
     @property
     def _row_length(self) -> int:
@@ -62,11 +67,15 @@ class TextModel:
         return self._score([self.encode_pair(context, continuation) for context, continuation in pairs])
 
     def rolling_log_likelihoods(self, texts: Sequence[str]) -> list[float]:
-        """Return the log-probability [nats] of whole texts, of any length, each token scored once."""
+        """Return the log-probability [nats] of whole texts, of any length, each token scored once.
+
+        As in the harness, the special tokens of a prompt are scored too, but those of an encoder.
+        """
         requests: list[Request] = []
         text_indices: list[int] = []
         for index, text in enumerate(texts):
-            ids = self._without_start(self.encode_prompt(text))
+            is_encoder = self.masking is not None
+            ids = self.encode(text) if is_encoder else self._without_start(self.encode_prompt(text))
             text_requests = list(rolling_windows(ids, self._prefix_ids(), self.max_prompt_length))
             requests += text_requests
             text_indices += [index] * len(text_requests)
@@ -93,15 +102,18 @@ class TextModel:
                 room -= decoding.max_length
             if room < 1:
                 raise SettingError(f"max_gen_toks={decoding.max_length} leaves no room for a prompt")
-            ids = {index: self.encode_prompt(pairs[index][0])[-room:] for index in indices}
-            for batch in _batches_by_length(ids):
-                generated = self._generate_batch([ids[index] for index in batch], decoding, seed)
+            ids = {index: self._prompt_ids(pairs[index][0], room) for index in indices}
+            for number, batch in enumerate(_batches_by_length(ids)):
+                key = jax.random.fold_in(jax.random.key(seed), number)
+                generated = self._generate_batch([ids[index] for index in batch], decoding, key)
                 for index, tokens in zip(batch, generated, strict=False):
                     answers[index] = cut_at_stops(self.decode(tokens), pairs[index][1].get("until"))
         return answers
 
     def encode_pair(self, context: str, continuation: str) -> Request:
         """Return the ids of a context and of its continuation."""
+        if not context.strip() and not self._is_encoder_decoder:
+            context, continuation = "", context + continuation
         if not context:
             ids, prefix = self.encode(continuation), self._prefix_ids()
             begins_with_prefix = ids[:1] == prefix and len(ids) > 1
@@ -117,7 +129,17 @@ class TextModel:
         return self._without_start(self.encode_prompt(context)), continuation_ids
 
     def _prefix_ids(self) -> list[int]:
-        return [] if self.prefix is None else [self.prefix]
+        """Return what precedes a text without a context, but for the start token that is added in scoring."""
+        return [] if self.prefix is None or self._adds_start else [self.prefix]
+
+    def _prompt_ids(self, prompt: str, room: int) -> list[int]:
+        """Return the ids of a prompt; one that is too long loses its beginning, but not a decoder's start.
+
+        An empty prompt of a model without a start token is the token that precedes a text.
+        """
+        ids = self.encode_prompt(prompt) or self._prefix_ids()
+        kept = 1 if self._adds_start and ids[:1] == [self.model.config.special.start] else 0
+        return ids[:kept] + ids[kept:][max(len(ids) - room, 0) :]
 
     def _without_start(self, ids: list[int]) -> list[int]:
         """Return ids without the start token, which ``lm.evaluate.loglikelihood`` adds itself."""
@@ -141,11 +163,11 @@ class TextModel:
             room -= len(continuation)
             if self.masking is None:
                 room += 1  # a decoder does not read the last token of the continuation
-            else:
-                room -= len(self.masking.begin) + len(self.masking.end)
         return context[max(len(context) - room, 0) :], continuation
 
-    def _generate_batch(self, prompts: Sequence[Sequence[int]], decoding: Decoding, seed: int) -> np.ndarray:
+    def _generate_batch(
+        self, prompts: Sequence[Sequence[int]], decoding: Decoding, key: jax.Array
+    ) -> np.ndarray:
         """Return the answers to prompts of ids, int32 [prompts or more,max_length]."""
         config, mesh = self.model.config, getattr(jax.tree.leaves(self.model)[0].sharding, "mesh", None)
         shards = 1 if mesh is None else sharding.batch_shards(mesh.shape)
@@ -161,9 +183,9 @@ class TextModel:
             tokens[row, : len(ids)], segments[row, : len(ids)] = ids, 1
         batch = self.shard_batch(prompt_batch(config, tokens, segments))
         if decoding.beams > 1:
-            answers, _ = beam_search(self.model, batch, decoding)
+            answers, _ = beam_search(self.model, batch, decoding, rules=TRANSFORMERS_RULES)
             return np.asarray(answers[:, 0])
-        return np.asarray(decode(self.model, batch, decoding, key=jax.random.key(seed)).tokens)
+        return np.asarray(decode(self.model, batch, decoding, key=key).tokens)
 
 
 def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Request]:
@@ -180,15 +202,21 @@ def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Re
 
 
 def decoding_from_kwargs(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
-    """Return how the settings of a request decode, and the seed; raise SettingError for unknown settings."""
+    """Return how the settings of a request decode, and the seed; raise SettingError for unknown settings.
+
+    Their names, defaults and rules of beam search are those of transformers.
+    """
     known = {*LENGTH_NAMES, *SAMPLING, "until"}
     if unknown := sorted(settings.keys() - known):
         raise SettingError(f"generation_kwargs: {unknown[0]!r} is unknown{nearest(unknown[0], known)}")
     given = {name: value for name, value in settings.items() if value is not None}
     length = int(next((given[name] for name in LENGTH_NAMES if name in given), DEFAULT_LENGTH))
     temperature = float(given.get("temperature", 1.0 if given.get("do_sample") else 0.0))
-    if not given.get("do_sample", temperature > 0):
-        return Decoding(length, beams=int(given.get("num_beams", 1))), 0
+    is_sampled = given.get("do_sample", temperature > 0)
+    if is_sampled and int(given.get("num_beams", 1)) > 1:
+        raise SettingError("generation_kwargs: num_beams and do_sample exclude each other")
+    if not is_sampled:
+        return Decoding(length, beams=int(given.get("num_beams", 1)), length_penalty=1.0), 0
     top_k, top_p = int(given.get("top_k", 0)), float(given.get("top_p", 1.0))
     return Decoding(length, temperature=temperature, top_k=top_k, top_p=top_p), int(given.get("seed", 0))
 

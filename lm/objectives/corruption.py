@@ -586,5 +586,5 @@ def trim_targets(
     in_targets = noise | run_starts(is_token & ~noise) if has_sentinels else noise
     is_too_long = in_targets.sum(1) > max_targets - 1
     if is_too_long.any():
-        noise[is_too_long] &= np.cumsum(in_targets[is_too_long], axis=1) <= max_targets - 2
+        noise[is_too_long] &= np.cumsum(in_targets[is_too_long], axis=1) <= max_targets - 1 - has_sentinels
     return noise

@@ -37,6 +37,7 @@ RESTORED = ("restored", "restored-at-masks")  # its targets in "all-tokens MLM" 
 # Targets of encoders: predicted at the position where they are hidden.
 IN_PLACE = ("in-place", "permuted", *REPLACED, *RESTORED)
 DEVIATIONS = 4  # standard deviations of room for targets of random length: 1 draw in 30,000 is longer
+WORD_TOKENS = 4  # mean size of the word that a token is in: that of long words; more room than most need
 HIGHEST_RATE = 0.99  # beyond it a text would be more than 100 times as long as its inputs
 LONGEST_MEAN_SPAN = 10_000  # [tokens]
 SHORTEST_INPUTS = 3  # one visible token, one that replaces noise, EOS [tokens]
@@ -421,7 +422,8 @@ def _room_for_random_targets(objective: Objective, raw: int) -> int:
 
     It is the mean number of targets plus DEVIATIONS standard deviations.
 
-    "drop" predicts the noise: binomial, mean Lp, variance Lp(1-p). "sentinels" has a target where a token is
+    "drop" predicts the noise: binomial, mean Lp, variance Lp(1-p); of whole words that is so many times as
+    large as the mean size of a token's word. "sentinels" has a target where a token is
     noise or the one before it is, and always one at the very start: L of them, less the L - 1 products
     q_i q_{i-1}, where q is 1 for a token that is no noise, and 0 for noise. With P(q = 1) = Q = 1-p the mean
     is L - (L-1)Q^2. Each product has variance Q^2 - Q^4, and each of the L-2 pairs of neighbouring products
@@ -433,6 +435,8 @@ def _room_for_random_targets(objective: Objective, raw: int) -> int:
     p, q = objective.rate, 1 - objective.rate
     if objective.targets == "drop":
         mean, variance = raw * p, raw * p * q
+        if objective.corruption.needs_word_starts:
+            variance *= WORD_TOKENS
     else:
         mean = raw - (raw - 1) * q**2
         variance = (raw - 1) * (q**2 - q**4) + 2 * max(raw - 2, 0) * (q**3 - q**4)

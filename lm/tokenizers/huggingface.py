@@ -109,11 +109,14 @@ class PretrainedTokenizer(Tokenizer):
     def word_starts(self) -> np.ndarray:
         """Return which tokens begin a word, bool [vocab_size].
 
-        BERT's tokenizer marks the tokens that continue a word, all others mark those that begin one.
+        BERT's tokenizer marks the tokens that continue a word, all others mark those that begin one. Either
+        mark may also be text: GPT-2 and Llama have a token "##", a multilingual BERT the letter Ġ.
         """
-        if any(token.startswith("##") for token in self.vocab):
-            return self.token_mask(lambda token: not token.startswith("##"))
-        return self.token_mask(lambda token: token.startswith((METASPACE, BYTE_LEVEL_SPACE)))
+        begins = self.token_mask(lambda token: token.startswith((METASPACE, BYTE_LEVEL_SPACE)))
+        continues = self.token_mask(lambda token: token.startswith("##"))
+        if continues.sum() <= begins.sum():
+            return begins
+        return self.token_mask(lambda token: not token.startswith("##"))
 
     @functools.cached_property
     def fingerprint(self) -> str:

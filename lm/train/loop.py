@@ -145,6 +145,9 @@ class CompiledStep:
             except BaseException as error:
                 self._compiled.set_exception(error)
 
+        # Its import replaces Python's for a moment, which other threads should not meet.
+        import grain  # noqa: F401
+
         threading.Thread(target=compile_ahead, name=COMPILER_THREAD, daemon=True).start()
 
     def wait(self, stopping: PreemptionHandler, start: int) -> None:

@@ -101,6 +101,9 @@ def test_thresholds_are_settings():
         ('He said "no." Then he left.', 2),
         ("Version 3.5 came out...but nobody saw it.", 1),
         ("J. Smith wrote it.", 1),
+        ("Это первое предложение. Это второе. Это третье.", 3),
+        ("Das ist es. Über Nacht kam es. Ähnliches folgt.", 3),
+        ("He came at 5 a.m. and left.", 1),
         ("", 0),
     ],
 )
@@ -108,3 +111,11 @@ def test_sentences_end_at_a_mark_before_a_capital(text, count):
     found = filters.sentences(text)
     assert len(found) == count
     assert " ".join(found) == text
+
+
+@pytest.mark.parametrize(
+    "url", ["https://www.a.com", "HTTPS://WWW.A.COM/x", "http://me@www.a.com:80?q", "www.a.com"]
+)
+def test_a_host_is_found_by_its_own_name_and_by_those_that_contain_it(url):
+    assert filters.in_domains(url, {"www.a.com"}) and filters.in_domains(url, {"a.com"})
+    assert not filters.in_domains(url, {"b.com", "w.a.com"})

@@ -230,6 +230,13 @@ def test_damaged_lines_and_files_are_named_and_left_out_if_asked(tmp_path):
         corpus_shards(f"parquet:{tmp_path / 'd.parquet'}", "train", tmp_path)
 
 
+def test_half_a_character_in_json_is_read_as_a_mark_that_any_tokenizer_takes(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(rf'{{"text": "cut \ud83d in {number}"}}' for number in range(50)))
+    (shard,) = corpus_shards(f"jsonl:{path}", "train", tmp_path)
+    assert all(text.startswith("cut ? in ") for text in shard.read(0, MAX_WINDOW_BYTES).documents)
+
+
 FULL = """
 import resource, sys; from pathlib import Path
 from lm.data.corpus import token_cache

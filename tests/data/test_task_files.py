@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +28,7 @@ from lm.data.tasks.benchmarks import find_task
 from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import LabelledTask
-from lm.data.tasks.task_files import check_task_files
+from lm.data.tasks.task_files import check_task_files, read_task_file
 from lm.tokenizers.sentencepiece import ByteTokenizer
 
 DOCS = (ROOT / "docs" / "tasks.md").read_text("utf-8")
@@ -119,6 +120,15 @@ def test_a_labelled_task_is_answered_by_a_head_or_in_words_that_are_its_candidat
     for task in (head, words):
         again = pickle.loads(pickle.dumps(task))
         assert type(again) is type(task) and again.file == Path("reviews.toml")
+
+
+def test_a_boolean_is_the_label_of_its_name_and_no_number_of_a_label(files):
+    spec = read_task_file(files / "reviews.toml")
+    named = replace(spec, labels=("true", "false"))
+    assert [named.class_of({spec.label: value}) for value in (True, False)] == [0, 1]
+    assert replace(spec, labels=("0", "1")).class_of({spec.label: True}) == 1
+    with pytest.raises(LookupError):
+        replace(spec, labels=("yes", "no")).class_of({spec.label: True})
 
 
 @pytest.mark.parametrize("given", [{}, {"finetuning.steps": 1}])  # in words, and by a head

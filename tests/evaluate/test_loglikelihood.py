@@ -5,13 +5,14 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from small_models import ARCHITECTURES, CONFIGS, TINY, make, run
 
 from lm import sharding
 from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.config.mesh import MeshConfig
-from lm.config.model import SpecialTokens
+from lm.config.model import PositionsConfig, SpecialTokens
 from lm.evaluate import bucketing, loglikelihood
 from lm.evaluate.loglikelihood import (
     Masking,
@@ -23,6 +24,7 @@ from lm.evaluate.loglikelihood import (
     windows,
 )
 from lm.nn.ensemble import Ensemble
+from lm.nn.transformer import Transformer
 from lm.train.step import StepSpec, build
 
 BERT = Masking(39, (2,), (3,))
@@ -185,6 +187,14 @@ def test_a_row_that_is_too_long_or_has_no_beginning_is_refused():
         continuation_log_probs(unstarted, [([], text)], put)
     with pytest.raises(SettingError, match="masking"):
         continuation_log_probs(make("encoder"), [([5], [6])], put)
+
+
+def test_a_question_may_have_more_candidates_than_the_model_has_positions():
+    config = replace(CONFIGS["decoder"], positions=PositionsConfig(kind="learned", max_length=8))
+    model, candidates = Transformer(config, nnx.Rngs(0)), [[token] for token in range(4, 24)]
+    (found,) = candidate_log_probs(model, [[5, 6]], [candidates], put)
+    due = continuation_log_probs(model, [([5, 6], each) for each in candidates], put)
+    np.testing.assert_allclose(found, due, atol=1e-4)
 
 
 def test_questions_of_all_lengths_compile_few_programs(monkeypatch):

@@ -5,6 +5,7 @@ import math
 import shutil
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from paths import GOLDEN
@@ -79,7 +80,7 @@ def test_what_is_written_behind_prompts_is_the_harnesss_and_would_have_been_gues
         else:
             assert mine.strip() == theirs.strip()
     start = model.encode_prompt("a bird")
-    first = int(model._generate_batch([start], Decoding(1), 0)[0, 0])
+    first = int(model._generate_batch([start], Decoding(1), jax.random.key(0))[0, 0])
     assert model._score([(model._without_start(start), [first]), (model._without_start(start), [first ^ 1])])[
         0
     ][1]
@@ -97,7 +98,7 @@ def test_settings_of_a_request_are_the_harnesss_and_unknown_ones_are_refused():
     assert decoding_from_kwargs(
         {"max_new_tokens": 3, "until": ["x"], "do_sample": False, "temperature": 0.7}
     ) == (
-        Decoding(3),
+        Decoding(3, length_penalty=1.0),
         0,
     )
     assert decoding_from_kwargs({"do_sample": True, "top_k": 5}) == (

@@ -252,6 +252,10 @@ def test_an_objective_alone_has_the_lengths_that_it_computes(name):
         ((Denoiser("a", Objective(mixture="ul2")),), "not a mixture"),
         ((Denoiser("a", Objective()), Denoiser("b", OBJECTIVES["masked-lm"])), "suit an encoder"),
         ((Denoiser("a", OBJECTIVES["masked-lm"], mode="[R]"),), "begin inputs of a decoder"),
+        (
+            (Denoiser("a", OBJECTIVES["masked-lm"]), Denoiser("b", OBJECTIVES["masked-diffusion"])),
+            r"bound the likelihood, not only \['b'\]",
+        ),
     ],
 )
 def test_denoisers_that_do_not_go_together_are_refused(denoisers, message):

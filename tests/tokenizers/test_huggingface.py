@@ -4,6 +4,7 @@ import importlib.util
 import json
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,17 @@ def test_a_tokenizer_json_is_found_first_and_gives_its_special_tokens(tmp_path, 
     assert 1 not in ids and found.decode([0, *ids, 2, 5]).strip() == TEXTS[1]
     assert found.word_starts[ids[:2]].tolist() == [True, found.word_starts[ids[1]]]
     assert pickle.loads(pickle.dumps(found)).encode(TEXTS[1]) == ids
+
+
+def test_a_token_of_two_hashes_does_not_make_every_other_the_beginning_of_a_word(tmp_path, monkeypatch):
+    byte_pairs(tmp_path / "tokenizer.json")
+    found = load_pretrained_tokenizer(tmp_path, 300)
+    before, vocab = found.word_starts, dict(found.vocab)
+    renamed = next(token for token, number in vocab.items() if not before[number])
+    vocab["##"] = vocab.pop(renamed)
+    hashed = replace(found)
+    monkeypatch.setattr(type(found), "vocab", vocab)
+    assert not before.all() and (hashed.word_starts == before).all()
 
 
 def test_pieces_have_t5s_sentinels_at_the_top_where_there_is_room(spiece):

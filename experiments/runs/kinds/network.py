@@ -52,6 +52,7 @@ from lm.train import loop
 from lm.train.flops import step_flops
 from lm.train.runtime import manifest
 from lm.train.runtime.checkpoints import CheckpointError, Checkpoints
+from lm.train.runtime.log import records
 from lm.train.state import State
 from lm.train.step import Steps, StepSpec, build
 
@@ -276,10 +277,12 @@ class NetworkStage(Stage):
         if tasks["report"]:
             chosen = step or broadcast_from_first(lambda: best_step(folder / "checkpoints"))
             saved_scores = broadcast_from_first(lambda: reported(predictions))
-            if saved_scores.get("step") != chosen:
+            trained = broadcast_from_first(lambda: _training_time(folder, chosen))
+            # scores of a training that was lost and done again are those of another model
+            if saved_scores.get("step") != chosen or saved_scores.get("trained", trained) != trained:
                 model = self.trained(mesh, chosen).eval_model
                 found = self.scores_of(model, "report", inputs, mesh, predictions, chosen)
-                saved_scores = {"step": chosen, "tasks": found}
+                saved_scores = {"step": chosen, "trained": trained, "tasks": found}
                 if jax.process_index() == 0:
                     write_reported(predictions, saved_scores)
             scores |= saved_scores["tasks"]
@@ -337,6 +340,11 @@ def model_parameters(config: ModelConfig) -> int:
 def answers_path(folder: Path, task: AnyTask, step: int | str) -> Path:
     """Return the file of a model's predictions on a task, in the folder of its stage."""
     return folder / "predictions" / task.name / f"{step}.jsonl"
+
+
+def _training_time(folder: Path, step: int) -> float:
+    """Return when the training of a stage came to ``step`` [s since 1970], which tells it from another."""
+    return max((record["time"] for record in records(folder) if record["step"] <= step), default=0.0)
 
 
 def best_step(checkpoints: Path) -> int:

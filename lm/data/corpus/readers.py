@@ -154,13 +154,18 @@ def read_json_lines(
     documents, num_corrupt = [], 0
     for offset, line in lines:
         try:
-            documents.append(json.loads(line)[TEXT_FIELD] + "")
+            documents.append(replace_lone_surrogates(json.loads(line)[TEXT_FIELD] + ""))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             num_corrupt += 1
             if on_corrupt == "stop":
                 wrong = f'{path}: the line at byte {offset:,} is no {{"{TEXT_FIELD}": "..."}}'
                 raise DataError(f"{wrong} {_mend_of_line(line, offset, error)}") from error
     return WindowText([text for text in documents if text.strip()], num_corrupt)
+
+
+def replace_lone_surrogates(text: str) -> str:
+    """Return the text with "?" for each half of a character, as JSON may hold, which no tokenizer takes."""
+    return text.encode(errors="replace").decode()
 
 
 def _mend_of_line(line: bytes, offset: int, error: Exception) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm.config.base import DataError, SettingError, nearest, parse_json
-from lm.data.corpus.readers import COMPRESSED
+from lm.data.corpus.readers import COMPRESSED, replace_lone_surrogates
 from lm.data.corpus.tfds import Row, file_stamp
 
 MAX_CELL_CHARACTERS = 1 << 27  # of a CSV file
@@ -132,7 +132,14 @@ def _read_json_lines(path: Path) -> Iterator[TableRow]:
                 row = parse_json(line, f"{path}, line {number},")
                 if not isinstance(row, dict):
                     raise DataError(f'{path}, line {number}: {line.strip():.40} is no {{"column": value}}')
-                yield TableRow(number, row)
+                yield TableRow(number, {name: _repaired(value) for name, value in row.items()})
+
+
+def _repaired(value: Any) -> Any:
+    """Return a value of JSON whose texts hold no half characters."""
+    if isinstance(value, str):
+        return replace_lone_surrogates(value)
+    return [*map(_repaired, value)] if isinstance(value, list) else value
 
 
 def _read_parquet(path: Path) -> Iterator[TableRow]:

@@ -7,6 +7,7 @@ had. A new task is one entry of the table; with a ``targets_length`` it is also 
 
 import copyreg
 import re
+import unicodedata
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
@@ -47,7 +48,7 @@ BOTH_MNLI_SETS = "validation_matched+validation_mismatched"
 MINIMAL_PAIRS = ("acceptability", "agreement", "determiners", "verb-forms")  # tasks on the documentation
 ENTAILMENT = ("entailment", "not_entailment")
 PRONOUNS = "he she they it her his their them him".split()
-DETERMINERS = "a an the this that these those my your his her its our their which whose each every".split()
+DETERMINERS = "a an the this that these those my your his her our their which whose each every".split()
 DETERMINERS += "few many much some".split()
 LANGUAGES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}
 
@@ -288,8 +289,16 @@ def wnli_names_candidate(text: str, row: Row) -> int:
 
 
 def space_punctuation(text: str) -> str:
-    """Return the text with single spaces between words and around every punctuation mark."""
-    return re.sub(r"\s+", " ", re.sub(r"([^\w\s]|_)", r" \1 ", text))
+    """Return the text with single spaces between words and around every punctuation mark.
+
+    Marks that belong to a letter, such as accents and vowel signs, stay with it.
+    """
+
+    def spaced(match: re.Match) -> str:
+        is_mark = unicodedata.category(match[0]).startswith("M")
+        return match[0] if is_mark else f" {match[0]} "
+
+    return re.sub(r"\s+", " ", re.sub(r"[^\w\s]|_", spaced, text))
 
 
 def squad_text(row: Row) -> tuple[str, str]:

@@ -133,12 +133,19 @@ class TaskSpec:
     def class_of(self, row: Row) -> int | None:
         """Return the index of a row's class; None if it is unknown (-1).
 
-        Raises LookupError if the value is neither one of ``labels`` nor the number of one.
+        Raises LookupError if the value is neither one of ``labels`` nor the number of one. A JSON boolean is
+        the label "true" or "false", or 1 or 0, but no number of a label: of ["yes", "no"] true is the first.
         """
         value = row[self.label]
+        if isinstance(value, bool):
+            spellings = (str(value), str(value).lower(), str(int(value)))
+            names = [name for name in spellings if name in self.label_names]
+            if not names:
+                raise LookupError(value)
+            return self.label_names.index(names[0])
         if str(value) in self.label_names:
             return self.label_names.index(str(value))
-        number = str(int(value) if isinstance(value, bool) else value)
+        number = str(value)
         labels_are_numbers = any(name.lstrip("-").isdigit() for name in self.label_names)
         if labels_are_numbers or not re.fullmatch(r"-1|\d+", number) or int(number) >= len(self.label_names):
             raise LookupError(value)
@@ -325,7 +332,8 @@ def check_rows(path: Path, spec: TaskSpec, rows: Sequence[Row]) -> None:
     unknown_labels, first_unknown = Counter[str](), ""
     for index, row in enumerate(rows):
         for column in spec.columns:
-            if row.get(column) is None:
+            value = row.get(column)
+            if value is None or value != value:  # JSON may hold NaN
                 raise DataError(
                     f"{_location(rows, index)}, has no value in the column {column!r}, which {path} reads"
                 )
@@ -431,7 +439,7 @@ def _report_empty_texts(
 
 def _location(rows: Sequence[Row], index: int) -> str:
     """Return where a row is, for an error message."""
-    return rows.location(index) if isinstance(rows, TableRows) else f"row {index}"
+    return rows.location(index) if isinstance(rows, TableRows) else f"row {index + 1}"
 
 
 def _check_targets_length(

@@ -253,6 +253,8 @@ def test_a_grid_has_every_combination_and_values_of_several_elements():
         for corpus in ("text:a,b", "documentation")
         for spikes in (None, 5.0)
     ]
+    with pytest.raises(SettingError, match=r"model\.dropout is there twice"):
+        grid_points(["model.dropout=0", "model.dropout=0.1"])
 
 
 def test_a_point_of_a_grid_is_the_run_of_its_settings_and_a_row_of_the_report(monkeypatch, tmp_path):

@@ -51,6 +51,10 @@ def test_with_ties_p_is_the_share_of_orders_with_as_large_a_tau():
     assert tau_p_value(x, y) == pytest.approx(due)
 
 
+def test_the_p_of_an_order_that_no_drawn_one_reaches_is_not_0():
+    assert 0 < tau_p_value(np.array([1, 1, *range(2, 10)]), np.arange(10)) < 1e-4
+
+
 def test_a_repeat_of_the_paper_reaches_the_tau_that_its_noise_allows():
     """By an independent simulation that takes the baseline for one run, so that most are a little lower."""
     due = {2: 0.97, 4: 1.0, 5: 0.82, 6: 0.84, 7: 0.77, 9: 0.96, 10: 1.0, 12: 0.91, 13: 0.96}

@@ -18,7 +18,12 @@ from experiments.runs.kinds.finetuning import TextFinetuning
 from experiments.runs.kinds.pretraining import ExternalCheckpoint, Pretraining
 from experiments.runs.run import Run
 from experiments.runs.stages import external_checkpoint, stages, stages_of
-from experiments.study.overrides import check_agreement_with_checkpoint, explicit_overrides, overrides_of
+from experiments.study.overrides import (
+    check_agreement_with_checkpoint,
+    explicit_overrides,
+    overrides_of,
+    typed_overrides,
+)
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError
@@ -220,10 +225,9 @@ def test_a_run_is_named_by_its_start_and_by_what_was_changed_by_hand(runs):
     expected = {"start.model": name, "model.dropout": 0.25, "tuning.mixtures": TEXT["tuning.mixtures"]}
     assert overrides_of(ROW, "tiny", experiment) == expected
     changes = started_from(checkpoint(runs, "gpt2"), runs)
-    assert explicit_overrides(changes | {"model.dropout": 0.25}) == {
-        "start.model": name,
-        "model.dropout": 0.25,
-    }
+    by_hand = {"model.dropout": 0.25, "finetuning.steps": 0}
+    assert explicit_overrides(changes | by_hand) == by_hand | {"start.model": name}
+    assert typed_overrides(changes | by_hand) == by_hand
     assert explicit_overrides({"model.d_model": 8}) == {"model.d_model": 8}
 
 
