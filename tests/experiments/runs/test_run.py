@@ -48,7 +48,7 @@ from lm.config.decoding import Decoding
 from lm.config.mesh import MeshConfig
 from lm.config.training import CheckpointConfig
 from lm.data.tasks.task import BaseTask
-from lm.files import lines_with_checksum
+from lm.files import json_with_checksum, lines_with_checksum, parse_with_checksum, write
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import compute_lengths
 from lm.train.checks import check_mesh
@@ -182,6 +182,23 @@ def test_an_evaluation_whose_record_was_lost_is_made_anew(swept):
     (folder / "scores.json").unlink()
     train_rows("t5/6-corruption-rate/50", 1, {}, Options("tiny", swept))
     assert read_result(folder).held_out_loss == loss == records(path.parent)[-1]["loss"]
+
+
+def test_a_stage_that_is_trained_again_is_scored_again(swept):
+    folder = folder_of(swept, RATE)
+    (path, *_) = sorted((folder / "finetuning").rglob("report/scores.json"))
+    known = parse_with_checksum(path.read_bytes(), path)
+    tasks = {name: score | {"score": 12.5} for name, score in known["tasks"].items()}
+    write(path, json_with_checksum(known | {"tasks": tasks}))
+    for stage in stages_of(folder):
+        if path.is_relative_to(stage.folder):
+            shutil.rmtree(stage.folder / "checkpoints")
+    whole = (folder / "scores.json").read_bytes()
+    (folder / "scores.json").unlink()
+    train_rows(RATE, 1, {}, Options("tiny", swept))
+    again = parse_with_checksum(path.read_bytes(), path)
+    assert again["tasks"] == known["tasks"] and again["trained"] != known["trained"]
+    assert [*read_result(folder).tasks] == [*json.loads(whole)["tasks"]]
 
 
 def test_run_json_and_metrics_tell_what_ran(swept):
