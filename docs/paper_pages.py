@@ -56,8 +56,8 @@ This page compares the conclusions of the papers with our runs at scale `mini`: 
 pre-training each (0.6 to 2.2), on one core, with three seeds or five. A conclusion is *confirmed* if its
 two rows differ significantly, over seeds and examples, in the paper's direction, *contradicted* if they
 differ in the opposite one, and otherwise *undecided*; *equivalent* rows, which differ by less than the
-paper could distinguish, count among the undecided ([how claims are
-judged](../choices.md#how-claims-are-judged)).
+paper could distinguish, count among the undecided, and so do rows that have learned no more than how
+often tokens occur, *not yet learning* ([how claims are judged](../choices.md#how-claims-are-judged)).
 Those of T5 are judged here by the tasks that need their input; [the
 study](../study.md#what-came-out-at-mini) has the other half. We list a conclusion before we test it. A
 conclusion cannot be tested if it needs a part that this code lacks, or scores that this code does not
@@ -163,7 +163,12 @@ def our_text(row: Row, results: Mapping[str, Any] | None) -> str:
     """Return the mean z-score of our runs of a row on the metrics that claims are judged on first."""
     if row.needs or results is None or row.name not in results["rows"]:
         return ""
-    groups = results["rows"][row.name]["combined"].values()
+    ours = results["rows"][row.name]
+    runs = ours["seeds"].values()
+    stuck = [run["content_loss"] is not None and run["exit_step"] is None for run in runs]
+    if ours["has plateau"] and stuck and 2 * sum(stuck) >= len(stuck):  # as in a report
+        return "not yet learning"
+    groups = ours["combined"].values()
     values = [*next(iter(groups), {}).values()]
     if not values:
         return ""

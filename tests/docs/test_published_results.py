@@ -35,6 +35,7 @@ PUBLISHED = {
     "mini-glu": "glu/1-perplexity",
     "mini-diffusion": "now/4-diffusion",
     "mini-encoders": "now/1-encoders",
+    "mini-clark": "clark/5-efficiency",
     "mini-history": "history",
     "mini-ladder": "ladder",
     "mini-experts": "now/5-experts",
