@@ -16,6 +16,7 @@ def eval_tasks(
     tasks: tuple[str, ...],
     /,
     mixture: str = "",
+    prompt_length: int = 0,
     rows: Annotated[Rows, tyro.conf.arg(name="")] = ALL_ROWS,
 ) -> None:
     """Score a run or an imported checkpoint on tasks.
@@ -31,10 +32,12 @@ def eval_tasks(
             none.
         mixture: Use the model that was fine-tuned on this mixture; by default one that was fine-tuned on the
             task, else the first that was fine-tuned in words, else the pre-trained one.
+        prompt_length: Longest prompt of TASK@K; 0: model.positions.max_length, minus room for an answer
+            [tokens].
     """
     if not tasks:
         raise SettingError("lm eval tasks needs one or more tasks; lm data tasks lists them")
-    score_run(run, tasks, mixture, rows)
+    score_run(run, tasks, mixture, rows, prompt_length)
 
 
 def eval_predictions(

@@ -58,9 +58,8 @@ class Rows:
     # split of the data sets, also an expression of TFDS, such as 'validation[:10%]'
     split: str = "validation"
     limit: int = 0  # score only the first examples of each task; 0: all [examples]
-    # longest prompt of TASK@K; 0: model.positions.max_length, minus room for an answer [tokens]
-    prompt_length: int = 0
-    runs: Path = RUNS  # folder of the data; that of a run is found beside the run
+    # folder in which @NAME is found, and the data; those of a run are found beside the run
+    runs: Path = RUNS
 
     def of(self, task: BaseTask, cache: Path) -> Sequence[Row]:
         """These rows of a task, whose data lie in ``cache``."""
@@ -71,8 +70,11 @@ class Rows:
         return [rows[index] for index in range(min(self.limit or len(rows), len(rows)))]
 
 
-def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> None:
-    """Print what a run's models score on tasks; answers and scores go to ``scores`` in its folder."""
+def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows, prompt_length: int = 0) -> None:
+    """Print what a run's models score on tasks; answers and scores go to ``scores`` in its folder.
+
+    prompt_length: of TASK@K, the longest; 0: ``model.positions.max_length``, minus room for an answer.
+    """
     from experiments.runs.trained import open_run
     from lm.evaluate.evaluator import write_predictions
 
@@ -94,7 +96,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows) -> N
             answers = answers_by_head(task, members[0], examples)
         elif isinstance(task, PromptedTask):
             models = [opened(stage) for stage in members]
-            examples = prompted_rows(models[0], task, examples, prepared, rows.prompt_length)
+            examples = prompted_rows(models[0], task, examples, prepared, prompt_length)
             answers, more = answers_to_prompts(models, task, examples)
         else:
             answers = answers_in_words([opened(stage) for stage in members], task, examples, width)

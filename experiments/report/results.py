@@ -75,7 +75,7 @@ def find_results(
 
 
 def _seed_folders(row_folder: Path) -> list[Path]:
-    if not row_folder.exists():
+    if not row_folder.is_dir():
         return []
     return sorted(folder for folder in row_folder.iterdir() if re.fullmatch(r"seed-\d+", folder.name))
 

@@ -513,8 +513,8 @@ def test_prompts_that_leave_no_room_or_no_examples_are_refused(runs):
     with pytest.raises(SettingError, match="boolq@1"):
         score_run(folder, ["boolq@1"], "", Rows())
     with pytest.raises(SettingError, match="boolq@0.*--prompt-length"):
-        score_run(folder, ["boolq@0"], "", Rows(prompt_length=10))
-    score_run(folder, ["boolq@0"], "", Rows(prompt_length=38))
+        score_run(folder, ["boolq@0"], "", Rows(), prompt_length=10)
+    score_run(folder, ["boolq@0"], "", Rows(), prompt_length=38)
     _, lines = read(folder / "scores" / "xquad_enro" / "boolq@0" / "validation")
     assert "It may\nQuestion: will it be?\nAnswer:" in [line["inputs"] for line in lines]
     with pytest.raises(SettingError, match="'boolq'"):
