@@ -228,11 +228,23 @@ class HFTokenizer(PretrainedTokenizer):
         special = _match_any(self._special_tokens - self._unpromptable_tokens)
         if special is None:
             return self.encode(text)
-        first, *others = special.split(text)
-        ids = self.encode(first)
-        for token, following in zip(special.findall(text), others, strict=True):
-            ids += [self.vocab[token], *self.encode(following)]
+        parts, names = special.split(text), special.findall(text)
+        for index, name in enumerate(names):  # a token may take the blanks beside it, as RoBERTa's mask does
+            if name in self._blank_takers[0]:
+                parts[index] = parts[index].rstrip()
+            if name in self._blank_takers[1]:
+                parts[index + 1] = parts[index + 1].lstrip()
+        ids = self.encode(parts[0])
+        for name, following in zip(names, parts[1:], strict=True):
+            ids += [self.vocab[name], *self.encode(following)]
         return ids
+
+    @functools.cached_property
+    def _blank_takers(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the tokens that take the blanks before them, and those that take the blanks after."""
+        added = self.backend.get_added_tokens_decoder().values()
+        before = frozenset(token.content for token in added if token.lstrip)
+        return before, frozenset(token.content for token in added if token.rstrip)
 
     def _spell_mask(self, text: str) -> str:
         """Return ``text`` with MASK replaced by the tokenizer's own spelling of the mask."""

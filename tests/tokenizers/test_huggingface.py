@@ -45,6 +45,18 @@ def test_a_token_of_two_hashes_does_not_make_every_other_the_beginning_of_a_word
     assert not before.all() and (hashed.word_starts == before).all()
 
 
+def test_a_mask_that_takes_the_blank_before_it_does_so_in_every_prompt(tmp_path):
+    byte_pairs(tmp_path / "tokenizer.json")
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True, normalized=False)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    found = load_pretrained_tokenizer(tmp_path, 300)
+    backend.no_padding()
+    expected = backend.encode("the <mask> cat", add_special_tokens=False).ids
+    assert found.encode_prompt("the [MASK] cat") == expected
+    assert found.encode_prompt("the [MASK] cat [MASK]")[: len(expected)] == expected
+
+
 def test_pieces_have_t5s_sentinels_at_the_top_where_there_is_room(spiece):
     found = load_pretrained_tokenizer(spiece.parent, 256)
     assert (found.vocab_size, found.num_sentinels, found.vocab["<extra_id_0>"]) == (128, 100, 127)
