@@ -115,7 +115,7 @@ def rows_at_other_scales(rows: Sequence[Row], scale: str, runs: Path) -> dict[st
 def finished_text(row: str, scale: str, runs: Path, trained: Sequence[str]) -> str:
     """Return how many seeds of a row have finished, and how many runs with changed settings."""
     finished = finished_seeds(row, scale, runs, trained)
-    by_hand = changed_runs(runs, scale, row)
+    by_hand = sum(changed_runs(runs, scale, name) for name in {row, *same_rows(row, trained, scale)})
     seeds = [f"{finished} seed{'s' * (finished != 1)}"] if finished or not by_hand else []
     own = [f"{by_hand} changed"] if by_hand else []
     return ", ".join(seeds + own)

@@ -23,12 +23,12 @@ from experiments.runs.paths import save_settings
 from experiments.runs.sources import Sources
 from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
-from lm.config.base import SettingError, changes
+from lm.config.base import DataError, SettingError, changes
 from lm.data.tasks.benchmarks import find_task
 from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import LabelledTask
-from lm.data.tasks.task_files import check_task_files, read_task_file
+from lm.data.tasks.task_files import check_rows, check_task_files, read_task_file
 from lm.tokenizers.sentencepiece import ByteTokenizer
 
 DOCS = (ROOT / "docs" / "tasks.md").read_text("utf-8")
@@ -120,6 +120,14 @@ def test_a_labelled_task_is_answered_by_a_head_or_in_words_that_are_its_candidat
     for task in (head, words):
         again = pickle.loads(pickle.dumps(task))
         assert type(again) is type(task) and again.file == Path("reviews.toml")
+
+
+def test_rouge_scores_no_answers_in_scripts_of_which_it_reads_no_word(files):
+    spec = read_task_file(files / "colours.toml")
+    rows = [dict.fromkeys(spec.columns, text) for text in ("green", "зелёный")]
+    check_rows(Path("colours.toml"), spec, rows)
+    with pytest.raises(DataError, match="row 2: the target 'зелёный' has no letter from a to z.* rouge1"):
+        check_rows(Path("colours.toml"), replace(spec, metrics=("rouge1",)), rows)
 
 
 def test_a_boolean_is_the_label_of_its_name_and_no_number_of_a_label(files):
@@ -318,7 +326,7 @@ def test_a_run_knows_the_checksums_of_the_file_and_its_rows(files, cache):
             "colours.toml",
             '"exact_match"',
             '"pearson"',
-            "colours-train.csv, line 2: the target 'green' is no number, as pearson of colours.toml need",
+            "colours-train.csv, line 2: the target 'green' is no number, as required by pearson",
         ),
         ("reviews.toml", '["bad", "good"]', '["0", "2"]', r"labels=\['0', '2'\] lack 'bad'"),
         ("entails.toml", "tfds:", "tdfs:", "source='tdfs:glue/rte' should be 'tfds:NAME' or 'hf:NAME'"),

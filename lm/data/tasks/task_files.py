@@ -328,7 +328,6 @@ def check_rows(path: Path, spec: TaskSpec, rows: Sequence[Row]) -> None:
         if column not in rows[0]:
             table = f" of {rows.name}" if isinstance(rows, TableRows) else ""
             raise SettingError(f"{path}: the rows{table} have no column {column!r}{nearest(column, rows[0])}")
-    number_metrics = [name for name in spec.metrics if name in NUMBER_METRICS]
     unknown_labels, first_unknown = Counter[str](), ""
     for index, row in enumerate(rows):
         for column in spec.columns:
@@ -337,11 +336,8 @@ def check_rows(path: Path, spec: TaskSpec, rows: Sequence[Row]) -> None:
                 raise DataError(
                     f"{_location(rows, index)}, has no value in the column {column!r}, which {path} reads"
                 )
-        if number_metrics:
-            target = fill_template(spec.targets, row)
-            if not _is_number(target):
-                reason = f"no number, as {' and '.join(number_metrics)} of {path} need"
-                raise DataError(f"{_location(rows, index)}: the target {target!r:.40} is {reason}")
+        if spec.targets and (wrong := _unscorable(fill_template(spec.targets, row), spec.metrics)):
+            raise DataError(f"{_location(rows, index)}: {wrong} ({path})")
         if spec.label:
             try:
                 spec.class_of(row)
@@ -356,6 +352,17 @@ def check_rows(path: Path, spec: TaskSpec, rows: Sequence[Row]) -> None:
             f"{path}: labels={list(spec.label_names)} lack {found}; the first is at {first_unknown}: correct "
             "the cells, add the labels, or leave such rows out"
         )
+
+
+def _unscorable(target: str, names: Sequence[str]) -> str:
+    """Return why metrics cannot score a target, which may be one of another script; "" if they can."""
+    numbers = " and ".join(name for name in names if name in NUMBER_METRICS)
+    if numbers and not _is_number(target):
+        return f"the target {target!r:.40} is no number, as required by {numbers}"
+    overlaps = [name for name in names if name.startswith("rouge")]
+    if overlaps and target.strip() and not re.search("[a-z0-9]", target.lower()):
+        return f"the target {target!r:.40} has no letter from a to z, and so no word for {overlaps[0]}"
+    return ""
 
 
 def _is_number(text: str) -> bool:
