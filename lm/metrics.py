@@ -1,4 +1,4 @@
-"""Metrics ``metric(targets, predictions) -> Value``: scores between 0 and 100, computed as in T5.
+"""Metrics ``metric(targets, predictions) -> Value``: scores in per cent, computed as in T5.
 
 A predicted class of -1 means that the text names no class, and counts as wrong; a predicted number of -1
 means that the text is no number. A score that would be 0/0, such as the correlation with a constant, is

@@ -387,7 +387,8 @@ class Comparison:
         """Return seed -> a row's average minus the baseline's, after training; printed as "mean z-score".
 
         The baseline's average is its mean over the seeds that both rows have, so that effects of a seed on
-        all rows cancel. If they have no seed in common, it is the mean over all seeds of the baseline.
+        all rows cancel in the mean over these. If they have no seed in common, it is the mean over all seeds
+        of the baseline.
         """
         if (name, group) not in self._combined_scores:
             self._combined_scores[name, group] = self._less_baseline(name, group)
