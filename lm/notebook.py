@@ -124,7 +124,9 @@ def train_model(
     params = {
         name: jax.device_put(jnp.array(learnt[name]), like.sharding) for name, like in state.params.items()
     }
-    state, step, losses = replace(state, params=params), steps.seeded_train_step(seed), []
+    average = None if state.average is None else jax.tree.map(jnp.copy, params)
+    state = replace(state, params=params, average=average)
+    step, losses = steps.seeded_train_step(seed), []
     for batch in stream(Batches(rows, training.batch_size), 0, training.steps):
         state, metrics = step(state, sharding.put_batch(batch, mesh))
         losses.append(metrics["loss"])
@@ -138,7 +140,7 @@ def train_model(
             return Tokenizer.encode_with_special_tokens(tokenizer, text, begin, end)
 
         trained = replace(trained, encode_prompt=encode_prompt)
-    return trained, [float(loss) for loss in losses]
+    return replace(trained, pool=texts.pool), [float(loss) for loss in losses]
 
 
 def text_model(

@@ -15,6 +15,7 @@ from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.model import ModelConfig, SpecialTokens
 from lm.config.training import OptimizerConfig
 from lm.notebook import PairTraining, load_model, make_model, text_model, train_model
+from lm.sharding import named
 from lm.tokenizers.huggingface import load_pretrained_tokenizer
 from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.tokenizers.tokenizer import EOS, PAD
@@ -54,6 +55,16 @@ def test_a_published_decoder_learns_pairs_between_the_ids_of_its_own_tokenizer(n
     assert losses[-1] < 0.1 * losses[0]
     asked = [(question, {"max_gen_toks": 8}) for question, _ in pairs]
     assert [answer.strip() for answer in trained.generate(asked)] == ["sat", "ran"]
+
+
+def test_an_average_of_weights_starts_as_the_model_and_its_pooling_stays():
+    model = replace(make_model(SMALL, ByteTokenizer(100), seed=0), pool="mean")
+    averaged = replace(FAST, learning_rate=1e-9, ema=0.999)
+    trained, _ = train_model(model, [("a", "b")], PairTraining(steps=1, optimizer=averaged))
+    assert trained.pool == "mean"
+    before, after = (named(each.model) for each in (model, trained))
+    for name, array in before.items():
+        np.testing.assert_allclose(after[name], array, atol=1e-6, err_msg=name)
 
 
 def test_what_cannot_be_trained_is_refused():

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from lm.nn.transformer import Transformer
 
 
+# files of a checkpoint that say how it is asked, and not what it computes
+NOT_KEPT = ("generation_config.json", "chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
+
+
 def import_checkpoint(folder: Path, run: Path, /) -> None:
     """Turn a checkpoint in the format of Hugging Face's transformers into a run.
 
@@ -42,6 +46,8 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
     shapes = [shape for name, (shape, _) in arrays.items() if name.startswith("params.")]
     size = sum(map(prod, shapes)) / 1e6
     _describe(json.loads(config.published), f"({size:.1f} M parameters) from {folder} into {run}")
+    if lost := [name for name in NOT_KEPT if (folder / name).exists()]:
+        UNBROKEN.print(f"not kept, and not exported again: {', '.join(lost)}")
     if not any((phase / FOLDER).iterdir()):
         UNBROKEN.print(f"{folder} has no tokenizer; put its files into {phase / FOLDER}")
 

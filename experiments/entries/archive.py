@@ -6,6 +6,7 @@ FLOP, parameters and seconds, and the SHA-256 of every other file; a checksum of
 
 import hashlib
 import io
+import lzma
 import platform
 import re
 import tarfile
@@ -174,7 +175,7 @@ def read_archive(path: Path) -> Archive:
                 stream = packed.extractfile(member) if member.isfile() else None
                 if stream is not None:  # nothing is unpacked to the disk
                     files[member.name] = stream.read()
-    except (OSError, tarfile.TarError, EOFError) as error:
+    except (OSError, tarfile.TarError, EOFError, lzma.LZMAError) as error:
         raise SettingError(f"{path} cannot be read as an archive of an entry ({error})") from error
     if SUMMARY not in files or SOURCE not in files:
         raise SettingError(f"{path} is no archive of an entry: it lacks {SUMMARY} or {SOURCE}")

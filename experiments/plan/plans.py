@@ -99,7 +99,7 @@ def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
         experiment = apply(apply(apply(BASELINE, SCALES[scale]), new), {**row.setup.changes, **row.changes})
     for part in filter(None, mesh.split(",")):
         axis, _, number = part.partition("=")
-        if not number.removeprefix("-").isdigit():
+        if not number.removeprefix("-").isdecimal():
             raise SettingError(f"--mesh {mesh} should read AXIS=SIZE,AXIS=SIZE, such as fsdp=8,tensor=2")
         experiment = change(experiment, f"mesh.{axis.strip()}", int(number))
     return experiment

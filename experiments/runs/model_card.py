@@ -78,6 +78,7 @@ USES = {
     "ForConditionalGeneration": _auto("text2text-generation", "AutoModelForSeq2SeqLM"),
     "MTModel": _auto("translation", "AutoModelForSeq2SeqLM"),
     "ForMaskedLM": _auto("fill-mask", "AutoModelForMaskedLM"),
+    "ElectraForPreTraining": _auto("feature-extraction", "AutoModelForPreTraining"),  # a discriminator
     "ForPreTraining": _auto("fill-mask", "AutoModelForPreTraining"),
     "ForCausalLM": _pipeline("text-generation", "The"),
     "LMHeadModel": _pipeline("text-generation", "The"),

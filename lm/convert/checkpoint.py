@@ -99,7 +99,7 @@ def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
             if _lacks_output(hf_config, family, config, stored):
                 config = changes(config, {"output.logits": "none", "output.bias": False})
             abstract = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
-        except (TypeError, KeyError, AttributeError, ArithmeticError) as error:  # of absurd values
+        except (TypeError, LookupError, AttributeError, ArithmeticError) as error:  # of absurd values
             raise SettingError(f"{folder / CONFIG} makes no sense: {error!r:.300}") from error
         shapes = {path: leaf.shape for path, leaf in named(abstract).items()}
         expected = tensors(family, config, shapes)

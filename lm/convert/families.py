@@ -972,7 +972,12 @@ MIXTRAL = replace(
         LLAMA.template, {"experts.count": 8, "experts.per_token": 2, "experts.capacity_factor": None}
     ),
     fields=(
-        *override(MISTRAL.fields, Field("rms_norm_eps", "norm.epsilon", 1e-5), mistral_window(None)),
+        *override(
+            MISTRAL.fields,
+            Field("rms_norm_eps", "norm.epsilon", 1e-5),
+            mistral_window(None),
+            rope_fields(default_base=1e6),
+        ),
         Field("num_local_experts", "experts.count", 8),
         Field("num_experts_per_tok", "experts.per_token", 2),
     ),

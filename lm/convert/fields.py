@@ -76,7 +76,9 @@ def eos_token(default: int | None) -> Field:
     """Map the id that ends a text: the first of several, since the others end turns of a conversation."""
 
     def first(value: Any, _: HFConfig) -> Any:
-        return value[0] if isinstance(value, list) else value
+        if isinstance(value, list):
+            return value[0] if value else None
+        return value
 
     return Field("eos_token_id", "special.eos", default, first)
 
@@ -643,11 +645,29 @@ def unused_rope_settings(scaling: str) -> tuple[str, ...]:
     return tuple(setting for setting, scalings in ROPE_SCALING_FIELDS.values() if scaling not in scalings)
 
 
+# what stretches wavelengths has no default
+NEEDED_OF_ROPE = {
+    "linear": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+
+
+def _with_rope_type(values: HFConfig | None) -> HFConfig:
+    """Return the values of a field of rotary positions, in the newer of two spellings of their type."""
+    values = dict(values or {})
+    if "type" in values:
+        values.setdefault("rope_type", values.pop("type"))
+        values.pop("type", None)
+    return values
+
+
 def rope_fields(
     theta: str = "rope_theta",
     fraction: str | None = None,
     default_fraction: float = 1.0,
     types: Collection[str] = tuple(ROPE_TYPES),
+    default_base: float = 10_000.0,
 ) -> FieldGroup:
     """Map rotary positions, as transformers 4 spells them (``theta``, ``fraction``, rope_scaling) and 5.
 
@@ -657,16 +677,25 @@ def rope_fields(
 
     def read(hf_config: HFConfig) -> Settings:
         values = {
-            "rope_theta": hf_config.get("rope_theta", hf_config.get(theta, 10_000.0)),
+            "rope_theta": hf_config.get("rope_theta", hf_config.get(theta, default_base)),
             "partial_rotary_factor": hf_config.get(
                 "partial_rotary_factor", hf_config.get(fraction or "", default_fraction)
             ),
         }
-        values |= {**(hf_config.get("rope_scaling") or {}), **(hf_config.get("rope_parameters") or {})}
-        rope_type = values.pop("rope_type", values.pop("type", "default"))
+        parameters = _with_rope_type(hf_config.get("rope_parameters"))
+        scaling = _with_rope_type(hf_config.get("rope_scaling"))
+        if parameters and any(parameters.get(name, value) != value for name, value in scaling.items()):
+            raise SettingError(
+                "config.json: rope_parameters and rope_scaling contradict each other: keep one"
+            )
+        values |= parameters | scaling
+        rope_type = values.pop("rope_type", "default")
         if rope_type not in types:
             near = nearest(str(rope_type), types)
             raise SettingError(f"config.json: rope_type={rope_type!r} is not supported{near}")
+        for name in NEEDED_OF_ROPE.get(str(rope_type), ()):
+            if values.get(name) is None:
+                raise SettingError(f"config.json: rope_type={rope_type!r} needs {name}")
         base, rotated_fraction = values.pop("rope_theta"), values.pop("partial_rotary_factor")
         if fraction is None and rotated_fraction != default_fraction:
             given = f"partial_rotary_factor={rotated_fraction!r}"

@@ -15,10 +15,10 @@ _READ_ELSEWHERE = ("model_type", "architectures", "tie_word_embeddings")
 # Fields of every family that change no output, in transformers 4 and 5: names of things, options of the
 # program, the initialization of parameters, and the generation of text.
 _IGNORED = """
-    _attn_implementation_autoset _commit_hash _name_or_path _num_labels begin_suppress_tokens bos_token_id
-    chunk_size_feed_forward classifier_activation classifier_bias decoder_start_token_id diversity_penalty
-    do_sample dtype early_stopping eos_token_id exponential_decay_length_penalty finetuning_task
-    forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_factor
+    _attn_implementation_autoset auto_map _commit_hash _name_or_path _num_labels begin_suppress_tokens
+    bos_token_id chunk_size_feed_forward classifier_activation classifier_bias decoder_start_token_id
+    diversity_penalty do_sample dtype early_stopping eos_token_id exponential_decay_length_penalty
+    finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_factor
     initializer_range init_std is_encoder_decoder label2id language length_penalty mask_token_id max_length
     min_length name_or_path num_beam_groups num_beams num_labels num_return_sequences no_repeat_ngram_size
     encoder_no_repeat_ngram_size output_attentions output_hidden_states output_past output_scores pad_token_id
@@ -42,11 +42,12 @@ IGNORED = frozenset(_IGNORED.split() + _LEGACY.split())
 # Fields of every family of which one value alone is implemented here.
 _SUPPORTED_VALUES: dict[str, Any] = {
     "quantization_config": None,
-    "auto_map": None,
     "pruned_heads": {},
     "tie_encoder_decoder": False,
     "cross_attention_hidden_size": None,
 }
+# Fields that published files of families without them have, where false says nothing of the model.
+_SWITCHED_OFF = ("attention_bias", "rope_interleaved", "apply_residual_connection_post_layernorm")
 # In all published files a field whose name has one of these words decides how something is computed.
 _WORDS_OF_COMPUTATION = """
     act activation alibi attention attn bias cap clip dilation dilations embed embedding embeddings epsilon
@@ -89,10 +90,12 @@ def check_fields(hf_config: HFConfig, family: Family) -> None:
             raise SettingError(f"config.json: {both} should be the same")
     known = known_fields(family)
     for name in sorted(hf_config.keys() - known):
+        if hf_config[name] is False and name in _SWITCHED_OFF:
+            continue
         if hf_config[name] is not None and _may_change_outputs(name):
             raise SettingError(
                 f"config.json: {name}={hf_config[name]!r} is unknown to this family and may change what is "
-                f"computed{nearest(name, known)}; take it out if it does not"
+                f"computed{nearest(name, known - hf_config.keys())}; take it out if it does not"
             )
 
 

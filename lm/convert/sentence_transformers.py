@@ -7,6 +7,7 @@ Source: Reimers and Gurevych 2019.
 """
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,11 @@ def pooling_of(folder: Path) -> Pool | None:
     path = folder / POOLING_CONFIG
     if not (folder / MODULES).exists() or not path.exists():
         return None
+    kinds = [
+        str(module.get("type")).rpartition(".")[2] for module in json.loads((folder / MODULES).read_bytes())
+    ]
+    if others := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
+        warnings.warn(f"{folder}: {', '.join(others)} is not read: vectors are those below it", stacklevel=2)
     config = read_object(path)
     chosen: list[Any] = [name for name in (*POOLING_MODES.values(), *OTHER_MODES) if config.get(name) is True]
     by_field = {name: pool for pool, name in POOLING_MODES.items()}

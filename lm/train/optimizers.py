@@ -80,7 +80,8 @@ def make_optimizer(
     fine-tuning would have to reset.
     """
     masking, descent = apply_at_step(mask_updates), apply_at_step(partial(_descend, config))
-    return optax.chain(*_direction_transforms(config, axes, rate_factors), masking, descent)
+    directions = _direction_transforms(config, axes, rate_factors, mask_updates)
+    return optax.chain(*directions, masking, descent)
 
 
 def update_direction(config: OptimizerConfig, axes: Axes) -> Transform:
@@ -89,7 +90,10 @@ def update_direction(config: OptimizerConfig, axes: Axes) -> Transform:
 
 
 def _direction_transforms(
-    config: OptimizerConfig, axes: Axes, rate_factors: Mapping[str, float] | None
+    config: OptimizerConfig,
+    axes: Axes,
+    rate_factors: Mapping[str, float] | None,
+    mask_updates: MaskUpdates | None = None,
 ) -> list[Transform]:
     stacked = {name for name, names in axes.items() if names[:1] == ("layers",)}
     # Each layer, and each expert, has matrices of its own.
@@ -98,7 +102,7 @@ def _direction_transforms(
     }
     transforms = []
     if config.clip_norm is not None:
-        transforms.append(optax.clip_by_global_norm(config.clip_norm))
+        transforms.append(_clip_by_trained_norm(config.clip_norm, mask_updates))
     transforms.append(per_layer(config.transform(axes), stacked))
     if rate_factors:
         # Weight decay comes after it: it shrinks matrices of all widths by the same share per step.
@@ -106,6 +110,17 @@ def _direction_transforms(
     if config.weight_decay:
         transforms.append(optax.add_decayed_weights(config.weight_decay, mask=is_matrix))
     return transforms
+
+
+def _clip_by_trained_norm(clip_norm: float, mask_updates: MaskUpdates | None) -> Optimizer:
+    """Return ``optax.clip_by_global_norm`` by the norm of those gradients that are not masked."""
+
+    def update(updates, state, _params=None, *, step=None, **_):
+        norm = optax.tree.norm(updates if mask_updates is None else mask_updates(updates, step))
+        clipped = jax.tree.map(lambda x: jnp.where(norm < clip_norm, x, x / norm * clip_norm), updates)
+        return clipped, state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 def _multiply(factors: Mapping[str, float], updates: Updates, _params: Updates | None) -> Updates:

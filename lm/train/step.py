@@ -137,10 +137,10 @@ def train_step(
     ``build`` compiles it.
     """
     key = dropout_key(seed, state.step)
-    carry = None
     if spec.tbptt is not None:
         carry = reset_carry(state.carry, state.step % spec.tbptt.chunks_per_row == 0)
-    gradients, metrics, carry = compute_gradients(spec, state, batch, key, carry, teacher_params)
+        state = replace(state, carry=carry)  # also for the next chunk, if this update is skipped
+    gradients, metrics, carry = compute_gradients(spec, state, batch, key, state.carry, teacher_params)
     # Sharded like the parameters, so that devices exchange only the part of a gradient that they update.
     logical_axes = sharding.logical_axes(state.model_with(state.params))
     gradients = sharding.constrain_to_parameters(gradients, logical_axes)
@@ -148,7 +148,7 @@ def train_step(
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=step)
     params = optax.apply_updates(state.params, updates)
     metrics |= {
-        "grad_norm": optax.tree.norm(gradients),
+        "grad_norm": optax.tree.norm(spec.mask_updates(gradients, step)),  # of what is trained
         "learning_rate": learning_rate(spec.optimizer, step),
     }
     average = state.average

@@ -354,3 +354,32 @@ def test_what_is_loaded_and_saved_keeps_its_family_its_nulls_and_what_nothing_re
     assert due.keys() == found.keys()
     for key, tensor in due.items():
         np.testing.assert_allclose(found[key], tensor, atol=1e-6)  # sinusoids are computed anew
+
+
+def read_with(family, changed):
+    fields = json.loads((GOLDEN / family / "config.json").read_text())
+    return model_config({name: x for name, x in (fields | changed).items() if x != "left out"}, ())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "contradict each other"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "'linear' needs factor"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "'llama3' needs low_freq_factor"),
+        ({"eos_token_id": [], "rope_interleaved": True}, "rope_interleaved=True is unknown"),
+    ],
+)
+def test_rotary_positions_that_two_fields_tell_differently_or_in_part_are_refused(changed, message):
+    with pytest.raises(SettingError, match=message):
+        read_with("llama_gqa", changed)
+
+
+def test_what_published_files_switch_off_or_leave_out_is_read():
+    off = {"attention_bias": False, "auto_map": {"AutoConfig": "configuration.MyConfig"}}
+    assert read_with("mistral", off) == replace(
+        read_with("mistral", {}), published=read_with("mistral", off).published
+    )
+    unsaid = {"rope_parameters": "left out", "rope_theta": "left out"}
+    assert read_with("mixtral", unsaid).positions.rotary.base == 1e6
+    assert read_with("mistral", unsaid).positions.rotary.base == 1e4

@@ -119,6 +119,10 @@ def test_an_update_that_is_left_out_leaves_the_state_as_it_was():
     state, metrics = train(state, steps.shard_batch(bad))
     assert metrics["skipped_updates"] == 1
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.carry), before)
+    state, _ = train(state, steps.shard_batch(lasting(PARTS - 1, slice(None))))
+    state, metrics = train(state, steps.shard_batch(bad))
+    assert metrics["skipped_updates"] == 1, "the first part of the next row"
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(jax.device_get(state.carry)))
 
 
 def test_a_run_in_two_sessions_is_the_run_in_one_bit_for_bit_in_the_midst_of_rows_too(tmp_path):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from sharded_training import transformer_batch
@@ -9,10 +10,10 @@ from tuned_models import MODEL, built, layers, trained
 
 from lm.config.base import changes
 from lm.config.model import HeadConfig
-from lm.config.training import CheckpointConfig
+from lm.config.training import CheckpointConfig, OptimizerConfig
 from lm.nn.finetune import ModelWithHead
 from lm.nn.transformer import Transformer
-from lm.train.optimizers import GradualUnfreezing, freeze_body, train_adapters
+from lm.train.optimizers import GradualUnfreezing, freeze_body, make_optimizer, train_adapters, train_lora
 from lm.train.runtime.checkpoints import Checkpoints
 
 HEAD = HeadConfig("classes", classes=2)
@@ -102,3 +103,20 @@ def test_a_checkpoint_without_adapters_starts_a_model_with_them(tmp_path):
     for name, value in state.params.items():
         np.testing.assert_array_equal(value, saved.params.get(name, fresh.params[name]), err_msg=name)
     assert {name.split(".")[2] for name in state.params.keys() - known} == {"adapter"}
+
+
+def test_gradients_of_what_is_frozen_do_not_clip_those_of_what_is_trained():
+    axes = {"decoder.w.kernel": ("embed", "mlp"), "decoder.w.lora.down": ("embed", "lora")}
+    params = {name: jnp.ones((8, 8)) for name in axes}
+    config = OptimizerConfig("adamw", learning_rate=1.0, schedule="constant", clip_norm=1.0)
+
+    def updates(frozen):
+        optimizer = make_optimizer(config, axes, train_lora)
+        state, found = optimizer.init(params), []
+        for step, size in enumerate(frozen):
+            gradients = dict(zip(axes, (jnp.full((8, 8), size), jnp.full((8, 8), 0.1)), strict=True))
+            update, state = optimizer.update(gradients, state, params, step=jnp.int32(step))
+            found.append(np.asarray(update["decoder.w.lora.down"]))
+        return found
+
+    np.testing.assert_array_equal(updates([0.0, 10.0, 100.0]), updates([0.0, 0.0, 0.0]))
