@@ -329,7 +329,8 @@ def _softmax_update(tables: Tables, pairs: Pairs, rate: Array) -> Tables:
 def mean_loss(tables: Tables, documents: Sequence[np.ndarray], config: SkipGramConfig, seed: int) -> float:
     """Return the mean loss of a pair of held-out documents [nats].
 
-    Windows and negatives are drawn as in training.
+    Windows are drawn as in training. Negatives are drawn by the counts of these documents, and no word is
+    left out: losses of other documents are not comparable.
     """
     vocab_size, rng = len(tables.contexts), np.random.default_rng((seed, 0))
     words, document_ids = join_documents(documents, vocab_size)

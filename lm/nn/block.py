@@ -200,7 +200,10 @@ class Block(Module):
         return weights, self.cross.weights(h, kv, self._cross_inputs(inputs, len(x)))
 
     def mixer_input(self, x: Float[Array, "B T D"], inputs: AttentionInputs) -> Float[Array, "B T D"]:
-        """Return the mixer's input from the block's input x [B,T,D]: x, normalised unless post-norm."""
+        """Return the mixer's input from the block's input x [B,T,D]: x, normalised unless post-norm.
+
+        In an evolved block x is what the convolutions before its mixer return.
+        """
         x = self.step_embedding(x, inputs.positions)
         return self._sublayer_input(x, x, self.attention_norm)
 

@@ -158,11 +158,12 @@ class CompressedAttention(Attention):
     def flops(self, length: int, visible: int, /) -> int:
         """Return the FLOPs of the forward pass over one row, as ``Attention`` does.
 
-        A token attends to the blocks of the ``visible`` tokens.
+        A token attends to the blocks of the ``visible`` tokens, at least one if it sees any.
         """
         kernels = self.key_kernel.size + self.value_kernel.size
         blocks = self._num_blocks(length)
-        return super().flops(length, max(visible // self.size, 1)) + 2 * blocks * kernels
+        seen = max(visible // self.size, 1) if visible else 0
+        return super().flops(length, seen) + 2 * blocks * kernels
 
     def _num_blocks(self, length: int) -> int:
         return max(length // self.size, 1)

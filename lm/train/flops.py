@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 from flax import nnx
@@ -19,6 +19,7 @@ from lm.nn.attention import Attention
 from lm.nn.block import Block
 from lm.nn.convolution import InputConvolution
 from lm.nn.costs import matmul_flops
+from lm.nn.elmo import BidirectionalLM
 from lm.nn.heads import MLMTransform
 from lm.nn.layers import num_parameters
 from lm.nn.memory import ProductKeyMemory
@@ -231,7 +232,9 @@ def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs
         targets = length
     check_length(config, max(length, targets))
     key = jax.eval_shape(lambda: jax.random.key(0))
-    model = jax.eval_shape(lambda key: Transformer(config, nnx.Rngs(params=key)), key)
+    make = BidirectionalLM if "backward" in config.heads else Transformer
+    model: Any = jax.eval_shape(lambda key: make(config, nnx.Rngs(params=key)), key)
+    one_way = model.forward if "backward" in config.heads else model
     tokens = length + targets if is_both else length
     full = inside = 0  # FLOPs of a row's scores, forward: all, and those inside of windows
     if config.has_encoder:
@@ -247,7 +250,7 @@ def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs
     return Costs(
         num_parameters(model),
         num_parameters(model) - _inactive_parameters(config),
-        _embedding_parameters(model),
+        _embedding_parameters(one_way),
         training=(step_flops(config, 1, length, targets) - outside) / tokens,
         scores=scores,
         generating=float(_generating_flops(config, length, targets)) if config.has_decoder else 0.0,

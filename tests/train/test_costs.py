@@ -12,6 +12,8 @@ from experiments.cli.show import binary
 from experiments.console import CONSOLE
 from experiments.study.registry import build
 from lm.config.base import changes
+from lm.config.model import ModelConfig
+from lm.nn.elmo import BidirectionalLM
 from lm.nn.layers import num_parameters
 from lm.nn.presets import PRESETS, row_lengths
 from lm.nn.transformer import Transformer
@@ -323,3 +325,22 @@ def test_of_expert_choice_the_mean_number_of_experts_is_counted():
     chosen = costs(sized("bert-base", **new), 64)
     assert chosen.active_parameters == costs(sized("bert-base", **EXPERTS), 64).active_parameters
     assert chosen.training == costs(sized("bert-base", **EXPERTS), 64).training
+
+
+def small(**new):
+    sizes = {"d_model": 32, "attention.num_heads": 2, "attention.d_kv": 16, "mlp.d_ff": 64, "vocab_size": 64}
+    return changes(ModelConfig(), {"architecture": "decoder", "num_decoder_layers": 2} | sizes | new)
+
+
+def test_both_directions_of_a_bidirectional_model_have_parameters():
+    config = small(heads=("backward",))
+    model = jax.eval_shape(lambda: BidirectionalLM(config, nnx.Rngs(params=0)))
+    assert costs(config, 64).parameters == num_parameters(model) > 1.5 * costs(small(), 64).parameters
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_scores_are_those_of_all_blocks_that_a_token_attends_to(size):
+    config = small(**{"attention.compression": size})
+    width = config.attention.num_heads * (config.attention.d_kv + config.attention.value_width)
+    # forward and backward: 3 x (product and sum) x layers x blocks of 64 tokens
+    assert costs(config, 64).scores == 3 * 2 * 2 * (64 // size) * width
