@@ -41,7 +41,9 @@ PEAK_FLOPS = {
     "TPU v6": 918e12,
     "TPU7x": 1153.5e12,  # of each of a chip's two devices
     "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H100": 989e12,  # SXM; after the longer names, which it begins
     "NVIDIA H200": 989e12,
 }
 
