@@ -656,10 +656,8 @@ NEEDED_OF_ROPE = {
 def _with_rope_type(values: HFConfig | None) -> HFConfig:
     """Return the values of a field of rotary positions, in the newer of two spellings of their type."""
     values = dict(values or {})
-    if "type" in values:
-        values.setdefault("rope_type", values.pop("type"))
-        values.pop("type", None)
-    return values
+    older = values.pop("type", None)
+    return values if older is None else {"rope_type": older} | values
 
 
 def rope_fields(

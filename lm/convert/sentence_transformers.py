@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save as safetensors_bytes
 
-from lm.config.base import SettingError, read_object
+from lm.config.base import SettingError, parse_json, read_object
 from lm.config.model import HeadDense, Pool
 
 MODULES = "modules.json"
@@ -92,9 +92,8 @@ def pooling_of(folder: Path) -> Pool | None:
     path = folder / POOLING_CONFIG
     if not (folder / MODULES).exists() or not path.exists():
         return None
-    kinds = [
-        str(module.get("type")).rpartition(".")[2] for module in json.loads((folder / MODULES).read_bytes())
-    ]
+    modules = parse_json((folder / MODULES).read_bytes(), folder / MODULES)
+    kinds = [str(each.get("type")).rpartition(".")[2] for each in modules if isinstance(each, dict)]
     if others := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
         warnings.warn(f"{folder}: {', '.join(others)} is not read: vectors are those below it", stacklevel=2)
     config = read_object(path)

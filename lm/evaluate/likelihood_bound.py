@@ -95,9 +95,9 @@ def documents_bound(
     reads documents after an EOS.
     """
     requests: list[Request] = []
+    begin = len(masking.end)
     for ids in documents:
         text = [*masking.end, *ids]
-        begin = len(masking.end)
         for number, request in enumerate(windows(text, window, model.config)):
             requests.append(request if number else (text[:begin], text[begin : window.length]))
     return continuation_bounds(model, requests, shard_batch, masking, draws)

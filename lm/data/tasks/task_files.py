@@ -134,18 +134,14 @@ class TaskSpec:
         """Return the index of a row's class; None if it is unknown (-1).
 
         Raises LookupError if the value is neither one of ``labels`` nor the number of one. A JSON boolean is
-        the label "true" or "false", or 1 or 0, but no number of a label: of ["yes", "no"] true is the first.
+        the label "true" or "false", or "1" or "0"; it is not the number of a label.
         """
         value = row[self.label]
-        if isinstance(value, bool):
-            spellings = (str(value), str(value).lower(), str(int(value)))
-            names = [name for name in spellings if name in self.label_names]
-            if not names:
-                raise LookupError(value)
-            return self.label_names.index(names[0])
-        if str(value) in self.label_names:
-            return self.label_names.index(str(value))
-        number = str(value)
+        number, is_boolean = str(value), isinstance(value, bool)
+        spellings = (number, number.lower(), str(int(value))) if is_boolean else (number,)
+        for name in spellings:
+            if name in self.label_names:
+                return self.label_names.index(name)
         labels_are_numbers = any(name.lstrip("-").isdigit() for name in self.label_names)
         if labels_are_numbers or not re.fullmatch(r"-1|\d+", number) or int(number) >= len(self.label_names):
             raise LookupError(value)
