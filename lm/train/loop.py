@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -145,9 +146,8 @@ class CompiledStep:
             except BaseException as error:
                 self._compiled.set_exception(error)
 
-        # Its import replaces Python's for a moment, which other threads should not meet.
-        import grain  # noqa: F401
-
+        # Batches import it, which replaces Python's import for a moment: no other thread should meet that.
+        import_module("grain")
         threading.Thread(target=compile_ahead, name=COMPILER_THREAD, daemon=True).start()
 
     def wait(self, stopping: PreemptionHandler, start: int) -> None:
