@@ -152,7 +152,8 @@ class RelativeAdamW(AdamW, Adafactor):
 class Muon(AdamW):
     """Muon: updates of layers' matrices are the orthogonal matrix nearest to a mean gradient (Jordan 2024).
 
-    Embeddings, output matrices, heads, norms, biases and relative-position tables are updated by AdamW.
+    Embeddings, output matrices, heads, norms, biases, tables of relative positions and values of product-key
+    memories are updated by AdamW.
     """
 
     muon_momentum: float = setting(0.95, OF_MUON)  # Muon: decay of the mean gradient of a matrix
@@ -167,7 +168,7 @@ class Muon(AdamW):
         # The nearest orthogonal matrix is the same for any multiple, so optax's momentum may be a sum.
         momentum = optax.trace(self.muon_momentum, nesterov=True)
         matrices = optax.chain(momentum, optax.stateless(self._orthogonal))
-        kinds = {name: "matrix" if _is_matrix(names) else "other" for name, names in axes.items()}
+        kinds = {n: "matrix" if _multiplies_features(names) else "other" for n, names in axes.items()}
         transforms = {"matrix": matrices, "other": AdamW.transform(self, axes)}
         return optax.partition(transforms, lambda params: {name: kinds[name] for name in params})
 
@@ -186,10 +187,15 @@ class Muon(AdamW):
         return jax.tree.map(lambda x: self.muon_rms * max(x.shape[-2:]) ** 0.5 * x, directions)
 
 
-def _is_matrix(names: tuple[str, ...]) -> bool:
-    """Return whether a parameter with these axes is a matrix of a layer that multiplies features."""
-    own = [name for name in names if name != "experts"]  # each expert has matrices of its own
-    return own[:1] == ["layers"] and len(own) > 2 and "buckets" not in own
+def is_matrix(names: tuple[str, ...]) -> bool:
+    """Return whether a parameter with these axes is a matrix in each layer, or in each expert of it."""
+    own = tuple(name for name in names if name not in ("layers", "experts"))
+    return len(own) > 1 and own != ("heads", "kv")  # those are biases: a vector for each head
+
+
+def _multiplies_features(names: tuple[str, ...]) -> bool:
+    """Return whether a parameter with these axes is a layer's matrix that is no table of rows to look up."""
+    return names[:1] == ("layers",) and is_matrix(names) and not {"buckets", "memory"} & set(names)
 
 
 OPTIMIZERS = {  # by ``Schedule.name``

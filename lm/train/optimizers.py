@@ -14,7 +14,7 @@ from flax import nnx
 from lm import sharding
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
-from lm.config.training import Axes, OptimizerConfig
+from lm.config.training import Axes, OptimizerConfig, is_matrix
 from lm.nn.elmo import FORWARD
 from lm.nn.finetune import BODY
 from lm.nn.stack import layers_by_part
@@ -96,10 +96,7 @@ def _direction_transforms(
     mask_updates: MaskUpdates | None = None,
 ) -> list[Transform]:
     stacked = {name for name, names in axes.items() if names[:1] == ("layers",)}
-    # Each layer, and each expert, has matrices of its own.
-    is_matrix = {
-        name: sum(axis not in ("layers", "experts") for axis in names) > 1 for name, names in axes.items()
-    }
+    decayed = {name: is_matrix(names) for name, names in axes.items()}
     transforms = []
     if config.clip_norm is not None:
         transforms.append(_clip_by_trained_norm(config.clip_norm, mask_updates))
@@ -108,7 +105,7 @@ def _direction_transforms(
         # Weight decay comes after it: it shrinks matrices of all widths by the same share per step.
         transforms.append(optax.stateless(partial(_multiply, rate_factors)))
     if config.weight_decay:
-        transforms.append(optax.add_decayed_weights(config.weight_decay, mask=is_matrix))
+        transforms.append(optax.add_decayed_weights(config.weight_decay, mask=decayed))
     return transforms
 
 

@@ -41,11 +41,17 @@ MODEL = ModelConfig(
 
 def test_what_is_no_matrix_does_not_decay():
     config = OptimizerConfig("adamw", 0.1, "constant", weight_decay=0.5)
-    params = {"norm": jnp.ones((3, 4)), "kernel": jnp.ones((3, 4, 2))}
-    transform = update_direction(config, {"norm": ("layers", "norm"), "kernel": ("layers", "embed", "mlp")})
+    axes = {
+        "norm": ("layers", "norm"),
+        "content_bias": ("layers", "heads", "kv"),  # a vector for each head (Transformer-XL, XLNet)
+        "kernel": ("layers", "embed", "mlp"),
+    }
+    params = {"norm": jnp.ones((3, 4)), "content_bias": jnp.ones((3, 4, 2)), "kernel": jnp.ones((3, 4, 2))}
+    transform = update_direction(config, axes)
     zeros = jax.tree.map(jnp.zeros_like, params)
     updates, _ = transform.update(zeros, transform.init(params), params)
-    assert not updates["norm"].any() and (updates["kernel"] == 0.5).all()
+    assert not updates["norm"].any() and not updates["content_bias"].any()
+    assert (updates["kernel"] == 0.5).all()
 
 
 @pytest.mark.parametrize("name", ["adafactor", "adamw", "adamw-relative"])
@@ -177,6 +183,15 @@ def test_with_muon_all_but_the_matrices_of_layers_change_by_adamw():
     alike = {name for name in axes if np.allclose(muon[name], adamw[name], rtol=1e-5)}
     kernels = {name for name in axes if ".blocks." in name and name.endswith("kernel")}
     assert alike == axes.keys() - kernels and len(kernels) == 16 and "embed.table" in alike
+
+
+@pytest.mark.parametrize("axes", [("layers", "heads", "kv"), ("layers", "memory", "embed")])
+def test_with_muon_biases_of_heads_and_values_of_a_memory_change_by_adamw(axes):
+    grads = {"x": normals((2, 4, 8))[0]}
+    muon, adamw = (
+        directions_of(replace(MUON, name=name), {"x": axes}, grads, [grads]) for name in ("muon", "adamw")
+    )
+    np.testing.assert_allclose(muon["x"], adamw["x"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["adafactor", "adamw-relative"])
