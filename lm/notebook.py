@@ -105,7 +105,8 @@ def train_model(
 ) -> tuple[TrainableModel, list[float]]:
     """Return the model trained on (input, answer) pairs, and the loss of each step [nats a token].
 
-    ``texts`` itself stays as it is. A decoder then reads a prompt as in training: start token, prompt, EOS.
+    The loss of a decoder without an encoder is the mean over prompt and answer. ``texts`` itself stays as it
+    is. A decoder then reads a prompt as in training: start token, prompt, EOS.
     Raises SettingError for a model that writes no text, and for one whose texts end otherwise than its
     tokenizer's.
     """

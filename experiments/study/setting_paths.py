@@ -529,6 +529,7 @@ Changes = TypedDict(
         "tuning.lora.matrices": tuple[Literal["query", "key", "value", "out", "mlp"], ...] | Change,
         "tuning.unfreezing": Literal["at-once", "gradual"] | Change,
         "tuning.branches": tuple[float, ...] | Change,
+        "tuning.loss": Literal["all-tokens", "targets"] | Change,
         "tuning.inputs_length": int | Change,
         "tuning.examples_limit": int | None | Change,
         "tuning.evaluation_examples": int | Change,

@@ -27,7 +27,7 @@ from lm.data.packing import (
 )
 from lm.data.pretraining import DenoisingRows
 from lm.data.tasks.task import Row, Task
-from lm.objectives.denoising import Lengths
+from lm.objectives.denoising import Lengths, LossName
 from lm.objectives.formatting import INPUTS
 from lm.tokenizers.tokenizer import T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
@@ -106,6 +106,7 @@ class MixtureRows(PickledWithoutCache):
     seed: int
     boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
     multiple: int = 1  # examples begin at multiples of it in an encoder's rows (``FunnelConfig``) [tokens]
+    loss: LossName = "all-tokens"  # which tokens of a decoder without an encoder have a loss weight
 
     def __post_init__(self) -> None:
         check_architecture(self.architecture, self.seed, generates=True)
@@ -137,7 +138,13 @@ class MixtureRows(PickledWithoutCache):
         batch_rows = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         sides = _batch_sides(examples, self.lengths, self.boundary)
         batch = make_packed_batch(
-            *sides, batch_rows, self.architecture, self.lengths, len(rows), multiple=self.multiple
+            *sides,
+            batch_rows,
+            self.architecture,
+            self.lengths,
+            len(rows),
+            loss=self.loss,
+            multiple=self.multiple,
         )
         return set_decoder_start(batch, self.boundary.decoder_start)
 

@@ -79,7 +79,7 @@ NEXT_SENTENCE = ("next-sentence", "next-single-sentence")  # pairs that are chan
 EosPlacement = Literal["each-example", "between-documents", "none"]
 # Which tokens of its row a decoder learns to predict.
 LossName = Literal["all-tokens", "targets"]
-_DECODER: Condition = {"model.architecture": ("decoder", "prefix-decoder")}
+LONE_DECODER: Condition = {"model.architecture": ("decoder", "prefix-decoder")}
 _HAS_DECODER: Condition = {
     "model.architecture": Values(but=("encoder",), said="a model with a decoder"),
 }
@@ -122,11 +122,11 @@ class Objective:
     # greatest share of tokens of a suffix, whose share is then uniform between rate and this; None: always
     # rate
     max_rate: float | None = setting(None, _of_single({"noise": ("suffix-share",)}))
-    # tokens on which the loss of a decoder without an encoder is computed: all of a row, or the targets alone
-    # and not the inputs before them
+    # tokens on which the loss of a decoder without an encoder is computed in pre-training: all of a row, or
+    # the targets alone and not the inputs before them
     loss: LossName = setting(
         "all-tokens",
-        _of_single(*(_DECODER | one for one in WITH_INPUTS)),
+        _of_single(*(LONE_DECODER | one for one in WITH_INPUTS)),
     )
     # name of a mixture of denoisers, each with noise, inputs, targets and the rest of its own; empty: none
     mixture: str = ""

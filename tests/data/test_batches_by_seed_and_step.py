@@ -327,6 +327,18 @@ def test_a_corpus_is_a_task_of_a_mixture_with_new_noise_on_each_pass(batches):
     assert abs((firsts == 6).mean() - 0.5) <= 1 / len(firsts)
 
 
+@pytest.mark.parametrize("architecture", ["decoder", "prefix-decoder"])
+def test_a_mixture_with_the_loss_on_targets_weighs_targets_and_their_ends_alone(architecture):
+    examples = [([20 + i] * 3, [100 + i] * 2) for i in range(7)]
+    rows = MixtureRows({"task": examples}, {"task": 1.0}, architecture, Lengths(0, 12, 12), seed=0)
+    weighted, whole = (replace(rows, loss=loss)(np.arange(4)).decoder for loss in ("targets", "all-tokens"))
+    np.testing.assert_array_equal(weighted.targets, whole.targets)
+    of_targets = weighted.targets >= 100
+    ends = np.roll(of_targets, 1, axis=1) & (weighted.targets == 1)
+    np.testing.assert_array_equal(weighted.loss_weights > 0, of_targets | ends)
+    assert (whole.loss_weights[(whole.targets >= 20) & ~of_targets] == 1).all()
+
+
 @pytest.mark.parametrize("architecture", ["encoder-decoder", "prefix-decoder"])
 def test_a_mixture_fills_each_row_in_order_and_makes_any_row_alone(architecture):
     draw = np.random.default_rng(0)

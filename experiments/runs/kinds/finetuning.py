@@ -56,8 +56,16 @@ class TextFinetuning(Finetuning):
         limit = settings.tuning.examples_limit
         rates = mixing_rates(sizes, kind="proportional", limit=limit, temperature=1.0)
         boundary = boundary_tokens(settings.model, inputs.vocabulary)
-        architecture, multiple = settings.model.architecture, settings.model.funnel.multiple
-        rows = MixtureRows(examples, rates, architecture, self.lengths, settings.seed, boundary, multiple)
+        rows = MixtureRows(
+            examples,
+            rates,
+            settings.model.architecture,
+            self.lengths,
+            settings.seed,
+            boundary,
+            settings.model.funnel.multiple,
+            settings.tuning.loss,
+        )
         return Batches(rows, self.training.batch_size)
 
     def eval_tasks(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:

@@ -446,7 +446,16 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], inputs: Input
     shares = mixing_rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
     boundary = boundary_tokens(experiment.model, inputs.vocabulary)
     model, seed = experiment.model, experiment.seed
-    rows = MixtureRows(examples, shares, model.architecture, lengths, seed, boundary, model.funnel.multiple)
+    rows = MixtureRows(
+        examples,
+        shares,
+        model.architecture,
+        lengths,
+        seed,
+        boundary,
+        model.funnel.multiple,
+        experiment.objective.loss,
+    )
     return Batches(rows, experiment.pretraining.batch_size)
 
 
