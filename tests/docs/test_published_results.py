@@ -35,6 +35,7 @@ PUBLISHED = {
     "mini-glu": "glu/1-perplexity",
     "mini-diffusion": "now/4-diffusion",
     "mini-encoders": "now/1-encoders",
+    "mini-denoisers": "now/3-denoisers",
     "mini-clark": "clark/5-efficiency",
     "mini-history": "history",
     "mini-ladder": "ladder",
