@@ -139,6 +139,6 @@ class LengthsFigure(FigureSpec):
         title = f"a layer of {config.d_model} features, forward\non {device_name()}"
         panels = [
             Plot(title, x_label, "time [ms]", time, "xy", x_ticks=ticks),
-            Plot("temporary memory, by the compiler", x_label, "[MiB]", memory, "xy", x_ticks=ticks),
+            Plot("temporary memory, by the compiler", x_label, "memory [MiB]", memory, "xy", x_ticks=ticks),
         ]
         return draw_plots(PlotGrid(panels))

@@ -147,8 +147,13 @@ class HFTokenizer(PretrainedTokenizer):
             if is_json:
                 backend = tokenizers.Tokenizer.from_file(str(self.path))
             else:
-                lower = json.loads(self.config).get("do_lower_case", True)
-                backend = tokenizers.BertWordPieceTokenizer(str(self.path), lowercase=lower)
+                config = json.loads(self.config)
+                backend = tokenizers.BertWordPieceTokenizer(
+                    str(self.path),
+                    lowercase=config.get("do_lower_case", True),
+                    strip_accents=config.get("strip_accents"),  # None: where it is lowercased
+                    handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+                )
             backend.no_padding()  # some files ask for a fixed length
             backend.no_truncation()
             return backend

@@ -348,8 +348,9 @@ def train_sentencepiece(
 
     It is trained on the first of ``texts``, deterministically, and written with a checksum. As in T5,
     normalisation is nmt_nfkc and unknown characters have id 2; 94 required characters cover all of ASCII.
-    With ``unknown="bytes"`` (byte fallback) 256 of the pieces are bytes, so that any other character can be
-    encoded and decoded, and id 2 never occurs. SettingError if ``size`` does not suit the text.
+    With ``unknown="bytes"`` (byte fallback) 256 of the pieces are bytes, so that any other character that
+    normalisation leaves can be encoded and decoded, and id 2 never occurs. SettingError if ``size`` does not
+    suit the text.
     """
     model = io.BytesIO()
     num_bytes = 256 if unknown == "bytes" else 0

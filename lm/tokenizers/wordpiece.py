@@ -2,7 +2,8 @@
 
 Each word is split greedily into the longest pieces from left to right, as in BERT. A word is everything
 between two spaces, punctuation included (BERT's tokenizer also splits at punctuation), so that decoding
-gives the text back. A word with a character that the vocabulary lacks becomes one [UNK].
+gives the text back, normalised as NFKC does, except that ``##`` within it comes back as ``# #``. A word
+with a character that the vocabulary lacks becomes one [UNK].
 """
 
 import functools

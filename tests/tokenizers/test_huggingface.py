@@ -136,6 +136,23 @@ def test_berts_word_pieces_are_those_of_the_reference(name, tmp_path):
     assert found.word_starts[found.encode("unaffable cats")].tolist() == [True, False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, ["fur", "uber", "日", "本"]),
+        ({"strip_accents": False}, ["für", "über", "日", "本"]),
+        ({"tokenize_chinese_chars": False}, ["fur", "uber", "日本"]),
+        ({"do_lower_case": False}, ["Für", "über", "日", "本"]),
+    ],
+)
+def test_a_published_vocab_txt_is_read_by_the_switches_beside_it(config, expected, tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"fur für Für uber über 日本 日 本".split()]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    found = load_pretrained_tokenizer(tmp_path, 100)
+    assert [words[id] for id in found.encode("Für über 日本")] == expected
+
+
 FRAMES = {"bert": ("cls", "sep"), "gpt": ("pad", None), "llama": (None, None), "t5": (None, "eos")}
 MERGED = [*TEXTS, "ab ab bc bc bc"] * 50  # of a, b and c the last two are merged first
 
