@@ -104,7 +104,8 @@ class SparsityConfig:
     # number of blocks at the start of a row that attend to, and are attended by, all [blocks]
     global_tokens: int = setting(0, {"window": GIVEN})
     block: int = setting(1, WINDOWED)  # size of a block: 1 in Longformer, 64 in BigBird [tokens]
-    # number of random blocks that each block of queries also attends to (BigBird) [blocks]
+    # number of random blocks before its window that each block also attends to, and in encoders these to it,
+    # as in BigBird [blocks]
     random_blocks: int = setting(0, {"window": GIVEN})
     # whether global positions share the projections of the others or have their own (Longformer)
     projections: Literal["shared", "separate"] = "shared"

@@ -845,8 +845,7 @@ class ModelConfig:
     @property
     def limits_length(self) -> bool:
         """Return whether rows are at most ``positions.max_length`` long."""
-        is_learned = self.positions.is_learned or self.mixer.kind == "synthesizer"
-        return is_learned or self.sparsity.random_blocks > 0
+        return self.positions.is_learned or self.mixer.kind == "synthesizer"
 
     @property
     def cross_config(self) -> "ModelConfig":

@@ -358,13 +358,13 @@ def _mask_spec(config: ModelConfig, causal: bool, window: int | None, length: in
     spec = MaskSpec(causal, Window(behind=reach, ahead=reach, step=sparsity.dilation))
     if not sparsity.random_blocks:
         return spec
-    if length > config.positions.max_length:
-        raise SettingError(
-            f"model.positions.max_length={config.positions.max_length} is less than the {length} positions "
-            "of a row"
-        )
-    total = -(-config.positions.max_length // sparsity.block)
-    return spec._replace(random_blocks=RandomBlocks(per_query_block=sparsity.random_blocks, total=total))
+    random_blocks = RandomBlocks(
+        per_query_block=sparsity.random_blocks,
+        total=-(-length // sparsity.block),
+        window=reach,
+        first=sparsity.global_tokens,
+    )
+    return spec._replace(random_blocks=random_blocks)
 
 
 def _make_mask(spec: MaskSpec, ids: dict[str, Array | None], key_length: int) -> AttentionMask | None:

@@ -40,10 +40,15 @@ class Window(NamedTuple):
 
 
 class RandomBlocks(NamedTuple):
-    """Blocks that a query attends to besides its window (BigBird, Zaheer et al. 2020)."""
+    """Blocks before its window that a block of queries attends to at random (BigBird, Zaheer et al. 2020).
+
+    Attention goes both ways: unless it is causal, the drawn blocks attend to that block too.
+    """
 
     per_query_block: int  # how many are drawn for each block of queries
-    total: int  # blocks of the longest row
+    total: int  # number of blocks of a row
+    window: int  # how far the window reaches back; none of it is drawn [blocks]
+    first: int  # number of blocks at the start that all attend to; none of them is drawn
 
 
 class MaskSpec(NamedTuple):
@@ -86,8 +91,8 @@ class MaskSpec(NamedTuple):
         if "global" in key:
             inside = inside | (query["global"] + key["global"] > 0)
         if self.random_blocks is not None:
-            drawn = jnp.asarray(draw_random_blocks(self.random_blocks))
-            inside = inside | drawn[query["position"], key["position"]]
+            drawn = draw_random_blocks(self.random_blocks)
+            inside = inside | jnp.asarray(drawn | drawn.T)[query["position"], key["position"]]
         return inside
 
     def window_bounds(self, names: Container[str]) -> tuple[int | None, int | None]:
@@ -118,10 +123,14 @@ def _ranges_meet(query: Array, key: Array, *, behind: int, ahead: int) -> Array:
 
 
 def draw_random_blocks(blocks: RandomBlocks) -> Bool[np.ndarray, "blocks blocks"]:
-    """Return bool [total,total]: which blocks of keys a block of queries attends to, always the same."""
-    drawn, generator = np.zeros((blocks.total, blocks.total), bool), np.random.default_rng(0)
-    for row in drawn:
-        row[generator.permutation(blocks.total)[: blocks.per_query_block]] = True
+    """Return bool [total,total]: which earlier blocks are drawn for each block of queries.
+
+    They are always the same, and rows of any length begin alike. The first blocks of a row have fewer.
+    """
+    drawn = np.zeros((blocks.total, blocks.total), bool)
+    for query, row in enumerate(drawn):
+        unseen = np.arange(blocks.first, max(blocks.first, query - blocks.window))
+        row[np.random.default_rng(query).permutation(unseen)[: blocks.per_query_block]] = True
     return drawn
 
 

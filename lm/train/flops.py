@@ -362,6 +362,6 @@ def _visible_tokens(config: ModelConfig, stack: str, length: int) -> list[int]:
         if window is None:
             visible.append(length)
         else:
-            blocks = 1 + sides * window + sparsity.random_blocks + sparsity.global_tokens
+            blocks = 1 + sides * (window + sparsity.random_blocks) + sparsity.global_tokens
             visible.append(min(length, blocks * sparsity.block))
     return visible

@@ -88,7 +88,8 @@ def test_what_a_model_sees_is_what_its_conditions_say(architecture, sparsity):
         everywhere = first | (GLOBAL > 0) if side == "encoder" else first
         seen |= dense.global_tokens(everywhere, everywhere)
         if sparsity.random_blocks:
-            seen |= draw_random_blocks(RandomBlocks(1, 4))[block[:, :, None], block[:, None, :]]
+            drawn = draw_random_blocks(RandomBlocks(1, 3, window=0, first=1))
+            seen |= (drawn | drawn.T)[block[:, :, None], block[:, None, :]]
         expected &= seen
     found = make_attention_inputs(config, batch(side), side, None).mask
     np.testing.assert_array_equal(found, expected[:, None])
@@ -105,16 +106,25 @@ def test_a_step_of_decoding_sees_what_the_last_token_of_the_whole_row_sees(spars
         np.testing.assert_array_equal(step[0, 0, 0], whole[0, 0, length])
 
 
-def test_random_blocks_are_so_many_of_each_block_of_queries_and_always_the_same():
-    seen = draw_random_blocks(RandomBlocks(3, 10))
-    assert (seen.sum(1) == 3).all()
-    assert len(np.unique(seen, axis=0)) > 5
-    np.testing.assert_array_equal(seen, draw_random_blocks(RandomBlocks(3, 10)))
+def test_random_blocks_are_so_many_that_neither_the_window_nor_the_first_blocks_hold():
+    blocks = RandomBlocks(per_query_block=3, total=20, window=2, first=1)
+    drawn = draw_random_blocks(blocks)
+    np.testing.assert_array_equal(drawn.sum(1), np.clip(np.arange(20) - 2 - 1, 0, 3))
+    query, key = np.nonzero(drawn)
+    assert ((key >= 1) & (key < query - 2)).all()
+    assert len(np.unique(drawn[6:], axis=0)) > 10
+    np.testing.assert_array_equal(drawn[:12, :12], draw_random_blocks(blocks._replace(total=12)))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_causal_query_sees_its_random_blocks_and_any_other_also_those_that_drew_its_block(causal):
+    blocks = RandomBlocks(per_query_block=2, total=10, window=1, first=0)
     numbers = {"position": jnp.arange(40)[None] // 4}
-    near = mask(MaskSpec(window=Window(1, 1)), 40, **numbers)
-    expected = near | jnp.asarray(seen.repeat(4, 0).repeat(4, 1))[None, None]
-    spec = MaskSpec(window=Window(1, 1), random_blocks=RandomBlocks(3, 10))
-    np.testing.assert_array_equal(mask(spec, 40, **numbers), expected)
+    near = mask(MaskSpec(causal, Window(1, 1)), 40, **numbers)
+    drawn = draw_random_blocks(blocks)
+    drawn = drawn if causal else drawn | drawn.T
+    expected = near | jnp.asarray(drawn.repeat(4, 0).repeat(4, 1))[None, None]
+    np.testing.assert_array_equal(mask(MaskSpec(causal, Window(1, 1), blocks), 40, **numbers), expected)
 
 
 def test_a_mask_of_one_query_over_a_cache_goes_by_its_own_distances():

@@ -198,7 +198,6 @@ def test_a_bert_is_costed_in_rows_that_it_can_have(capsys):
         (["gpt2"], 1_024),
         (["gpt2", "--model.positions.max_length", "64"], 64),
         (["bart-base"], 1_024),
-        (["sparse/block-sparse"], build("sparse/block-sparse", "nano").model.positions.max_length),
     ],
 )
 def test_rows_longer_than_the_positions_reach_are_refused(capsys, asked, most):
