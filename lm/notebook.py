@@ -110,6 +110,10 @@ def train_model(
     Raises SettingError for a model that writes no text, and for one whose texts end otherwise than its
     tokenizer's.
     """
+    if not pairs:
+        raise SettingError("pairs=() should have at least one (input, answer) pair")
+    if not texts.model.config.has_decoder:
+        raise SettingError("an encoder writes no answers: train a model with a decoder")
     tokenizer, seed = texts.tokenizer, training.seed
     config = replace(texts.model.config, special=special_ids(texts.model.config, tokenizer))
     check_special(config, tokenizer, "the vocabulary")

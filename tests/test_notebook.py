@@ -73,8 +73,11 @@ def test_what_cannot_be_trained_is_refused():
     other = replace(SMALL, special=SpecialTokens(pad=3))
     with pytest.raises(SettingError, match="model.special=.* should have pad 0 and start 0"):
         train_model(make_model(other, ByteTokenizer(100), seed=0), [("a", "b")], PairTraining())
-    with pytest.raises(SettingError, match="no examples to train on"):
+    with pytest.raises(SettingError, match="at least one .input, answer. pair"):
         train_model(make_model(SMALL, ByteTokenizer(100), seed=0), [], PairTraining())
+    encoder = make_model(replace(SMALL, architecture="encoder"), ByteTokenizer(100), seed=0)
+    with pytest.raises(SettingError, match="an encoder writes no answers"):
+        train_model(encoder, [("a", "b")], PairTraining())
 
 
 def test_a_published_folder_without_a_tokenizer_is_refused():
