@@ -190,7 +190,7 @@ class PeriodicActions:
             return
         self.meter.read(step)
         if should_save:
-            checkpoints.save(state)
+            self._save(state)
         if should_stop:
             checkpoints.wait()
             self.stopping.check(step)
@@ -225,9 +225,14 @@ class PeriodicActions:
                 log.write(step, "eval", values)
         if self.stopping.signal:
             if not is_saved:
-                checkpoints.save(state)
+                self._save(state)
             checkpoints.wait()
             self.stopping.check(step)
+
+    def _save(self, state: State) -> None:
+        """Save a state once the records of its steps are durable: a run that resumes from it writes none."""
+        self.run.log.sync()
+        self.run.checkpoints.save(state)
 
     def _should_evaluate(self, step: int) -> bool:
         is_named = step == self.config.steps or step in self.run.checkpoints.config.steps

@@ -220,6 +220,27 @@ def test_a_run_that_dies_between_a_save_and_the_line_of_its_evaluation_loses_not
         assert manifest.manifests(checkpoints.folder)[4]["scores"].keys() == {"loss"}
 
 
+def test_a_checkpoint_is_saved_only_once_the_lines_before_it_are_durable(tmp_path, monkeypatch):
+    """A disk without power has what was synced, and a mounted bucket what was closed."""
+    synced, saved = [0], []
+    fsync, save = os.fsync, Checkpoints.save
+
+    def syncing(file):
+        fsync(file)
+        path = tmp_path / "metrics.jsonl"
+        if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
+            synced[0] = len(records(tmp_path))
+
+    def saving(self, state):
+        saved.append((int(state.step), synced[0]))
+        save(self, state)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(Checkpoints, "save", saving)
+    toy.run(tmp_path, 12, evaluate=lambda _: {"loss": 1.0}, looks=12)
+    assert saved == [(4, 4), (8, 8), (12, 12)]
+
+
 def test_an_evaluation_that_ends_the_run_again_and_again_is_told_and_tried_anew_only_when_asked_again(
     tmp_path,
 ):

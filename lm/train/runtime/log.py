@@ -102,7 +102,7 @@ class Log:
         else:
             self._life["status"] = f"{kind.__name__}: {error}"
         self._life["ended"] = now()
-        for finish in (self._close, self._write_run):
+        for finish in (self.sync, self._write_run):
             try:
                 finish()
             except OSError as fault:
@@ -118,7 +118,6 @@ class Log:
         lines = [self._line(record) for record in kept]
         self._step, self._count = step, len(lines)
         write(self._path, "".join(lines))
-        self._file = self._path.open("a")
         self._life["from_step"] = step
         self._write_run()
         self._trackers = [Tracker("TensorBoard", partial(tensorboard, self._events, step + 1))]
@@ -130,24 +129,35 @@ class Log:
         """Write one record of the values after ``step`` updates; ``kind`` is "train", "eval" or another."""
         if not self._writes:
             return
-        assert self._file is not None, "start comes first"
+        assert self._trackers, "start comes first"
         values = {name: value for name, value in values.items() if value is not None}
         if not self._path.exists():  # writes to a file that was deleted are lost
             raise FileNotFoundError(ENOENT, "deleted or moved while the run trained", str(self.folder))
         with name_file_in_errors(self._path):
             line = self._line({"step": step, "kind": kind, "time": round(time.time(), 3), **values})
+            self._file = self._file or self._path.open("a")
             self._file.write(line)
             self._file.flush()
         self._step, self._count = step, self._count + 1
-        if kind != "train":  # scores are read from the file, which a mounted bucket stores when it is closed
-            self._close()
-            self._file = self._path.open("a")
+        if kind != "train":  # scores are read from the file while the run goes on
+            self.sync()
         numbers = {name: v for name, v in values.items() if isinstance(v, float | int) and math.isfinite(v)}
         for tracker in self._trackers:
             tracker.write(step, {f"{kind}/{name}": value for name, value in numbers.items()})
 
+    def sync(self) -> None:
+        """Store all records durably; the next one opens the file again.
+
+        A file is closed, since a mounted bucket stores it only then.
+        """
+        file, self._file = self._file, None  # closed once, even if that fails
+        if file is not None:
+            with name_file_in_errors(self._path), file:
+                file.flush()
+                os.fsync(file.fileno())
+
     def _line(self, record: Mapping[str, Any]) -> str:
-        """Return the line of a record; its checksum covers the line before, so a lost line is noticed."""
+        """Return the line of a record; its checksum covers the line before, so one lost between is noticed."""
         line, self._checksum = line_with_checksum(record, self._checksum)
         return line
 
@@ -172,13 +182,6 @@ class Log:
     @property
     def _path(self) -> Path:
         return self.folder / "metrics.jsonl"
-
-    def _close(self) -> None:
-        file, self._file = self._file, None  # closed once, even if that fails
-        if file is not None:
-            with name_file_in_errors(self._path), file:
-                file.flush()
-                os.fsync(file.fileno())
 
     def has_record(self, step: int, kind: str) -> bool:
         """Return whether there is a record of this kind after ``step``, as the first process sees it."""
