@@ -86,6 +86,8 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
         train_step = CompiledStep(steps, run, batches)
         state = run.initial_state(steps) if restored is None else restored
         if restored is not None:
+            meter.skipped = restored.unlogged_skips
+            state = restored.with_unlogged_skips(0)
             periodic.catch_up_evaluation(state)
         train_step.wait(stopping, start)
         for step in range(start + 1, config.steps + 1):
@@ -232,7 +234,7 @@ class PeriodicActions:
     def _save(self, state: State) -> None:
         """Save a state once the records of its steps are durable: a run that resumes from it writes none."""
         self.run.log.sync()
-        self.run.checkpoints.save(state)
+        self.run.checkpoints.save(state.with_unlogged_skips(self.meter.skipped))
 
     def _should_evaluate(self, step: int) -> bool:
         is_named = step == self.config.steps or step in self.run.checkpoints.config.steps

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
@@ -17,6 +18,8 @@ from lm.train.optimizers import Optimizer
 
 LOSS_HISTORY = 128  # number of last losses that a new loss is compared with [steps]
 MIN_LOSS_STD = 0.1  # lower bound of their std: near zero, losses differ by large factors [nats/token]
+
+UNLOGGED = "skipped_since_line"  # in the guard state: updates skipped since the last line of the log
 
 MakeModel = Callable[[jax.Array], nnx.Module]  # from a key
 GuardState = dict[str, jax.Array]
@@ -58,6 +61,21 @@ class State:
         """Return the model with these parameters."""
         treedef, names = self.model_treedef
         return jax.tree.unflatten(treedef, [params[name] for name in names])
+
+    @property
+    def unlogged_skips(self) -> int:
+        """Return how many updates had been skipped since the last line of the log when this was saved."""
+        return 0 if self.guard is None else int(self.guard[UNLOGGED])
+
+    def with_unlogged_skips(self, count: int) -> "State":
+        """Return this state with the number of updates skipped since the last line of the log.
+
+        Only the host knows where lines are, so a step passes the number on, and it is set to be saved.
+        """
+        if self.guard is None:
+            return self
+        array = jax.device_put(np.int32(count), self.guard[UNLOGGED].sharding)
+        return replace(self, guard=self.guard | {UNLOGGED: array})
 
     def warm_start(self, fresh: "State") -> "State":
         """Return a state at the step of ``fresh`` that starts from this state's parameters.
@@ -124,7 +142,7 @@ def initial_guard(config: GuardConfig) -> GuardState | None:
     """Return the guard state before the first step; None if ``config`` skips no updates."""
     if not config.skips:
         return None
-    guard_state = {"consecutive_skipped": jnp.zeros((), jnp.int32)}
+    guard_state = {name: jnp.zeros((), jnp.int32) for name in ("consecutive_skipped", UNLOGGED)}
     if config.spikes is not None:
         guard_state |= {"updates": jnp.zeros((), jnp.int32), "losses": jnp.zeros(LOSS_HISTORY, jnp.float32)}
     return guard_state
@@ -142,13 +160,13 @@ def check_update(
     """
     is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     is_good = is_finite | (config.non_finite == "stop")  # the loop stops when it reads these numbers
-    new_guard_state: GuardState = {}
+    new_guard_state = {UNLOGGED: guard_state[UNLOGGED]}
     if config.spikes is not None:
         losses, updates = guard_state["losses"], guard_state["updates"]
         limit = losses.mean() + config.spikes * jnp.maximum(losses.std(), MIN_LOSS_STD)
         is_spike = is_finite & (updates >= LOSS_HISTORY) & (loss > limit)
         is_good &= ~is_spike
         losses = jnp.where(is_good, losses.at[updates % LOSS_HISTORY].set(loss), losses)
-        new_guard_state = {"updates": updates + is_good, "losses": losses}
+        new_guard_state |= {"updates": updates + is_good, "losses": losses}
     consecutive = jnp.where(is_good, 0, guard_state["consecutive_skipped"] + 1)
     return is_good, new_guard_state | {"consecutive_skipped": consecutive}

@@ -63,9 +63,30 @@ def test_what_was_left_out_is_counted_and_a_run_in_two_sessions_is_the_run_in_on
     whole = toy.run(tmp_path / "whole", 12, poison=[3, 4, 8], guarding=SKIP, log_every=6)
     toy.run(tmp_path / "parts", 4, poison=[3, 4, 8], guarding=SKIP, log_every=6)
     assert toy.numbers(toy.run(tmp_path / "parts", 12, poison=[3, 4, 8], guarding=SKIP)) == toy.numbers(whole)
-    lines = [record for record in records(tmp_path / "whole") if record["kind"] == "train"]
+    lines = train_lines(tmp_path / "whole")
     assert [(line["step"], line["skipped_updates"]) for line in lines] == [(6, 2), (12, 1)]
     json.loads((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[0], parse_constant=pytest.fail)
+
+
+def train_lines(folder):
+    return [record for record in records(folder) if record["kind"] == "train"]
+
+
+def test_a_run_that_is_killed_between_two_lines_counts_each_update_left_out_once(tmp_path):
+    class Killed(BaseException):
+        """Ends a session as a kill does."""
+
+    def dies(_):
+        raise Killed
+
+    settings = {"poison": [2, 3, 8], "guarding": SKIP, "log_every": 6}
+    whole = toy.run(tmp_path / "whole", 12, **settings)
+    with pytest.raises(Killed):
+        toy.run(tmp_path / "cut", 12, evaluate=dies, **settings)  # after step 4
+    assert toy.numbers(toy.run(tmp_path / "cut", 12, **settings)) == toy.numbers(whole)
+    for folder in ("whole", "cut"):
+        counts = [(line["step"], line["skipped_updates"]) for line in train_lines(tmp_path / folder)]
+        assert counts == [(6, 2), (12, 1)]
 
 
 def test_a_run_that_was_stopped_goes_on_leaving_updates_out_and_back(tmp_path):
@@ -74,7 +95,7 @@ def test_a_run_that_was_stopped_goes_on_leaving_updates_out_and_back(tmp_path):
     toy.run(tmp_path, 8, poison=[6], guarding=SKIP)
     whole = sharding.named(toy.run(tmp_path / "whole", 12, poison=[6], guarding=SKIP))
     found = sharding.named(toy.run(tmp_path, 12, poison=[6]))  # nothing is left out any more
-    assert found.keys() == whole.keys() - {"guard.consecutive_skipped"}
+    assert found.keys() == whole.keys() - {"guard.consecutive_skipped", "guard.skipped_since_line"}
     assert_alike(whole, found, updates=12)
 
 

@@ -62,7 +62,7 @@ class MetricsWriter:
     def __init__(self, log: Log, config: LoopConfig, flops: float | None):
         self.log, self.config, self.flops = log, config, flops
         self.pending: list[tuple[int, Metrics]] = []
-        self.skipped = 0.0  # updates since the last line
+        self.skipped = 0  # updates since the last line
         device_peak = peak_flops(jax.devices()[0])
         self.peak = device_peak and device_peak * jax.device_count()  # FLOP/s
         self.tokens_per_batch = 0  # inputs and targets, padding included
@@ -96,7 +96,7 @@ class MetricsWriter:
         if self.pending and (last % self.config.log_every == 0 or last == self.config.steps):
             metrics = jax.device_get(self.pending[-1][1])  # the others were needed for the check alone
             if "skipped_updates" in metrics:
-                metrics["skipped_updates"], self.skipped = self.skipped, 0.0
+                metrics["skipped_updates"], self.skipped = self.skipped, 0
             metrics.pop("consecutive_skipped", None)
             values = {name: float(x) if np.isfinite(x) else None for name, x in metrics.items()}
             self.log.write(last, "train", values | self._rates(last))
@@ -112,7 +112,7 @@ class MetricsWriter:
             self.waited += time.perf_counter() - start
 
     def _check(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        skipped = float(values.get("skipped_updates", 0.0))
+        skipped = int(values.get("skipped_updates", 0))
         self.skipped += skipped
         numbers = {name: float(values[name]) for name in ("loss", "grad_norm")}
         if not (np.isfinite([*numbers.values()]).all() or skipped > 0):
